@@ -1,0 +1,147 @@
+"""Deep-learning primitives whose kernels are written in Python and generated at run time.
+
+    import jitdnn as jd
+    y = jd.conv(x, w, stride=2, padding=1)
+
+Public names are imported when they are first used, so that `import jitdnn` itself costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jitdnn.errors import (
+        CompileError,
+        DeviceError,
+        InvalidArgument,
+        InvalidShape,
+        InvalidType,
+        JitdnnError,
+        NotSupported,
+        ParseError,
+        SnapshotError,
+        StoreError,
+    )
+    from jitdnn.handle import Handle, current_handle
+    from jitdnn.ops.activation import relu, relu_backward, sigmoid, sigmoid_backward, tanh, tanh_backward
+    from jitdnn.ops.convolution import (
+        conv,
+        conv_backward_bias,
+        conv_backward_data,
+        conv_backward_filter,
+        conv_transpose,
+    )
+    from jitdnn.ops.matmul import matmul
+    from jitdnn.ops.plan import plan
+    from jitdnn.ops.pooling import (
+        avg_pool,
+        avg_pool_backward,
+        global_avg_pool,
+        global_max_pool,
+        max_pool,
+        max_pool_backward,
+    )
+    from jitdnn.ops.softmax import softmax, softmax_backward
+    from jitdnn.ops.tensor_ops import add
+    from jitdnn.problems import parse
+    from jitdnn.settings import settings
+    from jitdnn.tensor import TensorDescriptor
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "errors": (
+        "CompileError",
+        "DeviceError",
+        "InvalidArgument",
+        "InvalidShape",
+        "InvalidType",
+        "JitdnnError",
+        "NotSupported",
+        "ParseError",
+        "SnapshotError",
+        "StoreError",
+    ),
+    "handle": ("Handle", "current_handle"),
+    "ops.activation": ("relu", "relu_backward", "sigmoid", "sigmoid_backward", "tanh", "tanh_backward"),
+    "ops.convolution": (
+        "conv",
+        "conv_backward_bias",
+        "conv_backward_data",
+        "conv_backward_filter",
+        "conv_transpose",
+    ),
+    "ops.matmul": ("matmul",),
+    "ops.plan": ("plan",),
+    "ops.pooling": (
+        "avg_pool",
+        "avg_pool_backward",
+        "global_avg_pool",
+        "global_max_pool",
+        "max_pool",
+        "max_pool_backward",
+    ),
+    "ops.softmax": ("softmax", "softmax_backward"),
+    "ops.tensor_ops": ("add",),
+    "problems": ("parse",),
+    "tensor": ("TensorDescriptor",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CompileError",
+    "DeviceError",
+    "Handle",
+    "InvalidArgument",
+    "InvalidShape",
+    "InvalidType",
+    "JitdnnError",
+    "NotSupported",
+    "ParseError",
+    "SnapshotError",
+    "StoreError",
+    "TensorDescriptor",
+    "add",
+    "avg_pool",
+    "avg_pool_backward",
+    "conv",
+    "conv_backward_bias",
+    "conv_backward_data",
+    "conv_backward_filter",
+    "conv_transpose",
+    "current_handle",
+    "global_avg_pool",
+    "global_max_pool",
+    "matmul",
+    "max_pool",
+    "max_pool_backward",
+    "parse",
+    "plan",
+    "relu",
+    "relu_backward",
+    "settings",
+    "sigmoid",
+    "sigmoid_backward",
+    "softmax",
+    "softmax_backward",
+    "tanh",
+    "tanh_backward",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "settings":
+        # the module itself, which is callable: importing it binds the name here
+        return import_module("jitdnn.settings")
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'jitdnn' has no attribute {name!r}")
+    value = getattr(import_module(f"jitdnn.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

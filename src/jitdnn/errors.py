@@ -1,0 +1,72 @@
+"""The exceptions of the library. Every message names the constraint that failed, the values, and what would do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class JitdnnError(Exception):
+    """Base of everything that the library raises on purpose."""
+
+
+class InvalidArgument(JitdnnError, ValueError):
+    """A value that is outside of what the function accepts."""
+
+
+class InvalidShape(InvalidArgument):
+    """Extents or strides that do not fit each other or the operation."""
+
+
+class InvalidType(JitdnnError, TypeError):
+    """A dtype that is not supported here, or an object that cannot be borrowed as an array."""
+
+
+class ParseError(InvalidArgument):
+    """Text that does not parse: a problem string, a prototxt, a size in bytes.
+
+    `text` is the whole input, `line` and `column` count from 1 and point at the first character that is wrong.
+    """
+
+    def __init__(self, message: str, text: str = "", line: int = 1, column: int = 1) -> None:
+        super().__init__(message)
+        self.message = message
+        self.text = text
+        self.line = line
+        self.column = column
+
+    def __str__(self) -> str:
+        return f"line {self.line}, column {self.column}: {self.message}"
+
+    def __reduce__(self) -> tuple[type[ParseError], tuple[str, str, int, int]]:
+        return type(self), (self.message, self.text, self.line, self.column)
+
+
+class NotSupported(JitdnnError):
+    """No algorithm takes the request. `reasons` maps the name of each algorithm to why it refuses."""
+
+    def __init__(self, message: str, reasons: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reasons: dict[str, str] = dict(reasons or {})
+
+    def __str__(self) -> str:
+        return "\n".join([self.message, *(f"  {name}: {reason}" for name, reason in self.reasons.items())])
+
+    def __reduce__(self) -> tuple[type[NotSupported], tuple[str, dict[str, str]]]:
+        return type(self), (self.message, self.reasons)
+
+
+class CompileError(JitdnnError):
+    """Generated code that the compiler does not accept, or a traced function that cannot be traced."""
+
+
+class StoreError(JitdnnError):
+    """The tuning store or the code cache cannot do what was asked of it."""
+
+
+class DeviceError(JitdnnError):
+    """A device that is absent, that failed, or that is not the one where an array lives."""
+
+
+class SnapshotError(JitdnnError):
+    """A snapshot of a training run that is damaged or belongs to another net or solver."""

@@ -1,0 +1,1 @@
+"""Bridges into other people's frameworks."""

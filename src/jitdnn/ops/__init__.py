@@ -1,0 +1,1 @@
+"""The public functions over anybody's arrays: one file an op."""

@@ -1,0 +1,1 @@
+"""Which algorithm runs: by model, by measurement, within a workspace."""

@@ -1,0 +1,350 @@
+"""Every setting of the library in one table: name, environment variable, default, meaning.
+
+The process default is read from the environment once, at first use. `settings(...)` overrides it for a `with` block
+of the running thread or task (a new thread starts from the process default, as for every context variable):
+
+    with jitdnn.settings(workspace_limit="64 MiB", threads=1):
+        y = jitdnn.conv(x, w)
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from jitdnn.errors import InvalidArgument, ParseError
+
+_UNITS: Final = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_BYTES: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int | None) -> int | None:
+    """Return a number of bytes from text such as `64 MiB`, `8MB` or `4096`; None (no limit) from `none` or `unlimited`.
+
+    Units are those of IEC 80000-13: kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB powers of 1024. Case does
+    not matter. Raises ParseError for text that is no size, InvalidArgument for a negative or fractional byte count.
+    """
+    if text is None:
+        return None
+    if isinstance(text, int):
+        if text < 0:
+            raise InvalidArgument(f"{text} bytes: a size must be 0 or more, or None for no limit")
+        return int(text)
+    if text.strip().lower() in ("none", "unlimited"):
+        return None
+    match = _BYTES.fullmatch(text)
+    if match is None:
+        column = len(text) - len(text.lstrip()) + 1
+        raise ParseError(
+            f"{text!r} is no size in bytes: write e.g. 64 MiB, 8MB, 4096 or none", text, 1, column
+        )
+    number, unit = match.groups()
+    if unit.lower() not in _UNITS:
+        raise ParseError(
+            f"{unit!r} is no unit of bytes: use B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (of 1024)",
+            text,
+            1,
+            match.start(2) + 1,
+        )
+    scale = _UNITS[unit.lower()]
+    if "." not in number:
+        return int(number) * scale
+    count = float(number) * scale
+    if count != int(count):
+        raise InvalidArgument(f"{text.strip()!r} is {count} bytes: a size must be a whole number of bytes")
+    return int(count)
+
+
+def format_bytes(n: int) -> str:
+    """Return `n` bytes for a reader, in powers of 1024 and three digits: `64 MiB`, `1.46 KiB`, `0 B`."""
+    if n < 0:
+        raise InvalidArgument(f"{n} bytes: a size must be 0 or more")
+    value, unit = float(n), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        # 1023.5 would print as 1024: it belongs to the next unit
+        if value < 1023.5 or unit == "TiB":
+            break
+        value /= 1024
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    text = f"{value:.{digits}f}"
+    return f"{text.rstrip('0').rstrip('.') if digits else text} {unit}"
+
+
+def _available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _default_cache_dir() -> Path:
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "jitdnn"
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise InvalidArgument("must be one of 1, true, yes, on, 0, false, no, off")
+
+
+def _one_of(*accepted: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if isinstance(value, str) and value.strip().lower() in accepted:
+            return value.strip().lower()
+        raise InvalidArgument(f"must be one of {', '.join(accepted)}")
+
+    return parse
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise InvalidArgument("must be a whole number, 1 or more")
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise InvalidArgument("must be a whole number, 1 or more")
+    return number
+
+
+def _size_or_unlimited(value: object) -> int | None:
+    if value is None or (isinstance(value, (int, str)) and not isinstance(value, bool)):
+        return parse_bytes(value)
+    raise InvalidArgument("must be a size such as 64 MiB, a number of bytes, or none")
+
+
+def _size(value: object) -> int:
+    size = _size_or_unlimited(value)
+    if size is None:
+        raise InvalidArgument("must be a size such as 1 GiB: unlimited is not accepted here")
+    return size
+
+
+def _path(value: object) -> Path:
+    if isinstance(value, (str, os.PathLike)) and os.fspath(value):
+        return Path(value).expanduser()
+    raise InvalidArgument("must be the path of a folder")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. `parse` takes the text of the environment variable or the value given in Python."""
+
+    name: str
+    parse: Callable[[object], Any]
+    default: Callable[[], Any]
+    doc: str
+
+    @property
+    def variable(self) -> str:
+        return f"JITDNN_{self.name.upper()}"
+
+
+TABLE: Final[tuple[Setting, ...]] = (
+    Setting(
+        "workspace_limit",
+        _size_or_unlimited,
+        lambda: None,
+        "Most bytes of workspace that a call may use: a size, `0` for none at all, `none` for as much as is fastest.",
+    ),
+    Setting(
+        "math",
+        _one_of("fp32", "fp64", "tf32", "bf16", "fp16"),
+        lambda: "fp32",
+        "Arithmetic that float32 data may be computed in. Lower modes apply only where a target has the hardware.",
+    ),
+    Setting(
+        "accuracy",
+        _one_of("standard", "strict"),
+        lambda: "standard",
+        "`strict` refuses algorithms whose error grows beyond that of a plain sum in the math mode (fast transforms).",
+    ),
+    Setting(
+        "deterministic",
+        _flag,
+        lambda: False,
+        "Only algorithms that give bit-identical results from run to run on one device.",
+    ),
+    Setting(
+        "threads",
+        _count,
+        _available_cores,
+        "Threads that a CPU kernel is spread over. The default is the number of cores this process may run on.",
+    ),
+    Setting(
+        "choice",
+        _one_of("get", "find"),
+        lambda: "get",
+        "How an algorithm is chosen: `get` by stored measurements and the cost model, `find` by measuring first.",
+    ),
+    Setting("target", _one_of("cpu"), lambda: "cpu", "Which table of kernels a new handle uses."),
+    Setting(
+        "cpu",
+        _one_of("host", "avx512", "avx2", "neon", "plain"),
+        lambda: "host",
+        "Instruction set of CPU kernels: `host` for the best that this machine has, or one of them by name.",
+    ),
+    Setting(
+        "cache_dir",
+        _path,
+        _default_cache_dir,
+        "Folder of the code cache and the tuning store. The default is `jitdnn` in the user's cache folder.",
+    ),
+    Setting("cache", _flag, lambda: True, "Keep compiled kernels and measured times on disk."),
+    Setting(
+        "cache_limit",
+        _size,
+        lambda: 2**30,
+        "Most bytes of compiled kernels kept on disk; the oldest go first.",
+    ),
+    Setting(
+        "log",
+        _one_of("off", "warning", "info", "debug"),
+        lambda: "warning",
+        "What is logged: `warning` fallbacks, `info` also every choice of an algorithm, `debug` also every run.",
+    ),
+)
+_ROWS: Final = {row.name: row for row in TABLE}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A full set of values; see `TABLE` for what each means. Made by `current()`, `from_environment` and `settings`."""
+
+    workspace_limit: int | None
+    math: str
+    accuracy: str
+    deterministic: bool
+    threads: int
+    choice: str
+    target: str
+    cpu: str
+    cache_dir: Path
+    cache: bool
+    cache_limit: int
+    log: str
+    #: equal values have equal serials: a key for caches of plans that costs nothing to hash
+    serial: int = field(default=-1, compare=False, repr=False)
+
+
+_interned: dict[Settings, Settings] = {}
+
+
+_serials = itertools.count()
+
+
+def _intern(values: Settings) -> Settings:
+    known = _interned.get(values)
+    if known is None:
+        known = _interned.setdefault(values, replace(values, serial=next(_serials)))
+    return known
+
+
+def _parsed(row: Setting, value: object, origin: str) -> Any:
+    try:
+        return row.parse(value)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{origin}={value!r}: {error}") from None
+
+
+def from_environment(environ: Mapping[str, str]) -> Settings:
+    """Return the defaults with every JITDNN_* variable of `environ` applied; an empty variable counts as unset.
+
+    Raises InvalidArgument that names the variable, its value and what it accepts.
+    """
+    values = {}
+    for row in TABLE:
+        text = environ.get(row.variable, "")
+        values[row.name] = _parsed(row, text, row.variable) if text else row.default()
+    return _intern(Settings(**values))
+
+
+_override: ContextVar[Settings | None] = ContextVar("jitdnn_settings", default=None)
+_process_default: Settings | None = None
+
+
+def current() -> Settings:
+    """Return the settings in force here: those of the innermost `with settings(...)`, else the process default."""
+    global _process_default
+    values = _override.get()
+    if values is not None:
+        return values
+    if _process_default is None:
+        _process_default = from_environment(os.environ)
+    return _process_default
+
+
+def override(base: Settings, **overrides: object) -> Settings:
+    """Return `base` with some values replaced. Raises InvalidArgument for an unknown name or a value out of range."""
+    values = {}
+    for name, value in overrides.items():
+        row = _ROWS.get(name)
+        if row is None:
+            raise InvalidArgument(f"{name!r} is no setting: there are {', '.join(_ROWS)}")
+        values[name] = _parsed(row, value, name)
+    return _intern(replace(base, **values))
+
+
+@contextmanager
+def settings(**overrides: object) -> Iterator[Settings]:
+    """Override settings inside of a `with` block of this thread or task. Names and values are those of `TABLE`.
+
+    Text is accepted wherever the environment variable would take it (`workspace_limit="64 MiB"`). Blocks nest.
+    """
+    token = _override.set(override(current(), **overrides))
+    try:
+        yield current()
+    finally:
+        _override.reset(token)
+
+
+def table_markdown() -> str:
+    """Return the table of settings as Markdown, for the documentation."""
+    rows = ["| setting | environment variable | meaning |", "| --- | --- | --- |"]
+    rows += [f"| `{row.name}` | `{row.variable}` | {row.doc} |" for row in TABLE]
+    return "\n".join(rows) + "\n"
+
+
+assert [row.name for row in TABLE] == [f.name for f in fields(Settings)][:-1], (
+    "one field a row, in the table's order"
+)
+
+
+class _CallableModule(ModuleType):
+    """`jitdnn.settings` is this module and, as the README writes it, also the function: both are called by users."""
+
+    __call__ = staticmethod(settings)
+
+
+sys.modules[__name__].__class__ = _CallableModule
