@@ -1,0 +1,1 @@
+"""Devices: memory, threads and launches, one module a target."""

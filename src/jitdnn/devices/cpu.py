@@ -1,0 +1,150 @@
+"""The processor as a device: its instruction set, its threads, its measured speed, and kernel launches."""
+
+from __future__ import annotations
+
+import functools
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitdnn.devices.threads import phase_table, pool
+from jitdnn.rtcg.builder import Builder, Module
+from jitdnn.rtcg.compile import Library, load
+from jitdnn.rtcg.isa import Isa, isa, processor_name
+
+_PROBE_CHAINS = 12  # independent sums: enough to hide the latency of a multiply-add on every set
+_PROBE_STEPS = 20_000
+
+
+@dataclass(frozen=True)
+class CpuDevice:
+    """A processor seen as a device: one instruction set and a number of threads to use."""
+
+    isa: Isa
+    threads: int
+
+    target = "cpu"
+
+    @property
+    def name(self) -> str:
+        """What measurements are filed under: processor, instruction set and threads."""
+        return f"{processor_name()} {self.isa.name} x{self.threads}"
+
+    def peak_flops(self, dtype: str) -> float:
+        """Multiply-add rate of all threads in FLOP/s, measured once in this process for each type."""
+        return _single_peak(self.isa, dtype) * self.threads
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second that a plain copy moves (read plus written), measured once in this process."""
+        return _copy_rate()
+
+    def measure_peak(self, dtype: str) -> float:
+        """Multiply-add rate of all threads in FLOP/s, measured now: clocks and neighbours change."""
+        return _probe(self.isa, dtype, self.threads)
+
+
+class CpuKernel:
+    """Compiled code and how to launch it: phases of (function name, tasks), one after the other.
+
+    Every task gets the argument block: the pointers, the workspace, alpha and beta as doubles, then
+    ``extras``, the integers that the code takes at run time.
+    """
+
+    def __init__(
+        self, library: Library, phases: Sequence[tuple[str, int]], pointers: int, threads: int,
+        extras: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self._library = library  # the code lives as long as the kernel
+        self._phases = [(library.address(name), tasks) for name, tasks in phases]
+        self._table = phase_table(self._phases)
+        self._count = len(self._phases)
+        self._threads = threads
+        self._pack = struct.Struct(f"{pointers + 1}q2d").pack
+        self._extras = struct.pack(f"{len(extras)}q", *extras)
+
+    def __call__(self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int) -> None:
+        block = self._pack(*pointers, workspace, alpha, beta) + self._extras
+        pool().launch(self._table, self._count, block, self._threads)
+
+
+class Arguments:
+    """The argument block of ``CpuKernel`` as traced code reads it."""
+
+    def __init__(self, k: Builder, args: Any, pointers: int) -> None:
+        self.k, self.args, self._pointers = k, args, pointers
+
+    def pointer(self, number: int, dtype: str) -> Any:
+        """The pointer to operand ``number``."""
+        return self.k.pointer(self.args, number, dtype)
+
+    def workspace(self, dtype: str) -> Any:
+        return self.k.pointer(self.args, self._pointers, dtype)
+
+    def alpha(self, dtype: str) -> Any:
+        return self.k.number(self.args, self._pointers + 1, dtype)
+
+    def beta(self, dtype: str) -> Any:
+        return self.k.number(self.args, self._pointers + 2, dtype)
+
+    def extra(self, number: int) -> Any:
+        """Integer ``number`` of the kernel's extras."""
+        return self.args.load(self._pointers + 3 + number)
+
+
+def host(threads: int, cpu: str = "host") -> CpuDevice:
+    """This machine with ``threads`` threads and the instruction set called ``cpu``."""
+    return CpuDevice(isa(cpu), threads)
+
+
+def _trace_probe(module: Module, dtype: str) -> None:
+    """Chains of multiply-adds in registers; the result is stored so that they are not removed."""
+    with module.task("probe") as (k, args, task, _):
+        lanes = k.lanes(dtype)
+        where = k.pointer(args, 0, dtype) + task * (lanes * _PROBE_CHAINS)
+        chains = [k.register(k.constant(i + 1.0, dtype, lanes)) for i in range(_PROBE_CHAINS)]
+        shrink = k.splat(k.number(args, 2, dtype), lanes)
+        grow = k.splat(k.number(args, 3, dtype), lanes)
+        for _step in k.range(_PROBE_STEPS):
+            for chain in chains:
+                chain.set(k.fma(chain.get(), shrink, grow))
+        for i, chain in enumerate(chains):
+            where.store(chain.get(), i * lanes)
+
+
+def _probe(processor: Isa, dtype: str, threads: int) -> float:
+    import numpy as np
+
+    lanes = processor.lanes(dtype)
+    kernel = CpuKernel(
+        load("probe", (dtype, _PROBE_CHAINS, _PROBE_STEPS), processor, lambda m: _trace_probe(m, dtype)),
+        [("probe", threads)], pointers=1, threads=threads,
+    )  # fmt: skip
+    room = np.empty(threads * lanes * _PROBE_CHAINS + 64, np.float64)
+    best = float("inf")
+    for _ in range(8):
+        start = time.perf_counter()
+        kernel(None, (room.ctypes.data,), 0.999, 0.001, 0)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * lanes * _PROBE_CHAINS * _PROBE_STEPS * threads / best
+
+
+@functools.cache
+def _single_peak(processor: Isa, dtype: str) -> float:
+    return _probe(processor, dtype, 1)
+
+
+@functools.cache
+def _copy_rate() -> float:
+    import numpy as np
+
+    source = np.ones(4 << 20, np.float64)  # 32 MiB: beyond most caches
+    target = np.empty_like(source)
+    best = float("inf")
+    for _ in range(4):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * source.nbytes / best

@@ -1,0 +1,497 @@
+"""The one expression language: small functions of numbers, traced from Python, that every target can print.
+
+``trace(lambda acc, bias: relu(acc + bias))`` calls the function once with traced values and keeps what it did
+with them: a straight line of operations without loops or branches. Such an ``Expression`` is the body of an
+elementwise kernel, an activation, or the epilogue fused into a convolution. It is frozen and hashable, has a
+stable text, can be evaluated with NumPy, and can be differentiated.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import numpy as np
+
+from jitdnn.errors import InvalidArgument
+from jitdnn.rtcg.operations import ALIASES, OPERATIONS, bare, evaluate_operation
+
+T = TypeVar("T")
+
+
+class Instruction(NamedTuple):
+    """One step: ``operation`` applied to the results of earlier steps.
+
+    ``input`` has the input's position as its argument. ``constant`` has no argument and its value as text, so
+    that -0.0 differs from 0.0 and NaN equals itself.
+    """
+
+    operation: str
+    arguments: tuple[int, ...]
+    text: str = ""
+
+    @property
+    def number(self) -> float:
+        """The value of a constant."""
+        return float(self.text)
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """A function of ``arity`` numbers as instructions in a canonical order; the last one is the result.
+
+    Two expressions are equal if they compute the same steps, whatever their inputs are called.
+    """
+
+    arity: int
+    instructions: tuple[Instruction, ...]
+    inputs: tuple[str, ...] = field(repr=False)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The canonical text with inputs named by position: the same in every process, fit for a cache."""
+        return self._text([f"i{position}" for position in range(self.arity)])
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.arity, self.instructions))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Expression):
+            return NotImplemented
+        return self is other or (self.arity, self.instructions) == (other.arity, other.instructions)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Expression, (self.arity, self.instructions, self.inputs)
+
+    def __str__(self) -> str:
+        return self._text(self.inputs)
+
+    def _text(self, names: Sequence[str]) -> str:
+        uses = [0] * len(self.instructions)
+        for step in self.instructions:
+            if step.operation != "input":
+                for argument in step.arguments:
+                    uses[argument] += 1
+        texts: list[str] = []
+        named: list[str] = []
+        for position, step in enumerate(self.instructions):
+            if step.operation == "input":
+                text = names[step.arguments[0]]
+            elif step.operation == "constant":
+                text = step.text
+            else:
+                text = OPERATIONS[step.operation].text([texts[a] for a in step.arguments])
+                if uses[position] > 1:
+                    named.append(f"t{len(named)} = {bare(text)}")
+                    text = f"t{len(named) - 1}"
+            texts.append(text)
+        return f"{', '.join(names)}: {'; '.join([*named, bare(texts[-1])])}"
+
+    def used(self) -> frozenset[int]:
+        """Positions of the inputs that the result depends on."""
+        return frozenset(s.arguments[0] for s in self.instructions if s.operation == "input")
+
+    def interpret(
+        self,
+        inputs: Sequence[T],
+        constant: Callable[[float], T],
+        apply: Callable[[str, list[T]], T],
+    ) -> T:
+        """Run the steps in any domain: code, text, arrays. ``apply`` gets an operation's name and arguments."""
+        if len(inputs) != self.arity:
+            raise InvalidArgument(f"expression {self} takes {self.arity} inputs, got {len(inputs)}")
+        values: list[T] = []
+        for step in self.instructions:
+            if step.operation == "input":
+                values.append(inputs[step.arguments[0]])
+            elif step.operation == "constant":
+                values.append(constant(step.number))
+            else:
+                values.append(apply(step.operation, [values[a] for a in step.arguments]))
+        return values[-1]
+
+    def evaluate(self, *arrays: Any) -> np.ndarray[Any, Any]:
+        """The result over arrays of one floating dtype, broadcast against each other, in that dtype."""
+        operands = [np.asarray(array) for array in arrays]
+        dtype = np.result_type(np.float32, *operands) if operands else np.dtype(np.float64)
+        operands = [operand.astype(dtype, copy=False) for operand in operands]
+        with np.errstate(all="ignore"):
+            result = self.interpret(operands, dtype.type, evaluate_operation)
+        shape = np.broadcast_shapes(*(operand.shape for operand in operands))
+        return np.array(np.broadcast_to(np.asarray(result, dtype=dtype), shape))
+
+    def derivative(self, with_respect_to: int | str = 0) -> Expression:
+        """The partial derivative by one input (its position or name), as an expression of the same inputs.
+
+        At a kink it is the derivative of the branch that the value takes: 0 for ``relu`` at 0.
+        """
+        position = self._position(with_respect_to)
+        graph = Graph(self.inputs)
+        values: list[Traced] = []
+        tangents: list[Traced | None] = []  # None is an exact zero, which is never written out
+        for step in self.instructions:
+            tangent: Traced | None = None
+            if step.operation == "input":
+                value = graph.input(step.arguments[0])
+                tangent = graph.constant(1.0) if step.arguments[0] == position else None
+            elif step.operation == "constant":
+                value = graph.constant(step.number)
+            else:
+                arguments = [values[a] for a in step.arguments]
+                value = graph.apply(step.operation, arguments)
+                changes = [tangents[a] for a in step.arguments]
+                if any(change is not None for change in changes):
+                    tangent = _tangent(graph, step.operation, arguments, value, changes)
+            values.append(value)
+            tangents.append(tangent)
+        return graph.finish(tangents[-1] if tangents[-1] is not None else graph.constant(0.0))
+
+    def _position(self, name: int | str) -> int:
+        if isinstance(name, str) and name in self.inputs:
+            return self.inputs.index(name)
+        if isinstance(name, int) and 0 <= name < self.arity:
+            return name
+        raise InvalidArgument(f"{name!r} is not an input of {self}: the inputs are {', '.join(self.inputs)}")
+
+
+class Graph:
+    """An expression while it is traced: every distinct step is kept once."""
+
+    def __init__(self, inputs: Sequence[str]) -> None:
+        self.inputs = tuple(inputs)
+        self.steps: list[Instruction] = []
+        self._known: dict[Instruction, int] = {}
+
+    def _add(self, step: Instruction) -> Traced:
+        position = self._known.setdefault(step, len(self.steps))
+        if position == len(self.steps):
+            self.steps.append(step)
+        return Traced(self, position)
+
+    def input(self, position: int) -> Traced:
+        return self._add(Instruction("input", (position,)))
+
+    def constant(self, value: float) -> Traced:
+        return self._add(Instruction("constant", (), repr(float(value))))
+
+    def is_truth(self, value: Traced) -> bool:
+        """True if the value is a condition, not a number."""
+        step = self.steps[value.position]
+        return step.operation in OPERATIONS and OPERATIONS[step.operation].is_truth
+
+    def lift(self, value: object) -> Traced:
+        """The value in this graph; a Python number becomes a constant."""
+        if isinstance(value, Traced):
+            if value.graph is not self:
+                raise InvalidArgument(
+                    "a traced value was used outside of the function that it was made for: "
+                    "pass it on as an argument of the function that is traced"
+                )
+            return value
+        if isinstance(value, (bool, np.bool_)):
+            raise InvalidArgument(f"{value} cannot be used as a number in a traced function: write 1.0 or 0.0")
+        if isinstance(value, numbers.Real):
+            return self.constant(float(value))
+        raise InvalidArgument(
+            f"a {type(value).__name__} cannot be mixed with traced values: only numbers can; "
+            "give arrays as operands of the kernel, by further arguments of the function"
+        )
+
+    def apply(self, operation: str, values: Sequence[object]) -> Traced:
+        """Add one operation, checking that conditions and numbers are not confused."""
+        rule = OPERATIONS[operation]
+        arguments = [self.lift(value) for value in values]
+        if len(arguments) != rule.arity:
+            raise InvalidArgument(f"{operation} takes {rule.arity} arguments, got {len(arguments)}")
+        for place, argument in enumerate(arguments):
+            wants_truth = rule.takes_truth or (operation == "where" and place == 0)
+            if wants_truth and not self.is_truth(argument):
+                raise InvalidArgument(f"{operation} needs a condition such as x > 0 as argument {place + 1}")
+            if not wants_truth and self.is_truth(argument):
+                raise InvalidArgument(
+                    f"{operation} was given a condition instead of a number: use jd.where(condition, 1.0, 0.0)"
+                )
+        if operation == "multiply":  # multiplying by one is exact: derivatives are full of it
+            for one, other in ((0, 1), (1, 0)):
+                if self.steps[arguments[one].position] == Instruction("constant", (), "1.0"):
+                    return arguments[other]
+        return self._add(Instruction(operation, tuple(argument.position for argument in arguments)))
+
+    def finish(self, result: Traced) -> Expression:
+        """The expression that ends in ``result``: reachable steps only, arguments first, from left to right."""
+        if self.is_truth(result):
+            raise InvalidArgument(
+                "the traced function returns a condition: return a number, such as jd.where(condition, a, b)"
+            )
+        order: dict[int, int] = {}
+        stack = [result.position]
+        while stack:
+            step = self.steps[stack[-1]]
+            missing = [] if step.operation == "input" else [a for a in step.arguments if a not in order]
+            if missing:
+                stack.append(missing[0])
+            else:
+                order.setdefault(stack.pop(), len(order))
+        instructions = []
+        for position in order:
+            step = self.steps[position]
+            if step.operation != "input":
+                step = step._replace(arguments=tuple(order[a] for a in step.arguments))
+            instructions.append(step)
+        return Expression(len(self.inputs), tuple(instructions), self.inputs)
+
+
+class Traced:
+    """A number, or a condition, of which only its making is known. Python's operators add steps."""
+
+    __slots__ = ("graph", "position")
+
+    def __init__(self, graph: Graph, position: int) -> None:
+        self.graph, self.position = graph, position
+
+    def __repr__(self) -> str:
+        return "<traced value>"
+
+    def __add__(self, other: object) -> Traced:
+        return self.graph.apply("add", (self, other))
+
+    def __radd__(self, other: object) -> Traced:
+        return self.graph.apply("add", (other, self))
+
+    def __sub__(self, other: object) -> Traced:
+        return self.graph.apply("subtract", (self, other))
+
+    def __rsub__(self, other: object) -> Traced:
+        return self.graph.apply("subtract", (other, self))
+
+    def __mul__(self, other: object) -> Traced:
+        return self.graph.apply("multiply", (self, other))
+
+    def __rmul__(self, other: object) -> Traced:
+        return self.graph.apply("multiply", (other, self))
+
+    def __truediv__(self, other: object) -> Traced:
+        return self.graph.apply("divide", (self, other))
+
+    def __rtruediv__(self, other: object) -> Traced:
+        return self.graph.apply("divide", (other, self))
+
+    def __neg__(self) -> Traced:
+        return self.graph.apply("negative", (self,))
+
+    def __pos__(self) -> Traced:
+        return self
+
+    def __abs__(self) -> Traced:
+        return self.graph.apply("absolute", (self,))
+
+    def __pow__(self, exponent: object) -> Traced:
+        return _power(self, exponent)
+
+    def __rpow__(self, base: object) -> Traced:
+        raise InvalidArgument("a number to the power of a traced value: use jd.exp(x * log_of_the_base)")
+
+    def __lt__(self, other: object) -> Traced:
+        return self.graph.apply("less", (self, other))
+
+    def __le__(self, other: object) -> Traced:
+        return self.graph.apply("less_equal", (self, other))
+
+    def __gt__(self, other: object) -> Traced:
+        return self.graph.apply("greater", (self, other))
+
+    def __ge__(self, other: object) -> Traced:
+        return self.graph.apply("greater_equal", (self, other))
+
+    def __eq__(self, other: object) -> Traced:  # type: ignore[override]
+        return self.graph.apply("equal", (self, other))
+
+    def __ne__(self, other: object) -> Traced:  # type: ignore[override]
+        return self.graph.apply("not_equal", (self, other))
+
+    __hash__ = object.__hash__
+
+    def __and__(self, other: object) -> Traced:
+        return self.graph.apply("logical_and", (self, other))
+
+    def __or__(self, other: object) -> Traced:
+        return self.graph.apply("logical_or", (self, other))
+
+    def __invert__(self) -> Traced:
+        return self.graph.apply("logical_not", (self,))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *values: object, **options: object) -> Traced:
+        """NumPy's functions of a traced value mean the operation of the same name."""
+        name = ALIASES.get(ufunc.__name__, ufunc.__name__)
+        if method != "__call__" or options or name not in OPERATIONS:
+            raise InvalidArgument(
+                f"numpy.{ufunc.__name__} cannot be traced: use operators, or jd.{', jd.'.join(functions())}"
+            )
+        return self.graph.apply(name, values)
+
+    def __bool__(self) -> NoReturn:
+        raise InvalidArgument(
+            "a traced value is neither true nor false: instead of if, and, or, not and chained comparisons use "
+            "jd.where(condition, a, b) with &, | and ~; instead of min() and max() jd.minimum and jd.maximum"
+        )
+
+    def _refuse_number(self, *_: object) -> NoReturn:
+        raise InvalidArgument(
+            "a traced value has no number yet: instead of math.exp(x), float(x), round(x) and the like use "
+            f"jd.{', jd.'.join(functions())}"
+        )
+
+    __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = _refuse_number
+    __floor__ = __ceil__ = _refuse_number
+
+    def _refuse_operator(self, *_: object) -> NoReturn:
+        raise InvalidArgument("//, %, @, <<, >> and ^ cannot be traced: the language has + - * / ** & | ~")
+
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __matmul__ = __rmatmul__ = _refuse_operator
+    __lshift__ = __rshift__ = __xor__ = __rlshift__ = __rrshift__ = __rxor__ = _refuse_operator
+
+
+def _power(base: Traced, exponent: object) -> Traced:
+    """A power by a whole number as products (squares of squares), or by 0.5 as a square root."""
+    if isinstance(exponent, numbers.Real) and not isinstance(exponent, bool):
+        if exponent == 0.5:
+            return base.graph.apply("sqrt", (base,))
+        if exponent == int(exponent) and abs(int(exponent)) <= 64:
+            count = abs(int(exponent))
+            if count == 0:
+                return base.graph.constant(1.0)
+            square, result = base, None
+            while count:
+                if count & 1:
+                    result = square if result is None else result * square
+                count >>= 1
+                square = square * square if count else square
+            assert result is not None
+            return result if exponent > 0 else 1.0 / result
+    raise InvalidArgument(
+        f"x ** {exponent!r} cannot be traced: the exponent must be a whole number up to 64 or 0.5; "
+        "use jd.exp(y * jd.log(x)) for other powers of a positive x"
+    )
+
+
+def _tangent(
+    graph: Graph, operation: str, x: Sequence[Traced], y: Traced, t: Sequence[Traced | None]
+) -> Traced | None:
+    """The change of y = operation(x) when the arguments change by t (None: not at all)."""
+    if OPERATIONS[operation].is_truth:
+        return None
+    zero = graph.constant(0.0)
+    a = t[0]
+    if operation in ("add", "subtract"):
+        b = t[1]
+        if b is None:
+            return a
+        if a is None:
+            return b if operation == "add" else -b
+        return a + b if operation == "add" else a - b
+    if operation == "multiply":
+        b = t[1]
+        if a is None or b is None:
+            return x[0] * b if b is not None else a * x[1] if a is not None else None
+        return a * x[1] + x[0] * b
+    if operation == "divide":
+        b = t[1]
+        if b is None:
+            return a / x[1] if a is not None else None
+        return (a - y * b) / x[1] if a is not None else -(y * b) / x[1]
+    if operation in ("maximum", "minimum"):
+        first = x[0] > x[1] if operation == "maximum" else x[0] < x[1]
+        return graph.apply("where", (first, zero if a is None else a, zero if t[1] is None else t[1]))
+    if operation == "where":
+        chosen = [zero if change is None else change for change in t[1:]]
+        return graph.apply("where", (x[0], *chosen))
+    assert a is not None  # one argument is left, and it changes
+    return _DERIVATIVES[operation](x[0], y) * a
+
+
+# d operation(x) / dx, from x and from y = operation(x)
+_DERIVATIVES: Mapping[str, Callable[[Traced, Traced], Traced]] = {
+    "negative": lambda x, y: x.graph.constant(-1.0),
+    "absolute": lambda x, y: where(x > 0.0, 1.0, where(x < 0.0, -1.0, 0.0)),
+    "sqrt": lambda x, y: 0.5 / y,
+    "exp": lambda x, y: y,
+    "expm1": lambda x, y: y + 1.0,
+    "log": lambda x, y: 1.0 / x,
+    "log1p": lambda x, y: 1.0 / (1.0 + x),
+    "tanh": lambda x, y: 1.0 - y * y,
+    "sigmoid": lambda x, y: y * (1.0 - y),
+    "erf": lambda x, y: (2.0 / math.sqrt(math.pi)) * apply("exp", -(x * x)),
+}
+
+_DEFINED: dict[str, Callable[..., Any]] = {}
+
+
+def define(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add a function written in the language to it: ``apply`` finds it by its name."""
+    _DEFINED[function.__name__] = function
+    return function
+
+
+def functions() -> tuple[str, ...]:
+    """Names of the functions that ``apply`` knows, beside the operators."""
+    return (*(name for name, rule in OPERATIONS.items() if rule.is_function), *_DEFINED)
+
+
+def is_traced(*values: object) -> bool:
+    """True if one of the values belongs to a function that is being traced."""
+    return any(isinstance(value, Traced) for value in values)
+
+
+def apply(name: str, *values: Any) -> Any:
+    """The function ``name`` of traced values, or of plain numbers: ``apply("relu", acc)``."""
+    if name in _DEFINED:
+        return _DEFINED[name](*values)
+    if name not in OPERATIONS:
+        raise InvalidArgument(f"no function {name!r}: the functions are {', '.join(functions())}")
+    for value in values:
+        if isinstance(value, Traced):
+            return value.graph.apply(name, values)
+    graph = Graph(())
+    return float(graph.finish(graph.apply(name, values)).evaluate())
+
+
+def where(condition: Any, yes: Any, no: Any) -> Any:
+    """``yes`` where the condition holds, else ``no``; both are computed, neither spoils the other."""
+    return apply("where", condition, yes, no)
+
+
+def trace(function: Callable[..., Any] | Expression) -> Expression:
+    """The expression of a Python function of one or more numbers.
+
+    Each positional parameter becomes an input of the same name; parameters with a default are constants. The
+    function is called once. Raises InvalidArgument, with what to write instead, where the function does
+    something that cannot be traced.
+    """
+    if isinstance(function, Expression):
+        return function
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{function!r} cannot be traced: give a Python function or a lambda") from error
+    names = []
+    for parameter in parameters:
+        if parameter.default is not parameter.empty:
+            continue
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise InvalidArgument(
+                f"parameter {parameter} of the traced function: only plain positional parameters become inputs"
+            )
+        names.append(parameter.name)
+    if not names:
+        raise InvalidArgument("the traced function has no parameter: it needs one for each operand")
+    graph = Graph(names)
+    return graph.finish(graph.lift(function(*(graph.input(position) for position in range(len(names))))))
