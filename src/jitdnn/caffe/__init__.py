@@ -1,0 +1,1 @@
+"""Caffe's formats and training: prototxt in, trained net out."""
