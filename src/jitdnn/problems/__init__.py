@@ -1,0 +1,33 @@
+"""WHAT can be computed: one module an operation, each with its descriptor, shape rule, cost and reference."""
+
+from __future__ import annotations
+
+from jitdnn.problems.activation import Activation
+from jitdnn.problems.convolution import BiasGradient, Convolution
+from jitdnn.problems.matmul import MatMul
+from jitdnn.problems.pooling import Pooling
+from jitdnn.problems.problem import Operand, Problem
+from jitdnn.problems.softmax import Softmax
+from jitdnn.problems.tensor_ops import AddTensor
+
+__all__ = [
+    "Activation",
+    "AddTensor",
+    "BiasGradient",
+    "Convolution",
+    "MatMul",
+    "Operand",
+    "Pooling",
+    "Problem",
+    "Softmax",
+    "parse",
+]
+
+
+def parse(text: str) -> Problem:
+    """The problem that a string such as `conv_fwd n128 c96 h221 w221 k256 r7 s7 stride2 pad0 f32 nchw` names.
+
+    Raises ParseError with the column of the word that does not belong, InvalidShape or InvalidArgument if the words
+    are well formed but no operation has them.
+    """
+    return Problem.parse(text)

@@ -1,0 +1,471 @@
+"""Convolution: forward, the gradients of its data and its filter, and the gradient of the bias.
+
+With x of (N, C, spatial), w of (K, C/groups, taps) and y of (N, K, out), per spatial axis
+
+    out = floor((extent + before + after - (dilation * (taps - 1) + 1)) / stride) + 1
+    y[n, k, o] = sum over c, t of w[k, c, t] * x[n, c, o * stride - before + dilation * t]
+
+with x zero outside its extents and c over the channels of k's group. That is cross-correlation; the true
+convolution takes tap `taps - 1 - t` in place of t. The two backward directions are the adjoints of this map,
+linear in x and in w: <conv(x, w), dy> = <x, bwd_data(dy, w)> = <w, bwd_filter(x, dy)>.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from jitdnn.errors import InvalidShape
+from jitdnn.problems.problem import (
+    Operand,
+    Problem,
+    Reals,
+    as_descriptor,
+    as_float64,
+    check_choice,
+    check_extents,
+    check_spatial_rank,
+    padding_pairs,
+    per_axis,
+)
+from jitdnn.problems.words import Words, axes_word, layout_words, pairs_word
+from jitdnn.tensor import TensorDescriptor
+
+DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
+MODES = ("cross_correlation", "convolution")
+
+DATA_LETTERS = "dhw"
+FILTER_LETTERS = "trs"
+OUTPUT_LETTERS = "opq"
+
+
+@dataclass(frozen=True)
+class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter")):
+    """A convolution in one of its three directions.
+
+    `x`, `w` and `y` are the tensors of the forward convolution in every direction: x (N, C, spatial),
+    w (K, C/groups, taps), y (N, K, out); 1 to 3 spatial axes; for "bwd_data" dx has the descriptor `x` and dy
+    the descriptor `y`, for "bwd_filter" dw has the descriptor `w`. `stride` and `dilation` have a number and
+    `padding` a (before, after) pair for each spatial axis.
+
+    Raises InvalidShape if the extents do not fit, InvalidArgument for an attribute out of range, InvalidType for
+    dtypes other than f32 or f64 or mixed ones.
+    """
+
+    direction: str
+    x: TensorDescriptor
+    w: TensorDescriptor
+    y: TensorDescriptor
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    mode: str = "cross_correlation"
+
+    def __post_init__(self) -> None:
+        check_choice(self.direction, DIRECTIONS, "direction")
+        check_choice(self.mode, MODES, "mode")
+        y_shape = output_shape(
+            self.x.shape, self.w.shape, self.stride, self.padding, self.dilation, self.groups
+        )
+        if self.y.shape != y_shape:
+            raise InvalidShape(
+                f"{self._named('y')} has shape {self.y.shape}: x {self.x.shape}, w {self.w.shape}, "
+                f"stride {self.stride}, padding {self.padding} and dilation {self.dilation} give {y_shape}"
+            )
+        self._check_operands()
+
+    @classmethod
+    def make(
+        cls,
+        direction: str,
+        x_shape: TensorDescriptor | Sequence[int],
+        w_shape: TensorDescriptor | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int | Sequence[int]] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        mode: str = "cross_correlation",
+        dtype: str = "f32",
+        layout: str = "nchw",
+        x_strides: Sequence[int] | None = None,
+        w_strides: Sequence[int] | None = None,
+        y_strides: Sequence[int] | None = None,
+        y: TensorDescriptor | None = None,
+    ) -> Self:
+        """The problem from shapes, y's by the shape rule; scalars stand for every axis.
+
+        A descriptor in place of a shape is taken as it is; the others are packed in `layout` unless their
+        strides (in elements) are given.
+        """
+        x = as_descriptor(x_shape, dtype, layout, x_strides)
+        w = as_descriptor(w_shape, dtype, layout, w_strides)
+        rank = check_spatial_rank(x.shape, "x")
+        stride = per_axis(stride, rank, "stride")
+        pairs = padding_pairs(padding, rank)
+        dilation = per_axis(dilation, rank, "dilation")
+        if y is None:
+            y_shape = output_shape(x.shape, w.shape, stride, pairs, dilation, groups)
+            y = as_descriptor(y_shape, x.dtype, layout, y_strides)
+        return cls(direction, x, w, y, stride, pairs, dilation, groups, mode)
+
+    @classmethod
+    def make_transposed(
+        cls,
+        dy_shape: TensorDescriptor | Sequence[int],
+        w_shape: TensorDescriptor | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int | Sequence[int]] = 0,
+        dilation: int | Sequence[int] = 1,
+        output_padding: int | Sequence[int] = 0,
+        groups: int = 1,
+        mode: str = "cross_correlation",
+        dtype: str = "f32",
+        layout: str = "nchw",
+        x: TensorDescriptor | None = None,
+    ) -> Self:
+        """The "bwd_data" problem whose result extends dy: (N, K, out) and w (K, C/groups, taps) to (N, C, spatial).
+
+        Several extents have the output extent of dy; `output_padding` (less than the stride) picks among them:
+
+            extent = (out - 1) * stride + dilation * (taps - 1) + 1 - before - after + output_padding
+        """
+        dy = as_descriptor(dy_shape, dtype, layout)
+        w = as_descriptor(w_shape, dtype, layout)
+        if x is None:
+            x_shape = transposed_shape(
+                dy.shape, w.shape, stride, padding, dilation, output_padding, groups
+            )
+            x = TensorDescriptor.packed(x_shape, dy.dtype, layout)
+        return cls.make("bwd_data", x, w, stride, padding, dilation, groups, mode, y=dy)
+
+    @property
+    def kind(self) -> str:
+        return f"conv_{self.direction}"
+
+    @cached_property
+    def operands(self) -> tuple[Operand, ...]:
+        """(x, w, y) forward, (dy, w, dx) for "bwd_data", (x, dy, dw) for "bwd_filter"."""
+        order = {"fwd": "xwy", "bwd_data": "ywx", "bwd_filter": "xyw"}[self.direction]
+        return tuple(Operand(self._named(field), getattr(self, field)) for field in order)
+
+    @property
+    def n(self) -> int:
+        """Images in the batch."""
+        return self.x.shape[0]
+
+    @property
+    def c(self) -> int:
+        """Channels of x, over all groups."""
+        return self.x.shape[1]
+
+    @property
+    def k(self) -> int:
+        """Channels of y, over all groups."""
+        return self.w.shape[0]
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """Spatial extents of x: (D, H, W), (H, W) or (W,)."""
+        return self.x.shape[2:]
+
+    @property
+    def filter_spatial(self) -> tuple[int, ...]:
+        """Taps of the filter: (T, R, S), (R, S) or (S,)."""
+        return self.w.shape[2:]
+
+    @property
+    def output_spatial(self) -> tuple[int, ...]:
+        """Spatial extents of y: (O, P, Q), (P, Q) or (Q,)."""
+        return self.y.shape[2:]
+
+    @property
+    def flops(self) -> int:
+        """A multiply and an add for every tap of every output, taps on the padding included."""
+        return 2 * self.y.size * math.prod(self.w.shape[1:])
+
+    def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
+        """A sum over the taps: each tap multiplies a strided view of the zero-extended x by one matrix a group."""
+        first, second = as_float64(inputs, self)
+        if self.direction == "fwd":
+            return self._forward(first, second)
+        if self.direction == "bwd_data":
+            return self._backward_data(first, second)
+        return self._backward_filter(first, second)
+
+    def _forward(self, x: Reals, w: Reals) -> Reals:
+        extended = np.pad(x, [(0, 0), (0, 0), *self.padding])
+        y = np.zeros(self.y.shape)
+        for tap, view in self._taps():
+            for c, k in self._group_channels():
+                y[:, k] += np.einsum("nc...,kc->nk...", extended[:, c][view], w[k][:, :, *tap])
+        return y
+
+    def _backward_data(self, dy: Reals, w: Reals) -> Reals:
+        extended = np.zeros(
+            [*self.x.shape[:2], *(b + e + a for e, (b, a) in zip(self.spatial, self.padding, strict=True))]
+        )
+        for tap, view in self._taps():
+            for c, k in self._group_channels():
+                extended[:, c][view] += np.einsum("nk...,kc->nc...", dy[:, k], w[k][:, :, *tap])
+        inside = [slice(b, b + e) for e, (b, _) in zip(self.spatial, self.padding, strict=True)]
+        return extended[:, :, *inside].copy()
+
+    def _backward_filter(self, x: Reals, dy: Reals) -> Reals:
+        extended = np.pad(x, [(0, 0), (0, 0), *self.padding])
+        dw = np.zeros(self.w.shape)
+        for tap, view in self._taps():
+            for c, k in self._group_channels():
+                dw[k][:, :, *tap] = np.einsum("nc...,nk...->kc", extended[:, c][view], dy[:, k])
+        return dw
+
+    def _taps(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+        """Each tap of w with the slices of the zero-extended x that it meets, one element an output."""
+        for place in itertools.product(*map(range, self.filter_spatial)):
+            view = tuple(
+                slice(t * d, t * d + s * (o - 1) + 1, s)
+                for t, d, s, o in zip(place, self.dilation, self.stride, self.output_spatial, strict=True)
+            )
+            flipped = tuple(e - 1 - t for e, t in zip(self.filter_spatial, place, strict=True))
+            yield flipped if self.mode == "convolution" else place, (slice(None), slice(None), *view)
+
+    def _group_channels(self) -> Iterator[tuple[slice, slice]]:
+        """The channels of x and of y that each group joins."""
+        c, k = self.c // self.groups, self.k // self.groups
+        for group in range(self.groups):
+            yield slice(group * c, (group + 1) * c), slice(group * k, (group + 1) * k)
+
+    def _named(self, field: str) -> str:
+        """`y` is `dy` to the backward directions, and their result `dx` or `dw`."""
+        gradients = {"fwd": "", "bwd_data": "xy", "bwd_filter": "wy"}[self.direction]
+        return "d" + field if field in gradients else field
+
+    def _body(self) -> list[str]:
+        rank = len(self.spatial)
+        words = [f"n{self.n}", f"c{self.c}"]
+        words += extent_words(DATA_LETTERS, self.spatial)
+        words += [f"k{self.k}", *extent_words(FILTER_LETTERS, self.filter_spatial)]
+        words += [axes_word("stride", self.stride), pairs_word("pad", self.padding)]
+        if self.dilation != (1,) * rank:
+            words.append(axes_word("dil", self.dilation))
+        if self.groups != 1:
+            words.append(f"g{self.groups}")
+        if self.mode == "convolution":
+            words.append("flip")
+        return [*words, self.dtype, *layout_words([("x", self.x), ("w", self.w), ("y", self.y)])]
+
+    @classmethod
+    def _from_words(cls, words: Words) -> Self:
+        direction = words.kind.removeprefix("conv_")
+        rank = spatial_rank(words, FILTER_LETTERS)
+        n, c, k = words.number("n"), words.number("c"), words.number("k")
+        groups = words.number("g", 1)
+        taps = words_extents(words, FILTER_LETTERS, rank)
+        stride = words.numbers("stride", rank, 1)
+        padding = words.pairs("pad", rank)
+        dilation = words.numbers("dil", rank, 1)
+        w_shape = (k, c // groups if groups > 0 and c % groups == 0 else c, *taps)
+        if direction == "bwd_data" and words.has(OUTPUT_LETTERS[-1]):
+            dy_shape = (n, k, *words_extents(words, OUTPUT_LETTERS, rank))
+            extra = words.numbers("outpad", rank, 0)
+            x_shape = transposed_shape(dy_shape, w_shape, stride, padding, dilation, extra, groups)
+        else:
+            x_shape = (n, c, *words_extents(words, DATA_LETTERS, rank))
+        y_shape = output_shape(x_shape, w_shape, stride, padding, dilation, groups)
+        dtype, layout = words.dtype(), words.layout(rank + 2)
+        tensors = words.descriptors({"x": x_shape, "w": w_shape, "y": y_shape}, dtype, layout)
+        mode = "convolution" if words.flag("flip") else "cross_correlation"
+        return cls(direction, **tensors, stride=stride, padding=padding, dilation=dilation, groups=groups, mode=mode)
+
+
+@dataclass(frozen=True)
+class BiasGradient(Problem, kinds=("conv_bwd_bias",)):
+    """The gradient of a bias added to every channel: db[k] = sum over n and space of dy[n, k, ...].
+
+    `dy` is (N, K) with up to 3 spatial dims, `db` is (K,). Raises as Convolution does.
+    """
+
+    dy: TensorDescriptor
+    db: TensorDescriptor
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.dy.shape) <= 5:
+            raise InvalidShape(f"dy has shape {self.dy.shape}: N, K and up to 3 spatial extents are needed")
+        check_extents(self.dy.shape, "dy", ["n", "k", *OUTPUT_LETTERS[5 - len(self.dy.shape) :]])
+        if self.db.shape != self.dy.shape[1:2]:
+            raise InvalidShape(
+                f"db has shape {self.db.shape}, dy has {self.dy.shape}: db must be {self.dy.shape[1:2]}"
+            )
+        self._check_operands()
+
+    @classmethod
+    def make(
+        cls,
+        dy_shape: TensorDescriptor | Sequence[int],
+        dtype: str = "f32",
+        layout: str = "nchw",
+        dy_strides: Sequence[int] | None = None,
+        db_strides: Sequence[int] | None = None,
+        db: TensorDescriptor | None = None,
+    ) -> Self:
+        """The problem from dy's shape or descriptor; db packed unless its strides are given."""
+        dy = as_descriptor(dy_shape, dtype, layout, dy_strides)
+        return cls(dy, db or as_descriptor(dy.shape[1:2], dy.dtype, "nchw", db_strides))
+
+    @property
+    def kind(self) -> str:
+        return "conv_bwd_bias"
+
+    @cached_property
+    def operands(self) -> tuple[Operand, ...]:
+        """(dy, db)."""
+        return Operand("dy", self.dy), Operand("db", self.db)
+
+    @property
+    def flops(self) -> int:
+        """One add an element of dy."""
+        return self.dy.size
+
+    def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
+        """The sum over all dims but the channels."""
+        (dy,) = as_float64(inputs, self)
+        return np.asarray(dy.sum(axis=(0, *range(2, dy.ndim))))
+
+    def _body(self) -> list[str]:
+        n, k, *space = self.dy.shape
+        words = [f"n{n}", f"k{k}", *extent_words(OUTPUT_LETTERS, space), self.dtype]
+        return words + layout_words([("dy", self.dy), ("db", self.db)])
+
+    @classmethod
+    def _from_words(cls, words: Words) -> Self:
+        rank = spatial_rank(words, OUTPUT_LETTERS)
+        dy_shape = (words.number("n"), words.number("k"), *words_extents(words, OUTPUT_LETTERS, rank))
+        dtype, layout = words.dtype(), words.layout(rank + 2)
+        return cls(**words.descriptors({"dy": dy_shape, "db": dy_shape[1:2]}, dtype, layout))
+
+
+def output_shape(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int | Sequence[int]] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> tuple[int, ...]:
+    """The shape of y, (N, K, out), for x (N, C, spatial) and w (K, C/groups, taps).
+
+    Raises InvalidShape if the channels, groups and extents do not fit, InvalidArgument for a stride or dilation
+    below 1 or a negative padding.
+    """
+    rank = check_spatial_rank(x_shape, "x")
+    if len(w_shape) != rank + 2:
+        raise InvalidShape(f"w has shape {tuple(w_shape)}, x has {tuple(x_shape)}: they need as many dims")
+    check_extents(x_shape, "x", ["n", "c", *DATA_LETTERS[-rank:]])
+    check_extents(w_shape, "w", ["k", "c/groups", *FILTER_LETTERS[-rank:]], empty=())
+    _check_groups(x_shape[1], w_shape, groups)
+    stride, dilation = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
+    pairs = padding_pairs(padding, rank)
+    out = tuple(
+        _output_extent(axis - rank, *numbers)
+        for axis, numbers in enumerate(zip(x_shape[2:], w_shape[2:], stride, pairs, dilation, strict=True))
+    )
+    return (x_shape[0], w_shape[0], *out)
+
+
+def transposed_shape(
+    dy_shape: Sequence[int],
+    w_shape: Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int | Sequence[int]] = 0,
+    dilation: int | Sequence[int] = 1,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+) -> tuple[int, ...]:
+    """The shape (N, C, spatial) that a transposed convolution of dy (N, K, out) by w (K, C/groups, taps) has.
+
+    Raises InvalidShape if K differs or an extent would be below 1, InvalidArgument if an output padding is not
+    less than its stride (the extent would belong to a larger dy).
+    """
+    rank = check_spatial_rank(dy_shape, "dy")
+    if len(w_shape) != rank + 2:
+        raise InvalidShape(f"w has shape {tuple(w_shape)}, dy has {tuple(dy_shape)}: they need as many dims")
+    check_extents(dy_shape, "dy", ["n", "k", *OUTPUT_LETTERS[-rank:]])
+    check_extents(w_shape, "w", ["k", "c/groups", *FILTER_LETTERS[-rank:]], empty=())
+    if dy_shape[1] != w_shape[0]:
+        raise InvalidShape(f"dy has {dy_shape[1]} channels, w has k={w_shape[0]}: they must be equal")
+    stride, dilation = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
+    pairs = padding_pairs(padding, rank)
+    extra = per_axis(output_padding, rank, "output_padding", least=0)
+    spatial = []
+    for axis, (out, taps, s, (before, after), d, more) in enumerate(
+        zip(dy_shape[2:], w_shape[2:], stride, pairs, dilation, extra, strict=True)
+    ):
+        letter = DATA_LETTERS[axis - rank]
+        if more >= s:
+            raise InvalidShape(
+                f"output_padding {more} of axis {letter} must be less than its stride {s}: "
+                "larger extents belong to a larger dy"
+            )
+        extent = (out - 1) * s + d * (taps - 1) + 1 - before - after + more
+        if extent < 1:
+            raise InvalidShape(
+                f"axis {letter} of the result would have extent {extent}: the padding {before}:{after} takes away "
+                f"all of the {extent + before + after} elements that {out} outputs reach"
+            )
+        spatial.append(extent)
+    channels = w_shape[1] * groups
+    _check_groups(channels, w_shape, groups)
+    return (dy_shape[0], channels, *spatial)
+
+
+def _check_groups(c: int, w_shape: Sequence[int], groups: int) -> None:
+    k, per_group = w_shape[:2]
+    if groups < 1:
+        raise InvalidShape(f"groups is {groups}: it must be at least 1")
+    for name, channels in (("x has c", c), ("w has k", k)):
+        if channels % groups:
+            raise InvalidShape(f"{name}={channels}, which groups={groups} does not divide")
+    if per_group * groups != c:
+        raise InvalidShape(
+            f"w has {per_group} input channels, x has {c} and groups={groups}: "
+            + ("they must be equal" if groups == 1 else f"w must have {c // groups}")
+        )
+
+
+def _output_extent(
+    letter: int, extent: int, taps: int, stride: int, pair: tuple[int, int], dilation: int
+) -> int:
+    padded, reach = extent + sum(pair), dilation * (taps - 1) + 1
+    if padded < reach:
+        name, tap_name = DATA_LETTERS[letter], FILTER_LETTERS[letter]
+        raise InvalidShape(
+            f"the filter covers {reach} elements of axis {name} ({tap_name}={taps}, dilation {dilation}) and the "
+            f"padded image has {padded} ({name}={extent}, padding {pair[0]}:{pair[1]}), so no output is left: "
+            f"pad by {reach - padded} more or use a smaller filter"
+        )
+    return (padded - reach) // stride + 1
+
+
+def extent_words(letters: str, extents: Sequence[int]) -> list[str]:
+    """`h5 w7` for two extents under the letters "dhw"."""
+    return [f"{letter}{e}" for letter, e in zip(letters[3 - len(extents) :], extents, strict=True)]
+
+
+def words_extents(words: Words, letters: str, rank: int) -> tuple[int, ...]:
+    """The extents of the last `rank` letters."""
+    return tuple(words.number(letter) for letter in letters[3 - rank :])
+
+
+def spatial_rank(words: Words, letters: str) -> int:
+    """How many spatial axes the string speaks of: 3 if the first letter is there, and so on down to 0."""
+    for axis, letter in enumerate(letters):
+        if words.has(letter):
+            return 3 - axis
+    return 0

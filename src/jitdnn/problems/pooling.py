@@ -1,0 +1,304 @@
+"""Pooling: the maximum or the average of each window, forward and backward.
+
+Per spatial axis, with the window k, the stride s and the padding (before, after) of an image extent i,
+
+    floor   out = floor((i + before + after - k) / s) + 1
+    ceil    out = ceil(...) + 1, less one if the last window would start past the image and its leading padding
+    caffe   out = ceil(...) + 1; that correction is made only if some axis is padded at all, so that a last window
+            may be empty (stride larger than the window, no padding)
+
+Output o looks at elements o * s - before to o * s - before + k - 1. The maximum is taken over those inside the
+image. The average divides by their number, or with `count_include_pad` by the number inside the padded image:
+zeros of the padding count, an overhang past the padding (ceil, caffe) does not.
+
+The first maximum, in the order of memory-independent indices, is the one that passes a gradient on; a NaN is
+larger than every number. An empty window has the maximum -FLT_MAX, as Caffe says, and the average 0 (Caffe
+divides by a size that may be zero there).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.problems.convolution import DATA_LETTERS, extent_words, spatial_rank, words_extents
+from jitdnn.problems.problem import (
+    Operand,
+    Problem,
+    Reals,
+    as_descriptor,
+    as_float64,
+    check_choice,
+    check_extents,
+    check_spatial_rank,
+    padding_pairs,
+    per_axis,
+    settle_gradients,
+)
+from jitdnn.problems.words import Words, axes_word, layout_words, pairs_word
+from jitdnn.tensor import TensorDescriptor
+
+DIRECTIONS = ("fwd", "bwd")
+MODES = ("max", "avg")
+ROUNDINGS = ("floor", "ceil", "caffe")
+
+EMPTY_WINDOW_MAX = -float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
+    """Maximum or average pooling of x (N, C, spatial) to y (N, C, out), 1 to 3 spatial axes, or its gradient.
+
+    `mode` is "max" or "avg"; `count_include_pad` is for the average and kept True for the maximum. `window` and
+    `stride` have a number and `padding`, less than the window, a (before, after) pair for each spatial axis;
+    `rounding` is "floor", "ceil" or "caffe". For "bwd", `dx` and `dy` describe the gradients (x's and y's
+    descriptors if None). A tensor that is no operand (x and y in the gradient of the average) has its packed
+    descriptor, whatever was given.
+
+    Raises InvalidShape if the extents do not fit, InvalidArgument for an attribute out of range, InvalidType for
+    dtypes other than f32 or f64 or mixed ones.
+    """
+
+    direction: str
+    mode: str
+    x: TensorDescriptor
+    y: TensorDescriptor
+    window: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    count_include_pad: bool = True
+    rounding: str = "floor"
+    dx: TensorDescriptor | None = None
+    dy: TensorDescriptor | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self.direction, DIRECTIONS, "direction")
+        check_choice(self.mode, MODES, "mode")
+        shape = output_shape(self.x.shape, self.window, self.stride, self.padding, self.rounding)
+        if self.y.shape != shape:
+            raise InvalidShape(
+                f"y has shape {self.y.shape}: x {self.x.shape}, window {self.window}, stride {self.stride}, "
+                f"padding {self.padding} and rounding {self.rounding!r} give {shape}"
+            )
+        if self.mode == "max":
+            object.__setattr__(self, "count_include_pad", True)
+        settle_gradients(self, saved=("x", "y") if self.mode == "max" else ())
+        self._check_operands()
+
+    @classmethod
+    def make(
+        cls,
+        direction: str,
+        mode: str,
+        x_shape: TensorDescriptor | Sequence[int],
+        window: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int | Sequence[int]] = 0,
+        count_include_pad: bool = True,
+        rounding: str = "floor",
+        dtype: str = "f32",
+        layout: str = "nchw",
+        x_strides: Sequence[int] | None = None,
+        y_strides: Sequence[int] | None = None,
+        dx_strides: Sequence[int] | None = None,
+        dy_strides: Sequence[int] | None = None,
+        y: TensorDescriptor | None = None,
+        dx: TensorDescriptor | None = None,
+        dy: TensorDescriptor | None = None,
+    ) -> Self:
+        """The problem from x's shape or descriptor, y's shape by the rule; scalars stand for every axis.
+
+        The stride is the window if None. Tensors are packed in `layout` unless their strides (in elements) or
+        descriptors are given.
+        """
+        x = as_descriptor(x_shape, dtype, layout, x_strides)
+        rank = check_spatial_rank(x.shape, "x")
+        window = per_axis(window, rank, "window")
+        stride = window if stride is None else per_axis(stride, rank, "stride")
+        pairs = padding_pairs(padding, rank)
+        y_shape = output_shape(x.shape, window, stride, pairs, rounding)
+        y = y or as_descriptor(y_shape, x.dtype, layout, y_strides)
+        if direction == "bwd":
+            dx = dx or as_descriptor(x.shape, x.dtype, layout, dx_strides)
+            dy = dy or as_descriptor(y_shape, x.dtype, layout, dy_strides)
+        return cls(direction, mode, x, y, window, stride, pairs, count_include_pad, rounding, dx, dy)
+
+    @property
+    def kind(self) -> str:
+        return f"pool_{self.direction}"
+
+    @cached_property
+    def operands(self) -> tuple[Operand, ...]:
+        """(x, y) forward; (dy, x, y, dx) for the gradient of the maximum, (dy, dx) for that of the average."""
+        if self.direction == "fwd":
+            return Operand("x", self.x), Operand("y", self.y)
+        assert self.dx is not None and self.dy is not None
+        saved = (Operand("x", self.x), Operand("y", self.y)) if self.mode == "max" else ()
+        return Operand("dy", self.dy), *saved, Operand("dx", self.dx)
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """Spatial extents of x: (D, H, W), (H, W) or (W,)."""
+        return self.x.shape[2:]
+
+    @property
+    def output_spatial(self) -> tuple[int, ...]:
+        """Spatial extents of y: (O, P, Q), (P, Q) or (Q,)."""
+        return self.y.shape[2:]
+
+    @property
+    def flops(self) -> int:
+        """One operation an element of each window."""
+        return self.y.size * math.prod(self.window)
+
+    def divisors(self) -> Reals:
+        """What each window's sum is divided by, of the shape `output_spatial`; 1 for an empty window."""
+        counts = np.ones(self.output_spatial)
+        for axis, (k, s, (before, after), i, out) in enumerate(self._axes()):
+            start = np.arange(out) * s - before
+            if self.count_include_pad:
+                count = np.minimum(start + k, i + after) - start
+            else:
+                count = np.minimum(start + k, i) - np.maximum(start, 0)
+            shape = [1] * counts.ndim
+            shape[axis] = out
+            counts = counts * np.maximum(count, 1).reshape(shape)
+        return counts
+
+    def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
+        """Place by place through the window; at each, every output looks at one element."""
+        arrays = as_float64(inputs, self)
+        if self.direction == "fwd":
+            return self._maximum(arrays[0])[0] if self.mode == "max" else self._average(arrays[0])
+        if self.mode == "max":
+            return self._maximum_gradient(arrays[0], arrays[1])
+        return self._average_gradient(arrays[0])
+
+    def _maximum(self, x: Reals) -> tuple[Reals, npt.NDArray[np.int64]]:
+        """The maxima, and for each the index of its place in the window (-1 for an empty window)."""
+        best = np.full(self.y.shape, EMPTY_WINDOW_MAX)
+        chosen = np.full(self.y.shape, -1)
+        for index, (outputs, elements) in enumerate(self._places()):
+            value, so_far = x[elements], best[outputs]
+            is_better = (value > so_far) | (np.isnan(value) & ~np.isnan(so_far)) | (chosen[outputs] < 0)
+            best[outputs] = np.where(is_better, value, so_far)
+            chosen[outputs] = np.where(is_better, index, chosen[outputs])
+        return best, chosen
+
+    def _maximum_gradient(self, dy: Reals, x: Reals) -> Reals:
+        _, chosen = self._maximum(x)
+        dx = np.zeros(self.x.shape)
+        for index, (outputs, elements) in enumerate(self._places()):
+            dx[elements] += np.where(chosen[outputs] == index, dy[outputs], 0.0)
+        return dx
+
+    def _average(self, x: Reals) -> Reals:
+        total = np.zeros(self.y.shape)
+        for outputs, elements in self._places():
+            total[outputs] += x[elements]
+        return total / self.divisors()
+
+    def _average_gradient(self, dy: Reals) -> Reals:
+        share = dy / self.divisors()
+        dx = np.zeros(self.x.shape)
+        for outputs, elements in self._places():
+            dx[elements] += share[outputs]
+        return dx
+
+    def _places(self) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """For each place in the window: the outputs for which it lies inside the image, and their elements of x."""
+        for place in itertools.product(*map(range, self.window)):
+            outputs, elements = [], []
+            for t, (_, s, (before, _), i, out) in zip(place, self._axes(), strict=True):
+                # o * s - before + t lies in [0, i) for o in [first, last)
+                first = max(0, -((t - before) // s))
+                last = max(first, min(out, (i - 1 + before - t) // s + 1))
+                start = first * s - before + t
+                outputs.append(slice(first, last))
+                elements.append(slice(start, start + (last - first - 1) * s + 1, s) if last > first else slice(0))
+            yield (slice(None), slice(None), *outputs), (slice(None), slice(None), *elements)
+
+    def _axes(self) -> list[tuple[int, int, tuple[int, int], int, int]]:
+        return list(
+            zip(self.window, self.stride, self.padding, self.spatial, self.output_spatial, strict=True)
+        )
+
+    def _body(self) -> list[str]:
+        words = [self.mode] + (["exclude_pad"] if not self.count_include_pad else [])
+        words += [f"n{self.x.shape[0]}", f"c{self.x.shape[1]}", *extent_words(DATA_LETTERS, self.spatial)]
+        words += [
+            axes_word("window", self.window),
+            axes_word("stride", self.stride),
+            pairs_word("pad", self.padding),
+        ]
+        words += [self.rounding] if self.rounding != "floor" else []
+        return [*words, self.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
+
+    @classmethod
+    def _from_words(cls, words: Words) -> Self:
+        rank = spatial_rank(words, DATA_LETTERS)
+        direction, mode = words.kind.removeprefix("pool_"), words.choice(MODES)
+        count_include_pad = not (mode == "avg" and words.flag("exclude_pad"))
+        x_shape = (words.number("n"), words.number("c"), *words_extents(words, DATA_LETTERS, rank))
+        window = words.numbers("window", rank)
+        stride = words.numbers("stride", rank) if words.has("stride") else window
+        padding = words.pairs("pad", rank)
+        rounding = words.choice(ROUNDINGS, default="floor")
+        y_shape = output_shape(x_shape, window, stride, padding, rounding)
+        dtype, layout = words.dtype(), words.layout(rank + 2)
+        shapes = {"x": x_shape, "y": y_shape, "dx": x_shape, "dy": y_shape}
+        operands = {"fwd": ("x", "y"), "bwd": tuple(shapes) if mode == "max" else ("dx", "dy")}[direction]
+        given = words.descriptors({name: shapes[name] for name in operands}, dtype, layout)
+        x, y = (given.get(name) or TensorDescriptor.packed(shapes[name], dtype) for name in ("x", "y"))
+        dx, dy = given.get("dx"), given.get("dy")
+        return cls(direction, mode, x, y, window, stride, padding, count_include_pad, rounding, dx, dy)
+
+
+def output_shape(
+    x_shape: Sequence[int],
+    window: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int | Sequence[int]] = 0,
+    rounding: str = "floor",
+) -> tuple[int, ...]:
+    """The shape of y, (N, C, out), for x (N, C, spatial). The stride is the window if None.
+
+    Raises InvalidShape if no output is left, InvalidArgument for a number out of range (the padding of a side must
+    be less than the window).
+    """
+    rank = check_spatial_rank(x_shape, "x")
+    check_extents(x_shape, "x", ["n", "c", *DATA_LETTERS[-rank:]])
+    check_choice(rounding, ROUNDINGS, "rounding")
+    window = per_axis(window, rank, "window")
+    stride = window if stride is None else per_axis(stride, rank, "stride")
+    pairs = padding_pairs(padding, rank)
+    is_padded = any(sum(pair) for pair in pairs)
+    spatial = []
+    for letter, i, k, s, (before, after) in zip(
+        DATA_LETTERS[-rank:], x_shape[2:], window, stride, pairs, strict=True
+    ):
+        if max(before, after) >= k:
+            raise InvalidArgument(
+                f"padding {before}:{after} of axis {letter} must be less than its window {k}, "
+                "or a window would see nothing but padding"
+            )
+        free = i + before + after - k
+        out = (free // s if rounding == "floor" else -(-free // s)) + 1
+        if (rounding == "ceil" or (rounding == "caffe" and is_padded)) and (out - 1) * s >= i + before:
+            out -= 1
+        if out < 1:
+            raise InvalidShape(
+                f"the window {k} is larger than axis {letter} of the padded image, {i + before + after} "
+                f"({letter}={i}, padding {before}:{after}), so no output is left: pad by {-free} more"
+                + (" or round up" if rounding == "floor" and s + free > 0 else " or use a smaller window")
+            )
+        spatial.append(out)
+    return (x_shape[0], x_shape[1], *spatial)

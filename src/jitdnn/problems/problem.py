@@ -1,0 +1,267 @@
+"""What a problem is: a frozen, hashable, device-free statement of one operation on described tensors.
+
+A problem says WHAT is computed and nothing about how. It names its operands (inputs first, the output last),
+counts its work, states its meaning as a slow float64 reference, and prints as a string that parses back.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
+from jitdnn.problems.words import Words
+from jitdnn.tensor import DTYPES, TensorDescriptor
+
+Reals = npt.NDArray[np.float64]
+
+COMPUTE_DTYPES = ("f32", "f64")
+MAX_SPATIAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One tensor of a problem: its name in the formula and its descriptor."""
+
+    name: str
+    descriptor: TensorDescriptor
+
+
+class Problem(ABC):
+    """Base of all problems. Subclasses are frozen dataclasses that register the kinds they answer to:
+    `class Pooling(Problem, kinds=("pool_fwd", "pool_bwd"))`. A kind is the first word of the string."""
+
+    registry: ClassVar[dict[str, type[Problem]]] = {}
+
+    def __init_subclass__(cls, kinds: Sequence[str] = (), **rest: object) -> None:
+        super().__init_subclass__(**rest)
+        for kind in kinds:
+            Problem.registry[kind] = cls
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The first word of the string, for instance `conv_fwd`."""
+
+    @property
+    @abstractmethod
+    def operands(self) -> tuple[Operand, ...]:
+        """The tensors a kernel gets pointers to: inputs first, the output last."""
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """Arithmetic operations of the plain definition (a multiply and an add count as two)."""
+
+    @abstractmethod
+    def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
+        """The result in float64, written as the definition reads.
+
+        `inputs` are arrays of the logical shapes of the inputs, in the order of `operands`; strides do not
+        matter. Returns a new array of the output's logical shape, before alpha and beta.
+        """
+
+    @abstractmethod
+    def _body(self) -> list[str]:
+        """The words of the string after the kind."""
+
+    @classmethod
+    @abstractmethod
+    def _from_words(cls, words: Words) -> Self:
+        """The problem that the words describe; `words.kind` is one of the registered kinds."""
+
+    @property
+    def dtype(self) -> str:
+        """The element type of all operands: "f32" or "f64"."""
+        return self.output.dtype
+
+    @property
+    def output(self) -> TensorDescriptor:
+        """The descriptor of the result."""
+        return self.operands[-1].descriptor
+
+    @property
+    def inputs(self) -> tuple[Operand, ...]:
+        """The operands that are only read."""
+        return self.operands[:-1]
+
+    @property
+    def bytes(self) -> int:
+        """Compulsory traffic: every distinct element of every operand moved once (beta = 0)."""
+        return sum(distinct_bytes(operand.descriptor) for operand in self.operands)
+
+    @cached_property
+    def text(self) -> str:
+        """The problem string; `parse(problem.text) == problem`."""
+        return " ".join([self.kind, *self._body()])
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The problem that `text` names. Raises ParseError for a word that does not belong, with its column,
+        and InvalidShape or InvalidArgument for well-formed words that no operation has."""
+        words = Words(text)
+        kinds = sorted(kind for kind, owner in Problem.registry.items() if issubclass(owner, cls))
+        if words.kind not in kinds:
+            raise words.error(f"unknown problem kind {words.kind!r}", 0, candidates=kinds)
+        owner = Problem.registry[words.kind]
+        assert issubclass(owner, cls)
+        problem = owner._from_words(words)
+        words.finish()
+        return problem
+
+    def _check_operands(self) -> None:
+        """The rules every problem shares: one computing dtype, no offset (the pointer carries it), and an
+        output in which no two indices share an element."""
+        for name, descriptor in ((o.name, o.descriptor) for o in self.operands):
+            if descriptor.dtype not in COMPUTE_DTYPES:
+                raise InvalidType(f"{name} has dtype {descriptor.dtype}: {self.kind} computes in f32 or f64")
+            if descriptor.dtype != self.output.dtype:
+                raise InvalidType(
+                    f"{name} is {descriptor.dtype} and {self.operands[-1].name} is {self.output.dtype}: "
+                    "all tensors of a problem have one dtype"
+                )
+            if descriptor.offset != 0:
+                raise InvalidArgument(
+                    f"{name} has offset {descriptor.offset}: a problem's descriptors start at 0, "
+                    "the offset belongs to the pointer"
+                )
+        if self.output.is_overlapping():
+            raise InvalidArgument(
+                f"{self.operands[-1].name} has shape {self.output.shape} and strides {self.output.strides}, so "
+                "several indices share one element: an output must not overlap itself"
+            )
+
+
+def distinct_bytes(descriptor: TensorDescriptor) -> int:
+    """Bytes of the elements that `descriptor` reaches, a broadcast (stride 0) dimension counted once."""
+    extents = (e if s != 0 else min(e, 1) for e, s in zip(descriptor.shape, descriptor.strides, strict=True))
+    return math.prod(extents) * DTYPES[descriptor.dtype]
+
+
+def as_descriptor(
+    tensor: TensorDescriptor | Sequence[int],
+    dtype: str,
+    layout: str,
+    strides: Sequence[int] | None = None,
+) -> TensorDescriptor:
+    """`tensor` itself if it is a descriptor; else a shape made into one, packed in `layout` or with `strides`."""
+    if isinstance(tensor, TensorDescriptor):
+        return tensor
+    shape = tuple(int(extent) for extent in tensor)
+    if strides is not None:
+        return TensorDescriptor(shape, tuple(int(stride) for stride in strides), dtype)
+    return TensorDescriptor.packed(shape, dtype, layout)
+
+
+def per_axis(value: int | Sequence[int], rank: int, what: str, least: int = 1) -> tuple[int, ...]:
+    """A scalar or one number an axis as a tuple of `rank` numbers, each at least `least`."""
+    numbers = (value,) * rank if isinstance(value, int | np.integer) else tuple(value)
+    if len(numbers) != rank:
+        raise InvalidArgument(f"{what} has {len(numbers)} numbers for {rank} spatial axes: give one, or {rank}")
+    for number in numbers:
+        if not isinstance(number, int | np.integer) or isinstance(number, bool):
+            raise InvalidArgument(f"{what} must be whole numbers, got {number!r}")
+        if number < least:
+            raise InvalidArgument(f"{what} is {number}: it must be at least {least}")
+    return tuple(int(number) for number in numbers)
+
+
+def padding_pairs(value: int | Sequence[int | Sequence[int]], rank: int) -> tuple[tuple[int, int], ...]:
+    """Padding as (before, after) pairs, one an axis: from a scalar, one number an axis, or such pairs."""
+    entries: tuple[int | Sequence[int], ...]
+    entries = (value,) * rank if isinstance(value, int | np.integer) else tuple(value)
+    if len(entries) != rank:
+        raise InvalidArgument(
+            f"padding has {len(entries)} entries for {rank} spatial axes: give one number, "
+            f"or {rank} numbers or (before, after) pairs"
+        )
+    pairs = []
+    for entry in entries:
+        pair = (entry, entry) if isinstance(entry, int | np.integer) else tuple(entry)
+        if len(pair) != 2:
+            raise InvalidArgument(f"padding entry {entry!r} is neither a number nor a (before, after) pair")
+        for number in pair:
+            if not isinstance(number, int | np.integer) or isinstance(number, bool):
+                raise InvalidArgument(f"padding must be whole numbers, got {number!r}")
+            if number < 0:
+                raise InvalidArgument(f"padding is {number}: it must not be negative; crop the input instead")
+        pairs.append((int(pair[0]), int(pair[1])))
+    return tuple(pairs)
+
+
+def check_spatial_rank(shape: Sequence[int], name: str) -> int:
+    """The number of spatial axes of an (N, C, spatial...) shape, which must be 1 to 3."""
+    rank = len(shape) - 2
+    if not 1 <= rank <= MAX_SPATIAL:
+        raise InvalidShape(
+            f"{name} has shape {tuple(shape)}: N, C and 1 to {MAX_SPATIAL} spatial extents are needed, "
+            f"so 3 to {MAX_SPATIAL + 2} dims"
+        )
+    return rank
+
+
+def check_extents(shape: Sequence[int], name: str, letters: Sequence[str], empty: Sequence[int] = (0,)) -> None:
+    """Every extent at least 1, except that the dims in `empty` (the batch) may be 0."""
+    for axis, (extent, letter) in enumerate(zip(shape, letters, strict=True)):
+        if extent < 1 and axis not in empty:
+            raise InvalidShape(f"{name} has shape {tuple(shape)}: {letter} is {extent} and must be at least 1")
+
+
+def check_same_shape(named: Sequence[tuple[str, TensorDescriptor]], why: str) -> None:
+    """All descriptors of one shape, or InvalidShape naming the first two that differ."""
+    first_name, first = named[0]
+    for name, descriptor in named[1:]:
+        if descriptor.shape != first.shape:
+            raise InvalidShape(
+                f"{name} has shape {descriptor.shape} and {first_name} has {first.shape}: {why}"
+            )
+
+
+def settle_gradients(problem: Problem, saved: Sequence[str]) -> None:
+    """Settles the fields `x`, `y`, `dx`, `dy` of a problem that has a `direction` "fwd" or "bwd".
+
+    Forward, dx and dy must be None. Backward they default to x and y and must have the shapes of these; an x or y
+    that is not among the `saved` operands gets its packed descriptor, so that equal problems compare equal.
+    """
+    fields: dict[str, TensorDescriptor | None] = {name: getattr(problem, name) for name in ("x", "y", "dx", "dy")}
+    for name in ("x", "y"):
+        original, gradient = fields[name], fields["d" + name]
+        assert original is not None
+        if getattr(problem, "direction") == "fwd":
+            if gradient is not None:
+                raise InvalidArgument(f"d{name} is given, but a forward problem has no gradients")
+            continue
+        gradient = gradient or original
+        check_same_shape([("d" + name, gradient), (name, original)], "a gradient has the shape of its tensor")
+        object.__setattr__(problem, "d" + name, gradient)
+        if name not in saved:
+            object.__setattr__(problem, name, TensorDescriptor.packed(original.shape, original.dtype))
+
+
+def check_choice(value: object, choices: Sequence[str], what: str) -> None:
+    """`value` is one of `choices`, or InvalidArgument listing them."""
+    if value not in choices:
+        raise InvalidArgument(f"{what} is {value!r}: it must be one of {', '.join(map(repr, choices))}")
+
+
+def as_float64(inputs: Sequence[npt.NDArray[np.generic]], problem: Problem) -> list[Reals]:
+    """The inputs of a reference in float64, their number and shapes checked against the problem's."""
+    if len(inputs) != len(problem.inputs):
+        names = ", ".join(operand.name for operand in problem.inputs)
+        raise InvalidArgument(f"{problem.kind} takes {len(problem.inputs)} inputs ({names}), got {len(inputs)}")
+    for array, operand in zip(inputs, problem.inputs, strict=True):
+        if tuple(array.shape) != operand.descriptor.shape:
+            raise InvalidShape(
+                f"{operand.name} has shape {tuple(array.shape)}, the problem says {operand.descriptor.shape}"
+            )
+    return [np.asarray(array, dtype=np.float64) for array in inputs]
