@@ -1,0 +1,271 @@
+"""Typed messages: what a protocol-buffer message is to a text file, and no more.
+
+A message class lists its fields as class attributes (`pad = repeated(uint32())`). Reading an absent field
+gives its default, `has` tells absent from set, and every assignment is checked. Two messages are equal when
+their set fields are; where in a file they stood does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast, overload
+
+from jitdnn.errors import InvalidArgument, InvalidType
+
+T = TypeVar("T")
+M = TypeVar("M", bound="Message")
+
+
+class Position(NamedTuple):
+    """A place in a text; both count from 1."""
+
+    line: int
+    column: int
+
+
+class Field(Generic[T]):
+    """One field: its kind, its default, and the check that every value goes through.
+
+    `kind` is "integer", "real", "boolean", "string", "enum" or "message"; `values` maps the names of an enum
+    to their numbers; `message` is the class of a sub-message.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        default: T,
+        check: Callable[[object], object],
+        *,
+        is_repeated: bool = False,
+        values: Mapping[str, int] | None = None,
+        message: type[Message] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.default = default
+        self.check = check
+        self.is_repeated = is_repeated
+        self.values = dict(values or {})
+        self.message = message
+        self.name = ""
+
+    def __set_name__(self, owner: type[Message], name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type[Message]) -> Field[T]: ...
+
+    @overload
+    def __get__(self, instance: Message, owner: type[Message]) -> T: ...
+
+    def __get__(self, instance: Message | None, owner: type[Message]) -> Field[T] | T:
+        if instance is None:
+            return self
+        values = instance._values
+        if self.name in values:
+            return cast(T, values[self.name])
+        if self.is_repeated:
+            empty: list[object] = []
+            return cast(T, empty if instance._is_frozen else values.setdefault(self.name, empty))
+        if self.message is not None:
+            absent = self.message()
+            absent._is_frozen = True  # a write into an absent sub-message would be lost
+            return cast(T, absent)
+        return self.default
+
+    def __set__(self, instance: Message, value: T) -> None:
+        if instance._is_frozen:
+            raise InvalidArgument(
+                f"{type(instance).__name__} is absent here, so {self.name} cannot be set in it: "
+                "assign a new message to the field that holds it first"
+            )
+        if self.is_repeated:
+            if not isinstance(value, list):
+                raise InvalidType(f"{self.name} is repeated: give a list, not {type(value).__name__}")
+            instance._values[self.name] = [self.checked(item) for item in value]
+        else:
+            instance._values[self.name] = self.checked(value)
+
+    def checked(self, value: object) -> object:
+        """Return one value as it is stored; InvalidArgument or InvalidType names the field and the value."""
+        try:
+            return self.check(value)
+        except (InvalidArgument, InvalidType) as error:
+            raise type(error)(f"{self.name}: {error}") from None
+
+
+class Message:
+    """Base of all messages. Keyword arguments set fields."""
+
+    fields: ClassVar[dict[str, Field[Any]]] = {}
+
+    def __init__(self, **values: object) -> None:
+        self._values: dict[str, Any] = {}
+        self._is_frozen = False
+        self.position: Position | None = None
+        self.positions: dict[str, Position] = {}
+        for name, value in values.items():
+            if name not in self.fields:
+                raise InvalidArgument(f"{type(self).__name__} has no field {name!r}")
+            setattr(self, name, value)
+
+    def __init_subclass__(cls) -> None:
+        own = {name: value for name, value in vars(cls).items() if isinstance(value, Field)}
+        inherited: dict[str, Field[Any]] = {}
+        for base in reversed(cls.__mro__[1:]):
+            if base is not Message and issubclass(base, Message):
+                inherited.update(base.fields)
+        cls.fields = own | inherited
+
+    def has(self, name: str) -> bool:
+        """Tell whether the field is set (a repeated one: not empty)."""
+        value = self._values.get(name)
+        return value is not None and value != []
+
+    def clear(self, name: str) -> None:
+        """Make the field absent."""
+        self._values.pop(name, None)
+
+    def present(self) -> Iterator[tuple[Field[Any], Any]]:
+        """Yield each set field with its value, in the order of the declaration."""
+        for name, field in self.fields.items():
+            if self.has(name):
+                yield field, self._values[name]
+
+    def where(self, name: str | None = None) -> str:
+        """Return " (line N)" for the message or one of its fields, "" when it did not come from a text."""
+        position = self.positions.get(name, self.position) if name else self.position
+        return f" (line {position.line})" if position else ""
+
+    def copy(self) -> Self:
+        """Return a deep copy, positions included."""
+        twin = type(self)()
+        twin.position = self.position
+        twin.positions = dict(self.positions)
+        for field, value in self.present():
+            twin._values[field.name] = (
+                [_copied(item) for item in value] if field.is_repeated else _copied(value)
+            )
+        return twin
+
+    def merge(self, other: Self) -> None:
+        """Set what `other` sets: scalars are replaced, lists extended, sub-messages merged."""
+        for field, value in other.present():
+            if field.is_repeated:
+                getattr(self, field.name).extend(_copied(item) for item in value)
+            elif isinstance(value, Message) and self.has(field.name):
+                self._values[field.name].merge(value)
+            else:
+                self._values[field.name] = _copied(value)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        ours = {field.name: value for field, value in self.present()}
+        theirs = {field.name: value for field, value in other.present()}
+        return ours == theirs
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{f.name}={v!r}' for f, v in self.present())})"
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, Message) else value
+
+
+def _integer(low: int, high: int) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidType(f"an integer is needed, not {value!r}")
+        if not low <= value <= high:
+            raise InvalidArgument(f"{value} is outside of {low} .. {high}")
+        return value
+
+    return check
+
+
+def _real(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidType(f"a number is needed, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _boolean(value: object) -> object:
+    if not isinstance(value, bool):
+        raise InvalidType(f"true or false is needed, not {value!r}")
+    return value
+
+
+def _string(value: object) -> object:
+    if not isinstance(value, str):
+        raise InvalidType(f"a string is needed, not {value!r}")
+    return value
+
+
+def int32(default: int = 0) -> Field[int]:
+    """Declare a signed 32-bit integer."""
+    return Field("integer", default, _integer(-(2**31), 2**31 - 1))
+
+
+def int64(default: int = 0) -> Field[int]:
+    """Declare a signed 64-bit integer."""
+    return Field("integer", default, _integer(-(2**63), 2**63 - 1))
+
+
+def uint32(default: int = 0) -> Field[int]:
+    """Declare an unsigned 32-bit integer."""
+    return Field("integer", default, _integer(0, 2**32 - 1))
+
+
+def real(default: float = 0.0) -> Field[float]:
+    """Declare a float. It is kept in double precision, so that it prints as it was written."""
+    return Field("real", default, _real)
+
+
+def boolean(default: bool = False) -> Field[bool]:
+    """Declare a truth value."""
+    return Field("boolean", default, _boolean)
+
+
+def string(default: str = "") -> Field[str]:
+    """Declare a string."""
+    return Field("string", default, _string)
+
+
+def enum(values: Mapping[str, int], default: str) -> Field[str]:
+    """Declare an enumeration: its values are names, which a text may also give as their numbers."""
+
+    def check(value: object) -> object:
+        if value not in values:
+            raise InvalidArgument(f"{value!r} is not one of {', '.join(values)}")
+        return value
+
+    return Field("enum", default, check, values=values)
+
+
+def sub(message: type[M]) -> Field[M]:
+    """Declare a sub-message."""
+
+    def check(value: object) -> object:
+        if not isinstance(value, message):
+            raise InvalidType(f"a {message.__name__} is needed, not {type(value).__name__}")
+        return value
+
+    return Field("message", cast(M, None), check, message=message)
+
+
+def repeated(field: Field[T]) -> Field[list[T]]:
+    """Declare a list of what `field` holds one of."""
+    return Field(
+        field.kind,
+        cast("list[T]", None),
+        field.check,
+        is_repeated=True,
+        values=field.values,
+        message=field.message,
+    )

@@ -1,0 +1,51 @@
+"""Where the files named in a net or solver are looked for.
+
+`package:models/lenet.prototxt` is a file shipped inside of this package. An absolute path is itself. A
+relative path is looked for from the working directory, as Caffe does, then from the folder of the file that
+names it.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from jitdnn.errors import InvalidArgument
+
+PACKAGE = Path(__file__).resolve().parent.parent
+_PREFIX = "package:"
+_ROOTS = {"models": PACKAGE / "caffe" / "models", "data": PACKAGE / "data"}
+
+
+def find(name: str | PathLike[str], base: Path | None = None) -> Path:
+    """Return the existing file or folder that `name` means; `base` is the folder of the file that names it.
+
+    Raises InvalidArgument with every place that was tried.
+    """
+    tried: list[Path] = []
+    for path in _candidates(name, base):
+        if path.exists():
+            return path
+        tried.append(path)
+    message = f"{str(name)!r} does not exist (looked for {' and '.join(str(path) for path in tried)})"
+    if str(name).startswith(_PREFIX):
+        shipped = sorted(
+            f"package:{root}/{path.name}" for root, folder in _ROOTS.items() for path in folder.glob("*.*")
+        )
+        message += f"; shipped are {', '.join(shipped)}"
+    raise InvalidArgument(message)
+
+
+def _candidates(name: str | PathLike[str], base: Path | None) -> list[Path]:
+    text = str(name)
+    if text.startswith(_PREFIX):
+        root, _, rest = text.removeprefix(_PREFIX).partition("/")
+        if root not in _ROOTS or not rest:
+            raise InvalidArgument(
+                f"{text!r}: a shipped file is named package:models/FILE or package:data/FILE"
+            )
+        return [_ROOTS[root] / rest]
+    path = Path(text).expanduser()
+    if path.is_absolute() or base is None or base.resolve() == Path.cwd():
+        return [path.absolute()]
+    return [path.absolute(), base.resolve() / path]

@@ -1,0 +1,91 @@
+"""The seven learning-rate policies of Caffe's solvers.
+
+Symbols: base = base_lr, γ = gamma, i = iteration (from 0).
+
+    fixed      base
+    step       base · γ^⌊i / stepsize⌋
+    exp        base · γ^i
+    inv        base · (1 + γ i)^−power
+    multistep  base · γ^(number of stepvalues reached, at most one more in each iteration)
+    poly       base · (1 − i / max_iter)^power
+    sigmoid    base / (1 + e^(−γ (i − stepsize))): it rises for γ > 0
+"""
+
+from __future__ import annotations
+
+import math
+
+from jitdnn.caffe.schema import SolverParameter
+from jitdnn.errors import InvalidArgument
+
+POLICIES: dict[str, tuple[str, ...]] = {  # the fields that each policy cannot do without
+    "fixed": (),
+    "step": ("gamma", "stepsize"),
+    "exp": ("gamma",),
+    "inv": ("gamma", "power"),
+    "multistep": ("gamma",),
+    "poly": ("power", "max_iter"),
+    "sigmoid": ("gamma", "stepsize"),
+}
+
+
+class LearningRate:
+    """The learning rate of a solver at each iteration. Its only state is multistep's `current_step`."""
+
+    def __init__(self, solver: SolverParameter) -> None:
+        """Check the fields of the policy; InvalidArgument names the one that is missing or out of range."""
+        self.solver = solver
+        self.current_step = 0
+        policy = solver.lr_policy
+        if policy not in POLICIES:
+            what = f"unknown lr_policy {policy!r}" if policy else "lr_policy is not set"
+            raise InvalidArgument(f"{what}{solver.where('lr_policy')}: there are {', '.join(POLICIES)}")
+        missing = [name for name in POLICIES[policy] if not solver.has(name)]
+        if missing:
+            raise InvalidArgument(
+                f"lr_policy {policy!r}{solver.where('lr_policy')} needs {' and '.join(missing)}"
+            )
+        if not solver.has("base_lr") or solver.base_lr < 0:
+            raise InvalidArgument(f"base_lr is {solver.base_lr:g}: a solver needs one of at least 0")
+        if "gamma" in POLICIES[policy] and solver.gamma < 0:
+            raise InvalidArgument(
+                f"gamma is {solver.gamma:g}{solver.where('gamma')}: it must not be negative"
+            )
+        if policy == "step" and solver.stepsize <= 0:
+            raise InvalidArgument(
+                f"stepsize is {solver.stepsize}{solver.where('stepsize')}: it must be positive"
+            )
+        if policy == "sigmoid" and solver.stepsize < 0:
+            raise InvalidArgument(
+                f"stepsize is {solver.stepsize}{solver.where('stepsize')}: it must not be negative"
+            )
+
+    def at(self, iteration: int) -> float:
+        """Return the rate of the iteration; call it once for each, in order (multistep counts steps)."""
+        solver = self.solver
+        base, gamma = solver.base_lr, solver.gamma
+        match solver.lr_policy:
+            case "step":
+                return base * gamma ** (iteration // solver.stepsize)
+            case "exp":
+                return float(base * gamma**iteration)
+            case "inv":
+                return float(base * (1 + gamma * iteration) ** -solver.power)
+            case "multistep":
+                values = solver.stepvalue
+                if self.current_step < len(values) and iteration >= values[self.current_step]:
+                    self.current_step += 1
+                return float(base * gamma**self.current_step)
+            case "poly":
+                # beyond max_iter, where Caffe's formula leaves the real numbers, the rate stays at its end
+                return float(base * max(0.0, 1 - iteration / solver.max_iter) ** solver.power)
+            case "sigmoid":
+                return base / (1 + _exp(-gamma * (iteration - solver.stepsize)))
+        return base
+
+
+def _exp(x: float) -> float:
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf
