@@ -1,4 +1,4 @@
-"""The exceptions of the library. Every message names the constraint that failed, the values, and what would do."""
+"""The exceptions of the library. Messages name the constraint that failed, the values, and what would do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class InvalidType(JitdnnError, TypeError):
 class ParseError(InvalidArgument):
     """Text that does not parse: a problem string, a prototxt, a size in bytes.
 
-    `text` is the whole input, `line` and `column` count from 1 and point at the first character that is wrong.
+    `text` is the whole input, `line` and `column` count from 1 and point at the first character that is
+    wrong.
     """
 
     def __init__(self, message: str, text: str = "", line: int = 1, column: int = 1) -> None:

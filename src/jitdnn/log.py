@@ -1,8 +1,8 @@
 """What ran, which algorithm, why: lines on the standard logger `jitdnn`.
 
-The setting `log` (JITDNN_LOG) decides what is emitted: `warning` a fallback, once each; `info` also each choice of an
-algorithm; `debug` also each run. A problem is always printed as its problem string, so that a line of the log can be
-pasted into `jitdnn plan` or `jitdnn bench`.
+The setting `log` (JITDNN_LOG) decides what is emitted: `warning` a fallback, once each; `info` also each
+choice of an algorithm; `debug` also each run. A problem is always printed as its problem string, so that a
+line of the log can be pasted into `jitdnn plan` or `jitdnn bench`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def chose(problem: object, plan: object) -> None:
 def fallback_once(key: object, message: str) -> None:
     """Log `message` at warning level, the first time in this process that `key` (anything hashable) comes by.
 
-    For every place where the library does something slower or other than what was asked: say it, with its cost.
+    For every place where the library does something slower or other than what was asked: say it, with its
+    cost.
     """
     if not is_enabled(logging.WARNING):
         return

@@ -1,7 +1,8 @@
 """Every setting of the library in one table: name, environment variable, default, meaning.
 
-The process default is read from the environment once, at first use. `settings(...)` overrides it for a `with` block
-of the running thread or task (a new thread starts from the process default, as for every context variable):
+The process default is read from the environment once, at first use. `settings(...)` overrides it for a `with`
+block of the running thread or task (a new thread starts from the process default, as for every context
+variable):
 
     with jitdnn.settings(workspace_limit="64 MiB", threads=1):
         y = jitdnn.conv(x, w)
@@ -39,10 +40,11 @@ _BYTES: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int | None) -> int | None:
-    """Return a number of bytes from text such as `64 MiB`, `8MB` or `4096`; None (no limit) from `none` or `unlimited`.
+    """Return the bytes that text such as `64 MiB`, `8MB` or `4096` means; None for `none` or `unlimited`.
 
-    Units are those of IEC 80000-13: kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB powers of 1024. Case does
-    not matter. Raises ParseError for text that is no size, InvalidArgument for a negative or fractional byte count.
+    Units are those of IEC 80000-13: kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB powers of 1024.
+    Case does not matter. Raises ParseError for text that is no size, InvalidArgument for a negative or
+    fractional byte count.
     """
     if text is None:
         return None
@@ -61,7 +63,7 @@ def parse_bytes(text: str | int | None) -> int | None:
     number, unit = match.groups()
     if unit.lower() not in _UNITS:
         raise ParseError(
-            f"{unit!r} is no unit of bytes: use B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (of 1024)",
+            f"{unit!r} is no unit of bytes: use B, kB, MB, GB, TB (powers of 1000) or KiB to TiB (of 1024)",
             text,
             1,
             match.start(2) + 1,
@@ -159,7 +161,7 @@ def _path(value: object) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. `parse` takes the text of the environment variable or the value given in Python."""
+    """One row of the table. `parse` takes the text of the variable or the value that is given in Python."""
 
     name: str
     parse: Callable[[object], Any]
@@ -176,19 +178,19 @@ TABLE: Final[tuple[Setting, ...]] = (
         "workspace_limit",
         _size_or_unlimited,
         lambda: None,
-        "Most bytes of workspace that a call may use: a size, `0` for none at all, `none` for as much as is fastest.",
+        "Most bytes of workspace that a call may use: a size, `0` for none, `none` for no limit.",
     ),
     Setting(
         "math",
         _one_of("fp32", "fp64", "tf32", "bf16", "fp16"),
         lambda: "fp32",
-        "Arithmetic that float32 data may be computed in. Lower modes apply only where a target has the hardware.",
+        "Least arithmetic that float32 data may be computed in. Modes below fp32 need the hardware.",
     ),
     Setting(
         "accuracy",
         _one_of("standard", "strict"),
         lambda: "standard",
-        "`strict` refuses algorithms whose error grows beyond that of a plain sum in the math mode (fast transforms).",
+        "`strict` refuses algorithms whose error is beyond that of a plain sum in the math mode.",
     ),
     Setting(
         "deterministic",
@@ -200,13 +202,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         "threads",
         _count,
         _available_cores,
-        "Threads that a CPU kernel is spread over. The default is the number of cores this process may run on.",
+        "Threads that a CPU kernel is spread over. The default is the cores that this process may run on.",
     ),
     Setting(
         "choice",
         _one_of("get", "find"),
         lambda: "get",
-        "How an algorithm is chosen: `get` by stored measurements and the cost model, `find` by measuring first.",
+        "How an algorithm is chosen: `get` from stored times and the cost model, `find` by measuring first.",
     ),
     Setting("target", _one_of("cpu"), lambda: "cpu", "Which table of kernels a new handle uses."),
     Setting(
@@ -232,7 +234,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "log",
         _one_of("off", "warning", "info", "debug"),
         lambda: "warning",
-        "What is logged: `warning` fallbacks, `info` also every choice of an algorithm, `debug` also every run.",
+        "What is logged: `warning` fallbacks, `info` also choices of an algorithm, `debug` also every run.",
     ),
 )
 _ROWS: Final = {row.name: row for row in TABLE}
@@ -240,7 +242,7 @@ _ROWS: Final = {row.name: row for row in TABLE}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A full set of values; see `TABLE` for what each means. Made by `current()`, `from_environment` and `settings`."""
+    """A full set of values; `TABLE` says what each means, `current()` gives those in force."""
 
     workspace_limit: int | None
     math: str
@@ -279,7 +281,7 @@ def _parsed(row: Setting, value: object, origin: str) -> Any:
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Return the defaults with every JITDNN_* variable of `environ` applied; an empty variable counts as unset.
+    """Return the defaults with the JITDNN_* variables of `environ` applied; an empty one counts as unset.
 
     Raises InvalidArgument that names the variable, its value and what it accepts.
     """
@@ -295,7 +297,7 @@ _process_default: Settings | None = None
 
 
 def current() -> Settings:
-    """Return the settings in force here: those of the innermost `with settings(...)`, else the process default."""
+    """Return the settings in force here: of the innermost `with settings(...)`, else of the process."""
     global _process_default
     values = _override.get()
     if values is not None:
@@ -306,7 +308,7 @@ def current() -> Settings:
 
 
 def override(base: Settings, **overrides: object) -> Settings:
-    """Return `base` with some values replaced. Raises InvalidArgument for an unknown name or a value out of range."""
+    """Return `base` with some values replaced. Raises InvalidArgument for an unknown name or a bad value."""
     values = {}
     for name, value in overrides.items():
         row = _ROWS.get(name)
@@ -318,9 +320,10 @@ def override(base: Settings, **overrides: object) -> Settings:
 
 @contextmanager
 def settings(**overrides: object) -> Iterator[Settings]:
-    """Override settings inside of a `with` block of this thread or task. Names and values are those of `TABLE`.
+    """Override settings inside of a `with` block of this thread or task; `TABLE` has names and values.
 
-    Text is accepted wherever the environment variable would take it (`workspace_limit="64 MiB"`). Blocks nest.
+    Text is accepted wherever the environment variable would take it (`workspace_limit="64 MiB"`). Blocks
+    nest, and the block's settings are what `as` gives.
     """
     token = _override.set(override(current(), **overrides))
     try:
@@ -342,7 +345,7 @@ assert [row.name for row in TABLE] == [f.name for f in fields(Settings)][:-1], (
 
 
 class _CallableModule(ModuleType):
-    """`jitdnn.settings` is this module and, as the README writes it, also the function: both are called by users."""
+    """`jitdnn.settings` is this module and also the function of its name, `with jitdnn.settings(...)`."""
 
     __call__ = staticmethod(settings)
 
