@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import EllipsisType
 from typing import Self
 
 import numpy as np
@@ -41,6 +42,8 @@ from jitdnn.tensor import TensorDescriptor
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
 MODES = ("cross_correlation", "convolution")
 
+_Index = tuple[EllipsisType | slice | int, ...]
+
 DATA_LETTERS = "dhw"
 FILTER_LETTERS = "trs"
 OUTPUT_LETTERS = "opq"
@@ -55,8 +58,8 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     the descriptor `y`, for "bwd_filter" dw has the descriptor `w`. `stride` and `dilation` have a number and
     `padding` a (before, after) pair for each spatial axis.
 
-    Raises InvalidShape if the extents do not fit, InvalidArgument for an attribute out of range, InvalidType for
-    dtypes other than f32 or f64 or mixed ones.
+    Raises InvalidShape if the extents do not fit, InvalidArgument for an attribute out of range, InvalidType
+    for dtypes other than f32 or f64 or mixed ones.
     """
 
     direction: str
@@ -131,18 +134,17 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         layout: str = "nchw",
         x: TensorDescriptor | None = None,
     ) -> Self:
-        """The "bwd_data" problem whose result extends dy: (N, K, out) and w (K, C/groups, taps) to (N, C, spatial).
+        """The "bwd_data" problem of a transposed convolution: dy (N, K, out) and w (K, C/groups, taps) give
+        dx (N, C, spatial).
 
-        Several extents have the output extent of dy; `output_padding` (less than the stride) picks among them:
+        Several extents lead to the output extents of dy; `output_padding`, less than the stride, picks one:
 
             extent = (out - 1) * stride + dilation * (taps - 1) + 1 - before - after + output_padding
         """
         dy = as_descriptor(dy_shape, dtype, layout)
         w = as_descriptor(w_shape, dtype, layout)
         if x is None:
-            x_shape = transposed_shape(
-                dy.shape, w.shape, stride, padding, dilation, output_padding, groups
-            )
+            x_shape = transposed_shape(dy.shape, w.shape, stride, padding, dilation, output_padding, groups)
             x = TensorDescriptor.packed(x_shape, dy.dtype, layout)
         return cls.make("bwd_data", x, w, stride, padding, dilation, groups, mode, y=dy)
 
@@ -192,7 +194,7 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         return 2 * self.y.size * math.prod(self.w.shape[1:])
 
     def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
-        """A sum over the taps: each tap multiplies a strided view of the zero-extended x by one matrix a group."""
+        """A sum over the taps: each pairs a strided view of the zero-extended x with one matrix a group."""
         first, second = as_float64(inputs, self)
         if self.direction == "fwd":
             return self._forward(first, second)
@@ -201,46 +203,48 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         return self._backward_filter(first, second)
 
     def _forward(self, x: Reals, w: Reals) -> Reals:
-        extended = np.pad(x, [(0, 0), (0, 0), *self.padding])
-        y = np.zeros(self.y.shape)
+        extended = self._by_group(self._extend(x))
+        filters = self._by_group(w, axis=0)
+        y = self._by_group(np.zeros(self.y.shape))
         for tap, view in self._taps():
-            for c, k in self._group_channels():
-                y[:, k] += np.einsum("nc...,kc->nk...", extended[:, c][view], w[k][:, :, *tap])
-        return y
+            y += np.einsum("ngc...,gkc->ngk...", extended[view], filters[tap])
+        return y.reshape(self.y.shape)
 
     def _backward_data(self, dy: Reals, w: Reals) -> Reals:
-        extended = np.zeros(
-            [*self.x.shape[:2], *(b + e + a for e, (b, a) in zip(self.spatial, self.padding, strict=True))]
-        )
+        extended = self._by_group(self._extend(np.zeros(self.x.shape)))
+        filters = self._by_group(w, axis=0)
         for tap, view in self._taps():
-            for c, k in self._group_channels():
-                extended[:, c][view] += np.einsum("nk...,kc->nc...", dy[:, k], w[k][:, :, *tap])
+            extended[view] += np.einsum("ngk...,gkc->ngc...", self._by_group(dy), filters[tap])
         inside = [slice(b, b + e) for e, (b, _) in zip(self.spatial, self.padding, strict=True)]
-        return extended[:, :, *inside].copy()
+        return np.array(extended[(..., *inside)]).reshape(self.x.shape)
 
     def _backward_filter(self, x: Reals, dy: Reals) -> Reals:
-        extended = np.pad(x, [(0, 0), (0, 0), *self.padding])
-        dw = np.zeros(self.w.shape)
+        extended = self._by_group(self._extend(x))
+        dw = self._by_group(np.zeros(self.w.shape), axis=0)
         for tap, view in self._taps():
-            for c, k in self._group_channels():
-                dw[k][:, :, *tap] = np.einsum("nc...,nk...->kc", extended[:, c][view], dy[:, k])
-        return dw
+            dw[tap] = np.einsum("ngc...,ngk...->gkc", extended[view], self._by_group(dy))
+        return dw.reshape(self.w.shape)
 
-    def _taps(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Each tap of w with the slices of the zero-extended x that it meets, one element an output."""
+    def _extend(self, x: Reals) -> Reals:
+        """x with its padding."""
+        return np.pad(x, [(0, 0), (0, 0), *self.padding])
+
+    def _by_group(self, tensor: Reals, axis: int = 1) -> Reals:
+        """A view with the channels of `axis` split into (groups, channels of a group)."""
+        shape = tensor.shape
+        split = (self.groups, shape[axis] // self.groups)
+        return tensor.reshape(*shape[:axis], *split, *shape[axis + 1 :])
+
+    def _taps(self) -> Iterator[tuple[_Index, _Index]]:
+        """Each tap's index into w (by group), and into the extended x, one element for every output."""
         for place in itertools.product(*map(range, self.filter_spatial)):
-            view = tuple(
+            view: list[slice] = [
                 slice(t * d, t * d + s * (o - 1) + 1, s)
                 for t, d, s, o in zip(place, self.dilation, self.stride, self.output_spatial, strict=True)
-            )
+            ]
             flipped = tuple(e - 1 - t for e, t in zip(self.filter_spatial, place, strict=True))
-            yield flipped if self.mode == "convolution" else place, (slice(None), slice(None), *view)
-
-    def _group_channels(self) -> Iterator[tuple[slice, slice]]:
-        """The channels of x and of y that each group joins."""
-        c, k = self.c // self.groups, self.k // self.groups
-        for group in range(self.groups):
-            yield slice(group * c, (group + 1) * c), slice(group * k, (group + 1) * k)
+            tap = flipped if self.mode == "convolution" else place
+            yield (..., *tap), (..., *view)
 
     def _named(self, field: str) -> str:
         """`y` is `dy` to the backward directions, and their result `dx` or `dw`."""
@@ -280,9 +284,9 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
             x_shape = (n, c, *words_extents(words, DATA_LETTERS, rank))
         y_shape = output_shape(x_shape, w_shape, stride, padding, dilation, groups)
         dtype, layout = words.dtype(), words.layout(rank + 2)
-        tensors = words.descriptors({"x": x_shape, "w": w_shape, "y": y_shape}, dtype, layout)
+        given = words.descriptors({"x": x_shape, "w": w_shape, "y": y_shape}, dtype, layout)
         mode = "convolution" if words.flag("flip") else "cross_correlation"
-        return cls(direction, **tensors, stride=stride, padding=padding, dilation=dilation, groups=groups, mode=mode)
+        return cls(direction, given["x"], given["w"], given["y"], stride, padding, dilation, groups, mode)
 
 
 @dataclass(frozen=True)
@@ -361,8 +365,8 @@ def output_shape(
 ) -> tuple[int, ...]:
     """The shape of y, (N, K, out), for x (N, C, spatial) and w (K, C/groups, taps).
 
-    Raises InvalidShape if the channels, groups and extents do not fit, InvalidArgument for a stride or dilation
-    below 1 or a negative padding.
+    Raises InvalidShape if the channels, groups and extents do not fit, InvalidArgument for a stride or
+    dilation below 1 or a negative padding.
     """
     rank = check_spatial_rank(x_shape, "x")
     if len(w_shape) != rank + 2:
@@ -388,10 +392,10 @@ def transposed_shape(
     output_padding: int | Sequence[int] = 0,
     groups: int = 1,
 ) -> tuple[int, ...]:
-    """The shape (N, C, spatial) that a transposed convolution of dy (N, K, out) by w (K, C/groups, taps) has.
+    """The shape (N, C, spatial) that a transposed convolution of dy (N, K, out) and w (K, C/groups, taps) has.
 
-    Raises InvalidShape if K differs or an extent would be below 1, InvalidArgument if an output padding is not
-    less than its stride (the extent would belong to a larger dy).
+    Raises InvalidShape if K differs, if an extent would be below 1, or if an output padding is not less than
+    its stride (the extent would belong to a larger dy).
     """
     rank = check_spatial_rank(dy_shape, "dy")
     if len(w_shape) != rank + 2:
@@ -416,8 +420,8 @@ def transposed_shape(
         extent = (out - 1) * s + d * (taps - 1) + 1 - before - after + more
         if extent < 1:
             raise InvalidShape(
-                f"axis {letter} of the result would have extent {extent}: the padding {before}:{after} takes away "
-                f"all of the {extent + before + after} elements that {out} outputs reach"
+                f"axis {letter} of the result would have extent {extent}: the padding {before}:{after} takes "
+                f"away all of the {extent + before + after} elements that {out} outputs reach"
             )
         spatial.append(extent)
     channels = w_shape[1] * groups
@@ -446,9 +450,9 @@ def _output_extent(
     if padded < reach:
         name, tap_name = DATA_LETTERS[letter], FILTER_LETTERS[letter]
         raise InvalidShape(
-            f"the filter covers {reach} elements of axis {name} ({tap_name}={taps}, dilation {dilation}) and the "
-            f"padded image has {padded} ({name}={extent}, padding {pair[0]}:{pair[1]}), so no output is left: "
-            f"pad by {reach - padded} more or use a smaller filter"
+            f"the filter covers {reach} elements of axis {name} ({tap_name}={taps}, dilation {dilation}) and "
+            f"the padded image has {padded} ({name}={extent}, padding {pair[0]}:{pair[1]}), so no output is "
+            f"left: pad by {reach - padded} more or use a smaller filter"
         )
     return (padded - reach) // stride + 1
 

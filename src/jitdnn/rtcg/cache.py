@@ -2,8 +2,8 @@
 
 What it guarantees:
 
-- `get` returns exactly the bytes that were `put` under the key, or None. Every entry carries a checksum over its
-  key and its content; an entry that does not match (truncated, damaged, renamed) is deleted and never returned.
+- `get` returns exactly the bytes that were `put` under the key, or None. Every entry carries a checksum over
+  its key and its content; one that does not match (truncated, damaged, renamed) is deleted, never returned.
 - Readers never see half an entry: it is written beside its place and renamed into it. A process killed in the
   middle of a write leaves a temporary file, which a later writer removes.
 - No call raises because of the disk. Where the folder cannot be written or is full, entries are kept in this
@@ -127,8 +127,9 @@ class CodeCache:
             self._remember(key, content)
             log.fallback_once(
                 ("unwritable cache", self.directory),
-                f"the code cache in {self.directory} cannot be written ({error.strerror or error}): compiled code "
-                "is kept in memory and compiled again by the next process; set JITDNN_CACHE_DIR to a folder with room",
+                f"the code cache in {self.directory} cannot be written ({error.strerror or error}): compiled "
+                "code is kept in memory, and the next process compiles it again; "
+                "set JITDNN_CACHE_DIR to a folder that has room",
             )
 
     def stats(self) -> CacheStats:
@@ -138,7 +139,7 @@ class CodeCache:
         return CacheStats(self.directory, len(sizes), sum(sizes), self.limit)
 
     def clear(self) -> None:
-        """Delete every entry, and what killed writers left behind. A folder that cannot be written stays as it is."""
+        """Delete every entry and what killed writers left behind, as far as the folder can be written."""
         self._memory.clear()
         self._allowance = 0
         for path, _, _ in self._entries(with_temporaries=True):

@@ -1,0 +1,127 @@
+"""The contract between the planner and every way to run a problem.
+
+An `Algorithm` says what it cannot do and why, what memory it needs, how long it should take and how exact
+it is; `build` turns it into a `Kernel`, a callable over raw pointers. Neither ever sees an array: the planner
+can ask all of them about a problem, and compile the winner, before a single element exists.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, ClassVar, Protocol
+
+from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.expression import Expression
+from jitdnn.tensor import TensorDescriptor
+
+UNIT_ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
+ARITHMETIC = {"f32": "fp32", "f64": "fp64"}
+
+
+class Device(Protocol):
+    """What a cost model may know of the machine; `devices/` holds the real ones."""
+
+    @property
+    def target(self) -> str:
+        """The table of algorithms to read, `"cpu"` for one."""
+
+    @property
+    def name(self) -> str:
+        """Chip, instruction set and threads: the name under which measurements are stored."""
+
+    @property
+    def threads(self) -> int:
+        """Host threads a kernel may use."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Memory bandwidth in bytes a second."""
+
+    def peak_flops(self, dtype: str) -> float:
+        """Peak arithmetic rate of all threads together in operations a second."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Work fused into the end of a kernel: `dst = alpha * expression(acc, *operands) + beta * dst`.
+
+    The expression's first input is the accumulated result, the others are `operands` in order. Every operand
+    descriptor already has the output's shape; a broadcast axis has stride 0.
+    """
+
+    expression: Expression
+    operands: tuple[TensorDescriptor, ...] = ()
+
+    def __str__(self) -> str:
+        operands = ", ".join(str(operand) for operand in self.operands)
+        return f"{self.expression} over ({operands})" if operands else str(self.expression)
+
+
+class Kernel(Protocol):
+    """A compiled problem. It writes every element of its output and nothing outside output and workspace."""
+
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None:
+        """Run on `stream` (None on the CPU).
+
+        `pointers` are the addresses of the elements at index 0 of the inputs, the output and the epilogue's
+        operands, in this order. `workspace` is a 64-byte aligned address of as many bytes as the algorithm
+        asked for (0 if none). With `beta == 0` the output is never read.
+        """
+
+
+class Algorithm(ABC):
+    """One way to run one kind of problem on one kind of device.
+
+    `name` is unique among the algorithms of a problem, and is what a user asks for. `version` goes up with
+    every change that may change the speed: measurements of another version are never used.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    problem: ClassVar[type[Problem]]
+    deterministic: ClassVar[bool]
+    """Bit-identical results from run to run on one device."""
+
+    @abstractmethod
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        """Say which constraint fails, in words a user can act on; None to accept."""
+
+    def workspace(self, problem: Problem, device: Device) -> int:
+        """Bytes of scratch memory the kernel needs beside its operands."""
+        return 0
+
+    @abstractmethod
+    def estimate(self, problem: Problem, device: Device) -> float:
+        """Expected seconds for one call."""
+
+    @abstractmethod
+    def error_bound(self, problem: Problem) -> float:
+        """Largest relative error `||out - reference|| / ||reference||` on well-conditioned data."""
+
+    def arithmetic(self, problem: Problem) -> str:
+        """The math mode in which products are summed: one of the names of the `math` setting."""
+        return ARITHMETIC[problem.dtype]
+
+    @abstractmethod
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        """Make the kernel. Takes no arrays and launches nothing, so it may run in any thread or process."""
+
+
+def terms(problem: Problem) -> int:
+    """Products summed into one output element, on average (half the operations an output element costs)."""
+    return max(1, problem.flops // (2 * max(1, problem.output.size)))
+
+
+def summation_bound(problem: Problem) -> float:
+    """Relative error to declare for a plain sum in the problem's own dtype.
+
+    Rounding errors of a sum of n terms behave as a random walk: u * sqrt(n) times 0.4 for terms of random
+    sign and 0.33 for positive ones (u is the unit roundoff); the constants here leave a factor of two and
+    cover the few roundings outside the sum.
+    """
+    return UNIT_ROUNDOFF[problem.dtype] * (4.0 + sqrt(terms(problem)))

@@ -1,0 +1,69 @@
+"""The algorithm of last resort: every problem's own float64 definition, run as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.views import descriptor_view
+from jitdnn.problems.problem import Problem
+
+# The definitions are NumPy loops over float64 copies; this is the slowest seen among them.
+OPERATIONS_A_SECOND = 2e7
+SECONDS_A_CALL = 1e-3
+
+
+class _ReferenceKernel:
+    def __init__(self, problem: Problem, epilogue: Epilogue | None) -> None:
+        self.problem = problem
+        self.epilogue = epilogue
+        self.descriptors = [operand.descriptor for operand in problem.operands]
+
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None:
+        count = len(self.descriptors)
+        arrays = [descriptor_view(*pair) for pair in zip(pointers[:count], self.descriptors, strict=True)]
+        *inputs, output = arrays
+        result = np.asarray(self.problem.reference(*inputs), np.float64)
+        if self.epilogue is not None:
+            operands = zip(pointers[count:], self.epilogue.operands, strict=True)
+            fused = [descriptor_view(*pair).astype(np.float64) for pair in operands]
+            result = np.asarray(self.epilogue.expression.evaluate(result, *fused), np.float64)
+        if alpha != 1.0:
+            result = alpha * result
+        if beta != 0.0:
+            result = result + beta * output.astype(np.float64)
+        # A float64 sum beyond float32's range is rounded to infinity, as a float32 sum would be.
+        with np.errstate(over="ignore"):
+            output[...] = result
+
+
+class Reference(Algorithm):
+    """Evaluate the problem's definition in float64 with NumPy, on the host.
+
+    It takes every problem on every host device. It is slow, and its temporaries are NumPy's own: they are not
+    part of the workspace.
+    """
+
+    name = "reference"
+    problem = Problem
+    deterministic = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        return None
+
+    def estimate(self, problem: Problem, device: Device) -> float:
+        return SECONDS_A_CALL + (problem.flops + 10 * problem.output.size) / OPERATIONS_A_SECOND
+
+    def error_bound(self, problem: Problem) -> float:
+        return 2.0 * UNIT_ROUNDOFF[problem.dtype]
+
+    def arithmetic(self, problem: Problem) -> str:
+        return "fp64"
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        return _ReferenceKernel(problem, epilogue)

@@ -1,0 +1,27 @@
+"""The map of the house: which algorithms run which problem on which target, best first, reference last.
+
+The planner tries them all; the order only breaks ties and is the order in which `explain` prints them.
+"""
+
+from __future__ import annotations
+
+from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.cpu.convolution_im2col import Im2col
+from jitdnn.kernels.reference import Reference
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
+
+REFERENCE = Reference()
+
+# (target, problem class, direction or None for problems that have only one)
+ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] = {
+    ("cpu", Convolution, "fwd"): (Im2col(), REFERENCE),
+    ("cpu", Convolution, "bwd_data"): (Im2col(), REFERENCE),
+    ("cpu", Convolution, "bwd_filter"): (Im2col(), REFERENCE),
+}
+
+
+def algorithms(problem: Problem, target: str) -> tuple[Algorithm, ...]:
+    """List the algorithms of a problem on a target, best first; any problem at all has the reference."""
+    direction = getattr(problem, "direction", None)
+    return ALGORITHMS.get((target, type(problem), direction), (REFERENCE,))
