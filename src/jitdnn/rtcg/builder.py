@@ -293,7 +293,9 @@ class Pointer:
     def _addresses(self, offset: int | Value, stride: int | Value, lanes: int) -> Any:
         k = self.k
         steps = k.iota(lanes) * (stride if isinstance(stride, Value) else k.integer(stride))
-        return k.b.gep((self + offset).v, [steps.v], source_etype=self.element)
+        addresses = k.b.gep((self + offset).v, [steps.v], source_etype=self.element)
+        addresses.type = ir.VectorType(POINTER, lanes)  # llvmlite takes the scalar base's type
+        return addresses
 
 
 class Function:

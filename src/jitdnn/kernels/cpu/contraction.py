@@ -1,0 +1,122 @@
+"""The micro-kernel under convolution and matrix product: sums over broadcasts times vectors.
+
+    sums[i][j] += a[row i + where the loops are] * b[where the loops are + lanes of vector j]
+
+The rows are any constant offsets into ``a``, so the same loop is a GEMM tile (rows of a panel), an implicit
+convolution (pixels of an image, as a box of rows and columns) and a filter gradient (channels and taps).
+The sums live in registers; they start from and return to a small tile in memory, [rows][vectors * lanes].
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Register, Value
+
+_UNROLL = 320  # multiply-adds in a straight line: enough to hide loop control, small enough to compile fast
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One loop of the reduction: its extent (None: given at run time) and the steps of both pointers."""
+
+    extent: int | None
+    a: int
+    b: int
+
+
+def trace_contraction(
+    module: Module, name: str, dtype: str, rows: Sequence[int], vectors: int, loops: Sequence[Loop],
+    accumulate: bool = False, b_offset: int = 0,
+) -> Function:  # fmt: skip
+    """Trace ``name(a, b, sums, extents...)``; with ``accumulate`` the sums in memory are added to.
+
+    ``b`` is read from ``b_offset`` on, as ``a`` is from the rows' offsets.
+    """
+    runtime = [i for i, loop in enumerate(loops) if loop.extent is None]
+    parameters = {"a": dtype, "b": dtype, "sums": dtype} | {f"extent{i}": None for i in runtime}
+    with module.function(name, **parameters) as (k, (a, b, sums, *extents), function):
+        lanes = k.lanes(dtype)
+        given = dict(zip(runtime, extents, strict=True))
+        acc = [
+            [
+                k.register(
+                    sums.load((i * vectors + j) * lanes, lanes) if accumulate else k.constant(0, dtype, lanes)
+                )
+                for j in range(vectors)
+            ]
+            for i in range(len(rows))
+        ]
+        straight = _straight_suffix(loops, len(rows) * vectors)
+        body = _Body(k, rows, acc, lanes, loops[len(loops) - straight :])
+        _nest(k, a, b + b_offset, list(enumerate(loops[: len(loops) - straight])), given, body)
+        for i, row in enumerate(acc):
+            for j, register in enumerate(row):
+                sums.store(register.get(), (i * vectors + j) * lanes)
+    return function
+
+
+def _straight_suffix(loops: Sequence[Loop], work: int) -> int:
+    """How many of the innermost loops are written out."""
+    count, turns = 0, 1
+    for loop in reversed(loops):
+        if loop.extent is None or turns * loop.extent * work > _UNROLL:
+            break
+        turns *= loop.extent
+        count += 1
+    return count
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The straight-line part: every step of the innermost loops, as multiply-adds."""
+
+    k: Builder
+    rows: Sequence[int]
+    acc: list[list[Register]]
+    lanes: int
+    inner: Sequence[Loop]
+
+    @property
+    def work(self) -> int:
+        turns = math.prod(loop.extent or 1 for loop in self.inner)
+        return max(1, turns * len(self.rows) * len(self.acc[0]))
+
+    def trace(self, a: Pointer, b: Pointer) -> None:
+        for point in itertools.product(*(range(loop.extent or 0) for loop in self.inner)):
+            at_a = sum(i * loop.a for i, loop in zip(point, self.inner, strict=True))
+            at_b = sum(i * loop.b for i, loop in zip(point, self.inner, strict=True))
+            vectors = [b.load(at_b + j * self.lanes, self.lanes) for j in range(len(self.acc[0]))]
+            for row, sums in zip(self.rows, self.acc, strict=True):
+                one = a.splat(at_a + row, self.lanes)
+                for j, vector in enumerate(vectors):
+                    sums[j].set(self.k.fma(one, vector, sums[j].get()))
+
+
+def _nest(
+    k: Builder, a: Pointer, b: Pointer, loops: list[tuple[int, Loop]], given: dict[int, Value], body: _Body
+) -> None:
+    """The loops that run at run time, outermost first; the innermost is unrolled by hand."""
+    if not loops:
+        body.trace(a, b)
+        return
+    (number, loop), rest = loops[0], loops[1:]
+    extent: int | Value = given[number] if loop.extent is None else loop.extent
+    if rest:
+        for i in k.range(extent):
+            _nest(k, a + i * loop.a, b + i * loop.b, rest, given, body)
+        return
+    times = max(1, min(8, _UNROLL // body.work))
+    if isinstance(extent, int):
+        whole: int | Value = extent - extent % times
+    else:
+        whole = extent - extent % times
+    if times > 1:
+        for i in k.range(0, whole, times):
+            for u in range(times):
+                body.trace(a + (i * loop.a + u * loop.a), b + (i * loop.b + u * loop.b))
+    for i in k.range(whole if times > 1 else 0, extent):
+        body.trace(a + i * loop.a, b + i * loop.b)

@@ -1,0 +1,60 @@
+"""Convolution forward and backward to the data as an implicit GEMM over packed tiles, without an im2col buffer.
+
+Any stride, dilation, padding, groups, layout and channel count. A 1x1 convolution is a plain GEMM of its
+pixels; a strided backward data is one dense correlation for each residue of the position (correlation.py).
+"""
+
+from __future__ import annotations
+
+from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.cpu.blocked import Blocked
+from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.timing import seconds_of
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.builder import Module
+from jitdnn.rtcg.compile import load
+
+
+class ImplicitGemm(Algorithm):
+    """Forward and backward data; see the module's text."""
+
+    name = "implicit_gemm"
+    problem = Convolution
+    deterministic = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction == "bwd_filter":
+            return "it computes forward and backward data: implicit_gemm_filter computes the filter's gradient"
+        return None
+
+    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[Blocked]:
+        assert isinstance(problem, Convolution) and isinstance(device, CpuDevice)
+        operands = epilogue.operands if epilogue else ()
+        return [Blocked(part.merged(), device.isa) for part in lower_convolution(problem, operands)]
+
+    def workspace(self, problem: Problem, device: Device) -> int:
+        return max(part.workspace(device.threads) for part in self._parts(problem, device))
+
+    def estimate(self, problem: Problem, device: Device) -> float:
+        parts = self._parts(problem, device)
+        return seconds_of(problem, device, sum(part.cycles() for part in parts), sum(p.tasks for p in parts))
+
+    def error_bound(self, problem: Problem) -> float:
+        return summation_bound(problem)
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        assert isinstance(device, CpuDevice)
+        parts = self._parts(problem, device, epilogue)
+        pointers = 3 + (len(epilogue.operands) if epilogue else 0)
+
+        def generate(module: Module) -> None:
+            for number, part in enumerate(parts):
+                part.trace(module, f"part{number}_", pointers, (0, 1, 2), epilogue)
+
+        key = (str(problem), str(epilogue), device.isa.name)
+        library = load(self.name, key, device.isa, generate)
+        phases = [phase for number, part in enumerate(parts) for phase in part.phases(f"part{number}_")]
+        return CpuKernel(library, phases, pointers, device.threads)

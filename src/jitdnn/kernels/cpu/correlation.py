@@ -1,0 +1,275 @@
+"""Every convolution, forward or backward to the data, as one form: a correlation over three axes of space.
+
+    y[n, k, p] = sum over channels c and taps i of  w[k, c, tap i] * x[n, c, step * p + offset of tap i]
+
+with zero where x is outside. A strided backward data is several of these, one for each residue of the input
+position modulo the stride: each sees only the taps that fall on it, and none multiplies by an inserted zero.
+A matrix product is one with a single tap. Nothing here knows how it will be computed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.matmul import MatMul
+from jitdnn.tensor import TensorDescriptor
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Taps along one axis: tap i is filter position ``start + i * increment`` and reads ``offset + i * shift``."""
+
+    count: int
+    start: int = 0
+    increment: int = 1
+    offset: int = 0
+    shift: int = 1
+
+    @property
+    def lowest(self) -> int:
+        return min(self.offset, self.offset + (self.count - 1) * self.shift) if self.count else 0
+
+    @property
+    def span(self) -> int:
+        """Distance from the first position read to the last."""
+        return (self.count - 1) * abs(self.shift) if self.count else 0
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of space: how many results, how many positions to read from, and the step between results."""
+
+    results: int
+    positions: int
+    step: int
+    taps: Taps
+
+    @property
+    def is_plain(self) -> bool:
+        """True if result p reads position p and nothing else."""
+        return self.taps.count == 1 and self.taps.offset == 0 and self.step == 1
+
+
+@dataclass(frozen=True)
+class View:
+    """Strides of one tensor, in elements: batch, groups, channels within a group, three axes; and an offset."""
+
+    batch: int
+    groups: tuple[int, ...]
+    channels: int
+    space: tuple[int, int, int]
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class FilterView:
+    """Strides of a filter: groups, results (k), channels read (c), three axes of taps."""
+
+    groups: tuple[int, ...]
+    results: int
+    channels: int
+    space: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """``depth`` channels are read and ``width`` made in each group."""
+
+    dtype: str
+    batch: int
+    groups: tuple[int, ...]
+    depth: int
+    width: int
+    axes: tuple[Axis, Axis, Axis]
+    x: View
+    w: FilterView
+    y: View
+    operands: tuple[View, ...] = ()
+
+    @property
+    def group_count(self) -> int:
+        return math.prod(self.groups)
+
+    @property
+    def taps(self) -> int:
+        return math.prod(axis.taps.count for axis in self.axes)
+
+    @property
+    def pixels(self) -> int:
+        """Positions of the result in one image."""
+        return math.prod(axis.results for axis in self.axes)
+
+    @property
+    def multiplications(self) -> int:
+        return self.batch * self.group_count * self.depth * self.width * self.taps * self.pixels
+
+    def merged(self) -> Correlation:
+        """The same with axes joined where no tensor can tell, so that tiles see long runs of pixels."""
+        axes, views = list(self.axes), [self.x, self.y, *self.operands]
+        for last in (2, 1):  # w takes h in, then d
+            first = last - 1
+            inner, outer = axes[2], axes[first]
+            joins = all(v.space[first] == inner.results * v.space[2] for v in views)
+            same = inner.is_plain and outer.is_plain and inner.positions == inner.results
+            if outer.results == outer.positions == 1 or not same or not joins:
+                continue
+            axes[2] = Axis(inner.results * outer.results, inner.positions * outer.positions, 1, Taps(1))
+            axes[first] = Axis(1, 1, 1, Taps(1))
+            views = [replace(v, space=_without(v.space, first)) for v in views]
+        merged = replace(self, axes=tuple(axes), x=views[0], y=views[1], operands=tuple(views[2:]))
+        return merged._with_batch_merged()
+
+    def _with_batch_merged(self) -> Correlation:
+        """The batch joined into the last axis where that axis is plain and stands alone."""
+        inner, views = self.axes[2], [self.x, self.y, *self.operands]
+        alone = inner.is_plain and inner.positions == inner.results
+        alone = alone and all(a.results == 1 and a.is_plain and a.positions == 1 for a in self.axes[:2])
+        if not alone or self.batch == 1 or any(v.batch != inner.results * v.space[2] for v in views):
+            return self
+        axis = Axis(self.batch * inner.results, self.batch * inner.positions, 1, Taps(1))
+        views = [replace(v, batch=0) for v in views]
+        return replace(
+            self, batch=1, axes=(self.axes[0], self.axes[1], axis), x=views[0], y=views[1],
+            operands=tuple(views[2:]),
+        )  # fmt: skip
+
+
+def _without(space: tuple[int, int, int], axis: int) -> tuple[int, int, int]:
+    a, b, c = (0 if i == axis else s for i, s in enumerate(space))
+    return a, b, c
+
+
+def _three(strides: Sequence[int]) -> tuple[int, int, int]:
+    a, b, c = (0,) * (3 - len(strides)) + tuple(strides)
+    return a, b, c
+
+
+def view_of(tensor: TensorDescriptor, groups: int) -> View:
+    """An N, C, space tensor whose channels fall into groups."""
+    n, c, *space = tensor.strides
+    return View(n, (tensor.shape[1] // groups * c,), c, _three(space))
+
+
+def lower_convolution(
+    problem: Convolution, operands: Sequence[TensorDescriptor] = ()
+) -> tuple[Correlation, ...]:
+    """The correlations that together write every element of a forward or backward-data result once."""
+    groups = problem.groups
+    data, result = (problem.x, problem.y) if problem.direction == "fwd" else (problem.y, problem.x)
+    k, c, *space = problem.w.strides
+    group = problem.w.shape[0] // groups * k
+    forward = problem.direction == "fwd"
+    w = FilterView((group,), k if forward else c, c if forward else k, _three(space))
+    whole = Correlation(
+        dtype=problem.dtype,
+        batch=result.shape[0],
+        groups=(groups,),
+        depth=data.shape[1] // groups,
+        width=result.shape[1] // groups,
+        axes=(Axis(1, 1, 1, Taps(1)),) * 3,
+        x=view_of(data, groups),
+        w=w,
+        y=view_of(result, groups),
+        operands=tuple(view_of(o, groups) for o in operands),
+    )
+    rows = list(_axis_rows(problem))
+    if forward:
+        axes = [_forward_axis(row) for row in rows]
+        return (replace(whole, axes=_pad_axes(axes)),)
+    parts = []
+    for residues in itertools.product(*(range(min(row.stride, row.positions)) for row in rows)):
+        axes = [_backward_axis(row, residue) for row, residue in zip(rows, residues, strict=True)]
+        pad = (0,) * (3 - len(rows))
+        strides = (1,) * len(pad) + tuple(row.stride for row in rows)
+        part = replace(
+            whole, axes=_pad_axes(axes), y=_every(whole.y, strides, pad + residues),
+            operands=tuple(_every(o, strides, pad + residues) for o in whole.operands),
+        )  # fmt: skip
+        parts.append(part)
+    return tuple(parts)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One axis of a convolution as its problem states it."""
+
+    positions: int
+    results: int
+    taps: int
+    stride: int
+    before: int
+    dilation: int
+    flipped: bool
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(
+            (self.positions, self.results, self.taps, self.stride, self.before, self.dilation, self.flipped)
+        )
+
+
+def _axis_rows(problem: Convolution) -> Iterator[_Row]:
+    flipped = problem.mode == "convolution"
+    for i, positions in enumerate(problem.x.shape[2:]):
+        yield _Row(
+            positions, problem.y.shape[2 + i], problem.w.shape[2 + i], problem.stride[i], problem.padding[i][0],
+            problem.dilation[i], flipped,
+        )  # fmt: skip
+
+
+def _forward_axis(row: _Row) -> Axis:
+    start, increment = (row.taps - 1, -1) if row.flipped else (0, 1)
+    return Axis(row.results, row.positions, row.stride, Taps(row.taps, start, increment, -row.before, row.dilation))
+
+
+def _backward_axis(row: _Row, residue: int) -> Axis:
+    """Results at residue, residue + stride, ...: position of tap r is (residue + before - r * dilation) / stride."""
+    results = -(-(row.positions - residue) // row.stride)
+    hits = [r for r in range(row.taps) if (residue + row.before - r * row.dilation) % row.stride == 0]
+    if not hits:
+        return Axis(results, row.results, 1, Taps(0))
+    offsets = [(residue + row.before - r * row.dilation) // row.stride for r in hits]
+    places = [row.taps - 1 - r if row.flipped else r for r in hits]
+    if len(hits) == 1:
+        return Axis(results, row.results, 1, Taps(1, places[0], 1, offsets[0], 1))
+    increment, shift = places[1] - places[0], offsets[1] - offsets[0]
+    return Axis(results, row.results, 1, Taps(len(hits), places[0], increment, offsets[0], shift))
+
+
+def _pad_axes(axes: Sequence[Axis]) -> tuple[Axis, Axis, Axis]:
+    a, b, c = (Axis(1, 1, 1, Taps(1)),) * (3 - len(axes)) + tuple(axes)
+    return a, b, c
+
+
+def _every(view: View, strides: Sequence[int], residues: Sequence[int]) -> View:
+    """Every stride-th position of a view, from the residues on."""
+    offset = sum(r * s for r, s in zip(residues, view.space, strict=True))
+    space = _three([s * step for s, step in zip(view.space, strides, strict=True)])
+    return replace(view, space=space, offset=view.offset + offset)
+
+
+def lower_matmul(problem: MatMul) -> Correlation:
+    """c[m, n] = sum over k of a[m, k] b[k, n]: m as pixels, k as channels read, n as channels made."""
+    a, b, c = problem.a, problem.b, problem.c
+    batch = c.shape[:-2]
+
+    def groups(tensor: TensorDescriptor) -> tuple[int, ...]:
+        missing = len(batch) - (len(tensor.shape) - 2)
+        own = zip(tensor.shape[:-2], tensor.strides[:-2], strict=True)
+        return (0,) * missing + tuple(0 if extent == 1 else stride for extent, stride in own)
+
+    m, depth = a.shape[-2:]
+    return Correlation(
+        dtype=problem.dtype,
+        batch=1,
+        groups=tuple(batch) or (1,),
+        depth=depth,
+        width=b.shape[-1],
+        axes=(Axis(1, 1, 1, Taps(1)), Axis(1, 1, 1, Taps(1)), Axis(m, m, 1, Taps(1))),
+        x=View(0, groups(a) or (0,), a.strides[-1], (0, 0, a.strides[-2])),
+        w=FilterView(groups(b) or (0,), b.strides[-1], b.strides[-2], (0, 0, 0)),
+        y=View(0, groups(c) or (0,), c.strides[-1], (0, 0, c.strides[-2])),
+    )

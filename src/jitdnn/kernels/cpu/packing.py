@@ -1,0 +1,257 @@
+"""Copies into the workspace: image blocks with their borders, and filters as panels of lanes.
+
+A slab is a block of the input in one of two orders, with zeros where the input ends, so that the contraction
+reads it without a test. It is not an im2col buffer: each input element is in it once.
+
+    channels first : [batch][channel][axis 0][axis 1][axis 2]     rows along axis 2 are copied
+    channels last  : [batch][axis 0][axis 1][axis 2][channel]     rows along the channels are copied
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitdnn.kernels.cpu.correlation import Axis, Correlation
+from jitdnn.kernels.cpu.transpose import copy_transposed
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Extents and strides of a slab: (batch, axis 0, axis 1, axis 2) in ``block`` are extents of results."""
+
+    block: tuple[int, int, int, int]
+    extents: tuple[int, int, int]
+    steps: tuple[int, int, int]
+    batch: int
+    channels: int
+    space: tuple[int, int, int]
+    is_channels_last: bool
+
+
+def slab_step(axis: Axis) -> int:
+    """Distance in the slab between neighbouring results: with one tap only what is read is copied."""
+    return 1 if axis.taps.count <= 1 else axis.step
+
+
+def slab_extent(axis: Axis, results: int) -> int:
+    """Positions of an axis that a block of ``results`` results reads."""
+    return max(0, results - 1) * slab_step(axis) + axis.taps.span + 1
+
+
+def plan_slab(
+    c: Correlation, block: tuple[int, int, int, int], lanes: int, channels_last: bool | None = None
+) -> Slab:
+    """Lay out a slab; its rows run along whatever is contiguous in the input."""
+    extents = tuple(slab_extent(axis, results) for axis, results in zip(c.axes, block[1:], strict=True))
+    steps = tuple(slab_step(axis) for axis in c.axes)
+    if channels_last is None:
+        channels_last = c.x.channels == 1 and c.depth > 1 and c.x.space[2] != 1
+    d, h, w = extents
+    if channels_last:
+        # a pitch that is a multiple of 256 bytes would put neighbouring pixels into few sets of the L1 cache
+        pitch = c.depth + lanes if c.depth % (4 * lanes) == 0 else c.depth
+        space = (h * w * pitch, w * pitch, pitch)
+        return Slab(block, (d, h, w), _triple(steps), d * h * w * pitch, 1, space, True)
+    space = (h * w, w, 1)
+    return Slab(block, (d, h, w), _triple(steps), c.depth * d * h * w, d * h * w, space, False)
+
+
+def slab_size(c: Correlation, slab: Slab, box: Sequence[int], lanes: int, depth: int | None = None) -> int:
+    """Elements to reserve: what tiles of ``box`` results reach beyond the block is read, though never used."""
+    reach = 1 + (slab.block[0] - 1) * slab.batch + ((depth or c.depth) - 1) * slab.channels
+    for axis, results, side, stride in zip(c.axes, slab.block[1:], box[1:], slab.space, strict=True):
+        rounded = -(-results // side) * side
+        reach += (slab_extent(axis, rounded) - 1) * stride
+    reach += (-(-slab.block[0] // box[0]) * box[0] - slab.block[0]) * slab.batch
+    return reach + 8 * lanes
+
+
+def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Function:
+    """Trace ``name(x, slab, batches, d, h, w)``: copy the block whose first result is (d, h, w) of an image.
+
+    ``x`` points to the group's first channel of the block's first image; ``batches`` images are there.
+    """
+    with module.function(name, x=c.dtype, slab=c.dtype, batches=None, d=None, h=None, w=None) as (
+        k, (x, target, batches, *starts), function,
+    ):  # fmt: skip
+        origins = [s * axis.step + axis.taps.lowest for s, axis in zip(starts, c.axes, strict=True)]
+        for n in k.range(0, batches):
+            image, place = x + n * c.x.batch, target + n * slab.batch
+            if slab.is_channels_last:
+                _copy_pixels(k, c, slab, image, place, origins)
+            else:
+                for channel in k.range(c.depth):
+                    _copy_rows(
+                        k, c, slab, image + channel * c.x.channels, place + channel * slab.channels, origins
+                    )
+    return function
+
+
+def _source_steps(c: Correlation) -> list[int]:
+    """Positions of the input from one element of the slab to the next, on each axis."""
+    return [axis.step if axis.taps.count <= 1 else 1 for axis in c.axes]
+
+
+def _copy_rows(
+    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value]
+) -> None:
+    lanes = k.lanes(c.dtype)
+    axis, step = c.axes[2], _source_steps(c)
+    for row, inside, target in _rows(k, c, slab, image, place, origins):
+        for j in k.range(0, slab.extents[2], lanes):
+            first = origins[2] + j * step[2]
+            # lane i reads position first + i * step, which must be in [0, positions)
+            limit = k.select(inside, k.integer(axis.positions), 0)
+            mask = k.mask((limit - first + (step[2] - 1)).max(0) // step[2], lanes)
+            if axis.taps.lowest < 0:
+                before = ((k.integer(step[2] - 1) - first).max(0)) // step[2]
+                mask = mask & ~k.mask(before, lanes)
+            vector = row.load_strided(first * c.x.space[2], c.x.space[2] * step[2], lanes, mask)
+            _keep_zero_outside(k, c.x.space[2] * step[2], vector, mask, target, j)
+
+
+def _keep_zero_outside(
+    k: Builder, stride: int, vector: Value, mask: Value, target: Pointer, at: Value
+) -> None:
+    """Store a row's vector; a broadcast load (stride 0) ignores the mask, so apply it here."""
+    if stride == 0:
+        vector = k.select(mask, vector, 0.0)
+    target.store(vector, at)
+
+
+def _rows(
+    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value]
+) -> object:
+    """Each row of the slab along axis 2: where it comes from, whether it is inside the image, where it goes."""
+    step = _source_steps(c)
+    for i in k.range(slab.extents[0]):
+        d = origins[0] + i * step[0]
+        for j in k.range(slab.extents[1]):
+            h = origins[1] + j * step[1]
+            inside = _within(d, c.axes[0].positions) & _within(h, c.axes[1].positions)
+            source = image + (k.select(inside, d, 0) * c.x.space[0] + k.select(inside, h, 0) * c.x.space[1])
+            yield source, inside, place + (i * slab.space[0] + j * slab.space[1])
+
+
+def _copy_pixels(
+    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value]
+) -> None:
+    lanes = k.lanes(c.dtype)
+    step = _source_steps(c)
+    for row, inside, target in _rows(k, c, slab, image, place, origins):
+        for p in k.range(slab.extents[2]):
+            w = origins[2] + p * step[2]
+            here = inside & _within(w, c.axes[2].positions)
+            limit = k.select(here, k.integer(c.depth), 0)
+            pixel = row + k.select(here, w, 0) * c.x.space[2]
+            for channel in k.range(0, c.depth, lanes):
+                mask = k.mask(limit - channel, lanes)
+                vector = pixel.load_strided(channel * c.x.channels, c.x.channels, lanes, mask)
+                _keep_zero_outside(k, c.x.channels, vector, mask, target + p * slab.space[2], channel)
+
+
+def _within(position: Value, extent: int) -> Value:
+    return (position >= 0) & (position < extent)
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A filter packed as [group][panel][channel][tap 0][tap 1][tap 2][lanes of results]."""
+
+    lanes: int
+    count: int
+    taps: tuple[int, int, int]
+    depth: int
+
+    @property
+    def panel_size(self) -> int:
+        a, b, c = self.taps
+        return self.depth * a * b * c * self.lanes
+
+    @property
+    def tap_strides(self) -> tuple[int, int, int]:
+        _, b, c = self.taps
+        return b * c * self.lanes, c * self.lanes, self.lanes
+
+    @property
+    def channel_stride(self) -> int:
+        a, b, c = self.taps
+        return a * b * c * self.lanes
+
+
+def plan_panels(c: Correlation, lanes: int) -> Panels:
+    taps = _triple([axis.taps.count for axis in c.axes])
+    return Panels(lanes, -(-c.width // lanes), taps, c.depth)
+
+
+def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Function:
+    """Trace ``name(w, panel, first, channel, channels)``: pack some channels of the results from ``first`` on.
+
+    ``w`` points to the group's filter and ``panel`` to the panel; results beyond the last become 0.
+    """
+    with module.function(name, w=c.dtype, panel=c.dtype, first=None, channel=None, channels=None) as (
+        k, (w, panel, first, channel, channels), function,
+    ):  # fmt: skip
+        lanes = k.lanes(c.dtype)
+        strides = [axis.taps.increment * s for axis, s in zip(c.axes, c.w.space, strict=True)]
+        start = sum(axis.taps.start * s for axis, s in zip(c.axes, c.w.space, strict=True))
+        run, outer = _contiguous_run(panels.taps, strides)
+        by_rows = run >= 4 or (run == panels.taps[2] and run * c.w.channels > 1 and c.w.channels == run)
+        whole = run == panels.taps[0] * panels.taps[1] * panels.taps[2] and c.w.channels == run
+        for j in range(0, panels.lanes, lanes):
+            here = min(lanes, panels.lanes - j)
+            source = w + (start + (first + j) * c.w.results)
+            valid = k.integer(c.width) - first - j
+            keep = None if here == lanes else k.mask(here, lanes)
+            if c.w.results == 1 or not (by_rows or whole):
+                for ch in k.range(channel, channel + channels):
+                    at = panel + (ch * panels.channel_stride + j)
+                    mask = k.mask(valid.min(here), lanes)
+                    for place, offset in _tap_places(k, panels, strides):
+                        vector = source.load_strided(ch * c.w.channels + offset, c.w.results, lanes, mask)
+                        if c.w.results == 0:
+                            vector = k.select(mask, vector, 0.0)
+                        at.store(vector, place, keep)
+            elif whole:
+                copy_transposed(
+                    k, source + channel * run, c.w.results, valid.min(here), channels * run,
+                    panel + (channel * panels.channel_stride + j), panels.lanes, lanes, keep,
+                )  # fmt: skip
+            else:
+                for ch in k.range(channel, channel + channels):
+                    for place, offset in _nest_places(k, outer, strides, panels):
+                        copy_transposed(
+                            k, source + (ch * c.w.channels + offset), c.w.results, valid.min(here), run,
+                            panel + (ch * panels.channel_stride + j + place), panels.lanes, lanes, keep,
+                        )  # fmt: skip
+    return function
+
+
+def _contiguous_run(taps: tuple[int, int, int], strides: Sequence[int]) -> tuple[int, int]:
+    """Length of the run of taps that lie one after the other, and how many outer axes are left."""
+    run, axis = 1, 3
+    while axis > 0 and (taps[axis - 1] == 1 or strides[axis - 1] == run):
+        run *= taps[axis - 1]
+        axis -= 1
+    return run, axis
+
+
+def _tap_places(k: Builder, panels: Panels, strides: Sequence[int]) -> object:
+    yield from _nest_places(k, 3, strides, panels)
+
+
+def _nest_places(k: Builder, axes: int, strides: Sequence[int], panels: Panels) -> object:
+    """Loops over the first ``axes`` axes of taps: (place in the panel, offset in the filter)."""
+    extents = [panels.taps[i] if i < axes else 1 for i in range(3)]
+    for a in k.range(extents[0]):
+        for b in k.range(extents[1]):
+            for c in k.range(extents[2]):
+                to, of = panels.tap_strides, strides
+                yield a * to[0] + b * to[1] + c * to[2], a * of[0] + b * of[1] + c * of[2]
+
+
+def _triple(values: Sequence[int]) -> tuple[int, int, int]:
+    a, b, c = values
+    return a, b, c
