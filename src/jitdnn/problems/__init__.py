@@ -27,7 +27,7 @@ __all__ = [
 def parse(text: str) -> Problem:
     """The problem that a string such as `conv_fwd n128 c96 h221 w221 k256 r7 s7 stride2 pad0 f32 nchw` names.
 
-    Raises ParseError with the column of the word that does not belong, InvalidShape or InvalidArgument if the words
-    are well formed but no operation has them.
+    Raises ParseError with the column of the word that does not belong, InvalidShape or InvalidArgument if the
+    words are well formed but no operation has them.
     """
     return Problem.parse(text)

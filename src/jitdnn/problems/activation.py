@@ -63,11 +63,11 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
     """y = f(x), or dx = dy * f'(x); all tensors of one shape, 1 to 8 dims.
 
     `function` is a name of `FUNCTIONS`. For "bwd", `saved` says which of "x" and "y" the derivative is taken
-    from; `dx` and `dy` describe the gradients (x's and y's descriptors if None), and the tensor that is not saved
-    is no operand and has its packed descriptor.
+    from; `dx` and `dy` describe the gradients (x's and y's descriptors if None), and the tensor that is not
+    saved is no operand and has its packed descriptor.
 
-    Raises InvalidShape if shapes differ, InvalidArgument for an unknown function or one without a derivative from
-    y, InvalidType for dtypes other than f32 or f64 or mixed ones.
+    Raises InvalidShape if shapes differ, InvalidArgument for an unknown function or one without a derivative
+    from y, InvalidType for dtypes other than f32 or f64 or mixed ones.
     """
 
     direction: str
@@ -107,7 +107,7 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
         dx: TensorDescriptor | None = None,
         dy: TensorDescriptor | None = None,
     ) -> Self:
-        """The problem from a shape or x's descriptor; tensors are packed in `layout` unless given otherwise."""
+        """The problem from a shape or x's descriptor; tensors are packed in `layout` if not given."""
         x = as_descriptor(shape, dtype, layout, x_strides)
         y = y or as_descriptor(x.shape, x.dtype, layout, y_strides)
         if direction == "bwd":
@@ -124,7 +124,8 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
         """(x, y) forward, (dy, x or y as saved, dx) backward."""
         if self.direction == "fwd":
             return Operand("x", self.x), Operand("y", self.y)
-        assert self.dx is not None and self.dy is not None
+        assert self.dx is not None
+        assert self.dy is not None
         kept = Operand("x", self.x) if self.saved == "x" else Operand("y", self.y)
         return Operand("dy", self.dy), kept, Operand("dx", self.dx)
 
@@ -147,8 +148,9 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
             return arrays[0] * definition.derivative_from_y(arrays[1])
 
     def _body(self) -> list[str]:
-        words = [self.function, *(["saved_y"] if self.saved == "y" else []), shape_word(self.y.shape), self.dtype]
-        return words + layout_words([(o.name, o.descriptor) for o in self.operands])
+        words = [self.function, "saved_y"] if self.saved == "y" else [self.function]
+        named = [(operand.name, operand.descriptor) for operand in self.operands]
+        return [*words, shape_word(self.y.shape), self.dtype, *layout_words(named)]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

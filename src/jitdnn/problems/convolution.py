@@ -216,7 +216,8 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         for tap, view in self._taps():
             extended[view] += np.einsum("ngk...,gkc->ngc...", self._by_group(dy), filters[tap])
         inside = [slice(b, b + e) for e, (b, _) in zip(self.spatial, self.padding, strict=True)]
-        return np.array(extended[(..., *inside)]).reshape(self.x.shape)
+        whole = [slice(None)] * 3  # n, g, c
+        return extended[tuple(whole + inside)].reshape(self.x.shape)
 
     def _backward_filter(self, x: Reals, dy: Reals) -> Reals:
         extended = self._by_group(self._extend(x))
@@ -244,7 +245,9 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
             ]
             flipped = tuple(e - 1 - t for e, t in zip(self.filter_spatial, place, strict=True))
             tap = flipped if self.mode == "convolution" else place
-            yield (..., *tap), (..., *view)
+            in_filter: _Index = (..., *tap)
+            in_extended: _Index = (..., *view)
+            yield in_filter, in_extended
 
     def _named(self, field: str) -> str:
         """`y` is `dy` to the backward directions, and their result `dx` or `dw`."""
@@ -392,7 +395,7 @@ def transposed_shape(
     output_padding: int | Sequence[int] = 0,
     groups: int = 1,
 ) -> tuple[int, ...]:
-    """The shape (N, C, spatial) that a transposed convolution of dy (N, K, out) and w (K, C/groups, taps) has.
+    """The shape (N, C, spatial) that a transposed convolution of dy (N, K, out) by w (K, C/groups, ...) has.
 
     Raises InvalidShape if K differs, if an extent would be below 1, or if an output padding is not less than
     its stride (the extent would belong to a larger dy).

@@ -37,10 +37,13 @@ class MatMul(Problem, kinds=("matmul",)):
         for name, tensor in (("a", self.a), ("b", self.b)):
             if tensor.shape[:-2] != shape[:-2]:
                 raise InvalidShape(
-                    f"{name} has batch dims {tensor.shape[:-2]}, c has {shape[:-2]}: broadcast {name} with stride 0"
+                    f"{name} has batch dims {tensor.shape[:-2]}, c has {shape[:-2]}: broadcast {name} with "
+                    "stride 0"
                 )
         if self.c.shape != shape:
-            raise InvalidShape(f"c has shape {self.c.shape}: a {self.a.shape} and b {self.b.shape} give {shape}")
+            raise InvalidShape(
+                f"c has shape {self.c.shape}: a {self.a.shape} and b {self.b.shape} give {shape}"
+            )
         self._check_operands()
 
     @classmethod
@@ -54,7 +57,7 @@ class MatMul(Problem, kinds=("matmul",)):
         c_strides: Sequence[int] | None = None,
         c: TensorDescriptor | None = None,
     ) -> Self:
-        """The problem from shapes or descriptors, batch dims broadcast; row-major unless strides are given."""
+        """The problem from shapes or descriptors, batch dims broadcast; row-major if no strides are given."""
         a = as_descriptor(a_shape, dtype, "nchw", a_strides)
         b = as_descriptor(b_shape, dtype, "nchw", b_strides)
         shape = output_shape(a.shape, b.shape)
@@ -137,8 +140,8 @@ def output_shape(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[int, .
             raise InvalidShape(f"{name} has shape {tuple(shape)}: a matrix needs at least 2 dims")
     if a_shape[-1] != b_shape[-2]:
         raise InvalidShape(
-            f"a has shape {tuple(a_shape)} and b {tuple(b_shape)}: a's columns ({a_shape[-1]}) must be as many as "
-            f"b's rows ({b_shape[-2]})"
+            f"a has shape {tuple(a_shape)} and b {tuple(b_shape)}: a's columns ({a_shape[-1]}) must be as "
+            f"many as b's rows ({b_shape[-2]})"
         )
     try:
         batch = np.broadcast_shapes(tuple(a_shape[:-2]), tuple(b_shape[:-2]))

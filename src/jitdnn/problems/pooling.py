@@ -3,16 +3,16 @@
 Per spatial axis, with the window k, the stride s and the padding (before, after) of an image extent i,
 
     floor   out = floor((i + before + after - k) / s) + 1
-    ceil    out = ceil(...) + 1, less one if the last window would start past the image and its leading padding
-    caffe   out = ceil(...) + 1; that correction is made only if some axis is padded at all, so that a last window
-            may be empty (stride larger than the window, no padding)
+    ceil    out = ceil(...) + 1, less one if the last window would start past the image
+    caffe   as ceil, but that correction is made only if some axis is padded: without padding, a stride larger
+            than the window may leave the last window empty
 
-Output o looks at elements o * s - before to o * s - before + k - 1. The maximum is taken over those inside the
-image. The average divides by their number, or with `count_include_pad` by the number inside the padded image:
-zeros of the padding count, an overhang past the padding (ceil, caffe) does not.
+Output o looks at elements o * s - before to o * s - before + k - 1. The maximum is taken over those inside
+the image. The average divides by their number, or with `count_include_pad` by the number inside the padded
+image: zeros of the padding count, an overhang past the padding (ceil, caffe) does not.
 
-The first maximum, in the order of memory-independent indices, is the one that passes a gradient on; a NaN is
-larger than every number. An empty window has the maximum -FLT_MAX, as Caffe says, and the average 0 (Caffe
+The first maximum, in the order of the indices, is the one that a gradient goes to; a NaN is larger than every
+number. An empty window has the maximum -FLT_MAX, as Caffe says, and the average 0 (Caffe
 divides by a size that may be zero there).
 """
 
@@ -55,16 +55,16 @@ EMPTY_WINDOW_MAX = -float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
-    """Maximum or average pooling of x (N, C, spatial) to y (N, C, out), 1 to 3 spatial axes, or its gradient.
+    """Maximum or average pooling of x (N, C, spatial) to y (N, C, out), 1 to 3 spatial axes; or its gradient.
 
-    `mode` is "max" or "avg"; `count_include_pad` is for the average and kept True for the maximum. `window` and
-    `stride` have a number and `padding`, less than the window, a (before, after) pair for each spatial axis;
-    `rounding` is "floor", "ceil" or "caffe". For "bwd", `dx` and `dy` describe the gradients (x's and y's
-    descriptors if None). A tensor that is no operand (x and y in the gradient of the average) has its packed
-    descriptor, whatever was given.
+    `mode` is "max" or "avg"; `count_include_pad` is for the average, and True for the maximum whatever was
+    given. `window` and `stride` have a number and `padding`, less than the window, a (before, after) pair for
+    each spatial axis; `rounding` is "floor", "ceil" or "caffe". For "bwd", `dx` and `dy` describe the
+    gradients (x's and y's descriptors if None). A tensor that is no operand (x and y in the gradient of the
+    average) has its packed descriptor, whatever was given.
 
-    Raises InvalidShape if the extents do not fit, InvalidArgument for an attribute out of range, InvalidType for
-    dtypes other than f32 or f64 or mixed ones.
+    Raises InvalidShape if the extents do not fit, InvalidArgument for an attribute out of range, InvalidType
+    for dtypes other than f32 or f64 or mixed ones.
     """
 
     direction: str
@@ -137,10 +137,11 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """(x, y) forward; (dy, x, y, dx) for the gradient of the maximum, (dy, dx) for that of the average."""
+        """(x, y) forward; backward (dy, x, y, dx) for the maximum, (dy, dx) for the average."""
         if self.direction == "fwd":
             return Operand("x", self.x), Operand("y", self.y)
-        assert self.dx is not None and self.dy is not None
+        assert self.dx is not None
+        assert self.dy is not None
         saved = (Operand("x", self.x), Operand("y", self.y)) if self.mode == "max" else ()
         return Operand("dy", self.dy), *saved, Operand("dx", self.dx)
 
@@ -214,7 +215,7 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         return dx
 
     def _places(self) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-        """For each place in the window: the outputs for which it lies inside the image, and their elements of x."""
+        """For each place in the window: the outputs that have it in the image, and those elements of x."""
         for place in itertools.product(*map(range, self.window)):
             outputs, elements = [], []
             for t, (_, s, (before, _), i, out) in zip(place, self._axes(), strict=True):
@@ -223,7 +224,9 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
                 last = max(first, min(out, (i - 1 + before - t) // s + 1))
                 start = first * s - before + t
                 outputs.append(slice(first, last))
-                elements.append(slice(start, start + (last - first - 1) * s + 1, s) if last > first else slice(0))
+                elements.append(
+                    slice(start, start + (last - first - 1) * s + 1, s) if last > first else slice(0)
+                )
             yield (slice(None), slice(None), *outputs), (slice(None), slice(None), *elements)
 
     def _axes(self) -> list[tuple[int, int, tuple[int, int], int, int]]:
@@ -271,8 +274,8 @@ def output_shape(
 ) -> tuple[int, ...]:
     """The shape of y, (N, C, out), for x (N, C, spatial). The stride is the window if None.
 
-    Raises InvalidShape if no output is left, InvalidArgument for a number out of range (the padding of a side must
-    be less than the window).
+    Raises InvalidShape if no output is left, InvalidArgument for a number out of range (the padding of a side
+    must be less than the window).
     """
     rank = check_spatial_rank(x_shape, "x")
     check_extents(x_shape, "x", ["n", "c", *DATA_LETTERS[-rank:]])

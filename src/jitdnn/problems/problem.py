@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -137,8 +137,8 @@ class Problem(ABC):
                 )
         if self.output.is_overlapping():
             raise InvalidArgument(
-                f"{self.operands[-1].name} has shape {self.output.shape} and strides {self.output.strides}, so "
-                "several indices share one element: an output must not overlap itself"
+                f"{self.operands[-1].name} has shape {self.output.shape} and strides {self.output.strides}, "
+                "in which several indices share one element: an output must not overlap itself"
             )
 
 
@@ -154,7 +154,7 @@ def as_descriptor(
     layout: str,
     strides: Sequence[int] | None = None,
 ) -> TensorDescriptor:
-    """`tensor` itself if it is a descriptor; else a shape made into one, packed in `layout` or with `strides`."""
+    """A descriptor as it is; a shape made into one, packed in `layout` or with `strides` (in elements)."""
     if isinstance(tensor, TensorDescriptor):
         return tensor
     shape = tuple(int(extent) for extent in tensor)
@@ -167,7 +167,9 @@ def per_axis(value: int | Sequence[int], rank: int, what: str, least: int = 1) -
     """A scalar or one number an axis as a tuple of `rank` numbers, each at least `least`."""
     numbers = (value,) * rank if isinstance(value, int | np.integer) else tuple(value)
     if len(numbers) != rank:
-        raise InvalidArgument(f"{what} has {len(numbers)} numbers for {rank} spatial axes: give one, or {rank}")
+        raise InvalidArgument(
+            f"{what} has {len(numbers)} numbers for {rank} spatial axes: give one, or {rank}"
+        )
     for number in numbers:
         if not isinstance(number, int | np.integer) or isinstance(number, bool):
             raise InvalidArgument(f"{what} must be whole numbers, got {number!r}")
@@ -210,11 +212,15 @@ def check_spatial_rank(shape: Sequence[int], name: str) -> int:
     return rank
 
 
-def check_extents(shape: Sequence[int], name: str, letters: Sequence[str], empty: Sequence[int] = (0,)) -> None:
+def check_extents(
+    shape: Sequence[int], name: str, letters: Sequence[str], empty: Sequence[int] = (0,)
+) -> None:
     """Every extent at least 1, except that the dims in `empty` (the batch) may be 0."""
     for axis, (extent, letter) in enumerate(zip(shape, letters, strict=True)):
         if extent < 1 and axis not in empty:
-            raise InvalidShape(f"{name} has shape {tuple(shape)}: {letter} is {extent} and must be at least 1")
+            raise InvalidShape(
+                f"{name} has shape {tuple(shape)}: {letter} is {extent} and must be at least 1"
+            )
 
 
 def check_same_shape(named: Sequence[tuple[str, TensorDescriptor]], why: str) -> None:
@@ -227,25 +233,37 @@ def check_same_shape(named: Sequence[tuple[str, TensorDescriptor]], why: str) ->
             )
 
 
-def settle_gradients(problem: Problem, saved: Sequence[str]) -> None:
-    """Settles the fields `x`, `y`, `dx`, `dy` of a problem that has a `direction` "fwd" or "bwd".
+class _TwoWay(Protocol):
+    """A problem with a direction, "fwd" or "bwd", and the tensors x and y with their gradients."""
 
-    Forward, dx and dy must be None. Backward they default to x and y and must have the shapes of these; an x or y
-    that is not among the `saved` operands gets its packed descriptor, so that equal problems compare equal.
+    @property
+    def direction(self) -> str: ...
+    @property
+    def x(self) -> TensorDescriptor: ...
+    @property
+    def y(self) -> TensorDescriptor: ...
+    @property
+    def dx(self) -> TensorDescriptor | None: ...
+    @property
+    def dy(self) -> TensorDescriptor | None: ...
+
+
+def settle_gradients(problem: _TwoWay, saved: Sequence[str]) -> None:
+    """Settles the fields `x`, `y`, `dx` and `dy` of a problem.
+
+    Forward, dx and dy must be None. Backward they default to x and y and must have the shapes of these; an x
+    or y that is not among the `saved` operands gets its packed descriptor, so that equal problems are equal.
     """
-    fields: dict[str, TensorDescriptor | None] = {name: getattr(problem, name) for name in ("x", "y", "dx", "dy")}
-    for name in ("x", "y"):
-        original, gradient = fields[name], fields["d" + name]
-        assert original is not None
-        if getattr(problem, "direction") == "fwd":
+    for name, tensor, gradient in (("x", problem.x, problem.dx), ("y", problem.y, problem.dy)):
+        if problem.direction == "fwd":
             if gradient is not None:
                 raise InvalidArgument(f"d{name} is given, but a forward problem has no gradients")
             continue
-        gradient = gradient or original
-        check_same_shape([("d" + name, gradient), (name, original)], "a gradient has the shape of its tensor")
+        gradient = gradient or tensor
+        check_same_shape([("d" + name, gradient), (name, tensor)], "a gradient has the shape of its tensor")
         object.__setattr__(problem, "d" + name, gradient)
         if name not in saved:
-            object.__setattr__(problem, name, TensorDescriptor.packed(original.shape, original.dtype))
+            object.__setattr__(problem, name, TensorDescriptor.packed(tensor.shape, tensor.dtype))
 
 
 def check_choice(value: object, choices: Sequence[str], what: str) -> None:
@@ -258,7 +276,9 @@ def as_float64(inputs: Sequence[npt.NDArray[np.generic]], problem: Problem) -> l
     """The inputs of a reference in float64, their number and shapes checked against the problem's."""
     if len(inputs) != len(problem.inputs):
         names = ", ".join(operand.name for operand in problem.inputs)
-        raise InvalidArgument(f"{problem.kind} takes {len(problem.inputs)} inputs ({names}), got {len(inputs)}")
+        raise InvalidArgument(
+            f"{problem.kind} takes {len(problem.inputs)} inputs ({names}), got {len(inputs)}"
+        )
     for array, operand in zip(inputs, problem.inputs, strict=True):
         if tuple(array.shape) != operand.descriptor.shape:
             raise InvalidShape(

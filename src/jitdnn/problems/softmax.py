@@ -1,9 +1,11 @@
 """Softmax over any axes, forward and backward.
 
-    y = exp(x) / sum(exp(x)), the sum over the axes        "fast" as written, "accurate" after subtracting the maximum
-    y = x - max - log(sum(exp(x - max)))                   "log"
+    y = exp(x) / sum(exp(x))                  "fast"
+    y = exp(x - max) / sum(exp(x - max))      "accurate"
+    y = x - max - log(sum(exp(x - max)))      "log"
 
-The three differ in range, not in mathematics: "fast" overflows where exp(x) does. The gradients, from y alone:
+with sum and max over the axes. The first two differ in range, not in mathematics: "fast" overflows where
+exp(x) does. The gradients, from y alone:
 
     dx = y * (dy - sum(dy * y))        "fast", "accurate"
     dx = dy - exp(y) * sum(dy)         "log"
@@ -39,13 +41,13 @@ ALGORITHMS = ("fast", "accurate", "log")
 
 @dataclass(frozen=True)
 class Softmax(Problem, kinds=("softmax_fwd", "softmax_bwd")):
-    """The softmax of x over the dims in `axis` (ascending), or its gradient dx from dy and y; all of one shape.
+    """The softmax of x over the dims in `axis` (ascending); or its gradient dx from dy and y.
 
-    `algorithm` is "fast", "accurate" or "log". For "bwd", `dx` and `dy` describe the gradients (x's and y's
-    descriptors if None); x is no operand then and has its packed descriptor.
+    All tensors have one shape. `algorithm` is "fast", "accurate" or "log". For "bwd", `dx` and `dy` describe
+    the gradients (x's and y's descriptors if None); x is no operand then and has its packed descriptor.
 
-    Raises InvalidShape if shapes differ, InvalidArgument for an axis out of range, InvalidType for dtypes other
-    than f32 or f64 or mixed ones.
+    Raises InvalidShape if shapes differ, InvalidArgument for an axis out of range, InvalidType for dtypes
+    other than f32 or f64 or mixed ones.
     """
 
     direction: str
@@ -81,8 +83,10 @@ class Softmax(Problem, kinds=("softmax_fwd", "softmax_bwd")):
         dx: TensorDescriptor | None = None,
         dy: TensorDescriptor | None = None,
     ) -> Self:
-        """The problem from a shape or x's descriptor. `axis`: numbers, negative ones from the end, or "channel"
-        (axis 1), or "instance" (all but axis 0). Tensors are packed in `layout` unless given otherwise."""
+        """The problem from a shape or x's descriptor; tensors are packed in `layout` if not given.
+
+        `axis`: numbers, negative ones from the end, or "channel" (axis 1), or "instance" (all but axis 0).
+        """
         x = as_descriptor(shape, dtype, layout, x_strides)
         y = y or as_descriptor(x.shape, x.dtype, layout, y_strides)
         if direction == "bwd":
@@ -99,7 +103,8 @@ class Softmax(Problem, kinds=("softmax_fwd", "softmax_bwd")):
         """(x, y) forward, (dy, y, dx) backward."""
         if self.direction == "fwd":
             return Operand("x", self.x), Operand("y", self.y)
-        assert self.dx is not None and self.dy is not None
+        assert self.dx is not None
+        assert self.dy is not None
         return Operand("dy", self.dy), Operand("y", self.y), Operand("dx", self.dx)
 
     @property
@@ -114,13 +119,16 @@ class Softmax(Problem, kinds=("softmax_fwd", "softmax_bwd")):
             return np.zeros(self.y.shape)
         if self.direction == "fwd":
             (x,) = as_float64(inputs, self)
-            shifted = x - x.max(axis=self.axis, keepdims=True)
-            total = np.exp(shifted).sum(axis=self.axis, keepdims=True)
+            shifted: Reals = x - x.max(axis=self.axis, keepdims=True)
+            total = self._sum(np.exp(shifted))
             return shifted - np.log(total) if self.algorithm == "log" else np.exp(shifted) / total
         dy, y = as_float64(inputs, self)
         if self.algorithm == "log":
-            return dy - np.exp(y) * dy.sum(axis=self.axis, keepdims=True)
-        return y * (dy - (dy * y).sum(axis=self.axis, keepdims=True))
+            return dy - np.exp(y) * self._sum(dy)
+        return y * (dy - self._sum(dy * y))
+
+    def _sum(self, array: Reals) -> Reals:
+        return np.asarray(array.sum(axis=self.axis, keepdims=True))
 
     def _body(self) -> list[str]:
         words = [self.algorithm, shape_word(self.y.shape), "axis" + "x".join(map(str, self.axis)), self.dtype]
@@ -151,7 +159,9 @@ def normalize_axis(axis: str | int | Sequence[int], rank: int) -> tuple[int, ...
     numbers = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
     for number in numbers:
         if not -rank <= number < rank:
-            raise InvalidArgument(f"axis {number} of a tensor of {rank} dims: it must be {-rank} to {rank - 1}")
+            raise InvalidArgument(
+                f"axis {number} of a tensor of {rank} dims: it must be {-rank} to {rank - 1}"
+            )
     axes = sorted({int(number) % rank for number in numbers})
     if not axes or len(axes) != len(numbers):
         raise InvalidArgument(f"axis is {tuple(numbers)}: it must name at least one axis, and none twice")

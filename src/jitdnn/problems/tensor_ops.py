@@ -22,8 +22,9 @@ from jitdnn.tensor import TensorDescriptor
 
 @dataclass(frozen=True)
 class AddTensor(Problem, kinds=("add", "copy")):
-    """out = a + b ("add"), or out = a if `b` is None ("copy"). All descriptors have the shape of out, 1 to 8 dims;
-    an operand that is broadcast has stride 0 there (`make` sees to that).
+    """out = a + b ("add"), or out = a if `b` is None ("copy").
+
+    All descriptors have the shape of out, 1 to 8 dims; a broadcast operand has stride 0, as `make` gives it.
 
     Raises InvalidShape if shapes differ, InvalidType for dtypes other than f32 or f64 or mixed ones.
     """
@@ -36,8 +37,8 @@ class AddTensor(Problem, kinds=("add", "copy")):
         for operand in self.inputs:
             if operand.descriptor.shape != self.out.shape:
                 raise InvalidShape(
-                    f"{operand.name} has shape {operand.descriptor.shape}, out has {self.out.shape}: they must be "
-                    "equal; broadcast with stride 0"
+                    f"{operand.name} has shape {operand.descriptor.shape}, out has {self.out.shape}: they "
+                    "must be equal; broadcast with stride 0"
                 )
         self._check_operands()
 
@@ -53,15 +54,13 @@ class AddTensor(Problem, kinds=("add", "copy")):
         out_strides: Sequence[int] | None = None,
         out: TensorDescriptor | Sequence[int] | None = None,
     ) -> Self:
-        """The problem from shapes or descriptors, broadcast as NumPy does; `out` has the common shape if None."""
+        """The problem from shapes or descriptors, broadcast as NumPy does, to `out` or the common shape."""
         a = as_descriptor(a_shape, dtype, layout, a_strides)
         b = None if b_shape is None else as_descriptor(b_shape, a.dtype, layout, b_strides)
         if out is None:
             out = output_shape(a.shape, None if b is None else b.shape)
         result = as_descriptor(out, a.dtype, layout, out_strides)
-        return cls(
-            a.broadcast_to(result.shape), None if b is None else b.broadcast_to(result.shape), result
-        )
+        return cls(a.broadcast_to(result.shape), None if b is None else b.broadcast_to(result.shape), result)
 
     @property
     def kind(self) -> str:
@@ -106,6 +105,6 @@ def output_shape(a_shape: Sequence[int], b_shape: Sequence[int] | None = None) -
         return np.broadcast_shapes(tuple(a_shape), tuple(b_shape))
     except ValueError:
         raise InvalidShape(
-            f"a has shape {tuple(a_shape)} and b {tuple(b_shape)}, which do not broadcast: from the last dim on, "
-            "extents must be equal or 1"
+            f"a has shape {tuple(a_shape)} and b {tuple(b_shape)}, which do not broadcast: from the last dim "
+            "on, extents must be equal or 1"
         ) from None

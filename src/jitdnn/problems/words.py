@@ -1,7 +1,8 @@
 """The text side of problem strings: words in, numbers and descriptors out, and the other way round.
 
-A problem string is a kind and words in any order: a name with numbers (`n128`, `stride2x1`, `pad1:2x0`), a bare
-word (`f32`, `nhwc`, `max`), or the memory order of one tensor (`x=s1,2,3,4` strides in elements, `w=nchw`).
+A problem string is a kind and words in any order: a name with numbers (`n128`, `stride2x1`, `pad1:2x0`), a
+bare word (`f32`, `nhwc`, `max`), or the order in memory of one tensor (`x=s1,2,3,4` for strides in elements,
+`w=nchw`).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Words:
             self._tokens[token.name] = token
 
     def error(self, message: str, offset: int, candidates: Iterable[str] = ()) -> ParseError:
-        """A ParseError at `offset` (from 0), with the nearest of `candidates`, or all of them, as the hint."""
+        """A ParseError at `offset` (from 0); the nearest of `candidates`, or all of them, are the hint."""
         candidates = sorted(set(candidates))
         end = self.text.find(" ", offset)
         word = self.text[offset : end if end >= 0 else None]
@@ -125,7 +126,7 @@ class Words:
         return self.choice(_DTYPES, default="f32")
 
     def layout(self, rank: int) -> str:
-        """The layout word in its generic form, nchw or nhwc, for tensors of `rank` dims; nchw if none is written."""
+        """The layout word in its generic form, nchw or nhwc, for tensors of `rank` dims; nchw by default."""
         column = next((self._tokens[word].column for word in _LAYOUTS if word in self._tokens), 1)
         word = self.choice(_LAYOUTS, default="nchw")
         try:
@@ -136,7 +137,7 @@ class Words:
     def descriptor(
         self, name: str, shape: Sequence[int], dtype: str, forms: Mapping[str, TensorDescriptor], default: str
     ) -> TensorDescriptor:
-        """The tensor `name`: as `name=` says, in strides (`s1,2,3`) or by the word of a form, else the default."""
+        """The tensor `name` as `name=` says, by strides (`s1,2,3`) or a word of `forms`; else the default."""
         token = self._take(f"{name}=")
         if token is None:
             return forms[default]
@@ -144,11 +145,15 @@ class Words:
             return forms[token.value]
         if not token.value.startswith("s"):
             words = ", ".join(forms)
-            raise self._at(token, f"{token.value!r} is no memory order: write {words} or strides such as s6,3,1")
+            raise self._at(
+                token, f"{token.value!r} is no memory order: write {words} or strides such as s6,3,1"
+            )
         parts = token.value[1:].split(",") if token.value != "s" else []
         strides = tuple(self._integer(part, token) for part in parts)
         if len(strides) != len(shape):
-            raise self._at(token, f"{name} has {len(shape)} dims and {len(strides)} strides: give {len(shape)}")
+            raise self._at(
+                token, f"{name} has {len(shape)} dims and {len(strides)} strides: give {len(shape)}"
+            )
         return TensorDescriptor(tuple(shape), strides, dtype)
 
     def descriptors(
@@ -188,7 +193,7 @@ class Words:
             return (entries[0],) * rank
         if len(entries) != rank:
             raise self._at(
-                token, f"{token.text!r} has {len(entries)} entries for {rank} spatial axes: give one, or {rank}"
+                token, f"{token.text!r} has {len(entries)} entries for {rank} axes: give one, or {rank}"
             )
         return tuple(entries)
 
@@ -209,12 +214,9 @@ def layout_forms(shape: Sequence[int], dtype: str) -> dict[str, TensorDescriptor
 
 
 def layout_words(named: Sequence[tuple[str, TensorDescriptor]]) -> list[str]:
-    """The layout word that most tensors have (nchw if undecided), then `name=` for each tensor that differs."""
+    """The layout word of most tensors (nchw if undecided), then `name=` for each tensor that differs."""
     orders = [(name, tensor, layout_forms(tensor.shape, tensor.dtype)) for name, tensor in named]
-    counts = {
-        word: sum(forms[word] == tensor for _, tensor, forms in orders)
-        for word in ("nchw", "nhwc")
-    }
+    counts = {word: sum(forms[word] == tensor for _, tensor, forms in orders) for word in ("nchw", "nhwc")}
     layout = "nhwc" if counts["nhwc"] > counts["nchw"] else "nchw"
     words = [layout]
     for name, tensor, forms in orders:
