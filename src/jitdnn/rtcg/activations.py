@@ -28,7 +28,9 @@ class Activation:
         slope = {"x": self.from_x, "y": self.from_y}.get(saved)
         if slope is None:
             raise InvalidArgument(f"saved is {saved!r}: the backward pass needs 'x' or 'y'")
-        return trace(lambda dy, v: dy * slope.interpret([v], float, lambda name, values: apply(name, *values)))
+        return trace(
+            lambda dy, v: dy * slope.interpret([v], float, lambda name, values: apply(name, *values))
+        )
 
 
 ACTIVATIONS: dict[str, Activation] = {}

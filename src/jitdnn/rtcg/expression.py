@@ -198,7 +198,9 @@ class Graph:
                 )
             return value
         if isinstance(value, (bool, np.bool_)):
-            raise InvalidArgument(f"{value} cannot be used as a number in a traced function: write 1.0 or 0.0")
+            raise InvalidArgument(
+                f"{value} cannot be used as a number in a traced function: write 1.0 or 0.0"
+            )
         if isinstance(value, numbers.Real):
             return self.constant(float(value))
         raise InvalidArgument(
@@ -418,6 +420,11 @@ def _tangent(
     return _DERIVATIVES[operation](x[0], y) * a
 
 
+def _bell(e: Traced) -> Traced:
+    """The slope of the sigmoid from e = exp(-|x|): unlike y (1 - y), it keeps its digits far from 0."""
+    return e / ((1.0 + e) * (1.0 + e))
+
+
 # d operation(x) / dx, from x and from y = operation(x)
 _DERIVATIVES: Mapping[str, Callable[[Traced, Traced], Traced]] = {
     "negative": lambda x, y: x.graph.constant(-1.0),
@@ -427,8 +434,8 @@ _DERIVATIVES: Mapping[str, Callable[[Traced, Traced], Traced]] = {
     "expm1": lambda x, y: y + 1.0,
     "log": lambda x, y: 1.0 / x,
     "log1p": lambda x, y: 1.0 / (1.0 + x),
-    "tanh": lambda x, y: 1.0 - y * y,
-    "sigmoid": lambda x, y: y * (1.0 - y),
+    "tanh": lambda x, y: 4.0 * _bell(apply("exp", -2.0 * abs(x))),
+    "sigmoid": lambda x, y: _bell(apply("exp", -abs(x))),
     "erf": lambda x, y: (2.0 / math.sqrt(math.pi)) * apply("exp", -(x * x)),
 }
 
@@ -466,6 +473,8 @@ def apply(name: str, *values: Any) -> Any:
 
 def where(condition: Any, yes: Any, no: Any) -> Any:
     """``yes`` where the condition holds, else ``no``; both are computed, neither spoils the other."""
+    if isinstance(condition, (bool, np.bool_)):  # decided while tracing
+        return yes if condition else no
     return apply("where", condition, yes, no)
 
 

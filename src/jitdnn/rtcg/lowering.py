@@ -1,0 +1,97 @@
+"""Expressions as code of the tracing DSL: one vector operation for each step."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jitdnn.rtcg import vector_math
+from jitdnn.rtcg.builder import Builder, Value
+from jitdnn.rtcg.expression import Expression
+
+# Constants stay Python numbers until they meet a value: the builder makes each the right vector where it is used.
+Term = Value | float
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "negative": operator.neg,
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+    "logical_and": operator.and_,
+    "logical_or": operator.or_,
+    "logical_not": operator.invert,
+}
+_FUNCTIONS: dict[str, Callable[[Builder, Value], Value]] = {
+    "absolute": vector_math.absolute,
+    "sqrt": vector_math.sqrt,
+    "exp": vector_math.exp,
+    "expm1": vector_math.expm1,
+    "log": vector_math.log,
+    "log1p": vector_math.log1p,
+    "tanh": vector_math.tanh,
+    "sigmoid": vector_math.sigmoid,
+    "erf": vector_math.erf,
+}
+
+
+def lower(k: Builder, expression: Expression, inputs: Sequence[Value]) -> Value:
+    """Trace the expression over vectors of one element type, f32 or f64.
+
+    The result has as many lanes as the widest input; an input with one lane stands for all of them.
+    """
+    lanes = max(value.lanes for value in inputs)
+    dtype = vector_math.element_of(inputs[0])
+
+    def apply(name: str, arguments: list[Term]) -> Term:
+        if not any(isinstance(argument, Value) for argument in arguments):
+            arguments[0] = k.constant(float(arguments[0]), dtype)  # type: ignore[arg-type]
+        if name in _OPERATORS:
+            result: Value = _OPERATORS[name](*arguments)
+            return result
+        if name in _FUNCTIONS:
+            (x,) = arguments
+            assert isinstance(x, Value)
+            return _FUNCTIONS[name](k, x)
+        if name == "where":
+            return _where(k, arguments, dtype)
+        return _extreme(k, name, arguments[0], arguments[1])
+
+    result = expression.interpret(list(inputs), _number, apply)
+    if not isinstance(result, Value):
+        return k.constant(result, dtype, lanes)
+    return k.splat(result, lanes)
+
+
+def _number(value: float) -> Term:
+    return value
+
+
+def _where(k: Builder, arguments: list[Term], dtype: str) -> Value:
+    condition, yes, no = arguments
+    assert isinstance(condition, Value)
+    if not isinstance(yes, Value) and not isinstance(no, Value):
+        yes = k.constant(yes, dtype, condition.lanes)
+    lanes = max(x.lanes for x in (condition, yes, no) if isinstance(x, Value))
+    if condition.lanes < lanes:
+        condition = k.splat(condition, lanes)
+    return k.select(condition, yes, no)
+
+
+def _extreme(k: Builder, name: str, a: Term, b: Term) -> Value:
+    """Minimum or maximum, NaN if either is; a constant needs one instruction."""
+    if not isinstance(a, Value):
+        a, b = b, a
+    assert isinstance(a, Value)
+    if not isinstance(b, Value):
+        if b != b:
+            return k.select(a != a, a, b)
+        return vector_math.at_least(k, a, b) if name == "maximum" else vector_math.at_most(k, a, b)
+    return vector_math.maximum(k, a, b) if name == "maximum" else vector_math.minimum(k, a, b)
