@@ -1,0 +1,171 @@
+"""Lists of problems with names: the ones that come with the package, text files and CSV files.
+
+A text suite has a line for each problem, `network:layer*count problem string`, for example
+
+    resnet18:l1_3x3_64*4 conv_fwd n128 c64 h56 w56 k64 r3 s3 stride1 pad1 f32 nchw
+
+where `count` (1 if absent) says how often the network has it; lines that start with `#` are comments, and a line
+without a label is a problem on its own. A CSV suite has the columns of `COLUMNS`, two-dimensional problems with
+d = t = 1; names that start with `convT_` are transposed convolutions, written as the forward convolution whose data
+gradient they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+from jitdnn.errors import InvalidArgument, ParseError
+from jitdnn.problems import parse
+from jitdnn.problems.convolution import DIRECTIONS, Convolution
+from jitdnn.problems.problem import Problem
+
+COLUMNS = (
+    "suite,name,n,c,d,h,w,k,t,r,s,pad_d,pad_h,pad_w,stride_d,stride_h,stride_w,dil_d,dil_h,dil_w,groups,count"
+).split(",")
+_LABEL = re.compile(r"(?P<network>[^\s:]+):(?P<name>[^\s*]+)(?:\*(?P<count>\d+))?\s+(?P<problem>.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A problem, the network it belongs to ("" for none), its name there and how often it occurs."""
+
+    problem: Problem
+    network: str = ""
+    name: str = ""
+    count: int = 1
+
+    @property
+    def label(self) -> str:
+        """`network:name`, or the problem itself where it has no name."""
+        return f"{self.network}:{self.name}" if self.name else str(self.problem)
+
+    def with_batch(self, n: int) -> Layer:
+        """The same layer for `n` images. Raises InvalidArgument unless it is a convolution of packed tensors."""
+        problem = self.problem
+        if not isinstance(problem, Convolution):
+            raise InvalidArgument(f"{problem}: another batch can be given to convolutions only")
+        layouts = {tensor.layout for tensor in (problem.x, problem.w, problem.y)}
+        layout = layouts.pop()
+        if layouts or layout is None:
+            raise InvalidArgument(f"{problem}: another batch can be given to packed tensors of one layout only")
+        other = Convolution.make(
+            problem.direction, (n, *problem.x.shape[1:]), problem.w.shape, problem.stride, problem.padding,
+            problem.dilation, problem.groups, problem.mode, problem.dtype, layout,
+        )  # fmt: skip
+        return replace(self, problem=other)
+
+    def towards(self, direction: str) -> Layer:
+        """The same layer in another direction, as its network has it: the forward pass of a transposed
+        convolution is the data gradient of a plain one, and the other way round."""
+        if not isinstance(self.problem, Convolution):
+            raise InvalidArgument(f"{self.problem}: only a convolution has directions")
+        if direction not in DIRECTIONS:
+            raise InvalidArgument(f"direction {direction!r}: there are {', '.join(DIRECTIONS)} and all")
+        if self.name.startswith("convT_"):
+            direction = {"fwd": "bwd_data", "bwd_data": "fwd"}.get(direction, direction)
+        return replace(self, problem=replace(self.problem, direction=direction))
+
+
+def built_in() -> dict[str, tuple[Layer, ...]]:
+    """The suites of the package by name: whole files (`classic`) and each network in them (`resnet18`)."""
+    found: dict[str, tuple[Layer, ...]] = {}
+    for entry in sorted(resources.files("jitdnn.bench").joinpath("suites").iterdir(), key=lambda e: e.name):
+        layers = tuple(read_text(entry.read_text(encoding="utf-8"), entry.name))
+        found[entry.name.removesuffix(".txt")] = layers
+        for network in dict.fromkeys(layer.network for layer in layers):
+            found[network] = tuple(layer for layer in layers if layer.network == network)
+    return found
+
+
+def load(name: str) -> tuple[Layer, ...]:
+    """A suite by the name of a built-in one or the path of a .txt or .csv file.
+
+    Raises InvalidArgument for a name that is neither, ParseError with the line for a file that is not a suite.
+    """
+    path = Path(name)
+    if path.suffix in (".csv", ".txt"):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InvalidArgument(f"suite {name}: {error.strerror or error}") from None
+        layers = tuple((read_csv if path.suffix == ".csv" else read_text)(text, name))
+    else:
+        suites = built_in()
+        if name not in suites:
+            raise InvalidArgument(
+                f"{name!r} is no suite: give a .txt or .csv file or one of {', '.join(sorted(suites))}"
+            )
+        layers = suites[name]
+    if not layers:
+        raise InvalidArgument(f"suite {name} has no problems")
+    return layers
+
+
+def read_text(text: str, origin: str = "suite") -> Iterator[Layer]:
+    """The layers of a text suite. Raises ParseError that names `origin` and the line."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        content = line.strip()
+        if not content or content.startswith("#"):
+            continue
+        label = _LABEL.fullmatch(content)
+        try:
+            if label is None:
+                yield Layer(parse(content))
+            else:
+                yield Layer(parse(label["problem"]), label["network"], label["name"], int(label["count"] or 1))
+        except InvalidArgument as error:
+            raise _at(error, origin, text, number, line) from None
+
+
+def read_csv(text: str, origin: str = "suite") -> Iterator[Layer]:
+    """The layers of a CSV suite. Raises ParseError that names `origin` and the line."""
+    lines = text.splitlines()
+    reader = csv.DictReader(lines)
+    missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+    if missing:
+        raise ParseError(f"{origin}: the first line lacks the columns {', '.join(missing)}", text)
+    for row in reader:
+        try:
+            yield _from_row(row)
+        except (InvalidArgument, ValueError, TypeError) as error:
+            raise _at(error, origin, text, reader.line_num, lines[reader.line_num - 1]) from None
+
+
+def _from_row(row: dict[str, str]) -> Layer:
+    def triple(stem: str, letters: str) -> list[int]:
+        return [int(row[stem + letter]) for letter in letters]
+
+    extents, taps = triple("", "dhw"), triple("", "trs")
+    # 2-D rows say d = t = 1, 1-D rows h = r = 1 as well
+    rank = next((3 - axis for axis in range(2) if (extents[axis], taps[axis]) != (1, 1)), 1)
+    stride, padding, dilation = (triple(stem, "dhw")[-rank:] for stem in ("stride_", "pad_", "dil_"))
+    c, k, groups = int(row["c"]), int(row["k"]), int(row["groups"])
+    if groups < 1 or c % groups:
+        raise InvalidArgument(f"groups={groups} does not divide c={c}")
+    problem = Convolution.make(
+        "fwd", (int(row["n"]), c, *extents[-rank:]), (k, c // groups, *taps[-rank:]),
+        stride, padding, dilation, groups,
+    )  # fmt: skip
+    return Layer(problem, row["suite"], row["name"], int(row["count"]))
+
+
+def _at(error: Exception, origin: str, text: str, number: int, line: str) -> ParseError:
+    message = error.message if isinstance(error, ParseError) else str(error)
+    column = error.column if isinstance(error, ParseError) else 1
+    if isinstance(error, ParseError) and error.text:
+        column += max(0, line.find(error.text))
+    return ParseError(f"{origin}: {message}", text, number, column)
+
+
+def unique(layers: Sequence[Layer]) -> list[Layer]:
+    """Each different problem once, under its first name, counted as often as all of them together."""
+    counts: dict[Problem, int] = {}
+    for layer in layers:
+        counts[layer.problem] = counts.get(layer.problem, 0) + layer.count
+    firsts = {layer.problem: layer for layer in reversed(layers)}
+    return [replace(firsts[problem], count=count) for problem, count in counts.items()]

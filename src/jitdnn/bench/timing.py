@@ -1,0 +1,77 @@
+"""The clock: candidates take turns in one process, so that what disturbs one disturbs all.
+
+Measured on small virtual machines, where the same two processors are at times two cores and at times one: only
+times taken side by side can be compared. Every turn begins with a pause, long enough for the threads of the
+candidate before (OpenMP's and the BLAS's spin for a while after their last call) to go to sleep, and with a call
+that is not counted, which wakes this candidate's own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+#: Seconds that a turn lasts at least (or one call, if that is longer), and the pause before it.
+TURN = 0.02
+PAUSE = 0.03
+
+Call = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How long to measure: `rounds` turns for each candidate, and more until `seconds` of turns each."""
+
+    rounds: int = 5
+    seconds: float = 0.2
+    most_rounds: int = 25
+
+
+def interleaved(
+    calls: Sequence[Call], method: Method, between: Callable[[], None] = lambda: None
+) -> list[list[float]]:
+    """Seconds per call of each candidate in each round; `calls[i](n)` runs candidate i on the n-th inputs.
+
+    `between` is called after each round, for a progress bar.
+    """
+    for call in calls:  # first calls compile, allocate and start threads
+        call(0)
+    times: list[list[float]] = [[] for _ in calls]
+    spent = 0.0
+    number = 0
+    while len(times[0]) < method.rounds or (
+        spent < method.seconds * len(calls) and len(times[0]) < method.most_rounds
+    ):
+        for call, taken in zip(calls, times, strict=True):
+            time.sleep(PAUSE)
+            start = time.perf_counter()
+            call(number)
+            single = time.perf_counter() - start
+            repeats = max(1, min(1000, round(TURN / max(single, 1e-7))))
+            start = time.perf_counter()
+            for _ in range(repeats):
+                number += 1
+                call(number)
+            elapsed = time.perf_counter() - start
+            taken.append(elapsed / repeats)
+            spent += elapsed
+        between()
+    return times
+
+
+def median(times: Sequence[float]) -> float:
+    """The median of a candidate's rounds."""
+    return statistics.median(times)
+
+
+def ratio(peer: Sequence[float], own: Sequence[float]) -> float:
+    """How many times as long the peer takes: the median over the rounds of the ratio within a round."""
+    return statistics.median(p / o for p, o in zip(peer, own, strict=True))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The geometric mean of positive values; NaN of none."""
+    return math.exp(statistics.fmean(map(math.log, values))) if values else math.nan
