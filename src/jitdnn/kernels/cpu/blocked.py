@@ -149,11 +149,11 @@ class Blocked:
 
     @cached_property
     def slab_elements(self) -> int:
-        return _lines(slab_size(self.c, self.slab, self.box, self.lanes), self.c.dtype)
+        return whole_lines(slab_size(self.c, self.slab, self.box, self.lanes), self.c.dtype)
 
     @cached_property
     def panel_elements(self) -> int:
-        return _lines(self.c.group_count * self.panels.count * self.panels.panel_size, self.c.dtype)
+        return whole_lines(self.c.group_count * self.panels.count * self.panels.panel_size, self.c.dtype)
 
     @property
     def tile_elements(self) -> int:
@@ -161,7 +161,7 @@ class Blocked:
 
     def workspace(self, threads: int) -> int:
         """Bytes: the packed filter, then for each thread a slab and a tile."""
-        own = self.slab_elements + _lines(self.tile_elements, self.c.dtype)
+        own = self.slab_elements + whole_lines(self.tile_elements, self.c.dtype)
         return (self.panel_elements + threads * own) * ITEM_BYTES[self.c.dtype]
 
     def cycles(self) -> float:
@@ -215,7 +215,7 @@ class Blocked:
         with module.task(f"{prefix}tiles") as (k, args, task, thread):
             arguments = Arguments(k, args, pointers)
             work = arguments.workspace(c.dtype)
-            own = work + (thread * (self.slab_elements + _lines(self.tile_elements, c.dtype)) + self.panel_elements)
+            own = work + (thread * (self.slab_elements + whole_lines(self.tile_elements, c.dtype)) + self.panel_elements)
             sums = own + self.slab_elements
             # shares of one block follow each other: their slabs are in the cache
             group, *index, share = split_index(task, (c.group_count, *self.blocks, self.shares))
@@ -322,7 +322,7 @@ def view_offset(
     return offset
 
 
-def _lines(elements: int, dtype: str) -> int:
+def whole_lines(elements: int, dtype: str) -> int:
     """Rounded up to whole cache lines."""
     line = _LINE // ITEM_BYTES[dtype]
     return ceil_div(elements, line) * line

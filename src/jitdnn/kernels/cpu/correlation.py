@@ -157,12 +157,15 @@ def view_of(tensor: TensorDescriptor, groups: int) -> View:
 def lower_convolution(
     problem: Convolution, operands: Sequence[TensorDescriptor] = ()
 ) -> tuple[Correlation, ...]:
-    """The correlations that together write every element of a forward or backward-data result once."""
+    """The correlations that together write every element of a forward or backward-data result once.
+
+    A filter's gradient sums the same products, so it comes as its forward correlation.
+    """
     groups = problem.groups
-    data, result = (problem.x, problem.y) if problem.direction == "fwd" else (problem.y, problem.x)
+    forward = problem.direction != "bwd_data"
+    data, result = (problem.x, problem.y) if forward else (problem.y, problem.x)
     k, c, *space = problem.w.strides
     group = problem.w.shape[0] // groups * k
-    forward = problem.direction == "fwd"
     w = FilterView((group,), k if forward else c, c if forward else k, _three(space))
     whole = Correlation(
         dtype=problem.dtype,

@@ -1,0 +1,49 @@
+"""The filter's gradient as an implicit GEMM over packed tiles: any stride, dilation, padding, groups, layout."""
+
+from __future__ import annotations
+
+from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.cpu.blocked_filter import BlockedFilter
+from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.timing import seconds_of
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.compile import load
+
+
+class ImplicitGemmFilter(Algorithm):
+    """Backward filter; see blocked_filter.py."""
+
+    name = "implicit_gemm_filter"
+    problem = Convolution
+    deterministic = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction != "bwd_filter":
+            return "it computes the filter's gradient: implicit_gemm computes forward and backward data"
+        if epilogue is not None:
+            return "a filter's gradient takes no epilogue: apply it to the result"
+        return None
+
+    def _plan(self, problem: Problem, device: Device) -> BlockedFilter:
+        assert isinstance(problem, Convolution) and isinstance(device, CpuDevice)
+        (whole,) = lower_convolution(problem)
+        return BlockedFilter(whole.merged(), device.isa)
+
+    def workspace(self, problem: Problem, device: Device) -> int:
+        return self._plan(problem, device).workspace(device.threads)
+
+    def estimate(self, problem: Problem, device: Device) -> float:
+        plan = self._plan(problem, device)
+        return seconds_of(problem, device, plan.cycles(), plan.tasks)
+
+    def error_bound(self, problem: Problem) -> float:
+        return summation_bound(problem)
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        assert isinstance(device, CpuDevice)
+        plan = self._plan(problem, device)
+        library = load(self.name, str(problem), device.isa, lambda module: plan.trace(module, 3))
+        return CpuKernel(library, plan.phases(), 3, device.threads)
