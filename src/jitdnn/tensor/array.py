@@ -262,7 +262,7 @@ def _borrow_dlpack(x: Any) -> Array:
     # 1 is kDLCPU, 3 kDLCUDAHost: pinned memory of the host
     if kind not in (1, 3):
         raise DeviceError(
-            f"{type(x).__name__} is on DLPack device ({int(kind)}, {int(index)}): the cpu target takes arrays "
+            f"{type(x).__name__} is on DLPack device ({int(kind)}, {int(index)}): the cpu target takes arrays"
             "in host memory"
         )
     try:

@@ -90,7 +90,7 @@ class TensorDescriptor:
 
     @property
     def layout(self) -> str | None:
-        """`nchw` or `nhwc` where the tensor is dense in exactly that order, else None; `nchw` below rank 3."""
+        """`nchw` or `nhwc` if the tensor is dense in exactly that order, else None; `nchw` below rank 3."""
         for layout in ("nchw", "nhwc"):
             if self.strides == packed_strides(self.shape, layout_order(layout, len(self.shape))):
                 return layout
@@ -227,7 +227,7 @@ class TensorDescriptor:
         return TensorDescriptor(target, tuple(strides), self.dtype, self.offset)
 
     def insert_axis(self, axis: int) -> TensorDescriptor:
-        """Return the descriptor with an axis of extent 1 put before `axis`, or at the end if that is the rank."""
+        """Return the descriptor with an axis of extent 1 put before `axis`, which may be the rank."""
         if not 0 <= axis <= len(self.shape):
             raise InvalidArgument(f"axis {axis}: it must be 0 to {len(self.shape)}")
         # the stride of a unit axis is never used; the extent times stride of what follows keeps a dense
