@@ -106,7 +106,7 @@ class Expression:
         constant: Callable[[float], T],
         apply: Callable[[str, list[T]], T],
     ) -> T:
-        """Run the steps in any domain: code, text, arrays. ``apply`` gets an operation's name and arguments."""
+        """Run the steps in any domain: code, text, arrays. ``apply`` gets an operation and its arguments."""
         if len(inputs) != self.arity:
             raise InvalidArgument(f"expression {self} takes {self.arity} inputs, got {len(inputs)}")
         values: list[T] = []
@@ -125,7 +125,7 @@ class Expression:
         dtype = np.result_type(np.float32, *operands) if operands else np.dtype(np.float64)
         operands = [operand.astype(dtype, copy=False) for operand in operands]
         with np.errstate(all="ignore"):
-            result = self.interpret(operands, dtype.type, evaluate_operation)
+            result = self.interpret(operands, lambda number: np.asarray(number, dtype), evaluate_operation)
         shape = np.broadcast_shapes(*(operand.shape for operand in operands))
         return np.array(np.broadcast_to(np.asarray(result, dtype=dtype), shape))
 
@@ -198,9 +198,7 @@ class Graph:
                 )
             return value
         if isinstance(value, (bool, np.bool_)):
-            raise InvalidArgument(
-                f"{value} cannot be used as a number in a traced function: write 1.0 or 0.0"
-            )
+            raise InvalidArgument(f"{value} is not a number in a traced function: write 1.0 or 0.0")
         if isinstance(value, numbers.Real):
             return self.constant(float(value))
         raise InvalidArgument(
@@ -220,7 +218,7 @@ class Graph:
                 raise InvalidArgument(f"{operation} needs a condition such as x > 0 as argument {place + 1}")
             if not wants_truth and self.is_truth(argument):
                 raise InvalidArgument(
-                    f"{operation} was given a condition instead of a number: use jd.where(condition, 1.0, 0.0)"
+                    f"{operation} was given a condition for a number: use jd.where(condition, 1.0, 0.0)"
                 )
         if operation == "multiply":  # multiplying by one is exact: derivatives are full of it
             for one, other in ((0, 1), (1, 0)):
@@ -229,7 +227,7 @@ class Graph:
         return self._add(Instruction(operation, tuple(argument.position for argument in arguments)))
 
     def finish(self, result: Traced) -> Expression:
-        """The expression that ends in ``result``: reachable steps only, arguments first, from left to right."""
+        """The expression that ends in ``result``: its steps only, arguments first, from left to right."""
         if self.is_truth(result):
             raise InvalidArgument(
                 "the traced function returns a condition: return a number, such as jd.where(condition, a, b)"
@@ -343,7 +341,7 @@ class Traced:
     def __bool__(self) -> NoReturn:
         raise InvalidArgument(
             "a traced value is neither true nor false: instead of if, and, or, not and chained comparisons use "
-            "jd.where(condition, a, b) with &, | and ~; instead of min() and max() jd.minimum and jd.maximum"
+            "jd.where(condition, a, b) with & | ~, instead of min() and max() jd.minimum and jd.maximum"
         )
 
     def _refuse_number(self, *_: object) -> NoReturn:
@@ -364,11 +362,12 @@ class Traced:
 
 def _power(base: Traced, exponent: object) -> Traced:
     """A power by a whole number as products (squares of squares), or by 0.5 as a square root."""
-    if isinstance(exponent, numbers.Real) and not isinstance(exponent, bool):
-        if exponent == 0.5:
+    if isinstance(exponent, (int, float, np.number)):
+        power = float(exponent)
+        if power == 0.5:
             return base.graph.apply("sqrt", (base,))
-        if exponent == int(exponent) and abs(int(exponent)) <= 64:
-            count = abs(int(exponent))
+        if power.is_integer() and abs(power) <= 64:
+            count = abs(int(power))
             if count == 0:
                 return base.graph.constant(1.0)
             square, result = base, None
@@ -378,7 +377,7 @@ def _power(base: Traced, exponent: object) -> Traced:
                 count >>= 1
                 square = square * square if count else square
             assert result is not None
-            return result if exponent > 0 else 1.0 / result
+            return result if power > 0 else 1.0 / result
     raise InvalidArgument(
         f"x ** {exponent!r} cannot be traced: the exponent must be a whole number up to 64 or 0.5; "
         "use jd.exp(y * jd.log(x)) for other powers of a positive x"
@@ -497,7 +496,7 @@ def trace(function: Callable[..., Any] | Expression) -> Expression:
             continue
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             raise InvalidArgument(
-                f"parameter {parameter} of the traced function: only plain positional parameters become inputs"
+                f"parameter {parameter} of the traced function: only positional parameters become inputs"
             )
         names.append(parameter.name)
     if not names:

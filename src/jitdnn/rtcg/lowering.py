@@ -10,7 +10,7 @@ from jitdnn.rtcg import vector_math
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.expression import Expression
 
-# Constants stay Python numbers until they meet a value: the builder makes each the right vector where it is used.
+# A constant stays a Python number until it meets a value: the builder makes it the right vector there.
 Term = Value | float
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -64,7 +64,8 @@ def lower(k: Builder, expression: Expression, inputs: Sequence[Value]) -> Value:
             return _where(k, arguments, dtype)
         return _extreme(k, name, arguments[0], arguments[1])
 
-    result = expression.interpret(list(inputs), _number, apply)
+    terms: list[Term] = list(inputs)
+    result = expression.interpret(terms, _number, apply)
     if not isinstance(result, Value):
         return k.constant(result, dtype, lanes)
     return k.splat(result, lanes)

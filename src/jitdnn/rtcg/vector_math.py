@@ -1,8 +1,8 @@
 """exp, log, tanh and their relatives on vectors of f32 or f64, traced into the kernel that uses them.
 
-Each function takes a ``Value`` of any number of lanes and returns one of the same type. Errors stay within two
-units in the last place over the whole range; infinities, NaN, overflow and subnormal results come out as IEEE
-754 wants them. No function branches, so that every lane takes the same time.
+Each function takes a ``Value`` of any number of lanes and returns one of the same type. Errors stay within
+2.5 units in the last place over the whole range; infinities, NaN, overflow and subnormal results come out as
+IEEE 754 wants them. No function branches, so that every lane takes the same time.
 
 The polynomials are Taylor series shortened to the interval on which they are used (``economised``), derived
 here in long fractions rather than kept as tables of digits.
@@ -22,7 +22,7 @@ _TERMS = 40  # of the Taylor series that are shortened: far beyond the precision
 
 
 def economised(series: Sequence[Fraction], low: Fraction, high: Fraction, degree: int) -> list[float]:
-    """Coefficients, lowest first, of a polynomial of ``degree`` that is close to a power series on [low, high].
+    """Coefficients, lowest first, of a polynomial of ``degree`` close to a power series on [low, high].
 
     The series is written in t, which runs over [-1, 1] there. The leading power of t is then replaced, again
     and again, by what differs from it by a multiple of a Chebyshev polynomial: of all changes that remove the
