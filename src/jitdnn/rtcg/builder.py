@@ -331,12 +331,13 @@ class Module:
 
     @contextlib.contextmanager
     def function(
-        self, name: str, *, inline: bool = False, **parameters: str | None
+        self, name: str, *, inline: bool = False, may_alias: bool = False, **parameters: str | None
     ) -> Iterator[tuple[Builder, list[Any], Function]]:
         """Trace a function; a parameter is a pointer to the named element type, or an integer if None.
 
         Yields the builder, the parameters in order, and the function, to call it from others. Distinct
-        pointer parameters must not overlap where one is written.
+        pointer parameters must not overlap where one is written, unless ``may_alias`` is said; only then
+        does ``Builder.barrier`` hold for loads through them.
         """
         types = [INT if dtype is None else POINTER for dtype in parameters.values()]
         node = ir.Function(self.ir, ir.FunctionType(ir.VoidType(), types), name)
@@ -351,7 +352,8 @@ class Module:
             if dtype is None:
                 values.append(Value(k, argument))
             else:
-                argument.add_attribute("noalias")
+                if not may_alias:
+                    argument.add_attribute("noalias")
                 values.append(Pointer(k, argument, dtype))
         yield k, values, Function(node)
         k.b.ret_void()
@@ -524,6 +526,14 @@ class Builder:
         self.b.call(
             function.node, [a.v if isinstance(a, Pointer) else self.index(a) for a in arguments]
         )
+
+    def barrier(self) -> None:
+        """Keep LLVM from carrying what was loaded before over to later loads (no instruction is made).
+
+        Where neighbouring steps load the same elements, carrying them costs more registers than there are.
+        """
+        kind = ir.FunctionType(ir.VoidType(), [])
+        self.b.asm(kind, "", "~{memory}", [], side_effect=True)
 
     def local(self, dtype: str, count: int) -> Pointer:
         """``count`` elements on the stack, aligned to 64 bytes. Keep them few."""

@@ -38,7 +38,7 @@ def trace_contraction(
     """
     runtime = [i for i, loop in enumerate(loops) if loop.extent is None]
     parameters = {"a": dtype, "b": dtype, "sums": dtype} | {f"extent{i}": None for i in runtime}
-    with module.function(name, **parameters) as (k, (a, b, sums, *extents), function):
+    with module.function(name, may_alias=True, **parameters) as (k, (a, b, sums, *extents), function):
         lanes = k.lanes(dtype)
         given = dict(zip(runtime, extents, strict=True))
         acc = [
@@ -89,6 +89,7 @@ class _Body:
         for point in itertools.product(*(range(loop.extent or 0) for loop in self.inner)):
             at_a = sum(i * loop.a for i, loop in zip(point, self.inner, strict=True))
             at_b = sum(i * loop.b for i, loop in zip(point, self.inner, strict=True))
+            self.k.barrier()
             vectors = [b.load(at_b + j * self.lanes, self.lanes) for j in range(len(self.acc[0]))]
             for row, sums in zip(self.rows, self.acc, strict=True):
                 one = a.splat(at_a + row, self.lanes)

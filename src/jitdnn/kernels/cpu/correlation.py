@@ -254,25 +254,33 @@ def _every(view: View, strides: Sequence[int], residues: Sequence[int]) -> View:
     return replace(view, space=space, offset=view.offset + offset)
 
 
-def lower_matmul(problem: MatMul) -> Correlation:
+def lower_matmul(problem: MatMul, operands: Sequence[TensorDescriptor] = ()) -> Correlation:
     """c[m, n] = sum over k of a[m, k] b[k, n]: m as pixels, k as channels read, n as channels made."""
     a, b, c = problem.a, problem.b, problem.c
-    batch = c.shape[:-2]
+    batch = tuple(c.shape[:-2]) or (1,)
 
     def groups(tensor: TensorDescriptor) -> tuple[int, ...]:
-        missing = len(batch) - (len(tensor.shape) - 2)
-        own = zip(tensor.shape[:-2], tensor.strides[:-2], strict=True)
-        return (0,) * missing + tuple(0 if extent == 1 else stride for extent, stride in own)
+        """Strides along the batch; 0 along what is broadcast."""
+        own = [
+            0 if extent == 1 else stride
+            for extent, stride in zip(tensor.shape[:-2], tensor.strides[:-2], strict=True)
+        ]
+        return (0,) * (len(batch) - len(own)) + tuple(own)
+
+    def view(tensor: TensorDescriptor) -> View:
+        """A matrix whose rows are pixels and whose columns are channels."""
+        return View(0, groups(tensor), tensor.strides[-1], (0, 0, tensor.strides[-2]))
 
     m, depth = a.shape[-2:]
     return Correlation(
         dtype=problem.dtype,
         batch=1,
-        groups=tuple(batch) or (1,),
+        groups=batch,
         depth=depth,
         width=b.shape[-1],
-        axes=(Axis(1, 1, 1, Taps(1)), Axis(1, 1, 1, Taps(1)), Axis(m, m, 1, Taps(1))),
-        x=View(0, groups(a) or (0,), a.strides[-1], (0, 0, a.strides[-2])),
-        w=FilterView(groups(b) or (0,), b.strides[-1], b.strides[-2], (0, 0, 0)),
-        y=View(0, groups(c) or (0,), c.strides[-1], (0, 0, c.strides[-2])),
+        axes=_pad_axes([Axis(m, m, 1, Taps(1))]),
+        x=view(a),
+        w=FilterView(groups(b), b.strides[-1], b.strides[-2], (0, 0, 0)),
+        y=view(c),
+        operands=tuple(view(o) for o in operands),
     )

@@ -54,8 +54,10 @@ def plan_slab(
         pitch = c.depth + lanes if c.depth % (4 * lanes) == 0 else c.depth
         space = (h * w * pitch, w * pitch, pitch)
         return Slab(block, (d, h, w), _triple(steps), d * h * w * pitch, 1, space, True)
-    space = (h * w, w, 1)
-    return Slab(block, (d, h, w), _triple(steps), c.depth * d * h * w, d * h * w, space, False)
+    plane = d * h * w
+    if plane % (4 * lanes) == 0 and c.depth > 1:
+        plane += lanes  # for the same reason, between channels
+    return Slab(block, (d, h, w), _triple(steps), c.depth * plane, plane, (h * w, w, 1), False)
 
 
 def slab_size(c: Correlation, slab: Slab, box: Sequence[int], lanes: int, depth: int | None = None) -> int:
@@ -200,16 +202,23 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
         run, outer = _contiguous_run(panels.taps, strides)
         by_rows = run >= 4 or (run == panels.taps[2] and run * c.w.channels > 1 and c.w.channels == run)
         whole = run == panels.taps[0] * panels.taps[1] * panels.taps[2] and c.w.channels == run
+        by_channels = c.w.channels == 1 and not by_rows
         for j in range(0, panels.lanes, lanes):
             here = min(lanes, panels.lanes - j)
             source = w + (start + (first + j) * c.w.results)
             valid = k.integer(c.width) - first - j
             keep = None if here == lanes else k.mask(here, lanes)
-            if c.w.results == 1 or not (by_rows or whole):
+            if c.w.results != 1 and by_channels and not whole:
+                for place, offset in _nest_places(k, 3, strides, panels):
+                    copy_transposed(
+                        k, source + (channel + offset), c.w.results, valid.min(here), channels,
+                        panel + (channel * panels.channel_stride + j + place), panels.channel_stride, lanes, keep,
+                    )  # fmt: skip
+            elif c.w.results == 1 or not (by_rows or whole):
                 for ch in k.range(channel, channel + channels):
                     at = panel + (ch * panels.channel_stride + j)
                     mask = k.mask(valid.min(here), lanes)
-                    for place, offset in _tap_places(k, panels, strides):
+                    for place, offset in _nest_places(k, 3, strides, panels):
                         vector = source.load_strided(ch * c.w.channels + offset, c.w.results, lanes, mask)
                         if c.w.results == 0:
                             vector = k.select(mask, vector, 0.0)
@@ -236,10 +245,6 @@ def _contiguous_run(taps: tuple[int, int, int], strides: Sequence[int]) -> tuple
         run *= taps[axis - 1]
         axis -= 1
     return run, axis
-
-
-def _tap_places(k: Builder, panels: Panels, strides: Sequence[int]) -> object:
-    yield from _nest_places(k, 3, strides, panels)
 
 
 def _nest_places(k: Builder, axes: int, strides: Sequence[int], panels: Panels) -> object:

@@ -1,0 +1,51 @@
+"""Matrix product as a correlation with one tap: rows are pixels, the inner extent is the channels read.
+
+Transposes and sub-matrices are only strides, and every batch is a group.
+"""
+
+from __future__ import annotations
+
+from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.cpu.blocked import Blocked
+from jitdnn.kernels.cpu.correlation import lower_matmul
+from jitdnn.kernels.cpu.timing import seconds_of
+from jitdnn.problems.matmul import MatMul
+from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.compile import load
+
+
+class PackedGemm(Algorithm):
+    """Both matrices packed into panels, tiles of sums in registers; see blocked.py."""
+
+    name = "packed_gemm"
+    problem = MatMul
+    deterministic = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        return None
+
+    def _plan(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Blocked:
+        assert isinstance(problem, MatMul) and isinstance(device, CpuDevice)
+        operands = epilogue.operands if epilogue else ()
+        return Blocked(lower_matmul(problem, operands), device.isa)
+
+    def workspace(self, problem: Problem, device: Device) -> int:
+        return self._plan(problem, device).workspace(device.threads)
+
+    def estimate(self, problem: Problem, device: Device) -> float:
+        plan = self._plan(problem, device)
+        return seconds_of(problem, device, plan.cycles(), plan.tasks)
+
+    def error_bound(self, problem: Problem) -> float:
+        return summation_bound(problem)
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        assert isinstance(device, CpuDevice)
+        plan = self._plan(problem, device, epilogue)
+        pointers = 3 + (len(epilogue.operands) if epilogue else 0)
+        library = load(
+            self.name, (str(problem), str(epilogue)), device.isa,
+            lambda module: plan.trace(module, "", pointers, (0, 1, 2), epilogue),
+        )  # fmt: skip
+        return CpuKernel(library, plan.phases(""), pointers, device.threads)
