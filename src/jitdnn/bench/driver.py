@@ -23,8 +23,7 @@ from jitdnn.bench.suites import Layer
 from jitdnn.bench.timing import Method, interleaved, median, ratio
 from jitdnn.errors import InvalidArgument, JitdnnError, NotSupported
 from jitdnn.handle import Handle
-from jitdnn.planner.plan import Plan
-from jitdnn.planner.choose import Request
+from jitdnn.planner.plan import Plan, Request
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import current, settings
 from jitdnn.tensor import TensorDescriptor, allocator, borrow, numpy_dtype
@@ -142,7 +141,7 @@ def run(
 
 def _measure(row: Row, problem: Problem, handle: Handle, families: Sequence[Peer], options: Options) -> Row:
     sets = _input_sets(problem)
-    plan = handle.plan(problem, _request(options.algorithm))
+    plan = handle.plan(problem, Request.of(current(), options.algorithm))
     own = _own(problem, plan, handle, sets, "jitdnn", "jitdnn")
     gate = Gate(problem, sets[0])
     error = gate.error(_poisoned(problem, plan, handle, sets[0]))
@@ -203,10 +202,6 @@ def _thread_limits(
         yield threadpool_limits(threads, user_api="blas")
 
 
-def _request(algorithm: str | None) -> Request:
-    return Request.current(algorithm=algorithm)
-
-
 def _own(
     problem: Problem, plan: Plan, handle: Handle, sets: Sequence[Sequence[FloatArray]], name: str, family: str
 ) -> _Candidate:
@@ -221,7 +216,9 @@ def _own(
         result: FloatArray = owner
         return result
 
-    return _Candidate(name, family, run, lambda output: output, plan.error_bound)
+    bound = next(c.error_bound for c in plan.candidates if c.chosen)
+    assert bound is not None
+    return _Candidate(name, family, run, lambda output: output, bound)
 
 
 def _poisoned(problem: Problem, plan: Plan, handle: Handle, inputs: Sequence[FloatArray]) -> FloatArray:
@@ -253,7 +250,8 @@ def _peer_candidates(
             refused[peer.name] = reason
     if "im2col" in names:
         try:
-            plan = handle.plan(problem, replace(_request("im2col"), workspace_limit=None))
+            request = Request.of(current(), "im2col")
+            plan = handle.plan(problem, replace(request, workspace_limit=None))
         except JitdnnError as error:
             refused["im2col"] = str(error).splitlines()[0]
         else:

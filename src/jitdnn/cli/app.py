@@ -1,0 +1,206 @@
+"""The commands' arguments, and what a script sees of them: exit codes and one line on standard error.
+
+0 done; 1 the work failed (a JitdnnError, a wrong result); 2 wrong usage; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from jitdnn import __version__
+from jitdnn.errors import JitdnnError
+
+app = typer.Typer(
+    name="jitdnn",
+    help="Deep-learning primitives whose kernels are generated at run time.",
+    epilog="Settings are environment variables, JITDNN_THREADS for one: `jitdnn info` lists them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads to use.  [default: all cores]")]
+Limit = Annotated[
+    str | None,
+    typer.Option("--workspace-limit", metavar="SIZE", help="Most workspace: 64MiB, 0 for none, `none` for any."),
+]
+Find = Annotated[bool, typer.Option("--find", help="Measure the algorithms instead of estimating.")]
+
+
+class Direction(StrEnum):
+    """Directions of a convolution on the command line; `given` is the one the problem names."""
+
+    given = "given"
+    fwd = "fwd"
+    bwd_data = "bwd_data"
+    bwd_filter = "bwd_filter"
+    all = "all"
+
+
+class Phase(StrEnum):
+    """Which of its two nets a definition is read as."""
+
+    TRAIN = "TRAIN"
+    TEST = "TEST"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"jitdnn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Deep-learning primitives whose kernels are generated at run time."""
+
+
+@app.command()
+def info(as_json: Json = False) -> None:
+    """Show devices, instruction sets, targets, settings and caches."""
+    from jitdnn.cli.info import show_info
+
+    show_info(as_json)
+
+
+@app.command()
+def plan(
+    problem: Annotated[str, typer.Argument(help="A problem string: 'conv_fwd n8 c64 h27 w27 k192 r5 s5 pad2'.")],
+    workspace_limit: Limit = None,
+    find: Find = False,
+    threads: Threads = None,
+) -> None:
+    """Show every algorithm for a problem: the chosen one, the others' times, and why some refuse."""
+    from jitdnn.cli.plan import show_plan
+
+    show_plan(problem, workspace_limit, find, threads)
+
+
+@app.command()
+def bench(
+    problems: Annotated[list[str] | None, typer.Argument(help="Problem strings.")] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option("--suite", help="A built-in suite or network (--list), or a .txt or .csv file; repeatable."),
+    ] = None,
+    direction: Annotated[Direction, typer.Option(help="Direction of the convolutions.")] = Direction.given,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images in a batch, in place of the suite's.")] = None,
+    threads: Threads = None,
+    workspace_limit: Limit = None,
+    peer: Annotated[
+        list[str] | None, typer.Option("--peer", help="torch, im2col or none; repeatable.  [default: none]")
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Measure this algorithm, not the planner's choice.")] = None,
+    find: Find = False,
+    json_rows: Annotated[
+        Path | None, typer.Option("--json", help="Append a JSON object a row to this file; - prints them.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to measure each candidate.")] = 0.2,
+    list_suites: Annotated[bool, typer.Option("--list", help="List the built-in suites and stop.")] = False,
+) -> None:
+    """Measure problems or suites, beside other libraries if wanted."""
+    from jitdnn.cli.bench import list_built_in, run_bench
+
+    if list_suites:
+        list_built_in()
+        return
+    code = run_bench(
+        problems or [], suite or [], direction.value, batch, threads, workspace_limit, peer or [], algorithm, find,
+        json_rows, seconds,
+    )  # fmt: skip
+    raise typer.Exit(code)
+
+
+Solver = Annotated[Path, typer.Argument(help="A solver prototxt.")]
+Iterations = Annotated[int, typer.Option(min=1, help="Batches to run.")]
+
+
+@app.command()
+def train(
+    solver: Solver,
+    resume: Annotated[Path | None, typer.Option(help="Go on from this snapshot.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Start from the weights of this snapshot.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write loss and accuracy as a PNG.")] = None,
+    threads: Threads = None,
+) -> None:
+    """Train the net of a solver."""
+    from jitdnn.cli.train import run_train
+
+    run_train(solver, resume, weights, plot, threads)
+
+
+@app.command()
+def test(
+    net: Annotated[Path, typer.Argument(help="A net prototxt.")],
+    weights: Annotated[Path, typer.Option(help="A snapshot to take the weights from.")],
+    iterations: Iterations = 50,
+    threads: Threads = None,
+) -> None:
+    """Run a trained net on its test data and print the mean of every output."""
+    from jitdnn.cli.train import run_test
+
+    run_test(net, weights, iterations, threads)
+
+
+@app.command()
+def time(
+    net: Annotated[Path, typer.Argument(help="A net prototxt.")],
+    iterations: Iterations = 50,
+    phase: Annotated[Phase, typer.Option(help="Read the net as in this phase.")] = Phase.TRAIN,
+    threads: Threads = None,
+) -> None:
+    """Time every layer of a net, forward and backward."""
+    from jitdnn.cli.train import run_time
+
+    run_time(net, iterations, phase.value, threads)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where snapshot and plots go.")] = Path("demo-results"),
+    threads: Threads = None,
+) -> None:
+    """Train LeNet on real handwritten digits and compare with the im2col way: the library in a minute."""
+    from jitdnn.cli.demo import run_demo
+
+    run_demo(folder, threads)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line (`sys.argv` if `arguments` is None) and exit."""
+    raise SystemExit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        code = app(arguments, prog_name="jitdnn", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.TyperException as error:
+        return _complain(error.format_message(), error.exit_code)
+    except JitdnnError as error:
+        return _complain(str(error), 1)
+    except BrokenPipeError:  # `jitdnn ... | head`: nobody reads on, and that is fine
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return _complain("interrupted", 130)
+    return code if isinstance(code, int) else 0
+
+
+def _complain(message: str, code: int) -> int:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    print(f"jitdnn: {'; '.join(lines)}", file=sys.stderr)
+    return code

@@ -1,0 +1,119 @@
+"""`jitdnn bench`: the driver's rows as a table, as JSON, and in one line for each peer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TextIO
+
+from jitdnn.bench.driver import Options, Row, run
+from jitdnn.bench.report import families, of_family, summaries, write_json
+from jitdnn.bench.suites import Layer, built_in, load, unique
+from jitdnn.bench.timing import Method
+from jitdnn.cli.console import print_table, progress, say
+from jitdnn.errors import InvalidArgument
+from jitdnn.problems import parse
+from jitdnn.problems.convolution import DIRECTIONS
+
+
+def list_built_in() -> None:
+    """Print the built-in suites and networks with their numbers of layers."""
+    rows = [(name, str(len(layers)), str(len(unique(layers)))) for name, layers in built_in().items()]
+    print_table("", ("suite", "layers", "different"), rows, "lrr")
+
+
+def run_bench(
+    problems: Sequence[str],
+    suites: Sequence[str],
+    direction: str,
+    batch: int | None,
+    threads: int | None,
+    workspace_limit: str | None,
+    peers: Sequence[str],
+    algorithm: str | None,
+    find: bool,
+    json_rows: Path | None,
+    seconds: float,
+) -> int:
+    """Measure and print. Returns 1 if any result was wrong or nothing could run a problem, else 0."""
+    layers = select(problems, suites, direction, batch)
+    options = Options(
+        peers=() if list(peers) == ["none"] else tuple(dict.fromkeys(peers)),
+        algorithm=algorithm,
+        threads=threads,
+        workspace_limit=workspace_limit,
+        choice="find" if find else None,
+        method=Method(seconds=seconds),
+    )
+    with ExitStack() as stack:
+        stream = _open(json_rows, stack)
+        advance = stack.enter_context(progress(len(layers), "measuring"))
+        rows = []
+        for row in run(layers, options, advance):
+            rows.append(row)
+            if stream is not None:
+                write_json([row], stream)
+                stream.flush()
+    if stream is not sys.stdout:
+        show(rows)
+    return 1 if any(row.failure for row in rows) else 0
+
+
+def select(problems: Sequence[str], suites: Sequence[str], direction: str, batch: int | None) -> list[Layer]:
+    """The different problems that were asked for, each once. Raises InvalidArgument if there are none."""
+    layers = [Layer(parse(problem)) for problem in problems]
+    layers += [layer for suite in suites for layer in load(suite)]
+    if not layers:
+        raise InvalidArgument("nothing to measure: give a problem string or --suite (--list shows those there are)")
+    if batch is not None:
+        layers = [layer.with_batch(batch) for layer in layers]
+    if direction == "all":
+        layers = [layer.towards(each) for each in DIRECTIONS for layer in layers]
+    elif direction != "given":
+        layers = [layer.towards(direction) for layer in layers]
+    return unique(layers)
+
+
+def _open(path: Path | None, stack: ExitStack) -> TextIO | None:
+    if path is None or str(path) == "-":
+        return None if path is None else sys.stdout
+    try:
+        return stack.enter_context(path.open("a", encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from None
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print the rows as a table and what they come to."""
+    present = families(rows)
+    columns = ["layer", "kind", "algorithm", "ms", "GFLOP/s", "of peak", "error", "workspace"]
+    columns += [f"x {family}" for family in present]
+    title = f"{rows[0].device}, {rows[0].date}"
+    print_table(title, columns, [_cells(row, present) for row in rows], "lll" + "r" * (len(columns) - 3))
+    for row in rows:
+        if row.failure:
+            say(f"FAILED {row.problem}: {row.failure}")
+        for peer, reason in row.refused_peers.items():
+            say(f"without {peer}: {row.problem}: {reason}")
+    peaks = [row.peak_gflops for row in rows if row.peak_gflops is not None]
+    if peaks:
+        say(f"multiply-add peak measured beside each row: {min(peaks):.0f} to {max(peaks):.0f} GFLOP/s")
+    for summary in summaries(rows):
+        say(str(summary))
+
+
+def _cells(row: Row, present: Sequence[str]) -> list[str]:
+    words = row.problem.split()
+    label = f"{row.network}:{row.name}" if row.name else " ".join(words[1:])
+    if row.seconds is None or row.gflops is None or row.fraction is None:
+        return [label, words[0], row.algorithm or "-", *["-"] * (5 + len(present))]
+    cells = [
+        label, words[0], row.algorithm or "-", f"{1e3 * row.seconds:.3f}", f"{row.gflops:.1f}", f"{row.fraction:.0%}",
+        f"{row.error:.1e}", f"{row.workspace}",
+    ]  # fmt: skip
+    for family in present:
+        peer = of_family(row, family)
+        cells.append("-" if peer is None else f"{peer.ratio:.2f}")
+    return cells

@@ -1,0 +1,54 @@
+"""Output for people and for pipes: rich tables and moving bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+Advance = Callable[[int, str], None]
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
+    """A table on a terminal, else lines of tab-separated cells under a line of column names.
+
+    `right` has an `r` for every column that is aligned to the right, for instance "lrr".
+    """
+    if not sys.stdout.isatty():
+        print("\t".join(columns))
+        for row in rows:
+            print("\t".join(row))
+        return
+    table = Table(title=title or None, title_justify="left", header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if right[number : number + 1] == "r" else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def say(text: str = "") -> None:
+    """A line of output, at once even into a pipe."""
+    print(text, flush=True)
+
+
+@contextmanager
+def progress(total: int, what: str) -> Iterator[Advance]:
+    """A bar on standard error while the context is open; `advance(done, note)` moves it.
+
+    Where standard error is no terminal there is no bar: what is done is said by the lines that a command prints.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done, note: None
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", style="dim"),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total, note="")
+        yield lambda done, note: bar.update(task, completed=done, note=note)

@@ -1,0 +1,97 @@
+"""`jitdnn info`: what is here, what is not and why."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+from jitdnn.bench import provenance
+from jitdnn.cli.console import print_table, say
+from jitdnn.devices.cpu import host
+from jitdnn.planner.store import Store
+from jitdnn.rtcg.cache import CodeCache
+from jitdnn.rtcg.isa import NAMES, runnable
+from jitdnn.settings import TABLE, current, format_bytes
+
+_ABSENT = "not part of this version: the cpu target is"
+TARGETS = ("cpu", "cuda", "opencl", "cudnn")
+
+
+def gather() -> dict[str, Any]:
+    """Everything that `jitdnn info` prints, as JSON's types."""
+    values = current()
+    device = host(values.threads, values.cpu)
+    runs = runnable()
+    stats = CodeCache.default().stats()
+    store = Store.default().stats()
+    return {
+        "versions": provenance.versions(("numpy", "llvmlite")),
+        "system": provenance.system(),
+        "device": device.name,
+        "threads": device.threads,
+        "instruction_sets": {
+            name: "in use" if name == device.isa.name else "runs here" if name in runs else _why_not(name)
+            for name in NAMES
+        },
+        "peak_gflops": {dtype: device.measure_peak(dtype) / 1e9 for dtype in ("f32", "f64")},
+        "bandwidth_gbytes": device.bandwidth / 1e9,
+        "targets": {name: "available" if name == "cpu" else _ABSENT for name in TARGETS},
+        "code_cache": {
+            "folder": str(stats.path) if stats.path else None,
+            "entries": stats.entries,
+            "bytes": stats.bytes,
+            "limit": stats.limit,
+        },
+        "store": {
+            "file": str(store.path) if store.path else None,
+            "measurements": store.measurements,
+            "bytes": store.bytes,
+        },
+        "settings": {row.name: _plain(getattr(values, row.name)) for row in TABLE},
+    }
+
+
+def _why_not(name: str) -> str:
+    if name == "neon":
+        return f"not here: this machine is {platform.machine()}, not arm64"
+    return "not here: the processor does not have it"
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def show_info(as_json: bool) -> None:
+    """Print what `gather` finds."""
+    found = gather()
+    if as_json:
+        say(json.dumps(found, default=str))
+        return
+    say("  ".join(f"{name} {number}" for name, number in found["versions"].items()) + "  " + found["system"])
+    say(f"device: {found['device']}")
+    say(
+        f"measured now: {found['peak_gflops']['f32']:.1f} GFLOP/s float32, {found['peak_gflops']['f64']:.1f} "
+        f"GFLOP/s float64, {found['bandwidth_gbytes']:.1f} GB/s copy"
+    )
+    rows = [["target", *row] for row in found["targets"].items()]
+    rows += [["instruction set", *row] for row in found["instruction_sets"].items()]
+    print_table("", ("what", "name", "state"), rows)
+    cache, store = found["code_cache"], found["store"]
+    say(
+        f"code cache: {cache['folder'] or 'in memory'}: {cache['entries']} entries, {format_bytes(cache['bytes'])} "
+        f"of at most {format_bytes(cache['limit'])}"
+    )
+    say(
+        f"tuning store: {store['file'] or 'in memory'}: {store['measurements']} measurements, "
+        f"{format_bytes(store['bytes'])}"
+    )
+    rows = [[row.name, _shown(found["settings"][row.name]), row.variable] for row in TABLE]
+    print_table("settings", ("setting", "value", "environment variable"), rows)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)
