@@ -86,7 +86,7 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
             raise InvalidArgument("saved is 'y': only a backward problem keeps one of x and y")
         if self.saved == "y" and FUNCTIONS[self.function].derivative_from_y is None:
             raise InvalidArgument(f"the derivative of {self.function} does not follow from y: save x")
-        check_same_shape([("x", self.x), ("y", self.y)], "an activation keeps the shape")
+        check_same_shape("y", self.y, "x", self.x)
         settle_gradients(self, saved=(self.saved,))
         self._check_operands()
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from jitdnn.errors import InvalidShape
 from jitdnn.problems.problem import (
+    MAX_SPATIAL,
     Operand,
     Problem,
     Reals,
@@ -222,8 +223,11 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     def _backward_filter(self, x: Reals, dy: Reals) -> Reals:
         extended = self._by_group(self._extend(x))
         dw = self._by_group(np.zeros(self.w.shape), axis=0)
+        gradient = self._by_group(dy)
+        gradient = gradient.reshape(*gradient.shape[:3], -1)
         for tap, view in self._taps():
-            dw[tap] = np.einsum("ngc...,ngk...->gkc", extended[view], self._by_group(dy))
+            seen = extended[view].reshape(*extended.shape[:3], -1)
+            dw[tap] = np.einsum("ngcp,ngkp->gkc", seen, gradient)
         return dw.reshape(self.w.shape)
 
     def _extend(self, x: Reals) -> Reals:
@@ -303,13 +307,9 @@ class BiasGradient(Problem, kinds=("conv_bwd_bias",)):
     db: TensorDescriptor
 
     def __post_init__(self) -> None:
-        if not 2 <= len(self.dy.shape) <= 5:
-            raise InvalidShape(f"dy has shape {self.dy.shape}: N, K and up to 3 spatial extents are needed")
-        check_extents(self.dy.shape, "dy", ["n", "k", *OUTPUT_LETTERS[5 - len(self.dy.shape) :]])
-        if self.db.shape != self.dy.shape[1:2]:
-            raise InvalidShape(
-                f"db has shape {self.db.shape}, dy has {self.dy.shape}: db must be {self.dy.shape[1:2]}"
-            )
+        shape = bias_shape(self.dy.shape)
+        if self.db.shape != shape:
+            raise InvalidShape(f"db has shape {self.db.shape}, dy has {self.dy.shape}: db must be {shape}")
         self._check_operands()
 
     @classmethod
@@ -324,7 +324,7 @@ class BiasGradient(Problem, kinds=("conv_bwd_bias",)):
     ) -> Self:
         """The problem from dy's shape or descriptor; db packed unless its strides are given."""
         dy = as_descriptor(dy_shape, dtype, layout, dy_strides)
-        return cls(dy, db or as_descriptor(dy.shape[1:2], dy.dtype, "nchw", db_strides))
+        return cls(dy, db or as_descriptor(bias_shape(dy.shape), dy.dtype, "nchw", db_strides))
 
     @property
     def kind(self) -> str:
@@ -384,6 +384,15 @@ def output_shape(
         for axis, numbers in enumerate(zip(x_shape[2:], w_shape[2:], stride, pairs, dilation, strict=True))
     )
     return (x_shape[0], w_shape[0], *out)
+
+
+def bias_shape(dy_shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape (K,) of the bias added to y (N, K) or (N, K, out). Raises InvalidShape."""
+    rank = len(dy_shape) - 2
+    if not 0 <= rank <= MAX_SPATIAL:
+        raise InvalidShape(f"dy has shape {tuple(dy_shape)}: N, K and up to 3 spatial extents are needed")
+    check_extents(dy_shape, "dy", ["n", "k", *OUTPUT_LETTERS[MAX_SPATIAL - rank :]])
+    return (dy_shape[1],)
 
 
 def transposed_shape(

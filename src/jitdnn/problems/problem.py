@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Protocol, Self
@@ -157,31 +157,28 @@ def as_descriptor(
     """A descriptor as it is; a shape made into one, packed in `layout` or with `strides` (in elements)."""
     if isinstance(tensor, TensorDescriptor):
         return tensor
-    shape = tuple(int(extent) for extent in tensor)
+    shape = whole_numbers(tensor, "a shape")
     if strides is not None:
-        return TensorDescriptor(shape, tuple(int(stride) for stride in strides), dtype)
+        return TensorDescriptor(shape, whole_numbers(strides, "strides"), dtype)
     return TensorDescriptor.packed(shape, dtype, layout)
 
 
 def per_axis(value: int | Sequence[int], rank: int, what: str, least: int = 1) -> tuple[int, ...]:
     """A scalar or one number an axis as a tuple of `rank` numbers, each at least `least`."""
-    numbers = (value,) * rank if isinstance(value, int | np.integer) else tuple(value)
+    numbers = tuple(value) if isinstance(value, Iterable) else (value,) * rank
     if len(numbers) != rank:
         raise InvalidArgument(
             f"{what} has {len(numbers)} numbers for {rank} spatial axes: give one, or {rank}"
         )
-    for number in numbers:
-        if not isinstance(number, int | np.integer) or isinstance(number, bool):
-            raise InvalidArgument(f"{what} must be whole numbers, got {number!r}")
-        if number < least:
-            raise InvalidArgument(f"{what} is {number}: it must be at least {least}")
-    return tuple(int(number) for number in numbers)
+    numbers = whole_numbers(numbers, what)
+    if min(numbers) < least:
+        raise InvalidArgument(f"{what} is {min(numbers)}: it must be at least {least}")
+    return numbers
 
 
 def padding_pairs(value: int | Sequence[int | Sequence[int]], rank: int) -> tuple[tuple[int, int], ...]:
     """Padding as (before, after) pairs, one an axis: from a scalar, one number an axis, or such pairs."""
-    entries: tuple[int | Sequence[int], ...]
-    entries = (value,) * rank if isinstance(value, int | np.integer) else tuple(value)
+    entries = tuple(value) if isinstance(value, Iterable) else (value,) * rank
     if len(entries) != rank:
         raise InvalidArgument(
             f"padding has {len(entries)} entries for {rank} spatial axes: give one number, "
@@ -189,16 +186,25 @@ def padding_pairs(value: int | Sequence[int | Sequence[int]], rank: int) -> tupl
         )
     pairs = []
     for entry in entries:
-        pair = (entry, entry) if isinstance(entry, int | np.integer) else tuple(entry)
+        pair = tuple(entry) if isinstance(entry, Iterable) else (entry, entry)
         if len(pair) != 2:
             raise InvalidArgument(f"padding entry {entry!r} is neither a number nor a (before, after) pair")
-        for number in pair:
-            if not isinstance(number, int | np.integer) or isinstance(number, bool):
-                raise InvalidArgument(f"padding must be whole numbers, got {number!r}")
-            if number < 0:
-                raise InvalidArgument(f"padding is {number}: it must not be negative; crop the input instead")
-        pairs.append((int(pair[0]), int(pair[1])))
+        before, after = whole_numbers(pair, "padding")
+        if min(before, after) < 0:
+            raise InvalidArgument(
+                f"padding is {min(before, after)}: it must not be negative; crop the input instead"
+            )
+        pairs.append((before, after))
     return tuple(pairs)
+
+
+def whole_numbers(values: Iterable[int], what: str) -> tuple[int, ...]:
+    """Integers of Python or NumPy as a tuple of int. Raises InvalidArgument for anything else, even bool."""
+    values = tuple(values)
+    for value in values:
+        if not isinstance(value, int | np.integer) or isinstance(value, bool):
+            raise InvalidArgument(f"{what} must be whole numbers, got {value!r}")
+    return tuple(map(int, values))
 
 
 def check_spatial_rank(shape: Sequence[int], name: str) -> int:
@@ -223,14 +229,12 @@ def check_extents(
             )
 
 
-def check_same_shape(named: Sequence[tuple[str, TensorDescriptor]], why: str) -> None:
-    """All descriptors of one shape, or InvalidShape naming the first two that differ."""
-    first_name, first = named[0]
-    for name, descriptor in named[1:]:
-        if descriptor.shape != first.shape:
-            raise InvalidShape(
-                f"{name} has shape {descriptor.shape} and {first_name} has {first.shape}: {why}"
-            )
+def check_same_shape(name: str, one: TensorDescriptor, other_name: str, other: TensorDescriptor) -> None:
+    """Both of one shape, or InvalidShape naming both."""
+    if one.shape != other.shape:
+        raise InvalidShape(
+            f"{name} has shape {one.shape} and {other_name} has {other.shape}: they must be equal"
+        )
 
 
 class _TwoWay(Protocol):
@@ -260,7 +264,7 @@ def settle_gradients(problem: _TwoWay, saved: Sequence[str]) -> None:
                 raise InvalidArgument(f"d{name} is given, but a forward problem has no gradients")
             continue
         gradient = gradient or tensor
-        check_same_shape([("d" + name, gradient), (name, tensor)], "a gradient has the shape of its tensor")
+        check_same_shape("d" + name, gradient, name, tensor)
         object.__setattr__(problem, "d" + name, gradient)
         if name not in saved:
             object.__setattr__(problem, name, TensorDescriptor.packed(tensor.shape, tensor.dtype))

@@ -61,7 +61,7 @@ class Softmax(Problem, kinds=("softmax_fwd", "softmax_bwd")):
     def __post_init__(self) -> None:
         check_choice(self.direction, DIRECTIONS, "direction")
         check_choice(self.algorithm, ALGORITHMS, "algorithm")
-        check_same_shape([("x", self.x), ("y", self.y)], "softmax keeps the shape")
+        check_same_shape("y", self.y, "x", self.x)
         object.__setattr__(self, "axis", normalize_axis(self.axis, len(self.x.shape)))
         settle_gradients(self, saved=("y",))
         self._check_operands()

@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from jitdnn.errors import InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, as_float64
+from jitdnn.problems.problem import (
+    Operand,
+    Problem,
+    Reals,
+    as_descriptor,
+    as_float64,
+    check_same_shape,
+)
 from jitdnn.problems.words import Words, layout_words, shape_word
 from jitdnn.tensor import TensorDescriptor
 
@@ -35,11 +42,7 @@ class AddTensor(Problem, kinds=("add", "copy")):
 
     def __post_init__(self) -> None:
         for operand in self.inputs:
-            if operand.descriptor.shape != self.out.shape:
-                raise InvalidShape(
-                    f"{operand.name} has shape {operand.descriptor.shape}, out has {self.out.shape}: they "
-                    "must be equal; broadcast with stride 0"
-                )
+            check_same_shape(operand.name, operand.descriptor, "out", self.out)
         self._check_operands()
 
     @classmethod

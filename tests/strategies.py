@@ -1,0 +1,184 @@
+"""Hypothesis strategies for problems: every kind, every attribute, every order in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import assume
+
+from jitdnn.errors import InvalidArgument
+from jitdnn.problems import (
+    Activation,
+    AddTensor,
+    BiasGradient,
+    Convolution,
+    MatMul,
+    Pooling,
+    Problem,
+    Softmax,
+)
+from jitdnn.problems.activation import FUNCTIONS
+from jitdnn.tensor import TensorDescriptor, packed_strides
+
+DTYPES = st.sampled_from(("f32", "f64"))
+AWKWARD = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33)
+
+
+@st.composite
+def descriptors(
+    draw: st.DrawFn, shape: Sequence[int], dtype: str, is_output: bool = False
+) -> TensorDescriptor:
+    """A tensor of `shape` in any order: packed, permuted, with gaps, reversed; an input also repeated or
+    overlapping (a stride less than what lies inside it)."""
+    how = draw(
+        st.sampled_from(("nchw", "nchw", "nhwc", "permuted", "gaps") + (() if is_output else ("shared",)))
+    )
+    if how in ("nchw", "nhwc"):
+        return TensorDescriptor.packed(shape, dtype, how)
+    order = draw(st.permutations(range(len(shape))))
+    if how == "permuted":
+        return TensorDescriptor(tuple(shape), packed_strides(shape, order), dtype)
+    strides, step = [0] * len(shape), draw(st.integers(1, 3))
+    for axis in reversed(order):
+        strides[axis] = step
+        if how == "gaps":
+            step *= max(shape[axis], 1) + draw(st.integers(0, 2))
+            strides[axis] *= draw(st.sampled_from((1, 1, -1)))
+        else:
+            strides[axis] *= draw(st.sampled_from((1, 0)))
+            step = max(1, step * draw(st.integers(1, max(shape[axis], 1))))
+    return TensorDescriptor(tuple(shape), tuple(strides), dtype)
+
+
+def padding_pairs(most: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.one_of(
+        st.integers(0, most).map(lambda pad: (pad, pad)),
+        st.tuples(st.integers(0, most), st.integers(0, most)),
+    )
+
+
+@st.composite
+def convolutions(
+    draw: st.DrawFn,
+    directions: Sequence[str] = ("fwd", "bwd_data", "bwd_filter"),
+    channels: Sequence[int] = AWKWARD,
+    most_extent: int = 11,
+) -> Convolution:
+    rank = draw(st.integers(1, 3))
+    direction, dtype = draw(st.sampled_from(directions)), draw(DTYPES)
+    groups = draw(st.sampled_from((1, 1, 1, 2, 3, 5)))
+    c, k = (draw(st.sampled_from(channels)) for _ in "ck")
+    if groups > 1 and draw(st.booleans()):
+        c, groups = 1, draw(st.sampled_from(channels))  # depthwise, with k outputs for each input
+        k = draw(st.sampled_from((1, 1, 2, 3)))
+    axes = range(rank)
+    most_extent = most_extent if rank < 3 else min(most_extent, 6)
+    spatial = tuple(draw(st.integers(1, most_extent)) for _ in axes)
+    taps = tuple(draw(st.integers(1, 4)) for _ in axes)
+    stride = tuple(draw(st.sampled_from((1, 1, 2, 3))) for _ in axes)
+    dilation = tuple(draw(st.sampled_from((1, 1, 2, 3))) for _ in axes)
+    padding = tuple(draw(padding_pairs(4)) for _ in axes)
+    shapes: Any = (draw(st.integers(0, 3)), c * groups, *spatial), (k * groups, c, *taps)
+    mode = draw(st.sampled_from(("cross_correlation", "convolution")))
+    try:
+        plain = Convolution.make(direction, *shapes, stride, padding, dilation, groups, mode, dtype)
+    except InvalidArgument:
+        assume(False)
+    result = {"fwd": "y", "bwd_data": "x", "bwd_filter": "w"}[direction]
+    tensors = {
+        name: draw(descriptors(getattr(plain, name).shape, dtype, is_output=name == result)) for name in "xwy"
+    }
+    return Convolution(
+        direction, **tensors, stride=stride, padding=padding, dilation=dilation, groups=groups, mode=mode
+    )
+
+
+@st.composite
+def bias_gradients(draw: st.DrawFn) -> BiasGradient:
+    shape = (draw(st.integers(0, 3)), draw(st.sampled_from(AWKWARD)))
+    shape += tuple(draw(st.lists(st.sampled_from(AWKWARD), max_size=3)))
+    dtype = draw(DTYPES)
+    return BiasGradient(draw(descriptors(shape, dtype)), draw(descriptors(shape[1:2], dtype, is_output=True)))
+
+
+@st.composite
+def poolings(draw: st.DrawFn) -> Pooling:
+    rank = draw(st.integers(1, 3))
+    direction, dtype = draw(st.sampled_from(("fwd", "bwd"))), draw(DTYPES)
+    mode = draw(st.sampled_from(("max", "avg")))
+    axes = range(rank)
+    x_shape = (draw(st.integers(0, 2)), draw(st.sampled_from(AWKWARD)))
+    x_shape += tuple(draw(st.integers(1, 11 if rank < 3 else 6)) for _ in axes)
+    window = tuple(draw(st.integers(1, 4)) for _ in axes)
+    stride = tuple(draw(st.integers(1, 4)) for _ in axes)
+    padding = tuple(draw(padding_pairs(k - 1)) for k in window)
+    include, rounding = draw(st.booleans()), draw(st.sampled_from(("floor", "ceil", "caffe")))
+    try:
+        plain = Pooling.make(direction, mode, x_shape, window, stride, padding, include, rounding, dtype)
+    except InvalidArgument:
+        assume(False)
+    tensors = {operand.name: draw(descriptors(operand.descriptor.shape, dtype)) for operand in plain.inputs}
+    tensors[plain.operands[-1].name] = draw(descriptors(plain.output.shape, dtype, is_output=True))
+    tensors = {"x": plain.x, "y": plain.y, **tensors}
+    return Pooling(
+        direction, mode, window=window, stride=stride, padding=padding, count_include_pad=include,
+        rounding=rounding, **tensors,
+    )  # fmt: skip
+
+
+def shapes(least: int = 1, most: int = 5, empty: bool = True) -> st.SearchStrategy[tuple[int, ...]]:
+    extents = st.sampled_from(((0,) if empty else ()) + AWKWARD[:8])
+    return st.lists(extents, min_size=least, max_size=most).map(tuple)
+
+
+@st.composite
+def softmaxes(draw: st.DrawFn) -> Softmax:
+    shape, dtype = draw(shapes()), draw(DTYPES)
+    direction = draw(st.sampled_from(("fwd", "bwd")))
+    algorithm = draw(st.sampled_from(("fast", "accurate", "log")))
+    axis = tuple(sorted(draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))))
+    names = ("x", "y") if direction == "fwd" else ("y", "dy", "dx")
+    tensors = {name: draw(descriptors(shape, dtype, is_output=name == names[-1])) for name in names}
+    return Softmax(direction, algorithm, axis, **{"x": TensorDescriptor.packed(shape, dtype), **tensors})
+
+
+@st.composite
+def activations(draw: st.DrawFn) -> Activation:
+    shape, dtype = draw(shapes()), draw(DTYPES)
+    function = draw(st.sampled_from(sorted(FUNCTIONS)))
+    direction, saved = "fwd", "x"
+    if draw(st.booleans()):
+        direction = "bwd"
+        saved = draw(st.sampled_from(("x", "y"))) if FUNCTIONS[function].derivative_from_y else "x"
+    names = ("x", "y") if direction == "fwd" else (saved, "dy", "dx")
+    tensors = {name: draw(descriptors(shape, dtype, is_output=name == names[-1])) for name in names}
+    packed = TensorDescriptor.packed(shape, dtype)
+    return Activation(direction, function, saved=saved, **{"x": packed, "y": packed, **tensors})
+
+
+@st.composite
+def matmuls(draw: st.DrawFn) -> MatMul:
+    batch, dtype = draw(shapes(0, 2)), draw(DTYPES)
+    m, k, n = (draw(st.sampled_from((0, *AWKWARD))) for _ in "mkn")
+    return MatMul(
+        draw(descriptors((*batch, m, k), dtype)),
+        draw(descriptors((*batch, k, n), dtype)),
+        draw(descriptors((*batch, m, n), dtype, is_output=True)),
+    )
+
+
+@st.composite
+def additions(draw: st.DrawFn) -> AddTensor:
+    shape, dtype = draw(shapes()), draw(DTYPES)
+    a = draw(descriptors(shape, dtype))
+    b = draw(st.one_of(st.none(), descriptors(shape, dtype)))
+    return AddTensor(a, b, draw(descriptors(shape, dtype, is_output=True)))
+
+
+def problems() -> st.SearchStrategy[Problem]:
+    """Any problem of any kind."""
+    return st.one_of(
+        convolutions(), bias_gradients(), poolings(), softmaxes(), activations(), matmuls(), additions()
+    )

@@ -1,0 +1,423 @@
+"""Problem strings print and parse both ways, and say where they are wrong."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, ParseError
+from jitdnn.problems import (
+    Activation,
+    AddTensor,
+    BiasGradient,
+    Convolution,
+    MatMul,
+    Pooling,
+    Problem,
+    Softmax,
+    parse,
+)
+from jitdnn.problems.convolution import transposed_shape
+from jitdnn.tensor import TensorDescriptor
+from strategies import problems
+
+
+@settings(max_examples=600, deadline=None)
+@given(problems())
+def test_round_trip(problem: Problem) -> None:
+    again = parse(str(problem))
+    assert again == problem
+    assert hash(again) == hash(problem)
+    assert str(again) == str(problem)
+    assert again.operands == problem.operands
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.randoms(use_true_random=False))
+def test_words_come_in_any_order(problem: Problem, random_: random.Random) -> None:
+    kind, *words = str(problem).split()
+    random_.shuffle(words)
+    assert parse("  ".join([kind, *words])) == problem
+
+
+@settings(max_examples=50, deadline=None)
+@given(problems())
+def test_pickles_and_its_class_parses_it(problem: Problem) -> None:
+    assert pickle.loads(pickle.dumps(problem)) == problem
+    assert type(problem).parse(str(problem)) == problem
+
+
+# each string in canonical form, and the problem that it must be
+CANONICAL = [
+    (
+        "conv_fwd n128 c96 h221 w221 k256 r7 s7 stride2 pad0 f32 nchw",
+        Convolution.make("fwd", (128, 96, 221, 221), (256, 96, 7, 7), stride=2),
+    ),
+    (
+        "conv_bwd_filter n2 c6 d4 h5 w6 k9 t1 r2 s3 stride1x2x3 pad0x1:2x1 dil1x1x2 g3 flip f64 nhwc",
+        Convolution.make(
+            "bwd_filter", (2, 6, 4, 5, 6), (9, 2, 1, 2, 3), stride=(1, 2, 3), padding=(0, (1, 2), 1),
+            dilation=(1, 1, 2), groups=3, mode="convolution", dtype="f64", layout="nhwc",
+        ),
+    ),
+    (
+        "conv_bwd_data n1 c2 w9 k3 s4 stride1 pad1 f32 nhwc x=s100,-10,1 y=s0,7,1",
+        Convolution(
+            "bwd_data",
+            TensorDescriptor((1, 2, 9), (100, -10, 1), "f32"),
+            TensorDescriptor((3, 2, 4), (8, 1, 2), "f32"),
+            TensorDescriptor((1, 3, 8), (0, 7, 1), "f32"),
+            (1,), ((1, 1),), (1,),
+        ),
+    ),
+    (
+        "conv_fwd n1 c2 w9 k3 s4 stride1 pad0 f32 nhwc w=nchw",
+        Convolution.make(
+            "fwd", (1, 2, 9), TensorDescriptor.packed((3, 2, 4), "f32"), layout="nhwc"
+        ),
+    ),
+    ("conv_bwd_bias n4 k3 p5 q6 f32 nhwc", BiasGradient.make((4, 3, 5, 6), layout="nhwc")),
+    ("conv_bwd_bias n4 k3 f64 nchw db=s2", BiasGradient.make((4, 3), dtype="f64", db_strides=(2,))),
+    (
+        "pool_fwd max n8 c64 h112 w112 window3 stride2 pad0 caffe f32 nchw",
+        Pooling.make("fwd", "max", (8, 64, 112, 112), 3, 2, rounding="caffe"),
+    ),
+    (
+        "pool_bwd avg exclude_pad n1 c2 w7 window3 stride2 pad1:0 ceil f64 nhwc",
+        Pooling.make("bwd", "avg", (1, 2, 7), 3, 2, ((1, 0),), False, "ceil", "f64", "nhwc"),
+    ),
+    (
+        "pool_bwd max n1 c2 h4 w4 window2 stride2 pad0 f32 nchw dx=nhwc",
+        Pooling.make(
+            "bwd", "max", (1, 2, 4, 4), 2, dx=TensorDescriptor.packed((1, 2, 4, 4), "f32", "nhwc")
+        ),
+    ),
+    ("softmax_fwd accurate shape32x1000 axis1 f32 nchw", Softmax.make("fwd", (32, 1000))),
+    (
+        "softmax_bwd log shape2x3x4x5 axis1x2x3 f64 nhwc dy=nchw",
+        Softmax.make(
+            "bwd", (2, 3, 4, 5), "instance", "log", "f64", "nhwc",
+            dy=TensorDescriptor.packed((2, 3, 4, 5), "f64"),
+        ),
+    ),
+    ("activation_fwd relu shape7 f32 nchw x=s0", Activation.make("fwd", "relu", (7,), x_strides=(0,))),
+    ("activation_bwd tanh saved_y shape2x0 f32 nchw", Activation.make("bwd", "tanh", (2, 0), saved="y")),
+    ("matmul m2 k3 n4 f32 a=columns", MatMul.make((2, 3), (3, 4), a_strides=(1, 2))),
+    ("matmul batch5x6 m2 k3 n4 f64 b=s0,12,4,1", MatMul.make((5, 6, 2, 3), (6, 3, 4), "f64")),
+    ("add shape4x3x2 f32 nchw b=s0,1,0", AddTensor.make((4, 3, 2), (3, 1))),
+    ("copy shape4x3x2 f32 nchw out=nhwc", AddTensor.make((4, 3, 2), out_strides=(6, 1, 3))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "problem"), CANONICAL, ids=[text for text, _ in CANONICAL])
+def test_canonical_strings(text: str, problem: Problem) -> None:
+    assert str(problem) == text
+    assert parse(text) == problem
+
+
+def test_every_kind_has_a_canonical_string() -> None:
+    kinds = {text.split()[0] for text, _ in CANONICAL}
+    assert kinds == set(Problem.registry)
+
+
+@pytest.mark.parametrize(
+    ("loose", "canonical"),
+    [
+        ("conv_fwd n1 c2 w5 k3 s3", "conv_fwd n1 c2 w5 k3 s3 stride1 pad0 f32 nchw"),
+        ("conv_fwd n1 c2 w5 k3 s3 nwc", "conv_fwd n1 c2 w5 k3 s3 stride1 pad0 f32 nhwc"),
+        (
+            "conv_fwd n1 c2 d5 h5 w5 k3 t1 r1 s3 ncdhw",
+            "conv_fwd n1 c2 d5 h5 w5 k3 t1 r1 s3 stride1 pad0 f32 nchw",
+        ),
+        (
+            "conv_fwd n1 c2 h5 w5 k3 r3 s3 pad1:1x1 dil1",
+            "conv_fwd n1 c2 h5 w5 k3 r3 s3 stride1 pad1 f32 nchw",
+        ),
+        ("conv_fwd n1 c1 w5 k1 s3 x=s5,5,1", "conv_fwd n1 c1 w5 k1 s3 stride1 pad0 f32 nchw"),
+        ("pool_fwd max n1 c2 w5 window2", "pool_fwd max n1 c2 w5 window2 stride2 pad0 f32 nchw"),
+        # the extents of a transposed convolution's input, and what the stride leaves open
+        (
+            "conv_bwd_data n1 k8 p7 q7 c4 r3 s3 stride2 pad1 outpad1x0",
+            "conv_bwd_data n1 c4 h14 w13 k8 r3 s3 stride2 pad1 f32 nchw",
+        ),
+    ],
+)
+def test_loose_strings(loose: str, canonical: str) -> None:
+    assert str(parse(loose)) == canonical
+
+
+# text, the word that is wrong (its column is the error's; None: the end of the text), a part of the message
+REFUSED = [
+    ("", None, "empty"),
+    ("   ", None, "empty"),
+    ("conv_forward n1", "conv_forward", "did you mean 'conv_fwd'"),
+    ("conv_fwd n1 c2 w5 k3 s3 strde2", "strde2", "did you mean 'stride'"),
+    ("conv_fwd n1 c2 w5 k3 s3 h", "h", "does not belong"),
+    ("conv_fwd n1 c2 w5 k3 s3 outpad1", "outpad1", "does not belong"),
+    ("conv_fwd n1 c2 w5 s3", None, "needs the word k<number>"),
+    ("conv_fwd n1 n2 c2 w5 k3 s3", "n2", "repeats 'n1' at column 10"),
+    ("conv_fwd n1 c2 w5 k3 s3 stride1x2x3", "stride1x2x3", "3 entries for 1 axes"),
+    ("conv_fwd n1 c2 h5 w5 k3 r3 s3 stride1x2x3", "stride1x2x3", "give one, or 2"),
+    ("conv_fwd n1 c2 w5 k3 s3 pad1:2:3", "pad1:2:3", "not a padding"),
+    ("conv_fwd n1 c2 w5.5 k3 s3", "w5.5", "not a whole number"),
+    ("conv_fwd n1 c2 w5 k3 s3 f32 f64", "f64", "contradicts 'f32'"),
+    ("conv_fwd n1 c2 w5 k3 s3 nchw nwc", "nwc", "contradicts 'nchw'"),
+    ("conv_fwd n1 c2 w5 k3 s3 ndhwc", "ndhwc", "does not fit 3"),
+    ("conv_fwd n1 c2 w5 k3 s3 x=s1,2", "x=s1,2", "3 dims and 2 strides"),
+    ("conv_fwd n1 c2 w5 k3 s3 x=hwcn", "x=hwcn", "no memory order"),
+    ("conv_fwd n1 c2 w5 k3 s3 x=s1,2,a", "x=s1,2,a", "not a whole number"),
+    ("conv_fwd n1 c2 w5 k3 s3 dy=nchw", "dy=nchw", "does not belong"),
+    ("conv_fwd n1 c2 w5 k3 s3 bf16", "bf16", "does not belong"),
+    ("pool_fwd n1 c2 w5 window2", None, "one of max, avg is missing"),
+    ("pool_fwd max exclude_pad n1 c2 w5 window2", "exclude_pad", "does not belong"),
+    ("pool_fwd max n1 c2 w5 window2 ceil caffe", "caffe", "contradicts"),
+    ("softmax_fwd shape3x4 axis1 quick", "quick", "does not belong"),
+    ("activation_fwd shape3x4", None, "is missing"),
+    ("activation_fwd relu saved_y shape3x4", "saved_y", "does not belong"),
+    ("matmul m2 k3 n4 a=rows c=t", "c=t", "write rows, columns or strides"),
+    ("matmul m2 k3 n4 nhwc", "nhwc", "does not belong"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "word", "message"), REFUSED)
+def test_parse_errors(text: str, word: str | None, message: str) -> None:
+    with pytest.raises(ParseError) as caught:
+        parse(text)
+    assert message in str(caught.value)
+    assert caught.value.text == text
+    if word is None:
+        assert caught.value.column == (len(text) + 1 if text.strip() else 1)
+    else:
+        assert text[caught.value.column - 1 :].split()[0] == word
+
+
+def test_a_class_parses_only_its_own_kinds() -> None:
+    with pytest.raises(ParseError, match="unknown problem kind 'pool_fwd'"):
+        Convolution.parse("pool_fwd max n1 c2 w5 window2")
+
+
+CONV = "conv_fwd n1 c4 h5 w5 k6 r3 s3"
+
+
+# well-formed words that name no operation: the type and the values and constraint in the message
+@pytest.mark.parametrize(
+    ("text", "error", "parts"),
+    [
+        (CONV + " pad-1", InvalidArgument, ("padding is -1", "must not be negative")),
+        (CONV + " stride0", InvalidArgument, ("stride is 0", "at least 1")),
+        (CONV + " dil0", InvalidArgument, ("dilation is 0", "at least 1")),
+        (CONV + " g0", InvalidShape, ("groups is 0",)),
+        (CONV + " g3", InvalidShape, ("c=4", "groups=3")),
+        (CONV + " g4", InvalidShape, ("k=6", "groups=4")),
+        (CONV + " x=s1,2,3,4 i32", InvalidType, ("i32", "f32 or f64")),
+        ("conv_fwd n1 c4 h5 w0 k6 r3 s3", InvalidShape, ("w is 0",)),
+        ("conv_fwd n1 c0 h5 w5 k6 r3 s3", InvalidShape, ("c is 0",)),
+        ("conv_fwd n1 c4 h5 w5 k6 r0 s3", InvalidShape, ("r is 0",)),
+        ("conv_fwd n-1 c4 h5 w5 k6 r1 s3", InvalidShape, ("-1",)),
+        ("conv_fwd n1 c4 h5 w5 k6 r7 s3", InvalidShape, ("covers 7", "r=7", "image has 5", "h=5", "2 more")),
+        ("conv_fwd n1 c4 h5 w5 k6 r3 s3 dil3x1", InvalidShape, ("covers 7", "dilation 3", "image has 5")),
+        ("conv_fwd n1 c4 h5 w5 k6 r9 s3 pad1x0", InvalidShape, ("covers 9", "image has 7", "padding 1:1")),
+        ("conv_fwd n1 c4 h5 w5 k6 r5 s5 stride2 pad0 y=s1,2,3,4", InvalidShape, ()),
+        (CONV + " y=s9,0,3,1", InvalidArgument, ("y", "overlap")),
+        ("conv_bwd_data n1 c4 h5 w5 k6 r3 s3 x=s100,25,1,1", InvalidArgument, ("dx", "overlap")),
+        ("conv_bwd_filter n1 c4 h5 w5 k6 r3 s3 w=s0,9,3,1", InvalidArgument, ("dw", "overlap")),
+        ("conv_bwd_data n1 k2 q5 c3 s3 stride2 outpad2", InvalidShape, ("output_padding 2", "stride 2")),
+        ("conv_bwd_data n1 k2 q1 c3 s3 pad3", InvalidShape, ("extent -3", "padding 3:3")),
+        ("conv_fwd n1 c4 k6", InvalidShape, ("spatial",)),
+        ("pool_fwd max n1 c2 w5 window3 pad3", InvalidArgument, ("padding 3:3", "window 3")),
+        ("pool_fwd max n1 c2 w5 window7 stride2 pad0", InvalidShape, ("window 7", "w=5", "2 more")),
+        ("pool_fwd max n1 c2 w5 window9 stride2 ceil", InvalidShape, ("window 9", "w=5")),
+        ("pool_fwd avg n1 c2 w5 window3 stride0", InvalidArgument, ("stride is 0",)),
+        ("softmax_fwd shape3x4 axis2", InvalidArgument, ("axis 2", "-2 to 1")),
+        ("softmax_fwd shape3x4 axis1x-1", InvalidArgument, ("none twice",)),
+        ("add shape2x2x2x2x2x2x2x2x2", InvalidShape, ("1 to 8",)),
+        ("add shape3x4 u8", InvalidType, ("u8",)),
+        ("copy shape3x4 out=s0,1", InvalidArgument, ("out", "overlap")),
+    ],
+)
+def test_shape_errors(text: str, error: type[Exception], parts: tuple[str, ...]) -> None:
+    if not parts:  # the sane neighbour of the rows around it
+        assert parse(text)
+        return
+    with pytest.raises(error) as caught:
+        parse(text)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+# what only the constructors can be given
+@pytest.mark.parametrize(
+    ("make", "error", "parts"),
+    [
+        (
+            lambda: Convolution.make("fwd", (1, 64, 5, 5), (8, 48, 3, 3)),
+            InvalidShape,
+            ("w has 48 input channels", "x has 64", "groups=1", "must be equal"),
+        ),
+        (
+            lambda: Convolution.make("fwd", (1, 64, 5, 5), (8, 48, 3, 3), groups=2),
+            InvalidShape,
+            ("w must have 32",),
+        ),
+        (lambda: Convolution.make("fwd", (1, 4, 5, 5), (8, 4, 3)), InvalidShape, ("as many dims",)),
+        (lambda: Convolution.make("fwd", (4, 5), (4, 5)), InvalidShape, ("(4, 5)", "1 to 3 spatial")),
+        (lambda: Convolution.make("fwd", (1,) * 6, (1,) * 6), InvalidShape, ("1 to 3 spatial",)),
+        (
+            lambda: Convolution.make("forward", (1, 1, 5), (1, 1, 3)),
+            InvalidArgument,
+            ("'forward'", "'bwd_data'"),
+        ),
+        (lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), mode="x"), InvalidArgument, ("mode is 'x'",)),
+        (
+            lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), stride=1.5),
+            InvalidArgument,
+            ("whole", "1.5"),
+        ),
+        (
+            lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), stride=(1, 2)),
+            InvalidArgument,
+            ("2 numbers",),
+        ),
+        (
+            lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), padding=(1, 2)),
+            InvalidArgument,
+            ("2 entries",),
+        ),
+        (
+            lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), padding=((1, 2, 3),)),
+            InvalidArgument,
+            ("pair",),
+        ),
+        (lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), padding=(0.5,)), InvalidArgument, ("whole",)),
+        (
+            lambda: Convolution.make(
+                "fwd", (1, 1, 5), (1, 1, 3), y=TensorDescriptor.packed((1, 1, 4), "f32")
+            ),
+            InvalidShape,
+            ("y has shape (1, 1, 4)", "give (1, 1, 3)"),
+        ),
+        (
+            lambda: Convolution.make(
+                "bwd_data", (1, 1, 5), (1, 1, 3), y=TensorDescriptor.packed((1, 1, 4), "f32")
+            ),
+            InvalidShape,
+            ("dy has shape (1, 1, 4)",),
+        ),
+        (
+            lambda: Convolution.make("fwd", (1, 1, 5), TensorDescriptor.packed((1, 1, 3), "f64")),
+            InvalidType,
+            ("w is f64 and y is f32",),
+        ),
+        (
+            lambda: Convolution.make("fwd", TensorDescriptor((1, 1, 5), (5, 5, 1), "f32", 2), (1, 1, 3)),
+            InvalidArgument,
+            ("x has offset 2",),
+        ),
+        (lambda: transposed_shape((1, 3, 4), (2, 1, 3)), InvalidShape, ("dy has 3 channels", "k=2")),
+        (lambda: transposed_shape((1, 2, 4), (2, 1, 3), output_padding=-1), InvalidArgument, ("at least 0",)),
+        (
+            lambda: BiasGradient.make((2, 3), db=TensorDescriptor.packed((2,), "f32")),
+            InvalidShape,
+            ("db must be (3,)",),
+        ),
+        (lambda: BiasGradient.make((3,)), InvalidShape, ("(3,)",)),
+        (
+            lambda: Pooling.make("bwd", "max", (1, 1, 4), 2, dx=TensorDescriptor.packed((1, 1, 5), "f32")),
+            InvalidShape,
+            ("dx has shape (1, 1, 5)", "x has (1, 1, 4)"),
+        ),
+        (
+            lambda: Pooling.make("fwd", "max", (1, 1, 4), 2, dx=TensorDescriptor.packed((1, 1, 4), "f32")),
+            InvalidArgument,
+            ("dx is given",),
+        ),
+        (lambda: Pooling.make("fwd", "min", (1, 1, 4), 2), InvalidArgument, ("'min'", "'max', 'avg'")),
+        (lambda: Pooling.make("fwd", "max", (1, 1, 4), 2, rounding="up"), InvalidArgument, ("'caffe'",)),
+        (lambda: Softmax.make("fwd", (3,)), InvalidArgument, ("'channel'", "has 1")),
+        (lambda: Softmax.make("fwd", (3, 4), axis="space"), InvalidArgument, ("'space'", "'instance'")),
+        (lambda: Softmax.make("fwd", (3, 4), axis=()), InvalidArgument, ("at least one",)),
+        (lambda: Softmax.make("fwd", (3, 4), algorithm="slow"), InvalidArgument, ("'slow'", "'log'")),
+        (lambda: Activation.make("fwd", "relux", (3,)), InvalidArgument, ("'relux'", "'sigmoid'")),
+        (lambda: Activation.make("fwd", "relu", (3,), saved="y"), InvalidArgument, ("saved is 'y'",)),
+        (
+            lambda: Activation.make("fwd", "relu", (3,), y=TensorDescriptor.packed((4,), "f32")),
+            InvalidShape,
+            ("(4,)", "(3,)"),
+        ),
+        (lambda: MatMul.make((2, 3), (4, 5)), InvalidShape, ("columns (3)", "rows (4)")),
+        (lambda: MatMul.make((2,), (2, 5)), InvalidShape, ("at least 2 dims",)),
+        (lambda: MatMul.make((2, 2, 3), (4, 3, 5)), InvalidShape, ("(2,)", "(4,)", "do not broadcast")),
+        (
+            lambda: MatMul.make((2, 3), (3, 5), c=TensorDescriptor.packed((2, 4), "f32")),
+            InvalidShape,
+            ("c has shape (2, 4)", "give (2, 5)"),
+        ),
+        (lambda: AddTensor.make((2, 3), (4, 3)), InvalidShape, ("(2, 3)", "(4, 3)")),
+        (lambda: AddTensor.make((2, 3), out=(4, 3)), InvalidShape, ("(4, 3)",)),
+    ],
+)
+def test_constructor_errors(make: object, error: type[Exception], parts: tuple[str, ...]) -> None:
+    assert callable(make)
+    with pytest.raises(error) as caught:
+        make()
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_tensor_that_is_no_operand_does_not_tell_problems_apart() -> None:
+    odd = TensorDescriptor((1, 2, 4), (99, 9, 2), "f32")
+    gradients = {
+        "dx": TensorDescriptor.packed((1, 2, 4), "f32"),
+        "dy": TensorDescriptor.packed((1, 2, 2), "f32"),
+    }
+    first = Pooling.make("bwd", "avg", odd, 2, **gradients)
+    second = Pooling.make("bwd", "avg", (1, 2, 4), 2, **gradients)
+    assert first == second
+    assert hash(first) == hash(second)
+
+
+def test_gradients_take_the_order_of_their_tensors() -> None:
+    x = TensorDescriptor((1, 2, 4), (99, 9, 2), "f32")
+    y = TensorDescriptor((1, 2, 2), (1, 1, 2), "f32")
+    problem = Pooling("bwd", "max", x, y, (2,), (2,), ((0, 0),))
+    assert problem.dx == x
+    assert problem.dy == y
+
+
+def test_sizes_beyond_32_bits() -> None:
+    problem = parse("conv_fwd n1024 c512 h1000 w1000 k512 r3 s3 pad1 f32")
+    elements = 1024 * 512 * 1000 * 1000
+    assert problem.output.size == elements
+    assert problem.flops == 2 * elements * 512 * 9
+    assert problem.bytes == 4 * (2 * elements + 512 * 512 * 9)
+    assert problem.output.strides[0] == 512 * 1000 * 1000
+    assert parse(str(problem)) == problem
+    assert parse("matmul m65536 k65536 n65536").flops == 2**49
+    assert parse("add shape70000x70000 a=s0,1").bytes == 4 * (70000 + 2 * 70000**2)
+
+
+@pytest.mark.parametrize(
+    ("text", "flops", "size"),
+    [
+        # counted by hand: 2 operations, 2 images, 6 filters, 3x2 outputs, 2 channels a group, 3x3 taps
+        ("conv_fwd n2 c4 h5 w4 k6 r3 s3 g2", 2 * 2 * 6 * 3 * 2 * 2 * 9, 4 * (2 * 80 + 6 * 2 * 9 + 2 * 36)),
+        (
+            "conv_bwd_filter n2 c4 h5 w4 k6 r3 s3 g2",
+            2 * 2 * 6 * 3 * 2 * 2 * 9,
+            4 * (2 * 80 + 6 * 2 * 9 + 2 * 36),
+        ),
+        ("conv_bwd_bias n2 k3 q5 f64", 30, 8 * 33),
+        ("pool_fwd max n1 c2 h4 w4 window2", 2 * 4 * 4, 4 * (32 + 8)),
+        ("matmul m2 k3 n4", 48, 4 * (6 + 12 + 8)),
+        ("add shape5x2 a=s0,1", 10, 4 * (2 + 10 + 10)),
+        ("conv_fwd n0 c4 h5 w4 k6 r3 s3", 0, 4 * 6 * 4 * 9),
+    ],
+)
+def test_work_is_counted(text: str, flops: int, size: int) -> None:
+    problem = parse(text)
+    assert problem.flops == flops
+    assert problem.bytes == size
