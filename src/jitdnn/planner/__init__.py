@@ -1,1 +1,1 @@
-"""Which algorithm runs: by model, by measurement, within a workspace."""
+"""WHICH algorithm runs: by stored and estimated times (`get`), or by measuring now (`find`)."""

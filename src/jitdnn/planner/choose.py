@@ -1,0 +1,206 @@
+"""`get`: choose an algorithm without running any, by stored measurements and the algorithms' cost models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from jitdnn import log
+from jitdnn.errors import CompileError, NotSupported
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.tables import algorithms
+from jitdnn.planner import workspace as policies
+from jitdnn.planner.plan import Candidate, Part, Plan, Request, format_seconds
+from jitdnn.planner.store import Store
+from jitdnn.problems.problem import Problem
+
+# Math modes from the most exact to the least; a request allows its own and all before it.
+_MATH_MODES = ("fp64", "fp32", "tf32", "fp16", "bf16")
+# `strict` allows twice the error of a plain sum: as much as another order of the same sum may differ.
+_STRICT_FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Option:
+    """An algorithm of the table beside what the planner knows of it."""
+
+    algorithm: Algorithm
+    candidate: Candidate
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may be chosen."""
+        return self.candidate.refused is None
+
+    @property
+    def seconds(self) -> float:
+        assert self.candidate.seconds is not None
+        return self.candidate.seconds
+
+    def refused(self, reason: str) -> Option:
+        return Option(self.algorithm, replace(self.candidate, refused=reason))
+
+    def timed(self, seconds: float, source: str) -> Option:
+        return Option(self.algorithm, replace(self.candidate, seconds=seconds, source=source))
+
+
+def get(
+    problem: Problem,
+    device: Device,
+    request: Request,
+    epilogue: Epilogue | None = None,
+    store: Store | None = None,
+) -> Plan:
+    """Plan a problem with the algorithm that is expected to be fastest among those that fulfil the request.
+
+    A time measured earlier on this device counts instead of the estimate. Raises NotSupported, with the
+    reason of every algorithm, if none fulfils the request.
+    """
+    options = survey(problem, device, request, epilogue, store or Store.default())
+    return decide(problem, device, request, epilogue, options)
+
+
+def survey(
+    problem: Problem, device: Device, request: Request, epilogue: Epilogue | None, store: Store
+) -> list[Option]:
+    """Ask every algorithm of the table about the problem; in the table's order."""
+    table = algorithms(problem, device.target)
+    names = [algorithm.name for algorithm in table]
+    if request.algorithm is not None and request.algorithm not in names:
+        raise NotSupported(
+            f"there is no algorithm {request.algorithm!r} for {problem.kind} on {device.target}: "
+            f"there are {', '.join(names)}"
+        )
+    options = [_consider(algorithm, problem, device, request, epilogue) for algorithm in table]
+    known = store.look_up(str(problem), epilogue_key(epilogue), device.name)
+    return _with_stored_times(options, {key: row.seconds for key, row in known.items()})
+
+
+def epilogue_key(epilogue: Epilogue | None) -> str:
+    """What names an epilogue in the store: empty for none."""
+    if epilogue is None:
+        return ""
+    operands = ", ".join(f"{d.dtype}{list(d.strides)}" for d in epilogue.operands)
+    return f"{epilogue.expression.key} over {operands}"
+
+
+def _consider(
+    algorithm: Algorithm, problem: Problem, device: Device, request: Request, epilogue: Epilogue | None
+) -> Option:
+    reason = algorithm.refuse(problem, device, epilogue)
+    if reason is not None:
+        blank = Candidate(algorithm.name, reason, None, "", None, None, algorithm.deterministic)
+        return Option(algorithm, blank)
+    bound = algorithm.error_bound(problem)
+    needed = algorithm.workspace(problem, device)
+    candidate = Candidate(
+        algorithm.name,
+        _refuse_request(algorithm, problem, request, bound, needed),
+        algorithm.estimate(problem, device),
+        "estimate",
+        needed,
+        bound,
+        algorithm.deterministic,
+    )
+    return Option(algorithm, candidate)
+
+
+def _refuse_request(
+    algorithm: Algorithm, problem: Problem, request: Request, bound: float, needed: int
+) -> str | None:
+    """Why an algorithm that can run the problem does not fulfil the request."""
+    if request.algorithm is not None and algorithm.name != request.algorithm:
+        return f"{request.algorithm} was asked for"
+    if request.deterministic and not algorithm.deterministic:
+        return "its results may differ from run to run, and deterministic ones were asked for"
+    wanted = "fp64" if problem.dtype == "f64" else request.math
+    computed = algorithm.arithmetic(problem)
+    if _MATH_MODES.index(computed) > _MATH_MODES.index(wanted):
+        return f"it computes in {computed}, and {wanted} was asked for"
+    limit = _STRICT_FACTOR * summation_bound(problem)
+    if request.accuracy == "strict" and bound > limit:
+        return f"its error may reach {bound:.1e}, and strict accuracy allows {limit:.1e} here"
+    return policies.refuse(needed, request.workspace_limit)
+
+
+def _with_stored_times(options: Sequence[Option], known: Mapping[tuple[str, int], float]) -> list[Option]:
+    """Put stored times in the place of estimates.
+
+    What was not measured keeps its estimate, scaled by how far the measured ones were off: so a measured
+    algorithm does not lose to one whose model is only as optimistic as its own.
+    """
+    ratios = []
+    for option in options:
+        seconds = known.get((option.algorithm.name, option.algorithm.version))
+        if seconds is not None and option.candidate.seconds:
+            ratios.append(seconds / option.seconds)
+    scale = median(ratios) if ratios else 1.0
+    result = []
+    for option in options:
+        seconds = known.get((option.algorithm.name, option.algorithm.version))
+        if option.candidate.seconds is None:
+            result.append(option)
+        elif seconds is not None:
+            result.append(option.timed(seconds, "stored"))
+        else:
+            result.append(option.timed(scale * option.seconds, "estimate"))
+    return result
+
+
+def decide(
+    problem: Problem,
+    device: Device,
+    request: Request,
+    epilogue: Epilogue | None,
+    options: Sequence[Option],
+    built: Mapping[str, Kernel] | None = None,
+) -> Plan:
+    """Take the fastest open option and build its kernel, unless `built` has it already.
+
+    An algorithm whose code does not compile is refused and the next one taken, with a warning.
+    """
+    options = list(options)
+    while True:
+        chosen = min((o for o in options if o.is_open), key=lambda option: option.seconds, default=None)
+        if chosen is None:
+            reasons = {o.algorithm.name: o.candidate.refused or "" for o in options}
+            if request.algorithm is not None:
+                reasons = {request.algorithm: reasons[request.algorithm]}
+            raise NotSupported(f"no algorithm takes {problem} with {request} on {device.name}:", reasons)
+        try:
+            kernel = (built or {}).get(chosen.algorithm.name) or chosen.algorithm.build(
+                problem, device, epilogue
+            )
+            break
+        except CompileError as error:
+            if request.algorithm is not None:
+                raise
+            name = chosen.algorithm.name
+            log.fallback_once(
+                ("compile", name, str(problem)),
+                f"{name} does not compile for {problem}, another is taken: {error}",
+            )
+            position = options.index(chosen)
+            options[position] = chosen.refused(f"its code does not compile: {error}")
+    _warn_of_last_resort(problem, chosen, options, request)
+    candidates = [replace(o.candidate, chosen=o is chosen) for o in options]
+    plan = Plan(problem, epilogue, Part(problem, chosen.algorithm, kernel), candidates, request, device.name)
+    log.chose(problem, plan)
+    return plan
+
+
+def _warn_of_last_resort(
+    problem: Problem, chosen: Option, options: Sequence[Option], request: Request
+) -> None:
+    """Say once what it costs that nothing but the reference could be used, and why."""
+    if chosen.algorithm.name != "reference" or request.algorithm is not None:
+        return
+    others = [o for o in options if o is not chosen]
+    if any(o.is_open for o in others):
+        return
+    reasons = "; ".join(f"{o.algorithm.name}: {o.candidate.refused}" for o in others) or "there is no other"
+    log.fallback_once(
+        ("last resort", str(problem)),
+        f"{problem} runs on the slow reference, in about {format_seconds(chosen.seconds)} a call ({reasons})",
+    )

@@ -1,0 +1,180 @@
+"""`find`: choose an algorithm by measuring all that fulfil the request, and remember the times.
+
+Every candidate is built, run once to warm up, and then measured in rounds, one sample of each candidate a
+round, so that a change of clock or a busy neighbour meets all alike. Its time is the median of its samples.
+Nothing of the caller's is touched: operands and workspace are buffers of our own, freed at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from jitdnn import log
+from jitdnn.errors import CompileError
+from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.planner.choose import Option, decide, epilogue_key, survey
+from jitdnn.planner.plan import Plan, Request
+from jitdnn.planner.store import Store
+from jitdnn.problems.problem import Problem
+from jitdnn.tensor import DTYPES, TensorDescriptor, numpy_dtype
+
+DEFAULT_SECONDS = 1.0
+ROUNDS = 9
+# a shorter sample would measure the clock and the caller rather than the kernel
+SAMPLE_SECONDS = 5e-4
+MOST_CALLS_A_SAMPLE = 200
+# what its first run, or its estimate, shows this far behind the best is not worth measuring well, or at all
+HOPELESS = 4.0
+HOPELESS_ESTIMATE = 30.0
+PATTERN = 1 << 16
+
+
+@dataclass
+class _Contender:
+    """A candidate while it is measured."""
+
+    option: Option
+    kernel: Kernel
+    workspace: int
+    calls: int = 1
+    samples: list[float] = field(default_factory=list)
+
+
+def find(
+    problem: Problem,
+    device: Device,
+    request: Request,
+    epilogue: Epilogue | None = None,
+    store: Store | None = None,
+    seconds: float = DEFAULT_SECONDS,
+    is_fresh: bool = True,
+) -> Plan:
+    """Plan a problem with the algorithm that is measured to be fastest among those that fulfil the request.
+
+    `seconds` bounds the time spent on measuring: at least one run of each candidate whose estimate is not
+    hopeless, no new round after it is over. Building the candidates comes on top. Times are kept in the
+    store; with `is_fresh=False` nothing is measured if all of them are stored already. If the operands do not
+    fit into memory a second time, a warning says so and the estimates decide. Raises NotSupported as `get`
+    does.
+    """
+    store = store or Store.default()
+    options = survey(problem, device, request, epilogue, store)
+    promising = _promising(options)
+    if len(promising) == 0 or (not is_fresh and all(o.candidate.source == "stored" for o in promising)):
+        return decide(problem, device, request, epilogue, options)
+    contenders, options = _build(problem, device, epilogue, promising, options)
+    if not contenders:
+        return decide(problem, device, request, epilogue, options)
+    try:
+        _measure(problem, epilogue, contenders, seconds)
+    except MemoryError:
+        log.fallback_once(
+            ("no memory to measure", str(problem)),
+            f"no memory for a second set of operands of {problem}: its algorithm is chosen by estimates",
+        )
+        return decide(problem, device, request, epilogue, options)
+    times = {c.option.algorithm.name: median(c.samples) for c in contenders}
+    options = [
+        o.timed(times[o.algorithm.name], "measured") if o.algorithm.name in times else o for o in options
+    ]
+    store.record(
+        str(problem),
+        epilogue_key(epilogue),
+        device.name,
+        [
+            (c.option.algorithm.name, c.option.algorithm.version, times[c.option.algorithm.name], c.workspace)
+            for c in contenders
+        ],
+    )
+    built = {c.option.algorithm.name: c.kernel for c in contenders}
+    # what was not worth measuring is no choice, whatever its estimate says
+    unmeasured = f"not measured: its estimate is more than {HOPELESS_ESTIMATE:.0f} times the best one"
+    options = [o if o.algorithm.name in times or not o.is_open else o.refused(unmeasured) for o in options]
+    return decide(problem, device, request, epilogue, options, built)
+
+
+def _promising(options: Sequence[Option]) -> list[Option]:
+    """The open options without those that are hopeless by their estimates."""
+    candidates = [o for o in options if o.is_open]
+    best = min((o.seconds for o in candidates), default=0.0)
+    return [o for o in candidates if o.seconds <= HOPELESS_ESTIMATE * best]
+
+
+def _build(
+    problem: Problem,
+    device: Device,
+    epilogue: Epilogue | None,
+    promising: Sequence[Option],
+    options: Sequence[Option],
+) -> tuple[list[_Contender], list[Option]]:
+    """Compile every promising option; those that do not compile are refused in the list that is returned."""
+    contenders, result = [], list(options)
+    for option in promising:
+        try:
+            kernel = option.algorithm.build(problem, device, epilogue)
+        except CompileError as error:
+            result[result.index(option)] = option.refused(f"its code does not compile: {error}")
+            name = option.algorithm.name
+            log.fallback_once(
+                ("compile", name, str(problem)), f"{name} does not compile for {problem}: {error}"
+            )
+            continue
+        contenders.append(_Contender(option, kernel, option.candidate.workspace or 0))
+    return contenders, result
+
+
+def _measure(
+    problem: Problem, epilogue: Epilogue | None, contenders: Sequence[_Contender], seconds: float
+) -> None:
+    """Fill in the samples of every contender."""
+    descriptors = [operand.descriptor for operand in problem.operands]
+    descriptors += epilogue.operands if epilogue is not None else ()
+    buffers = [_operand(descriptor) for descriptor in descriptors]
+    pointers = [pointer for _, pointer in buffers]
+    scratch = np.zeros(max(c.workspace for c in contenders) + 64, np.uint8)
+    workspace = scratch.ctypes.data + -scratch.ctypes.data % 64
+
+    def run(contender: _Contender) -> float:
+        kernel, calls = contender.kernel, contender.calls
+        start = perf_counter()
+        for _ in range(calls):
+            kernel(None, pointers, 1.0, 0.0, workspace)
+        return (perf_counter() - start) / calls
+
+    _rounds(contenders, run, perf_counter() + seconds)
+
+
+def _rounds(contenders: Sequence[_Contender], run: Callable[[_Contender], float], deadline: float) -> None:
+    """Warm up, then sample in turn until there are enough rounds or the time is over."""
+    best = math.inf
+    for contender in contenders:
+        first = run(contender)
+        if first > HOPELESS * best or perf_counter() > deadline:
+            contender.samples.append(first)
+            continue
+        # the first run also paid for page faults and cold caches: it only tells how often to repeat
+        second = run(contender)
+        contender.samples.append(second)
+        contender.calls = min(MOST_CALLS_A_SAMPLE, max(1, math.ceil(SAMPLE_SECONDS / max(second, 1e-9))))
+        best = min(best, second)
+    running = [c for c in contenders if c.samples[0] <= HOPELESS * best]
+    for _ in range(ROUNDS):
+        for contender in running:
+            if perf_counter() > deadline:
+                return
+            contender.samples.append(run(contender))
+
+
+def _operand(descriptor: TensorDescriptor) -> tuple[np.ndarray, int]:
+    """A buffer filled with numbers of ordinary size, and the address of its element at index 0."""
+    low, high = descriptor.span() if descriptor.size else (0, 0)
+    elements = high - low + 1
+    pattern = np.random.default_rng(elements).uniform(-1.0, 1.0, min(elements, PATTERN))
+    values = np.resize(pattern.astype(numpy_dtype(descriptor.dtype)), elements)
+    return values, values.ctypes.data - low * DTYPES[descriptor.dtype]

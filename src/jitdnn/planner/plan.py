@@ -1,0 +1,182 @@
+"""The planner's answer: which kernel runs, what else was considered, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel
+from jitdnn.planner import workspace as policies
+from jitdnn.problems.problem import Problem
+from jitdnn.settings import Settings, format_bytes
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caller asks of a plan; the fields mean what the settings of the same names mean.
+
+    `workspace_limit` is in bytes, None for no limit. `algorithm` asks for one by name: it is used, or
+    NotSupported says why it cannot be.
+    """
+
+    workspace_limit: int | None = policies.FASTEST
+    deterministic: bool = False
+    math: str = "fp32"
+    accuracy: str = "standard"
+    algorithm: str | None = None
+    choice: str = "get"
+
+    @classmethod
+    def of(cls, values: Settings, algorithm: str | None = None) -> Request:
+        """The request that the settings make."""
+        return cls(
+            values.workspace_limit,
+            values.deterministic,
+            values.math,
+            values.accuracy,
+            algorithm,
+            values.choice,
+        )
+
+    def __str__(self) -> str:
+        words = [policies.describe(self.workspace_limit), self.math, f"{self.accuracy} accuracy"]
+        if self.deterministic:
+            words.append("deterministic")
+        if self.algorithm is not None:
+            words.append(f"algorithm {self.algorithm}")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One algorithm as the planner saw it.
+
+    `refused` says why it cannot be used (None: it could). `seconds`, `workspace` (bytes) and `error_bound`
+    are None where the algorithm itself refused, so that there is nothing to know. `source` of the seconds:
+    "estimate" of the cost model, "measured" now, or "stored" by an earlier measurement.
+    """
+
+    name: str
+    refused: str | None
+    seconds: float | None
+    source: str
+    workspace: int | None
+    error_bound: float | None
+    deterministic: bool
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the problem and the kernel that runs it."""
+
+    problem: Problem
+    algorithm: Algorithm
+    kernel: Kernel
+
+
+class Plan:
+    """A problem ready to run, and how it was decided.
+
+    `run` is the kernel: calling it allocates nothing, compiles nothing and waits for nothing. `workspace` is
+    the scratch memory that it must be given, in bytes; `seconds` the time it is expected to take.
+    """
+
+    __slots__ = (
+        "candidates",
+        "device_name",
+        "epilogue",
+        "parts",
+        "problem",
+        "request",
+        "run",
+        "seconds",
+        "workspace",
+    )
+
+    def __init__(
+        self,
+        problem: Problem,
+        epilogue: Epilogue | None,
+        part: Part,
+        candidates: Sequence[Candidate],
+        request: Request,
+        device_name: str,
+    ) -> None:
+        (chosen,) = (candidate for candidate in candidates if candidate.chosen)
+        assert chosen.seconds is not None
+        assert chosen.workspace is not None
+        self.problem = problem
+        self.epilogue = epilogue
+        self.parts = [part]
+        self.candidates = list(candidates)
+        self.request = request
+        self.device_name = device_name
+        self.seconds = chosen.seconds
+        self.workspace = chosen.workspace
+        self.run = part.kernel
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the algorithm that runs."""
+        return self.parts[0].algorithm.name
+
+    def __str__(self) -> str:
+        return (
+            f"{self.algorithm} ({format_seconds(self.seconds)}, {format_bytes(self.workspace)} of workspace)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Plan {self} for {self.problem}>"
+
+    def explain(self) -> str:
+        """A table of every candidate: chosen, slower, or refused and why."""
+        lines = [str(self.problem)]
+        if self.epilogue is not None:
+            lines.append(f"with epilogue {self.epilogue}")
+        lines += [f"on {self.device_name}: {self.request}", ""]
+        return "\n".join(lines) + candidate_table(self.candidates)
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds for a reader, three digits: `12.3 us`, `4.56 ms`, `7.89 s`."""
+    for scale, unit in ((1e6, "us"), (1e3, "ms"), (1.0, "s")):
+        value = seconds * scale
+        if value < 999.5 or unit == "s":
+            break
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}"
+
+
+_HEADINGS = ("", "algorithm", "time", "source", "workspace", "error bound", "deterministic", "")
+
+
+def candidate_table(candidates: Sequence[Candidate]) -> str:
+    """The candidates as lines of text: the chosen one, the slower ones by time, then the refused ones."""
+    order = sorted(candidates, key=lambda c: (not c.chosen, c.refused is not None, c.seconds or 0.0))
+    best = order[0].seconds if order and order[0].chosen else None
+    rows = [_HEADINGS, *(_row(candidate, best) for candidate in order)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    text = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "".join(f"\n{line.rstrip()}" for line in text)
+
+
+def _row(candidate: Candidate, best: float | None) -> tuple[str, ...]:
+    if candidate.chosen:
+        remark = "chosen"
+    elif candidate.refused is not None:
+        remark = f"refused: {candidate.refused}"
+    elif best and candidate.seconds is not None:
+        remark = f"{candidate.seconds / best:.2f}x the time"
+    else:
+        remark = ""
+    return (
+        ">" if candidate.chosen else "",
+        candidate.name,
+        "-" if candidate.seconds is None else format_seconds(candidate.seconds),
+        "-" if candidate.seconds is None else candidate.source,
+        "-" if candidate.workspace is None else format_bytes(candidate.workspace),
+        "-" if candidate.error_bound is None else f"{candidate.error_bound:.1e}",
+        "yes" if candidate.deterministic else "no",
+        remark,
+    )
