@@ -223,11 +223,9 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     def _backward_filter(self, x: Reals, dy: Reals) -> Reals:
         extended = self._by_group(self._extend(x))
         dw = self._by_group(np.zeros(self.w.shape), axis=0)
-        gradient = self._by_group(dy)
-        gradient = gradient.reshape(*gradient.shape[:3], -1)
+        space = OUTPUT_LETTERS[-len(self.spatial) :]
         for tap, view in self._taps():
-            seen = extended[view].reshape(*extended.shape[:3], -1)
-            dw[tap] = np.einsum("ngcp,ngkp->gkc", seen, gradient)
+            dw[tap] = np.einsum(f"ngc{space},ngk{space}->gkc", extended[view], self._by_group(dy))
         return dw.reshape(self.w.shape)
 
     def _extend(self, x: Reals) -> Reals:
