@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cpu.convolution_im2col import Im2col
+from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
+from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
+from jitdnn.kernels.cpu.matmul import PackedGemm
 from jitdnn.kernels.reference import Reference
 from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 
 REFERENCE = Reference()
 
 # (target, problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] = {
-    ("cpu", Convolution, "fwd"): (Im2col(), REFERENCE),
-    ("cpu", Convolution, "bwd_data"): (Im2col(), REFERENCE),
-    ("cpu", Convolution, "bwd_filter"): (Im2col(), REFERENCE),
+    ("cpu", Convolution, "fwd"): (ImplicitGemm(), Im2col(), REFERENCE),
+    ("cpu", Convolution, "bwd_data"): (ImplicitGemm(), Im2col(), REFERENCE),
+    ("cpu", Convolution, "bwd_filter"): (ImplicitGemmFilter(), Im2col(), REFERENCE),
+    ("cpu", MatMul, None): (PackedGemm(), REFERENCE),
 }
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Register, Value
 
-_UNROLL = 320  # multiply-adds in a straight line: enough to hide loop control, small enough to compile fast
+_UNROLL = 160  # multiply-adds in a straight line: in longer ones LLVM moves them away from their loads and spills
 
 
 @dataclass(frozen=True)

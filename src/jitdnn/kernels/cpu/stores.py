@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.transpose import transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+from jitdnn.rtcg.lowering import lower
 
 
 
@@ -73,8 +74,6 @@ class Blend:
         """Finish ``value`` and store its lanes at ``stride``."""
         k, lanes = self.k, value.lanes
         if self.epilogue is not None:
-            from jitdnn.rtcg.lowering import lower
-
             value = lower(k, self.epilogue.expression, [value, *operands])
         result = k.register(value * k.splat(self.alpha, lanes))
         with k.when(self.beta != 0.0):
