@@ -340,8 +340,8 @@ class Traced:
 
     def __bool__(self) -> NoReturn:
         raise InvalidArgument(
-            "a traced value is neither true nor false: instead of if, and, or, not and chained comparisons use "
-            "jd.where(condition, a, b) with & | ~, instead of min() and max() jd.minimum and jd.maximum"
+            "a traced value is neither true nor false: instead of if, and, or, not and chained comparisons "
+            "use jd.where(condition, a, b) with & | ~, instead of min() and max() jd.minimum and jd.maximum"
         )
 
     def _refuse_number(self, *_: object) -> NoReturn:
