@@ -1,15 +1,15 @@
 """The one driver of all measurements: problems in, rows out.
 
-For each problem: plan it, check the result of every candidate against the float64 reference (a candidate that fails
-reports no time), then let the candidates take turns. Inputs are rotated among several sets, outputs allocated anew
-by every call on all sides, filters transformed and packed within the call. Rates count the operations of the direct
-algorithm, so a fast algorithm may exceed the peak, which is measured around each problem.
-"""
+For each problem: plan it, check the result of every candidate against the float64 reference (a candidate that
+fails reports no time), then let the candidates take turns. Inputs are rotated among several sets, outputs
+allocated anew by every call on all sides, filters transformed and packed within the call. Rates count the
+operations of the direct algorithm, so a fast algorithm may exceed the peak, which is measured around each
+problem."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from jitdnn.bench.gate import Gate
 from jitdnn.bench.peers import Peer, torch_peers
 from jitdnn.bench.suites import Layer
 from jitdnn.bench.timing import Method, interleaved, median, ratio
+from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.errors import InvalidArgument, JitdnnError, NotSupported
 from jitdnn.handle import Handle
 from jitdnn.planner.plan import Plan, Request
@@ -41,8 +42,8 @@ PEER_BOUND = {"f32": 1e-4, "f64": 1e-10}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to measure. `peers`: names out of `PEERS`; `algorithm`: one by name in place of the planner's choice;
-    `threads`, `workspace_limit` and `choice` as in the settings, None for those in force."""
+    """What to measure. `peers`: names out of `PEERS`; `algorithm`: one by name in place of the planner's
+    choice; `threads`, `workspace_limit` and `choice` as in the settings, None for those in force."""
 
     peers: tuple[str, ...] = ()
     algorithm: str | None = None
@@ -63,8 +64,9 @@ class PeerResult:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured problem. `failure` says why there are no times; `peer`, `peer_seconds` and `ratio` are those
-    of the fastest peer. Times in seconds, rates in GFLOP/s, sizes in bytes; errors are relative, in the norm."""
+    """One measured problem. `failure` says why there are no times; `peer`, `peer_seconds` and `ratio` are
+    those of the fastest peer. Times in seconds, rates in GFLOP/s, sizes in bytes; errors are relative, in the
+    norm."""
 
     problem: str
     network: str
@@ -125,31 +127,42 @@ def run(
         if options.threads is not None and options.peers:
             for context in _thread_limits(options.peers, families, values.threads):
                 stack.enter_context(context)
-        handle = stack.enter_context(Handle())
-        common = {
-            "device": handle.device.name, "threads": values.threads, "system": provenance.system(),
-            "versions": provenance.versions(), "commit": provenance.commit(),
-        }  # fmt: skip
+        device = host(values.threads, values.cpu)
+        handle = stack.enter_context(Handle(device))
+        blank = Row(
+            "", "", "", 0, device=device.name, threads=values.threads, system=provenance.system(),
+            versions=provenance.versions(), commit=provenance.commit(),
+        )  # fmt: skip
         for number, layer in enumerate(layers):
             progress(number, layer.label)
-            row = Row(str(layer.problem), layer.network, layer.name, layer.count, date=provenance.now(), **common)
+            row = replace(
+                blank, problem=str(layer.problem), network=layer.network, name=layer.name, count=layer.count,
+                date=provenance.now(),
+            )  # fmt: skip
             try:
-                yield _measure(row, layer.problem, handle, families, options)
+                yield _measure(row, layer.problem, handle, device, families, options)
             except NotSupported as error:
                 yield replace(row, failure=error.message)
 
 
-def _measure(row: Row, problem: Problem, handle: Handle, families: Sequence[Peer], options: Options) -> Row:
+def _measure(
+    row: Row,
+    problem: Problem,
+    handle: Handle,
+    device: CpuDevice,
+    families: Sequence[Peer],
+    options: Options,
+) -> Row:
     sets = _input_sets(problem)
     plan = handle.plan(problem, Request.of(current(), options.algorithm))
     own = _own(problem, plan, handle, sets, "jitdnn", "jitdnn")
     gate = Gate(problem, sets[0])
     error = gate.error(_poisoned(problem, plan, handle, sets[0]))
-    row = replace(
-        row, algorithm=plan.algorithm, workspace=plan.workspace, error=error, error_bound=own.bound
-    )
+    row = replace(row, algorithm=plan.algorithm, workspace=plan.workspace, error=error, error_bound=own.bound)
     if not error <= own.bound:
-        return replace(row, failure=f"wrong result: relative error {error:.3g}, declared bound {own.bound:.3g}")
+        return replace(
+            row, failure=f"wrong result: relative error {error:.3g}, declared bound {own.bound:.3g}"
+        )
     peers, refused = _peer_candidates(problem, handle, families, options.peers, sets)
     errors = {peer.name: gate.error(peer.to_numpy(peer.run(0))) for peer in peers}
     for peer in peers:
@@ -157,9 +170,9 @@ def _measure(row: Row, problem: Problem, handle: Handle, families: Sequence[Peer
             refused[peer.name] = f"another result: relative error {errors[peer.name]:.3g}"
     peers = [peer for peer in peers if peer.name not in refused]
 
-    peak_before = handle.device.measure_peak(problem.dtype)
+    peak_before = device.measure_peak(problem.dtype)
     times = interleaved([own.run, *(peer.run for peer in peers)], options.method)
-    peak = max(peak_before, handle.device.measure_peak(problem.dtype))
+    peak = max(peak_before, device.measure_peak(problem.dtype))
     seconds = median(times[0])
     results = {
         peer.name: PeerResult(median(taken), errors[peer.name], ratio(taken, times[0]))
@@ -211,8 +224,7 @@ def _own(
 
     def run(number: int) -> FloatArray:
         owner, array = allocate()
-        with handle.workspace(plan.workspace) as workspace:
-            plan.run(None, (*pointers[number % len(pointers)], array.pointer), 1.0, 0.0, workspace)
+        handle.run(plan, (*pointers[number % len(pointers)], array.pointer))
         result: FloatArray = owner
         return result
 
@@ -225,8 +237,7 @@ def _poisoned(problem: Problem, plan: Plan, handle: Handle, inputs: Sequence[Flo
     """The plan's result in memory that was full of NaN: what is not written stays NaN."""
     owner, array = allocator("numpy", _dense(problem.output))()
     owner[...] = np.nan
-    with handle.workspace(plan.workspace) as workspace:
-        plan.run(None, (*(borrow(a).pointer for a in inputs), array.pointer), 1.0, 0.0, workspace)
+    handle.run(plan, (*(borrow(a).pointer for a in inputs), array.pointer))
     result: FloatArray = owner
     return result
 

@@ -1,9 +1,9 @@
-"""The gate before the clock: how far a result is from the float64 reference, on a slice where all would take long.
+"""The gate before the clock: how far a result is from the float64 reference, on a slice where all would take
+long.
 
-A convolution separates: an element of y needs one image, the channels of one group and one filter, and the other
-directions likewise. So the exact result of some images and channels costs a small share of the whole. They are
-spread over the whole range, the first and the last always among them.
-"""
+A convolution separates: an element of y needs one image, the channels of one group and one filter, and the
+other directions likewise. So the exact result of some images and channels costs a small share of the whole.
+They are spread over the whole range, the first and the last always among them."""
 
 from __future__ import annotations
 
@@ -60,14 +60,17 @@ class Gate:
 
 
 def _spread(extent: int, wanted: int) -> Indices:
-    """At most `wanted` (at least 1) numbers below `extent`, evenly spread, the first and the last included."""
+    """At most `wanted` (at least 1) numbers below `extent`, evenly spread, the first and the last
+    included."""
     return np.unique(np.linspace(0, extent - 1, max(1, min(wanted, extent))).round().astype(np.intp))
 
 
 def _slices(problem: Convolution) -> list[_Slice]:
     """One slice of the first group and one of the last, within the budget together."""
     c, k = problem.c // problem.groups, problem.k // problem.groups
-    budget = REFERENCE_FLOPS // (2 * 2 * math.prod(problem.output_spatial) * math.prod(problem.filter_spatial))
+    budget = REFERENCE_FLOPS // (
+        2 * 2 * math.prod(problem.output_spatial) * math.prod(problem.filter_spatial)
+    )
     all_images = np.arange(problem.n)
     if problem.direction == "bwd_filter":
         images = all_images
@@ -83,7 +86,11 @@ def _slices(problem: Convolution) -> list[_Slice]:
         channels = _spread(c, budget // (len(images) * k))
     parts = []
     for group in sorted({0, problem.groups - 1}):
-        x, w, y = (images, group * c + channels), (group * k + filters, channels), (images, group * k + filters)
+        x, w, y = (
+            (images, group * c + channels),
+            (group * k + filters, channels),
+            (images, group * k + filters),
+        )
         part = replace(
             problem,
             x=_packed(problem.x, x),

@@ -1,4 +1,5 @@
-"""What jitdnn is compared with: PyTorch's CPU convolution in both memory orders, and im2col + NumPy's BLAS."""
+"""What jitdnn is compared with: PyTorch's CPU convolution in both memory orders, and im2col + NumPy's
+BLAS."""
 
 from __future__ import annotations
 
@@ -93,7 +94,9 @@ class Torch(Peer):
                 return forward(x, w, None, stride, padding, dilation, groups)
 
         elif problem.direction == "bwd_data":
-            x = tensor(np.empty(problem.x.shape, sets[0][0].dtype))  # only its shape and memory order are read
+            x = tensor(
+                np.empty(problem.x.shape, sets[0][0].dtype)
+            )  # only its shape and memory order are read
 
             def run(number: int) -> Any:
                 dy, w = tensors[number % len(tensors)]

@@ -25,7 +25,8 @@ def versions(packages: Iterable[str] = ("numpy", "llvmlite", "torch")) -> dict[s
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package runs from, `+` if it has changes; None for an installed one."""
+    """The commit of the checkout that this package runs from, `+` if it has changes; None for an installed
+    one."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
@@ -37,7 +38,9 @@ def commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=10)
+    done = subprocess.run(
+        ["git", *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=10
+    )
     return done.stdout.strip()
 
 

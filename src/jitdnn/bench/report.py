@@ -15,9 +15,8 @@ from jitdnn.bench.timing import geometric_mean
 class Summary:
     """Ours against one family of peers (of its members the fastest counts, layer by layer) in one direction.
 
-    `mean` is the geometric mean of the ratios, every layer counted once; `total` the ratio of the summed times,
-    every layer counted as often as its network has it. A ratio above 1 says that ours is faster.
-    """
+    `mean` is the geometric mean of the ratios, every layer counted once; `total` the ratio of the summed
+    times, every layer counted as often as its network has it. A ratio above 1 says that ours is faster."""
 
     kind: str
     family: str
@@ -31,7 +30,8 @@ class Summary:
     def __str__(self) -> str:
         return (
             f"{self.kind} against {self.family}, {self.layers} layers: geometric mean x{self.mean:.2f}, "
-            f"summed times x{self.total:.2f}, slower on {self.slower}, worst x{self.worst:.2f} ({self.worst_label})"
+            f"summed times x{self.total:.2f}, slower on {self.slower}, "
+            f"worst x{self.worst:.2f} ({self.worst_label})"
         )
 
 

@@ -4,11 +4,10 @@ A text suite has a line for each problem, `network:layer*count problem string`, 
 
     resnet18:l1_3x3_64*4 conv_fwd n128 c64 h56 w56 k64 r3 s3 stride1 pad1 f32 nchw
 
-where `count` (1 if absent) says how often the network has it; lines that start with `#` are comments, and a line
-without a label is a problem on its own. A CSV suite has the columns of `COLUMNS`, two-dimensional problems with
-d = t = 1; names that start with `convT_` are transposed convolutions, written as the forward convolution whose data
-gradient they are.
-"""
+where `count` (1 if absent) says how often the network has it; lines that start with `#` are comments, and a
+line without a label is a problem on its own. A CSV suite has the columns of `COLUMNS`, two-dimensional
+problems with d = t = 1; names that start with `convT_` are transposed convolutions, written as the forward
+convolution whose data gradient they are."""
 
 from __future__ import annotations
 
@@ -24,9 +23,30 @@ from jitdnn.problems import parse
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
 from jitdnn.problems.problem import Problem
 
-COLUMNS = (
-    "suite,name,n,c,d,h,w,k,t,r,s,pad_d,pad_h,pad_w,stride_d,stride_h,stride_w,dil_d,dil_h,dil_w,groups,count"
-).split(",")
+COLUMNS = [
+    "suite",
+    "name",
+    "n",
+    "c",
+    "d",
+    "h",
+    "w",
+    "k",
+    "t",
+    "r",
+    "s",
+    "pad_d",
+    "pad_h",
+    "pad_w",
+    "stride_d",
+    "stride_h",
+    "stride_w",
+    "dil_d",
+    "dil_h",
+    "dil_w",
+    "groups",
+    "count",
+]
 _LABEL = re.compile(r"(?P<network>[^\s:]+):(?P<name>[^\s*]+)(?:\*(?P<count>\d+))?\s+(?P<problem>.+)")
 
 
@@ -45,14 +65,17 @@ class Layer:
         return f"{self.network}:{self.name}" if self.name else str(self.problem)
 
     def with_batch(self, n: int) -> Layer:
-        """The same layer for `n` images. Raises InvalidArgument unless it is a convolution of packed tensors."""
+        """The same layer for `n` images. Raises InvalidArgument unless it is a convolution of packed
+        tensors."""
         problem = self.problem
         if not isinstance(problem, Convolution):
             raise InvalidArgument(f"{problem}: another batch can be given to convolutions only")
         layouts = {tensor.layout for tensor in (problem.x, problem.w, problem.y)}
         layout = layouts.pop()
         if layouts or layout is None:
-            raise InvalidArgument(f"{problem}: another batch can be given to packed tensors of one layout only")
+            raise InvalidArgument(
+                f"{problem}: another batch can be given to packed tensors of one layout only"
+            )
         other = Convolution.make(
             problem.direction, (n, *problem.x.shape[1:]), problem.w.shape, problem.stride, problem.padding,
             problem.dilation, problem.groups, problem.mode, problem.dtype, layout,
@@ -85,8 +108,8 @@ def built_in() -> dict[str, tuple[Layer, ...]]:
 def load(name: str) -> tuple[Layer, ...]:
     """A suite by the name of a built-in one or the path of a .txt or .csv file.
 
-    Raises InvalidArgument for a name that is neither, ParseError with the line for a file that is not a suite.
-    """
+    Raises InvalidArgument for a name that is neither, ParseError with the line for a file that is not a
+    suite."""
     path = Path(name)
     if path.suffix in (".csv", ".txt"):
         try:
@@ -117,7 +140,9 @@ def read_text(text: str, origin: str = "suite") -> Iterator[Layer]:
             if label is None:
                 yield Layer(parse(content))
             else:
-                yield Layer(parse(label["problem"]), label["network"], label["name"], int(label["count"] or 1))
+                yield Layer(
+                    parse(label["problem"]), label["network"], label["name"], int(label["count"] or 1)
+                )
         except InvalidArgument as error:
             raise _at(error, origin, text, number, line) from None
 

@@ -1,10 +1,9 @@
 """The clock: candidates take turns in one process, so that what disturbs one disturbs all.
 
-Measured on small virtual machines, where the same two processors are at times two cores and at times one: only
-times taken side by side can be compared. Every turn begins with a pause, long enough for the threads of the
-candidate before (OpenMP's and the BLAS's spin for a while after their last call) to go to sleep, and with a call
-that is not counted, which wakes this candidate's own.
-"""
+Measured on small virtual machines, where the same two processors are at times two cores and at times one:
+only times taken side by side can be compared. Every turn begins with a pause, long enough for the threads of
+the candidate before (OpenMP's and the BLAS's spin for a while after their last call) to go to sleep, and with
+a call that is not counted, which wakes this candidate's own."""
 
 from __future__ import annotations
 

@@ -28,10 +28,14 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads to use.  [default: all cores]")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads to use.  [default: all cores]")
+]
 Limit = Annotated[
     str | None,
-    typer.Option("--workspace-limit", metavar="SIZE", help="Most workspace: 64MiB, 0 for none, `none` for any."),
+    typer.Option(
+        "--workspace-limit", metavar="SIZE", help="Most workspace: 64MiB, 0 for none, `none` for any."
+    ),
 ]
 Find = Annotated[bool, typer.Option("--find", help="Measure the algorithms instead of estimating.")]
 
@@ -78,7 +82,9 @@ def info(as_json: Json = False) -> None:
 
 @app.command()
 def plan(
-    problem: Annotated[str, typer.Argument(help="A problem string: 'conv_fwd n8 c64 h27 w27 k192 r5 s5 pad2'.")],
+    problem: Annotated[
+        str, typer.Argument(help="A problem string: 'conv_fwd n8 c64 h27 w27 k192 r5 s5 pad2'.")
+    ],
     workspace_limit: Limit = None,
     find: Find = False,
     threads: Threads = None,
@@ -94,16 +100,22 @@ def bench(
     problems: Annotated[list[str] | None, typer.Argument(help="Problem strings.")] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option("--suite", help="A built-in suite or network (--list), or a .txt or .csv file; repeatable."),
+        typer.Option(
+            "--suite", help="A built-in suite or network (--list), or a .txt or .csv file; repeatable."
+        ),
     ] = None,
     direction: Annotated[Direction, typer.Option(help="Direction of the convolutions.")] = Direction.given,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images in a batch, in place of the suite's.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Images in a batch, in place of the suite's.")
+    ] = None,
     threads: Threads = None,
     workspace_limit: Limit = None,
     peer: Annotated[
         list[str] | None, typer.Option("--peer", help="torch, im2col or none; repeatable.  [default: none]")
     ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Measure this algorithm, not the planner's choice.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="Measure this algorithm, not the planner's choice.")
+    ] = None,
     find: Find = False,
     json_rows: Annotated[
         Path | None, typer.Option("--json", help="Append a JSON object a row to this file; - prints them.")
@@ -118,8 +130,8 @@ def bench(
         list_built_in()
         return
     code = run_bench(
-        problems or [], suite or [], direction.value, batch, threads, workspace_limit, peer or [], algorithm, find,
-        json_rows, seconds,
+        problems or [], suite or [], direction.value, batch, threads, workspace_limit, peer or [], algorithm,
+        find, json_rows, seconds,
     )  # fmt: skip
     raise typer.Exit(code)
 
@@ -143,7 +155,7 @@ def train(
 
 
 @app.command()
-def test(
+def test(  # noqa: PT028 - a command, not a test of pytest
     net: Annotated[Path, typer.Argument(help="A net prototxt.")],
     weights: Annotated[Path, typer.Option(help="A snapshot to take the weights from.")],
     iterations: Iterations = 50,
@@ -170,7 +182,9 @@ def time(
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Where snapshot and plots go.")] = Path("demo-results"),
+    folder: Annotated[Path, typer.Option("--out", help="Where snapshot and plots go.")] = Path(
+        "demo-results"
+    ),
     threads: Threads = None,
 ) -> None:
     """Train LeNet on real handwritten digits and compare with the im2col way: the library in a minute."""

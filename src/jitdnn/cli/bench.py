@@ -66,7 +66,9 @@ def select(problems: Sequence[str], suites: Sequence[str], direction: str, batch
     layers = [Layer(parse(problem)) for problem in problems]
     layers += [layer for suite in suites for layer in load(suite)]
     if not layers:
-        raise InvalidArgument("nothing to measure: give a problem string or --suite (--list shows those there are)")
+        raise InvalidArgument(
+            "nothing to measure: give a problem string or --suite (--list shows those there are)"
+        )
     if batch is not None:
         layers = [layer.with_batch(batch) for layer in layers]
     if direction == "all":
@@ -110,8 +112,8 @@ def _cells(row: Row, present: Sequence[str]) -> list[str]:
     if row.seconds is None or row.gflops is None or row.fraction is None:
         return [label, words[0], row.algorithm or "-", *["-"] * (5 + len(present))]
     cells = [
-        label, words[0], row.algorithm or "-", f"{1e3 * row.seconds:.3f}", f"{row.gflops:.1f}", f"{row.fraction:.0%}",
-        f"{row.error:.1e}", f"{row.workspace}",
+        label, words[0], row.algorithm or "-", f"{1e3 * row.seconds:.3f}", f"{row.gflops:.1f}",
+        f"{row.fraction:.0%}", f"{row.error:.1e}", f"{row.workspace}",
     ]  # fmt: skip
     for family in present:
         peer = of_family(row, family)

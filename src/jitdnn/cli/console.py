@@ -40,14 +40,14 @@ def say(text: str = "") -> None:
 def progress(total: int, what: str) -> Iterator[Advance]:
     """A bar on standard error while the context is open; `advance(done, note)` moves it.
 
-    Where standard error is no terminal there is no bar: what is done is said by the lines that a command prints.
-    """
+    Where standard error is no terminal there is no bar: what is done is said by the lines that a command
+    prints."""
     if not sys.stderr.isatty():
         yield lambda done, note: None
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", style="dim"),
+        TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(),
+        TimeRemainingColumn(), TextColumn("{task.fields[note]}", style="dim"),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total, note="")

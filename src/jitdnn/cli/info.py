@@ -80,8 +80,8 @@ def show_info(as_json: bool) -> None:
     print_table("", ("what", "name", "state"), rows)
     cache, store = found["code_cache"], found["store"]
     say(
-        f"code cache: {cache['folder'] or 'in memory'}: {cache['entries']} entries, {format_bytes(cache['bytes'])} "
-        f"of at most {format_bytes(cache['limit'])}"
+        f"code cache: {cache['folder'] or 'in memory'}: {cache['entries']} entries, "
+        f"{format_bytes(cache['bytes'])} of at most {format_bytes(cache['limit'])}"
     )
     say(
         f"tuning store: {store['file'] or 'in memory'}: {store['measurements']} measurements, "

@@ -1,0 +1,142 @@
+"""Writes the tables of the documentation that are made from the code; `--check` only tells whether they are
+current.
+
+A table stands between `<!-- generated: NAME -->` and `<!-- end -->` in a Markdown file of this folder; the
+names are the keys of `TABLES`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.tables import ALGORITHMS, algorithms
+from jitdnn.problems import parse
+from jitdnn.rtcg.isa import isa
+from jitdnn.settings import format_bytes, table_markdown
+
+DOCS = Path(__file__).resolve().parent
+_BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# What each page shows as examples: sizes that bring out who refuses what, and why.
+EXAMPLES = {
+    "convolution": (
+        "conv_fwd n8 c64 h56 w56 k64 r3 s3 pad1 f32 nchw",
+        "conv_fwd n8 c3 h224 w224 k64 r7 s7 stride2 pad3 f32 nchw",
+        "conv_fwd n8 c96 h56 w56 k96 r3 s3 pad1 g96 f32 nhwc",
+        "conv_fwd n8 c256 h14 w14 k256 r1 s1 f64 nchw",
+        "conv_bwd_data n8 c64 h56 w56 k64 r3 s3 pad1 f32 nchw",
+        "conv_bwd_filter n8 c64 h56 w56 k64 r3 s3 pad1 f32 nchw",
+        "conv_bwd_bias n8 k64 p56 q56 f32 nchw",
+    ),
+    "pooling": (
+        "pool_fwd max n8 c64 h112 w112 window3 stride2 pad1 f32 nchw",
+        "pool_fwd avg n8 c64 h112 w112 window2 stride2 f32 nhwc",
+        "pool_bwd max n8 c64 h112 w112 window3 stride2 pad1 f32 nchw",
+        "pool_bwd avg n8 c64 h112 w112 window2 stride2 f32 nchw",
+    ),
+    "softmax": (
+        "softmax_fwd accurate shape8x1000 axis1 f32",
+        "softmax_fwd log shape8x21x64x64 axis1 f32",
+        "softmax_bwd accurate shape8x1000 axis1 f32",
+    ),
+    "activation": (
+        "activation_fwd relu shape8x64x56x56 f32",
+        "activation_bwd sigmoid shape8x64x56x56 f32",
+    ),
+    "matmul": ("matmul m512 n512 k512 f32", "matmul m1 n1000 k4096 f64"),
+    "tensor_ops": ("add shape8x64x56x56 f32", "copy shape8x64x56x56 f32"),
+}
+
+
+def _device() -> CpuDevice:
+    """The same on every machine that generates: the tables must not depend on where they were made."""
+    return CpuDevice(isa("avx2"), threads=2)
+
+
+def _summary(algorithm: Algorithm) -> str:
+    """The first sentence about an algorithm: of its module if it has that for itself, else of its class."""
+    kind = type(algorithm)
+    module = sys.modules[kind.__module__]
+    neighbours = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == kind.__module__]
+    alone = sum(issubclass(neighbour, Algorithm) for neighbour in neighbours) == 1
+    text = (module.__doc__ if alone else kind.__doc__) or ""
+    return " ".join(text.strip().split("\n\n")[0].split()).rstrip(".")
+
+
+def algorithm_table(page: str) -> str:
+    """Every algorithm for the kinds of problem on a page: what it is, and whether it is deterministic."""
+    owners = {type(parse(example)) for example in EXAMPLES[page]}
+    rows: dict[str, tuple[Algorithm, list[str]]] = {}
+    for (target, owner, direction), listed in ALGORITHMS.items():
+        if owner in owners:
+            for algorithm in listed:
+                where = f"{target} {direction or owner.__name__}"
+                rows.setdefault(algorithm.name, (algorithm, []))[1].append(where)
+    lines = ["| algorithm | for | what it does | deterministic |", "| --- | --- | --- | --- |"]
+    for name, (algorithm, where) in rows.items():
+        deterministic = "yes" if algorithm.deterministic else "no"
+        lines.append(f"| `{name}` | {', '.join(where)} | {_summary(algorithm)} | {deterministic} |")
+    return "\n".join(lines) + "\n"
+
+
+def example_table(page: str) -> str:
+    """Workspace and error bound of every algorithm for the example problems of a page, or why it refuses."""
+    return "\n".join(_examples(page)) + "\n"
+
+
+def _examples(page: str) -> Iterator[str]:
+    device = _device()
+    yield "| problem | algorithm | workspace | error bound |"
+    yield "| --- | --- | --- | --- |"
+    for example in EXAMPLES[page]:
+        problem = parse(example)
+        for algorithm in algorithms(problem, "cpu"):
+            refused = algorithm.refuse(problem, device)
+            if refused is not None:
+                yield f"| `{problem}` | `{algorithm.name}` | refuses: {refused} | |"
+                continue
+            workspace = format_bytes(algorithm.workspace(problem, device))
+            bound = algorithm.error_bound(problem)
+            yield f"| `{problem}` | `{algorithm.name}` | {workspace} | {bound:.1e} |"
+
+
+TABLES: dict[str, Callable[[], str]] = {"settings": table_markdown}
+for _page in EXAMPLES:
+    TABLES[f"{_page}-algorithms"] = lambda page=_page: algorithm_table(page)  # type: ignore[misc]
+    TABLES[f"{_page}-examples"] = lambda page=_page: example_table(page)  # type: ignore[misc]
+
+
+def fill(text: str) -> str:
+    """`text` with every marked table made anew. Raises KeyError for a name that is not in `TABLES`."""
+    return _BLOCK.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], text)
+
+
+def pages() -> Iterator[Path]:
+    """The Markdown files of this folder that have generated tables."""
+    for path in sorted(DOCS.rglob("*.md")):
+        if _BLOCK.search(path.read_text(encoding="utf-8")):
+            yield path
+
+
+def main() -> int:
+    """Write the tables, or with `--check` return 1 if any is not current."""
+    stale = 0
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        filled = fill(text)
+        if filled != text:
+            stale += 1
+            sys.stdout.write(
+                f"{'stale' if '--check' in sys.argv else 'wrote'} {path.relative_to(DOCS.parent)}\n"
+            )
+            if "--check" not in sys.argv:
+                path.write_text(filled, encoding="utf-8")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
