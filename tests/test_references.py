@@ -279,7 +279,7 @@ def test_gradients_of_pooling_are_its_adjoints(problem: Pooling) -> None:
     assert dot(x, dx) == pytest.approx(dot(y, dy), rel=1e-10, abs=1e-10)
 
 
-# Caffe's outputs for an extent, a window and a stride without padding; PyTorch's ceil has one less, three times
+# Caffe's outputs for an extent, a window and a stride without padding; thrice PyTorch's ceil has one less
 @pytest.mark.parametrize(
     ("i", "k", "s", "caffe", "ceil"), [(5, 1, 3, 3, 2), (7, 2, 4, 3, 2), (6, 2, 3, 3, 2), (32, 3, 2, 16, 16)]
 )
