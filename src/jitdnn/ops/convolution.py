@@ -1,0 +1,394 @@
+"""Convolution, its gradients and the transposed convolution over anybody's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.handle import Handle
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.ops.call import (
+    SETTING,
+    Op,
+    Recipe,
+    WorkspaceLimit,
+    call,
+    callers_axes,
+    logical,
+    logical_axes,
+    logical_shape,
+    packed_like,
+)
+from jitdnn.problems.convolution import BiasGradient, Convolution
+from jitdnn.rtcg.expression import Expression, trace
+from jitdnn.tensor import TensorDescriptor
+
+PerAxis = int | Sequence[int]
+Padding = int | Sequence[int | Sequence[int]]
+
+
+def conv(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    residual: Any = None,
+    *operands: Any,
+    epilogue: Callable[..., Any] | Expression | None = None,
+    stride: PerAxis = 1,
+    padding: Padding = 0,
+    dilation: PerAxis = 1,
+    groups: int = 1,
+    mode: str = "cross_correlation",
+    layout: str | None = None,
+    algorithm: str | None = None,
+    workspace_limit: WorkspaceLimit = SETTING,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    handle: Handle | None = None,
+) -> Any:
+    """Return the convolution of x by w, with what is fused into its end:
+
+        y = alpha * epilogue(conv(x, w), bias, residual, ...) + beta * out
+
+    `x`: (N, C, space), `w`: (K, C/groups, taps), result (N, K, output space); 1 to 3 axes of space, float32
+    or float64. On every axis the output extent is floor((extent + before + after - dilation * (taps - 1) - 1)
+    / stride) + 1. `stride`, `dilation`: one number, or one for each axis; `padding`: the same, or (before,
+    after) pairs; all in elements. `mode`: "cross_correlation", or "convolution" for taps in reverse.
+    `layout="NHWC"` takes x as (N, space, C), w as (K, taps, C/groups) and gives (N, output space, K).
+
+    `bias` (K,), `residual` and further `operands` are those of the epilogue; one that has one dimension
+    belongs to the channels, any other is broadcast to the result as in NumPy. `epilogue` is a function of the
+    sum and the operands that are given, written with operators and the functions of this package (`lambda a,
+    b, r: jd.relu(a + b) + r`), or a traced `Expression`; without it they are all added. It is traced when it,
+    or a variable that it reads by name, is new; it must not depend on anything else.
+
+    `algorithm` asks for one by name, `workspace_limit` (bytes, or text such as "64 MiB") bounds its scratch
+    memory. `out` may be any view of the result's shape; its old values are read only if beta is not 0. The
+    result lies in memory as x does, channels first or last.
+
+    Raises InvalidShape, InvalidType and InvalidArgument for what does not fit, NotSupported if no algorithm
+    takes it.
+    """
+    extra = [operand for operand in (bias, residual, *operands) if operand is not None]
+    names = ["x", "w"]
+    if extra:
+        kinds = ("bias", "residual", *(f"operand {i}" for i in range(3, 3 + len(operands))))
+        given = (bias, residual, *operands)
+        names += [kind for kind, operand in zip(kinds, given, strict=True) if operand is not None]
+    fused, fused_key = _epilogue_key(epilogue)
+    arguments = (stride, padding, dilation, groups, mode, layout, fused_key)
+    return call(
+        _CONV, names, (x, w, *extra), arguments, out, alpha, beta, handle, algorithm, workspace_limit, fused
+    )
+
+
+def conv_backward_data(
+    dy: Any,
+    w: Any,
+    x_shape: Sequence[int],
+    stride: PerAxis = 1,
+    padding: Padding = 0,
+    dilation: PerAxis = 1,
+    groups: int = 1,
+    mode: str = "cross_correlation",
+    layout: str | None = None,
+    algorithm: str | None = None,
+    workspace_limit: WorkspaceLimit = SETTING,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    handle: Handle | None = None,
+) -> Any:
+    """Return dx = alpha * (the gradient of the data) + beta * out, of the shape `x_shape` and dy's order in
+    memory.
+
+    `dy`: (N, K, output space), `w`: (K, C/groups, taps), `x_shape`: (N, C, space), all in the order of
+    `layout`. The other arguments are those of the forward convolution. Raises as `conv` does.
+    """
+    arguments = (_shape(x_shape), stride, padding, dilation, groups, mode, layout)
+    return call(
+        _BACKWARD_DATA, ("dy", "w"), (dy, w), arguments, out, alpha, beta, handle, algorithm, workspace_limit
+    )
+
+
+def conv_backward_filter(
+    x: Any,
+    dy: Any,
+    w_shape: Sequence[int],
+    stride: PerAxis = 1,
+    padding: Padding = 0,
+    dilation: PerAxis = 1,
+    groups: int = 1,
+    mode: str = "cross_correlation",
+    layout: str | None = None,
+    algorithm: str | None = None,
+    workspace_limit: WorkspaceLimit = SETTING,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    handle: Handle | None = None,
+) -> Any:
+    """Return dw = alpha * (the gradient of the filter) + beta * out, of the shape `w_shape` and x's order in
+    memory.
+
+    `x`: (N, C, space), `dy`: (N, K, output space), `w_shape`: (K, C/groups, taps), all in the order of
+    `layout`. The other arguments are those of the forward convolution; beta=1 accumulates. Raises as `conv`
+    does.
+    """
+    arguments = (_shape(w_shape), stride, padding, dilation, groups, mode, layout)
+    return call(
+        _BACKWARD_FILTER,
+        ("x", "dy"),
+        (x, dy),
+        arguments,
+        out,
+        alpha,
+        beta,
+        handle,
+        algorithm,
+        workspace_limit,
+    )
+
+
+def conv_backward_bias(
+    dy: Any,
+    layout: str | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    handle: Handle | None = None,
+) -> Any:
+    """Return db = alpha * (the sum of dy over all axes but the channels) + beta * out, of the shape (K,).
+
+    `dy`: (N, K, output space), or (N, output space, K) for `layout="NHWC"`, with up to 3 axes of space.
+    Raises InvalidShape and InvalidType.
+    """
+    return call(_BACKWARD_BIAS, ("dy",), (dy,), (layout,), out, alpha, beta, handle)
+
+
+def conv_transpose(
+    x: Any,
+    w: Any,
+    stride: PerAxis = 1,
+    padding: Padding = 0,
+    output_padding: PerAxis = 0,
+    dilation: PerAxis = 1,
+    groups: int = 1,
+    mode: str = "cross_correlation",
+    layout: str | None = None,
+    algorithm: str | None = None,
+    workspace_limit: WorkspaceLimit = SETTING,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    handle: Handle | None = None,
+) -> Any:
+    """Return the transposed convolution of x by w: alpha * (what `conv_backward_data` computes) + beta * out.
+
+    `x`: (N, C, space), `w`: (C, K/groups, taps), result (N, K, output space), where an axis has the extent
+
+        (extent - 1) * stride + dilation * (taps - 1) + 1 - before - after + output_padding
+
+    and `output_padding`, less than the stride, picks among those that `conv` would take back to x's extent.
+    The other arguments are those of `conv`. Raises as `conv` does.
+    """
+    arguments = (stride, padding, output_padding, dilation, groups, mode, layout)
+    return call(
+        _TRANSPOSE, ("x", "w"), (x, w), arguments, out, alpha, beta, handle, algorithm, workspace_limit
+    )
+
+
+def _make_conv(
+    inputs: Sequence[TensorDescriptor],
+    out: TensorDescriptor | None,
+    stride: PerAxis,
+    padding: Padding,
+    dilation: PerAxis,
+    groups: int,
+    mode: str,
+    layout: str | None,
+    fused_key: Hashable,
+    fused: Callable[..., Any] | Expression | None = None,
+) -> Recipe:
+    x, w = (logical(tensor, layout) for tensor in inputs[:2])
+    y = None if out is None else logical(out, layout)
+    problem = Convolution.make(
+        "fwd", x, w, stride, padding, dilation, groups, mode, layout=x.nearest_layout, y=y
+    )
+    axes = callers_axes(layout, len(x.shape))
+    return Recipe(problem, _fuse(fused, inputs[2:], problem.y, layout), axes)
+
+
+def _make_backward_data(
+    inputs: Sequence[TensorDescriptor],
+    out: TensorDescriptor | None,
+    x_shape: Sequence[int],
+    stride: PerAxis,
+    padding: Padding,
+    dilation: PerAxis,
+    groups: int,
+    mode: str,
+    layout: str | None,
+) -> Recipe:
+    dy, w = (logical(tensor, layout) for tensor in inputs)
+    shape = logical_shape(x_shape, layout, "x_shape")
+    dx = packed_like(dy, shape) if out is None else logical(out, layout)
+    problem = Convolution.make("bwd_data", dx, w, stride, padding, dilation, groups, mode, y=dy)
+    return Recipe(problem, None, callers_axes(layout, len(dy.shape)))
+
+
+def _make_backward_filter(
+    inputs: Sequence[TensorDescriptor],
+    out: TensorDescriptor | None,
+    w_shape: Sequence[int],
+    stride: PerAxis,
+    padding: Padding,
+    dilation: PerAxis,
+    groups: int,
+    mode: str,
+    layout: str | None,
+) -> Recipe:
+    x, dy = (logical(tensor, layout) for tensor in inputs)
+    shape = logical_shape(w_shape, layout, "w_shape")
+    dw = packed_like(x, shape) if out is None else logical(out, layout)
+    problem = Convolution.make("bwd_filter", x, dw, stride, padding, dilation, groups, mode, y=dy)
+    return Recipe(problem, None, callers_axes(layout, len(x.shape)))
+
+
+def _make_backward_bias(
+    inputs: Sequence[TensorDescriptor], out: TensorDescriptor | None, layout: str | None
+) -> Recipe:
+    return Recipe(BiasGradient.make(logical(inputs[0], layout), db=out))
+
+
+def _make_transpose(
+    inputs: Sequence[TensorDescriptor],
+    out: TensorDescriptor | None,
+    stride: PerAxis,
+    padding: Padding,
+    output_padding: PerAxis,
+    dilation: PerAxis,
+    groups: int,
+    mode: str,
+    layout: str | None,
+) -> Recipe:
+    x, w = (logical(tensor, layout) for tensor in inputs)
+    if len(x.shape) == len(w.shape) > 1 and x.shape[1] != w.shape[0]:
+        raise InvalidShape(
+            f"w has {w.shape[0]} input channels, x has {x.shape[1]}: they must be equal, "
+            "w is (C, K/groups, taps)"
+        )
+    problem = Convolution.make_transposed(
+        x,
+        w,
+        stride,
+        padding,
+        dilation,
+        output_padding,
+        groups,
+        mode,
+        layout=x.nearest_layout,
+        x=None if out is None else logical(out, layout),
+    )
+    return Recipe(problem, None, callers_axes(layout, len(x.shape)))
+
+
+_CONV = Op(_make_conv)
+_BACKWARD_DATA = Op(_make_backward_data)
+_BACKWARD_FILTER = Op(_make_backward_filter)
+_BACKWARD_BIAS = Op(_make_backward_bias)
+_TRANSPOSE = Op(_make_transpose)
+
+
+def _shape(shape: Any) -> Any:
+    # a torch.Size or a list must make the same key as the tuple that it stands for
+    return tuple(shape) if isinstance(shape, (tuple, list)) else shape
+
+
+def _fuse(
+    fused: Callable[..., Any] | Expression | None,
+    operands: Sequence[TensorDescriptor],
+    y: TensorDescriptor,
+    layout: str | None,
+) -> Epilogue | None:
+    if fused is None:
+        if not operands:
+            return None
+        fused = _SUMS.get(len(operands))
+        if fused is None:
+            raise InvalidArgument(
+                f"{len(operands)} operands and no epilogue: say by epilogue= what to do with them"
+            )
+    expression = trace(fused)
+    if expression.arity != 1 + len(operands):
+        raise InvalidArgument(
+            f"the epilogue takes {expression.arity} values ({', '.join(expression.inputs)}) and gets "
+            f"{1 + len(operands)}: the sum and {len(operands)} operands"
+        )
+    return Epilogue(expression, tuple(_broadcast(operand, y, layout) for operand in operands))
+
+
+_SUMS: dict[int, Callable[..., Any]] = {1: lambda acc, b: acc + b, 2: lambda acc, b, r: acc + b + r}
+
+
+def _broadcast(operand: TensorDescriptor, y: TensorDescriptor, layout: str | None) -> TensorDescriptor:
+    """An operand of the epilogue with the shape of y, its axes as (N, K, space)."""
+    rank = len(y.shape)
+    if len(operand.shape) == 1:
+        if operand.shape[0] not in (1, y.shape[1]):
+            raise InvalidShape(
+                f"a bias has {operand.shape[0]} elements, the result has {y.shape[1]} channels: they must be "
+                "equal"
+            )
+        for axis in (1,) * (rank - 2):
+            operand = operand.insert_axis(axis)
+        return operand.broadcast_to(y.shape)
+    axes = callers_axes(layout, rank)
+    shape = y.shape if axes is None else tuple(y.shape[axis] for axis in axes)
+    try:
+        wide = operand.broadcast_to(shape)
+    except InvalidShape as error:
+        raise InvalidShape(f"an operand of the epilogue does not fit the result: {error}") from None
+    axes = logical_axes(layout, rank)
+    return wide if axes is None else wide.transpose(axes)
+
+
+def _epilogue_key(
+    epilogue: Callable[..., Any] | Expression | None,
+) -> tuple[Callable[..., Any] | Expression | None, Hashable]:
+    """The epilogue and what tells it from others, without tracing it if its code and all that it reads are
+    known.
+
+    A lambda in a loop is a new function on every turn, with the same code; two functions of the same code
+    differ if the variables do that they read.
+    """
+    if epilogue is None or isinstance(epilogue, Expression):
+        return epilogue, epilogue
+    key = _function_key(epilogue) if type(epilogue) is FunctionType else None
+    if key is None:
+        expression = trace(epilogue)
+        return expression, expression
+    return epilogue, key
+
+
+def _function_key(function: FunctionType) -> Hashable:
+    """The code of a function and the values of the variables that it reads; None if they may change."""
+    code = function.__code__
+    if any(isinstance(constant, CodeType) for constant in code.co_consts):
+        return None
+    values = [*(function.__defaults__ or ()), *(function.__globals__.get(name) for name in code.co_names)]
+    for cell in function.__closure__ or ():
+        values.append(cell.cell_contents)
+    parts: list[Any] = [code]
+    for value in values:
+        if isinstance(value, (int, float)):
+            # numbers by their text: 0.0 == -0.0 and 1 == True, but they compute different things
+            parts.append(repr(value))
+        elif value is None or isinstance(value, (str, ModuleType, FunctionType, type, Expression)):
+            parts.append(value)
+        else:
+            return None
+    return tuple(parts)

@@ -1,0 +1,52 @@
+"""Plans without arrays: what would run, what else could, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jitdnn.errors import InvalidArgument
+from jitdnn.handle import Handle, current_handle
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.planner.plan import Plan, Request
+from jitdnn.problems import Problem, parse
+from jitdnn.rtcg.expression import Expression, trace
+from jitdnn.settings import override, settings
+
+
+def plan(
+    problem: Problem | str,
+    *,
+    epilogue: Callable[[Any], Any] | Expression | None = None,
+    algorithm: str | None = None,
+    handle: Handle | None = None,
+    **overrides: object,
+) -> Plan:
+    """Return the plan of a problem, or of a problem string; `.explain()` tells all candidates, chosen or
+    refused.
+
+        print(jd.plan("conv_fwd n256 c64 h27 w27 k192 r5 s5 pad2 f32 nchw", workspace_limit="64
+        MiB").explain())
+
+    `epilogue` is a function of the result alone. `algorithm` asks for one by name. `overrides` are settings
+    (`workspace_limit`, `math`, `deterministic`, `choice`, ...) in force for this plan.
+
+    Raises ParseError and InvalidShape for text that is no problem, NotSupported with every algorithm's reason
+    if none takes it, InvalidArgument for a setting that there is not.
+    """
+    if isinstance(problem, str):
+        problem = parse(problem)
+    fused = None
+    if epilogue is not None:
+        expression = trace(epilogue)
+        if expression.arity != 1:
+            names = ", ".join(expression.inputs)
+            raise InvalidArgument(
+                f"the epilogue takes {expression.arity} values ({names}): without arrays there is only one, the "
+                "result"
+            )
+        fused = Epilogue(expression)
+    owner = handle if handle is not None else current_handle()
+    request = Request.of(override(owner.settings, **overrides), algorithm)
+    with settings(**overrides):
+        return owner.plan(problem, request, fused)
