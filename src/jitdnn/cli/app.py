@@ -155,7 +155,7 @@ def train(
 
 
 @app.command()
-def test(  # noqa: PT028 - a command, not a test of pytest
+def test(
     net: Annotated[Path, typer.Argument(help="A net prototxt.")],
     weights: Annotated[Path, typer.Option(help="A snapshot to take the weights from.")],
     iterations: Iterations = 50,
