@@ -46,6 +46,18 @@ if TYPE_CHECKING:
     from jitdnn.ops.softmax import softmax, softmax_backward
     from jitdnn.ops.tensor_ops import add
     from jitdnn.problems import parse
+    from jitdnn.rtcg.functions import (
+        absolute,
+        erf,
+        exp,
+        expm1,
+        log1p,
+        maximum,
+        minimum,
+        sqrt,
+        trace,
+        where,
+    )
     from jitdnn.settings import settings
     from jitdnn.tensor import TensorDescriptor
 
@@ -86,6 +98,18 @@ _HOMES = {
     "ops.softmax": ("softmax", "softmax_backward"),
     "ops.tensor_ops": ("add",),
     "problems": ("parse",),
+    "rtcg.functions": (
+        "absolute",
+        "erf",
+        "exp",
+        "expm1",
+        "log1p",
+        "maximum",
+        "minimum",
+        "sqrt",
+        "trace",
+        "where",
+    ),
     "tensor": ("TensorDescriptor",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -103,6 +127,7 @@ __all__ = [
     "SnapshotError",
     "StoreError",
     "TensorDescriptor",
+    "absolute",
     "add",
     "avg_pool",
     "avg_pool_backward",
@@ -112,11 +137,17 @@ __all__ = [
     "conv_backward_filter",
     "conv_transpose",
     "current_handle",
+    "erf",
+    "exp",
+    "expm1",
     "global_avg_pool",
     "global_max_pool",
+    "log1p",
     "matmul",
     "max_pool",
     "max_pool_backward",
+    "maximum",
+    "minimum",
     "parse",
     "plan",
     "relu",
@@ -126,8 +157,11 @@ __all__ = [
     "sigmoid_backward",
     "softmax",
     "softmax_backward",
+    "sqrt",
     "tanh",
     "tanh_backward",
+    "trace",
+    "where",
 ]
 
 

@@ -42,8 +42,8 @@ def plan(
         if expression.arity != 1:
             names = ", ".join(expression.inputs)
             raise InvalidArgument(
-                f"the epilogue takes {expression.arity} values ({names}): without arrays there is only one, the "
-                "result"
+                f"the epilogue takes {expression.arity} values ({names}): without arrays only the "
+                "result is given"
             )
         fused = Epilogue(expression)
     owner = handle if handle is not None else current_handle()

@@ -333,9 +333,7 @@ class Traced:
         """NumPy's functions of a traced value mean the operation of the same name."""
         name = ALIASES.get(ufunc.__name__, ufunc.__name__)
         if method != "__call__" or options or name not in OPERATIONS:
-            raise InvalidArgument(
-                f"numpy.{ufunc.__name__} cannot be traced: use operators, or jd.{', jd.'.join(functions())}"
-            )
+            raise InvalidArgument(f"numpy.{ufunc.__name__} cannot be traced: use operators, or {_listing()}")
         return self.graph.apply(name, values)
 
     def __bool__(self) -> NoReturn:
@@ -347,7 +345,7 @@ class Traced:
     def _refuse_number(self, *_: object) -> NoReturn:
         raise InvalidArgument(
             "a traced value has no number yet: instead of math.exp(x), float(x), round(x) and the like use "
-            f"jd.{', jd.'.join(functions())}"
+            f"{_listing()}"
         )
 
     __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = _refuse_number
@@ -380,7 +378,7 @@ def _power(base: Traced, exponent: object) -> Traced:
             return result if power > 0 else 1.0 / result
     raise InvalidArgument(
         f"x ** {exponent!r} cannot be traced: the exponent must be a whole number up to 64 or 0.5; "
-        "use jd.exp(y * jd.log(x)) for other powers of a positive x"
+        "use jd.exp(y * numpy.log(x)) for other powers of a positive x"
     )
 
 
@@ -450,6 +448,11 @@ def define(function: Callable[..., Any]) -> Callable[..., Any]:
 def functions() -> tuple[str, ...]:
     """Names of the functions that ``apply`` knows, beside the operators."""
     return (*(name for name, rule in OPERATIONS.items() if rule.is_function), *_DEFINED)
+
+
+def _listing() -> str:
+    """What users can call: `jitdnn.log` is the log, so the logarithm is NumPy's."""
+    return ", ".join("numpy.log" if name == "log" else f"jd.{name}" for name in functions())
 
 
 def is_traced(*values: object) -> bool:
