@@ -1,0 +1,64 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+_UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Write a file by `write(file)` so that `path` holds all of it, or what it held before. Raises OSError.
+
+    The content goes to another name in the same folder, is flushed to the disk, and is renamed over `path`.
+    What dead processes have left in that folder under such names is removed first.
+    """
+    _remove_left_over(path.parent)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with open(unfinished, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _remove_left_over(folder: Path) -> None:
+    if not folder.is_dir():
+        return
+    for left in folder.iterdir():
+        match = _UNFINISHED.fullmatch(left.name)
+        if match and not _is_running(int(match[1])):
+            left.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself last; not every file system lets a folder be flushed."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,72 @@
+"""Which layers a backward pass visits, and which gradients they compute there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jitdnn.caffe.blob import Blob
+from jitdnn.caffe.layers.base import Layer
+
+
+@dataclass
+class Node:
+    """A layer in its net: its blobs, the loss weights of its tops, and its part in the backward pass."""
+
+    layer: Layer
+    bottom: list[Blob]
+    top: list[Blob]
+    loss_weights: list[float]
+    needs_backward: bool = False
+    propagate: list[bool] = field(default_factory=list)  # for each bottom, whether its gradient is computed
+
+
+def plan_gradients(nodes: list[Node], is_forced: bool) -> None:
+    """Set `needs_backward` and `propagate` of each node, and `top_has_gradient` of its layer.
+
+    Forward: a gradient is needed where a trained weight is upstream (or `propagate_down` of the layer says
+    so). Backward: only where a loss is downstream. With `is_forced` (force_backward) every layer goes
+    backward and every bottom that can have a gradient gets one.
+    """
+    needed: set[str] = set()
+    for node in nodes:
+        layer = node.layer
+        wanted = list(layer.parameter.propagate_down) or [blob.name in needed for blob in node.bottom]
+        node.propagate = wanted
+        node.needs_backward = any(layer.weight_needs_gradient) or any(
+            is_wanted or blob.name in needed for is_wanted, blob in zip(wanted, node.bottom, strict=True)
+        )
+        for blob in node.top:
+            # by name: a layer in place makes a new version of a blob, which may need a gradient where the old
+            # did not
+            needed.discard(blob.name)
+            if node.needs_backward:
+                needed.add(blob.name)
+
+    under_loss: set[str] = set()
+    without_gradient: set[str] = set()
+    for node in reversed(nodes):
+        layer = node.layer
+        layer.top_has_gradient = [
+            blob.name in under_loss or weight != 0
+            for blob, weight in zip(node.top, node.loss_weights, strict=True)
+        ]
+        contributes = any(layer.top_has_gradient)
+        is_skipped = all(
+            blob.name in without_gradient
+            for blob, has in zip(node.top, layer.top_has_gradient, strict=True)
+            if has
+        )
+        if is_skipped or not contributes:
+            node.needs_backward = False
+            node.propagate = [False] * len(node.bottom)
+        for index, blob in enumerate(node.bottom):
+            if contributes:
+                under_loss.add(blob.name)
+            if not node.propagate[index]:
+                without_gradient.add(blob.name)
+            else:
+                without_gradient.discard(blob.name)
+        if is_forced:
+            node.needs_backward = True
+            node.propagate = [layer.may_force_backward(index) for index in range(len(node.bottom))]
+            layer.weight_needs_gradient = [True] * len(layer.weights)

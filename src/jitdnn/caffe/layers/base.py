@@ -1,0 +1,101 @@
+"""What every layer is: shapes from shapes, weights, forward, backward."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jitdnn.caffe.blob import Blob, Shape
+from jitdnn.caffe.fillers import fill
+from jitdnn.caffe.schema import LayerParameter
+from jitdnn.caffe.schema_layers import FillerParameter
+from jitdnn.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a layer knows of the net that it is built for.
+
+    `base` is the folder of the net's file (for paths in it), `fillers` the generator that weights are drawn
+    from, `random` the layer's own, and `algorithm` the name of the algorithm that convolutions must use, None
+    for the planner's choice.
+    """
+
+    phase: str
+    dtype: np.dtype[Any]
+    base: Path | None
+    fillers: np.random.Generator
+    random: np.random.Generator
+    algorithm: str | None
+
+
+class Layer(ABC):
+    """One layer of a net.
+
+    `setup` is called once with blobs of known shape: it checks the parameters and makes the weights.
+    `reshape` sets the shapes of the tops, again whenever those of the bottoms change. `forward` fills the
+    tops. `backward` fills the `diff` of those bottoms that `propagate` asks for, and adds the gradients of
+    weights to their `diff`.
+    """
+
+    type: ClassVar[str]
+    bottoms: ClassVar[tuple[int, int | None]] = (1, 1)  # how few and how many; None: any number
+    tops: ClassVar[tuple[int, int | None]] = (1, 1)
+    may_be_in_place: ClassVar[bool] = False
+    is_loss: ClassVar[bool] = False
+
+    def __init__(self, parameter: LayerParameter, context: Context) -> None:
+        self.parameter = parameter
+        self.context = context
+        self.name = parameter.name
+        self.weights: list[Blob] = []
+        self.weight_needs_gradient: list[bool] = []
+        # set by the net: whether a later layer writes over a top in place, so that backward cannot rely on it
+        self.is_overwritten = False
+        # set by the net: for each top, whether a loss depends on it
+        self.top_has_gradient: list[bool] = []
+
+    @abstractmethod
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        """Check the parameters against the bottoms, and make the weights."""
+
+    @abstractmethod
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        """Give the tops their shapes."""
+
+    @abstractmethod
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        """Compute the tops' data from the bottoms' data."""
+
+    @abstractmethod
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        """Compute gradients from the tops' diff."""
+
+    def may_force_backward(self, index: int) -> bool:
+        """Tell whether `force_backward` makes sense for this bottom (not for labels)."""
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """Return what an exact resume needs besides the weights, as plain JSON values."""
+        return {"random": self.context.random.bit_generator.state}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up a state that `state` returned."""
+        self.context.random.bit_generator.state = state["random"]
+
+    def add_weight(self, shape: Shape, filler: FillerParameter) -> None:
+        """Make the next weight and fill it."""
+        blob = Blob(f"{self.name}/{len(self.weights)}", self.context.dtype)
+        blob.reshape(shape)
+        fill(filler, blob.data, self.context.fillers)
+        self.weights.append(blob)
+        self.weight_needs_gradient.append(True)
+
+    def invalid(self, message: str, field: str | None = None) -> InvalidArgument:
+        """Make an error that names the layer and its line."""
+        return InvalidArgument(f"layer {self.name!r} ({self.type}){self.parameter.where(field)}: {message}")

@@ -1,0 +1,131 @@
+"""Convolution: y = w * x + b with the bias fused, in groups, dilated, in 1 to 3 spatial axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitdnn.caffe.blob import Array, Blob, Shape, canonical_axis, count
+from jitdnn.caffe.layers.base import Layer
+from jitdnn.ops.convolution import conv, conv_backward_bias, conv_backward_data, conv_backward_filter
+from jitdnn.problems.convolution import Convolution
+
+
+class ConvolutionLayer(Layer):
+    """Bottoms (N..., C, spatial), all of one shape; tops (N..., K, out) with out = ⌊(i + 2 p − d (k − 1) − 1)
+    / s⌋ + 1.
+
+    Weights: w (K, C / group, kernel) and, unless bias_term is false, b (K). Every bottom has its top and all
+    share the weights. `axis` is that of the channels; the axes before it are the batch. `engine` and
+    `force_nd_im2col` choose among Caffe's implementations; here the planner chooses, so they change nothing.
+    """
+
+    type = "Convolution"
+    bottoms = (1, None)
+    tops = (1, None)
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        parameter = self.parameter.convolution_param
+        if len(bottom) != len(top):
+            raise self.invalid(f"{len(bottom)} bottoms need {len(bottom)} tops, not {len(top)}")
+        shape = bottom[0].shape
+        self.axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
+        self.rank = len(shape) - self.axis - 1
+        if not 1 <= self.rank <= 3:
+            raise self.invalid(
+                f"a bottom of shape {shape} has {self.rank} spatial axes after axis {self.axis}; "
+                "1 to 3 can be"
+            )
+        channels, outputs, groups = shape[self.axis], parameter.num_output, parameter.group
+        if outputs == 0:
+            raise self.invalid("num_output is missing or 0: it must be positive", "convolution_param")
+        if groups == 0 or channels % groups or outputs % groups:
+            raise self.invalid(
+                f"group {groups} must divide the {channels} channels of the bottom and num_output {outputs}"
+            )
+        self.kernel = self._extents("kernel_size", "kernel_h", "kernel_w", None, 1)
+        self.arguments: dict[str, Any] = {
+            "stride": self._extents("stride", "stride_h", "stride_w", 1, 1),
+            "padding": self._extents("pad", "pad_h", "pad_w", 0, 0),
+            "dilation": self._extents("dilation", None, None, 1, 1),
+            "groups": groups,
+        }
+        if self.context.algorithm is not None:
+            self.arguments["algorithm"] = self.context.algorithm
+        self.add_weight((outputs, channels // groups, *self.kernel), parameter.weight_filler)
+        if parameter.bias_term:
+            self.add_weight((outputs,), parameter.bias_filler)
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        shape = bottom[0].shape
+        for blob in bottom:
+            if blob.shape != shape:
+                raise self.invalid(
+                    f"bottom {blob.name!r} has shape {blob.shape}, the first has {shape}: they must agree"
+                )
+        problem = self.problem("fwd", shape)
+        for blob in top:
+            blob.reshape((*shape[: self.axis], *problem.y.shape[1:]))
+
+    def problem(self, direction: str, bottom_shape: Shape) -> Convolution:
+        """Return the problem ("fwd", "bwd_data" or "bwd_filter") that this layer is for such a bottom."""
+        arguments = {name: value for name, value in self.arguments.items() if name != "algorithm"}
+        dtype = "f32" if self.context.dtype.itemsize == 4 else "f64"
+        x_shape = (count(bottom_shape, 0, self.axis), *bottom_shape[self.axis :])
+        return Convolution.make(direction, x_shape, self.weights[0].shape, dtype=dtype, **arguments)
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        bias = self.weights[1].data if len(self.weights) == 2 else None
+        for x, y in zip(bottom, top, strict=True):
+            conv(self._images(x.data), self.weights[0].data, bias, out=self._images(y.data), **self.arguments)
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        w = self.weights[0]
+        for x, y, is_wanted in zip(bottom, top, propagate, strict=True):
+            dy = self._images(y.diff)
+            if len(self.weights) == 2 and self.weight_needs_gradient[1]:
+                conv_backward_bias(dy, out=self.weights[1].diff, beta=1.0)
+            if self.weight_needs_gradient[0]:
+                conv_backward_filter(
+                    self._images(x.data), dy, w.shape, out=w.diff, beta=1.0, **self.arguments
+                )
+            if is_wanted:
+                dx = self._images(x.diff)
+                conv_backward_data(dy, w.data, dx.shape, out=dx, **self.arguments)
+
+    def _images(self, array: Array) -> Array:
+        """The array as (N, C, spatial)."""
+        if self.axis == 1:
+            return array
+        return array.reshape(count(array.shape, 0, self.axis), *array.shape[self.axis :])
+
+    def _extents(
+        self, name: str, name_h: str | None, name_w: str | None, default: int | None, least: int
+    ) -> tuple[int, ...]:
+        """One value for each spatial axis from the list `name` (one for all, or one each) or, in 2-D, from _h
+        and _w.
+        """
+        parameter = self.parameter.convolution_param
+        listed: list[int] = getattr(parameter, name)
+        if name_h and name_w and (parameter.has(name_h) or parameter.has(name_w)):
+            if listed:
+                raise self.invalid(
+                    f"{name} and {name_h}, {name_w} both are given: keep one form", "convolution_param"
+                )
+            if self.rank != 2:
+                raise self.invalid(
+                    f"{name_h} and {name_w} are for 2 spatial axes, and here are {self.rank}: use {name}"
+                )
+            values: tuple[int, ...] = (getattr(parameter, name_h), getattr(parameter, name_w))
+        elif len(listed) in (1, self.rank):
+            values = tuple(listed) * (self.rank if len(listed) == 1 else 1)
+        elif not listed and default is not None:
+            values = (default,) * self.rank
+        else:
+            raise self.invalid(
+                f"{name} has {len(listed)} values; give one, or one for each of the {self.rank} spatial axes",
+                "convolution_param",
+            )
+        if min(values) < least:
+            raise self.invalid(f"{name} is {values}: each must be at least {least}", "convolution_param")
+        return values

@@ -1,0 +1,71 @@
+"""InnerProduct: y = x wᵀ + b."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitdnn.caffe.blob import Blob, canonical_axis, count
+from jitdnn.caffe.layers.base import Layer
+from jitdnn.ops.convolution import conv_backward_bias
+from jitdnn.ops.matmul import matmul
+from jitdnn.ops.tensor_ops import add
+
+
+class InnerProductLayer(Layer):
+    """Bottom: the axes before `axis` are M rows, the others K columns. Top (those axes, num_output).
+
+    Weights: w (num_output, K), or (K, num_output) with `transpose: true`, and b (num_output) unless bias_term
+    is false.
+    """
+
+    type = "InnerProduct"
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        parameter = self.parameter.inner_product_param
+        if parameter.num_output == 0:
+            raise self.invalid("num_output is missing or 0: it must be positive", "inner_product_param")
+        shape = bottom[0].shape
+        self.outputs = parameter.num_output
+        self.axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
+        self.columns = count(shape, self.axis)
+        w_shape = (self.columns, self.outputs) if parameter.transpose else (self.outputs, self.columns)
+        self.add_weight(w_shape, parameter.weight_filler)
+        if parameter.bias_term:
+            self.add_weight((self.outputs,), parameter.bias_filler)
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        shape = bottom[0].shape
+        if count(shape, self.axis) != self.columns:
+            raise self.invalid(
+                f"the bottom has shape {shape}, {count(shape, self.axis)} columns from axis {self.axis} on; "
+                f"the weights are for {self.columns}"
+            )
+        self.rows = count(shape, 0, self.axis)
+        top[0].reshape((*shape[: self.axis], self.outputs))
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        x = bottom[0].data.reshape(self.rows, self.columns)
+        y = top[0].data.reshape(self.rows, self.outputs)
+        w = self.weights[0].data
+        beta = 0.0
+        if len(self.weights) == 2:
+            add(self.weights[1].data, out=y)
+            beta = 1.0
+        matmul(x, w if self.parameter.inner_product_param.transpose else w.T, out=y, beta=beta)
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        x = bottom[0].data.reshape(self.rows, self.columns)
+        dy = top[0].diff.reshape(self.rows, self.outputs)
+        w = self.weights[0]
+        is_transposed = self.parameter.inner_product_param.transpose
+        if self.weight_needs_gradient[0]:
+            if is_transposed:
+                matmul(x.T, dy, out=w.diff, beta=1.0)
+            else:
+                matmul(dy.T, x, out=w.diff, beta=1.0)
+        if len(self.weights) == 2 and self.weight_needs_gradient[1]:
+            # a sum over rows: the bias gradient of an image of one pixel
+            conv_backward_bias(dy.reshape(self.rows, self.outputs, 1), out=self.weights[1].diff, beta=1.0)
+        if propagate[0]:
+            dx = bottom[0].diff.reshape(self.rows, self.columns)
+            matmul(dy, w.data.T if is_transposed else w.data, out=dx)

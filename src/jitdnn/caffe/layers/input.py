@@ -1,0 +1,37 @@
+"""Input: blobs that the caller fills."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitdnn.caffe.blob import Blob
+from jitdnn.caffe.layers.base import Layer
+
+
+class InputLayer(Layer):
+    """Tops of the shapes in input_param: one shape for all, or one for each."""
+
+    type = "Input"
+    bottoms = (0, 0)
+    tops = (1, None)
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        shapes = self.parameter.input_param.shape
+        if len(shapes) not in (1, len(top)):
+            raise self.invalid(
+                f"{len(top)} tops need 1 or {len(top)} shapes in input_param; there are {len(shapes)}"
+            )
+        for shape in shapes:
+            if any(extent < 0 for extent in shape.dim):
+                raise self.invalid(f"shape {tuple(shape.dim)} has a negative extent", "input_param")
+        self.shapes = [tuple(shapes[i if len(shapes) > 1 else 0].dim) for i in range(len(top))]
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        for blob, shape in zip(top, self.shapes, strict=True):
+            blob.reshape(shape)
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        pass
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        pass

@@ -1,0 +1,359 @@
+"""Solver: trains a net as a solver file says, tests it, takes snapshots and goes on from them exactly."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Event
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from jitdnn import __version__, log
+from jitdnn.caffe import events, paths, snapshot
+from jitdnn.caffe.blob import Array
+from jitdnn.caffe.events import (
+    Displayed,
+    Finished,
+    Iterated,
+    Listener,
+    Output,
+    Snapshotted,
+    Started,
+    Tested,
+)
+from jitdnn.caffe.net import Net
+from jitdnn.caffe.policies import LearningRate
+from jitdnn.caffe.prototxt import to_text
+from jitdnn.caffe.schema import SolverParameter
+from jitdnn.caffe.sgd import GradientDescent
+from jitdnn.caffe.solver_nets import test_nets, train_net
+from jitdnn.caffe.upgrade import upgrade_solver
+from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
+from jitdnn.errors import InvalidArgument, NotSupported, SnapshotError
+
+# what a snapshot written by this version looks like inside; older ones are refused by number
+SNAPSHOT_SCHEMA = 1
+
+
+class Solver:
+    """Trains `net` and tests `test_nets`, which share its weights.
+
+    `iteration` counts the updates done. What happens is told to `listener` as events (events.py). `solve`
+    runs to the end; `step` runs some iterations; `stop` ends either after the current one, from any thread or
+    signal handler.
+    """
+
+    def __init__(
+        self,
+        parameter: SolverParameter,
+        *,
+        file: Path | None = None,
+        listener: Listener | None = None,
+        seed: int | None = None,
+        dtype: str = "f32",
+        algorithm: str | None = None,
+        snapshot_prefix: str | None = None,
+    ) -> None:
+        """Build the nets and check the fields.
+
+        `file` is where the solver comes from: relative paths may start from its folder, and snapshots are
+        named after it if the solver has no snapshot_prefix. `seed` and `snapshot_prefix` take the place of
+        the solver's own. `dtype` and `algorithm` are those of Net.
+
+        Raises InvalidArgument for a solver or net that is wrong, NotSupported for what the library lacks.
+        """
+        self.parameter = upgrade_solver(parameter)
+        _check(self.parameter)
+        base = None if file is None else file.parent
+        self.listener = listener
+        self.iteration = 0
+        self._stopped = Event()
+        self.rate = LearningRate(self.parameter)
+
+        seed = self.parameter.random_seed if seed is None else seed
+        root = np.random.SeedSequence(seed if seed >= 0 else None)
+        options: dict[str, Any] = {"dtype": dtype, "algorithm": algorithm}
+        definition, state, folder = train_net(self.parameter, base)
+        tests = test_nets(self.parameter, base)
+        train_seed, *test_seeds = root.spawn(1 + len(tests))
+        self.net = Net(definition, state, base=folder, seed=train_seed, **options)
+        self.test_nets = [
+            Net(definition, state, base=folder, seed=test_seed, **options)
+            for (definition, state, folder), test_seed in zip(tests, test_seeds, strict=True)
+        ]
+        for net in self.test_nets:
+            share_weights(net, self.net)
+        for names in self.parameter.weights:
+            for name in names.split(","):
+                load_weights(self.net, paths.find(name.strip(), base))
+        self.method = GradientDescent(self.parameter, self.net.parameters)
+        self._losses: deque[float] = deque(maxlen=self.parameter.average_loss)
+        self._last_display: tuple[int, float] | None = None
+        self.snapshot_prefix = _writable_prefix(self.parameter, self.net, file, snapshot_prefix)
+
+    # ---- training
+
+    def solve(self, resume: str | Path | None = None) -> None:
+        """Train up to max_iter, from a snapshot if one is named; snapshot and test at the end as the file
+        says.
+        """
+        parameter = self.parameter
+        if resume is not None:
+            self.restore(resume)
+        self._stopped.clear()
+        self._tell(Started(self.iteration, parameter.max_iter, self.net.name, parameter.type))
+        self.step(parameter.max_iter - self.iteration)
+        is_due = parameter.snapshot and self.iteration % parameter.snapshot == 0
+        if parameter.snapshot_after_train and not is_due:
+            self.snapshot()
+        if not self._stopped.is_set():
+            if parameter.display and self.iteration % parameter.display == 0:
+                self.net.forward()
+                self._losses.append(self.net.loss)
+                self._tell(Displayed(self.iteration, self._smoothed_loss()))
+            if parameter.test_interval and self.iteration % parameter.test_interval == 0:
+                self.test_all()
+        self._tell(Finished(self.iteration, self._stopped.is_set()))
+
+    def step(self, iterations: int) -> None:
+        """Run so many iterations, with the tests, displays and snapshots that fall into them."""
+        parameter = self.parameter
+        last = self.iteration + iterations
+        self._last_display = None
+        while self.iteration < last and not self._stopped.is_set():
+            if self._is_test_due():
+                self.test_all()
+                if self._stopped.is_set():
+                    return
+            loss = self._gradients()
+            self._losses.append(loss)
+            rate = self.rate.at(self.iteration)
+            if parameter.display and self.iteration % parameter.display == 0:
+                self._display(rate)
+            self.method.update(rate)
+            self.iteration += 1
+            self._tell(Iterated(self.iteration, loss, rate))
+            if parameter.snapshot and self.iteration % parameter.snapshot == 0:
+                self.snapshot()
+
+    def stop(self) -> None:
+        """End `step` or `solve` after the current iteration; `solve` still takes its snapshot."""
+        self._stopped.set()
+
+    def _gradients(self) -> float:
+        """Gradients of the weights, summed over iter_size batches, and the mean of their losses."""
+        self.net.clear_gradients()
+        total = 0.0
+        for _ in range(self.parameter.iter_size):
+            self.net.forward()
+            total += self.net.loss
+            self.net.backward()
+        return total / self.parameter.iter_size
+
+    def _is_test_due(self) -> bool:
+        parameter = self.parameter
+        if not parameter.test_interval or self.iteration % parameter.test_interval:
+            return False
+        return self.iteration > 0 or parameter.test_initialization
+
+    # ---- testing and telling
+
+    def test_all(self) -> list[Tested]:
+        """Run every test net for its test_iter batches; tell and return the results."""
+        results = []
+        for index in range(len(self.test_nets)):
+            if self._stopped.is_set():
+                break
+            results.append(self.test(index))
+            self._tell(results[-1])
+        return results
+
+    def test(self, index: int = 0) -> Tested:
+        """Run one test net for its test_iter batches, and return the mean of each output."""
+        net, batches = self.test_nets[index], self.parameter.test_iter[index]
+        totals = [np.zeros(net.blobs[name].shape) for name in net.outputs]
+        loss = 0.0
+        for _ in range(batches):
+            outputs = net.forward()
+            loss += net.loss
+            for total, values in zip(totals, outputs.values(), strict=True):
+                total += values
+        means = dict(zip(net.outputs, (total / batches for total in totals), strict=True))
+        mean_loss = loss / batches if self.parameter.test_compute_loss else None
+        return Tested(self.iteration, index, _outputs(net, means), mean_loss)
+
+    def _display(self, rate: float) -> None:
+        now = perf_counter()
+        speed = None
+        if self._last_display is not None and now > self._last_display[1]:
+            iteration, then = self._last_display
+            speed = (self.iteration - iteration) / (now - then)
+        self._last_display = self.iteration, now
+        values = {name: self.net.blobs[name].data for name in self.net.outputs}
+        self._tell(
+            Displayed(
+                self.iteration,
+                self._smoothed_loss(),
+                _outputs(self.net, values),
+                rate,
+                speed,
+                self.parameter.display,
+            )
+        )
+
+    def _smoothed_loss(self) -> float:
+        return sum(self._losses) / len(self._losses)
+
+    def _tell(self, event: events.Event) -> None:
+        if self.listener is not None:
+            self.listener(event)
+
+    # ---- snapshots
+
+    def snapshot(self, path: Path | None = None) -> Path:
+        """Write all that an exact resume needs to `path` (None: PREFIX_iter_N.jdsnap); return the path."""
+        path = path or snapshot.path_of(self.snapshot_prefix, self.iteration)
+        meta = {
+            "schema": SNAPSHOT_SCHEMA,
+            "library": __version__,
+            "iteration": self.iteration,
+            "current_step": self.rate.current_step,
+            "losses": list(self._losses),
+            "method": self.parameter.type,
+            "solver": to_text(self.parameter),
+            "net": to_text(self.net.parameter),
+            "layers": [
+                [{"name": layer.name, "state": layer.state()} for layer in net.layers]
+                for net in (self.net, *self.test_nets)
+            ],
+        }
+        arrays = {f"weights/{name}": array for name, array in weight_arrays(self.net).items()}
+        arrays |= {f"history/{name}": array for name, array in self.method.history.items()}
+        snapshot.write(path, meta, arrays)
+        self._tell(Snapshotted(self.iteration, path))
+        return path
+
+    def restore(self, path: str | Path) -> None:
+        """Go on exactly where the snapshot was taken.
+
+        Raises SnapshotError for a file that is damaged (the message and `previous` offer the newest good
+        one), or that belongs to another net or solver.
+        """
+        path = Path(path)
+        meta, arrays = snapshot.read(path)
+        if meta.get("schema") != SNAPSHOT_SCHEMA:
+            raise SnapshotError(
+                f"{path} has schema {meta.get('schema')}, this version reads {SNAPSHOT_SCHEMA}"
+            )
+        if meta["method"] != self.parameter.type:
+            raise SnapshotError(
+                f"{path} is of a solver of type {meta['method']}, this one is {self.parameter.type}"
+            )
+        parts = {
+            "weights": weight_arrays(self.net),
+            "history": self.method.history,
+        }
+        wanted = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
+        _check_same_arrays(path, arrays, wanted)
+        nets = (self.net, *self.test_nets)
+        if len(meta["layers"]) != len(nets):
+            raise SnapshotError(
+                f"{path} is of a solver with {len(meta['layers']) - 1} test nets, "
+                f"this one has {len(self.test_nets)}"
+            )
+        for net, saved in zip(nets, meta["layers"], strict=True):
+            if [layer.name for layer in net.layers] != [entry["name"] for entry in saved]:
+                raise SnapshotError(f"{path} is of a net with other layers: {_difference(net, saved)}")
+        for name, array in wanted.items():
+            np.copyto(array, arrays[name])
+        for net, saved in zip(nets, meta["layers"], strict=True):
+            for layer, entry in zip(net.layers, saved, strict=True):
+                layer.restore(entry["state"])
+        self.iteration = meta["iteration"]
+        self.rate.current_step = meta["current_step"]
+        self._losses.clear()
+        self._losses.extend(meta["losses"])
+
+
+def _outputs(net: Net, values: Mapping[str, Array]) -> tuple[Output, ...]:
+    """Every number of the output blobs, with the loss weight of its blob."""
+    weights = {
+        blob.name: weight
+        for node in net.nodes
+        for blob, weight in zip(node.top, node.loss_weights, strict=True)
+    }
+    return tuple(
+        Output(name, float(value), weights[name])
+        for name, array in values.items()
+        for value in array.reshape(-1)
+    )
+
+
+def _check(parameter: SolverParameter) -> None:
+    if parameter.type != "SGD":
+        raise NotSupported(f"solver type {parameter.type!r}{parameter.where('type')}: there is SGD")
+    for name in ("debug_info", "snapshot_diff"):
+        if getattr(parameter, name):
+            raise NotSupported(f"{name}: true{parameter.where(name)} is not supported: take the line out")
+    for name, least in (
+        ("iter_size", 1),
+        ("average_loss", 1),
+        ("max_iter", 0),
+        ("snapshot", 0),
+        ("display", 0),
+    ):
+        if getattr(parameter, name) < least:
+            raise InvalidArgument(
+                f"{name} is {getattr(parameter, name)}{parameter.where(name)}: it must be at least {least}"
+            )
+    if parameter.has("solver_mode") and parameter.solver_mode == "GPU":
+        log.fallback_once("caffe solver_mode", "solver_mode: GPU in a solver: this version trains on the CPU")
+    if parameter.has("snapshot_format"):
+        log.fallback_once(
+            "caffe snapshot_format",
+            f"snapshot_format: {parameter.snapshot_format} in a solver: snapshots are "
+            f"{snapshot.SUFFIX} files instead",
+        )
+
+
+def _writable_prefix(parameter: SolverParameter, net: Net, file: Path | None, given: str | None) -> str:
+    """The prefix of snapshots; InvalidArgument if some will be taken and cannot be written there."""
+    prefix = given or parameter.snapshot_prefix or ("" if file is None else str(file.with_suffix("")))
+    if prefix and Path(prefix).is_dir():
+        prefix = str(Path(prefix) / (net.name or "net"))
+    if parameter.snapshot or parameter.snapshot_after_train:
+        if not prefix:
+            raise InvalidArgument(
+                "snapshots will be taken and have no name: set snapshot_prefix, or snapshot: 0 and "
+                "snapshot_after_train: false"
+            )
+        folder = Path(prefix).parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise InvalidArgument(
+                f"snapshot_prefix {prefix!r}{parameter.where('snapshot_prefix')}: {folder.absolute()} is no "
+                "folder that can be written to"
+            )
+    return prefix
+
+
+def _check_same_arrays(path: Path, found: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
+    for name in sorted(found.keys() ^ wanted.keys()):
+        where = "only in the snapshot" if name in found else "not in the snapshot"
+        raise SnapshotError(f"{path} is of another net: {name} is {where}")
+    for name, array in wanted.items():
+        if found[name].shape != array.shape or found[name].dtype != array.dtype:
+            raise SnapshotError(
+                f"{path} is of another net: {name} is {found[name].dtype} of shape "
+                f"{found[name].shape} there, {array.dtype} of shape {array.shape} here"
+            )
+
+
+def _difference(net: Net, saved: list[dict[str, Any]]) -> str:
+    ours, theirs = [layer.name for layer in net.layers], [entry["name"] for entry in saved]
+    mine, other = next(pair for pair in itertools.zip_longest(ours, theirs) if pair[0] != pair[1])
+    return f"{other!r} there is {mine!r} here"

@@ -1,0 +1,88 @@
+"""Which nets a solver file asks for: one for training, any number for testing, and the state of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jitdnn.caffe import paths
+from jitdnn.caffe.load import parse_file
+from jitdnn.caffe.schema import NetParameter, NetState, SolverParameter
+from jitdnn.errors import InvalidArgument
+
+TRAIN_FIELDS = ("net", "net_param", "train_net", "train_net_param")
+
+
+class Definition(NamedTuple):
+    """A net to build: its parameter, its state, and the folder that its relative paths may start from."""
+
+    net: NetParameter
+    state: NetState
+    folder: Path | None
+
+
+def train_net(solver: SolverParameter, base: Path | None) -> Definition:
+    """Return the net to train. Raises InvalidArgument unless exactly one of the four fields names it.
+
+    Its state is phase TRAIN, then what the net's own `state` says, then `train_state`.
+    """
+    given = [name for name in TRAIN_FIELDS if solver.has(name)]
+    if len(given) != 1:
+        raise InvalidArgument(
+            f"a solver names its net in one of {', '.join(TRAIN_FIELDS)}; "
+            f"this one has {' and '.join(given) or 'none'}"
+        )
+    if given[0] in ("net", "train_net"):
+        net, folder = _from_file(getattr(solver, given[0]), base)
+    else:
+        net, folder = getattr(solver, given[0]), base
+    return Definition(net, _state("TRAIN", net, solver.train_state), folder)
+
+
+def test_nets(solver: SolverParameter, base: Path | None) -> list[Definition]:
+    """Return the nets to test, one for each `test_iter`: first test_net_param, then test_net, then net or
+    net_param.
+
+    Their states are phase TEST, then the net's own, then the `test_state` of the same place.
+    """
+    found: list[tuple[NetParameter, Path | None]] = []
+    found += [(net, base) for net in solver.test_net_param]
+    found += [_from_file(name, base) for name in solver.test_net]
+    is_general = solver.has("net") or solver.has("net_param")
+    count = len(solver.test_iter)
+    if count < len(found) or (count > len(found) and not is_general):
+        raise InvalidArgument(
+            f"{count} test_iter for {len(found)} test nets{solver.where('test_iter')}: give one for each"
+        )
+    for _ in range(count - len(found)):
+        found.append(_from_file(solver.net, base) if solver.has("net") else (solver.net_param, base))
+    if solver.test_state and len(solver.test_state) != count:
+        raise InvalidArgument(
+            f"{len(solver.test_state)} test_state for {count} test nets{solver.where('test_state')}: "
+            "give one for each, or none"
+        )
+    if count and solver.test_interval <= 0:
+        raise InvalidArgument(
+            f"test_iter is given, and test_interval is {solver.test_interval}: it must be positive"
+        )
+    if any(batches <= 0 for batches in solver.test_iter):
+        raise InvalidArgument(
+            f"test_iter is {solver.test_iter}{solver.where('test_iter')}: it must be positive"
+        )
+    states = solver.test_state or [NetState()] * count
+    return [
+        Definition(net, _state("TEST", net, state), folder)
+        for (net, folder), state in zip(found, states, strict=True)
+    ]
+
+
+def _from_file(name: str, base: Path | None) -> tuple[NetParameter, Path]:
+    path = paths.find(name, base)
+    return parse_file(path, NetParameter), path.parent
+
+
+def _state(phase: str, net: NetParameter, last: NetState) -> NetState:
+    state = NetState(phase=phase)
+    state.merge(net.state)
+    state.merge(last)
+    return state

@@ -1,0 +1,129 @@
+"""transform_param: crop, subtract the mean, scale, mirror.
+
+value = (x − mean) · scale. The crop of crop_size x crop_size is at random in training and in the middle
+otherwise; `mirror: true` mirrors every second image on average, in testing too. The mean is a file (an image
+of the full size, read where the crop is) or mean_value, one for all channels or one for each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jitdnn.caffe import paths
+from jitdnn.caffe.blob import Array, Shape
+from jitdnn.caffe.schema_layers import TransformationParameter
+from jitdnn.caffe.sources import read_npz
+from jitdnn.errors import InvalidArgument, InvalidShape, NotSupported
+
+
+class Transformer:
+    """What a Data layer does to each image."""
+
+    def __init__(
+        self,
+        parameter: TransformationParameter,
+        base: Path | None,
+        phase: str,
+        image: Shape,
+        dtype: np.dtype[Any],
+    ) -> None:
+        """Check the parameters for images like the first one, (C, H, W)."""
+        self.parameter = parameter
+        self.is_training = phase == "TRAIN"
+        self.scale = dtype.type(parameter.scale)
+        self.crop = parameter.crop_size
+        self.channels = image[0]
+        if parameter.has("mean_file") and parameter.mean_value:
+            raise InvalidArgument("mean_file and mean_value both are given: keep one")
+        self.mean: Array | None = None
+        if parameter.has("mean_file"):
+            self.mean = _read_mean(parameter.mean_file, base, image).astype(dtype)
+        elif parameter.mean_value:
+            if len(parameter.mean_value) not in (1, self.channels):
+                raise InvalidArgument(
+                    f"there are {len(parameter.mean_value)} mean_value; give 1, or one for each of the "
+                    f"{self.channels} channels"
+                )
+            self.mean = np.array(parameter.mean_value, dtype).reshape(-1, 1, 1)
+        self.image = image
+        self._crop_offsets(image, None)
+
+    @property
+    def shape(self) -> Shape:
+        """(C, H, W) of what comes out."""
+        return (self.channels, self.crop, self.crop) if self.crop else self.image
+
+    def apply(self, images: Array | list[Array], out: Array, random: np.random.Generator) -> None:
+        """Write the transformed images to `out` (n, C, H, W)."""
+        if isinstance(images, np.ndarray) and not self.crop and not self.parameter.mirror:
+            self._scaled(images, self.mean, out)
+            return
+        for image, target in zip(images, out, strict=True):
+            self._apply_one(image, target, random)
+
+    def _apply_one(self, image: Array, out: Array, random: np.random.Generator) -> None:
+        if image.shape[0] != self.channels or (not self.crop and image.shape != self.image):
+            raise InvalidShape(
+                f"an image has shape {image.shape}, the first one {self.image}: all must have one size "
+                "unless crop_size is set, and one number of channels (force_color, force_gray)"
+            )
+        is_mirrored = self.parameter.mirror and random.integers(2) == 1
+        mean = self.mean
+        if self.crop:
+            top, left = self._crop_offsets(image.shape, random if self.is_training else None)
+            window = (slice(None), slice(top, top + self.crop), slice(left, left + self.crop))
+            if mean is not None and mean.shape[1:] != (1, 1):
+                if mean.shape != image.shape:
+                    raise InvalidShape(
+                        f"the mean image has shape {mean.shape}, this image {image.shape}: they must agree"
+                    )
+                mean = mean[window]
+            image = image[window]
+        self._scaled(image, mean, out[..., ::-1] if is_mirrored else out)
+
+    def _scaled(self, images: Array, mean: Array | None, out: Array) -> None:
+        if mean is None:
+            np.multiply(images, self.scale, out=out, casting="unsafe")
+        else:
+            np.subtract(images, mean, out=out, casting="unsafe")
+            if self.scale != 1:
+                out *= self.scale
+
+    def _crop_offsets(self, image: Shape, random: np.random.Generator | None) -> tuple[int, int]:
+        if not self.crop:
+            return 0, 0
+        spare = [extent - self.crop for extent in image[1:]]
+        if min(spare) < 0:
+            raise InvalidShape(f"crop_size {self.crop} is larger than an image of {image[1]} x {image[2]}")
+        if random is None:
+            return spare[0] // 2, spare[1] // 2
+        return int(random.integers(spare[0] + 1)), int(random.integers(spare[1] + 1))
+
+
+def _read_mean(name: str, base: Path | None, image: Shape) -> Array:
+    path = paths.find(name, base)
+    if path.suffix == ".npy":
+        try:
+            mean: Array = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise InvalidArgument(f"mean_file {path} cannot be read: {error}") from error
+    elif path.suffix == ".npz":
+        arrays = read_npz(path)
+        if "mean" not in arrays:
+            raise InvalidArgument(f"mean_file {path} has no array mean; it has {', '.join(sorted(arrays))}")
+        mean = arrays["mean"]
+    else:
+        raise NotSupported(
+            f"mean_file {path}: the mean image is read from .npy, or .npz with an array mean, "
+            "of shape (C, H, W)"
+        )
+    if mean.ndim == 4 and mean.shape[0] == 1:
+        mean = mean[0]
+    if mean.shape != image:
+        raise InvalidShape(
+            f"mean_file {path} has shape {mean.shape}, the images have {image}: they must agree"
+        )
+    return mean
