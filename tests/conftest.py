@@ -1,0 +1,19 @@
+"""What holds for every test: a cache of our own, so that nobody's is read or written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+_CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache" / "jitdnn"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before anything of the library is imported. Compiled code is kept from run to run: it is named by the hash
+    of all that it depends on. Measured times are not, so that none of an earlier run decides anything."""
+    os.environ["JITDNN_CACHE_DIR"] = str(_CACHE)
+    if not hasattr(config, "workerinput"):  # once, not in every worker
+        for store in _CACHE.glob("tuning-*"):
+            store.unlink(missing_ok=True)
