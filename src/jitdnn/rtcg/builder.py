@@ -30,6 +30,7 @@ ELEMENTS: dict[str, ir.Type] = {
 _SUFFIX = {"float": "f32", "double": "f64"}
 # Sums may be contracted to fused multiply-adds; nothing is reordered, so that results do not depend on LLVM.
 _CONTRACT = ("contract",)
+_SHUFFLED_STRIDES = (2, 3, 4)  # here loading whole vectors and shuffling is faster than a gather
 
 Int = "int | Value"
 
@@ -254,7 +255,10 @@ class Pointer:
     def load_strided(
         self, offset: int | Value, stride: int | Value, lanes: int, mask: Value | None = None
     ) -> Value:
-        """``lanes`` elements at ``stride``: one load where it is 1, a broadcast where it is 0, else a gather."""
+        """``lanes`` elements at ``stride``, those whose ``mask`` bit is off as zero (at stride 0 it is ignored).
+
+        One load at stride 1, a broadcast at 0, shuffled loads at a few small strides, else a gather.
+        """
         if isinstance(stride, int) and stride == 1:
             return self.load(offset, lanes, mask)
         if isinstance(stride, int) and stride == 0:
@@ -262,8 +266,14 @@ class Pointer:
         if lanes == 1:
             return self.load(offset, 1, mask)
         k, kind = self.k, _vector(self.element, lanes)
-        addresses = self._addresses(offset, stride, lanes)
         everything = k.mask(lanes, lanes) if mask is None else mask
+        if isinstance(stride, int) and stride in _SHUFFLED_STRIDES:
+            parts = [
+                self.load(offset + part * lanes, lanes, k.spread_mask(everything, stride, part))
+                for part in range(stride)
+            ]
+            return k.pick_every(parts, stride)
+        addresses = self._addresses(offset, stride, lanes)
         function = k.declare(
             f"llvm.masked.gather.{_suffix(kind)}.v{lanes}p0",
             kind,
@@ -281,8 +291,13 @@ class Pointer:
             self.store(value, offset, mask)
             return
         k = self.k
-        addresses = self._addresses(offset, stride, lanes)
         everything = k.mask(lanes, lanes) if mask is None else mask
+        if isinstance(stride, int) and stride in _SHUFFLED_STRIDES:
+            for part in range(stride):
+                spread = k.shuffle(value, value, [(part * lanes + j) // stride for j in range(lanes)])
+                self.store(spread, offset + part * lanes, k.spread_mask(everything, stride, part))
+            return
+        addresses = self._addresses(offset, stride, lanes)
         function = k.declare(
             f"llvm.masked.scatter.{_suffix(value.v.type)}.v{lanes}p0",
             ir.VoidType(),
@@ -467,6 +482,26 @@ class Builder:
         """Lanes picked from the lanes of ``a`` followed by those of ``b``."""
         pattern = ir.Constant(ir.VectorType(INT32, len(lanes)), list(lanes))
         return Value(self, self.b.shuffle_vector(a.v, b.v, pattern))
+
+    def spread_mask(self, mask: Value, stride: int, part: int) -> Value:
+        """The mask of part ``part`` of ``stride`` vectors in which every stride-th element is a lane of ``mask``."""
+        lanes = mask.lanes
+        source = [(part * lanes + j) // stride for j in range(lanes)]
+        hit = [int((part * lanes + j) % stride == 0) for j in range(lanes)]
+        chosen = self.shuffle(mask, mask, source)
+        return chosen & Value(self, ir.Constant(_vector(BOOL, lanes), hit))
+
+    def pick_every(self, parts: Sequence[Value], stride: int) -> Value:
+        """Every stride-th lane of consecutive vectors, as one vector."""
+        lanes = parts[0].lanes
+        result = parts[0]
+        for part, vector in enumerate(parts):
+            # lanes found so far stay; those that lie in this vector come from it
+            pattern = [
+                lanes + i * stride - part * lanes if (i * stride) // lanes == part else i for i in range(lanes)
+            ]
+            result = self.shuffle(result, vector, pattern)
+        return result
 
     def extract(self, value: Value, lane: int) -> Value:
         return value if value.lanes == 1 else Value(self, self.b.extract_element(value.v, INT32(lane)))

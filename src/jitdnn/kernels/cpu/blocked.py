@@ -226,7 +226,7 @@ class Blocked:
                 for of, start, extent in zip(results, starts, self.block, strict=True)
             ]
             x = arguments.pointer(order[0], c.dtype) + view_offset(c, c.x, group, 0, (starts[0], 0, 0, 0))
-            k.call(fill, x, own, valid[0], *starts[1:])
+            k.call(fill, x, own, valid[0], c.depth, *starts[1:])
             tensors = [(arguments.pointer(order[2], c.dtype), c.y)]
             tensors += [(arguments.pointer(3 + i, c.dtype), v) for i, v in enumerate(c.operands)]
             each = ceil_div(self.panels.count, self.shares)

@@ -2,7 +2,7 @@
 
     dw[k, c, tap] = sum over images and pixels p of  dy[n, k, p] * x[n, c, step * p + offset of tap]
 
-    task   : one group, one share of the panels of k, one split of the blocks of pixels
+    task   : one group, one chunk of channels, one share of the panels of k, one split of the blocks of pixels
     slab   : the part of x that a block reads, with its zeros                   (packing.py)
     panels : dy of the block as [panel][pixel][lanes of k]
     tile   : sums in registers; rows are a box of (channel, taps), lanes are k  (contraction.py)
@@ -15,8 +15,7 @@ How the pixels are split depends on the problem alone, so the result is the same
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments
@@ -40,7 +39,9 @@ from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 _BLOCK_BYTES = 384 << 10  # slab and panels of a block share the L2 cache with the sums
 _SUMS_BYTES = 8 << 20  # splitting the pixels may not cost more memory than this
-_TYPICAL_PIXELS = 200
+_TYPICAL_PIXELS = 200  # a block of fewer spends its time on carrying the sums
+_LEAST_CHANNELS = 64  # a chunk of fewer spends it on the panels of dy, which each chunk makes anew
+_PANELS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -93,29 +94,41 @@ class BlockedFilter:
         return self.c.batch, d, h, w
 
     @cached_property
+    def chunk(self) -> int:
+        """Channels whose slab is taken at once: fewer where too few pixels of all of them would fit."""
+        side, chunk = self.tile.box[0], self.c.depth
+        enough = min(_TYPICAL_PIXELS, math.prod(self.results))
+        while chunk > max(side, _LEAST_CHANNELS) and math.prod(self._block(chunk)) < enough:
+            chunk = ceil_div(ceil_div(chunk, 2), side) * side
+        return chunk
+
+    @property
+    def chunks(self) -> int:
+        return ceil_div(self.c.depth, self.chunk)
+
+    @cached_property
     def block(self) -> tuple[int, int, int, int]:
-        """Pixels of one block, grown from the last axis on while slab and panels fit."""
+        """Pixels of one block."""
+        return self._block(self.chunk)
+
+    def _block(self, channels: int) -> tuple[int, int, int, int]:
+        """Grown from the last axis on while the slab of ``channels`` and the panels of dy fit."""
         c, results = self.c, self.results
-        width = min(self.panels * self.panel, 8 * self.panel)
+        width = min(self.panels, _PANELS_AT_ONCE) * self.panel
 
         def fits(candidate: list[int]) -> bool:
-            slab = candidate[0] * c.depth
+            slab = candidate[0] * channels
             for axis, extent in zip(c.axes, candidate[1:], strict=True):
                 slab *= slab_extent(axis, extent)
             return (slab + math.prod(candidate) * width) * ITEM_BYTES[c.dtype] <= _BLOCK_BYTES
 
         block = [1, 1, 1, 1]
         for axis in (3, 2, 1, 0):
-            parts = next(
-                (
-                    parts
-                    for parts in range(1, results[axis] + 1)
-                    if fits([*block[:axis], ceil_div(results[axis], parts), *block[axis + 1 :]])
-                ),
-                max(1, results[axis]),
-            )
-            block[axis] = max(1, ceil_div(results[axis], parts))
-            if parts > 1:
+            for parts in range(1, results[axis] + 1):
+                block[axis] = ceil_div(results[axis], parts)
+                if fits(block):
+                    break
+            if block[axis] < results[axis]:
                 break
         n, d, h, w = block
         return n, d, h, w
@@ -129,17 +142,17 @@ class BlockedFilter:
     def splits(self) -> int:
         """Into how many independent sums the blocks are divided."""
         bytes_each = max(1, self.split_size * self.c.group_count * ITEM_BYTES[self.c.dtype])
-        wanted = min(ceil_div(WANTED_TASKS, self.c.group_count), math.prod(self.blocks))
+        wanted = min(ceil_div(WANTED_TASKS, self.c.group_count * self.chunks), math.prod(self.blocks))
         return max(1, min(wanted, _SUMS_BYTES // bytes_each))
 
     @cached_property
     def shares(self) -> int:
         """Into how many tasks the panels are divided."""
-        return max(1, min(self.panels, ceil_div(WANTED_TASKS, self.c.group_count * self.splits)))
+        return max(1, min(self.panels, ceil_div(WANTED_TASKS, self.c.group_count * self.chunks * self.splits)))
 
     @property
     def tasks(self) -> int:
-        return self.c.group_count * self.shares * self.splits
+        return self.c.group_count * self.chunks * self.shares * self.splits
 
     @property
     def panels_per_share(self) -> int:
@@ -147,7 +160,7 @@ class BlockedFilter:
 
     @cached_property
     def slab(self) -> Slab:
-        return plan_slab(self.c, self.block, self.lanes)
+        return plan_slab(replace(self.c, depth=self.chunk), self.block, self.lanes)
 
     @cached_property
     def slab_elements(self) -> int:
@@ -155,7 +168,9 @@ class BlockedFilter:
         reach = (self.block[0] - 1) * self.slab.batch + 1
         for axis, extent, stride in zip(self.c.axes, self.block[1:], self.slab.space, strict=True):
             reach += (slab_extent(axis, extent) - 1) * stride
-        for stride, extent, side in zip(self._row_strides, self.rows, self.tile.box, strict=True):
+        for stride, extent, side in zip(
+            self._row_strides, (self.chunk, *self.rows[1:]), self.tile.box, strict=True
+        ):
             rounded = ceil_div(extent, side) * side
             reach += (rounded - 1) * stride
         return whole_lines(reach + 8 * self.lanes, self.c.dtype)
@@ -189,7 +204,7 @@ class BlockedFilter:
         carried = blocks * self.split_size / self.lanes * 4.0
         slab = blocks * self.shares * self.block[0] * c.depth * math.prod(self.slab.extents) / self.lanes * 4.0
         turned = 6.0 if c.y.channels != 1 else 3.0
-        panels = pixels * self.panels * self.panel / self.lanes * turned
+        panels = self.chunks * pixels * self.panels * self.panel / self.lanes * turned
         finish = self.split_size / self.lanes * (8.0 + 3.0 * self.splits)
         return c.group_count * (work + carried + slab + panels + finish)
 
@@ -212,18 +227,22 @@ class BlockedFilter:
         turn = self._trace_panels(module, "panels")
         contract, runtime = self._trace_contraction(module, "contract")
         blocks, each = math.prod(self.blocks), self.panels_per_share
-        tiles = math.prod(self.tiles)
+        tiles, inner = math.prod(self.tiles), math.prod(self.tiles[1:])
         with module.task("sums") as (k, args, task, thread):
             arguments = Arguments(k, args, pointers)
             work = arguments.workspace(c.dtype)
             own = work + (thread * (self.slab_elements + self.panel_elements) + self.sum_elements)
             dy_panels = own + self.slab_elements
-            group, share, split = split_index(task, (c.group_count, self.shares, self.splits))
+            extents = (c.group_count, self.chunks, self.shares, self.splits)
+            group, chunk, share, split = split_index(task, extents)
             first, last = share * each, (share * each + each).min(self.panels)
-            base = work + self._split_base(group, split)
-            zero = k.constant(0, c.dtype, self.lanes)
-            for at in k.range(first * (tiles * self.tile_size), last * (tiles * self.tile_size), self.lanes):
-                base.store(zero, at)
+            channel = chunk * self.chunk
+            channels = (k.integer(c.depth) - channel).min(self.chunk)
+            column = channel // self.tile.box[0]
+            columns = (channels + (self.tile.box[0] - 1)) // self.tile.box[0]
+            base = work + (self._split_base(group, split) + column * (inner * self.tile_size))
+            for panel in k.range(first, last):
+                self._clear(k, base + panel * (tiles * self.tile_size), columns * (inner * self.tile_size))
             x, dy = arguments.pointer(0, c.dtype), arguments.pointer(1, c.dtype)
             for block in k.range(split * blocks // self.splits, (split + 1) * blocks // self.splits):
                 index = split_index(block, self.blocks)
@@ -232,22 +251,29 @@ class BlockedFilter:
                     (k.integer(of) - start).min(extent)
                     for of, start, extent in zip(self.results, starts, self.block, strict=True)
                 ]
-                image = x + view_offset(c, c.x, group, 0, (starts[0], 0, 0, 0))
-                k.call(fill, image, own, valid[0], *starts[1:])
+                image = x + view_offset(c, c.x, group, channel, (starts[0], 0, 0, 0))
+                k.call(fill, image, own, valid[0], channels, *starts[1:])
                 gradient = dy + view_offset(c, c.y, group, first * self.panel, starts)
-                k.call(turn, gradient, dy_panels, (last - first) * self.panel, k.integer(c.width) - first * self.panel, *valid)
+                wide = [(last - first) * self.panel, k.integer(c.width) - first * self.panel]
+                k.call(turn, gradient, dy_panels, *wide, *valid)
                 for panel in k.range(first, last):
                     b = dy_panels + (panel - first) * (math.prod(self.block) * self.panel)
-                    for tile, corner in self._tile_corners(k):
+                    for tile in k.range(columns * inner):
+                        corner = self._corner(tile)
                         sums = base + (panel * tiles + tile) * self.tile_size
                         at = _dot(corner, self._row_strides)
                         k.call(contract, own + at, b, sums, *(valid[i] for i in runtime))
 
-    def _tile_corners(self, k: Builder) -> Iterator[tuple[Value, list[Value]]]:
-        """Every tile: its number, and the first channel and taps that its rows stand for."""
-        for tile in k.range(math.prod(self.tiles)):
-            index = split_index(tile, self.tiles)
-            yield tile, [i * side for i, side in zip(index, self.tile.box, strict=True)]
+    def _clear(self, k: Builder, sums: Pointer, count: Value) -> None:
+        zero = k.constant(0, self.c.dtype, self.lanes)
+        for at in k.range(0, count, self.lanes):
+            sums.store(zero, at)
+
+    def _corner(self, tile: Value) -> list[Value]:
+        """The first channel and taps that a tile's rows stand for."""
+        inner = math.prod(self.tiles[1:])
+        index = [tile // inner, *split_index(tile % inner, self.tiles[1:])]
+        return [i * side for i, side in zip(index, self.tile.box, strict=True)]
 
     def _trace_contraction(self, module: Module, name: str) -> tuple[Function, list[int]]:
         """The micro-kernel, and which of the four extents it takes at run time."""

@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device
+from jitdnn.kernels.cpu.loops import Counter, task_count
 from jitdnn.kernels.cpu.timing import LAUNCH_SECONDS
 from jitdnn.rtcg.builder import INT, Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -33,9 +34,6 @@ from jitdnn.tensor import TensorDescriptor
 
 UNIT, REPEATED, STRIDED = "unit", "repeated", "strided"
 
-# A task shorter than this is not worth handing to another thread; a thread asleep takes as long to wake.
-TASK_SECONDS = 15e-6
-_TASKS_PER_THREAD = 4  # so that a thread that was held up can be helped out
 _CORE_BYTES_PER_SECOND = 20e9  # what one core moves between the caches and memory
 _GATHER_SECONDS = 0.6e-9  # for one element
 _FUNCTION_SECONDS = {4: 0.5e-9, 8: 1.2e-9}  # exp and its like for one element of 4 or 8 bytes, 64-byte vectors
@@ -130,13 +128,6 @@ def element_seconds(expression: Expression, moves: Sequence[str], dtype: str, ve
 _CHEAP = frozenset({"absolute", "minimum", "maximum", "where"})
 
 
-def task_count(device: Device, seconds: float) -> int:
-    """Into how many tasks to cut work that takes one thread ``seconds``; 1 if it is too little to share."""
-    if device.threads == 1 or seconds < 3 * TASK_SECONDS:
-        return 1
-    return max(1, min(_TASKS_PER_THREAD * device.threads, int(seconds / TASK_SECONDS)))
-
-
 def estimate_elementwise(
     expression: Expression, tensors: Sequence[TensorDescriptor], device: Device
 ) -> float:
@@ -181,47 +172,6 @@ def build_elementwise(
     )  # fmt: skip
 
 
-class _Counter:
-    """The digits of a unit's number, outermost first, and where each tensor stands; counts up by one."""
-
-    def __init__(
-        self,
-        k: Builder,
-        number: Value,
-        extents: Sequence[Value],
-        strides: Sequence[Sequence[Value]],
-        bases: Sequence[Value],
-    ) -> None:
-        self.k, self.extents, self.strides = k, extents, strides
-        rest, digits = number, []
-        for extent in reversed(extents):
-            digits.append(rest % extent)
-            rest = rest // extent
-        digits.reverse()
-        self.digits = [k.register(digit) for digit in digits]
-        self.offsets = []
-        for base, steps in zip(bases, strides, strict=True):
-            offset = base
-            for digit, step in zip(digits, steps, strict=True):
-                offset = offset + digit * step
-            self.offsets.append(k.register(offset))
-
-    def advance(self, axis: int | None = None) -> None:
-        """Add one to the digit of ``axis`` (the last one), and carry."""
-        axis = len(self.digits) - 1 if axis is None else axis
-        digit = self.digits[axis]
-        digit += 1
-        for offset, steps in zip(self.offsets, self.strides, strict=True):
-            offset += steps[axis]
-        if axis == 0:
-            return
-        with self.k.when(digit.get() == self.extents[axis]):
-            digit.set(self.k.integer(0))
-            for offset, steps in zip(self.offsets, self.strides, strict=True):
-                offset.set(offset.get() - self.extents[axis] * steps[axis])
-            self.advance(axis - 1)
-
-
 def _trace(module: Module, shape: _Shape) -> None:
     tensors, axes = shape.tensors, shape.axes
     with module.task("elementwise") as (k, args, task, _):
@@ -243,7 +193,7 @@ def _trace(module: Module, shape: _Shape) -> None:
         last = (first + per_task).min(units)
 
         def body(blends: bool) -> None:
-            counter = _Counter(k, first, extents, steps, bases)
+            counter = Counter(k, first, extents, steps, bases)
             for _unit in k.range(first, last):
                 here = [p + offset.get() for p, offset in zip(pointers, counter.offsets, strict=True)]
                 start = counter.digits[place].get() * block

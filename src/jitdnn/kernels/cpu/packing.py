@@ -71,20 +71,23 @@ def slab_size(c: Correlation, slab: Slab, box: Sequence[int], lanes: int, depth:
 
 
 def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Function:
-    """Trace ``name(x, slab, batches, d, h, w)``: copy the block whose first result is (d, h, w) of an image.
+    """Trace ``name(x, slab, batches, channels, d, h, w)``: copy the block whose first result is (d, h, w).
 
-    ``x`` points to the group's first channel of the block's first image; ``batches`` images are there.
+    ``x`` points to the first channel to copy of the block's first image; ``batches`` images and ``channels``
+    channels are there.
     """
-    with module.function(name, x=c.dtype, slab=c.dtype, batches=None, d=None, h=None, w=None) as (
-        k, (x, target, batches, *starts), function,
+    with module.function(
+        name, x=c.dtype, slab=c.dtype, batches=None, channels=None, d=None, h=None, w=None
+    ) as (
+        k, (x, target, batches, channels, *starts), function,
     ):  # fmt: skip
         origins = [s * axis.step + axis.taps.lowest for s, axis in zip(starts, c.axes, strict=True)]
         for n in k.range(0, batches):
             image, place = x + n * c.x.batch, target + n * slab.batch
             if slab.is_channels_last:
-                _copy_pixels(k, c, slab, image, place, origins)
+                _copy_pixels(k, c, slab, image, place, channels, origins)
             else:
-                for channel in k.range(c.depth):
+                for channel in k.range(channels):
                     _copy_rows(
                         k, c, slab, image + channel * c.x.channels, place + channel * slab.channels, origins
                     )
@@ -138,17 +141,18 @@ def _rows(
 
 
 def _copy_pixels(
-    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value]
-) -> None:
+    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, channels: Value,
+    origins: list[Value],
+) -> None:  # fmt: skip
     lanes = k.lanes(c.dtype)
     step = _source_steps(c)
     for row, inside, target in _rows(k, c, slab, image, place, origins):
         for p in k.range(slab.extents[2]):
             w = origins[2] + p * step[2]
             here = inside & _within(w, c.axes[2].positions)
-            limit = k.select(here, k.integer(c.depth), 0)
+            limit = k.select(here, channels, 0)
             pixel = row + k.select(here, w, 0) * c.x.space[2]
-            for channel in k.range(0, c.depth, lanes):
+            for channel in k.range(0, channels, lanes):
                 mask = k.mask(limit - channel, lanes)
                 vector = pixel.load_strided(channel * c.x.channels, c.x.channels, lanes, mask)
                 _keep_zero_outside(k, c.x.channels, vector, mask, target + p * slab.space[2], channel)

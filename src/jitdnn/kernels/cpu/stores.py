@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.transpose import transpose
@@ -44,22 +44,32 @@ class TileStore:
     def is_transposed(self) -> bool:
         return self.y.lanes != 1 and self.y.box[-1] == 1 and self.box[-1] > 1
 
-    def joined(self) -> TileStore:
-        """The same with the last two axes of the box joined where they are one run in every tensor."""
-        placements = (self.y, *self.operands)
+    def joins(self) -> bool:
+        """True if the last two axes of the box are one run in every tensor."""
         if len(self.box) < 2 or self.box[-1] != self.extents[-1]:
-            return self
-        if any(p.box[-2] != self.extents[-1] * p.box[-1] for p in placements):
-            return self
+            return False
+        return all(p.box[-2] == self.extents[-1] * p.box[-1] for p in (self.y, *self.operands))
 
-        def join(p: Placement) -> Placement:
-            return Placement((*p.box[:-2], p.box[-1]), p.lanes)
+    def joined(self) -> TileStore:
+        """The same with the last two axes of the box as one."""
+        return self._with_axes(
+            (*self.box[:-2], self.box[-2] * self.box[-1]),
+            (*self.extents[:-2], self.extents[-2] * self.extents[-1]),
+            [*range(len(self.box) - 2), len(self.box) - 1],
+        )
 
-        return TileStore(
-            self.dtype, (*self.box[:-2], self.box[-2] * self.box[-1]),
-            (*self.extents[:-2], self.extents[-2] * self.extents[-1]), self.vectors,
-            join(self.y), tuple(join(p) for p in self.operands), self.epilogue,
-        )  # fmt: skip
+    def squeezed(self, kept: Sequence[int]) -> TileStore:
+        """The same with only the axes numbered ``kept``; the box has side 1 along the others."""
+        return self._with_axes(
+            tuple(self.box[i] for i in kept), tuple(self.extents[i] for i in kept), kept
+        )
+
+    def _with_axes(self, box: tuple[int, ...], extents: tuple[int, ...], kept: Sequence[int]) -> TileStore:
+        def keep(p: Placement) -> Placement:
+            return Placement(tuple(p.box[i] for i in kept), p.lanes)
+
+        operands = tuple(keep(p) for p in self.operands)
+        return replace(self, box=box, extents=extents, y=keep(self.y), operands=operands)
 
 
 class Blend:
@@ -94,13 +104,14 @@ def trace_store(module: Module, name: str, store: TileStore) -> Function:
     ) as (k, (sums, scale, y, *rest), function):
         count = len(store.operands)
         pointers, lanes_valid, extents = rest[:count], rest[count], rest[count + 1 :]
-        joined = store
-        while (shorter := joined.joined()) is not joined:
-            extents = [*extents[:-2], extents[-2] * joined.extents[-1]]
-            joined = shorter
+        kept = [i for i, side in enumerate(store.box) if side > 1] or [len(store.box) - 1]
+        tile, extents = store.squeezed(kept), [extents[i] for i in kept]
+        while tile.joins():
+            extents = [*extents[:-2], extents[-2] * tile.extents[-1]]
+            tile = tile.joined()
         alpha, beta = (k.convert(scale.load(i), store.dtype) for i in range(2))
-        writer = _Writer(k, joined, Blend(k, alpha, beta, store.epilogue), sums, [y, *pointers])
-        if joined.is_transposed:
+        writer = _Writer(k, tile, Blend(k, alpha, beta, store.epilogue), sums, [y, *pointers])
+        if tile.is_transposed:
             writer.transposed(lanes_valid, extents)
         else:
             writer.rows(lanes_valid, extents)

@@ -1,0 +1,101 @@
+"""Vectors of an image's row: the positions that neighbouring results read, with or without a test of the borders.
+
+Result i of a vector reads position ``first + i * step``. Where the row is contiguous a vector is one load, or for
+a small step a few loads whose lanes are picked together; else it is a gather. Nothing outside the row is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jitdnn.rtcg.builder import Builder, Pointer, Value
+
+_MOST_PIECES = 4  # a step beyond it costs more in shuffles than a gather
+
+# Slots of the load ports (two a cycle) that one vector takes, as measured on current x86-64.
+_CONTIGUOUS = 1.75  # most are not aligned and touch two cache lines
+_PIECE = 3.0  # a load and the shuffle that picks its lanes
+_GATHERED_LANE = 2.0
+
+Masks = tuple[Value | None, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """How a vector is read from a row of ``positions`` that are ``stride`` elements apart.
+
+    ``low`` and ``high`` say on which sides a read may fall outside of the row.
+    """
+
+    step: int
+    stride: int
+    positions: int
+    lanes: int
+    low: bool
+    high: bool
+
+    @property
+    def _is_contiguous(self) -> bool:
+        return self.stride == 1 and self.step == 1
+
+    @property
+    def _is_picked(self) -> bool:
+        return self.stride == 1 and 1 < self.step <= _MOST_PIECES and self.lanes > 1
+
+    @property
+    def slots(self) -> float:
+        """Cost of one vector in slots of the load ports."""
+        if self.stride == 0:
+            return 1.0
+        if self._is_contiguous:
+            return _CONTIGUOUS
+        return _PIECE * self.step if self._is_picked else _GATHERED_LANE * self.lanes
+
+    def _pieces(self) -> list[int]:
+        """Where, from the first position on, the loads of a picked vector begin; the last one ends with it."""
+        last = (self.lanes - 1) * self.step + 1 - self.lanes
+        return [*range(0, last, self.lanes), last]
+
+    def masks(self, k: Builder, first: Value) -> Masks:
+        """The tests of a vector's reads, to be made once for many rows."""
+        if self._is_picked:
+            return tuple(self._inside(k, first + piece, 1) for piece in self._pieces())
+        return (self._inside(k, first, self.step),)
+
+    def _inside(self, k: Builder, first: Value, step: int) -> Value | None:
+        mask = None
+        if self.high:
+            left = k.integer(self.positions) - first
+            count = left if step == 1 else (left + (step - 1)).max(0) // step
+            mask = k.mask(count, self.lanes)
+        if self.low:
+            before = -first if step == 1 else ((step - 1) - first).max(0) // step
+            after = ~k.mask(before, self.lanes)
+            mask = after if mask is None else mask & after
+        return mask
+
+    def load(self, row: Pointer, first: Value, masks: Masks) -> Value:
+        """The vector; lanes outside are 0. ``row`` points to position 0."""
+        k = row.k
+        if self._is_picked:
+            return self._pick(row, first, masks)
+        vector = row.load_strided(first * self.stride, self.stride * self.step, self.lanes, masks[0])
+        if self.stride == 0 and masks[0] is not None:  # a broadcast does not look at the mask
+            vector = k.select(masks[0], vector, 0.0)
+        return vector
+
+    def _pick(self, row: Pointer, first: Value, masks: Masks) -> Value:
+        k, lanes, starts = row.k, self.lanes, self._pieces()
+        loaded = [row.load(first + start, lanes, mask) for start, mask in zip(starts, masks, strict=True)]
+        places = [lane * self.step for lane in range(lanes)]
+        owner = [next(i for i, start in enumerate(starts) if at < start + lanes) for at in places]
+        picked = loaded[0]
+        for number in range(1, len(starts)):
+            pattern = []
+            for lane, at in enumerate(places):
+                if owner[lane] == number:
+                    pattern.append(lanes + at - starts[number])
+                else:  # lanes of later pieces are filled later
+                    pattern.append(at if number == 1 and owner[lane] == 0 else lane)
+            picked = k.shuffle(picked, loaded[number], pattern)
+        return picked

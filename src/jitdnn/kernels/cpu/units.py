@@ -1,0 +1,36 @@
+"""Dividing a kernel that needs no workspace into tasks: runs of equal units of work, given at run time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.cpu.blocked import split_index
+from jitdnn.kernels.cpu.loops import share
+from jitdnn.rtcg.builder import Builder, Value
+
+_CYCLES_A_SECOND = 3e9  # only to tell work that is worth sharing: nothing is measured to cut it
+
+
+@dataclass(frozen=True)
+class Units:
+    """A named index space whose points are done one after the other, the last axis fastest."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(extent for _, extent in self.axes)
+
+    def shares(self, device: CpuDevice, cycles: float) -> tuple[int, int]:
+        """(tasks, units of a task) for work that takes one thread ``cycles``."""
+        return share(self.count, device, cycles / _CYCLES_A_SECOND)
+
+    def each(self, k: Builder, task: Value, per_task: Value) -> Iterator[dict[str, Value]]:
+        """The units of a task, each as its index by name."""
+        names, extents = zip(*self.axes, strict=True)
+        first = task * per_task
+        for unit in k.range(first, (first + per_task).min(self.count)):
+            yield dict(zip(names, split_index(unit, extents), strict=True))
