@@ -85,7 +85,7 @@ class Handle:
         override(current(), **settings)  # raises now rather than at the first call
         self.stream = stream
         #: for the public functions: calls by what is known before a problem is made; forgotten with the plans
-        self.fast: dict[Hashable, Any] = {}
+        self.calls: dict[Hashable, Any] = {}
         self._device = device
         self._overrides = settings
         self._plans: dict[Hashable, Plan] = {}
@@ -157,7 +157,7 @@ class Handle:
     def forget(self) -> None:
         """Drop all plans, so that the next calls plan anew (with times stored meanwhile, for one)."""
         self._plans.clear()
-        self.fast.clear()
+        self.calls.clear()
 
     def trim(self) -> None:
         """Free the scratch memory that no call is using."""

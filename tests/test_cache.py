@@ -1,0 +1,362 @@
+"""The code cache: exact bytes or nothing, whatever happens to the disk and to other processes."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+import jitdnn
+from disks import environment, run_without_write_permission
+from jitdnn import log
+from jitdnn.errors import InvalidArgument
+from jitdnn.rtcg.cache import CodeCache
+
+LIMIT = 1 << 20
+PROCESSES = 8
+
+
+def key_of(name: object) -> str:
+    return hashlib.sha256(str(name).encode()).hexdigest()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CodeCache:
+    return CodeCache(tmp_path / "deep" / "code", LIMIT)
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    messages: dict[object, str] = {}
+    monkeypatch.setattr(log, "fallback_once", messages.setdefault)
+    return messages.values()  # type: ignore[return-value]
+
+
+def only_file(cache: CodeCache) -> Path:
+    assert cache.directory is not None
+    (path,) = cache.directory.iterdir()
+    return path
+
+
+class TestOneProcess:
+    def test_nothing_is_there_at_first(self, cache: CodeCache) -> None:
+        assert cache.get(key_of(1)) is None
+        assert cache.stats().entries == 0
+
+    @pytest.mark.parametrize("content", [b"", b"\x00", b"code" * 10_000])
+    def test_put_and_get(self, cache: CodeCache, content: bytes) -> None:
+        cache.put(key_of(1), content)
+        assert cache.get(key_of(1)) == content
+        assert cache.get(key_of(2)) is None
+
+    def test_another_object_finds_it(self, cache: CodeCache) -> None:
+        cache.put(key_of(1), b"code")
+        assert CodeCache(cache.directory, LIMIT).get(key_of(1)) == b"code"
+
+    def test_later_content_replaces_the_earlier(self, cache: CodeCache) -> None:
+        cache.put(key_of(1), b"a")
+        cache.put(key_of(1), b"b")
+        assert cache.get(key_of(1)) == b"b"
+        assert cache.stats().entries == 1
+
+    def test_only_this_user_may_write_there(self, cache: CodeCache) -> None:
+        cache.put(key_of(1), b"code")
+        assert cache.directory is not None
+        assert cache.directory.stat().st_mode & 0o077 == 0
+
+    @pytest.mark.parametrize(
+        "key", ["", "abc", "A" * 64, "g" * 64, "../" + "a" * 61, "a" * 63 + "\n", "a" * 65]
+    )
+    def test_keys_are_hex_digests(self, cache: CodeCache, key: str) -> None:
+        with pytest.raises(InvalidArgument, match="64 lower-case hex digits"):
+            cache.get(key)
+        with pytest.raises(InvalidArgument, match="64 lower-case hex digits"):
+            cache.put(key, b"code")
+
+    def test_stats_and_clear(self, cache: CodeCache) -> None:
+        for name in range(5):
+            cache.put(key_of(name), b"x" * 100)
+        assert cache.directory is not None
+        stranger = cache.directory / "notes.txt"
+        stranger.write_text("not ours")
+        stats = cache.stats()
+        assert (stats.path, stats.entries, stats.limit) == (cache.directory, 5, LIMIT)
+        assert 500 < stats.bytes < 1000
+        cache.clear()
+        assert cache.stats().entries == 0
+        assert cache.get(key_of(0)) is None
+        assert list(cache.directory.iterdir()) == [stranger]
+
+
+class TestDamage:
+    @pytest.mark.parametrize("length", [0, 1, 7, 8, 39, 47, 48, 49, 1047])
+    def test_truncated_entries_are_deleted(self, cache: CodeCache, warnings: list[str], length: int) -> None:
+        cache.put(key_of(1), b"x" * 1000)
+        path = only_file(cache)
+        assert path.stat().st_size == 1048
+        os.truncate(path, length)
+        assert cache.get(key_of(1)) is None
+        assert not path.exists()
+        assert "damaged" in next(iter(warnings))
+        cache.put(key_of(1), b"again")
+        assert cache.get(key_of(1)) == b"again"
+
+    @hypothesis_settings(max_examples=60, deadline=None)
+    @given(st.integers(0, 147), st.integers(1, 255))
+    def test_any_changed_byte_is_noticed(self, place: int, change: int) -> None:
+        with tempfile.TemporaryDirectory() as folder, jitdnn.settings(log="off"):
+            cache = CodeCache(Path(folder), LIMIT)
+            cache.put(key_of(1), bytes(range(100)))
+            path = only_file(cache)
+            entry = bytearray(path.read_bytes())
+            entry[place] ^= change
+            path.write_bytes(entry)
+            assert cache.get(key_of(1)) is None
+            assert not path.exists()
+
+    def test_longer_entries_are_noticed(self, cache: CodeCache, warnings: list[str]) -> None:
+        cache.put(key_of(1), b"code")
+        with only_file(cache).open("ab") as file:
+            file.write(b"!")
+        assert cache.get(key_of(1)) is None
+
+    def test_an_entry_under_another_name_is_noticed(self, cache: CodeCache, warnings: list[str]) -> None:
+        cache.put(key_of(1), b"code")
+        path = only_file(cache)
+        path.rename(path.with_name(f"{key_of(2)}.bin"))
+        assert cache.get(key_of(2)) is None
+
+    def test_one_warning_for_many(self, cache: CodeCache, warnings: list[str]) -> None:
+        for name in range(3):
+            cache.put(key_of(name), b"code")
+        assert cache.directory is not None
+        for path in cache.directory.iterdir():
+            path.write_bytes(b"garbage")
+        assert [cache.get(key_of(name)) for name in range(3)] == [None] * 3
+        assert len(warnings) == 1
+
+
+class TestLimit:
+    def fill(self, cache: CodeCache, names: range, size: int) -> None:
+        """Entries that were last used at the times of their names."""
+        assert cache.directory is not None
+        for name in names:
+            cache.put(key_of(name), bytes(size))
+            os.utime(cache.directory / f"{key_of(name)}.bin", (name, name))
+
+    def test_the_limit_holds_and_the_oldest_go_first(self, tmp_path: Path) -> None:
+        cache = CodeCache(tmp_path, 100_000)
+        self.fill(cache, range(1, 41), 5000)
+        assert cache.stats().bytes <= 100_000
+        kept = [name for name in range(1, 41) if cache.get(key_of(name)) is not None]
+        assert kept == list(range(41 - len(kept), 41))
+        assert len(kept) >= 17
+
+    def test_use_keeps_an_entry(self, tmp_path: Path) -> None:
+        cache = CodeCache(tmp_path, 100_000)
+        self.fill(cache, range(1, 11), 5000)
+        assert cache.get(key_of(1)) is not None  # used now, later than all of them
+        self.fill(cache, range(11, 31), 5000)
+        assert cache.get(key_of(1)) is not None
+        assert cache.get(key_of(2)) is None
+
+    def test_larger_than_the_limit_stays_in_memory(self, tmp_path: Path) -> None:
+        cache = CodeCache(tmp_path, 1000)
+        cache.put(key_of(1), b"small")
+        cache.put(key_of(2), bytes(2000))
+        assert cache.get(key_of(2)) == bytes(2000)
+        assert CodeCache(tmp_path, 1000).get(key_of(2)) is None
+        assert CodeCache(tmp_path, 1000).get(key_of(1)) == b"small"
+
+    def test_memory_is_limited_too(self) -> None:
+        cache = CodeCache(None, 10_000)
+        for name in range(100):
+            cache.put(key_of(name), bytes(1000))
+        assert cache.stats().entries <= 10
+        assert cache.get(key_of(99)) == bytes(1000)
+
+    def test_what_killed_writers_left_is_removed_in_time(self, tmp_path: Path) -> None:
+        old, new = (tmp_path / f"{key_of(name)}.1234.abcd.tmp" for name in (1, 2))
+        for path in (old, new):
+            path.write_bytes(b"half")
+        past = time.time() - 24 * 3600
+        os.utime(old, (past, past))
+        cache = CodeCache(tmp_path, LIMIT)
+        cache.put(key_of(3), b"code")
+        assert not old.exists()
+        assert new.exists(), "it may be in the middle of being written"
+        assert cache.stats().entries == 1
+        cache.clear()
+        assert not new.exists()
+
+
+class TestUnwritable:
+    def works_in_memory(self, cache: CodeCache) -> None:
+        cache.put(key_of(1), b"code")
+        cache.put(key_of(2), b"more")
+        assert cache.get(key_of(1)) == b"code"
+        assert cache.get(key_of(2)) == b"more"
+        assert cache.get(key_of(3)) is None
+        assert cache.stats().entries == 2
+        cache.clear()
+        assert cache.get(key_of(1)) is None
+
+    def test_folder_that_cannot_be_made(self, tmp_path: Path, warnings: list[str]) -> None:
+        blocker = tmp_path / "file"
+        blocker.write_text("a regular file")
+        self.works_in_memory(CodeCache(blocker / "code", LIMIT))
+        (message,) = warnings
+        assert "JITDNN_CACHE_DIR" in message
+
+    @pytest.mark.parametrize("function", ["write_bytes", "replace"])
+    def test_full_disk(
+        self, cache: CodeCache, warnings: list[str], monkeypatch: pytest.MonkeyPatch, function: str
+    ) -> None:
+        def full(*arguments: Any) -> None:
+            if function == "write_bytes":
+                arguments[0].touch()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(*((Path, "write_bytes") if function == "write_bytes" else (os, "replace")), full)
+        self.works_in_memory(cache)
+        (message,) = warnings
+        assert os.strerror(errno.ENOSPC) in message
+        monkeypatch.undo()
+        assert cache.directory is not None
+        assert list(cache.directory.iterdir()) == [], "no half entry is left"
+
+    @pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions are another matter there")
+    def test_read_only_folder_is_still_read(self, tmp_path: Path) -> None:
+        folder = tmp_path / "code"
+        CodeCache(folder, LIMIT).put(key_of(1), b"shipped")
+        imports = "from pathlib import Path\nfrom jitdnn.rtcg.cache import CodeCache\n"
+        script = (
+            f"cache = CodeCache(Path({str(folder)!r}), {LIMIT})\n"
+            f"assert cache.get({key_of(1)!r}) == b'shipped'\n"
+            f"cache.put({key_of(2)!r}, b'new')\n"
+            f"assert cache.get({key_of(2)!r}) == b'new'\n"
+        )
+        assert run_without_write_permission(folder, imports, script).count("cannot be written") == 1
+        assert [path.stem for path in folder.iterdir()] == [key_of(1)]
+
+
+class TestSettings:
+    def test_default_follows_the_settings(self, tmp_path: Path) -> None:
+        with jitdnn.settings(cache=True, cache_dir=tmp_path, cache_limit=12345):
+            cache = CodeCache.default()
+            assert cache is CodeCache.default()
+            assert cache.directory == tmp_path / "code"
+            assert cache.limit == 12345
+            with jitdnn.settings(cache=False):
+                off = CodeCache.default()
+                assert off.directory is None
+                off.put(key_of("off"), b"code")
+                assert off.get(key_of("off")) == b"code"
+            assert cache.get(key_of("off")) is None
+        assert not (tmp_path / "code").exists()
+
+    def test_threads_share_one(self, tmp_path: Path) -> None:
+        cache = CodeCache(tmp_path, 200_000)
+        failures: list[object] = []
+
+        def work(seed: int) -> None:
+            for step in range(60):
+                name = (seed * 7 + step * 13) % 40
+                content = hashlib.sha512(str(name).encode()).digest() * 50
+                cache.put(key_of(name), content)
+                found = cache.get(key_of(name))
+                if found not in (None, content):
+                    failures.append(name)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+
+# Gets and puts random entries, and says when one is wrong. One in four of
+# the processes also damages entries behind the back of all.
+WORKER = """
+import hashlib, os, random, sys from pathlib import Path from jitdnn.rtcg.cache import CodeCache folder, seed,
+steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) random.seed(seed) cache = CodeCache(folder,
+300_000) for step in range(steps): name = str(random.randrange(60)) key =
+hashlib.sha256(name.encode()).hexdigest() content = hashlib.sha512(name.encode()).digest() *
+random.Random(name).randrange(1, 400) found = cache.get(key) if found is None: cache.put(key, content) elif
+found != content: print("WRONG", name, flush=True) if seed % 4 == 0 and step % 5 == 0: try: victim =
+random.choice(sorted(folder.glob("*.bin"))) if random.random() < 0.5: os.truncate(victim,
+random.randrange(victim.stat().st_size)) else: with victim.open("r+b") as file:
+file.seek(random.randrange(victim.stat().st_size)); file.write(bytes([random.randrange(256)])) except
+(OSError, IndexError, ValueError): pass if step == 20: print("busy", flush=True) print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Any]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(steps: int) -> list[subprocess.Popen[str]]:
+        for seed in range(PROCESSES):
+            command = [sys.executable, "-c", WORKER, str(tmp_path), str(seed), str(steps)]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            started.append(subprocess.Popen(command, text=True, env=environment(JITDNN_LOG="off"), **pipes))
+        return started
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def check_all_entries(folder: Path) -> int:
+    """Every entry is exact or nothing; returns how many were exact."""
+    with jitdnn.settings(log="off"):
+        cache = CodeCache(folder, 300_000)
+        exact = 0
+        for number in range(60):
+            name = str(number)
+            content = hashlib.sha512(name.encode()).digest() * random.Random(name).randrange(1, 400)
+            found = cache.get(key_of(name))
+            assert found in (None, content)
+            exact += found is not None
+        return exact
+
+
+def test_processes_at_once_with_damage(tmp_path: Path, workers: Any) -> None:
+    for process in workers(400):
+        output, errors = process.communicate(timeout=120)
+        assert output.split() == ["busy", "done"]
+        assert errors == ""
+    assert check_all_entries(tmp_path) > 0
+    assert list(tmp_path.glob("*.tmp")) == []
+    assert CodeCache(tmp_path, 300_000).stats().bytes <= 300_000 * (1 + PROCESSES / 16)
+
+
+def test_processes_killed_midway(tmp_path: Path, workers: Any) -> None:
+    running = workers(10**9)
+    for process in running:
+        assert process.stdout.readline() == "busy\n"
+    for process in running:
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(30) == -signal.SIGKILL
+        assert process.stdout.read() == ""
+    assert check_all_entries(tmp_path) > 0
+    cache = CodeCache(tmp_path, 300_000)
+    cache.put(key_of("after"), b"code")
+    assert cache.get(key_of("after")) == b"code"
