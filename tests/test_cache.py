@@ -291,19 +291,38 @@ class TestSettings:
         assert failures == []
 
 
-# Gets and puts random entries, and says when one is wrong. One in four of
-# the processes also damages entries behind the back of all.
+# Gets and puts random entries, and says when one is wrong. One in four of the processes also damages entries
+# behind the back of all.
 WORKER = """
-import hashlib, os, random, sys from pathlib import Path from jitdnn.rtcg.cache import CodeCache folder, seed,
-steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) random.seed(seed) cache = CodeCache(folder,
-300_000) for step in range(steps): name = str(random.randrange(60)) key =
-hashlib.sha256(name.encode()).hexdigest() content = hashlib.sha512(name.encode()).digest() *
-random.Random(name).randrange(1, 400) found = cache.get(key) if found is None: cache.put(key, content) elif
-found != content: print("WRONG", name, flush=True) if seed % 4 == 0 and step % 5 == 0: try: victim =
-random.choice(sorted(folder.glob("*.bin"))) if random.random() < 0.5: os.truncate(victim,
-random.randrange(victim.stat().st_size)) else: with victim.open("r+b") as file:
-file.seek(random.randrange(victim.stat().st_size)); file.write(bytes([random.randrange(256)])) except
-(OSError, IndexError, ValueError): pass if step == 20: print("busy", flush=True) print("done", flush=True)
+import hashlib, os, random, sys
+from pathlib import Path
+from jitdnn.rtcg.cache import CodeCache
+folder, seed, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+random.seed(seed)
+cache = CodeCache(folder, 300_000)
+for step in range(steps):
+    name = str(random.randrange(60))
+    key = hashlib.sha256(name.encode()).hexdigest()
+    content = hashlib.sha512(name.encode()).digest() * random.Random(name).randrange(1, 400)
+    found = cache.get(key)
+    if found is None:
+        cache.put(key, content)
+    elif found != content:
+        print("WRONG", name, flush=True)
+    if seed % 4 == 0 and step % 5 == 0:
+        try:
+            victim = random.choice(sorted(folder.glob("*.bin")))
+            if random.random() < 0.5:
+                os.truncate(victim, random.randrange(victim.stat().st_size))
+            else:
+                with victim.open("r+b") as file:
+                    file.seek(random.randrange(victim.stat().st_size))
+                    file.write(bytes([random.randrange(256)]))
+        except (OSError, IndexError, ValueError):
+            pass
+    if step == 20:
+        print("busy", flush=True)
+print("done", flush=True)
 """
 
 

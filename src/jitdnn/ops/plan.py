@@ -25,8 +25,8 @@ def plan(
     """Return the plan of a problem, or of a problem string; `.explain()` tells all candidates, chosen or
     refused.
 
-        print(jd.plan("conv_fwd n256 c64 h27 w27 k192 r5 s5 pad2 f32 nchw", workspace_limit="64
-        MiB").explain())
+        problem = "conv_fwd n256 c64 h27 w27 k192 r5 s5 pad2 f32 nchw"
+        print(jd.plan(problem, workspace_limit="64 MiB").explain())
 
     `epilogue` is a function of the result alone. `algorithm` asks for one by name. `overrides` are settings
     (`workspace_limit`, `math`, `deterministic`, `choice`, ...) in force for this plan.
