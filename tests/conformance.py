@@ -1,0 +1,287 @@
+"""Every algorithm against the float64 reference, through raw pointers, in memory that shows misuse.
+
+`check(problem)` runs each algorithm of the tables that takes the problem, and asserts of each that
+
+- its result is within its declared error bound, for several alpha and beta (beta = 0 over NaN: never read);
+- it writes nothing but its output and its workspace: gaps, guards and a canary after the workspace are kept;
+- it reads nothing but its inputs: everything around them, and the workspace, is NaN, which would spread;
+- if it says that it is deterministic, a second run and runs with another number of threads agree bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from jitdnn.devices.cpu import CpuDevice, host
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Epilogue, Kernel
+from jitdnn.kernels.tables import algorithms
+from jitdnn.problems import (
+    Activation,
+    AddTensor,
+    BiasGradient,
+    Convolution,
+    MatMul,
+    Pooling,
+    Problem,
+    Softmax,
+)
+from jitdnn.rtcg.isa import runnable
+from jitdnn.tensor import TensorDescriptor, numpy_dtype, packed_strides
+
+AnyArray = np.ndarray[Any, Any]
+
+GUARD = 67  # elements before and after a tensor; odd, so that tensors are not aligned to vectors
+CANARY = 0xA5
+SCALES = ((1.0, 0.0), (-0.75, 0.5))
+INSTRUCTION_SETS = tuple(name for name in ("avx512", "avx2", "neon", "plain") if name in runnable())
+
+
+class Buffer:
+    """The memory of one tensor: NaN wherever nothing was put, guards on both sides."""
+
+    def __init__(self, descriptor: TensorDescriptor) -> None:
+        low, high = descriptor.span()
+        dtype = numpy_dtype(descriptor.dtype)
+        self.memory = np.full(GUARD + (high - low + 1) + GUARD, np.nan, dtype)
+        self.values = _strided(self.memory, GUARD - low, descriptor)
+        self.pointer = self.memory.ctypes.data + (GUARD - low) * dtype.itemsize
+        outside = np.ones(self.memory.shape, bool)
+        _strided(outside, GUARD - low, descriptor)[...] = False
+        self._outside = outside
+
+    def outside(self) -> AnyArray:
+        """The bits of all memory that is no element of the tensor."""
+        return self.bits()[self._outside]
+
+    def bits(self) -> AnyArray:
+        """The memory as integers: NaN equals itself, -0.0 is not 0.0."""
+        return self.memory.view(f"u{self.memory.itemsize}").copy()
+
+
+def _strided(memory: AnyArray, start: int, descriptor: TensorDescriptor) -> AnyArray:
+    strides = [stride * memory.itemsize for stride in descriptor.strides]
+    return np.lib.stride_tricks.as_strided(memory[start:], descriptor.shape, strides)
+
+
+class Workspace:
+    """`size` bytes at a multiple of 64, all NaN, with a canary on both sides."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = np.full(size + 192, CANARY, np.uint8)
+        self.start = 64 + -self.memory.ctypes.data % 64
+        self.end = self.start + size
+        self.memory[self.start : self.end] = 0xFF  # a NaN of either type
+        self.pointer = self.memory.ctypes.data + self.start if size else 0
+
+    def is_canary_alive(self) -> bool:
+        return bool((self.memory[: self.start] == CANARY).all() and (self.memory[self.end :] == CANARY).all())
+
+
+@dataclass
+class Case:
+    """A problem with its inputs in place, and what they should lead to."""
+
+    problem: Problem
+    epilogue: Epilogue | None
+    inputs: list[Buffer]
+    operands: list[Buffer]
+    previous: AnyArray  # what is in the output where beta is not 0
+    result: AnyArray  # the reference, epilogue included
+    scale: float  # the norm that errors are relative to
+
+    def expected(self, alpha: float, beta: float) -> AnyArray:
+        scaled = alpha * self.result
+        return scaled if beta == 0 else scaled + beta * self.previous.astype(np.float64)
+
+
+def make_case(problem: Problem, epilogue: Epilogue | None = None, seed: int = 0) -> Case:
+    """Random inputs for a problem. Memory that several indices share has one value for them."""
+    rng = np.random.default_rng(seed)
+    inputs = [Buffer(operand.descriptor) for operand in problem.inputs]
+    operands = [Buffer(descriptor) for descriptor in (epilogue.operands if epilogue else ())]
+    for buffer in inputs + operands:
+        buffer.values[...] = rng.standard_normal(buffer.values.shape)
+    _make_consistent(problem, inputs)
+    wide = [buffer.values.astype(np.float64) for buffer in inputs]
+    result = problem.reference(*wide)
+    scale = float(np.linalg.norm(result))
+    if isinstance(problem, Convolution | BiasGradient | MatMul | AddTensor):
+        # what terms of random signs add up to: a sum that happens to cancel is not held against the kernel
+        scale = max(scale, float(np.sqrt(problem.reference(*(a * a for a in wide)).sum())))
+    if epilogue is not None:
+        fused = [buffer.values.astype(np.float64) for buffer in operands]
+        result = np.asarray(epilogue.expression.evaluate(result, *fused))
+        scale += float(sum(np.linalg.norm(array) for array in fused))
+    previous = rng.standard_normal(problem.output.shape).astype(numpy_dtype(problem.dtype))
+    return Case(problem, epilogue, inputs, operands, previous, result, scale)
+
+
+def _make_consistent(problem: Problem, inputs: list[Buffer]) -> None:
+    """A y that is an input must be the y of an x; the maximum shall meet ties."""
+    if isinstance(problem, Pooling) and problem.mode == "max":
+        x = inputs[0 if problem.direction == "fwd" else 1]
+        x.values[...] = np.round(x.values * 2) / 2
+        if problem.direction == "bwd":
+            forward = Pooling(
+                "fwd", "max", problem.x, TensorDescriptor.packed(problem.y.shape, problem.dtype),
+                problem.window, problem.stride, problem.padding, rounding=problem.rounding,
+            )  # fmt: skip
+            inputs[2].values[...] = forward.reference(x.values)
+    elif isinstance(problem, Softmax) and problem.direction == "bwd":
+        forward_ = Softmax.make("fwd", problem.y.shape, problem.axis, problem.algorithm)
+        inputs[1].values[...] = forward_.reference(inputs[1].values)
+    elif isinstance(problem, Activation):
+        inputs[-1].values[...] *= 4
+        if problem.saved == "y":
+            plain = Activation.make("fwd", problem.function, problem.y.shape)
+            inputs[-1].values[...] = plain.reference(inputs[-1].values)
+
+
+def run(kernel: Kernel, case: Case, room: int, alpha: float = 1.0, beta: float = 0.0) -> AnyArray:
+    """The output of a kernel given `room` bytes of workspace; checks that it wrote nothing else."""
+    output = Buffer(case.problem.output)
+    if beta != 0:
+        output.values[...] = case.previous
+    read_only = [(buffer, buffer.bits()) for buffer in case.inputs + case.operands]
+    outside = output.outside()
+    workspace = Workspace(room)
+    pointers = [buffer.pointer for buffer in (*case.inputs, output, *case.operands)]
+    kernel(None, pointers, alpha, beta, workspace.pointer)
+    assert (output.outside() == outside).all(), "wrote beside its output"
+    assert workspace.is_canary_alive(), "wrote beside its workspace"
+    for buffer, bits in read_only:
+        assert (buffer.bits() == bits).all(), "wrote to an input"
+    return output.values.copy()
+
+
+def compare(actual: AnyArray, case: Case, alpha: float, beta: float, bound: float) -> None:
+    """The relative error of `actual` is within `bound`, beside the rounding of the scaling itself."""
+    expected = case.expected(alpha, beta)
+    with np.errstate(over="ignore"):
+        rounded = expected.astype(actual.dtype)
+    is_number = np.isfinite(rounded)
+    np.testing.assert_array_equal(actual[~is_number], rounded[~is_number])
+    assert np.isfinite(actual[is_number]).all(), "left elements unwritten, or read what it should not"
+    error = float(np.linalg.norm(actual[is_number].astype(np.float64) - expected[is_number]))
+    allowed = bound * abs(alpha) * case.scale
+    if (alpha, beta) != (1.0, 0.0):
+        sizes = abs(alpha) * np.linalg.norm(case.result[is_number])
+        sizes += abs(beta) * np.linalg.norm(case.previous)
+        allowed += 2 * UNIT_ROUNDOFF[case.problem.dtype] * float(sizes)
+    assert error <= allowed, f"error {error:.3g} exceeds {allowed:.3g} (alpha {alpha}, beta {beta})"
+
+
+def accepting(problem: Problem, device: CpuDevice, epilogue: Epilogue | None = None) -> Iterator[Algorithm]:
+    """The algorithms that take a problem; those that do not must say why."""
+    for algorithm in algorithms(problem, device.target):
+        reason = algorithm.refuse(problem, device, epilogue)
+        if reason is None:
+            yield algorithm
+        else:
+            assert reason.strip(), f"{algorithm.name} refuses {problem} without a reason"
+
+
+def check(
+    problem: Problem,
+    epilogue: Epilogue | None = None,
+    cpu: str = "host",
+    threads: Sequence[int] = (1, 2),
+    scales: Sequence[tuple[float, float]] = SCALES,
+    seed: int = 0,
+) -> set[str]:
+    """Check every algorithm that takes the problem; returns their names. At least the reference takes any."""
+    case = make_case(problem, epilogue, seed)
+    names = set()
+    for algorithm in accepting(problem, host(threads[0], cpu), epilogue):
+        names.add(algorithm.name)
+        results: dict[tuple[float, float], AnyArray] = {}
+        for count in threads:
+            device = host(count, cpu)
+            try:
+                assert algorithm.refuse(problem, device, epilogue) is None, "refuses other numbers of threads"
+                assert 0 < algorithm.estimate(problem, device) < np.inf
+                kernel = algorithm.build(problem, device, epilogue)
+                room = algorithm.workspace(problem, device)
+                for alpha, beta in (*scales, scales[0]):
+                    actual = run(kernel, case, room, alpha, beta)
+                    compare(actual, case, alpha, beta, algorithm.error_bound(problem))
+                    earlier = results.setdefault((alpha, beta), actual)
+                    if algorithm.deterministic:
+                        assert actual.tobytes() == earlier.tobytes(), "is not deterministic"
+            except AssertionError as error:
+                where = f"{algorithm.name}, {device.isa.name} x{count}"
+                raise AssertionError(f"{where}, {problem}: {error}") from error
+    return names
+
+
+def results_of(problem: Problem, *inputs: AnyArray, cpu: str = "host") -> dict[str, AnyArray]:
+    """What each algorithm that takes the problem makes of the given inputs."""
+    case = make_case(problem)
+    for buffer, values in zip(case.inputs, inputs, strict=True):
+        buffer.values[...] = values
+    device = host(1, cpu)
+    return {
+        algorithm.name: run(algorithm.build(problem, device), case, algorithm.workspace(problem, device))
+        for algorithm in accepting(problem, device)
+    }
+
+
+def unreached(kind_of_problems: Sequence[Problem], epilogue: Epilogue | None = None) -> set[str]:
+    """Names of the algorithms in the tables of these problems that none of them reaches."""
+    device = host(2)
+    listed = {a.name for problem in kind_of_problems for a in algorithms(problem, device.target)}
+    return listed - {a.name for problem in kind_of_problems for a in accepting(problem, device, epilogue)}
+
+
+# orders in memory that a library meets: each makes strides for a shape; the last two only for inputs
+
+
+def _gaps(shape: Sequence[int]) -> tuple[int, ...]:
+    """A sub-region of a larger array."""
+    return packed_strides([extent + 1 + axis % 2 for axis, extent in enumerate(shape)])
+
+
+def _backwards(shape: Sequence[int]) -> tuple[int, ...]:
+    """Every axis reversed."""
+    return tuple(-stride for stride in packed_strides(shape))
+
+
+def _turned(shape: Sequence[int]) -> tuple[int, ...]:
+    """The first axis innermost, every second element of it, as a column-major array is sliced."""
+    return tuple(2 * stride for stride in packed_strides(shape, tuple(range(len(shape)))[::-1]))
+
+
+def _repeated(shape: Sequence[int]) -> tuple[int, ...]:
+    """The same values along every second axis."""
+    return tuple(stride * (axis % 2) for axis, stride in enumerate(packed_strides(shape)))
+
+
+def _overlapping(shape: Sequence[int]) -> tuple[int, ...]:
+    """Neighbours of one axis are neighbours of the next, as in a view of sliding windows."""
+    return tuple(len(shape) - axis for axis in range(len(shape)))
+
+
+ARRANGEMENTS = {
+    "gaps": _gaps,
+    "backwards": _backwards,
+    "turned": _turned,
+    "repeated": _repeated,
+    "overlapping": _overlapping,
+}
+
+
+def arranged(problem: Problem, arrangement: str) -> Problem:
+    """The problem with all its tensors in that order; the output of an order for inputs only has gaps."""
+    changes = {}
+    for field in fields(problem):  # type: ignore[arg-type]
+        tensor = getattr(problem, field.name)
+        if isinstance(tensor, TensorDescriptor):
+            is_shared = arrangement in ("repeated", "overlapping")
+            order = "gaps" if is_shared and tensor == problem.output else arrangement
+            strides = ARRANGEMENTS[order](tensor.shape)
+            changes[field.name] = TensorDescriptor(tensor.shape, strides, tensor.dtype)
+    return replace(problem, **changes)  # type: ignore[type-var]

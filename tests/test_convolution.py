@@ -1,0 +1,205 @@
+"""Convolution in its three directions and the bias gradient: every algorithm on the sizes that hurt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, unreached
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.problems import BiasGradient, Convolution, Problem, parse
+from jitdnn.rtcg.expression import apply, trace
+from jitdnn.tensor import TensorDescriptor
+from strategies import bias_gradients, convolutions
+
+DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
+
+SHAPES = [
+    "n1 c1 h1 w1 k1 r1 s1",
+    "n2 c3 h13 w11 k5 r3 s3 pad1",
+    "n2 c63 h5 w7 k65 r1 s1",  # a matrix product for each image
+    "n3 c64 h4 w4 k16 r1 s1 nhwc",  # one matrix product
+    "n1 c17 h9 w9 k16 r1 s1 stride2 nhwc",
+    "n1 c65 h4 w5 k63 r3 s3 pad1 nhwc",
+    "n1 c130 h9 w9 k70 r3 s3 pad1",  # a long sum
+    "n3 c16 h30 w33 k33 r3 s3 pad1",  # several tiles in every direction
+    "n2 c3 h2 w3 k4 r5 s7 pad2x3",  # filter larger than the image
+    "n1 c3 h5 w5 k4 r3 s3 pad4",  # outputs that see nothing but padding
+    "n2 c3 h31 w29 k17 r7 s7 stride2 pad3",  # a first layer
+    "n1 c5 h17 w16 k9 r2 s3 stride3 pad0x1",
+    "n1 c4 h11 w13 k6 r2 s1 stride3x4 nhwc",  # elements that no tap meets
+    "n1 c8 h12 w11 k8 r3 s2 dil2x3 pad2",
+    "n1 c8 h12 w11 k8 r2 s3 dil3x2 pad2x1 stride2 nhwc",
+    "n2 c4 h8 w9 k6 r3 s3 pad0:2x3:1 stride2x1",
+    "n5 c12 h4 w4 k10 r4 s4",  # fully connected
+    "n1 c15 h7 w6 k9 r3 s3 pad1 g3",  # groups that do not divide a vector
+    "n2 c34 h5 w5 k22 r3 s3 pad1 g2 nhwc",
+    "n2 c19 h9 w8 k19 r3 s3 pad1 g19",  # depthwise
+    "n1 c33 h9 w8 k33 r5 s5 pad2 stride2 g33 nhwc",
+    "n1 c7 h6 w6 k21 r3 s3 pad1 g7",  # depthwise with three outputs a channel
+    "n1 c10 h9 w9 k20 r3 s3 dil2 pad2 g10 nhwc",
+    "n1 c3 h6 w7 k4 r3 s2 flip pad1:0x0:1",
+    "n2 c6 h6 w7 k4 r3 s3 flip stride2 g2 nhwc",
+    "n2 c5 w37 k6 s5 pad2 stride2",
+    "n1 c16 w65 k17 s9 dil3 pad0:4 nhwc",
+    "n1 c3 d5 h6 w7 k4 t3 r2 s3 pad1x0x1 stride1x2x1",
+    "n1 c6 d4 h4 w5 k8 t1 r3 s3 g2 dil1x1x2 pad1 nhwc",
+    "n1 c3 d4 h8 w8 k10 t2 r4 s4 stride2x4x4",  # patches: the stride is the filter
+    "n2 c9 h7 w8 k11 r3 s3 pad1 f64",
+    "n1 c20 h9 w9 k9 r3 s3 pad1 stride2 f64 nhwc",
+    "n1 c9 h7 w8 k9 r3 s3 pad1 g9 f64",
+    "n0 c3 h5 w5 k4 r3 s3 pad1",  # an empty batch
+    "n1 c9 h6 w7 k10 r3 s3 pad1 nhwc w=nchw",
+    "n1 c9 h6 w7 k10 r3 s3 pad1 nchw x=nhwc",
+    "n1 c9 h6 w7 k10 r3 s3 pad1 nchw y=nhwc",
+]
+
+REARRANGED = [
+    "n2 c5 h9 w8 k18 r3 s3 pad1",
+    "n2 c6 h5 w6 k6 r3 s2 stride2x1 pad1:0x0 g6",
+    "n2 c5 h9 w4 k18 r1 s1",
+]
+
+ON_EVERY_SET = [
+    "n2 c19 h9 w8 k35 r3 s3 pad1",
+    "n1 c17 h7 w9 k18 r3 s3 pad1 stride2 nhwc",
+    "n2 c33 h5 w7 k20 r1 s1",
+    "n1 c21 h8 w9 k21 r3 s3 pad1 g21 nhwc",
+    "n1 c9 h7 w8 k11 r3 s3 dil2 pad2 f64",
+]
+
+BIAS_SHAPES = [
+    "n1 k1",
+    "n64 k10",
+    "n3 k17 q63",
+    "n2 k65 p7 q9 nhwc",
+    "n2 k5 p13 q11",
+    "n1 k3 o3 p4 q5 f64",
+    "n2 k16 o2 p3 q5 nhwc f64",
+    "n0 k7 p3 q3",
+    "n2 k33 p40 q41",
+]
+
+
+def convolution(words: str, direction: str) -> Convolution:
+    problem = parse(f"conv_{direction} {words}")
+    assert isinstance(problem, Convolution)
+    return problem
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("words", SHAPES)
+def test_awkward_shapes(words: str, direction: str) -> None:
+    check(convolution(words, direction))
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("words", REARRANGED)
+def test_orders_in_memory(words: str, direction: str, arrangement: str) -> None:
+    check(arranged(convolution(words, direction), arrangement))
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("words", ON_EVERY_SET)
+def test_narrower_instruction_sets(words: str, direction: str, cpu: str) -> None:
+    check(convolution(words, direction), cpu=cpu, scales=((1.0, 0.0),))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_algorithm_is_reached(direction: str) -> None:
+    assert unreached([convolution(words, direction) for words in SHAPES]) == set()
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # an example costs a compilation: no shrinking
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(convolutions())
+def test_any_convolution(problem: Convolution) -> None:
+    check(problem, scales=((1.5, 0.0), (1.0, 1.0)))
+
+
+# epilogues: expression inputs after the sum are the bias, one for each channel, and a residual like y
+
+
+def bias_of(problem: Convolution) -> TensorDescriptor:
+    """One number a channel, broadcast over the output of the problem."""
+    shape = problem.output.shape
+    return TensorDescriptor(shape, (0, 1, *([0] * (len(shape) - 2))), problem.dtype)
+
+
+def fused(problem: Convolution, expression: str) -> Epilogue:
+    bias, residual = bias_of(problem), TensorDescriptor.packed(problem.output.shape, problem.dtype, "nhwc")
+    scalar = TensorDescriptor(problem.output.shape, (0,) * len(problem.output.shape), problem.dtype)
+    return {
+        "activation": Epilogue(trace(lambda acc: apply("relu", acc))),
+        "bias": Epilogue(trace(lambda acc, bias: acc + bias), (bias,)),
+        "residual": Epilogue(
+            trace(lambda acc, bias, residual: apply("relu", acc + bias) + residual), (bias, residual)
+        ),
+        "scalar": Epilogue(trace(lambda acc, scalar: apply("tanh", acc) + scalar), (scalar,)),
+    }[expression]
+
+
+@pytest.mark.parametrize(
+    ("words", "expression"),
+    [
+        ("n2 c5 h9 w8 k18 r3 s3 pad1", "activation"),
+        ("n2 c5 h9 w8 k18 r3 s3 pad1", "bias"),
+        ("n2 c5 h9 w8 k18 r3 s3 pad1", "residual"),
+        ("n1 c17 h7 w6 k33 r3 s3 pad1 stride2 nhwc", "residual"),
+        ("n2 c63 h5 w7 k65 r1 s1", "residual"),
+        ("n1 c130 h9 w9 k20 r3 s3 pad1", "residual"),  # the sum must be complete before the epilogue
+        ("n1 c19 h9 w8 k19 r3 s3 pad1 g19", "residual"),
+        ("n1 c33 h9 w8 k33 r3 s3 pad1 g33 nhwc", "residual"),
+        ("n1 c15 h7 w6 k9 r3 s3 pad1 g3", "bias"),
+        ("n2 c3 h13 w11 k5 r5 s5 stride2 pad2", "residual"),
+        ("n2 c5 w37 k6 s5 pad2 stride2", "scalar"),
+        ("n1 c3 d5 h6 w7 k4 t3 r2 s3 pad1x0x1", "residual"),
+        ("n2 c9 h7 w8 k11 r3 s3 pad1 f64", "scalar"),
+        ("n0 c3 h5 w5 k4 r3 s3 pad1", "residual"),
+    ],
+)
+def test_epilogues(words: str, expression: str) -> None:
+    problem = convolution(words, "fwd")
+    names = check(problem, fused(problem, expression))
+    assert names - {"reference"}, "no algorithm fuses this"
+
+
+@pytest.mark.parametrize("direction", ["bwd_data", "bwd_filter"])
+def test_epilogues_of_gradients(direction: str) -> None:
+    problem = convolution("n2 c5 h9 w8 k18 r3 s3 pad1", direction)
+    check(problem, fused(problem, "residual"))
+
+
+# the gradient of the bias
+
+
+@pytest.mark.parametrize("words", BIAS_SHAPES)
+def test_bias_gradient(words: str) -> None:
+    check(parse(f"conv_bwd_bias {words}"))
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_bias_gradient_orders_in_memory(arrangement: str) -> None:
+    check(arranged(parse("conv_bwd_bias n3 k18 p7 q5"), arrangement))
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
+def test_bias_gradient_on_narrower_instruction_sets(cpu: str) -> None:
+    check(parse("conv_bwd_bias n2 k19 p7 q9"), cpu=cpu)
+
+
+@settings(max_examples=20, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(bias_gradients())
+def test_any_bias_gradient(problem: BiasGradient) -> None:
+    check(problem)
+
+
+def test_every_algorithm_of_the_bias_gradient_is_reached() -> None:
+    problems: list[Problem] = [parse(f"conv_bwd_bias {words}") for words in BIAS_SHAPES]
+    assert unreached(problems) == set()

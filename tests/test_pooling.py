@@ -1,0 +1,146 @@
+"""Pooling, forward and backward: every algorithm on the sizes that hurt, ties, NaN and empty windows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from jitdnn.problems import Problem, parse
+from strategies import poolings
+
+MODES = ("max", "avg", "avg exclude_pad")
+DIRECTIONS = ("fwd", "bwd")
+
+SHAPES = [
+    "n1 c1 h1 w1 window1",
+    "n2 c3 h8 w8 window2",
+    "n2 c3 h7 w9 window2",  # what is left over is dropped
+    "n2 c17 h13 w15 window3 stride2",
+    "n2 c17 h13 w15 window3 stride2 nhwc",
+    "n1 c64 h14 w12 window3 stride2 ceil nhwc",
+    "n1 c5 h14 w12 window3 stride2 caffe",
+    "n1 c5 h9 w10 window3 stride1 pad1",
+    "n1 c33 h9 w10 window3 stride1 pad1 nhwc",
+    "n1 c3 h9 w11 window3x2 stride2x3 pad2:0x0:1 ceil",
+    "n1 c16 h9 w11 window3x2 stride2x3 pad2:0x0:1 caffe nhwc",
+    "n2 c3 h7 w7 window7",  # global
+    "n2 c63 h7 w7 window7 nhwc",
+    "n3 c65 h1 w1 window1 nhwc",
+    "n1 c2 h6 w7 window2 stride3 caffe",  # the last windows are empty
+    "n1 c18 h6 w7 window2 stride4x3 caffe nhwc",
+    "n1 c4 h5 w5 window1 stride3 caffe",
+    "n1 c2 h3 w4 window5 stride2 pad2",  # window larger than the image
+    "n1 c2 h3 w70 window2x65 stride1x3 pad0x4",
+    "n2 c5 w37 window5 stride3 pad2",
+    "n2 c19 w37 window5 stride3 pad2:1 ceil nhwc",
+    "n1 c3 d5 h6 w7 window2x3x2 stride2x1x3 pad1x1x0",
+    "n1 c17 d4 h5 w4 window3 stride2 pad1 ceil nhwc",
+    "n2 c9 h9 w10 window3 stride2 pad1 f64",
+    "n2 c9 h9 w10 window3 stride2 pad1 f64 nhwc",
+    "n0 c3 h8 w8 window2",
+]
+
+
+def pooling(words: str, mode: str, direction: str) -> Problem:
+    return parse(f"pool_{direction} {mode} {words}")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("words", SHAPES)
+def test_awkward_shapes(words: str, mode: str, direction: str) -> None:
+    check(pooling(words, mode, direction))
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("mode", MODES)
+def test_orders_in_memory(mode: str, direction: str, arrangement: str) -> None:
+    check(arranged(pooling("n2 c5 h9 w8 window3 stride2 pad1:0x1 ceil", mode, direction), arrangement))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("words", ["y=nhwc", "nhwc y=nchw"])
+def test_forward_between_layouts(words: str, mode: str) -> None:
+    check(pooling(f"n2 c19 h9 w10 window3 stride2 {words}", mode, "fwd"))
+
+
+@pytest.mark.parametrize("words", ["dx=nhwc", "nhwc dx=nchw"])
+def test_backward_between_layouts(words: str) -> None:
+    check(pooling(f"n2 c19 h9 w10 window3 stride2 {words}", "avg", "bwd"))
+    check(pooling(f"n2 c19 h9 w10 window3 stride2 {words} y=s1,100,8,2", "max", "bwd"))
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_narrower_instruction_sets(layout: str, mode: str, direction: str, cpu: str) -> None:
+    check(pooling(f"n2 c19 h9 w20 window3 stride2 pad1 {layout}", mode, direction), cpu=cpu)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_algorithm_is_reached(direction: str) -> None:
+    assert unreached([pooling(words, mode, direction) for words in SHAPES for mode in MODES]) == set()
+
+
+@settings(
+    max_examples=30,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # an example costs a compilation: no shrinking
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(poolings())
+def test_any_pooling(problem: Problem) -> None:
+    check(problem, scales=((1.5, 0.0), (1.0, 1.0)))
+
+
+SPECIAL = np.array([7.0, 7, 1, np.nan, 9, np.nan, -np.inf, -np.inf, -np.inf, np.inf, np.inf, 3], np.float32)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_the_first_maximum_wins_and_nan_is_the_largest(layout: str) -> None:
+    shape = "n2 c37 w12 window3"
+    x = np.broadcast_to(SPECIAL, (2, 37, 12))
+    y = np.broadcast_to(np.array([7, np.nan, -np.inf, np.inf], np.float32), (2, 37, 4))
+    for name, ours in results_of(parse(f"pool_fwd max {shape} {layout}"), x).items():
+        np.testing.assert_array_equal(ours, y, err_msg=name)
+    dy = np.broadcast_to(np.array([1, 2, 3, 4], np.float32), (2, 37, 4))
+    dx = np.broadcast_to(np.array([1, 0, 0, 2, 0, 0, 3, 0, 0, 4, 0, 0], np.float32), (2, 37, 12))
+    for name, ours in results_of(parse(f"pool_bwd max {shape} {layout}"), dy, x, y).items():
+        np.testing.assert_array_equal(ours, dx, err_msg=name)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_numbers_below_the_empty_windows(layout: str) -> None:
+    """The maximum of numbers near -FLT_MAX is one of them; padding is never taken for one."""
+    x = np.full((1, 17, 6), -3e38, np.float32)
+    x[:, :, 2] = -np.inf
+    expected = np.full((1, 17, 3), -3e38, np.float32)
+    padded = parse(f"pool_fwd max n1 c17 w6 window2 pad1:0 stride3 ceil {layout}")
+    for name, ours in results_of(padded, x).items():
+        np.testing.assert_array_equal(ours, expected, err_msg=name)
+    wide = np.full((1, 17, 2), -1e300)
+    for name, ours in results_of(parse(f"pool_fwd max n1 c17 w2 window2 f64 {layout}"), wide).items():
+        np.testing.assert_array_equal(ours, wide[:, :, :1], err_msg=name)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_empty_windows(layout: str) -> None:
+    x = np.broadcast_to(np.arange(1, 7, dtype=np.float32), (1, 33, 6))
+    shape = f"n1 c33 w6 window2 stride3 caffe {layout}"
+    for name, ours in results_of(parse(f"pool_fwd max {shape}"), x).items():
+        np.testing.assert_array_equal(ours[0, 5], np.array([2, 5, -3.4028234663852886e38]), err_msg=name)
+    for mode in ("avg", "avg exclude_pad"):
+        for name, ours in results_of(parse(f"pool_fwd {mode} {shape}"), x).items():
+            np.testing.assert_array_equal(ours[0, 5], [1.5, 4.5, 0], err_msg=name)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_the_average_carries_nan_and_infinity_to_their_windows_only(layout: str) -> None:
+    x = np.ones((1, 33, 9), np.float32)
+    x[0, :, 1], x[0, :, 7] = np.nan, np.inf
+    for name, ours in results_of(parse(f"pool_fwd avg n1 c33 w9 window3 {layout}"), x).items():
+        np.testing.assert_array_equal(ours[0], np.tile(np.array([np.nan, 1, np.inf]), (33, 1)), err_msg=name)
