@@ -31,7 +31,7 @@ from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.caffe.schema import SolverParameter
 from jitdnn.caffe.sgd import GradientDescent
-from jitdnn.caffe.solver_nets import test_nets, train_net
+from jitdnn.caffe.solver_nets import testing_nets, training_net
 from jitdnn.caffe.upgrade import upgrade_solver
 from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
 from jitdnn.errors import InvalidArgument, NotSupported, SnapshotError
@@ -78,8 +78,8 @@ class Solver:
         seed = self.parameter.random_seed if seed is None else seed
         root = np.random.SeedSequence(seed if seed >= 0 else None)
         options: dict[str, Any] = {"dtype": dtype, "algorithm": algorithm}
-        definition, state, folder = train_net(self.parameter, base)
-        tests = test_nets(self.parameter, base)
+        definition, state, folder = training_net(self.parameter, base)
+        tests = testing_nets(self.parameter, base)
         train_seed, *test_seeds = root.spawn(1 + len(tests))
         self.net = Net(definition, state, base=folder, seed=train_seed, **options)
         self.test_nets = [

@@ -21,7 +21,7 @@ class Definition(NamedTuple):
     folder: Path | None
 
 
-def train_net(solver: SolverParameter, base: Path | None) -> Definition:
+def training_net(solver: SolverParameter, base: Path | None) -> Definition:
     """Return the net to train. Raises InvalidArgument unless exactly one of the four fields names it.
 
     Its state is phase TRAIN, then what the net's own `state` says, then `train_state`.
@@ -32,14 +32,15 @@ def train_net(solver: SolverParameter, base: Path | None) -> Definition:
             f"a solver names its net in one of {', '.join(TRAIN_FIELDS)}; "
             f"this one has {' and '.join(given) or 'none'}"
         )
+    folder = base
     if given[0] in ("net", "train_net"):
         net, folder = _from_file(getattr(solver, given[0]), base)
     else:
-        net, folder = getattr(solver, given[0]), base
+        net = getattr(solver, given[0])
     return Definition(net, _state("TRAIN", net, solver.train_state), folder)
 
 
-def test_nets(solver: SolverParameter, base: Path | None) -> list[Definition]:
+def testing_nets(solver: SolverParameter, base: Path | None) -> list[Definition]:
     """Return the nets to test, one for each `test_iter`: first test_net_param, then test_net, then net or
     net_param.
 
