@@ -133,7 +133,8 @@ def _with_stored_times(options: Sequence[Option], known: Mapping[tuple[str, int]
     ratios = []
     for option in options:
         seconds = known.get((option.algorithm.name, option.algorithm.version))
-        if seconds is not None and option.candidate.seconds:
+        # the reference has no model to speak of, and how wrong it is says nothing about the others
+        if seconds is not None and option.candidate.seconds and option.algorithm.name != "reference":
             ratios.append(seconds / option.seconds)
     scale = median(ratios) if ratios else 1.0
     result = []

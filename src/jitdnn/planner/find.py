@@ -59,14 +59,15 @@ def find(
 
     `seconds` bounds the time spent on measuring: at least one run of each candidate whose estimate is not
     hopeless, no new round after it is over. Building the candidates comes on top. Times are kept in the
-    store; with `is_fresh=False` nothing is measured if all of them are stored already. If the operands do not
-    fit into memory a second time, a warning says so and the estimates decide. Raises NotSupported as `get`
-    does.
+    store; with `is_fresh=False` nothing is measured if all of them are stored already, or if there is nothing
+    to choose from. If the operands do not fit into memory a second time, a warning says so and the estimates
+    decide. Raises NotSupported as `get` does.
     """
     store = store or Store.default()
     options = survey(problem, device, request, epilogue, store)
     promising = _promising(options)
-    if len(promising) == 0 or (not is_fresh and all(o.candidate.source == "stored" for o in promising)):
+    is_known = len(promising) == 1 or all(o.candidate.source == "stored" for o in promising)
+    if not promising or (is_known and not is_fresh):
         return decide(problem, device, request, epilogue, options)
     contenders, options = _build(problem, device, epilogue, promising, options)
     if not contenders:

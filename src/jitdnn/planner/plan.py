@@ -167,7 +167,8 @@ def _row(candidate: Candidate, best: float | None) -> tuple[str, ...]:
     elif candidate.refused is not None:
         remark = f"refused: {candidate.refused}"
     elif best and candidate.seconds is not None:
-        remark = f"{candidate.seconds / best:.2f}x the time"
+        ratio = candidate.seconds / best
+        remark = f"{ratio:.2f}x the time" if ratio < 10 else f"{ratio:.0f}x the time"
     else:
         remark = ""
     return (
