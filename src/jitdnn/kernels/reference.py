@@ -11,8 +11,8 @@ from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue,
 from jitdnn.kernels.views import descriptor_view
 from jitdnn.problems.problem import Problem
 
-# The definitions are NumPy loops over float64 copies. Seen on one core: 2e9 operations a second where there are
-# many to an output, 1e7 outputs a second where there are few, and 0.3 ms for the smallest problem.
+# The definitions are NumPy loops over float64 copies. Seen on one core: 2e9 operations a second where there
+# are many to an output, 1e7 outputs a second where there are few, and 0.3 ms for the smallest problem.
 OPERATIONS_A_SECOND = 2e9
 OUTPUTS_A_SECOND = 1e7
 SECONDS_A_CALL = 3e-4
