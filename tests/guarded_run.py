@@ -1,0 +1,74 @@
+"""Runs problems with every tensor flush against a page that must not be touched; for test_memory_bounds.
+
+Reads problem strings from standard input. Before each kernel it prints its name: a crash tells whose it was.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+
+import numpy as np
+
+import conformance
+from jitdnn.devices.cpu import host
+from jitdnn.kernels.views import descriptor_view
+from jitdnn.problems import Problem, parse
+from jitdnn.tensor import TensorDescriptor, numpy_dtype
+
+PAGE = mmap.PAGESIZE
+_mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+_mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Room:
+    """`size` bytes that end where a forbidden page begins, or begin where one ends."""
+
+    def __init__(self, size: int, at_end: bool) -> None:
+        pages = -(-size // PAGE)
+        self._map = mmap.mmap(-1, (pages + 2) * PAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        for page in (0, pages + 1):
+            if _mprotect(start + page * PAGE, PAGE, 0) != 0:
+                raise OSError(ctypes.get_errno(), "mprotect")
+        self.pointer = start + PAGE + (pages * PAGE - size if at_end else 0)
+
+
+def place(descriptor: TensorDescriptor, at_end: bool) -> tuple[Room, int]:
+    """Room for a tensor, and the address of its element at index 0."""
+    low, high = descriptor.span()
+    item = numpy_dtype(descriptor.dtype).itemsize
+    room = Room((high - low + 1) * item, at_end)
+    return room, room.pointer - low * item
+
+
+def run(problem: Problem, at_end: bool) -> None:
+    """Every algorithm that takes the problem, compared with the reference."""
+    case = conformance.make_case(problem)
+    rooms, pointers = zip(*(place(o.descriptor, at_end) for o in problem.operands), strict=True)
+    for operand, pointer, buffer in zip(problem.inputs, pointers, case.inputs, strict=False):
+        descriptor_view(pointer, operand.descriptor)[...] = buffer.values
+    device = host(2)
+    for algorithm in conformance.accepting(problem, device):
+        edge = "end" if at_end else "start"
+        sys.stdout.write(f"{algorithm.name}, tensors at the {edge} of a page: {problem}\n")
+        sys.stdout.flush()
+        size = algorithm.workspace(problem, device)
+        workspace = Room(-(-size // 64) * 64, at_end)
+        kernel = algorithm.build(problem, device)
+        output = descriptor_view(pointers[-1], problem.output)
+        output[...] = np.nan
+        kernel(None, pointers, 1.0, 0.0, workspace.pointer if size else 0)
+        conformance.compare(output, case, 1.0, 0.0, algorithm.error_bound(problem))
+    del rooms
+
+
+def main() -> None:
+    for line in sys.stdin:
+        for at_end in (True, False):
+            run(parse(line), at_end)
+
+
+if __name__ == "__main__":
+    main()
