@@ -4,7 +4,7 @@
     backward   unit = one plane of a group of channels:            dx[n, :, :, :, group]
 
 A unit of the backward pass owns its plane: windows that overlap add up in one fixed order. Rows of dx are set
-to beta * dx just before the first window that reaches them. The gradient of a maximum looks for the place of
+to beta * dx just before the first window that reaches them, unless the windows tile the plane. The gradient of a maximum looks for the place of
 the maximum again, in x, and keeps its position in a register of each lane.
 
 Channels that lie next to each other are loaded as vectors ("channels"); at any other distance they are
@@ -36,7 +36,10 @@ from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 
-_VECTORS = 4  # of channels at once: loads of one tap that do not wait for each other
+_MOST_VECTORS = {"fwd": 8, "bwd": 6}  # of channels at once; each needs one register forward and three backward
+
+
+_Masks = list[Value | None]
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,9 @@ class _Code:
     mode: str
     counts_padding: bool
     dtype: str
+    vectors: int  # of channels that go through a window together
+    has_tail: bool  # the last of them is not full, and they are all channels of the group
+    tiles: bool  # every element of x belongs to exactly one window
     is_unit: tuple[bool, ...]  # for each tensor: neighbouring channels are neighbours in memory
 
 
@@ -73,12 +79,25 @@ class _Channels:
             else:
                 self._backward(first, last)
 
+    def _each(self, channels: Value, pointers: Sequence[Pointer]) -> Iterator[tuple[list[Pointer], _Masks]]:
+        """Loops over the vectors of a group: the pointers moved along, and the mask of each vector."""
+        k, wide = self.k, self.lanes * self.code.vectors
+        if self.code.has_tail:
+            full: _Masks = [None] * (self.code.vectors - 1)
+            yield list(pointers), [*full, k.mask(channels - (wide - self.lanes), self.lanes)]
+            return
+        main = (channels // wide) * wide
+        for c in k.range(0, main, wide):
+            yield self._moved(pointers, c), [None] * self.code.vectors
+        for c in k.range(main, channels, self.lanes):
+            yield self._moved(pointers, c), [k.mask(channels - c, self.lanes)]
+
+    def _moved(self, pointers: Sequence[Pointer], c: Value) -> list[Pointer]:
+        return [p + c * step for p, step in zip(pointers, self.channel_steps, strict=True)]
+
     def _load(self, tensor: int, pointer: Pointer, vector: int, mask: Value | None) -> Value:
         step = self.channel_steps[tensor]
         return pointer.load_strided(step * (vector * self.lanes), step, self.lanes, mask)
-
-    def _at(self, tensor: int, pointer: Pointer, c: Value) -> Pointer:
-        return pointer + c * self.channel_steps[tensor]
 
     # ---- forward
 
@@ -97,28 +116,20 @@ class _Channels:
             b0, b1 = w.bounds(0, o0), w.bounds(1, o1)
             for o2 in k.range(w["out2"]):
                 bounds = (b0, b1, w.bounds(2, o2))
-                target = outputs + o2 * y[4]
-                wide = self.lanes * _VECTORS
-                main = (channels // wide) * wide
-                for c in k.range(0, main, wide):
-                    self._pixel(bounds, self._at(0, inputs, c), self._at(1, target, c), _VECTORS, None)
-                for c in k.range(main, channels, self.lanes):
-                    mask = k.mask(channels - c, self.lanes)
-                    self._pixel(bounds, self._at(0, inputs, c), self._at(1, target, c), 1, mask)
+                for (source, target), masks in self._each(channels, [inputs, outputs + o2 * y[4]]):
+                    self._pixel(bounds, source, target, masks)
             counter.advance()
 
-    def _pixel(
-        self, bounds: Sequence[Bounds], inputs: Pointer, target: Pointer, vectors: int, mask: Value | None
-    ) -> None:
+    def _pixel(self, bounds: Sequence[Bounds], inputs: Pointer, target: Pointer, masks: _Masks) -> None:
         k, combine = self.k, combiner(self.mode)
         is_empty = bounds[0].is_empty | bounds[1].is_empty | bounds[2].is_empty
         start = initial(k, self.mode, is_empty, self.dtype, self.lanes)
-        totals = [k.register(start) for _ in range(vectors)]
-        for here, _ in self._taps(bounds, [(0, inputs)]):
-            for v, total in enumerate(totals):
-                total.set(combine(k, total.get(), self._load(0, here[0], v, mask)))
+        totals = [k.register(start) for _ in masks]
+        for (here,), _ in self._taps(bounds, [(0, inputs)]):
+            for v, (total, mask) in enumerate(zip(totals, masks, strict=True)):
+                total.set(combine(k, total.get(), self._load(0, here, v, mask)))
         count = k.convert(bounds[0].count * bounds[1].count * bounds[2].count, self.dtype)
-        for v, total in enumerate(totals):
+        for v, (total, mask) in enumerate(zip(totals, masks, strict=True)):
             result = total.get() if self.mode == "max" else total.get() / k.splat(count, self.lanes)
             step = self.channel_steps[1]
             self.scale.store(target + step * (v * self.lanes), step, result, mask)
@@ -147,40 +158,35 @@ class _Channels:
         for _unit in k.range(first, last):
             planes = [p + o.get() for p, o in zip(self.pointers, counter.offsets, strict=True)]
             channels = (w["channels"] - counter.digits[1].get() * w["group"]).min(w["group"])
-            wide = self.lanes * _VECTORS
-            main = (channels // wide) * wide
-            for c in k.range(0, main, wide):
-                self._plane([self._at(t, p, c) for t, p in enumerate(planes)], _VECTORS, None)
-            for c in k.range(main, channels, self.lanes):
-                mask = k.mask(channels - c, self.lanes)
-                self._plane([self._at(t, p, c) for t, p in enumerate(planes)], 1, mask)
+            for here, masks in self._each(channels, planes):
+                self._plane(here, masks)
             counter.advance()
 
-    def _plane(self, planes: Sequence[Pointer], vectors: int, mask: Value | None) -> None:
+    def _plane(self, planes: Sequence[Pointer], masks: _Masks) -> None:
         k, w = self.k, self.windows
         begun = k.register(k.integer(0))  # rows of dx that hold beta * dx already
         gradient, dy = planes[-1], w.strides[0]
         for o0 in k.range(w["out0"]):
             b0 = w.bounds(0, o0)
-            self._begin(gradient, begun.get(), b0.high, vectors, mask)
-            begun.set(begun.get().max(b0.high))
+            if not self.code.tiles:
+                self._begin(gradient, begun.get(), b0.high, masks)
+                begun.set(begun.get().max(b0.high))
             for o1 in k.range(w["out1"]):
                 b1 = w.bounds(1, o1)
                 for o2 in k.range(w["out2"]):
                     source = planes[0] + (o0 * dy[2] + o1 * dy[3] + o2 * dy[4])
-                    self._window((b0, b1, w.bounds(2, o2)), source, planes, vectors, mask)
-        self._begin(gradient, begun.get(), w["extent0"], vectors, mask)
+                    self._window((b0, b1, w.bounds(2, o2)), source, planes, masks)
+        if not self.code.tiles:
+            self._begin(gradient, begun.get(), w["extent0"], masks)
 
-    def _begin(
-        self, gradient: Pointer, first: Value, last: Value, vectors: int, mask: Value | None
-    ) -> None:
+    def _begin(self, gradient: Pointer, first: Value, last: Value, masks: _Masks) -> None:
         k, w = self.k, self.windows
         steps, step = w.strides[-1], self.channel_steps[-1]
         for t0 in k.range(first, last):
             for t1 in k.range(w["extent1"]):
                 row = gradient + (t0 * steps[2] + t1 * steps[3])
                 for t2 in k.range(w["extent2"]):
-                    for v in range(vectors):
+                    for v, mask in enumerate(masks):
                         here = row + (t2 * steps[4] + step * (v * self.lanes))
                         self.scale.start(here, step, self.lanes, mask)
 
@@ -189,12 +195,12 @@ class _Channels:
         bounds: Sequence[Bounds],
         source: Pointer,
         planes: Sequence[Pointer],
-        vectors: int,
-        mask: Value | None,
+        masks: _Masks,
     ) -> None:
         k, last = self.k, self.tensors - 1
-        alpha = k.splat(self.scale.alpha, self.lanes)
-        gradients = [self._load(0, source, v, mask) * alpha for v in range(vectors)]
+        gradients = [self._load(0, source, v, mask) for v, mask in enumerate(masks)]
+        if not self.code.tiles:
+            gradients = [gradient * k.splat(self.scale.alpha, self.lanes) for gradient in gradients]
         if self.mode == "avg":
             count = k.splat(
                 k.convert(bounds[0].count * bounds[1].count * bounds[2].count, self.dtype), self.lanes
@@ -202,29 +208,31 @@ class _Channels:
             gradients = [gradient / count for gradient in gradients]
             places = None
         else:
-            places = self._maxima(bounds, planes[1], vectors, mask)
+            places = self._maxima(bounds, planes[1], masks)
         step = self.channel_steps[last]
         for (target,), position in self._taps(bounds, [(last, planes[last])]):
             here = None if places is None else self._position(position)
-            for v, gradient in enumerate(gradients):
+            for v, (gradient, mask) in enumerate(zip(gradients, masks, strict=True)):
                 added = gradient
                 if places is not None and here is not None:
                     added = k.select(places[v] == here, gradient, 0.0)
-                old = self._load(last, target, v, mask)
-                (target + step * (v * self.lanes)).store_strided(old + added, 0, step, mask)
+                there = target + step * (v * self.lanes)
+                if self.code.tiles:
+                    self.scale.store(there, step, added, mask)
+                else:
+                    old = there.load_strided(0, step, self.lanes, mask)
+                    there.store_strided(old + added, 0, step, mask)
 
-    def _maxima(
-        self, bounds: Sequence[Bounds], plane: Pointer, vectors: int, mask: Value | None
-    ) -> list[Value]:
+    def _maxima(self, bounds: Sequence[Bounds], plane: Pointer, masks: _Masks) -> list[Value]:
         """Positions of the first maximum in each lane."""
         k, w = self.k, self.windows
         lowest = k.constant(-float("inf"), self.dtype, self.lanes)
         first = (bounds[0].low * w["extent1"] + bounds[1].low) * w["extent2"] + bounds[2].low
-        best = [k.register(lowest) for _ in range(vectors)]
-        place = [k.register(self._position(first)) for _ in range(vectors)]
+        best = [k.register(lowest) for _ in masks]
+        place = [k.register(self._position(first)) for _ in masks]
         for (here,), position in self._taps(bounds, [(1, plane)]):
             at = self._position(position)
-            for v in range(vectors):
+            for v, mask in enumerate(masks):
                 value = self._load(1, here, v, mask)
                 wins = is_better(value, best[v].get())
                 best[v].set(k.select(wins, value, best[v].get()))
@@ -233,6 +241,14 @@ class _Channels:
 
     def _position(self, position: Value) -> Value:
         return self.k.splat(self.k.convert(position, INDEX[self.dtype]), self.lanes)
+
+
+def _cut(channels: int, lanes: int, most: int) -> tuple[int, bool]:
+    """How many vectors of channels to take at once, and whether the last one of them is not full."""
+    vectors = -(-channels // lanes)
+    if vectors <= most:
+        return max(1, vectors), channels % lanes != 0
+    return min(range(most, most // 2, -1), key=lambda v: vectors % v), False
 
 
 def _slots(tensors: int) -> Slots:
@@ -270,18 +286,18 @@ class PoolingChannels(PoolingAlgorithm):
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
         geometry, lanes = Geometry.of(pooling), processor.isa.lanes(problem.dtype)
-        code = _Code(
-            pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype,
-            tuple(strides[1] == 1 for strides in geometry.strides),
-        )  # fmt: skip
-        library = load("pooling_channels", code, processor.isa, lambda module: _Channels(module, code) and None)
         rows = geometry.images
-        group = lanes * _VECTORS
         if pooling.direction == "fwd":
             rows *= geometry.axes[0].out * geometry.axes[1].out
-            group = max(group, -(-geometry.channels // group) * group)
-        while group > lanes and rows * -(-geometry.channels // group) < 2 * device.threads:
-            group = -(-group // (2 * lanes)) * lanes
+        vectors, has_tail = _cut(geometry.channels, lanes, _MOST_VECTORS[pooling.direction])
+        group = lanes * vectors
+        if pooling.direction == "fwd" and not has_tail and rows >= 2 * device.threads:
+            group = max(1, geometry.channels)  # rows are enough to share: go through all channels of a pixel
+        code = _Code(
+            pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype, vectors, has_tail,
+            geometry.tiles, tuple(strides[1] == 1 for strides in geometry.strides),
+        )  # fmt: skip
+        library = load("pooling_channels", code, processor.isa, lambda module: _Channels(module, code) and None)
         groups = -(-geometry.channels // group)
         seconds = self.estimate(problem, device) * device.threads
         tasks, per_task = share(rows * groups, device, seconds)

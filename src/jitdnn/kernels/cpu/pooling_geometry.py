@@ -94,6 +94,14 @@ class Geometry:
     def taps(self) -> int:
         return prod(axis.window for axis in self.axes)
 
+    @property
+    def tiles(self) -> bool:
+        """True if every element of the input belongs to exactly one window."""
+        return all(
+            axis.stride == axis.window and axis.out * axis.stride - axis.before >= axis.extent
+            for axis in self.axes
+        )
+
     @staticmethod
     def slots(tensors: int, *more: str) -> Slots:
         """The integers of a kernel over ``tensors`` tensors."""
