@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Hashable, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
@@ -26,6 +25,29 @@ MOST_PLANS = 4096
 _ALIGNMENT = 64
 
 
+class _Block:
+    __slots__ = ("bytes", "memory", "pointer")
+
+    def __init__(self, size: int) -> None:
+        self.bytes = size
+        self.memory = np.empty(size + _ALIGNMENT, np.uint8)
+        start: int = self.memory.ctypes.data
+        self.pointer = start + -start % _ALIGNMENT
+
+
+def _take(free: list[_Block], size: int) -> _Block:
+    """A block that nobody uses, from `free` or new."""
+    try:
+        # list.pop is atomic, so threads that share the handle never get the same block
+        block = free.pop()
+    except IndexError:
+        return _Block(size)
+    if block.bytes < size:
+        del block  # the small block is freed before the larger one is made
+        block = _Block(size)
+    return block
+
+
 class Workspace:
     """A piece of a handle's scratch memory for the time of a `with` block, which gives its address.
 
@@ -42,15 +64,8 @@ class Workspace:
     def __enter__(self) -> int:
         if self._bytes == 0:
             return 0
-        block: _Block | None = None
-        # list.pop is atomic, so threads that share the handle never get the same block
-        with suppress(IndexError):
-            block = self._free.pop()
-        if block is None or block.bytes < self._bytes:
-            block = None  # a block that is too small is freed before the larger one is made
-            block = _Block(self._bytes)
-        self._block = block
-        return block.pointer
+        self._block = _take(self._free, self._bytes)
+        return self._block.pointer
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -58,16 +73,6 @@ class Workspace:
         if self._block is not None:
             self._free.append(self._block)
             self._block = None
-
-
-class _Block:
-    __slots__ = ("bytes", "memory", "pointer")
-
-    def __init__(self, size: int) -> None:
-        self.bytes = size
-        self.memory = np.empty(size + _ALIGNMENT, np.uint8)
-        start: int = self.memory.ctypes.data
-        self.pointer = start + -start % _ALIGNMENT
 
 
 class Handle:
@@ -147,8 +152,11 @@ class Handle:
     def run(self, plan: Plan, pointers: Sequence[int], alpha: float = 1.0, beta: float = 0.0) -> None:
         """Run a plan on the handle's stream. `pointers`: the inputs, the output, the epilogue's operands."""
         if plan.workspace:
-            with self.workspace(plan.workspace) as workspace:
-                plan.run(self.stream, pointers, alpha, beta, workspace)
+            block = _take(self._blocks, plan.workspace)
+            try:
+                plan.run(self.stream, pointers, alpha, beta, block.pointer)
+            finally:
+                self._blocks.append(block)
         else:
             plan.run(self.stream, pointers, alpha, beta, 0)
         if log.is_enabled(logging.DEBUG):
