@@ -136,7 +136,13 @@ def bench(
     raise typer.Exit(code)
 
 
-Solver = Annotated[Path, typer.Argument(help="A solver prototxt.")]
+Solver = Annotated[
+    str,
+    typer.Argument(help="A solver prototxt; package:models/lenet_solver.prototxt is one that is shipped."),
+]
+Net = Annotated[
+    str, typer.Argument(help="A net prototxt; package:models/lenet.prototxt is one that is shipped.")
+]
 Iterations = Annotated[int, typer.Option(min=1, help="Batches to run.")]
 
 
@@ -144,20 +150,20 @@ Iterations = Annotated[int, typer.Option(min=1, help="Batches to run.")]
 def train(
     solver: Solver,
     resume: Annotated[Path | None, typer.Option(help="Go on from this snapshot.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Start from the weights of this snapshot.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Start from the weights of a snapshot or .npz.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write loss and accuracy as a PNG.")] = None,
     threads: Threads = None,
 ) -> None:
     """Train the net of a solver."""
     from jitdnn.cli.train import run_train
 
-    run_train(solver, resume, weights, plot, threads)
+    raise typer.Exit(run_train(solver, resume, weights, plot, threads))
 
 
 @app.command()
 def test(
-    net: Annotated[Path, typer.Argument(help="A net prototxt.")],
-    weights: Annotated[Path, typer.Option(help="A snapshot to take the weights from.")],
+    net: Net,
+    weights: Annotated[str, typer.Option(help="A snapshot or .npz to take the weights from.")],
     iterations: Iterations = 50,
     threads: Threads = None,
 ) -> None:
@@ -169,7 +175,7 @@ def test(
 
 @app.command()
 def time(
-    net: Annotated[Path, typer.Argument(help="A net prototxt.")],
+    net: Net,
     iterations: Iterations = 50,
     phase: Annotated[Phase, typer.Option(help="Read the net as in this phase.")] = Phase.TRAIN,
     threads: Threads = None,

@@ -49,6 +49,18 @@ def progress(total: int, what: str) -> Iterator[Advance]:
         TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(),
         TimeRemainingColumn(), TextColumn("{task.fields[note]}", style="dim"),
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    # lines that are printed meanwhile go above the bar, unless they go somewhere else
+    above = sys.stdout.isatty()
+    with Progress(*columns, console=Console(stderr=True), redirect_stdout=above, transient=True) as bar:
         task = bar.add_task(what, total=total, note="")
         yield lambda done, note: bar.update(task, completed=done, note=note)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A sign of life on standard error for work whose end is not known; nothing where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(what):
+        yield

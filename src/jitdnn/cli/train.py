@@ -1,0 +1,119 @@
+"""`jitdnn train`, `jitdnn test` and `jitdnn time`: Caffe's commands."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from jitdnn.caffe import Solver, load_net, load_solver, time_net
+from jitdnn.caffe.events import Event, Finished, Iterated, Snapshotted
+from jitdnn.cli.console import Advance, progress, say, working
+from jitdnn.cli.curves import History, require_matplotlib, save_png
+from jitdnn.errors import InvalidArgument
+from jitdnn.settings import settings
+
+STOPPED = 130
+
+
+class Reporter:
+    """A listener that prints the events as Caffe logs them, moves a bar, and keeps the history."""
+
+    def __init__(self, advance: Advance = lambda done, note: None) -> None:
+        self.history = History()
+        self.snapshots: list[Path] = []
+        self.is_stopped = False
+        self.advance = advance
+
+    def __call__(self, event: Event) -> None:
+        """Report one event."""
+        self.history(event)
+        if isinstance(event, Iterated):
+            self.advance(event.iteration, f"loss {event.loss:.4f}")
+        if isinstance(event, Snapshotted):
+            self.snapshots.append(event.path)
+        if isinstance(event, Finished):
+            self.is_stopped = event.is_stopped
+        for line in event.lines():
+            say(line)
+
+
+def run_train(
+    solver_file: str, resume: Path | None, weights: str | None, plot: Path | None, threads: int | None
+) -> int:
+    """Train. The first interrupt ends the current iteration, takes the snapshot and returns 130."""
+    if resume is not None and weights is not None:
+        raise InvalidArgument("--resume takes the weights too: give it or --weights, not both")
+    if plot is not None:
+        require_matplotlib()
+    with _threads(threads):
+        reporter = Reporter()
+        solver = load_solver(solver_file, listener=reporter)
+        if weights is not None:
+            say(f"weights of {', '.join(solver.net.load_weights(weights))} from {weights}")
+        with progress(solver.parameter.max_iter, "training") as reporter.advance, _interruptible(solver):
+            solver.solve(resume)
+    if plot is not None:
+        save_png(reporter.history, plot, solver.net.name or solver_file)
+        say(f"curves in {plot}")
+    if reporter.is_stopped:
+        say(f"stopped at iteration {solver.iteration}; to go on:")
+        say(f"jitdnn train {solver_file} --resume {reporter.snapshots[-1]}")
+        return STOPPED
+    return 0
+
+
+@contextmanager
+def _interruptible(solver: Solver) -> Iterator[None]:
+    """Let the first interrupt stop the solver, and the second one the program."""
+
+    def stop(number: int, frame: object) -> None:
+        solver.stop()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def run_test(net_file: str, weights: str, iterations: int, threads: int | None) -> None:
+    """Print the outputs of every batch and their means, as `caffe test` does."""
+    with _threads(threads):
+        net = load_net(net_file, "TEST", weights=weights, seed=0)
+        totals: dict[str, np.ndarray] = {}
+        loss = 0.0
+        with progress(iterations, "testing") as advance:
+            for batch in range(iterations):
+                outputs = net.forward()
+                loss += net.loss
+                for name, values in outputs.items():
+                    totals[name] = totals.get(name, 0.0) + values.astype(np.float64)
+                    if values.size == 1:
+                        say(f"Batch {batch}, {name} = {values.item():g}")
+                advance(batch + 1, "")
+    say(f"Loss: {loss / iterations:g}")
+    for name, total in totals.items():
+        mean = total / iterations
+        if mean.size == 1:
+            say(f"{name} = {mean.item():g}")
+
+
+def run_time(net_file: str, iterations: int, phase: str, threads: int | None) -> None:
+    """Print the time of every layer, as `caffe time` does."""
+    with _threads(threads):
+        net = load_net(net_file, phase, seed=0)
+        with working(f"{iterations} iterations"):
+            found = time_net(net, iterations)
+    for line in found.lines():
+        say(line)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    with settings(**({} if count is None else {"threads": count})):
+        yield
