@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,7 @@ from jitdnn.settings import (
         ("none", None),
         ("Unlimited", None),
         (17, 17),
+        (np.int64(5), 5),
         (None, None),
     ],
 )
@@ -64,8 +66,9 @@ def test_parse_bytes_says_where_text_is_wrong(text: str, column: int) -> None:
 def test_parse_bytes_refuses_parts_of_a_byte_and_negative_numbers() -> None:
     with pytest.raises(InvalidArgument, match="whole number of bytes"):
         parse_bytes("0.3 B")
-    with pytest.raises(InvalidArgument, match="-1 bytes: a size must be 0 or more"):
-        parse_bytes(-1)
+    for value in (-1, 1.5, True, [1]):
+        with pytest.raises(InvalidArgument, match=r"is no size: it must be a whole number of bytes"):
+            parse_bytes(value)
 
 
 @given(st.integers(0, 2**50))
@@ -102,6 +105,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     ("variable", "text", "name", "value"),
     [
         ("JITDNN_WORKSPACE_LIMIT", "64 MiB", "workspace_limit", 64 << 20),
+        ("JITDNN_THREADS", " 12 ", "threads", 12),
         ("JITDNN_WORKSPACE_LIMIT", "0", "workspace_limit", 0),
         ("JITDNN_WORKSPACE_LIMIT", "none", "workspace_limit", None),
         ("JITDNN_MATH", "FP64", "math", "fp64"),
@@ -179,6 +183,7 @@ def test_unknown_names_and_values_are_refused() -> None:
         override(current(), workspace=1)
     with pytest.raises(InvalidArgument, match=r"threads=True: must be a whole number"):
         override(current(), threads=True)
+    assert override(current(), threads=np.int32(3)).threads == 3
     with pytest.raises(InvalidArgument, match=r"threads=0"):
         settings(threads=0).__enter__()
 

@@ -11,6 +11,7 @@ variable):
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import re
 import sys
@@ -39,7 +40,7 @@ _UNITS: Final = {
 _BYTES: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
-def parse_bytes(text: str | int | None) -> int | None:
+def parse_bytes(text: object) -> int | None:
     """Return the bytes that text such as `64 MiB`, `8MB` or `4096` means; None for `none` or `unlimited`.
 
     Units are those of IEC 80000-13: kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB powers of 1024.
@@ -48,10 +49,13 @@ def parse_bytes(text: str | int | None) -> int | None:
     """
     if text is None:
         return None
-    if isinstance(text, int):
-        if text < 0:
-            raise InvalidArgument(f"{text} bytes: a size must be 0 or more, or None for no limit")
-        return int(text)
+    if not isinstance(text, str):
+        count = _whole(text)
+        if count is None or count < 0:
+            raise InvalidArgument(
+                f"{text!r} is no size: it must be a whole number of bytes, text such as 64 MiB, or None"
+            )
+        return count
     if text.strip().lower() in ("none", "unlimited"):
         return None
     match = _BYTES.fullmatch(text)
@@ -71,10 +75,20 @@ def parse_bytes(text: str | int | None) -> int | None:
     scale = _UNITS[unit.lower()]
     if "." not in number:
         return int(number) * scale
-    count = float(number) * scale
-    if count != int(count):
-        raise InvalidArgument(f"{text.strip()!r} is {count} bytes: a size must be a whole number of bytes")
-    return int(count)
+    exact = float(number) * scale
+    if exact != int(exact):
+        raise InvalidArgument(f"{text.strip()!r} is {exact} bytes: a size must be a whole number of bytes")
+    return int(exact)
+
+
+def _whole(value: object) -> int | None:
+    """A whole number of Python or NumPy as an int; None for anything else, truth values too."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def format_bytes(n: int) -> str:
@@ -129,25 +143,14 @@ def _one_of(*accepted: str) -> Callable[[object], str]:
 
 
 def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise InvalidArgument("must be a whole number, 1 or more")
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if number < 1:
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else _whole(value)
+    if number is None or number < 1:
         raise InvalidArgument("must be a whole number, 1 or more")
     return number
 
 
-def _size_or_unlimited(value: object) -> int | None:
-    if value is None or (isinstance(value, (int, str)) and not isinstance(value, bool)):
-        return parse_bytes(value)
-    raise InvalidArgument("must be a size such as 64 MiB, a number of bytes, or none")
-
-
 def _size(value: object) -> int:
-    size = _size_or_unlimited(value)
+    size = parse_bytes(value)
     if size is None:
         raise InvalidArgument("must be a size such as 1 GiB: unlimited is not accepted here")
     return size
@@ -176,7 +179,7 @@ class Setting:
 TABLE: Final[tuple[Setting, ...]] = (
     Setting(
         "workspace_limit",
-        _size_or_unlimited,
+        parse_bytes,
         lambda: None,
         "Most bytes of workspace that a call may use: a size, `0` for none, `none` for no limit.",
     ),
