@@ -35,10 +35,15 @@ FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 # Columns of a filter gradient's product below which adding the partial sums would cost more than the product.
 FILTER_DEPTH = 1024
 
-# Fitted to one core and two: the share of the peak that a product reaches, and what a copy by NumPy moves.
-GEMM_EFFICIENCY = 0.6
-COPY_BYTES_A_SECOND = 5e9
-SECONDS_AN_IMAGE = 8e-6
+# Channels of a group from which on columns of channels-last images are stored as [P Q, R S C].
+SHORTEST_RUN = 2
+SHORTEST_RUN_FOLDED = 8
+
+# The share of the peak that OpenBLAS was seen to reach (0.45 on Zen 5 to 0.85 on Zen 4), what NumPy's copies
+# move while they stay in the second-level cache, and the Python around an image.
+GEMM_EFFICIENCY = 0.5
+COPY_BYTES_A_SECOND = 2e10
+SECONDS_AN_IMAGE = 1.2e-5
 
 
 class Axes(NamedTuple):
@@ -101,7 +106,9 @@ class _Layout:
         extents = tuple(e + sum(pair) for e, pair in zip(spatial, problem.padding, strict=True))
         is_padded = extents != spatial
         self.is_pointwise = prod(taps) == 1 and not is_padded and set(problem.stride) == {1}
-        self.is_channels_last = x.strides[1] == 1 and x.shape[1] > 1 and prod(spatial) > 1
+        # runs of few channels are copied, and above all added, more slowly than rows of pixels
+        run = SHORTEST_RUN_FOLDED if problem.direction == "bwd_data" else SHORTEST_RUN
+        self.is_channels_last = x.strides[1] == 1 and c >= run and prod(spatial) > 1
         self.batch = 1
         if problem.direction == "bwd_filter":
             self.batch = min(-(-FILTER_DEPTH // pixels), max(1, self.images))
@@ -207,8 +214,13 @@ class _Layout:
 
 
 def _multiply(a: FloatArray, b: FloatArray, out: FloatArray) -> None:
-    """out = a @ b for stacks of matrices. NumPy uses the BLAS only if the rows of `out` are contiguous."""
-    if out.strides[-1] == out.itemsize:
+    """out = a @ b for stacks of matrices.
+
+    NumPy uses the BLAS only if the rows of `out` are contiguous; for a product of depth 1 it is best left alone.
+    """
+    if a.shape[2] == 1:
+        np.multiply(a, b, out=out)
+    elif out.strides[-1] == out.itemsize:
         np.matmul(a, b, out=out)
     else:
         np.matmul(b.swapaxes(1, 2), a.swapaxes(1, 2), out=out.swapaxes(1, 2))
@@ -443,7 +455,7 @@ class Im2col(Algorithm):
         if layout.padded is not None:
             moved += prod(layout.padded.shape)
         # folding reads, adds and writes every element where unfolding only copies it
-        traffic = (6 if problem.kind == "conv_bwd_data" else 2) * moved * DTYPES[layout.dtype] * layout.images
+        traffic = (4 if problem.kind == "conv_bwd_data" else 2) * moved * DTYPES[layout.dtype] * layout.images
         products = problem.flops / (GEMM_EFFICIENCY * device.peak_flops(problem.dtype))
         return products + traffic / COPY_BYTES_A_SECOND + SECONDS_AN_IMAGE * (1 + layout.images)
 
