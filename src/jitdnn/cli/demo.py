@@ -49,7 +49,7 @@ def run_demo(folder: Path, threads: int | None) -> None:
         seconds = _train(solver, reporter)
         accuracy = reporter.history.tests["accuracy"][-1][1]
         say(
-            f"\n{accuracy:.1%} of 1,000 digits never seen before are right, after {seconds:.1f} s of training."
+            f"\n{accuracy:.1%} of 1,000 digits not seen before are right, after {seconds:.1f} s of training."
         )
         _compare()
         _classify(solver.test_nets[0])
