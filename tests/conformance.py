@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from jitdnn.tensor import TensorDescriptor, numpy_dtype, packed_strides
 
 AnyArray = np.ndarray[Any, Any]
 
-GUARD = 67  # elements before and after a tensor; odd, so that tensors are not aligned to vectors
+GUARD = 1031  # elements before and after a tensor; odd, so that tensors are not aligned to vectors
 CANARY = 0xA5
 SCALES = ((1.0, 0.0), (-0.75, 0.5))
 INSTRUCTION_SETS = tuple(name for name in ("avx512", "avx2", "neon", "plain") if name in runnable())
@@ -276,12 +276,21 @@ ARRANGEMENTS = {
 
 def arranged(problem: Problem, arrangement: str) -> Problem:
     """The problem with all its tensors in that order; the output of an order for inputs only has gaps."""
-    changes = {}
-    for field in fields(problem):  # type: ignore[arg-type]
-        tensor = getattr(problem, field.name)
-        if isinstance(tensor, TensorDescriptor):
-            is_shared = arrangement in ("repeated", "overlapping")
-            order = "gaps" if is_shared and tensor == problem.output else arrangement
-            strides = ARRANGEMENTS[order](tensor.shape)
-            changes[field.name] = TensorDescriptor(tensor.shape, strides, tensor.dtype)
-    return replace(problem, **changes)  # type: ignore[type-var]
+    is_shared = arrangement in ("repeated", "overlapping")
+
+    def change(tensor: TensorDescriptor) -> TensorDescriptor:
+        order = "gaps" if is_shared and tensor == problem.output else arrangement
+        return TensorDescriptor(tensor.shape, ARRANGEMENTS[order](tensor.shape), tensor.dtype)
+
+    return _with_tensors(problem, change)
+
+
+def packed(problem: Problem) -> Problem:
+    """The problem with all its tensors packed."""
+    return _with_tensors(problem, lambda tensor: TensorDescriptor.packed(tensor.shape, tensor.dtype))
+
+
+def _with_tensors(problem: Problem, change: Callable[[TensorDescriptor], TensorDescriptor]) -> Problem:
+    tensors = {field.name: getattr(problem, field.name) for field in fields(problem)}  # type: ignore[arg-type]
+    changed = {name: change(value) for name, value in tensors.items() if isinstance(value, TensorDescriptor)}
+    return replace(problem, **changed)  # type: ignore[type-var]

@@ -1,4 +1,7 @@
-"""No kernel reads or writes past its tensors: each runs with a forbidden page on either side of them."""
+"""No kernel reads or writes past its tensors: each runs with a forbidden page on either side of them.
+
+That holds for tensors that are larger than 32 bits can count, too.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,32 @@ PROBLEMS = {
         "add shape3x19 b=s1,0",
         "copy shape2x5x7 out=nhwc",
         "copy shape19x17 a=s1,19",
+    ],
+    # offsets, in elements, that do not fit into 32 bits: most of this memory is never touched
+    "far apart": [
+        "conv_fwd n2 c3 h5 w6 k19 r3 s3 pad1 x=s2147483650,30,6,1 y=s2200000001,30,6,1",
+        "conv_fwd n1 c3 h5 w6 k3 r3 s3 pad1 nhwc x=s9,1,2147483648,3 y=s9,1,2147483648,3",
+        "conv_fwd n1 c19 h2 w3 k5 r1 s1 x=s1,300000000,3,1 w=s300000000,1,1,1",
+        "conv_fwd n1 c5 h5 w6 k5 r3 s3 pad1 g5 x=s1,1500000000,6,1 y=s1,1500000000,6,1",
+        "conv_bwd_data n2 c3 h5 w6 k19 r3 s3 pad1 x=s2147483650,30,6,1 y=s2200000001,30,6,1",
+        "conv_bwd_data n1 c5 h5 w6 k5 r3 s3 pad1 g5 nhwc x=s9,1,1500000000,5 y=s9,1,1500000000,5",
+        "conv_bwd_filter n2 c3 h5 w6 k19 r3 s3 pad1 x=s2147483650,30,6,1 y=s2200000001,30,6,1",
+        "conv_bwd_filter n1 c19 h2 w3 k5 r3 s3 pad1 w=s1500000000,9,3,1",
+        "conv_bwd_bias n2 k19 q5 dy=s2147483650,5,1",
+        "pool_fwd max n2 c3 h5 w6 window2 x=s2147483650,30,6,1 y=s2147483650,6,3,1",
+        "pool_fwd avg n1 c19 h5 w6 window2 nhwc x=s99,1,2147483650,20 y=s99,1,2147483650,20",
+        "pool_bwd max n2 c3 h5 w6 window2 dx=s2147483650,30,6,1",
+        "pool_bwd avg n2 c19 h5 w6 window2 nhwc dx=s2147483650,1,1000,20",
+        "softmax_fwd accurate shape3x19 axis1 x=s1500000000,1 y=s1500000000,1",
+        "softmax_fwd accurate shape3x4 axis1 x=s1,1500000000",
+        "softmax_bwd accurate shape3x19 axis1 dx=s1500000000,1",
+        "activation_fwd relu shape3x19 x=s1500000000,1 y=s1,1500000000",
+        "activation_bwd tanh shape3x19 dx=s1500000000,1",
+        "matmul m3 k5 n19 a=s1500000000,1 c=s1500000000,1",
+        "matmul m3 k5 n19 b=s1500000000,1",
+        "matmul batch3 m3 k5 n19 c=s1500000000,19,1",
+        "add shape3x19 a=s1500000000,1 b=s-1500000000,1 out=s1,1500000000",
+        "copy shape3x19 a=s1500000000,1",
     ],
 }
 
