@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, unreached
+from conformance import (
+    ARRANGEMENTS,
+    INSTRUCTION_SETS,
+    accepting,
+    arranged,
+    check,
+    compare,
+    make_case,
+    run,
+    unreached,
+)
+from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.problems import BiasGradient, Convolution, Problem, parse
 from jitdnn.rtcg.expression import apply, trace
@@ -121,6 +134,20 @@ def test_every_algorithm_is_reached(direction: str) -> None:
 @given(convolutions())
 def test_any_convolution(problem: Convolution) -> None:
     check(problem, scales=((1.5, 0.0), (1.0, 1.0)))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("words", ["n2 c19 h9 w8 k35 r3 s3 pad1", "n2 c21 h8 w9 k21 r3 s3 pad1 g21"])
+def test_one_kernel_called_by_several_threads(words: str, direction: str) -> None:
+    """A kernel keeps nothing of a call: calls with their own tensors and workspace do not meet."""
+    problem, device = convolution(words, direction), host(2)
+    cases = [make_case(problem, seed=seed) for seed in range(3)]
+    for algorithm in accepting(problem, device):
+        kernel, room = algorithm.build(problem, device), algorithm.workspace(problem, device)
+        with ThreadPoolExecutor(len(cases)) as executor:
+            calls = [(case, executor.submit(run, kernel, case, room)) for _ in range(4) for case in cases]
+        for case, call in calls:
+            compare(call.result(), case, 1.0, 0.0, algorithm.error_bound(problem))
 
 
 # epilogues: expression inputs after the sum are the bias, one for each channel, and a residual like y
