@@ -11,8 +11,9 @@ _CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache" / "jitdnn"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before anything of the library is imported. Compiled code is kept from run to run: it is named by the hash
-    of all that it depends on. Measured times are not, so that none of an earlier run decides anything."""
+    """Before anything of the library is imported. Compiled code is kept from run to run: it is named by the
+    hash of all that it depends on. Measured times are not, so that none of an earlier run decides
+    anything."""
     os.environ["JITDNN_CACHE_DIR"] = str(_CACHE)
     if not hasattr(config, "workerinput"):  # once, not in every worker
         for store in _CACHE.glob("tuning-*"):

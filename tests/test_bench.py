@@ -1,4 +1,4 @@
-"""The measuring driver: suites, the gate, the clock, peers, rows. Nothing depends on how long a call takes."""
+"""The measuring driver: suites, the gate, the clock, peers, rows. No test depends on a duration."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_wrong_usage_is_one_line_and_2(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["plan", "conv_fwd n2 c3 h9 w8 k4 r3 s3 strid2"], "column 33"),
+        (["plan", "conv_fwd n2 c3 h9 w8 k4 r3 s3 strid2"], "column 31"),
         (["plan", "conv_fwd n1 c1 h2 w2 k1 r3 s3"], "pad by 1 more"),
         (["plan", PROBLEM, "--workspace-limit", "64 Mob"], "unit"),
         (["bench"], "nothing to measure"),

@@ -1,4 +1,5 @@
-"""The documentation says what the code says: generated tables are current, examples run, links lead somewhere."""
+"""The documentation says what the code says: generated tables are current, examples run, links lead
+somewhere."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def test_generated_tables_are_current(generate: ModuleType) -> None:
 
 
 def test_every_table_stands_on_a_page(generate: ModuleType) -> None:
-    used = set(re.findall(r"<!-- generated: (\S+) -->", "".join(p.read_text("utf-8") for p in generate.pages())))
+    used = set(
+        re.findall(r"<!-- generated: (\S+) -->", "".join(p.read_text("utf-8") for p in generate.pages()))
+    )
     assert used == set(generate.TABLES)
 
 

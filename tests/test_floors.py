@@ -18,7 +18,8 @@ def test_every_module_imports_only_downwards(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_import_upwards_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of the floors itself: a package of the same module names with one import upwards is refused."""
+    """The order of the floors itself: a package of the same module names with one import upwards is
+    refused."""
     cli = pytest.importorskip("importlinter.cli", reason="import-linter is part of the extra `lint`")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = project["tool"]["importlinter"]["contracts"][0]["layers"]

@@ -459,7 +459,7 @@ def test_protobuf_reads_what_is_printed(message: Message) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        r's: "\101\x42\xc3\xa9\n" "\u00e9" \'"\'',
+        r"""s: "\101\x42\xc3\xa9\n" "\u00e9" '"' """,
         "i: -0x1F j: 017 r: -2.5e-3f rs: [1, .5, 2.] rs: inf b: t",
         "leaves < size: 2 >; leaves: { }, leaf { text: 'x' } es: [1, SECOND]",
     ],

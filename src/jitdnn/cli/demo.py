@@ -48,9 +48,7 @@ def run_demo(folder: Path, threads: int | None) -> None:
         _explain(solver.net)
         seconds = _train(solver, reporter)
         accuracy = reporter.history.tests["accuracy"][-1][1]
-        say(
-            f"\n{accuracy:.1%} of 1,000 digits not seen before are right, after {seconds:.1f} s of training."
-        )
+        say(f"\n{accuracy:.1%} of 1,000 digits not seen before are right, after {seconds:.1f} s of training.")
         _compare()
         _classify(solver.test_nets[0])
     _save(reporter, folder)
