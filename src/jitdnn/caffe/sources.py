@@ -149,7 +149,7 @@ SUPPORTED = (
 def read_npz(path: Path) -> dict[str, Array]:
     """Read all arrays of an .npz file; InvalidArgument if it is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
         raise InvalidArgument(f"{path} cannot be read as an .npz file: {error}") from error

@@ -62,12 +62,13 @@ def time_net(net: Net, iterations: int = 50, warm_up: int = 1) -> NetTime:
         else:
             time.backward += seconds / iterations
 
-    for _ in range(warm_up):
-        net.forward()
-        net.backward()
     forward = backward = 0.0
-    before, net.observer = net.observer, note
+    before, net.observer = net.observer, None
     try:
+        for _ in range(warm_up):
+            net.forward()
+            net.backward()
+        net.observer = note
         for _ in range(iterations):
             start = perf_counter()
             net.forward()
