@@ -49,6 +49,7 @@ class Blocked:
 
     c: Correlation
     isa: Isa
+    is_scaled: bool = False  # y has been multiplied by beta before: the tiles are only added
 
     @cached_property
     def lanes(self) -> int:
@@ -199,7 +200,8 @@ class Blocked:
         chunks = ceil_div(c.depth, _PANEL_CHUNK)
         with module.task(f"{prefix}pack") as (k, args, task, _):
             arguments = Arguments(k, args, pointers)
-            group, panel, chunk = split_index(task, (c.group_count, panels.count, chunks))
+            # neighbouring tasks read the same rows of the filter: their pages are at hand
+            group, chunk, panel = split_index(task, (c.group_count, chunks, panels.count))
             w = arguments.pointer(number, c.dtype) + group_offset(group, c.groups, c.w.groups)
             to = arguments.workspace(c.dtype) + (group * panels.count + panel) * panels.panel_size
             first = chunk * _PANEL_CHUNK
@@ -278,10 +280,10 @@ class Blocked:
         c, tile = self.c, self.tile
         if self.lanes_are_pixels:
             places = [Placement((v.channels,), v.space[2]) for v in (c.y, *c.operands)]
-            return TileStore(c.dtype, tile.box, (c.width,), tile.vectors, places[0], tuple(places[1:]), epilogue)
+            return TileStore(c.dtype, tile.box, (c.width,), tile.vectors, places[0], tuple(places[1:]), epilogue, self.is_scaled)
         places = [Placement((v.batch, *v.space), v.channels) for v in (c.y, *c.operands)]
         results = (c.batch, *(axis.results for axis in c.axes))
-        return TileStore(c.dtype, tile.box, results, tile.vectors, places[0], tuple(places[1:]), epilogue)
+        return TileStore(c.dtype, tile.box, results, tile.vectors, places[0], tuple(places[1:]), epilogue, self.is_scaled)
 
 
 def scale(k: Builder, args: Pointer, pointers: int) -> Pointer:

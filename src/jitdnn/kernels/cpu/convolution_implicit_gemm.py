@@ -6,10 +6,13 @@ pixels; a strided backward data is one dense correlation for each residue of the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.blocked import Blocked
-from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
+from jitdnn.kernels.cpu.stores import scaling_tasks, trace_scaling
 from jitdnn.kernels.cpu.timing import seconds_of
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -33,7 +36,9 @@ class ImplicitGemm(Algorithm):
     def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[Blocked]:
         assert isinstance(problem, Convolution) and isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
-        return [Blocked(part.merged(), device.isa) for part in lower_convolution(problem, operands)]
+        parts = lower_convolution(problem, operands)
+        scaled = _is_scaled_first(parts, epilogue)
+        return [Blocked(p.merged(), device.isa, scaled) for p in parts if p.taps or not scaled]
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return max(part.workspace(device.threads) for part in self._parts(problem, device))
@@ -50,11 +55,22 @@ class ImplicitGemm(Algorithm):
         parts = self._parts(problem, device, epilogue)
         pointers = 3 + (len(epilogue.operands) if epilogue else 0)
 
+        y = problem.output
+        axes = list(zip(y.shape, y.strides, strict=True))
+
         def generate(module: Module) -> None:
+            if parts[0].is_scaled:
+                trace_scaling(module, "scale", y.dtype, axes, pointers, number=2)
             for number, part in enumerate(parts):
                 part.trace(module, f"part{number}_", pointers, (0, 1, 2), epilogue)
 
-        key = (str(problem), str(epilogue), device.isa.name)
-        library = load(self.name, key, device.isa, generate)
+        library = load(self.name, (str(problem), str(epilogue)), device.isa, generate)
         phases = [phase for number, part in enumerate(parts) for phase in part.phases(f"part{number}_")]
+        if parts[0].is_scaled:
+            phases.insert(0, ("scale", scaling_tasks(axes)))
         return CpuKernel(library, phases, pointers, device.threads)
+
+
+def _is_scaled_first(parts: Sequence[Correlation], epilogue: Epilogue | None) -> bool:
+    """True if y is scaled as a whole and the parts added: where some of its elements get no product at all."""
+    return epilogue is None and any(p.taps == 0 for p in parts) and any(p.taps for p in parts)

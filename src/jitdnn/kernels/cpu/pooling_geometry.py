@@ -32,9 +32,14 @@ class Axis:
     after: int
 
     @property
+    def reach(self) -> int:
+        """Where the last window ends."""
+        return (self.out - 1) * self.stride - self.before + self.window
+
+    @property
     def is_clipped(self) -> bool:
         """True if some window reaches out of the image."""
-        return self.before > 0 or (self.out - 1) * self.stride + self.window > self.extent
+        return self.before > 0 or self.reach > self.extent
 
 
 @dataclass(frozen=True)
@@ -98,9 +103,13 @@ class Geometry:
     def tiles(self) -> bool:
         """True if every element of the input belongs to exactly one window."""
         return all(
-            axis.stride == axis.window and axis.out * axis.stride - axis.before >= axis.extent
-            for axis in self.axes
+            (axis.stride == axis.window or axis.out == 1) and axis.reach >= axis.extent for axis in self.axes
         )
+
+    @property
+    def has_empty_windows(self) -> bool:
+        """True if a window sees nothing of the image, as Caffe's rounding may leave it."""
+        return any((axis.out - 1) * axis.stride - axis.before >= axis.extent for axis in self.axes)
 
     @staticmethod
     def slots(tensors: int, *more: str) -> Slots:

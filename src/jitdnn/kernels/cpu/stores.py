@@ -3,16 +3,17 @@
     y = alpha * epilogue(sum, operands) + beta * y        (y is not read where beta is 0)
 
 A tile of sums is [rows][vectors * lanes]. Its lanes go along one axis of y and its rows along a box of others.
-Where the lanes' axis is contiguous in y a row is stored as it is; where the last axis of the box is, squares
-are transposed first; else the lanes are scattered.
+Where the lanes' axis is the closer together in y a row is stored as it is; where the last axis of the box is,
+squares are transposed first.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.transpose import transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
@@ -39,10 +40,12 @@ class TileStore:
     y: Placement
     operands: tuple[Placement, ...]
     epilogue: Epilogue | None
+    is_scaled: bool = False  # y has been multiplied by beta already: only add
 
     @property
     def is_transposed(self) -> bool:
-        return self.y.lanes != 1 and self.y.box[-1] == 1 and self.box[-1] > 1
+        """True if the box's last axis lies closer together in y than the lanes' axis."""
+        return self.box[-1] > 1 and 0 < abs(self.y.box[-1]) < abs(self.y.lanes)
 
     def joins(self) -> bool:
         """True if the last two axes of the box are one run in every tensor."""
@@ -110,6 +113,8 @@ def trace_store(module: Module, name: str, store: TileStore) -> Function:
             extents = [*extents[:-2], extents[-2] * tile.extents[-1]]
             tile = tile.joined()
         alpha, beta = (k.convert(scale.load(i), store.dtype) for i in range(2))
+        if store.is_scaled:
+            beta = k.constant(1.0, store.dtype)
         writer = _Writer(k, tile, Blend(k, alpha, beta, store.epilogue), sums, [y, *pointers])
         if tile.is_transposed:
             writer.transposed(lanes_valid, extents)
@@ -119,6 +124,8 @@ def trace_store(module: Module, name: str, store: TileStore) -> Function:
 
 
 class _Writer:
+    """Loops over a tile; they run at run time, so that the code stays small whatever the tile."""
+
     def __init__(
         self, k: Builder, store: TileStore, blend: Blend, sums: Pointer, pointers: Sequence[Pointer]
     ) -> None:
@@ -126,67 +133,108 @@ class _Writer:
         self.lanes = k.lanes(store.dtype)
         self.placements = (store.y, *store.operands)
 
-    def _sum(self, row: int, vector: int) -> Value:
-        return self.sums.load((row * self.tile.vectors + vector) * self.lanes, self.lanes)
+    def _points(self, valid: Sequence[Value]) -> Iterator[tuple[Value, ...]]:
+        """Every valid point of the first axes of the box, one axis for each extent given."""
+        if not valid:
+            yield ()
+            return
+        *outer, last = valid
+        for point in self._points(outer):
+            for i in self.k.range(last.min(self.tile.box[len(outer)])):
+                yield (*point, i)
 
-    def _store(self, offsets: Sequence[int], strides: Sequence[int], value: Value, mask: Value) -> None:
-        y, *others = (p + o for p, o in zip(self.pointers, offsets, strict=True))
-        operands = [
-            o.load_strided(0, stride, self.lanes, mask) for o, stride in zip(others, strides[1:], strict=True)
+    def _row(self, point: Sequence[Value]) -> Value:
+        index = self.k.integer(0)
+        for side, i in zip(self.tile.box, point, strict=False):
+            index = index * side + i
+        return index
+
+    def _store(
+        self, point: Sequence[int | Value], lane: Value, strides: Sequence[int], value: Value, mask: Value
+    ) -> None:
+        """Finish lanes that start at ``lane`` of the row at ``point`` and go on with ``strides``."""
+        places = [
+            p + _offset(placement, point, lane)
+            for p, placement in zip(self.pointers, self.placements, strict=True)
         ]
-        self.blend.store(y, strides[0], value, operands, mask)
+        operands = [
+            place.load_strided(0, stride, self.lanes, mask)
+            for place, stride in zip(places[1:], strides[1:], strict=True)
+        ]
+        self.blend.store(places[0], strides[0], value, operands, mask)
 
     def rows(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
         """Lanes as they are: each row's vectors to y, masked at the end."""
-        for row, point in enumerate(itertools.product(*(range(side) for side in self.tile.box))):
-            inside = self.k.integer(0) == 0
-            for place, extent in zip(point, valid, strict=True):
-                inside = inside & (extent > place) if place else inside
-            with self.k.when(inside):
-                for vector in range(self.tile.vectors):
-                    self._row_vector(point, row, vector, valid_lanes)
-
-    def _row_vector(self, point: Sequence[int], row: int, vector: int, valid_lanes: Value) -> None:
-        first = vector * self.lanes
-        with self.k.when(valid_lanes > first):
-            mask = self.k.mask(valid_lanes - first, self.lanes)
-            offsets = [_offset(p, point) + first * p.lanes for p in self.placements]
-            self._store(offsets, [p.lanes for p in self.placements], self._sum(row, vector), mask)
+        k, width = self.k, self.tile.vectors * self.lanes
+        for point in self._points(valid):
+            row = self.sums + self._row(point) * width
+            for lane in k.range(0, valid_lanes.min(width), self.lanes):
+                mask = k.mask(valid_lanes - lane, self.lanes)
+                self._store(point, lane, [p.lanes for p in self.placements], row.load(lane, self.lanes), mask)
 
     def transposed(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
         """Squares of (pixels of one run) x (lanes) turned, so that stores go along the run."""
         k, lanes, run = self.k, self.lanes, self.tile.box[-1]
-        for outer in itertools.product(*(range(side) for side in self.tile.box[:-1])):
-            inside = k.integer(0) == 0
-            for place, extent in zip(outer, valid, strict=False):
-                inside = inside & (extent > place) if place else inside
-            row = _flat(self.tile.box[:-1], outer) * run
-            for start, vector in itertools.product(range(0, run, lanes), range(self.tile.vectors)):
-                left = valid[-1] - start
-                with k.when(inside & (left > 0) & (valid_lanes > vector * lanes)):
-                    self._square(outer, row, start, vector, valid_lanes, k.mask(left.min(run - start), lanes))
+        width = self.tile.vectors * lanes
+        for outer in self._points(valid[:-1]):
+            row = self.sums + self._row(outer) * (run * width)
+            for start in range(0, run, lanes):
+                mask = k.mask((valid[-1] - start).min(run - start), lanes)
+                for lane in k.range(0, valid_lanes.min(width), lanes):
+                    self._square((*outer, start), row + lane, lane, valid_lanes - lane, mask)
 
     def _square(
-        self, outer: Sequence[int], row: int, start: int, vector: int, valid_lanes: Value, mask: Value
+        self, point: tuple[int | Value, ...], row: Pointer, lane: Value, left: Value, mask: Value
     ) -> None:
-        k, lanes = self.k, self.lanes
+        k, lanes, width = self.k, self.lanes, self.tile.vectors * self.lanes
+        start = point[-1]
+        assert isinstance(start, int)
         there = min(lanes, self.tile.box[-1] - start)
         blank = k.constant(0, self.tile.dtype, lanes)
-        square = [self._sum(row + start + i, vector) if i < there else blank for i in range(lanes)]
-        for lane, value in enumerate(transpose(k, square)):
-            with k.when(valid_lanes > vector * lanes + lane):
-                offsets = [
-                    _offset(p, (*outer, start)) + (vector * lanes + lane) * p.lanes for p in self.placements
-                ]
-                self._store(offsets, [p.box[-1] for p in self.placements], value, mask)
+        square = [row.load((start + i) * width, lanes) if i < there else blank for i in range(lanes)]
+        for i, value in enumerate(transpose(k, square)):
+            with k.when(left > i):
+                self._store(point, lane + i, [p.box[-1] for p in self.placements], value, mask)
 
 
-def _offset(placement: Placement, point: Sequence[int]) -> int:
-    return sum(i * stride for i, stride in zip(point, placement.box, strict=True))
+def _scaling_axes(axes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(extent, stride) pairs, the one to vectorise last."""
+    return sorted(axes, key=lambda axis: -abs(axis[1]))
 
 
-def _flat(box: Sequence[int], point: Sequence[int]) -> int:
-    index = 0
-    for side, i in zip(box, point, strict=True):
-        index = index * side + i
-    return index
+def scaling_tasks(axes: Sequence[tuple[int, int]]) -> int:
+    """Number of tasks of ``trace_scaling``."""
+    return math.prod(extent for extent, _ in _scaling_axes(axes)[:-2])
+
+
+def trace_scaling(
+    module: Module, name: str, dtype: str, axes: Sequence[tuple[int, int]], pointers: int, number: int
+) -> None:
+    """Trace the task ``name``: y = beta * y, without reading y where beta is 0.
+
+    ``axes`` are the (extent, stride) pairs of y, at least three; y is the operand ``number`` of ``pointers``.
+    """
+    *outer, (rows, row_stride), (extent, stride) = _scaling_axes(axes)
+    with module.task(name) as (k, args, task, _):
+        arguments = Arguments(k, args, pointers)
+        y = arguments.pointer(number, dtype)
+        index = task
+        for count, step in reversed(outer):
+            y, index = y + (index % count) * step, index // count
+        lanes, beta = k.lanes(dtype), arguments.beta(dtype)
+        many = k.splat(beta, lanes)
+        for row in k.range(rows):
+            for i in k.range(0, extent, lanes):
+                mask = k.mask(k.integer(extent) - i, lanes)
+                place = y + (row * row_stride + i * stride)
+                result = k.register(k.constant(0, dtype, lanes))
+                with k.when(beta != 0.0):
+                    result.set(place.load_strided(0, stride, lanes, mask) * many)
+                place.store_strided(result.get(), 0, stride, mask)
+
+
+def _offset(placement: Placement, point: Sequence[int | Value], lane: Value) -> Value:
+    offset = lane * placement.lanes
+    for i, stride in zip(point, placement.box, strict=True):
+        offset = offset + i * stride
+    return offset

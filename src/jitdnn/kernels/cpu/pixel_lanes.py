@@ -1,0 +1,306 @@
+"""A correlation with its pixels in the lanes: nothing is packed, every input vector is used many times.
+
+    unit : one image, group, slice and block of rows; a block of result channels; a run of tiles along the row
+    tile : sums of [result channels][rows][residues][vectors of neighbouring pixels], all in registers
+
+A vector of the input is loaded once for each position of the filter's last axis and feeds every channel of the
+tile and every row of the tile that the filter reaches from it; the filter's values are broadcast. So a filter
+of few channels (depthwise) is fed from tall tiles, one of many from wide ones. Rows outside of the image are
+skipped; vectors that reach beyond a row's ends are loaded under masks by a second version of the tile.
+
+A strided backward data writes every second (third, ...) pixel from other taps than those between: these are the
+residues. They read the same vectors, and their sums are interleaved before they are stored.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jitdnn.devices.cpu import Arguments
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.blocked import group_offset, scale, view_offset
+from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
+from jitdnn.kernels.cpu.pixel_tile import trace_tile
+from jitdnn.kernels.cpu.spans import Span
+from jitdnn.kernels.cpu.tiles import ceil_div
+from jitdnn.kernels.cpu.units import Units
+from jitdnn.rtcg.builder import Function, Module
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+
+_STRAIGHT = 600  # multiply-adds of one tile in a straight line: more would take long to compile
+_STRAIGHT_ROW = 200  # and of one row of the filter
+_MOST_RESIDUES = 4
+_STORE = 3.0  # cycles to finish one vector of sums
+_SCATTERED_LANE = 1.5  # cycles to store one lane on its own
+_TILE = 14.0  # cycles to begin and end a tile
+_RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
+_FILTER_BYTES = 512 << 10  # a larger filter is walked in the outer loop
+_ALIASING = 4096  # addresses this far apart share the ways of one set of the L1 cache
+_WAYS = 8
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Correlations that differ only in their last axis: residue r makes pixels r, r + residues, ... of a row."""
+
+    c: Correlation
+    last: tuple[Axis, ...]
+
+    @property
+    def residues(self) -> int:
+        return len(self.last)
+
+    @property
+    def results(self) -> int:
+        """Pixels of a row of the result."""
+        return sum(axis.results for axis in self.last)
+
+    def pixel(self, view: View) -> int:
+        """Distance between neighbouring pixels of a row in a tensor of results."""
+        return view.space[2] // self.residues
+
+
+def strips(parts: Sequence[Correlation], stride: int) -> Iterator[Strip]:
+    """The parts of a convolution of ``stride`` along its last axis, those of one row together where that pays."""
+    first = parts[0]
+    together = 1 < stride <= _MOST_RESIDUES and len(parts) % stride == 0 and first.y.space[2] == stride
+    together = together and all(v.space[2] % stride == 0 for v in first.operands)
+    if not together:
+        for part in parts:
+            c = _best_turned(part.merged())
+            yield Strip(c, (c.axes[2],))
+        return
+    for start in range(0, len(parts), stride):
+        row = parts[start : start + stride]
+        yield Strip(row[0], tuple(part.axes[2] for part in row))
+
+
+def _best_turned(c: Correlation) -> Correlation:
+    """The axes of space in the order that puts neighbours in memory into the lanes."""
+    def distance(axis: int) -> tuple[bool, int, int]:
+        return c.axes[axis].results == 1, abs(c.y.space[axis]) + abs(c.x.space[axis]), -axis
+
+    return turned(c, min(range(3), key=distance))
+
+
+def turned(c: Correlation, axis: int) -> Correlation:
+    """The same correlation with ``axis`` of space moved to the end."""
+    order = [i for i in range(3) if i != axis] + [axis]
+
+    def three(values: Sequence[int]) -> tuple[int, int, int]:
+        i, j, k = order
+        return values[i], values[j], values[k]
+
+    def of(view: View) -> View:
+        return replace(view, space=three(view.space))
+
+    i, j, k = order
+    return replace(
+        c, axes=(c.axes[i], c.axes[j], c.axes[k]), x=of(c.x), y=of(c.y), operands=tuple(of(o) for o in c.operands),
+        w=replace(c.w, space=three(c.w.space)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PixelTile:
+    """Sums in registers: result channels, rows, and vectors of pixels along a row (of each residue)."""
+
+    channels: int
+    rows: int
+    vectors: int
+
+
+@dataclass(frozen=True)
+class PixelLanes:
+    """How one strip is computed. Sizes are in elements of its type."""
+
+    strip: Strip
+    isa: Isa
+
+    @property
+    def c(self) -> Correlation:
+        return self.strip.c
+
+    @property
+    def lanes(self) -> int:
+        return self.isa.lanes(self.c.dtype)
+
+    @cached_property
+    def reads(self) -> dict[int, list[tuple[int, int]]]:
+        """(residue, tap) of the last axis by the offset that they read at."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for residue, axis in enumerate(self.strip.last):
+            for tap in range(axis.taps.count):
+                found.setdefault(axis.taps.offset + tap * axis.taps.shift, []).append((residue, tap))
+        return found
+
+    @property
+    def _row_taps(self) -> int:
+        """Taps of one row of the filter, of all residues."""
+        return sum(axis.taps.count for axis in self.strip.last)
+
+    def span(self, edge: bool, tile: PixelTile) -> Span:
+        c, axis = self.c, self.c.axes[2]
+        last = self.tiles(tile) * tile.vectors * self.lanes - 1
+        low = edge and min(self.reads, default=0) < 0
+        high = edge and last * axis.step + max(self.reads, default=0) >= axis.positions
+        return Span(axis.step, c.x.space[2], axis.positions, self.lanes, low, high)
+
+    def reach(self, rows: int) -> dict[int, list[tuple[int, int]]]:
+        """(row of the tile, tap of the filter) by the row of the input, from the tile's first one on."""
+        axis = self.c.axes[1]
+        found: dict[int, list[tuple[int, int]]] = {}
+        for row, tap in itertools.product(range(rows), range(axis.taps.count)):
+            at = row * axis.step + axis.taps.offset + tap * axis.taps.shift
+            found.setdefault(at, []).append((row, tap))
+        return dict(sorted(found.items()))
+
+    def is_straight(self, tile: PixelTile) -> bool:
+        """True if the taps of the last two axes are written out."""
+        taps = self.c.axes[1].taps.count * self._row_taps
+        return tile.channels * tile.rows * tile.vectors * taps <= _STRAIGHT
+
+    def is_row_straight(self, tile: PixelTile) -> bool:
+        """True if the taps of the last axis are written out."""
+        work = tile.channels * tile.rows * tile.vectors * self._row_taps
+        return self.is_straight(tile) or work <= _STRAIGHT_ROW
+
+    def _is_sliding(self, rows: int) -> bool:
+        """True if neighbouring rows of the result read neighbouring rows of the input, by at least as many taps."""
+        axis = self.c.axes[1]
+        return axis.step == 1 and abs(axis.taps.shift) == 1 and axis.taps.count >= rows
+
+    # ---- choice and cost
+
+    def tiles(self, tile: PixelTile) -> int:
+        """Tiles along a row."""
+        return ceil_div(self.strip.last[0].results, tile.vectors * self.lanes)
+
+    @cached_property
+    def tile(self) -> PixelTile:
+        return min(self._candidates(), key=self._cycles_of)
+
+    def _candidates(self) -> Iterator[PixelTile]:
+        c = self.c
+        yield PixelTile(1, 1, 1)
+        most = ceil_div(self.strip.last[0].results, self.lanes)
+        for vectors in range(1, min(6, most) + 1):
+            room = (self.isa.registers - 1 - vectors) // (vectors * self.strip.residues)
+            for rows in range(1, min(room, c.axes[1].results) + 1):
+                for channels in _divisors(c.width, room // rows):
+                    tile = PixelTile(channels, rows, vectors)
+                    if rows == 1 or self.is_straight(tile) or self._is_sliding(rows):
+                        yield tile
+
+    def _cycles_of(self, tile: PixelTile) -> float:
+        """Cycles of one slice of one group of one image."""
+        full, rest = divmod(self.c.width, tile.channels)
+        cycles = full * self._tile_cycles(tile)
+        if rest:
+            cycles += self._tile_cycles(replace(tile, channels=rest))
+        return cycles * self.tiles(tile) * ceil_div(self.c.axes[1].results, tile.rows)
+
+    def _tile_cycles(self, tile: PixelTile) -> float:
+        c = self.c
+        planes, taps = c.depth * c.axes[0].taps.count, c.axes[1].taps.count * self._row_taps
+        sums = tile.channels * tile.rows * tile.vectors
+        lines = tile.rows - 1 + c.axes[1].taps.count
+        columns = self._row_taps
+        if self.is_straight(tile):
+            lines, columns = len(self.reach(tile.rows)), len(self.reads)
+        loads = lines * columns * tile.vectors * self.span(False, tile).slots
+        loads += tile.channels * tile.rows * taps * self._broadcast_slots(tile.channels)
+        plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 1.0 + lines
+        unit = self.strip.pixel(c.y)
+        store = _STORE if unit == 1 else _SCATTERED_LANE * self.lanes
+        return planes * plane + sums * self.strip.residues * store + _TILE
+
+    def _broadcast_slots(self, channels: int) -> float:
+        """Load slots of one value of the filter: many if the channels' values evict each other."""
+        apart = abs(self.c.w.results) * ITEM_BYTES[self.c.dtype]
+        sets = min(_ALIASING // math.gcd(apart, _ALIASING), 64)
+        return 1.0 if channels <= _WAYS * sets else 6.0
+
+    def cycles(self) -> float:
+        """Cycles of one thread for the whole."""
+        c = self.c
+        return c.batch * c.group_count * c.axes[0].results * self._cycles_of(self.tile)
+
+    @cached_property
+    def _run(self) -> int:
+        """Tiles of one unit."""
+        tile, axis = self.tile, self.c.axes[2]
+        width = tile.vectors * self.lanes * axis.step
+        each = self.c.depth * self.c.axes[1].taps.count * width * ITEM_BYTES[self.c.dtype]
+        return max(1, min(self.tiles(tile), _RUN_BYTES // max(1, each)))
+
+    @cached_property
+    def units(self) -> Units:
+        c, tile = self.c, self.tile
+        channels = [("channels", ceil_div(c.width, tile.channels))]
+        space = [
+            ("slice", c.axes[0].results), ("rows", ceil_div(c.axes[1].results, tile.rows)),
+            ("run", ceil_div(self.tiles(tile), self._run)),
+        ]  # fmt: skip
+        is_large = c.width * c.depth * c.taps * ITEM_BYTES[c.dtype] > _FILTER_BYTES
+        order = channels + space if is_large else space + channels
+        return Units((("image", c.batch), ("group", c.group_count), *order))
+
+    # ---- code
+
+    def _inner_tiles(self) -> tuple[int, int]:
+        """From which to which tile of a row nothing outside of the row is read or written."""
+        axis, width = self.c.axes[2], self.tile.vectors * self.lanes
+        whole = min(axis.results for axis in self.strip.last) // width
+        if not self.reads:
+            return 0, whole
+        first = ceil_div(max(0, -min(self.reads)), width * axis.step)
+        last = ((axis.positions - 1 - max(self.reads)) // axis.step + 1) // width
+        return first, max(first, min(last, whole))
+
+    def trace(
+        self, module: Module, prefix: str, pointers: int, extra: int, order: tuple[int, int, int],
+        epilogue: Epilogue | None,
+    ) -> None:  # fmt: skip
+        """Trace the task ``<prefix>tiles``. ``order`` numbers the pointers to x, w and y; the kernel's
+        ``extra`` holds the units of a task."""
+        c, tile = self.c, self.tile
+        width = tile.vectors * self.lanes
+        tiles, (first, last) = self.tiles(tile), self._inner_tiles()
+        full, rest = divmod(c.width, tile.channels)
+        versions: dict[tuple[bool, bool], Function] = {}
+        for is_whole, edge in itertools.product((True, False), (False, True)):
+            channels = tile.channels if is_whole else rest
+            is_used = (full if is_whole else rest) and (last - first < tiles if edge else last > first)
+            if is_used:
+                name = f"{prefix}{'edge' if edge else 'inner'}{'' if is_whole else '_rest'}"
+                part = replace(tile, channels=channels)
+                versions[is_whole, edge] = trace_tile(module, name, self, part, edge, epilogue)
+        with module.task(f"{prefix}tiles") as (k, args, task, _):
+            arguments = Arguments(k, args, pointers)
+            tensors = [(arguments.pointer(order[2], c.dtype), c.y)]
+            tensors += [(arguments.pointer(3 + i, c.dtype), v) for i, v in enumerate(c.operands)]
+            for unit in self.units.each(k, task, arguments.extra(extra)):
+                n, group, d, h = unit["image"], unit["group"], unit["slice"], unit["rows"] * tile.rows
+                channel = unit["channels"] * tile.channels
+                x = arguments.pointer(order[0], c.dtype) + view_offset(c, c.x, group, 0, (n, 0, 0, 0))
+                w = arguments.pointer(order[1], c.dtype) + (
+                    group_offset(group, c.groups, c.w.groups) + channel * c.w.results
+                )
+                begin = unit["run"] * self._run
+                for number in k.range(begin, (begin + self._run).min(tiles)):
+                    p = number * width
+                    places = [t + view_offset(c, v, group, channel, (n, d, h, p)) for t, v in tensors]
+                    is_inner, fits = (number >= first) & (number < last), unit["channels"] < full
+                    for (is_whole, edge), function in versions.items():
+                        with k.when((~is_inner if edge else is_inner) & (fits if is_whole else ~fits)):
+                            k.call(function, x, w, places[0], scale(k, args, pointers), *places[1:], d, h, p)
+
+
+def _divisors(extent: int, most: int) -> list[int]:
+    """Block sizes up to ``most`` that divide ``extent`` as evenly as can be."""
+    return sorted({ceil_div(extent, parts) for parts in range(ceil_div(extent, max(1, most)), extent + 1)})
