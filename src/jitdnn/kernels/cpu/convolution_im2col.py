@@ -216,7 +216,7 @@ class _Layout:
 def _multiply(a: FloatArray, b: FloatArray, out: FloatArray) -> None:
     """out = a @ b for stacks of matrices.
 
-    NumPy uses the BLAS only if the rows of `out` are contiguous. For a product of depth 1 that is not worth it.
+    NumPy uses the BLAS only if the rows of `out` are contiguous. A product of depth 1 does not need it.
     """
     if a.shape[2] == 1:
         np.multiply(a, b, out=out)
