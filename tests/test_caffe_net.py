@@ -23,7 +23,7 @@ LENET = "package:models/lenet.prototxt"
 def data_layers_as_inputs(definition: NetParameter, data: tuple[int, ...]) -> NetParameter:
     """The same net with inputs in place of its data layers, for files whose databases are not here."""
     kept = [layer for layer in definition.layer if layer.type != "Data"]
-    kept += [layer for layer in definition.layers if layer.type != "DATA"]  # type: ignore[misc]
+    kept += [layer for layer in definition.layers if layer.type != "DATA"]
     batch = data[0]
     inputs = f"""
         input: "data" input_shape {{ {" ".join(f"dim: {extent}" for extent in data)} }}
@@ -33,7 +33,7 @@ def data_layers_as_inputs(definition: NetParameter, data: tuple[int, ...]) -> Ne
     if definition.layer:
         result.layer = kept
     else:
-        result.layers = kept  # type: ignore[assignment]
+        result.layers = kept
     return result
 
 

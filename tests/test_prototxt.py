@@ -233,9 +233,9 @@ def test_assignment_is_checked() -> None:
     with pytest.raises(InvalidArgument, match="u: -1 is outside"):
         message.u = -1
     with pytest.raises(InvalidType, match="i: an integer is needed"):
-        message.i = "3"  # type: ignore[assignment]
+        message.i = "3"
     with pytest.raises(InvalidType, match="give a list"):
-        message.rs = 1.0  # type: ignore[assignment]
+        message.rs = 1.0
     with pytest.raises(InvalidArgument, match="has no field 'nothing'"):
         Everything(nothing=1)
 

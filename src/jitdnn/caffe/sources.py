@@ -91,7 +91,7 @@ class FolderSource(Source):
     """A folder with a sub-folder of images for each class; pillow decodes them when they are asked for."""
 
     def __init__(self, path: Path, mode: str | None) -> None:
-        """List the images. `mode` is "L" for grey, "RGB" for colour, None for what the first image is."""
+        """List the images. `mode` is "L" for grey, "RGB" for colour, None for what each is."""
         folders = sorted(
             entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
         )
@@ -109,8 +109,6 @@ class FolderSource(Source):
         self.files = [file for _, _, file in placed]
         self.labels = np.array([label for _, label, _ in placed])
         self.mode = mode
-        if mode is None:
-            self.mode = "RGB" if _decode(self.files[0], None).shape[0] == 3 else "L"
 
     def __len__(self) -> int:
         return len(self.files)
