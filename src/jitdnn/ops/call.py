@@ -295,14 +295,10 @@ def logical_shape(shape: Any, layout: str | None, name: str) -> tuple[int, ...]:
 
 
 def packed_like(like: TensorDescriptor, shape: Sequence[int]) -> TensorDescriptor:
-    """Return the dense descriptor of `shape` that is channels-first or channels-last as `like` is, or nearly
-    is.
-    """
+    """Return the dense descriptor of `shape` with its channels first or last, whichever `like` is nearer to."""
     return TensorDescriptor.packed(shape, like.dtype, like.nearest_layout)
 
 
 def same_order(like: TensorDescriptor) -> TensorDescriptor:
-    """Return the dense descriptor of the shape of `like` whose axes lie in memory in the order that `like`'s
-    do.
-    """
+    """Return the dense descriptor of the shape of `like` with its axes in the same order in memory."""
     return TensorDescriptor(like.shape, packed_strides(like.shape, like.order), like.dtype)

@@ -72,17 +72,19 @@ def conv(
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit, NotSupported if no algorithm
     takes it.
     """
-    extra = [operand for operand in (bias, residual, *operands) if operand is not None]
-    names = ["x", "w"]
-    if extra:
-        kinds = ("bias", "residual", *(f"operand {i}" for i in range(3, 3 + len(operands))))
-        given = (bias, residual, *operands)
-        names += [kind for kind, operand in zip(kinds, given, strict=True) if operand is not None]
+    names, arrays = ["x", "w"], [x, w]
+    if bias is not None:
+        names.append("bias")
+        arrays.append(bias)
+    if residual is not None:
+        names.append("residual")
+        arrays.append(residual)
+    for number, operand in enumerate(operands, start=3):
+        names.append(f"operand {number}")
+        arrays.append(operand)
     fused, fused_key = _epilogue_key(epilogue)
     arguments = (stride, padding, dilation, groups, mode, layout, fused_key)
-    return call(
-        _CONV, names, (x, w, *extra), arguments, out, alpha, beta, handle, algorithm, workspace_limit, fused
-    )
+    return call(_CONV, names, arrays, arguments, out, alpha, beta, handle, algorithm, workspace_limit, fused)
 
 
 def conv_backward_data(
@@ -102,8 +104,9 @@ def conv_backward_data(
     out: Any = None,
     handle: Handle | None = None,
 ) -> Any:
-    """Return dx = alpha * (the gradient of the data) + beta * out, of the shape `x_shape` and dy's order in
-    memory.
+    """Return dx = alpha * (the gradient of the data) + beta * out, of the shape `x_shape`.
+
+    It lies in memory as dy does, channels first or last.
 
     `dy`: (N, K, output space), `w`: (K, C/groups, taps), `x_shape`: (N, C, space), all in the order of
     `layout`. The other arguments are those of the forward convolution. Raises as `conv` does.
@@ -131,8 +134,9 @@ def conv_backward_filter(
     out: Any = None,
     handle: Handle | None = None,
 ) -> Any:
-    """Return dw = alpha * (the gradient of the filter) + beta * out, of the shape `w_shape` and x's order in
-    memory.
+    """Return dw = alpha * (the gradient of the filter) + beta * out, of the shape `w_shape`.
+
+    It lies in memory as x does, channels first or last.
 
     `x`: (N, C, space), `dy`: (N, K, output space), `w_shape`: (K, C/groups, taps), all in the order of
     `layout`. The other arguments are those of the forward convolution; beta=1 accumulates. Raises as `conv`
@@ -359,8 +363,7 @@ def _broadcast(operand: TensorDescriptor, y: TensorDescriptor, layout: str | Non
 def _epilogue_key(
     epilogue: Callable[..., Any] | Expression | None,
 ) -> tuple[Callable[..., Any] | Expression | None, Hashable]:
-    """The epilogue and what tells it from others, without tracing it if its code and all that it reads are
-    known.
+    """The epilogue, and a key that tells it from others; traced only where no key does.
 
     A lambda in a loop is a new function on every turn, with the same code; two functions of the same code
     differ if the variables do that they read.
@@ -381,7 +384,10 @@ def _function_key(function: FunctionType) -> Hashable:
         return None
     values = [*(function.__defaults__ or ()), *(function.__globals__.get(name) for name in code.co_names)]
     for cell in function.__closure__ or ():
-        values.append(cell.cell_contents)
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # a variable that has no value yet
+            return None
     parts: list[Any] = [code]
     for value in values:
         if isinstance(value, (int, float)):

@@ -14,8 +14,7 @@ from jitdnn.tensor import TensorDescriptor
 def matmul(
     a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, out: Any = None, handle: Handle | None = None
 ) -> Any:
-    """Return alpha * a @ b + beta * out for a (..., M, K) and b (..., K, N): (..., M, N), in rows unless
-    `out` differs.
+    """Return alpha * a @ b + beta * out: (..., M, N) for a (..., M, K) and b (..., K, N), stored by rows.
 
     At least 2 dimensions each, float32 or float64; batch dimensions are broadcast as in NumPy. A transposed
     matrix is a transposed view (`a.T`), which costs no copy. With K = 0 the product is 0.

@@ -22,8 +22,7 @@ def plan(
     handle: Handle | None = None,
     **overrides: object,
 ) -> Plan:
-    """Return the plan of a problem, or of a problem string; `.explain()` tells all candidates, chosen or
-    refused.
+    """Return the plan of a problem or problem string; `.explain()` tells what was chosen or refused, and why.
 
         problem = "conv_fwd n256 c64 h27 w27 k192 r5 s5 pad2 f32 nchw"
         print(jd.plan(problem, workspace_limit="64 MiB").explain())

@@ -100,8 +100,9 @@ def avg_pool_backward(
     out: Any = None,
     handle: Handle | None = None,
 ) -> Any:
-    """Return dx = alpha * (the gradient of `avg_pool`) + beta * out, of the shape `x_shape` and dy's order in
-    memory.
+    """Return dx = alpha * (the gradient of `avg_pool`) + beta * out, of the shape `x_shape`.
+
+    It lies in memory as dy does, channels first or last.
 
     `dy`: (N, C, output space), `x_shape`: (N, C, space), in the order of `layout`. The other arguments are
     those of the forward call. Raises as `max_pool` does.

@@ -19,8 +19,9 @@ def add(
     out: Any = None,
     handle: Handle | None = None,
 ) -> Any:
-    """Return alpha * (a + b) + beta * out, or alpha * a + beta * out without b; both are broadcast as in
-    NumPy.
+    """Return alpha * (a + b) + beta * out, or without b alpha * a + beta * out.
+
+    Operands are broadcast as in NumPy.
 
     `a`, `b`: 1 to 8 dimensions, float32 or float64. The result has the shape that they have together, or that
     of `out`, to which they are broadcast: `add(bias, out=y, beta=1.0)` adds a bias to y in place. It lies in

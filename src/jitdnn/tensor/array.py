@@ -35,8 +35,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 class Array:
-    """Borrowed memory: the address of the element at index 0, a descriptor of offset 0, and what keeps it
-    alive.
+    """Borrowed memory: the address of the element at index 0, a descriptor, and what keeps it alive.
 
     `owner` is the object that was given (or one that holds on to its memory), `library` the name of the
     package that made it (`numpy`, `torch`, or `buffer` for the rest). `key` is the layout in the owner's
@@ -80,8 +79,7 @@ class _Memory:
 
 
 def view(pointer: int, descriptor: TensorDescriptor, owner: object = None) -> np.ndarray[Any, Any]:
-    """Return a writable NumPy view of raw memory at `pointer` (plus the descriptor's offset); it keeps
-    `owner` alive.
+    """Return a NumPy view of raw memory at `pointer`, plus the descriptor's offset; it keeps `owner` alive.
 
     The caller vouches that the memory exists.
     """
@@ -312,8 +310,7 @@ def empty(
 
 
 def allocator(library: str, descriptor: TensorDescriptor) -> Callable[[], tuple[Any, Array]]:
-    """Return a function that allocates a tensor like `descriptor` and returns (object, array), for calls that
-    repeat.
+    """Return a function that allocates a tensor of this kind, as (object, array), for calls that repeat.
 
     `descriptor` is trusted: strides of 0 or more, no overlap. What can be worked out once is worked out here.
     """

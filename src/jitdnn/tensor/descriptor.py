@@ -44,8 +44,7 @@ def layout_order(layout: str, dimensions: int) -> tuple[int, ...]:
 
 
 def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Return the strides, in elements, of a dense tensor whose axes lie in memory in `order`, outermost
-    first.
+    """Return the strides, in elements, of a dense tensor with its axes in `order`, outermost first.
 
     An extent of 0 counts as 1, so that the strides of an empty tensor are those of its neighbours.
     """
@@ -98,8 +97,7 @@ class TensorDescriptor:
 
     @property
     def nearest_layout(self) -> str:
-        """The one of `nchw` and `nhwc` that lies closer to the order in memory; what a result of a
-        convolution gets.
+        """The one of `nchw` and `nhwc` that is closer to the order in memory.
 
         `nhwc` where neighbours along the channel axis are closer than along every axis of space.
         """
@@ -188,8 +186,7 @@ class TensorDescriptor:
         )
 
     def slice(self, *ranges: slice | None) -> TensorDescriptor:
-        """Return the descriptor of a sub-region: one slice (or None for all) for each axis, from the first
-        on.
+        """Return the descriptor of a sub-region: a slice, or None for all, for each axis from the first on.
 
         Steps may be negative and bounds are clipped, as in NumPy. Raises InvalidArgument for too many ranges.
         """
@@ -206,8 +203,7 @@ class TensorDescriptor:
         return TensorDescriptor(tuple(shape), tuple(strides), self.dtype, offset)
 
     def broadcast_to(self, shape: Sequence[int]) -> TensorDescriptor:
-        """Return the descriptor with axes repeated (stride 0) or added in front to make `shape`, as NumPy
-        does.
+        """Return the descriptor broadcast to `shape` as in NumPy: axes repeated (stride 0) or added in front.
 
         Raises InvalidShape where an extent is neither 1 nor that of `shape`.
         """
@@ -241,8 +237,7 @@ class TensorDescriptor:
         )
 
     def normalized(self) -> TensorDescriptor:
-        """Return an equivalent descriptor with the strides of a packed layout if only unit or empty axes
-        differ.
+        """Return an equivalent descriptor, with packed strides if only unit or empty axes stand in the way.
 
         Strides of axes of extent 1 carry no meaning, and libraries fill them differently: without this, equal
         problems would have different names.
