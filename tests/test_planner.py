@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -404,7 +405,7 @@ class TestFind:
         find(PROBLEM, DEVICE, Request(), store=Store(None), seconds=60.0)
         # warm-up and first sample of each, then in turns
         assert order[:4] == ["a", "a", "b", "b"]
-        assert order[4:] == ["a", "b"] * find_module.ROUNDS
+        assert order[4:] == ["a", "a", "b", "b"] * find_module.ROUNDS
 
     def test_time_limit(self, table: Table) -> None:
         slow = [Fake(f"slow{i}", sleep=0.05) for i in range(3)]
@@ -496,6 +497,42 @@ class TestFind:
         monkeypatch.setattr(find_module, "_operand", no_memory)
         assert find(PROBLEM, DEVICE, Request(), store=Store(None)).algorithm == "fast"
         assert "memory" in warnings[0]
+
+
+class TestThroughTheLibrary:
+    TEXT = "conv_fwd n2 c5 h11 w10 k7 r3 s3 pad1 f32 nchw"
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        problem = jitdnn.parse(self.TEXT)
+        random = np.random.default_rng(0)
+        x, w = (random.standard_normal(o.descriptor.shape).astype(np.float32) for o in problem.inputs)
+        return x, w, problem.reference(x, w)
+
+    def test_find_by_setting(self, tmp_path: Path) -> None:
+        x, w, expected = self.arrays()
+        with (
+            jitdnn.settings(cache=True, cache_dir=tmp_path, choice="find", workspace_limit="8 MiB"),
+            jitdnn.Handle(),
+        ):
+            np.testing.assert_allclose(jitdnn.conv(x, w, padding=1), expected, rtol=1e-3, atol=1e-4)
+            plan = jitdnn.plan(self.TEXT)
+            measured = {c.name: c.seconds for c in plan.candidates if c.source == "measured"}
+            assert {"im2col", "implicit_gemm"} <= set(measured)
+            assert plan.seconds == min(measured.values())
+            assert len(Store.default().rows()) == len(measured)
+            explained = jitdnn.plan(self.TEXT, choice="get", handle=jitdnn.Handle()).explain()
+            assert explained.count(" stored ") == len(measured)
+
+    def test_limits_by_setting_and_by_argument(self) -> None:
+        x, w, expected = self.arrays()
+        im2col = jitdnn.plan(self.TEXT, algorithm="im2col").workspace
+        assert im2col > 0
+        with jitdnn.settings(workspace_limit=im2col - 1):
+            assert jitdnn.plan(self.TEXT).workspace < im2col
+            with pytest.raises(NotSupported, match=f"set workspace_limit to at least {im2col}"):
+                jitdnn.conv(x, w, padding=1, algorithm="im2col")
+            y = jitdnn.conv(x, w, padding=1, algorithm="im2col", workspace_limit=im2col)
+        np.testing.assert_allclose(y, expected, rtol=1e-3, atol=1e-4)
 
 
 class TestExplain:

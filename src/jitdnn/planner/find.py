@@ -1,8 +1,8 @@
 """`find`: choose an algorithm by measuring all that fulfil the request, and remember the times.
 
-Every candidate is built, run once to warm up, and then measured in rounds, one sample of each candidate a
-round, so that a change of clock or a busy neighbour meets all alike. Its time is the median of its samples.
-Nothing of the caller's is touched: operands and workspace are buffers of our own, freed at the end.
+Every candidate is built, run to warm up, and then measured in rounds, one sample of each candidate a round,
+so that a change of clock or a busy neighbour meets all alike. Its time is the median of its samples. Nothing
+of the caller's is touched: operands and workspace are buffers of our own, freed at the end.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ MOST_CALLS_A_SAMPLE = 200
 # what its first run, or its estimate, shows this far behind the best is not worth measuring well, or at all
 HOPELESS = 4.0
 HOPELESS_ESTIMATE = 30.0
+# what takes as long as this is not slowed down much by how it starts
+LONG_SECONDS = 0.05
 PATTERN = 1 << 16
 
 
@@ -141,8 +143,8 @@ def _measure(
     scratch = np.zeros(max(c.workspace for c in contenders) + 64, np.uint8)
     workspace = scratch.ctypes.data + -scratch.ctypes.data % 64
 
-    def run(contender: _Contender) -> float:
-        kernel, calls = contender.kernel, contender.calls
+    def run(contender: _Contender, calls: int) -> float:
+        kernel = contender.kernel
         start = perf_counter()
         for _ in range(calls):
             kernel(None, pointers, 1.0, 0.0, workspace)
@@ -151,25 +153,28 @@ def _measure(
     _rounds(contenders, run, perf_counter() + seconds)
 
 
-def _rounds(contenders: Sequence[_Contender], run: Callable[[_Contender], float], deadline: float) -> None:
+def _rounds(
+    contenders: Sequence[_Contender], run: Callable[[_Contender, int], float], deadline: float
+) -> None:
     """Warm up, then sample in turn until there are enough rounds or the time is over."""
     best = math.inf
     for contender in contenders:
-        first = run(contender)
-        if first > HOPELESS * best or perf_counter() > deadline:
-            contender.samples.append(first)
-            continue
-        # the first run also paid for page faults and cold caches: it only tells how often to repeat
-        second = run(contender)
-        contender.samples.append(second)
-        contender.calls = min(MOST_CALLS_A_SAMPLE, max(1, math.ceil(SAMPLE_SECONDS / max(second, 1e-9))))
-        best = min(best, second)
+        # a first run also pays for page faults, cold caches and sleeping threads
+        seconds = run(contender, 1)
+        is_hopeless = seconds > max(HOPELESS * best, LONG_SECONDS)
+        if not is_hopeless and perf_counter() < deadline:
+            seconds = run(contender, 1)
+        contender.samples.append(seconds)
+        contender.calls = min(MOST_CALLS_A_SAMPLE, max(1, math.ceil(SAMPLE_SECONDS / max(seconds, 1e-9))))
+        best = min(best, seconds)
     running = [c for c in contenders if c.samples[0] <= HOPELESS * best]
     for _ in range(ROUNDS):
         for contender in running:
             if perf_counter() > deadline:
                 return
-            contender.samples.append(run(contender))
+            if len(running) > 1 and contender.samples[0] < LONG_SECONDS:
+                run(contender, 1)  # its threads wake up, those of the one before go to sleep
+            contender.samples.append(run(contender, contender.calls))
 
 
 def _operand(descriptor: TensorDescriptor) -> tuple[np.ndarray, int]:
