@@ -380,6 +380,25 @@ def test_a_tensor_that_is_no_operand_does_not_tell_problems_apart() -> None:
     assert hash(first) == hash(second)
 
 
+def test_constructors_take_what_make_takes() -> None:
+    made = Convolution.make("fwd", (1, 2, 5, 6), (3, 2, 3, 3), 2, ((1, 0), 1), 1)
+    given = Convolution("fwd", made.x, made.w, made.y, 2, [[1, 0], 1], [1, 1])  # type: ignore[arg-type]
+    assert given == made
+    assert hash(given) == hash(made)
+    pooled = Pooling.make("fwd", "max", (1, 2, 5, 6), 3, 2, 1)
+    given_pool = Pooling("fwd", "max", pooled.x, pooled.y, [3, 3], 2, 1)  # type: ignore[arg-type]
+    assert given_pool == pooled
+    assert hash(given_pool) == hash(pooled)
+
+
+def test_a_shape_beside_a_descriptor_takes_its_dtype() -> None:
+    x = TensorDescriptor.packed((1, 2, 5), "f64")
+    assert Convolution.make("fwd", x, (3, 2, 3)).dtype == "f64"
+    assert Convolution.make_transposed(x, (2, 3, 3)).dtype == "f64"
+    assert MatMul.make(x, (5, 4)).dtype == "f64"
+    assert AddTensor.make(x, (5,)).dtype == "f64"
+
+
 def test_gradients_take_the_order_of_their_tensors() -> None:
     x = TensorDescriptor((1, 2, 4), (99, 9, 2), "f32")
     y = TensorDescriptor((1, 2, 2), (1, 1, 2), "f32")

@@ -476,3 +476,29 @@ def test_references_refuse_other_shapes() -> None:
         problem.reference(np.zeros((1, 2, 5)))
     with pytest.raises(InvalidShape, match=r"w has shape \(3, 2, 4\), the problem says \(3, 2, 3\)"):
         problem.reference(np.zeros((1, 2, 5)), np.zeros((3, 2, 4)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv_fwd n1 c2 w5 k3 s3 f64",
+        "conv_bwd_data n1 c2 w5 k3 s3 f64",
+        "conv_bwd_bias n2 k3 q4",
+        "matmul m2 k3 n4",
+        "pool_fwd avg n1 c2 w6 window3",
+        "pool_fwd max n1 c2 w6 window3",
+        "softmax_fwd accurate shape2x3 axis1",
+        "softmax_fwd log shape2x3 axis1",
+        "softmax_bwd accurate shape2x3 axis1",
+        "activation_fwd tanh shape5",
+        "activation_bwd sigmoid shape5",
+        "add shape2x3",
+    ],
+)
+def test_infinities_take_part_without_a_warning(text: str) -> None:
+    problem = parse(text)
+    inputs = [np.zeros(operand.descriptor.shape) for operand in problem.inputs]
+    for array in inputs:
+        array.flat[0], array.flat[1] = np.inf, -np.inf
+    problem.reference(*inputs)  # warnings are errors
+    assert [array.flat[0] for array in inputs] == [np.inf] * len(inputs)

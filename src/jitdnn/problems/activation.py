@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems.problem import (
@@ -20,7 +19,6 @@ from jitdnn.problems.problem import (
     Problem,
     Reals,
     as_descriptor,
-    as_float64,
     check_choice,
     check_same_shape,
     settle_gradients,
@@ -134,18 +132,15 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
         """One operation an element forward, two backward (the derivative and the product)."""
         return self.y.size * (1 if self.direction == "fwd" else 2)
 
-    def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
+    def _define(self, *inputs: Reals) -> Reals:
         """The function's definition."""
         definition = FUNCTIONS[self.function]
-        arrays = as_float64(inputs, self)
-        # infinities are meant: cosh of a large x makes the derivative of tanh 0
-        with np.errstate(over="ignore"):
-            if self.direction == "fwd":
-                return definition.forward(arrays[0])
-            if self.saved == "x":
-                return arrays[0] * definition.derivative(arrays[1])
-            assert definition.derivative_from_y is not None
-            return arrays[0] * definition.derivative_from_y(arrays[1])
+        if self.direction == "fwd":
+            return definition.forward(inputs[0])
+        if self.saved == "x":
+            return inputs[0] * definition.derivative(inputs[1])
+        assert definition.derivative_from_y is not None
+        return inputs[0] * definition.derivative_from_y(inputs[1])
 
     def _body(self) -> list[str]:
         words = [self.function, "saved_y"] if self.saved == "y" else [self.function]

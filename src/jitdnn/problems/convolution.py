@@ -21,7 +21,6 @@ from types import EllipsisType
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from jitdnn.errors import InvalidShape
 from jitdnn.problems.problem import (
@@ -30,7 +29,6 @@ from jitdnn.problems.problem import (
     Problem,
     Reals,
     as_descriptor,
-    as_float64,
     check_choice,
     check_extents,
     check_spatial_rank,
@@ -76,6 +74,10 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     def __post_init__(self) -> None:
         check_choice(self.direction, DIRECTIONS, "direction")
         check_choice(self.mode, MODES, "mode")
+        rank = check_spatial_rank(self.x.shape, "x")
+        object.__setattr__(self, "stride", per_axis(self.stride, rank, "stride"))
+        object.__setattr__(self, "padding", padding_pairs(self.padding, rank))
+        object.__setattr__(self, "dilation", per_axis(self.dilation, rank, "dilation"))
         y_shape = output_shape(
             self.x.shape, self.w.shape, self.stride, self.padding, self.dilation, self.groups
         )
@@ -110,7 +112,7 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         strides (in elements) are given.
         """
         x = as_descriptor(x_shape, dtype, layout, x_strides)
-        w = as_descriptor(w_shape, dtype, layout, w_strides)
+        w = as_descriptor(w_shape, x.dtype, layout, w_strides)
         rank = check_spatial_rank(x.shape, "x")
         stride = per_axis(stride, rank, "stride")
         pairs = padding_pairs(padding, rank)
@@ -143,7 +145,7 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
             extent = (out - 1) * stride + dilation * (taps - 1) + 1 - before - after + output_padding
         """
         dy = as_descriptor(dy_shape, dtype, layout)
-        w = as_descriptor(w_shape, dtype, layout)
+        w = as_descriptor(w_shape, dy.dtype, layout)
         if x is None:
             x_shape = transposed_shape(dy.shape, w.shape, stride, padding, dilation, output_padding, groups)
             x = TensorDescriptor.packed(x_shape, dy.dtype, layout)
@@ -194,14 +196,13 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         """A multiply and an add for every tap of every output, taps on the padding included."""
         return 2 * self.y.size * math.prod(self.w.shape[1:])
 
-    def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
+    def _define(self, *inputs: Reals) -> Reals:
         """A sum over the taps: each pairs a strided view of the zero-extended x with one matrix a group."""
-        first, second = as_float64(inputs, self)
         if self.direction == "fwd":
-            return self._forward(first, second)
+            return self._forward(*inputs)
         if self.direction == "bwd_data":
-            return self._backward_data(first, second)
-        return self._backward_filter(first, second)
+            return self._backward_data(*inputs)
+        return self._backward_filter(*inputs)
 
     def _forward(self, x: Reals, w: Reals) -> Reals:
         extended = self._by_group(self._extend(x))
@@ -338,9 +339,9 @@ class BiasGradient(Problem, kinds=("conv_bwd_bias",)):
         """One add an element of dy."""
         return self.dy.size
 
-    def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
+    def _define(self, *inputs: Reals) -> Reals:
         """The sum over all dims but the channels."""
-        (dy,) = as_float64(inputs, self)
+        (dy,) = inputs
         return np.asarray(dy.sum(axis=(0, *range(2, dy.ndim))))
 
     def _body(self) -> list[str]:

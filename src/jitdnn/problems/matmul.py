@@ -12,10 +12,9 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from jitdnn.errors import InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, as_float64
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
 from jitdnn.problems.words import Words, order_word
 from jitdnn.tensor import TensorDescriptor
 
@@ -59,7 +58,7 @@ class MatMul(Problem, kinds=("matmul",)):
     ) -> Self:
         """The problem from shapes or descriptors, batch dims broadcast; row-major if no strides are given."""
         a = as_descriptor(a_shape, dtype, "nchw", a_strides)
-        b = as_descriptor(b_shape, dtype, "nchw", b_strides)
+        b = as_descriptor(b_shape, a.dtype, "nchw", b_strides)
         shape = output_shape(a.shape, b.shape)
         a = a.broadcast_to((*shape[:-2], *a.shape[-2:]))
         b = b.broadcast_to((*shape[:-2], *b.shape[-2:]))
@@ -99,9 +98,9 @@ class MatMul(Problem, kinds=("matmul",)):
         """A multiply and an add for each of batch * M * N * K."""
         return 2 * math.prod(self.batch) * self.m * self.n * self.k
 
-    def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
+    def _define(self, *inputs: Reals) -> Reals:
         """A sum of K outer products."""
-        a, b = as_float64(inputs, self)
+        a, b = inputs
         c = np.zeros(self.c.shape)
         for k in range(self.k):
             c += a[..., :, k, None] * b[..., None, k, :]

@@ -35,7 +35,6 @@ from jitdnn.problems.problem import (
     Problem,
     Reals,
     as_descriptor,
-    as_float64,
     check_choice,
     check_extents,
     check_spatial_rank,
@@ -82,6 +81,10 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
     def __post_init__(self) -> None:
         check_choice(self.direction, DIRECTIONS, "direction")
         check_choice(self.mode, MODES, "mode")
+        rank = check_spatial_rank(self.x.shape, "x")
+        object.__setattr__(self, "window", per_axis(self.window, rank, "window"))
+        object.__setattr__(self, "stride", per_axis(self.stride, rank, "stride"))
+        object.__setattr__(self, "padding", padding_pairs(self.padding, rank))
         shape = output_shape(self.x.shape, self.window, self.stride, self.padding, self.rounding)
         if self.y.shape != shape:
             raise InvalidShape(
@@ -174,14 +177,13 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
             counts = counts * np.maximum(count, 1).reshape(shape)
         return counts
 
-    def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
+    def _define(self, *inputs: Reals) -> Reals:
         """Place by place through the window; at each, every output looks at one element."""
-        arrays = as_float64(inputs, self)
         if self.direction == "fwd":
-            return self._maximum(arrays[0])[0] if self.mode == "max" else self._average(arrays[0])
+            return self._maximum(inputs[0])[0] if self.mode == "max" else self._average(inputs[0])
         if self.mode == "max":
-            return self._maximum_gradient(arrays[0], arrays[1])
-        return self._average_gradient(arrays[0])
+            return self._maximum_gradient(inputs[0], inputs[1])
+        return self._average_gradient(inputs[0])
 
     def _maximum(self, x: Reals) -> tuple[Reals, npt.NDArray[np.int64]]:
         """The maxima, and for each the index of its place in the window (-1 for an empty window)."""

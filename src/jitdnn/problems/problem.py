@@ -60,13 +60,27 @@ class Problem(ABC):
     def flops(self) -> int:
         """Arithmetic operations of the plain definition (a multiply and an add count as two)."""
 
-    @abstractmethod
     def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
-        """The result in float64, written as the definition reads.
+        """The result in float64, by the definition.
 
         `inputs` are arrays of the logical shapes of the inputs, in the order of `operands`; strides do not
-        matter. Returns a new array of the output's logical shape, before alpha and beta.
+        matter. Returns a new array of the output's logical shape, before alpha and beta. Infinities and NaN
+        take part without a warning. Raises InvalidArgument for another number of inputs, InvalidShape for
+        other shapes.
         """
+        if len(inputs) != len(self.inputs):
+            names = ", ".join(operand.name for operand in self.inputs)
+            raise InvalidArgument(f"{self.kind} takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
+        for array, operand in zip(inputs, self.inputs, strict=True):
+            shape = operand.descriptor.shape
+            if array.shape != shape:
+                raise InvalidShape(f"{operand.name} has shape {array.shape}, the problem says {shape}")
+        with np.errstate(all="ignore"):
+            return self._define(*(np.asarray(array, dtype=np.float64) for array in inputs))
+
+    @abstractmethod
+    def _define(self, *inputs: Reals) -> Reals:
+        """The definition, written as it reads: a new array made from the inputs."""
 
     @abstractmethod
     def _body(self) -> list[str]:
@@ -274,18 +288,3 @@ def check_choice(value: object, choices: Sequence[str], what: str) -> None:
     """`value` is one of `choices`, or InvalidArgument listing them."""
     if value not in choices:
         raise InvalidArgument(f"{what} is {value!r}: it must be one of {', '.join(map(repr, choices))}")
-
-
-def as_float64(inputs: Sequence[npt.NDArray[np.generic]], problem: Problem) -> list[Reals]:
-    """The inputs of a reference in float64, their number and shapes checked against the problem's."""
-    if len(inputs) != len(problem.inputs):
-        names = ", ".join(operand.name for operand in problem.inputs)
-        raise InvalidArgument(
-            f"{problem.kind} takes {len(problem.inputs)} inputs ({names}), got {len(inputs)}"
-        )
-    for array, operand in zip(inputs, problem.inputs, strict=True):
-        if tuple(array.shape) != operand.descriptor.shape:
-            raise InvalidShape(
-                f"{operand.name} has shape {tuple(array.shape)}, the problem says {operand.descriptor.shape}"
-            )
-    return [np.asarray(array, dtype=np.float64) for array in inputs]
