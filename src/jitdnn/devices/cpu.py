@@ -65,7 +65,9 @@ class CpuKernel:
         self._pack = struct.Struct(f"{pointers + 1}q2d").pack
         self._extras = struct.pack(f"{len(extras)}q", *extras)
 
-    def __call__(self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int) -> None:
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None:
         block = self._pack(*pointers, workspace, alpha, beta) + self._extras
         pool().launch(self._table, self._count, block, self._threads)
 

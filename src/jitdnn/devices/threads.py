@@ -185,12 +185,18 @@ def _runtime_text() -> str:
         pause, declarations = "call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)\n"
     yield_core = ""
     if sys.platform != "win32":
-        yield_core, declarations = "%y = call i32 @sched_yield()", declarations + "declare i32 @sched_yield()\n"
+        yield_core, declarations = (
+            "%y = call i32 @sched_yield()",
+            declarations + "declare i32 @sched_yield()\n",
+        )
     return _RUNTIME.format(
         declarations=declarations, pause=pause, yield_core=yield_core,
         function=_FUNCTION, args=_ARGS, tasks=_TASKS, limit=_LIMIT, stop=_STOP, next=_NEXT, active=_ACTIVE,
         ticket=_TICKET, idle_spins=_IDLE_SPINS, yield_spins=_YIELD_SPINS,
     )  # fmt: skip
+
+
+Table = ctypes.Array[ctypes.c_int64]
 
 
 class ThreadPool:
@@ -212,8 +218,8 @@ class ThreadPool:
         self._sleep_lock = threading.Lock()
         self._workers: list[threading.Thread] = []
 
-    def launch(self, phases: int, count: int, args: bytes | ctypes.Array[ctypes.c_int64], threads: int) -> None:
-        """Run ``count`` phases, pairs of (function, tasks) at address ``phases``, on up to ``threads`` threads.
+    def launch(self, phases: Table, count: int, args: bytes, threads: int) -> None:
+        """Run the ``count`` phases of a table on up to ``threads`` threads.
 
         ``args`` is the block that every task gets. Returns when the last task has ended.
         """
@@ -292,9 +298,7 @@ if hasattr(os, "register_at_fork"):
 atexit.register(_stop_at_exit)
 
 
-def phase_table(phases: Sequence[tuple[int, int]]) -> ctypes.Array[ctypes.c_int64]:
+def phase_table(phases: Sequence[tuple[int, int]]) -> Table:
     """(function address, tasks) pairs laid out as ``ThreadPool.launch`` reads them."""
     flat = [number for phase in phases for number in phase]
     return (ctypes.c_int64 * max(1, len(flat)))(*flat)
-
-

@@ -9,308 +9,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import llvmlite.ir as ir
 
 from jitdnn.rtcg.isa import Isa
+from jitdnn.rtcg.values import (
+    BOOL,
+    ELEMENTS,
+    INT,
+    INT32,
+    POINTER,
+    Pointer,
+    Register,
+    Value,
+    constant_of,
+    scalar_type,
+    suffix,
+    vector_type,
+)
 
-INT = ir.IntType(64)
-INT32 = ir.IntType(32)
-BOOL = ir.IntType(1)
-POINTER = ir.PointerType()
-ELEMENTS: dict[str, ir.Type] = {
-    "f32": ir.FloatType(),
-    "f64": ir.DoubleType(),
-    "i64": INT,
-    "i32": INT32,
-    "u8": ir.IntType(8),
-    "pointer": POINTER,
-}
-_SUFFIX = {"float": "f32", "double": "f64"}
-# Sums may be contracted to fused multiply-adds; nothing is reordered, so that results do not depend on LLVM.
-_CONTRACT = ("contract",)
-_SHUFFLED_STRIDES = (2, 3, 4)  # here loading whole vectors and shuffling is faster than a gather
+FunctionKind = Literal["", "inline", "aliasing"]
 
-Int = "int | Value"
-
-
-class Value:
-    """An integer, a truth value, a floating-point number or a vector of them, with Python's operators."""
-
-    __slots__ = ("k", "v")
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, k: Builder, v: Any) -> None:
-        self.k, self.v = k, v
-
-    @property
-    def is_float(self) -> bool:
-        return isinstance(_scalar(self.v.type), (ir.FloatType, ir.DoubleType))
-
-    @property
-    def lanes(self) -> int:
-        """Number of lanes; 1 for a scalar."""
-        return int(self.v.type.count) if isinstance(self.v.type, ir.VectorType) else 1
-
-    def _lift(self, other: Any) -> Any:
-        if not isinstance(other, Value):
-            return _constant(self.v.type, other)
-        if self.lanes > 1 and other.lanes == 1:
-            return self.k.splat(other, self.lanes).v
-        return other.v
-
-    def _binary(self, other: Any, integer: str, floating: str, swap: bool = False) -> Value:
-        if isinstance(other, Value) and other.lanes > 1 and self.lanes == 1:
-            return self.k.splat(self, other.lanes)._binary(other, integer, floating, swap)
-        a, b = self.v, self._lift(other)
-        if swap:
-            a, b = b, a
-        build = self.k.b
-        if self.is_float:
-            return Value(self.k, getattr(build, floating)(a, b, flags=_CONTRACT))
-        return Value(self.k, getattr(build, integer)(a, b))
-
-    def __add__(self, other: Any) -> Value:
-        if isinstance(other, int) and other == 0 and not self.is_float:
-            return self
-        return self._binary(other, "add", "fadd")
-
-    def __sub__(self, other: Any) -> Value:
-        if isinstance(other, int) and other == 0 and not self.is_float:
-            return self
-        return self._binary(other, "sub", "fsub")
-
-    def __mul__(self, other: Any) -> Value:
-        if isinstance(other, int) and other == 1 and not self.is_float:
-            return self
-        return self._binary(other, "mul", "fmul")
-
-    def __truediv__(self, other: Any) -> Value:
-        return self._binary(other, "sdiv", "fdiv")
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return self._binary(other, "sdiv", "fdiv", swap=True)
-
-    def __floordiv__(self, other: Any) -> Value:
-        """Quotient of two integers that are not negative."""
-        return self._binary(other, "udiv", "fdiv")
-
-    def __mod__(self, other: Any) -> Value:
-        """Remainder of two integers that are not negative."""
-        return self._binary(other, "urem", "frem")
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-    def __rsub__(self, other: Any) -> Value:
-        return self._binary(other, "sub", "fsub", swap=True)
-
-    def __neg__(self) -> Value:
-        build = self.k.b
-        return Value(self.k, build.fneg(self.v) if self.is_float else build.neg(self.v))
-
-    def __and__(self, other: Any) -> Value:
-        return self._binary(other, "and_", "and_")
-
-    def __or__(self, other: Any) -> Value:
-        return self._binary(other, "or_", "or_")
-
-    def __xor__(self, other: Any) -> Value:
-        return self._binary(other, "xor", "xor")
-
-    def __lshift__(self, other: Any) -> Value:
-        return self._binary(other, "shl", "shl")
-
-    def __rshift__(self, other: Any) -> Value:
-        """Arithmetic shift to the right."""
-        return self._binary(other, "ashr", "ashr")
-
-    def __invert__(self) -> Value:
-        return Value(self.k, self.k.b.not_(self.v))
-
-    def _compare(self, operator: str, other: Any) -> Value:
-        if isinstance(other, Value) and other.lanes > 1 and self.lanes == 1:
-            return self.k.splat(self, other.lanes)._compare(operator, other)
-        b = self._lift(other)
-        build = self.k.b
-        if self.is_float:  # ordered, but for !=: a NaN differs from everything
-            compare = build.fcmp_unordered if operator == "!=" else build.fcmp_ordered
-            return Value(self.k, compare(operator, self.v, b))
-        return Value(self.k, build.icmp_signed(operator, self.v, b))
-
-    def __lt__(self, other: Any) -> Value:
-        return self._compare("<", other)
-
-    def __le__(self, other: Any) -> Value:
-        return self._compare("<=", other)
-
-    def __gt__(self, other: Any) -> Value:
-        return self._compare(">", other)
-
-    def __ge__(self, other: Any) -> Value:
-        return self._compare(">=", other)
-
-    def __eq__(self, other: object) -> Value:  # type: ignore[override]
-        return self._compare("==", other)
-
-    def __ne__(self, other: object) -> Value:  # type: ignore[override]
-        return self._compare("!=", other)
-
-    def min(self, other: Any) -> Value:
-        """The smaller one; of two floating-point numbers the second where they are unordered."""
-        return self.k.select(self < other, self, other)
-
-    def max(self, other: Any) -> Value:
-        """The greater one; of two floating-point numbers the second where they are unordered."""
-        return self.k.select(self > other, self, other)
-
-
-class Register:
-    """A value that changes: ``+=`` updates it in place. LLVM keeps it in a register."""
-
-    __slots__ = ("k", "slot", "type")
-
-    def __init__(self, k: Builder, initial: Value) -> None:
-        self.k, self.type = k, initial.v.type
-        with k.b.goto_entry_block():
-            self.slot = k.b.alloca(self.type)
-        self.set(initial)
-
-    def get(self) -> Value:
-        return Value(self.k, self.k.b.load(self.slot, typ=self.type))
-
-    def set(self, value: Value) -> None:
-        self.k.b.store(value.v, self.slot)
-
-    def __iadd__(self, other: Any) -> Register:
-        self.set(self.get() + other)
-        return self
-
-
-class Pointer:
-    """A pointer to elements of one type; offsets count elements. Nothing is assumed of its alignment."""
-
-    __slots__ = ("dtype", "k", "v")
-
-    def __init__(self, k: Builder, v: Any, dtype: str) -> None:
-        self.k, self.v, self.dtype = k, v, dtype
-
-    @property
-    def element(self) -> ir.Type:
-        return ELEMENTS[self.dtype]
-
-    def __add__(self, offset: int | Value) -> Pointer:
-        if isinstance(offset, int) and offset == 0:
-            return self
-        moved = self.k.b.gep(self.v, [self.k.index(offset)], source_etype=self.element)
-        return Pointer(self.k, moved, self.dtype)
-
-    def load(self, offset: int | Value = 0, lanes: int = 1, mask: Value | None = None) -> Value:
-        """``lanes`` consecutive elements; those whose ``mask`` bit is off are not read and are zero."""
-        k, at = self.k, (self + offset).v
-        kind = _vector(self.element, lanes)
-        if mask is None:
-            return Value(k, k.b.load(at, align=_align(self.element), typ=kind))
-        if lanes == 1:
-            return self._load_if(offset, mask)
-        suffix = _suffix(kind)
-        function = k.declare(f"llvm.masked.load.{suffix}.p0", kind, [POINTER, _vector(BOOL, lanes), kind])
-        zero = ir.Constant(kind, [0] * lanes if _is_integer(self.element) else [0.0] * lanes)
-        return Value(k, k.b.call(function, [at, mask.v, zero]))
-
-    def _load_if(self, offset: int | Value, mask: Value) -> Value:
-        result = self.k.register(self.k.constant(0, self.dtype))
-        with self.k.when(mask):
-            result.set(self.load(offset))
-        return result.get()
-
-    def store(self, value: Value, offset: int | Value = 0, mask: Value | None = None) -> None:
-        """Store a scalar or consecutive lanes; those whose ``mask`` bit is off are not touched."""
-        k, at = self.k, (self + offset).v
-        if mask is None:
-            k.b.store(value.v, at, align=_align(self.element))
-        elif value.lanes == 1:
-            with k.when(mask):
-                self.store(value, offset)
-        else:
-            kind = value.v.type
-            function = k.declare(
-                f"llvm.masked.store.{_suffix(kind)}.p0",
-                ir.VoidType(),
-                [kind, POINTER, _vector(BOOL, value.lanes)],
-            )
-            k.b.call(function, [value.v, at, mask.v])
-
-    def stream(self, value: Value, offset: int | Value = 0) -> None:
-        """Store past the caches; the address must be aligned to the whole vector."""
-        k, at = self.k, (self + offset).v
-        node = k.b.store(value.v, at, align=_align(self.element) * value.lanes)
-        node.set_metadata("nontemporal", k.module.ir.add_metadata([INT32(1)]))
-
-    def splat(self, offset: int | Value, lanes: int) -> Value:
-        """One element in every lane."""
-        return self.k.splat(self.load(offset), lanes)
-
-    def load_strided(
-        self, offset: int | Value, stride: int | Value, lanes: int, mask: Value | None = None
-    ) -> Value:
-        """``lanes`` elements at ``stride``, those whose ``mask`` bit is off as zero (at stride 0 it is ignored).
-
-        One load at stride 1, a broadcast at 0, shuffled loads at a few small strides, else a gather.
-        """
-        if isinstance(stride, int) and stride == 1:
-            return self.load(offset, lanes, mask)
-        if isinstance(stride, int) and stride == 0:
-            return self.splat(offset, lanes)
-        if lanes == 1:
-            return self.load(offset, 1, mask)
-        k, kind = self.k, _vector(self.element, lanes)
-        everything = k.mask(lanes, lanes) if mask is None else mask
-        if isinstance(stride, int) and stride in _SHUFFLED_STRIDES:
-            parts = [
-                self.load(offset + part * lanes, lanes, k.spread_mask(everything, stride, part))
-                for part in range(stride)
-            ]
-            return k.pick_every(parts, stride)
-        addresses = self._addresses(offset, stride, lanes)
-        function = k.declare(
-            f"llvm.masked.gather.{_suffix(kind)}.v{lanes}p0",
-            kind,
-            [addresses.type, _vector(BOOL, lanes), kind],
-        )
-        zero = ir.Constant(kind, [0] * lanes if _is_integer(self.element) else [0.0] * lanes)
-        return Value(k, k.b.call(function, [addresses, everything.v, zero]))
-
-    def store_strided(
-        self, value: Value, offset: int | Value, stride: int | Value, mask: Value | None = None
-    ) -> None:
-        """Store the lanes at ``stride``, which must not be 0 unless one lane is active."""
-        lanes = value.lanes
-        if lanes == 1 or (isinstance(stride, int) and stride == 1):
-            self.store(value, offset, mask)
-            return
-        k = self.k
-        everything = k.mask(lanes, lanes) if mask is None else mask
-        if isinstance(stride, int) and stride in _SHUFFLED_STRIDES:
-            for part in range(stride):
-                spread = k.shuffle(value, value, [(part * lanes + j) // stride for j in range(lanes)])
-                self.store(spread, offset + part * lanes, k.spread_mask(everything, stride, part))
-            return
-        addresses = self._addresses(offset, stride, lanes)
-        function = k.declare(
-            f"llvm.masked.scatter.{_suffix(value.v.type)}.v{lanes}p0",
-            ir.VoidType(),
-            [value.v.type, addresses.type, _vector(BOOL, lanes)],
-        )
-        k.b.call(function, [value.v, addresses, everything.v])
-
-    def _addresses(self, offset: int | Value, stride: int | Value, lanes: int) -> Any:
-        k = self.k
-        steps = k.iota(lanes) * (stride if isinstance(stride, Value) else k.integer(stride))
-        addresses = k.b.gep((self + offset).v, [steps.v], source_etype=self.element)
-        addresses.type = ir.VectorType(POINTER, lanes)  # llvmlite takes the scalar base's type
-        return addresses
+__all__ = ["Builder", "Function", "Module", "Pointer", "Register", "Value"]
 
 
 class Function:
@@ -346,19 +67,20 @@ class Module:
 
     @contextlib.contextmanager
     def function(
-        self, name: str, *, inline: bool = False, may_alias: bool = False, **parameters: str | None
+        self, name: str, kind: FunctionKind = "", /, **parameters: str | None
     ) -> Iterator[tuple[Builder, list[Any], Function]]:
         """Trace a function; a parameter is a pointer to the named element type, or an integer if None.
 
-        Yields the builder, the parameters in order, and the function, to call it from others. Distinct
-        pointer parameters must not overlap where one is written, unless ``may_alias`` is said; only then
-        does ``Builder.barrier`` hold for loads through them.
+        Yields the builder, the parameters in order, and the function, to call it from others. An "inline"
+        one is always merged into its callers. Distinct pointer parameters must not overlap where one is
+        written, unless the function is "aliasing"; only there does ``Builder.barrier`` hold for loads
+        through them.
         """
         types = [INT if dtype is None else POINTER for dtype in parameters.values()]
         node = ir.Function(self.ir, ir.FunctionType(ir.VoidType(), types), name)
         node.attributes.add("nounwind")
-        node.attributes.add("alwaysinline" if inline else "noinline")
-        if inline:
+        node.attributes.add("alwaysinline" if kind == "inline" else "noinline")
+        if kind == "inline":
             node.linkage = "internal"
         k = Builder(self, node)
         values: list[Any] = []
@@ -367,7 +89,7 @@ class Module:
             if dtype is None:
                 values.append(Value(k, argument))
             else:
-                if not may_alias:
+                if kind != "aliasing":
                     argument.add_attribute("noalias")
                 values.append(Pointer(k, argument, dtype))
         yield k, values, Function(node)
@@ -397,13 +119,13 @@ class Builder:
         return value if isinstance(value, Value) else Value(self, ir.Constant(INT, int(value)))
 
     def constant(self, value: float, dtype: str, lanes: int = 1) -> Value:
-        return Value(self, _constant(_vector(ELEMENTS[dtype], lanes), value))
+        return Value(self, constant_of(vector_type(ELEMENTS[dtype], lanes), value))
 
     def splat(self, value: Value, lanes: int) -> Value:
         """A scalar in every lane."""
         if lanes == 1 or value.lanes == lanes:
             return value
-        kind = _vector(value.v.type, lanes)
+        kind = vector_type(value.v.type, lanes)
         if isinstance(value.v, ir.Constant) and not isinstance(value.v.constant, str):
             return Value(self, ir.Constant(kind, [value.v.constant] * lanes))
         nothing = ir.Constant(kind, ir.Undefined)
@@ -423,7 +145,7 @@ class Builder:
             bits = [int(lane < count) for lane in range(lanes)]
             if lanes == 1:
                 return Value(self, ir.Constant(BOOL, bits[0]))
-            return Value(self, ir.Constant(_vector(BOOL, lanes), bits))
+            return Value(self, ir.Constant(vector_type(BOOL, lanes), bits))
         if lanes == 1:
             return count > 0
         bounded = count.max(-1).min(lanes)
@@ -433,8 +155,8 @@ class Builder:
 
     def convert(self, value: Value, dtype: str) -> Value:
         """Convert numbers to another element type (integers are signed), lane by lane."""
-        target = _vector(ELEMENTS[dtype], value.lanes)
-        source, wanted = _scalar(value.v.type), ELEMENTS[dtype]
+        target = vector_type(ELEMENTS[dtype], value.lanes)
+        source, wanted = scalar_type(value.v.type), ELEMENTS[dtype]
         if source == wanted:
             return value
         to_float = isinstance(wanted, (ir.FloatType, ir.DoubleType))
@@ -450,7 +172,7 @@ class Builder:
 
     def bitcast(self, value: Value, dtype: str) -> Value:
         """The same bits as another element type of the same width."""
-        return Value(self, self.b.bitcast(value.v, _vector(ELEMENTS[dtype], value.lanes)))
+        return Value(self, self.b.bitcast(value.v, vector_type(ELEMENTS[dtype], value.lanes)))
 
     # ---- arithmetic
 
@@ -463,7 +185,7 @@ class Builder:
     def intrinsic(self, name: str, *operands: Value) -> Value:
         """An LLVM intrinsic overloaded on the type of its operands, such as "llvm.sqrt"."""
         kind = operands[0].v.type
-        function = self.declare(f"{name}.{_suffix(kind)}", kind, [o.v.type for o in operands])
+        function = self.declare(f"{name}.{suffix(kind)}", kind, [o.v.type for o in operands])
         return Value(self, self.b.call(function, [o.v for o in operands]))
 
     def select(self, condition: Value, yes: Any, no: Any) -> Value:
@@ -471,10 +193,10 @@ class Builder:
         like = yes if isinstance(yes, Value) else no
         lanes = max(condition.lanes, yes.lanes if isinstance(yes, Value) else 1)
         lanes = max(lanes, no.lanes if isinstance(no, Value) else 1)
-        kind = _vector(_scalar(like.v.type), lanes)
+        kind = vector_type(scalar_type(like.v.type), lanes)
 
         def lift(x: Any) -> Any:
-            return self.splat(x, lanes).v if isinstance(x, Value) else _constant(kind, x)
+            return self.splat(x, lanes).v if isinstance(x, Value) else constant_of(kind, x)
 
         return Value(self, self.b.select(condition.v, lift(yes), lift(no)))
 
@@ -484,12 +206,12 @@ class Builder:
         return Value(self, self.b.shuffle_vector(a.v, b.v, pattern))
 
     def spread_mask(self, mask: Value, stride: int, part: int) -> Value:
-        """The mask of part ``part`` of ``stride`` vectors in which every stride-th element is a lane of ``mask``."""
+        """One part of the mask of ``stride`` vectors in which every stride-th element is a lane of ``mask``."""
         lanes = mask.lanes
         source = [(part * lanes + j) // stride for j in range(lanes)]
         hit = [int((part * lanes + j) % stride == 0) for j in range(lanes)]
         chosen = self.shuffle(mask, mask, source)
-        return chosen & Value(self, ir.Constant(_vector(BOOL, lanes), hit))
+        return chosen & Value(self, ir.Constant(vector_type(BOOL, lanes), hit))
 
     def pick_every(self, parts: Sequence[Value], stride: int) -> Value:
         """Every stride-th lane of consecutive vectors, as one vector."""
@@ -498,7 +220,8 @@ class Builder:
         for part, vector in enumerate(parts):
             # lanes found so far stay; those that lie in this vector come from it
             pattern = [
-                lanes + i * stride - part * lanes if (i * stride) // lanes == part else i for i in range(lanes)
+                lanes + i * stride - part * lanes if (i * stride) // lanes == part else i
+                for i in range(lanes)
             ]
             result = self.shuffle(result, vector, pattern)
         return result
@@ -525,11 +248,18 @@ class Builder:
     def register(self, initial: Value) -> Register:
         return Register(self, initial)
 
-    def range(self, start: int | Value, stop: int | Value | None = None, step: int | Value = 1) -> Iterator[Value]:
+    def range(
+        self, start: int | Value, stop: int | Value | None = None, step: int | Value = 1
+    ) -> Iterator[Value]:
         """``for i in k.range(...)``: a run-time loop; its body is traced once. The step is positive."""
         if stop is None:
             start, stop = 0, start
-        if isinstance(start, int) and isinstance(stop, int) and isinstance(step, int) and stop - start <= step:
+        if (
+            isinstance(start, int)
+            and isinstance(stop, int)
+            and isinstance(step, int)
+            and stop - start <= step
+        ):
             if start < stop:
                 yield self.integer(start)  # at most one turn: no loop
             return
@@ -558,9 +288,7 @@ class Builder:
         self.b.position_at_end(after)
 
     def call(self, function: Function, *arguments: int | Value | Pointer) -> None:
-        self.b.call(
-            function.node, [a.v if isinstance(a, Pointer) else self.index(a) for a in arguments]
-        )
+        self.b.call(function.node, [a.v if isinstance(a, Pointer) else self.index(a) for a in arguments])
 
     def barrier(self) -> None:
         """Keep LLVM from carrying what was loaded before over to later loads (no instruction is made).
@@ -575,6 +303,7 @@ class Builder:
         with self.b.goto_entry_block():
             slot = self.b.alloca(ELEMENTS[dtype], size=INT32(count))
             slot.align = 64
+            slot.type = POINTER  # llvmlite makes it a pointer to one element, which takes no vector
         return Pointer(self, slot, dtype)
 
     def pointer(self, args: Pointer, slot: int | Value, dtype: str) -> Pointer:
@@ -592,33 +321,3 @@ class Builder:
         if known is not None:
             return known
         return ir.Function(self.module.ir, ir.FunctionType(result, list(parameters)), name)
-
-
-def _scalar(kind: ir.Type) -> ir.Type:
-    return kind.element if isinstance(kind, ir.VectorType) else kind
-
-
-def _vector(element: ir.Type, lanes: int) -> ir.Type:
-    return element if lanes == 1 else ir.VectorType(element, lanes)
-
-
-def _is_integer(kind: ir.Type) -> bool:
-    return isinstance(_scalar(kind), ir.IntType)
-
-
-def _constant(kind: ir.Type, value: float) -> ir.Constant:
-    number: Any = int(value) if _is_integer(kind) else float(value)
-    return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
-
-
-def _suffix(kind: ir.Type) -> str:
-    """LLVM's mangling of a type, such as "v16f32"."""
-    element = _scalar(kind)
-    name = f"i{element.width}" if isinstance(element, ir.IntType) else _SUFFIX[str(element)]
-    return f"v{kind.count}{name}" if isinstance(kind, ir.VectorType) else name
-
-
-def _align(element: ir.Type) -> int:
-    if isinstance(element, ir.IntType):
-        return max(1, int(element.width) // 8)
-    return {"float": 4, "double": 8}.get(str(element), 8)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,10 +66,14 @@ class Blocked:
         cost = cost_per_step(results, c.width, tile, self.lanes)
         cost += (6.0 if turned else 2.0) / steps * math.prod(results) * ceil_div(c.width, self.lanes)
         last = c.axes[2]
-        if last.step != 1 and last.taps.count > 1 or c.x.channels == 1 and c.x.space[2] != 1 and c.depth > 1:
+        if (last.step != 1 and last.taps.count > 1) or (
+            c.x.channels == 1 and c.x.space[2] != 1 and c.depth > 1
+        ):
             return False, tile  # neighbouring pixels would not be neighbours in the slab
         turned = c.y.space[2] != 1
-        pixels = choose_tile([c.width], last.results, self.isa, c.dtype, store=(6.0 if turned else 2.0) / steps)
+        pixels = choose_tile(
+            [c.width], last.results, self.isa, c.dtype, store=(6.0 if turned else 2.0) / steps
+        )
         turns = math.prod(results[:-1])
         other = turns * cost_per_step([c.width], last.results, pixels, self.lanes)
         other += (6.0 if turned else 2.0) / steps * turns * c.width * ceil_div(last.results, self.lanes)
@@ -185,11 +190,21 @@ class Blocked:
 
     def phases(self, prefix: str) -> list[tuple[str, int]]:
         chunks = ceil_div(self.c.depth, _PANEL_CHUNK)
-        return [(f"{prefix}pack", self.c.group_count * self.panels.count * chunks), (f"{prefix}tiles", self.tasks)]
+        return [
+            (f"{prefix}pack", self.c.group_count * self.panels.count * chunks),
+            (f"{prefix}tiles", self.tasks),
+        ]
 
     # ---- code
 
-    def trace(self, module: Module, prefix: str, pointers: int, order: tuple[int, int, int], epilogue: Epilogue | None) -> None:
+    def trace(
+        self,
+        module: Module,
+        prefix: str,
+        pointers: int,
+        order: tuple[int, int, int],
+        epilogue: Epilogue | None,
+    ) -> None:
         """Trace the two phases. ``order`` holds the numbers of the pointers to x, w and y."""
         self._trace_pack(module, prefix, pointers, order[1])
         self._trace_tiles(module, prefix, pointers, order, epilogue)
@@ -208,7 +223,12 @@ class Blocked:
             k.call(pack, w, to, panel * panels.lanes, first, (k.integer(c.depth) - first).min(_PANEL_CHUNK))
 
     def _trace_tiles(
-        self, module: Module, prefix: str, pointers: int, order: tuple[int, int, int], epilogue: Epilogue | None
+        self,
+        module: Module,
+        prefix: str,
+        pointers: int,
+        order: tuple[int, int, int],
+        epilogue: Epilogue | None,
     ) -> None:
         c, slab = self.c, self.slab
         fill = trace_slab(module, f"{prefix}slab", c, slab)
@@ -217,7 +237,9 @@ class Blocked:
         with module.task(f"{prefix}tiles") as (k, args, task, thread):
             arguments = Arguments(k, args, pointers)
             work = arguments.workspace(c.dtype)
-            own = work + (thread * (self.slab_elements + whole_lines(self.tile_elements, c.dtype)) + self.panel_elements)
+            own = work + (
+                thread * (self.slab_elements + whole_lines(self.tile_elements, c.dtype)) + self.panel_elements
+            )
             sums = own + self.slab_elements
             # shares of one block follow each other: their slabs are in the cache
             group, *index, share = split_index(task, (c.group_count, *self.blocks, self.shares))
@@ -248,7 +270,7 @@ class Blocked:
                     rest = [left[3], channels] if self.lanes_are_pixels else [channels, *left]
                     k.call(store, sums, scale(k, args, pointers), *places, *rest)
 
-    def _places(self, k: Builder, valid: list[Value]) -> object:
+    def _places(self, k: Builder, valid: list[Value]) -> Iterator[tuple[Value, Value, Value, Value]]:
         """First pixel of every tile of a block, relative to the block."""
         n, d, h, w = self.box
         for i in k.range(0, valid[0], n):
@@ -265,25 +287,41 @@ class Blocked:
         pairs += list(zip(counts, reads, panels.tap_strides, strict=True))
         # taps that walk backwards start at the far end of what the slab holds
         first = sum(
-            (axis.taps.offset - axis.taps.lowest) * stride for axis, stride in zip(c.axes, slab.space, strict=True)
+            (axis.taps.offset - axis.taps.lowest) * stride
+            for axis, stride in zip(c.axes, slab.space, strict=True)
         )
         if self.lanes_are_pixels:
             loops = [Loop(extent, w, x) for extent, x, w in pairs if extent != 1]
             rows = range(self.tile.rows)
-            return trace_contraction(module, name, c.dtype, list(rows), self.tile.vectors, loops, b_offset=first)
+            return trace_contraction(
+                module, name, c.dtype, list(rows), self.tile.vectors, loops, b_offset=first
+            )
         loops = [Loop(extent, x, w) for extent, x, w in pairs if extent != 1]
         steps = (slab.batch, *(s * stride for s, stride in zip(slab.steps, slab.space, strict=True)))
-        offsets = [first + sum(i * s for i, s in zip(point, steps, strict=True)) for point in points(self.tile.box)]
+        offsets = [
+            first + sum(i * s for i, s in zip(point, steps, strict=True)) for point in points(self.tile.box)
+        ]
         return trace_contraction(module, name, c.dtype, offsets, self.tile.vectors, loops)
 
     def _tile_store(self, epilogue: Epilogue | None) -> TileStore:
         c, tile = self.c, self.tile
         if self.lanes_are_pixels:
             places = [Placement((v.channels,), v.space[2]) for v in (c.y, *c.operands)]
-            return TileStore(c.dtype, tile.box, (c.width,), tile.vectors, places[0], tuple(places[1:]), epilogue, self.is_scaled)
+            return TileStore(
+                c.dtype,
+                tile.box,
+                (c.width,),
+                tile.vectors,
+                places[0],
+                tuple(places[1:]),
+                epilogue,
+                self.is_scaled,
+            )
         places = [Placement((v.batch, *v.space), v.channels) for v in (c.y, *c.operands)]
         results = (c.batch, *(axis.results for axis in c.axes))
-        return TileStore(c.dtype, tile.box, results, tile.vectors, places[0], tuple(places[1:]), epilogue, self.is_scaled)
+        return TileStore(
+            c.dtype, tile.box, results, tile.vectors, places[0], tuple(places[1:]), epilogue, self.is_scaled
+        )
 
 
 def scale(k: Builder, args: Pointer, pointers: int) -> Pointer:
@@ -314,7 +352,11 @@ def group_offset(group: Value, extents: tuple[int, ...], strides: tuple[int, ...
 
 
 def view_offset(
-    c: Correlation, view: View, group: Value, channel: int | Value, place: tuple[int | Value, ...] | list[Value]
+    c: Correlation,
+    view: View,
+    group: Value,
+    channel: int | Value,
+    place: tuple[int | Value, ...] | list[Value],
 ) -> Value:
     """Offset of an element of a view: its group, its channel within the group, its (batch, axes) place."""
     offset = group_offset(group, c.groups, view.groups) + view.offset

@@ -148,7 +148,9 @@ class BlockedFilter:
     @cached_property
     def shares(self) -> int:
         """Into how many tasks the panels are divided."""
-        return max(1, min(self.panels, ceil_div(WANTED_TASKS, self.c.group_count * self.chunks * self.splits)))
+        return max(
+            1, min(self.panels, ceil_div(WANTED_TASKS, self.c.group_count * self.chunks * self.splits))
+        )
 
     @property
     def tasks(self) -> int:
@@ -202,7 +204,9 @@ class BlockedFilter:
         work = pixels * cost_per_step(self.rows, c.width, self.tile, self.lanes)
         blocks = math.prod(self.blocks)
         carried = blocks * self.split_size / self.lanes * 4.0
-        slab = blocks * self.shares * self.block[0] * c.depth * math.prod(self.slab.extents) / self.lanes * 4.0
+        slab = (
+            blocks * self.shares * self.block[0] * c.depth * math.prod(self.slab.extents) / self.lanes * 4.0
+        )
         turned = 6.0 if c.y.channels != 1 else 3.0
         panels = self.chunks * pixels * self.panels * self.panel / self.lanes * turned
         finish = self.split_size / self.lanes * (8.0 + 3.0 * self.splits)
@@ -288,12 +292,18 @@ class BlockedFilter:
         ]
         offsets = [_flat(point, self._row_strides) for point in points(self.tile.box)]
         function = trace_contraction(
-            module, name, self.c.dtype, offsets, self.tile.vectors, [loop for _, loop in loops], accumulate=True
+            module,
+            name,
+            self.c.dtype,
+            offsets,
+            self.tile.vectors,
+            [loop for _, loop in loops],
+            accumulate=True,
         )
         return function, [i for i, loop in loops if loop.extent is None]
 
     def _trace_panels(self, module: Module, name: str) -> Function:
-        """Trace ``name(dy, panels, lanes, valid lanes, n, d, h, w)``: a block of dy with its channels as lanes."""
+        """Trace ``name(dy, panels, lanes, valid lanes, n, d, h, w)``: a block of dy, its channels as lanes."""
         c, block, lanes = self.c, self.block, self.lanes
         names = ("total", "valid", "n", "d", "h", "w")
         with module.function(name, dy=c.dtype, panels=c.dtype, **dict.fromkeys(names)) as (

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Register, Value
 
-_UNROLL = 160  # multiply-adds in a straight line: in longer ones LLVM moves them away from their loads and spills
+_UNROLL = (
+    160  # multiply-adds in a straight line: in longer ones LLVM moves them away from their loads and spills
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,10 @@ def trace_contraction(
     ``b`` is read from ``b_offset`` on, as ``a`` is from the rows' offsets.
     """
     runtime = [i for i, loop in enumerate(loops) if loop.extent is None]
-    parameters = {"a": dtype, "b": dtype, "sums": dtype} | {f"extent{i}": None for i in runtime}
-    with module.function(name, may_alias=True, **parameters) as (k, (a, b, sums, *extents), function):
+    parameters: dict[str, str | None] = {"a": dtype, "b": dtype, "sums": dtype} | {
+        f"extent{i}": None for i in runtime
+    }
+    with module.function(name, "aliasing", **parameters) as (k, (a, b, sums, *extents), function):
         lanes = k.lanes(dtype)
         given = dict(zip(runtime, extents, strict=True))
         acc = [

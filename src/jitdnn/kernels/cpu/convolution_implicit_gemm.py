@@ -1,4 +1,4 @@
-"""Convolution forward and backward to the data as an implicit GEMM over packed tiles, without an im2col buffer.
+"""Convolution forward and backward to the data as an implicit GEMM: packed tiles, no im2col buffer.
 
 Any stride, dilation, padding, groups, layout and channel count. A 1x1 convolution is a plain GEMM of its
 pixels; a strided backward data is one dense correlation for each residue of the position (correlation.py).
@@ -30,11 +30,12 @@ class ImplicitGemm(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         assert isinstance(problem, Convolution)
         if problem.direction == "bwd_filter":
-            return "it computes forward and backward data: implicit_gemm_filter computes the filter's gradient"
+            return "it computes forward and backward data: take implicit_gemm_filter for the filter"
         return None
 
     def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[Blocked]:
-        assert isinstance(problem, Convolution) and isinstance(device, CpuDevice)
+        assert isinstance(problem, Convolution)
+        assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
         parts = lower_convolution(problem, operands)
         scaled = _is_scaled_first(parts, epilogue)
@@ -44,6 +45,7 @@ class ImplicitGemm(Algorithm):
         return max(part.workspace(device.threads) for part in self._parts(problem, device))
 
     def estimate(self, problem: Problem, device: Device) -> float:
+        assert isinstance(device, CpuDevice)
         parts = self._parts(problem, device)
         return seconds_of(problem, device, sum(part.cycles() for part in parts), sum(p.tasks for p in parts))
 
@@ -72,5 +74,5 @@ class ImplicitGemm(Algorithm):
 
 
 def _is_scaled_first(parts: Sequence[Correlation], epilogue: Epilogue | None) -> bool:
-    """True if y is scaled as a whole and the parts added: where some of its elements get no product at all."""
+    """True if y is scaled as a whole and the parts are added: where some elements get no product at all."""
     return epilogue is None and any(p.taps == 0 for p in parts) and any(p.taps for p in parts)

@@ -1,4 +1,7 @@
-"""The filter's gradient as an implicit GEMM over packed tiles: any stride, dilation, padding, groups, layout."""
+"""The filter's gradient as an implicit GEMM over packed tiles.
+
+Any stride, dilation, padding, groups, layout and channel count.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ class ImplicitGemmFilter(Algorithm):
         return None
 
     def _plan(self, problem: Problem, device: Device) -> BlockedFilter:
-        assert isinstance(problem, Convolution) and isinstance(device, CpuDevice)
+        assert isinstance(problem, Convolution)
+        assert isinstance(device, CpuDevice)
         (whole,) = lower_convolution(problem)
         return BlockedFilter(whole.merged(), device.isa)
 
@@ -36,6 +40,7 @@ class ImplicitGemmFilter(Algorithm):
         return self._plan(problem, device).workspace(device.threads)
 
     def estimate(self, problem: Problem, device: Device) -> float:
+        assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
         return seconds_of(problem, device, plan.cycles(), plan.tasks)
 

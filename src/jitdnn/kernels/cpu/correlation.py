@@ -21,7 +21,7 @@ from jitdnn.tensor import TensorDescriptor
 
 @dataclass(frozen=True)
 class Taps:
-    """Taps along one axis: tap i is filter position ``start + i * increment`` and reads ``offset + i * shift``."""
+    """Taps of an axis: i is at ``start + i * increment`` of the filter and reads ``offset + i * shift``."""
 
     count: int
     start: int = 0
@@ -56,7 +56,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class View:
-    """Strides of one tensor, in elements: batch, groups, channels within a group, three axes; and an offset."""
+    """Strides of one tensor in elements: batch, groups, channels in a group, three axes; and an offset."""
 
     batch: int
     groups: tuple[int, ...]
@@ -120,7 +120,9 @@ class Correlation:
             axes[2] = Axis(inner.results * outer.results, inner.positions * outer.positions, 1, Taps(1))
             axes[first] = Axis(1, 1, 1, Taps(1))
             views = [replace(v, space=_without(v.space, first)) for v in views]
-        merged = replace(self, axes=tuple(axes), x=views[0], y=views[1], operands=tuple(views[2:]))
+        merged = replace(
+            self, axes=(axes[0], axes[1], axes[2]), x=views[0], y=views[1], operands=tuple(views[2:])
+        )
         return merged._with_batch_merged()
 
     def _with_batch_merged(self) -> Correlation:
@@ -217,19 +219,20 @@ class _Row:
 def _axis_rows(problem: Convolution) -> Iterator[_Row]:
     flipped = problem.mode == "convolution"
     for i, positions in enumerate(problem.x.shape[2:]):
-        yield _Row(
-            positions, problem.y.shape[2 + i], problem.w.shape[2 + i], problem.stride[i], problem.padding[i][0],
-            problem.dilation[i], flipped,
-        )  # fmt: skip
+        results, taps = problem.y.shape[2 + i], problem.w.shape[2 + i]
+        before, dilation = problem.padding[i][0], problem.dilation[i]
+        yield _Row(positions, results, taps, problem.stride[i], before, dilation, flipped)
 
 
 def _forward_axis(row: _Row) -> Axis:
     start, increment = (row.taps - 1, -1) if row.flipped else (0, 1)
-    return Axis(row.results, row.positions, row.stride, Taps(row.taps, start, increment, -row.before, row.dilation))
+    return Axis(
+        row.results, row.positions, row.stride, Taps(row.taps, start, increment, -row.before, row.dilation)
+    )
 
 
 def _backward_axis(row: _Row, residue: int) -> Axis:
-    """Results at residue, residue + stride, ...: position of tap r is (residue + before - r * dilation) / stride."""
+    """Results at residue, residue + stride, ...; tap r reads (residue + before - r * dilation) / stride."""
     results = -(-(row.positions - residue) // row.stride)
     hits = [r for r in range(row.taps) if (residue + row.before - r * row.dilation) % row.stride == 0]
     if not hits:

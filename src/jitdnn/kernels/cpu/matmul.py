@@ -26,7 +26,8 @@ class PackedGemm(Algorithm):
         return None
 
     def _plan(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Blocked:
-        assert isinstance(problem, MatMul) and isinstance(device, CpuDevice)
+        assert isinstance(problem, MatMul)
+        assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
         return Blocked(lower_matmul(problem, operands), device.isa)
 
@@ -34,6 +35,7 @@ class PackedGemm(Algorithm):
         return self._plan(problem, device).workspace(device.threads)
 
     def estimate(self, problem: Problem, device: Device) -> float:
+        assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
         return seconds_of(problem, device, plan.cycles(), plan.tasks)
 

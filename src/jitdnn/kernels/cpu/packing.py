@@ -9,7 +9,7 @@ reads it without a test. It is not an im2col buffer: each input element is in it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
@@ -60,9 +60,9 @@ def plan_slab(
     return Slab(block, (d, h, w), _triple(steps), c.depth * plane, plane, (h * w, w, 1), False)
 
 
-def slab_size(c: Correlation, slab: Slab, box: Sequence[int], lanes: int, depth: int | None = None) -> int:
-    """Elements to reserve: what tiles of ``box`` results reach beyond the block is read, though never used."""
-    reach = 1 + (slab.block[0] - 1) * slab.batch + ((depth or c.depth) - 1) * slab.channels
+def slab_size(c: Correlation, slab: Slab, box: Sequence[int], lanes: int) -> int:
+    """Elements to reserve: tiles of ``box`` results also read, but never use, what lies beyond the block."""
+    reach = 1 + (slab.block[0] - 1) * slab.batch + (c.depth - 1) * slab.channels
     for axis, results, side, stride in zip(c.axes, slab.block[1:], box[1:], slab.space, strict=True):
         rounded = -(-results // side) * side
         reach += (slab_extent(axis, rounded) - 1) * stride
@@ -128,8 +128,8 @@ def _keep_zero_outside(
 
 def _rows(
     k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value]
-) -> object:
-    """Each row of the slab along axis 2: where it comes from, whether it is inside the image, where it goes."""
+) -> Iterator[tuple[Pointer, Value, Pointer]]:
+    """Each row of the slab along axis 2: where it comes from, whether that is in the image, where it goes."""
     step = _source_steps(c)
     for i in k.range(slab.extents[0]):
         d = origins[0] + i * step[0]
@@ -193,7 +193,7 @@ def plan_panels(c: Correlation, lanes: int) -> Panels:
 
 
 def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Function:
-    """Trace ``name(w, panel, first, channel, channels)``: pack some channels of the results from ``first`` on.
+    """Trace ``name(w, panel, first, channel, channels)``: pack some channels of results ``first`` and on.
 
     ``w`` points to the group's filter and ``panel`` to the panel; results beyond the last become 0.
     """
@@ -216,7 +216,8 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
                 for place, offset in _nest_places(k, 3, strides, panels):
                     copy_transposed(
                         k, source + (channel + offset), c.w.results, valid.min(here), channels,
-                        panel + (channel * panels.channel_stride + j + place), panels.channel_stride, lanes, keep,
+                        panel + (channel * panels.channel_stride + j + place), panels.channel_stride,
+                        lanes, keep,
                     )  # fmt: skip
             elif c.w.results == 1 or not (by_rows or whole):
                 for ch in k.range(channel, channel + channels):
@@ -251,7 +252,9 @@ def _contiguous_run(taps: tuple[int, int, int], strides: Sequence[int]) -> tuple
     return run, axis
 
 
-def _nest_places(k: Builder, axes: int, strides: Sequence[int], panels: Panels) -> object:
+def _nest_places(
+    k: Builder, axes: int, strides: Sequence[int], panels: Panels
+) -> Iterator[tuple[Value, Value]]:
     """Loops over the first ``axes`` axes of taps: (place in the panel, offset in the filter)."""
     extents = [panels.taps[i] if i < axes else 1 for i in range(3)]
     for a in k.range(extents[0]):

@@ -2,7 +2,7 @@
 
     y = alpha * epilogue(sum, operands) + beta * y        (y is not read where beta is 0)
 
-A tile of sums is [rows][vectors * lanes]. Its lanes go along one axis of y and its rows along a box of others.
+A tile of sums is [rows][vectors * lanes]. Its lanes go along one axis of y, its rows along a box of others.
 Where the lanes' axis is the closer together in y a row is stored as it is; where the last axis of the box is,
 squares are transposed first.
 """
@@ -18,7 +18,6 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.transpose import transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.lowering import lower
-
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,7 @@ class TileStore:
 
     def squeezed(self, kept: Sequence[int]) -> TileStore:
         """The same with only the axes numbered ``kept``; the box has side 1 along the others."""
-        return self._with_axes(
-            tuple(self.box[i] for i in kept), tuple(self.extents[i] for i in kept), kept
-        )
+        return self._with_axes(tuple(self.box[i] for i in kept), tuple(self.extents[i] for i in kept), kept)
 
     def _with_axes(self, box: tuple[int, ...], extents: tuple[int, ...], kept: Sequence[int]) -> TileStore:
         def keep(p: Placement) -> Placement:

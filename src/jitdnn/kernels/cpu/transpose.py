@@ -23,8 +23,8 @@ def transpose(k: Builder, rows: Sequence[Value]) -> list[Value]:
 
 
 def copy_transposed(
-    k: Builder, source: Pointer, row_stride: int, rows: int | Value, run: int | Value, target: Pointer, pitch: int,
-    lanes: int, store_mask: Value | None = None,
+    k: Builder, source: Pointer, row_stride: int, rows: int | Value, run: int | Value,
+    target: Pointer, pitch: int, lanes: int, store_mask: Value | None = None,
 ) -> None:  # fmt: skip
     """``target[i * pitch + lane] = source[lane * row_stride + i]`` for i < run.
 
