@@ -24,7 +24,7 @@ from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, summation_boun
 from jitdnn.kernels.reference import Reference
 from jitdnn.planner import find as find_module
 from jitdnn.planner import workspace as policies
-from jitdnn.planner.choose import epilogue_key, get
+from jitdnn.planner.choose import epilogue_key, get, strict_bound
 from jitdnn.planner.find import find
 from jitdnn.planner.plan import Plan, Request, format_seconds
 from jitdnn.planner.store import Store
@@ -181,7 +181,8 @@ class TestGet:
         assert "deterministic" in str(reasons(plan)["atomic"])
 
     def test_strict_accuracy_refuses_more_than_a_plain_sum(self, table: Table) -> None:
-        limit = 2 * summation_bound(PROBLEM)
+        limit = strict_bound(PROBLEM)
+        assert summation_bound(PROBLEM) < limit < 1e-5
         table(Fake("winograd", seconds=1e-4, bound=1.01 * limit), Fake("sum", bound=0.99 * limit))
         assert get(PROBLEM, DEVICE, Request(), store=Store(None)).algorithm == "winograd"
         plan = get(PROBLEM, DEVICE, Request(accuracy="strict"), store=Store(None))

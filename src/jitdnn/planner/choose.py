@@ -8,7 +8,7 @@ from statistics import median
 
 from jitdnn import log
 from jitdnn.errors import CompileError, NotSupported
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.tables import algorithms
 from jitdnn.planner import workspace as policies
 from jitdnn.planner.plan import Candidate, Part, Plan, Request, format_seconds
@@ -17,8 +17,6 @@ from jitdnn.problems.problem import Problem
 
 # Math modes from the most exact to the least; a request allows its own and all before it.
 _MATH_MODES = ("fp64", "fp32", "tf32", "fp16", "bf16")
-# `strict` allows twice the error of a plain sum: as much as another order of the same sum may differ.
-_STRICT_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,12 @@ def _consider(
     return Option(algorithm, candidate)
 
 
+def strict_bound(problem: Problem) -> float:
+    """The relative error that `accuracy="strict"` allows: twice that of a plain sum, as much as another order
+    of the same sum may differ, and at least the roundings of a function such as exp."""
+    return max(2.0 * summation_bound(problem), 32.0 * UNIT_ROUNDOFF[problem.dtype])
+
+
 def _refuse_request(
     algorithm: Algorithm, problem: Problem, request: Request, bound: float, needed: int
 ) -> str | None:
@@ -118,7 +122,7 @@ def _refuse_request(
     computed = algorithm.arithmetic(problem)
     if _MATH_MODES.index(computed) > _MATH_MODES.index(wanted):
         return f"it computes in {computed}, and {wanted} was asked for"
-    limit = _STRICT_FACTOR * summation_bound(problem)
+    limit = strict_bound(problem)
     if request.accuracy == "strict" and bound > limit:
         return f"its error may reach {bound:.1e}, and strict accuracy allows {limit:.1e} here"
     return policies.refuse(needed, request.workspace_limit)
