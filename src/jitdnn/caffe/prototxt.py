@@ -76,7 +76,6 @@ class _Parser:
 
     def parse(self, message: type[M]) -> M:
         result = message()
-        result.position = Position(1, 1)
         self.fields(result, closing="", path="")
         return result
 

@@ -269,11 +269,14 @@ class Solver:
         for net, saved in zip(nets, meta["layers"], strict=True):
             if [layer.name for layer in net.layers] != [entry["name"] for entry in saved]:
                 raise SnapshotError(f"{path} is of a net with other layers: {_difference(net, saved)}")
+        try:
+            for net, saved in zip(nets, meta["layers"], strict=True):
+                for layer, entry in zip(net.layers, saved, strict=True):
+                    layer.restore(entry["state"])
+        except InvalidArgument as error:
+            raise SnapshotError(f"{path} cannot be taken up: {error}") from error
         for name, array in wanted.items():
             np.copyto(array, arrays[name])
-        for net, saved in zip(nets, meta["layers"], strict=True):
-            for layer, entry in zip(net.layers, saved, strict=True):
-                layer.restore(entry["state"])
         self.iteration = meta["iteration"]
         self.rate.current_step = meta["current_step"]
         self._losses.clear()

@@ -1,0 +1,484 @@
+"""Solvers: learning rates and updates by hand, LeNet's by PyTorch, what is told when, what is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jitdnn.caffe import Solver, SolverParameter, events, load_solver, parse
+from jitdnn.caffe.events import Displayed, Event, Finished, Iterated, Output, Snapshotted, Started
+from jitdnn.caffe.policies import LearningRate
+from jitdnn.errors import InvalidArgument, NotSupported, ParseError
+from test_caffe_net import as_leaves, lenet_in_torch, relative_error
+
+# ---- learning rates
+
+
+def rates(text: str, iterations: int) -> list[float]:
+    rate = LearningRate(parse(text, SolverParameter))
+    return [rate.at(iteration) for iteration in range(iterations)]
+
+
+def test_fixed() -> None:
+    assert rates('lr_policy: "fixed" base_lr: 0.25', 3) == [0.25] * 3
+
+
+def test_step() -> None:
+    found = rates('lr_policy: "step" base_lr: 0.1 gamma: 0.5 stepsize: 10', 26)
+    assert [found[i] for i in (0, 9, 10, 19, 20, 25)] == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
+
+
+def test_exp() -> None:
+    assert rates('lr_policy: "exp" base_lr: 2 gamma: 0.5', 4) == [2, 1, 0.5, 0.25]
+
+
+def test_inv() -> None:
+    found = rates('lr_policy: "inv" base_lr: 0.01 gamma: 0.0001 power: 0.75', 10_001)
+    # the first is what Caffe's own log of LeNet says at iteration 100; (1 + 1)^-0.75 = 0.5946035575
+    assert f"{found[100]:g}" == "0.00992565"
+    assert found[10_000] == pytest.approx(0.005946035575, rel=1e-9)
+
+
+def test_multistep_takes_at_most_one_step_an_iteration() -> None:
+    found = rates('lr_policy: "multistep" base_lr: 8 gamma: 0.5 stepvalue: 3 stepvalue: 3 stepvalue: 6', 8)
+    assert found == [8, 8, 8, 4, 2, 2, 1, 1]
+
+
+def test_poly() -> None:
+    found = rates('lr_policy: "poly" base_lr: 0.01 power: 0.5 max_iter: 100', 101)
+    assert [found[i] for i in (0, 75, 96, 100)] == pytest.approx([0.01, 0.005, 0.002, 0])
+    beyond = LearningRate(parse('lr_policy: "poly" base_lr: 0.01 power: 0.5 max_iter: 100', SolverParameter))
+    assert beyond.at(150) == 0
+
+
+def test_sigmoid_rises() -> None:
+    found = rates('lr_policy: "sigmoid" base_lr: 1 gamma: 0.1 stepsize: 50', 101)
+    # 1 / (1 + e^5) = 0.0066928509
+    assert [found[i] for i in (0, 50, 100)] == pytest.approx([0.0066928509, 0.5, 1 - 0.0066928509], rel=1e-7)
+    assert rates('lr_policy: "sigmoid" base_lr: 1 gamma: 1000 stepsize: 5', 1) == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("base_lr: 1", "lr_policy is not set: there are fixed"),
+        ('base_lr: 1 lr_policy: "cosine"', r"unknown lr_policy 'cosine' \(line 1\)"),
+        ('lr_policy: "fixed"', "base_lr"),
+        ('lr_policy: "fixed" base_lr: -1', "base_lr is -1"),
+        ('base_lr: 1 lr_policy: "step"', "needs gamma and stepsize"),
+        ('base_lr: 1 lr_policy: "step" gamma: 0.1 stepsize: 0', "stepsize is 0"),
+        ('base_lr: 1 lr_policy: "inv" gamma: 1', "needs power"),
+        ('base_lr: 1 lr_policy: "poly" power: 1', "needs max_iter"),
+        ('base_lr: 1 lr_policy: "sigmoid" gamma: -0.1 stepsize: 1', "gamma is -0.1"),
+        ('base_lr: 1 lr_policy: "sigmoid" gamma: 0.1 stepsize: -1', "stepsize is -1"),
+    ],
+)
+def test_policies_that_cannot_be(text: str, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        LearningRate(parse(text, SolverParameter))
+
+
+# ---- updates by hand: the loss is w · x, so that its gradient is x
+
+
+def linear(fields: str, x: list[float], w: list[float], layer: str = "") -> Solver:
+    """A solver of a net whose loss is the product of its only weights, `w`, with `x`."""
+    solver = load_solver(
+        f"""
+        net_param {{
+          layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 1 dim: {len(x)} }} }} }}
+          layer {{ name: "l" type: "InnerProduct" bottom: "x" top: "l" loss_weight: 1
+                   inner_product_param {{ num_output: 1 bias_term: false }} {layer} }}
+        }}
+        max_iter: 10 snapshot_after_train: false
+        {fields}
+        """,
+        dtype="f64",
+    )
+    solver.net.blobs["x"].data[...] = x
+    solver.net.weights["l"][0].data[...] = w
+    return solver
+
+
+def weights_after(solver: Solver, steps: int) -> list[list[float]]:
+    found = []
+    for _ in range(steps):
+        solver.step(1)
+        found.append(solver.net.weights["l"][0].data[0].tolist())
+    return found
+
+
+FIXED = 'lr_policy: "fixed" base_lr: 0.1 '
+
+
+def test_plain_descent() -> None:
+    assert weights_after(linear(FIXED, [1, -2], [0, 0]), 2) == [
+        pytest.approx([-0.1, 0.2]),
+        pytest.approx([-0.2, 0.4]),
+    ]
+
+
+def test_momentum() -> None:
+    """h = ½ h + 0.1: 0.1, 0.15, 0.175; w = −0.1, −0.25, −0.425."""
+    found = weights_after(linear(FIXED + "momentum: 0.5", [1], [0]), 3)
+    assert found == [pytest.approx([w]) for w in (-0.1, -0.25, -0.425)]
+
+
+def test_the_rate_is_inside_of_the_momentum() -> None:
+    """The rate falls to 0.01 at iteration 2: h = 0.1, 0.15, 0.085, 0.0525; outside, 0.0175 at once."""
+    fields = 'lr_policy: "multistep" base_lr: 0.1 gamma: 0.1 stepvalue: 2 momentum: 0.5'
+    found = weights_after(linear(fields, [1], [0]), 4)
+    assert found == [pytest.approx([w]) for w in (-0.1, -0.25, -0.335, -0.3875)]
+
+
+def test_weight_decay_l2() -> None:
+    """g = 1 + 0.5 · 2 = 2, w = 1.8; g = 1.9, w = 1.61."""
+    found = weights_after(linear(FIXED + "weight_decay: 0.5", [1], [2]), 2)
+    assert found == [pytest.approx([1.8]), pytest.approx([1.61])]
+
+
+def test_weight_decay_l1() -> None:
+    """g = 1 ± 0.5, and without a sign at 0."""
+    fields = FIXED + 'weight_decay: 0.5 regularization_type: "L1"'
+    assert weights_after(linear(fields, [1, 1, 1], [2, -2, 0]), 1) == [pytest.approx([1.85, -2.05, -0.1])]
+
+
+def test_multipliers_of_rate_and_decay() -> None:
+    """lr = 0.1 · 3, λ = 0.5 · 4: g = 1 + 2 · 2 = 5, w = 2 − 1.5."""
+    solver = linear(FIXED + "weight_decay: 0.5", [1], [2], "param { lr_mult: 3 decay_mult: 4 }")
+    assert weights_after(solver, 1) == [pytest.approx([0.5])]
+
+
+def test_clipping() -> None:
+    """The gradient (3, 4) has the norm 5: clipped to 2 it is (1.2, 1.6), and clipped to 6 itself."""
+    assert weights_after(linear(FIXED + "clip_gradients: 2", [3, 4], [0, 0]), 1) == [
+        pytest.approx([-0.12, -0.16])
+    ]
+    assert weights_after(linear(FIXED + "clip_gradients: 6", [3, 4], [0, 0]), 1) == [
+        pytest.approx([-0.3, -0.4])
+    ]
+
+
+def test_clipping_sees_the_sum_before_it_is_divided_and_decayed() -> None:
+    """Two batches sum to (6, 8), norm 10; clipped to 5 (3, 4), halved (1.5, 2), plus ½ · (2, 2) (2.5, 3)."""
+    fields = FIXED + "iter_size: 2 clip_gradients: 5 weight_decay: 0.5"
+    assert weights_after(linear(fields, [3, 4], [2, 2]), 1) == [pytest.approx([1.75, 1.7])]
+
+
+def test_the_norm_for_clipping_is_that_of_all_weights() -> None:
+    text = """
+        net_param {
+          layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 1 } } }
+          layer { name: "l" type: "InnerProduct" bottom: "x" top: "l" loss_weight: 1
+                  inner_product_param { num_output: 1 } }
+        }
+        snapshot_after_train: false clip_gradients: 1
+    """
+    solver = load_solver(text + FIXED, dtype="f64")
+    solver.net.blobs["x"].data[...] = 0.75
+    solver.step(1)
+    # (0.75, 1) has the norm 1.25
+    assert [float(blob.data.item()) for blob in solver.net.weights["l"]] == pytest.approx([-0.06, -0.08])
+
+
+def test_iter_size_averages() -> None:
+    solver = linear(FIXED + "iter_size: 3", [1], [0])
+    assert weights_after(solver, 1) == [pytest.approx([-0.1])]
+
+
+# ---- LeNet against PyTorch
+
+
+def test_five_updates_of_lenet_are_pytorchs() -> None:
+    """Rates, momentum, decay and multipliers together; the rate falls after each update."""
+    torch = pytest.importorskip("torch")
+    solver = load_solver(
+        """net: "package:models/lenet.prototxt" base_lr: 0.01 lr_policy: "exp" gamma: 0.5 momentum: 0.9
+           weight_decay: 0.0005 max_iter: 5 snapshot_after_train: false""",
+        seed=1,
+    )
+    weights = as_leaves(torch, solver.net)
+    start = {name: leaf.detach().numpy().copy() for name, leaf in weights.items()}
+    history = {name: torch.zeros_like(leaf) for name, leaf in weights.items()}
+    for iteration in range(5):
+        solver.step(1)
+        blobs = solver.net.blobs
+        labels = torch.tensor(blobs["label"].data.astype(np.int64))
+        loss = lenet_in_torch(torch, weights, torch.tensor(blobs["data"].data), labels)
+        gradients = torch.autograd.grad(loss, list(weights.values()))
+        with torch.no_grad():
+            for (name, leaf), gradient in zip(weights.items(), gradients, strict=True):
+                rate = 0.01 * 0.5**iteration * (2 if name.endswith("/1") else 1)
+                history[name] = 0.9 * history[name] + rate * (gradient + 0.0005 * leaf)
+                leaf -= history[name]
+    for parameter in solver.net.parameters:
+        name = parameter.name
+        moved = parameter.blob.data - start[name]
+        assert relative_error(moved, weights[name].detach().numpy() - start[name]) < 1e-4, name
+        assert relative_error(solver.method.history[name], history[name].numpy()) < 1e-4, name
+
+
+# ---- what is told when
+
+CLASSES = """
+    net_param {{
+      layer {{ name: "d" type: "Data" top: "data" top: "label" data_param {{ source: "{0}" batch_size: 5 }}
+               include {{ phase: TRAIN }} }}
+      layer {{ name: "d" type: "Data" top: "data" top: "label" data_param {{ source: "{0}" batch_size: 4 }}
+               include {{ phase: TEST }} }}
+      layer {{ name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+               inner_product_param {{ num_output: 2 }} }}
+      layer {{ name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy"
+               include {{ phase: TEST }} }}
+      layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }}
+    }}
+    lr_policy: "fixed" base_lr: 0.5
+"""
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> str:
+    """The text of a solver for two classes that the sign of the first pixel tells apart."""
+    random = np.random.default_rng(0)
+    data = random.standard_normal((20, 1, 2, 2))
+    np.savez(tmp_path / "two.npz", data=data, label=(data[:, 0, 0, 0] > 0).astype(int))
+    return CLASSES.format(tmp_path / "two.npz")
+
+
+def told(text: str, **options: Any) -> tuple[Solver, list[Event]]:
+    seen: list[Event] = []
+    solver = load_solver(text, listener=seen.append, seed=1, **options)
+    solver.solve()
+    return solver, seen
+
+
+def kinds(seen: list[Event]) -> list[tuple[str, int]]:
+    return [(type(event).__name__, event.iteration) for event in seen]
+
+
+def test_the_order_of_events(classes: str, tmp_path: Path) -> None:
+    text = classes + "max_iter: 4 test_iter: 5 test_interval: 2 display: 2 snapshot: 3"
+    _, seen = told(text, snapshot_prefix=str(tmp_path / "run"))
+    assert kinds(seen) == [
+        ("Started", 0),
+        ("Tested", 0),
+        ("Displayed", 0),
+        ("Iterated", 1),
+        ("Iterated", 2),
+        ("Tested", 2),
+        ("Displayed", 2),
+        ("Iterated", 3),
+        ("Snapshotted", 3),
+        ("Iterated", 4),
+        ("Snapshotted", 4),
+        ("Displayed", 4),
+        ("Tested", 4),
+        ("Finished", 4),
+    ]
+    assert sorted(path.name for path in tmp_path.glob("run*")) == ["run_iter_3.jdsnap", "run_iter_4.jdsnap"]
+
+
+def test_no_test_at_the_start_and_no_snapshot_at_the_end(classes: str) -> None:
+    text = (
+        classes
+        + "max_iter: 2 test_iter: 1 test_interval: 2 test_initialization: false snapshot_after_train: false"
+    )
+    _, seen = told(text)
+    assert kinds(seen) == [("Started", 0), ("Iterated", 1), ("Iterated", 2), ("Tested", 2), ("Finished", 2)]
+
+
+def test_training_learns_and_testing_sees_it(classes: str) -> None:
+    text = (
+        classes
+        + "max_iter: 60 test_iter: 5 test_interval: 60 test_compute_loss: true snapshot_after_train: false"
+    )
+    solver, seen = told(text)
+    first, last = (event for event in seen if isinstance(event, events.Tested))
+    # weights of 0 give equal scores: every answer is a tie, and the loss is log 2
+    assert first.outputs[0] == Output("accuracy", 0, 0)
+    assert first.loss == pytest.approx(math.log(2))
+    assert last.outputs[0].value == 1
+    assert last.loss == pytest.approx(last.outputs[1].value)
+    assert last.loss < 0.3
+    losses = [event.loss for event in seen if isinstance(event, Iterated)]
+    assert len(losses) == 60
+    assert losses[-1] < 0.4 < losses[0]
+    assert np.shares_memory(solver.net.weights["ip"][0].data, solver.test_nets[0].weights["ip"][0].data)
+
+
+def test_means_of_tests_are_means_of_batches(classes: str) -> None:
+    solver = load_solver(
+        classes + "max_iter: 9 test_iter: 3 test_interval: 9 snapshot_after_train: false", seed=1
+    )
+    solver.step(5)
+    net = solver.test_nets[0]
+    state = net.layers[0].state()
+    tested = solver.test()
+    net.layers[0].restore(state)
+    outputs = [{name: float(value) for name, value in net.forward().items()} for _ in range(3)]
+    for output in tested.outputs:
+        assert output.value == pytest.approx(sum(batch[output.name] for batch in outputs) / 3)
+
+
+def test_average_loss_smooths_what_is_displayed(classes: str) -> None:
+    _, seen = told(classes + "max_iter: 6 display: 1 average_loss: 3 snapshot_after_train: false")
+    losses = [event.loss for event in seen if isinstance(event, Iterated)]
+    shown = [event.loss for event in seen if isinstance(event, Displayed)]
+    expected = [sum(losses[max(0, i - 2) : i + 1]) / min(3, i + 1) for i in range(6)]
+    assert shown[:6] == pytest.approx(expected)
+    assert len(shown) == 7
+
+
+def test_stopping(classes: str, tmp_path: Path) -> None:
+    seen: list[Event] = []
+
+    def listen(event: Event) -> None:
+        seen.append(event)
+        if event == Iterated(3, event.loss if isinstance(event, Iterated) else 0, 0.5):
+            solver.stop()
+
+    solver = load_solver(
+        classes + "max_iter: 100 test_iter: 1 test_interval: 3",
+        listener=listen,
+        snapshot_prefix=str(tmp_path / "s"),
+    )
+    solver.solve()
+    assert solver.iteration == 3
+    assert kinds(seen)[-3:] == [("Iterated", 3), ("Snapshotted", 3), ("Finished", 3)]
+    assert isinstance(seen[-1], Finished)
+    assert seen[-1].is_stopped
+
+
+def test_lines_are_caffes(classes: str) -> None:
+    outputs = (Output("accuracy", 0.975, 0), Output("loss", 0.25, 1))
+    assert Started(0, 10, "LeNet", "SGD").lines() == ["Solving LeNet", "Solver type: SGD"]
+    assert events.Tested(500, 1, outputs, None).lines() == [
+        "Iteration 500, Testing net (#1)",
+        "    Test net output #0: accuracy = 0.975",
+        "    Test net output #1: loss = 0.25 (* 1 = 0.25 loss)",
+    ]
+    assert events.Tested(0, 0, (), 2.5).lines()[1] == "Test loss: 2.5"
+    assert Displayed(100, 0.2, (Output("loss", 0.2, 2),), 0.00992565, 50.0, 100).lines() == [
+        "Iteration 100 (50 iter/s, 2s/100 iters), loss = 0.2",
+        "    Train net output #0: loss = 0.2 (* 2 = 0.4 loss)",
+        "Iteration 100, lr = 0.00992565",
+    ]
+    assert Displayed(0, 0.2).lines() == ["Iteration 0, loss = 0.2"]
+    assert Snapshotted(5, Path("a_iter_5.jdsnap")).lines() == ["Snapshotting to a_iter_5.jdsnap"]
+    assert Finished(5, False).lines() == ["Optimization Done."]
+    assert Iterated(5, 1.0, 1.0).lines() == []
+
+
+# ---- which nets
+
+
+def test_states_of_the_nets(tmp_path: Path) -> None:
+    body = 'layer {{ name: "{0}" type: "Input" top: "{0}" input_param {{ shape {{ dim: 1 }} }} {1} }}'
+    net = (
+        'state { stage: "own" level: 1 }'
+        + body.format("train", 'include { phase: TRAIN stage: "own" stage: "t" min_level: 1 }')
+        + body.format("first", 'include { phase: TEST stage: "own" stage: "a" max_level: 1 }')
+        + body.format("second", 'include { phase: TEST stage: "own" stage: "b" min_level: 5 }')
+    )
+    (tmp_path / "net.prototxt").write_text(net)
+    solver = load_solver(
+        f"""net: "{tmp_path}/net.prototxt" {FIXED} snapshot_after_train: false train_state {{ stage: "t" }}
+            test_state {{ stage: "a" }} test_state {{ stage: "b" level: 5 }}
+            test_iter: 1 test_iter: 1 test_interval: 1"""
+    )
+    assert [net.inputs for net in (solver.net, *solver.test_nets)] == [["train"], ["first"], ["second"]]
+
+
+def test_nets_beside_the_solver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files for training and testing, found from the folder of the solver; its name names the snapshots."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.prototxt").write_text(f'input: "{name}" input_shape {{ dim: 1 }}')
+    text = 'train_net: "a.prototxt" test_net: "b.prototxt" test_iter: 1 test_interval: 1 ' + FIXED
+    (tmp_path / "s.prototxt").write_text(text)
+    monkeypatch.chdir("/")
+    solver = load_solver(tmp_path / "s.prototxt")
+    assert (solver.net.inputs, solver.test_nets[0].inputs) == (["a"], ["b"])
+    assert solver.snapshot_prefix == str(tmp_path / "s")
+
+
+def test_weights_to_start_from(classes: str, tmp_path: Path) -> None:
+    solver, _ = told(classes + "max_iter: 5 snapshot_after_train: false")
+    solver.net.save_weights(tmp_path / "w.npz")
+    fields = f'max_iter: 5 snapshot_after_train: false weights: "{tmp_path}/w.npz"'
+    other = load_solver(classes + fields + " test_iter: 1 test_interval: 1")
+    for net in (other.net, *other.test_nets):
+        np.testing.assert_array_equal(net.weights["ip"][0].data, solver.net.weights["ip"][0].data)
+
+
+# ---- what is refused
+
+NET = 'net_param { input: "x" input_shape { dim: 1 } } '
+TEST = "test_iter: 1 test_interval: 1 "
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "reason"),
+    [
+        (FIXED, InvalidArgument, "this one has none"),
+        (NET + 'net: "x" ' + FIXED, InvalidArgument, "net and net_param"),
+        (NET + FIXED + 'type: "Adam"', NotSupported, r"'Adam' \(line 1\): there is SGD"),
+        (NET + FIXED + "solver_type: NESTEROV", NotSupported, "'Nesterov'"),
+        (NET + FIXED + "debug_info: true", NotSupported, "debug_info: true"),
+        (NET + FIXED + "snapshot_diff: true", NotSupported, "take the line out"),
+        (NET + FIXED + "iter_size: 0", InvalidArgument, "iter_size is 0"),
+        (NET + FIXED + "average_loss: 0", InvalidArgument, "average_loss is 0"),
+        (NET + FIXED + "momentum: -1", InvalidArgument, "momentum is -1"),
+        (NET + FIXED + 'regularization_type: "L3"', InvalidArgument, "'L3': there are L1, L2"),
+        (NET + FIXED + "test_iter: 1", InvalidArgument, "test_interval is 0"),
+        (NET + FIXED + "test_iter: 0 test_interval: 1", InvalidArgument, "it must be positive"),
+        (
+            NET + FIXED + "test_iter: 1 test_interval: 1 test_state { } test_state { }",
+            InvalidArgument,
+            "2 test_state for 1",
+        ),
+        (NET + FIXED + "test_net_param { }", InvalidArgument, "0 test_iter for 1 test nets"),
+        (
+            'train_net_param { input: "x" input_shape { dim: 1 } } test_iter: 1 test_interval: 1 ' + FIXED,
+            InvalidArgument,
+            "1 test_iter for 0 test nets",
+        ),
+        (NET + FIXED + "snapshot: 5", InvalidArgument, "have no name: set snapshot_prefix"),
+        (
+            NET + FIXED + 'snapshot_prefix: "/no/such/folder/x"',
+            InvalidArgument,
+            "/no/such/folder is no folder",
+        ),
+        ("bas_lr: 1 # {", ParseError, "did you mean 'base_lr'"),
+    ],
+)
+def test_solvers_that_cannot_be(text: str, kind: type[Exception], reason: str) -> None:
+    with pytest.raises(kind, match=reason):
+        load_solver(text)
+
+
+def test_weights_of_other_shapes_in_testing() -> None:
+    layer = (
+        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" include { phase: %s } '
+        "inner_product_param { num_output: %d } } "
+    )
+    net = 'input: "x" input_shape { dim: 1 dim: 1 } ' + layer % ("TRAIN", 2) + layer % ("TEST", 3)
+    with pytest.raises(InvalidArgument, match=r"'ip' has weights \[\(2, 1\), \(2,\)\] in training"):
+        load_solver(
+            f"net_param {{ {net} }} test_iter: 1 test_interval: 1 snapshot_after_train: false " + FIXED
+        )
+
+
+def test_gpu_mode_and_formats_of_caffe_are_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jitdnn.log._told", set())
+    load_solver(NET + FIXED + "snapshot_after_train: false")
+    assert not caplog.records
+    load_solver(NET + FIXED + "snapshot_after_train: false solver_mode: GPU snapshot_format: HDF5")
+    messages = [record.getMessage() for record in caplog.records]
+    assert any("trains on the CPU" in message for message in messages)
+    assert any(".jdsnap" in message for message in messages)
