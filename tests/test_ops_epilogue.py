@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -132,6 +133,42 @@ def test_functions_that_read_variables_follow_them(data: Any, monkeypatch: pytes
     assert close(jd.conv(x, w, padding=1, epilogue=nested), 7 * acc)
     factors[0] = 1.0
     assert close(jd.conv(x, w, padding=1, epilogue=nested), acc)
+
+
+def helper(a: Any) -> Any:
+    return a * SCALE
+
+
+class Scales:
+    ONE = 2.0
+
+
+def test_variables_behind_functions_modules_and_classes_are_followed(
+    data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w, _, _ = data
+    acc = plain(x, w)
+
+    def by_helper(a: Any) -> Any:
+        return helper(a) + 1
+
+    def by_module(a: Any) -> Any:
+        return a * math.tau
+
+    def by_class(a: Any) -> Any:
+        return a * Scales.ONE
+
+    def recursive(a: Any, depth: int = 2) -> Any:
+        return a if depth == 0 else recursive(a, depth - 1) * SCALE
+
+    for scale in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        monkeypatch.setattr(Scales, "ONE", scale)
+        monkeypatch.setattr(math, "tau", scale)
+        for epilogue in (by_module, by_class):
+            assert close(jd.conv(x, w, padding=1, epilogue=epilogue), scale * acc)
+        assert close(jd.conv(x, w, padding=1, epilogue=by_helper), scale * acc + 1)
+        assert close(jd.conv(x, w, padding=1, epilogue=recursive), scale**2 * acc)
 
 
 def test_functions_of_one_code_are_told_apart(data: Any) -> None:

@@ -54,9 +54,8 @@ def test_numpy_views_are_borrowed_in_place(shape: tuple[int, ...], dtype: str, d
     if x.size:
         assert borrowed.pointer == x.ctypes.data
         first = (0,) * x.ndim
-        before = x[first].copy()
-        borrowed.numpy()[first] = 1 - before
-        assert x[first] == 1 - before
+        borrowed.numpy()[first] = 77
+        assert x[first] == 77
 
 
 @given(shapes, dtypes, st.data())

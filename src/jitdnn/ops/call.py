@@ -295,7 +295,7 @@ def logical_shape(shape: Any, layout: str | None, name: str) -> tuple[int, ...]:
 
 
 def packed_like(like: TensorDescriptor, shape: Sequence[int]) -> TensorDescriptor:
-    """Return the dense descriptor of `shape` with its channels first or last, whichever `like` is nearer to."""
+    """Return the dense descriptor of `shape` with channels first or last, whichever `like` is nearer to."""
     return TensorDescriptor.packed(shape, like.dtype, like.nearest_layout)
 
 

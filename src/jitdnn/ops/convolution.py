@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Hashable, Sequence
 from typing import Any
 
-from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.errors import InvalidShape
 from jitdnn.handle import Handle
-from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.call import (
     SETTING,
     Op,
@@ -17,12 +15,11 @@ from jitdnn.ops.call import (
     call,
     callers_axes,
     logical,
-    logical_axes,
     logical_shape,
     packed_like,
 )
+from jitdnn.ops.epilogue import Fused, epilogue_key, fuse
 from jitdnn.problems.convolution import BiasGradient, Convolution
-from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.tensor import TensorDescriptor
 
 PerAxis = int | Sequence[int]
@@ -35,7 +32,7 @@ def conv(
     bias: Any = None,
     residual: Any = None,
     *operands: Any,
-    epilogue: Callable[..., Any] | Expression | None = None,
+    epilogue: Fused = None,
     stride: PerAxis = 1,
     padding: Padding = 0,
     dilation: PerAxis = 1,
@@ -62,8 +59,8 @@ def conv(
     `bias` (K,), `residual` and further `operands` are those of the epilogue; one that has one dimension
     belongs to the channels, any other is broadcast to the result as in NumPy. `epilogue` is a function of the
     sum and the operands that are given, written with operators and the functions of this package (`lambda a,
-    b, r: jd.relu(a + b) + r`), or a traced `Expression`; without it they are all added. It is traced when it,
-    or a variable that it reads by name, is new; it must not depend on anything else.
+    b, r: jd.relu(a + b) + r`), or a traced `Expression`; without it they are all added. It is traced anew
+    when a variable that it reads by name has changed, and at every call if it reads anything else.
 
     `algorithm` asks for one by name, `workspace_limit` (bytes, or text such as "64 MiB") bounds its scratch
     memory. `out` may be any view of the result's shape; its old values are read only if beta is not 0. The
@@ -82,7 +79,7 @@ def conv(
     for number, operand in enumerate(operands, start=3):
         names.append(f"operand {number}")
         arrays.append(operand)
-    fused, fused_key = _epilogue_key(epilogue)
+    fused, fused_key = epilogue_key(epilogue)
     arguments = (stride, padding, dilation, groups, mode, layout, fused_key)
     return call(_CONV, names, arrays, arguments, out, alpha, beta, handle, algorithm, workspace_limit, fused)
 
@@ -215,7 +212,7 @@ def _make_conv(
     mode: str,
     layout: str | None,
     fused_key: Hashable,
-    fused: Callable[..., Any] | Expression | None = None,
+    fused: Fused = None,
 ) -> Recipe:
     x, w = (logical(tensor, layout) for tensor in inputs[:2])
     y = None if out is None else logical(out, layout)
@@ -223,7 +220,7 @@ def _make_conv(
         "fwd", x, w, stride, padding, dilation, groups, mode, layout=x.nearest_layout, y=y
     )
     axes = callers_axes(layout, len(x.shape))
-    return Recipe(problem, _fuse(fused, inputs[2:], problem.y, layout), axes)
+    return Recipe(problem, fuse(fused, inputs[2:], problem.y, layout), axes)
 
 
 def _make_backward_data(
@@ -310,91 +307,3 @@ _TRANSPOSE = Op(_make_transpose)
 def _shape(shape: Any) -> Any:
     # a torch.Size or a list must make the same key as the tuple that it stands for
     return tuple(shape) if isinstance(shape, (tuple, list)) else shape
-
-
-def _fuse(
-    fused: Callable[..., Any] | Expression | None,
-    operands: Sequence[TensorDescriptor],
-    y: TensorDescriptor,
-    layout: str | None,
-) -> Epilogue | None:
-    if fused is None:
-        if not operands:
-            return None
-        fused = _SUMS.get(len(operands))
-        if fused is None:
-            raise InvalidArgument(
-                f"{len(operands)} operands and no epilogue: say by epilogue= what to do with them"
-            )
-    expression = trace(fused)
-    if expression.arity != 1 + len(operands):
-        raise InvalidArgument(
-            f"the epilogue takes {expression.arity} values ({', '.join(expression.inputs)}) and gets "
-            f"{1 + len(operands)}: the sum and {len(operands)} operands"
-        )
-    return Epilogue(expression, tuple(_broadcast(operand, y, layout) for operand in operands))
-
-
-_SUMS: dict[int, Callable[..., Any]] = {1: lambda acc, b: acc + b, 2: lambda acc, b, r: acc + b + r}
-
-
-def _broadcast(operand: TensorDescriptor, y: TensorDescriptor, layout: str | None) -> TensorDescriptor:
-    """An operand of the epilogue with the shape of y, its axes as (N, K, space)."""
-    rank = len(y.shape)
-    if len(operand.shape) == 1:
-        if operand.shape[0] not in (1, y.shape[1]):
-            raise InvalidShape(
-                f"a bias has {operand.shape[0]} elements, the result has {y.shape[1]} channels: they must be "
-                "equal"
-            )
-        for axis in (1,) * (rank - 2):
-            operand = operand.insert_axis(axis)
-        return operand.broadcast_to(y.shape)
-    axes = callers_axes(layout, rank)
-    shape = y.shape if axes is None else tuple(y.shape[axis] for axis in axes)
-    try:
-        wide = operand.broadcast_to(shape)
-    except InvalidShape as error:
-        raise InvalidShape(f"an operand of the epilogue does not fit the result: {error}") from None
-    axes = logical_axes(layout, rank)
-    return wide if axes is None else wide.transpose(axes)
-
-
-def _epilogue_key(
-    epilogue: Callable[..., Any] | Expression | None,
-) -> tuple[Callable[..., Any] | Expression | None, Hashable]:
-    """The epilogue, and a key that tells it from others; traced only where no key does.
-
-    A lambda in a loop is a new function on every turn, with the same code; two functions of the same code
-    differ if the variables do that they read.
-    """
-    if epilogue is None or isinstance(epilogue, Expression):
-        return epilogue, epilogue
-    key = _function_key(epilogue) if type(epilogue) is FunctionType else None
-    if key is None:
-        expression = trace(epilogue)
-        return expression, expression
-    return epilogue, key
-
-
-def _function_key(function: FunctionType) -> Hashable:
-    """The code of a function and the values of the variables that it reads; None if they may change."""
-    code = function.__code__
-    if any(isinstance(constant, CodeType) for constant in code.co_consts):
-        return None
-    values = [*(function.__defaults__ or ()), *(function.__globals__.get(name) for name in code.co_names)]
-    for cell in function.__closure__ or ():
-        try:
-            values.append(cell.cell_contents)
-        except ValueError:  # a variable that has no value yet
-            return None
-    parts: list[Any] = [code]
-    for value in values:
-        if isinstance(value, (int, float)):
-            # numbers by their text: 0.0 == -0.0 and 1 == True, but they compute different things
-            parts.append(repr(value))
-        elif value is None or isinstance(value, (str, ModuleType, FunctionType, type, Expression)):
-            parts.append(value)
-        else:
-            return None
-    return tuple(parts)
