@@ -13,9 +13,8 @@ import numpy as np
 
 import conformance
 from jitdnn.devices.cpu import host
-from jitdnn.kernels.views import descriptor_view
 from jitdnn.problems import Problem, parse
-from jitdnn.tensor import TensorDescriptor, numpy_dtype
+from jitdnn.tensor import TensorDescriptor, numpy_dtype, view
 
 PAGE = mmap.PAGESIZE
 # memory that exists once it is touched, so that strides may span many gigabytes
@@ -53,7 +52,7 @@ def run(problem: Problem, at_end: bool) -> None:
     case = conformance.make_case(conformance.packed(problem) if is_large else problem)
     rooms, pointers = zip(*(place(o.descriptor, at_end) for o in problem.operands), strict=True)
     for operand, pointer, buffer in zip(problem.inputs, pointers, case.inputs, strict=False):
-        descriptor_view(pointer, operand.descriptor)[...] = buffer.values
+        view(pointer, operand.descriptor)[...] = buffer.values
     device = host(2)
     for algorithm in conformance.accepting(problem, device):
         edge = "end" if at_end else "start"
@@ -62,7 +61,7 @@ def run(problem: Problem, at_end: bool) -> None:
         size = algorithm.workspace(problem, device)
         workspace = Room(-(-size // 64) * 64, at_end)
         kernel = algorithm.build(problem, device)
-        output = descriptor_view(pointers[-1], problem.output)
+        output = view(pointers[-1], problem.output)
         output[...] = np.nan
         kernel(None, pointers, 1.0, 0.0, workspace.pointer if size else 0)
         conformance.compare(output, case, 1.0, 0.0, algorithm.error_bound(problem))

@@ -11,8 +11,8 @@ import pytest
 
 import conformance
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue
-from jitdnn.kernels.views import descriptor_view
 from jitdnn.problems import Problem, parse
+from jitdnn.tensor import view
 
 PROBLEM = parse("add shape3x5 f32 nchw a=s7,1 b=s-5,1 out=s9,1")
 ROOM = 32
@@ -51,7 +51,7 @@ class Adder(Algorithm):
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Any:
         def kernel(stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int) -> None:
             a, b, out = (
-                descriptor_view(pointer, operand.descriptor)
+                view(pointer, operand.descriptor)
                 for pointer, operand in zip(pointers, problem.operands, strict=True)
             )
             total = a.astype(np.float64) + b

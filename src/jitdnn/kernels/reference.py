@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, terms
-from jitdnn.kernels.views import descriptor_view
 from jitdnn.problems.problem import Problem
+from jitdnn.tensor import view
 
 # The definitions are NumPy loops over float64 copies. Seen on one core: 2e9 operations a second where there
 # are many to an output, 1e7 outputs a second where there are few, and 0.3 ms for the smallest problem.
@@ -29,12 +29,12 @@ class _ReferenceKernel:
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
         count = len(self.descriptors)
-        arrays = [descriptor_view(*pair) for pair in zip(pointers[:count], self.descriptors, strict=True)]
+        arrays = [view(*pair) for pair in zip(pointers[:count], self.descriptors, strict=True)]
         *inputs, output = arrays
         result = np.asarray(self.problem.reference(*inputs), np.float64)
         if self.epilogue is not None:
             operands = zip(pointers[count:], self.epilogue.operands, strict=True)
-            fused = [descriptor_view(*pair).astype(np.float64) for pair in operands]
+            fused = [view(*pair).astype(np.float64) for pair in operands]
             result = np.asarray(self.epilogue.expression.evaluate(result, *fused), np.float64)
         if alpha != 1.0:
             result = alpha * result

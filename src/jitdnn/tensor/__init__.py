@@ -1,6 +1,15 @@
 """Tensors in memory: descriptors, and arrays that are borrowed from anybody without a copy."""
 
-from jitdnn.tensor.array import Array, allocator, borrow, empty, numpy_dtype, require_writable, view
+from jitdnn.tensor.array import (
+    Array,
+    allocator,
+    borrow,
+    empty,
+    numpy_dtype,
+    require_writable,
+    strided_view,
+    view,
+)
 from jitdnn.tensor.descriptor import (
     DTYPES,
     MAX_DIMENSIONS,
@@ -23,5 +32,6 @@ __all__ = [
     "numpy_dtype",
     "packed_strides",
     "require_writable",
+    "strided_view",
     "view",
 ]

@@ -25,6 +25,7 @@ _NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "u8": np.dtype("uint8"),
 }
 _NAMES_OF_NUMPY: Final = {dtype: name for name, dtype in _NUMPY_DTYPES.items()}
+_TYPE_STRINGS: Final = {name: dtype.str for name, dtype in _NUMPY_DTYPES.items()}
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -73,27 +74,37 @@ class Array:
 class _Memory:
     """What NumPy needs to make an array of memory that it does not own."""
 
+    __slots__ = ("__array_interface__", "owner")
+
     def __init__(self, interface: dict[str, Any], owner: object) -> None:
         self.__array_interface__ = interface
         self.owner = owner
 
 
-def view(pointer: int, descriptor: TensorDescriptor, owner: object = None) -> np.ndarray[Any, Any]:
-    """Return a NumPy view of raw memory at `pointer`, plus the descriptor's offset; it keeps `owner` alive.
+def strided_view(
+    pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: str, owner: object = None
+) -> np.ndarray[Any, Any]:
+    """Return a NumPy view of raw memory; its element at index 0 is at `pointer`, `strides` are in elements.
 
-    The caller vouches that the memory exists.
+    It keeps `owner` alive; without one the caller vouches that the memory lives as long as the view.
     """
-    dtype = numpy_dtype(descriptor.dtype)
-    if descriptor.size == 0:
-        return np.empty(descriptor.shape, dtype)
+    if 0 in shape:
+        return np.empty(shape, numpy_dtype(dtype))
+    itemsize = DTYPES[dtype]
     interface = {
         "version": 3,
-        "shape": descriptor.shape,
-        "strides": tuple(s * dtype.itemsize for s in descriptor.strides),
-        "typestr": dtype.str,
-        "data": (pointer + descriptor.offset * dtype.itemsize, False),
+        "shape": tuple(shape),
+        "strides": tuple(stride * itemsize for stride in strides),
+        "typestr": _TYPE_STRINGS[dtype],
+        "data": (pointer, False),
     }
     return np.asarray(_Memory(interface, owner))
+
+
+def view(pointer: int, descriptor: TensorDescriptor, owner: object = None) -> np.ndarray[Any, Any]:
+    """Return a NumPy view of raw memory at `pointer`, plus its offset; it keeps `owner` alive."""
+    start = pointer + descriptor.offset * DTYPES[descriptor.dtype]
+    return strided_view(start, descriptor.shape, descriptor.strides, descriptor.dtype, owner)
 
 
 # `ndarray.ctypes.data` costs a microsecond, reading the field `data` of PyArrayObject (which follows the

@@ -25,10 +25,9 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.views import view
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
-from jitdnn.tensor import DTYPES, TensorDescriptor, packed_strides
+from jitdnn.tensor import DTYPES, TensorDescriptor, packed_strides, strided_view
 
 FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
@@ -243,7 +242,7 @@ class _Call:
 
     def _view(self, pointer: int, axes: Axes) -> FloatArray:
         pointer += axes.start * DTYPES[self.layout.dtype]
-        return view(pointer, axes.shape, axes.strides, self.layout.dtype)
+        return strided_view(pointer, axes.shape, axes.strides, self.layout.dtype)
 
     def buffer(self, name: str, axes: Axes) -> FloatArray:
         """A buffer of the workspace; `axes` must be an attribute of the layout."""
