@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -464,3 +466,20 @@ def test_versions_name_only_what_is_installed() -> None:
     found = provenance.versions(("numpy", "surely-not-installed"))
     assert set(found) == {"jitdnn", "python", "numpy"}
     assert found["numpy"] == np.__version__
+
+
+def test_work_of_other_programs_is_noticed() -> None:
+    """Our own work does not count; that of a child that is still running does."""
+    neighbours = timing.Neighbours()
+    if neighbours.processors() is None:
+        pytest.skip("this system does not tell how busy it is")
+    script = "import time\nend = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
+    other = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        time.sleep(1.0)
+        found = neighbours.processors()
+    finally:
+        other.kill()
+        other.wait()
+    assert found is not None
+    assert found > 0.1

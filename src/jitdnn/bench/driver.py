@@ -20,7 +20,7 @@ from jitdnn.bench import provenance
 from jitdnn.bench.gate import Gate
 from jitdnn.bench.peers import Peer, torch_peers
 from jitdnn.bench.suites import Layer
-from jitdnn.bench.timing import Method, interleaved, median, ratio
+from jitdnn.bench.timing import Method, Neighbours, interleaved, median, ratio
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.errors import InvalidArgument, JitdnnError, NotSupported
 from jitdnn.handle import Handle
@@ -87,6 +87,7 @@ class Row:
     peers: dict[str, PeerResult] = field(default_factory=dict)
     refused_peers: dict[str, str] = field(default_factory=dict)
     rounds: int = 0
+    neighbours: float | None = None
     device: str = ""
     threads: int = 0
     system: str = ""
@@ -171,6 +172,7 @@ def _measure(
     peers = [peer for peer in peers if peer.name not in refused]
 
     peak_before = device.measure_peak(problem.dtype)
+    neighbours = Neighbours()
     times = interleaved([own.run, *(peer.run for peer in peers)], options.method)
     peak = max(peak_before, device.measure_peak(problem.dtype))
     seconds = median(times[0])
@@ -185,7 +187,7 @@ def _measure(
         peer=fastest,
         peer_seconds=results[fastest].seconds if fastest else None,
         ratio=results[fastest].ratio if fastest else None,
-        peers=results, refused_peers=refused, rounds=len(times[0]),
+        peers=results, refused_peers=refused, rounds=len(times[0]), neighbours=neighbours.processors(),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ a call that is not counted, which wakes this candidate's own."""
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -59,6 +60,36 @@ def interleaved(
             spent += elapsed
         between()
     return times
+
+
+class Neighbours:
+    """How many processors other programs keep busy from the making of this object on.
+
+    They disturb candidates unequally: one that spins while it waits for its threads suffers most, so times
+    taken beside busy neighbours say little.
+    """
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def processors(self) -> float | None:
+        """Processors' worth of time that others have used since; None where the system does not tell."""
+        end = self._read()
+        if self._start is None or end is None:
+            return None
+        all_busy, own, wall = (b - a for a, b in zip(self._start, end, strict=True))
+        return max(0.0, all_busy - own) / wall if wall > 0.0 else 0.0
+
+    @staticmethod
+    def _read() -> tuple[float, float, float] | None:
+        """Seconds that all processors have worked, that this process has worked, and that have passed."""
+        try:
+            with open("/proc/stat", encoding="ascii") as lines:
+                user, nice, system, _, _, irq, softirq = map(int, lines.readline().split()[1:8])
+        except (OSError, ValueError):
+            return None
+        ticks = os.sysconf("SC_CLK_TCK")
+        return (user + nice + system + irq + softirq) / ticks, time.process_time(), time.perf_counter()
 
 
 def median(times: Sequence[float]) -> float:

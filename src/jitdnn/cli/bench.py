@@ -17,6 +17,9 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import DIRECTIONS
 
+#: More than this many processors' worth of other programs' work, and the rows are called into question.
+QUIET = 0.2
+
 
 def list_built_in() -> None:
     """Print the built-in suites and networks with their numbers of layers."""
@@ -102,6 +105,9 @@ def show(rows: Sequence[Row]) -> None:
     peaks = [row.peak_gflops for row in rows if row.peak_gflops is not None]
     if peaks:
         say(f"multiply-add peak measured beside each row: {min(peaks):.0f} to {max(peaks):.0f} GFLOP/s")
+    busiest = max((row.neighbours or 0.0 for row in rows), default=0.0)
+    if busiest > QUIET:
+        say(f"other programs kept up to {busiest:.1f} processors busy: these times and ratios say little")
     for summary in summaries(rows):
         say(str(summary))
 

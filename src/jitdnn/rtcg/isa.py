@@ -104,13 +104,23 @@ def isa(name: str = "host") -> Isa:
     return Isa(chosen, triple, cpu, flags, vector_bytes, registers, has_fma)
 
 
+@functools.cache
 def processor_name() -> str:
-    """The processor's marketing name, or the best that the system tells."""
+    """The processor's marketing name with its family and model, or the best that the system tells.
+
+    Virtual machines tell one name ("AMD EPYC") of very different processors; family and model do not lie.
+    """
+    found: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                if line.startswith(("model name", "Model")):
-                    return line.split(":", 1)[1].strip()
+                field, _, value = line.partition(":")
+                found.setdefault(field.strip(), value.strip())
     except OSError:
         pass
-    return platform.processor() or platform.machine() or os.name
+    name = (
+        found.get("model name") or found.get("Model") or platform.processor() or platform.machine() or os.name
+    )
+    if "cpu family" in found and "model" in found:
+        name += f" family {found['cpu family']} model {found['model']}"
+    return name
