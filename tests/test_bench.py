@@ -469,7 +469,6 @@ def test_versions_name_only_what_is_installed() -> None:
 
 
 def test_work_of_other_programs_is_noticed() -> None:
-    """Our own work does not count; that of a child that is still running does."""
     neighbours = timing.Neighbours()
     if neighbours.processors() is None:
         pytest.skip("this system does not tell how busy it is")

@@ -52,7 +52,7 @@ def run_bench(
     )
     with ExitStack() as stack:
         stream = _open(json_rows, stack)
-        advance = stack.enter_context(progress(len(layers), "measuring"))
+        advance = stack.enter_context(progress(len(layers), "measuring", is_quiet=True))
         rows = []
         for row in run(layers, options, advance):
             rows.append(row)

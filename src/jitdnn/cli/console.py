@@ -37,11 +37,13 @@ def say(text: str = "") -> None:
 
 
 @contextmanager
-def progress(total: int, what: str) -> Iterator[Advance]:
+def progress(total: int, what: str, is_quiet: bool = False) -> Iterator[Advance]:
     """A bar on standard error while the context is open; `advance(done, note)` moves it.
 
-    Where standard error is no terminal there is no bar: what is done is said by the lines that a command
-    prints."""
+    `is_quiet` is for measurements: nothing happens between two calls of `advance`, where otherwise a thread
+    keeps the clock of the bar going. Where standard error is no terminal there is no bar: what is done is
+    said by the lines that a command prints.
+    """
     if not sys.stderr.isatty():
         yield lambda done, note: None
         return
@@ -51,16 +53,26 @@ def progress(total: int, what: str) -> Iterator[Advance]:
     )  # fmt: skip
     # lines that are printed meanwhile go above the bar, unless they go somewhere else
     above = sys.stdout.isatty()
-    with Progress(*columns, console=Console(stderr=True), redirect_stdout=above, transient=True) as bar:
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        redirect_stdout=above,
+        transient=True,
+        auto_refresh=not is_quiet,
+    ) as bar:
         task = bar.add_task(what, total=total, note="")
-        yield lambda done, note: bar.update(task, completed=done, note=note)
+        yield lambda done, note: bar.update(task, completed=done, note=note, refresh=is_quiet)
 
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """A sign of life on standard error for work whose end is not known; nothing where that is no terminal."""
+    """A line on standard error while a measurement runs whose end is not known; none where that is no
+    terminal."""
     if not sys.stderr.isatty():
         yield
         return
-    with Console(stderr=True).status(what):
+    print(f"{what} ...", end="", file=sys.stderr, flush=True)
+    try:
         yield
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

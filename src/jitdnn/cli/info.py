@@ -15,7 +15,7 @@ from jitdnn.rtcg.cache import CodeCache
 from jitdnn.rtcg.isa import NAMES, runnable
 from jitdnn.settings import TABLE, current, format_bytes
 
-_ABSENT = "not part of this version: the cpu target is"
+_ABSENT = "not in this version"
 TARGETS = ("cpu", "cuda", "opencl", "cudnn")
 
 
