@@ -2,8 +2,9 @@
 
     y[n, k, p] = sum over channels c and taps i of  w[k, c, tap i] * x[n, c, step * p + offset of tap i]
 
-with zero where x is outside. A strided backward data is several of these, one for each residue of the input
+with zero where x is outside. A strided backward data is several of these, for the residues of the input
 position modulo the stride: each sees only the taps that fall on it, and none multiplies by an inserted zero.
+Neighbouring residues that see as many taps are one correlation, with the residue as one more group.
 A matrix product is one with a single tap. Nothing here knows how it will be computed.
 """
 
@@ -185,17 +186,60 @@ def lower_convolution(
     if forward:
         axes = [_forward_axis(row) for row in rows]
         return (replace(whole, axes=_pad_axes(axes)),)
-    parts = []
-    for residues in itertools.product(*(range(min(row.stride, row.positions)) for row in rows)):
-        axes = [_backward_axis(row, residue) for row, residue in zip(rows, residues, strict=True)]
-        pad = (0,) * (3 - len(rows))
-        strides = (1,) * len(pad) + tuple(row.stride for row in rows)
-        part = replace(
-            whole, axes=_pad_axes(axes), y=_every(whole.y, strides, pad + residues),
-            operands=tuple(_every(o, strides, pad + residues) for o in whole.operands),
-        )  # fmt: skip
-        parts.append(part)
-    return tuple(parts)
+    runs = [_residue_runs(row) for row in rows]
+    return tuple(_of_residues(whole, rows, chosen) for chosen in itertools.product(*runs))
+
+
+@dataclass(frozen=True)
+class _Residues:
+    """Neighbouring residues of one axis that differ only in their first place in the filter."""
+
+    first: int
+    count: int
+    axis: Axis
+    start_step: int
+
+
+def _residue_runs(row: _Row) -> list[_Residues]:
+    """All residues of an axis as few runs of like ones: one or two where the kernel fits into the stride."""
+    runs: list[_Residues] = []
+    for residue in range(min(row.stride, row.positions)):
+        axis = _backward_axis(row, residue)
+        if runs:
+            last = runs[-1]
+            like = replace(axis, taps=replace(axis.taps, start=last.axis.taps.start)) == last.axis
+            step = axis.taps.start - last.axis.taps.start
+            if like and (last.count == 1 or step == last.count * last.start_step):
+                start_step = step if last.count == 1 else last.start_step
+                runs[-1] = replace(last, count=last.count + 1, start_step=start_step)
+                continue
+        runs.append(_Residues(residue, 1, axis, 0))
+    return runs
+
+
+def _of_residues(whole: Correlation, rows: Sequence[_Row], chosen: Sequence[_Residues]) -> Correlation:
+    """All residues of an axis as few runs of like ones: at most two where the kernel fits in the stride."""
+    pad = 3 - len(rows)
+    steps = (1,) * pad + tuple(row.stride for row in rows)
+    firsts = (0,) * pad + tuple(run.first for run in chosen)
+    many = [(pad + i, run) for i, run in enumerate(chosen) if run.count > 1]
+
+    def result(view: View) -> View:
+        every = _every(view, steps, firsts)
+        return replace(every, groups=every.groups + tuple(view.space[axis] for axis, _ in many))
+
+    return replace(
+        whole,
+        groups=whole.groups + tuple(run.count for _, run in many),
+        axes=_pad_axes([run.axis for run in chosen]),
+        x=replace(whole.x, groups=whole.x.groups + (0,) * len(many)),
+        w=replace(
+            whole.w,
+            groups=whole.w.groups + tuple(whole.w.space[axis] * run.start_step for axis, run in many),
+        ),
+        y=result(whole.y),
+        operands=tuple(result(o) for o in whole.operands),
+    )
 
 
 @dataclass(frozen=True)
@@ -209,11 +253,6 @@ class _Row:
     before: int
     dilation: int
     flipped: bool
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(
-            (self.positions, self.results, self.taps, self.stride, self.before, self.dilation, self.flipped)
-        )
 
 
 def _axis_rows(problem: Convolution) -> Iterator[_Row]:
