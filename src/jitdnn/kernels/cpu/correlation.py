@@ -218,7 +218,7 @@ def _residue_runs(row: _Row) -> list[_Residues]:
 
 
 def _of_residues(whole: Correlation, rows: Sequence[_Row], chosen: Sequence[_Residues]) -> Correlation:
-    """All residues of an axis as few runs of like ones: at most two where the kernel fits in the stride."""
+    """The part of a backward data at one run of residues an axis; those of a run count as groups."""
     pad = 3 - len(rows)
     steps = (1,) * pad + tuple(row.stride for row in rows)
     firsts = (0,) * pad + tuple(run.first for run in chosen)
