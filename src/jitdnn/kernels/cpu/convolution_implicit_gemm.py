@@ -13,7 +13,7 @@ from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summat
 from jitdnn.kernels.cpu.blocked import Blocked
 from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
 from jitdnn.kernels.cpu.stores import scaling_tasks, trace_scaling
-from jitdnn.kernels.cpu.timing import seconds_of
+from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
@@ -70,7 +70,9 @@ class ImplicitGemm(Algorithm):
         phases = [phase for number, part in enumerate(parts) for phase in part.phases(f"part{number}_")]
         if parts[0].is_scaled:
             phases.insert(0, ("scale", scaling_tasks(axes)))
-        return CpuKernel(library, phases, pointers, device.threads)
+        return CpuKernel(
+            library, phases, pointers, useful_threads(device, sum(part.cycles() for part in parts))
+        )
 
 
 def _is_scaled_first(parts: Sequence[Correlation], epilogue: Epilogue | None) -> bool:

@@ -9,7 +9,7 @@ from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.blocked_filter import BlockedFilter
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.timing import seconds_of
+from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.compile import load
@@ -51,4 +51,4 @@ class ImplicitGemmFilter(Algorithm):
         assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
         library = load(self.name, str(problem), device.isa, lambda module: plan.trace(module, 3))
-        return CpuKernel(library, plan.phases(), 3, device.threads)
+        return CpuKernel(library, plan.phases(), 3, useful_threads(device, plan.cycles()))

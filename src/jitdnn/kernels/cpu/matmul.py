@@ -9,7 +9,7 @@ from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.blocked import Blocked
 from jitdnn.kernels.cpu.correlation import lower_matmul
-from jitdnn.kernels.cpu.timing import seconds_of
+from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.compile import load
@@ -50,4 +50,4 @@ class PackedGemm(Algorithm):
             self.name, (str(problem), str(epilogue)), device.isa,
             lambda module: plan.trace(module, "", pointers, (0, 1, 2), epilogue),
         )  # fmt: skip
-        return CpuKernel(library, plan.phases(""), pointers, device.threads)
+        return CpuKernel(library, plan.phases(""), pointers, useful_threads(device, plan.cycles()))

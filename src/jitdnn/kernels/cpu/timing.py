@@ -6,6 +6,7 @@ from jitdnn.devices.cpu import CpuDevice
 from jitdnn.problems.problem import Problem
 
 LAUNCH_SECONDS = 3e-6
+_CYCLES_WORTH_A_THREAD = 30_000  # about 8 microseconds
 _FLOPS_PER_CYCLE_PER_LANE = 4.0  # two multiply-adds
 
 
@@ -15,7 +16,12 @@ def seconds_of(problem: Problem, device: CpuDevice, cycles: float, tasks: int) -
     A cycle is what the measured peak says it is: two vector multiply-adds.
     """
     lanes = device.isa.lanes(problem.dtype)
-    threads = max(1, min(device.threads, tasks))
+    threads = max(1, min(useful_threads(device, cycles), tasks))
     rate = device.peak_flops(problem.dtype) / device.threads / (_FLOPS_PER_CYCLE_PER_LANE * lanes)
     turns = -(-tasks // threads) * threads / max(1, tasks)  # the last round may leave threads idle
     return LAUNCH_SECONDS + max(cycles * min(turns, 2.0) / threads / rate, problem.bytes / device.bandwidth)
+
+
+def useful_threads(device: CpuDevice, cycles: float) -> int:
+    """Threads worth using: each must have more to do than it costs to hand it work."""
+    return max(1, min(device.threads, int(cycles / _CYCLES_WORTH_A_THREAD)))
