@@ -6,23 +6,45 @@ The planner tries them all; the order only breaks ties and is the order in which
 from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.cpu.activation import ElementwiseActivation
+from jitdnn.kernels.cpu.convolution_bias import BiasChannels, BiasRows
 from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
 from jitdnn.kernels.cpu.matmul import PackedGemm
+from jitdnn.kernels.cpu.pooling_channels import PoolingChannels, PoolingStrided
+from jitdnn.kernels.cpu.pooling_rows import PoolingRows
+from jitdnn.kernels.cpu.pooling_window import PoolingWindow
+from jitdnn.kernels.cpu.softmax import SoftmaxAcross, SoftmaxAlong
+from jitdnn.kernels.cpu.tensor_ops import ElementwiseAdd
 from jitdnn.kernels.reference import Reference
-from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.activation import Activation
+from jitdnn.problems.convolution import BiasGradient, Convolution
 from jitdnn.problems.matmul import MatMul
+from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
+from jitdnn.problems.softmax import Softmax
+from jitdnn.problems.tensor_ops import AddTensor
 
 REFERENCE = Reference()
+_POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(), REFERENCE)
+_SOFTMAX = (SoftmaxAlong(), SoftmaxAcross(), REFERENCE)
+_ACTIVATION = (ElementwiseActivation(), REFERENCE)
 
 # (target, problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] = {
     ("cpu", Convolution, "fwd"): (ImplicitGemm(), Im2col(), REFERENCE),
     ("cpu", Convolution, "bwd_data"): (ImplicitGemm(), Im2col(), REFERENCE),
     ("cpu", Convolution, "bwd_filter"): (ImplicitGemmFilter(), Im2col(), REFERENCE),
+    ("cpu", BiasGradient, None): (BiasRows(), BiasChannels(), REFERENCE),
     ("cpu", MatMul, None): (PackedGemm(), REFERENCE),
+    ("cpu", Pooling, "fwd"): _POOLING,
+    ("cpu", Pooling, "bwd"): _POOLING,
+    ("cpu", Softmax, "fwd"): _SOFTMAX,
+    ("cpu", Softmax, "bwd"): _SOFTMAX,
+    ("cpu", Activation, "fwd"): _ACTIVATION,
+    ("cpu", Activation, "bwd"): _ACTIVATION,
+    ("cpu", AddTensor, None): (ElementwiseAdd(), REFERENCE),
 }
 
 

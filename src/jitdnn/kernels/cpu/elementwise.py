@@ -24,7 +24,8 @@ from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.loops import Counter, task_count
 from jitdnn.kernels.cpu.timing import LAUNCH_SECONDS
-from jitdnn.rtcg.builder import INT, Builder, Module, Pointer, Value
+from jitdnn.rtcg.values import INT
+from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.isa import ITEM_BYTES
