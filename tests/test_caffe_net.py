@@ -126,8 +126,8 @@ def test_phases_choose_layers() -> None:
     train, test = load_net(LENET, "TRAIN"), load_net(LENET, "TEST")
     assert train.outputs == ["loss"]
     assert test.outputs == ["accuracy", "loss"]
-    assert train.blobs["data"].shape == (64, 1, 28, 28)
-    assert test.blobs["data"].shape == (100, 1, 28, 28)
+    assert train.blobs["data"].shape == (64, 1, 26, 26)
+    assert test.blobs["data"].shape == (100, 1, 26, 26)
 
 
 def test_the_shipped_data_are_there_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def run_demo(folder: Path, threads: int | None) -> None:
     _save(reporter, folder)
     say("\nWhat to try next:")
     say("  jitdnn time package:models/lenet.prototxt          how long each layer takes")
-    say('  jitdnn plan "conv_fwd n64 c20 h12 w12 k50 r5 s5" --find     measure instead of estimating')
+    say('  jitdnn plan "conv_fwd n64 c20 h11 w11 k50 r5 s5" --find     measure instead of estimating')
     say("  jitdnn bench --suite resnet18 --batch 8 --peer im2col       other networks' layers")
     say(f"  jitdnn train {SOLVER} --resume {reporter.snapshots[0]}")
     say(f"  copy the prototxt files from {find('package:models/lenet.prototxt').parent},")
