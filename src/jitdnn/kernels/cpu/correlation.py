@@ -51,8 +51,8 @@ class Axis:
 
     @property
     def is_plain(self) -> bool:
-        """True if result p reads position p and nothing else."""
-        return self.taps.count == 1 and self.taps.offset == 0 and self.step == 1
+        """True if result p reads position p by the filter's first element and nothing else."""
+        return self.taps == Taps(1) and self.step == 1
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,12 @@ def view_of(tensor: TensorDescriptor, groups: int) -> View:
 
 
 def lower_convolution(
-    problem: Convolution, operands: Sequence[TensorDescriptor] = ()
+    problem: Convolution, operands: Sequence[TensorDescriptor] = (), separate: bool = False
 ) -> tuple[Correlation, ...]:
     """The correlations that together write every element of a forward or backward-data result once.
 
-    A filter's gradient sums the same products, so it comes as its forward correlation.
+    A filter's gradient sums the same products, so it comes as its forward correlation. With ``separate`` the
+    residues of the last axis of a backward data are correlations of their own, which follow each other.
     """
     groups = problem.groups
     forward = problem.direction != "bwd_data"
@@ -186,7 +187,7 @@ def lower_convolution(
     if forward:
         axes = [_forward_axis(row) for row in rows]
         return (replace(whole, axes=_pad_axes(axes)),)
-    runs = [_residue_runs(row) for row in rows]
+    runs = [_residue_runs(row) for row in rows[:-1]] + [_residue_runs(rows[-1], not separate)]
     return tuple(_of_residues(whole, rows, chosen) for chosen in itertools.product(*runs))
 
 
@@ -200,12 +201,12 @@ class _Residues:
     start_step: int
 
 
-def _residue_runs(row: _Row) -> list[_Residues]:
+def _residue_runs(row: _Row, join: bool = True) -> list[_Residues]:
     """All residues of an axis as few runs of like ones: one or two where the kernel fits into the stride."""
     runs: list[_Residues] = []
     for residue in range(min(row.stride, row.positions)):
         axis = _backward_axis(row, residue)
-        if runs:
+        if runs and join:
             last = runs[-1]
             like = replace(axis, taps=replace(axis.taps, start=last.axis.taps.start)) == last.axis
             step = axis.taps.start - last.axis.taps.start
