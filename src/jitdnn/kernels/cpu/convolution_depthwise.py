@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.pixel_lanes import PixelLanes, strips
 from jitdnn.kernels.cpu.timing import seconds_of
 from jitdnn.problems.convolution import Convolution
@@ -24,9 +23,7 @@ class Depthwise(Algorithm):
     def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[PixelLanes]:
         assert isinstance(problem, Convolution) and isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
-        parts = lower_convolution(problem, operands)
-        stride = problem.stride[-1] if problem.direction == "bwd_data" else 1
-        return [PixelLanes(strip, device.isa) for strip in strips(parts, stride)]
+        return [PixelLanes(strip, device.isa) for strip in strips(problem, operands)]
 
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)

@@ -23,20 +23,22 @@ from functools import cached_property
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.blocked import group_offset, scale, view_offset
-from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
+from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convolution
 from jitdnn.kernels.cpu.pixel_tile import trace_tile
 from jitdnn.kernels.cpu.spans import Span
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.units import Units
 from jitdnn.rtcg.builder import Function, Module
+from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+from jitdnn.tensor import TensorDescriptor
 
 _STRAIGHT = 600  # multiply-adds of one tile in a straight line: more would take long to compile
 _STRAIGHT_ROW = 200  # and of one row of the filter
 _MOST_RESIDUES = 4
-_STORE = 3.0  # cycles to finish one vector of sums
+_STORE = 0.6  # cycles to finish one vector of sums, the rest being hidden behind the next tile
 _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
-_TILE = 14.0  # cycles to begin and end a tile
+_TILE = 20.0  # cycles to begin and end a tile
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
 _FILTER_BYTES = 512 << 10  # a larger filter is walked in the outer loop
 _ALIASING = 4096  # addresses this far apart share the ways of one set of the L1 cache
@@ -64,11 +66,12 @@ class Strip:
         return view.space[2] // self.residues
 
 
-def strips(parts: Sequence[Correlation], stride: int) -> Iterator[Strip]:
-    """The parts of a convolution of ``stride`` along its last axis, those of one row together where that pays."""
-    first = parts[0]
-    together = 1 < stride <= _MOST_RESIDUES and len(parts) % stride == 0 and first.y.space[2] == stride
-    together = together and all(v.space[2] % stride == 0 for v in first.operands)
+def strips(problem: Convolution, operands: Sequence[TensorDescriptor] = ()) -> Iterator[Strip]:
+    """A forward or backward-data convolution, with the residues of one row together where that pays."""
+    stride = problem.stride[-1]
+    together = problem.direction == "bwd_data" and 1 < stride <= min(_MOST_RESIDUES, problem.x.shape[-1])
+    together = together and problem.x.strides[-1] == 1
+    parts = lower_convolution(problem, operands, separate=together)
     if not together:
         for part in parts:
             c = _best_turned(part.merged())
@@ -143,12 +146,10 @@ class PixelLanes:
         """Taps of one row of the filter, of all residues."""
         return sum(axis.taps.count for axis in self.strip.last)
 
-    def span(self, edge: bool, tile: PixelTile) -> Span:
-        c, axis = self.c, self.c.axes[2]
-        last = self.tiles(tile) * tile.vectors * self.lanes - 1
-        low = edge and min(self.reads, default=0) < 0
-        high = edge and last * axis.step + max(self.reads, default=0) >= axis.positions
-        return Span(axis.step, c.x.space[2], axis.positions, self.lanes, low, high)
+    @cached_property
+    def span(self) -> Span:
+        axis = self.c.axes[2]
+        return Span(axis.step, self.c.x.space[2], axis.positions, self.lanes)
 
     def reach(self, rows: int) -> dict[int, list[tuple[int, int]]]:
         """(row of the tile, tap of the filter) by the row of the input, from the tile's first one on."""
@@ -168,6 +169,12 @@ class PixelLanes:
         """True if the taps of the last axis are written out."""
         work = tile.channels * tile.rows * tile.vectors * self._row_taps
         return self.is_straight(tile) or work <= _STRAIGHT_ROW
+
+    def keeps_filter(self, tile: PixelTile) -> bool:
+        """True if registers are left for a whole channel of the filter."""
+        taps = tile.channels * self.c.axes[1].taps.count * self._row_taps
+        sums = tile.channels * tile.rows * tile.vectors * self.strip.residues
+        return self.is_straight(tile) and sums + tile.vectors + taps <= self.isa.registers
 
     def _is_sliding(self, rows: int) -> bool:
         """True if neighbouring rows of the result read neighbouring rows of the input, by at least as many taps."""
@@ -212,8 +219,9 @@ class PixelLanes:
         columns = self._row_taps
         if self.is_straight(tile):
             lines, columns = len(self.reach(tile.rows)), len(self.reads)
-        loads = lines * columns * tile.vectors * self.span(False, tile).slots
-        loads += tile.channels * tile.rows * taps * self._broadcast_slots(tile.channels)
+        loads = lines * columns * tile.vectors * self.span.slots
+        if not self.keeps_filter(tile):
+            loads += tile.channels * tile.rows * taps * self._broadcast_slots(tile.channels)
         plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 1.0 + lines
         unit = self.strip.pixel(c.y)
         store = _STORE if unit == 1 else _SCATTERED_LANE * self.lanes

@@ -46,13 +46,18 @@ class _Tile:
     ) -> None:
         self.k, self.plan, self.tile, self.edge, self.c = k, plan, tile, edge, plan.c
         self.d, self.h, self.p = place
-        self.lanes = plan.lanes
-        self.span = plan.span(edge, tile)
+        self.lanes, self.span = plan.lanes, plan.span
+        self.last = (plan.tiles(tile) - 1) * tile.vectors * self.lanes  # the greatest p
+        if self.last == 0:
+            self.p = k.integer(0)  # what is known is not tested
+        if tile.rows >= self.c.axes[1].results:
+            self.h = k.integer(0)
         zero = k.constant(0, self.c.dtype, self.lanes)
         index = (tile.channels, tile.rows, plan.strip.residues, tile.vectors)
         self.sums = {at: k.register(zero) for at in itertools.product(*map(range, index))}
+        self.weights: dict[tuple[int, int, int, int], Value] = {}
         self.masks: dict[int, list[Masks]] = {}
-        if edge and plan.is_row_straight(tile):
+        if plan.is_row_straight(tile):
             self.masks = {offset: self._masks(offset) for offset in plan.reads}
 
     def _first(self, vector: int, offset: int | Value) -> Value:
@@ -60,7 +65,16 @@ class _Tile:
         return self.p * self.span.step + (vector * self.lanes * self.span.step) + offset
 
     def _masks(self, offset: int | Value) -> list[Masks]:
-        return [self.span.masks(self.k, self._first(v, offset)) for v in range(self.tile.vectors)]
+        """The tests of the vectors at an offset."""
+        if not self.edge:
+            return [self.span.whole] * self.tile.vectors
+        known = (offset,) if isinstance(offset, int) else (min(self.plan.reads), max(self.plan.reads))
+        step, masks = self.span.step, []
+        for v in range(self.tile.vectors):
+            at = v * self.lanes * step
+            lowest, highest = at + min(known), at + max(known) + self.last * step
+            masks.append(self.span.masks(self.k, self._first(v, offset), lowest, highest))
+        return masks
 
     # ---- sums
 
@@ -91,10 +105,8 @@ class _Tile:
         """All rows of one slice of one channel."""
         axis, rows = self.c.axes[1], self.tile.rows
         if self.plan.is_straight(self.tile):
-            reach = self.plan.reach(rows)
-            for at, pairs in reach.items():
-                if at > max(reach) - rows * axis.step:
-                    self._prefetch(plane, at)
+            self.weights = self._kept_weights(w)
+            for at, pairs in self.plan.reach(rows).items():
                 self._row(plane, w, self.h * axis.step + at, [(row, tap) for row, tap in pairs])
         elif rows == 1:
             for tap in self.k.range(axis.taps.count):
@@ -103,13 +115,22 @@ class _Tile:
         else:
             self._slide(plane, w)
 
-    def _prefetch(self, plane: Pointer, at: int) -> None:
-        axis, c = self.c.axes[1], self.c
-        import os
-        ahead = int(os.environ.get('AHEAD', '1')) * self.tile.rows * axis.step
-        row = plane + (self.h * axis.step + (at + ahead)) * c.x.space[1]
-        for v in range(self.tile.vectors * self.span.step):
-            row.prefetch(self.p * self.span.step + v * self.lanes)
+    def _kept_weights(self, w: Pointer) -> dict[tuple[int, int, int, int], Value]:
+        """The filter by (result channel, row tap, residue, tap) if registers are left for all of it."""
+        tile, taps = self.tile, self.c.axes[1].taps
+        if not self.plan.keeps_filter(tile):
+            return {}
+        index = [
+            (channel, row, residue, tap)
+            for channel, row in itertools.product(range(tile.channels), range(taps.count))
+            for residue, axis in enumerate(self.plan.strip.last) for tap in range(axis.taps.count)
+        ]
+        stride = taps.increment * self.c.w.space[1]
+        return {
+            (channel, row, residue, tap): (w + (channel * self.c.w.results + row * stride)).splat(
+                self._place(residue, tap), self.lanes)
+            for channel, row, residue, tap in index
+        }
 
     def _slide(self, plane: Pointer, w: Pointer) -> None:
         """Row t of the input, counted in the direction of the taps, feeds row r of the tile by tap t - r.
@@ -136,17 +157,16 @@ class _Tile:
         c = self.c
         for _ in self._guard(c.axes[1], at, self.tile.rows):
             row = plane + at * c.x.space[1]
-            lines = [(r, w + tap * (c.axes[1].taps.increment * c.w.space[1])) for r, tap in pairs]
+            stride = c.axes[1].taps.increment * c.w.space[1]
+            lines = [(r, tap, w + tap * stride) for r, tap in pairs]
             if self.plan.is_row_straight(self.tile):
                 for offset, taps in self.plan.reads.items():
-                    uses = [(residue, self._place(residue, tap)) for residue, tap in taps]
-                    self._multiply(row, lines, offset, self.masks.get(offset), uses)
+                    self._multiply(row, lines, offset, self.masks[offset], taps)
                 continue
             for residue, axis in enumerate(self.plan.strip.last):
                 for tap in self.k.range(axis.taps.count):
                     reads = tap * axis.taps.shift + axis.taps.offset
-                    masks = self._masks(reads) if self.edge else None
-                    self._multiply(row, lines, reads, masks, [(residue, self._place(residue, tap))])
+                    self._multiply(row, lines, reads, self._masks(reads), [(residue, tap)])
 
     def _place(self, residue: int, tap: int | Value) -> int | Value:
         """Where a tap of the last axis is in the filter's row."""
@@ -154,20 +174,20 @@ class _Tile:
         return tap * (taps.increment * stride) + taps.start * stride
 
     def _multiply(
-        self, row: Pointer, lines: Sequence[tuple[int, Pointer]], offset: int | Value,
-        masks: list[Masks] | None, uses: Sequence[tuple[int, int | Value]],
+        self, row: Pointer, lines: Sequence[tuple[int, int | Value, Pointer]], offset: int | Value,
+        masks: list[Masks], uses: Sequence[tuple[int, int | Value]],
     ) -> None:  # fmt: skip
         """The vectors at one offset times every value of the filter that meets them."""
         k, c = self.k, self.c
-        nothing: Masks = (None,) * 4
         vectors = [
-            self.span.load(row, self._first(v, offset), masks[v] if masks else nothing)
-            for v in range(self.tile.vectors)
+            self.span.load(row, self._first(v, offset), masks[v]) for v in range(self.tile.vectors)
         ]
-        for r, line in lines:
+        for r, row_tap, line in lines:
             for channel in range(self.tile.channels):
-                for residue, place in uses:
-                    weight = (line + channel * c.w.results).splat(place, self.lanes)
+                for residue, tap in uses:
+                    weight = self.weights.get((channel, row_tap, residue, tap)) if self.weights else None
+                    if weight is None:
+                        weight = (line + channel * c.w.results).splat(self._place(residue, tap), self.lanes)
                     for v, vector in enumerate(vectors):
                         register = self.sums[channel, r, residue, v]
                         register.set(k.fma(vector, weight, register.get()))
@@ -175,35 +195,66 @@ class _Tile:
     # ---- results
 
     def finish(self, blend: Blend, pointers: Sequence[Pointer]) -> None:
-        """The sums to their places: through a little memory, so that the code does not grow with the tile."""
+        """The sums to their places."""
+        k, strip = self.k, self.plan.strip
+        left = strip.results - self.p * strip.residues
+        room = self.last * strip.residues
+        masks = []
+        for j in range(strip.residues * self.tile.vectors):
+            fits = not self.edge or room + (j + 1) * self.lanes <= strip.results
+            masks.append(None if fits else k.mask(left - j * self.lanes, self.lanes))
+        if blend.epilogue is not None:
+            self._finish_kept(blend, pointers, masks)
+            return
+        with k.when(blend.beta == 0.0):
+            for channel, row in itertools.product(range(self.tile.channels), range(self.tile.rows)):
+                for _ in self._inside(row):
+                    for j, vector in enumerate(self._woven(channel, row)):
+                        step = strip.pixel(self.c.y)
+                        at = channel * self.c.y.channels + row * self.c.y.space[1] + j * self.lanes * step
+                        pointers[0].store_strided(vector * k.splat(blend.alpha, self.lanes), at, step, masks[j])
+        with k.when(blend.beta != 0.0):
+            self._finish_kept(blend, pointers, masks)
+
+    def _inside(self, row: int) -> Iterator[None]:
+        """One turn, under the condition that the result has this row of the tile."""
+        if row == 0 or self.c.axes[1].results % self.tile.rows == 0:
+            yield
+            return
+        with self.k.when(self.h + row < self.c.axes[1].results):
+            yield
+
+    def _woven(self, channel: int, row: int) -> list[Value]:
+        """The sums of one row of pixels, in the order of the pixels."""
+        woven = []
+        for v in range(self.tile.vectors):
+            residues = range(self.plan.strip.residues)
+            woven += interleave(self.k, [self.sums[channel, row, residue, v].get() for residue in residues])
+        return woven
+
+    def _finish_kept(self, blend: Blend, pointers: Sequence[Pointer], masks: Sequence[Value | None]) -> None:
+        """Through a little memory and a loop, so that an epilogue is in the code once for each vector of a row."""
         k, c, tile, strip, lanes = self.k, self.c, self.tile, self.plan.strip, self.lanes
         count = strip.residues * tile.vectors
         kept = k.local(c.dtype, tile.channels * tile.rows * count * lanes)
-        for (channel, row, residue, v), register in self.sums.items():
-            kept.store(register.get(), (((channel * tile.rows + row) * tile.vectors + v) * strip.residues + residue) * lanes)
+        for channel, row in itertools.product(range(tile.channels), range(tile.rows)):
+            for j, vector in enumerate(self._woven(channel, row)):
+                kept.store(vector, ((channel * tile.rows + row) * count + j) * lanes)
         views = (c.y, *c.operands)
-        left = strip.results - self.p * strip.residues
-        masks = [k.mask(left - j * lanes, lanes) if self.edge else None for j in range(count)]
-        rows = k.integer(tile.rows)
-        if c.axes[1].results % tile.rows:
-            rows = (k.integer(c.axes[1].results) - self.h).min(tile.rows)
+        rows = (k.integer(c.axes[1].results) - self.h).min(tile.rows) if tile.rows > 1 else 1
         for channel in k.range(tile.channels):
-            for row in k.range(rows if tile.rows > 1 else 1):
+            for row in k.range(rows):
                 own = kept + (channel * tile.rows + row) * (count * lanes)
                 places = [
                     p + (channel * v.channels + row * v.space[1]) for p, v in zip(pointers, views, strict=True)
                 ]
-                for v in range(tile.vectors):
-                    parts = [own.load((v * strip.residues + i) * lanes, lanes) for i in range(strip.residues)]
-                    for i, vector in enumerate(interleave(k, parts)):
-                        j = v * strip.residues + i
-                        steps = [strip.pixel(view) for view in views]
-                        at = [place + j * lanes * step for place, step in zip(places, steps, strict=True)]
-                        others = [
-                            o.load_strided(0, step, lanes, masks[j])
-                            for o, step in zip(at[1:], steps[1:], strict=True)
-                        ]
-                        blend.store(at[0], steps[0], vector, others, masks[j])
+                for j in range(count):
+                    steps = [strip.pixel(view) for view in views]
+                    at = [place + j * lanes * step for place, step in zip(places, steps, strict=True)]
+                    others = [
+                        o.load_strided(0, step, lanes, masks[j]) for o, step in zip(at[1:], steps[1:], strict=True)
+                    ]
+                    blend.store(at[0], steps[0], own.load(j * lanes, lanes), others, masks[j])
 
 
 def interleave(k: Builder, parts: Sequence[Value]) -> list[Value]:

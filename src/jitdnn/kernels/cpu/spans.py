@@ -22,17 +22,12 @@ Masks = tuple[Value | None, ...]
 
 @dataclass(frozen=True)
 class Span:
-    """How a vector is read from a row of ``positions`` that are ``stride`` elements apart.
-
-    ``low`` and ``high`` say on which sides a read may fall outside of the row.
-    """
+    """How a vector is read from a row of ``positions`` that are ``stride`` elements apart."""
 
     step: int
     stride: int
     positions: int
     lanes: int
-    low: bool
-    high: bool
 
     @property
     def _is_contiguous(self) -> bool:
@@ -41,6 +36,11 @@ class Span:
     @property
     def _is_picked(self) -> bool:
         return self.stride == 1 and 1 < self.step <= _MOST_PIECES and self.lanes > 1
+
+    @property
+    def whole(self) -> Masks:
+        """The masks of a vector that is known to be inside."""
+        return (None,) * (len(self._pieces()) if self._is_picked else 1)
 
     @property
     def slots(self) -> float:
@@ -56,19 +56,25 @@ class Span:
         last = (self.lanes - 1) * self.step + 1 - self.lanes
         return [*range(0, last, self.lanes), last]
 
-    def masks(self, k: Builder, first: Value) -> Masks:
-        """The tests of a vector's reads, to be made once for many rows."""
-        if self._is_picked:
-            return tuple(self._inside(k, first + piece, 1) for piece in self._pieces())
-        return (self._inside(k, first, self.step),)
+    def masks(self, k: Builder, first: Value, lowest: int, highest: int) -> Masks:
+        """The tests of a vector's reads, to be made once for many rows.
 
-    def _inside(self, k: Builder, first: Value, step: int) -> Value | None:
+        Lane 0 reads position ``first``, which is not below ``lowest`` and not above ``highest``: where no lane can
+        be outside of the row, there is no test.
+        """
+        if self._is_picked:
+            return tuple(
+                self._inside(k, first + piece, 1, lowest + piece, highest + piece) for piece in self._pieces()
+            )
+        return (self._inside(k, first, self.step, lowest, highest),)
+
+    def _inside(self, k: Builder, first: Value, step: int, lowest: int, highest: int) -> Value | None:
         mask = None
-        if self.high:
+        if highest + (self.lanes - 1) * step >= self.positions:
             left = k.integer(self.positions) - first
             count = left if step == 1 else (left + (step - 1)).max(0) // step
             mask = k.mask(count, self.lanes)
-        if self.low:
+        if lowest < 0:
             before = -first if step == 1 else ((step - 1) - first).max(0) // step
             after = ~k.mask(before, self.lanes)
             mask = after if mask is None else mask & after
