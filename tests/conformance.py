@@ -108,14 +108,14 @@ def make_case(problem: Problem, epilogue: Epilogue | None = None, seed: int = 0)
     _make_consistent(problem, inputs)
     wide = [buffer.values.astype(np.float64) for buffer in inputs]
     result = problem.reference(*wide)
-    scale = float(np.linalg.norm(result))
+    scale = norm(result)
     if isinstance(problem, Convolution | BiasGradient | MatMul | AddTensor):
         # what terms of random signs add up to: a sum that happens to cancel is not held against the kernel
         scale = max(scale, float(np.sqrt(problem.reference(*(a * a for a in wide)).sum())))
     if epilogue is not None:
         fused = [buffer.values.astype(np.float64) for buffer in operands]
         result = np.asarray(epilogue.expression.evaluate(result, *fused))
-        scale += float(sum(np.linalg.norm(array) for array in fused))
+        scale += sum(norm(array) for array in fused)
     previous = rng.standard_normal(problem.output.shape).astype(numpy_dtype(problem.dtype))
     return Case(problem, epilogue, inputs, operands, previous, result, scale)
 
@@ -166,13 +166,18 @@ def compare(actual: AnyArray, case: Case, alpha: float, beta: float, bound: floa
     is_number = np.isfinite(rounded)
     np.testing.assert_array_equal(actual[~is_number], rounded[~is_number])
     assert np.isfinite(actual[is_number]).all(), "left elements unwritten, or read what it should not"
-    error = float(np.linalg.norm(actual[is_number].astype(np.float64) - expected[is_number]))
+    error = norm(actual[is_number].astype(np.float64) - expected[is_number])
     allowed = bound * abs(alpha) * case.scale
     if (alpha, beta) != (1.0, 0.0):
-        sizes = abs(alpha) * np.linalg.norm(case.result[is_number])
-        sizes += abs(beta) * np.linalg.norm(case.previous)
-        allowed += 2 * UNIT_ROUNDOFF[case.problem.dtype] * float(sizes)
+        sizes = abs(alpha) * norm(case.result[is_number])
+        sizes += abs(beta) * norm(case.previous)
+        allowed += 2 * UNIT_ROUNDOFF[case.problem.dtype] * sizes
     assert error <= allowed, f"error {error:.3g} exceeds {allowed:.3g} (alpha {alpha}, beta {beta})"
+
+
+def norm(array: AnyArray) -> float:
+    """The Euclidean norm, without the threads of a BLAS."""
+    return float(np.sqrt(np.square(array, dtype=np.float64).sum()))
 
 
 def accepting(problem: Problem, device: CpuDevice, epilogue: Epilogue | None = None) -> Iterator[Algorithm]:

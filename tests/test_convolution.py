@@ -126,7 +126,7 @@ def test_every_algorithm_is_reached(direction: str) -> None:
 
 
 @settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # an example costs a compilation: no shrinking
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
