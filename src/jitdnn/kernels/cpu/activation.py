@@ -29,7 +29,8 @@ class ElementwiseActivation(Algorithm):
             return "an activation takes no epilogue: it is one itself"
         function = cast(Activation, problem).function
         if function not in ACTIVATIONS:
-            return f"{function} is not written in the expression language (there are {', '.join(ACTIVATIONS)})"
+            known = ", ".join(ACTIVATIONS)
+            return f"{function} is not written in the expression language: there are {known}"
         return None
 
     def estimate(self, problem: Problem, device: Device) -> float:

@@ -7,10 +7,11 @@ tensor becomes one run whatever its rank. The innermost axis is cut into blocks,
 
     task > unit = one block of one row > vectors of the block
 
-Extents and strides are arguments of the code, so that one compiled kernel serves every size. What is compiled
-in is the number of axes and how each tensor moves along the innermost one: by 1 (vector loads), by 0 (one
-element for all), or by any stride (gathers). Where a tensor is gathered, the blocks are one vector long and go
-along the row in the outer loop: then the next unit finds its neighbours in the cache lines just gathered.
+Extents and strides are arguments of the code, so that one compiled kernel serves every size. What is
+compiled in is the number of axes and how each tensor moves along the innermost one: by 1 (vector loads), by 0
+(one element for all), or by any stride (gathers). Where a tensor is gathered, the blocks are one vector long
+and go along the row in the outer loop: then the next unit finds its neighbours in the cache lines just
+gathered.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.loops import Counter, task_count
 from jitdnn.kernels.cpu.timing import LAUNCH_SECONDS
-from jitdnn.rtcg.values import INT
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.lowering import lower
 from jitdnn.rtcg.operations import OPERATIONS
+from jitdnn.rtcg.values import INT
 from jitdnn.tensor import TensorDescriptor
 
 UNIT, REPEATED, STRIDED = "unit", "repeated", "strided"
 
 _CORE_BYTES_PER_SECOND = 20e9  # what one core moves between the caches and memory
 _GATHER_SECONDS = 0.6e-9  # for one element
-_FUNCTION_SECONDS = {4: 0.5e-9, 8: 1.2e-9}  # exp and its like for one element of 4 or 8 bytes, 64-byte vectors
+_FUNCTION_SECONDS = {4: 0.1e-9, 8: 0.4e-9}  # exp and its like in vectors of 64 bytes, by bytes of an element
 _STREAM_BYTES = 48 << 20  # outputs from here on do not fit any cache: they are written past it
 
 
@@ -181,10 +182,12 @@ def _trace(module: Module, shape: _Shape) -> None:
         rows = [arguments.extra(5 + i) for i in range(axes - 1)]
         bases = [arguments.extra(4 + axes + i) for i in range(tensors)]
         first_stride = 4 + axes + tensors
-        strides = [[arguments.extra(first_stride + t * axes + a) for a in range(axes)] for t in range(tensors)]
+        strides = [
+            [arguments.extra(first_stride + t * axes + a) for a in range(axes)] for t in range(tensors)
+        ]
         inner = [steps[-1] for steps in strides]
         jumps = [block * step for step in inner]
-        # the digit of the block is the last one, or goes before the innermost row axis where there are gathers
+        # the digit of the block is the last one; with gathers it goes before the innermost row axis
         place = max(0, axes - 2) if shape.is_gathered else axes - 1
         extents = [*rows[:place], blocks, *rows[place:]]
         steps = [[*s[:-1][:place], jump, *s[:-1][place:]] for s, jump in zip(strides, jumps, strict=True)]
@@ -261,13 +264,9 @@ class _Row:
         self.step(k.integer(0), k.mask(head, self.lanes), self.store)
         return head
 
-    def step(
-        self, i: Value, mask: Value | None, store: Callable[[Value, Value, Value | None], None]
-    ) -> None:
+    def step(self, i: Value, mask: Value | None, store: Callable[[Value, Value, Value | None], None]) -> None:
         inputs = [
-            self.repeated[t]
-            if t in self.repeated
-            else p.load_strided(i, s, self.lanes, mask)
+            self.repeated[t] if t in self.repeated else p.load_strided(i, s, self.lanes, mask)
             for t, (p, s) in enumerate(zip(self.pointers[:-1], self.strides, strict=False))
         ]
         result = lower(self.k, self.shape.expression, inputs) * self.alpha

@@ -4,8 +4,8 @@
     backward   unit = one plane of a group of channels:            dx[n, :, :, :, group]
 
 A unit of the backward pass owns its plane: windows that overlap add up in one fixed order. Rows of dx are set
-to beta * dx just before the first window that reaches them, unless the windows tile the plane. The gradient of a maximum looks for the place of
-the maximum again, in x, and keeps its position in a register of each lane.
+to beta * dx just before the first window that reaches them, unless the windows tile the plane. The gradient of
+a maximum looks for the place of the maximum again, in x, and keeps its position in a register of each lane.
 
 Channels that lie next to each other are loaded as vectors ("channels"); at any other distance they are
 gathered ("strided"), which is slow, and takes everything.
@@ -33,10 +33,10 @@ from jitdnn.kernels.cpu.pooling_geometry import (
 from jitdnn.kernels.cpu.timing import seconds_of
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
-from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
+from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 
-_MOST_VECTORS = {"fwd": 8, "bwd": 6}  # of channels at once; each needs one register forward and three backward
+_MOST_VECTORS = {"fwd": 8, "bwd": 6}  # of channels at once; one register each forward, three backward
 
 
 _Masks = list[Value | None]
@@ -243,6 +243,10 @@ class _Channels:
         return self.k.splat(self.k.convert(position, INDEX[self.dtype]), self.lanes)
 
 
+def _trace(module: Module, code: _Code) -> None:
+    _Channels(module, code)
+
+
 def _cut(channels: int, lanes: int, most: int) -> tuple[int, bool]:
     """How many vectors of channels to take at once, and whether the last one of them is not full."""
     vectors = -(-channels // lanes)
@@ -281,7 +285,7 @@ class PoolingChannels(PoolingAlgorithm):
     def estimate(self, problem: Problem, device: Device) -> float:
         pooling, lanes = cast(Pooling, problem), cast(CpuDevice, device).isa.lanes(problem.dtype)
         cycles = self._cycles(pooling, Geometry.of(pooling), lanes)
-        return seconds_of(problem, device, cycles, max(1, int(cycles / 5e4)))
+        return seconds_of(problem, cast(CpuDevice, device), cycles, max(1, int(cycles / 5e4)))
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
@@ -297,7 +301,7 @@ class PoolingChannels(PoolingAlgorithm):
             pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype, vectors, has_tail,
             geometry.tiles, tuple(strides[1] == 1 for strides in geometry.strides),
         )  # fmt: skip
-        library = load("pooling_channels", code, processor.isa, lambda module: _Channels(module, code) and None)
+        library = load("pooling_channels", code, processor.isa, lambda m: _trace(m, code))
         groups = -(-geometry.channels // group)
         seconds = self.estimate(problem, device) * device.threads
         tasks, per_task = share(rows * groups, device, seconds)

@@ -22,7 +22,7 @@ _TRIVIAL = (1, 1, 1, 1, 0, 0)
 
 @dataclass(frozen=True)
 class Axis:
-    """One spatial axis: extents of input and output, and the windows; ``before`` and ``after`` are padding."""
+    """One spatial axis: extents of input and output, windows, and the padding ``before`` and ``after``."""
 
     extent: int
     out: int
@@ -48,8 +48,8 @@ class Geometry:
 
     Axes that do nothing are dropped, and axes are joined where one window covers the inner one whole: global
     pooling of a dense tensor becomes one axis. With fewer than three left, the missing ones are put in front
-    of the last, so that the first axis is one that can be worked through piece by piece.
-    ``strides[tensor]`` are those of (n, c, axis 0, axis 1, axis 2) in elements, operands in order, output last.
+    of the last, so that the first axis is one that can be worked through piece by piece. ``strides[tensor]``
+    are those of (n, c, axis 0, axis 1, axis 2) in elements, operands in order, output last.
     """
 
     images: int
@@ -123,7 +123,9 @@ class Geometry:
     def values(self, **more: int) -> dict[str, int]:
         """What goes into the slots."""
         fields = {
-            f"{name}{a}": int(getattr(axis, name)) for a, axis in enumerate(self.axes) for name in _AXIS_FIELDS
+            f"{name}{a}": int(getattr(axis, name))
+            for a, axis in enumerate(self.axes)
+            for name in _AXIS_FIELDS
         }
         steps = {f"step{t}.{a}": s for t, strides in enumerate(self.strides) for a, s in enumerate(strides)}
         return {"images": self.images, "channels": self.channels, **fields, **steps, **more}
@@ -137,17 +139,16 @@ def _join(
     if b.out != 1 or b.before or b.after or b.window != b.extent:
         return None
     # in tensors of the output's shape the inner axis has one element, and any stride will do
-    if any(
-        s != extent * t for s, t, extent in zip(steps, inner_steps, extents, strict=True) if extent == b.extent
-    ):
-        return None
     w = b.extent
+    tensors = list(zip(steps, inner_steps, extents, strict=True))
+    if any(outer != w * inner for outer, inner, extent in tensors if extent == w):
+        return None
     joined = Axis(a.extent * w, a.out, a.window * w, a.stride * w, a.before * w, a.after * w)
-    return joined, [t if extent == w else s for s, t, extent in zip(steps, inner_steps, extents, strict=True)]
+    return joined, [inner if extent == w else outer for outer, inner, extent in tensors]
 
 
 INDEX = {"f32": "i32", "f64": "i64"}
-"""The integers that keep positions in a plane: as wide as the elements, so that their comparisons are masks."""
+"""The integers that keep positions in a plane: as wide as the elements, so that comparisons fit as masks."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,9 @@ class Bounds:
 class Windows:
     """The geometry in traced code."""
 
-    def __init__(self, k: Builder, arguments: Arguments, slots: Slots, tensors: int, counts_padding: bool) -> None:
+    def __init__(
+        self, k: Builder, arguments: Arguments, slots: Slots, tensors: int, counts_padding: bool
+    ) -> None:
         self.k, self.counts_padding = k, counts_padding
         self.numbers = slots.load(arguments)
         self.strides = [[self.numbers[f"step{t}.{a}"] for a in range(2 + AXES)] for t in range(tensors)]
@@ -189,7 +192,9 @@ class Windows:
         start = output * stride - before
         end = start + window
         low, high = start.max(0), end.min(self.k.splat(extent, output.lanes))
-        counted = end.min(self.k.splat(extent + after, output.lanes)) - start if self.counts_padding else high - low
+        counted = high - low
+        if self.counts_padding:
+            counted = end.min(self.k.splat(extent + after, output.lanes)) - start
         return Bounds(start, low, high, counted.max(1))
 
 

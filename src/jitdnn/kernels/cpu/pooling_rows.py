@@ -54,7 +54,7 @@ class _Code:
     stride: int
     window: int
     is_clipped: bool  # along the row
-    row: tuple[int, int, int] | None  # a short row: extents of input and output, padding before; else arguments
+    row: tuple[int, int, int] | None  # of a short row: extents of input and output, padding before
     unrolled: tuple[int, int]  # rows of a window along axes 0 and 1 where no window is clipped; else 0
     has_empty_windows: bool
     tiles: bool
@@ -141,7 +141,7 @@ class _Rows:
         )  # fmt: skip
 
     def _blocks(self) -> Iterator[_Block]:
-        """The blocks of a row. Those of a long one are traced twice: whole and inside of the image, or masked."""
+        """The blocks of a row. Those of a long one are traced twice: masked, or whole and in the image."""
         k, w, code = self.k, self.windows, self.code
         if code.row is not None:
             extent, out, before = code.row
@@ -184,7 +184,7 @@ class _Rows:
         return all(self.code.unrolled)
 
     def _columns(self, row: Pointer, block: _Block) -> list[Value]:
-        """The vectors of one row that the taps are picked from; what is outside of the image changes nothing."""
+        """The vectors of one row that taps are picked from; what is outside of the image changes nothing."""
         k, columns = self.k, []
         outside = 0.0 if self.mode == "avg" else -float("inf")
         for offset, lanes in zip(self._load_offsets(), block.loads, strict=True):
@@ -255,7 +255,8 @@ class _Rows:
             columns: list[Value] = []
             for (row,), _ in rows:
                 loaded = self._columns(row, block)
-                columns = [combine(k, c, v) for c, v in zip(columns, loaded, strict=True)] if columns else loaded
+                pairs = zip(columns or loaded, loaded, strict=True)
+                columns = [combine(k, c, v) for c, v in pairs] if columns else loaded
             return columns
         start = k.constant(0.0 if self.mode == "avg" else -float("inf"), self.dtype, self.lanes)
         totals = [k.register(start) for _ in block.loads]
@@ -340,9 +341,7 @@ class _Rows:
         """What the lanes of each tap give, as vectors over the columns of a row."""
         return [_sum_of_columns(self.k, taps, self.code.stride, m) for m in range(self.spread)]
 
-    def _maxima(
-        self, o0: Value, o1: Value, bounds: Sequence[Bounds], plane: Pointer, block: _Block
-    ) -> Value:
+    def _maxima(self, o0: Value, o1: Value, bounds: Sequence[Bounds], plane: Pointer, block: _Block) -> Value:
         """The position of the first maximum in each lane."""
         k, w = self.k, self.windows
         best = k.register(k.constant(-float("inf"), self.dtype, self.lanes))
@@ -367,6 +366,10 @@ class _Rows:
         return k.splat(k.convert(first, kind), self.lanes) + k.convert(
             k.iota(self.lanes) * self.code.stride, kind
         )
+
+
+def _trace(module: Module, code: _Code) -> None:
+    _Rows(module, code)
 
 
 def _pick(k: Builder, vectors: Sequence[Value], first: int) -> Value:
@@ -416,8 +419,8 @@ class PoolingRows(PoolingAlgorithm):
         for operand, strides in zip(problem.operands, geometry.strides, strict=True):
             if operand.name in ("x", "dx") and strides[4] != 1:
                 return (
-                    f"neighbours in a row of {operand.name} are {strides[4]} elements apart: they must be adjacent, "
-                    "as in the layout nchw"
+                    f"neighbours in a row of {operand.name} are {strides[4]} elements apart: they must be "
+                    "adjacent, as in the layout nchw"
                 )
         columns = -(-axis.window // axis.stride) * axis.stride
         if columns > _MOST_COLUMNS:
@@ -433,7 +436,7 @@ class PoolingRows(PoolingAlgorithm):
         pooling, lanes = cast(Pooling, problem), cast(CpuDevice, device).isa.lanes(problem.dtype)
         geometry = Geometry.of(pooling)
         cycles = _cycles(pooling, geometry, lanes)
-        return seconds_of(problem, device, cycles, max(1, int(cycles / 5e4)))
+        return seconds_of(problem, cast(CpuDevice, device), cycles, max(1, int(cycles / 5e4)))
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
@@ -445,7 +448,7 @@ class PoolingRows(PoolingAlgorithm):
             a2.is_clipped, (a2.extent, a2.out, a2.before) if a2.out <= _SHORT_ROW * lanes else None,
             (_unrolled(a0), _unrolled(a1)), geometry.has_empty_windows, geometry.tiles, small[4] == 1,
         )  # fmt: skip
-        library = load("pooling_rows", code, processor.isa, lambda module: _Rows(module, code) and None)
+        library = load("pooling_rows", code, processor.isa, lambda module: _trace(module, code))
         units = geometry.images * geometry.channels
         if pooling.direction == "fwd":
             units *= a0.out * a1.out

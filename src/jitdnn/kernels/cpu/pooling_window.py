@@ -196,6 +196,10 @@ class _Window:
         return k.convert(_first_of_lanes(k, best.get(), place.get()), "i64")
 
 
+def _trace(module: Module, code: _Code) -> None:
+    _Window(module, code)
+
+
 def _first_of_lanes(k: Builder, best: Value, place: Value) -> Value:
     """The place of the greatest lane (NaN above all), the lowest place where several are."""
     lanes = best.lanes
@@ -227,8 +231,8 @@ class PoolingWindow(PoolingAlgorithm):
         for operand, strides in zip(problem.operands, geometry.strides, strict=True):
             if operand.name in ("x", "dx") and strides[4] != 1:
                 return (
-                    f"neighbours in a row of {operand.name} are {strides[4]} elements apart: they must be adjacent, "
-                    "as in the layout nchw"
+                    f"neighbours in a row of {operand.name} are {strides[4]} elements apart: they must be "
+                    "adjacent, as in the layout nchw"
                 )
         if problem.mode == "max" and problem.direction == "bwd" and geometry.inputs >= 2**31:
             return f"a plane of x has {geometry.inputs} elements: positions in it must fit 31 bits"
@@ -243,14 +247,14 @@ class PoolingWindow(PoolingAlgorithm):
         output = 50 + a0.window * a1.window * row
         start = geometry.inputs / lanes if pooling.direction == "bwd" and not geometry.tiles else 0
         cycles = geometry.images * geometry.channels * (geometry.outputs * output + start)
-        return seconds_of(problem, device, cycles, max(1, int(cycles / 5e4)))
+        return seconds_of(problem, cast(CpuDevice, device), cycles, max(1, int(cycles / 5e4)))
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
         geometry = Geometry.of(pooling)
         tiles = geometry.tiles and pooling.mode == "avg"
         code = _Code(pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype, tiles)
-        library = load("pooling_window", code, processor.isa, lambda module: _Window(module, code) and None)
+        library = load("pooling_window", code, processor.isa, lambda module: _trace(module, code))
         units = geometry.images * geometry.channels
         if pooling.direction == "fwd":
             units *= geometry.axes[0].out * geometry.axes[1].out

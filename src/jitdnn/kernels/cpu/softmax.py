@@ -71,7 +71,9 @@ class _Softmax:
             arguments = Arguments(k, args, tensors)
             units, per_task, self.extent, blocks = (arguments.extra(i) for i in range(4))
             extents = [arguments.extra(4 + i) for i in range(axes - 1)]
-            strides = [[arguments.extra(3 + axes + t * axes + a) for a in range(axes)] for t in range(tensors)]
+            strides = [
+                [arguments.extra(3 + axes + t * axes + a) for a in range(axes)] for t in range(tensors)
+            ]
             self.scale = Scale(k, arguments, code.dtype)
             self.summed_extents = extents[code.kept :]
             self.summed_strides = [s[code.kept : -1] for s in strides]
@@ -87,7 +89,9 @@ class _Softmax:
                     [*s, k.integer(step) * width] for s, step in zip(kept_strides, self.steps, strict=True)
                 ]
             first = task * per_task
-            counter = Counter(k, first, kept_extents or [k.integer(1)], [s or [k.integer(0)] for s in kept_strides])
+            counter = Counter(
+                k, first, kept_extents or [k.integer(1)], [s or [k.integer(0)] for s in kept_strides]
+            )
             run = self._forward if code.direction == "fwd" else self._backward
             for _unit in k.range(first, (first + per_task).min(units)):
                 here = [p + o.get() for p, o in zip(pointers, counter.offsets, strict=True)]
@@ -245,6 +249,10 @@ class _Softmax:
                 self._finish(item, 2, result)
 
 
+def _trace(module: Module, code: _Code) -> None:
+    _Softmax(module, code)
+
+
 def _joined_axes(problem: Softmax) -> tuple[list[Axis], list[Axis]]:
     """The kept and the summed axes, each from the outermost in the output's memory inwards."""
     tensors = [operand.descriptor for operand in problem.operands]
@@ -297,10 +305,10 @@ class _SoftmaxAlgorithm(Algorithm):
 
     def estimate(self, problem: Problem, device: Device) -> float:
         cycles = self._cycles(cast(Softmax, problem), device)
-        return seconds_of(problem, device, cycles, max(1, int(cycles / 5e4)))
+        return seconds_of(problem, cast(CpuDevice, device), cycles, max(1, int(cycles / 5e4)))
 
     def error_bound(self, problem: Problem) -> float:
-        # the exponentials, and the rounding of their arguments, which are as large as the logarithm of the result
+        # the exponentials, and the roundings of their arguments, which may be large numbers
         return 40.0 * UNIT_ROUNDOFF[problem.dtype]
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
@@ -310,7 +318,7 @@ class _SoftmaxAlgorithm(Algorithm):
             softmax.direction, softmax.algorithm, problem.dtype, self.is_across, len(kept), len(summed),
             tuple(stride == 1 for stride in strides),
         )  # fmt: skip
-        library = load("softmax", code, processor.isa, lambda module: _Softmax(module, code) and None)
+        library = load("softmax", code, processor.isa, lambda module: _trace(module, code))
         width = processor.isa.lanes(problem.dtype) * _VECTORS
         blocks = -(-extent // width) if self.is_across else 1
         units = prod(e for e, _ in kept) * blocks if problem.output.size else 0
