@@ -15,6 +15,7 @@ from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.tables import ALGORITHMS, algorithms
 from jitdnn.problems import parse
+from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.isa import isa
 from jitdnn.settings import format_bytes, table_markdown
 
@@ -74,7 +75,8 @@ def algorithm_table(page: str) -> str:
     for (target, owner, direction), listed in ALGORITHMS.items():
         if owner in owners:
             for algorithm in listed:
-                where = f"{target} {direction or owner.__name__}"
+                kinds = [kind for kind, known in Problem.registry.items() if known is owner]
+                where = f"{target} {direction or ' '.join(kinds)}"
                 rows.setdefault(algorithm.name, (algorithm, []))[1].append(where)
     lines = ["| algorithm | for | what it does | deterministic |", "| --- | --- | --- | --- |"]
     for name, (algorithm, where) in rows.items():

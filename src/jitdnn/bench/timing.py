@@ -17,6 +17,8 @@ from dataclasses import dataclass
 #: Seconds that a turn lasts at least (or one call, if that is longer), and the pause before it.
 TURN = 0.02
 PAUSE = 0.03
+#: With more than this many processors' worth of other programs' work, times are called into question.
+QUIET = 0.2
 
 Call = Callable[[int], object]
 

@@ -11,14 +11,11 @@ from typing import TextIO
 from jitdnn.bench.driver import Options, Row, run
 from jitdnn.bench.report import families, of_family, summaries, write_json
 from jitdnn.bench.suites import Layer, built_in, load, unique
-from jitdnn.bench.timing import Method
+from jitdnn.bench.timing import QUIET, Method
 from jitdnn.cli.console import print_table, progress, say
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import DIRECTIONS
-
-#: More than this many processors' worth of other programs' work, and the rows are called into question.
-QUIET = 0.2
 
 
 def list_built_in() -> None:
