@@ -18,11 +18,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.contraction import Loop, trace_contraction
-from jitdnn.kernels.cpu.correlation import Correlation, View
+from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
 from jitdnn.kernels.cpu.packing import (
     Panels,
     Slab,
@@ -186,7 +187,8 @@ class Blocked:
         slab = math.prod(self.blocks) * self.shares * self.block[0] * c.depth * math.prod(self.slab.extents)
         copy = slab / self.lanes * 4.0
         pack = self.panels.count * self.panels.panel_size * (0.5 if c.w.results != 1 else 4.0 / self.lanes)
-        return c.group_count * (c.depth * c.taps * per_step + store + copy + pack)
+        steps = c.depth * c.taps * math.prod(self._inside_fraction(i) for i in self._trimmed_axes)
+        return c.group_count * (steps * per_step + store + copy + pack)
 
     def phases(self, prefix: str) -> list[tuple[str, int]]:
         chunks = ceil_div(self.c.depth, _PANEL_CHUNK)
@@ -232,7 +234,7 @@ class Blocked:
     ) -> None:
         c, slab = self.c, self.slab
         fill = trace_slab(module, f"{prefix}slab", c, slab)
-        contract = self._trace_contraction(module, f"{prefix}contract")
+        contract, trimmed = self._trace_contraction(module, f"{prefix}contract")
         store = trace_store(module, f"{prefix}store", self._tile_store(epilogue))
         with module.task(f"{prefix}tiles") as (k, args, task, thread):
             arguments = Arguments(k, args, pointers)
@@ -261,9 +263,15 @@ class Blocked:
                     at = place[0] * slab.batch
                     for p, step, stride in zip(place[1:], slab.steps, slab.space, strict=True):
                         at = at + p * (step * stride)
-                    a, b = (w, own + at) if self.lanes_are_pixels else (own + at, w)
-                    k.call(contract, a, b, sums)
                     there = [s + p for s, p in zip(starts, place, strict=True)]
+                    data, taps, counts = own + at, w, []
+                    for axis in trimmed:
+                        first, last = inside_taps(c.axes[axis], there[1 + axis], self.box[1 + axis])
+                        data = data + first * (c.axes[axis].taps.shift * slab.space[axis])
+                        taps = taps + first * self.panels.tap_strides[axis]
+                        counts.append((last - first).max(0))
+                    a, b = (taps, data) if self.lanes_are_pixels else (data, taps)
+                    k.call(contract, a, b, sums, *counts)
                     places = [t + view_offset(c, view, group, channel, there) for t, view in tensors]
                     left = [v - p for v, p in zip(valid, place, strict=True)]
                     channels = k.integer(c.width) - channel
@@ -279,29 +287,51 @@ class Blocked:
                     for q in k.range(0, valid[3], w):
                         yield i, j, p, q
 
-    def _trace_contraction(self, module: Module, name: str) -> Function:
+    @cached_property
+    def _trimmed_axes(self) -> list[int]:
+        """Axes whose taps are counted for each tile: those on which some fall outside, but the last.
+
+        A row of a tile lies along the last axis, where what is outside for one pixel is inside for another.
+        """
+        return [i for i, axis in enumerate(self.c.axes[:2]) if axis.taps.count > 1 and axis.is_padded]
+
+    def _inside_fraction(self, number: int) -> float:
+        """The part of all (tile, tap) pairs on an axis that is not left out."""
+        axis, side = self.c.axes[number], self.box[1 + number]
+        tiles = range(0, axis.results, side)
+        counted = 0
+        for p in tiles:
+            first, last = inside_taps(axis, p, side)
+            counted += max(0, last - first)
+        return counted / max(1, len(tiles) * axis.taps.count)
+
+    def _trace_contraction(self, module: Module, name: str) -> tuple[Function, list[int]]:
+        """The micro-kernel, and the axes whose number of taps it takes at run time."""
         c, slab, panels = self.c, self.slab, self.panels
-        reads = [axis.taps.shift * stride for axis, stride in zip(c.axes, slab.space, strict=True)]
-        counts = [axis.taps.count for axis in c.axes]
-        pairs = [(c.depth, slab.channels, panels.channel_stride)]
-        pairs += list(zip(counts, reads, panels.tap_strides, strict=True))
-        # taps that walk backwards start at the far end of what the slab holds
+        trimmed = self._trimmed_axes
+        # (extent, step in the slab, step in the panel); taps that walk backwards have a negative step
+        nest: list[tuple[int | None, int, int]] = [(c.depth, slab.channels, panels.channel_stride)]
+        for i, (axis, stride) in enumerate(zip(c.axes, slab.space, strict=True)):
+            count = None if i in trimmed else axis.taps.count
+            nest.append((count, axis.taps.shift * stride, panels.tap_strides[i]))
+        nest = [row for row in nest if row[0] != 1]
         first = sum(
             (axis.taps.offset - axis.taps.lowest) * stride
             for axis, stride in zip(c.axes, slab.space, strict=True)
         )
         if self.lanes_are_pixels:
-            loops = [Loop(extent, w, x) for extent, x, w in pairs if extent != 1]
-            rows = range(self.tile.rows)
-            return trace_contraction(
-                module, name, c.dtype, list(rows), self.tile.vectors, loops, b_offset=first
+            loops = [Loop(extent, w, x) for extent, x, w in nest]
+            rows = list(range(self.tile.rows))
+            function = trace_contraction(
+                module, name, c.dtype, rows, self.tile.vectors, loops, b_offset=first
             )
-        loops = [Loop(extent, x, w) for extent, x, w in pairs if extent != 1]
+            return function, trimmed
+        loops = [Loop(extent, x, w) for extent, x, w in nest]
         steps = (slab.batch, *(s * stride for s, stride in zip(slab.steps, slab.space, strict=True)))
-        offsets = [
+        rows = [
             first + sum(i * s for i, s in zip(point, steps, strict=True)) for point in points(self.tile.box)
         ]
-        return trace_contraction(module, name, c.dtype, offsets, self.tile.vectors, loops)
+        return trace_contraction(module, name, c.dtype, rows, self.tile.vectors, loops), trimmed
 
     def _tile_store(self, epilogue: Epilogue | None) -> TileStore:
         c, tile = self.c, self.tile
@@ -322,6 +352,31 @@ class Blocked:
         return TileStore(
             c.dtype, tile.box, results, tile.vectors, places[0], tuple(places[1:]), epilogue, self.is_scaled
         )
+
+
+Place = TypeVar("Place", int, Value)
+
+
+def inside_taps(axis: Axis, result: Place, side: int) -> tuple[Place, Place]:
+    """First and last (exclusive) tap that reads inside for any of ``side`` results from ``result`` on."""
+    taps, reach = axis.taps, (side - 1) * axis.step
+    at = result * axis.step + taps.offset  # where tap 0 of the first result reads
+    step = abs(taps.shift)
+    if taps.shift > 0:
+        first = _at_least(-at - reach + (step - 1), 0) // step
+        last = _at_least(-at + (axis.positions + step - 1), 0) // step
+    else:
+        first = _at_least(at - axis.positions + step, 0) // step
+        last = _at_least(at + reach + step, 0) // step
+    return first, _at_most(last, taps.count)
+
+
+def _at_least(value: Place, least: int) -> Place:
+    return value.max(least) if isinstance(value, Value) else max(value, least)
+
+
+def _at_most(value: Place, most: int) -> Place:
+    return value.min(most) if isinstance(value, Value) else min(value, most)
 
 
 def scale(k: Builder, args: Pointer, pointers: int) -> Pointer:

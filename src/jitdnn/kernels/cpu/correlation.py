@@ -54,6 +54,12 @@ class Axis:
         """True if result p reads position p by the filter's first element and nothing else."""
         return self.taps == Taps(1) and self.step == 1
 
+    @property
+    def is_padded(self) -> bool:
+        """True if some tap of some result reads outside."""
+        highest = (self.results - 1) * self.step + self.taps.lowest + self.taps.span
+        return self.taps.count > 0 and (self.taps.lowest < 0 or highest >= self.positions)
+
 
 @dataclass(frozen=True)
 class View:
