@@ -3,9 +3,10 @@
     forward    unit = one row of outputs of a group of channels:   y[n, o0, o1, :, group]
     backward   unit = one plane of a group of channels:            dx[n, :, :, :, group]
 
-A unit of the backward pass owns its plane: windows that overlap add up in one fixed order. Rows of dx are set
-to beta * dx just before the first window that reaches them, unless the windows tile the plane. The gradient of
-a maximum looks for the place of the maximum again, in x, and keeps its position in a register of each lane.
+A unit of the backward pass owns its plane: windows that overlap add up in one fixed order. Rows of dx are
+set to beta * dx just before the first window that reaches them, unless the windows tile the plane. The
+gradient of a maximum looks for the place of the maximum again, in x, and keeps its position in a register of
+each lane.
 
 Channels that lie next to each other are loaded as vectors ("channels"); at any other distance they are
 gathered ("strided"), which is slow, and takes everything.
@@ -325,6 +326,8 @@ class PoolingStrided(PoolingChannels):
     name = "strided"
 
     def refuse_geometry(self, problem: Pooling, geometry: Geometry, device: Device) -> str | None:
+        if all(strides[1] == 1 for strides in geometry.strides):
+            return "all channels are neighbours in memory: 'channels' is the same without the gathers"
         return _refuse_plane(problem, geometry)
 
     def _cycles(self, problem: Pooling, geometry: Geometry, lanes: int) -> float:
