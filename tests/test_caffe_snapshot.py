@@ -1,4 +1,4 @@
-"""Snapshots: exact resume in another process, written whole or not at all, damage found, a way out offered."""
+"""Snapshots: exact resume in another process, written whole or not at all, damage found, a way out."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def text(tmp_path: Path) -> str:
     return f'net_param {{ {net} }} {SOLVER} snapshot_prefix: "{tmp_path}/run"'
 
 
-# a process of its own: train, resuming if a snapshot is named, and print all that was told and all that is left
+# a process of its own: train, from a snapshot if one is named; print all that was told and all that is left
 PROCESS = """
 import hashlib, json, sys
 from jitdnn.caffe import load_solver

@@ -222,6 +222,15 @@ def test_five_updates_of_lenet_are_pytorchs() -> None:
         assert relative_error(solver.method.history[name], history[name].numpy()) < 1e-4, name
 
 
+def test_lenet_learns_the_digits(tmp_path: Path) -> None:
+    """The shipped solver, to its end: at least 96.5 % of 1,000 digits that it has not seen."""
+    solver, seen = told("package:models/lenet_solver.prototxt", snapshot_prefix=str(tmp_path / "lenet"))
+    last = [event for event in seen if isinstance(event, events.Tested)][-1]
+    assert last.iteration == solver.parameter.max_iter
+    assert last.outputs[0].name == "accuracy"
+    assert last.outputs[0].value >= 0.965
+
+
 # ---- what is told when
 
 CLASSES = """
