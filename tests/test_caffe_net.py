@@ -308,6 +308,7 @@ def relu(name: str, bottom: str, top: str, fields: str = "") -> str:
             r"'a' \(line 1\) has type 'LRN'; the library has Accuracy",
         ),
         ('layer { name: "a" }', NotSupported, "has no type"),
+        ('debug_info: true name: "x"', NotSupported, "take the line out"),
         ('layer { name: "a" type: "Input" }', InvalidArgument, "0 tops and needs at least 1"),
         ('layer { name: "a" type: "ReLU" top: "a" }', InvalidArgument, "0 bottoms and needs 1"),
         ('layer { name: "a" type: "ReLU" bottom: "x" top: "a" }', InvalidArgument, "no layer before it"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -145,7 +146,7 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x_iter_3.jdsnap"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
 def test_one_changed_byte_is_found(
     tmp_path_factory: pytest.TempPathFactory, place: float, change: int
@@ -158,7 +159,7 @@ def test_one_changed_byte_is_found(
         snapshot.read(path)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_cut_file_is_found(tmp_path_factory: pytest.TempPathFactory, share: float) -> None:
     path = good_file(tmp_path_factory.mktemp("cut") / "x_iter_3.jdsnap")
@@ -260,10 +261,13 @@ def test_sigkill_leaves_the_last_good_snapshot(tmp_path: Path, place: str, is_ov
 
 
 def test_what_a_running_process_writes_is_left_alone(tmp_path: Path) -> None:
-    others = tmp_path / f".x_iter_9.jdsnap.{os.getppid()}.unfinished"
+    others = tmp_path / f".x_iter_9.jdsnap.{socket.gethostname()}.{os.getppid()}.unfinished"
     others.touch()
+    elsewhere = tmp_path / ".x_iter_9.jdsnap.another-host.999999999.unfinished"
+    elsewhere.touch()
     good_file(tmp_path / "x_iter_1.jdsnap")
     assert others.exists()
+    assert elsewhere.exists()
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:

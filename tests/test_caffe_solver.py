@@ -364,7 +364,7 @@ def test_stopping(classes: str, tmp_path: Path) -> None:
 
 def test_lines_are_caffes(classes: str) -> None:
     outputs = (Output("accuracy", 0.975, 0), Output("loss", 0.25, 1))
-    assert Started(0, 10, "LeNet", "SGD").lines() == ["Solving LeNet", "Solver type: SGD"]
+    assert Started(0, 10, "LeNet", "inv").lines() == ["Solving LeNet", "Learning Rate Policy: inv"]
     assert events.Tested(500, 1, outputs, None).lines() == [
         "Iteration 500, Testing net (#1)",
         "    Test net output #0: accuracy = 0.975",

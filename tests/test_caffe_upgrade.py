@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitdnn.caffe.prototxt import parse, to_text
@@ -274,6 +274,7 @@ def test_a_loss_weight_moves_to_the_split() -> None:
     assert result.layer[3].bottom == ["a_a_0_split_1"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=8))
 def test_after_splitting_every_blob_has_one_reader(readers: list[tuple[int, bool]]) -> None:
     text = 'layer { name: "in" top: "b0" top: "b1" top: "b2" top: "b3" }'

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jitdnn.caffe.message import (
@@ -288,16 +288,19 @@ def messages(draw: st.DrawFn, kind: type[Message]) -> Message:
     return result
 
 
+@settings(deadline=None)
 @given(messages(Everything))
 def test_round_trip_of_everything(message: Message) -> None:
     assert parse(to_text(message), Everything) == message
 
 
+@settings(deadline=None)
 @given(messages(LayerParameter))
 def test_round_trip_of_layers(message: Message) -> None:
     assert parse(to_text(message), LayerParameter) == message
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_round_trip_of_integers(value: int) -> None:
     assert parse(to_text(Everything(j=value)), Everything).j == value
@@ -338,6 +341,7 @@ TOKENS = [
 ]
 
 
+@settings(deadline=None)
 @given(st.text())
 @example("\ud800")
 @example('name: "\ud800"')
@@ -346,11 +350,13 @@ def test_no_text_crashes(text: str) -> None:
     _parse_or_refuse(text)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(TOKENS)))
 def test_no_mix_of_tokens_crashes(tokens: list[str]) -> None:
     _parse_or_refuse(" ".join(tokens))
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(LENET)), st.integers(0, 40), st.text(max_size=5))
 def test_no_damaged_file_crashes(start: int, length: int, inserted: str) -> None:
     _parse_or_refuse(LENET[:start] + inserted + LENET[start + length :])
@@ -451,6 +457,7 @@ def test_real_files_read_as_protobuf_reads_them() -> None:
         assert google_reads(text, kind) == _plain(parse(text, kind)), path
 
 
+@settings(deadline=None)
 @given(messages(Everything))
 def test_protobuf_reads_what_is_printed(message: Message) -> None:
     assert google_reads(to_text(message), Everything) == _plain(message)

@@ -34,14 +34,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Started(Event):
-    """Training begins, or goes on, at `iteration`; `method` is the solver's type."""
+    """Training begins, or goes on, at `iteration`; `policy` is that of the learning rate."""
 
     max_iteration: int
     net: str
-    method: str
+    policy: str
 
     def lines(self) -> list[str]:
-        return [f"Solving {self.net}" if self.net else "Solving", f"Solver type: {self.method}"]
+        return [f"Solving {self.net}".rstrip(), f"Learning Rate Policy: {self.policy}"]
 
 
 @dataclass(frozen=True)

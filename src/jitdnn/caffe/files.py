@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-_UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
+# a number means a process only on the host that it was given on, and hosts may share a folder
+_HOST = socket.gethostname()
+_UNFINISHED = re.compile(rf"\..+\.{re.escape(_HOST)}\.(\d+)\.unfinished")
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
     """Write a file by `write(file)` so that `path` holds all of it, or what it held before. Raises OSError.
 
-    The content goes to another name in the same folder, is flushed to the disk, and is renamed over `path`.
-    What dead processes have left in that folder under such names is removed first.
+    The content goes to another name in the same folder, is flushed to the disk, and is renamed over `path`. What
+    dead processes of this host have left in that folder under such names is removed first.
     """
     _remove_left_over(path.parent)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.unfinished")
     try:
         with open(unfinished, "wb") as file:
             write(file)

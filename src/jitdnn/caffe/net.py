@@ -65,6 +65,8 @@ class Net:
             self.state.merge(state)
         self.parameter = insert_splits(filter_net(upgrade_net(parameter), self.state))
         self.name = self.parameter.name
+        if parameter.debug_info:
+            raise NotSupported(f"debug_info: true{parameter.where('debug_info')}: take the line out")
         self.dtype = DTYPES[dtype]
         self.blobs: dict[str, Blob] = {}
         self.nodes: list[Node] = []

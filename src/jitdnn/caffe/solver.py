@@ -106,7 +106,7 @@ class Solver:
         if resume is not None:
             self.restore(resume)
         self._stopped.clear()
-        self._tell(Started(self.iteration, parameter.max_iter, self.net.name, parameter.type))
+        self._tell(Started(self.iteration, parameter.max_iter, self.net.name, parameter.lr_policy))
         self.step(parameter.max_iter - self.iteration)
         is_due = parameter.snapshot and self.iteration % parameter.snapshot == 0
         if parameter.snapshot_after_train and not is_due:

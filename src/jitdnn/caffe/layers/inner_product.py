@@ -26,9 +26,10 @@ class InnerProductLayer(Layer):
             raise self.invalid("num_output is missing or 0: it must be positive", "inner_product_param")
         shape = bottom[0].shape
         self.outputs = parameter.num_output
+        self.is_transposed = parameter.transpose
         self.axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
         self.columns = count(shape, self.axis)
-        w_shape = (self.columns, self.outputs) if parameter.transpose else (self.outputs, self.columns)
+        w_shape = (self.columns, self.outputs) if self.is_transposed else (self.outputs, self.columns)
         self.add_weight(w_shape, parameter.weight_filler)
         if parameter.bias_term:
             self.add_weight((self.outputs,), parameter.bias_filler)
@@ -51,15 +52,14 @@ class InnerProductLayer(Layer):
         if len(self.weights) == 2:
             add(self.weights[1].data, out=y)
             beta = 1.0
-        matmul(x, w if self.parameter.inner_product_param.transpose else w.T, out=y, beta=beta)
+        matmul(x, w if self.is_transposed else w.T, out=y, beta=beta)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         x = bottom[0].data.reshape(self.rows, self.columns)
         dy = top[0].diff.reshape(self.rows, self.outputs)
         w = self.weights[0]
-        is_transposed = self.parameter.inner_product_param.transpose
         if self.weight_needs_gradient[0]:
-            if is_transposed:
+            if self.is_transposed:
                 matmul(x.T, dy, out=w.diff, beta=1.0)
             else:
                 matmul(dy.T, x, out=w.diff, beta=1.0)
@@ -68,4 +68,4 @@ class InnerProductLayer(Layer):
             conv_backward_bias(dy.reshape(self.rows, self.outputs, 1), out=self.weights[1].diff, beta=1.0)
         if propagate[0]:
             dx = bottom[0].diff.reshape(self.rows, self.columns)
-            matmul(dy, w.data.T if is_transposed else w.data, out=dx)
+            matmul(dy, w.data.T if self.is_transposed else w.data, out=dx)

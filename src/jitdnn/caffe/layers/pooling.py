@@ -41,6 +41,7 @@ class PoolingLayer(Layer):
         padding = self._pair("pad", "pad_h", "pad_w")
         if min(stride) < 1:
             raise self.invalid(f"stride is {stride}: it must be positive", "pooling_param")
+        self.is_maximum = parameter.pool == "MAX"
         self.kernel: tuple[int, int] | None = None
         if parameter.global_pooling:
             if any(parameter.has(name) for name in ("kernel_size", "kernel_h", "kernel_w")):
@@ -76,7 +77,7 @@ class PoolingLayer(Layer):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         x, y = bottom[0].data, top[0].data
-        if self.parameter.pooling_param.pool == "MAX":
+        if self.is_maximum:
             max_pool(x, self.window, out=self.output, **self.arguments)
             if self.is_overwritten:
                 np.copyto(y, self.output)
@@ -87,7 +88,7 @@ class PoolingLayer(Layer):
         if not propagate[0]:
             return
         dy, x, dx = top[0].diff, bottom[0], bottom[0].diff
-        if self.parameter.pooling_param.pool == "MAX":
+        if self.is_maximum:
             max_pool_backward(dy, x.data, self.output, self.window, out=dx, **self.arguments)
         else:
             avg_pool_backward(dy, x.shape, self.window, out=dx, count_include_pad=True, **self.arguments)
