@@ -1,9 +1,18 @@
-"""Depthwise convolution forward and backward to the data."""
+"""Depthwise convolution forward and backward to the data: each channel is filtered alone.
+
+Any rank, stride, dilation, padding, layout and channel multiplier. Pixels or channels are in the lanes, whichever
+are neighbours in memory (pixel_lanes.py, group_lanes.py). Nothing is copied but the filters of a channels-last
+image, to the stack; only those of more than some hundred taps need a workspace.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.group_lanes import GroupLanes
 from jitdnn.kernels.cpu.pixel_lanes import PixelLanes, strips
 from jitdnn.kernels.cpu.timing import seconds_of
 from jitdnn.problems.convolution import Convolution
@@ -13,22 +22,35 @@ from jitdnn.rtcg.compile import load
 
 
 class Depthwise(Algorithm):
+    """Forward and backward data; see the module's text."""
+
     name = "depthwise"
     problem = Convolution
     deterministic = True
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return None
+        assert isinstance(problem, Convolution)
+        if problem.direction == "bwd_filter":
+            return "it computes forward and backward data: depthwise_filter computes the filter's gradient"
+        return not_depthwise(problem)
 
-    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[PixelLanes]:
+    def _parts(
+        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
+    ) -> Sequence[PixelLanes | GroupLanes]:
         assert isinstance(problem, Convolution) and isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
-        return [PixelLanes(strip, device.isa) for strip in strips(problem, operands)]
+        pixels = [PixelLanes(strip, device.isa) for strip in strips(problem, operands)]
+        groups = [GroupLanes(part.merged(), device.isa) for part in lower_convolution(problem, operands)]
+        return min((pixels, groups), key=lambda parts: sum(part.cycles() for part in parts))
+
+    def workspace(self, problem: Problem, device: Device) -> int:
+        parts = self._parts(problem, device)
+        return max(part.workspace(device.threads) if isinstance(part, GroupLanes) else 0 for part in parts)
 
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)
         parts = self._parts(problem, device)
-        tasks = sum(p.units.shares(device, p.cycles())[0] for p in parts)
+        tasks = sum(part.shares(device)[0] for part in parts)
         return seconds_of(problem, device, sum(part.cycles() for part in parts), tasks)
 
     def error_bound(self, problem: Problem) -> float:
@@ -38,13 +60,26 @@ class Depthwise(Algorithm):
         assert isinstance(device, CpuDevice)
         parts = self._parts(problem, device, epilogue)
         pointers = 3 + (len(epilogue.operands) if epilogue else 0)
+        shares = [part.shares(device) for part in parts]
+        extras = [extra for _, numbers in shares for extra in numbers]
 
         def generate(module: Module) -> None:
+            extra = 0
             for number, part in enumerate(parts):
-                part.trace(module, f"part{number}_", pointers, number, (0, 1, 2), epilogue)
+                part.trace(module, f"part{number}_", pointers, extra, (0, 1, 2), epilogue)
+                extra += len(shares[number][1])
 
         key = (str(problem), str(epilogue), device.isa.name)
         library = load(self.name, key, device.isa, generate)
-        shares = [part.units.shares(device, part.cycles()) for part in parts]
         phases = [(f"part{number}_tiles", tasks) for number, (tasks, _) in enumerate(shares)]
-        return CpuKernel(library, phases, pointers, device.threads, [units for _, units in shares])
+        return CpuKernel(library, phases, pointers, device.threads, extras)
+
+
+def not_depthwise(problem: Convolution) -> str | None:
+    """Why a convolution is not depthwise, if it is not."""
+    channels = problem.w.shape[1]
+    if channels == 1:
+        return None
+    return (
+        f"each result sums {channels} channels (c={problem.c}, groups={problem.groups}): it takes one channel a group"
+    )

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu import Arguments, CpuDevice
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.blocked import group_offset, scale, view_offset
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convolution
@@ -39,6 +39,7 @@ _MOST_RESIDUES = 4
 _STORE = 0.6  # cycles to finish one vector of sums, the rest being hidden behind the next tile
 _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
 _TILE = 20.0  # cycles to begin and end a tile
+_CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
 _FILTER_BYTES = 512 << 10  # a larger filter is walked in the outer loop
 _ALIASING = 4096  # addresses this far apart share the ways of one set of the L1 cache
@@ -225,7 +226,8 @@ class PixelLanes:
         plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 1.0 + lines
         unit = self.strip.pixel(c.y)
         store = _STORE if unit == 1 else _SCATTERED_LANE * self.lanes
-        return planes * plane + sums * self.strip.residues * store + _TILE
+        code = sums * self._row_taps * (c.axes[1].taps.count if self.is_straight(tile) else tile.rows)
+        return (planes * plane + sums * self.strip.residues * store + _TILE) * (1 + code / _CODE)
 
     def _broadcast_slots(self, channels: int) -> float:
         """Load slots of one value of the filter: many if the channels' values evict each other."""
@@ -257,6 +259,11 @@ class PixelLanes:
         is_large = c.width * c.depth * c.taps * ITEM_BYTES[c.dtype] > _FILTER_BYTES
         order = channels + space if is_large else space + channels
         return Units((("image", c.batch), ("group", c.group_count), *order))
+
+    def shares(self, device: CpuDevice) -> tuple[int, tuple[int]]:
+        """(tasks, (units of a task,)); the kernel's extras must hold the latter."""
+        tasks, per_task = self.units.shares(device, self.cycles())
+        return tasks, (per_task,)
 
     # ---- code
 

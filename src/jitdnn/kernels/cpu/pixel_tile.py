@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.correlation import Axis
+from jitdnn.kernels.cpu.borders import inside, when
 from jitdnn.kernels.cpu.spans import Masks
 from jitdnn.kernels.cpu.stores import Blend
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
@@ -87,19 +87,9 @@ class _Tile:
             image, weights = x + channel * c.x.channels, w + channel * c.w.channels
             for tap in k.range(slices.taps.count):
                 at = self.d * slices.step + slices.taps.offset + tap * slices.taps.shift
-                for _ in self._guard(slices, at, 1):
+                with when(self.k, inside(slices, at, 1)):
                     plane = image + at * c.x.space[0]
                     self._plane(plane, weights + tap * (slices.taps.increment * c.w.space[0]))
-
-    def _guard(self, axis: Axis, at: Value, block: int) -> Iterator[None]:
-        """One turn, under the condition that the position is inside of the image if it may be outside."""
-        taps = axis.taps
-        last = (-(-axis.results // block) * block - 1) * axis.step + taps.lowest + taps.span
-        if taps.lowest >= 0 and last < axis.positions:
-            yield
-            return
-        with self.k.when((at >= 0) & (at < axis.positions)):
-            yield
 
     def _plane(self, plane: Pointer, w: Pointer) -> None:
         """All rows of one slice of one channel."""
@@ -155,18 +145,18 @@ class _Tile:
     def _row(self, plane: Pointer, w: Pointer, at: Value, pairs: Pairs) -> None:
         """One row of the input; ``pairs`` are the rows of the tile that it feeds, each by which tap."""
         c = self.c
-        for _ in self._guard(c.axes[1], at, self.tile.rows):
+        with when(self.k, inside(c.axes[1], at, self.tile.rows)):
             row = plane + at * c.x.space[1]
             stride = c.axes[1].taps.increment * c.w.space[1]
             lines = [(r, tap, w + tap * stride) for r, tap in pairs]
             if self.plan.is_row_straight(self.tile):
                 for offset, taps in self.plan.reads.items():
                     self._multiply(row, lines, offset, self.masks[offset], taps)
-                continue
-            for residue, axis in enumerate(self.plan.strip.last):
-                for tap in self.k.range(axis.taps.count):
-                    reads = tap * axis.taps.shift + axis.taps.offset
-                    self._multiply(row, lines, reads, self._masks(reads), [(residue, tap)])
+            else:
+                for residue, axis in enumerate(self.plan.strip.last):
+                    for tap in self.k.range(axis.taps.count):
+                        reads = tap * axis.taps.shift + axis.taps.offset
+                        self._multiply(row, lines, reads, self._masks(reads), [(residue, tap)])
 
     def _place(self, residue: int, tap: int | Value) -> int | Value:
         """Where a tap of the last axis is in the filter's row."""
@@ -208,7 +198,7 @@ class _Tile:
             return
         with k.when(blend.beta == 0.0):
             for channel, row in itertools.product(range(self.tile.channels), range(self.tile.rows)):
-                for _ in self._inside(row):
+                with when(k, self._is_row(row)):
                     for j, vector in enumerate(self._woven(channel, row)):
                         step = strip.pixel(self.c.y)
                         at = channel * self.c.y.channels + row * self.c.y.space[1] + j * self.lanes * step
@@ -216,13 +206,10 @@ class _Tile:
         with k.when(blend.beta != 0.0):
             self._finish_kept(blend, pointers, masks)
 
-    def _inside(self, row: int) -> Iterator[None]:
-        """One turn, under the condition that the result has this row of the tile."""
-        if row == 0 or self.c.axes[1].results % self.tile.rows == 0:
-            yield
-            return
-        with self.k.when(self.h + row < self.c.axes[1].results):
-            yield
+    def _is_row(self, row: int) -> Value | None:
+        """Whether the result has this row of the tile; None if it surely has."""
+        results = self.c.axes[1].results
+        return None if row == 0 or results % self.tile.rows == 0 else self.h + row < results
 
     def _woven(self, channel: int, row: int) -> list[Value]:
         """The sums of one row of pixels, in the order of the pixels."""

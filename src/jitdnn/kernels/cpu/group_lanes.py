@@ -1,0 +1,345 @@
+"""A depthwise correlation with its groups in the lanes: channels-last images, vector times vector.
+
+    task  : some vectors of groups, whose filters are turned to vectors first; a run of blocks of rows
+    block : rows of one slice of one image, all columns; for each tile along the row every vector of the task
+    tile  : sums of [result channels of a group][rows][columns], each a vector of groups
+
+A vector of the input is loaded once for each row of a tile and multiplied by every value of the filter that meets
+it. Columns outside of the image are left out when the code is made: tiles at the ends of a row are versions of
+their own, as many as differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from jitdnn.devices.cpu import Arguments, CpuDevice
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.blocked import group_offset, scale, split_index
+from jitdnn.kernels.cpu.borders import when
+from jitdnn.kernels.cpu.correlation import Axis, Correlation
+from jitdnn.kernels.cpu.group_tile import trace_tile
+from jitdnn.kernels.cpu.spans import Span
+from jitdnn.kernels.cpu.tiles import ceil_div
+from jitdnn.kernels.cpu.transpose import copy_transposed
+from jitdnn.kernels.cpu.units import Units
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+
+_STRAIGHT = 600  # multiply-adds of one tile in a straight line: more would take long to compile
+_VERSIONS = 4  # of a tile, for the ends of a row
+_STACK_BYTES = 16 << 10  # filters of a task's groups that are kept on the stack; larger ones are in the workspace
+_STORE = 1.0  # cycles to finish one vector of sums
+_SCATTERED_LANE = 1.5  # cycles to store one lane on its own
+_TILE = 20.0  # cycles to begin and end a tile
+_CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
+_LINE = 64
+
+
+@dataclass(frozen=True)
+class GroupTile:
+    """Rows and columns of the result; ``straight`` says whether all taps are written out, or one row of them, or
+    none ("all", "row", "none")."""
+
+    rows: int
+    columns: int
+    straight: str
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What is there for a tile: columns of the input, from the tile's first one on, and columns of the result."""
+
+    columns: frozenset[int]
+    results: int
+
+
+@dataclass(frozen=True)
+class GroupLanes:
+    """How one depthwise correlation is computed. The first axis of its groups is in the lanes."""
+
+    c: Correlation
+    isa: Isa
+
+    @property
+    def lanes(self) -> int:
+        return self.isa.lanes(self.c.dtype)
+
+    @property
+    def vectors(self) -> int:
+        return ceil_div(self.c.groups[0], self.lanes)
+
+    @property
+    def is_masked(self) -> bool:
+        """True if the last vector has fewer groups than lanes."""
+        return self.c.groups[0] % self.lanes != 0
+
+    @property
+    def taps(self) -> tuple[int, int, int]:
+        d, h, w = (axis.taps.count for axis in self.c.axes)
+        return d, h, w
+
+    @cached_property
+    def span(self) -> Span:
+        """How a vector is read: neighbouring groups are as many channels apart as a group has."""
+        c, apart = self.c, self.c.x.groups[0]
+        if 1 < apart == c.depth and c.x.channels == 1:
+            return Span(apart, 1, c.groups[0] * apart, self.lanes)
+        return Span(1, apart, c.groups[0], self.lanes)
+
+    def columns(self, count: int) -> dict[int, list[tuple[int, int]]]:
+        """(column of the tile, tap) by the column of the input, from the tile's first one on."""
+        return _reach(self.c.axes[2], count)
+
+    def rows(self, count: int) -> dict[int, list[tuple[int, int]]]:
+        return _reach(self.c.axes[1], count)
+
+    def patterns(self, columns: int) -> dict[Pattern, list[tuple[int, int]]]:
+        """Runs [first, last) of tiles along a row, by what is there for them."""
+        axis, reach = self.c.axes[2], list(self.columns(columns))
+        found: dict[Pattern, list[tuple[int, int]]] = {}
+        for tile in range(ceil_div(axis.results, columns)):
+            first = tile * columns
+            there = frozenset(q for q in reach if 0 <= first * axis.step + q < axis.positions)
+            runs = found.setdefault(Pattern(there, min(columns, axis.results - first)), [])
+            if runs and runs[-1][1] == tile:
+                runs[-1] = (runs[-1][0], tile + 1)
+            else:
+                runs.append((tile, tile + 1))
+        return found
+
+    # ---- choice and cost
+
+    @cached_property
+    def tile(self) -> GroupTile:
+        return min(self._candidates(), key=self._cycles_of)
+
+    def _candidates(self) -> Iterator[GroupTile]:
+        c = self.c
+        _, h, w = self.taps
+        yield GroupTile(1, 1, "none")
+        most = (self.isa.registers - 3) // c.width
+        for columns in range(1, min(most, c.axes[2].results, 16) + 1):
+            yield GroupTile(1, columns, "none")
+            versions = len(self.patterns(columns))
+            if versions > _VERSIONS:
+                continue
+            for rows in range(1, min(most // columns, c.axes[1].results) + 1):
+                if versions * c.width * rows * columns * h * w <= 2 * _STRAIGHT:
+                    yield GroupTile(rows, columns, "all")
+            if versions * c.width * columns * w <= 2 * _STRAIGHT:
+                yield GroupTile(1, columns, "row")
+
+    def keeps_filter(self, tile: GroupTile) -> bool:
+        """True if registers are left for the whole filter."""
+        sums = self.c.width * tile.rows * tile.columns
+        return tile.straight == "all" and sums + 2 + self.c.width * math.prod(self.taps) <= self.isa.registers
+
+    def holds_row(self, tile: GroupTile) -> bool:
+        """True if registers are left for all columns of the input that a row of the tile reads."""
+        sums = self.c.width * tile.rows * tile.columns
+        return sums + 1 + len(self.columns(tile.columns)) <= self.isa.registers
+
+    @property
+    def _slots(self) -> float:
+        """Load slots of one vector of the input; whole cache lines need no more than one."""
+        x = self.c.x
+        strides = (x.groups[0] * self.lanes, x.batch, *x.space)
+        is_aligned = self.span.slots > 1.0 and x.groups[0] == 1 and all(s % self.lanes == 0 for s in strides)
+        return 1.0 if is_aligned else self.span.slots
+
+    def _cycles_of(self, tile: GroupTile) -> float:
+        """Cycles of one vector of groups in one slice of one image."""
+        c = self.c
+        _, h, w = self.taps
+        sums = c.width * tile.rows * tile.columns
+        code = float(sums)
+        if tile.straight == "none":
+            loads = h * w * tile.columns * self._slots
+            values = float(c.width * h * w)
+        else:
+            lines = len(self.rows(tile.rows)) if tile.straight == "all" else h
+            loads = lines * len(self.columns(tile.columns)) * self._slots
+            values = float(c.width * tile.rows * h * w * (1 if self.holds_row(tile) else tile.columns))
+            code *= len(self.patterns(tile.columns)) * w * (h if tile.straight == "all" else 1)
+        if self.keeps_filter(tile):
+            values = 0.0
+        plane = max(sums * h * w / 2, (loads + values) / 2, 4.0 * h * w) + 2.0 * h + values / 16
+        store = _STORE if self._stores_whole else _SCATTERED_LANE * self.lanes
+        cycles = c.depth * self.taps[0] * plane + sums * store + _TILE
+        cycles *= 1 + code / _CODE
+        return cycles * ceil_div(c.axes[1].results, tile.rows) * ceil_div(c.axes[2].results, tile.columns)
+
+    @property
+    def _stores_whole(self) -> bool:
+        """True if the sums of neighbouring groups go to neighbouring elements, woven if a group has several."""
+        return self.c.y.groups[0] == 1 or self.is_woven
+
+    @property
+    def is_woven(self) -> bool:
+        """True if the result's channels of a group follow each other, and those of the next group follow them."""
+        c = self.c
+        return 1 < c.width <= 4 and c.y.channels == 1 and c.y.groups[0] == c.width
+
+    def cycles(self) -> float:
+        """Cycles of one thread for the whole."""
+        c, others = self.c, math.prod(self.c.groups[1:])
+        return c.batch * others * c.axes[0].results * self.vectors * self._cycles_of(self.tile)
+
+    # ---- division
+
+    @property
+    def filter_size(self) -> int:
+        """Elements of the filters of one vector of groups."""
+        return self.c.width * self.c.depth * math.prod(self.taps) * self.lanes
+
+    @cached_property
+    def chunk(self) -> int:
+        """Vectors of groups of one task."""
+        room = _STACK_BYTES // (max(1, self.filter_size) * ITEM_BYTES[self.c.dtype])
+        return max(1, min(self.vectors, room))
+
+    @property
+    def is_on_stack(self) -> bool:
+        return self.filter_size * ITEM_BYTES[self.c.dtype] <= _STACK_BYTES
+
+    def workspace(self, threads: int) -> int:
+        """Bytes: the filters of one vector of groups for each thread, if they are too large for the stack."""
+        if self.is_on_stack:
+            return 0
+        return threads * ceil_div(self.filter_size * ITEM_BYTES[self.c.dtype], _LINE) * _LINE
+
+    @property
+    def _residues(self) -> int:
+        """Correlations that are carried as further groups."""
+        return math.prod(self.c.groups[1:])
+
+    @property
+    def _chunks(self) -> int:
+        return ceil_div(self.vectors, self.chunk)
+
+    @cached_property
+    def units(self) -> Units:
+        """Blocks of rows of one chunk of groups."""
+        c = self.c
+        rows = ceil_div(c.axes[1].results, self.tile.rows)
+        return Units((("image", c.batch), ("slice", c.axes[0].results), ("rows", rows)))
+
+    def shares(self, device: CpuDevice) -> tuple[int, tuple[int, int]]:
+        """(tasks, (tasks of a chunk, units of a task)); the kernel's extras must hold the latter two."""
+        parts = self._residues * self._chunks
+        shares, per_task = self.units.shares(device, self.cycles() / parts)
+        return parts * shares, (shares, per_task)
+
+    # ---- code
+
+    def trace(
+        self, module: Module, prefix: str, pointers: int, extra: int, order: tuple[int, int, int],
+        epilogue: Epilogue | None,
+    ) -> None:  # fmt: skip
+        """Trace the task ``<prefix>tiles``. ``order`` numbers the pointers to x, w and y; the kernel's extras from
+        ``extra`` on hold the tasks of a chunk and the units of a task."""
+        c, tile, lanes = self.c, self.tile, self.lanes
+        versions = [
+            (runs, trace_tile(module, f"{prefix}tile{i}", self, pattern, epilogue))
+            for i, (pattern, runs) in enumerate(self._versions().items())
+        ]
+        turn = self._trace_filter(module, f"{prefix}filter")
+        with module.task(f"{prefix}tiles") as (k, args, task, thread):
+            arguments = Arguments(k, args, pointers)
+            shares, per_task = arguments.extra(extra), arguments.extra(extra + 1)
+            residue, chunk = split_index(task // shares, (self._residues, self._chunks))
+            first = chunk * self.chunk
+            last = (first + self.chunk).min(self.vectors)
+            filters = self._filters(k, arguments, thread)
+            w = arguments.pointer(order[1], c.dtype) + self._residue_offset(residue, c.w.groups)
+            for vector in k.range(first, last):
+                group = vector * lanes
+                own = filters + (vector - first) * self.filter_size
+                k.call(turn, w + group * c.w.groups[0], own, k.integer(c.groups[0]) - group)
+            tensors = [(arguments.pointer(order[0], c.dtype), c.x), (arguments.pointer(order[2], c.dtype), c.y)]
+            tensors += [(arguments.pointer(3 + i, c.dtype), v) for i, v in enumerate(c.operands)]
+            tensors = [(t + (self._residue_offset(residue, v.groups) + v.offset), v) for t, v in tensors]
+            for unit in self.units.each(k, task % shares, per_task):
+                n, d, h = unit["image"], unit["slice"], unit["rows"] * tile.rows
+                x = tensors[0][0] + n * c.x.batch
+                rows = [t + (n * v.batch + d * v.space[0] + h * v.space[1]) for t, v in tensors[1:]]
+                for number in k.range(ceil_div(c.axes[2].results, tile.columns)):
+                    p = number * tile.columns
+                    pixels = [t + p * v.space[2] for t, (_, v) in zip(rows, tensors[1:], strict=True)]
+                    for vector in k.range(first, last):
+                        group = vector * lanes
+                        places = [t + group * v.groups[0] for t, (_, v) in zip(pixels, tensors[1:], strict=True)]
+                        own = filters + (vector - first) * self.filter_size
+                        for runs, function in versions:
+                            with when(k, None if len(versions) == 1 else _in_runs(k, number, runs)):
+                                k.call(
+                                    function, x, own, places[0], scale(k, args, pointers), *places[1:], d, h, p, group
+                                )
+
+    def _versions(self) -> dict[Pattern, list[tuple[int, int]]]:
+        tile = self.tile
+        if tile.straight == "none":
+            everything = frozenset(self.columns(tile.columns))
+            return {Pattern(everything, tile.columns): [(0, ceil_div(self.c.axes[2].results, tile.columns))]}
+        return self.patterns(tile.columns)
+
+    def _residue_offset(self, residue: Value, strides: tuple[int, ...]) -> Value:
+        return group_offset(residue, self.c.groups[1:], strides[1:])
+
+    def _filters(self, k: Builder, arguments: Arguments, thread: Value) -> Pointer:
+        if self.is_on_stack:
+            return k.local(self.c.dtype, self.chunk * self.filter_size)
+        size = self.workspace(1) // ITEM_BYTES[self.c.dtype]
+        return arguments.workspace(self.c.dtype) + thread * size
+
+    def _trace_filter(self, module: Module, name: str) -> Function:
+        """Trace ``name(w, filters, groups)``: the filters of a vector of groups as [result channel][channel][tap
+        0][tap 1][tap 2][lanes]; ``w`` points to its first group's, of which at least ``groups`` are left."""
+        c, lanes, (_, taps_h, taps_w) = self.c, self.lanes, self.taps
+        with module.function(name, w=c.dtype, filters=c.dtype, groups=None) as (k, (w, filters, groups), function):
+            strides = [axis.taps.increment * s for axis, s in zip(c.axes, c.w.space, strict=True)]
+            start = sum(axis.taps.start * s for axis, s in zip(c.axes, c.w.space, strict=True))
+            run = taps_h * taps_w
+            plane = run * lanes
+            along = strides[2] if taps_w > 1 else strides[1]
+            is_run = abs(along) == 1 and run > 1
+            is_run = is_run and (taps_h == 1 or taps_w == 1 or strides[1] == along * taps_w)
+            number = 0
+            for result, channel, tap in itertools.product(range(c.width), range(c.depth), range(self.taps[0])):
+                source = w + (start + result * c.w.results + channel * c.w.channels + tap * strides[0])
+                target = filters + number * plane
+                number += 1
+                if is_run:
+                    last = (run - 1) if along < 0 else 0
+                    copy_transposed(
+                        k, source + -last, c.w.groups[0], groups, run, target + last * lanes, along * lanes, lanes
+                    )
+                    continue
+                mask = k.mask(groups, lanes)
+                for i in k.range(taps_h):
+                    for j in k.range(taps_w):
+                        vector = source.load_strided(i * strides[1] + j * strides[2], c.w.groups[0], lanes, mask)
+                        target.store(vector, (i * taps_w + j) * lanes)
+        return function
+
+
+def _in_runs(k: Builder, number: Value, runs: list[tuple[int, int]]) -> Value:
+    """Whether the number is in one of the runs [first, last)."""
+    found = k.integer(0) != 0
+    for first, last in runs:
+        found = found | ((number >= first) & (number < last))
+    return found
+
+
+def _reach(axis: Axis, count: int) -> dict[int, list[tuple[int, int]]]:
+    """(result, tap) of an axis by the position that they read, from that of result 0 on."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for result, tap in itertools.product(range(count), range(axis.taps.count)):
+        at = result * axis.step + axis.taps.offset + tap * axis.taps.shift
+        found.setdefault(at, []).append((result, tap))
+    return dict(sorted(found.items()))
