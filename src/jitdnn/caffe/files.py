@@ -17,8 +17,8 @@ _UNFINISHED = re.compile(rf"\..+\.{re.escape(_HOST)}\.(\d+)\.unfinished")
 def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
     """Write a file by `write(file)` so that `path` holds all of it, or what it held before. Raises OSError.
 
-    The content goes to another name in the same folder, is flushed to the disk, and is renamed over `path`. What
-    dead processes of this host have left in that folder under such names is removed first.
+    The content goes to another name in the same folder, is flushed to the disk, and is renamed over `path`.
+    What dead processes of this host have left in that folder under such names is removed first.
     """
     _remove_left_over(path.parent)
     unfinished = path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.unfinished")
