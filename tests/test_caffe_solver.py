@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,21 @@ def test_lenet_learns_the_digits(tmp_path: Path) -> None:
     assert last.outputs[0].value >= 0.965
 
 
+def test_training_takes_no_memory_once_it_runs() -> None:
+    """After some iterations nothing of the size of a blob is allocated any more: LeNet's take megabytes."""
+    solver = load_solver("package:models/lenet_solver.prototxt", seed=1, snapshot_prefix="unused")
+    solver.step(2)
+    tracemalloc.start()
+    try:
+        solver.step(1)
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        solver.step(3)
+        assert tracemalloc.get_traced_memory()[1] - before < 100_000
+    finally:
+        tracemalloc.stop()
+
+
 # ---- what is told when
 
 CLASSES = """
@@ -360,6 +376,8 @@ def test_stopping(classes: str, tmp_path: Path) -> None:
     assert kinds(seen)[-3:] == [("Iterated", 3), ("Snapshotted", 3), ("Finished", 3)]
     assert isinstance(seen[-1], Finished)
     assert seen[-1].is_stopped
+    solver.step(2)
+    assert solver.iteration == 5
 
 
 def test_lines_are_caffes(classes: str) -> None:

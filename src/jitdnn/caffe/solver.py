@@ -102,12 +102,12 @@ class Solver:
         """Train up to max_iter, from a snapshot if one is named; snapshot and test at the end as the file
         says.
         """
+        self._stopped.clear()
         parameter = self.parameter
         if resume is not None:
             self.restore(resume)
-        self._stopped.clear()
         self._tell(Started(self.iteration, parameter.max_iter, self.net.name, parameter.lr_policy))
-        self.step(parameter.max_iter - self.iteration)
+        self._run(parameter.max_iter - self.iteration)
         is_due = parameter.snapshot and self.iteration % parameter.snapshot == 0
         if parameter.snapshot_after_train and not is_due:
             self.snapshot()
@@ -122,6 +122,10 @@ class Solver:
 
     def step(self, iterations: int) -> None:
         """Run so many iterations, with the tests, displays and snapshots that fall into them."""
+        self._stopped.clear()
+        self._run(iterations)
+
+    def _run(self, iterations: int) -> None:
         parameter = self.parameter
         last = self.iteration + iterations
         self._last_display = None
