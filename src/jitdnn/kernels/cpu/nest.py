@@ -10,7 +10,7 @@ from jitdnn.rtcg.expression import Expression
 from jitdnn.tensor import TensorDescriptor
 
 UNIT, REPEATED, STRIDED, CROSSED = "unit", "repeated", "strided", "crossed"
-"""How a tensor moves along the innermost axis: by 1, 0, anything; or anything, but by 1 along the next axis."""
+"""How a tensor moves along the innermost axis: by 1, by 0, or by anything; by 1 along the one before it."""
 
 
 @dataclass(frozen=True)

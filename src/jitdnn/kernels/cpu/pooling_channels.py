@@ -252,7 +252,7 @@ def _cut(channels: int, lanes: int, most: int) -> tuple[int, bool]:
     """How many vectors of channels to take at once, and whether the last one of them is not full."""
     vectors = -(-channels // lanes)
     if vectors <= most:
-        return max(1, vectors), channels % lanes != 0
+        return vectors, channels % lanes != 0
     return min(range(most, most // 2, -1), key=lambda v: vectors % v), False
 
 
@@ -297,7 +297,7 @@ class PoolingChannels(PoolingAlgorithm):
         vectors, has_tail = _cut(geometry.channels, lanes, _MOST_VECTORS[pooling.direction])
         group = lanes * vectors
         if pooling.direction == "fwd" and not has_tail and rows >= 2 * device.threads:
-            group = max(1, geometry.channels)  # rows are enough to share: go through all channels of a pixel
+            group = geometry.channels  # rows are enough to share: go through all channels of a pixel
         code = _Code(
             pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype, vectors, has_tail,
             geometry.tiles, tuple(strides[1] == 1 for strides in geometry.strides),
