@@ -35,6 +35,8 @@ SHAPES = [
     "n1 c17 h9 w9 k16 r1 s1 stride2 nhwc",
     "n1 c65 h4 w5 k63 r3 s3 pad1 nhwc",
     "n1 c130 h9 w9 k70 r3 s3 pad1",  # a long sum
+    "n1 c2000 h3 w3 k20 r1 s1",
+    "n8 c3 h40 w40 k5 r3 s3",  # a long sum in the gradient of the filter
     "n3 c16 h30 w33 k33 r3 s3 pad1",  # several tiles in every direction
     "n2 c3 h2 w3 k4 r5 s7 pad2x3",  # filter larger than the image
     "n1 c3 h5 w5 k4 r3 s3 pad4",  # outputs that see nothing but padding
@@ -91,6 +93,9 @@ BIAS_SHAPES = [
     "n2 k16 o2 p3 q5 nhwc f64",
     "n0 k7 p3 q3",
     "n2 k33 p40 q41",
+    "n30000 k10",
+    "n9 k3 p100 q99",
+    "n9 k17 p100 q99 nhwc",
 ]
 
 

@@ -24,6 +24,7 @@ SHAPES = [
     "m63 k65 n64",
     "m65 k63 n33 f64",
     "m17 k700 n35",  # a long sum
+    "m5 k20000 n7",
     "m130 k40 n200",
     "m33 k20 n45 a=columns",
     "m33 k20 n45 b=columns",

@@ -28,6 +28,8 @@ SHAPES = [
     "n2 c3 h7 w7 window7",  # global
     "n2 c63 h7 w7 window7 nhwc",
     "n3 c65 h1 w1 window1 nhwc",
+    "n1 c5 h60 w61 window60x61",
+    "n1 c17 h60 w61 window60x61 nhwc",
     "n1 c2 h6 w7 window2 stride3 caffe",  # the last windows are empty
     "n1 c18 h6 w7 window2 stride4x3 caffe nhwc",
     "n1 c4 h5 w5 window1 stride3 caffe",

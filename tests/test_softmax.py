@@ -21,6 +21,8 @@ SHAPES = [
     "shape5x63 axis1",
     "shape4x65 axis1",
     "shape2x1000 axis1",
+    "shape2x70001 axis1",
+    "shape7000x3 axis0",
     "shape67x3 axis1",
     "shape9x17 axis0",
     "shape257 axis0",
