@@ -37,11 +37,10 @@ from jitdnn.kernels.cpu.transpose import copy_transposed
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
-_BLOCK_BYTES = 384 << 10  # slab and panels of a block share the L2 cache with the sums
+_HALF_BLOCK_BYTES = 192 << 10  # the slab of a block, and its panels, share the L2 cache with the sums
 _SUMS_BYTES = 8 << 20  # splitting the pixels may not cost more memory than this
 _TYPICAL_PIXELS = 200  # a block of fewer spends its time on carrying the sums
 _LEAST_CHANNELS = 64  # a chunk of fewer spends it on the panels of dy, which each chunk makes anew
-_PANELS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -112,15 +111,15 @@ class BlockedFilter:
         return self._block(self.chunk)
 
     def _block(self, channels: int) -> tuple[int, int, int, int]:
-        """Grown from the last axis on while the slab of ``channels`` and the panels of dy fit."""
+        """Grown from the last axis on while the slab of ``channels`` and a panel of dy fit."""
         c, results = self.c, self.results
-        width = min(self.panels, _PANELS_AT_ONCE) * self.panel
 
         def fits(candidate: list[int]) -> bool:
             slab = candidate[0] * channels
             for axis, extent in zip(c.axes, candidate[1:], strict=True):
                 slab *= slab_extent(axis, extent)
-            return (slab + math.prod(candidate) * width) * ITEM_BYTES[c.dtype] <= _BLOCK_BYTES
+            most = max(slab, math.prod(candidate) * self.panel)
+            return most * ITEM_BYTES[c.dtype] <= _HALF_BLOCK_BYTES
 
         block = [1, 1, 1, 1]
         for axis in (3, 2, 1, 0):
@@ -147,10 +146,11 @@ class BlockedFilter:
 
     @cached_property
     def shares(self) -> int:
-        """Into how many tasks the panels are divided."""
-        return max(
-            1, min(self.panels, ceil_div(WANTED_TASKS, self.c.group_count * self.chunks * self.splits))
-        )
+        """Into how many tasks the panels are divided: for the threads, and so that a task's panels fit."""
+        bytes_each = math.prod(self.block) * self.panel * ITEM_BYTES[self.c.dtype]
+        fitting = max(1, _HALF_BLOCK_BYTES // max(1, bytes_each))
+        wanted = ceil_div(WANTED_TASKS, self.c.group_count * self.chunks * self.splits)
+        return max(min(self.panels, wanted), ceil_div(self.panels, fitting))
 
     @property
     def tasks(self) -> int:
@@ -303,7 +303,7 @@ class BlockedFilter:
         return function, [i for i, loop in loops if loop.extent is None]
 
     def _trace_panels(self, module: Module, name: str) -> Function:
-        """Trace ``name(dy, panels, lanes, valid lanes, n, d, h, w)``: a block of dy, its channels as lanes."""
+        """Trace ``name(dy, panels, lanes, valid, n, d, h, w)``: dy of a block, its channels as lanes."""
         c, block, lanes = self.c, self.block, self.lanes
         names = ("total", "valid", "n", "d", "h", "w")
         with module.function(name, dy=c.dtype, panels=c.dtype, **dict.fromkeys(names)) as (
