@@ -455,11 +455,6 @@ def _listing() -> str:
     return ", ".join("numpy.log" if name == "log" else f"jd.{name}" for name in functions())
 
 
-def spelled_functions() -> str:
-    """The functions as a user writes them; ``jitdnn.log`` is the module that logs."""
-    return ", ".join("np.log" if name == "log" else f"jd.{name}" for name in functions())
-
-
 def is_traced(*values: object) -> bool:
     """True if one of the values belongs to a function that is being traced."""
     return any(isinstance(value, Traced) for value in values)
