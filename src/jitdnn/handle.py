@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +23,10 @@ from jitdnn.settings import Settings, current, override
 # With more plans than this (shapes that change all the time) the handle forgets all and begins again.
 MOST_PLANS = 4096
 _ALIGNMENT = 64
+# what the setting `target` stands for
+_DEVICES: dict[str, Callable[[Settings], Device]] = {
+    "cpu": lambda values: cpu.host(values.threads, values.cpu),
+}
 
 
 class _Block:
@@ -111,11 +115,11 @@ class Handle:
 
     @property
     def device(self) -> Device:
-        """The device given, or the CPU as the settings in force describe it."""
+        """The device given, or that of the target and settings in force."""
         if self._device is not None:
             return self._device
         values = self.settings
-        return cpu.host(values.threads, values.cpu)
+        return _DEVICES[values.target](values)
 
     def plan(
         self, problem: Problem, request: Request | None = None, epilogue: Epilogue | None = None
