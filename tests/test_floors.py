@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _keep_loggers_working() -> Iterator[None]:
+    """The linter's set-up of logging disables every logger that exists; the tests after this need theirs."""
+    enabled = [
+        found
+        for found in logging.root.manager.loggerDict.values()
+        if isinstance(found, logging.Logger) and not found.disabled
+    ]
+    yield
+    for logger in enabled:
+        logger.disabled = False
 
 
 def test_every_module_imports_only_downwards(monkeypatch: pytest.MonkeyPatch) -> None:
