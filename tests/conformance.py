@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn.devices.cpu import CpuDevice, host
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Epilogue, Kernel
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Epilogue, Kernel, terms
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import (
     Activation,
@@ -112,6 +112,9 @@ def make_case(problem: Problem, epilogue: Epilogue | None = None, seed: int = 0)
     if isinstance(problem, Convolution | BiasGradient | MatMul | AddTensor):
         # what terms of random signs add up to: a sum that happens to cancel is not held against the kernel
         scale = max(scale, float(np.sqrt(problem.reference(*(a * a for a in wide)).sum())))
+        if any(operand.descriptor.is_overlapping() for operand in problem.inputs):
+            # equal terms round alike: their errors add up, where those of others partly cancel
+            scale *= np.sqrt(terms(problem))
     if epilogue is not None:
         fused = [buffer.values.astype(np.float64) for buffer in operands]
         result = np.asarray(epilogue.expression.evaluate(result, *fused))
