@@ -35,6 +35,7 @@ _VERSIONS = 4  # of a tile, for the ends of a row
 _STACK_BYTES = 16 << 10  # filters of a task's groups that are kept on the stack; larger ones are in the workspace
 _STORE = 1.0  # cycles to finish one vector of sums
 _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
+_STEP = 3.0  # load slots that a turn of the loop over the taps of a row is worth
 _TILE = 20.0  # cycles to begin and end a tile
 _CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
 _LINE = 64
@@ -129,8 +130,9 @@ class GroupLanes:
             if versions > _VERSIONS:
                 continue
             for rows in range(1, min(most // columns, c.axes[1].results) + 1):
-                if versions * c.width * rows * columns * h * w <= 2 * _STRAIGHT:
-                    yield GroupTile(rows, columns, "all")
+                tile = GroupTile(rows, columns, "all")
+                if self.keeps_filter(tile) and versions * rows * columns * h * w * c.width <= 2 * _STRAIGHT:
+                    yield tile
             if versions * c.width * columns * w <= 2 * _STRAIGHT:
                 yield GroupTile(1, columns, "row")
 
@@ -159,7 +161,7 @@ class GroupLanes:
         sums = c.width * tile.rows * tile.columns
         code = float(sums)
         if tile.straight == "none":
-            loads = h * w * tile.columns * self._slots
+            loads = h * w * (tile.columns * self._slots + _STEP)
             values = float(c.width * h * w)
         else:
             lines = len(self.rows(tile.rows)) if tile.straight == "all" else h

@@ -89,6 +89,7 @@ class _Tile:
         if plan.keeps_filter(self.tile):
             index = itertools.product(range(self.c.width), range(taps_h), range(taps_w))
             self.weights = {at: self._weight(filters, *at) for at in list(index)}
+        self._prefetch(plane, first)
         if self.tile.straight == "all":
             for at, pairs in plan.rows(self.tile.rows).items():
                 place = self.h * axis.step + at
@@ -103,6 +104,22 @@ class _Tile:
                     self._row(row, filters, [(0, tap)], first, masks)
                 else:
                     self._walk(row, filters, tap, first, masks)
+
+    def _prefetch(self, plane: Pointer, first: Value) -> None:
+        """Ask for what the next tile along the row is the first to read.
+
+        One vector of a pixel is at a time read, so that the processor sees no run of addresses to follow.
+        """
+        rows, columns, x = self.c.axes[1], self.c.axes[2], self.c.x
+        lowest = rows.taps.lowest + rows.taps.span
+        count = self.tile.rows * rows.step if self.tile.straight == "all" else 1
+        if self.tile.straight == "all":
+            lowest -= rows.step - 1
+        ahead = (self.tile.columns - 1) * columns.step + columns.taps.lowest + columns.taps.span + 1
+        corner = plane + ((self.h * rows.step + lowest) * x.space[1] + first * self.plan.span.stride)
+        corner = corner + (self.p * columns.step + ahead) * x.space[2]
+        for row, column in itertools.product(range(count), range(self.tile.columns * columns.step)):
+            corner.prefetch(row * x.space[1] + column * x.space[2])
 
     def _row(
         self, row: Pointer, filters: Pointer, pairs: Sequence[tuple[int, int | Value]], first: Value, masks: Masks

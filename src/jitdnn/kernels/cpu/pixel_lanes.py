@@ -75,7 +75,7 @@ def strips(problem: Convolution, operands: Sequence[TensorDescriptor] = ()) -> I
     parts = lower_convolution(problem, operands, separate=together)
     if not together:
         for part in parts:
-            c = _best_turned(part.merged())
+            c = best_turned(part.merged())
             yield Strip(c, (c.axes[2],))
         return
     for start in range(0, len(parts), stride):
@@ -83,7 +83,7 @@ def strips(problem: Convolution, operands: Sequence[TensorDescriptor] = ()) -> I
         yield Strip(row[0], tuple(part.axes[2] for part in row))
 
 
-def _best_turned(c: Correlation) -> Correlation:
+def best_turned(c: Correlation) -> Correlation:
     """The axes of space in the order that puts neighbours in memory into the lanes."""
     def distance(axis: int) -> tuple[bool, int, int]:
         return c.axes[axis].results == 1, abs(c.y.space[axis]) + abs(c.x.space[axis]), -axis
@@ -226,7 +226,8 @@ class PixelLanes:
         plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 1.0 + lines
         unit = self.strip.pixel(c.y)
         store = _STORE if unit == 1 else _SCATTERED_LANE * self.lanes
-        code = sums * self._row_taps * (c.axes[1].taps.count if self.is_straight(tile) else tile.rows)
+        code = sums * (c.axes[1].taps.count if self.is_straight(tile) else tile.rows)
+        code *= self._row_taps if self.is_row_straight(tile) else 1
         return (planes * plane + sums * self.strip.residues * store + _TILE) * (1 + code / _CODE)
 
     def _broadcast_slots(self, channels: int) -> float:

@@ -123,24 +123,23 @@ class _Tile:
         }
 
     def _slide(self, plane: Pointer, w: Pointer) -> None:
-        """Row t of the input, counted in the direction of the taps, feeds row r of the tile by tap t - r.
+        """Row u of the input, from the lowest one that the tile reads on, feeds row r of the tile by tap u - r.
 
         Most rows feed them all; some at both ends, which are written out, only a part.
         """
         axis, rows = self.c.axes[1], self.tile.rows
-        taps, shift = axis.taps.count, axis.taps.shift
-        start = self.h + (axis.taps.offset + (0 if shift > 0 else rows - 1))
+        taps, is_forward = axis.taps.count, axis.taps.shift > 0
 
-        def row(t: int | Value, used: Iterator[int]) -> None:
-            at = start + (t * shift if isinstance(t, Value) else self.k.integer(t * shift))
-            self._row(plane, w, at, [(r if shift > 0 else rows - 1 - r, t - r) for r in used])
+        def row(u: int | Value, used: Sequence[int]) -> None:
+            at = self.h + axis.taps.lowest + u
+            self._row(plane, w, at, [(r, u - r if is_forward else r - u + (taps - 1)) for r in used])
 
-        for t in range(rows - 1):
-            row(t, iter(range(t + 1)))
+        for u in range(rows - 1):
+            row(u, range(u + 1))
         for middle in self.k.range(rows - 1, taps):
-            row(middle, iter(range(rows)))
-        for t in range(taps, taps + rows - 1):
-            row(t, iter(range(t - taps + 1, rows)))
+            row(middle, range(rows))
+        for u in range(taps, taps + rows - 1):
+            row(u, range(u - taps + 1, rows))
 
     def _row(self, plane: Pointer, w: Pointer, at: Value, pairs: Pairs) -> None:
         """One row of the input; ``pairs`` are the rows of the tile that it feeds, each by which tap."""
