@@ -264,7 +264,7 @@ def test_train_test_and_resume(capsys: pytest.CaptureFixture[str], solver: Path,
     plot = tmp_path / "curves.png"
     code, out, err = call(capsys, "train", solver, "--plot", plot)
     assert (code, err) == (0, "")
-    for words in ("Solver type: SGD", "Iteration 10, Testing net (#0)", "Iteration 10, lr = 0.05",
+    for words in ("Learning Rate Policy: fixed", "Iteration 10, Testing net (#0)", "Iteration 10, lr = 0.05",
                   "Optimization Done.", f"curves in {plot}"):  # fmt: skip
         assert words in out
     assert plot.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
