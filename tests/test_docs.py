@@ -70,6 +70,20 @@ def test_the_first_example_of_the_readme_runs() -> None:
     np.testing.assert_allclose(names["y"][:1], exact, rtol=1e-4)
 
 
+def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page's blocks of Python, in order, on top of what the first example of the README defines."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape, np.float32) for shape in ((2, 3, 9, 9), (4, 3, 3, 3)))
+    ran = 0
+    for page in PAGES:
+        names = {"np": np, "jd": jitdnn, "x": x, "w": w, "bias": w[:, 0, 0, 0].copy()}
+        for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            monkeypatch.chdir(tmp_path)
+            exec(compile(code.replace('"/tmp/', f'"{tmp_path}/'), str(page), "exec"), names)
+            ran += 1
+    assert ran >= 4
+
+
 def test_problem_strings_in_the_documentation_parse() -> None:
     found = 0
     for page in PAGES:

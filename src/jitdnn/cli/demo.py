@@ -84,7 +84,8 @@ def _compare() -> None:
     """Time an iteration side by side with one whose convolutions are im2col and NumPy's BLAS."""
     ours, theirs = (load_solver(SOLVER, algorithm=algorithm) for algorithm in (None, "im2col"))
     calls = [_iteration(ours), _iteration(theirs)]
-    if find_spec("threadpoolctl") is not None:
+    has_limits = find_spec("threadpoolctl") is not None
+    if has_limits:
         # threads of the BLAS that wait for work keep those of the other layers from working: the baseline
         # is measured without them too, and the faster way counts
         calls.append(_with_one_blas_thread(calls[1]))
@@ -100,6 +101,8 @@ def _compare() -> None:
         f"training is {times:.2f} times as fast, {abs(times - 1):.0%} {'faster' if times >= 1 else 'slower'}."
     )
     say("(With its first release, in 2014, cuDNN made Caffe 36% faster on the GPUs of the day.)")
+    if not has_limits:
+        say("The BLAS ran with all its threads only: pip install 'jitdnn[demo]' to try it with one as well.")
     busy = neighbours.processors()
     if busy is not None and busy > QUIET:
         say(f"Other programs kept {busy:.1f} processors busy meanwhile: on a quiet machine this may differ.")
