@@ -38,6 +38,7 @@ _STRAIGHT_ROW = 200  # and of one row of the filter
 _MOST_RESIDUES = 4
 _STORE = 0.6  # cycles to finish one vector of sums, the rest being hidden behind the next tile
 _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
+_ROW = 0.4  # cycles to begin a row of the input
 _TILE = 20.0  # cycles to begin and end a tile
 _CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
@@ -197,7 +198,7 @@ class PixelLanes:
         yield PixelTile(1, 1, 1)
         most = ceil_div(self.strip.last[0].results, self.lanes)
         for vectors in range(1, min(6, most) + 1):
-            room = (self.isa.registers - 1 - vectors) // (vectors * self.strip.residues)
+            room = (self.isa.registers - self.span.registers - vectors) // (vectors * self.strip.residues)
             for rows in range(1, min(room, c.axes[1].results) + 1):
                 for channels in _divisors(c.width, room // rows):
                     tile = PixelTile(channels, rows, vectors)
@@ -223,7 +224,7 @@ class PixelLanes:
         loads = lines * columns * tile.vectors * self.span.slots
         if not self.keeps_filter(tile):
             loads += tile.channels * tile.rows * taps * self._broadcast_slots(tile.channels)
-        plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 1.0 + lines
+        plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 1.0 + _ROW * lines
         unit = self.strip.pixel(c.y)
         store = _STORE if unit == 1 else _SCATTERED_LANE * self.lanes
         code = sums * (c.axes[1].taps.count if self.is_straight(tile) else tile.rows)

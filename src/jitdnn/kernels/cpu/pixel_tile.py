@@ -94,6 +94,8 @@ class _Tile:
     def _plane(self, plane: Pointer, w: Pointer) -> None:
         """All rows of one slice of one channel."""
         axis, rows = self.c.axes[1], self.tile.rows
+        if self.c.depth > 1:
+            self._prefetch(plane)
         if self.plan.is_straight(self.tile):
             self.weights = self._kept_weights(w)
             for at, pairs in self.plan.reach(rows).items():
@@ -121,6 +123,19 @@ class _Tile:
                 self._place(residue, tap), self.lanes)
             for channel, row, residue, tap in index
         }
+
+    def _prefetch(self, plane: Pointer) -> None:
+        """Ask for the rows that the next tiles below are the first to read.
+
+        From channel to channel the addresses jump too far for the processor to see where they lead.
+        """
+        rows, step = self.c.axes[1], self.span.step
+        if self.tile.rows >= rows.results or self.c.x.space[2] != 1:
+            return
+        lowest = rows.taps.lowest + rows.taps.span + (self.tile.rows - 1) * rows.step + 1
+        corner = plane + ((self.h * rows.step + lowest) * self.c.x.space[1] + self._first(0, 0))
+        for row, line in itertools.product(range(self.tile.rows * rows.step), range(self.tile.vectors * step)):
+            corner.prefetch(row * self.c.x.space[1] + line * self.lanes)
 
     def _slide(self, plane: Pointer, w: Pointer) -> None:
         """Row u of the input, from the lowest one that the tile reads on, feeds row r of the tile by tap u - r.

@@ -43,6 +43,11 @@ class Span:
         return (None,) * (len(self._pieces()) if self._is_picked else 1)
 
     @property
+    def registers(self) -> int:
+        """Registers in use while a vector is made, beside its own: a value to multiply, or patterns of lanes."""
+        return len(self._pieces()) if self._is_picked else 1
+
+    @property
     def slots(self) -> float:
         """Cost of one vector in slots of the load ports."""
         if self.stride == 0:
