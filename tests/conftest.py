@@ -6,6 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A first call compiles, and machines are shared: no example has a deadline. In CI every run tries the same ones.
+settings.register_profile("here", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 _CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache" / "jitdnn"
 
