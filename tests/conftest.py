@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# A first call compiles, and machines are shared: no example has a deadline. In CI every run tries the same ones.
+# A first call compiles, and machines are shared: no example has a deadline. CI tries the same ones each time.
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
