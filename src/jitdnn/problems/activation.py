@@ -52,7 +52,7 @@ def _step(x: Reals) -> Reals:
 FUNCTIONS: dict[str, ActivationFunction] = {
     "sigmoid": ActivationFunction(_sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x), lambda y: y * (1.0 - y)),
     "relu": ActivationFunction(lambda x: np.maximum(x, 0.0), _step, _step),
-    "tanh": ActivationFunction(np.tanh, lambda x: 1.0 / np.cosh(x) ** 2, lambda y: 1.0 - y * y),
+    "tanh": ActivationFunction(np.tanh, lambda x: 1.0 / np.cosh(x) ** 2, lambda y: (1.0 - y) * (1.0 + y)),
 }
 
 

@@ -60,7 +60,7 @@ def tanh(x: Any) -> Any:
 
 _activation(relu, from_y=lambda y: where(y > 0.0, 1.0, 0.0))
 _activation(sigmoid, from_y=lambda y: y * (1.0 - y))
-_activation(tanh, from_y=lambda y: 1.0 - y * y)
+_activation(tanh, from_y=lambda y: (1.0 - y) * (1.0 + y))  # 1 - y * y loses all digits near 1
 
 
 def activation(name: str) -> Activation:
