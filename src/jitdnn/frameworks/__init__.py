@@ -1,1 +1,0 @@
-"""Bridges into other people's frameworks."""
