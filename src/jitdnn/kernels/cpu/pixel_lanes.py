@@ -27,7 +27,7 @@ from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convol
 from jitdnn.kernels.cpu.pixel_tile import trace_tile
 from jitdnn.kernels.cpu.spans import Span
 from jitdnn.kernels.cpu.tiles import ceil_div
-from jitdnn.kernels.cpu.units import Units
+from jitdnn.kernels.cpu.units import Units, walks_filter_first
 from jitdnn.rtcg.builder import Function, Module
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
@@ -36,13 +36,13 @@ from jitdnn.tensor import TensorDescriptor
 _STRAIGHT = 600  # multiply-adds of one tile in a straight line: more would take long to compile
 _STRAIGHT_ROW = 200  # and of one row of the filter
 _MOST_RESIDUES = 4
+_ENDS = 3  # tiles along a row that may be versions of their own
 _STORE = 0.6  # cycles to finish one vector of sums, the rest being hidden behind the next tile
 _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
 _ROW = 0.4  # cycles to begin a row of the input
 _TILE = 20.0  # cycles to begin and end a tile
 _CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
-_FILTER_BYTES = 512 << 10  # a larger filter is walked in the outer loop
 _ALIASING = 4096  # addresses this far apart share the ways of one set of the L1 cache
 _WAYS = 8
 
@@ -258,8 +258,7 @@ class PixelLanes:
             ("slice", c.axes[0].results), ("rows", ceil_div(c.axes[1].results, tile.rows)),
             ("run", ceil_div(self.tiles(tile), self._run)),
         ]  # fmt: skip
-        is_large = c.width * c.depth * c.taps * ITEM_BYTES[c.dtype] > _FILTER_BYTES
-        order = channels + space if is_large else space + channels
+        order = channels + space if walks_filter_first(c) else space + channels
         return Units((("image", c.batch), ("group", c.group_count), *order))
 
     def shares(self, device: CpuDevice) -> tuple[int, tuple[int]]:
@@ -279,6 +278,15 @@ class PixelLanes:
         last = ((axis.positions - 1 - max(self.reads)) // axis.step + 1) // width
         return first, max(first, min(last, whole))
 
+    def _runs(self) -> list[range]:
+        """The tiles of a row as runs that share a version of the code: each end alone, if it is one tile."""
+        tiles, (first, last) = self.tiles(self.tile), self._inner_tiles()
+        if last <= first:
+            ends = [range(tile, tile + 1) for tile in range(tiles)]
+            return ends if tiles <= _ENDS else [range(tiles)]
+        runs = [range(first), range(first, last), range(last, tiles)]
+        return [run for run in runs if len(run)]
+
     def trace(
         self, module: Module, prefix: str, pointers: int, extra: int, order: tuple[int, int, int],
         epilogue: Epilogue | None,
@@ -289,14 +297,15 @@ class PixelLanes:
         width = tile.vectors * self.lanes
         tiles, (first, last) = self.tiles(tile), self._inner_tiles()
         full, rest = divmod(c.width, tile.channels)
-        versions: dict[tuple[bool, bool], Function] = {}
-        for is_whole, edge in itertools.product((True, False), (False, True)):
-            channels = tile.channels if is_whole else rest
-            is_used = (full if is_whole else rest) and (last - first < tiles if edge else last > first)
-            if is_used:
-                name = f"{prefix}{'edge' if edge else 'inner'}{'' if is_whole else '_rest'}"
-                part = replace(tile, channels=channels)
-                versions[is_whole, edge] = trace_tile(module, name, self, part, edge, epilogue)
+        versions: list[tuple[bool, range, Function]] = []
+        for is_whole in (True, False):
+            part = tile if is_whole else replace(tile, channels=rest)
+            for number, numbers in enumerate(self._runs()):
+                if full if is_whole else rest:
+                    name = f"{prefix}{'tile' if is_whole else 'rest'}{number}"
+                    edge = numbers.start < first or numbers.stop > last
+                    function = trace_tile(module, name, self, part, numbers, edge, epilogue)
+                    versions.append((is_whole, numbers, function))
         with module.task(f"{prefix}tiles") as (k, args, task, _):
             arguments = Arguments(k, args, pointers)
             tensors = [(arguments.pointer(order[2], c.dtype), c.y)]
@@ -312,9 +321,10 @@ class PixelLanes:
                 for number in k.range(begin, (begin + self._run).min(tiles)):
                     p = number * width
                     places = [t + view_offset(c, v, group, channel, (n, d, h, p)) for t, v in tensors]
-                    is_inner, fits = (number >= first) & (number < last), unit["channels"] < full
-                    for (is_whole, edge), function in versions.items():
-                        with k.when((~is_inner if edge else is_inner) & (fits if is_whole else ~fits)):
+                    fits = unit["channels"] < full
+                    for is_whole, numbers, function in versions:
+                        condition = (number >= numbers.start) & (number < numbers.stop)
+                        with k.when(condition & (fits if is_whole else ~fits)):
                             k.call(function, x, w, places[0], scale(k, args, pointers), *places[1:], d, h, p)
 
 

@@ -19,13 +19,14 @@ Pairs = Sequence[tuple[int, "int | Value"]]
 
 
 def trace_tile(
-    module: Module, name: str, plan: PixelLanes, tile: PixelTile, edge: bool, epilogue: Epilogue | None
-) -> Function:
+    module: Module, name: str, plan: PixelLanes, tile: PixelTile, numbers: range, edge: bool,
+    epilogue: Epilogue | None,
+) -> Function:  # fmt: skip
     """Trace ``name(x, w, y, scale, operands..., d, h, p)``: the tile whose first result is (d, h, p).
 
     ``x`` and ``w`` point to the group's first channel (``w`` to the tile's first result channel), ``y`` and the
-    operands to the tile's first result, ``scale`` to alpha and beta. With ``edge`` the tile may reach over the
-    ends of a row.
+    operands to the tile's first result, ``scale`` to alpha and beta. It is a tile with one of the
+    ``numbers`` of its row; with ``edge`` it may reach over the ends of the row.
     """
     dtype = plan.c.dtype
     operands = {f"operand{i}": dtype for i in range(len(plan.c.operands))}
@@ -33,7 +34,7 @@ def trace_tile(
         name, x=dtype, w=dtype, y=dtype, scale="f64", **operands, d=None, h=None, p=None
     ) as (k, (x, w, y, scale, *rest), function):  # fmt: skip
         *pointers, d, h, p = rest
-        code = _Tile(k, plan, tile, edge, (d, h, p))
+        code = _Tile(k, plan, tile, numbers, edge, (d, h, p))
         code.sum_up(x, w)
         alpha, beta = (k.convert(scale.load(i), dtype) for i in range(2))
         code.finish(Blend(k, alpha, beta, epilogue), [y, *pointers])
@@ -42,14 +43,16 @@ def trace_tile(
 
 class _Tile:
     def __init__(
-        self, k: Builder, plan: PixelLanes, tile: PixelTile, edge: bool, place: tuple[Value, Value, Value]
-    ) -> None:
+        self, k: Builder, plan: PixelLanes, tile: PixelTile, numbers: range, edge: bool,
+        place: tuple[Value, Value, Value],
+    ) -> None:  # fmt: skip
         self.k, self.plan, self.tile, self.edge, self.c = k, plan, tile, edge, plan.c
         self.d, self.h, self.p = place
         self.lanes, self.span = plan.lanes, plan.span
-        self.last = (plan.tiles(tile) - 1) * tile.vectors * self.lanes  # the greatest p
-        if self.last == 0:
-            self.p = k.integer(0)  # what is known is not tested
+        width = tile.vectors * self.lanes
+        self.lowest, self.highest = numbers.start * width, (numbers.stop - 1) * width  # of what p can be
+        if self.lowest == self.highest:
+            self.p = k.integer(self.lowest)  # what is known is not tested
         if tile.rows >= self.c.axes[1].results:
             self.h = k.integer(0)
         zero = k.constant(0, self.c.dtype, self.lanes)
@@ -72,7 +75,8 @@ class _Tile:
         step, masks = self.span.step, []
         for v in range(self.tile.vectors):
             at = v * self.lanes * step
-            lowest, highest = at + min(known), at + max(known) + self.last * step
+            lowest = at + min(known) + self.lowest * step
+            highest = at + max(known) + self.highest * step
             masks.append(self.span.masks(self.k, self._first(v, offset), lowest, highest))
         return masks
 
@@ -202,7 +206,7 @@ class _Tile:
         """The sums to their places."""
         k, strip = self.k, self.plan.strip
         left = strip.results - self.p * strip.residues
-        room = self.last * strip.residues
+        room = self.highest * strip.residues
         masks = []
         for j in range(strip.residues * self.tile.vectors):
             fits = not self.edge or room + (j + 1) * self.lanes <= strip.results

@@ -45,7 +45,7 @@ class Span:
     @property
     def registers(self) -> int:
         """Registers in use while a vector is made, beside its own: a value to multiply, or patterns of lanes."""
-        return len(self._pieces()) if self._is_picked else 1
+        return len(self._pieces()) + 3 if self._is_picked else 1
 
     @property
     def slots(self) -> float:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu.blocked import split_index
+from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.loops import share
 from jitdnn.rtcg.builder import Builder, Value
+from jitdnn.rtcg.isa import ITEM_BYTES
 
+_CACHE_BYTES = 640 << 10  # of the L2 cache, for what is read again and again
 _CYCLES_A_SECOND = 3e9  # only to tell work that is worth sharing: nothing is measured to cut it
 
 
@@ -34,3 +37,14 @@ class Units:
         first = task * per_task
         for unit in k.range(first, (first + per_task).min(self.count)):
             yield dict(zip(names, split_index(unit, extents), strict=True))
+
+
+def walks_filter_first(c: Correlation) -> bool:
+    """True if the loop over blocks of the filter should be outside of that over the image.
+
+    The inner one of the two is read as often as the outer one has blocks: best is one that stays in the cache.
+    """
+    item = ITEM_BYTES[c.dtype]
+    weights = c.width * c.depth * c.taps * item
+    image = c.depth * math.prod(min(axis.positions, axis.results * axis.step) for axis in c.axes) * item
+    return weights > _CACHE_BYTES and image < 4 * weights
