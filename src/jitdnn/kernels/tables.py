@@ -8,6 +8,8 @@ from __future__ import annotations
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cpu.activation import ElementwiseActivation
 from jitdnn.kernels.cpu.convolution_bias import BiasChannels, BiasRows
+from jitdnn.kernels.cpu.convolution_depthwise import Depthwise
+from jitdnn.kernels.cpu.convolution_direct import Direct
 from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
@@ -33,8 +35,8 @@ _ACTIVATION = (ElementwiseActivation(), REFERENCE)
 
 # (target, problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] = {
-    ("cpu", Convolution, "fwd"): (ImplicitGemm(), Im2col(), REFERENCE),
-    ("cpu", Convolution, "bwd_data"): (ImplicitGemm(), Im2col(), REFERENCE),
+    ("cpu", Convolution, "fwd"): (Depthwise(), ImplicitGemm(), Direct(), Im2col(), REFERENCE),
+    ("cpu", Convolution, "bwd_data"): (Depthwise(), ImplicitGemm(), Direct(), Im2col(), REFERENCE),
     ("cpu", Convolution, "bwd_filter"): (ImplicitGemmFilter(), Im2col(), REFERENCE),
     ("cpu", BiasGradient, None): (BiasRows(), BiasChannels(), REFERENCE),
     ("cpu", MatMul, None): (PackedGemm(), REFERENCE),
