@@ -12,6 +12,7 @@ from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.channel_lanes import ChannelLanes
 from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.filter_pixel_lanes import FilterPixelLanes
 from jitdnn.kernels.cpu.pixel_lanes import PixelLanes, best_turned, strips
 from jitdnn.kernels.cpu.timing import seconds_of
 from jitdnn.problems.convolution import Convolution
@@ -28,13 +29,19 @@ class Direct(Algorithm):
     deterministic = True
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction == "bwd_filter" and epilogue is not None:
+            return "a filter's gradient takes no epilogue: apply it to the result"
         return None
 
     def _parts(
         self, problem: Problem, device: Device, epilogue: Epilogue | None = None
-    ) -> Sequence[PixelLanes | ChannelLanes]:
+    ) -> Sequence[PixelLanes | ChannelLanes | FilterPixelLanes]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
+        if problem.direction == "bwd_filter":
+            (whole,) = lower_convolution(problem)
+            return [FilterPixelLanes(best_turned(whole.merged()), device.isa)]
         operands = epilogue.operands if epilogue else ()
         pixels = [PixelLanes(strip, device.isa) for strip in strips(problem, operands)]
         parts = [best_turned(part.merged()) for part in lower_convolution(problem, operands)]
@@ -60,7 +67,10 @@ class Direct(Algorithm):
         def generate(module: Module) -> None:
             extra = 0
             for number, part in enumerate(parts):
-                part.trace(module, f"part{number}_", pointers, extra, (0, 1, 2), epilogue)
+                if isinstance(part, FilterPixelLanes):
+                    part.trace(module, f"part{number}_", extra)
+                else:
+                    part.trace(module, f"part{number}_", pointers, extra, (0, 1, 2), epilogue)
                 extra += len(shares[number][1])
 
         key = (str(problem), str(epilogue), device.isa.name)

@@ -1,0 +1,230 @@
+"""A filter's gradient with pixels in the lanes: nothing is packed, and every task owns what it writes.
+
+    dw[k, c, tap] = sum over images and pixels p of  dy[n, k, p] * x[n, c, step * p + offset of tap]
+
+    unit : one group, a block of result channels, a block of channels, a run of the filter's rows
+    pass : some rows of dy for one tile of taps; the sums wait in a little memory for the next rows
+    tile : sums of [result channels][channels][rows of the filter][taps of a row], each a vector of partial sums
+
+Every unit goes through all images once, some rows at a time: what it reads stays in the cache for all its passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jitdnn.devices.cpu import Arguments, CpuDevice
+from jitdnn.kernels.cpu.blocked import scale, split_index, view_offset
+from jitdnn.kernels.cpu.borders import when
+from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.filter_pixel_pass import trace_finish, trace_pass
+from jitdnn.kernels.cpu.filter_rows import POINTERS, filter_offset, row_blocks
+from jitdnn.kernels.cpu.spans import Span
+from jitdnn.kernels.cpu.tiles import ceil_div
+from jitdnn.kernels.cpu.units import Units
+from jitdnn.rtcg.builder import Module
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+
+_SUMS_BYTES = 16 << 10  # sums of a unit, on the stack
+_ROWS_BYTES = 24 << 10  # what the passes over some rows read again and again: it stays in the L1 cache
+_CACHE_BYTES = 1 << 20
+_FAR_BYTES = 16.0  # that a cycle brings from beyond the L2 cache
+_STRAIGHT = 200  # multiply-adds of one step along the row
+_FINISH = 4.0  # cycles to add up and store one sum
+_PASS = 30.0  # cycles to begin and end a pass
+_CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
+
+
+@dataclass(frozen=True)
+class FilterTile:
+    """Sums in registers, and how many rows of dy feed them at once."""
+
+    results: int
+    channels: int
+    rows: int
+    taps: int
+    height: int
+
+    @property
+    def sums(self) -> int:
+        return self.results * self.channels * self.rows * self.taps
+
+
+@dataclass(frozen=True)
+class FilterPixelLanes:
+    """How the gradient of one filter is computed; ``c`` is the forward correlation, with y as dy and w as dw."""
+
+    c: Correlation
+    isa: Isa
+
+    @property
+    def lanes(self) -> int:
+        return self.isa.lanes(self.c.dtype)
+
+    def span(self, offset: int) -> Span:
+        """How x is read at an offset: only where there is a result."""
+        axis = self.c.axes[2]
+        end = min(axis.positions, (axis.results - 1) * axis.step + offset + 1)
+        return Span(axis.step, self.c.x.space[2], max(0, end), self.lanes)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors along a row of dy."""
+        return ceil_div(self.c.axes[2].results, self.lanes)
+
+    # ---- choice and cost
+
+    @cached_property
+    def tile(self) -> FilterTile:
+        return min(self._candidates(), key=self._cycles_of)
+
+    def _candidates(self) -> Iterator[FilterTile]:
+        c = self.c
+        _, rows, columns = (axis.taps.count for axis in c.axes)
+        least = self.span(0).registers
+        for taps in {ceil_div(columns, parts) for parts in range(ceil_div(columns, self.lanes), columns + 1)}:
+            for channels in (n for n in (1, 2, 3, 4) if c.depth % n == 0):
+                for height in (1, 2, 3, 4) if c.width <= 2 else (1,):
+                    for together in (n for n in range(1, rows + 1) if rows % n == 0):
+                        room = self.isa.registers - least - channels - (2 if height > 1 else 0)
+                        most = room // (channels * together * taps + height)
+                        for results in _blocks(c.width, most):
+                            tile = FilterTile(results, channels, together, taps, height)
+                            if tile.sums * height <= _STRAIGHT and self._sums_bytes(tile) <= _SUMS_BYTES:
+                                yield tile
+        yield FilterTile(1, 1, 1, 1, 1)
+
+    def _sums_bytes(self, tile: FilterTile) -> int:
+        """Bytes of the sums of a unit that takes one tile of the filter's rows."""
+        return tile.sums * ceil_div(self.c.axes[2].taps.count, tile.taps) * self.isa.vector_bytes
+
+    def _cycles_of(self, tile: FilterTile) -> float:
+        """Cycles of one group, for all images."""
+        c = self.c
+        _, rows, columns = (axis.taps.count for axis in c.axes)
+        full, rest = divmod(c.width, tile.results)
+        cycles = full * self._pass_cycles(tile)
+        if rest:
+            cycles += self._pass_cycles(replace(tile, results=rest))
+        passes = c.axes[0].taps.count * (rows // tile.rows) * ceil_div(columns, tile.taps)
+        return max(cycles * passes, self._traffic(tile)) * (c.depth // tile.channels)
+
+    def _traffic(self, tile: FilterTile) -> float:
+        """Cycles to bring what the units of one block of channels read from beyond the L2 cache."""
+        c, item = self.c, ITEM_BYTES[self.c.dtype]
+        x = c.batch * math.prod(axis.positions for axis in c.axes) * item
+        dy = c.batch * math.prod(axis.results for axis in c.axes) * item
+        if x * c.depth + dy * c.width < _CACHE_BYTES:
+            return 0.0
+        return (x * tile.channels * ceil_div(c.width, tile.results) + dy * c.width) / _FAR_BYTES
+
+    def _pass_cycles(self, tile: FilterTile) -> float:
+        """Cycles of one tile of taps, for all images."""
+        c, y = self.c, self.c.y.space[2]
+        lines = tile.rows - 1 + tile.height if c.axes[1].step == 1 else tile.rows * tile.height
+        gradient = 1.0 if y == 1 else 2.0 * self.lanes
+        loads = lines * tile.channels * tile.taps * self.span(0).slots + tile.results * tile.height * gradient
+        step = max(tile.sums * tile.height / 2, loads / 2, 4.0 * tile.height) + 1.0
+        pixels = c.batch * c.axes[0].results * c.axes[1].results
+        per_pass = min(c.axes[1].results, self.row_block(tile))
+        walk = self.vectors * step / tile.height + (2.0 * tile.sums + _PASS) / max(1, per_pass)
+        return (pixels * walk + tile.sums * _FINISH) * (1 + 3 * tile.sums * tile.height / _CODE)
+
+    def row_block(self, tile: FilterTile) -> int:
+        """Rows of dy of one pass."""
+        axis = self.c.axes[1]
+        each = (tile.results + tile.channels * axis.step) * self.c.axes[2].results * ITEM_BYTES[self.c.dtype]
+        block = max(1, min(axis.results, _ROWS_BYTES // max(1, each)))
+        return ceil_div(block, tile.height) * tile.height
+
+    def cycles(self) -> float:
+        """Cycles of one thread for the whole."""
+        return self.c.group_count * self._cycles_of(self.tile)
+
+    # ---- division
+
+    @cached_property
+    def _run(self) -> int:
+        """Tiles of the filter's rows of one unit."""
+        each = self._sums_bytes(self.tile)
+        tiles = self.c.axes[0].taps.count * (self.c.axes[1].taps.count // self.tile.rows)
+        return max(1, min(tiles, _SUMS_BYTES // each))
+
+    @cached_property
+    def units(self) -> Units:
+        c, tile = self.c, self.tile
+        tiles = c.axes[0].taps.count * (c.axes[1].taps.count // tile.rows)
+        return Units((
+            ("group", c.group_count), ("results", ceil_div(c.width, tile.results)),
+            ("channels", c.depth // tile.channels), ("run", ceil_div(tiles, self._run)),
+        ))  # fmt: skip
+
+    def shares(self, device: CpuDevice) -> tuple[int, tuple[int]]:
+        """(tasks, (units of a task,)); the kernel's extras must hold the latter."""
+        tasks, per_task = self.units.shares(device, self.cycles())
+        return tasks, (per_task,)
+
+    # ---- code
+
+    @property
+    def chunks(self) -> list[range]:
+        """The taps of a row, a tile's at a time."""
+        columns = self.c.axes[2].taps.count
+        return [range(at, min(columns, at + self.tile.taps)) for at in range(0, columns, self.tile.taps)]
+
+    def trace(self, module: Module, prefix: str, extra: int) -> None:
+        """Trace the task ``<prefix>tiles`` of a kernel with pointers to x, dy and dw, whose ``extra`` holds the
+        units of a task."""
+        c, tile = self.c, self.tile
+        full, rest = divmod(c.width, tile.results)
+        versions = []
+        for is_whole, results in ((True, tile.results if full else 0), (False, rest)):
+            for number, taps in enumerate(self.chunks if results else ()):
+                name = f"{prefix}{'pass' if is_whole else 'rest'}{number}"
+                part = replace(tile, results=results)
+                versions.append((
+                    is_whole, number, trace_pass(module, name, self, part, taps),
+                    trace_finish(module, f"{name}_finish", self, part, taps),
+                ))  # fmt: skip
+        tiles = c.axes[0].taps.count * (c.axes[1].taps.count // tile.rows)
+        chunk = tile.sums * self.lanes
+        with module.task(f"{prefix}tiles") as (k, args, task, _):
+            arguments = Arguments(k, args, POINTERS)
+            sums = k.local(c.dtype, self._run * len(self.chunks) * chunk)
+            zero = k.constant(0, c.dtype, self.lanes)
+            for unit in self.units.each(k, task, arguments.extra(extra)):
+                group, fits = unit["group"], unit["results"] < full
+                result, channel = unit["results"] * tile.results, unit["channels"] * tile.channels
+                first = unit["run"] * self._run
+                last = (first + self._run).min(tiles)
+                x = arguments.pointer(0, c.dtype) + view_offset(c, c.x, group, channel, (0, 0, 0, 0))
+                dy = arguments.pointer(1, c.dtype) + view_offset(c, c.y, group, result, (0, 0, 0, 0))
+                for at in k.range(0, self._run * len(self.chunks) * chunk, self.lanes):
+                    sums.store(zero, at)
+                for n, d, h, end, ahead_x, ahead_y in row_blocks(k, c, self.row_block(tile)):
+                    for number in k.range(first, last):
+                        i, r = split_index(number, (c.axes[0].taps.count, c.axes[1].taps.count // tile.rows))
+                        for is_whole, j, one_pass, _ in versions:
+                            own = sums + ((number - first) * len(self.chunks) + j) * chunk
+                            with when(k, fits if is_whole else ~fits):
+                                places = (x + n * c.x.batch, dy + n * c.y.batch, own)
+                                asks = k.select(number == first, k.integer(int(j == 0)), 0)
+                                k.call(one_pass, *places, d, h, end, i, r * tile.rows, asks, ahead_x, ahead_y)
+                dw = arguments.pointer(2, c.dtype)
+                for number in k.range(first, last):
+                    i, r = split_index(number, (c.axes[0].taps.count, c.axes[1].taps.count // tile.rows))
+                    place = dw + filter_offset(c, group, result, channel, i, r * tile.rows)
+                    for is_whole, j, _, finish in versions:
+                        own = sums + ((number - first) * len(self.chunks) + j) * chunk
+                        with when(k, fits if is_whole else ~fits):
+                            k.call(finish, own, place, scale(k, args, POINTERS))
+
+
+def _blocks(extent: int, most: int) -> list[int]:
+    """Block sizes up to ``most`` that divide ``extent`` as evenly as can be."""
+    if most < 1:
+        return []
+    return sorted({ceil_div(extent, parts) for parts in range(ceil_div(extent, most), extent + 1)})
