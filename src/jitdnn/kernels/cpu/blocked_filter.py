@@ -237,8 +237,9 @@ class BlockedFilter:
             work = arguments.workspace(c.dtype)
             own = work + (thread * (self.slab_elements + self.panel_elements) + self.sum_elements)
             dy_panels = own + self.slab_elements
-            extents = (c.group_count, self.chunks, self.shares, self.splits)
-            group, chunk, share, split = split_index(task, extents)
+            # neighbouring tasks share their pixels of x: the last reading left them in the cache
+            extents = (c.group_count, self.chunks, self.splits, self.shares)
+            group, chunk, split, share = split_index(task, extents)
             first, last = share * each, (share * each + each).min(self.panels)
             channel = chunk * self.chunk
             channels = (k.integer(c.depth) - channel).min(self.chunk)
