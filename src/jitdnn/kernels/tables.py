@@ -9,6 +9,7 @@ from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cpu.activation import ElementwiseActivation
 from jitdnn.kernels.cpu.convolution_bias import BiasChannels, BiasRows
 from jitdnn.kernels.cpu.convolution_depthwise import Depthwise
+from jitdnn.kernels.cpu.convolution_depthwise_filter import DepthwiseFilter
 from jitdnn.kernels.cpu.convolution_direct import Direct
 from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
@@ -37,7 +38,7 @@ _ACTIVATION = (ElementwiseActivation(), REFERENCE)
 ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] = {
     ("cpu", Convolution, "fwd"): (Depthwise(), ImplicitGemm(), Direct(), Im2col(), REFERENCE),
     ("cpu", Convolution, "bwd_data"): (Depthwise(), ImplicitGemm(), Direct(), Im2col(), REFERENCE),
-    ("cpu", Convolution, "bwd_filter"): (ImplicitGemmFilter(), Im2col(), REFERENCE),
+    ("cpu", Convolution, "bwd_filter"): (DepthwiseFilter(), ImplicitGemmFilter(), Direct(), Im2col(), REFERENCE),
     ("cpu", BiasGradient, None): (BiasRows(), BiasChannels(), REFERENCE),
     ("cpu", MatMul, None): (PackedGemm(), REFERENCE),
     ("cpu", Pooling, "fwd"): _POOLING,

@@ -191,6 +191,4 @@ class ChannelLanes:
                     fits = unit["channels"] < full
                     for is_whole, function in versions:
                         with when(k, None if len(versions) == 1 else fits if is_whole else ~fits):
-                            k.call(
-                                function, x, w, places[0], scale(k, args, pointers), *places[1:], d, h, p
-                            )
+                            k.call(function, x, w, places[0], scale(k, args, pointers), *places[1:], d, h, p)

@@ -162,15 +162,15 @@ class _Tile:
             for v, vector in enumerate(sums):
                 kept.store(vector, (i * count + v) * wide)
         views = (c.y, *c.operands)
-        for i in k.range((k.integer(c.axes[2].results) - self.p).min(tile.pixels)):
-            places = [p + i * v.space[2] for p, v in zip(pointers, views, strict=True)]
+        for pixel in k.range((k.integer(c.axes[2].results) - self.p).min(tile.pixels)):
+            places = [p + pixel * v.space[2] for p, v in zip(pointers, views, strict=True)]
             for v in range(count):
                 at = [p + v * wide * view.channels for p, view in zip(places, views, strict=True)]
                 others = [
                     o.load_strided(0, view.channels, wide, masks[v])
                     for o, view in zip(at[1:], c.operands, strict=True)
                 ]
-                vector = kept.load((i * count + v) * wide, wide)
+                vector = kept.load((pixel * count + v) * wide, wide)
                 blend.store(at[0], c.y.channels, vector, others, masks[v])
 
 

@@ -37,7 +37,8 @@ class Depthwise(Algorithm):
     def _parts(
         self, problem: Problem, device: Device, epilogue: Epilogue | None = None
     ) -> Sequence[PixelLanes | GroupLanes]:
-        assert isinstance(problem, Convolution) and isinstance(device, CpuDevice)
+        assert isinstance(problem, Convolution)
+        assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
         pixels = [PixelLanes(strip, device.isa) for strip in strips(problem, operands)]
         groups = [GroupLanes(part.merged(), device.isa) for part in lower_convolution(problem, operands)]
@@ -80,6 +81,5 @@ def not_depthwise(problem: Convolution) -> str | None:
     channels = problem.w.shape[1]
     if channels == 1:
         return None
-    return (
-        f"each result sums {channels} channels (c={problem.c}, groups={problem.groups}): it takes one channel a group"
-    )
+    counts = f"c={problem.c}, groups={problem.groups}"
+    return f"each result sums {channels} channels ({counts}): it takes one channel a group"

@@ -51,8 +51,7 @@ class DepthwiseFilter(Algorithm):
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
-        tasks = plan.phases("")[0][1] if isinstance(plan, FilterGroupLanes) else plan.shares(device)[0]
-        return seconds_of(problem, device, plan.cycles(), tasks)
+        return seconds_of(problem, device, plan.cycles(), plan.shares(device)[0])
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
@@ -61,9 +60,7 @@ class DepthwiseFilter(Algorithm):
         assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
         key = (str(problem), device.isa.name)
-        if isinstance(plan, FilterGroupLanes):
-            library = load(self.name, key, device.isa, lambda module: plan.trace(module, ""))
-            return CpuKernel(library, plan.phases(""), POINTERS, device.threads)
         library = load(self.name, key, device.isa, lambda module: plan.trace(module, "", 0))
         tasks, extras = plan.shares(device)
-        return CpuKernel(library, [("tiles", tasks)], POINTERS, device.threads, extras)
+        phases = plan.phases("") if isinstance(plan, FilterGroupLanes) else [("tiles", tasks)]
+        return CpuKernel(library, phases, POINTERS, device.threads, extras)

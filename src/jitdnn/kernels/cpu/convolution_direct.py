@@ -1,7 +1,9 @@
 """Convolution as its definition reads, from the user's tensors to the user's tensors without a workspace.
 
-Every convolution there is: any direction, rank, stride, dilation, padding, group, layout and epilogue. Whatever
-are neighbours in memory are in the lanes: pixels (pixel_lanes.py), or channels (channel_lanes.py).
+Every convolution there is: any direction, rank, stride, dilation, padding, group and layout. Whatever are neighbours
+in memory are in the lanes: pixels (pixel_lanes.py), channels (channel_lanes.py) or the groups of a depthwise
+convolution (group_lanes.py); and so for a filter's gradient (filter_*_lanes.py). Sums stay in registers, those of a
+gradient with many taps in some KiB of the stack.
 """
 
 from __future__ import annotations
@@ -11,14 +13,21 @@ from collections.abc import Sequence
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.channel_lanes import ChannelLanes
+from jitdnn.kernels.cpu.convolution_depthwise import not_depthwise
 from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.filter_channel_lanes import FilterChannelLanes
+from jitdnn.kernels.cpu.filter_group_lanes import FilterGroupLanes
 from jitdnn.kernels.cpu.filter_pixel_lanes import FilterPixelLanes
+from jitdnn.kernels.cpu.group_lanes import GroupLanes
 from jitdnn.kernels.cpu.pixel_lanes import PixelLanes, best_turned, strips
 from jitdnn.kernels.cpu.timing import seconds_of
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
+
+FilterPart = FilterPixelLanes | FilterChannelLanes | FilterGroupLanes
+Part = PixelLanes | ChannelLanes | GroupLanes | FilterPart
 
 
 class Direct(Algorithm):
@@ -34,19 +43,26 @@ class Direct(Algorithm):
             return "a filter's gradient takes no epilogue: apply it to the result"
         return None
 
-    def _parts(
-        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
-    ) -> Sequence[PixelLanes | ChannelLanes | FilterPixelLanes]:
+    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Sequence[Part]:
+        """The cheapest of the ways that need no workspace."""
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
+        parts = [part.merged() for part in lower_convolution(problem, epilogue.operands if epilogue else ())]
+        ways: list[Sequence[Part]]
+        by_groups: Sequence[GroupLanes | FilterGroupLanes]
         if problem.direction == "bwd_filter":
-            (whole,) = lower_convolution(problem)
-            return [FilterPixelLanes(best_turned(whole.merged()), device.isa)]
-        operands = epilogue.operands if epilogue else ()
-        pixels = [PixelLanes(strip, device.isa) for strip in strips(problem, operands)]
-        parts = [best_turned(part.merged()) for part in lower_convolution(problem, operands)]
-        channels = [ChannelLanes(part, device.isa) for part in parts]
-        return min((pixels, channels), key=lambda parts: sum(part.cycles() for part in parts))
+            (whole,) = parts
+            ways = [[FilterPixelLanes(best_turned(whole), device.isa)]]
+            ways.append([FilterChannelLanes(best_turned(whole), device.isa)])
+            by_groups = [FilterGroupLanes(whole, device.isa, is_shared=False)]
+        else:
+            operands = epilogue.operands if epilogue else ()
+            ways = [[PixelLanes(strip, device.isa) for strip in strips(problem, operands)]]
+            ways.append([ChannelLanes(best_turned(part), device.isa) for part in parts])
+            by_groups = [GroupLanes(part, device.isa) for part in parts]
+        if not_depthwise(problem) is None and all(part.is_on_stack for part in by_groups):
+            ways.append(by_groups)
+        return min(ways, key=lambda way: sum(part.cycles() for part in way))
 
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)
@@ -67,7 +83,7 @@ class Direct(Algorithm):
         def generate(module: Module) -> None:
             extra = 0
             for number, part in enumerate(parts):
-                if isinstance(part, FilterPixelLanes):
+                if isinstance(part, FilterPart):
                     part.trace(module, f"part{number}_", extra)
                 else:
                     part.trace(module, f"part{number}_", pointers, extra, (0, 1, 2), epilogue)

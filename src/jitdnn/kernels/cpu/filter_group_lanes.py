@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu import Arguments, CpuDevice
 from jitdnn.kernels.cpu.blocked import scale, split_index
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.filter_group_pass import trace_finish, trace_pass
@@ -144,8 +144,8 @@ class FilterGroupLanes:
         return ceil_div(self.vectors, self.chunk)
 
     @cached_property
-    def shares(self) -> int:
-        """Into how many the images are shared."""
+    def splits(self) -> int:
+        """Into how many shares the images are split."""
         if not self.is_shared or self.c.batch < 2:
             return 1
         wanted = min(_SHARES // self._chunks, int(self.cycles() / self._chunks / _SHARE_CYCLES))
@@ -153,18 +153,22 @@ class FilterGroupLanes:
 
     def workspace(self) -> int:
         """Bytes: the sums of every share, unless they stay on the stack to the end."""
-        if self.shares == 1 and self.is_on_stack:
+        if self.splits == 1 and self.is_on_stack:
             return 0
-        return self.shares * self.vectors * self.filter_size * ITEM_BYTES[self.c.dtype]
+        return self.splits * self.vectors * self.filter_size * ITEM_BYTES[self.c.dtype]
+
+    def shares(self, device: CpuDevice) -> tuple[int, tuple[()]]:
+        """(tasks, the kernel's extras)."""
+        return self._chunks * self.splits, ()
 
     def phases(self, prefix: str) -> list[tuple[str, int]]:
-        phases = [(f"{prefix}sums", self._chunks * self.shares)]
+        phases = [(f"{prefix}tiles", self._chunks * self.splits)]
         return phases if self.workspace() == 0 else [*phases, (f"{prefix}finish", self.vectors)]
 
     # ---- code
 
-    def trace(self, module: Module, prefix: str) -> None:
-        """Trace the phases of a kernel with pointers to x, dy and dw."""
+    def trace(self, module: Module, prefix: str, extra: int) -> None:
+        """Trace the phases of a kernel with pointers to x, dy and dw; no ``extra`` is needed."""
         c, tile = self.c, self.tile
         chunks = list(enumerate(self.chunks_of_taps))
         passes = [trace_pass(module, f"{prefix}pass{j}", self, taps) for j, taps in chunks]
@@ -180,9 +184,9 @@ class FilterGroupLanes:
                     at = own + (number * len(ends) + j) * size
                     k.call(end, at, dw, scale(k, arguments.args, POINTERS), group)
 
-        with module.task(f"{prefix}sums") as (k, args, task, _):
+        with module.task(f"{prefix}tiles") as (k, args, task, _):
             arguments = Arguments(k, args, POINTERS)
-            chunk, share = split_index(task, (self._chunks, self.shares))
+            chunk, share = split_index(task, (self._chunks, self.splits))
             first = chunk * self.chunk
             last = (first + self.chunk).min(self.vectors)
             if self.workspace():
@@ -191,7 +195,7 @@ class FilterGroupLanes:
                 sums = k.local(c.dtype, self.chunk * self.filter_size)
             for at in k.range(0, (last - first) * self.filter_size, self.lanes):
                 sums.store(k.constant(0, c.dtype, self.lanes), at)
-            images = (share * c.batch // self.shares, (share + 1) * c.batch // self.shares)
+            images = (share * c.batch // self.splits, (share + 1) * c.batch // self.splits)
             for n, d, h, end, ahead_x, ahead_y in row_blocks(k, c, self.row_block, *images):
                 x = arguments.pointer(0, c.dtype) + (n * c.x.batch + c.x.offset)
                 dy = arguments.pointer(1, c.dtype) + (n * c.y.batch + c.y.offset)
@@ -210,4 +214,6 @@ class FilterGroupLanes:
         if self.workspace():
             with module.task(f"{prefix}finish") as (k, args, task, _):
                 arguments = Arguments(k, args, POINTERS)
-                finish(k, arguments, arguments.workspace(c.dtype) + task * self.filter_size, task * self.lanes)
+                finish(
+                    k, arguments, arguments.workspace(c.dtype) + task * self.filter_size, task * self.lanes
+                )

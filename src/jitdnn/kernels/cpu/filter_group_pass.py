@@ -44,7 +44,9 @@ def trace_pass(module: Module, name: str, plan: FilterGroupLanes, taps: range) -
 
 
 class _Pass:
-    def __init__(self, k: Builder, plan: FilterGroupLanes, taps: range, first_row: Value, group: Value) -> None:
+    def __init__(
+        self, k: Builder, plan: FilterGroupLanes, taps: range, first_row: Value, group: Value
+    ) -> None:
         self.k, self.plan, self.tile, self.c, self.lanes = k, plan, plan.tile, plan.c, plan.lanes
         self.first_row, self.group = first_row, group
         zero = k.constant(0, self.c.dtype, self.lanes)
@@ -80,15 +82,17 @@ class _Pass:
         first = min(-(-max(0, -min(self.offsets)) // width), whole)
         last = (axis.positions - 1 - max(self.offsets) + axis.step) // width
         last = max(first, min(last, whole))
-        for tiles, is_inner in ((range(first), False), (range(first, last), True), (range(last, whole), False)):
+        for tiles, is_inner in (
+            (range(first), False),
+            (range(first, last), True),
+            (range(last, whole), False),
+        ):
             for number in k.range(tiles.start, tiles.stop):
                 self._step(plane, dy, h, number * columns, columns, is_inner)
         if rest:
             self._step(plane, dy, h, k.integer(whole * columns), rest, False)
 
-    def _step(
-        self, plane: Pointer, dy: Pointer, h: Value, p: Value, columns: int, is_inner: bool
-    ) -> None:
+    def _step(self, plane: Pointer, dy: Pointer, h: Value, p: Value, columns: int, is_inner: bool) -> None:
         """Some columns of dy from p on, by all taps of the tile."""
         k, c, (_, rows, axis) = self.k, self.c, self.c.axes
         gradients = {}
@@ -134,7 +138,7 @@ def trace_finish(module: Module, name: str, plan: FilterGroupLanes, taps: range)
                 for tap in k.range(len(taps)):
                     number = (result * plan.tile.rows + row) * len(taps) + tap
                     total = k.register(k.constant(0, c.dtype, lanes))
-                    for share in k.range(plan.shares):
+                    for share in k.range(plan.splits):
                         total += sums.load(number * lanes + share * apart, lanes)
                     place = result * c.w.results + row * steps[1] + (tap + taps.start) * steps[2]
                     blend.store(dw + place, c.w.groups[0], total.get(), [], mask)

@@ -24,7 +24,7 @@ from jitdnn.kernels.cpu.filter_pixel_pass import trace_finish, trace_pass
 from jitdnn.kernels.cpu.filter_rows import POINTERS, filter_offset, row_blocks
 from jitdnn.kernels.cpu.spans import Span
 from jitdnn.kernels.cpu.tiles import ceil_div
-from jitdnn.kernels.cpu.units import Units
+from jitdnn.kernels.cpu.units import Units, block_sizes
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -91,7 +91,7 @@ class FilterPixelLanes:
                     for together in (n for n in range(1, rows + 1) if rows % n == 0):
                         room = self.isa.registers - least - channels - (2 if height > 1 else 0)
                         most = room // (channels * together * taps + height)
-                        for results in _blocks(c.width, most):
+                        for results in block_sizes(c.width, most):
                             tile = FilterTile(results, channels, together, taps, height)
                             if tile.sums * height <= _STRAIGHT and self._sums_bytes(tile) <= _SUMS_BYTES:
                                 yield tile
@@ -189,7 +189,7 @@ class FilterPixelLanes:
                     is_whole, number, trace_pass(module, name, self, part, taps),
                     trace_finish(module, f"{name}_finish", self, part, taps),
                 ))  # fmt: skip
-        tiles = c.axes[0].taps.count * (c.axes[1].taps.count // tile.rows)
+        tiles = (c.axes[0].taps.count, c.axes[1].taps.count // tile.rows)
         chunk = tile.sums * self.lanes
         with module.task(f"{prefix}tiles") as (k, args, task, _):
             arguments = Arguments(k, args, POINTERS)
@@ -199,32 +199,37 @@ class FilterPixelLanes:
                 group, fits = unit["group"], unit["results"] < full
                 result, channel = unit["results"] * tile.results, unit["channels"] * tile.channels
                 first = unit["run"] * self._run
-                last = (first + self._run).min(tiles)
+                last = (first + self._run).min(math.prod(tiles))
                 x = arguments.pointer(0, c.dtype) + view_offset(c, c.x, group, channel, (0, 0, 0, 0))
                 dy = arguments.pointer(1, c.dtype) + view_offset(c, c.y, group, result, (0, 0, 0, 0))
-                for at in k.range(0, self._run * len(self.chunks) * chunk, self.lanes):
-                    sums.store(zero, at)
+                for sum_number in k.range(0, self._run * len(self.chunks) * chunk, self.lanes):
+                    sums.store(zero, sum_number)
                 for n, d, h, end, ahead_x, ahead_y in row_blocks(k, c, self.row_block(tile)):
-                    for number in k.range(first, last):
-                        i, r = split_index(number, (c.axes[0].taps.count, c.axes[1].taps.count // tile.rows))
+                    for place in k.range(first, last):
+                        i, r = split_index(place, tiles)
                         for is_whole, j, one_pass, _ in versions:
-                            own = sums + ((number - first) * len(self.chunks) + j) * chunk
+                            own = sums + ((place - first) * len(self.chunks) + j) * chunk
                             with when(k, fits if is_whole else ~fits):
-                                places = (x + n * c.x.batch, dy + n * c.y.batch, own)
-                                asks = k.select(number == first, k.integer(int(j == 0)), 0)
-                                k.call(one_pass, *places, d, h, end, i, r * tile.rows, asks, ahead_x, ahead_y)
+                                images = (x + n * c.x.batch, dy + n * c.y.batch)
+                                asks = k.select(place == first, k.integer(int(j == 0)), 0)
+                                k.call(
+                                    one_pass,
+                                    *images,
+                                    own,
+                                    d,
+                                    h,
+                                    end,
+                                    i,
+                                    r * tile.rows,
+                                    asks,
+                                    ahead_x,
+                                    ahead_y,
+                                )
                 dw = arguments.pointer(2, c.dtype)
-                for number in k.range(first, last):
-                    i, r = split_index(number, (c.axes[0].taps.count, c.axes[1].taps.count // tile.rows))
-                    place = dw + filter_offset(c, group, result, channel, i, r * tile.rows)
+                for place in k.range(first, last):
+                    i, r = split_index(place, tiles)
+                    at = dw + filter_offset(c, group, result, channel, i, r * tile.rows)
                     for is_whole, j, _, finish in versions:
-                        own = sums + ((number - first) * len(self.chunks) + j) * chunk
+                        own = sums + ((place - first) * len(self.chunks) + j) * chunk
                         with when(k, fits if is_whole else ~fits):
-                            k.call(finish, own, place, scale(k, args, POINTERS))
-
-
-def _blocks(extent: int, most: int) -> list[int]:
-    """Block sizes up to ``most`` that divide ``extent`` as evenly as can be."""
-    if most < 1:
-        return []
-    return sorted({ceil_div(extent, parts) for parts in range(ceil_div(extent, most), extent + 1)})
+                            k.call(finish, own, at, scale(k, args, POINTERS))

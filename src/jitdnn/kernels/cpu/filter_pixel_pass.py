@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 _ENDS = 4  # vectors at the ends of a row that may be versions of their own
 
 
-def trace_pass(
-    module: Module, name: str, plan: FilterPixelLanes, tile: FilterTile, taps: range
-) -> Function:
+def trace_pass(module: Module, name: str, plan: FilterPixelLanes, tile: FilterTile, taps: range) -> Function:
     """Trace ``name(x, dy, sums, d, h, end, i, r, asks, ahead_x, ahead_dy)``: rows [h, end) of slice d of dy, for the
     taps from (i, r) on and in ``taps`` along a row.
 
@@ -147,7 +145,9 @@ class _Pass:
                 register.set(self.k.fma(vector, gradients[result, row], register.get()))
 
 
-def trace_finish(module: Module, name: str, plan: FilterPixelLanes, tile: FilterTile, taps: range) -> Function:
+def trace_finish(
+    module: Module, name: str, plan: FilterPixelLanes, tile: FilterTile, taps: range
+) -> Function:
     """Trace ``name(sums, dw, scale)``: add up the lanes of the sums of a pass and store them.
 
     ``dw`` points to the first tap of the tile's first row of taps, ``scale`` to alpha and beta.

@@ -32,7 +32,9 @@ from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 _STRAIGHT = 600  # multiply-adds of one tile in a straight line: more would take long to compile
 _VERSIONS = 4  # of a tile, for the ends of a row
-_STACK_BYTES = 16 << 10  # filters of a task's groups that are kept on the stack; larger ones are in the workspace
+_STACK_BYTES = (
+    16 << 10
+)  # filters of a task's groups that are kept on the stack; larger ones are in the workspace
 _STORE = 1.0  # cycles to finish one vector of sums
 _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
 _STEP = 3.0  # load slots that a turn of the loop over the taps of a row is worth
@@ -263,7 +265,10 @@ class GroupLanes:
                 group = vector * lanes
                 own = filters + (vector - first) * self.filter_size
                 k.call(turn, w + group * c.w.groups[0], own, k.integer(c.groups[0]) - group)
-            tensors = [(arguments.pointer(order[0], c.dtype), c.x), (arguments.pointer(order[2], c.dtype), c.y)]
+            tensors = [
+                (arguments.pointer(order[0], c.dtype), c.x),
+                (arguments.pointer(order[2], c.dtype), c.y),
+            ]
             tensors += [(arguments.pointer(3 + i, c.dtype), v) for i, v in enumerate(c.operands)]
             tensors = [(t + (self._residue_offset(residue, v.groups) + v.offset), v) for t, v in tensors]
             for unit in self.units.each(k, task % shares, per_task):
@@ -275,12 +280,23 @@ class GroupLanes:
                     pixels = [t + p * v.space[2] for t, (_, v) in zip(rows, tensors[1:], strict=True)]
                     for vector in k.range(first, last):
                         group = vector * lanes
-                        places = [t + group * v.groups[0] for t, (_, v) in zip(pixels, tensors[1:], strict=True)]
+                        places = [
+                            t + group * v.groups[0] for t, (_, v) in zip(pixels, tensors[1:], strict=True)
+                        ]
                         own = filters + (vector - first) * self.filter_size
                         for runs, function in versions:
                             with when(k, None if len(versions) == 1 else _in_runs(k, number, runs)):
                                 k.call(
-                                    function, x, own, places[0], scale(k, args, pointers), *places[1:], d, h, p, group
+                                    function,
+                                    x,
+                                    own,
+                                    places[0],
+                                    scale(k, args, pointers),
+                                    *places[1:],
+                                    d,
+                                    h,
+                                    p,
+                                    group,
                                 )
 
     def _versions(self) -> dict[Pattern, list[tuple[int, int]]]:
@@ -296,14 +312,18 @@ class GroupLanes:
     def _filters(self, k: Builder, arguments: Arguments, thread: Value) -> Pointer:
         if self.is_on_stack:
             return k.local(self.c.dtype, self.chunk * self.filter_size)
-        size = self.workspace(1) // ITEM_BYTES[self.c.dtype]
-        return arguments.workspace(self.c.dtype) + thread * size
+        work: Pointer = arguments.workspace(self.c.dtype)
+        return work + thread * (self.workspace(1) // ITEM_BYTES[self.c.dtype])
 
     def _trace_filter(self, module: Module, name: str) -> Function:
         """Trace ``name(w, filters, groups)``: the filters of a vector of groups as [result channel][channel][tap
         0][tap 1][tap 2][lanes]; ``w`` points to its first group's, of which at least ``groups`` are left."""
         c, lanes, (_, taps_h, taps_w) = self.c, self.lanes, self.taps
-        with module.function(name, w=c.dtype, filters=c.dtype, groups=None) as (k, (w, filters, groups), function):
+        with module.function(name, w=c.dtype, filters=c.dtype, groups=None) as (
+            k,
+            (w, filters, groups),
+            function,
+        ):
             strides = [axis.taps.increment * s for axis, s in zip(c.axes, c.w.space, strict=True)]
             start = sum(axis.taps.start * s for axis, s in zip(c.axes, c.w.space, strict=True))
             run = taps_h * taps_w
@@ -312,20 +332,31 @@ class GroupLanes:
             is_run = abs(along) == 1 and run > 1
             is_run = is_run and (taps_h == 1 or taps_w == 1 or strides[1] == along * taps_w)
             number = 0
-            for result, channel, tap in itertools.product(range(c.width), range(c.depth), range(self.taps[0])):
+            for result, channel, tap in itertools.product(
+                range(c.width), range(c.depth), range(self.taps[0])
+            ):
                 source = w + (start + result * c.w.results + channel * c.w.channels + tap * strides[0])
                 target = filters + number * plane
                 number += 1
                 if is_run:
                     last = (run - 1) if along < 0 else 0
                     copy_transposed(
-                        k, source + -last, c.w.groups[0], groups, run, target + last * lanes, along * lanes, lanes
+                        k,
+                        source + -last,
+                        c.w.groups[0],
+                        groups,
+                        run,
+                        target + last * lanes,
+                        along * lanes,
+                        lanes,
                     )
                     continue
                 mask = k.mask(groups, lanes)
                 for i in k.range(taps_h):
                     for j in k.range(taps_w):
-                        vector = source.load_strided(i * strides[1] + j * strides[2], c.w.groups[0], lanes, mask)
+                        vector = source.load_strided(
+                            i * strides[1] + j * strides[2], c.w.groups[0], lanes, mask
+                        )
                         target.store(vector, (i * taps_w + j) * lanes)
         return function
 

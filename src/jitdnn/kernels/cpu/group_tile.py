@@ -76,7 +76,8 @@ class _Tile:
 
     def _weight(self, filters: Pointer, result: int, row: int | Value, column: int | Value) -> Value:
         if self.weights:
-            assert isinstance(row, int) and isinstance(column, int)
+            assert isinstance(row, int)
+            assert isinstance(column, int)
             return self.weights[result, row, column]
         taps_d, taps_h, taps_w = self.plan.taps
         number = row * taps_w + column + result * (self.c.depth * taps_d * taps_h * taps_w)
@@ -122,7 +123,12 @@ class _Tile:
             corner.prefetch(row * x.space[1] + column * x.space[2])
 
     def _row(
-        self, row: Pointer, filters: Pointer, pairs: Sequence[tuple[int, int | Value]], first: Value, masks: Masks
+        self,
+        row: Pointer,
+        filters: Pointer,
+        pairs: Sequence[tuple[int, int | Value]],
+        first: Value,
+        masks: Masks,
     ) -> None:
         """One row of the input, its columns written out; it feeds rows of the tile, each by a tap."""
         step = self.c.axes[2].step
@@ -192,7 +198,9 @@ class _Tile:
                         with when(k, self._is_column(column)):
                             for j, vector in enumerate(self._woven(row, column)):
                                 at = row * c.y.space[1] + column * c.y.space[2] + self._channel(c.y, j)
-                                pointers[0].store_strided(vector * k.splat(blend.alpha, lanes), at, step, masks[j])
+                                pointers[0].store_strided(
+                                    vector * k.splat(blend.alpha, lanes), at, step, masks[j]
+                                )
         with k.when(blend.beta != 0.0):
             self._finish_kept(blend, pointers, masks)
 
@@ -226,13 +234,17 @@ class _Tile:
         columns = (k.integer(c.axes[2].results) - self.p).min(tile.columns) if tile.columns > 1 else 1
         views = (c.y, *c.operands)
         steps = [v.channels if self.plan.is_woven else v.groups[0] for v in views]
-        for row in k.range(rows):
-            for column in k.range(columns):
-                own = kept + (row * tile.columns + column) * (c.width * lanes)
-                places = [p + (row * v.space[1] + column * v.space[2]) for p, v in zip(pointers, views, strict=True)]
+        for this_row in k.range(rows):
+            for this_column in k.range(columns):
+                own = kept + (this_row * tile.columns + this_column) * (c.width * lanes)
+                places = [
+                    p + (this_row * v.space[1] + this_column * v.space[2])
+                    for p, v in zip(pointers, views, strict=True)
+                ]
                 for j in range(c.width):
                     at = [p + self._channel(v, j) for p, v in zip(places, views, strict=True)]
                     others = [
-                        o.load_strided(0, step, lanes, masks[j]) for o, step in zip(at[1:], steps[1:], strict=True)
+                        o.load_strided(0, step, lanes, masks[j])
+                        for o, step in zip(at[1:], steps[1:], strict=True)
                     ]
                     blend.store(at[0], steps[0], own.load(j * lanes, lanes), others, masks[j])

@@ -27,9 +27,9 @@ from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convol
 from jitdnn.kernels.cpu.pixel_tile import trace_tile
 from jitdnn.kernels.cpu.spans import Span
 from jitdnn.kernels.cpu.tiles import ceil_div
-from jitdnn.kernels.cpu.units import Units, walks_filter_first
-from jitdnn.rtcg.builder import Function, Module
+from jitdnn.kernels.cpu.units import Units, block_sizes, walks_filter_first
 from jitdnn.problems.convolution import Convolution
+from jitdnn.rtcg.builder import Function, Module
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 from jitdnn.tensor import TensorDescriptor
 
@@ -86,6 +86,7 @@ def strips(problem: Convolution, operands: Sequence[TensorDescriptor] = ()) -> I
 
 def best_turned(c: Correlation) -> Correlation:
     """The axes of space in the order that puts neighbours in memory into the lanes."""
+
     def distance(axis: int) -> tuple[bool, int, int]:
         return c.axes[axis].results == 1, abs(c.y.space[axis]) + abs(c.x.space[axis]), -axis
 
@@ -200,7 +201,7 @@ class PixelLanes:
         for vectors in range(1, min(6, most) + 1):
             room = (self.isa.registers - self.span.registers - vectors) // (vectors * self.strip.residues)
             for rows in range(1, min(room, c.axes[1].results) + 1):
-                for channels in _divisors(c.width, room // rows):
+                for channels in block_sizes(c.width, room // rows):
                     tile = PixelTile(channels, rows, vectors)
                     if rows == 1 or self.is_straight(tile) or self._is_sliding(rows):
                         yield tile
@@ -318,16 +319,11 @@ class PixelLanes:
                     group_offset(group, c.groups, c.w.groups) + channel * c.w.results
                 )
                 begin = unit["run"] * self._run
-                for number in k.range(begin, (begin + self._run).min(tiles)):
-                    p = number * width
+                for tile_number in k.range(begin, (begin + self._run).min(tiles)):
+                    p = tile_number * width
                     places = [t + view_offset(c, v, group, channel, (n, d, h, p)) for t, v in tensors]
                     fits = unit["channels"] < full
                     for is_whole, numbers, function in versions:
-                        condition = (number >= numbers.start) & (number < numbers.stop)
+                        condition = (tile_number >= numbers.start) & (tile_number < numbers.stop)
                         with k.when(condition & (fits if is_whole else ~fits)):
                             k.call(function, x, w, places[0], scale(k, args, pointers), *places[1:], d, h, p)
-
-
-def _divisors(extent: int, most: int) -> list[int]:
-    """Block sizes up to ``most`` that divide ``extent`` as evenly as can be."""
-    return sorted({ceil_div(extent, parts) for parts in range(ceil_div(extent, max(1, most)), extent + 1)})

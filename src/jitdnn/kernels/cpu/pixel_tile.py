@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jitdnn.kernels.algorithm import Epilogue
@@ -102,8 +102,8 @@ class _Tile:
             self._prefetch(plane)
         if self.plan.is_straight(self.tile):
             self.weights = self._kept_weights(w)
-            for at, pairs in self.plan.reach(rows).items():
-                self._row(plane, w, self.h * axis.step + at, [(row, tap) for row, tap in pairs])
+            for place, pairs in self.plan.reach(rows).items():
+                self._row(plane, w, self.h * axis.step + place, list(pairs))
         elif rows == 1:
             for tap in self.k.range(axis.taps.count):
                 at = self.h * axis.step + axis.taps.offset + tap * axis.taps.shift
@@ -119,12 +119,14 @@ class _Tile:
         index = [
             (channel, row, residue, tap)
             for channel, row in itertools.product(range(tile.channels), range(taps.count))
-            for residue, axis in enumerate(self.plan.strip.last) for tap in range(axis.taps.count)
+            for residue, axis in enumerate(self.plan.strip.last)
+            for tap in range(axis.taps.count)
         ]
         stride = taps.increment * self.c.w.space[1]
         return {
             (channel, row, residue, tap): (w + (channel * self.c.w.results + row * stride)).splat(
-                self._place(residue, tap), self.lanes)
+                self._place(residue, tap), self.lanes
+            )
             for channel, row, residue, tap in index
         }
 
@@ -138,7 +140,9 @@ class _Tile:
             return
         lowest = rows.taps.lowest + rows.taps.span + (self.tile.rows - 1) * rows.step + 1
         corner = plane + ((self.h * rows.step + lowest) * self.c.x.space[1] + self._first(0, 0))
-        for row, line in itertools.product(range(self.tile.rows * rows.step), range(self.tile.vectors * step)):
+        for row, line in itertools.product(
+            range(self.tile.rows * rows.step), range(self.tile.vectors * step)
+        ):
             corner.prefetch(row * self.c.x.space[1] + line * self.lanes)
 
     def _slide(self, plane: Pointer, w: Pointer) -> None:
@@ -187,14 +191,13 @@ class _Tile:
     ) -> None:  # fmt: skip
         """The vectors at one offset times every value of the filter that meets them."""
         k, c = self.k, self.c
-        vectors = [
-            self.span.load(row, self._first(v, offset), masks[v]) for v in range(self.tile.vectors)
-        ]
+        vectors = [self.span.load(row, self._first(v, offset), masks[v]) for v in range(self.tile.vectors)]
         for r, row_tap, line in lines:
             for channel in range(self.tile.channels):
                 for residue, tap in uses:
-                    weight = self.weights.get((channel, row_tap, residue, tap)) if self.weights else None
-                    if weight is None:
+                    if isinstance(row_tap, int) and isinstance(tap, int) and self.weights:
+                        weight = self.weights[channel, row_tap, residue, tap]
+                    else:
                         weight = (line + channel * c.w.results).splat(self._place(residue, tap), self.lanes)
                     for v, vector in enumerate(vectors):
                         register = self.sums[channel, r, residue, v]
@@ -220,7 +223,9 @@ class _Tile:
                     for j, vector in enumerate(self._woven(channel, row)):
                         step = strip.pixel(self.c.y)
                         at = channel * self.c.y.channels + row * self.c.y.space[1] + j * self.lanes * step
-                        pointers[0].store_strided(vector * k.splat(blend.alpha, self.lanes), at, step, masks[j])
+                        pointers[0].store_strided(
+                            vector * k.splat(blend.alpha, self.lanes), at, step, masks[j]
+                        )
         with k.when(blend.beta != 0.0):
             self._finish_kept(blend, pointers, masks)
 
@@ -247,17 +252,19 @@ class _Tile:
                 kept.store(vector, ((channel * tile.rows + row) * count + j) * lanes)
         views = (c.y, *c.operands)
         rows = (k.integer(c.axes[1].results) - self.h).min(tile.rows) if tile.rows > 1 else 1
-        for channel in k.range(tile.channels):
-            for row in k.range(rows):
-                own = kept + (channel * tile.rows + row) * (count * lanes)
+        steps = [strip.pixel(view) for view in views]
+        for this_channel in k.range(tile.channels):
+            for this_row in k.range(rows):
+                own = kept + (this_channel * tile.rows + this_row) * (count * lanes)
                 places = [
-                    p + (channel * v.channels + row * v.space[1]) for p, v in zip(pointers, views, strict=True)
+                    p + (this_channel * v.channels + this_row * v.space[1])
+                    for p, v in zip(pointers, views, strict=True)
                 ]
                 for j in range(count):
-                    steps = [strip.pixel(view) for view in views]
                     at = [place + j * lanes * step for place, step in zip(places, steps, strict=True)]
                     others = [
-                        o.load_strided(0, step, lanes, masks[j]) for o, step in zip(at[1:], steps[1:], strict=True)
+                        o.load_strided(0, step, lanes, masks[j])
+                        for o, step in zip(at[1:], steps[1:], strict=True)
                     ]
                     blend.store(at[0], steps[0], own.load(j * lanes, lanes), others, masks[j])
 

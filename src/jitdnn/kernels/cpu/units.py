@@ -39,6 +39,13 @@ class Units:
             yield dict(zip(names, split_index(unit, extents), strict=True))
 
 
+def block_sizes(extent: int, most: int) -> list[int]:
+    """Sizes of blocks up to ``most`` that divide ``extent`` as evenly as can be; none if ``most`` is 0."""
+    if most < 1:
+        return []
+    return sorted({-(-extent // parts) for parts in range(-(-extent // most), extent + 1)})
+
+
 def walks_filter_first(c: Correlation) -> bool:
     """True if the loop over blocks of the filter should be outside of that over the image.
 
