@@ -1,11 +1,12 @@
-"""A correlation with channels in the lanes, for channels-last images: nothing is packed.
+"""A correlation with channels in the lanes, for channels-last images: no workspace.
 
     unit : one image, group, slice and row; a block of result channels; a run of tiles along the row
     tile : sums of [neighbouring pixels][vectors of result channels], all in registers
 
-Where the filter's result channels are neighbours in memory they are the lanes, and the image is broadcast. Else
-the channels that are summed are: every sum is a vector of partial sums, added up at the end. There the filter's
-row, if its taps and channels follow each other as the image's do, counts as one long run of channels.
+Where the filter's result channels are neighbours in memory they are the lanes, and the image is broadcast. A small
+filter is brought into that order on the stack, by every unit for its block of result channels. Of a large one the
+channels that are summed are the lanes: every sum is a vector of partial sums, added up at the end. There the
+filter's row, if its taps and channels follow each other as the image's do, counts as one long run of channels.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from jitdnn.kernels.cpu.blocked import group_offset, scale, view_offset
 from jitdnn.kernels.cpu.borders import when
 from jitdnn.kernels.cpu.channel_tile import trace_tile
 from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.packing import plan_panels, trace_panel
 from jitdnn.kernels.cpu.tiles import ceil_div
-from jitdnn.kernels.cpu.units import Units
+from jitdnn.kernels.cpu.units import Units, walks_filter_first
 from jitdnn.rtcg.builder import Function, Module
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -34,16 +36,25 @@ _TURN = 3.0  # load slots that a turn of the loop over the channels is worth
 _TILE = 30.0  # cycles to begin and end a tile
 _L1_BYTES = 24 << 10
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
-_FILTER_BYTES = 512 << 10  # a larger filter is walked in the outer loop
+_PANEL_BYTES = 16 << 10  # of the filter, on the stack
+_PACK = 0.5  # cycles to bring one element of it there
 
 
 @dataclass(frozen=True)
 class ChannelTile:
-    """Sums in registers: pixels along a row, and vectors of result channels (or single ones if ``is_dot``)."""
+    """Sums in registers: pixels along a row, and vectors of result channels (or single ones).
+
+    ``kind`` is "broadcast" (vectors of the filter as they are), "panel" (brought to the stack first) or "dot" (the
+    channels that are summed are the lanes).
+    """
 
     pixels: int
     results: int
-    is_dot: bool
+    kind: str
+
+    @property
+    def is_dot(self) -> bool:
+        return self.kind == "dot"
 
 
 @dataclass(frozen=True)
@@ -85,12 +96,19 @@ class ChannelLanes:
         most = max(1, c.axes[2].results)
         for vectors in range(1, min(4, ceil_div(c.width, self.lanes)) + 1):
             for pixels in range(1, min(most, (self.isa.registers - 1 - vectors) // vectors) + 1):
-                yield ChannelTile(pixels, vectors, False)
+                tile = ChannelTile(pixels, vectors, "broadcast")
+                yield tile
+                if c.w.results != 1 and self.panel_size(tile) * ITEM_BYTES[c.dtype] <= _PANEL_BYTES:
+                    yield replace(tile, kind="panel")
         if c.x.channels != 1 or c.w.channels != 1:
             return
         for results in range(1, min(8, c.width, self.lanes) + 1):
             for pixels in range(1, min(most, (self.isa.registers - 2) // (results + 1)) + 1):
-                yield ChannelTile(pixels, results, True)
+                yield ChannelTile(pixels, results, "dot")
+
+    def panel_size(self, tile: ChannelTile) -> int:
+        """Elements of the filter that a tile meets."""
+        return self.width(tile) * self.c.depth * self.c.taps
 
     def _cycles_of(self, tile: ChannelTile) -> float:
         """Cycles of one row of one slice of one group of one image."""
@@ -98,7 +116,11 @@ class ChannelLanes:
         cycles = full * self._tile_cycles(tile)
         if rest:
             cycles += self._tile_cycles(self.narrowed(tile, rest))
-        return cycles * ceil_div(self.c.axes[2].results, tile.pixels)
+        cycles *= ceil_div(self.c.axes[2].results, tile.pixels)
+        if tile.kind == "panel":
+            blocks = ceil_div(self.c.width, self.width(tile)) * ceil_div(self._tiles(tile), self._run(tile))
+            cycles += blocks * self.panel_size(tile) * _PACK / self._rows(tile)
+        return cycles
 
     def narrowed(self, tile: ChannelTile, width: int) -> ChannelTile:
         """The tile for the last, fewer result channels."""
@@ -117,8 +139,10 @@ class ChannelLanes:
             finish = sums * _REDUCE + tile.pixels * _STORE
         else:
             steps = c.depth * c.taps
-            whole = 1.0 if c.w.channels % lanes == 0 else _UNALIGNED
-            loads = tile.results * (whole * far if c.w.results == 1 else _GATHERED_LANE * lanes) + tile.pixels
+            vector = 1.0 if tile.kind == "panel" or c.w.channels % lanes == 0 else _UNALIGNED
+            if tile.kind == "broadcast" and c.w.results != 1:
+                vector = _GATHERED_LANE * lanes
+            loads = tile.results * vector * far + tile.pixels
             finish = sums * (_STORE if c.y.channels == 1 else _SCATTERED_LANE * lanes)
         step = max(sums / 2, (loads + _TURN) / 2, 4.0)
         return steps * step + finish + _TILE + 4.0 * taps
@@ -129,26 +153,33 @@ class ChannelLanes:
         rows = c.batch * c.group_count * c.axes[0].results * c.axes[1].results
         return rows * self._cycles_of(self.tile)
 
-    @property
-    def _tiles(self) -> int:
-        return ceil_div(self.c.axes[2].results, self.tile.pixels)
+    def _tiles(self, tile: ChannelTile) -> int:
+        """Tiles along a row."""
+        return ceil_div(self.c.axes[2].results, tile.pixels)
 
-    @cached_property
-    def _run(self) -> int:
-        """Tiles of one unit."""
+    def _run(self, tile: ChannelTile) -> int:
+        """Tiles along a row of one unit."""
         c, axis = self.c, self.c.axes[2]
-        each = c.depth * c.axes[1].taps.count * self.tile.pixels * axis.step * ITEM_BYTES[c.dtype]
-        return max(1, min(self._tiles, _RUN_BYTES // max(1, each)))
+        each = c.depth * c.axes[1].taps.count * tile.pixels * axis.step * ITEM_BYTES[c.dtype]
+        return max(1, min(self._tiles(tile), _RUN_BYTES // max(1, each)))
+
+    def _rows(self, tile: ChannelTile) -> int:
+        """Rows of one unit: several where the filter is brought to the stack for them."""
+        c, (_, rows, columns) = self.c, self.c.axes
+        if tile.kind != "panel" or self._run(tile) < self._tiles(tile):
+            return 1
+        each = c.depth * rows.step * columns.positions * ITEM_BYTES[c.dtype]
+        return max(1, min(rows.results, _RUN_BYTES // max(1, each)))
 
     @cached_property
     def units(self) -> Units:
         c = self.c
         channels = [("channels", ceil_div(c.width, self.width(self.tile)))]
         space = [
-            ("slice", c.axes[0].results), ("row", c.axes[1].results), ("run", ceil_div(self._tiles, self._run)),
+            ("slice", c.axes[0].results), ("rows", ceil_div(c.axes[1].results, self._rows(self.tile))),
+            ("run", ceil_div(self._tiles(self.tile), self._run(self.tile))),
         ]  # fmt: skip
-        is_large = c.width * c.depth * c.taps * ITEM_BYTES[c.dtype] > _FILTER_BYTES
-        order = channels + space if is_large else space + channels
+        order = channels + space if walks_filter_first(c) else space + channels
         return Units((("image", c.batch), ("group", c.group_count), *order))
 
     def shares(self, device: CpuDevice) -> tuple[int, tuple[int]]:
@@ -173,19 +204,26 @@ class ChannelLanes:
             last = self.narrowed(tile, rest)
             is_masked = rest != self.width(last)
             versions.append((False, trace_tile(module, f"{prefix}rest", self, last, is_masked, epilogue)))
+        is_panel, rows, run = tile.kind == "panel", self._rows(tile), self._run(tile)
+        pack = trace_panel(module, f"{prefix}panel", c, plan_panels(c, self.width(tile))) if is_panel else None
         with module.task(f"{prefix}tiles") as (k, args, task, _):
             arguments = Arguments(k, args, pointers)
+            panel = k.local(c.dtype, self.panel_size(tile)) if is_panel else None
             tensors = [(arguments.pointer(order[2], c.dtype), c.y)]
             tensors += [(arguments.pointer(3 + i, c.dtype), v) for i, v in enumerate(c.operands)]
             for unit in self.units.each(k, task, arguments.extra(extra)):
-                n, group, d, h = unit["image"], unit["group"], unit["slice"], unit["row"]
+                n, group, d = unit["image"], unit["group"], unit["slice"]
                 channel = unit["channels"] * self.width(tile)
                 x = arguments.pointer(order[0], c.dtype) + view_offset(c, c.x, group, 0, (n, 0, 0, 0))
-                w = arguments.pointer(order[1], c.dtype) + (
-                    group_offset(group, c.groups, c.w.groups) + channel * c.w.results
-                )
-                begin = unit["run"] * self._run
-                for number in k.range(begin, (begin + self._run).min(self._tiles)):
+                w = arguments.pointer(order[1], c.dtype) + group_offset(group, c.groups, c.w.groups)
+                if pack is not None and panel is not None:
+                    k.call(pack, w, panel, channel, 0, c.depth)
+                    w = panel
+                else:
+                    w = w + channel * c.w.results
+                first_row, begin = unit["rows"] * rows, unit["run"] * run
+                last_row, end = (first_row + rows).min(c.axes[1].results), (begin + run).min(self._tiles(tile))
+                for h, number in ((a, b) for a in k.range(first_row, last_row) for b in k.range(begin, end)):
                     p = number * tile.pixels
                     places = [t + view_offset(c, v, group, channel, (n, d, h, p)) for t, v in tensors]
                     fits = unit["channels"] < full

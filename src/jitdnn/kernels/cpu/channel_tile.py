@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.borders import inside, when
+from jitdnn.kernels.cpu.packing import plan_panels
 from jitdnn.kernels.cpu.stores import Blend
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
@@ -48,6 +49,7 @@ class _Tile:
         zero = k.constant(0, self.c.dtype, self.lanes)
         index = (tile.pixels, tile.results)
         self.sums = {at: k.register(zero) for at in itertools.product(*map(range, index))}
+        self.panels = plan_panels(plan.c, plan.width(plan.tile)) if tile.kind == "panel" else None
         self.masks: list[Value | None] = [None] * tile.results
         if is_masked:
             self.masks[-1] = k.mask(self.c.width % self.lanes, self.lanes)
@@ -57,10 +59,12 @@ class _Tile:
     def sum_up(self, x: Pointer, w: Pointer) -> None:
         """All taps."""
         k, c = self.k, self.c
-        starts = [axis.taps.start * stride for axis, stride in zip(c.axes, c.w.space, strict=True)]
-        steps = [axis.taps.increment * stride for axis, stride in zip(c.axes, c.w.space, strict=True)]
         slices, rows, columns = c.axes
-        w = w + sum(starts)
+        if self.panels is None:
+            w = w + sum(axis.taps.start * stride for axis, stride in zip(c.axes, c.w.space, strict=True))
+            steps = [axis.taps.increment * stride for axis, stride in zip(c.axes, c.w.space, strict=True)]
+        else:
+            steps = list(self.panels.tap_strides)
         for i in k.range(slices.taps.count):
             d = self.d * slices.step + slices.taps.offset + i * slices.taps.shift
             with when(k, inside(slices, d, 1)):
@@ -105,10 +109,13 @@ class _Tile:
         k, c, lanes = self.k, self.c, self.lanes
         step = c.axes[2].step * c.x.space[2]
         there = [None if limits is None else limits[i][1] > 0 for i in range(self.tile.pixels)]
+        results, channels, masks = c.w.results, c.w.channels, self.masks
+        if self.panels is not None:  # it has zeros where there is no result
+            results, channels, masks = 1, self.panels.channel_stride, [None] * len(masks)
         for channel in k.range(c.depth):
-            image, line = pixels + channel * c.x.channels, w + channel * c.w.channels
+            image, line = pixels + channel * c.x.channels, w + channel * channels
             vectors = [
-                line.load_strided(v * lanes * c.w.results, c.w.results, lanes, self.masks[v])
+                line.load_strided(v * lanes * results, results, lanes, masks[v])
                 for v in range(self.tile.results)
             ]
             for i in range(self.tile.pixels):
