@@ -1,4 +1,4 @@
-"""Depthwise convolution forward and backward to the data: each channel is filtered alone.
+"""Depthwise convolution forward and backward to the data: each channel is filtered alone, or with a few others.
 
 Any rank, stride, dilation, padding, layout and channel multiplier. Pixels or channels are in the lanes, whichever
 are neighbours in memory (pixel_lanes.py, group_lanes.py). Nothing is copied but the filters of a channels-last
@@ -19,6 +19,8 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
+
+SMALL_GROUP = 4  # channels that a group may have and still be worth a lane
 
 
 class Depthwise(Algorithm):
@@ -77,9 +79,9 @@ class Depthwise(Algorithm):
 
 
 def not_depthwise(problem: Convolution) -> str | None:
-    """Why a convolution is not depthwise, if it is not."""
-    channels = problem.w.shape[1]
-    if channels == 1:
+    """Why a convolution is not depthwise, nor nearly so, if it is not."""
+    channels, results = problem.w.shape[1], problem.k // problem.groups
+    if channels == 1 or problem.groups > 1 and max(channels, results) <= SMALL_GROUP:
         return None
-    counts = f"c={problem.c}, groups={problem.groups}"
-    return f"each result sums {channels} channels ({counts}): it takes one channel a group"
+    counts = f"c={problem.c}, k={problem.k}, groups={problem.groups}"
+    return f"{channels} channels of x and {results} of y in a group ({counts}): it takes one of x, or {SMALL_GROUP} of both"

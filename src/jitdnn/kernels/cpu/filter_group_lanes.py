@@ -1,7 +1,7 @@
-"""A depthwise filter's gradient with its groups in the lanes: channels-last images, vector times vector.
+"""The gradient of a filter of many small groups, with the groups in the lanes: channels-last, vector times vector.
 
     task   : some vectors of groups, and a share of the blocks of rows
-    pass   : the rows of a block for one vector and one tile of taps; the sums wait in a little memory
+    pass   : the rows of a block for one vector, channel and tile of taps; the sums wait in a little memory
     tile   : sums of [result channels of a group][rows of the filter][taps of a row], fed by a run of columns
     finish : the shares added in a fixed order, then stored
 
@@ -21,7 +21,7 @@ from jitdnn.kernels.cpu.blocked import scale, split_index
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.filter_group_pass import trace_finish, trace_pass
 from jitdnn.kernels.cpu.filter_rows import POINTERS, row_blocks, tap_offset
-from jitdnn.kernels.cpu.spans import Span
+from jitdnn.kernels.cpu.spans import Span, group_span
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
@@ -46,7 +46,7 @@ class FilterGroupTile:
 
 @dataclass(frozen=True)
 class FilterGroupLanes:
-    """How the gradient of a depthwise filter is computed; ``c`` is the forward correlation, with y as dy and w as
+    """How the gradient of a grouped filter is computed; ``c`` is the forward correlation, with y as dy and w as
     dw. With ``is_shared`` the rows may be shared by tasks, for which there must be a workspace."""
 
     c: Correlation
@@ -63,15 +63,12 @@ class FilterGroupLanes:
 
     @cached_property
     def x_span(self) -> Span:
-        return Span(1, self.c.x.groups[0], self.c.groups[0], self.lanes)
+        """How x is read: neighbouring groups are as many channels apart as a group has."""
+        return group_span(self.c.x, self.c.depth, self.c.groups[0], self.lanes)
 
     @cached_property
     def y_span(self) -> Span:
-        """How dy is read: neighbouring groups are as many channels apart as a group has."""
-        c, apart = self.c, self.c.y.groups[0]
-        if 1 < apart == c.width and c.y.channels == 1:
-            return Span(apart, 1, c.groups[0] * apart, self.lanes)
-        return Span(1, apart, c.groups[0], self.lanes)
+        return group_span(self.c.y, self.c.width, self.c.groups[0], self.lanes)
 
     # ---- choice and cost
 
@@ -100,7 +97,7 @@ class FilterGroupLanes:
         step = max(sums * tile.columns / 2, loads / 2, 4.0 * tile.columns) + 1.0
         walk = ceil_div(c.axes[2].results, tile.columns) * step
         walk += (2.0 * sums + _PASS) / self.row_block
-        passes = slices * (rows // tile.rows) * ceil_div(columns, tile.taps)
+        passes = c.depth * slices * (rows // tile.rows) * ceil_div(columns, tile.taps)
         lines = c.batch * c.axes[0].results * c.axes[1].results
         return passes * (lines * walk + sums * self.lanes * _FINISH_LANE)
 
@@ -108,7 +105,7 @@ class FilterGroupLanes:
     def row_block(self) -> int:
         """Rows of dy of one pass."""
         c = self.c
-        each = (c.width * c.axes[2].results + c.axes[1].step * c.axes[2].positions) * c.groups[0]
+        each = (c.width * c.axes[2].results + c.depth * c.axes[1].step * c.axes[2].positions) * c.groups[0]
         return max(1, min(c.axes[1].results, _ROWS_BYTES // (each * ITEM_BYTES[c.dtype])))
 
     def cycles(self) -> float:
@@ -127,7 +124,7 @@ class FilterGroupLanes:
     def filter_size(self) -> int:
         """Sums of one vector of groups, with room for whole tiles of taps."""
         tiles = self.c.axes[0].taps.count * self.c.axes[1].taps.count * len(self.chunks_of_taps)
-        return self.c.width * tiles * self.tile.taps * self.lanes
+        return self.c.depth * self.c.width * tiles * self.tile.taps * self.lanes
 
     @property
     def is_on_stack(self) -> bool:
@@ -173,16 +170,22 @@ class FilterGroupLanes:
         chunks = list(enumerate(self.chunks_of_taps))
         passes = [trace_pass(module, f"{prefix}pass{j}", self, taps) for j, taps in chunks]
         ends = [trace_finish(module, f"{prefix}end{j}", self, taps) for j, taps in chunks]
-        tiles = (c.axes[0].taps.count, c.axes[1].taps.count // tile.rows)
+        tiles = (c.depth, c.axes[0].taps.count, c.axes[1].taps.count // tile.rows)
         size = c.width * tile.rows * tile.taps * self.lanes  # of the sums of one tile of taps
 
         def finish(k: Builder, arguments: Arguments, own: Pointer, group: Value) -> None:
             for number in k.range(math.prod(tiles)):
-                i, r = split_index(number, tiles)
-                dw = arguments.pointer(2, c.dtype) + (group * c.w.groups[0] + tap_offset(c, i, r * tile.rows))
+                channel, i, r = split_index(number, tiles)
+                at = group * c.w.groups[0] + channel * c.w.channels + tap_offset(c, i, r * tile.rows)
+                dw = arguments.pointer(2, c.dtype) + at
                 for j, end in enumerate(ends):
-                    at = own + (number * len(ends) + j) * size
-                    k.call(end, at, dw, scale(k, arguments.args, POINTERS), group)
+                    k.call(
+                        end,
+                        own + (number * len(ends) + j) * size,
+                        dw,
+                        scale(k, arguments.args, POINTERS),
+                        group,
+                    )
 
         with module.task(f"{prefix}tiles") as (k, args, task, _):
             arguments = Arguments(k, args, POINTERS)
@@ -202,11 +205,11 @@ class FilterGroupLanes:
                 for vector in k.range(first, last):
                     own = sums + (vector - first) * self.filter_size
                     for number in k.range(math.prod(tiles)):
-                        i, r = split_index(number, tiles)
+                        channel, i, r = split_index(number, tiles)
                         for j, one_pass in enumerate(passes):
                             at = own + (number * len(passes) + j) * size
                             asks = k.select(number == 0, k.integer(int(j == 0)), 0)
-                            places = (d, h, end, i, r * tile.rows, vector * self.lanes)
+                            places = (d, h, end, i, r * tile.rows, vector * self.lanes, channel)
                             k.call(one_pass, x, dy, at, *places, asks, ahead_x, ahead_y)
             if not self.workspace():
                 for vector in k.range(first, last):

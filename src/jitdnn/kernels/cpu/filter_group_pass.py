@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 def trace_pass(module: Module, name: str, plan: FilterGroupLanes, taps: range) -> Function:
-    """Trace ``name(x, dy, sums, d, h, end, i, r, group, asks, ahead_x, ahead_dy)``: rows [h, end) of slice d of dy,
-    for the taps from (i, r) on and in ``taps`` along a row, of the vector of groups from ``group`` on.
+    """Trace ``name(x, dy, sums, d, h, end, i, r, group, channel, asks, ahead_x, ahead_dy)``: rows [h, end) of slice d
+    of dy, for the taps from (i, r) on and in ``taps`` along a row, of one channel of the groups from ``group`` on.
 
     ``x`` and ``dy`` point to the first channel of an image; ``sums`` to [result][row of the filter][tap][lanes],
     which are added to. The first pass over some rows ``asks`` for the rows that come after them, which are as far
     ahead as the last two say.
     """
     c = plan.c
-    names = ("d", "h", "end", "i", "r", "group", "asks", "ahead_x", "ahead_dy")
+    names = ("d", "h", "end", "i", "r", "group", "channel", "asks", "ahead_x", "ahead_dy")
     with module.function(name, x=c.dtype, dy=c.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
-        k, (x, dy, sums, d, h, end, i, r, group, asks, *ahead), function,
+        k, (x, dy, sums, d, h, end, i, r, group, channel, asks, *ahead), function,
     ):  # fmt: skip
-        code = _Pass(k, plan, taps, r, group)
+        code = _Pass(k, plan, taps, r, group, channel)
         at = d * c.axes[0].step + c.axes[0].taps.offset + i * c.axes[0].taps.shift
         with when(k, inside(c.axes[0], at, 1)):
             for number, register in enumerate(code.sums.values()):
@@ -45,7 +45,7 @@ def trace_pass(module: Module, name: str, plan: FilterGroupLanes, taps: range) -
 
 class _Pass:
     def __init__(
-        self, k: Builder, plan: FilterGroupLanes, taps: range, first_row: Value, group: Value
+        self, k: Builder, plan: FilterGroupLanes, taps: range, first_row: Value, group: Value, channel: Value
     ) -> None:
         self.k, self.plan, self.tile, self.c, self.lanes = k, plan, plan.tile, plan.c, plan.lanes
         self.first_row, self.group = first_row, group
@@ -54,14 +54,23 @@ class _Pass:
         self.sums = {at: k.register(zero) for at in itertools.product(*map(range, index))}
         axis = self.c.axes[2]
         self.offsets = [axis.taps.offset + tap * axis.taps.shift for tap in taps]
-        self.x_masks = self._masks(plan.x_span, 0)
-        picked = plan.y_span.step > 1  # channels of a group are neighbours: they are picked
-        self.y_firsts = [(result if picked else 0, 0 if picked else result) for result in range(self.c.width)]
-        self.y_masks = [self._masks(plan.y_span, first) for first, _ in self.y_firsts]
+        # channels of a group that are neighbours are picked from a run of them; others are apart
+        is_picked = plan.x_span.step > 1
+        self.x_first = self.group * plan.x_span.step + (channel if is_picked else 0)
+        self.x_channel = k.integer(0) if is_picked else channel * self.c.x.channels
+        self.x_masks = self._masks(plan.x_span, self.x_first, 0, self.c.depth - 1 if is_picked else 0)
+        is_picked = plan.y_span.step > 1
+        self.y_firsts = [
+            (result if is_picked else 0, 0 if is_picked else result) for result in range(self.c.width)
+        ]
+        self.y_masks = [
+            self._masks(plan.y_span, self.group * plan.y_span.step + first, first, first)
+            for first, _ in self.y_firsts
+        ]
 
-    def _masks(self, span: Span, first: int) -> Masks:
+    def _masks(self, span: Span, first: Value, lowest: int, highest: int) -> Masks:
         end = (self.plan.vectors - 1) * self.lanes * span.step
-        return span.masks(self.k, self.group * span.step + first, first, end + first)
+        return span.masks(self.k, first, lowest, end + highest)
 
     def ask(self, plane: Pointer, dy: Pointer, h: Value, ahead: Sequence[Value]) -> None:
         """Prefetch what the same row of the next block will read first."""
@@ -112,7 +121,8 @@ class _Pass:
                     place = p * axis.step + q
                     is_there = None if is_inner else (place >= 0) & (place < axis.positions)
                     with when(k, is_there):
-                        vector = self.plan.x_span.load(row + place * c.x.space[2], self.group, self.x_masks)
+                        pixel = row + (place * c.x.space[2] + self.x_channel)
+                        vector = self.plan.x_span.load(pixel, self.x_first, self.x_masks)
                         for (column, tap), result in itertools.product(uses, range(c.width)):
                             register = self.sums[result, r, tap]
                             register.set(k.fma(vector, gradients[result, column], register.get()))

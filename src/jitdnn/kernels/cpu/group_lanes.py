@@ -1,4 +1,4 @@
-"""A depthwise correlation with its groups in the lanes: channels-last images, vector times vector.
+"""A correlation of many small groups with the groups in the lanes: channels-last images, vector times vector.
 
     task  : some vectors of groups, whose filters are turned to vectors first; a run of blocks of rows
     block : rows of one slice of one image, all columns; for each tile along the row every vector of the task
@@ -23,7 +23,7 @@ from jitdnn.kernels.cpu.blocked import group_offset, scale, split_index
 from jitdnn.kernels.cpu.borders import when
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.group_tile import trace_tile
-from jitdnn.kernels.cpu.spans import Span
+from jitdnn.kernels.cpu.spans import Span, group_span
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.transpose import copy_transposed
 from jitdnn.kernels.cpu.units import Units
@@ -63,7 +63,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class GroupLanes:
-    """How one depthwise correlation is computed. The first axis of its groups is in the lanes."""
+    """How one correlation of small groups is computed. The first axis of its groups is in the lanes."""
 
     c: Correlation
     isa: Isa
@@ -89,10 +89,7 @@ class GroupLanes:
     @cached_property
     def span(self) -> Span:
         """How a vector is read: neighbouring groups are as many channels apart as a group has."""
-        c, apart = self.c, self.c.x.groups[0]
-        if 1 < apart == c.depth and c.x.channels == 1:
-            return Span(apart, 1, c.groups[0] * apart, self.lanes)
-        return Span(1, apart, c.groups[0], self.lanes)
+        return group_span(self.c.x, self.c.depth, self.c.groups[0], self.lanes)
 
     def columns(self, count: int) -> dict[int, list[tuple[int, int]]]:
         """(column of the tile, tap) by the column of the input, from the tile's first one on."""

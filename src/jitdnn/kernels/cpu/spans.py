@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jitdnn.kernels.cpu.correlation import View
 from jitdnn.rtcg.builder import Builder, Pointer, Value
 
 _MOST_PIECES = 4  # a step beyond it costs more in shuffles than a gather
@@ -110,3 +111,11 @@ class Span:
                     pattern.append(at if number == 1 and owner[lane] == 0 else lane)
             picked = k.shuffle(picked, loaded[number], pattern)
         return picked
+
+
+def group_span(view: View, channels: int, groups: int, lanes: int) -> Span:
+    """How one channel of neighbouring groups is read: from a run of channels, or as far apart as the groups are."""
+    apart = view.groups[0]
+    if 1 < apart == channels and view.channels == 1:
+        return Span(apart, 1, groups * apart, lanes)
+    return Span(1, apart, groups, lanes)
