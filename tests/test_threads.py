@@ -7,11 +7,12 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import numpy as np
 import pytest
 
-from jitdnn.devices.cpu import Arguments, CpuKernel
+from jitdnn.devices.cpu import Arguments, CpuKernel, settle
 from jitdnn.devices.threads import ThreadPool, pool
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
@@ -114,3 +115,24 @@ def test_the_process_ends_while_workers_spin() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(float(4 * 8 * 30 * 30 * 72))
+
+
+def test_settling_waits_for_threads_that_spin() -> None:
+    """Not before a thread that burns time has ended, and not for ever."""
+    spinning = threading.Event()
+    ended: list[float] = []
+
+    def burn() -> None:
+        spinning.set()
+        end = time.perf_counter() + 0.15
+        while time.perf_counter() < end:
+            sum(range(1000))
+        ended.append(time.perf_counter())
+
+    thread = threading.Thread(target=burn)
+    thread.start()
+    spinning.wait()
+    settle(longest=30.0)
+    assert ended
+    thread.join()
+    settle(longest=0.0)

@@ -1,9 +1,9 @@
 """The clock: candidates take turns in one process, so that what disturbs one disturbs all.
 
 Measured on small virtual machines, where the same two processors are at times two cores and at times one:
-only times taken side by side can be compared. Every turn begins with a pause, long enough for the threads of
-the candidate before (OpenMP's and the BLAS's spin for a while after their last call) to go to sleep, and with
-a call that is not counted, which wakes this candidate's own."""
+only times taken side by side can be compared. Every turn begins with a pause until the threads of the candidate
+before (OpenMP's and the BLAS's spin for a while after their last call) have gone to sleep, and with a call that
+is not counted, which wakes this candidate's own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-#: Seconds that a turn lasts at least (or one call, if that is longer), and the pause before it.
+from jitdnn.devices.cpu import settle
+
+#: Seconds that a turn lasts at least (or one call, if that is longer).
 TURN = 0.02
-PAUSE = 0.03
 #: With more than this many processors' worth of other programs' work, times are called into question.
 QUIET = 0.2
 
@@ -48,7 +49,7 @@ def interleaved(
         spent < method.seconds * len(calls) and len(times[0]) < method.most_rounds
     ):
         for call, taken in zip(calls, times, strict=True):
-            time.sleep(PAUSE)
+            settle()
             start = time.perf_counter()
             call(number)
             single = time.perf_counter() - start

@@ -16,6 +16,7 @@ from jitdnn.rtcg.isa import Isa, isa, processor_name
 
 _PROBE_CHAINS = 12  # independent sums: enough to hide the latency of a multiply-add on every set
 _PROBE_STEPS = 20_000
+_SETTLE_STEP = 0.004  # seconds
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class CpuDevice:
 
     def measure_peak(self, dtype: str) -> float:
         """Multiply-add rate of all threads in FLOP/s, measured now: clocks and neighbours change."""
+        settle()
         return _probe(self.isa, dtype, self.threads)
 
 
@@ -94,6 +96,20 @@ class Arguments:
     def extra(self, number: int) -> Any:
         """Integer ``number`` of the kernel's extras."""
         return self.args.load(self._pointers + 3 + number)
+
+
+def settle(longest: float = 0.5) -> None:
+    """Wait until no thread of this process works, at most ``longest`` seconds. For use before measuring.
+
+    The threads of a BLAS or of OpenMP go on spinning after their last call, up to a tenth of a second, and take
+    a core from whoever is measured next.
+    """
+    deadline = time.perf_counter() + longest
+    while time.perf_counter() < deadline:
+        before = time.process_time()
+        time.sleep(_SETTLE_STEP)
+        if time.process_time() - before < _SETTLE_STEP / 10:
+            return
 
 
 def host(threads: int, cpu: str = "host") -> CpuDevice:

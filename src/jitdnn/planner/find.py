@@ -16,6 +16,7 @@ from time import perf_counter
 import numpy as np
 
 from jitdnn import log
+from jitdnn.devices.cpu import settle
 from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.planner.choose import Option, decide, epilogue_key, survey
@@ -173,7 +174,8 @@ def _rounds(
             if perf_counter() > deadline:
                 return
             if len(running) > 1 and contender.samples[0] < LONG_SECONDS:
-                run(contender, 1)  # its threads wake up, those of the one before go to sleep
+                settle()  # threads of the one before go to sleep
+                run(contender, 1)  # its own wake up
             contender.samples.append(run(contender, contender.calls))
 
 
