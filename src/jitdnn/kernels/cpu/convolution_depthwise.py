@@ -81,7 +81,9 @@ class Depthwise(Algorithm):
 def not_depthwise(problem: Convolution) -> str | None:
     """Why a convolution is not depthwise, nor nearly so, if it is not."""
     channels, results = problem.w.shape[1], problem.k // problem.groups
-    if channels == 1 or problem.groups > 1 and max(channels, results) <= SMALL_GROUP:
+    if channels == 1 or (problem.groups > 1 and max(channels, results) <= SMALL_GROUP):
         return None
-    counts = f"c={problem.c}, k={problem.k}, groups={problem.groups}"
-    return f"{channels} channels of x and {results} of y in a group ({counts}): it takes one of x, or {SMALL_GROUP} of both"
+    return (
+        f"a group has {channels} channels of x and {results} of y (c={problem.c}, k={problem.k}, "
+        f"groups={problem.groups}): it takes one of x, or up to {SMALL_GROUP} of both"
+    )
