@@ -34,6 +34,7 @@ _UNALIGNED = 1.75  # load slots of a vector that may touch two cache lines
 _REDUCE = 2.0  # cycles to add up the lanes of one sum
 _TURN = 3.0  # load slots that a turn of the loop over the channels is worth
 _TILE = 30.0  # cycles to begin and end a tile
+_MOST_MASKS = 7  # pixels at the end of a row have a mask each: no more than there are registers for them
 _L1_BYTES = 24 << 10
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
 _PANEL_BYTES = 16 << 10  # of the filter, on the stack
@@ -103,7 +104,8 @@ class ChannelLanes:
         if c.x.channels != 1 or c.w.channels != 1:
             return
         for results in range(1, min(8, c.width, self.lanes) + 1):
-            for pixels in range(1, min(most, (self.isa.registers - 2) // (results + 1)) + 1):
+            room = (self.isa.registers - 1 - results) // results
+            for pixels in range(1, min(most, room, _MOST_MASKS) + 1):
                 yield ChannelTile(pixels, results, "dot")
 
     def panel_size(self, tile: ChannelTile) -> int:
@@ -205,7 +207,9 @@ class ChannelLanes:
             is_masked = rest != self.width(last)
             versions.append((False, trace_tile(module, f"{prefix}rest", self, last, is_masked, epilogue)))
         is_panel, rows, run = tile.kind == "panel", self._rows(tile), self._run(tile)
-        pack = trace_panel(module, f"{prefix}panel", c, plan_panels(c, self.width(tile))) if is_panel else None
+        pack = (
+            trace_panel(module, f"{prefix}panel", c, plan_panels(c, self.width(tile))) if is_panel else None
+        )
         with module.task(f"{prefix}tiles") as (k, args, task, _):
             arguments = Arguments(k, args, pointers)
             panel = k.local(c.dtype, self.panel_size(tile)) if is_panel else None
@@ -222,7 +226,10 @@ class ChannelLanes:
                 else:
                     w = w + channel * c.w.results
                 first_row, begin = unit["rows"] * rows, unit["run"] * run
-                last_row, end = (first_row + rows).min(c.axes[1].results), (begin + run).min(self._tiles(tile))
+                last_row, end = (
+                    (first_row + rows).min(c.axes[1].results),
+                    (begin + run).min(self._tiles(tile)),
+                )
                 for h, number in ((a, b) for a in k.range(first_row, last_row) for b in k.range(begin, end)):
                     p = number * tile.pixels
                     places = [t + view_offset(c, v, group, channel, (n, d, h, p)) for t, v in tensors]

@@ -130,16 +130,21 @@ class _Tile:
         k, c, lanes, run = self.k, self.c, self.lanes, self.plan.run
         step = c.axes[2].step * c.x.space[2]
 
+        # without a joined row a pixel is there for all of its channels, or for none
+        there: list[Value] = []
+        if limits is not None and not self.plan.is_joined:
+            there = [k.mask(end.min(lanes), lanes) for _, end in limits]
+
         def turn(first: int | Value, count: int) -> None:
             tail = None if count == lanes else k.mask(count, lanes)
             line = w + first
             vectors = [line.load(r * c.w.results, lanes, tail) for r in range(self.tile.results)]
             for i in range(self.tile.pixels):
                 mask = tail
-                if limits is not None:
-                    mask = k.mask(limits[i][1] - first, lanes)
-                    if self.plan.is_joined:
-                        mask = mask & ~k.mask(limits[i][0] - first, lanes)
+                if there:
+                    mask = there[i] if tail is None else there[i] & tail
+                elif limits is not None:
+                    mask = k.mask(limits[i][1] - first, lanes) & ~k.mask(limits[i][0] - first, lanes)
                 pixel = (pixels + (i * step + first)).load(0, lanes, mask)
                 for r, vector in enumerate(vectors):
                     register = self.sums[i, r]
