@@ -20,7 +20,7 @@ from jitdnn.devices.cpu import Arguments, CpuDevice
 from jitdnn.kernels.cpu.blocked import scale, split_index
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.filter_group_pass import trace_finish, trace_pass
-from jitdnn.kernels.cpu.filter_rows import POINTERS, row_blocks, tap_offset
+from jitdnn.kernels.cpu.filter_rows import POINTERS, block_count, row_blocks, tap_offset
 from jitdnn.kernels.cpu.spans import Span, group_span
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
@@ -142,11 +142,11 @@ class FilterGroupLanes:
 
     @cached_property
     def splits(self) -> int:
-        """Into how many shares the images are split."""
-        if not self.is_shared or self.c.batch < 2:
+        """Into how many shares the blocks of rows are split."""
+        if not self.is_shared:
             return 1
         wanted = min(_SHARES // self._chunks, int(self.cycles() / self._chunks / _SHARE_CYCLES))
-        return max(1, min(self.c.batch, wanted))
+        return max(1, min(block_count(self.c, self.row_block), wanted))
 
     def workspace(self) -> int:
         """Bytes: the sums of every share, unless they stay on the stack to the end."""
@@ -198,8 +198,9 @@ class FilterGroupLanes:
                 sums = k.local(c.dtype, self.chunk * self.filter_size)
             for at in k.range(0, (last - first) * self.filter_size, self.lanes):
                 sums.store(k.constant(0, c.dtype, self.lanes), at)
-            images = (share * c.batch // self.splits, (share + 1) * c.batch // self.splits)
-            for n, d, h, end, ahead_x, ahead_y in row_blocks(k, c, self.row_block, *images):
+            blocks = block_count(c, self.row_block)
+            begin, stop = (share * blocks // self.splits, (share + 1) * blocks // self.splits)
+            for n, d, h, end, ahead_x, ahead_y in row_blocks(k, c, self.row_block, begin, stop):
                 x = arguments.pointer(0, c.dtype) + (n * c.x.batch + c.x.offset)
                 dy = arguments.pointer(1, c.dtype) + (n * c.y.batch + c.y.offset)
                 for vector in k.range(first, last):

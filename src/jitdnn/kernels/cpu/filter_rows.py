@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jitdnn.kernels.cpu.blocked import group_offset
+from jitdnn.kernels.cpu.blocked import group_offset, split_index
 from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.rtcg.builder import Builder, Value
 
 POINTERS = 3  # x, dy and dw
 
 
+def block_count(c: Correlation, block: int) -> int:
+    """Blocks of ``block`` rows of dy, in all images."""
+    return c.batch * c.axes[0].results * ceil_div(c.axes[1].results, block)
+
+
 def row_blocks(
     k: Builder, c: Correlation, block: int, first: int | Value = 0, last: int | Value | None = None
 ) -> Iterator[tuple[Value, Value, Value, Value, Value, Value]]:
-    """Every block of ``block`` rows of dy, of images [first, last): its image, its slice, its first row and its
-    end; how many elements of x ahead the next block is, and of dy."""
-    rows, slices = c.axes[1].results, c.axes[0].results
-    for n in k.range(first, c.batch if last is None else last):
-        for d in k.range(slices):
-            for h in k.range(0, rows, block):
-                yield n, d, h, (h + block).min(rows), *_ahead(k, c, block, d, h)
-
-
-def _ahead(k: Builder, c: Correlation, block: int, d: Value, h: Value) -> tuple[Value, Value]:
-    """The digits of a block's number counted up by one, as offsets in x and dy."""
-    is_row = h + block < c.axes[1].results
-    is_slice = is_row | (d + 1 < c.axes[0].results)
-    down = k.select(is_row, k.integer(block), -h)
-    along = k.select(is_row, k.integer(0), k.select(is_slice, k.integer(1), -d))
-    image = k.select(is_slice, k.integer(0), 1)
-    x = image * c.x.batch + along * (c.axes[0].step * c.x.space[0])
-    y = image * c.y.batch + along * c.y.space[0]
-    return x + down * (c.axes[1].step * c.x.space[1]), y + down * c.y.space[1]
+    """Blocks [first, last) of ``block`` rows of dy, all by default: the image, the slice, the first row and the end
+    of each; how many elements of x ahead the next block is, and of dy."""
+    extents = (c.batch, c.axes[0].results, ceil_div(c.axes[1].results, block))
+    steps = (1, 1, block)
+    for number in k.range(first, block_count(c, block) if last is None else last):
+        n, d, h = (i * step for i, step in zip(split_index(number, extents), steps, strict=True))
+        ahead = (i * step for i, step in zip(split_index(number + 1, extents), steps, strict=True))
+        n_ahead, d_ahead, h_ahead = (new - old for new, old in zip(ahead, (n, d, h), strict=True))
+        x = n_ahead * c.x.batch + d_ahead * (c.axes[0].step * c.x.space[0])
+        y = n_ahead * c.y.batch + d_ahead * c.y.space[0]
+        ahead_x, ahead_y = x + h_ahead * (c.axes[1].step * c.x.space[1]), y + h_ahead * c.y.space[1]
+        yield n, d, h, (h + block).min(c.axes[1].results), ahead_x, ahead_y
 
 
 def tap_offset(c: Correlation, tap_d: Value, tap_h: Value) -> Value:

@@ -1,7 +1,7 @@
 """A correlation of many small groups with the groups in the lanes: channels-last images, vector times vector.
 
     task  : some vectors of groups, whose filters are turned to vectors first; a run of blocks of rows
-    block : rows of one slice of one image, all columns; for each tile along the row every vector of the task
+    block : rows of one slice of one image; for each tile along the row every vector of the task
     tile  : sums of [result channels of a group][rows][columns], each a vector of groups
 
 A vector of the input is loaded once for each row of a tile and multiplied by every value of the filter that meets
@@ -40,6 +40,7 @@ _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
 _STEP = 3.0  # load slots that a turn of the loop over the taps of a row is worth
 _TILE = 20.0  # cycles to begin and end a tile
 _CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
+_UNITS = 64  # that there should be: long rows are cut if there are fewer
 _LINE = 64
 
 
@@ -101,11 +102,18 @@ class GroupLanes:
     def patterns(self, columns: int) -> dict[Pattern, list[tuple[int, int]]]:
         """Runs [first, last) of tiles along a row, by what is there for them."""
         axis, reach = self.c.axes[2], list(self.columns(columns))
+        tiles, width = ceil_div(axis.results, columns), columns * axis.step
+        first = last = 0  # the tiles for which everything is there
+        if reach:
+            first = min(tiles, ceil_div(max(0, -reach[0]), width))
+            last = max(first, min(axis.results // columns, (axis.positions - 1 - reach[-1]) // width + 1))
         found: dict[Pattern, list[tuple[int, int]]] = {}
-        for tile in range(ceil_div(axis.results, columns)):
-            first = tile * columns
-            there = frozenset(q for q in reach if 0 <= first * axis.step + q < axis.positions)
-            runs = found.setdefault(Pattern(there, min(columns, axis.results - first)), [])
+        if first < last:
+            found[Pattern(frozenset(reach), columns)] = [(first, last)]
+        for tile in (*range(first), *range(last, tiles)):
+            at = tile * columns
+            there = frozenset(q for q in reach if 0 <= at * axis.step + q < axis.positions)
+            runs = found.setdefault(Pattern(there, min(columns, axis.results - at)), [])
             if runs and runs[-1][1] == tile:
                 runs[-1] = (runs[-1][0], tile + 1)
             else:
@@ -228,7 +236,14 @@ class GroupLanes:
         """Blocks of rows of one chunk of groups."""
         c = self.c
         rows = ceil_div(c.axes[1].results, self.tile.rows)
-        return Units((("image", c.batch), ("slice", c.axes[0].results), ("rows", rows)))
+        blocks = c.batch * c.axes[0].results * rows
+        runs = max(1, min(self._tiles, _UNITS // max(1, blocks)))
+        return Units((("image", c.batch), ("slice", c.axes[0].results), ("rows", rows), ("run", runs)))
+
+    @property
+    def _tiles(self) -> int:
+        """Tiles along a row."""
+        return ceil_div(self.c.axes[2].results, self.tile.columns)
 
     def shares(self, device: CpuDevice) -> tuple[int, tuple[int, int]]:
         """(tasks, (tasks of a chunk, units of a task)); the kernel's extras must hold the latter two."""
@@ -272,7 +287,9 @@ class GroupLanes:
                 n, d, h = unit["image"], unit["slice"], unit["rows"] * tile.rows
                 x = tensors[0][0] + n * c.x.batch
                 rows = [t + (n * v.batch + d * v.space[0] + h * v.space[1]) for t, v in tensors[1:]]
-                for number in k.range(ceil_div(c.axes[2].results, tile.columns)):
+                parts = dict(self.units.axes)["run"]
+                begin, end = unit["run"] * self._tiles // parts, (unit["run"] + 1) * self._tiles // parts
+                for number in k.range(begin, end):
                     p = number * tile.columns
                     pixels = [t + p * v.space[2] for t, (_, v) in zip(rows, tensors[1:], strict=True)]
                     for vector in k.range(first, last):
@@ -300,7 +317,7 @@ class GroupLanes:
         tile = self.tile
         if tile.straight == "none":
             everything = frozenset(self.columns(tile.columns))
-            return {Pattern(everything, tile.columns): [(0, ceil_div(self.c.axes[2].results, tile.columns))]}
+            return {Pattern(everything, tile.columns): [(0, self._tiles)]}
         return self.patterns(tile.columns)
 
     def _residue_offset(self, residue: Value, strides: tuple[int, ...]) -> Value:
