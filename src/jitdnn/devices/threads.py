@@ -14,11 +14,12 @@ waits for ACTIVE to fall to 0. So no worker can see one phase's function with an
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import isa
@@ -216,6 +217,9 @@ class ThreadPool:
         self._wake = threading.Semaphore(0)
         self._sleeping = 0
         self._sleep_lock = threading.Lock()
+        self._current_core = _current_core() if hasattr(os, "sched_setaffinity") else None
+        self._cores = os.sched_getaffinity(0) if self._current_core is not None else set()
+        self._callers_core = -1
         self._workers: list[threading.Thread] = []
 
     def launch(self, phases: Table, count: int, args: bytes, threads: int) -> None:
@@ -251,8 +255,18 @@ class ThreadPool:
             with self._sleep_lock:
                 self._sleeping += 1
             self._wake.acquire()
+            self._leave_the_callers_core()
+
+    def _leave_the_callers_core(self) -> None:
+        """Linux wakes a thread on the core of whoever wakes it, and takes milliseconds to move it from there."""
+        others = self._cores - {self._callers_core}
+        if others and others != self._cores:
+            with contextlib.suppress(OSError):  # the cores that the process may use have changed meanwhile
+                os.sched_setaffinity(0, others)
 
     def _wake_all(self) -> None:
+        if self._current_core is not None:
+            self._callers_core = self._current_core()
         with self._sleep_lock:
             asleep, self._sleeping = self._sleeping, 0
         if asleep:
@@ -265,6 +279,17 @@ class ThreadPool:
             while thread.is_alive():  # a worker may be on its way to sleep: wake it until it is gone
                 self._wake_all()
                 thread.join(0.001)
+
+
+def _current_core() -> Callable[[], int] | None:
+    """The C library's function that tells on which core the calling thread runs, if it has one."""
+    try:
+        function = ctypes.CDLL(None).sched_getcpu
+    except (AttributeError, OSError):
+        return None
+    function.restype = ctypes.c_int
+    found: Callable[[], int] = function
+    return found
 
 
 _pool: ThreadPool | None = None
