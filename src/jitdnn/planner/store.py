@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _BUSY_SECONDS = 10.0
+_REPAIR_SECONDS = 15.0  # longer than looking for damage can take
 _COLUMNS = "problem, epilogue, device, library, algorithm, algorithm_version, seconds, workspace, measured_at"
 
 _CREATE = """
@@ -291,18 +293,44 @@ class Store:
         """Rename a damaged database; the next write begins a new one."""
         assert self.path is not None
         database, *companions = self._files()
-        if not _is_damaged(database):
-            return  # another process was faster, and this is the new one already
         aside = database.with_name(f"{database.name}.damaged-{time.time_ns()}")
-        with suppress(OSError):
-            # first the journal, which must never meet the new database
-            for file in companions:
-                file.unlink(missing_ok=True)
-            database.rename(aside)
+        with _alone(database.with_name(f"{database.name}.repair")):
+            if not _is_damaged(database):
+                return  # another process was faster, and this is the new one already
+            with suppress(OSError):
+                # first the journal, which must never meet the new database
+                for file in companions:
+                    file.unlink(missing_ok=True)
+                database.rename(aside)
         log.fallback_once(
             ("damaged store", self.path),
             f"the tuning store {self.path} is damaged ({error}): it was moved to {aside.name} and begun anew",
         )
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Hold a lock file, so that of several processes that find the same damage one repairs it.
+
+    A lock older than a repair can last was left by a process that died. Where no file can be made, nothing can
+    be repaired either.
+    """
+    deadline = time.monotonic() + _REPAIR_SECONDS
+    while True:
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            break
+        except FileExistsError:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        except OSError:
+            break
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            lock.unlink(missing_ok=True)
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
