@@ -38,7 +38,13 @@ _ACTIVATION = (ElementwiseActivation(), REFERENCE)
 ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] = {
     ("cpu", Convolution, "fwd"): (Depthwise(), ImplicitGemm(), Direct(), Im2col(), REFERENCE),
     ("cpu", Convolution, "bwd_data"): (Depthwise(), ImplicitGemm(), Direct(), Im2col(), REFERENCE),
-    ("cpu", Convolution, "bwd_filter"): (DepthwiseFilter(), ImplicitGemmFilter(), Direct(), Im2col(), REFERENCE),
+    ("cpu", Convolution, "bwd_filter"): (
+        DepthwiseFilter(),
+        ImplicitGemmFilter(),
+        Direct(),
+        Im2col(),
+        REFERENCE,
+    ),
     ("cpu", BiasGradient, None): (BiasRows(), BiasChannels(), REFERENCE),
     ("cpu", MatMul, None): (PackedGemm(), REFERENCE),
     ("cpu", Pooling, "fwd"): _POOLING,
