@@ -110,10 +110,6 @@ class Correlation:
         """Positions of the result in one image."""
         return math.prod(axis.results for axis in self.axes)
 
-    @property
-    def multiplications(self) -> int:
-        return self.batch * self.group_count * self.depth * self.width * self.taps * self.pixels
-
     def merged(self) -> Correlation:
         """The same with axes joined where no tensor can tell, so that tiles see long runs of pixels."""
         axes, views = list(self.axes), [self.x, self.y, *self.operands]
