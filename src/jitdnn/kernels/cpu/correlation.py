@@ -105,11 +105,6 @@ class Correlation:
     def taps(self) -> int:
         return math.prod(axis.taps.count for axis in self.axes)
 
-    @property
-    def pixels(self) -> int:
-        """Positions of the result in one image."""
-        return math.prod(axis.results for axis in self.axes)
-
     def merged(self) -> Correlation:
         """The same with axes joined where no tensor can tell, so that tiles see long runs of pixels."""
         axes, views = list(self.axes), [self.x, self.y, *self.operands]
