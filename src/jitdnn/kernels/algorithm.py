@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Protocol
 
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import Expression
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import TensorDescriptor, compute_dtype
 
-UNIT_ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
+UNIT_ROUNDOFF = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
 ARITHMETIC = {"f32": "fp32", "f64": "fp64"}
 
 
@@ -68,8 +68,8 @@ class Kernel(Protocol):
     ) -> None:
         """Run on `stream` (None on the CPU).
 
-        `pointers` are the addresses of the elements at index 0 of the inputs, the output and the epilogue's
-        operands, in this order. `workspace` is a 64-byte aligned address of as many bytes as the algorithm
+        `pointers` are the addresses of the elements at index 0 of the problem's operands (inputs, then outputs)
+        and of the epilogue's, in this order. `workspace` is a 64-byte aligned address of as many bytes as the algorithm
         asked for (0 if none). With `beta == 0` the output is never read.
         """
 
@@ -105,7 +105,7 @@ class Algorithm(ABC):
 
     def arithmetic(self, problem: Problem) -> str:
         """The math mode in which products are summed: one of the names of the `math` setting."""
-        return ARITHMETIC[problem.dtype]
+        return ARITHMETIC[compute_dtype(problem.dtype)]
 
     @abstractmethod
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
@@ -118,10 +118,11 @@ def terms(problem: Problem) -> int:
 
 
 def summation_bound(problem: Problem) -> float:
-    """Relative error to declare for a plain sum in the problem's own dtype.
+    """Relative error to declare for a plain sum in the arithmetic of the problem's dtype, rounded to that dtype.
 
     Rounding errors of a sum of n terms behave as a random walk: u * sqrt(n) times 0.4 for terms of random
     sign and 0.33 for positive ones (u is the unit roundoff); the constants here leave a factor of two and
     cover the few roundings outside the sum.
     """
-    return UNIT_ROUNDOFF[problem.dtype] * (4.0 + sqrt(terms(problem)))
+    own, computing = UNIT_ROUNDOFF[problem.dtype], UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
+    return 2.0 * own + computing * (4.0 + sqrt(terms(problem)))

@@ -19,30 +19,49 @@ OUTPUTS_A_SECOND = 1e7
 SECONDS_A_CALL = 3e-4
 
 
+def rounded(result: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Float64 numbers as kernels store them: rounded to the nearest, integers saturated (NaN is 0).
+
+    What is beyond the range of a real type becomes infinity.
+    """
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        whole = np.nan_to_num(np.rint(result), nan=0.0)
+        is_low, is_high = whole <= limits.min, whole >= limits.max
+        inside = np.where(is_low | is_high, 0.0, whole).astype(dtype)
+        return np.where(is_low, limits.min, np.where(is_high, limits.max, inside)).astype(dtype)
+    with np.errstate(over="ignore"):
+        return result.astype(dtype)
+
+
 class _ReferenceKernel:
     def __init__(self, problem: Problem, epilogue: Epilogue | None) -> None:
         self.problem = problem
         self.epilogue = epilogue
         self.descriptors = [operand.descriptor for operand in problem.operands]
+        self._is_source = [operand in problem.sources for operand in problem.operands]
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
         count = len(self.descriptors)
         arrays = [view(*pair) for pair in zip(pointers[:count], self.descriptors, strict=True)]
-        *inputs, output = arrays
-        result = np.asarray(self.problem.reference(*inputs), np.float64)
+        outputs = self.problem.outputs
+        results = self.problem.reference(*(a for a, source in zip(arrays, self._is_source, strict=True) if source))
         if self.epilogue is not None:
             operands = zip(pointers[count:], self.epilogue.operands, strict=True)
             fused = [view(*pair).astype(np.float64) for pair in operands]
-            result = np.asarray(self.epilogue.expression.evaluate(result, *fused), np.float64)
-        if alpha != 1.0:
-            result = alpha * result
-        if beta != 0.0:
-            result = result + beta * output.astype(np.float64)
-        # A float64 sum beyond float32's range is rounded to infinity, as a float32 sum would be.
-        with np.errstate(over="ignore"):
-            output[...] = result
+            results = np.asarray(self.epilogue.expression.evaluate(results, *fused), np.float64)
+        if len(outputs) == 1:
+            results = (results,)
+        for operand, output, result in zip(outputs, arrays[count - len(outputs) :], results, strict=True):
+            result = np.asarray(result, np.float64)
+            is_scaled = operand.role in ("in", "out")
+            if is_scaled and alpha != 1.0:
+                result = alpha * result
+            if is_scaled and beta != 0.0:
+                result = result + beta * output.astype(np.float64)
+            output[...] = rounded(result, output.dtype)
 
 
 class Reference(Algorithm):

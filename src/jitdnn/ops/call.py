@@ -18,7 +18,7 @@ from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle, current_handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.planner.plan import Plan, Request
-from jitdnn.problems.problem import COMPUTE_DTYPES, Problem
+from jitdnn.problems.problem import Problem
 from jitdnn.settings import parse_bytes
 from jitdnn.tensor import (
     DTYPES,
@@ -52,7 +52,8 @@ _OVERLAP_WORK = 100_000
 class Recipe(NamedTuple):
     """What an op makes of its arguments: the problem, its epilogue, and the order of axes the caller sees.
 
-    `axes` permutes the axes of the problem's output into the caller's (None: as they are).
+    `axes` permutes the axes of the problem's output into the caller's (None: as they are). Of several outputs it
+    concerns those that have as many.
     """
 
     problem: Problem
@@ -65,7 +66,8 @@ class Op:
     """One public function as the call layer sees it.
 
     `make(inputs, out, *arguments)` returns the recipe for the descriptors of the inputs and of `out` (None:
-    choose it). `in_place`: the inputs, by position, that may be the very memory of the output, because each
+    choose it); for a call with several results or with states `out` is a tuple of such, one for each output of
+    the problem. `in_place`: the inputs, by position, that may be the very memory of the output, because each
     element is read before its own place is written. `is_broadcast_to_out`: the shape of `out` takes part in
     the shape rule.
     """
@@ -84,22 +86,26 @@ class _Call:
         "in_place",
         "inputs",
         "operands",
-        "output",
+        "outputs",
         "plan",
         "reaches",
+        "reaches_out",
     )
 
     def __init__(self, recipe: Recipe, plan: Plan | None, library: str, in_place: Sequence[int]) -> None:
         self.plan = plan
         self.inputs = len(recipe.problem.inputs)
-        self.output = recipe.problem.output
+        self.outputs = recipe.problem.outputs
         fused = recipe.epilogue.operands if recipe.epilogue is not None else ()
         self.operands = (*(operand.descriptor for operand in recipe.problem.inputs), *fused)
         self.in_place = {*in_place, *range(self.inputs, len(self.operands))}
-        self.reaches = [_reach(operand) for operand in (*self.operands, self.output)]
-        self.allocate = allocator(library, _seen(self.output, recipe.axes))
-        # (operand, distance of the addresses) of operands that were found apart from the output
-        self.cleared: set[tuple[int, int]] = set()
+        self.reaches = [_reach(operand) for operand in self.operands]
+        self.reaches_out = [_reach(operand.descriptor) for operand in self.outputs]
+        self.allocate = [
+            allocator(library, seen) for seen in _seen_outputs(recipe, [o.descriptor for o in self.outputs])
+        ]
+        # (output, operand, distance of the addresses) of operands that were found apart from the output
+        self.cleared: set[tuple[int, int, int]] = set()
 
 
 def call(
@@ -114,54 +120,83 @@ def call(
     algorithm: str | None = None,
     workspace_limit: WorkspaceLimit = SETTING,
     unkeyed: Any = None,
+    results: int = 1,
+    states: Sequence[Any] = (),
 ) -> Any:
     """Run `op` on `arrays`, called `names` in errors, and return the result: `out`, or a new array.
 
     `arguments` go to `op.make` and are part of the key; so are the arrays' layouts, the settings, `algorithm`
     and `workspace_limit`. `unkeyed` goes to `op.make` last and is not: what stands for it in `arguments` must
     differ where it does. The result is alpha * op(arrays) + beta * out.
+
+    Of several `results` `out` is None or a tuple, with None for those to be allocated, and a tuple is returned.
+    `states` are updated in place; they are the problem's last outputs.
     """
     if handle is None:
         handle = current_handle()
     values = handle.settings
     borrowed = [borrow(x, False, name) for x, name in zip(arrays, names, strict=True)]
-    target = None
-    if out is not None:
-        target = borrow(out, False, "out")
-        require_writable(target)
+    is_single = results == 1 and not states
+    owners = [out] if is_single else [*_each(out, results), *states]
+    targets = [None if owner is None else _target(owner) for owner in owners]
     if type(alpha) is not float or type(beta) is not float:
         alpha, beta = _scale("alpha", alpha), _scale("beta", beta)
 
     layouts = [array.key for array in borrowed]
-    if target is not None:
-        layouts.append(target.key)
-    key = (op, values.serial, algorithm, workspace_limit, target is None, arguments, *layouts)
+    for target in targets:
+        layouts.append(() if target is None else target.key)
+    key = (op, values.serial, algorithm, workspace_limit, arguments, *layouts)
     try:
         known: _Call | None = handle.calls.get(key)
     except TypeError:
         # lists where tuples would do, as stride=[2, 2]
         arguments = _hashable(arguments)
-        key = (op, values.serial, algorithm, workspace_limit, target is None, arguments, *layouts)
+        key = (op, values.serial, algorithm, workspace_limit, arguments, *layouts)
         known = handle.calls.get(key)
     if known is None:
-        known = _prepare(op, names, borrowed, target, arguments, unkeyed, handle, algorithm, workspace_limit)
+        known = _prepare(
+            op, names, borrowed, targets, results, arguments, unkeyed, handle, algorithm, workspace_limit
+        )
         if len(handle.calls) >= _REMEMBERED_CALLS:
             handle.calls.clear()
         handle.calls[key] = known
 
-    if target is None:
-        if beta != 0.0:
-            raise InvalidArgument(
-                f"beta is {beta} and no out is given: beta scales what out holds before the call"
-            )
-        out, target = known.allocate()
-    else:
-        _require_apart(known, names, borrowed, target)
+    pointers = [array.pointer for array in borrowed]
+    for position, target in enumerate(targets):
+        if target is None:
+            if beta != 0.0 and known.outputs[position].role in ("in", "out"):
+                name = "out" if is_single else known.outputs[position].name
+                raise InvalidArgument(
+                    f"beta is {beta} and no {name} is given: beta scales what it holds before the call"
+                )
+            owners[position], target = known.allocate[position]()
+            targets[position] = target
+        else:
+            _require_apart(known, names, borrowed, position, targets, is_single)
+        pointers.insert(known.inputs + position, target.pointer)
     if known.plan is not None:
-        pointers = [array.pointer for array in borrowed]
-        pointers.insert(known.inputs, target.pointer)
         handle.run(known.plan, pointers, alpha, beta)
+    return owners[0] if results == 1 else tuple(owners[:results])
+
+
+def _each(out: Any, results: int) -> Sequence[Any]:
+    """`out` as one entry for each result."""
+    if out is None:
+        return (None,) * results
+    if results == 1 and not isinstance(out, tuple):
+        return (out,)
+    if not isinstance(out, tuple) or len(out) != results:
+        raise InvalidArgument(
+            f"out is {type(out).__name__}: the call has {results} results, so out must be a tuple of {results} "
+            "arrays, with None for those to be allocated"
+        )
     return out
+
+
+def _target(owner: Any) -> Array:
+    target = borrow(owner, False, "out")
+    require_writable(target)
+    return target
 
 
 def _scale(name: str, value: Any) -> float:
@@ -185,65 +220,94 @@ def _prepare(
     op: Op,
     names: Sequence[str],
     borrowed: Sequence[Array],
-    target: Array | None,
+    targets: Sequence[Array | None],
+    results: int,
     arguments: tuple[Any, ...],
     unkeyed: Any,
     handle: Handle,
     algorithm: str | None,
     workspace_limit: WorkspaceLimit,
 ) -> _Call:
-    _check_dtypes([*names, "out"], [*borrowed, target] if target is not None else borrowed)
     inputs = [array.descriptor for array in borrowed]
-    given = None if target is None else target.descriptor
-    last = () if unkeyed is None else (unkeyed,)
-    if given is not None and not op.is_broadcast_to_out:
-        free = op.make(inputs, None, *arguments, *last)
-        shape = _seen(free.problem.output, free.axes).shape
-        if given.shape != shape:
-            raise InvalidShape(f"out has shape {given.shape}: the result has {shape}, and they must be equal")
-    recipe = op.make(inputs, given, *arguments, *last)
+    given = [None if target is None else target.descriptor for target in targets]
+    is_single = len(targets) == 1 and results == 1
+    rest = arguments if unkeyed is None else (*arguments, unkeyed)
+
+    def make(outs: Sequence[TensorDescriptor | None]) -> Recipe:
+        return op.make(inputs, outs[0] if is_single else tuple(outs), *rest)
+
+    recipe = None
+    if not op.is_broadcast_to_out:
+        # first without the outputs that may be chosen: what was given must be what it would be
+        chosen = [None if number < results else descriptor for number, descriptor in enumerate(given)]
+        recipe = make(chosen)
+        wanted = _seen_outputs(recipe, [operand.descriptor for operand in recipe.problem.outputs])
+        for operand, descriptor, expected in zip(recipe.problem.outputs, given, wanted, strict=True):
+            if descriptor is not None and descriptor.shape != expected.shape:
+                name = "out" if is_single else operand.name
+                raise InvalidShape(
+                    f"{name} has shape {descriptor.shape}: the result has {expected.shape}, and they must be equal"
+                )
+    if recipe is None or any(descriptor is not None for descriptor in given[:results]):
+        recipe = make(given)
+    outputs = recipe.problem.outputs
+    assert len(outputs) == len(targets), f"{recipe.problem.kind} has {len(outputs)} outputs"
     request = Request.of(handle.settings, algorithm)
     if workspace_limit is not SETTING:
         request = replace(request, workspace_limit=parse_bytes(workspace_limit))
     # an empty result needs no kernel, but it is checked like every other
-    is_empty = recipe.problem.output.size == 0
+    is_empty = all(operand.descriptor.size == 0 for operand in outputs)
     plan = None if is_empty else handle.plan(recipe.problem, request, recipe.epilogue)
     return _Call(recipe, plan, borrowed[0].library, op.in_place)
 
 
-def _check_dtypes(names: Sequence[str], borrowed: Sequence[Array]) -> None:
-    first = borrowed[0].descriptor.dtype
-    for name, array in zip(names, borrowed, strict=False):
-        dtype = array.descriptor.dtype
-        if dtype not in COMPUTE_DTYPES:
-            raise InvalidType(f"{name} is {dtype}: it must be f32 or f64 (float32 or float64)")
-        if dtype != first:
-            raise InvalidType(f"{names[0]} is {first} and {name} is {dtype}: they must be of one dtype")
+def _seen_outputs(recipe: Recipe, outputs: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
+    """The outputs with their axes in the caller's order."""
+    axes = recipe.axes
+    return [
+        descriptor if axes is None or len(axes) != len(descriptor.shape) else descriptor.transpose(axes)
+        for descriptor in outputs
+    ]
 
 
-def _seen(descriptor: TensorDescriptor, axes: tuple[int, ...] | None) -> TensorDescriptor:
-    return descriptor if axes is None else descriptor.transpose(axes)
+def _require_apart(
+    known: _Call,
+    names: Sequence[str],
+    borrowed: Sequence[Array],
+    number: int,
+    targets: Sequence[Array | None],
+    is_single: bool,
+) -> None:
+    """Refuse an output that shares memory with an input, unless that is safe: the same elements in place.
 
-
-def _require_apart(known: _Call, names: Sequence[str], borrowed: Sequence[Array], target: Array) -> None:
-    """Refuse an output that shares memory with an input, unless that is safe: the same elements in place."""
-    low, high = known.reaches[-1]
+    Outputs are held against earlier outputs too.
+    """
+    target = targets[number]
+    assert target is not None
+    output = known.outputs[number]
+    low, high = known.reaches_out[number]
     start, end = target.pointer + low, target.pointer + high
     for position, array in enumerate(borrowed):
         low, high = known.reaches[position]
         if array.pointer + low >= end or array.pointer + high <= start:
             continue
         distance = target.pointer - array.pointer
-        if (position, distance) in known.cleared:
+        if (number, position, distance) in known.cleared:
             continue
-        same = distance == 0 and known.operands[position] == known.output
+        same = distance == 0 and number == 0 and known.operands[position] == output.descriptor
         if not (same and position in known.in_place) and _is_shared(array, target):
-            can = ", or the very same view" if position in known.in_place else ""
+            can = ", or the very same view" if number == 0 and position in known.in_place else ""
             raise InvalidArgument(
-                f"out shares memory with {names[position]}, which would be overwritten before it is read: "
-                f"pass another out{can}"
+                f"{'out' if is_single else output.name} shares memory with {names[position]}, which would be "
+                f"overwritten before it is read: pass another out{can}"
             )
-        known.cleared.add((position, distance))
+        known.cleared.add((number, position, distance))
+    for earlier in range(number):
+        other = targets[earlier]
+        if other is not None and _is_shared(other, target):
+            raise InvalidArgument(
+                f"{output.name} shares memory with {known.outputs[earlier].name}: every result needs its own"
+            )
 
 
 def _reach(descriptor: TensorDescriptor) -> tuple[int, int]:

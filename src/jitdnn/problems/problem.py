@@ -11,27 +11,35 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems.words import Words
-from jitdnn.tensor import DTYPES, TensorDescriptor
+from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor
 
 Reals = npt.NDArray[np.float64]
 
-COMPUTE_DTYPES = ("f32", "f64")
 MAX_SPATIAL = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One tensor of a problem: its name in the formula and its descriptor."""
+    """One tensor of a problem: its name in the formula, its descriptor, and what happens to it.
+
+    `role`: "in" is only read; "out" becomes alpha * result + beta * what it was; "saved" is overwritten, alpha and
+    beta do not touch it; "state" is read and updated (a running mean), and is not scaled either. `dtypes`: the
+    types it may have, None for the problem's own one. `values`: lowest and highest value that an operand of
+    integers may hold.
+    """
 
     name: str
     descriptor: TensorDescriptor
+    role: Literal["in", "out", "saved", "state"] = "in"
+    dtypes: tuple[str, ...] | None = None
+    values: tuple[int, int] | None = None
 
 
 class Problem(ABC):
@@ -53,25 +61,28 @@ class Problem(ABC):
     @property
     @abstractmethod
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors a kernel gets pointers to: inputs first, the output last."""
+        """The tensors a kernel gets pointers to: inputs first, then the outputs, the principal one first.
+
+        Where none has another role than "in", the last operand is the output.
+        """
 
     @property
     @abstractmethod
     def flops(self) -> int:
         """Arithmetic operations of the plain definition (a multiply and an add count as two)."""
 
-    def reference(self, *inputs: npt.NDArray[np.generic]) -> Reals:
+    def reference(self, *inputs: npt.NDArray[np.generic]) -> Any:
         """The result in float64, by the definition.
 
-        `inputs` are arrays of the logical shapes of the inputs, in the order of `operands`; strides do not
-        matter. Returns a new array of the output's logical shape, before alpha and beta. Infinities and NaN
-        take part without a warning. Raises InvalidArgument for another number of inputs, InvalidShape for
-        other shapes.
+        `inputs` are arrays of the logical shapes of the `sources`, in their order; strides do not matter.
+        Returns a new array of the output's logical shape, before alpha and beta, or a tuple of one for each of
+        several `outputs`. Infinities and NaN take part without a warning. Raises InvalidArgument for another
+        number of inputs, InvalidShape for other shapes.
         """
-        if len(inputs) != len(self.inputs):
-            names = ", ".join(operand.name for operand in self.inputs)
-            raise InvalidArgument(f"{self.kind} takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
-        for array, operand in zip(inputs, self.inputs, strict=True):
+        if len(inputs) != len(self.sources):
+            names = ", ".join(operand.name for operand in self.sources)
+            raise InvalidArgument(f"{self.kind} takes {len(self.sources)} inputs ({names}), got {len(inputs)}")
+        for array, operand in zip(inputs, self.sources, strict=True):
             shape = operand.descriptor.shape
             if array.shape != shape:
                 raise InvalidShape(f"{operand.name} has shape {array.shape}, the problem says {shape}")
@@ -79,8 +90,8 @@ class Problem(ABC):
             return self._define(*(np.asarray(array, dtype=np.float64) for array in inputs))
 
     @abstractmethod
-    def _define(self, *inputs: Reals) -> Reals:
-        """The definition, written as it reads: a new array made from the inputs."""
+    def _define(self, *inputs: Reals) -> Any:
+        """The definition, written as it reads: a new array made from the inputs, or a tuple of such."""
 
     @abstractmethod
     def _body(self) -> list[str]:
@@ -93,18 +104,29 @@ class Problem(ABC):
 
     @property
     def dtype(self) -> str:
-        """The element type of all operands: "f32" or "f64"."""
+        """The element type of all operands that have none of their own: one of `REAL_DTYPES`."""
         return self.output.dtype
 
     @property
     def output(self) -> TensorDescriptor:
-        """The descriptor of the result."""
-        return self.operands[-1].descriptor
+        """The descriptor of the result; of the principal one if there are several."""
+        return self.outputs[0].descriptor
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Operand, ...]:
         """The operands that are only read."""
-        return self.operands[:-1]
+        return self.operands[: len(self.operands) - len(self.outputs)]
+
+    @cached_property
+    def outputs(self) -> tuple[Operand, ...]:
+        """The operands that are written, the principal result first."""
+        written = tuple(operand for operand in self.operands if operand.role != "in")
+        return written or self.operands[-1:]
+
+    @cached_property
+    def sources(self) -> tuple[Operand, ...]:
+        """The operands that are read, states included: what `reference` takes."""
+        return (*self.inputs, *(operand for operand in self.outputs if operand.role == "state"))
 
     @property
     def bytes(self) -> int:
@@ -134,26 +156,39 @@ class Problem(ABC):
         return problem
 
     def _check_operands(self) -> None:
-        """The rules every problem shares: one computing dtype, no offset (the pointer carries it), and an
-        output in which no two indices share an element."""
-        for name, descriptor in ((o.name, o.descriptor) for o in self.operands):
-            if descriptor.dtype not in COMPUTE_DTYPES:
-                raise InvalidType(f"{name} has dtype {descriptor.dtype}: {self.kind} computes in f32 or f64")
-            if descriptor.dtype != self.output.dtype:
+        """The rules every problem shares: one real dtype where an operand has none of its own, no offset (the
+        pointer carries it), outputs behind the inputs, and none in which two indices share an element."""
+        operands, outputs = self.operands, self.outputs
+        assert operands[len(self.inputs) :] == outputs, f"{self.kind}: inputs come before outputs"
+        first = next((o for o in operands if o.dtypes is None), None)
+        for operand in operands:
+            name, descriptor = operand.name, operand.descriptor
+            if operand.dtypes is not None:
+                if descriptor.dtype not in operand.dtypes:
+                    raise InvalidType(f"{name} is {descriptor.dtype}: it must be {_listing(operand.dtypes)}")
+            elif descriptor.dtype not in REAL_DTYPES:
+                raise InvalidType(f"{name} is {descriptor.dtype}: it must be {_listing(REAL_DTYPES)}")
+            elif first is not None and descriptor.dtype != first.descriptor.dtype:
                 raise InvalidType(
-                    f"{name} is {descriptor.dtype} and {self.operands[-1].name} is {self.output.dtype}: "
-                    "all tensors of a problem have one dtype"
+                    f"{first.name} is {first.descriptor.dtype} and {name} is {descriptor.dtype}: they must be of "
+                    "one dtype"
                 )
             if descriptor.offset != 0:
                 raise InvalidArgument(
                     f"{name} has offset {descriptor.offset}: a problem's descriptors start at 0, "
                     "the offset belongs to the pointer"
                 )
-        if self.output.is_overlapping():
-            raise InvalidArgument(
-                f"{self.operands[-1].name} has shape {self.output.shape} and strides {self.output.strides}, "
-                "in which several indices share one element: an output must not overlap itself"
-            )
+        for operand in outputs:
+            if operand.descriptor.is_overlapping():
+                raise InvalidArgument(
+                    f"{operand.name} has shape {operand.descriptor.shape} and strides "
+                    f"{operand.descriptor.strides}, in which several indices share one element: an output must "
+                    "not overlap itself"
+                )
+
+
+def _listing(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def distinct_bytes(descriptor: TensorDescriptor) -> int:

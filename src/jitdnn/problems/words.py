@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from jitdnn.errors import InvalidArgument, ParseError
-from jitdnn.tensor import TensorDescriptor, canonical_layout
+from jitdnn.tensor import DTYPES, TensorDescriptor, canonical_layout
 
 _Entry = TypeVar("_Entry")
 
@@ -23,7 +23,6 @@ _NAMED = re.compile(r"([a-z_]+?)(-?\d.*)")
 _INTEGER = re.compile(r"-?\d+")
 
 _LAYOUTS = ("nchw", "nhwc", "nc", "ncw", "nwc", "ncdhw", "ndhwc")
-_DTYPES = ("f32", "f64", "i32", "u8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ class Words:
 
     def dtype(self) -> str:
         """The element type; f32 if none is written."""
-        return self.choice(_DTYPES, default="f32")
+        return self.choice(tuple(DTYPES), default="f32")
 
     def layout(self, rank: int) -> str:
         """The layout word in its generic form, nchw or nhwc, for tensors of `rank` dims; nchw by default."""
@@ -203,7 +202,7 @@ def _token(text: str, column: int) -> _Token:
     if equals:
         return _Token(text, column, name + "=", value)
     match = _NAMED.fullmatch(text)
-    if match and text not in _DTYPES:
+    if match and text not in DTYPES:
         return _Token(text, column, match.group(1), match.group(2))
     return _Token(text, column, text, "")
 

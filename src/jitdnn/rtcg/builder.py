@@ -14,20 +14,19 @@ from typing import Any, Literal
 import llvmlite.ir as ir
 
 from jitdnn.rtcg.isa import Isa
-from jitdnn.rtcg.values import (
+from jitdnn.rtcg.pointers import Pointer
+from jitdnn.rtcg.types import (
     BOOL,
     ELEMENTS,
     INT,
     INT32,
     POINTER,
-    Pointer,
-    Register,
-    Value,
     constant_of,
     scalar_type,
     suffix,
     vector_type,
 )
+from jitdnn.rtcg.values import Register, Value
 
 FunctionKind = Literal["", "inline", "aliasing"]
 
@@ -301,7 +300,7 @@ class Builder:
     def local(self, dtype: str, count: int) -> Pointer:
         """``count`` elements on the stack, aligned to 64 bytes. Keep them few."""
         with self.b.goto_entry_block():
-            slot = self.b.alloca(ELEMENTS[dtype], size=INT32(count))
+            slot = self.b.alloca(Pointer(self, None, dtype).element, size=INT32(count))
             slot.align = 64
             slot.type = POINTER  # llvmlite makes it a pointer to one element, which takes no vector
         return Pointer(self, slot, dtype)

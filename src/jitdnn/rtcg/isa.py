@@ -8,8 +8,10 @@ import platform
 from dataclasses import dataclass
 
 from jitdnn.errors import InvalidArgument
+from jitdnn.tensor import DTYPES
 
-ITEM_BYTES = {"f32": 4, "f64": 8}
+ITEM_BYTES = DTYPES  # of an element in memory
+HALVES = ("f16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Isa:
     has_fma: bool
 
     def lanes(self, dtype: str) -> int:
-        """Elements of ``dtype`` ("f32" or "f64") in one vector."""
-        return self.vector_bytes // ITEM_BYTES[dtype]
+        """Elements of ``dtype`` in one vector; of half-precision types, which are computed in f32, as many."""
+        return self.vector_bytes // (4 if dtype in HALVES else ITEM_BYTES[dtype])
 
     @property
     def is_native(self) -> bool:

@@ -5,28 +5,29 @@ from jitdnn.tensor.array import (
     allocator,
     borrow,
     empty,
-    numpy_dtype,
     require_writable,
     strided_view,
     view,
 )
 from jitdnn.tensor.descriptor import (
-    DTYPES,
     MAX_DIMENSIONS,
     TensorDescriptor,
     canonical_layout,
     layout_order,
     packed_strides,
 )
+from jitdnn.tensor.dtypes import DTYPES, REAL_DTYPES, compute_dtype, numpy_dtype
 
 __all__ = [
     "DTYPES",
     "MAX_DIMENSIONS",
+    "REAL_DTYPES",
     "Array",
     "TensorDescriptor",
     "allocator",
     "borrow",
     "canonical_layout",
+    "compute_dtype",
     "empty",
     "layout_order",
     "numpy_dtype",

@@ -16,23 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape, InvalidType
-from jitdnn.tensor.descriptor import DTYPES, MAX_DIMENSIONS, TensorDescriptor, packed_strides
-
-_NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {
-    "f32": np.dtype("float32"),
-    "f64": np.dtype("float64"),
-    "i32": np.dtype("int32"),
-    "u8": np.dtype("uint8"),
-}
-_NAMES_OF_NUMPY: Final = {dtype: name for name, dtype in _NUMPY_DTYPES.items()}
-_TYPE_STRINGS: Final = {name: dtype.str for name, dtype in _NUMPY_DTYPES.items()}
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of one of the names in `DTYPES`. Raises InvalidType for another name."""
-    if name not in DTYPES:
-        raise InvalidType(f"{name!r} is no dtype: there are {', '.join(DTYPES)}")
-    return _NUMPY_DTYPES[name]
+from jitdnn.tensor.descriptor import MAX_DIMENSIONS, TensorDescriptor, packed_strides
+from jitdnn.tensor.dtypes import DTYPES, dtype_name, numpy_dtype
 
 
 class Array:
@@ -90,15 +75,17 @@ def strided_view(
     """
     if 0 in shape:
         return np.empty(shape, numpy_dtype(dtype))
-    itemsize = DTYPES[dtype]
+    itemsize, element = DTYPES[dtype], numpy_dtype(dtype)
+    # bfloat16 has no type string: it comes as plain 16 bits and is given its type afterwards
     interface = {
         "version": 3,
         "shape": tuple(shape),
         "strides": tuple(stride * itemsize for stride in strides),
-        "typestr": _TYPE_STRINGS[dtype],
+        "typestr": "<u2" if dtype == "bf16" else element.str,
         "data": (pointer, False),
     }
-    return np.asarray(_Memory(interface, owner))
+    array = np.asarray(_Memory(interface, owner))
+    return array.view(element) if dtype == "bf16" else array
 
 
 def view(pointer: int, descriptor: TensorDescriptor, owner: object = None) -> np.ndarray[Any, Any]:
@@ -146,11 +133,12 @@ def _describe(
     shape: tuple[int, ...], byte_strides: tuple[int, ...], dtype: np.dtype[Any]
 ) -> TensorDescriptor:
     """Return the normalized descriptor of a NumPy array, made once for each kind of array."""
-    name = _NAMES_OF_NUMPY.get(dtype)
-    if name is None or not dtype.isnative:
+    name = dtype_name(dtype)
+    if name is None:
         order = "" if dtype.isnative else " in foreign byte order"
         raise InvalidType(
-            f"dtype {dtype}{order}: arrays must be {', '.join(d.name for d in _NAMES_OF_NUMPY)}, native"
+            f"dtype {dtype}{order}: arrays must be of real, integer or bool type (float16, bfloat16, float32, "
+            "float64, int8 to int64, uint8 to uint64, bool) in native byte order"
         )
     if not 1 <= len(shape) <= MAX_DIMENSIONS:
         raise InvalidShape(f"an array of shape {shape} has {len(shape)} dimensions: it must have 1 to 8")
@@ -192,11 +180,12 @@ def _borrow_torch(x: Any, torch: Any) -> Array:
     key = ("torch", x.shape, x.stride(), x.dtype)
     descriptor = _descriptors.get(key)
     if descriptor is None:
-        name = {torch.float32: "f32", torch.float64: "f64", torch.int32: "i32", torch.uint8: "u8"}.get(
-            x.dtype
-        )
+        name = next((name for name in DTYPES if _torch_dtype(torch, name) == x.dtype), None)
         if name is None:
-            raise InvalidType(f"dtype {x.dtype}: tensors must be float32, float64, int32 or uint8")
+            raise InvalidType(
+                f"dtype {x.dtype}: tensors must be of real, integer or bool type (float16, bfloat16, float32, "
+                "float64, int8 to int64, uint8 to uint64, bool)"
+            )
         descriptor = _remember(key, TensorDescriptor(tuple(x.shape), tuple(x.stride()), name).normalized())
     pointer = x.data_ptr()
     if pointer % DTYPES[descriptor.dtype]:
@@ -206,13 +195,20 @@ def _borrow_torch(x: Any, torch: Any) -> Array:
     return Array(pointer, descriptor, x, "torch", False, key)
 
 
+def _torch_dtype(torch: Any, name: str) -> Any:
+    """The PyTorch dtype of a name in `DTYPES`; None where this PyTorch lacks it."""
+    if name == "bf16":
+        return torch.bfloat16
+    return getattr(torch, numpy_dtype(name).name, None)
+
+
 def borrow(x: Any, writable: bool = False, name: str = "array") -> Array:
     """Return the memory of `x` as an `Array`, without a copy.
 
     `x`: a `numpy.ndarray`, a PyTorch CPU tensor, or an object with `__array_interface__`, the buffer protocol
-    (`array.array`, `bytearray`, `memoryview`) or `__dlpack__` on the CPU; float32, float64, int32 or uint8 in
-    native byte order, 1 to 8 dimensions, any strides that are whole elements, aligned to its elements.
-    Gradients that an input asks for are not recorded.
+    (`array.array`, `bytearray`, `memoryview`) or `__dlpack__` on the CPU; of real (float16, bfloat16, float32,
+    float64), integer or bool type in native byte order, 1 to 8 dimensions, any strides that are whole elements,
+    aligned to its elements. Gradients that an input asks for are not recorded.
 
     `writable` is for outputs: the memory must not be read-only, no two of its elements may share memory, and
     a tensor that PyTorch records gradients for is refused. `name` is what error messages call it.
@@ -329,9 +325,7 @@ def allocator(library: str, descriptor: TensorDescriptor) -> Callable[[], tuple[
     place = TensorDescriptor(shape, descriptor.strides, descriptor.dtype)
     if library == "torch":
         torch = sys.modules["torch"]
-        torch_dtype = {"f32": torch.float32, "f64": torch.float64, "i32": torch.int32, "u8": torch.uint8}[
-            place.dtype
-        ]
+        torch_dtype = _torch_dtype(torch, place.dtype)
 
         def from_torch() -> tuple[Any, Array]:
             owner = torch.empty_strided(shape, place.strides, dtype=torch_dtype, device="cpu")
@@ -339,7 +333,7 @@ def allocator(library: str, descriptor: TensorDescriptor) -> Callable[[], tuple[
 
         return from_torch
 
-    dtype = _NUMPY_DTYPES[place.dtype]
+    dtype = numpy_dtype(place.dtype)
     if place.strides == packed_strides(shape):
 
         def from_numpy() -> tuple[Any, Array]:

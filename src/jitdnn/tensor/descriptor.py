@@ -10,9 +10,8 @@ from typing import Final
 import numpy as np
 
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
+from jitdnn.tensor.dtypes import DTYPES
 
-#: bytes of an element; f32 and f64 are computed with, i32 and u8 are data only (labels, images)
-DTYPES: Final[dict[str, int]] = {"f32": 4, "f64": 8, "i32": 4, "u8": 1}
 MAX_DIMENSIONS: Final = 8
 
 _CHANNELS_FIRST: Final = ("nchw", "ncw", "ncdhw", "nc")

@@ -32,7 +32,7 @@ from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.lowering import lower
 from jitdnn.rtcg.operations import OPERATIONS
-from jitdnn.rtcg.values import INT
+from jitdnn.rtcg.types import INT
 from jitdnn.tensor import TensorDescriptor
 
 _CORE_BYTES_PER_SECOND = 20e9  # what one core moves between the caches and memory
