@@ -1,0 +1,155 @@
+"""ONNX's interface for backends: a model is read once and run as often as wanted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import inliner
+from onnx.backend.base import Backend as OnnxBackend
+from onnx.backend.base import BackendRep
+
+from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.frameworks.onnx.graph import Graph, as_values
+from jitdnn.frameworks.onnx.operators import OPERATORS
+
+
+class Prepared(BackendRep):
+    """A model that is ready to run, any number of times."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        #: the inputs without a value in the model
+        self.inputs: tuple[str, ...] = tuple(name for name in graph.inputs if name not in graph.constants)
+        self.outputs: tuple[str, ...] = graph.outputs
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return the model's outputs, as NumPy arrays in the model's order.
+
+        `inputs`: arrays in the order of the model's inputs, or a dictionary of them by name. Values that the
+        model has as initializers need not be given. Raises InvalidArgument for inputs that are missing or
+        unknown, NotSupported where an operator does not cover what it is given.
+        """
+        if kwargs:
+            raise InvalidArgument(f"run takes no options: {sorted(kwargs)} are not known")
+        if isinstance(inputs, Mapping):
+            missing = [name for name in self.inputs if name not in inputs]
+            unknown = [name for name in inputs if name not in self._graph.inputs]
+            if missing or unknown:
+                raise InvalidArgument(
+                    f"inputs missing: {missing}, unknown: {unknown}; the model takes {list(self.inputs)}"
+                )
+            given = dict(zip(inputs, as_values(inputs.values(), tuple(inputs)), strict=True))
+        else:
+            names = self._graph.inputs if len(inputs) == len(self._graph.inputs) else self.inputs
+            given = dict(zip(names, as_values(inputs, names), strict=True))
+        values = [given.get(name, self._graph.constants.get(name)) for name in self._graph.inputs]
+        return tuple(_own(value, values) for value in self._graph.run(*values))
+
+
+class Backend(OnnxBackend):
+    """jitdnn as a backend of ONNX (`onnx.backend.base.Backend`), on the CPU."""
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """True for "CPU"."""
+        return device.split(":")[0] == "CPU"
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """True if every operator of the model is covered with the attributes that it has."""
+        try:
+            cls.prepare(model, device, **kwargs)
+        except NotSupported:
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
+        """Return the model, ready to run.
+
+        Functions of the model are put in place, and so are operators that ONNX itself defines by others and
+        that have no function of their own here. Raises InvalidArgument for a model that is not valid or a
+        device that is not "CPU", NotSupported for operators and attributes that are not covered.
+        """
+        if kwargs:
+            raise InvalidArgument(f"prepare takes no options: {sorted(kwargs)} are not known")
+        if not cls.supports_device(device):
+            raise InvalidArgument(f'device is {device!r}: this backend runs on "CPU"')
+        try:
+            onnx.checker.check_model(model)
+        except onnx.checker.ValidationError as error:
+            raise InvalidArgument(f"not a valid model of ONNX: {error}") from error
+        if model.functions:
+            model = inliner.inline_local_functions(model)
+        others = sorted(_not_covered(model.graph))
+        if others:
+            # the inliner knows no types for optional inputs that are left out; then the operator is refused
+            with contextlib.suppress(RuntimeError):
+                model = inliner.inline_selected_functions(model, others, inline_schema_functions=True)
+        versions = {entry.domain: entry.version for entry in model.opset_import}
+        return Prepared(Graph.read(model.graph, versions, OPERATORS))
+
+    @classmethod
+    def run_model(
+        cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Return the outputs of the model: `prepare` and `run` in one."""
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Return the outputs of a single node for the inputs that it names, in their order.
+
+        `opset_version` (by keyword): the version of the operator set, the newest known to onnx by default.
+        `outputs_info` is not needed. Raises as `prepare` and `Prepared.run` do.
+        """
+        version = int(kwargs.pop("opset_version", onnx.defs.onnx_opset_version()))
+        if kwargs:
+            raise InvalidArgument(f"run_node takes no options but opset_version: {sorted(kwargs)}")
+        if not cls.supports_device(device):
+            raise InvalidArgument(f'device is {device!r}: this backend runs on "CPU"')
+        nothing = onnx.TypeProto()
+        names = [name for name in node.input if name]
+        graph = onnx.helper.make_graph(
+            [node],
+            "node",
+            [onnx.helper.make_value_info(name, nothing) for name in names],
+            [onnx.helper.make_value_info(name, nothing) for name in node.output if name],
+        )
+        return Prepared(Graph.read(graph, {"": version, node.domain: version}, OPERATORS)).run(inputs)
+
+
+def _not_covered(graph: onnx.GraphProto) -> set[tuple[str, str]]:
+    """Operators of the graph and of the graphs in its nodes that have no function here."""
+    found: set[tuple[str, str]] = set()
+    for node in graph.node:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if (domain, node.op_type) not in OPERATORS:
+            found.add((node.domain, node.op_type))
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                found |= _not_covered(attribute.g)
+    return found
+
+
+def _own(value: Any, inputs: Sequence[Any]) -> Any:
+    """A result as the caller gets it: memory of its own, not a view of an input or of the model's constants,
+    which are not writable."""
+    if isinstance(value, list):
+        return [_own(item, inputs) for item in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    arrays = [array for array in inputs if isinstance(array, np.ndarray)]
+    is_view = not value.flags.writeable or any(np.may_share_memory(value, array) for array in arrays)
+    return value.copy() if is_view else value

@@ -1,0 +1,90 @@
+"""Conv and ConvTranspose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import jitdnn as jd
+from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.spatial import Ints, halves, ones, pad_pairs, padding
+
+Array = np.ndarray[Any, Any]
+
+
+def conv(
+    x: Array,
+    w: Array,
+    bias: Array | None = None,
+    /,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+    site: Site,
+) -> Any:
+    rank = x.ndim - 2
+    _check_taps(w, kernel_shape, site)
+    dilation, stride = ones(dilations, rank), ones(strides, rank)
+    pairs = padding(auto_pad, pads, x.shape[2:], w.shape[2:], stride, dilation)
+    return jd.conv(x, w, bias, stride=stride, padding=pairs, dilation=dilation, groups=group)
+
+
+def conv_transpose(
+    x: Array,
+    w: Array,
+    bias: Array | None = None,
+    /,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+    site: Site,
+) -> Any:
+    """With `output_shape`, or SAME for an output of stride times the input, the padding follows from it."""
+    rank = x.ndim - 2
+    _check_taps(w, kernel_shape, site)
+    dilation, stride = ones(dilations, rank), ones(strides, rank)
+    extra = tuple(output_padding) if output_padding else (0,) * rank
+    full = [
+        s * (n - 1) + d * (k - 1) + 1 + more
+        for n, k, s, d, more in zip(x.shape[2:], w.shape[2:], stride, dilation, extra, strict=True)
+    ]
+    wanted = list(output_shape)[-rank:] if output_shape else None
+    if wanted is None and auto_pad.startswith("SAME"):
+        wanted = [n * s for n, s in zip(x.shape[2:], stride, strict=True)]
+    if wanted is None:
+        pairs = ((0, 0),) * rank if auto_pad == "VALID" else pad_pairs(pads, rank)
+    else:
+        totals = [n - target for n, target in zip(full, wanted, strict=True)]
+        # an output beyond what the taps reach is a longer end, not negative padding
+        extra = tuple(more + max(-total, 0) for more, total in zip(extra, totals, strict=True))
+        upper = "SAME_UPPER" if auto_pad == "SAME_UPPER" else "SAME_LOWER"
+        pairs = halves(upper, [max(total, 0) for total in totals])
+    if any(more >= s for more, s in zip(extra, stride, strict=True)):
+        raise site.refuse(
+            f"an output padding of {list(extra)} is not covered: it must be less than the stride {list(stride)}"
+        )
+    y = jd.conv_transpose(
+        x, w, stride=stride, padding=pairs, output_padding=extra, dilation=dilation, groups=group
+    )
+    if bias is not None:
+        jd.add(bias.reshape(-1, *(1,) * rank), beta=1.0, out=y)
+    return y
+
+
+def _check_taps(w: Array, kernel_shape: Ints | None, site: Site) -> None:
+    if kernel_shape is not None and tuple(kernel_shape) != w.shape[2:]:
+        raise site.refuse(f"kernel_shape {list(kernel_shape)} is not the shape of the filters {w.shape}")
+
+
+OPERATORS = table(Conv=conv, ConvTranspose=conv_transpose)

@@ -1,0 +1,166 @@
+"""A graph of ONNX as a straight list of steps over named values.
+
+Everything that can be known without data is settled when it is read: which function runs, its attributes as
+Python values, the initializers as arrays, and after which step a value is read no more. Reading raises
+NotSupported for operators, attributes and types of values that are not covered.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from jitdnn.errors import InvalidArgument, InvalidType, NotSupported
+from jitdnn.frameworks.onnx.operator import Operator, Site
+
+Values = dict[str, Any]
+#: operators by domain and name; the default domain of ONNX is ""
+Table = Mapping[tuple[str, str], Operator]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node. `dead` names the values that nobody reads after it."""
+
+    operator: Operator
+    site: Site
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any]
+    dead: tuple[str, ...]
+
+    def run(self, values: Values) -> None:
+        """Read the inputs from `values`, put the outputs there and drop what is dead."""
+        arguments = [values[name] if name else None for name in self.inputs]
+        attributes = {
+            name: functools.partial(value.run, outer=values) if isinstance(value, Graph) else value
+            for name, value in self.attributes.items()
+        }
+        if self.operator.takes_site:
+            attributes["site"] = self.site
+        try:
+            result = self.operator.function(*arguments, **attributes)
+        except InvalidType as error:
+            raise self.site.refuse(f"types of the operands: {error}") from error
+        results = result if isinstance(result, tuple) else (result,)
+        for name, value in zip(self.outputs, results, strict=False):
+            if name:
+                values[name] = value
+        for name in self.dead:
+            values.pop(name, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The steps of a graph, what it takes and what it gives."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Values
+    steps: tuple[Step, ...]
+    #: names from the graph around this one
+    captured: frozenset[str] = field(default=frozenset())
+
+    @classmethod
+    def read(cls, graph: onnx.GraphProto, versions: Mapping[str, int], table: Table) -> Graph:
+        """Read a graph and the graphs inside of its nodes. Raises NotSupported."""
+        if graph.sparse_initializer:
+            raise NotSupported("initializers that are sparse tensors are not covered")
+        constants = {tensor.name: array_of(tensor) for tensor in graph.initializer}
+        outputs = tuple(value.name for value in graph.output)
+        parts = [_read_node(node, versions, table) for node in graph.node]
+        steps: list[Step] = []
+        alive = set(outputs)
+        # from the end: a value dies at the last step that reads it, also if that is one inside of a body
+        for operator, site, node, attributes in reversed(parts):
+            bodies = [value for value in attributes.values() if isinstance(value, Graph)]
+            read = {name for name in node.input if name}.union(*(body.captured for body in bodies))
+            dead = tuple(sorted((read | {name for name in node.output if name}) - alive))
+            alive |= read
+            steps.append(Step(operator, site, tuple(node.input), tuple(node.output), attributes, dead))
+        steps.reverse()
+        inputs = tuple(value.name for value in graph.input)
+        made = {name for step in steps for name in step.outputs}
+        captured = frozenset(alive - made - set(inputs) - set(constants))
+        return cls(inputs, outputs, constants, tuple(steps), captured)
+
+    def run(self, *inputs: Any, outer: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+        """The outputs for the inputs in their order; `outer` has the values of the graph around this one."""
+        values: Values = {name: (outer or {})[name] for name in self.captured}
+        values.update(self.constants)
+        values.update(zip(self.inputs, inputs, strict=False))
+        for step in self.steps:
+            step.run(values)
+        return tuple(values[name] for name in self.outputs)
+
+
+def _read_node(
+    node: onnx.NodeProto, versions: Mapping[str, int], table: Table
+) -> tuple[Operator, Site, onnx.NodeProto, dict[str, Any]]:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    title = f"{domain}.{node.op_type}" if domain else node.op_type
+    operator = table.get((domain, node.op_type))
+    if operator is None:
+        raise NotSupported(f"operator {title} is not covered")
+    wanted = tuple(bool(name) for name in node.output)
+    site = Site(title, node.name, versions.get(domain, 1), wanted)
+    attributes = {a.name: _attribute(a, site, versions, table) for a in node.attribute}
+    operator.check(site, node.input, attributes)
+    return operator, site, node, attributes
+
+
+def _attribute(attribute: onnx.AttributeProto, site: Site, versions: Mapping[str, int], table: Table) -> Any:
+    """An attribute as a Python value: numbers, text, tuples of them, an array, or a graph."""
+    kinds = onnx.AttributeProto
+    value = onnx.helper.get_attribute_value(attribute)
+    match attribute.type:
+        case kinds.STRING:
+            return value.decode()
+        case kinds.STRINGS:
+            return tuple(text.decode() for text in value)
+        case kinds.INTS | kinds.FLOATS:
+            return tuple(value)
+        case kinds.INT | kinds.FLOAT:
+            return value
+        case kinds.TENSOR:
+            return array_of(value)
+        case kinds.GRAPH:
+            return Graph.read(value, versions, table)
+    kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+    raise site.refuse(f"attribute {attribute.name!r} of kind {kind} is not covered")
+
+
+def array_of(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+    """A tensor of ONNX as an array. Raises NotSupported for data that lies in another file."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise NotSupported(
+            f"tensor {tensor.name!r} lies in another file: load the model by onnx.load(path), which reads it"
+        )
+    array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
+    array.setflags(write=False)
+    return array
+
+
+def as_values(inputs: Iterable[Any], names: Sequence[str]) -> list[Any]:
+    """What a caller gave, as arrays; sequences stay lists of them. Raises InvalidArgument for too many or
+    too few."""
+    given = list(inputs)
+    if len(given) != len(names):
+        raise InvalidArgument(
+            f"{len(given)} inputs are given and the model takes {len(names)}: {list(names)}"
+        )
+    return [_as_value(value) for value in given]
+
+
+def _as_value(value: Any) -> Any:
+    if value is None or isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_as_value(item) for item in value]
+    return np.asarray(value)

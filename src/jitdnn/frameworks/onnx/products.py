@@ -1,0 +1,45 @@
+"""MatMul and Gemm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import jitdnn as jd
+from jitdnn.frameworks.onnx.operator import table
+
+Array = np.ndarray[Any, Any]
+
+
+def matmul(a: Array, b: Array, /) -> Any:
+    """As NumPy's: a vector on either side is a row or a column that is dropped again."""
+    left = a[None, :] if a.ndim == 1 else a
+    right = b[:, None] if b.ndim == 1 else b
+    product = jd.matmul(left, right)
+    if b.ndim == 1:
+        product = product[..., 0]
+    return product[..., 0] if a.ndim == 1 and b.ndim == 1 else product[..., 0, :] if a.ndim == 1 else product
+
+
+def gemm(
+    a: Array,
+    b: Array,
+    c: Array | None = None,
+    /,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Any:
+    left = a.T if transA else a
+    right = b.T if transB else b
+    if c is None or beta == 0.0:
+        return jd.matmul(left, right, alpha=alpha)
+    y = np.empty((left.shape[0], right.shape[1]), a.dtype)
+    jd.add(c.reshape(1, 1) if c.ndim == 0 else c, out=y)
+    return jd.matmul(left, right, alpha=alpha, beta=beta, out=y)
+
+
+OPERATORS = table(Gemm=gemm, MatMul=matmul)

@@ -1,0 +1,209 @@
+"""Operators that compute nothing: other shapes of the same elements, shapes as values, constants, casts.
+
+They are NumPy views where a view does it. Elements that have to move and are real numbers are moved by this
+library (`movement.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from jitdnn.frameworks.onnx.operator import Site, table
+
+Array = np.ndarray[Any, Any]
+
+
+def whole(values: Any) -> tuple[int, ...]:
+    """A tensor of whole numbers (or an attribute) as Python numbers."""
+    return tuple(int(value) for value in np.asarray(values).ravel())
+
+
+def chosen_axes(axes: Any, rank: int) -> tuple[int, ...]:
+    """Axes as numbers from 0; negative ones count from the end."""
+    return tuple(axis % rank if rank else axis for axis in whole(axes))
+
+
+def identity(x: Any, /) -> Any:
+    return x
+
+
+def reshape(x: Array, shape: Any = None, /, *, allowzero: int = 0) -> Array:
+    extents = whole(shape)
+    if not allowzero:
+        extents = tuple(x.shape[axis] if n == 0 else n for axis, n in enumerate(extents))
+    return x.reshape(extents)
+
+
+def flatten(x: Array, /, *, axis: int = 1) -> Array:
+    axis = axis + x.ndim if axis < 0 else axis
+    rows = int(np.prod(x.shape[:axis], dtype=np.int64))
+    return x.reshape(rows, int(np.prod(x.shape[axis:], dtype=np.int64)))
+
+
+def squeeze(x: Array, given: Any = None, /, *, axes: Sequence[int] | None = None) -> Array:
+    which = given if given is not None else axes
+    if which is None:
+        return x.squeeze()
+    return x.squeeze(chosen_axes(which, x.ndim))
+
+
+def unsqueeze(x: Array, given: Any = None, /, *, axes: Sequence[int] | None = None) -> Array:
+    return np.expand_dims(x, whole(given if given is not None else axes))
+
+
+def transpose(x: Array, /, *, perm: Sequence[int] | None = None) -> Array:
+    return x.transpose(perm)
+
+
+def shape(x: Array, /, *, start: int = 0, end: int | None = None) -> Array:
+    return np.array(x.shape[slice(start, end)], np.int64)
+
+
+def size(x: Array, /) -> Array:
+    return np.array(x.size, np.int64)
+
+
+def constant(
+    *,
+    value: Array | None = None,
+    value_int: int | None = None,
+    value_ints: Sequence[int] | None = None,
+    value_float: float | None = None,
+    value_floats: Sequence[float] | None = None,
+    value_string: str | None = None,
+    value_strings: Sequence[str] | None = None,
+) -> Array:
+    if value is not None:
+        return value
+    whole_numbers = value_int if value_int is not None else value_ints
+    if whole_numbers is not None:
+        return np.array(whole_numbers, np.int64)
+    real_numbers = value_float if value_float is not None else value_floats
+    if real_numbers is not None:
+        return np.array(real_numbers, np.float32)
+    return np.array(value_string if value_string is not None else value_strings, object)
+
+
+def constant_of_shape(extents: Array, /, *, value: Array | None = None) -> Array:
+    return np.broadcast_to(np.zeros(1, np.float32) if value is None else value, whole(extents))
+
+
+def expand(x: Array, extents: Array, /) -> Array:
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, whole(extents)))
+
+
+def slice_(
+    x: Array,
+    first: Any = None,
+    last: Any = None,
+    along: Any = None,
+    by: Any = None,
+    /,
+    *,
+    starts: Sequence[int] = (),
+    ends: Sequence[int] = (),
+    axes: Sequence[int] | None = None,
+) -> Array:
+    begins = whole(starts if first is None else first)
+    stops = whole(ends if last is None else last)
+    which = along if along is not None else axes
+    numbers = chosen_axes(which, x.ndim) if which is not None else tuple(range(len(begins)))
+    steps = whole(by) if by is not None else (1,) * len(begins)
+    index = [slice(None)] * x.ndim
+    for axis, begin, stop, step in zip(numbers, begins, stops, steps, strict=True):
+        n = x.shape[axis]
+        # ONNX clamps to the extent; a stop before the first element is none at all, where Python would
+        # count it from the end
+        clamped: int | None = stop
+        if step < 0 and stop < -n:
+            clamped = None
+        index[axis] = slice(begin if begin >= -n else (0 if step > 0 else -n - 1), clamped, step)
+    return x[tuple(index)]
+
+
+def split(
+    x: Array,
+    sizes: Any = None,
+    /,
+    *,
+    axis: int = 0,
+    split: Sequence[int] | None = None,
+    num_outputs: int | None = None,
+    site: Site,
+) -> tuple[Array, ...]:
+    extents = whole(sizes if sizes is not None else split) if sizes is not None or split is not None else None
+    if extents is None:
+        parts = num_outputs or len(site.wanted)
+        # equal ones, only the last may be smaller
+        each = -(-x.shape[axis] // parts)
+        ends = [min(each * part, x.shape[axis]) for part in range(1, parts)]
+    else:
+        ends = np.cumsum(extents)[:-1].tolist()
+    return tuple(np.split(x, ends, axis))
+
+
+def eye_like(x: Array, /, *, dtype: int | None = None, k: int = 0) -> Array:
+    rows, columns = x.shape
+    return np.eye(rows, columns, k, dtype=x.dtype if dtype is None else element_type(dtype))
+
+
+def range_(start: Array, limit: Array, delta: Array, /) -> Array:
+    return np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+
+
+def element_type(number: int) -> np.dtype[Any]:
+    """The NumPy dtype of a type number of ONNX."""
+    return np.dtype(helper.tensor_dtype_to_np_dtype(number))
+
+
+def cast(x: Array, /, *, to: int, saturate: int = 1, round_mode: str = "up", site: Site) -> Array:
+    return _converted(x, element_type(to), site)
+
+
+def cast_like(x: Array, like: Array, /, *, saturate: int = 1, round_mode: str = "up", site: Site) -> Array:
+    return _converted(x, like.dtype, site)
+
+
+# of these NumPy knows how a number becomes another; narrower ones than a byte have rules of their own
+_PLAIN = (
+    "bool",
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    *(f"{u}int{b}" for u in ("", "u") for b in (8, 16, 32, 64)),
+)
+
+
+def _converted(x: Array, dtype: np.dtype[Any], site: Site) -> Array:
+    for name in (x.dtype.name, dtype.name):
+        if name not in _PLAIN:
+            kind = "text" if name in {"object", "str"} or name.startswith("str") else name
+            raise site.refuse(f"conversion from or to {kind} is not covered")
+    with np.errstate(all="ignore"):
+        return x.astype(dtype, copy=False)
+
+
+OPERATORS = table(
+    Cast=cast,
+    CastLike=cast_like,
+    Constant=constant,
+    ConstantOfShape=constant_of_shape,
+    Expand=expand,
+    EyeLike=eye_like,
+    Flatten=flatten,
+    Identity=identity,
+    Range=range_,
+    Reshape=reshape,
+    Shape=shape,
+    Size=size,
+    Slice=slice_,
+    Split=split,
+    Squeeze=squeeze,
+    Transpose=transpose,
+    Unsqueeze=unsqueeze,
+)
