@@ -131,7 +131,7 @@ def _make_consistent(problem: Problem, inputs: list[Buffer]) -> None:
         if problem.direction == "bwd":
             forward = Pooling(
                 "fwd", "max", problem.x, TensorDescriptor.packed(problem.y.shape, problem.dtype),
-                problem.window, problem.stride, problem.padding, rounding=problem.rounding,
+                problem.window, problem.stride, problem.padding, rounding=problem.rounding, dilation=problem.dilation,
             )  # fmt: skip
             inputs[2].values[...] = forward.reference(x.values)
     elif isinstance(problem, Softmax) and problem.direction == "bwd":

@@ -1,19 +1,23 @@
 """Pooling: the maximum or the average of each window, forward and backward.
 
-Per spatial axis, with the window k, the stride s and the padding (before, after) of an image extent i,
+Per spatial axis, with the window k, the dilation d, the stride s and the padding (before, after) of an image
+extent i, a window spans e = (k - 1) * d + 1 elements, and
 
-    floor   out = floor((i + before + after - k) / s) + 1
+    floor   out = floor((i + before + after - e) / s) + 1
     ceil    out = ceil(...) + 1, less one if the last window would start past the image
     caffe   as ceil, but that correction is made only if some axis is padded: without padding, a stride larger
             than the window may leave the last window empty
 
-Output o looks at elements o * s - before to o * s - before + k - 1. The maximum is taken over those inside
-the image. The average divides by their number, or with `count_include_pad` by the number inside the padded
+Output o looks at the k elements o * s - before + t * d. The maximum is taken over those inside the image. The average divides by their number, or with `count_include_pad` by the number inside the padded
 image: zeros of the padding count, an overhang past the padding (ceil, caffe) does not.
 
 The first maximum, in the order of the indices, is the one that a gradient goes to; a NaN is larger than every
-number. An empty window has the maximum -FLT_MAX, as Caffe says, and the average 0 (Caffe
-divides by a size that may be zero there).
+number. Its index counts the elements of the image, (d * H + h) * W + w, in the logical order whatever the order
+in memory. An empty window (of Caffe's rounding, or where all of a dilated one lies in the padding) has the
+maximum -FLT_MAX, as Caffe says, the index -1, and the average 0 (Caffe divides by a size that may be zero there).
+
+Integers of 8 bits are pooled forward only: the maximum exactly, the average rounded to the nearest (ties to
+even).
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems.convolution import DATA_LETTERS, extent_words, spatial_rank, words_extents
 from jitdnn.problems.problem import (
     Operand,
@@ -37,17 +41,20 @@ from jitdnn.problems.problem import (
     as_descriptor,
     check_choice,
     check_extents,
+    check_same_shape,
     check_spatial_rank,
     padding_pairs,
     per_axis,
     settle_gradients,
 )
-from jitdnn.problems.words import Words, axes_word, layout_words, pairs_word
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.problems.words import Words, axes_word, layout_forms, layout_words, pairs_word
+from jitdnn.tensor import REAL_DTYPES, TensorDescriptor
 
 DIRECTIONS = ("fwd", "bwd")
 MODES = ("max", "avg")
 ROUNDINGS = ("floor", "ceil", "caffe")
+QUANTIZED = ("i8", "u8")
+INDEX_DTYPES = ("i32", "i64")
 
 EMPTY_WINDOW_MAX = -float(np.finfo(np.float32).max)
 
@@ -57,13 +64,14 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
     """Maximum or average pooling of x (N, C, spatial) to y (N, C, out), 1 to 3 spatial axes; or its gradient.
 
     `mode` is "max" or "avg"; `count_include_pad` is for the average, and True for the maximum whatever was
-    given. `window` and `stride` have a number and `padding`, less than the window, a (before, after) pair for
-    each spatial axis; `rounding` is "floor", "ceil" or "caffe". For "bwd", `dx` and `dy` describe the
-    gradients (x's and y's descriptors if None). A tensor that is no operand (x and y in the gradient of the
-    average) has its packed descriptor, whatever was given.
+    given. `window`, `stride` and `dilation` have a number and `padding`, less than what the window spans, a
+    (before, after) pair for each spatial axis; `rounding` is "floor", "ceil" or "caffe". `indices`, of y's shape
+    and i32 or i64, is a second result of the forward maximum. For "bwd", `dx` and `dy` describe the gradients
+    (x's and y's descriptors if None). A tensor that is no operand (x and y in the gradient of the average) has
+    its packed descriptor, whatever was given.
 
     Raises InvalidShape if the extents do not fit, InvalidArgument for an attribute out of range, InvalidType
-    for dtypes other than f32 or f64 or mixed ones.
+    for dtypes that are not real (or, forward, i8 or u8) or mixed.
     """
 
     direction: str
@@ -77,23 +85,36 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
     rounding: str = "floor"
     dx: TensorDescriptor | None = None
     dy: TensorDescriptor | None = None
+    dilation: tuple[int, ...] | int = 1
+    indices: TensorDescriptor | None = None
 
     def __post_init__(self) -> None:
         check_choice(self.direction, DIRECTIONS, "direction")
         check_choice(self.mode, MODES, "mode")
         rank = check_spatial_rank(self.x.shape, "x")
+        object.__setattr__(self, "dilation", per_axis(self.dilation, rank, "dilation"))
         object.__setattr__(self, "window", per_axis(self.window, rank, "window"))
         object.__setattr__(self, "stride", per_axis(self.stride, rank, "stride"))
         object.__setattr__(self, "padding", padding_pairs(self.padding, rank))
-        shape = output_shape(self.x.shape, self.window, self.stride, self.padding, self.rounding)
+        shape = output_shape(
+            self.x.shape, self.window, self.stride, self.padding, self.rounding, self.dilation
+        )
         if self.y.shape != shape:
             raise InvalidShape(
                 f"y has shape {self.y.shape}: x {self.x.shape}, window {self.window}, stride {self.stride}, "
-                f"padding {self.padding} and rounding {self.rounding!r} give {shape}"
+                f"padding {self.padding}, dilation {self.dilation} and rounding {self.rounding!r} give {shape}"
             )
+        if self.indices is not None:
+            if (self.direction, self.mode) != ("fwd", "max"):
+                raise InvalidArgument(
+                    f"indices is given, but only the forward maximum has indices, not {self.direction} {self.mode}"
+                )
+            check_same_shape("indices", self.indices, "y", self.y)
         if self.mode == "max":
             object.__setattr__(self, "count_include_pad", True)
         settle_gradients(self, saved=("x", "y") if self.mode == "max" else ())
+        if self.x.dtype in QUANTIZED and self.direction == "fwd" and self.y.dtype != self.x.dtype:
+            raise InvalidType(f"x is {self.x.dtype} and y is {self.y.dtype}: they must be of one dtype")
         self._check_operands()
 
     @classmethod
@@ -116,23 +137,30 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         y: TensorDescriptor | None = None,
         dx: TensorDescriptor | None = None,
         dy: TensorDescriptor | None = None,
+        dilation: int | Sequence[int] = 1,
+        indices: TensorDescriptor | str | None = None,
     ) -> Self:
         """The problem from x's shape or descriptor, y's shape by the rule; scalars stand for every axis.
 
         The stride is the window if None. Tensors are packed in `layout` unless their strides (in elements) or
-        descriptors are given.
+        descriptors are given. `indices` may be their dtype.
         """
         x = as_descriptor(x_shape, dtype, layout, x_strides)
         rank = check_spatial_rank(x.shape, "x")
         window = per_axis(window, rank, "window")
         stride = window if stride is None else per_axis(stride, rank, "stride")
         pairs = padding_pairs(padding, rank)
-        y_shape = output_shape(x.shape, window, stride, pairs, rounding)
+        dilation = per_axis(dilation, rank, "dilation")
+        y_shape = output_shape(x.shape, window, stride, pairs, rounding, dilation)
         y = y or as_descriptor(y_shape, x.dtype, layout, y_strides)
+        if isinstance(indices, str):
+            indices = TensorDescriptor.packed(y_shape, indices, layout)
         if direction == "bwd":
             dx = dx or as_descriptor(x.shape, x.dtype, layout, dx_strides)
             dy = dy or as_descriptor(y_shape, x.dtype, layout, dy_strides)
-        return cls(direction, mode, x, y, window, stride, pairs, count_include_pad, rounding, dx, dy)
+        return cls(
+            direction, mode, x, y, window, stride, pairs, count_include_pad, rounding, dx, dy, dilation, indices
+        )  # fmt: skip
 
     @property
     def kind(self) -> str:
@@ -140,13 +168,19 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """(x, y) forward; backward (dy, x, y, dx) for the maximum, (dy, dx) for the average."""
+        """(x, y) and perhaps indices forward; backward (dy, x, y, dx) for the maximum, (dy, dx) for the
+        average."""
         if self.direction == "fwd":
-            return Operand("x", self.x), Operand("y", self.y)
+            dtypes = (*REAL_DTYPES, *QUANTIZED)
+            results: tuple[Operand, ...] = (Operand("y", self.y, "out", dtypes),)
+            if self.indices is not None:
+                last = math.prod(self.spatial) - 1
+                results += (Operand("indices", self.indices, "saved", INDEX_DTYPES, (-1, last)),)
+            return Operand("x", self.x, "in", dtypes), *results
         assert self.dx is not None
         assert self.dy is not None
         saved = (Operand("x", self.x), Operand("y", self.y)) if self.mode == "max" else ()
-        return Operand("dy", self.dy), *saved, Operand("dx", self.dx)
+        return Operand("dy", self.dy), *saved, Operand("dx", self.dx, "out")
 
     @property
     def spatial(self) -> tuple[int, ...]:
@@ -166,21 +200,24 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
     def divisors(self) -> Reals:
         """What each window's sum is divided by, of the shape `output_spatial`; 1 for an empty window."""
         counts = np.ones(self.output_spatial)
-        for axis, (k, s, (before, after), i, out) in enumerate(self._axes()):
-            start = np.arange(out) * s - before
+        for axis, (k, s, d, (before, after), i, out) in enumerate(self._axes()):
+            places = np.arange(out)[:, None] * s - before + np.arange(k) * d
             if self.count_include_pad:
-                count = np.minimum(start + k, i + after) - start
+                count = (places < i + after).sum(axis=1)
             else:
-                count = np.minimum(start + k, i) - np.maximum(start, 0)
+                count = ((places >= 0) & (places < i)).sum(axis=1)
             shape = [1] * counts.ndim
             shape[axis] = out
             counts = counts * np.maximum(count, 1).reshape(shape)
         return counts
 
-    def _define(self, *inputs: Reals) -> Reals:
+    def _define(self, *inputs: Reals) -> Reals | tuple[Reals, Reals]:
         """Place by place through the window; at each, every output looks at one element."""
         if self.direction == "fwd":
-            return self._maximum(inputs[0])[0] if self.mode == "max" else self._average(inputs[0])
+            if self.mode == "avg":
+                return self._average(inputs[0])
+            maximum, chosen = self._maximum(inputs[0])
+            return maximum if self.indices is None else (maximum, self._elements(chosen))
         if self.mode == "max":
             return self._maximum_gradient(inputs[0], inputs[1])
         return self._average_gradient(inputs[0])
@@ -195,6 +232,15 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
             best[outputs] = np.where(is_better, value, so_far)
             chosen[outputs] = np.where(is_better, index, chosen[outputs])
         return best, chosen
+
+    def _elements(self, chosen: npt.NDArray[np.int64]) -> Reals:
+        """Places in the windows as indices of elements of the image; -1 stays."""
+        elements = np.zeros(self.y.shape)
+        places = np.unravel_index(np.maximum(chosen, 0), self.window)
+        for axis, (place, (_, s, d, (before, _), i, out)) in enumerate(zip(places, self._axes(), strict=True)):
+            start = np.arange(out) * s - before
+            elements = elements * i + (start.reshape(-1, *[1] * (len(self.window) - 1 - axis)) + place * d)
+        return np.where(chosen < 0, -1.0, elements)
 
     def _maximum_gradient(self, dy: Reals, x: Reals) -> Reals:
         _, chosen = self._maximum(x)
@@ -220,8 +266,9 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         """For each place in the window: the outputs that have it in the image, and those elements of x."""
         for place in itertools.product(*map(range, self.window)):
             outputs, elements = [], []
-            for t, (_, s, (before, _), i, out) in zip(place, self._axes(), strict=True):
+            for step, (_, s, d, (before, _), i, out) in zip(place, self._axes(), strict=True):
                 # o * s - before + t lies in [0, i) for o in [first, last)
+                t = step * d
                 first = max(0, -((t - before) // s))
                 last = max(first, min(out, (i - 1 + before - t) // s + 1))
                 start = first * s - before + t
@@ -231,10 +278,15 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
                 )
             yield (slice(None), slice(None), *outputs), (slice(None), slice(None), *elements)
 
-    def _axes(self) -> list[tuple[int, int, tuple[int, int], int, int]]:
+    def _axes(self) -> list[tuple[int, int, int, tuple[int, int], int, int]]:
+        """For each axis: window, stride, dilation, padding, extents of x and y."""
+        assert isinstance(self.dilation, tuple)
         return list(
-            zip(self.window, self.stride, self.padding, self.spatial, self.output_spatial, strict=True)
-        )
+            zip(
+                self.window, self.stride, self.dilation, self.padding, self.spatial, self.output_spatial,
+                strict=True,
+            )
+        )  # fmt: skip
 
     def _body(self) -> list[str]:
         words = [self.mode] + (["exclude_pad"] if not self.count_include_pad else [])
@@ -244,7 +296,10 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
             axes_word("stride", self.stride),
             pairs_word("pad", self.padding),
         ]
+        assert isinstance(self.dilation, tuple)
+        words += [axes_word("dilation", self.dilation)] if max(self.dilation) > 1 else []
         words += [self.rounding] if self.rounding != "floor" else []
+        words += [f"indices_{self.indices.dtype}"] if self.indices is not None else []
         return [*words, self.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
 
     @classmethod
@@ -255,16 +310,22 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         x_shape = (words.number("n"), words.number("c"), *words_extents(words, DATA_LETTERS, rank))
         window = words.numbers("window", rank)
         stride = words.numbers("stride", rank) if words.has("stride") else window
-        padding = words.pairs("pad", rank)
+        padding, dilation = words.pairs("pad", rank), words.numbers("dilation", rank, 1)
         rounding = words.choice(ROUNDINGS, default="floor")
-        y_shape = output_shape(x_shape, window, stride, padding, rounding)
+        y_shape = output_shape(x_shape, window, stride, padding, rounding, dilation)
+        index = next((dtype for dtype in INDEX_DTYPES if words.flag(f"indices_{dtype}")), None)
         dtype, layout = words.dtype(), words.layout(rank + 2)
         shapes = {"x": x_shape, "y": y_shape, "dx": x_shape, "dy": y_shape}
         operands = {"fwd": ("x", "y"), "bwd": tuple(shapes) if mode == "max" else ("dx", "dy")}[direction]
         given = words.descriptors({name: shapes[name] for name in operands}, dtype, layout)
         x, y = (given.get(name) or TensorDescriptor.packed(shapes[name], dtype) for name in ("x", "y"))
+        indices = None
+        if index is not None:
+            indices = words.descriptor("indices", y_shape, index, layout_forms(y_shape, index), layout)
         dx, dy = given.get("dx"), given.get("dy")
-        return cls(direction, mode, x, y, window, stride, padding, count_include_pad, rounding, dx, dy)
+        return cls(
+            direction, mode, x, y, window, stride, padding, count_include_pad, rounding, dx, dy, dilation, indices
+        )  # fmt: skip
 
 
 def output_shape(
@@ -273,27 +334,31 @@ def output_shape(
     stride: int | Sequence[int] | None = None,
     padding: int | Sequence[int | Sequence[int]] = 0,
     rounding: str = "floor",
+    dilation: int | Sequence[int] = 1,
 ) -> tuple[int, ...]:
     """The shape of y, (N, C, out), for x (N, C, spatial). The stride is the window if None.
 
     Raises InvalidShape if no output is left, InvalidArgument for a number out of range (the padding of a side
-    must be less than the window).
+    must be less than what the window spans).
     """
     rank = check_spatial_rank(x_shape, "x")
     check_extents(x_shape, "x", ["n", "c", *DATA_LETTERS[-rank:]])
     check_choice(rounding, ROUNDINGS, "rounding")
     window = per_axis(window, rank, "window")
     stride = window if stride is None else per_axis(stride, rank, "stride")
+    dilation = per_axis(dilation, rank, "dilation")
     pairs = padding_pairs(padding, rank)
     is_padded = any(sum(pair) for pair in pairs)
     spatial = []
-    for letter, i, k, s, (before, after) in zip(
-        DATA_LETTERS[-rank:], x_shape[2:], window, stride, pairs, strict=True
+    for letter, i, taps, s, d, (before, after) in zip(
+        DATA_LETTERS[-rank:], x_shape[2:], window, stride, dilation, pairs, strict=True
     ):
+        k = (taps - 1) * d + 1
         if max(before, after) >= k:
             raise InvalidArgument(
-                f"padding {before}:{after} of axis {letter} must be less than its window {k}, "
-                "or a window would see nothing but padding"
+                f"padding {before}:{after} of axis {letter} must be less than its window {k}"
+                + (f" ({taps} taps {d} apart)" if d > 1 else "")
+                + ", or a window would see nothing but padding"
             )
         free = i + before + after - k
         out = (free // s if rounding == "floor" else -(-free // s)) + 1

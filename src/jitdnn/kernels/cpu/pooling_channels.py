@@ -55,6 +55,7 @@ class _Code:
     has_tail: bool  # the last of them is not full, and they are all channels of the group
     tiles: bool  # every element of x belongs to exactly one window
     is_unit: tuple[bool, ...]  # for each tensor: neighbouring channels are neighbours in memory
+    is_dilated: bool
 
 
 class _Channels:
@@ -67,7 +68,9 @@ class _Channels:
             self.k, self.lanes = k, k.lanes(code.dtype)
             arguments = Arguments(k, args, self.tensors)
             slots = _slots(self.tensors)
-            self.windows = Windows(k, arguments, slots, self.tensors, code.counts_padding)
+            self.windows = Windows(
+                k, arguments, slots, self.tensors, code.counts_padding, code.is_dilated
+            )
             self.scale = Scale(k, arguments, code.dtype)
             self.pointers = [arguments.pointer(t, code.dtype) for t in range(self.tensors)]
             self.channel_steps: list[int | Value] = [
@@ -140,12 +143,12 @@ class _Channels:
     ) -> Iterator[tuple[list[Pointer], Value]]:
         """Loops over the elements of a window: pointers into input-shaped tensors, and the position."""
         k, w = self.k, self.windows
-        for t0 in k.range(bounds[0].low, bounds[0].high):
+        for t0 in w.taps(0, bounds[0]):
             at0 = [p + t0 * w.strides[t][2] for t, p in tensors]
-            for t1 in k.range(bounds[1].low, bounds[1].high):
+            for t1 in w.taps(1, bounds[1]):
                 at1 = [p + t1 * w.strides[t][3] for (t, _), p in zip(tensors, at0, strict=True)]
                 row = (t0 * w["extent1"] + t1) * w["extent2"]
-                for t2 in k.range(bounds[2].low, bounds[2].high):
+                for t2 in w.taps(2, bounds[2]):
                     at2 = [p + t2 * w.strides[t][4] for (t, _), p in zip(tensors, at1, strict=True)]
                     yield at2, row + t2
 
@@ -300,7 +303,7 @@ class PoolingChannels(PoolingAlgorithm):
             group = geometry.channels  # rows are enough to share: go through all channels of a pixel
         code = _Code(
             pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype, vectors, has_tail,
-            geometry.tiles, tuple(strides[1] == 1 for strides in geometry.strides),
+            geometry.tiles, tuple(strides[1] == 1 for strides in geometry.strides), geometry.is_dilated,
         )  # fmt: skip
         library = load("pooling_channels", code, processor.isa, lambda m: _trace(m, code))
         groups = -(-geometry.channels // group)

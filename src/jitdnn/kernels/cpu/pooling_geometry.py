@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import cast
@@ -16,7 +16,7 @@ from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Value
 
 AXES = 3
-_AXIS_FIELDS = ("extent", "out", "window", "stride", "before", "after")
+_AXIS_FIELDS = ("extent", "out", "window", "stride", "before", "after", "dilation")
 _TRIVIAL = (1, 1, 1, 1, 0, 0)
 
 
@@ -30,11 +30,17 @@ class Axis:
     stride: int
     before: int
     after: int
+    dilation: int = 1
+
+    @property
+    def span(self) -> int:
+        """From the first to the last element of a window."""
+        return (self.window - 1) * self.dilation + 1
 
     @property
     def reach(self) -> int:
         """Where the last window ends."""
-        return (self.out - 1) * self.stride - self.before + self.window
+        return (self.out - 1) * self.stride - self.before + self.span
 
     @property
     def is_clipped(self) -> bool:
@@ -61,13 +67,15 @@ class Geometry:
     def of(problem: Pooling) -> Geometry:
         tensors = [operand.descriptor for operand in problem.operands]
         axes: list[tuple[Axis, list[int]]] = []
-        for a, (i, o, k, s, (before, after)) in enumerate(
+        assert isinstance(problem.dilation, tuple)
+        for a, (i, o, k, s, (before, after), d) in enumerate(
             zip(
                 problem.spatial, problem.output_spatial, problem.window, problem.stride, problem.padding,
-                strict=True,
+                problem.dilation, strict=True,
             )
         ):  # fmt: skip
-            axis, steps = Axis(i, o, k, s, before, after), [t.strides[2 + a] for t in tensors]
+            axis = Axis(i, o, k, s, before, after, d if k > 1 else 1)
+            steps = [t.strides[2 + a] for t in tensors]
             if (i, o, k, before, after) == (1, 1, 1, 0, 0):
                 continue
             if axes and (joined := _join(axes[-1], (axis, steps), [t.shape[2 + a] for t in tensors])):
@@ -102,14 +110,18 @@ class Geometry:
     @property
     def tiles(self) -> bool:
         """True if every element of the input belongs to exactly one window."""
-        return all(
+        return not self.is_dilated and all(
             (axis.stride == axis.window or axis.out == 1) and axis.reach >= axis.extent for axis in self.axes
         )
 
     @property
+    def is_dilated(self) -> bool:
+        return any(axis.dilation > 1 for axis in self.axes)
+
+    @property
     def has_empty_windows(self) -> bool:
-        """True if a window sees nothing of the image, as Caffe's rounding may leave it."""
-        return any((axis.out - 1) * axis.stride - axis.before >= axis.extent for axis in self.axes)
+        """True if a window sees nothing of the image, as Caffe's rounding or dilation may leave it."""
+        return any(_has_empty_windows(axis) for axis in self.axes)
 
     @staticmethod
     def slots(tensors: int, *more: str) -> Slots:
@@ -131,12 +143,20 @@ class Geometry:
         return {"images": self.images, "channels": self.channels, **fields, **steps, **more}
 
 
+def _has_empty_windows(axis: Axis) -> bool:
+    if axis.dilation == 1:
+        return (axis.out - 1) * axis.stride - axis.before >= axis.extent
+    # the first tap that is not before the image is not in it either
+    starts = (o * axis.stride - axis.before for o in range(axis.out))
+    return any((start if start >= 0 else start % axis.dilation) >= axis.extent for start in starts)
+
+
 def _join(
     outer: tuple[Axis, list[int]], inner: tuple[Axis, list[int]], extents: Sequence[int]
 ) -> tuple[Axis, list[int]] | None:
     """Two axes as one, where the windows cover the inner one whole and memory allows it."""
     (a, steps), (b, inner_steps) = outer, inner
-    if b.out != 1 or b.before or b.after or b.window != b.extent:
+    if b.out != 1 or b.before or b.after or b.window != b.extent or a.dilation != 1 or b.dilation != 1:
         return None
     # in tensors of the output's shape the inner axis has one element, and any stride will do
     w = b.extent
@@ -153,7 +173,8 @@ INDEX = {"f32": "i32", "f64": "i64"}
 
 @dataclass(frozen=True)
 class Bounds:
-    """The window of one output along one axis: inputs from ``low`` to before ``high``, both in the image.
+    """The window of one output along one axis: inputs from ``low`` to before ``high``, both in the image, by
+    steps of the dilation.
 
     ``start`` is where it would begin without clipping, ``count`` what an average takes its elements to be.
     """
@@ -172,9 +193,15 @@ class Windows:
     """The geometry in traced code."""
 
     def __init__(
-        self, k: Builder, arguments: Arguments, slots: Slots, tensors: int, counts_padding: bool
+        self,
+        k: Builder,
+        arguments: Arguments,
+        slots: Slots,
+        tensors: int,
+        counts_padding: bool,
+        is_dilated: bool,
     ) -> None:
-        self.k, self.counts_padding = k, counts_padding
+        self.k, self.counts_padding, self.is_dilated = k, counts_padding, is_dilated
         self.numbers = slots.load(arguments)
         self.strides = [[self.numbers[f"step{t}.{a}"] for a in range(2 + AXES)] for t in range(tensors)]
 
@@ -190,12 +217,37 @@ class Windows:
             self.numbers[f"{name}{axis}"] for name in ("extent", "window", "stride", "before", "after")
         )
         start = output * stride - before
+        if self.is_dilated:
+            return self._dilated_bounds(axis, start)
         end = start + window
         low, high = start.max(0), end.min(self.k.splat(extent, output.lanes))
         counted = high - low
         if self.counts_padding:
             counted = end.min(self.k.splat(extent + after, output.lanes)) - start
         return Bounds(start, low, high, counted.max(1))
+
+    def _dilated_bounds(self, axis: int, start: Value) -> Bounds:
+        k, lanes = self.k, start.lanes
+        extent, window, after, dilation = (
+            k.splat(self.numbers[f"{name}{axis}"], lanes)
+            for name in ("extent", "window", "after", "dilation")
+        )
+
+        def taps(length: Value) -> Value:
+            """How many taps it takes to get through a length."""
+            return (length.max(0) + (dilation - 1)) // dilation
+
+        before = taps(-start)
+        low, high = start + before * dilation, (start + (window - 1) * dilation + 1).min(extent)
+        if self.counts_padding:
+            counted = taps(extent + after - start).min(window)
+        else:
+            counted = taps(high - low)
+        return Bounds(start, low, high, counted.max(1))
+
+    def taps(self, axis: int, bounds: Bounds) -> Iterator[Value]:
+        """A loop over the inputs of a window along one axis."""
+        return self.k.range(bounds.low, bounds.high, self.numbers[f"dilation{axis}"] if self.is_dilated else 1)
 
 
 class PoolingAlgorithm(Algorithm):

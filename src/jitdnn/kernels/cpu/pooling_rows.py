@@ -1,6 +1,6 @@
 """Pooling with vectors along a row of outputs: the way for channels-first tensors.
 
-Lane l of a block sees the columns l * stride + t, t < window. A row of x is loaded as it lies in memory, in
+Lane l of a block sees the columns l * stride + t * dilation, t < window. A row of x is loaded as it lies in memory, in
 ``stride`` vectors for every ``stride`` taps, and the taps are picked out of them by shuffles:
 
     columns   0 1 2 3 4 5 6 7 | 8 9 10 11 12 13 14 15       two vectors, stride 2
@@ -59,11 +59,13 @@ class _Code:
     has_empty_windows: bool
     tiles: bool
     is_unit: bool  # outputs of a row are neighbours in memory
+    dilation: int  # along the row
+    is_dilated: bool  # along any axis
 
     @property
-    def groups(self) -> int:
-        """Every ``stride`` taps are picked from one set of column vectors."""
-        return -(-self.window // self.stride)
+    def groups(self) -> tuple[int, ...]:
+        """The sets of ``stride`` column vectors that taps are picked from, by number."""
+        return tuple(sorted({tap * self.dilation // self.stride for tap in range(self.window)}))
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,17 @@ class _Rows:
         with module.task("pooling") as (k, args, task, _):
             self.k, self.lanes = k, k.lanes(code.dtype)
             arguments = Arguments(k, args, self.tensors)
-            self.windows = w = Windows(k, arguments, _slots(self.tensors), self.tensors, code.counts_padding)
+            self.windows = w = Windows(
+                k, arguments, _slots(self.tensors), self.tensors, code.counts_padding, code.is_dilated
+            )
             self.scale = Scale(k, arguments, code.dtype)
             self.pointers = [arguments.pointer(t, code.dtype) for t in range(self.tensors)]
             # of the tensor of outputs: y forward, dy backward
             small = w.strides[1 if code.direction == "fwd" else 0]
             self.output_steps = small
             self.output_step: int | Value = 1 if code.is_unit else small[4]
-            self.spread = -(-((self.lanes - 1) * code.stride + code.window) // self.lanes)
+            last_column = (self.lanes - 1) * code.stride + (code.window - 1) * code.dilation
+            self.spread = last_column // self.lanes + 1
             self.whole = k.splat(
                 k.convert(w["window0"] * w["window1"] * w["window2"], code.dtype), self.lanes
             )
@@ -116,7 +121,7 @@ class _Rows:
 
     def _load_offsets(self) -> list[int]:
         s = self.code.stride
-        return [j * s + m * self.lanes for j in range(self.code.groups) for m in range(s)]
+        return [j * s + m * self.lanes for j in self.code.groups for m in range(s)]
 
     def _inside(self, column: int | Value, extent: int | Value) -> _Lanes:
         """The lanes whose column is in the row, when lane 0 has ``column``."""
@@ -175,10 +180,10 @@ class _Rows:
     def _along(self, axis: int, output: Value, bounds: Bounds) -> Iterator[Value]:
         count = self.code.unrolled[axis]
         if not count:
-            yield from self.k.range(bounds.low, bounds.high)
+            yield from self.windows.taps(axis, bounds)
             return
         for t in range(count):
-            yield bounds.start + t
+            yield bounds.start + (self.windows[f"dilation{axis}"] * t if self.code.is_dilated else t)
 
     def _is_unrolled(self) -> bool:
         return all(self.code.unrolled)
@@ -198,9 +203,10 @@ class _Rows:
         return columns
 
     def _tap(self, columns: Sequence[Value], tap: int) -> Value:
-        group, place = divmod(tap, self.code.stride)
         s = self.code.stride
-        return _pick(self.k, columns[group * s : (group + 1) * s], place)
+        group, place = divmod(tap * self.code.dilation, s)
+        first = self.code.groups.index(group) * s
+        return _pick(self.k, columns[first : first + s], place)
 
     def _count(self, bounds: Sequence[Bounds], block: _Block) -> Value:
         """What the sums of a block are divided by."""
@@ -324,7 +330,7 @@ class _Rows:
         places = self._maxima(o0, o1, bounds, planes[1], block)
         for (row,), position in self._row_taps(o0, o1, bounds, [(3, planes[3])]):
             here = self._positions(position + block.column)
-            taps = [k.select(places == here + tap, dy, 0.0) for tap in range(code.window)]
+            taps = [k.select(places == here + tap * code.dilation, dy, 0.0) for tap in range(code.window)]
             self._add(row, block, self._spread(taps))
 
     def _add(self, row: Pointer, block: _Block, given: Sequence[Value]) -> None:
@@ -339,7 +345,8 @@ class _Rows:
 
     def _spread(self, taps: Sequence[Value]) -> list[Value]:
         """What the lanes of each tap give, as vectors over the columns of a row."""
-        return [_sum_of_columns(self.k, taps, self.code.stride, m) for m in range(self.spread)]
+        code = self.code
+        return [_sum_of_columns(self.k, taps, code.stride, code.dilation, m) for m in range(self.spread)]
 
     def _maxima(self, o0: Value, o1: Value, bounds: Sequence[Bounds], plane: Pointer, block: _Block) -> Value:
         """The position of the first maximum in each lane."""
@@ -347,7 +354,9 @@ class _Rows:
         best = k.register(k.constant(-float("inf"), self.dtype, self.lanes))
         first_row = (bounds[0].low * w["extent1"] + bounds[1].low) * w["extent2"]
         first = self._positions(k.integer(block.column))
-        if self.code.is_clipped:
+        if self.code.is_clipped:  # the first tap that is in the image
+            for _ in range(self.code.window - 1 if self.code.dilation > 1 else 0):
+                first = k.select(first < 0, first + self.code.dilation, first)
             first = first.max(k.constant(0, INDEX[self.dtype], self.lanes))
         place = k.register(first + k.convert(first_row, INDEX[self.dtype]))
         for (row,), position in self._row_taps(o0, o1, bounds, [(1, plane)]):
@@ -357,7 +366,7 @@ class _Rows:
                 value = self._tap(columns, tap)
                 wins = is_better(value, best.get())
                 best.set(k.select(wins, value, best.get()))
-                place.set(k.select(wins, here + tap, place.get()))
+                place.set(k.select(wins, here + tap * self.code.dilation, place.get()))
         return place.get()
 
     def _positions(self, first: Value) -> Value:
@@ -389,20 +398,19 @@ def _pick(k: Builder, vectors: Sequence[Value], first: int) -> Value:
     return result
 
 
-def _sum_of_columns(k: Builder, taps: Sequence[Value], stride: int, vector: int) -> Value:
-    """Vector ``vector`` of the columns, where lane l of tap t belongs to column l * stride + t."""
+def _sum_of_columns(k: Builder, taps: Sequence[Value], stride: int, dilation: int, vector: int) -> Value:
+    """Vector ``vector`` of the columns, where lane l of tap t belongs to column l * stride + t * dilation."""
     lanes = taps[0].lanes
     total: Value | None = None
     zero = k.constant(0.0, element_of(taps[0]), lanes)
     for t, tap in enumerate(taps):
-        sources = [divmod(vector * lanes + lane - t, stride) for lane in range(lanes)]
+        sources = [divmod(vector * lanes + lane - t * dilation, stride) for lane in range(lanes)]
         pattern = [q if r == 0 and 0 <= q < lanes else lanes for q, r in sources]
         if all(place == lanes for place in pattern):
             continue
         part = tap if pattern == list(range(lanes)) else k.shuffle(tap, zero, pattern)
         total = part if total is None else total + part
-    assert total is not None
-    return total
+    return zero if total is None else total
 
 
 def _slots(tensors: int) -> Slots:
@@ -422,11 +430,11 @@ class PoolingRows(PoolingAlgorithm):
                     f"neighbours in a row of {operand.name} are {strides[4]} elements apart: they must be "
                     "adjacent, as in the layout nchw"
                 )
-        columns = -(-axis.window // axis.stride) * axis.stride
+        columns = _columns(axis)
         if columns > _MOST_COLUMNS:
             return (
-                f"window {axis.window} and stride {axis.stride} need {columns} vectors of a row at once, "
-                f"at most {_MOST_COLUMNS} are kept"
+                f"window {axis.window}, stride {axis.stride} and dilation {axis.dilation} need {columns} vectors "
+                f"of a row at once, at most {_MOST_COLUMNS} are kept"
             )
         if problem.mode == "max" and problem.direction == "bwd" and geometry.inputs >= 2**31:
             return f"a plane of x has {geometry.inputs} elements: positions in it must fit 31 bits"
@@ -447,6 +455,7 @@ class PoolingRows(PoolingAlgorithm):
             pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype, a2.stride, a2.window,
             a2.is_clipped, (a2.extent, a2.out, a2.before) if a2.out <= _SHORT_ROW * lanes else None,
             (_unrolled(a0), _unrolled(a1)), geometry.has_empty_windows, geometry.tiles, small[4] == 1,
+            a2.dilation, geometry.is_dilated,
         )  # fmt: skip
         library = load("pooling_rows", code, processor.isa, lambda module: _trace(module, code))
         units = geometry.images * geometry.channels
@@ -461,6 +470,11 @@ class PoolingRows(PoolingAlgorithm):
         )  # fmt: skip
 
 
+def _columns(axis: Axis) -> int:
+    """How many vectors of a row the taps are picked from."""
+    return len({tap * axis.dilation // axis.stride for tap in range(axis.window)}) * axis.stride
+
+
 def _unrolled(axis: Axis) -> int:
     return axis.window if not axis.is_clipped and axis.window <= _MOST_UNROLLED else 0
 
@@ -469,7 +483,7 @@ def _cycles(problem: Pooling, geometry: Geometry, lanes: int) -> float:
     """Cycles of one thread."""
     a0, a1, a2 = geometry.axes
     blocks = a0.out * a1.out * -(-a2.out // lanes)
-    rows, columns = a0.window * a1.window, -(-a2.window // a2.stride) * a2.stride
+    rows, columns = a0.window * a1.window, _columns(a2)
     if problem.direction == "fwd":
         block = 20 + rows * columns * (3 if problem.mode == "max" else 1.5) + 3 * a2.window
     elif problem.mode == "avg":

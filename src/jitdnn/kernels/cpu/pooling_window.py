@@ -42,6 +42,7 @@ class _Code:
     counts_padding: bool
     dtype: str
     tiles: bool
+    is_dilated: bool
 
 
 class _Window:
@@ -54,7 +55,9 @@ class _Window:
         with module.task("pooling") as (k, args, task, _):
             self.k, self.lanes = k, k.lanes(code.dtype)
             arguments = Arguments(k, args, self.tensors)
-            self.windows = w = Windows(k, arguments, _slots(self.tensors), self.tensors, code.counts_padding)
+            self.windows = w = Windows(
+                k, arguments, _slots(self.tensors), self.tensors, code.counts_padding, code.is_dilated
+            )
             self.scale = Scale(k, arguments, code.dtype)
             self.pointers = [arguments.pointer(t, code.dtype) for t in range(self.tensors)]
             first = task * w["per_task"]
@@ -69,9 +72,9 @@ class _Window:
     ) -> Iterator[tuple[list[Pointer], Value]]:
         """The rows of a window: pointers to column 0 in each plane, and the position of column 0."""
         k, w = self.k, self.windows
-        for t0 in k.range(bounds[0].low, bounds[0].high):
+        for t0 in w.taps(0, bounds[0]):
             at0 = [p + t0 * w.strides[t][2] for t, p in planes]
-            for t1 in k.range(bounds[1].low, bounds[1].high):
+            for t1 in w.taps(1, bounds[1]):
                 at1 = [p + t1 * w.strides[t][3] for (t, _), p in zip(planes, at0, strict=True)]
                 yield at1, (t0 * w["extent1"] + t1) * w["extent2"]
 
@@ -234,6 +237,8 @@ class PoolingWindow(PoolingAlgorithm):
                     f"neighbours in a row of {operand.name} are {strides[4]} elements apart: they must be "
                     "adjacent, as in the layout nchw"
                 )
+        if geometry.axes[2].dilation > 1:
+            return f"the elements of a window lie {geometry.axes[2].dilation} apart in a row: they must be adjacent"
         if problem.mode == "max" and problem.direction == "bwd" and geometry.inputs >= 2**31:
             return f"a plane of x has {geometry.inputs} elements: positions in it must fit 31 bits"
         return None
@@ -253,7 +258,9 @@ class PoolingWindow(PoolingAlgorithm):
         pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
         geometry = Geometry.of(pooling)
         tiles = geometry.tiles and pooling.mode == "avg"
-        code = _Code(pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype, tiles)
+        code = _Code(
+            pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype, tiles, geometry.is_dilated
+        )
         library = load("pooling_window", code, processor.isa, lambda module: _trace(module, code))
         units = geometry.images * geometry.channels
         if pooling.direction == "fwd":
