@@ -18,6 +18,7 @@ import numpy as np
 
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Epilogue, Kernel, terms
+from jitdnn.kernels.reference import rounded
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import (
     Activation,
@@ -29,6 +30,7 @@ from jitdnn.problems import (
     Problem,
     Softmax,
 )
+from jitdnn.problems.problem import Operand
 from jitdnn.rtcg.isa import runnable
 from jitdnn.tensor import TensorDescriptor, numpy_dtype, packed_strides
 
@@ -46,7 +48,7 @@ class Buffer:
     def __init__(self, descriptor: TensorDescriptor) -> None:
         low, high = descriptor.span()
         dtype = numpy_dtype(descriptor.dtype)
-        self.memory = np.full(GUARD + (high - low + 1) + GUARD, np.nan, dtype)
+        self.memory = np.full(GUARD + (high - low + 1) + GUARD, poison(dtype), dtype)
         self.values = _strided(self.memory, GUARD - low, descriptor)
         self.pointer = self.memory.ctypes.data + (GUARD - low) * dtype.itemsize
         outside = np.ones(self.memory.shape, bool)
@@ -60,6 +62,13 @@ class Buffer:
     def bits(self) -> AnyArray:
         """The memory as integers: NaN equals itself, -0.0 is not 0.0."""
         return self.memory.view(f"u{self.memory.itemsize}").copy()
+
+
+def poison(dtype: np.dtype[Any]) -> Any:
+    """NaN, or an integer that is none of a sensible kernel's."""
+    if dtype.kind == "b":
+        return True
+    return np.iinfo(dtype).max - 3 if dtype.kind in "iu" else np.nan
 
 
 def _strided(memory: AnyArray, start: int, descriptor: TensorDescriptor) -> AnyArray:
@@ -83,44 +92,80 @@ class Workspace:
 
 @dataclass
 class Case:
-    """A problem with its inputs in place, and what they should lead to."""
+    """A problem with its inputs in place, and what they should lead to; one entry for each output."""
 
     problem: Problem
     epilogue: Epilogue | None
     inputs: list[Buffer]
     operands: list[Buffer]
-    previous: AnyArray  # what is in the output where beta is not 0
-    result: AnyArray  # the reference, epilogue included
-    scale: float  # the norm that errors are relative to
+    previous: list[AnyArray]  # what is in the outputs where beta is not 0; states hold it always
+    results: list[AnyArray]  # the reference, epilogue included
+    scales: list[float]  # the norms that errors are relative to
 
-    def expected(self, alpha: float, beta: float) -> AnyArray:
-        scaled = alpha * self.result
-        return scaled if beta == 0 else scaled + beta * self.previous.astype(np.float64)
+    def expected(self, number: int, alpha: float, beta: float) -> AnyArray:
+        if self.problem.outputs[number].role in ("saved", "state"):
+            return self.results[number]
+        scaled = alpha * self.results[number]
+        return scaled if beta == 0 else scaled + beta * self.previous[number].astype(np.float64)
 
 
-def make_case(problem: Problem, epilogue: Epilogue | None = None, seed: int = 0) -> Case:
-    """Random inputs for a problem. Memory that several indices share has one value for them."""
+def make_case(
+    problem: Problem,
+    epilogue: Epilogue | None = None,
+    seed: int = 0,
+    given: Sequence[AnyArray] | None = None,
+) -> Case:
+    """Random inputs for a problem, or those that are given, one for each of its sources.
+
+    Memory that several indices share has one value for them.
+    """
     rng = np.random.default_rng(seed)
     inputs = [Buffer(operand.descriptor) for operand in problem.inputs]
     operands = [Buffer(descriptor) for descriptor in (epilogue.operands if epilogue else ())]
-    for buffer in inputs + operands:
+    for buffer in operands:
         buffer.values[...] = rng.standard_normal(buffer.values.shape)
-    _make_consistent(problem, inputs)
-    wide = [buffer.values.astype(np.float64) for buffer in inputs]
-    result = problem.reference(*wide)
-    scale = norm(result)
+    values = [random_values(rng, operand) for operand in problem.sources] if given is None else list(given)
+    for buffer, array in zip(inputs, values, strict=False):
+        buffer.values[...] = array
+    if given is None:
+        _make_consistent(problem, inputs)
+    states = [
+        np.asarray(array).astype(numpy_dtype(operand.descriptor.dtype))
+        for operand, array in zip(problem.sources[len(inputs) :], values[len(inputs) :], strict=True)
+    ]
+    wide = [buffer.values.astype(np.float64) for buffer in inputs] + [s.astype(np.float64) for s in states]
+    found = problem.reference(*wide)
+    results = [found] if len(problem.outputs) == 1 else [np.asarray(result) for result in found]
+    scales = [norm(result[np.isfinite(result)]) for result in results]
     if isinstance(problem, Convolution | BiasGradient | MatMul | AddTensor):
         # what terms of random signs add up to: a sum that happens to cancel is not held against the kernel
-        scale = max(scale, float(np.sqrt(problem.reference(*(a * a for a in wide)).sum())))
+        scales[0] = max(scales[0], float(np.sqrt(problem.reference(*(a * a for a in wide)).sum())))
         if any(operand.descriptor.is_overlapping() for operand in problem.inputs):
             # equal terms round alike: their errors add up, where those of others partly cancel
-            scale *= np.sqrt(terms(problem))
+            scales[0] *= np.sqrt(terms(problem))
+    if isinstance(problem, Softmax) and problem.direction == "bwd":
+        # a dy that is constant along the axis cancels to nothing
+        scales[0] = max(scales[0], norm(wide[0] * wide[1]))
     if epilogue is not None:
         fused = [buffer.values.astype(np.float64) for buffer in operands]
-        result = np.asarray(epilogue.expression.evaluate(result, *fused))
-        scale += sum(norm(array) for array in fused)
-    previous = rng.standard_normal(problem.output.shape).astype(numpy_dtype(problem.dtype))
-    return Case(problem, epilogue, inputs, operands, previous, result, scale)
+        results[0] = np.asarray(epilogue.expression.evaluate(results[0], *fused))
+        scales[0] += sum(norm(array) for array in fused)
+    previous, remaining = [], iter(states)
+    for operand in problem.outputs:
+        is_state = operand.role == "state"
+        previous.append(next(remaining) if is_state else random_values(rng, operand))
+    return Case(problem, epilogue, inputs, operands, previous, results, scales)
+
+
+def random_values(rng: np.random.Generator, operand: Operand) -> AnyArray:
+    """Values for an operand: normal reals, integers from all that it may hold."""
+    dtype, shape = numpy_dtype(operand.descriptor.dtype), operand.descriptor.shape
+    if dtype.kind in "iu":
+        low, high = operand.values or (0, 100)
+        return rng.integers(low, high, shape, endpoint=True).astype(dtype)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    return rng.standard_normal(shape).astype(dtype)
 
 
 def _make_consistent(problem: Problem, inputs: list[Buffer]) -> None:
@@ -144,37 +189,54 @@ def _make_consistent(problem: Problem, inputs: list[Buffer]) -> None:
             inputs[-1].values[...] = plain.reference(inputs[-1].values)
 
 
-def run(kernel: Kernel, case: Case, room: int, alpha: float = 1.0, beta: float = 0.0) -> AnyArray:
-    """The output of a kernel given `room` bytes of workspace; checks that it wrote nothing else."""
-    output = Buffer(case.problem.output)
-    if beta != 0:
-        output.values[...] = case.previous
+def run(kernel: Kernel, case: Case, room: int, alpha: float = 1.0, beta: float = 0.0) -> list[AnyArray]:
+    """The outputs of a kernel given `room` bytes of workspace; checks that it wrote nothing else."""
+    outputs = [Buffer(operand.descriptor) for operand in case.problem.outputs]
+    for buffer, operand, previous in zip(outputs, case.problem.outputs, case.previous, strict=True):
+        if operand.role == "state" or (beta != 0 and operand.role != "saved"):
+            buffer.values[...] = previous
     read_only = [(buffer, buffer.bits()) for buffer in case.inputs + case.operands]
-    outside = output.outside()
+    outside = [buffer.outside() for buffer in outputs]
     workspace = Workspace(room)
-    pointers = [buffer.pointer for buffer in (*case.inputs, output, *case.operands)]
+    pointers = [buffer.pointer for buffer in (*case.inputs, *outputs, *case.operands)]
     kernel(None, pointers, alpha, beta, workspace.pointer)
-    assert (output.outside() == outside).all(), "wrote beside its output"
+    for buffer, before in zip(outputs, outside, strict=True):
+        assert (buffer.outside() == before).all(), "wrote beside its output"
     assert workspace.is_canary_alive(), "wrote beside its workspace"
     for buffer, bits in read_only:
         assert (buffer.bits() == bits).all(), "wrote to an input"
-    return output.values.copy()
+    return [buffer.values.copy() for buffer in outputs]
 
 
-def compare(actual: AnyArray, case: Case, alpha: float, beta: float, bound: float) -> None:
-    """The relative error of `actual` is within `bound`, beside the rounding of the scaling itself."""
-    expected = case.expected(alpha, beta)
-    with np.errstate(over="ignore"):
-        rounded = expected.astype(actual.dtype)
-    is_number = np.isfinite(rounded)
-    np.testing.assert_array_equal(actual[~is_number], rounded[~is_number])
-    assert np.isfinite(actual[is_number]).all(), "left elements unwritten, or read what it should not"
+def compare(actual: Sequence[AnyArray], case: Case, alpha: float, beta: float, bound: float) -> None:
+    """The relative errors of all outputs are within `bound`, beside the rounding of the scaling itself."""
+    for number, operand in enumerate(case.problem.outputs):
+        try:
+            _compare_one(actual[number], case, number, alpha, beta, bound)
+        except AssertionError as error:
+            raise AssertionError(f"{operand.name}: {error}") from error
+
+
+def _compare_one(actual: AnyArray, case: Case, number: int, alpha: float, beta: float, bound: float) -> None:
+    expected = case.expected(number, alpha, beta)
+    whole = rounded(expected, actual.dtype)
+    if actual.dtype.kind in "iub":
+        np.testing.assert_array_equal(actual, whole)
+        return
+    is_number = np.isfinite(whole.astype(np.float64))
+    np.testing.assert_array_equal(actual[~is_number].astype(np.float64), whole[~is_number].astype(np.float64))
+    assert np.isfinite(actual[is_number].astype(np.float64)).all(), (
+        "left elements unwritten, or read what it should not"
+    )
     error = norm(actual[is_number].astype(np.float64) - expected[is_number])
-    allowed = bound * abs(alpha) * case.scale
-    if (alpha, beta) != (1.0, 0.0):
-        sizes = abs(alpha) * norm(case.result[is_number])
-        sizes += abs(beta) * norm(case.previous)
-        allowed += 2 * UNIT_ROUNDOFF[case.problem.dtype] * sizes
+    allowed = bound * case.scales[number]
+    dtype = case.problem.outputs[number].descriptor.dtype
+    if case.problem.outputs[number].role not in ("saved", "state"):
+        allowed *= abs(alpha)
+        if (alpha, beta) != (1.0, 0.0):
+            sizes = abs(alpha) * norm(case.results[number][is_number])
+            sizes += abs(beta) * norm(case.previous[number].astype(np.float64))
+            allowed += 2 * UNIT_ROUNDOFF[dtype] * sizes
     assert error <= allowed, f"error {error:.3g} exceeds {allowed:.3g} (alpha {alpha}, beta {beta})"
 
 
@@ -200,13 +262,17 @@ def check(
     threads: Sequence[int] = (1, 2),
     scales: Sequence[tuple[float, float]] = SCALES,
     seed: int = 0,
+    inputs: Sequence[AnyArray] | None = None,
 ) -> set[str]:
-    """Check every algorithm that takes the problem; returns their names. At least the reference takes any."""
-    case = make_case(problem, epilogue, seed)
+    """Check every algorithm that takes the problem; returns their names. At least the reference takes any.
+
+    `inputs`: arrays for the problem's sources; None for random ones.
+    """
+    case = make_case(problem, epilogue, seed, inputs)
     names = set()
     for algorithm in accepting(problem, host(threads[0], cpu), epilogue):
         names.add(algorithm.name)
-        results: dict[tuple[float, float], AnyArray] = {}
+        results: dict[tuple[float, float], list[AnyArray]] = {}
         for count in threads:
             device = host(count, cpu)
             try:
@@ -219,7 +285,8 @@ def check(
                     compare(actual, case, alpha, beta, algorithm.error_bound(problem))
                     earlier = results.setdefault((alpha, beta), actual)
                     if algorithm.deterministic:
-                        assert actual.tobytes() == earlier.tobytes(), "is not deterministic"
+                        pairs = zip(actual, earlier, strict=True)
+                        assert all(a.tobytes() == b.tobytes() for a, b in pairs), "is not deterministic"
             except AssertionError as error:
                 where = f"{algorithm.name}, {device.isa.name} x{count}"
                 raise AssertionError(f"{where}, {problem}: {error}") from error
@@ -227,13 +294,11 @@ def check(
 
 
 def results_of(problem: Problem, *inputs: AnyArray, cpu: str = "host") -> dict[str, AnyArray]:
-    """What each algorithm that takes the problem makes of the given inputs."""
-    case = make_case(problem)
-    for buffer, values in zip(case.inputs, inputs, strict=True):
-        buffer.values[...] = values
+    """What each algorithm that takes the problem makes of the given inputs: the principal output."""
+    case = make_case(problem, given=inputs)
     device = host(1, cpu)
     return {
-        algorithm.name: run(algorithm.build(problem, device), case, algorithm.workspace(problem, device))
+        algorithm.name: run(algorithm.build(problem, device), case, algorithm.workspace(problem, device))[0]
         for algorithm in accepting(problem, device)
     }
 

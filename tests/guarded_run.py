@@ -53,7 +53,7 @@ def run(problem: Problem, at_end: bool) -> None:
     rooms, pointers = zip(*(place(o.descriptor, at_end) for o in problem.operands), strict=True)
     for operand, pointer, buffer in zip(problem.inputs, pointers, case.inputs, strict=False):
         view(pointer, operand.descriptor)[...] = buffer.values
-    device = host(2)
+    device, first = host(2), len(problem.inputs)
     for algorithm in conformance.accepting(problem, device):
         edge = "end" if at_end else "start"
         sys.stdout.write(f"{algorithm.name}, tensors at the {edge} of a page: {problem}\n")
@@ -61,10 +61,11 @@ def run(problem: Problem, at_end: bool) -> None:
         size = algorithm.workspace(problem, device)
         workspace = Room(-(-size // 64) * 64, at_end)
         kernel = algorithm.build(problem, device)
-        output = view(pointers[-1], problem.output)
-        output[...] = np.nan
+        outputs = [view(p, o.descriptor) for p, o in zip(pointers[first:], problem.outputs, strict=True)]
+        for output, operand, previous in zip(outputs, problem.outputs, case.previous, strict=True):
+            output[...] = previous if operand.role == "state" else conformance.poison(output.dtype)
         kernel(None, pointers, 1.0, 0.0, workspace.pointer if size else 0)
-        conformance.compare(output, case, 1.0, 0.0, algorithm.error_bound(problem))
+        conformance.compare(outputs, case, 1.0, 0.0, algorithm.error_bound(problem))
     del rooms
 
 

@@ -79,7 +79,7 @@ def test_a_nest_visits_every_element_once(operands: list[TensorDescriptor], lane
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_dense_tensors_are_one_run(layout: str) -> None:
     dense = TensorDescriptor.packed((3, 4, 5, 6), "f32", layout)
-    assert Nest.of([dense, dense]) == Nest((360,), ((1,), (1,)), (0, 0))
+    assert Nest.of([dense, dense]) == Nest((360,), ((1,), (1,)), (0, 0), inputs=1)
     backwards = descriptor(dense.shape, tuple(-s for s in dense.strides))
     assert Nest.of([backwards, backwards]).extents == (360,)
 
@@ -194,7 +194,7 @@ def test_the_output_may_be_an_input() -> None:
 
 def test_tiles_use_no_gather() -> None:
     module = Module("elementwise", isa("avx2"))
-    trace_tiles(module, ElementwiseCode("f32", COPY, 2, (CROSSED, UNIT), False, False))
+    trace_tiles(module, ElementwiseCode("f32", ("f32", "f32"), (COPY,), 2, (CROSSED, UNIT), False, False))
     text = assembly(module)
     assert "gather" not in text
     assert "vunpck" in text or "vshuf" in text or "vperm" in text

@@ -157,12 +157,12 @@ def test_bad_outputs_are_refused(case: Case) -> None:
 @each_op
 def test_inputs_of_other_types_are_refused_by_name(case: Case) -> None:
     arrays = case.arrays()
-    with pytest.raises(jd.InvalidType, match=r"^\w+ is i32: it must be f32 or f64"):
+    with pytest.raises(jd.InvalidType, match=r"^\w+ is i32: it must be f16, bf16, f32 or f64"):
         case.run(arrays[0].astype(np.int32), *arrays[1:])
     with pytest.raises(jd.InvalidType, match=r"^\w+: list cannot be borrowed"):
         case.run(arrays[0].tolist(), *arrays[1:])
-    with pytest.raises(jd.InvalidType, match=r"^\w+: dtype float16"):
-        case.run(arrays[0].astype(np.float16), *arrays[1:])
+    with pytest.raises(jd.InvalidType, match=r"^\w+: dtype complex64"):
+        case.run(arrays[0].astype(np.complex64), *arrays[1:])
     if len(arrays) > 1:
         with pytest.raises(jd.InvalidType, match=r"^\w+ is f32 and \w+ is f64: they must be of one dtype"):
             case.run(*arrays[:-1], arrays[-1].astype(np.float64))

@@ -248,6 +248,15 @@ def _prepare(
                 raise InvalidShape(
                     f"{name} has shape {descriptor.shape}: the result has {expected.shape}, and they must be equal"
                 )
+            if (
+                is_single
+                and operand.dtypes is None
+                and given[0] is not None
+                and given[0].dtype != expected.dtype
+            ):
+                raise InvalidType(
+                    f"{names[0]} is {expected.dtype} and out is {given[0].dtype}: they must be of one dtype"
+                )
     if recipe is None or any(descriptor is not None for descriptor in given[:results]):
         recipe = make(given)
     outputs = recipe.problem.outputs

@@ -42,13 +42,15 @@ _FUNCTIONS: dict[str, Callable[[Builder, Value], Value]] = {
 }
 
 
-def lower(k: Builder, expression: Expression, inputs: Sequence[Value]) -> Value:
-    """Trace the expression over vectors of one element type, f32 or f64.
+def lower(k: Builder, expression: Expression, inputs: Sequence[Value], dtype: str | None = None) -> Value:
+    """Trace the expression over vectors of one element type: f32 or f64, or i64 for what whole numbers have.
 
-    The result has as many lanes as the widest input; an input with one lane stands for all of them.
+    The result has as many lanes as the widest input; an input with one lane stands for all of them. ``dtype`` is
+    needed where there are no inputs.
     """
-    lanes = max(value.lanes for value in inputs)
-    dtype = vector_math.element_of(inputs[0])
+    lanes = max((value.lanes for value in inputs), default=1)
+    if dtype is None:
+        dtype = vector_math.element_of(inputs[0]) if inputs[0].is_float else "i64"
 
     def apply(name: str, arguments: list[Term]) -> Term:
         if not any(isinstance(argument, Value) for argument in arguments):

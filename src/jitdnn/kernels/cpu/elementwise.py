@@ -1,8 +1,9 @@
-"""Loops over the elements of strided tensors, made from an expression of what happens to one element.
+"""Loops over the elements of strided tensors, made from expressions of what happens to one element.
 
     out[i] = alpha * expression(a[i], b[i], ...) + beta * out[i]        (out is not read where beta is 0)
 
-The axes are brought into the order of the output's memory, and joined where every tensor allows it; a dense
+There may be several outputs, each with its expression, and every tensor has an element type of its own. The axes are
+brought into the order of the first output's memory, and joined where every tensor allows it; a dense
 tensor becomes one run whatever its rank. The innermost axis is cut into blocks, the vectors go along it:
 
     task > unit = one block of one row > vectors of the block
@@ -33,7 +34,7 @@ from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.lowering import lower
 from jitdnn.rtcg.operations import OPERATIONS
 from jitdnn.rtcg.types import INT
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
 
 _CORE_BYTES_PER_SECOND = 20e9  # what one core moves between the caches and memory
 _STRIDED_SECONDS = {STRIDED: 0.6e-9, CROSSED: 0.2e-9}  # more for an element of a tensor that moves like this
@@ -43,45 +44,72 @@ STREAM_BYTES = 48 << 20  # outputs from here on do not fit any cache: they are w
 _STREAM_RUN = 4096  # bytes in one piece, or looking for aligned addresses costs more than it brings
 
 
-def element_seconds(expression: Expression, moves: Sequence[str], dtype: str, vector_bytes: int) -> float:
+def element_seconds(
+    expressions: Sequence[Expression], moves: Sequence[str], dtypes: Sequence[str], vector_bytes: int
+) -> float:
     """Seconds that one thread takes for one element."""
-    size = ITEM_BYTES[dtype]
-    moved = sum(size for move in moves if move != REPEATED) / _CORE_BYTES_PER_SECOND
+    moved = sum(ITEM_BYTES[dtype] for move, dtype in zip(moves, dtypes, strict=True) if move != REPEATED)
     gathered = sum(_STRIDED_SECONDS.get(move, 0.0) for move in moves)
-    functions = sum(
-        s.operation in OPERATIONS and OPERATIONS[s.operation].is_function and s.operation not in _CHEAP
+    functions = {
+        s
+        for expression in expressions
         for s in expression.instructions
-    )
-    return moved + gathered + functions * _FUNCTION_SECONDS[size] * 64 / vector_bytes
+        if s.operation in OPERATIONS and OPERATIONS[s.operation].is_function and s.operation not in _CHEAP
+    }
+    each = _FUNCTION_SECONDS[ITEM_BYTES[computing_dtype(dtypes)]] * 64 / vector_bytes
+    return moved / _CORE_BYTES_PER_SECOND + gathered + len(functions) * each
+
+
+def computing_dtype(dtypes: Sequence[str]) -> str:
+    """The type that elements of these types are computed in: i64 if none is real."""
+    return compute_dtype(*dtypes) if any(dtype in REAL_DTYPES for dtype in dtypes) else "i64"
+
+
+def _sequence(expressions: Expression | Sequence[Expression]) -> tuple[Expression, ...]:
+    return (expressions,) if isinstance(expressions, Expression) else tuple(expressions)
 
 
 def estimate_elementwise(
-    expression: Expression, tensors: Sequence[TensorDescriptor], device: Device
+    expressions: Expression | Sequence[Expression], tensors: Sequence[TensorDescriptor], device: Device
 ) -> float:
     """Expected seconds of the kernel that ``build_elementwise`` makes."""
-    dtype, isa = tensors[-1].dtype, cast(CpuDevice, device).isa
-    nest, moves = Nest.of(tensors).crossed(isa.lanes(dtype))
-    alone = nest.size * element_seconds(expression, moves, dtype, isa.vector_bytes)
+    expressions, isa = _sequence(expressions), cast(CpuDevice, device).isa
+    dtypes = [tensor.dtype for tensor in tensors]
+    nest, moves = Nest.of(tensors, len(tensors) - len(expressions)).crossed(
+        isa.lanes(computing_dtype(dtypes))
+    )
+    alone = nest.size * element_seconds(expressions, moves, dtypes, isa.vector_bytes)
     return LAUNCH_SECONDS + alone / min(device.threads, task_count(device, alone))
 
 
 def build_elementwise(
-    expression: Expression, tensors: Sequence[TensorDescriptor], device: Device
+    expressions: Expression | Sequence[Expression],
+    tensors: Sequence[TensorDescriptor],
+    device: Device,
+    plain: Sequence[int] = (),
 ) -> CpuKernel:
-    """The kernel of ``expression`` over tensors of one shape: its inputs in order, then the output.
+    """The kernel of an expression, or several, over tensors of one shape: the inputs, then an output for each.
 
-    An input that is broadcast has stride 0. The output may be one of the inputs.
+    An input that is broadcast has stride 0. The first output may be one of the inputs. Alpha and beta do not touch the
+    outputs whose positions among them are in ``plain``. Integers alone are computed as 64 bits that wrap; where there
+    is a real number all are real, and rounded and saturated where integers are stored.
     """
-    processor, dtype = cast(CpuDevice, device), tensors[-1].dtype
-    lanes, size = processor.isa.lanes(dtype), ITEM_BYTES[dtype]
-    nest, moves = Nest.of(tensors).crossed(lanes)
-    run, is_contiguous = nest.extents[-1], moves[-1] == UNIT and not {STRIDED, CROSSED} & set(moves)
+    processor, expressions = cast(CpuDevice, device), _sequence(expressions)
+    dtypes = tuple(tensor.dtype for tensor in tensors)
+    computing = computing_dtype(dtypes)
+    lanes = processor.isa.lanes(computing)
+    nest, moves = Nest.of(tensors, len(tensors) - len(expressions)).crossed(lanes)
+    output = tensors[nest.inputs]
+    run = nest.extents[-1]
+    is_contiguous = moves[nest.inputs] == UNIT and not {STRIDED, CROSSED} & set(moves)
     code = ElementwiseCode(
-        dtype, expression, len(nest.extents), moves,
-        streams=is_contiguous and tensors[-1].nbytes >= STREAM_BYTES and run * size >= _STREAM_RUN,
+        computing, dtypes, expressions, len(nest.extents), moves,
+        streams=is_contiguous and len(expressions) == 1 and output.nbytes >= STREAM_BYTES
+        and run * ITEM_BYTES[output.dtype] >= _STREAM_RUN,
         is_wide=CROSSED in moves and run > nest.extents[-2],
+        plain=tuple(plain),
     )  # fmt: skip
-    seconds = nest.size * element_seconds(expression, moves, dtype, processor.isa.vector_bytes)
+    seconds = nest.size * element_seconds(expressions, moves, dtypes, processor.isa.vector_bytes)
     blocks, block = _blocks(nest, code, lanes, task_count(device, seconds))
     units = prod(nest.extents[:-1]) * blocks
     if CROSSED in moves:
@@ -126,8 +154,8 @@ def _trace(module: Module, code: ElementwiseCode) -> None:
         place = max(0, axes - 2) if STRIDED in code.moves else axes - 1
         extents = [*rows[:place], blocks, *rows[place:]]
         steps = [[*s[:-1][:place], jump, *s[:-1][place:]] for s, jump in zip(strides, jumps, strict=True)]
-        alpha, beta = arguments.alpha(code.dtype), arguments.beta(code.dtype)
-        pointers = [arguments.pointer(t, code.dtype) for t in range(tensors)]
+        alpha, beta = arguments.alpha(code.computing), arguments.beta(code.computing)
+        pointers = [arguments.pointer(t, d).as_real(code.computing) for t, d in enumerate(code.dtypes)]
         first = task * per_task
         last = (first + per_task).min(units)
 
@@ -159,7 +187,7 @@ class _Row:
         beta: Value | None,
     ) -> None:
         self.k, self.code, self.pointers = k, code, pointers
-        self.lanes = k.lanes(code.dtype)
+        self.lanes = k.lanes(code.computing)
         self.strides: list[Any] = [
             {UNIT: 1, REPEATED: 0}.get(move, stride) for move, stride in zip(code.moves, strides, strict=True)
         ]
@@ -169,7 +197,7 @@ class _Row:
         self.repeated = {
             t: pointer.splat(0, self.lanes)
             for t, (pointer, move) in enumerate(zip(pointers, code.moves, strict=True))
-            if move == REPEATED and t < code.tensors - 1
+            if move == REPEATED and t < code.inputs
         }
 
     def run(self, count: Value) -> None:
@@ -191,27 +219,40 @@ class _Row:
 
     def _head(self, count: Value) -> Value:
         """Do the elements before the output's first aligned vector; returns their number."""
-        k, item = self.k, ITEM_BYTES[self.code.dtype]
+        k, item = self.k, ITEM_BYTES[self.code.dtypes[-1]]
         address = Value(k, k.b.ptrtoint(self.pointers[-1].v, INT))
         ahead = (0 - address) & (self.lanes * item - 1)
         head = (ahead // item).min(count)
         self.step(k.integer(0), k.mask(head, self.lanes), self.store)
         return head
 
-    def step(self, i: Value, mask: Value | None, store: Callable[[Value, Value, Value | None], None]) -> None:
+    def step(
+        self, i: Value, mask: Value | None, store: Callable[[int, Value, Value, Value | None], None]
+    ) -> None:
+        k, code = self.k, self.code
         inputs = [
-            self.repeated[t] if t in self.repeated else p.load_strided(i, s, self.lanes, mask)
-            for t, (p, s) in enumerate(zip(self.pointers[:-1], self.strides, strict=False))
+            self.repeated[t]
+            if t in self.repeated
+            else self.pointers[t].load_strided(i, self.strides[t], self.lanes, mask)
+            for t in range(code.inputs)
         ]
-        result = lower(self.k, self.code.expression, inputs) * self.alpha
-        if self.beta is not None:
-            old = self.pointers[-1].load_strided(i, self.strides[-1], self.lanes, mask)
-            result = self.k.fma(self.beta, old, result)
-        store(result, i, mask)
+        # all are computed before one is stored: the first output may be an input
+        results = [
+            k.splat(lower(k, expression, inputs, code.computing), self.lanes)
+            for expression in code.expressions
+        ]
+        for number, result in enumerate(results):
+            t = code.inputs + number
+            if number not in code.plain:
+                result = result * self.alpha
+                if self.beta is not None:
+                    old = self.pointers[t].load_strided(i, self.strides[t], self.lanes, mask)
+                    result = k.fma(self.beta, old, result) if result.is_float else result + self.beta * old
+            store(t, result, i, mask)
 
-    def store(self, result: Value, i: Value, mask: Value | None) -> None:
-        self.pointers[-1].store_strided(result, i, self.strides[-1], mask)
+    def store(self, tensor: int, result: Value, i: Value, mask: Value | None) -> None:
+        self.pointers[tensor].store_strided(result, i, self.strides[tensor], mask)
 
-    def stream(self, result: Value, i: Value, mask: Value | None) -> None:
+    def stream(self, tensor: int, result: Value, i: Value, mask: Value | None) -> None:
         assert mask is None
-        self.pointers[-1].stream(result, i)
+        self.pointers[tensor].stream(result, i)

@@ -24,7 +24,7 @@ def trace_tiles(module: Module, code: ElementwiseCode) -> None:
     """Trace the kernel; the last axis of the nest is that of the columns, the one before that of the rows."""
     tensors, axes = code.tensors, code.axes
     with module.task("elementwise") as (k, args, task, _):
-        lanes = k.lanes(code.dtype)
+        lanes = k.lanes(code.computing)
         arguments = Arguments(k, args, tensors)
         units, per_task, columns, _block, column_blocks = (arguments.extra(i) for i in range(5))
         outer = [arguments.extra(5 + i) for i in range(axes - 2)]
@@ -40,9 +40,9 @@ def trace_tiles(module: Module, code: ElementwiseCode) -> None:
             extents = [*extents[:-2], extents[-1], extents[-2]]
             steps = [[*s[:-2], s[-1], s[-2]] for s in steps]
         row_digit, column_digit = (axes - 1, axes - 2) if code.is_wide else (axes - 2, axes - 1)
-        pointers = [arguments.pointer(t, code.dtype) for t in range(tensors)]
-        buffers = [k.local(code.dtype, lanes * lanes) if m == CROSSED else None for m in code.moves]
-        square = _Square(k, code, strides, buffers, Scale(k, arguments, code.dtype))
+        pointers = [arguments.pointer(t, d).as_real(code.computing) for t, d in enumerate(code.dtypes)]
+        buffers = [k.local(code.computing, lanes * lanes) if m == CROSSED else None for m in code.moves]
+        square = _Square(k, code, strides, buffers, Scale(k, arguments, code.computing))
         first = task * per_task
         counter = Counter(k, first, extents, steps, bases)
         for _unit in k.range(first, (first + per_task).min(units)):
@@ -64,7 +64,7 @@ class _Square:
         scale: Scale,
     ) -> None:
         self.k, self.code, self.strides, self.buffers, self.scale = k, code, strides, buffers, scale
-        self.lanes = k.lanes(code.dtype)
+        self.lanes = k.lanes(code.computing)
 
     def turn(self, here: list[Pointer], down: Value, across: Value) -> None:
         """Put the squares of crossed inputs into their buffers, row by row of the output."""
@@ -99,9 +99,20 @@ class _Square:
                 self._row(here, row, k.mask(across, lanes))
 
     def _row(self, here: list[Pointer], row: Value, mask: Value | None) -> None:
-        inputs = [self._input(tensor, here[tensor], row, mask) for tensor in range(self.code.tensors - 1)]
-        result = lower(self.k, self.code.expression, inputs)
-        self.scale.store(here[-1] + row * self.strides[-1][-2], 1, result, mask)
+        k, code = self.k, self.code
+        inputs = [self._input(tensor, here[tensor], row, mask) for tensor in range(code.inputs)]
+        results = [
+            k.splat(lower(k, expression, inputs, code.computing), self.lanes)
+            for expression in code.expressions
+        ]
+        for number, result in enumerate(results):
+            tensor = code.inputs + number
+            target, steps = here[tensor] + row * self.strides[tensor][-2], self.strides[tensor]
+            stride = 1 if code.moves[tensor] == UNIT else steps[-1]
+            if number in code.plain:
+                target.store_strided(result, 0, stride, mask)
+            else:
+                self.scale.store(target, stride, result, mask)
 
     def _input(self, tensor: int, pointer: Pointer, row: Value, mask: Value | None) -> Value:
         buffer, move, steps = self.buffers[tensor], self.code.moves[tensor], self.strides[tensor]

@@ -98,7 +98,8 @@ class Scale:
         result = k.register(value * k.splat(self.alpha, value.lanes))
         with k.when(self.beta != 0.0):
             old = target.load_strided(0, stride, value.lanes, mask)
-            result.set(k.fma(k.splat(self.beta, value.lanes), old, result.get()))
+            beta = k.splat(self.beta, value.lanes)
+            result.set(k.fma(beta, old, result.get()) if old.is_float else beta * old + result.get())
         target.store_strided(result.get(), 0, stride, mask)
 
     def start(self, target: Pointer, stride: int | Value, lanes: int, mask: Value | None = None) -> None:

@@ -15,30 +15,36 @@ UNIT, REPEATED, STRIDED, CROSSED = "unit", "repeated", "strided", "crossed"
 
 @dataclass(frozen=True)
 class Nest:
-    """Loops over one box of elements in several tensors, outermost first; the output is the last tensor.
+    """Loops over one box of elements in several tensors, outermost first.
 
+    The first ``inputs`` tensors are read, the others written; the first of these is the principal output.
     ``strides[tensor][axis]`` and ``bases[tensor]`` count elements.
     """
 
     extents: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
     bases: tuple[int, ...]
+    inputs: int
 
     @staticmethod
-    def of(tensors: Sequence[TensorDescriptor]) -> Nest:
-        """The shortest nest over tensors of one shape, whose order is that of the last one's memory."""
-        output = tensors[-1]
+    def of(tensors: Sequence[TensorDescriptor], inputs: int | None = None) -> Nest:
+        """The shortest nest over tensors of one shape, whose order is that of the principal output's memory.
+
+        All tensors but the last are inputs where ``inputs`` does not say otherwise.
+        """
+        inputs = len(tensors) - 1 if inputs is None else inputs
+        output = tensors[inputs]
         bases = [0] * len(tensors)
         axes: list[tuple[int, list[int]]] = []
         for axis, extent in enumerate(output.shape):
             if extent == 1:
                 continue
             steps = [tensor.strides[axis] for tensor in tensors]
-            if steps[-1] < 0:  # walk the other way
+            if steps[inputs] < 0:  # walk the other way
                 bases = [base + (extent - 1) * step for base, step in zip(bases, steps, strict=True)]
                 steps = [-step for step in steps]
             axes.append((extent, steps))
-        axes.sort(key=lambda axis: -axis[1][-1])
+        axes.sort(key=lambda axis: -axis[1][inputs])
         joined: list[tuple[int, list[int]]] = []
         for extent, steps in axes:
             if joined and all(
@@ -53,6 +59,7 @@ class Nest:
             tuple(extent for extent, _ in joined),
             tuple(zip(*(steps for _, steps in joined), strict=True)),
             tuple(bases),
+            inputs,
         )
 
     @property
@@ -70,10 +77,13 @@ class Nest:
         one, if it is long enough for squares of lanes, and the input's move is CROSSED.
         """
         moves = self.moves()
-        if moves[-1] != UNIT:
+        if moves[self.inputs] != UNIT:
             return self, moves
         for axis, extent in enumerate(self.extents[:-1]):
-            crossing = [m == STRIDED and s[axis] == 1 for m, s in zip(moves, self.strides, strict=True)]
+            crossing = [
+                tensor < self.inputs and m == STRIDED and s[axis] == 1
+                for tensor, (m, s) in enumerate(zip(moves, self.strides, strict=True))
+            ]
             if any(crossing) and 2 * extent >= lanes:
                 order = [a for a in range(len(self.extents)) if a != axis]
                 order.insert(-1, axis)
@@ -81,6 +91,7 @@ class Nest:
                     tuple(self.extents[a] for a in order),
                     tuple(tuple(s[a] for a in order) for s in self.strides),
                     self.bases,
+                    self.inputs,
                 )
                 return turned, tuple(
                     CROSSED if is_crossing else move
@@ -91,18 +102,28 @@ class Nest:
 
 @dataclass(frozen=True)
 class ElementwiseCode:
-    """What is compiled in: the expression, and the part of a nest that the code depends on."""
+    """What is compiled in: the expressions, and the part of a nest that the code depends on."""
 
-    dtype: str
-    expression: Expression
+    computing: str  # the type of the arithmetic
+    dtypes: tuple[str, ...]  # of the tensors in memory: inputs, then one output for each expression
+    expressions: tuple[Expression, ...]
     axes: int
     moves: tuple[str, ...]
     streams: bool  # the output is written past the caches
     is_wide: bool  # of tiles: the innermost axis is the longer one, so neighbours follow along the other
+    plain: tuple[int, ...] = ()  # outputs that alpha and beta do not touch
 
     @property
     def tensors(self) -> int:
         return len(self.moves)
 
+    @property
+    def inputs(self) -> int:
+        return len(self.moves) - len(self.expressions)
+
     def __repr__(self) -> str:
-        return f"{self.dtype} {self.expression.key} {self.axes} {self.moves} {self.streams} {self.is_wide}"
+        keys = [expression.key for expression in self.expressions]
+        return (
+            f"{self.computing} {self.dtypes} {keys} {self.axes} {self.moves} {self.streams} {self.is_wide} "
+            f"{self.plain}"
+        )
