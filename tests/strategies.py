@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,8 +13,11 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.problems import (
     Activation,
     AddTensor,
+    BatchNorm,
     BiasGradient,
     Convolution,
+    GroupNorm,
+    LayerNorm,
     MatMul,
     Pooling,
     Problem,
@@ -23,6 +27,7 @@ from jitdnn.problems.activation import FUNCTIONS
 from jitdnn.tensor import TensorDescriptor, packed_strides
 
 DTYPES = st.sampled_from(("f32", "f64"))
+REAL_DTYPES = st.sampled_from(("f32", "f32", "f64", "f16", "bf16"))
 AWKWARD = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33)
 
 
@@ -177,8 +182,53 @@ def additions(draw: st.DrawFn) -> AddTensor:
     return AddTensor(a, b, draw(descriptors(shape, dtype, is_output=True)))
 
 
+@st.composite
+def normalizations(draw: st.DrawFn, kinds: Sequence[str] = ("batch", "layer", "group")) -> Problem:
+    """A normalization of any kind, whose tensors lie in any order."""
+    kind, dtype = draw(st.sampled_from(kinds)), draw(REAL_DTYPES)
+    direction = draw(st.sampled_from(("fwd", "bwd", "inference") if kind == "batch" else ("fwd", "bwd")))
+    absent = draw(st.sets(st.sampled_from(("weight", "bias", "dbias", "running"))))
+    if direction == "fwd" and draw(st.booleans()):
+        absent |= {"mean", "rstd"}
+    if "running" in absent and direction == "fwd":
+        absent |= {"running_mean", "running_var"}
+    options: Any = {"absent": tuple(absent), "dtype": dtype, "is_narrow": draw(st.booleans())}
+    options["layout"] = draw(st.sampled_from(("nchw", "nhwc")))
+    if direction != "bwd":
+        options["epsilon"] = draw(st.floats(1e-6, 1.0))
+    plain: BatchNorm | LayerNorm | GroupNorm
+    if kind == "layer":
+        shape = draw(shapes(1, 4, empty=False))
+        form, axis = draw(st.sampled_from(("layer", "rms"))), draw(st.integers(-len(shape), len(shape) - 1))
+        plain = LayerNorm.make(direction, shape, axis, form, **options)
+    elif kind == "batch":
+        shape = draw(shapes(2, 4, empty=False))
+        mode = draw(st.sampled_from(("spatial", "per_activation")))
+        activation = draw(st.sampled_from(("identity", "relu", "sigmoid", "tanh")))
+        if direction == "fwd":
+            options["factor"] = draw(st.floats(0.0, 1.0))
+        plain = BatchNorm.make(direction, shape, mode, activation, draw(st.booleans()), **options)
+    else:
+        groups, members = draw(st.sampled_from((1, 2, 3, 8))), draw(st.sampled_from((1, 2, 5)))
+        shape = (draw(st.integers(1, 3)), groups * members, *draw(shapes(0, 2, empty=False)))
+        plain = GroupNorm.make(direction, shape, groups, **options)
+    outputs = {operand.name for operand in plain.outputs}
+    tensors: Any = {
+        o.name: draw(descriptors(o.descriptor.shape, o.descriptor.dtype, is_output=o.name in outputs))
+        for o in plain.operands
+    }
+    return replace(plain, **tensors)
+
+
 def problems() -> st.SearchStrategy[Problem]:
     """Any problem of any kind."""
     return st.one_of(
-        convolutions(), bias_gradients(), poolings(), softmaxes(), activations(), matmuls(), additions()
+        convolutions(),
+        bias_gradients(),
+        poolings(),
+        softmaxes(),
+        activations(),
+        matmuls(),
+        additions(),
+        normalizations(),
     )

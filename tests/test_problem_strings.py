@@ -13,8 +13,11 @@ from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, ParseError
 from jitdnn.problems import (
     Activation,
     AddTensor,
+    BatchNorm,
     BiasGradient,
     Convolution,
+    GroupNorm,
+    LayerNorm,
     MatMul,
     Pooling,
     Problem,
@@ -106,6 +109,34 @@ CANONICAL = [
     ),
     ("activation_fwd relu shape7 f32 nchw x=s0", Activation.make("fwd", "relu", (7,), x_strides=(0,))),
     ("activation_bwd tanh saved_y shape2x0 f32 nchw", Activation.make("bwd", "tanh", (2, 0), saved="y")),
+    (
+        "batch_norm_fwd spatial relu add shape2x3x4x5 factor0.1 epsilon1e-05 f32 nhwc",
+        BatchNorm.make("fwd", (2, 3, 4, 5), activation="relu", adds=True, layout="nhwc"),
+    ),
+    (
+        "batch_norm_inference per_activation shape2x3x4 epsilon0.001 no_bias narrow bf16 nchw",
+        BatchNorm.make(
+            "inference", (2, 3, 4), "per_activation", absent=("bias",), epsilon=1e-3, dtype="bf16", is_narrow=True
+        ),
+    ),
+    (
+        "batch_norm_bwd spatial tanh add shape2x3 no_weight f64 nchw",
+        BatchNorm.make(
+            "bwd", (2, 3), activation="tanh", adds=True, absent=("weight",), dtype="f64"
+        ),
+    ),
+    (
+        "layer_norm_fwd shape4x5x6 axis1 epsilon1e-05 no_save f16 nchw",
+        LayerNorm.make("fwd", (4, 5, 6), -2, absent=("mean", "rstd"), dtype="f16"),
+    ),
+    ("layer_norm_bwd shape4x6 axis1 no_bias f32 nchw", LayerNorm.make("bwd", (4, 6), absent=("dbias",))),
+    ("rms_norm_fwd shape4x6 axis0 epsilon0.0 f32 nchw", LayerNorm.make("fwd", (4, 6), 0, "rms", epsilon=0)),
+    ("rms_norm_bwd shape4x6 axis1 f32 nchw", LayerNorm.make("bwd", (4, 6), 1, "rms")),
+    (
+        "group_norm_fwd shape2x6x4x4 groups3 epsilon1e-05 f32 nhwc",
+        GroupNorm.make("fwd", (2, 6, 4, 4), 3, layout="nhwc"),
+    ),
+    ("group_norm_bwd shape2x6x4 groups6 f32 nchw", GroupNorm.make("bwd", (2, 6, 4), 6)),
     ("matmul m2 k3 n4 f32 a=columns", MatMul.make((2, 3), (3, 4), a_strides=(1, 2))),
     ("matmul batch5x6 m2 k3 n4 f64 b=s0,12,4,1", MatMul.make((5, 6, 2, 3), (6, 3, 4), "f64")),
     ("add shape4x3x2 f32 nchw b=s0,1,0", AddTensor.make((4, 3, 2), (3, 1))),

@@ -26,12 +26,25 @@ if TYPE_CHECKING:
     )
     from jitdnn.handle import Handle, current_handle
     from jitdnn.ops.activation import relu, relu_backward, sigmoid, sigmoid_backward, tanh, tanh_backward
+    from jitdnn.ops.batch_norm import batch_norm, batch_norm_backward, batch_norm_inference
     from jitdnn.ops.convolution import (
         conv,
         conv_backward_bias,
         conv_backward_data,
         conv_backward_filter,
         conv_transpose,
+    )
+    from jitdnn.ops.group_norm import (
+        group_norm,
+        group_norm_backward,
+        instance_norm,
+        instance_norm_backward,
+    )
+    from jitdnn.ops.layer_norm import (
+        layer_norm,
+        layer_norm_backward,
+        rms_norm,
+        rms_norm_backward,
     )
     from jitdnn.ops.matmul import matmul
     from jitdnn.ops.plan import plan
@@ -78,12 +91,25 @@ _HOMES = {
     ),
     "handle": ("Handle", "current_handle"),
     "ops.activation": ("relu", "relu_backward", "sigmoid", "sigmoid_backward", "tanh", "tanh_backward"),
+    "ops.batch_norm": ("batch_norm", "batch_norm_backward", "batch_norm_inference"),
     "ops.convolution": (
         "conv",
         "conv_backward_bias",
         "conv_backward_data",
         "conv_backward_filter",
         "conv_transpose",
+    ),
+    "ops.group_norm": (
+        "group_norm",
+        "group_norm_backward",
+        "instance_norm",
+        "instance_norm_backward",
+    ),
+    "ops.layer_norm": (
+        "layer_norm",
+        "layer_norm_backward",
+        "rms_norm",
+        "rms_norm_backward",
     ),
     "ops.matmul": ("matmul",),
     "ops.plan": ("plan",),
@@ -131,6 +157,9 @@ __all__ = [
     "add",
     "avg_pool",
     "avg_pool_backward",
+    "batch_norm",
+    "batch_norm_backward",
+    "batch_norm_inference",
     "conv",
     "conv_backward_bias",
     "conv_backward_data",
@@ -142,6 +171,12 @@ __all__ = [
     "expm1",
     "global_avg_pool",
     "global_max_pool",
+    "group_norm",
+    "group_norm_backward",
+    "instance_norm",
+    "instance_norm_backward",
+    "layer_norm",
+    "layer_norm_backward",
     "log1p",
     "matmul",
     "max_pool",
@@ -152,6 +187,8 @@ __all__ = [
     "plan",
     "relu",
     "relu_backward",
+    "rms_norm",
+    "rms_norm_backward",
     "settings",
     "sigmoid",
     "sigmoid_backward",

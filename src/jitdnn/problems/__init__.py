@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from jitdnn.problems.activation import Activation
+from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import BiasGradient, Convolution
+from jitdnn.problems.dropout import Dropout
+from jitdnn.problems.group_norm import GroupNorm
+from jitdnn.problems.layer_norm import LayerNorm
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Operand, Problem
+from jitdnn.problems.random import Random
 from jitdnn.problems.softmax import Softmax
 from jitdnn.problems.tensor_ops import AddTensor
 
 __all__ = [
     "Activation",
     "AddTensor",
+    "BatchNorm",
     "BiasGradient",
     "Convolution",
+    "Dropout",
+    "GroupNorm",
+    "LayerNorm",
     "MatMul",
     "Operand",
     "Pooling",
     "Problem",
+    "Random",
     "Softmax",
     "parse",
 ]

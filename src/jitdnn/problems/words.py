@@ -8,6 +8,7 @@ bare word (`f32`, `nhwc`, `max`), or the order in memory of one tensor (`x=s1,2,
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,21 @@ class Words:
     def number(self, name: str, default: int | None = None) -> int:
         """The number of `name`, for instance 128 of `n128`."""
         return self.numbers(name, 1, default)[0]
+
+    def real(self, name: str, default: float | None = None) -> float:
+        """The finite number of `name`, whole or not, for instance 1e-05 of `epsilon1e-05`."""
+        token = self._take(name)
+        if token is None:
+            if default is None:
+                raise self._missing(name)
+            return default
+        try:
+            value = float(token.value)
+        except ValueError:
+            raise self._at(token, f"{token.value!r} in {token.text!r} is not a number") from None
+        if not math.isfinite(value):
+            raise self._at(token, f"{token.text!r} is too large: it must be a finite number")
+        return value
 
     def numbers(self, name: str, rank: int, default: int | None = None) -> tuple[int, ...]:
         """`rank` numbers written `2x1`; a single one stands for all."""

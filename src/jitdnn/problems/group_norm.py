@@ -1,0 +1,107 @@
+"""Group and instance normalization, and their gradients.
+
+The channels of x (N, C, space) are cut into groups of neighbours; mean and variance are those of one group of
+one image, weight and bias belong to a channel:
+
+    y = (x - mean) / sqrt(variance + epsilon) * weight + bias
+
+With as many groups as channels it is instance normalization. The gradients are those of
+`jitdnn.problems.normalization`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.problems.normalization import EPSILON, LIKE_X, Normalization
+from jitdnn.problems.problem import as_descriptor
+from jitdnn.problems.words import Words, shape_word
+from jitdnn.tensor import MAX_DIMENSIONS, TensorDescriptor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupNorm(Normalization, kinds=("group_norm_fwd", "group_norm_bwd")):
+    """Group normalization of x (N, C, up to five axes of space): "fwd" or "bwd".
+
+    `groups` divides C. weight and bias have the shape (C,), mean and rstd (N, groups). The grid is (N, groups,
+    C / groups, space).
+    """
+
+    groups: int = 1
+
+    @classmethod
+    def make(
+        cls,
+        direction: str,
+        shape: TensorDescriptor | Sequence[int],
+        groups: int,
+        absent: Sequence[str] = (),
+        epsilon: float = EPSILON,
+        dtype: str = "f32",
+        layout: str = "nchw",
+        is_narrow: bool = False,
+    ) -> Self:
+        """The problem from a shape or x's descriptor, the other tensors packed.
+
+        `absent`: names of tensors that there are not. `is_narrow`: parameters are of x's dtype.
+        """
+        x = as_descriptor(shape, dtype, layout)
+        return cls.describe(direction, x, None, absent, is_narrow, layout, groups=groups, epsilon=epsilon)
+
+    def _check_attributes(self) -> None:
+        super()._check_attributes()
+        if not 2 <= len(self.x.shape) < MAX_DIMENSIONS:
+            raise InvalidShape(
+                f"x has shape {self.x.shape}: N, C and at most {MAX_DIMENSIONS - 3} axes of space are needed"
+            )
+        channels = self.x.shape[1]
+        if self.groups < 1 or channels % self.groups:
+            raise InvalidArgument(f"groups is {self.groups}: it must divide the {channels} channels")
+        object.__setattr__(self, "groups", int(self.groups))
+
+    @property
+    def kind(self) -> str:
+        return f"group_norm_{self.direction}"
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        return self.x.shape[1:2]
+
+    @property
+    def statistic_shape(self) -> tuple[int, ...]:
+        return self.x.shape[0], self.groups
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        n, c, *space = self.x.shape
+        return n, self.groups, c // self.groups, *space
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return tuple(range(2, len(self.grid)))
+
+    @property
+    def sums(self) -> tuple[int, ...]:
+        return 0, *range(3, len(self.grid))
+
+    def on_grid(self, name: str) -> TensorDescriptor:
+        tensor: TensorDescriptor = getattr(self, name)
+        members, space = self.grid[2], len(self.grid) - 3
+        if name in LIKE_X:
+            n, c, *rest = tensor.strides
+            strides = (n, c * members, c, *rest)
+        elif self._is_parameter(name):
+            strides = (0, tensor.strides[0] * members, tensor.strides[0], *(0,) * space)
+        else:
+            strides = (*tensor.strides, 0, *(0,) * space)
+        return TensorDescriptor(self.grid, strides, tensor.dtype)
+
+    def _body(self) -> list[str]:
+        return [shape_word(self.x.shape), f"groups{self.groups}", *self._tail()]
+
+    @classmethod
+    def _attributes(cls, words: Words, rank: int) -> dict[str, Any]:
+        return {"groups": words.number("groups")}
