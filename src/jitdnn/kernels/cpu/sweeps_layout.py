@@ -1,0 +1,207 @@
+"""Where the loops of a sweep kernel go: which axis has the lanes, what is a unit, how long rows are split.
+
+    unit, along    one row: vectors go along a reduced axis
+    unit, across   a few vectors of neighbouring rows: each lane has a row for itself
+    step           a block of the innermost reduced axis, for one index of the other reduced axes
+    part           some steps of a unit, where there are fewer units than can be shared
+
+How rows are split depends on the tensors alone, not on the number of threads, and so does what is added to what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from jitdnn.tensor import DTYPES, TensorDescriptor
+
+Axis = tuple[int, tuple[int, ...]]
+"""An extent, and the stride along it of each tensor and of the position in the row."""
+
+UNIT, REPEATED, STRIDED = "unit", "repeated", "strided"
+
+_ROW_CYCLES = 25.0  # to put the lanes of one row together, for each reduction
+_STEP_CYCLES = 4.0
+_GATHER_CYCLES = 2.0  # for each lane
+_PART = 16384  # elements at least in a part of a row
+_MOST_UNITS = 96  # from here on rows are shared as they are
+_FEW_UNITS = 12  # the same where later sweeps find the row in the cache
+_CACHED_BYTES = 512 << 10
+_RUN = 64  # additions to one accumulator before its sum goes to a wider one
+_BLOCK = 64  # vectors of each accumulator in a block of a split or long row
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The loops. `kept` and `reduced` are the outer axes, `lane` has the lanes if `is_across`, else `inner`."""
+
+    is_across: bool
+    kept: tuple[Axis, ...]
+    lane: Axis
+    reduced: tuple[Axis, ...]
+    inner: Axis
+    bases: tuple[int, ...]
+    vectors: int  # of a unit, across
+    unroll: int  # accumulators for each of them
+    block: int  # of the inner axis
+    per_part: int  # steps
+    parts: int
+    flush: int  # steps after which sums go to wider accumulators; 0 if they do not
+
+    @property
+    def row(self) -> int:
+        """Elements of a row."""
+        return prod(extent for extent, _ in (*self.reduced, self.inner))
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.inner[0] // self.block) if self.block else 0
+
+    @property
+    def steps(self) -> int:
+        return prod(extent for extent, _ in self.reduced) * self.blocks
+
+    def lane_blocks(self, lanes: int) -> int:
+        """Units side by side, across."""
+        return -(-self.lane[0] // (lanes * self.vectors)) if self.is_across else 1
+
+    def units(self, lanes: int) -> int:
+        return prod(extent for extent, _ in self.kept) * self.lane_blocks(lanes)
+
+    @property
+    def lane_strides(self) -> tuple[int, ...]:
+        return (self.lane if self.is_across else self.inner)[1]
+
+    def moves(self) -> tuple[str, ...]:
+        """How each tensor moves from lane to lane."""
+        return tuple({1: UNIT, 0: REPEATED}.get(stride, STRIDED) for stride in self.lane_strides)
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What the layout must know of program and processor."""
+
+    lanes: int
+    folds: int  # reductions in the loops
+    most_vectors: int
+    sweeps: int  # that loop
+    is_wide: bool  # sums go to wider accumulators after a while
+    places: bool  # positions are needed
+
+
+def lay_out(
+    tensors: Sequence[TensorDescriptor], axes: Sequence[int], wants: Wants, mode: str | None = None
+) -> Layout:
+    """The cheapest loops over tensors of one shape; `mode` "along" or "across" asks for one kind."""
+    kept, reduced, bases = _joined(tensors, axes, wants.places)
+    count = len(tensors) + 1
+    none: Axis = (1, (0,) * count)
+    rows, row = prod(e for e, _ in kept), prod(e for e, _ in reduced)
+    sizes = [prod(e for e, s in (*kept, *reduced) if s[t] != 0) for t in range(len(tensors))]
+    biggest = max(sizes, default=0)
+
+    def vector_cycles(axis: Axis) -> float:
+        moved = zip(sizes, axis[1], strict=False)
+        gathers = sum(2 * size >= biggest and stride not in (0, 1) for size, stride in moved)
+        return 3.0 * wants.sweeps + gathers * _GATHER_CYCLES * wants.lanes
+
+    def cycles_along(axis: Axis) -> float:
+        runs = row / axis[0] if axis[0] else 0
+        vectors = runs * -(-axis[0] // wants.lanes)
+        return rows * (vectors * vector_cycles(axis) + runs * _STEP_CYCLES + wants.folds * _ROW_CYCLES)
+
+    def cycles_across(axis: Axis) -> float:
+        blocks = rows / axis[0] * -(-axis[0] // wants.lanes) if axis[0] else 0
+        return blocks * (row * vector_cycles(axis) + _ROW_CYCLES)
+
+    choices: list[tuple[float, bool, int]] = []
+    if mode != "across" or not kept:
+        choices += [(cycles_along(axis), False, n) for n, axis in enumerate(reduced)]
+    if mode != "along" or not reduced:
+        choices += [(cycles_across(axis), True, n) for n, axis in enumerate(kept)]
+    is_across = False
+    lane, inner = none, (reduced or [none])[-1]
+    if choices:
+        _, is_across, number = min(choices, key=lambda choice: (choice[0], -choice[2]))
+        if is_across:
+            lane = kept.pop(number)
+        else:
+            inner = reduced[number]
+    if reduced:
+        reduced.remove(inner)
+    return _blocked(is_across, kept, lane, reduced, inner, bases, wants, tensors, rows)
+
+
+def _blocked(
+    is_across: bool, kept: list[Axis], lane: Axis, reduced: list[Axis], inner: Axis, bases: tuple[int, ...],
+    wants: Wants, tensors: Sequence[TensorDescriptor], rows: int,
+) -> Layout:  # fmt: skip
+    lanes, outer = wants.lanes, prod(e for e, _ in reduced)
+    vectors, unroll = 1, 1
+    if is_across:
+        have = -(-lane[0] // lanes)
+        vectors = min(range(1, wants.most_vectors + 1), key=lambda v: (-(-have // v) * (v + 1), -v))
+        unroll = max(1, min(4 // vectors, inner[0] // 4))
+        width = 1
+    else:
+        unroll = max(1, min(4, inner[0] // lanes))
+        width = lanes
+    row = outer * inner[0]
+    units = rows if not is_across else rows // max(1, lane[0]) * -(-lane[0] // (lanes * vectors))
+    parts, block = _parts(units, row, row * (lanes * vectors if is_across else 1), wants, tensors), inner[0]
+    is_long = wants.is_wide and row > _RUN * width * unroll * 2
+    if parts > 1 or is_long:
+        block = min(block, _BLOCK * width * unroll)
+    steps = outer * (-(-inner[0] // block) if block else 0)
+    per_part = max(1, -(-steps // parts))
+    flush = 0
+    if is_long:
+        flush = max(1, _RUN * width * unroll // max(1, block))
+    return Layout(
+        is_across, tuple(kept), lane, tuple(reduced), inner, bases, vectors, unroll, max(1, block), per_part,
+        max(1, -(-steps // per_part)), flush,
+    )  # fmt: skip
+
+
+def _parts(units: int, row: int, elements: int, wants: Wants, tensors: Sequence[TensorDescriptor]) -> int:
+    """Into how many parts a row of ``row`` elements is split; a unit has ``elements``."""
+    moved = sum(DTYPES[t.dtype] for t in tensors if any(t.strides))
+    is_cached = wants.sweeps > 1 and elements * moved <= _CACHED_BYTES
+    if units == 0 or units >= (_FEW_UNITS if is_cached else _MOST_UNITS):
+        return 1
+    return max(1, min(-(-_MOST_UNITS // units), elements // _PART, row))
+
+
+def _joined(
+    tensors: Sequence[TensorDescriptor], axes: Sequence[int], places: bool
+) -> tuple[list[Axis], list[Axis], tuple[int, ...]]:
+    """The kept and the reduced axes, each from the outermost in memory inwards, and where the tensors begin."""
+    shape = tensors[0].shape
+    positions, step = [0] * len(shape), 1
+    for axis in sorted(axes, reverse=True):
+        positions[axis] = step if places else 0
+        step *= shape[axis]
+    reach = [prod(e for e, s in zip(shape, t.strides, strict=True) if s) * DTYPES[t.dtype] for t in tensors]
+    # of equals the last one, which is an output: stores cost more than loads
+    principal = max(range(len(tensors)), key=lambda t: (reach[t], t))
+    bases = [0] * (len(tensors) + 1)
+    groups: tuple[list[Axis], list[Axis]] = ([], [])
+    for axis, extent in enumerate(shape):
+        if extent == 1:
+            continue
+        steps = [*(t.strides[axis] for t in tensors), positions[axis]]
+        if steps[principal] < 0:  # walk the other way
+            bases = [base + (extent - 1) * s for base, s in zip(bases, steps, strict=True)]
+            steps = [-s for s in steps]
+        groups[axis in axes].append((extent, tuple(steps)))
+    result = []
+    for group in groups:
+        joined: list[Axis] = []
+        for extent, steps_ in sorted(group, key=lambda a: (-a[1][principal], -sum(map(abs, a[1])))):
+            if joined and all(out == extent * s for out, s in zip(joined[-1][1], steps_, strict=True)):
+                joined[-1] = (joined[-1][0] * extent, steps_)
+            else:
+                joined.append((extent, steps_))
+        result.append(joined)
+    return result[0], result[1], tuple(bases)

@@ -1,0 +1,285 @@
+"""Programs over rows: every reduction, layout and type against NumPy, in memory that shows misuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+
+from conformance import INSTRUCTION_SETS, Buffer, Workspace
+from jitdnn.devices.cpu import host
+from jitdnn.errors import InvalidShape
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF
+from jitdnn.kernels.cpu.sweeps import Program, Sweep, build_sweeps, estimate_sweeps, workspace_sweeps
+from jitdnn.rtcg.expression import apply, trace
+from jitdnn.tensor import TensorDescriptor, compute_dtype
+from strategies import descriptors
+
+ALL = ("add", "multiply", "max", "min", "first")
+PLAIN = trace(lambda x: x)
+FOLDS: dict[str, Any] = {
+    "add": np.add, "multiply": np.multiply, "max": np.maximum, "min": np.minimum,
+}  # fmt: skip
+
+
+def folds(name: str) -> Program:
+    return Program((Sweep(((name, PLAIN),)),), ((0, 0),))
+
+
+# deviations from the mean, scaled: a first pass with a pivot, two row values, all of it written
+STANDARDIZE = Program(
+    (
+        Sweep(reductions=(("first", PLAIN),)),
+        Sweep(
+            reductions=(
+                ("add", trace(lambda x, g, n, eps, p: x - p)),
+                ("add", trace(lambda x, g, n, eps, p: (x - p) * (x - p))),
+            ),
+            scalars=(
+                trace(lambda n, eps, p, s, q: p + s * n),
+                trace(lambda n, eps, p, s, q, m: 1.0 / apply("sqrt", q * n - (s * n) * (s * n) + eps)),
+            ),
+        ),
+        Sweep(writes=((0, trace(lambda x, g, n, eps, p, s, q, m, r: (x - m) * r * g)),)),
+    ),
+    row_outputs=((1, 5), (2, 6)),
+    parameters=(0.0, 1e-3),
+)
+SOFTMAX = Program(
+    (
+        Sweep((("max", PLAIN),)),
+        Sweep(
+            (("add", trace(lambda x, e, m: e)),),
+            (trace(lambda m, s: 1.0 / s),),
+            keeps=(trace(lambda x, m: apply("exp", x - m)),),
+        ),
+        Sweep(writes=((0, trace(lambda x, e, m, s, r: e * r)),)),
+    )
+)
+
+
+def run(
+    program: Program,
+    tensors: Sequence[TensorDescriptor],
+    inputs: Sequence[Any],
+    axes: Sequence[int],
+    threads: int = 1,
+    cpu: str = "host",
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    old: float = 0.0,
+    **options: Any,
+) -> list[np.ndarray[Any, Any]]:
+    """The outputs; asserts that nothing else is written and that what is not read may be NaN."""
+    device = host(threads, cpu)
+    kernel = build_sweeps(program, tensors, axes, device, **options)
+    for name in set(options) - {"compute", "mode"}:
+        del options[name]
+    assert 0 < estimate_sweeps(program, tensors, axes, device, **options) < 10
+    workspace = Workspace(workspace_sweeps(program, tensors, axes, device, **options))
+    buffers = [Buffer(tensor) for tensor in tensors]
+    for buffer, values in zip(buffers, inputs, strict=False):
+        buffer.values[...] = values
+    outputs = buffers[len(inputs) :]
+    for buffer in outputs:
+        if beta != 0:
+            buffer.values[...] = old
+    outside = [buffer.outside() for buffer in buffers]
+    bits = [buffer.bits() for buffer in buffers[: len(inputs)]]
+    kernel(None, [buffer.pointer for buffer in buffers], alpha, beta, workspace.pointer)
+    assert workspace.is_canary_alive()
+    assert all((b.outside() == o).all() for b, o in zip(buffers, outside, strict=True)), (
+        "wrote beside an output"
+    )
+    assert all((b.bits() == o).all() for b, o in zip(buffers, bits, strict=False)), "wrote to an input"
+    return [buffer.values.copy() for buffer in outputs]
+
+
+def row_shape(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
+
+
+def near(actual: Any, expected: Any, dtype: str, terms: int, sizes: Any = 0.0) -> None:
+    """Equal but for the rounding of a sum of so many terms, whose sizes add up to `sizes`."""
+    unit, own = UNIT_ROUNDOFF[compute_dtype(dtype)], UNIT_ROUNDOFF[dtype]
+    allowed = 8 * unit * (np.abs(sizes) + np.sqrt(terms) * np.abs(expected)) + 2 * own * np.abs(expected)
+    error = np.abs(np.asarray(actual, np.float64) - expected)
+    assert (error <= allowed + 1e-30).all(), f"error {error.max()}, allowed {allowed.min()}"
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[TensorDescriptor], tuple[int, ...], str | None]:
+    shape = draw(st.lists(st.sampled_from((1, 2, 3, 5, 8, 16, 17, 33)), min_size=1, max_size=4).map(tuple))
+    axes = tuple(sorted(draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))))
+    dtype = draw(st.sampled_from(("f32", "f32", "f64", "f16", "bf16")))
+    return (
+        [
+            draw(descriptors(shape, dtype)),
+            draw(descriptors(shape, dtype, is_output=True)),
+            draw(descriptors(row_shape(shape, axes), dtype, is_output=True)),
+        ],
+        axes,
+        draw(st.sampled_from((None, "along", "across"))),
+    )
+
+
+@settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(cases(), st.sampled_from(ALL))
+def test_any_layout(case: Any, name: str) -> None:
+    (x, y, row), axes, mode = case
+    buffer = Buffer(x)
+    buffer.values[...] = np.random.default_rng(1).uniform(0.5, 1.5, x.shape)
+    values = buffer.values.astype(np.float64)
+    (actual,) = run(folds(name), [x, row], [values], axes, mode=mode)
+    if name == "first":
+        expected = values[tuple(slice(0, 1) if a in axes else slice(None) for a in range(len(x.shape)))]
+    else:
+        expected = FOLDS[name].reduce(values, axis=axes, keepdims=True)
+    with np.errstate(over="ignore"):
+        is_number = np.isfinite(expected.astype(actual.dtype))
+    near(actual[is_number], expected[is_number], x.dtype, 4 * x.size // max(1, row.size))
+
+    (soft,) = run(SOFTMAX, [x, y], [values], axes, mode=mode, alpha=2.0, beta=-1.0, old=0.5)
+    powers = np.exp(values - values.max(axis=axes, keepdims=True))
+    wanted = 2 * powers / powers.sum(axis=axes, keepdims=True) - 0.5
+    error = np.abs(soft.astype(np.float64) - wanted).max()
+    assert error <= 4 * UNIT_ROUNDOFF[x.dtype] + 60 * UNIT_ROUNDOFF[compute_dtype(x.dtype)]
+
+
+SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((2, 70001), (1,)),
+    ((70001, 2), (0,)),
+    ((7, 40, 333), (0, 2)),
+    ((40, 7, 30, 33), (0, 2, 3)),
+    ((3, 400, 500), (1,)),
+    ((1, 300000), (1,)),
+    ((50, 60, 70), (0, 1)),
+    ((5000, 3), (1,)),
+    ((700, 129), (1,)),
+]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("shape", "axes"), SHAPES)
+def test_long_rows(shape: tuple[int, ...], axes: tuple[int, ...], order: str) -> None:
+    """Rows in parts, and steps of long sums, give the same bits for any number of threads."""
+    rng = np.random.default_rng(2)
+    values = np.asarray(rng.standard_normal(shape) + 10.0, np.float32)
+    gamma = np.asarray(rng.standard_normal(row_shape(shape, range(1, len(shape)))), np.float32)
+    strides = np.empty(shape, np.int8, order="F" if order == "F" else "C").strides
+    full = TensorDescriptor(shape, tuple(strides), "f32")
+    row = TensorDescriptor.packed(row_shape(shape, axes), "f32")
+    scale = TensorDescriptor.packed(gamma.shape, "f32")
+    count = values.size // row.size
+    program = Program(STANDARDIZE.sweeps, STANDARDIZE.row_outputs, (1.0 / count, 1e-3))
+    wide = values.astype(np.float64)
+    mean = wide.mean(axis=axes, keepdims=True)
+    inverse = 1 / np.sqrt(wide.var(axis=axes, keepdims=True) + 1e-3)
+    results = []
+    for threads in (1, 2):
+        results.append(run(program, [full, scale, full, row, row], [values, gamma], axes, threads))
+    for one, other in zip(*results, strict=True):
+        assert one.tobytes() == other.tobytes()
+    y, m, r = results[0]
+    np.testing.assert_allclose(m, mean, rtol=1e-6)
+    np.testing.assert_allclose(r, inverse, rtol=1e-5)
+    np.testing.assert_allclose(y, (wide - mean) * inverse * gamma, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["along", "across"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+@pytest.mark.parametrize("shape", [(3, 5), (40, 50), (2, 20011), (4, 1, 3)])
+def test_positions(shape: tuple[int, ...], dtype: str, mode: str) -> None:
+    """The first of equals, NaN before all, over several axes and from the end."""
+    rng = np.random.default_rng(3)
+    values = rng.integers(-4, 4, shape).astype(np.float64)
+    values.flat[values.size // 2] = np.nan
+    axes = tuple(range(1, len(shape)))
+    x = TensorDescriptor.packed(shape, dtype)
+    backwards = TensorDescriptor(shape, tuple(-s for s in x.strides), dtype)
+    row = row_shape(shape, axes)
+    for name, numpy in (("argmax", np.argmax), ("argmin", np.argmin)):
+        program = Program((Sweep(((name, PLAIN),)),), ((0, 0), (1, 1)))
+        outputs = [TensorDescriptor.packed(row, dtype), TensorDescriptor.packed(row, "u32")]
+        expected = numpy(values.reshape(shape[0], -1), axis=1)
+        for source in (x, backwards):
+            for threads in (1, 2):
+                best, at = run(program, [source, *outputs], [values], axes, threads, mode=mode, plain=(1,))
+                np.testing.assert_array_equal(at.ravel(), expected)
+                wanted = values.reshape(shape[0], -1)[range(shape[0]), expected]
+                np.testing.assert_array_equal(best.ravel().astype(np.float64), wanted)
+
+
+@pytest.mark.parametrize("mode", ["along", "across"])
+def test_position_as_a_number(mode: str) -> None:
+    """Picking one element of each row, as a label does."""
+    rng = np.random.default_rng(4)
+    values, labels = rng.standard_normal((37, 21)), rng.integers(0, 21, (37, 1))
+    pick = trace(lambda x, label, place: apply("where", place == label, x, 0.0))
+    program = Program((Sweep((("add", pick),)),), ((0, 0),), position=True)
+    tensors = [
+        TensorDescriptor.packed(s, d) for s, d in (((37, 21), "f32"), ((37, 1), "i64"), ((37, 1), "f32"))
+    ]
+    (actual,) = run(program, tensors, [values, labels], (1,), mode=mode, compute="f32")
+    np.testing.assert_array_equal(actual, np.take_along_axis(values.astype(np.float32), labels, 1))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(5, 12), (64, 3000)])
+def test_states(shape: tuple[int, ...], threads: int) -> None:
+    """A running mean is read and updated in one place; alpha and beta leave it alone."""
+    x = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    running = np.arange(shape[0], dtype=np.float32)[:, None]
+    program = Program(
+        (
+            Sweep((("first", trace(lambda x, r: r)), ("add", trace(lambda x, r, n: x * n)))),
+            Sweep(scalars=(trace(lambda n, old, mean: 0.9 * old + 0.1 * mean),)),
+        ),
+        row_outputs=((0, 3),),
+        parameters=(1.0 / shape[1],),
+    )
+    full, row = TensorDescriptor.packed(shape, "f32"), TensorDescriptor.packed(running.shape, "f32")
+    device = host(threads)
+    options: Any = {"plain": (0,), "operands": (0, 1, 1), "pointers": 2}
+    kernel = build_sweeps(program, [full, row, row], (1,), device, **options)
+    workspace = Workspace(workspace_sweeps(program, [full, row, row], (1,), device))
+    expected = 0.9 * running + 0.1 * x.mean(axis=1, keepdims=True)
+    kernel(None, [x.ctypes.data, running.ctypes.data], 3.0, 2.0, workspace.pointer)
+    np.testing.assert_allclose(running, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 2)])
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_narrower_instruction_sets(axes: tuple[int, ...], dtype: str, cpu: str) -> None:
+    x = TensorDescriptor.packed((9, 35, 7), dtype)
+    values = np.random.default_rng(6).standard_normal(x.shape).astype(np.float16).astype(np.float64)
+    powers = np.exp(values - values.max(axis=axes, keepdims=True))
+    expected = powers / powers.sum(axis=axes, keepdims=True)
+    (actual,) = run(SOFTMAX, [x, x], [values], axes, cpu=cpu)
+    np.testing.assert_allclose(actual, expected, rtol=20 * UNIT_ROUNDOFF[dtype], atol=1e-7)
+
+
+def test_empty_rows_have_the_identity() -> None:
+    x, row = TensorDescriptor.packed((3, 0), "f32"), TensorDescriptor.packed((3, 1), "f32")
+    empty = np.zeros((3, 0))
+    for name, value in (("add", 0.0), ("multiply", 1.0), ("max", -np.inf), ("min", np.inf), ("first", 0.0)):
+        (actual,) = run(folds(name), [x, row], [empty], (1,))
+        np.testing.assert_array_equal(actual, np.full((3, 1), value))
+
+
+def test_accuracy_of_long_sums() -> None:
+    """Equal terms round alike: one accumulator would lose half of the digits."""
+    x, row = TensorDescriptor.packed((1, 3_000_000), "f32"), TensorDescriptor.packed((1, 1), "f32")
+    (actual,) = run(folds("add"), [x, row], [np.full(x.shape, 0.1)], (1,))
+    np.testing.assert_allclose(actual, 3_000_000 * np.float64(np.float32(0.1)), rtol=1e-6)
+
+
+def test_shapes_must_agree() -> None:
+    x, row = TensorDescriptor.packed((3, 4), "f32"), TensorDescriptor.packed((3, 2), "f32")
+    with pytest.raises(InvalidShape, match=r"\(4, 2\)"):
+        build_sweeps(folds("add"), [x, row], (1,), host(1))
