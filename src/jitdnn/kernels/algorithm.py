@@ -17,7 +17,7 @@ from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import Expression
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
-UNIT_ROUNDOFF = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
+UNIT_ROUNDOFF = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53, "i8": 0.5, "u8": 0.5}
 ARITHMETIC = {"f32": "fp32", "f64": "fp64"}
 
 

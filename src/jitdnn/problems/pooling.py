@@ -299,7 +299,7 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         assert isinstance(self.dilation, tuple)
         words += [axes_word("dilation", self.dilation)] if max(self.dilation) > 1 else []
         words += [self.rounding] if self.rounding != "floor" else []
-        words += [f"indices_{self.indices.dtype}"] if self.indices is not None else []
+        words += [f"indices{self.indices.dtype[1:]}"] if self.indices is not None else []
         return [*words, self.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
 
     @classmethod
@@ -313,7 +313,7 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         padding, dilation = words.pairs("pad", rank), words.numbers("dilation", rank, 1)
         rounding = words.choice(ROUNDINGS, default="floor")
         y_shape = output_shape(x_shape, window, stride, padding, rounding, dilation)
-        index = next((dtype for dtype in INDEX_DTYPES if words.flag(f"indices_{dtype}")), None)
+        index = f"i{words.number('indices')}" if words.has("indices") else None
         dtype, layout = words.dtype(), words.layout(rank + 2)
         shapes = {"x": x_shape, "y": y_shape, "dx": x_shape, "dy": y_shape}
         operands = {"fwd": ("x", "y"), "bwd": tuple(shapes) if mode == "max" else ("dx", "dy")}[direction]

@@ -3,10 +3,10 @@
     forward    unit = one row of outputs of a group of channels:   y[n, o0, o1, :, group]
     backward   unit = one plane of a group of channels:            dx[n, :, :, :, group]
 
-A unit of the backward pass owns its plane: windows that overlap add up in one fixed order. Rows of dx are
-set to beta * dx just before the first window that reaches them, unless the windows tile the plane. The
-gradient of a maximum looks for the place of the maximum again, in x, and keeps its position in a register of
-each lane.
+A unit of the backward pass owns its plane: windows that overlap add up in one fixed order, in a ring of rows
+(``pooling_ring``). Without workspace they add up in dx itself, whose rows are set to beta * dx just before the first
+window that reaches them. The gradient of a maximum looks for the place of the maximum again, in x, and keeps its
+position in a register of each lane.
 
 Channels that lie next to each other are loaded as vectors ("channels"); at any other distance they are
 gathered ("strided"), which is slow, and takes everything.
@@ -31,13 +31,17 @@ from jitdnn.kernels.cpu.pooling_geometry import (
     initial,
     is_better,
 )
+from jitdnn.kernels.cpu.pooling_ring import RING_SLOTS, Ring, ring_bytes, ring_values
+from jitdnn.kernels.cpu.streaming import is_streamed, store_vector
 from jitdnn.kernels.cpu.timing import seconds_of
-from jitdnn.problems.pooling import Pooling
+from jitdnn.problems.pooling import EMPTY_WINDOW_MAX, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
+from jitdnn.rtcg.isa import HALVES
+from jitdnn.tensor import compute_dtype
 
-_MOST_VECTORS = {"fwd": 8, "bwd": 6}  # of channels at once; one register each forward, three backward
+_MOST_VECTORS = {False: 8, True: 6}  # of channels at once; one register each, three where places are kept
 
 
 _Masks = list[Value | None]
@@ -51,9 +55,12 @@ class _Code:
     mode: str
     counts_padding: bool
     dtype: str
+    indices: str | None  # the type of the indices that the maximum gives too
     vectors: int  # of channels that go through a window together
     has_tail: bool  # the last of them is not full, and they are all channels of the group
     tiles: bool  # every element of x belongs to exactly one window
+    has_ring: bool
+    streams: bool
     is_unit: tuple[bool, ...]  # for each tensor: neighbouring channels are neighbours in memory
     is_dilated: bool
 
@@ -62,17 +69,24 @@ class _Channels:
     """Traces one kernel."""
 
     def __init__(self, module: Module, code: _Code) -> None:
-        self.code, self.dtype, self.mode = code, code.dtype, code.mode
+        self.code, self.dtype, self.mode = code, compute_dtype(code.dtype), code.mode
         self.tensors = len(code.is_unit)
-        with module.task("pooling") as (k, args, task, _):
-            self.k, self.lanes = k, k.lanes(code.dtype)
+        with module.task("pooling") as (k, args, task, thread):
+            self.k, self.lanes = k, k.lanes(self.dtype)
             arguments = Arguments(k, args, self.tensors)
             slots = _slots(self.tensors)
             self.windows = Windows(
                 k, arguments, slots, self.tensors, code.counts_padding, code.is_dilated
             )
-            self.scale = Scale(k, arguments, code.dtype)
-            self.pointers = [arguments.pointer(t, code.dtype) for t in range(self.tensors)]
+            self.scale = Scale(k, arguments, self.dtype)
+            real = self.tensors if code.indices is None else 2
+            self.pointers = [arguments.pointer(t, code.dtype).as_real(self.dtype) for t in range(real)]
+            if code.indices is not None:
+                self.pointers.append(arguments.pointer(2, code.indices))
+            self.width = self.lanes * code.vectors
+            self.ring = None
+            if code.has_ring:
+                self.ring = Ring(k, self.windows, arguments.workspace(self.dtype), thread, self.lanes)
             self.channel_steps: list[int | Value] = [
                 1 if unit else self.windows.strides[t][1] for t, unit in enumerate(code.is_unit)
             ]
@@ -108,20 +122,24 @@ class _Channels:
     def _forward(self, first: Value, last: Value) -> None:
         k, w = self.k, self.windows
         zero = k.integer(0)
-        x, y = w.strides
+        x, *results = w.strides
         counter = Counter(
             k, first, w.extents("images", "out0", "out1", "groups"),
-            [[x[0], zero, zero, x[1] * w["group"]], [y[0], y[2], y[3], y[1] * w["group"]]],
+            [[x[0], zero, zero, x[1] * w["group"]], *([y[0], y[2], y[3], y[1] * w["group"]] for y in results)],
         )  # fmt: skip
         for _unit in k.range(first, last):
-            inputs, outputs = (p + o.get() for p, o in zip(self.pointers, counter.offsets, strict=True))
+            inputs, *outputs = (p + o.get() for p, o in zip(self.pointers, counter.offsets, strict=True))
             _, o0, o1, group = (digit.get() for digit in counter.digits)
             channels = (w["channels"] - group * w["group"]).min(w["group"])
             b0, b1 = w.bounds(0, o0), w.bounds(1, o1)
             for o2 in k.range(w["out2"]):
                 bounds = (b0, b1, w.bounds(2, o2))
-                for (source, target), masks in self._each(channels, [inputs, outputs + o2 * y[4]]):
-                    self._pixel(bounds, source, target, masks)
+                here = [inputs, *(p + o2 * y[4] for p, y in zip(outputs, results, strict=True))]
+                for (source, *targets), masks in self._each(channels, here):
+                    if self.code.indices is None:
+                        self._pixel(bounds, source, targets[0], masks)
+                    else:
+                        self._pixel_with_indices(bounds, source, targets, masks)
             counter.advance()
 
     def _pixel(self, bounds: Sequence[Bounds], inputs: Pointer, target: Pointer, masks: _Masks) -> None:
@@ -135,14 +153,33 @@ class _Channels:
         count = k.convert(bounds[0].count * bounds[1].count * bounds[2].count, self.dtype)
         for v, (total, mask) in enumerate(zip(totals, masks, strict=True)):
             result = total.get() if self.mode == "max" else total.get() / k.splat(count, self.lanes)
-            step = self.channel_steps[1]
-            self.scale.store(target + step * (v * self.lanes), step, result, mask)
+            self._store(1, target, v, result, mask)
+
+    def _pixel_with_indices(
+        self, bounds: Sequence[Bounds], inputs: Pointer, targets: Sequence[Pointer], masks: _Masks
+    ) -> None:
+        k, step = self.k, self.channel_steps[2]
+        is_empty = k.splat(bounds[0].is_empty | bounds[1].is_empty | bounds[2].is_empty, self.lanes)
+        maxima = self._maxima(bounds, inputs, masks, tensor=0)
+        for v, ((best, place), mask) in enumerate(zip(maxima, masks, strict=True)):
+            self._store(1, targets[0], v, k.select(is_empty, EMPTY_WINDOW_MAX, best), mask)
+            index = k.convert(k.select(is_empty, -1, place), targets[1].dtype)
+            targets[1].store_strided(index, step * (v * self.lanes), step, mask)
+
+    def _store(self, tensor: int, target: Pointer, vector: int, result: Value, mask: Value | None) -> None:
+        """Scale a vector of channels into a result."""
+        step = self.channel_steps[tensor]
+        there = target + step * (vector * self.lanes)
+        if mask is None and self.code.is_unit[tensor]:
+            store_vector(self.k, self.scale, there, result, self.code.streams)
+        else:
+            self.scale.store(there, step, result, mask)
 
     def _taps(
         self, bounds: Sequence[Bounds], tensors: Sequence[tuple[int, Pointer]]
     ) -> Iterator[tuple[list[Pointer], Value]]:
         """Loops over the elements of a window: pointers into input-shaped tensors, and the position."""
-        k, w = self.k, self.windows
+        w = self.windows
         for t0 in w.taps(0, bounds[0]):
             at0 = [p + t0 * w.strides[t][2] for t, p in tensors]
             for t1 in w.taps(1, bounds[1]):
@@ -151,6 +188,17 @@ class _Channels:
                 for t2 in w.taps(2, bounds[2]):
                     at2 = [p + t2 * w.strides[t][4] for (t, _), p in zip(tensors, at1, strict=True)]
                     yield at2, row + t2
+
+    def _targets(self, bounds: Sequence[Bounds], gradient: Pointer) -> Iterator[tuple[Pointer, Value]]:
+        """Loops over the elements of a window: where what they are given goes, and the position."""
+        w, steps = self.windows, self.windows.strides[-1]
+        for t0 in w.taps(0, bounds[0]):
+            at0 = gradient + t0 * steps[2] if self.ring is None else self.ring.row(t0)
+            for t1 in w.taps(1, bounds[1]):
+                at1 = at0 + t1 * (steps[3] if self.ring is None else w["pitch"])
+                row = (t0 * w["extent1"] + t1) * w["extent2"]
+                for t2 in w.taps(2, bounds[2]):
+                    yield at1 + t2 * (steps[4] if self.ring is None else self.width), row + t2
 
     # ---- backward
 
@@ -168,20 +216,42 @@ class _Channels:
 
     def _plane(self, planes: Sequence[Pointer], masks: _Masks) -> None:
         k, w = self.k, self.windows
+        if self.ring is not None:
+            self.ring.clear()
+            for o0 in k.range(w["out0"] + 1):
+                b0 = w.bounds(0, o0)
+                self.ring.advance(o0, b0, lambda t0, row: self._write(planes[-1], t0, row, masks))
+                with k.when(o0 < w["out0"]):
+                    self._windows_of(o0, b0, planes, masks)
+            return
         begun = k.register(k.integer(0))  # rows of dx that hold beta * dx already
-        gradient, dy = planes[-1], w.strides[0]
         for o0 in k.range(w["out0"]):
             b0 = w.bounds(0, o0)
             if not self.code.tiles:
-                self._begin(gradient, begun.get(), b0.high, masks)
+                self._begin(planes[-1], begun.get(), b0.high, masks)
                 begun.set(begun.get().max(b0.high))
-            for o1 in k.range(w["out1"]):
-                b1 = w.bounds(1, o1)
-                for o2 in k.range(w["out2"]):
-                    source = planes[0] + (o0 * dy[2] + o1 * dy[3] + o2 * dy[4])
-                    self._window((b0, b1, w.bounds(2, o2)), source, planes, masks)
+            self._windows_of(o0, b0, planes, masks)
         if not self.code.tiles:
-            self._begin(gradient, begun.get(), w["extent0"], masks)
+            self._begin(planes[-1], begun.get(), w["extent0"], masks)
+
+    def _windows_of(self, o0: Value, b0: Bounds, planes: Sequence[Pointer], masks: _Masks) -> None:
+        k, w, dy = self.k, self.windows, self.windows.strides[0]
+        for o1 in k.range(w["out1"]):
+            b1 = w.bounds(1, o1)
+            for o2 in k.range(w["out2"]):
+                source = planes[0] + (o0 * dy[2] + o1 * dy[3] + o2 * dy[4])
+                self._window((b0, b1, w.bounds(2, o2)), source, planes, masks)
+
+    def _write(self, gradient: Pointer, position: Value, row: Pointer, masks: _Masks) -> None:
+        """A finished row of the ring to dx."""
+        k, w = self.k, self.windows
+        steps, last = w.strides[-1], self.tensors - 1
+        for t1 in k.range(w["extent1"]):
+            source, target = row + t1 * w["pitch"], gradient + (position * steps[2] + t1 * steps[3])
+            for t2 in k.range(w["extent2"]):
+                for v, mask in enumerate(masks):
+                    value = (source + t2 * self.width).load(v * self.lanes, self.lanes)
+                    self._store(last, target + t2 * steps[4], v, value, mask)
 
     def _begin(self, gradient: Pointer, first: Value, last: Value, masks: _Masks) -> None:
         k, w = self.k, self.windows
@@ -203,7 +273,7 @@ class _Channels:
     ) -> None:
         k, last = self.k, self.tensors - 1
         gradients = [self._load(0, source, v, mask) for v, mask in enumerate(masks)]
-        if not self.code.tiles:
+        if not self.code.tiles and self.ring is None:
             gradients = [gradient * k.splat(self.scale.alpha, self.lanes) for gradient in gradients]
         if self.mode == "avg":
             count = k.splat(
@@ -212,36 +282,42 @@ class _Channels:
             gradients = [gradient / count for gradient in gradients]
             places = None
         else:
-            places = self._maxima(bounds, planes[1], masks)
+            places = [place for _, place in self._maxima(bounds, planes[1], masks, tensor=1)]
         step = self.channel_steps[last]
-        for (target,), position in self._taps(bounds, [(last, planes[last])]):
+        for target, position in self._targets(bounds, planes[last]):
             here = None if places is None else self._position(position)
             for v, (gradient, mask) in enumerate(zip(gradients, masks, strict=True)):
                 added = gradient
                 if places is not None and here is not None:
                     added = k.select(places[v] == here, gradient, 0.0)
-                there = target + step * (v * self.lanes)
                 if self.code.tiles:
-                    self.scale.store(there, step, added, mask)
+                    self._store(last, target, v, added, mask)
+                    continue
+                if self.ring is not None:
+                    kept = target + v * self.lanes
+                    kept.store(kept.load(0, self.lanes) + added)
                 else:
+                    there = target + step * (v * self.lanes)
                     old = there.load_strided(0, step, self.lanes, mask)
                     there.store_strided(old + added, 0, step, mask)
 
-    def _maxima(self, bounds: Sequence[Bounds], plane: Pointer, masks: _Masks) -> list[Value]:
-        """Positions of the first maximum in each lane."""
+    def _maxima(
+        self, bounds: Sequence[Bounds], plane: Pointer, masks: _Masks, tensor: int
+    ) -> list[tuple[Value, Value]]:
+        """The first maximum in each lane, and its position."""
         k, w = self.k, self.windows
         lowest = k.constant(-float("inf"), self.dtype, self.lanes)
         first = (bounds[0].low * w["extent1"] + bounds[1].low) * w["extent2"] + bounds[2].low
         best = [k.register(lowest) for _ in masks]
         place = [k.register(self._position(first)) for _ in masks]
-        for (here,), position in self._taps(bounds, [(1, plane)]):
+        for (here,), position in self._taps(bounds, [(tensor, plane)]):
             at = self._position(position)
             for v, mask in enumerate(masks):
-                value = self._load(1, here, v, mask)
+                value = self._load(tensor, here, v, mask)
                 wins = is_better(value, best[v].get())
                 best[v].set(k.select(wins, value, best[v].get()))
                 place[v].set(k.select(wins, at, place[v].get()))
-        return [p.get() for p in place]
+        return [(b.get(), p.get()) for b, p in zip(best, place, strict=True)]
 
     def _position(self, position: Value) -> Value:
         return self.k.splat(self.k.convert(position, INDEX[self.dtype]), self.lanes)
@@ -260,7 +336,7 @@ def _cut(channels: int, lanes: int, most: int) -> tuple[int, bool]:
 
 
 def _slots(tensors: int) -> Slots:
-    return Geometry.slots(tensors, "units", "per_task", "group", "groups")
+    return Geometry.slots(tensors, "units", "per_task", "group", "groups", *RING_SLOTS)
 
 
 class PoolingChannels(PoolingAlgorithm):
@@ -275,7 +351,7 @@ class PoolingChannels(PoolingAlgorithm):
                     f"channels of {operand.name} are {strides[1]} elements apart: they must be neighbours, "
                     "as in the layout nhwc"
                 )
-        return _refuse_plane(problem, geometry)
+        return None
 
     def _cycles(self, problem: Pooling, geometry: Geometry, lanes: int) -> float:
         """Cycles of one thread."""
@@ -287,29 +363,58 @@ class PoolingChannels(PoolingAlgorithm):
         return geometry.images * (geometry.outputs * pixel + start)
 
     def estimate(self, problem: Problem, device: Device) -> float:
-        pooling, lanes = cast(Pooling, problem), cast(CpuDevice, device).isa.lanes(problem.dtype)
+        pooling, lanes = cast(Pooling, problem), cast(CpuDevice, device).isa.lanes(compute_dtype(problem.dtype))
         cycles = self._cycles(pooling, Geometry.of(pooling), lanes)
         return seconds_of(problem, cast(CpuDevice, device), cycles, max(1, int(cycles / 5e4)))
 
+    def _vectors(self, problem: Pooling, geometry: Geometry, lanes: int) -> tuple[int, bool]:
+        keeps_places = problem.direction == "bwd" or problem.indices is not None
+        return _cut(geometry.channels, lanes, _MOST_VECTORS[keeps_places])
+
+    def _needs_ring(self, problem: Pooling, geometry: Geometry) -> bool:
+        return problem.direction == "bwd" and not geometry.tiles
+
+    def workspace(self, problem: Problem, device: Device) -> int:
+        pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
+        geometry, dtype = Geometry.of(pooling), compute_dtype(problem.dtype)
+        if not self._needs_ring(pooling, geometry):
+            return 0
+        lanes = processor.isa.lanes(dtype)
+        vectors, _ = self._vectors(pooling, geometry, lanes)
+        return ring_bytes(_ring(geometry, lanes * vectors), dtype, device.threads)
+
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
-        geometry, lanes = Geometry.of(pooling), processor.isa.lanes(problem.dtype)
+        geometry, lanes = Geometry.of(pooling), processor.isa.lanes(compute_dtype(problem.dtype))
         rows = geometry.images
         if pooling.direction == "fwd":
             rows *= geometry.axes[0].out * geometry.axes[1].out
-        vectors, has_tail = _cut(geometry.channels, lanes, _MOST_VECTORS[pooling.direction])
+        vectors, has_tail = self._vectors(pooling, geometry, lanes)
         group = lanes * vectors
         if pooling.direction == "fwd" and not has_tail and rows >= 2 * device.threads:
             group = geometry.channels  # rows are enough to share: go through all channels of a pixel
         code = _Code(
-            pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype, vectors, has_tail,
-            geometry.tiles, tuple(strides[1] == 1 for strides in geometry.strides), geometry.is_dilated,
-        )  # fmt: skip
+            direction=pooling.direction,
+            mode=pooling.mode,
+            counts_padding=pooling.count_include_pad,
+            dtype=problem.dtype,
+            indices=None if pooling.indices is None else pooling.indices.dtype,
+            vectors=vectors,
+            has_tail=has_tail,
+            tiles=geometry.tiles,
+            has_ring=self.workspace(problem, device) > 0,
+            streams=is_streamed(problem.output),
+            is_unit=tuple(strides[1] == 1 for strides in geometry.strides),
+            is_dilated=geometry.is_dilated,
+        )
         library = load("pooling_channels", code, processor.isa, lambda m: _trace(m, code))
         groups = -(-geometry.channels // group)
         seconds = self.estimate(problem, device) * device.threads
         tasks, per_task = share(rows * groups, device, seconds)
-        values = geometry.values(units=rows * groups, per_task=per_task, group=group, groups=groups)
+        values = geometry.values(
+            units=rows * groups, per_task=per_task, group=group, groups=groups,
+            **_ring(geometry, lanes * vectors),
+        )  # fmt: skip
         tensors = len(geometry.strides)
         return CpuKernel(
             library, [("pooling", tasks)], tensors, device.threads if tasks > 1 else 1,
@@ -317,21 +422,27 @@ class PoolingChannels(PoolingAlgorithm):
         )  # fmt: skip
 
 
-def _refuse_plane(problem: Pooling, geometry: Geometry) -> str | None:
-    if problem.mode == "max" and problem.direction == "bwd" and geometry.inputs >= 2**31:
-        return f"a plane of x has {geometry.inputs} elements: positions in it must fit 31 bits"
-    return None
+def _ring(geometry: Geometry, width: int) -> dict[str, int]:
+    """Runs of the ring: a row of x for one group of channels."""
+    a0, a1, a2 = geometry.axes
+    return ring_values(a0, a1.extent, a2.extent * width)
 
 
 class PoolingStrided(PoolingChannels):
-    """Vectors gathered from channels at any distance: for every memory layout."""
+    """Vectors gathered from channels at any distance: for every memory layout, without workspace in f32 and f64."""
 
     name = "strided"
 
     def refuse_geometry(self, problem: Pooling, geometry: Geometry, device: Device) -> str | None:
-        if all(strides[1] == 1 for strides in geometry.strides):
+        is_dense = all(strides[1] == 1 for strides in geometry.strides)
+        if is_dense and self.workspace(problem, device) == PoolingChannels().workspace(problem, device):
             return "all channels are neighbours in memory: 'channels' is the same without the gathers"
-        return _refuse_plane(problem, geometry)
+        return None
+
+    def _needs_ring(self, problem: Pooling, geometry: Geometry) -> bool:
+        # sums of half precision would be rounded again and again if they were kept in dx
+        return problem.dtype in HALVES and super()._needs_ring(problem, geometry)
 
     def _cycles(self, problem: Pooling, geometry: Geometry, lanes: int) -> float:
-        return 1.5 * lanes * super()._cycles(problem, geometry, lanes)
+        gathers = any(strides[1] != 1 for strides in geometry.strides)
+        return (1.5 * lanes if gathers else 1.2) * super()._cycles(problem, geometry, lanes)

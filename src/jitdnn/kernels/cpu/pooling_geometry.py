@@ -245,6 +245,11 @@ class Windows:
             counted = taps(high - low)
         return Bounds(start, low, high, counted.max(1))
 
+    def tap_number(self, axis: int, bounds: Bounds, position: Value) -> Value:
+        """Which tap of a window looks at a position of the axis."""
+        steps = position - bounds.start
+        return steps // self.numbers[f"dilation{axis}"] if self.is_dilated else steps
+
     def taps(self, axis: int, bounds: Bounds) -> Iterator[Value]:
         """A loop over the inputs of a window along one axis."""
         return self.k.range(bounds.low, bounds.high, self.numbers[f"dilation{axis}"] if self.is_dilated else 1)
@@ -259,7 +264,12 @@ class PoolingAlgorithm(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         if epilogue is not None:
             return "pooling takes no epilogue"
-        return self.refuse_geometry(cast(Pooling, problem), Geometry.of(cast(Pooling, problem)), device)
+        pooling = cast(Pooling, problem)
+        geometry = Geometry.of(pooling)
+        if pooling.mode == "max" and geometry.inputs >= 2**31:
+            if pooling.direction == "bwd" or pooling.indices is not None:
+                return f"a plane of x has {geometry.inputs} elements: positions in it must fit 31 bits"
+        return self.refuse_geometry(pooling, geometry, device)
 
     @abstractmethod
     def refuse_geometry(self, problem: Pooling, geometry: Geometry, device: Device) -> str | None:

@@ -29,6 +29,8 @@ from jitdnn.problems.pooling import EMPTY_WINDOW_MAX, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
+from jitdnn.rtcg.isa import HALVES
+from jitdnn.tensor import compute_dtype
 
 _VECTORS = 4  # independent accumulators, so that no addition waits for the one before
 
@@ -41,6 +43,7 @@ class _Code:
     mode: str
     counts_padding: bool
     dtype: str
+    indices: str | None  # the type of the indices that the maximum gives too
     tiles: bool
     is_dilated: bool
 
@@ -49,17 +52,20 @@ class _Window:
     """Traces one kernel."""
 
     def __init__(self, module: Module, code: _Code) -> None:
-        self.code, self.dtype, self.mode = code, code.dtype, code.mode
-        self.tensors = 4 if (code.direction, code.mode) == ("bwd", "max") else 2
+        self.code, self.dtype, self.mode = code, compute_dtype(code.dtype), code.mode
+        self.tensors = 4 if (code.direction, code.mode) == ("bwd", "max") else 2 + (code.indices is not None)
         self.outside = 0.0 if code.mode == "avg" else -float("inf")
         with module.task("pooling") as (k, args, task, _):
-            self.k, self.lanes = k, k.lanes(code.dtype)
+            self.k, self.lanes = k, k.lanes(self.dtype)
             arguments = Arguments(k, args, self.tensors)
             self.windows = w = Windows(
                 k, arguments, _slots(self.tensors), self.tensors, code.counts_padding, code.is_dilated
             )
-            self.scale = Scale(k, arguments, code.dtype)
-            self.pointers = [arguments.pointer(t, code.dtype) for t in range(self.tensors)]
+            self.scale = Scale(k, arguments, self.dtype)
+            real = self.tensors if code.indices is None else 2
+            self.pointers = [arguments.pointer(t, code.dtype).as_real(self.dtype) for t in range(real)]
+            if code.indices is not None:
+                self.pointers.append(arguments.pointer(2, code.indices))
             first = task * w["per_task"]
             last = (first + w["per_task"]).min(w["units"])
             if code.direction == "fwd":
@@ -99,16 +105,24 @@ class _Window:
     def _forward(self, first: Value, last: Value) -> None:
         k, w = self.k, self.windows
         zero = k.integer(0)
-        x, y = w.strides
+        x, y, *indices = w.strides
         counter = Counter(
-            k, first, w.extents("images", "channels", "out0", "out1"), [[x[0], x[1], zero, zero], y[:4]]
-        )
+            k, first, w.extents("images", "channels", "out0", "out1"),
+            [[x[0], x[1], zero, zero], y[:4], *(steps[:4] for steps in indices)],
+        )  # fmt: skip
         for _unit in k.range(first, last):
-            plane, target = (p + o.get() for p, o in zip(self.pointers, counter.offsets, strict=True))
+            plane, target, *places = (p + o.get() for p, o in zip(self.pointers, counter.offsets, strict=True))
             b0, b1 = (w.bounds(a, counter.digits[2 + a].get()) for a in range(2))
             for o2 in k.range(w["out2"]):
                 bounds = (b0, b1, w.bounds(2, o2))
-                self.scale.store(target + o2 * y[4], 1, self._reduced(bounds, plane))
+                if not places:
+                    self.scale.store(target + o2 * y[4], 1, self._reduced(bounds, plane))
+                    continue
+                best, place = self._maximum(bounds, plane, tensor=0)
+                is_empty = b0.is_empty | b1.is_empty | bounds[2].is_empty
+                self.scale.store(target + o2 * y[4], 1, k.select(is_empty, EMPTY_WINDOW_MAX, best))
+                index = k.convert(k.select(is_empty, -1, place), places[0].dtype)
+                (places[0] + o2 * indices[0][4]).store(index)
             counter.advance()
 
     def _reduced(self, bounds: Sequence[Bounds], plane: Pointer) -> Value:
@@ -162,7 +176,7 @@ class _Window:
         if self.mode == "max":
             is_empty = bounds[0].is_empty | bounds[1].is_empty | bounds[2].is_empty
             with k.when(~is_empty):
-                there = target + self._offset(self._maximum(bounds, planes[1]))
+                there = target + self._offset(self._maximum(bounds, planes[1], tensor=1)[1])
                 there.store(there.load() + gradient * self.scale.alpha)
             return
         each = k.splat(gradient / self._count(bounds), self.lanes)
@@ -182,29 +196,30 @@ class _Window:
         row, column = position // w["extent2"], position % w["extent2"]
         return (row // w["extent1"]) * steps[2] + (row % w["extent1"]) * steps[3] + column * steps[4]
 
-    def _maximum(self, bounds: Sequence[Bounds], plane: Pointer) -> Value:
-        """The position of the first maximum of a window."""
+    def _maximum(self, bounds: Sequence[Bounds], plane: Pointer, tensor: int) -> tuple[Value, Value]:
+        """The first maximum of a window, and its position."""
         k, w, kind = self.k, self.windows, INDEX[self.dtype]
         first = (bounds[0].low * w["extent1"] + bounds[1].low) * w["extent2"] + bounds[2].low
         best = k.register(k.constant(-float("inf"), self.dtype, self.lanes))
         place = k.register(k.splat(k.convert(first, kind), self.lanes))
         steps = k.convert(k.iota(self.lanes), kind)
-        for (row,), position in self._rows(bounds, [(1, plane)]):
+        for (row,), position in self._rows(bounds, [(tensor, plane)]):
             for ((column, mask),) in self._columns(bounds[2].low, bounds[2].high, 1):
                 value = self._value(row, column, mask)
                 here = k.splat(k.convert(position + column, kind), self.lanes) + steps
                 wins = is_better(value, best.get())
                 best.set(k.select(wins, value, best.get()))
                 place.set(k.select(wins, here, place.get()))
-        return k.convert(_first_of_lanes(k, best.get(), place.get()), "i64")
+        value, first_place = _first_of_lanes(k, best.get(), place.get())
+        return value, k.convert(first_place, "i64")
 
 
 def _trace(module: Module, code: _Code) -> None:
     _Window(module, code)
 
 
-def _first_of_lanes(k: Builder, best: Value, place: Value) -> Value:
-    """The place of the greatest lane (NaN above all), the lowest place where several are."""
+def _first_of_lanes(k: Builder, best: Value, place: Value) -> tuple[Value, Value]:
+    """The greatest lane (NaN above all) and its place, the lowest place where several are."""
     lanes = best.lanes
     while lanes > 1:
         lanes //= 2
@@ -218,7 +233,7 @@ def _first_of_lanes(k: Builder, best: Value, place: Value) -> Value:
         is_tie = (a == b) | ((a != a) & (b != b))
         wins = is_better(b, a) | (is_tie & (at_b < at_a))
         best, place = k.select(wins, b, a), k.select(wins, at_b, at_a)
-    return place
+    return best, place
 
 
 def _slots(tensors: int) -> Slots:
@@ -237,14 +252,15 @@ class PoolingWindow(PoolingAlgorithm):
                     f"neighbours in a row of {operand.name} are {strides[4]} elements apart: they must be "
                     "adjacent, as in the layout nchw"
                 )
+        overlaps = any(axis.out > 1 and axis.stride < axis.span for axis in geometry.axes)
+        if problem.direction == "bwd" and problem.dtype in HALVES and overlaps:
+            return f"windows overlap, and sums of {problem.dtype} are not kept in dx: other ways keep them in f32"
         if geometry.axes[2].dilation > 1:
             return f"the elements of a window lie {geometry.axes[2].dilation} apart in a row: they must be adjacent"
-        if problem.mode == "max" and problem.direction == "bwd" and geometry.inputs >= 2**31:
-            return f"a plane of x has {geometry.inputs} elements: positions in it must fit 31 bits"
         return None
 
     def estimate(self, problem: Problem, device: Device) -> float:
-        pooling, lanes = cast(Pooling, problem), cast(CpuDevice, device).isa.lanes(problem.dtype)
+        pooling, lanes = cast(Pooling, problem), cast(CpuDevice, device).isa.lanes(compute_dtype(problem.dtype))
         geometry = Geometry.of(pooling)
         a0, a1, a2 = geometry.axes
         vector = {("fwd", "avg"): 2, ("fwd", "max"): 4, ("bwd", "avg"): 3, ("bwd", "max"): 8}
@@ -259,8 +275,9 @@ class PoolingWindow(PoolingAlgorithm):
         geometry = Geometry.of(pooling)
         tiles = geometry.tiles and pooling.mode == "avg"
         code = _Code(
-            pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype, tiles, geometry.is_dilated
-        )
+            pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype,
+            None if pooling.indices is None else pooling.indices.dtype, tiles, geometry.is_dilated,
+        )  # fmt: skip
         library = load("pooling_window", code, processor.isa, lambda module: _trace(module, code))
         units = geometry.images * geometry.channels
         if pooling.direction == "fwd":
