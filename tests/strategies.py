@@ -13,6 +13,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.problems import (
     Activation,
     AddTensor,
+    Attention,
     BatchNorm,
     BiasGradient,
     Convolution,
@@ -24,9 +25,9 @@ from jitdnn.problems import (
     Softmax,
 )
 from jitdnn.problems.activation import FUNCTIONS
-from jitdnn.tensor import TensorDescriptor, packed_strides
+from jitdnn.tensor import TensorDescriptor, compute_dtype, packed_strides
 
-DTYPES = st.sampled_from(("f32", "f64"))
+DTYPES = st.sampled_from(("f32", "f32", "f64", "f16", "bf16"))
 REAL_DTYPES = st.sampled_from(("f32", "f32", "f64", "f16", "bf16"))
 AWKWARD = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33)
 
@@ -218,6 +219,34 @@ def normalizations(draw: st.DrawFn, kinds: Sequence[str] = ("batch", "layer", "g
         for o in plain.operands
     }
     return replace(plain, **tensors)
+
+
+@st.composite
+def attentions(draw: st.DrawFn) -> Attention:
+    dtype, direction = draw(DTYPES), draw(st.sampled_from(("fwd", "bwd")))
+    n, g, group = draw(st.integers(0, 2)), draw(st.integers(1, 2)), draw(st.sampled_from((1, 1, 2, 3)))
+    t, s, d, e = draw(st.integers(0, 40)), draw(st.integers(0, 120)), *(draw(st.sampled_from(AWKWARD)) for _ in "de")
+    shapes_of = {"q": (n, g * group, t, d), "k": (n, g, s, d), "v": (n, g, s, e), "y": (n, g * group, t, e)}
+    tensors: dict[str, Any] = {
+        name: draw(descriptors(shape, dtype, is_output=direction == "fwd" and name == "y"))
+        for name, shape in shapes_of.items()
+    }
+    if direction == "bwd":
+        tensors["dy"] = draw(descriptors(shapes_of["y"], dtype))
+        tensors |= {f"d{x}": draw(descriptors(shapes_of[x], dtype, is_output=True)) for x in "qkv"}
+    if direction == "bwd" or draw(st.booleans()):
+        tensors["lse"] = draw(descriptors(shapes_of["q"][:3], compute_dtype(dtype), is_output=True))
+    kind = draw(st.sampled_from((None, None, "bool", dtype)))
+    if kind is not None:
+        tensors["mask"] = draw(descriptors((n, g * group, t, s), kind))
+    for name, length in (("lengths", n), ("lo", t), ("hi", t)):
+        if draw(st.integers(0, 3)) == 0:
+            tensors[name] = draw(descriptors((length,), draw(st.sampled_from(("i32", "i64")))))
+    reaches = {side: draw(st.one_of(st.none(), st.integers(0, 50))) for side in ("left", "right")}
+    tensors.setdefault("lse", None)
+    return Attention(
+        direction, scale=draw(st.sampled_from((0.25, 1.0 / 3.0))), past=draw(st.integers(-9, 9)), **reaches, **tensors
+    )
 
 
 def problems() -> st.SearchStrategy[Problem]:

@@ -246,7 +246,7 @@ def test_other_callables_are_traced(data: Any) -> None:
         ),
         ({"epilogue": lambda a: 1 if a > 0 else 0}, jd.InvalidArgument, r"jd\.where"),
         ({"epilogue": "relu"}, jd.InvalidArgument, "cannot be traced"),
-        ({"bias": np.zeros(4)}, jd.InvalidType, "x is f32 and bias is f64: they must be of one dtype"),
+        ({"bias": np.zeros(4)}, jd.InvalidType, "the result is f32 and an operand of the epilogue is f64"),
         ({"residual": [0.0]}, jd.InvalidType, "residual: list cannot be borrowed"),
     ],
 )

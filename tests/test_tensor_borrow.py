@@ -41,6 +41,19 @@ def region(data: st.DataObject, x: Any) -> Any:
     return x[parts].transpose(axes) if isinstance(x, np.ndarray) else x[parts].permute(axes)
 
 
+def as_torch(x: np.ndarray[Any, Any]) -> torch.Tensor:
+    """The array as a tensor; PyTorch does not know NumPy's bfloat16, so that it goes through its bits."""
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def as_numpy(x: Any) -> np.ndarray[Any, Any]:
+    if isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16:
+        return x.contiguous().view(torch.int16).numpy().view(numpy_dtype("bf16"))
+    return np.asarray(x)
+
+
 @given(shapes, dtypes, st.data())
 def test_numpy_views_are_borrowed_in_place(shape: tuple[int, ...], dtype: str, data: st.DataObject) -> None:
     x = region(data, filled(shape, dtype))
@@ -54,17 +67,18 @@ def test_numpy_views_are_borrowed_in_place(shape: tuple[int, ...], dtype: str, d
     if x.size:
         assert borrowed.pointer == x.ctypes.data
         first = (0,) * x.ndim
-        borrowed.numpy()[first] = 77
-        assert x[first] == 77
+        value = not x[first] if dtype == "bool" else 77
+        borrowed.numpy()[first] = value
+        assert x[first] == value
 
 
 @given(shapes, dtypes, st.data())
 def test_torch_views_are_borrowed_in_place(shape: tuple[int, ...], dtype: str, data: st.DataObject) -> None:
-    x = region(data, torch.from_numpy(filled(shape, dtype)))
+    x = region(data, as_torch(filled(shape, dtype)))
     borrowed = borrow(x)
     assert (borrowed.library, borrowed.owner is x) == ("torch", True)
     assert (borrowed.descriptor.shape, borrowed.descriptor.dtype) == (tuple(x.shape), dtype)
-    np.testing.assert_array_equal(borrowed.numpy(), x.numpy())
+    np.testing.assert_array_equal(borrowed.numpy(), as_numpy(x))
     if x.numel():
         assert borrowed.pointer == x.data_ptr()
 
@@ -196,10 +210,10 @@ def uneven_strides() -> np.ndarray:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: np.zeros(3, bool), InvalidType, "dtype bool: arrays must be float32, float64, int32, uint8"),
-        (lambda: np.zeros(3, np.float16), InvalidType, "dtype float16"),
+        (lambda: np.zeros(3, complex), InvalidType, "dtype complex128: arrays must be of real, integer or bool type"),
+        (lambda: np.zeros(3, np.longdouble), InvalidType, "dtype float128|dtype longdouble"),
         (lambda: np.zeros(3, np.complex64), InvalidType, "dtype complex64"),
-        (lambda: np.zeros(3, np.int64), InvalidType, "dtype int64"),
+        (lambda: np.zeros(3, "datetime64[s]"), InvalidType, "dtype datetime64"),
         (lambda: np.zeros(3, object), InvalidType, "dtype object"),
         (lambda: np.zeros(3, ">f4"), InvalidType, "foreign byte order"),
         (misaligned, InvalidType, "not aligned to the 4 bytes of f32"),
@@ -213,12 +227,11 @@ def uneven_strides() -> np.ndarray:
         (lambda: None, InvalidType, "NoneType cannot be borrowed"),
         (lambda: "abc", InvalidType, "str holds no numbers"),
         (lambda: b"abc", InvalidType, "bytes holds no numbers"),
-        (lambda: torch.zeros(3, dtype=torch.float16), InvalidType, r"dtype torch.float16: tensors must be"),
-        (lambda: torch.zeros(3, dtype=torch.bool), InvalidType, "dtype torch.bool"),
+        (lambda: torch.zeros(3, dtype=torch.complex64), InvalidType, r"dtype torch.complex64: tensors must be"),
         (lambda: torch.zeros(3).to_sparse(), InvalidType, r"use \.to_dense\(\)"),
         (lambda: torch.zeros(3, dtype=torch.complex64).conj().imag, InvalidType, r"resolve_neg\(\)"),
         (lambda: torch.tensor(1.0), InvalidShape, "0 dimensions"),
-        (lambda: array.array("q", [1]), InvalidType, "dtype int64"),
+        (lambda: memoryview(np.zeros(3, complex)), InvalidType, "dtype complex128"),
         (Unwilling, InvalidType, "does not hand out its memory through DLPack: not today"),
     ],
 )
@@ -289,7 +302,7 @@ def test_results_come_from_the_library_of_the_input(
     if made.descriptor.size:
         assert again.pointer == made.pointer
         made.numpy()[...] = filled(shape, dtype)
-        np.testing.assert_array_equal(np.asarray(owner), filled(shape, dtype))
+        np.testing.assert_array_equal(as_numpy(owner), filled(shape, dtype))
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])

@@ -194,7 +194,7 @@ def test_dense_means_every_place_from_lowest_to_highest_once(
         (lambda: TensorDescriptor((1,) * 9, (1,) * 9, "f32"), InvalidShape, "9 dimensions"),
         (lambda: TensorDescriptor((2, -1), (1, 1), "f32"), InvalidShape, "every extent must be 0 or more"),
         (lambda: TensorDescriptor((2, 2), (1,), "f32"), InvalidShape, "equally long"),
-        (lambda: TensorDescriptor((2,), (1,), "f16"), InvalidType, "there are f32, f64, i32, u8"),
+        (lambda: TensorDescriptor((2,), (1,), "f8"), InvalidType, "there are f16, bf16, f32, f64, i8"),
         (lambda: TensorDescriptor.packed((2, 3, 4), "f32", "nhw"), InvalidArgument, "use nchw or nhwc"),
         (lambda: TensorDescriptor.packed((2, 3, 4), "f32", "ncdhw"), InvalidArgument, "3 dimensions"),
     ],

@@ -13,6 +13,7 @@ from jitdnn.devices.threads import phase_table, pool
 from jitdnn.rtcg.builder import Builder, Module
 from jitdnn.rtcg.compile import Library, load
 from jitdnn.rtcg.isa import Isa, isa, processor_name
+from jitdnn.tensor import compute_dtype
 
 _PROBE_CHAINS = 12  # independent sums: enough to hide the latency of a multiply-add on every set
 _PROBE_STEPS = 20_000
@@ -35,7 +36,7 @@ class CpuDevice:
 
     def peak_flops(self, dtype: str) -> float:
         """Multiply-add rate of all threads in FLOP/s, measured once in this process for each type."""
-        return _single_peak(self.isa, dtype) * self.threads
+        return _single_peak(self.isa, compute_dtype(dtype)) * self.threads
 
     @property
     def bandwidth(self) -> float:
@@ -45,7 +46,7 @@ class CpuDevice:
     def measure_peak(self, dtype: str) -> float:
         """Multiply-add rate of all threads in FLOP/s, measured now: clocks and neighbours change."""
         settle()
-        return _probe(self.isa, dtype, self.threads)
+        return _probe(self.isa, compute_dtype(dtype), self.threads)
 
 
 class CpuKernel:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.call import callers_axes, logical_axes
 from jitdnn.rtcg.expression import Expression, trace
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 Fused = Callable[..., Any] | Expression | None
 
@@ -27,7 +27,8 @@ def fuse(
     sum.
 
     `operands` have the caller's order of axes, `layout`. Raises InvalidArgument for a function of another
-    number of values, InvalidShape for an operand that cannot be broadcast.
+    number of values, InvalidShape for an operand that cannot be broadcast, InvalidType for one that is neither of
+    the result's type nor of that of the arithmetic.
     """
     if fused is None:
         if not operands:
@@ -43,6 +44,12 @@ def fuse(
             f"the epilogue takes {expression.arity} values ({', '.join(expression.inputs)}) and gets "
             f"{1 + len(operands)}: the sum and {len(operands)} operands"
         )
+    for operand in operands:
+        if operand.dtype not in (y.dtype, compute_dtype(y.dtype)):
+            raise InvalidType(
+                f"the result is {y.dtype} and an operand of the epilogue is {operand.dtype}: they must be of one "
+                f"dtype, or the operand {compute_dtype(y.dtype)}"
+            )
     return Epilogue(expression, tuple(_broadcast(operand, y, layout) for operand in operands))
 
 

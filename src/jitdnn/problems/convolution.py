@@ -40,6 +40,9 @@ from jitdnn.tensor import TensorDescriptor
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
 MODES = ("cross_correlation", "convolution")
+INTEGER_RESULTS = ("f32", "i8", "i32")
+# products of two i8 whose sum is below 2^24, so that f32 holds it exactly
+_EXACT_PRODUCTS = 1024
 
 _Index = tuple[EllipsisType | slice | int, ...]
 
@@ -57,8 +60,11 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     the descriptor `y`, for "bwd_filter" dw has the descriptor `w`. `stride` and `dilation` have a number and
     `padding` a (before, after) pair for each spatial axis.
 
+    All tensors are of one real dtype, or, forward only, x and w are i8 and y is i8, i32 or f32: sums are exact, and
+    rounded to the nearest and saturated where y holds integers.
+
     Raises InvalidShape if the extents do not fit, InvalidArgument for an attribute out of range, InvalidType
-    for dtypes other than f32 or f64 or mixed ones.
+    for other dtypes or mixed ones.
     """
 
     direction: str
@@ -119,7 +125,8 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         dilation = per_axis(dilation, rank, "dilation")
         if y is None:
             y_shape = output_shape(x.shape, w.shape, stride, pairs, dilation, groups)
-            y = as_descriptor(y_shape, x.dtype, layout, y_strides)
+            y_dtype = "f32" if x.dtype == "i8" else x.dtype
+            y = as_descriptor(y_shape, y_dtype, layout, y_strides)
         return cls(direction, x, w, y, stride, pairs, dilation, groups, mode)
 
     @classmethod
@@ -159,7 +166,23 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     def operands(self) -> tuple[Operand, ...]:
         """(x, w, y) forward, (dy, w, dx) for "bwd_data", (x, dy, dw) for "bwd_filter"."""
         order = {"fwd": "xwy", "bwd_data": "ywx", "bwd_filter": "xyw"}[self.direction]
+        if self.is_integer:
+            types = {"x": ("i8",), "w": ("i8",), "y": INTEGER_RESULTS}
+            return tuple(Operand(field, getattr(self, field), dtypes=types[field]) for field in order)
         return tuple(Operand(self._named(field), getattr(self, field)) for field in order)
+
+    @property
+    def is_integer(self) -> bool:
+        """True if 8-bit integers are convolved; sums of their products are exact."""
+        return self.direction == "fwd" and self.x.dtype == "i8"
+
+    @property
+    def dtype(self) -> str:
+        """The type of all tensors; of 8-bit integers the real type that holds their sums exactly."""
+        if not self.is_integer:
+            return self.output.dtype
+        products = math.prod(self.w.shape[1:])
+        return "f32" if products <= _EXACT_PRODUCTS and self.y.dtype != "i32" else "f64"
 
     @property
     def n(self) -> int:
@@ -269,7 +292,10 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
             words.append(f"g{self.groups}")
         if self.mode == "convolution":
             words.append("flip")
-        return [*words, self.dtype, *layout_words([("x", self.x), ("w", self.w), ("y", self.y)])]
+        words.append(self.x.dtype)
+        if self.is_integer and self.y.dtype != "f32":
+            words.append(f"to_{self.y.dtype}")
+        return [*words, *layout_words([("x", self.x), ("w", self.w), ("y", self.y)])]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:
@@ -290,7 +316,11 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
             x_shape = (n, c, *words_extents(words, DATA_LETTERS, rank))
         y_shape = output_shape(x_shape, w_shape, stride, padding, dilation, groups)
         dtype, layout = words.dtype(), words.layout(rank + 2)
-        given = words.descriptors({"x": x_shape, "w": w_shape, "y": y_shape}, dtype, layout)
+        given = words.descriptors({"x": x_shape, "w": w_shape}, dtype, layout)
+        y_dtype = dtype
+        if dtype == "i8":
+            y_dtype = words.choice([f"to_{name}" for name in INTEGER_RESULTS], "to_f32").removeprefix("to_")
+        given |= words.descriptors({"y": y_shape}, y_dtype, layout)
         mode = "convolution" if words.flag("flip") else "cross_correlation"
         return cls(direction, given["x"], given["w"], given["y"], stride, padding, dilation, groups, mode)
 

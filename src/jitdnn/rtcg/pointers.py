@@ -30,14 +30,16 @@ class Pointer:
     """A pointer to elements of one type; offsets count elements. Nothing is assumed of its alignment.
 
     What is loaded has the type ``real``, and what is stored is given in it: for numbers of half precision that is
-    f32. For integers it is None, and they stay what they are, unless ``as_real`` asks for another one.
+    f32. For integers it is None, and they stay what they are, unless ``as_real`` asks for another one, or the type is
+    written with it, as "i8:f32".
     """
 
     __slots__ = ("dtype", "k", "real", "v")
 
     def __init__(self, k: Builder, v: Any, dtype: str, real: str | None = None) -> None:
-        self.k, self.v, self.dtype = k, v, dtype
-        self.real = "f32" if real is None and dtype in STORED else real
+        self.k, self.v = k, v
+        self.dtype, _, wanted = dtype.partition(":")
+        self.real = real or wanted or ("f32" if self.dtype in STORED else None)
 
     @property
     def element(self) -> ir.Type:

@@ -219,7 +219,7 @@ class Blocked:
             arguments = Arguments(k, args, pointers)
             # neighbouring tasks read the same rows of the filter: their pages are at hand
             group, chunk, panel = split_index(task, (c.group_count, chunks, panels.count))
-            w = arguments.pointer(number, c.dtype) + group_offset(group, c.groups, c.w.groups)
+            w = arguments.pointer(number, c.w.dtype) + group_offset(group, c.groups, c.w.groups)
             to = arguments.workspace(c.dtype) + (group * panels.count + panel) * panels.panel_size
             first = chunk * _PANEL_CHUNK
             k.call(pack, w, to, panel * panels.lanes, first, (k.integer(c.depth) - first).min(_PANEL_CHUNK))
@@ -251,10 +251,10 @@ class Blocked:
                 (k.integer(of) - start).min(extent)
                 for of, start, extent in zip(results, starts, self.block, strict=True)
             ]
-            x = arguments.pointer(order[0], c.dtype) + view_offset(c, c.x, group, 0, (starts[0], 0, 0, 0))
+            x = arguments.pointer(order[0], c.x.dtype) + view_offset(c, c.x, group, 0, (starts[0], 0, 0, 0))
             k.call(fill, x, own, valid[0], c.depth, *starts[1:])
-            tensors = [(arguments.pointer(order[2], c.dtype), c.y)]
-            tensors += [(arguments.pointer(3 + i, c.dtype), v) for i, v in enumerate(c.operands)]
+            tensors = [(arguments.pointer(order[2], c.y.dtype), c.y)]
+            tensors += [(arguments.pointer(3 + i, v.dtype), v) for i, v in enumerate(c.operands)]
             each = ceil_div(self.panels.count, self.shares)
             for panel in k.range(share * each, (share * each + each).min(self.panels.count)):
                 w = work + (group * self.panels.count + panel) * self.panels.panel_size
@@ -336,7 +336,7 @@ class Blocked:
     def _tile_store(self, epilogue: Epilogue | None) -> TileStore:
         c, tile = self.c, self.tile
         if self.lanes_are_pixels:
-            places = [Placement((v.channels,), v.space[2]) for v in (c.y, *c.operands)]
+            places = [Placement(v.dtype, (v.channels,), v.space[2]) for v in (c.y, *c.operands)]
             return TileStore(
                 c.dtype,
                 tile.box,
@@ -347,7 +347,7 @@ class Blocked:
                 epilogue,
                 self.is_scaled,
             )
-        places = [Placement((v.batch, *v.space), v.channels) for v in (c.y, *c.operands)]
+        places = [Placement(v.dtype, (v.batch, *v.space), v.channels) for v in (c.y, *c.operands)]
         results = (c.batch, *(axis.results for axis in c.axes))
         return TileStore(
             c.dtype, tile.box, results, tile.vectors, places[0], tuple(places[1:]), epilogue, self.is_scaled

@@ -248,7 +248,7 @@ class BlockedFilter:
             base = work + (self._split_base(group, split) + column * (inner * self.tile_size))
             for panel in k.range(first, last):
                 self._clear(k, base + panel * (tiles * self.tile_size), columns * (inner * self.tile_size))
-            x, dy = arguments.pointer(0, c.dtype), arguments.pointer(1, c.dtype)
+            x, dy = arguments.pointer(0, c.x.dtype), arguments.pointer(1, c.y.dtype)
             for block in k.range(split * blocks // self.splits, (split + 1) * blocks // self.splits):
                 index = split_index(block, self.blocks)
                 starts = [i * extent for i, extent in zip(index, self.block, strict=True)]
@@ -307,7 +307,7 @@ class BlockedFilter:
         """Trace ``name(dy, panels, lanes, valid, n, d, h, w)``: dy of a block, its channels as lanes."""
         c, block, lanes = self.c, self.block, self.lanes
         names = ("total", "valid", "n", "d", "h", "w")
-        with module.function(name, dy=c.dtype, panels=c.dtype, **dict.fromkeys(names)) as (
+        with module.function(name, dy=c.y.dtype, panels=c.dtype, **dict.fromkeys(names)) as (
             k, (dy, panels, total, valid, *extents), function,
         ):  # fmt: skip
             joined = block[3] == self.results[3] and c.y.space[1] == self.results[3] * c.y.space[2]
@@ -346,7 +346,7 @@ class BlockedFilter:
             arguments = Arguments(k, args, pointers)
             work = arguments.workspace(c.dtype)
             group, panel, column = split_index(task, (c.group_count, self.panels, tiles[0]))
-            dw = arguments.pointer(2, c.dtype) + (group_offset(group, c.groups, c.w.groups) + start)
+            dw = arguments.pointer(2, c.w.dtype) + (group_offset(group, c.groups, c.w.groups) + start)
             channel = panel * self.panel
             for rest in k.range(math.prod(tiles[1:])):
                 index = [column, *split_index(rest, tiles[1:])]
@@ -374,7 +374,7 @@ class BlockedFilter:
         return [c.w.channels, *(axis.taps.increment * s for axis, s in zip(c.axes, c.w.space, strict=True))]
 
     def _tile_store(self) -> TileStore:
-        place = Placement(tuple(self._filter_strides), self.c.w.results)
+        place = Placement(self.c.w.dtype, tuple(self._filter_strides), self.c.w.results)
         return TileStore(self.c.dtype, self.tile.box, self.rows, self.tile.vectors, place, (), None)
 
 

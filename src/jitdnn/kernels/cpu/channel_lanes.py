@@ -213,13 +213,13 @@ class ChannelLanes:
         with module.task(f"{prefix}tiles") as (k, args, task, _):
             arguments = Arguments(k, args, pointers)
             panel = k.local(c.dtype, self.panel_size(tile)) if is_panel else None
-            tensors = [(arguments.pointer(order[2], c.dtype), c.y)]
-            tensors += [(arguments.pointer(3 + i, c.dtype), v) for i, v in enumerate(c.operands)]
+            tensors = [(arguments.pointer(order[2], c.y.dtype), c.y)]
+            tensors += [(arguments.pointer(3 + i, v.dtype), v) for i, v in enumerate(c.operands)]
             for unit in self.units.each(k, task, arguments.extra(extra)):
                 n, group, d = unit["image"], unit["group"], unit["slice"]
                 channel = unit["channels"] * self.width(tile)
-                x = arguments.pointer(order[0], c.dtype) + view_offset(c, c.x, group, 0, (n, 0, 0, 0))
-                w = arguments.pointer(order[1], c.dtype) + group_offset(group, c.groups, c.w.groups)
+                x = arguments.pointer(order[0], c.x.dtype) + view_offset(c, c.x, group, 0, (n, 0, 0, 0))
+                w = arguments.pointer(order[1], c.w.dtype) + group_offset(group, c.groups, c.w.groups)
                 if pack is not None and panel is not None:
                     k.call(pack, w, panel, channel, 0, c.depth)
                     w = panel

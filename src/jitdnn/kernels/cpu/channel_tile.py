@@ -26,10 +26,11 @@ def trace_tile(
     the operands to the tile's first result, ``scale`` to alpha and beta. With ``is_masked`` only the last
     ``width % lanes`` lanes of the last vector of result channels exist.
     """
-    dtype = plan.c.dtype
-    operands = {f"operand{i}": dtype for i in range(len(plan.c.operands))}
+    c, dtype = plan.c, plan.c.dtype
+    operands = {f"operand{i}": v.dtype for i, v in enumerate(c.operands)}
+    w_dtype = dtype if tile.kind == "panel" else c.w.dtype
     with module.function(
-        name, x=dtype, w=dtype, y=dtype, scale="f64", **operands, d=None, h=None, p=None
+        name, x=c.x.dtype, w=w_dtype, y=c.y.dtype, scale="f64", **operands, d=None, h=None, p=None
     ) as (k, (x, w, y, scale, *rest), function):
         *pointers, d, h, p = rest
         code = _Tile(k, plan, tile, is_masked, (d, h, p))

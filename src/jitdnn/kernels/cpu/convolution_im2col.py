@@ -443,6 +443,9 @@ class Im2col(Algorithm):
     deterministic = False
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        tensors = (operand.descriptor for operand in problem.operands)
+        if any(tensor.dtype not in ("f32", "f64") for tensor in tensors):
+            return "its products are made by NumPy's BLAS, which takes f32 and f64 only"
         return None
 
     def workspace(self, problem: Problem, device: Device) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class View:
-    """Strides of one tensor in elements: batch, groups, channels in a group, three axes; and an offset."""
+    """Strides of one tensor in elements: batch, groups, channels in a group, three axes; and an offset.
 
+    ``dtype`` is the type in memory, as pointers take it.
+    """
+
+    dtype: str
     batch: int
     groups: tuple[int, ...]
     channels: int
@@ -74,8 +78,9 @@ class View:
 
 @dataclass(frozen=True)
 class FilterView:
-    """Strides of a filter: groups, results (k), channels read (c), three axes of taps."""
+    """Strides of a filter: groups, results (k), channels read (c), three axes of taps; its type in memory."""
 
+    dtype: str
     groups: tuple[int, ...]
     results: int
     channels: int
@@ -84,7 +89,7 @@ class FilterView:
 
 @dataclass(frozen=True)
 class Correlation:
-    """``depth`` channels are read and ``width`` made in each group."""
+    """``depth`` channels are read and ``width`` made in each group; ``dtype`` is that of the arithmetic."""
 
     dtype: str
     batch: int
@@ -148,10 +153,15 @@ def _three(strides: Sequence[int]) -> tuple[int, int, int]:
     return a, b, c
 
 
-def view_of(tensor: TensorDescriptor, groups: int) -> View:
+def stored_dtype(dtype: str, computing: str) -> str:
+    """A type in memory as pointers take it: integers are loaded as the reals that are computed with."""
+    return dtype if dtype in REAL_DTYPES else f"{dtype}:{computing}"
+
+
+def view_of(tensor: TensorDescriptor, groups: int, computing: str) -> View:
     """An N, C, space tensor whose channels fall into groups."""
     n, c, *space = tensor.strides
-    return View(n, (tensor.shape[1] // groups * c,), c, _three(space))
+    return View(stored_dtype(tensor.dtype, computing), n, (tensor.shape[1] // groups * c,), c, _three(space))
 
 
 def lower_convolution(
@@ -167,18 +177,19 @@ def lower_convolution(
     data, result = (problem.x, problem.y) if forward else (problem.y, problem.x)
     k, c, *space = problem.w.strides
     group = problem.w.shape[0] // groups * k
-    w = FilterView((group,), k if forward else c, c if forward else k, _three(space))
+    computing = compute_dtype(problem.dtype)
+    w = FilterView(stored_dtype(problem.w.dtype, computing), (group,), k if forward else c, c if forward else k, _three(space))
     whole = Correlation(
-        dtype=problem.dtype,
+        dtype=computing,
         batch=result.shape[0],
         groups=(groups,),
         depth=data.shape[1] // groups,
         width=result.shape[1] // groups,
         axes=(Axis(1, 1, 1, Taps(1)),) * 3,
-        x=view_of(data, groups),
+        x=view_of(data, groups, computing),
         w=w,
-        y=view_of(result, groups),
-        operands=tuple(view_of(o, groups) for o in operands),
+        y=view_of(result, groups, computing),
+        operands=tuple(view_of(o, groups, computing) for o in operands),
     )
     rows = list(_axis_rows(problem))
     if forward:
@@ -309,18 +320,18 @@ def lower_matmul(problem: MatMul, operands: Sequence[TensorDescriptor] = ()) -> 
 
     def view(tensor: TensorDescriptor) -> View:
         """A matrix whose rows are pixels and whose columns are channels."""
-        return View(0, groups(tensor), tensor.strides[-1], (0, 0, tensor.strides[-2]))
+        return View(tensor.dtype, 0, groups(tensor), tensor.strides[-1], (0, 0, tensor.strides[-2]))
 
     m, depth = a.shape[-2:]
     return Correlation(
-        dtype=problem.dtype,
+        dtype=compute_dtype(problem.dtype),
         batch=1,
         groups=batch,
         depth=depth,
         width=b.shape[-1],
         axes=_pad_axes([Axis(m, m, 1, Taps(1))]),
         x=view(a),
-        w=FilterView(groups(b), b.strides[-1], b.strides[-2], (0, 0, 0)),
+        w=FilterView(b.dtype, groups(b), b.strides[-1], b.strides[-2], (0, 0, 0)),
         y=view(c),
         operands=tuple(view(o) for o in operands),
     )

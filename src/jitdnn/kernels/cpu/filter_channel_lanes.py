@@ -186,9 +186,9 @@ class FilterChannelLanes:
                 channel = unit["columns"] * width
                 first = unit["taps"] * self._taps_of_unit
                 last = (first + self._taps_of_unit).min(math.prod(self.taps))
-                x = arguments.pointer(0, c.dtype) + view_offset(c, c.x, group, channel, (0, 0, 0, 0))
-                dy = arguments.pointer(1, c.dtype) + view_offset(c, c.y, group, result, (0, 0, 0, 0))
-                dw = arguments.pointer(2, c.dtype)
+                x = arguments.pointer(0, c.x.dtype) + view_offset(c, c.x, group, channel, (0, 0, 0, 0))
+                dy = arguments.pointer(1, c.y.dtype) + view_offset(c, c.y, group, result, (0, 0, 0, 0))
+                dw = arguments.pointer(2, c.w.dtype)
                 for at in k.range(0, self._taps_of_unit * self._sums, self.lanes):
                     sums.store(k.constant(0, c.dtype, self.lanes), at)
                 for is_whole, is_full, one, end in versions:

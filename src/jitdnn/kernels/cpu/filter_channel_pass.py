@@ -24,7 +24,7 @@ def trace_pass(module: Module, name: str, plan: FilterChannelLanes, results: int
     """
     c = plan.c
     names = ("d", "h", "end", "i", "r", "s", "channel")
-    with module.function(name, x=c.dtype, dy=c.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
+    with module.function(name, x=c.x.dtype, dy=c.y.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
         k, (x, dy, sums, d, h, end, i, r, s, channel), function,
     ):  # fmt: skip
         code = _Pass(k, plan, results, channels, channel)
@@ -108,7 +108,7 @@ def trace_finish(
     """Trace ``name(sums, dw, scale)``: store the sums of a pass; ``dw`` points to its first result and channel,
     ``scale`` to alpha and beta."""
     c, lanes = plan.c, plan.lanes
-    with module.function(name, sums=c.dtype, dw=c.dtype, scale="f64") as (k, (sums, dw, scale), function):
+    with module.function(name, sums=c.dtype, dw=c.w.dtype, scale="f64") as (k, (sums, dw, scale), function):
         alpha, beta = (k.convert(scale.load(i), c.dtype) for i in range(2))
         blend = Blend(k, alpha, beta, None)
         vectors = ceil_div(channels, lanes)

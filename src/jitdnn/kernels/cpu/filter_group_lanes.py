@@ -177,7 +177,7 @@ class FilterGroupLanes:
             for number in k.range(math.prod(tiles)):
                 channel, i, r = split_index(number, tiles)
                 at = group * c.w.groups[0] + channel * c.w.channels + tap_offset(c, i, r * tile.rows)
-                dw = arguments.pointer(2, c.dtype) + at
+                dw = arguments.pointer(2, c.w.dtype) + at
                 for j, end in enumerate(ends):
                     k.call(
                         end,
@@ -201,8 +201,8 @@ class FilterGroupLanes:
             blocks = block_count(c, self.row_block)
             begin, stop = (share * blocks // self.splits, (share + 1) * blocks // self.splits)
             for n, d, h, end, ahead_x, ahead_y in row_blocks(k, c, self.row_block, begin, stop):
-                x = arguments.pointer(0, c.dtype) + (n * c.x.batch + c.x.offset)
-                dy = arguments.pointer(1, c.dtype) + (n * c.y.batch + c.y.offset)
+                x = arguments.pointer(0, c.x.dtype) + (n * c.x.batch + c.x.offset)
+                dy = arguments.pointer(1, c.y.dtype) + (n * c.y.batch + c.y.offset)
                 for vector in k.range(first, last):
                     own = sums + (vector - first) * self.filter_size
                     for number in k.range(math.prod(tiles)):

@@ -25,7 +25,7 @@ def trace_pass(module: Module, name: str, plan: FilterGroupLanes, taps: range) -
     """
     c = plan.c
     names = ("d", "h", "end", "i", "r", "group", "channel", "asks", "ahead_x", "ahead_dy")
-    with module.function(name, x=c.dtype, dy=c.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
+    with module.function(name, x=c.x.dtype, dy=c.y.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
         k, (x, dy, sums, d, h, end, i, r, group, channel, asks, *ahead), function,
     ):  # fmt: skip
         code = _Pass(k, plan, taps, r, group, channel)
@@ -135,7 +135,7 @@ def trace_finish(module: Module, name: str, plan: FilterGroupLanes, taps: range)
     and beta.
     """
     c, lanes = plan.c, plan.lanes
-    with module.function(name, sums=c.dtype, dw=c.dtype, scale="f64", group=None) as (
+    with module.function(name, sums=c.dtype, dw=c.w.dtype, scale="f64", group=None) as (
         k, (sums, dw, scale, group), function,
     ):  # fmt: skip
         alpha, beta = (k.convert(scale.load(i), c.dtype) for i in range(2))

@@ -200,8 +200,8 @@ class FilterPixelLanes:
                 result, channel = unit["results"] * tile.results, unit["channels"] * tile.channels
                 first = unit["run"] * self._run
                 last = (first + self._run).min(math.prod(tiles))
-                x = arguments.pointer(0, c.dtype) + view_offset(c, c.x, group, channel, (0, 0, 0, 0))
-                dy = arguments.pointer(1, c.dtype) + view_offset(c, c.y, group, result, (0, 0, 0, 0))
+                x = arguments.pointer(0, c.x.dtype) + view_offset(c, c.x, group, channel, (0, 0, 0, 0))
+                dy = arguments.pointer(1, c.y.dtype) + view_offset(c, c.y, group, result, (0, 0, 0, 0))
                 for sum_number in k.range(0, self._run * len(self.chunks) * chunk, self.lanes):
                     sums.store(zero, sum_number)
                 for n, d, h, end, ahead_x, ahead_y in row_blocks(k, c, self.row_block(tile)):
@@ -225,7 +225,7 @@ class FilterPixelLanes:
                                     ahead_x,
                                     ahead_y,
                                 )
-                dw = arguments.pointer(2, c.dtype)
+                dw = arguments.pointer(2, c.w.dtype)
                 for place in k.range(first, last):
                     i, r = split_index(place, tiles)
                     at = dw + filter_offset(c, group, result, channel, i, r * tile.rows)

@@ -28,7 +28,7 @@ def trace_pass(module: Module, name: str, plan: FilterPixelLanes, tile: FilterTi
     """
     c = plan.c
     names = ("d", "h", "end", "i", "r", "asks", "ahead_x", "ahead_dy")
-    with module.function(name, x=c.dtype, dy=c.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
+    with module.function(name, x=c.x.dtype, dy=c.y.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
         k, (x, dy, sums, d, h, end, i, r, asks, *ahead), function,
     ):  # fmt: skip
         code = _Pass(k, plan, tile, taps, r, asks, ahead)
@@ -153,7 +153,7 @@ def trace_finish(
     ``dw`` points to the first tap of the tile's first row of taps, ``scale`` to alpha and beta.
     """
     c, lanes = plan.c, plan.lanes
-    with module.function(name, sums=c.dtype, dw=c.dtype, scale="f64") as (k, (sums, dw, scale), function):
+    with module.function(name, sums=c.dtype, dw=c.w.dtype, scale="f64") as (k, (sums, dw, scale), function):
         alpha, beta = (k.convert(scale.load(i), c.dtype) for i in range(2))
         blend = Blend(k, alpha, beta, None)
         steps = [axis.taps.increment * stride for axis, stride in zip(c.axes, c.w.space, strict=True)]

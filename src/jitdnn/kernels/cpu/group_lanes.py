@@ -272,16 +272,16 @@ class GroupLanes:
             first = chunk * self.chunk
             last = (first + self.chunk).min(self.vectors)
             filters = self._filters(k, arguments, thread)
-            w = arguments.pointer(order[1], c.dtype) + self._residue_offset(residue, c.w.groups)
+            w = arguments.pointer(order[1], c.w.dtype) + self._residue_offset(residue, c.w.groups)
             for vector in k.range(first, last):
                 group = vector * lanes
                 own = filters + (vector - first) * self.filter_size
                 k.call(turn, w + group * c.w.groups[0], own, k.integer(c.groups[0]) - group)
             tensors = [
-                (arguments.pointer(order[0], c.dtype), c.x),
-                (arguments.pointer(order[2], c.dtype), c.y),
+                (arguments.pointer(order[0], c.x.dtype), c.x),
+                (arguments.pointer(order[2], c.y.dtype), c.y),
             ]
-            tensors += [(arguments.pointer(3 + i, c.dtype), v) for i, v in enumerate(c.operands)]
+            tensors += [(arguments.pointer(3 + i, v.dtype), v) for i, v in enumerate(c.operands)]
             tensors = [(t + (self._residue_offset(residue, v.groups) + v.offset), v) for t, v in tensors]
             for unit in self.units.each(k, task % shares, per_task):
                 n, d, h = unit["image"], unit["slice"], unit["rows"] * tile.rows
@@ -333,7 +333,7 @@ class GroupLanes:
         """Trace ``name(w, filters, groups)``: the filters of a vector of groups as [result channel][channel][tap
         0][tap 1][tap 2][lanes]; ``w`` points to its first group's, of which at least ``groups`` are left."""
         c, lanes, (_, taps_h, taps_w) = self.c, self.lanes, self.taps
-        with module.function(name, w=c.dtype, filters=c.dtype, groups=None) as (
+        with module.function(name, w=c.w.dtype, filters=c.dtype, groups=None) as (
             k,
             (w, filters, groups),
             function,

@@ -27,10 +27,10 @@ def trace_tile(
     ``x`` points to the first channel of the image, ``filters`` to the vector's filters, ``y`` and the operands to
     the tile's first result, ``scale`` to alpha and beta.
     """
-    dtype = plan.c.dtype
-    operands = {f"operand{i}": dtype for i in range(len(plan.c.operands))}
+    c, dtype = plan.c, plan.c.dtype
+    operands = {f"operand{i}": v.dtype for i, v in enumerate(c.operands)}
     with module.function(
-        name, x=dtype, filters=dtype, y=dtype, scale="f64", **operands, d=None, h=None, p=None, group=None
+        name, x=c.x.dtype, filters=dtype, y=c.y.dtype, scale="f64", **operands, d=None, h=None, p=None, group=None
     ) as (k, (x, filters, y, scale, *rest), function):
         *pointers, d, h, p, group = rest
         code = _Tile(k, plan, pattern, (d, h, p), group)

@@ -77,7 +77,7 @@ def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Functio
     channels are there.
     """
     with module.function(
-        name, x=c.dtype, slab=c.dtype, batches=None, channels=None, d=None, h=None, w=None
+        name, x=c.x.dtype, slab=c.dtype, batches=None, channels=None, d=None, h=None, w=None
     ) as (
         k, (x, target, batches, channels, *starts), function,
     ):  # fmt: skip
@@ -197,7 +197,7 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
 
     ``w`` points to the group's filter and ``panel`` to the panel; results beyond the last become 0.
     """
-    with module.function(name, w=c.dtype, panel=c.dtype, first=None, channel=None, channels=None) as (
+    with module.function(name, w=c.w.dtype, panel=c.dtype, first=None, channel=None, channels=None) as (
         k, (w, panel, first, channel, channels), function,
     ):  # fmt: skip
         lanes = k.lanes(c.dtype)

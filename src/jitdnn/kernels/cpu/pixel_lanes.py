@@ -309,13 +309,13 @@ class PixelLanes:
                     versions.append((is_whole, numbers, function))
         with module.task(f"{prefix}tiles") as (k, args, task, _):
             arguments = Arguments(k, args, pointers)
-            tensors = [(arguments.pointer(order[2], c.dtype), c.y)]
-            tensors += [(arguments.pointer(3 + i, c.dtype), v) for i, v in enumerate(c.operands)]
+            tensors = [(arguments.pointer(order[2], c.y.dtype), c.y)]
+            tensors += [(arguments.pointer(3 + i, v.dtype), v) for i, v in enumerate(c.operands)]
             for unit in self.units.each(k, task, arguments.extra(extra)):
                 n, group, d, h = unit["image"], unit["group"], unit["slice"], unit["rows"] * tile.rows
                 channel = unit["channels"] * tile.channels
-                x = arguments.pointer(order[0], c.dtype) + view_offset(c, c.x, group, 0, (n, 0, 0, 0))
-                w = arguments.pointer(order[1], c.dtype) + (
+                x = arguments.pointer(order[0], c.x.dtype) + view_offset(c, c.x, group, 0, (n, 0, 0, 0))
+                w = arguments.pointer(order[1], c.w.dtype) + (
                     group_offset(group, c.groups, c.w.groups) + channel * c.w.results
                 )
                 begin = unit["run"] * self._run

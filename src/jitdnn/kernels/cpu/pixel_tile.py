@@ -28,10 +28,10 @@ def trace_tile(
     operands to the tile's first result, ``scale`` to alpha and beta. It is a tile with one of the
     ``numbers`` of its row; with ``edge`` it may reach over the ends of the row.
     """
-    dtype = plan.c.dtype
-    operands = {f"operand{i}": dtype for i in range(len(plan.c.operands))}
+    c, dtype = plan.c, plan.c.dtype
+    operands = {f"operand{i}": v.dtype for i, v in enumerate(c.operands)}
     with module.function(
-        name, x=dtype, w=dtype, y=dtype, scale="f64", **operands, d=None, h=None, p=None
+        name, x=c.x.dtype, w=c.w.dtype, y=c.y.dtype, scale="f64", **operands, d=None, h=None, p=None
     ) as (k, (x, w, y, scale, *rest), function):  # fmt: skip
         *pointers, d, h, p = rest
         code = _Tile(k, plan, tile, numbers, edge, (d, h, p))

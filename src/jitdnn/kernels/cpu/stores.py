@@ -22,8 +22,9 @@ from jitdnn.rtcg.lowering import lower
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a tile goes in one tensor: the stride of each axis of the box and of the lanes."""
+    """Where a tile goes in one tensor of a type: the stride of each axis of the box and of the lanes."""
 
+    dtype: str
     box: tuple[int, ...]
     lanes: int
 
@@ -66,7 +67,7 @@ class TileStore:
 
     def _with_axes(self, box: tuple[int, ...], extents: tuple[int, ...], kept: Sequence[int]) -> TileStore:
         def keep(p: Placement) -> Placement:
-            return Placement(tuple(p.box[i] for i in kept), p.lanes)
+            return Placement(p.dtype, tuple(p.box[i] for i in kept), p.lanes)
 
         operands = tuple(keep(p) for p in self.operands)
         return replace(self, box=box, extents=extents, y=keep(self.y), operands=operands)
@@ -97,10 +98,10 @@ def trace_store(module: Module, name: str, store: TileStore) -> Function:
 
     ``scale`` points to alpha and beta, two doubles; the other pointers to the tile's first element.
     """
-    operands = {f"operand{i}": store.dtype for i in range(len(store.operands))}
+    operands = {f"operand{i}": place.dtype for i, place in enumerate(store.operands)}
     valid = {f"valid{i}": None for i in range(len(store.box))}
     with module.function(
-        name, sums=store.dtype, scale="f64", y=store.dtype, **operands, valid_lanes=None, **valid
+        name, sums=store.dtype, scale="f64", y=store.y.dtype, **operands, valid_lanes=None, **valid
     ) as (k, (sums, scale, y, *rest), function):
         count = len(store.operands)
         pointers, lanes_valid, extents = rest[:count], rest[count], rest[count + 1 :]
