@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jitdnn.problems.activation import Activation
+from jitdnn.problems.attention import Attention
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import BiasGradient, Convolution
 from jitdnn.problems.dropout import Dropout
@@ -12,12 +13,14 @@ from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Operand, Problem
 from jitdnn.problems.random import Random
+from jitdnn.problems.rnn import Recurrent
 from jitdnn.problems.softmax import Softmax
 from jitdnn.problems.tensor_ops import AddTensor
 
 __all__ = [
     "Activation",
     "AddTensor",
+    "Attention",
     "BatchNorm",
     "BiasGradient",
     "Convolution",
@@ -29,6 +32,7 @@ __all__ = [
     "Pooling",
     "Problem",
     "Random",
+    "Recurrent",
     "Softmax",
     "parse",
 ]

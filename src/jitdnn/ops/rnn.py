@@ -1,0 +1,434 @@
+"""Recurrent layers over anybody's arrays: relu, tanh, LSTM and GRU, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
+from jitdnn.handle import Handle
+from jitdnn.ops.call import SETTING, Op, Recipe, WorkspaceLimit, call
+from jitdnn.problems.rnn import GATES, Recurrent
+from jitdnn.tensor import TensorDescriptor
+
+_SINGLE_BIASES = {"input": "input_bias", "recurrent": "recurrent_bias"}
+Clip = tuple[float, float] | None
+
+
+class _Form(NamedTuple):
+    """What a call says beside its arrays; part of the key under which it is remembered."""
+
+    cell: str
+    is_bidirectional: bool
+    single_bias: str
+    sequences: str
+    batch: int  # of packed sequences, which x does not show
+    is_batch_major: bool
+    is_training: bool
+    has_states: bool
+    has_final: bool
+    clip: Clip
+    weights: int
+
+
+def rnn(
+    x: Any,
+    weights: Sequence[Any],
+    hx: Any = None,
+    nonlinearity: str = "tanh",
+    *,
+    bidirectional: bool = False,
+    bias: str = "input",
+    lengths: Any = None,
+    batch_sizes: Any = None,
+    batch_first: bool = False,
+    training: bool = False,
+    dropout: float = 0.0,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    handle: Handle | None = None,
+    algorithm: str | None = None,
+    workspace_limit: WorkspaceLimit = SETTING,
+) -> Any:
+    """Return (y, hn), in training (y, hn, saved): layers of h = f(W x + b + U h' + c), f "tanh" or "relu".
+
+    `x`: (T, N, I), or (N, T, I) with `batch_first`, or packed: (rows, I) with `batch_sizes` (T,), as PyTorch's
+    PackedSequence has them. `lengths` (N,): the steps of each sequence, which may come in any order; y is 0
+    beyond. Both are int32 or int64 in host memory. y is as x, with R numbers for each direction side by side.
+
+    `weights`: for each layer, and there for each direction, weight_ih (gates * H, I or what the layer below gives),
+    weight_hh (gates * H, R), then bias_ih and bias_hh (gates * H) or one of them or none, then weight_hr (R, H) for a
+    projection: what `torch.nn.RNN._flat_weights` holds. A single bias is that of the "input" or, by
+    `bias="recurrent"`, the other. The number of layers follows. `hx`: (layers * directions, N, R), 0 if None.
+
+    All arrays are of one type: float16, bfloat16, float32 or float64. Inside, float16 and bfloat16 are computed in
+    float32. `saved` is what `rnn_backward` needs. The result y is alpha * y + beta * out; `out` is y's array or a
+    tuple as returned, None for what is to be allocated. `dropout` between layers must be 0.
+
+    Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
+    """
+    if nonlinearity not in ("tanh", "relu"):
+        raise InvalidArgument(f"nonlinearity is {nonlinearity!r}: it must be 'tanh' or 'relu'")
+    return _forward(
+        nonlinearity, x, weights, hx, None, bidirectional, bias, lengths, batch_sizes, batch_first, training,
+        dropout, None, alpha, beta, out, handle, algorithm, workspace_limit,
+    )  # fmt: skip
+
+
+def lstm(
+    x: Any,
+    weights: Sequence[Any],
+    hx: Any = None,
+    cx: Any = None,
+    *,
+    bidirectional: bool = False,
+    bias: str = "input",
+    lengths: Any = None,
+    batch_sizes: Any = None,
+    batch_first: bool = False,
+    training: bool = False,
+    dropout: float = 0.0,
+    clip: Clip = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    handle: Handle | None = None,
+    algorithm: str | None = None,
+    workspace_limit: WorkspaceLimit = SETTING,
+) -> Any:
+    """Return (y, hn, cn), in training (y, hn, cn, saved): layers of long short-term memory.
+
+    The gates are in PyTorch's order: input, forget, cell, output. `cx`: (layers * directions, N, H), given together
+    with `hx`. A projection (R < H) is taken from the weights' shapes. `clip`: lowest (at most 0) and highest (at
+    least 0) value of c; where c is clipped it has no gradient. The other arguments and errors are those of `rnn`.
+    """
+    return _forward(
+        "lstm", x, weights, hx, cx, bidirectional, bias, lengths, batch_sizes, batch_first, training,
+        dropout, clip, alpha, beta, out, handle, algorithm, workspace_limit,
+    )  # fmt: skip
+
+
+def gru(
+    x: Any,
+    weights: Sequence[Any],
+    hx: Any = None,
+    *,
+    bidirectional: bool = False,
+    bias: str = "input",
+    lengths: Any = None,
+    batch_sizes: Any = None,
+    batch_first: bool = False,
+    training: bool = False,
+    dropout: float = 0.0,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    handle: Handle | None = None,
+    algorithm: str | None = None,
+    workspace_limit: WorkspaceLimit = SETTING,
+) -> Any:
+    """Return (y, hn), in training (y, hn, saved): layers of gated recurrent units, as cuDNN and PyTorch have them.
+
+    The reset gate is applied after the recurrent product: n = tanh(W x + b + r * (U h' + c)). The gates are in
+    PyTorch's order: reset, update, new. The arguments and errors are those of `rnn`.
+    """
+    return _forward(
+        "gru", x, weights, hx, None, bidirectional, bias, lengths, batch_sizes, batch_first, training,
+        dropout, None, alpha, beta, out, handle, algorithm, workspace_limit,
+    )  # fmt: skip
+
+
+def rnn_backward(
+    dy: Any,
+    x: Any,
+    weights: Sequence[Any],
+    saved: Any,
+    hx: Any = None,
+    dhn: Any = None,
+    nonlinearity: str = "tanh",
+    *,
+    bidirectional: bool = False,
+    bias: str = "input",
+    lengths: Any = None,
+    batch_sizes: Any = None,
+    batch_first: bool = False,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    out_weights: Sequence[Any] | None = None,
+    need_weights: bool = True,
+    handle: Handle | None = None,
+    algorithm: str | None = None,
+    workspace_limit: WorkspaceLimit = SETTING,
+) -> Any:
+    """Return (dx, dhx, dweights) of `rnn`, which was given the other arguments and returned `saved`.
+
+    `dy` and `dhn` are the gradients of y and hn; dhn may be None for 0. dhx is None if hx is. dweights is a list
+    like `weights`, or None without `need_weights`: each is alpha * gradient + beta * what `out_weights` holds, so
+    that beta = 1 accumulates. `out`: the array for dx. Raises as `rnn` does.
+    """
+    dx, dhx, _, dweights = _backward(
+        nonlinearity, dy, x, weights, saved, hx, None, dhn, None, bidirectional, bias, lengths, batch_sizes,
+        batch_first, None, alpha, beta, out, out_weights, need_weights, handle, algorithm, workspace_limit,
+    )  # fmt: skip
+    return dx, dhx, dweights
+
+
+def lstm_backward(
+    dy: Any,
+    x: Any,
+    weights: Sequence[Any],
+    saved: Any,
+    hx: Any = None,
+    cx: Any = None,
+    dhn: Any = None,
+    dcn: Any = None,
+    *,
+    bidirectional: bool = False,
+    bias: str = "input",
+    lengths: Any = None,
+    batch_sizes: Any = None,
+    batch_first: bool = False,
+    clip: Clip = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    out_weights: Sequence[Any] | None = None,
+    need_weights: bool = True,
+    handle: Handle | None = None,
+    algorithm: str | None = None,
+    workspace_limit: WorkspaceLimit = SETTING,
+) -> Any:
+    """Return (dx, dhx, dcx, dweights) of `lstm`; dhn and dcn are given together or not at all.
+
+    The other arguments and errors are those of `rnn_backward`.
+    """
+    return _backward(
+        "lstm", dy, x, weights, saved, hx, cx, dhn, dcn, bidirectional, bias, lengths, batch_sizes,
+        batch_first, clip, alpha, beta, out, out_weights, need_weights, handle, algorithm, workspace_limit,
+    )  # fmt: skip
+
+
+def gru_backward(
+    dy: Any,
+    x: Any,
+    weights: Sequence[Any],
+    saved: Any,
+    hx: Any = None,
+    dhn: Any = None,
+    *,
+    bidirectional: bool = False,
+    bias: str = "input",
+    lengths: Any = None,
+    batch_sizes: Any = None,
+    batch_first: bool = False,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    out_weights: Sequence[Any] | None = None,
+    need_weights: bool = True,
+    handle: Handle | None = None,
+    algorithm: str | None = None,
+    workspace_limit: WorkspaceLimit = SETTING,
+) -> Any:
+    """Return (dx, dhx, dweights) of `gru`; arguments and errors as for `rnn_backward`."""
+    dx, dhx, _, dweights = _backward(
+        "gru", dy, x, weights, saved, hx, None, dhn, None, bidirectional, bias, lengths, batch_sizes,
+        batch_first, None, alpha, beta, out, out_weights, need_weights, handle, algorithm, workspace_limit,
+    )  # fmt: skip
+    return dx, dhx, dweights
+
+
+def _forward(
+    cell: str, x: Any, weights: Sequence[Any], hx: Any, cx: Any, bidirectional: bool, bias: str, lengths: Any,
+    batch_sizes: Any, batch_first: bool, training: bool, dropout: float, clip: Clip, alpha: float, beta: float,
+    out: Any, handle: Handle | None, algorithm: str | None, workspace_limit: WorkspaceLimit,
+) -> Any:  # fmt: skip
+    if dropout != 0.0:
+        raise InvalidArgument(
+            f"dropout is {dropout}: between recurrent layers only 0 is supported; call the layers one by one with "
+            "jitdnn.dropout between them"
+        )
+    form, index = _form(
+        cell, x, weights, bidirectional, bias, lengths, batch_sizes, batch_first, training, hx, cx, clip=clip
+    )
+    given = [("x", x), *index, *_states(cell, form, (("hx", hx), ("cx", cx)))]
+    given += [(f"weights[{place}]", weight) for place, weight in enumerate(weights)]
+    names, arrays = zip(*given, strict=True)
+    results = 2 + (cell == "lstm") + training
+    if not isinstance(out, tuple) and out is not None:
+        out = (out, *[None] * (results - 1))
+    return call(
+        _FORWARD, names, arrays, form, out, alpha, beta, handle, algorithm, workspace_limit, results=results
+    )
+
+
+def _backward(
+    cell: str, dy: Any, x: Any, weights: Sequence[Any], saved: Any, hx: Any, cx: Any, dhn: Any, dcn: Any,
+    bidirectional: bool, bias: str, lengths: Any, batch_sizes: Any, batch_first: bool, clip: Clip, alpha: float,
+    beta: float, out: Any, out_weights: Sequence[Any] | None, need_weights: bool, handle: Handle | None,
+    algorithm: str | None, workspace_limit: WorkspaceLimit,
+) -> tuple[Any, Any, Any, list[Any] | None]:  # fmt: skip
+    if cell not in GATES:
+        raise InvalidArgument(f"nonlinearity is {cell!r}: it must be 'tanh' or 'relu'")
+    form, index = _form(
+        cell, x, weights, bidirectional, bias, lengths, batch_sizes, batch_first, True, hx, cx, dhn, dcn, clip
+    )
+    given = [("dy", dy), *index]
+    if form.has_final:
+        given += _states(cell, form, (("dhn", dhn), ("dcn", dcn)))
+    if form.has_states and cell in ("lstm", "gru"):
+        given.append(("cx", cx) if cell == "lstm" else ("hx", hx))
+    given += [(f"weights[{place}]", weight) for place, weight in enumerate(weights) if len(weight.shape) == 2]
+    # beside the operands: x is not read, but its shape decides
+    given.append(("saved", saved))
+    names, arrays = zip(*given, strict=True)
+    results = 2 + (1 + (cell == "lstm")) * form.has_states
+    shapes = tuple(tuple(int(n) for n in weight.shape) for weight in weights)
+    found = call(
+        _BACKWARD_DATA, names, arrays, (*form, tuple(int(n) for n in x.shape), shapes),
+        (out, *[None] * (results - 1)), handle=handle, algorithm=algorithm, workspace_limit=workspace_limit,
+        results=results,
+    )  # fmt: skip
+    dx, *states, dgates = found
+    dhx, dcx = (*states, None, None)[:2]
+    if not need_weights:
+        return dx, dhx, dcx, None
+    given = [("x", x), *index, *([("hx", hx)] if form.has_states else ())]
+    given += [("saved", saved), ("dgates", dgates)]
+    names, arrays = zip(*given, strict=True)
+    dweights = call(
+        _BACKWARD_WEIGHTS, names, arrays, (*form, shapes), None if out_weights is None else tuple(out_weights),
+        alpha, beta, handle, algorithm, workspace_limit, results=len(weights),
+    )  # fmt: skip
+    return dx, dhx, dcx, list(dweights)
+
+
+def _form(
+    cell: str, x: Any, weights: Sequence[Any], bidirectional: bool, bias: str, lengths: Any, batch_sizes: Any,
+    batch_first: bool, training: bool, hx: Any, cx: Any, dhn: Any = None, dcn: Any = None, clip: Clip = None,
+) -> tuple[_Form, list[tuple[str, Any]]]:  # fmt: skip
+    """What the arguments say, and the operand of lengths if there is one."""
+    if bias not in _SINGLE_BIASES:
+        raise InvalidArgument(f"bias is {bias!r}: a single bias is 'input' or 'recurrent'")
+    if len(weights) == 0:
+        raise InvalidArgument(
+            "weights is empty: each layer and direction needs at least weight_ih and weight_hh"
+        )
+    if cell == "lstm" and ((hx is None) != (cx is None) or (dhn is None) != (dcn is None)):
+        raise InvalidArgument("hx and cx, and dhn and dcn, of an LSTM: give both or none")
+    if lengths is not None and batch_sizes is not None:
+        raise InvalidArgument("lengths and batch_sizes are given: sequences are padded or packed, not both")
+    sequences, batch, index = "whole", 0, []
+    if lengths is not None:
+        steps = int(x.shape[1 if batch_first else 0]) if len(x.shape) == 3 else 0
+        lengths, values = _whole("lengths", lengths)
+        if values.size and not (values.min() >= 0 and values.max() <= steps):
+            raise InvalidArgument(
+                f"lengths are from {values.min()} to {values.max()}: each must be from 0 to {steps}, the steps of x"
+            )
+        sequences, index = "lengths", [("lengths", lengths)]
+    elif batch_sizes is not None:
+        batch_sizes, values = _whole("batch_sizes", batch_sizes)
+        rows = int(x.shape[0])
+        if values.size == 0 or values[-1] < 1 or (values[1:] > values[:-1]).any() or values.sum() != rows:
+            raise InvalidArgument(
+                f"batch_sizes add up to {values.sum()} for {rows} rows of x: they must add up to the rows, be at "
+                "least 1 and never grow"
+            )
+        sequences, batch, index = "packed", int(values[0]), [("batch_sizes", batch_sizes)]
+    return _Form(
+        cell, bool(bidirectional), _SINGLE_BIASES[bias], sequences, batch, bool(batch_first), bool(training),
+        hx is not None, dhn is not None, None if clip is None else tuple(clip), len(weights),  # type: ignore[arg-type]
+    ), index  # fmt: skip
+
+
+def _whole(name: str, values: Any) -> tuple[Any, Any]:
+    """A list of whole numbers as an array, and its NumPy view."""
+    if isinstance(values, (list, tuple)):
+        values = np.asarray(values, np.int64)
+    array = np.asarray(values)
+    if array.dtype not in (np.int32, np.int64):
+        raise InvalidType(f"{name} is {array.dtype}: it must be int32 or int64")
+    if array.ndim != 1:
+        raise InvalidShape(f"{name} has shape {array.shape}: it must have one dim")
+    return values, array
+
+
+def _states(cell: str, form: _Form, pair: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return [(name, array) for name, array in pair[: 1 + (cell == "lstm")] if array is not None]
+
+
+def _describe(
+    direction: str,
+    form: _Form,
+    x: tuple[int, ...],
+    weights: Sequence[tuple[int, ...]],
+    inputs: Sequence[TensorDescriptor],
+    outs: Sequence[TensorDescriptor | None],
+) -> Recipe:
+    """The problem from the shapes of x and of all weights; the operands as they are given, else packed."""
+    if len(x) != (2 if form.sequences == "packed" else 3):
+        wanted = "(rows, I)" if form.sequences == "packed" else "(T, N, I)"
+        raise InvalidShape(f"x has shape {x}: it must be {wanted}")
+    gates = GATES[form.cell]
+    if len(weights) < 2 or len(weights[0]) != 2 or len(weights[1]) != 2 or weights[1][0] % gates:
+        raise InvalidShape(
+            f"weights start with shapes {weights[:2]}: they must be weight_ih ({gates} * H, I) and weight_hh "
+            f"({gates} * H, R) for {form.cell}"
+        )
+    hidden, size = weights[1][0] // gates, weights[1][1]
+    projection = size if size != hidden else 0
+    biases = 0
+    while biases < 2 and len(weights) > 2 + biases and len(weights[2 + biases]) == 1:
+        biases += 1
+    each = 2 + biases + (projection > 0)
+    directions = 2 if form.is_bidirectional else 1
+    if len(weights) % (each * directions):
+        raise InvalidArgument(
+            f"there are {len(weights)} weights, but {each} for each layer and direction, of which there "
+            f"{'are 2' if directions == 2 else 'is 1'} to a layer"
+        )
+    steps, batch, rows = x[0], x[1], 0
+    if form.sequences == "packed":
+        steps, batch, rows = inputs[1].shape[0], form.batch, x[0]
+    elif form.is_batch_major:
+        steps, batch = batch, steps
+    index = inputs[1].dtype if form.sequences != "whole" else "i64"
+    problem = Recurrent(
+        direction, form.cell, steps, batch, x[-1], hidden, len(weights) // (each * directions),
+        form.is_bidirectional, projection, ("no_bias", form.single_bias, "both_biases")[biases], form.sequences, rows,
+        index, form.is_batch_major, form.is_training, form.has_states, form.has_final, form.clip, inputs[0].dtype,
+    )  # fmt: skip
+    named = zip((operand.name for operand in problem.operands), (*inputs, *outs), strict=True)
+    return Recipe(problem.arranged([(name, tensor) for name, tensor in named if tensor is not None]))
+
+
+def _make_forward(
+    inputs: Sequence[TensorDescriptor], outs: Sequence[TensorDescriptor | None], *form: Any
+) -> Recipe:
+    known = _Form(*form)
+    shapes = [tensor.shape for tensor in inputs[-known.weights :]]
+    return _describe("fwd", known, inputs[0].shape, shapes, inputs, outs)
+
+
+def _make_backward_data(
+    inputs: Sequence[TensorDescriptor], outs: Sequence[TensorDescriptor | None], *form: Any
+) -> Recipe:
+    *known, x, shapes = form
+    return _describe("bwd_data", _Form(*known), x, shapes, inputs, outs)
+
+
+def _make_backward_weights(
+    inputs: Sequence[TensorDescriptor], outs: Sequence[TensorDescriptor | None], *form: Any
+) -> Recipe:
+    *known, shapes = form
+    return _describe("bwd_weights", _Form(*known), inputs[0].shape, shapes, inputs, outs)
+
+
+_FORWARD = Op(_make_forward)
+_BACKWARD_DATA = Op(_make_backward_data)
+_BACKWARD_WEIGHTS = Op(_make_backward_weights)
