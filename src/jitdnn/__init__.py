@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         conv_backward_filter,
         conv_transpose,
     )
+    from jitdnn.ops.dropout import DropoutState, dropout, dropout_backward
     from jitdnn.ops.group_norm import (
         group_norm,
         group_norm_backward,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
         rms_norm,
         rms_norm_backward,
     )
-    from jitdnn.ops.dropout import DropoutState, dropout, dropout_backward
     from jitdnn.ops.matmul import matmul
     from jitdnn.ops.plan import plan
     from jitdnn.ops.pooling import (

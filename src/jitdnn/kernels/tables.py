@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cpu.activation import ElementwiseActivation
+from jitdnn.kernels.cpu.attention import TiledBackward, TiledForward
 from jitdnn.kernels.cpu.convolution_bias import BiasChannels, BiasRows
 from jitdnn.kernels.cpu.convolution_depthwise import Depthwise
 from jitdnn.kernels.cpu.convolution_depthwise_filter import DepthwiseFilter
@@ -14,18 +15,23 @@ from jitdnn.kernels.cpu.convolution_direct import Direct
 from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
+from jitdnn.kernels.cpu.dropout import PhiloxDropout
 from jitdnn.kernels.cpu.matmul import PackedGemm
 from jitdnn.kernels.cpu.pooling_channels import PoolingChannels, PoolingStrided
 from jitdnn.kernels.cpu.pooling_rows import PoolingRows
 from jitdnn.kernels.cpu.pooling_window import PoolingWindow
+from jitdnn.kernels.cpu.random import PhiloxFill
 from jitdnn.kernels.cpu.softmax import SoftmaxAcross, SoftmaxAlong
 from jitdnn.kernels.cpu.tensor_ops import ElementwiseAdd
 from jitdnn.kernels.reference import Reference
 from jitdnn.problems.activation import Activation
+from jitdnn.problems.attention import Attention
 from jitdnn.problems.convolution import BiasGradient, Convolution
+from jitdnn.problems.dropout import Dropout
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
+from jitdnn.problems.random import Random
 from jitdnn.problems.softmax import Softmax
 from jitdnn.problems.tensor_ops import AddTensor
 
@@ -53,6 +59,10 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", Softmax, "bwd"): _SOFTMAX,
     ("cpu", Activation, "fwd"): _ACTIVATION,
     ("cpu", Activation, "bwd"): _ACTIVATION,
+    ("cpu", Dropout, None): (PhiloxDropout(), REFERENCE),
+    ("cpu", Random, None): (PhiloxFill(), REFERENCE),
+    ("cpu", Attention, "fwd"): (TiledForward(), REFERENCE),
+    ("cpu", Attention, "bwd"): (TiledBackward(), REFERENCE),
     ("cpu", AddTensor, None): (ElementwiseAdd(), REFERENCE),
 }
 

@@ -1,0 +1,107 @@
+"""Arrays filled with random numbers that follow from a state: uniform, normal, Bernoulli."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitdnn.errors import InvalidArgument
+from jitdnn.handle import Handle
+from jitdnn.ops.call import Op, Recipe, call
+from jitdnn.ops.dropout import DropoutState
+from jitdnn.problems.random import Random
+from jitdnn.tensor import TensorDescriptor
+
+
+def uniform(
+    shape: Sequence[int] | int | None,
+    low: float,
+    high: float,
+    state: DropoutState,
+    dtype: str = "f32",
+    layout: str = "nchw",
+    out: Any = None,
+    handle: Handle | None = None,
+) -> Any:
+    """Return numbers evenly distributed from `low` to below `high` (rounding may reach it), a NumPy array.
+
+    `shape`: 1 to 8 extents; `dtype`: "f16", "bf16", "f32" or "f64"; `layout`: the order in memory. With `out`
+    that array is filled, and shape, dtype and layout are its own (pass None as the shape). The numbers follow
+    from `state` and the logical index, whatever the order in memory; `state` goes on to its next ones.
+
+    Raises InvalidShape, InvalidType, and InvalidArgument for parameters that no such distribution has.
+    """
+    return _fill("uniform", shape, low, high, state, dtype, layout, out, handle)
+
+
+def normal(
+    shape: Sequence[int] | int | None,
+    mean: float,
+    std: float,
+    state: DropoutState,
+    dtype: str = "f32",
+    layout: str = "nchw",
+    out: Any = None,
+    handle: Handle | None = None,
+) -> Any:
+    """Return normally distributed numbers of this mean and standard deviation; arguments as for `uniform`.
+
+    The last digits may differ between processors.
+    """
+    return _fill("normal", shape, mean, std, state, dtype, layout, out, handle)
+
+
+def bernoulli(
+    shape: Sequence[int] | int | None,
+    p: float,
+    state: DropoutState,
+    dtype: str = "f32",
+    layout: str = "nchw",
+    out: Any = None,
+    handle: Handle | None = None,
+) -> Any:
+    """Return 1 with probability `p`, else 0; arguments as for `uniform`."""
+    return _fill("bernoulli", shape, p, 0.0, state, dtype, layout, out, handle)
+
+
+def _fill(
+    distribution: str,
+    shape: Sequence[int] | int | None,
+    a: float,
+    b: float,
+    state: DropoutState,
+    dtype: str,
+    layout: str,
+    out: Any,
+    handle: Handle | None,
+) -> Any:
+    if not isinstance(state, DropoutState):
+        raise InvalidArgument(f"the state is a {type(state).__name__}: make one with DropoutState(seed)")
+    if (shape is None) == (out is None):
+        raise InvalidArgument("give a shape or out, and not both: out has a shape of its own")
+    if shape is not None:
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    try:
+        numbers = float(a), float(b)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{distribution} of {a!r} and {b!r}: they must be numbers") from None
+    arguments = (distribution, *numbers, shape, dtype, layout)
+    result = call(_FILL, ("state",), (state.words(),), arguments, out, handle=handle)
+    state.advance()
+    return result
+
+
+def _make(
+    inputs: Sequence[TensorDescriptor],
+    out: TensorDescriptor | None,
+    distribution: str,
+    a: float,
+    b: float,
+    shape: tuple[int, ...],
+    dtype: str,
+    layout: str,
+) -> Recipe:
+    return Recipe(Random.make(distribution, out or shape, a, b, dtype, layout))
+
+
+_FILL = Op(_make, is_broadcast_to_out=True)  # out decides its own shape and dtype
