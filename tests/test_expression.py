@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jitdnn.errors import InvalidArgument
 from jitdnn.rtcg.activations import ACTIVATIONS, activation
 from jitdnn.rtcg.expression import Expression, apply, functions, is_traced, trace, where
+from jitdnn.rtcg.operations import OPERATIONS
 
 F64 = np.float64
 
@@ -144,9 +145,9 @@ def test_apply_on_plain_numbers_is_a_number() -> None:
 
 
 def test_every_function_has_a_derivative() -> None:
-    x = np.linspace(0.3, 0.9, 7)  # inside of every domain, off every kink
+    x = np.linspace(0.31, 0.91, 7)  # inside of every domain, off every kink
     for name in functions():
-        if name in ("minimum", "maximum", "where"):
+        if name in OPERATIONS and OPERATIONS[name].arity > 1:
             continue
         expression = trace(lambda v, name=name: apply(name, v))
         step = 1e-6
@@ -236,9 +237,7 @@ def test_unknown_activation_lists_the_known() -> None:
         (lambda x: x + np.ones(3), "operands of the kernel"),
         (lambda x: np.ones(3) * x, "operands of the kernel"),
         (lambda x: x + True, "1.0 or 0.0"),
-        (lambda x: np.sin(x), "jd.exp"),
-        (lambda x: x**1.5, "whole number"),
-        (lambda x: 2.0**x, "jd.exp"),
+        (lambda x: np.sinh(x), "jd.exp"),
         (lambda x: x // 2, "cannot be traced"),
         (lambda x: apply("softplus", x), "no function 'softplus'"),
         (lambda x: apply("exp", x, x), "takes 1"),

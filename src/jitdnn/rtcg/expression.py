@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -134,6 +133,8 @@ class Expression:
 
         At a kink it is the derivative of the branch that the value takes: 0 for ``relu`` at 0.
         """
+        from jitdnn.rtcg.derivatives import tangent_of  # which is written in traced values itself
+
         position = self._position(with_respect_to)
         graph = Graph(self.inputs)
         values: list[Traced] = []
@@ -150,7 +151,7 @@ class Expression:
                 value = graph.apply(step.operation, arguments)
                 changes = [tangents[a] for a in step.arguments]
                 if any(change is not None for change in changes):
-                    tangent = _tangent(graph, step.operation, arguments, value, changes)
+                    tangent = tangent_of(graph, step.operation, arguments, value, changes)
             values.append(value)
             tangents.append(tangent)
         return graph.finish(tangents[-1] if tangents[-1] is not None else graph.constant(0.0))
@@ -298,7 +299,7 @@ class Traced:
         return _power(self, exponent)
 
     def __rpow__(self, base: object) -> Traced:
-        raise InvalidArgument("a number to the power of a traced value: use jd.exp(x * log_of_the_base)")
+        return self.graph.apply("power", (base, self))
 
     def __lt__(self, other: object) -> Traced:
         return self.graph.apply("less", (self, other))
@@ -359,7 +360,7 @@ class Traced:
 
 
 def _power(base: Traced, exponent: object) -> Traced:
-    """A power by a whole number as products (squares of squares), or by 0.5 as a square root."""
+    """A power by a small whole number as products (squares of squares), by 0.5 as a square root."""
     if isinstance(exponent, (int, float, np.number)):
         power = float(exponent)
         if power == 0.5:
@@ -376,65 +377,8 @@ def _power(base: Traced, exponent: object) -> Traced:
                 square = square * square if count else square
             assert result is not None
             return result if power > 0 else 1.0 / result
-    raise InvalidArgument(
-        f"x ** {exponent!r} cannot be traced: the exponent must be a whole number up to 64 or 0.5; "
-        "use jd.exp(y * numpy.log(x)) for other powers of a positive x"
-    )
+    return base.graph.apply("power", (base, exponent))
 
-
-def _tangent(
-    graph: Graph, operation: str, x: Sequence[Traced], y: Traced, t: Sequence[Traced | None]
-) -> Traced | None:
-    """The change of y = operation(x) when the arguments change by t (None: not at all)."""
-    if OPERATIONS[operation].is_truth:
-        return None
-    zero = graph.constant(0.0)
-    a = t[0]
-    if operation in ("add", "subtract"):
-        b = t[1]
-        if b is None:
-            return a
-        if a is None:
-            return b if operation == "add" else -b
-        return a + b if operation == "add" else a - b
-    if operation == "multiply":
-        b = t[1]
-        if a is None or b is None:
-            return x[0] * b if b is not None else a * x[1] if a is not None else None
-        return a * x[1] + x[0] * b
-    if operation == "divide":
-        b = t[1]
-        if b is None:
-            return a / x[1] if a is not None else None
-        return (a - y * b) / x[1] if a is not None else -(y * b) / x[1]
-    if operation in ("maximum", "minimum"):
-        first = x[0] > x[1] if operation == "maximum" else x[0] < x[1]
-        return graph.apply("where", (first, zero if a is None else a, zero if t[1] is None else t[1]))
-    if operation == "where":
-        chosen = [zero if change is None else change for change in t[1:]]
-        return graph.apply("where", (x[0], *chosen))
-    assert a is not None  # one argument is left, and it changes
-    return _DERIVATIVES[operation](x[0], y) * a
-
-
-def _bell(e: Traced) -> Traced:
-    """The slope of the sigmoid from e = exp(-|x|): unlike y (1 - y), it keeps its digits far from 0."""
-    return e / ((1.0 + e) * (1.0 + e))
-
-
-# d operation(x) / dx, from x and from y = operation(x)
-_DERIVATIVES: Mapping[str, Callable[[Traced, Traced], Traced]] = {
-    "negative": lambda x, y: x.graph.constant(-1.0),
-    "absolute": lambda x, y: where(x > 0.0, 1.0, where(x < 0.0, -1.0, 0.0)),
-    "sqrt": lambda x, y: 0.5 / y,
-    "exp": lambda x, y: y,
-    "expm1": lambda x, y: y + 1.0,
-    "log": lambda x, y: 1.0 / x,
-    "log1p": lambda x, y: 1.0 / (1.0 + x),
-    "tanh": lambda x, y: 4.0 * _bell(apply("exp", -2.0 * abs(x))),
-    "sigmoid": lambda x, y: _bell(apply("exp", -abs(x))),
-    "erf": lambda x, y: (2.0 / math.sqrt(math.pi)) * apply("exp", -(x * x)),
-}
 
 _DEFINED: dict[str, Callable[..., Any]] = {}
 

@@ -11,15 +11,25 @@ from jitdnn.rtcg.expression import apply, trace, where
 
 __all__ = [
     "absolute",
+    "arctan",
+    "ceil",
+    "cos",
     "erf",
     "exp",
     "expm1",
+    "floor",
+    "fmod",
     "log",
     "log1p",
     "maximum",
     "minimum",
+    "power",
+    "remainder",
+    "rint",
+    "sin",
     "sqrt",
     "trace",
+    "trunc",
     "where",
 ]
 
@@ -67,3 +77,53 @@ def log1p(x: Any) -> Any:
 def erf(x: Any) -> Any:
     """The error function, 2 / sqrt(pi) times the integral of exp(-t * t) from 0 to x."""
     return apply("erf", x)
+
+
+def floor(x: Any) -> Any:
+    """The largest whole number that is not above x."""
+    return apply("floor", x)
+
+
+def ceil(x: Any) -> Any:
+    """The smallest whole number that is not below x."""
+    return apply("ceil", x)
+
+
+def trunc(x: Any) -> Any:
+    """x without its fraction."""
+    return apply("trunc", x)
+
+
+def rint(x: Any) -> Any:
+    """The nearest whole number, of two the even one."""
+    return apply("rint", x)
+
+
+def sin(x: Any) -> Any:
+    """The sine of an angle in radians."""
+    return apply("sin", x)
+
+
+def cos(x: Any) -> Any:
+    """The cosine of an angle in radians."""
+    return apply("cos", x)
+
+
+def arctan(x: Any) -> Any:
+    """The angle from -pi / 2 to pi / 2 whose tangent is x."""
+    return apply("arctan", x)
+
+
+def power(x: Any, y: Any) -> Any:
+    """x to the power of y; NaN for a fraction as the power of a negative number."""
+    return apply("power", x, y)
+
+
+def fmod(x: Any, y: Any) -> Any:
+    """The rest of x / y with the sign of x, as C's fmod. Exact for quotients up to 2^52, 0 beyond."""
+    return apply("fmod", x, y)
+
+
+def remainder(x: Any, y: Any) -> Any:
+    """The rest of x / y with the sign of y, as Python's %. Exact for quotients up to 2^52, 0 beyond."""
+    return apply("remainder", x, y)

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jitdnn.rtcg import vector_math
+from jitdnn.rtcg import vector_angles, vector_math, vector_power, vector_rounding, vector_whole
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.expression import Expression
 
@@ -39,6 +39,18 @@ _FUNCTIONS: dict[str, Callable[[Builder, Value], Value]] = {
     "tanh": vector_math.tanh,
     "sigmoid": vector_math.sigmoid,
     "erf": vector_math.erf,
+    "floor": vector_rounding.floor,
+    "ceil": vector_rounding.ceil,
+    "trunc": vector_rounding.trunc,
+    "rint": vector_rounding.rint,
+    "sin": vector_angles.sin,
+    "cos": vector_angles.cos,
+    "arctan": vector_angles.arctan,
+}
+_PAIRS: dict[str, Callable[[Builder, Value, Value], Value]] = {
+    "power": vector_power.power,
+    "fmod": vector_rounding.fmod,
+    "remainder": vector_rounding.remainder,
 }
 
 
@@ -55,6 +67,8 @@ def lower(k: Builder, expression: Expression, inputs: Sequence[Value], dtype: st
     def apply(name: str, arguments: list[Term]) -> Term:
         if not any(isinstance(argument, Value) for argument in arguments):
             arguments[0] = k.constant(float(arguments[0]), dtype)  # type: ignore[arg-type]
+        if dtype == "i64" and (name in _FUNCTIONS or vector_whole.takes(name)):
+            return vector_whole.apply(k, name, _same_lanes(k, arguments, dtype))
         if name in _OPERATORS:
             result: Value = _OPERATORS[name](*arguments)
             return result
@@ -62,6 +76,8 @@ def lower(k: Builder, expression: Expression, inputs: Sequence[Value], dtype: st
             (x,) = arguments
             assert isinstance(x, Value)
             return _FUNCTIONS[name](k, x)
+        if name in _PAIRS:
+            return _PAIRS[name](k, *_same_lanes(k, arguments, dtype))
         if name == "where":
             return _where(k, arguments, dtype)
         return _extreme(k, name, arguments[0], arguments[1])
@@ -71,6 +87,14 @@ def lower(k: Builder, expression: Expression, inputs: Sequence[Value], dtype: st
     if not isinstance(result, Value):
         return k.constant(result, dtype, lanes)
     return k.splat(result, lanes)
+
+
+def _same_lanes(k: Builder, arguments: list[Term], dtype: str) -> list[Value]:
+    lanes = max(argument.lanes for argument in arguments if isinstance(argument, Value))
+    return [
+        k.splat(argument, lanes) if isinstance(argument, Value) else k.constant(argument, dtype, lanes)
+        for argument in arguments
+    ]
 
 
 def _number(value: float) -> Term:

@@ -300,6 +300,37 @@ def _log_of(k: Builder, n: Value, f: Value, correction: Value | None) -> Value:
     return exponent * high + (f - (h - small))
 
 
+def log_parts(k: Builder, x: Value) -> tuple[Value, Value]:
+    """log(x) as the sum of two numbers, the second far below the first's last place; (log(x), 0) at the edges."""
+    form = _format(x)
+    smallest = 2.0 ** (1 - form.bias)
+    subnormal = x < smallest
+    shift = form.mantissa + 2
+    n, m = _mantissa(k, k.select(subnormal, x * 2.0**shift, x))
+    n, f = k.select(subnormal, n - shift, n), m - 1.0
+    high, low = form.ln2
+    magic = k.constant(form.magic, form.dtype, f.lanes)
+    exponent = k.bitcast(n + k.bitcast(magic, form.integer), form.dtype) - magic
+    s = f / (f + 2.0)
+    z = s * s
+    h = f * f * 0.5
+    lost = k.fma(f * 0.5, f, -h) if k.isa.has_fma else k.constant(0.0, form.dtype, f.lanes)
+    small = k.fma(s, k.fma(z, _horner(k, z, form.logarithm), h), exponent * low) - lost
+    # exponent * high + f - h, with what each of the two sums lost by rounding
+    whole = exponent * high
+    first = whole + f
+    part = first - whole
+    error = (whole - (first - part)) + (f - part)
+    second = first - h
+    part = second - first
+    error = error + ((first - (second - part)) - (h + part))
+    rest = small + error
+    result = second + rest
+    rest = (second - result) + rest
+    is_number = (x > 0.0) & (x < math.inf)
+    return _log_edges(k, x, result, 0.0), k.select(is_number, rest, 0.0)
+
+
 def _log_edges(k: Builder, x: Value, result: Value, pole: float) -> Value:
     """-infinity at the pole, NaN below it and for NaN, infinity at infinity."""
     result = k.select(x == pole, -math.inf, result)

@@ -1,0 +1,91 @@
+"""How the operations of the expression language change with their arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from jitdnn.rtcg.expression import Graph, Traced, apply, where
+from jitdnn.rtcg.operations import OPERATIONS
+
+
+def tangent_of(
+    graph: Graph, operation: str, x: Sequence[Traced], y: Traced, t: Sequence[Traced | None]
+) -> Traced | None:
+    """The change of y = operation(x) when the arguments change by t (None: not at all)."""
+    if OPERATIONS[operation].is_truth:
+        return None
+    zero = graph.constant(0.0)
+    a = t[0]
+    if operation in ("add", "subtract"):
+        b = t[1]
+        if b is None:
+            return a
+        if a is None:
+            return b if operation == "add" else -b
+        return a + b if operation == "add" else a - b
+    if operation == "multiply":
+        b = t[1]
+        if a is None or b is None:
+            return x[0] * b if b is not None else a * x[1] if a is not None else None
+        return a * x[1] + x[0] * b
+    if operation == "divide":
+        b = t[1]
+        if b is None:
+            return a / x[1] if a is not None else None
+        return (a - y * b) / x[1] if a is not None else -(y * b) / x[1]
+    if operation in ("maximum", "minimum"):
+        first = x[0] > x[1] if operation == "maximum" else x[0] < x[1]
+        return graph.apply("where", (first, zero if a is None else a, zero if t[1] is None else t[1]))
+    if operation == "where":
+        chosen = [zero if change is None else change for change in t[1:]]
+        return graph.apply("where", (x[0], *chosen))
+    if operation in ("power", "fmod", "remainder"):
+        return _tangent_of_pair(graph, operation, x, y, t)
+    assert a is not None  # one argument is left, and it changes
+    return _DERIVATIVES[operation](x[0], y) * a
+
+
+def _tangent_of_pair(
+    graph: Graph, operation: str, x: Sequence[Traced], y: Traced, t: Sequence[Traced | None]
+) -> Traced:
+    a, b = x
+    first = second = None
+    if t[0] is not None:
+        first = t[0] if operation != "power" else t[0] * (b * graph.apply("power", (a, b - 1.0)))
+    if t[1] is not None:
+        if operation == "power":
+            second = t[1] * (y * graph.apply("log", (a,)))
+        else:
+            second = t[1] * -graph.apply("trunc" if operation == "fmod" else "floor", (a / b,))
+    if first is None or second is None:
+        return first if first is not None else cast(Traced, second)
+    return first + second
+
+
+def _bell(e: Traced) -> Traced:
+    """The slope of the sigmoid from e = exp(-|x|): unlike y (1 - y), it keeps its digits far from 0."""
+    return e / ((1.0 + e) * (1.0 + e))
+
+
+# d operation(x) / dx, from x and from y = operation(x)
+_DERIVATIVES: Mapping[str, Callable[[Traced, Traced], Traced]] = {
+    "negative": lambda x, y: x.graph.constant(-1.0),
+    "absolute": lambda x, y: where(x > 0.0, 1.0, where(x < 0.0, -1.0, 0.0)),
+    "sqrt": lambda x, y: 0.5 / y,
+    "exp": lambda x, y: y,
+    "expm1": lambda x, y: y + 1.0,
+    "log": lambda x, y: 1.0 / x,
+    "log1p": lambda x, y: 1.0 / (1.0 + x),
+    "tanh": lambda x, y: 4.0 * _bell(apply("exp", -2.0 * abs(x))),
+    "sigmoid": lambda x, y: _bell(apply("exp", -abs(x))),
+    "floor": lambda x, y: x.graph.constant(0.0),
+    "ceil": lambda x, y: x.graph.constant(0.0),
+    "trunc": lambda x, y: x.graph.constant(0.0),
+    "rint": lambda x, y: x.graph.constant(0.0),
+    "sin": lambda x, y: apply("cos", x),
+    "cos": lambda x, y: -apply("sin", x),
+    "arctan": lambda x, y: 1.0 / (1.0 + x * x),
+    "erf": lambda x, y: (2.0 / math.sqrt(math.pi)) * apply("exp", -(x * x)),
+}

@@ -1,0 +1,77 @@
+"""Rounding to whole numbers and remainders on vectors of f32 or f64.
+
+Rounding needs no instruction of its own: from 2^mantissa on every number is whole, and below it the sum with
+that power leaves no place for a fraction. Signs are kept, also those of zeros.
+"""
+
+from __future__ import annotations
+
+from jitdnn.rtcg.builder import Builder, Value
+from jitdnn.rtcg.vector_math import absolute, element_of
+
+_WHOLE_FROM = {"f32": 2.0**23, "f64": 2.0**52}
+
+
+def rint(k: Builder, x: Value) -> Value:
+    """The nearest whole number, of two the even one."""
+    limit = _WHOLE_FROM[element_of(x)]
+    size = absolute(k, x)
+    rounded = (size + limit) - limit
+    return k.intrinsic("llvm.copysign", k.select(size < limit, rounded, size), x)
+
+
+def floor(k: Builder, x: Value) -> Value:
+    near = rint(k, x)
+    return k.intrinsic("llvm.copysign", k.select(near > x, near - 1.0, near), x)
+
+
+def ceil(k: Builder, x: Value) -> Value:
+    near = rint(k, x)
+    return k.intrinsic("llvm.copysign", k.select(near < x, near + 1.0, near), x)
+
+
+def trunc(k: Builder, x: Value) -> Value:
+    return k.intrinsic("llvm.copysign", floor(k, absolute(k, x)), x)
+
+
+def fmod(k: Builder, x: Value, y: Value) -> Value:
+    """What is left of x when y is taken away as often as it goes in, with the sign of x, as C's fmod.
+
+    Exact where x / y is below 2^52: there the quotient is off by one at most, and what is left is a number of the
+    format, so that the multiply-add does not round. f32 is computed in f64. Beyond it, 0.
+    """
+    if element_of(x) == "f32":
+        return k.convert(fmod(k, k.convert(x, "f64"), k.convert(y, "f64")), "f32")
+    a, b = absolute(k, x), absolute(k, y)
+    quotient = a / b
+    left = _exact_rest(k, floor(k, quotient), a, b)
+    left = k.select(left < 0.0, left + b, left)
+    left = k.select(left >= b, left - b, left)
+    left = k.select(quotient < _WHOLE_FROM["f64"], left, left * 0.0)
+    # nothing is taken from what is less, even of an infinite y; an infinite x has no rest, nor is there one of 0
+    left = k.select(a < b, a, left)
+    return k.intrinsic("llvm.copysign", left, x)
+
+
+def _exact_rest(k: Builder, q: Value, a: Value, b: Value) -> Value:
+    """a - q b, as if rounded once."""
+    if k.isa.has_fma:
+        return k.fma(-q, b, a)
+    # Dekker's product: halves of 26 bits multiply without rounding
+    high_q, high_b = _high_half(q), _high_half(b)
+    low_q, low_b = q - high_q, b - high_b
+    rest = a - high_q * high_b
+    return ((rest - high_q * low_b) - low_q * high_b) - low_q * low_b
+
+
+def _high_half(x: Value) -> Value:
+    grown = x * (2.0**27 + 1.0)
+    return grown - (grown - x)
+
+
+def remainder(k: Builder, x: Value, y: Value) -> Value:
+    """x - floor(x / y) y, with the sign of y, as Python's %."""
+    left = fmod(k, x, y)
+    differs = ((left < 0.0) & (y > 0.0)) | ((left > 0.0) & (y < 0.0))
+    result = k.select(differs, left + y, left)
+    return k.select(left == 0.0, k.intrinsic("llvm.copysign", left, y), result)
