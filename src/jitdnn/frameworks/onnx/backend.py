@@ -119,13 +119,17 @@ class Backend(OnnxBackend):
             raise InvalidArgument(f"run_node takes no options but opset_version: {sorted(kwargs)}")
         if not cls.supports_device(device):
             raise InvalidArgument(f'device is {device!r}: this backend runs on "CPU"')
+        # every place of an input takes an array of its own, also where the node names one twice
+        alone = onnx.NodeProto()
+        alone.CopyFrom(node)
+        for position, name in enumerate(node.input):
+            alone.input[position] = name and f"input {position}"
         nothing = onnx.TypeProto()
-        names = [name for name in node.input if name]
         graph = onnx.helper.make_graph(
-            [node],
+            [alone],
             "node",
-            [onnx.helper.make_value_info(name, nothing) for name in names],
-            [onnx.helper.make_value_info(name, nothing) for name in node.output if name],
+            [onnx.helper.make_value_info(name, nothing) for name in alone.input if name],
+            [onnx.helper.make_value_info(name, nothing) for name in alone.output if name],
         )
         return Prepared(Graph.read(graph, {"": version, node.domain: version}, OPERATORS)).run(inputs)
 
