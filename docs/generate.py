@@ -44,6 +44,11 @@ EXAMPLES = {
         "softmax_fwd log shape8x21x64x64 axis1 f32",
         "softmax_bwd accurate shape8x1000 axis1 f32",
     ),
+    "reduce": (
+        "reduce add shape8x64x56x56 axis0x2x3 f32",
+        "reduce max shape8x1000 axis1 indices_u32 f32",
+        "reduce norm2 shape8x64x56x56 axis0x1x2x3 bf16",
+    ),
     "activation": (
         "activation_fwd relu shape8x64x56x56 f32",
         "activation_bwd sigmoid shape8x64x56x56 f32",

@@ -23,11 +23,13 @@ from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import (
     Activation,
     AddTensor,
+    Attention,
     BiasGradient,
     Convolution,
     MatMul,
     Pooling,
     Problem,
+    Reduce,
     Softmax,
 )
 from jitdnn.problems.problem import Operand
@@ -137,7 +139,8 @@ def make_case(
     found = problem.reference(*wide)
     results = [found] if len(problem.outputs) == 1 else [np.asarray(result) for result in found]
     scales = [norm(result[np.isfinite(result)]) for result in results]
-    if isinstance(problem, Convolution | BiasGradient | MatMul | AddTensor):
+    is_sum = isinstance(problem, Reduce) and problem.op in ("add", "avg")
+    if is_sum or isinstance(problem, Convolution | BiasGradient | MatMul | AddTensor):
         # what terms of random signs add up to: a sum that happens to cancel is not held against the kernel
         scales[0] = max(scales[0], float(np.sqrt(problem.reference(*(a * a for a in wide)).sum())))
         if any(operand.descriptor.is_overlapping() for operand in problem.inputs):
@@ -146,6 +149,13 @@ def make_case(
     if isinstance(problem, Softmax) and problem.direction == "bwd":
         # a dy that is constant along the axis cancels to nothing
         scales[0] = max(scales[0], norm(wide[0] * wide[1]))
+    if isinstance(problem, Attention) and problem.direction == "fwd" and problem.lse is not None:
+        # a logarithm near 0 has the error of what it is taken of
+        scales[1] = max(scales[1], float(np.sqrt(results[1].size)))
+    if isinstance(problem, Attention) and problem.direction == "bwd":
+        # dy . v and delta may cancel: their errors are those of the terms
+        without = problem.reference(*wide[:4], np.zeros_like(wide[4]), *wide[5:])
+        scales = [max(scale, norm(result)) for scale, result in zip(scales, without, strict=True)]
     if epilogue is not None:
         fused = [buffer.values.astype(np.float64) for buffer in operands]
         results[0] = np.asarray(epilogue.expression.evaluate(results[0], *fused))
@@ -348,11 +358,12 @@ ARRANGEMENTS = {
 
 
 def arranged(problem: Problem, arrangement: str) -> Problem:
-    """The problem with all its tensors in that order; the output of an order for inputs only has gaps."""
+    """The problem with all its tensors in that order; outputs of an order for inputs only have gaps."""
     is_shared = arrangement in ("repeated", "overlapping")
+    outputs = [operand.descriptor for operand in problem.outputs]
 
     def change(tensor: TensorDescriptor) -> TensorDescriptor:
-        order = "gaps" if is_shared and tensor == problem.output else arrangement
+        order = "gaps" if is_shared and tensor in outputs else arrangement
         return TensorDescriptor(tensor.shape, ARRANGEMENTS[order](tensor.shape), tensor.dtype)
 
     return _with_tensors(problem, change)

@@ -22,9 +22,11 @@ from jitdnn.problems import (
     MatMul,
     Pooling,
     Problem,
+    Reduce,
     Softmax,
 )
 from jitdnn.problems.activation import FUNCTIONS
+from jitdnn.problems.reduce import INDEX_DTYPES, INDEXED, OPS
 from jitdnn.tensor import TensorDescriptor, compute_dtype, packed_strides
 
 DTYPES = st.sampled_from(("f32", "f32", "f64", "f16", "bf16"))
@@ -151,6 +153,19 @@ def softmaxes(draw: st.DrawFn) -> Softmax:
 
 
 @st.composite
+def reductions(draw: st.DrawFn) -> Reduce:
+    shape, dtype = draw(shapes(empty=False)), draw(DTYPES)
+    axes = draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+    op, keepdims = draw(st.sampled_from(OPS)), draw(st.booleans())
+    dtypes = (None, *INDEX_DTYPES) if op in INDEXED else (None,)
+    found = draw(st.sampled_from(dtypes))
+    plain = Reduce.make(op, shape, tuple(axes), keepdims, found, draw(st.booleans()), dtype)
+    y = draw(descriptors(plain.y.shape, dtype, is_output=True))
+    indices = None if found is None else draw(descriptors(plain.y.shape, found, is_output=True))
+    return replace(plain, x=draw(descriptors(shape, dtype)), y=y, indices=indices)
+
+
+@st.composite
 def activations(draw: st.DrawFn) -> Activation:
     shape, dtype = draw(shapes()), draw(DTYPES)
     function = draw(st.sampled_from(sorted(FUNCTIONS)))
@@ -256,6 +271,7 @@ def problems() -> st.SearchStrategy[Problem]:
         bias_gradients(),
         poolings(),
         softmaxes(),
+        reductions(),
         activations(),
         matmuls(),
         additions(),

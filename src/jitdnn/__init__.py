@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         rms_norm_backward,
     )
     from jitdnn.ops.matmul import matmul
+    from jitdnn.ops.elementwise import elementwise
     from jitdnn.ops.plan import plan
     from jitdnn.ops.pooling import (
         avg_pool,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     )
     from jitdnn.ops.random import bernoulli, normal, uniform
     from jitdnn.ops.rnn import gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward
+    from jitdnn.ops.reduce import reduce
     from jitdnn.ops.softmax import softmax, softmax_backward
     from jitdnn.ops.tensor_ops import add
     from jitdnn.problems import parse
@@ -128,6 +130,7 @@ _HOMES = {
     ),
     "ops.dropout": ("DropoutState", "dropout", "dropout_backward"),
     "ops.matmul": ("matmul",),
+    "ops.elementwise": ("elementwise",),
     "ops.plan": ("plan",),
     "ops.pooling": (
         "avg_pool",
@@ -139,6 +142,7 @@ _HOMES = {
     ),
     "ops.random": ("bernoulli", "normal", "uniform"),
     "ops.rnn": ("gru", "gru_backward", "lstm", "lstm_backward", "rnn", "rnn_backward"),
+    "ops.reduce": ("reduce",),
     "ops.softmax": ("softmax", "softmax_backward"),
     "ops.tensor_ops": ("add",),
     "problems": ("parse",),
@@ -203,6 +207,7 @@ __all__ = [
     "current_handle",
     "dropout",
     "dropout_backward",
+    "elementwise",
     "erf",
     "exp",
     "expm1",
@@ -230,6 +235,7 @@ __all__ = [
     "parse",
     "plan",
     "power",
+    "reduce",
     "relu",
     "relu_backward",
     "remainder",

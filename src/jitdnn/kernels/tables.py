@@ -5,7 +5,9 @@ The planner tries them all; the order only breaks ties and is the order in which
 
 from __future__ import annotations
 
-from jitdnn.kernels.algorithm import Algorithm
+from collections.abc import Sequence
+
+from jitdnn.kernels.algorithm import Algorithm, Device, Kernel
 from jitdnn.kernels.cpu.activation import ElementwiseActivation
 from jitdnn.kernels.cpu.attention import TiledBackward, TiledForward
 from jitdnn.kernels.cpu.convolution_bias import BiasChannels, BiasRows
@@ -16,29 +18,40 @@ from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
 from jitdnn.kernels.cpu.dropout import PhiloxDropout
+from jitdnn.kernels.cpu.elementwise import build_elementwise
 from jitdnn.kernels.cpu.matmul import PackedGemm
+from jitdnn.kernels.cpu.normalization import SweepsNormalization
 from jitdnn.kernels.cpu.pooling_channels import PoolingChannels, PoolingStrided
 from jitdnn.kernels.cpu.pooling_rows import PoolingRows
 from jitdnn.kernels.cpu.pooling_window import PoolingWindow
 from jitdnn.kernels.cpu.random import PhiloxFill
+from jitdnn.kernels.cpu.reduce import SweptReduce
 from jitdnn.kernels.cpu.softmax import SoftmaxAcross, SoftmaxAlong
 from jitdnn.kernels.cpu.tensor_ops import ElementwiseAdd
 from jitdnn.kernels.reference import Reference
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.attention import Attention
+from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import BiasGradient, Convolution
 from jitdnn.problems.dropout import Dropout
+from jitdnn.problems.group_norm import GroupNorm
+from jitdnn.problems.layer_norm import LayerNorm
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.random import Random
+from jitdnn.problems.reduce import Reduce
 from jitdnn.problems.softmax import Softmax
 from jitdnn.problems.tensor_ops import AddTensor
+from jitdnn.rtcg.expression import Expression
+from jitdnn.tensor import TensorDescriptor
 
 REFERENCE = Reference()
 _POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(), REFERENCE)
 _SOFTMAX = (SoftmaxAlong(), SoftmaxAcross(), REFERENCE)
 _ACTIVATION = (ElementwiseActivation(), REFERENCE)
+
+_NORMALIZATION = (SweepsNormalization(), REFERENCE)
 
 # (target, problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] = {
@@ -52,9 +65,17 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
         REFERENCE,
     ),
     ("cpu", BiasGradient, None): (BiasRows(), BiasChannels(), REFERENCE),
+    ("cpu", BatchNorm, "fwd"): _NORMALIZATION,
+    ("cpu", BatchNorm, "inference"): _NORMALIZATION,
+    ("cpu", BatchNorm, "bwd"): _NORMALIZATION,
+    ("cpu", LayerNorm, "fwd"): _NORMALIZATION,
+    ("cpu", LayerNorm, "bwd"): _NORMALIZATION,
+    ("cpu", GroupNorm, "fwd"): _NORMALIZATION,
+    ("cpu", GroupNorm, "bwd"): _NORMALIZATION,
     ("cpu", MatMul, None): (PackedGemm(), REFERENCE),
     ("cpu", Pooling, "fwd"): _POOLING,
     ("cpu", Pooling, "bwd"): _POOLING,
+    ("cpu", Reduce, None): (SweptReduce(), REFERENCE),
     ("cpu", Softmax, "fwd"): _SOFTMAX,
     ("cpu", Softmax, "bwd"): _SOFTMAX,
     ("cpu", Activation, "fwd"): _ACTIVATION,
@@ -65,6 +86,17 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", Attention, "bwd"): (TiledBackward(), REFERENCE),
     ("cpu", AddTensor, None): (ElementwiseAdd(), REFERENCE),
 }
+
+
+# loops over the elements of one's own formulas, by target
+_ELEMENTWISE = {"cpu": build_elementwise}
+
+
+def elementwise_kernel(
+    expressions: Sequence[Expression], tensors: Sequence[TensorDescriptor], device: Device, computing: str
+) -> Kernel:
+    """The kernel of formulas over tensors of one shape, inputs first; `computing` is the type of the arithmetic."""
+    return _ELEMENTWISE[device.target](expressions, tensors, device, computing=computing)
 
 
 def algorithms(problem: Problem, target: str) -> tuple[Algorithm, ...]:

@@ -13,6 +13,7 @@ from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Operand, Problem
 from jitdnn.problems.random import Random
+from jitdnn.problems.reduce import Reduce
 from jitdnn.problems.rnn import Recurrent
 from jitdnn.problems.softmax import Softmax
 from jitdnn.problems.tensor_ops import AddTensor
@@ -32,6 +33,7 @@ __all__ = [
     "Pooling",
     "Problem",
     "Random",
+    "Reduce",
     "Recurrent",
     "Softmax",
     "parse",

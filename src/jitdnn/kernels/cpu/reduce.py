@@ -1,0 +1,69 @@
+"""One sweep over every row, with vectors along it or across many; long rows are shared in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from jitdnn.kernels.algorithm import summation_bound
+from jitdnn.kernels.cpu.sweeps import Program, Sweep
+from jitdnn.kernels.cpu.sweeps_algorithm import Rows, Swept
+from jitdnn.problems.problem import Problem
+from jitdnn.problems.reduce import Reduce
+from jitdnn.rtcg.expression import apply, trace
+from jitdnn.tensor import TensorDescriptor
+
+# the reduction, what is reduced, and what becomes of the result (None: nothing)
+_OPS: dict[str, tuple[str, Callable[[Any], Any], Callable[..., Any] | None]] = {
+    "add": ("add", lambda x: x, None),
+    "mul": ("multiply", lambda x: x, None),
+    "min": ("min", lambda x: x, None),
+    "max": ("max", lambda x: x, None),
+    "amax": ("max", abs, None),
+    "avg": ("add", lambda x: x, lambda n, total: total * n),
+    "norm1": ("add", abs, None),
+    "norm2": ("add", lambda x: x * x, lambda total: apply("sqrt", total)),
+    "mul_no_zeros": ("multiply", lambda x: apply("where", x == 0.0, 1.0, x), None),
+}
+_NAN_BECOMES = {"min": float("inf"), "max": -float("inf"), "amax": 0.0}
+
+
+def program_of(problem: Reduce) -> Program:
+    """The reduction as a program; its outputs are y, then the indices."""
+    reduction, element, finish = _OPS[problem.op]
+    if not problem.propagate_nan and problem.op in _NAN_BECOMES:
+        counted = trace(lambda x: apply("where", x == x, element(x), _NAN_BECOMES[problem.op]))
+    else:
+        counted = trace(lambda x: element(x))
+    if problem.indices is not None:
+        return Program((Sweep((("arg" + reduction, counted),)),), ((0, 0), (1, 1)))
+    parameters = (1.0 / problem.count,) if problem.op == "avg" and problem.count else ()
+    scalars = () if finish is None else (trace(finish),)
+    result = len(parameters) + len(scalars)
+    return Program((Sweep(((reduction, counted),), scalars),), ((0, result),), parameters)
+
+
+def with_axes(problem: Reduce, tensor: TensorDescriptor) -> TensorDescriptor:
+    """y or indices with the reduced axes in place."""
+    if problem.keepdims:
+        return tensor
+    if len(problem.axes) == len(problem.x.shape):
+        return TensorDescriptor((1,) * len(problem.x.shape), (0,) * len(problem.x.shape), tensor.dtype)
+    for axis in problem.axes:
+        tensor = tensor.insert_axis(axis)
+    return tensor
+
+
+class SweptReduce(Swept):
+    """One sweep over every row, with vectors along it or across many; long rows are shared in parts."""
+
+    name = "sweeps"
+    problem = Reduce
+
+    def rows(self, problem: Problem) -> Rows:
+        reduce = cast(Reduce, problem)
+        outputs = [with_axes(reduce, operand.descriptor) for operand in reduce.outputs]
+        return Rows(program_of(reduce), (reduce.x, *outputs), reduce.axes, (1,))
+
+    def error_bound(self, problem: Problem) -> float:
+        return summation_bound(problem)
