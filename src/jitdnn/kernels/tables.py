@@ -19,6 +19,7 @@ from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
 from jitdnn.kernels.cpu.dropout import PhiloxDropout
 from jitdnn.kernels.cpu.elementwise import build_elementwise
+from jitdnn.kernels.cpu.lrn import DivisiveNormAlong, DivisiveNormBeside, LRNAlong, LRNBeside
 from jitdnn.kernels.cpu.matmul import PackedGemm
 from jitdnn.kernels.cpu.normalization import SweepsNormalization
 from jitdnn.kernels.cpu.pooling_channels import PoolingChannels, PoolingStrided
@@ -36,6 +37,8 @@ from jitdnn.problems.convolution import BiasGradient, Convolution
 from jitdnn.problems.dropout import Dropout
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.layer_norm import LayerNorm
+from jitdnn.problems.divisive_norm import DivisiveNorm
+from jitdnn.problems.lrn import LRN
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
@@ -49,6 +52,8 @@ from jitdnn.tensor import TensorDescriptor
 REFERENCE = Reference()
 _POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(), REFERENCE)
 _SOFTMAX = (SoftmaxAlong(), SoftmaxAcross(), REFERENCE)
+_LRN = (LRNAlong(), LRNBeside(), REFERENCE)
+_DIVISIVE_NORM = (DivisiveNormAlong(), DivisiveNormBeside(), REFERENCE)
 _ACTIVATION = (ElementwiseActivation(), REFERENCE)
 
 _NORMALIZATION = (SweepsNormalization(), REFERENCE)
@@ -78,6 +83,10 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", Reduce, None): (SweptReduce(), REFERENCE),
     ("cpu", Softmax, "fwd"): _SOFTMAX,
     ("cpu", Softmax, "bwd"): _SOFTMAX,
+    ("cpu", LRN, "fwd"): _LRN,
+    ("cpu", LRN, "bwd"): _LRN,
+    ("cpu", DivisiveNorm, "fwd"): _DIVISIVE_NORM,
+    ("cpu", DivisiveNorm, "bwd"): _DIVISIVE_NORM,
     ("cpu", Activation, "fwd"): _ACTIVATION,
     ("cpu", Activation, "bwd"): _ACTIVATION,
     ("cpu", Dropout, None): (PhiloxDropout(), REFERENCE),

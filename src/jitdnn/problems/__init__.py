@@ -6,9 +6,11 @@ from jitdnn.problems.activation import Activation
 from jitdnn.problems.attention import Attention
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import BiasGradient, Convolution
+from jitdnn.problems.divisive_norm import DivisiveNorm
 from jitdnn.problems.dropout import Dropout
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.layer_norm import LayerNorm
+from jitdnn.problems.lrn import LRN
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Operand, Problem
@@ -19,6 +21,7 @@ from jitdnn.problems.softmax import Softmax
 from jitdnn.problems.tensor_ops import AddTensor
 
 __all__ = [
+    "LRN",
     "Activation",
     "AddTensor",
     "Attention",
@@ -28,6 +31,7 @@ __all__ = [
     "Dropout",
     "GroupNorm",
     "LayerNorm",
+    "DivisiveNorm",
     "MatMul",
     "Operand",
     "Pooling",
