@@ -48,6 +48,8 @@ if TYPE_CHECKING:
         rms_norm,
         rms_norm_backward,
     )
+    from jitdnn.ops.divisive_norm import divisive_norm, divisive_norm_backward
+    from jitdnn.ops.lrn import lrn, lrn_backward
     from jitdnn.ops.matmul import matmul
     from jitdnn.ops.elementwise import elementwise
     from jitdnn.ops.plan import plan
@@ -129,6 +131,8 @@ _HOMES = {
         "rms_norm_backward",
     ),
     "ops.dropout": ("DropoutState", "dropout", "dropout_backward"),
+    "ops.divisive_norm": ("divisive_norm", "divisive_norm_backward"),
+    "ops.lrn": ("lrn", "lrn_backward"),
     "ops.matmul": ("matmul",),
     "ops.elementwise": ("elementwise",),
     "ops.plan": ("plan",),
@@ -205,6 +209,8 @@ __all__ = [
     "conv_transpose",
     "cos",
     "current_handle",
+    "divisive_norm",
+    "divisive_norm_backward",
     "dropout",
     "dropout_backward",
     "elementwise",
@@ -224,6 +230,8 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "log1p",
+    "lrn",
+    "lrn_backward",
     "lstm",
     "lstm_backward",
     "matmul",

@@ -44,7 +44,7 @@ SETTING: Final = _Setting.SETTING
 WorkspaceLimit = int | str | None | _Setting
 
 # kinds of calls that a handle remembers; a program with ever new shapes starts over rather than grow
-_REMEMBERED_CALLS = 4096
+REMEMBERED_CALLS = 4096
 # steps that the search for memory shared by an input and the output may take
 _OVERLAP_WORK = 100_000
 
@@ -138,7 +138,7 @@ def call(
     borrowed = [borrow(x, False, name) for x, name in zip(arrays, names, strict=True)]
     is_single = results == 1 and not states
     owners = [out] if is_single else [*_each(out, results), *states]
-    targets = [None if owner is None else _target(owner) for owner in owners]
+    targets = [None if owner is None else target_of(owner) for owner in owners]
     if type(alpha) is not float or type(beta) is not float:
         alpha, beta = _scale("alpha", alpha), _scale("beta", beta)
 
@@ -157,7 +157,7 @@ def call(
         known = _prepare(
             op, names, borrowed, targets, results, arguments, unkeyed, handle, algorithm, workspace_limit
         )
-        if len(handle.calls) >= _REMEMBERED_CALLS:
+        if len(handle.calls) >= REMEMBERED_CALLS:
             handle.calls.clear()
         handle.calls[key] = known
 
@@ -193,7 +193,8 @@ def _each(out: Any, results: int) -> Sequence[Any]:
     return out
 
 
-def _target(owner: Any) -> Array:
+def target_of(owner: Any) -> Array:
+    """The memory of an `out`, which must be writable."""
     target = borrow(owner, False, "out")
     require_writable(target)
     return target
@@ -304,7 +305,7 @@ def _require_apart(
         if (number, position, distance) in known.cleared:
             continue
         same = distance == 0 and number == 0 and known.operands[position] == output.descriptor
-        if not (same and position in known.in_place) and _is_shared(array, target):
+        if not (same and position in known.in_place) and is_shared(array, target):
             can = ", or the very same view" if number == 0 and position in known.in_place else ""
             raise InvalidArgument(
                 f"{'out' if is_single else output.name} shares memory with {names[position]}, which would be "
@@ -313,7 +314,7 @@ def _require_apart(
         known.cleared.add((number, position, distance))
     for earlier in range(number):
         other = targets[earlier]
-        if other is not None and _is_shared(other, target):
+        if other is not None and is_shared(other, target):
             raise InvalidArgument(
                 f"{output.name} shares memory with {known.outputs[earlier].name}: every result needs its own"
             )
@@ -326,7 +327,7 @@ def _reach(descriptor: TensorDescriptor) -> tuple[int, int]:
     return low * itemsize, (high + 1) * itemsize
 
 
-def _is_shared(first: Array, second: Array) -> bool:
+def is_shared(first: Array, second: Array) -> bool:
     try:
         # the stubs know only two of the values that max_work takes
         return np.shares_memory(first.numpy(), second.numpy(), max_work=_OVERLAP_WORK)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from jitdnn.tensor.descriptor import (
     layout_order,
     packed_strides,
 )
-from jitdnn.tensor.dtypes import DTYPES, REAL_DTYPES, compute_dtype, numpy_dtype
+from jitdnn.tensor.dtypes import DTYPES, REAL_DTYPES, compute_dtype, dtype_name, numpy_dtype
 
 __all__ = [
     "DTYPES",
@@ -28,6 +28,7 @@ __all__ = [
     "borrow",
     "canonical_layout",
     "compute_dtype",
+    "dtype_name",
     "empty",
     "layout_order",
     "numpy_dtype",

@@ -87,16 +87,17 @@ def build_elementwise(
     tensors: Sequence[TensorDescriptor],
     device: Device,
     plain: Sequence[int] = (),
+    computing: str | None = None,
 ) -> CpuKernel:
     """The kernel of an expression, or several, over tensors of one shape: the inputs, then an output for each.
 
     An input that is broadcast has stride 0. The first output may be one of the inputs. Alpha and beta do not touch the
-    outputs whose positions among them are in ``plain``. Integers alone are computed as 64 bits that wrap; where there
+    outputs whose positions among them are in ``plain``. Where ``computing`` does not say otherwise, integers alone are computed as 64 bits that wrap; where there
     is a real number all are real, and rounded and saturated where integers are stored.
     """
     processor, expressions = cast(CpuDevice, device), _sequence(expressions)
     dtypes = tuple(tensor.dtype for tensor in tensors)
-    computing = computing_dtype(dtypes)
+    computing = computing or computing_dtype(dtypes)
     lanes = processor.isa.lanes(computing)
     nest, moves = Nest.of(tensors, len(tensors) - len(expressions)).crossed(lanes)
     output = tensors[nest.inputs]
