@@ -7,7 +7,8 @@ from typing import Any
 
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical, logical_shape, packed_like
-from jitdnn.problems.pooling import Pooling, output_shape
+from jitdnn.problems.pooling import INDEX_DTYPES, Pooling, output_shape
+from jitdnn.problems.problem import check_choice
 from jitdnn.tensor import TensorDescriptor
 
 PerAxis = int | Sequence[int]
@@ -20,24 +21,35 @@ def max_pool(
     stride: PerAxis | None = None,
     padding: Padding = 0,
     rounding: str = "floor",
+    dilation: PerAxis = 1,
     layout: str | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Any = None,
     handle: Handle | None = None,
+    return_indices: bool | str = False,
 ) -> Any:
     """Return the maximum of every window of x: alpha * max + beta * out, (N, C, output space).
 
-    `x`: (N, C, space) with 1 to 3 axes of space, float32 or float64; `layout="NHWC"` takes and gives (N,
-    space, C). `window`, `stride` (None: the window): one number, or one for each axis; `padding`: the same,
-    or (before, after) pairs, less than the window; in elements. `rounding` of the output extent: "floor",
-    "ceil", or "caffe" for Caffe's exact rule (`jitdnn.problems.pooling` has the formulas). A NaN in the
-    window is the maximum. The result lies in memory as x does, channels first or last.
+    `x`: (N, C, space) with 1 to 3 axes of space, of a real type, int8 or uint8; `layout="NHWC"` takes and gives
+    (N, space, C). `window`, `stride` (None: the window), `dilation` (the distance of the elements of a window):
+    one number, or one for each axis; `padding`: the same, or (before, after) pairs, less than what the window
+    spans; in elements. `rounding` of the output extent: "floor", "ceil", or "caffe" for Caffe's exact rule
+    (`jitdnn.problems.pooling` has the formulas). A NaN in the window is the maximum. The result lies in memory as
+    x does, channels first or last.
+
+    With `return_indices` the result is (y, indices), and `out` a tuple of two: for each maximum the number of its
+    element in the image, d * H * W + h * W + w, the first one of several (-1: the window is empty); int64, or the
+    type that `return_indices` names, "i32" or "i64". `max_unpool` takes them.
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
-    arguments = ("max", window, stride, padding, True, rounding, layout)
-    return call(_FORWARD, ("x",), (x,), arguments, out, alpha, beta, handle)
+    if not return_indices:
+        arguments = ("max", window, stride, padding, True, rounding, dilation, layout)
+        return call(_FORWARD, ("x",), (x,), arguments, out, alpha, beta, handle)
+    dtype = return_indices if isinstance(return_indices, str) else "i64"
+    with_indices = (window, stride, padding, rounding, dilation, layout, dtype)
+    return call(_WITH_INDICES, ("x",), (x,), with_indices, out, alpha, beta, handle, results=2)
 
 
 def avg_pool(
@@ -47,6 +59,7 @@ def avg_pool(
     padding: Padding = 0,
     count_include_pad: bool = True,
     rounding: str = "floor",
+    dilation: PerAxis = 1,
     layout: str | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
@@ -58,7 +71,7 @@ def avg_pool(
     With `count_include_pad` the zeros of the padding count as elements. The other arguments and the errors
     are those of `max_pool`.
     """
-    arguments = ("avg", window, stride, padding, bool(count_include_pad), rounding, layout)
+    arguments = ("avg", window, stride, padding, bool(count_include_pad), rounding, dilation, layout)
     return call(_FORWARD, ("x",), (x,), arguments, out, alpha, beta, handle)
 
 
@@ -70,6 +83,7 @@ def max_pool_backward(
     stride: PerAxis | None = None,
     padding: Padding = 0,
     rounding: str = "floor",
+    dilation: PerAxis = 1,
     layout: str | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
@@ -79,10 +93,11 @@ def max_pool_backward(
     """Return dx = alpha * (the gradient of `max_pool`) + beta * out, of x's shape and dy's order in memory.
 
     `dy` and `y` (what `max_pool(x, ...)` gave): (N, C, output space); `x`: (N, C, space). Each element of dy
-    goes to the first maximum of its window. The other arguments are those of the forward call. Raises as
-    `max_pool` does.
+    goes to the first maximum of its window, and where windows overlap the terms of an element are added in the
+    order of the windows: the result is the same to the last bit on any number of threads. The other arguments
+    are those of the forward call. Raises as `max_pool` does.
     """
-    arguments = ("max", None, window, stride, padding, True, rounding, layout)
+    arguments = ("max", None, window, stride, padding, True, rounding, dilation, layout)
     return call(_BACKWARD, ("dy", "x", "y"), (dy, x, y), arguments, out, alpha, beta, handle)
 
 
@@ -94,6 +109,7 @@ def avg_pool_backward(
     padding: Padding = 0,
     count_include_pad: bool = True,
     rounding: str = "floor",
+    dilation: PerAxis = 1,
     layout: str | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
@@ -108,7 +124,7 @@ def avg_pool_backward(
     those of the forward call. Raises as `max_pool` does.
     """
     shape = tuple(x_shape) if isinstance(x_shape, (tuple, list)) else x_shape
-    arguments = ("avg", shape, window, stride, padding, bool(count_include_pad), rounding, layout)
+    arguments = ("avg", shape, window, stride, padding, bool(count_include_pad), rounding, dilation, layout)
     return call(_BACKWARD, ("dy",), (dy,), arguments, out, alpha, beta, handle)
 
 
@@ -151,6 +167,7 @@ def _make_forward(
     padding: Padding,
     count_include_pad: bool,
     rounding: str,
+    dilation: PerAxis,
     layout: str | None,
 ) -> Recipe:
     x = logical(inputs[0], layout)
@@ -166,7 +183,29 @@ def _make_forward(
         rounding,
         layout=x.nearest_layout,
         y=y,
+        dilation=dilation,
     )
+    return Recipe(problem, None, callers_axes(layout, len(x.shape)))
+
+
+def _make_with_indices(
+    inputs: Sequence[TensorDescriptor],
+    outs: Sequence[TensorDescriptor | None],
+    window: PerAxis,
+    stride: PerAxis | None,
+    padding: Padding,
+    rounding: str,
+    dilation: PerAxis,
+    layout: str | None,
+    dtype: str,
+) -> Recipe:
+    check_choice(dtype, INDEX_DTYPES, "return_indices")
+    x = logical(inputs[0], layout)
+    y, indices = (None if out is None else logical(out, layout) for out in outs)
+    problem = Pooling.make(
+        "fwd", "max", x, window, stride, padding, rounding=rounding, layout=x.nearest_layout, y=y,
+        dilation=dilation, indices=indices or dtype,
+    )  # fmt: skip
     return Recipe(problem, None, callers_axes(layout, len(x.shape)))
 
 
@@ -180,18 +219,20 @@ def _make_backward(
     padding: Padding,
     count_include_pad: bool,
     rounding: str,
+    dilation: PerAxis,
     layout: str | None,
 ) -> Recipe:
     dy, *saved = (logical(tensor, layout) for tensor in inputs)
     if x_shape is not None:
         shape = logical_shape(x_shape, layout, "x_shape")
-        y_shape = output_shape(shape, window, stride, padding, rounding)
+        y_shape = output_shape(shape, window, stride, padding, rounding, dilation)
         saved = [packed_like(dy, shape), packed_like(dy, y_shape)]
     x, y = saved
     dx = packed_like(dy, x.shape) if out is None else logical(out, layout)
     problem = Pooling.make(
-        "bwd", mode, x, window, stride, padding, count_include_pad, rounding, y=y, dx=dx, dy=dy
-    )
+        "bwd", mode, x, window, stride, padding, count_include_pad, rounding, y=y, dx=dx, dy=dy,
+        dilation=dilation,
+    )  # fmt: skip
     return Recipe(problem, None, callers_axes(layout, len(dy.shape)))
 
 
@@ -199,9 +240,10 @@ def _make_global(
     inputs: Sequence[TensorDescriptor], out: TensorDescriptor | None, mode: str, layout: str | None
 ) -> Recipe:
     space = logical(inputs[0], layout).shape[2:]
-    return _make_forward(inputs, out, mode, space, None, 0, True, "floor", layout)
+    return _make_forward(inputs, out, mode, space, None, 0, True, "floor", 1, layout)
 
 
 _FORWARD = Op(_make_forward)
 _BACKWARD = Op(_make_backward)
 _GLOBAL = Op(_make_global)
+_WITH_INDICES = Op(_make_with_indices)
