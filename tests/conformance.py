@@ -32,6 +32,7 @@ from jitdnn.problems import (
     Reduce,
     Softmax,
 )
+from jitdnn.problems.normalization import Normalization
 from jitdnn.problems.problem import Operand
 from jitdnn.rtcg.isa import runnable
 from jitdnn.tensor import TensorDescriptor, numpy_dtype, packed_strides
@@ -156,6 +157,8 @@ def make_case(
         # dy . v and delta may cancel: their errors are those of the terms
         without = problem.reference(*wide[:4], np.zeros_like(wide[4]), *wide[5:])
         scales = [max(scale, norm(result)) for scale, result in zip(scales, without, strict=True)]
+    if isinstance(problem, Normalization):
+        scales[0] = max(scales[0], _size_of_terms(problem, wide))
     if epilogue is not None:
         fused = [buffer.values.astype(np.float64) for buffer in operands]
         results[0] = np.asarray(epilogue.expression.evaluate(results[0], *fused))
@@ -165,6 +168,17 @@ def make_case(
         is_state = operand.role == "state"
         previous.append(next(remaining) if is_state else random_values(rng, operand))
     return Case(problem, epilogue, inputs, operands, previous, results, scales)
+
+
+def _size_of_terms(problem: Normalization, wide: Sequence[AnyArray]) -> float:
+    """The norm of the terms of y, or dx, that cancel each other where a row is constant."""
+    given = {operand.name: a for operand, a in zip(problem.sources, wide, strict=True)}
+    arrays = {name: a.reshape(problem.extents(name)) for name, a in given.items()}
+    term = arrays["dy" if problem.direction == "bwd" else "x"] * arrays.get("weight", 1.0)
+    variance = arrays.get("running_var") if problem.direction == "inference" else None
+    if variance is None:
+        variance = arrays["x"].var(axis=problem.rows, keepdims=True)
+    return norm(term * arrays.get("rstd", 1 / np.sqrt(variance + problem.epsilon)))
 
 
 def random_values(rng: np.random.Generator, operand: Operand) -> AnyArray:

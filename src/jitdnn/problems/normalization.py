@@ -235,16 +235,16 @@ class Normalization(Problem):
         """The formulas above, on the grid."""
         given: dict[str, Any] = {"weight": 1.0, "bias": 0.0, "mean": 0.0}
         for operand, array in zip(self.sources, inputs, strict=True):
-            given[operand.name] = array.reshape(self._extents(operand.name))
+            given[operand.name] = array.reshape(self.extents(operand.name))
         results = self._backward(given) if self.direction == "bwd" else self._forward(given)
         made = tuple(
-            np.array(np.broadcast_to(results[o.name], self._extents(o.name))).reshape(o.descriptor.shape)
+            np.array(np.broadcast_to(results[o.name], self.extents(o.name))).reshape(o.descriptor.shape)
             for o in self.outputs
         )
         return made[0] if len(made) == 1 else made
 
-    def _extents(self, name: str) -> tuple[int, ...]:
-        """The grid with an extent of 1 where the tensor `name` is the same."""
+    def extents(self, name: str) -> tuple[int, ...]:
+        """The shape of the grid, with 1 where the tensor `name` is the same."""
         same: tuple[int, ...] = self.sums if self._is_parameter(name) else self.rows
         return tuple(1 if axis in same and name not in LIKE_X else n for axis, n in enumerate(self.grid))
 
