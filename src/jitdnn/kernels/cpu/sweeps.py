@@ -172,15 +172,10 @@ def _plan(
         for n, move in enumerate(layout.moves())
     )
     written = {output for sweep in program.sweeps for output, _ in sweep.writes if not sweep.folds}
-    size = DTYPES[tensors[-1].dtype]
-    is_contiguous = not layout.is_across and layout.inner[0] * size >= _STREAM_RUN
     streams = tuple(
-        output
-        for output in sorted(written)
-        if is_contiguous
-        and moves[inputs + output] == UNIT
-        and tensors[inputs + output].nbytes >= _STREAM_BYTES
-    )
+        output for output in sorted(written)
+        if moves[inputs + output] == UNIT and _streams(tensors[inputs + output], inputs + output, layout, lanes)
+    )  # fmt: skip
     code = SweepCode(
         program, tuple(t.dtype for t in tensors),
         tuple(range(len(tensors)) if operands is None else operands),
@@ -192,6 +187,16 @@ def _plan(
         streams,
     )  # fmt: skip
     return code, layout
+
+
+def _streams(tensor: TensorDescriptor, number: int, layout: Layout, lanes: int) -> bool:
+    """Whether an output is written past the caches: large, in pieces that are, or can be made, aligned vectors."""
+    if tensor.nbytes < _STREAM_BYTES:
+        return False
+    if not layout.is_across:
+        return layout.inner[0] * DTYPES[tensor.dtype] >= _STREAM_RUN
+    axes = (*layout.kept, *layout.reduced, layout.inner)
+    return all(strides[number] % lanes == 0 for _, strides in axes)
 
 
 def _common_shape(tensors: Sequence[TensorDescriptor]) -> tuple[int, ...]:

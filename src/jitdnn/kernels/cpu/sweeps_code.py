@@ -102,21 +102,24 @@ class _Function:
             digits = [*(f"kept{a}" for a in range(code.kept)), *(["lane_blocks"] if code.is_across else [])]
             extents = [at[digit] for digit in digits] or [k.integer(1)]
             strides = [[at[f"{digit}.{t}"] for digit in digits] or [k.integer(0)] for t in tensors]
-            if splits:
-                extents, strides = [*extents, at["parts"]], [[*s, k.integer(0)] for s in strides]
+            if (
+                splits
+            ):  # parts in the outer loop: the first of every row lie together where rows are interleaved
+                extents, strides = [at["parts"], *extents], [[k.integer(0), *s] for s in strides]
             pointers = [
                 self.arguments.pointer(operand, dtype)
                 for operand, dtype in zip(code.operands, code.dtypes, strict=True)
             ]
             per_task = at["row_per_task"] if phase is not None and phase.writes_rows else at["per_task"]
             units = at["units"] * at["parts"] if splits else at["units"]
+            self.is_aligned = self._alignment(pointers) if code.streams and code.is_across else None
             first = task * per_task
             counter = Counter(k, first, extents, strides, [at[f"base.{t}"] for t in tensors])
             for number in k.range(first, (first + per_task).min(units)):
                 here = [p + o.get() for p, o in zip(pointers, counter.offsets[:-1], strict=True)]
-                part = counter.digits[-1].get() if splits else k.integer(0)
-                unit = number // at["parts"] if splits else number
-                block = counter.digits[code.kept].get() if code.is_across else None
+                part = counter.digits[0].get() if splits else k.integer(0)
+                unit = number - part * at["units"] if splits else number
+                block = counter.digits[-1].get() if code.is_across else None
                 self._unit(here, counter.offsets[-1].get(), unit, part, block)
                 counter.advance()
 
@@ -136,21 +139,31 @@ class _Function:
             masks = self._masks(left) if code.has_masked else [None] * code.vectors
             Row(self, here, place, unit, part, masks).run()
 
+    def _alignment(self, pointers: Sequence[Pointer]) -> Value:
+        """Whether the outputs that are streamed begin at whole vectors; all their strides are such already."""
+        k, code = self.k, self.code
+        apart = k.integer(0)
+        for output in code.streams:
+            t = code.inputs + output
+            start = Value(k, k.b.ptrtoint((pointers[t] + self.at[f"base.{t}"]).v, INT))
+            apart = apart | (start & (self.lanes * DTYPES[code.dtypes[t]] - 1))
+        return apart == 0
+
     def _masks(self, left: Value) -> list[Value | None]:
         return [self.k.mask(left - v * self.lanes, self.lanes) for v in range(self.code.vectors)]
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Elements that are worked on together: in which slot, where in each tensor, under which mask.
+    """One vector of elements: whose row values it has, where it is in each tensor, and its mask.
 
-    A slot has row values of its own: a vector of a unit across rows, the row itself along it. `offset` counts
-    elements of the row along it, or rows... from the pointers, which stand at the beginning of the step.
+    A slot has row values of its own: a vector of a unit across rows, the row itself along it. `shift` counts lanes
+    from the pointers on.
     """
 
     slot: int
     pointers: Sequence[Pointer]
-    shift: Value | int  # along: elements from the pointers
+    shift: Value | int
     mask: Value | None
     place: Value  # the first lane's position in the row
 
@@ -310,10 +323,9 @@ class Row:
                 if (s, r) < (sweep, reduction):
                     number += 2 if name in ARGS else 1
         number = (number + item) * self.slots + slot
-        size = partial_values(code)
-        at = (self.unit * self.at["parts"] + part) * size + number
+        at = (self.unit * partial_values(code) + number) * self.at["parts"] + part
         workspace: Pointer = self.function.arguments.workspace(dtype)
-        return workspace + at * (self.lanes if code.is_across else 1)
+        return workspace + at * self._width
 
     def _keep_partial(self, number: int, states: Sequence[Sequence[State]]) -> None:
         for r, per_slot in enumerate(states):
@@ -337,20 +349,25 @@ class Row:
         self._add_values(sweep, states)
 
     def _joined_parts(self, number: int, reduction: int, name: str, slot: int) -> State:
-        k = self.k
+        """Along rows a vector of parts is taken at a time, across them each lane has its own."""
+        k, parts = self.k, self.at["parts"]
         dtypes = ("f64", "i64") if name in ARGS else ("f64",)
-
-        def result(part: Value) -> State:
-            cells = [self._cell(part, number, reduction, i, slot, dtype) for i, dtype in enumerate(dtypes)]
+        cells = [
+            self._cell(k.integer(0), number, reduction, i, slot, dtype) for i, dtype in enumerate(dtypes)
+        ]
+        if name == "first":
             return tuple(cell.load(0, self._width) for cell in cells)
-
-        total = [k.register(value) for value in result(k.integer(0))]
-        if name != "first":
-            for part in k.range(1, self.at["parts"]):
-                state = fold(k, name, tuple(t.get() for t in total), result(part))
-                for register, value in zip(total, state, strict=True):
-                    register.set(value)
-        return tuple(t.get() for t in total)
+        lanes = self._width if self.code.is_across else k.lanes("f64")
+        nothing = identity(k, name, "f64", "i64", lanes)
+        total = [k.register(value) for value in nothing]
+        for part in k.range(0, parts, 1 if self.code.is_across else lanes):
+            mask = None if self.code.is_across else k.mask(parts - part, lanes)
+            loaded = tuple(cell.load(part * self._width, lanes, mask) for cell in cells)
+            state = fold(k, name, tuple(t.get() for t in total), only(k, name, loaded, nothing, mask))
+            for register, value in zip(total, state, strict=True):
+                register.set(value)
+        result = tuple(t.get() for t in total)
+        return result if self.code.is_across else fold_lanes(k, name, result)
 
 
 class _Values:
@@ -471,21 +488,34 @@ class Loop:
         return {}
 
     def _write(self, blends: bool) -> None:
-        streaming = [output for output, _ in self.sweep.writes if output in self.code.streams]
-        stream = streaming[0] if streaming and not self.code.is_across else None
-        for spots, streams in self._spots(self._all_steps(), stream):
-            for spot, _ in spots:
-                self._write_spot(_Values(self, spot, spot.slot), spot, blends, stream if streams else None)
+        streaming = tuple(output for output, _ in self.sweep.writes if output in self.code.streams)
+        is_aligned = self.row.function.is_aligned
+        if not self.code.is_across:
+            self._write_all(blends, streaming[:1], streaming[0] if streaming else None)
+        elif streaming and is_aligned is not None and None in self.row.masks:
+            with self.k.when(is_aligned):
+                self._write_all(blends, streaming, None)
+            with self.k.when(~is_aligned):
+                self._write_all(blends, (), None)
+        else:
+            self._write_all(blends, (), None)
 
-    def _write_spot(self, values: _Values, spot: Spot, blends: bool | None, stream: int | None) -> None:
+    def _write_all(self, blends: bool, streaming: tuple[int, ...], head: int | None) -> None:
+        """Write all elements; along rows those before an aligned place of the output `head` are done first."""
+        for spots, is_whole in self._spots(self._all_steps(), head):
+            for spot, _ in spots:
+                self._write_spot(_Values(self, spot, spot.slot), spot, blends, streaming if is_whole else ())
+
+    def _write_spot(
+        self, values: _Values, spot: Spot, blends: bool | None, streaming: tuple[int, ...]
+    ) -> None:
         results = [(o, values.evaluate(e, len(self.keeps))) for o, e in self.sweep.writes]
         for output, result in results:
             t = self.code.inputs + output
             pointer = self.row._moved(spot.pointers[t], t, spot.shift)
             result = self.k.splat(result, self.lanes)
-            self.row.store(
-                output, pointer, self.row.lane_stride(t), result, spot.mask, blends, output == stream
-            )
+            stride, streams = self.row.lane_stride(t), output in streaming and spot.mask is None
+            self.row.store(output, pointer, stride, result, spot.mask, blends, streams)
 
     def _fold(self) -> dict[int, list[State]]:
         k, code, row = self.k, self.code, self.row
@@ -516,7 +546,7 @@ class Loop:
                     for n in numbers:
                         self._fold_spot(n, values, spot, nothing[n], running[n][spot.slot][turn])
                     if self.sweep.writes:
-                        self._write_spot(values, spot, None, None)
+                        self._write_spot(values, spot, None, ())
             for n, totals in wide.items():
                 for slot, total in enumerate(totals):
                     (sum_,) = self._total(names[n], running[n][slot])
@@ -625,9 +655,9 @@ class Loop:
         if unroll > 1:
             whole = (count // unroll) * unroll
             for i in k.range(0, whole, unroll):
-                yield spots(i, unroll), False
+                yield spots(i, unroll), True
         for i in k.range(whole, count):
-            yield spots(i, 1), False
+            yield spots(i, 1), True
 
     def _block_along(
         self, here: Sequence[Pointer], place: Value, count: Value, stream: int | None
@@ -648,7 +678,7 @@ class Loop:
         wide = lanes * unroll
         whole = start + ((count - start) // wide) * wide
         for i in k.range(start, whole, wide):
-            yield [spot(i + turn * lanes, None, turn) for turn in range(unroll)], stream is not None
+            yield [spot(i + turn * lanes, None, turn) for turn in range(unroll)], True
         for i in k.range(whole, count, lanes):
             yield [spot(i, k.mask(count - i, lanes), 0)], False
 

@@ -25,6 +25,9 @@ _ROW_CYCLES = 25.0  # to put the lanes of one row together, for each reduction
 _STEP_CYCLES = 4.0
 _GATHER_CYCLES = 2.0  # for each lane
 _PART = 16384  # elements at least in a part of a row
+_SMALL_PART = 4096  # the same where rows lie between each other and are read in the order of memory
+_MOST_PARTS = 64
+_FAR_BYTES = 8 << 20  # from here on that order matters
 _MOST_UNITS = 96  # from here on rows are shared as they are
 _FEW_UNITS = 12  # the same where later sweeps find the row in the cache
 _CACHED_BYTES = 512 << 10
@@ -149,7 +152,11 @@ def _blocked(
         width = lanes
     row = outer * inner[0]
     units = rows if not is_across else rows // max(1, lane[0]) * -(-lane[0] // (lanes * vectors))
-    parts, block = _parts(units, row, row * (lanes * vectors if is_across else 1), wants, tensors), inner[0]
+    block = inner[0]
+    elements = row * (lanes * vectors if is_across else 1)
+    parts = _parts(
+        units, row, elements, wants, tensors, not is_across and _is_scattered(kept, reduced, tensors)
+    )
     is_long = wants.is_wide and row > _RUN * width * unroll * 2
     if parts > 1 or is_long:
         block = min(block, _BLOCK * width * unroll)
@@ -164,13 +171,25 @@ def _blocked(
     )  # fmt: skip
 
 
-def _parts(units: int, row: int, elements: int, wants: Wants, tensors: Sequence[TensorDescriptor]) -> int:
+def _parts(
+    units: int, row: int, elements: int, wants: Wants, tensors: Sequence[TensorDescriptor], is_scattered: bool
+) -> int:
     """Into how many parts a row of ``row`` elements is split; a unit has ``elements``."""
     moved = sum(DTYPES[t.dtype] for t in tensors if any(t.strides))
     is_cached = wants.sweeps > 1 and elements * moved <= _CACHED_BYTES
-    if units == 0 or units >= (_FEW_UNITS if is_cached else _MOST_UNITS):
+    if units == 0:
+        return 1
+    if is_scattered and not is_cached and units * elements * moved >= _FAR_BYTES:
+        return max(1, min(_MOST_PARTS, elements // _SMALL_PART))
+    if units >= (_FEW_UNITS if is_cached else _MOST_UNITS):
         return 1
     return max(1, min(-(-_MOST_UNITS // units), elements // _PART, row))
+
+
+def _is_scattered(kept: Sequence[Axis], reduced: Sequence[Axis], tensors: Sequence[TensorDescriptor]) -> bool:
+    """Whether rows lie between each other in memory, so that whole rows jump."""
+    largest = max(range(len(tensors)), key=lambda t: tensors[t].nbytes)
+    return any(outer[1][largest] > inner[1][largest] > 0 for outer in reduced[:1] for inner in kept)
 
 
 def _joined(
