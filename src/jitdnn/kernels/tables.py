@@ -17,6 +17,7 @@ from jitdnn.kernels.cpu.convolution_direct import Direct
 from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
+from jitdnn.kernels.cpu.cross_entropy import SweptCrossEntropy
 from jitdnn.kernels.cpu.dropout import PhiloxDropout
 from jitdnn.kernels.cpu.elementwise import build_elementwise
 from jitdnn.kernels.cpu.lrn import DivisiveNormAlong, DivisiveNormBeside, LRNAlong, LRNBeside
@@ -27,13 +28,18 @@ from jitdnn.kernels.cpu.pooling_rows import PoolingRows
 from jitdnn.kernels.cpu.pooling_window import PoolingWindow
 from jitdnn.kernels.cpu.random import PhiloxFill
 from jitdnn.kernels.cpu.reduce import SweptReduce
+from jitdnn.kernels.cpu.resize_channels import ResizeChannels
+from jitdnn.kernels.cpu.resize_rows import ResizeRows
+from jitdnn.kernels.cpu.rnn import FusedSteps
 from jitdnn.kernels.cpu.softmax import SoftmaxAcross, SoftmaxAlong
-from jitdnn.kernels.cpu.tensor_ops import ElementwiseAdd
+from jitdnn.kernels.cpu.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
+from jitdnn.kernels.cpu.transform import CopyConcatenate, CopyTransform
 from jitdnn.kernels.reference import Reference
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.attention import Attention
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import BiasGradient, Convolution
+from jitdnn.problems.cross_entropy import CrossEntropy
 from jitdnn.problems.dropout import Dropout
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.layer_norm import LayerNorm
@@ -44,8 +50,11 @@ from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.random import Random
 from jitdnn.problems.reduce import Reduce
+from jitdnn.problems.resize import Resize
+from jitdnn.problems.rnn import Recurrent
 from jitdnn.problems.softmax import Softmax
-from jitdnn.problems.tensor_ops import AddTensor
+from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
+from jitdnn.problems.transform import Concatenate, Transform
 from jitdnn.rtcg.expression import Expression
 from jitdnn.tensor import TensorDescriptor
 
@@ -54,6 +63,7 @@ _POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(),
 _SOFTMAX = (SoftmaxAlong(), SoftmaxAcross(), REFERENCE)
 _LRN = (LRNAlong(), LRNBeside(), REFERENCE)
 _DIVISIVE_NORM = (DivisiveNormAlong(), DivisiveNormBeside(), REFERENCE)
+_RESIZE = (ResizeChannels(), ResizeRows(), REFERENCE)
 _ACTIVATION = (ElementwiseActivation(), REFERENCE)
 
 _NORMALIZATION = (SweepsNormalization(), REFERENCE)
@@ -81,6 +91,7 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", Pooling, "fwd"): _POOLING,
     ("cpu", Pooling, "bwd"): _POOLING,
     ("cpu", Reduce, None): (SweptReduce(), REFERENCE),
+    ("cpu", Recurrent, "fwd"): (FusedSteps(), REFERENCE),
     ("cpu", Softmax, "fwd"): _SOFTMAX,
     ("cpu", Softmax, "bwd"): _SOFTMAX,
     ("cpu", LRN, "fwd"): _LRN,
@@ -90,10 +101,18 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", Activation, "fwd"): _ACTIVATION,
     ("cpu", Activation, "bwd"): _ACTIVATION,
     ("cpu", Dropout, None): (PhiloxDropout(), REFERENCE),
+    ("cpu", Resize, "fwd"): _RESIZE,
+    ("cpu", Resize, "bwd"): _RESIZE,
     ("cpu", Random, None): (PhiloxFill(), REFERENCE),
     ("cpu", Attention, "fwd"): (TiledForward(), REFERENCE),
     ("cpu", Attention, "bwd"): (TiledBackward(), REFERENCE),
+    ("cpu", CrossEntropy, "fwd"): (SweptCrossEntropy(), REFERENCE),
+    ("cpu", CrossEntropy, "bwd"): (SweptCrossEntropy(), REFERENCE),
     ("cpu", AddTensor, None): (ElementwiseAdd(), REFERENCE),
+    ("cpu", OpTensor, None): (ElementwiseOp(), REFERENCE),
+    ("cpu", Fill, None): (ElementwiseFill(), REFERENCE),
+    ("cpu", Transform, None): (CopyTransform(), REFERENCE),
+    ("cpu", Concatenate, None): (CopyConcatenate(), REFERENCE),
 }
 
 

@@ -6,6 +6,7 @@ from jitdnn.problems.activation import Activation
 from jitdnn.problems.attention import Attention
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import BiasGradient, Convolution
+from jitdnn.problems.cross_entropy import CrossEntropy
 from jitdnn.problems.divisive_norm import DivisiveNorm
 from jitdnn.problems.dropout import Dropout
 from jitdnn.problems.group_norm import GroupNorm
@@ -17,29 +18,37 @@ from jitdnn.problems.problem import Operand, Problem
 from jitdnn.problems.random import Random
 from jitdnn.problems.reduce import Reduce
 from jitdnn.problems.rnn import Recurrent
+from jitdnn.problems.resize import Resize
 from jitdnn.problems.softmax import Softmax
-from jitdnn.problems.tensor_ops import AddTensor
+from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
+from jitdnn.problems.transform import Concatenate, Transform
 
 __all__ = [
+    "CrossEntropy",
     "LRN",
     "Activation",
     "AddTensor",
     "Attention",
     "BatchNorm",
     "BiasGradient",
+    "Concatenate",
     "Convolution",
     "Dropout",
+    "Fill",
     "GroupNorm",
     "LayerNorm",
     "DivisiveNorm",
     "MatMul",
+    "OpTensor",
     "Operand",
     "Pooling",
     "Problem",
     "Random",
     "Reduce",
     "Recurrent",
+    "Resize",
     "Softmax",
+    "Transform",
     "parse",
 ]
 

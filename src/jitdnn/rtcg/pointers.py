@@ -149,6 +149,22 @@ class Pointer:
         )
         return self._widen(Value(k, k.b.call(function, [addresses, everything.v, self._zero(lanes)])))
 
+    def load_at(self, places: Value, mask: Value | None = None) -> Value:
+        """The elements at a vector of offsets, lane by lane; zero where the ``mask`` bit is off."""
+        k, lanes = self.k, places.lanes
+        if lanes == 1:
+            return self.load(places, 1, mask)
+        kind = vector_type(self.element, lanes)
+        addresses = k.b.gep(self.v, [places.v], source_etype=self.element)
+        addresses.type = ir.VectorType(POINTER, lanes)  # llvmlite takes the scalar base's type
+        function = k.declare(
+            f"llvm.masked.gather.{suffix(kind)}.v{lanes}p0",
+            kind,
+            [addresses.type, vector_type(BOOL, lanes), kind],
+        )
+        everything = k.mask(lanes, lanes) if mask is None else mask
+        return self._widen(Value(k, k.b.call(function, [addresses, everything.v, self._zero(lanes)])))
+
     def store_strided(
         self, value: Value, offset: int | Value, stride: int | Value, mask: Value | None = None
     ) -> None:
