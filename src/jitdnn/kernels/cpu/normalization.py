@@ -21,7 +21,9 @@ from math import sqrt
 from typing import Any, cast
 
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.cpu.group_norm import plan_channels, suits_channels
 from jitdnn.kernels.cpu.normalization_program import Formula, Names, Plan, Rows
+from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.normalization import Normalization
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.activations import activation
@@ -35,7 +37,9 @@ _ACROSS = 128  # rows that a unit has side by side, where vectors do not go alon
 def plan_of(problem: Normalization) -> Plan:
     """The steps for a problem in any direction."""
     plan = Plan(problem)
-    if problem.direction == "bwd":
+    if isinstance(problem, GroupNorm) and suits_channels(problem):
+        plan_channels(plan)
+    elif problem.direction == "bwd":
         if set(problem.rows) == set(problem.sums):
             _own_gradients(plan)
         else:
