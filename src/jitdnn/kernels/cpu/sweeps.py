@@ -39,8 +39,16 @@ from jitdnn.kernels.cpu.sweeps_code import (
     slots_of,
     trace_sweeps,
 )
-from jitdnn.kernels.cpu.sweeps_layout import REPEATED, STRIDED, UNIT, Layout, Wants, lay_out
-from jitdnn.kernels.cpu.sweeps_program import Program, Sweep
+from jitdnn.kernels.cpu.sweeps_layout import (
+    REPEATED,
+    STAGE_ELEMENTS,
+    STRIDED,
+    UNIT,
+    Layout,
+    Wants,
+    lay_out,
+)
+from jitdnn.kernels.cpu.sweeps_program import Program, Stage, Sweep, placed, stage_of
 from jitdnn.kernels.cpu.timing import LAUNCH_SECONDS
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.operations import OPERATIONS
@@ -53,6 +61,7 @@ _CYCLE_SECONDS = 0.3e-9
 _FUNCTION_CYCLES = 12.0  # exp and its like for one vector
 _CHEAP = frozenset({"absolute", "minimum", "maximum", "where", "sqrt"})
 _STREAM_BYTES = 48 << 20  # outputs from here on do not fit any cache: they are written past it
+_FAR_STRIDE = 256  # elements from which on the elements of a row are in each other's way in the cache
 _STREAM_RUN = 4096  # bytes of a row, or looking for aligned addresses costs more than it brings
 
 
@@ -161,6 +170,7 @@ def _plan(
     wants = Wants(
         lanes, folds, 8 if isa.registers >= 32 and folds <= 2 else 4, len(loops),
         is_wide=compute == "f32" and adds, places=program.places,
+        keeps=any(sweep.keeps for sweep in program.sweeps),
     )  # fmt: skip
     layout = lay_out(tensors, [axis % len(shape) for axis in axes], wants, mode)
     is_split = layout.parts > 1
@@ -176,6 +186,7 @@ def _plan(
         output for output in sorted(written)
         if moves[inputs + output] == UNIT and _streams(tensors[inputs + output], inputs + output, layout, lanes)
     )  # fmt: skip
+    stage = _stage(program, layout, moves, of_rows, lanes)
     code = SweepCode(
         program, tuple(t.dtype for t in tensors),
         tuple(range(len(tensors)) if operands is None else operands),
@@ -184,9 +195,27 @@ def _plan(
         layout.is_across, len(layout.kept), len(layout.reduced), moves, of_rows, layout.vectors, layout.unroll,
         layout.is_across and layout.lane[0] >= width, layout.is_across and layout.lane[0] % width != 0,
         layout.steps == 1 and not is_split, is_split, layout.flush > 0,
-        streams,
+        streams, stage,
     )  # fmt: skip
     return code, layout
+
+
+def _stage(
+    program: Program, layout: Layout, moves: Sequence[str], of_rows: Sequence[bool], lanes: int
+) -> Stage:
+    """The buffer of a row, or of a unit's rows: keeps, and inputs that are dear to load again."""
+    count = len(of_rows) - program.outputs
+    if layout.parts > 1 or layout.steps != 1:
+        return Stage()
+    far = [layout.is_across and abs(stride) >= _FAR_STRIDE for stride in layout.inner[1]]
+    dear = [t for t in range(count) if not of_rows[t] and (far[t] or moves[t] == STRIDED)]
+    elements = layout.row * lanes * layout.vectors if layout.is_across else layout.row + lanes
+    capacity = max(1024, 1 << (elements - 1).bit_length())
+    for inputs in (dear, []):
+        stage = placed(stage_of(program, inputs, count), capacity)
+        if stage.size <= STAGE_ELEMENTS:
+            return stage
+    return Stage()
 
 
 def _streams(tensor: TensorDescriptor, number: int, layout: Layout, lanes: int) -> bool:

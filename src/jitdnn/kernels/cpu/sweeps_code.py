@@ -9,7 +9,7 @@ from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.cpu.loops import Counter, Slots
 from jitdnn.kernels.cpu.sweeps_fold import State, fold, fold_all, fold_lanes, identity, only
 from jitdnn.kernels.cpu.sweeps_layout import REPEATED, UNIT
-from jitdnn.kernels.cpu.sweeps_program import ARGS, Phase, Program, Sweep, phases_of
+from jitdnn.kernels.cpu.sweeps_program import ARGS, Phase, Program, Stage, Sweep, phases_of
 from jitdnn.rtcg.builder import Module, Pointer, Register, Value
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.lowering import lower
@@ -41,6 +41,7 @@ class SweepCode:
     is_split: bool
     is_long: bool  # sums go to wider accumulators
     streams: tuple[int, ...]  # outputs, by position, that are written past the caches
+    stage: Stage  # what later sweeps find in a buffer
 
     @property
     def inputs(self) -> int:
@@ -112,6 +113,7 @@ class _Function:
             ]
             per_task = at["row_per_task"] if phase is not None and phase.writes_rows else at["per_task"]
             units = at["units"] * at["parts"] if splits else at["units"]
+            self.stage = k.local(code.compute, code.stage.size) if code.stage.items else None
             self.is_aligned = self._alignment(pointers) if code.streams and code.is_across else None
             first = task * per_task
             counter = Counter(k, first, extents, strides, [at[f"base.{t}"] for t in tensors])
@@ -164,6 +166,7 @@ class Spot:
     slot: int
     pointers: Sequence[Pointer]
     shift: Value | int
+    stage: Value | int  # where in the stage
     mask: Value | None
     place: Value  # the first lane's position in the row
 
@@ -378,8 +381,8 @@ class _Values:
         self.row = loop.row
         self.known: dict[int, Value] = {}
 
-    def evaluate(self, expression: Expression, keeps: int, values: int | None = None) -> Value:
-        """The expression; it sees so many keeps and row values."""
+    def evaluate(self, expression: Expression, keeps: int) -> Value:
+        """The expression; it sees so many keeps."""
         k, row = self.row.k, self.row
         used = expression.used()
         nothing = k.constant(0.0, row.code.compute)
@@ -392,15 +395,36 @@ class _Values:
         if number >= before + keeps:
             return self.loop.vectors[number - before - keeps][self.slot]
         if number not in self.known:
-            if number < inputs:
+            staged = self._staged(number)
+            if staged is not None:
+                value = staged
+            elif number < inputs:
                 value = self._element(number)
             elif number < before:
                 value = self.row.k.convert(self.place(), self.row.code.compute)
             else:
                 expression, seen = self.loop.keeps[number - before]
                 value = self.evaluate(expression, seen)
-            self.known[number] = value
+            self.known[number] = self.row.k.splat(value, self.row.lanes) if self.spot else value
         return self.known[number]
+
+    def _staged(self, number: int) -> Value | None:
+        """What an earlier sweep left in the stage."""
+        item = self.row.code.stage.find(number)
+        if item is None or self.spot is None or item.sweep >= self.loop.number:
+            return None
+        stage = self.row.function.stage
+        assert stage is not None
+        return stage.load(self.spot.stage + item.start, self.row.lanes)
+
+    def produce(self) -> None:
+        """Leave for later sweeps what they will look for."""
+        stage = self.row.function.stage
+        for item in self.row.code.stage.items:
+            if item.sweep == self.loop.number:
+                assert stage is not None
+                assert self.spot is not None
+                stage.store(self._value(item.number, len(self.loop.keeps)), self.spot.stage + item.start)
 
     def _element(self, number: int) -> Value:
         if self.row.code.of_rows[number]:
@@ -427,7 +451,7 @@ class Loop:
     def __init__(self, row: Row, number: int) -> None:
         self.row, self.k, self.code, self.at, self.lanes = row, row.k, row.code, row.at, row.lanes
         program = self.code.program
-        self.sweep = program.sweeps[number]
+        self.number, self.sweep = number, program.sweeps[number]
         # each keep with the number of keeps that it sees
         self.keeps: list[tuple[Expression, int]] = []
         for sweep in program.sweeps[: number + 1]:
@@ -543,6 +567,7 @@ class Loop:
             for spots, _ in self._spots(steps, None):
                 for spot, turn in spots:
                     values = _Values(self, spot, spot.slot)
+                    values.produce()
                     for n in numbers:
                         self._fold_spot(n, values, spot, nothing[n], running[n][spot.slot][turn])
                     if self.sweep.writes:
@@ -646,7 +671,8 @@ class Loop:
                 there = [p + (i + turn) * at[f"inner.{t}"] for p, t in zip(here, tensors, strict=True)]
                 at_place = place + (i + turn) * at[f"inner.{position}"]
                 for slot in range(row.slots):
-                    spot = Spot(slot, there, slot * self.lanes, row.masks[slot], at_place)
+                    at_stage = (i + turn) * (row.slots * self.lanes) + slot * self.lanes
+                    spot = Spot(slot, there, slot * self.lanes, at_stage, row.masks[slot], at_place)
                     result.append((spot, turn))
             return result
 
@@ -667,7 +693,7 @@ class Loop:
 
         def spot(i: Value, mask: Value | None, turn: int) -> tuple[Spot, int]:
             there = place + (i * stride if not isinstance(stride, int) or stride else k.integer(0))
-            return Spot(0, here, i, mask, there), turn
+            return Spot(0, here, i, i, mask, there), turn
 
         start: Value = k.integer(0)
         if stream is not None:

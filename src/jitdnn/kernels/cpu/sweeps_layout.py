@@ -28,6 +28,7 @@ _PART = 16384  # elements at least in a part of a row
 _SMALL_PART = 4096  # the same where rows lie between each other and are read in the order of memory
 _MOST_PARTS = 64
 _FAR_BYTES = 8 << 20  # from here on that order matters
+STAGE_ELEMENTS = 16384  # of what is stored of a row for later sweeps
 _MOST_UNITS = 96  # from here on rows are shared as they are
 _FEW_UNITS = 12  # the same where later sweeps find the row in the cache
 _CACHED_BYTES = 512 << 10
@@ -91,6 +92,7 @@ class Wants:
     sweeps: int  # that loop
     is_wide: bool  # sums go to wider accumulators after a while
     places: bool  # positions are needed
+    keeps: bool  # a row's intermediate values are stored, if they are few
 
 
 def lay_out(
@@ -144,7 +146,11 @@ def _blocked(
     vectors, unroll = 1, 1
     if is_across:
         have = -(-lane[0] // lanes)
-        vectors = min(range(1, wants.most_vectors + 1), key=lambda v: (-(-have // v) * (v + 1), -v))
+        most = wants.most_vectors
+        fitting = STAGE_ELEMENTS // max(1, outer * inner[0] * lanes)
+        if wants.keeps and fitting >= 2:
+            most = min(most, fitting)
+        vectors = min(range(1, most + 1), key=lambda v: (-(-have // v) * (v + 1), -v))
         unroll = max(1, min(4 // vectors, inner[0] // 4))
         width = 1
     else:
