@@ -104,17 +104,22 @@ def _forward(plan: Plan) -> None:
 
 def _backward(plan: Plan) -> None:
     problem, space = plan.problem, _space(plan)
-    for name in ("p", "q", "offset", "of_dy", "of_x", "rest"):
+    for name in ("p", "q", "offset", "inverse", "of_dy", "of_x", "rest"):
         plan.array(name, space)
 
-    rows = Rows(["dy", "x", "mean", "rstd"], ["p", "q"])
-    rows.sweep(add={"p": lambda v: v.dy, "q": lambda v: v.dy * ((v.x - v.mean) * v.rstd)})
+    # one number for each channel: only then are the channels of all groups one axis
+    rows = Rows(["mean", "rstd"], ["offset", "inverse"])
+    rows.sweep(writes={"offset": lambda v: v.mean, "inverse": lambda v: v.rstd})
+    plan.step(rows, {}, (_MEMBER,), single=space)
+
+    rows = Rows(["dy", "x", "offset", "inverse"], ["p", "q"])
+    rows.sweep(add={"p": lambda v: v.dy, "q": lambda v: v.dy * ((v.x - v.offset) * v.inverse)})
     plan.step(rows, {"p": "p", "q": "q"}, space)
 
     weight = ["weight"] if "weight" in plan.numbers else []
     rows = Rows(
-        ["p", "q", "mean", "rstd", *weight],
-        ["offset", "of_dy", "of_x", "rest"],
+        ["p", "q", "rstd", *weight],
+        ["of_dy", "of_x", "rest"],
         {"share": 1.0 / problem.count},
     )
 
@@ -127,7 +132,6 @@ def _backward(plan: Plan) -> None:
     )
     rows.sweep(
         writes={
-            "offset": lambda v: v.mean,
             "of_dy": lambda v: scaled(v, v.rstd),
             "of_x": lambda v: -(v.b * v.rstd * v.rstd),
             "rest": lambda v: -(v.a * v.rstd),
