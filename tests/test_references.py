@@ -370,26 +370,49 @@ def test_softmax_of_large_numbers() -> None:
     np.testing.assert_allclose(log, [[-np.log(2), -np.log(2), -2000 - np.log(2)]], rtol=1e-15)
 
 
+TORCH_ACTIVATIONS = {
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "selu": torch.selu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "mish": torch.nn.functional.mish,
+    "hard_sigmoid": torch.nn.functional.hardsigmoid,
+    "hard_swish": torch.nn.functional.hardswish,
+    "identity": lambda x: x * 1.0,
+    "clipped_relu": torch.nn.functional.relu6,
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "elu": torch.nn.functional.elu,
+    "swish": torch.nn.functional.silu,
+    "softplus": torch.nn.functional.softplus,
+}
+
+
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
 def test_activations_are_torchs(function: str) -> None:
     x = np.concatenate([np.linspace(-30, 30, 481), [-700.0, 800.0, 1e-300, -1e-9]])
-    call = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}[function]
     (tx,) = tensors(x)
-    ty = call(tx)
+    ty = TORCH_ACTIVATIONS[function](tx)
     y = Activation.make("fwd", function, x.shape, dtype="f64").reference(x)
-    np.testing.assert_allclose(y, ty.detach().numpy(), rtol=1e-14)
+    # PyTorch loses the digits of lower tails, and takes softplus for x beyond 20
+    # and for hard_sigmoid's gradient a sixth in single precision
+    atol = {"softplus": 3e-9, "hard_sigmoid": 3e-8}.get(function, 1e-14)
+    np.testing.assert_allclose(y, ty.detach().numpy(), rtol=1e-13, atol=atol)
     dy = np.random.default_rng(0).standard_normal(x.shape)
     (dx,) = torch.autograd.grad(ty, tx, torch.tensor(dy))
     for saved, values in (("x", x), ("y", y)):
+        if saved == "y" and FUNCTIONS[function].derivative_from_y is None:
+            continue
         ours = Activation.make("bwd", function, x.shape, saved=saved, dtype="f64").reference(dy, values)
-        np.testing.assert_allclose(ours, dx.numpy(), rtol=1e-9, atol=1e-15)
+        np.testing.assert_allclose(ours, dx.numpy(), rtol=1e-9, atol=atol)
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
 def test_derivatives_of_activations_are_their_slopes(function: str) -> None:
     definition = FUNCTIONS[function]
     x = np.random.default_rng(0).uniform(-4, 4, 200)
-    x = x[np.abs(x) > 1e-3]  # away from relu's corner
+    x = x[(np.abs(x) > 1e-3) & (np.abs(np.abs(x) - 3) > 1e-3)]  # away from the corners
     step = 1e-5
     slope = (definition.forward(x + step) - definition.forward(x - step)) / (2 * step)
     np.testing.assert_allclose(definition.derivative(x), slope, rtol=1e-6, atol=1e-9)
@@ -408,7 +431,8 @@ def test_activations_at_the_ends() -> None:
     assert FUNCTIONS["relu"].forward(x).tolist() == [0, 0, 0, 1e308, np.inf]
     assert FUNCTIONS["tanh"].forward(x).tolist() == [-1, -1, 0, 1, 1]
     for function in FUNCTIONS.values():
-        assert np.isnan(function.forward(np.array([np.nan]))).all()
+        with np.errstate(all="ignore"):
+            assert np.isnan(function.forward(np.array([np.nan]))).all()
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     )
     from jitdnn.ops.cross_entropy import cross_entropy, cross_entropy_backward
     from jitdnn.ops.dropout import DropoutState, dropout, dropout_backward
+    from jitdnn.ops.embedding import embedding, embedding_backward
     from jitdnn.ops.group_norm import (
         group_norm,
         group_norm_backward,
@@ -192,6 +193,7 @@ _HOMES = {
         "rms_norm_backward",
     ),
     "ops.dropout": ("DropoutState", "dropout", "dropout_backward"),
+    "ops.embedding": ("embedding", "embedding_backward"),
     "ops.divisive_norm": ("divisive_norm", "divisive_norm_backward"),
     "ops.lrn": ("lrn", "lrn_backward"),
     "ops.matmul": ("matmul",),
@@ -282,6 +284,8 @@ __all__ = [
     "elementwise",
     "elu",
     "elu_backward",
+    "embedding",
+    "embedding_backward",
     "erf",
     "exp",
     "expm1",

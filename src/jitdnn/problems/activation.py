@@ -1,12 +1,12 @@
 """Activation functions by name, forward and backward, each elementwise: y = f(x), dx = dy * f'(x).
 
-A function is one entry of `FUNCTIONS`: f, its derivative by x, and where f has an inverse good enough, the
-derivative by y, so that a network may keep only one of the two.
+The functions are those of `activation_functions`: f, its derivative by x, and where f has an inverse good enough,
+the derivative by y, so that a network may keep only one of the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 
 from jitdnn.errors import InvalidArgument
+from jitdnn.problems.activation_functions import COEFS, FUNCTIONS, ActivationFunction, defined, settled_coef
 from jitdnn.problems.problem import (
     Operand,
     Problem,
@@ -29,43 +30,22 @@ from jitdnn.tensor import TensorDescriptor
 DIRECTIONS = ("fwd", "bwd")
 SAVED = ("x", "y")
 
-
-@dataclass(frozen=True)
-class ActivationFunction:
-    """The float64 definition of an activation: the function, its derivative from x, and from y or None."""
-
-    forward: Callable[[Reals], Reals]
-    derivative: Callable[[Reals], Reals]
-    derivative_from_y: Callable[[Reals], Reals] | None = None
-
-
-def _sigmoid(x: Reals) -> Reals:
-    # exp of a negative number only, so that no x overflows
-    small = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, 1.0, small) / (1.0 + small))
-
-
-def _step(x: Reals) -> Reals:
-    return np.asarray(x > 0, dtype=np.float64)
-
-
-FUNCTIONS: dict[str, ActivationFunction] = {
-    "sigmoid": ActivationFunction(_sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x), lambda y: y * (1.0 - y)),
-    "relu": ActivationFunction(lambda x: np.maximum(x, 0.0), _step, _step),
-    "tanh": ActivationFunction(np.tanh, lambda x: 1.0 / np.cosh(x) ** 2, lambda y: (1.0 - y) * (1.0 + y)),
-}
+__all__ = ["FUNCTIONS", "Activation", "ActivationFunction"]
 
 
 @dataclass(frozen=True)
 class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
     """y = f(x), or dx = dy * f'(x); all tensors of one shape, 1 to 8 dims.
 
-    `function` is a name of `FUNCTIONS`. For "bwd", `saved` says which of "x" and "y" the derivative is taken
-    from; `dx` and `dy` describe the gradients (x's and y's descriptors if None), and the tensor that is not
-    saved is no operand and has its packed descriptor.
+    `function` is a name of `FUNCTIONS`, `coef` its coefficient: where clipped_relu ends, the slope of leaky_relu
+    below 0, the factor of elu, and of x in swish and softplus (None: its default, if it has one). For "bwd", `saved`
+    says which of "x" and "y" the derivative is taken from; `dx` and `dy` describe the gradients (x's and y's
+    descriptors if None), and the tensor that is not saved is no operand and has its packed descriptor.
 
-    Raises InvalidShape if shapes differ, InvalidArgument for an unknown function or one without a derivative
-    from y, InvalidType for dtypes other than f32 or f64 or mixed ones.
+    A NaN in x leads to NaN in y, unless `propagate_nan` is False: then it is taken as 0, so that relu of it is 0.
+
+    Raises InvalidShape if shapes differ, InvalidArgument for an unknown function, one without a derivative from y,
+    or a coefficient that does not fit, InvalidType for dtypes that are not real or mixed.
     """
 
     direction: str
@@ -75,15 +55,18 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
     saved: str = "x"
     dx: TensorDescriptor | None = None
     dy: TensorDescriptor | None = None
+    coef: float | None = None
+    propagate_nan: bool = True
 
     def __post_init__(self) -> None:
         check_choice(self.direction, DIRECTIONS, "direction")
-        check_choice(self.function, tuple(FUNCTIONS), "function")
+        object.__setattr__(self, "coef", settled_coef(self.function, self.coef))
         check_choice(self.saved, SAVED, "saved")
         if self.saved == "y" and self.direction == "fwd":
             raise InvalidArgument("saved is 'y': only a backward problem keeps one of x and y")
-        if self.saved == "y" and FUNCTIONS[self.function].derivative_from_y is None:
-            raise InvalidArgument(f"the derivative of {self.function} does not follow from y: save x")
+        if self.saved == "y" and self.definition.derivative_from_y is None:
+            coef = "" if self.coef is None else f" with coef {self.coef:g}"
+            raise InvalidArgument(f"the derivative of {self.function}{coef} does not follow from y: save x")
         check_same_shape("y", self.y, "x", self.x)
         settle_gradients(self, saved=(self.saved,))
         self._check_operands()
@@ -104,6 +87,8 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
         y: TensorDescriptor | None = None,
         dx: TensorDescriptor | None = None,
         dy: TensorDescriptor | None = None,
+        coef: float | None = None,
+        propagate_nan: bool = True,
     ) -> Self:
         """The problem from a shape or x's descriptor; tensors are packed in `layout` if not given."""
         x = as_descriptor(shape, dtype, layout, x_strides)
@@ -111,7 +96,12 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
         if direction == "bwd":
             dx = dx or as_descriptor(x.shape, x.dtype, layout, dx_strides)
             dy = dy or as_descriptor(x.shape, x.dtype, layout, dy_strides)
-        return cls(direction, function, x, y, saved, dx, dy)
+        return cls(direction, function, x, y, saved, dx, dy, coef, propagate_nan)
+
+    @property
+    def definition(self) -> ActivationFunction:
+        """The function in float64, with its coefficient; NaN is not looked at."""
+        return defined(self.function, self.coef)
 
     @property
     def kind(self) -> str:
@@ -134,16 +124,22 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
 
     def _define(self, *inputs: Reals) -> Reals:
         """The function's definition."""
-        definition = FUNCTIONS[self.function]
+        definition, kept = self.definition, inputs[-1]
+        if not self.propagate_nan and self.saved == "x":
+            kept = np.where(np.isnan(kept), 0.0, kept)
         if self.direction == "fwd":
-            return definition.forward(inputs[0])
+            return definition.forward(kept)
         if self.saved == "x":
-            return inputs[0] * definition.derivative(inputs[1])
+            return inputs[0] * definition.derivative(kept)
         assert definition.derivative_from_y is not None
-        return inputs[0] * definition.derivative_from_y(inputs[1])
+        return inputs[0] * definition.derivative_from_y(kept)
 
     def _body(self) -> list[str]:
         words = [self.function, "saved_y"] if self.saved == "y" else [self.function]
+        if self.coef is not None and self.coef != COEFS[self.function]:
+            words.append(f"coef{self.coef!r}")
+        if not self.propagate_nan:
+            words.append("nan_as_zero")
         named = [(operand.name, operand.descriptor) for operand in self.operands]
         return [*words, shape_word(self.y.shape), self.dtype, *layout_words(named)]
 
@@ -151,9 +147,11 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
     def _from_words(cls, words: Words) -> Self:
         direction, function = words.kind.removeprefix("activation_"), words.choice(tuple(FUNCTIONS))
         saved = "y" if direction == "bwd" and words.flag("saved_y") else "x"
+        coef = words.real("coef", COEFS[function]) if function in COEFS else None
+        propagate_nan = not words.flag("nan_as_zero")
         shape = words.shape("shape")
         dtype, layout = words.dtype(), words.layout(len(shape))
         names = ("x", "y") if direction == "fwd" else ("dy", saved, "dx")
         given = words.descriptors(dict.fromkeys(names, shape), dtype, layout)
         x, y = (given.get(name) or TensorDescriptor.packed(shape, dtype) for name in ("x", "y"))
-        return cls(direction, function, x, y, saved, given.get("dx"), given.get("dy"))
+        return cls(direction, function, x, y, saved, given.get("dx"), given.get("dy"), coef, propagate_nan)

@@ -14,7 +14,7 @@ def tangent_of(
     graph: Graph, operation: str, x: Sequence[Traced], y: Traced, t: Sequence[Traced | None]
 ) -> Traced | None:
     """The change of y = operation(x) when the arguments change by t (None: not at all)."""
-    if OPERATIONS[operation].is_truth:
+    if OPERATIONS[operation].is_truth or operation in _FLAT:
         return None
     zero = graph.constant(0.0)
     a = t[0]
@@ -41,6 +41,8 @@ def tangent_of(
     if operation == "where":
         chosen = [zero if change is None else change for change in t[1:]]
         return graph.apply("where", (x[0], *chosen))
+    if operation == "floor_divide":
+        return zero
     if operation in ("power", "fmod", "remainder"):
         return _tangent_of_pair(graph, operation, x, y, t)
     assert a is not None  # one argument is left, and it changes
@@ -69,23 +71,31 @@ def _bell(e: Traced) -> Traced:
     return e / ((1.0 + e) * (1.0 + e))
 
 
+def normal_density(x: Traced) -> Traced:
+    """The density of the normal distribution."""
+    # bounded as the distribution function bounds it, so that the two share the exponential
+    a = apply("minimum", abs(x), 39.0)
+    density: Traced = (1.0 / math.sqrt(2.0 * math.pi)) * apply("exp", (a * a) * -0.5)
+    return density
+
+
+# what is constant but for jumps
+_FLAT = frozenset({"floor", "ceil", "trunc", "rint"})
+
 # d operation(x) / dx, from x and from y = operation(x)
 _DERIVATIVES: Mapping[str, Callable[[Traced, Traced], Traced]] = {
     "negative": lambda x, y: x.graph.constant(-1.0),
     "absolute": lambda x, y: where(x > 0.0, 1.0, where(x < 0.0, -1.0, 0.0)),
     "sqrt": lambda x, y: 0.5 / y,
     "exp": lambda x, y: y,
-    "expm1": lambda x, y: y + 1.0,
+    "expm1": lambda x, y: apply("exp", x),
     "log": lambda x, y: 1.0 / x,
     "log1p": lambda x, y: 1.0 / (1.0 + x),
     "tanh": lambda x, y: 4.0 * _bell(apply("exp", -2.0 * abs(x))),
     "sigmoid": lambda x, y: _bell(apply("exp", -abs(x))),
-    "floor": lambda x, y: x.graph.constant(0.0),
-    "ceil": lambda x, y: x.graph.constant(0.0),
-    "trunc": lambda x, y: x.graph.constant(0.0),
-    "rint": lambda x, y: x.graph.constant(0.0),
     "sin": lambda x, y: apply("cos", x),
     "cos": lambda x, y: -apply("sin", x),
     "arctan": lambda x, y: 1.0 / (1.0 + x * x),
+    "normal_cdf": lambda x, y: normal_density(x),
     "erf": lambda x, y: (2.0 / math.sqrt(math.pi)) * apply("exp", -(x * x)),
 }

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jitdnn.rtcg import vector_angles, vector_math, vector_power, vector_rounding, vector_whole
+from jitdnn.rtcg import vector_angles, vector_math, vector_normal, vector_power, vector_rounding, vector_whole
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.expression import Expression
 
@@ -39,6 +39,7 @@ _FUNCTIONS: dict[str, Callable[[Builder, Value], Value]] = {
     "tanh": vector_math.tanh,
     "sigmoid": vector_math.sigmoid,
     "erf": vector_math.erf,
+    "normal_cdf": vector_normal.normal_cdf,
     "floor": vector_rounding.floor,
     "ceil": vector_rounding.ceil,
     "trunc": vector_rounding.trunc,
@@ -49,6 +50,7 @@ _FUNCTIONS: dict[str, Callable[[Builder, Value], Value]] = {
 }
 _PAIRS: dict[str, Callable[[Builder, Value, Value], Value]] = {
     "power": vector_power.power,
+    "floor_divide": vector_rounding.floor_divide,
     "fmod": vector_rounding.fmod,
     "remainder": vector_rounding.remainder,
 }

@@ -54,11 +54,18 @@ def _erf(x: Any) -> Any:
     return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
 
 
+def _normal_cdf(x: Any) -> Any:
+    x = np.asarray(x)
+    tails = np.vectorize(math.erfc, otypes=[np.float64])(-x.astype(np.float64) * math.sqrt(0.5))
+    return (0.5 * tails).astype(x.dtype)
+
+
 _ROWS: dict[str, Operation] = {
     "add": Operation(2, np.add, "+"),
     "subtract": Operation(2, np.subtract, "-"),
     "multiply": Operation(2, np.multiply, "*"),
     "divide": Operation(2, np.divide, "/"),
+    "floor_divide": Operation(2, np.floor_divide, "//"),
     "negative": Operation(1, np.negative, "-"),
     "absolute": Operation(1, np.absolute),
     "minimum": Operation(2, np.minimum),
@@ -71,6 +78,7 @@ _ROWS: dict[str, Operation] = {
     "tanh": Operation(1, np.tanh),
     "sigmoid": Operation(1, _sigmoid),
     "erf": Operation(1, _erf),
+    "normal_cdf": Operation(1, _normal_cdf),
     "floor": Operation(1, np.floor),
     "ceil": Operation(1, np.ceil),
     "trunc": Operation(1, np.trunc),

@@ -13,7 +13,7 @@ from jitdnn.rtcg.expression import Expression
 
 
 def _expression(problem: Activation) -> Expression:
-    known = activation(problem.function)
+    known = activation(problem.function, problem.coef, problem.propagate_nan)
     return known.forward if problem.direction == "fwd" else known.backward(problem.saved)
 
 
