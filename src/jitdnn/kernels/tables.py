@@ -19,6 +19,7 @@ from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
 from jitdnn.kernels.cpu.cross_entropy import SweptCrossEntropy
 from jitdnn.kernels.cpu.dropout import PhiloxDropout
+from jitdnn.kernels.cpu.embedding import EmbeddingRows
 from jitdnn.kernels.cpu.elementwise import build_elementwise
 from jitdnn.kernels.cpu.lrn import DivisiveNormAlong, DivisiveNormBeside, LRNAlong, LRNBeside
 from jitdnn.kernels.cpu.matmul import PackedGemm
@@ -41,6 +42,7 @@ from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import BiasGradient, Convolution
 from jitdnn.problems.cross_entropy import CrossEntropy
 from jitdnn.problems.dropout import Dropout
+from jitdnn.problems.embedding import Embedding
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.layer_norm import LayerNorm
 from jitdnn.problems.divisive_norm import DivisiveNorm
@@ -103,6 +105,8 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", Dropout, None): (PhiloxDropout(), REFERENCE),
     ("cpu", Resize, "fwd"): _RESIZE,
     ("cpu", Resize, "bwd"): _RESIZE,
+    ("cpu", Embedding, "fwd"): (EmbeddingRows(), REFERENCE),
+    ("cpu", Embedding, "bwd"): (EmbeddingRows(), REFERENCE),
     ("cpu", Random, None): (PhiloxFill(), REFERENCE),
     ("cpu", Attention, "fwd"): (TiledForward(), REFERENCE),
     ("cpu", Attention, "bwd"): (TiledBackward(), REFERENCE),

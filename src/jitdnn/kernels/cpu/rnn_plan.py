@@ -1,0 +1,187 @@
+"""From a recurrent problem to what is compiled, what is passed at run time, the workspace and the phases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.cpu.rnn_forward import Forward
+from jitdnn.kernels.cpu.rnn_frame import SEQUENCES, STATES, Code, Room, stride_names, strides_of, table_places
+from jitdnn.kernels.cpu.rnn_products import ROWS_A_TASK
+from jitdnn.kernels.cpu.rnn_tables import STEPS_A_TASK
+from jitdnn.kernels.cpu.tiles import ceil_div, step_cycles
+from jitdnn.problems.rnn import Recurrent
+from jitdnn.rtcg.isa import Isa
+from jitdnn.tensor import compute_dtype
+
+_WORTH_SHARING = 12_000  # cycles of a step: less is done before another thread has begun
+_MOST_VECTORS = 8
+_CELL_CYCLES = 40.0  # a gate of one vector of units
+
+Phases = list[tuple[str, int]]
+
+
+def reduced(p: Recurrent) -> Recurrent:
+    """The problem without what the code does not depend on."""
+    return replace(p, steps=1, batch=1, rows=1, orders=())
+
+
+def tile_of(p: Recurrent, isa: Isa, vectors_a_block: int, units: int) -> tuple[int, int]:
+    """(sequences, vectors of units) of a step's tile, the cheapest for the whole batch."""
+    lanes, best, chosen = isa.lanes(compute_dtype(p.element)), float("inf"), (1, 1)
+    for block in range(1, max(1, _MOST_VECTORS // vectors_a_block) + 1):
+        vectors = block * vectors_a_block
+        most = max(1, (isa.registers - 1 - vectors) // vectors)
+        for rows in range(1, min(most, p.batch) + 1):
+            turns = ceil_div(p.batch, rows) * ceil_div(units, block * lanes)
+            cost = turns * step_cycles(rows, vectors)
+            if cost < best * (1 - 1e-9):
+                best, chosen = cost, (rows, block)
+    return chosen
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """One forward problem on one device."""
+
+    p: Recurrent
+    device: CpuDevice
+
+    @cached_property
+    def lanes(self) -> int:
+        return self.device.isa.lanes(compute_dtype(self.p.element))
+
+    @cached_property
+    def code(self) -> Code:
+        rows, block = tile_of(self.p, self.device.isa, self.p.gates, self.p.padded)
+        return make_code(
+            self.p, self.device.isa, rows, block, tuple(sorted((*self._names, *stride_names(self.p))))
+        )
+
+    @property
+    def forward(self) -> Forward:
+        return Forward(self.code, self.lanes)
+
+    _names = (
+        "steps", "batch", "rows", "layers", "tile", "h.size", "out.size", "shares", "step.each", "at.counts",
+        "at.starts", "at.order", "at.tiles", "at.x", "at.out", "at.gates", "at.input_panels", "at.state_panels",
+        "at.projection_panels", "at.bias", "at.new_bias", "at.h", "at.c", "at.full",
+    )  # fmt: skip
+
+    @cached_property
+    def room(self) -> Room:
+        p, f = self.p, self.forward
+        room = Room(self.code.dtype, table_places(p)[1])
+        states = p.directions * p.batch
+        room.add("tiles", self.device.threads * self.tile)
+        room.add("x", p.rows * f.padded_inputs)
+        room.add("gates", 0 if f.keeps_gates else p.rows * f.columns)
+        room.add("out", 0 if p.is_training or p.layers == 1 else 2 * self.out_size)
+        room.add("input_panels", f.input_panels())
+        room.add("state_panels", p.directions * f.blocks * f.recurrent_product.panel(self.lanes))
+        room.add("bias", f.columns)
+        room.add("new_bias", p.directions * p.padded)
+        room.add("h", 2 * states * p.padded_size)
+        room.add("c", states * p.padded)
+        projected = bool(p.projection)
+        room.add("full", projected * states * p.padded)
+        panels = p.directions * f.projection_blocks * f.projection_product.panel(self.lanes)
+        room.add("projection_panels", projected * panels)
+        return room
+
+    @property
+    def tile(self) -> int:
+        return ceil_div(self.forward.tile, 16) * 16
+
+    @property
+    def out_size(self) -> int:
+        return self.p.rows * self.p.directions * self.p.padded_size
+
+    @cached_property
+    def step_cycles(self) -> float:
+        """Cycles of one step of one layer on one thread."""
+        p, f, code = self.p, self.forward, self.code
+        turns = p.directions * f.blocks * ceil_div(p.batch, code.rows)
+        cell = _CELL_CYCLES * p.gates * code.block * code.rows
+        cycles = turns * (p.size * step_cycles(code.rows, p.gates * code.block) + cell)
+        if p.projection:
+            turns = p.directions * f.projection_blocks * ceil_div(p.batch, code.rows)
+            cycles += turns * p.hidden * step_cycles(code.rows, code.wide)
+        return cycles
+
+    @cached_property
+    def cycles(self) -> float:
+        """Cycles of everything on one thread."""
+        p, f, code = self.p, self.forward, self.code
+        panels = ceil_div(f.columns, code.wide * self.lanes)
+        total = 0.0
+        for layer in range(p.layers):
+            turns = panels * ceil_div(p.rows, code.many)
+            total += turns * (
+                p.depth(layer) * step_cycles(code.many, code.wide) + 4.0 * code.many * code.wide
+            )
+            total += p.steps * self.step_cycles
+            total += (f.columns / self.lanes) * (p.depth(layer) + p.size) * 2.0
+        return total
+
+    @property
+    def step_tasks(self) -> int:
+        shared = self.device.threads if self.step_cycles > _WORTH_SHARING else 1
+        return min(shared, self.p.directions * self.forward.blocks)
+
+    @property
+    def shares(self) -> int:
+        return product_shares(
+            self.p, self.device, ceil_div(self.forward.columns, self.code.wide * self.lanes)
+        )
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The run-time numbers, in the order of the code's slots."""
+        p, f = self.p, self.forward
+        values = {
+            "steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers, "tile": self.tile,
+            "h.size": p.directions * p.batch * p.padded_size, "out.size": self.out_size, "shares": self.shares,
+            "step.each": ceil_div(p.directions * f.blocks, self.step_tasks),
+        }  # fmt: skip
+        values |= table_places(p)[0] | self.room.at | strides_of(p)
+        return [values[name] for name in self.code.slots]
+
+    def phases(self) -> Phases:
+        p, f = self.p, self.forward
+        chunks = ceil_div(p.rows, ROWS_A_TASK) * self.shares
+        phases: Phases = [("tables", 1), ("gather", ceil_div(p.steps, STEPS_A_TASK))]
+        if p.is_training and p.sequences != "whole":
+            phases.append(("zero_rows", p.layers))
+        steps: Phases = [("step", self.step_tasks)]
+        steps += [("project", p.directions * f.projection_blocks)] * bool(p.projection) + [("advance", 1)]
+        for layer in range(p.layers):
+            name = "first" if layer == 0 else "next"
+            phases += [(f"pack_{name}", f.columns // self.lanes), (name, chunks)]
+            phases.append(("pack_states", p.directions * f.blocks * f.recurrent_product.vectors))
+            if p.projection:
+                product = f.projection_product
+                phases.append(("pack_projection", p.directions * f.projection_blocks * product.vectors))
+            phases += [("start", p.directions), *(steps * p.steps), ("above", 1)]
+        if p.sequences != "whole":
+            phases.append(("end", p.directions))
+        return phases
+
+
+def make_code(p: Recurrent, isa: Isa, rows: int, block: int, slots: tuple[str, ...]) -> Code:
+    """What is compiled for a problem."""
+    wide = 4 if isa.registers >= 32 else 2
+    many = min((isa.registers - 1 - wide) // wide, p.rows)
+    strided = tuple(
+        operand.name
+        for operand in p.operands
+        if operand.name in (*SEQUENCES, *STATES) and operand.descriptor.strides[-1] != 1
+    )
+    return Code(reduced(p), rows, block, many, wide, strided, slots)
+
+
+def product_shares(p: Recurrent, device: CpuDevice, panels: int) -> int:
+    """Into how many tasks the panels of a product over all steps are divided, for each chunk of rows."""
+    wanted = 4 * device.threads if device.threads > 1 else 1
+    return max(1, min(panels, ceil_div(wanted, ceil_div(p.rows, ROWS_A_TASK))))
