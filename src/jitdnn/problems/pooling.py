@@ -16,6 +16,9 @@ number. Its index counts the elements of the image, (d * H + h) * W + w, in the 
 in memory. An empty window (of Caffe's rounding, or where all of a dilated one lies in the padding) has the
 maximum -FLT_MAX, as Caffe says, the index -1, and the average 0 (Caffe divides by a size that may be zero there).
 
+Of "adaptive" windows the number is given: output o looks at elements floor(o * i / out) to
+ceil((o + 1) * i / out) - 1, PyTorch's rule; there is no padding and no dilation.
+
 Integers of 8 bits are pooled forward only: the maximum exactly, the average rounded to the nearest (ties to
 even).
 """
@@ -27,7 +30,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +56,7 @@ from jitdnn.tensor import REAL_DTYPES, TensorDescriptor
 DIRECTIONS = ("fwd", "bwd")
 MODES = ("max", "avg")
 ROUNDINGS = ("floor", "ceil", "caffe")
+ADAPTIVE = "adaptive"
 QUANTIZED = ("i8", "u8")
 INDEX_DTYPES = ("i32", "i64")
 
@@ -65,7 +69,9 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
 
     `mode` is "max" or "avg"; `count_include_pad` is for the average, and True for the maximum whatever was
     given. `window`, `stride` and `dilation` have a number and `padding`, less than what the window spans, a
-    (before, after) pair for each spatial axis; `rounding` is "floor", "ceil" or "caffe". `indices`, of y's shape
+    (before, after) pair for each spatial axis; `rounding` is "floor", "ceil" or "caffe". With "adaptive" instead
+    the extents of y are free, and window and stride become those of the largest and smallest bin, whatever was
+    given. `indices`, of y's shape
     and i32 or i64, is a second result of the forward maximum. For "bwd", `dx` and `dy` describe the gradients
     (x's and y's descriptors if None). A tensor that is no operand (x and y in the gradient of the average) has
     its packed descriptor, whatever was given.
@@ -93,12 +99,16 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         check_choice(self.mode, MODES, "mode")
         rank = check_spatial_rank(self.x.shape, "x")
         object.__setattr__(self, "dilation", per_axis(self.dilation, rank, "dilation"))
+        if self.rounding == ADAPTIVE:
+            self._settle_bins(rank)
         object.__setattr__(self, "window", per_axis(self.window, rank, "window"))
         object.__setattr__(self, "stride", per_axis(self.stride, rank, "stride"))
         object.__setattr__(self, "padding", padding_pairs(self.padding, rank))
-        shape = output_shape(
-            self.x.shape, self.window, self.stride, self.padding, self.rounding, self.dilation
-        )
+        shape = self.y.shape
+        if self.rounding != ADAPTIVE:
+            shape = output_shape(
+                self.x.shape, self.window, self.stride, self.padding, self.rounding, self.dilation
+            )
         if self.y.shape != shape:
             raise InvalidShape(
                 f"y has shape {self.y.shape}: x {self.x.shape}, window {self.window}, stride {self.stride}, "
@@ -116,6 +126,51 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         if self.x.dtype in QUANTIZED and self.direction == "fwd" and self.y.dtype != self.x.dtype:
             raise InvalidType(f"x is {self.x.dtype} and y is {self.y.dtype}: they must be of one dtype")
         self._check_operands()
+
+    def _settle_bins(self, rank: int) -> None:
+        """Window and stride of adaptive pooling, from the extents of x and y."""
+        check_extents(self.x.shape, "x", ["n", "c", *DATA_LETTERS[-rank:]])
+        if len(self.y.shape) != rank + 2 or self.y.shape[:2] != self.x.shape[:2] or min(self.y.shape[2:]) < 1:
+            raise InvalidShape(
+                f"y has shape {self.y.shape}: x {self.x.shape} needs the same N and C, and {rank} output extents of "
+                "at least 1"
+            )
+        if any(sum(pair) for pair in padding_pairs(self.padding, rank)) or self.dilation != (1,) * rank:
+            raise InvalidArgument(
+                f"padding is {self.padding} and dilation {self.dilation}: adaptive pooling has none"
+            )
+        bins = [_bins(i, out) for i, out in zip(self.x.shape[2:], self.y.shape[2:], strict=True)]
+        object.__setattr__(self, "window", tuple(int((last - first).max()) for first, last in bins))
+        strides = tuple(max(1, i // out) for i, out in zip(self.x.shape[2:], self.y.shape[2:], strict=True))
+        object.__setattr__(self, "stride", strides)
+
+    @classmethod
+    def adaptive(
+        cls,
+        direction: str,
+        mode: str,
+        x_shape: TensorDescriptor | Sequence[int],
+        out: int | Sequence[int],
+        dtype: str = "f32",
+        layout: str = "nchw",
+        y: TensorDescriptor | None = None,
+        dx: TensorDescriptor | None = None,
+        dy: TensorDescriptor | None = None,
+        indices: TensorDescriptor | str | None = None,
+    ) -> Self:
+        """The problem of as many windows as `out` says, for each axis or all of them."""
+        x = as_descriptor(x_shape, dtype, layout)
+        rank = check_spatial_rank(x.shape, "x")
+        y_shape = (*x.shape[:2], *per_axis(out, rank, "out"))
+        packed = TensorDescriptor.packed(y_shape, x.dtype, layout)
+        if isinstance(indices, str):
+            indices = TensorDescriptor.packed(y_shape, indices, layout)
+        if direction == "bwd":
+            dx, dy = dx or TensorDescriptor.packed(x.shape, x.dtype, layout), dy or packed
+        ones = (1,) * rank
+        return cls(
+            direction, mode, x, y or packed, ones, ones, ((0, 0),) * rank, True, ADAPTIVE, dx, dy, ones, indices
+        )  # fmt: skip
 
     @classmethod
     def make(
@@ -202,7 +257,10 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         counts = np.ones(self.output_spatial)
         for axis, (k, s, d, (before, after), i, out) in enumerate(self._axes()):
             places = np.arange(out)[:, None] * s - before + np.arange(k) * d
-            if self.count_include_pad:
+            if self.rounding == ADAPTIVE:
+                first, last = _bins(i, out)
+                count = last - first
+            elif self.count_include_pad:
                 count = (places < i + after).sum(axis=1)
             else:
                 count = ((places >= 0) & (places < i)).sum(axis=1)
@@ -238,7 +296,7 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         elements = np.zeros(self.y.shape)
         places = np.unravel_index(np.maximum(chosen, 0), self.window)
         for axis, (place, (_, s, d, (before, _), i, out)) in enumerate(zip(places, self._axes(), strict=True)):
-            start = np.arange(out) * s - before
+            start = _bins(i, out)[0] if self.rounding == ADAPTIVE else np.arange(out) * s - before
             elements = elements * i + (start.reshape(-1, *[1] * (len(self.window) - 1 - axis)) + place * d)
         return np.where(chosen < 0, -1.0, elements)
 
@@ -246,7 +304,7 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         _, chosen = self._maximum(x)
         dx = np.zeros(self.x.shape)
         for index, (outputs, elements) in enumerate(self._places()):
-            dx[elements] += np.where(chosen[outputs] == index, dy[outputs], 0.0)
+            _add_at(dx, elements, np.where(chosen[outputs] == index, dy[outputs], 0.0))
         return dx
 
     def _average(self, x: Reals) -> Reals:
@@ -259,12 +317,15 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         share = dy / self.divisors()
         dx = np.zeros(self.x.shape)
         for outputs, elements in self._places():
-            dx[elements] += share[outputs]
+            _add_at(dx, elements, share[outputs])
         return dx
 
-    def _places(self) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    def _places(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """For each place in the window: the outputs that have it in the image, and those elements of x."""
         for place in itertools.product(*map(range, self.window)):
+            if self.rounding == ADAPTIVE:
+                yield self._bin_places(place)
+                continue
             outputs, elements = [], []
             for step, (_, s, d, (before, _), i, out) in zip(place, self._axes(), strict=True):
                 # o * s - before + t lies in [0, i) for o in [first, last)
@@ -277,6 +338,17 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
                     slice(start, start + (last - first - 1) * s + 1, s) if last > first else slice(0)
                 )
             yield (slice(None), slice(None), *outputs), (slice(None), slice(None), *elements)
+
+    def _bin_places(self, place: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What `_places` gives for one place of adaptive windows."""
+        images, channels = (np.arange(extent) for extent in self.x.shape[:2])
+        outputs, elements = [images, channels], [images, channels]
+        for t, i, out in zip(place, self.spatial, self.output_spatial, strict=True):
+            first, last = _bins(i, out)
+            has_place = np.flatnonzero(first + t < last)
+            outputs.append(has_place)
+            elements.append(first[has_place] + t)
+        return np.ix_(*outputs), np.ix_(*elements)
 
     def _axes(self) -> list[tuple[int, int, int, tuple[int, int], int, int]]:
         """For each axis: window, stride, dilation, padding, extents of x and y."""
@@ -291,14 +363,17 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
     def _body(self) -> list[str]:
         words = [self.mode] + (["exclude_pad"] if not self.count_include_pad else [])
         words += [f"n{self.x.shape[0]}", f"c{self.x.shape[1]}", *extent_words(DATA_LETTERS, self.spatial)]
-        words += [
-            axes_word("window", self.window),
-            axes_word("stride", self.stride),
-            pairs_word("pad", self.padding),
-        ]
-        assert isinstance(self.dilation, tuple)
-        words += [axes_word("dilation", self.dilation)] if max(self.dilation) > 1 else []
-        words += [self.rounding] if self.rounding != "floor" else []
+        if self.rounding == ADAPTIVE:
+            words += [axes_word(ADAPTIVE, self.output_spatial)]
+        else:
+            words += [
+                axes_word("window", self.window),
+                axes_word("stride", self.stride),
+                pairs_word("pad", self.padding),
+            ]
+            assert isinstance(self.dilation, tuple)
+            words += [axes_word("dilation", self.dilation)] if max(self.dilation) > 1 else []
+            words += [self.rounding] if self.rounding != "floor" else []
         words += [f"indices{self.indices.dtype[1:]}"] if self.indices is not None else []
         return [*words, self.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
 
@@ -308,11 +383,16 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         direction, mode = words.kind.removeprefix("pool_"), words.choice(MODES)
         count_include_pad = not (mode == "avg" and words.flag("exclude_pad"))
         x_shape = (words.number("n"), words.number("c"), *words_extents(words, DATA_LETTERS, rank))
-        window = words.numbers("window", rank)
-        stride = words.numbers("stride", rank) if words.has("stride") else window
-        padding, dilation = words.pairs("pad", rank), words.numbers("dilation", rank, 1)
-        rounding = words.choice(ROUNDINGS, default="floor")
-        y_shape = output_shape(x_shape, window, stride, padding, rounding, dilation)
+        window = stride = dilation = (1,) * rank
+        padding, rounding = ((0, 0),) * rank, ADAPTIVE
+        if words.has(ADAPTIVE):
+            y_shape = (*x_shape[:2], *words.numbers(ADAPTIVE, rank))
+        else:
+            window = words.numbers("window", rank)
+            stride = words.numbers("stride", rank) if words.has("stride") else window
+            padding, dilation = words.pairs("pad", rank), words.numbers("dilation", rank, 1)
+            rounding = words.choice(ROUNDINGS, default="floor")
+            y_shape = output_shape(x_shape, window, stride, padding, rounding, dilation)
         index = f"i{words.number('indices')}" if words.has("indices") else None
         dtype, layout = words.dtype(), words.layout(rank + 2)
         shapes = {"x": x_shape, "y": y_shape, "dx": x_shape, "dy": y_shape}
@@ -326,6 +406,20 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         return cls(
             direction, mode, x, y, window, stride, padding, count_include_pad, rounding, dx, dy, dilation, indices
         )  # fmt: skip
+
+
+def _bins(extent: int, out: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where the windows of adaptive pooling begin, and where they end."""
+    outputs = np.arange(out, dtype=np.int64)
+    return outputs * extent // out, -(-(outputs + 1) * extent // out)
+
+
+def _add_at(array: Reals, index: tuple[Any, ...], values: Reals) -> None:
+    """array[index] += values, adding up where an index repeats."""
+    if all(isinstance(part, slice) for part in index):
+        array[index] += values
+    else:
+        np.add.at(array, index, values)
 
 
 def output_shape(

@@ -24,6 +24,7 @@ from jitdnn.tensor import compute_dtype
 Axis = tuple[int, tuple[int, ...]]  # its extent, and the stride of each tensor
 
 _VECTORS = 4
+_ROWS = 8  # of sums in a unit, with vectors along them
 _CHUNK_VECTORS = 32  # of one position, forward: neighbours of a plane of channels that are read in one go
 _BLOCK_BYTES = 256 << 10  # of sums that are kept at once, backward; beyond that fewer vectors go together
 
@@ -49,6 +50,8 @@ class _Cut:
         window = [*first, *[nothing] * (AXES - len(first) - 1), last]
         kept = _joined([axis for a, axis in enumerate(axes) if a not in problem.window_axes])
         if is_along:
+            if len(inside) == 1 and kept:  # rows that no window connects: the first axis goes through them
+                window[0] = kept.pop()
             return _Cut(tuple(kept), last, (window[0], window[1], nothing))
         units = [axis for axis in kept if all(step == 1 for step in axis[1])]
         lanes: Axis = (1, (1,) * len(tensors))
@@ -107,9 +110,16 @@ class _WindowNorm(Algorithm):
         most = -(-cut.lanes[0] // lanes)
         return next((v for v in (4, 2) if v * vector <= _BLOCK_BYTES and v <= most), 1)
 
+    def _rows(self, problem: LRN | DivisiveNorm, cut: _Cut) -> int:
+        """Positions of the first axis in a unit, with vectors along the window."""
+        (extent, _), (inner, _), _ = cut.window
+        if problem.direction == "bwd" and len(problem.window_axes) > 1:
+            return extent  # the windows connect them all
+        return max(1, min(extent, _ROWS // inner))
+
     def _front(self, problem: LRN | DivisiveNorm, lanes: int) -> int:
         """Elements before a row of sums: zeros for windows that begin before it, a whole number of vectors."""
-        return -(-max(problem.size, MOST_UNROLLED) // lanes) * lanes
+        return -(-problem.size // lanes) * lanes
 
     def _pitch(self, problem: LRN | DivisiveNorm, cut: _Cut, lanes: int) -> int:
         return 2 * self._front(problem, lanes) + (cut.lanes[0] // lanes + 2) * lanes
@@ -119,7 +129,8 @@ class _WindowNorm(Algorithm):
         lanes, cut = processor.isa.lanes(dtype), _Cut.of(norm, self.is_along)
         is_forward = problem.kind.endswith("fwd")
         if self.is_along:
-            elements = self._pitch(norm, cut, lanes) * (1 if is_forward else 2 * cut.box + 1)
+            rows = self._rows(norm, cut) * cut.window[1][0]
+            elements = self._pitch(norm, cut, lanes) * rows * (1 if is_forward else 3)
         else:
             elements = 0 if is_forward else 2 * cut.box * self._vectors(problem, cut, device) * lanes
         return device.threads * elements * ITEM_BYTES[dtype]
@@ -128,7 +139,7 @@ class _WindowNorm(Algorithm):
         """Cycles of one thread."""
         extent, strides = cut.lanes
         axes = len(problem.window_axes)
-        taps = problem.size ** (axes - 1) + problem.size if self.is_along else problem.size**axes
+        taps: int = problem.size ** (axes - 1) + problem.size if self.is_along else problem.size**axes
         gathers = sum(stride != 1 for stride in strides) * 2.0 * lanes
         power = (20.0 if problem.beta in POWERS else 45.0) * (1 if compute_dtype(problem.dtype) == "f32" else 2)
         vector = power + taps * (2.0 + (gathers if not self.is_along else 0)) + gathers
@@ -155,21 +166,24 @@ class _WindowNorm(Algorithm):
         code = NormCode(
             direction=norm.direction,
             is_along=self.is_along,
+            is_row=len(norm.window_axes) == 1,
             has_means=isinstance(norm, DivisiveNorm) and norm.means is not None,
             dtype=problem.dtype,
             power=POWERS.get(norm.beta, "any"),
             kept=len(cut.kept),
             vectors=vectors,
-            size=norm.size if self.is_along and norm.size <= MOST_UNROLLED else 0,
+            size=norm.size if norm.size <= MOST_UNROLLED else 0,
             is_unit=tuple(step == 1 or extent == 1 for step in steps),
             streams=is_streamed(problem.output),
         )
         library = load("window_norm", code, processor.isa, lambda module: trace(module, code))
-        chunk = self._front(norm, lanes)
-        units = prod(e for e, _ in cut.kept) * (cut.window[0][0] if is_forward else 1)
-        if not self.is_along:
+        units = prod(e for e, _ in cut.kept)
+        if self.is_along:
+            chunk = self._rows(norm, cut)
+            units *= -(-cut.window[0][0] // chunk)
+        else:
             chunk = lanes * (_CHUNK_VECTORS if is_forward else vectors)
-            units *= -(-extent // chunk)
+            units *= -(-extent // chunk) * (cut.window[0][0] if is_forward else 1)
         if problem.output.size == 0:
             units = 0
         tasks, per_task = share(units, device, self.estimate(problem, device) * device.threads)
@@ -183,6 +197,7 @@ class _WindowNorm(Algorithm):
             "ahead": norm.size - 1 - behind,
             "size": norm.size,
             "pitch": self._pitch(norm, cut, lanes),
+            "front": self._front(norm, lanes),
             **{f"extent{a}": e for a, (e, _) in enumerate(cut.window)},
         }
         axes = [*cut.kept, cut.lanes, *cut.window]
@@ -215,13 +230,17 @@ class LRNBeside(_WindowNorm):
     is_along = False
 
 
-class DivisiveNormAlong(LRNAlong):
+class DivisiveNormAlong(_WindowNorm):
     """Vectors along the rows that windows lie on: for channels-first tensors."""
 
+    name = "along"
     problem = DivisiveNorm
+    is_along = True
 
 
-class DivisiveNormBeside(LRNBeside):
+class DivisiveNormBeside(_WindowNorm):
     """Vectors beside the window, each lane summing for itself: for every memory layout."""
 
+    name = "beside"
     problem = DivisiveNorm
+    is_along = False

@@ -63,6 +63,7 @@ class _Code:
     streams: bool
     is_unit: tuple[bool, ...]  # for each tensor: neighbouring channels are neighbours in memory
     is_dilated: bool
+    is_adaptive: bool
 
 
 class _Channels:
@@ -76,7 +77,7 @@ class _Channels:
             arguments = Arguments(k, args, self.tensors)
             slots = _slots(self.tensors)
             self.windows = Windows(
-                k, arguments, slots, self.tensors, code.counts_padding, code.is_dilated
+                k, arguments, slots, self.tensors, code.counts_padding, code.is_dilated, code.is_adaptive
             )
             self.scale = Scale(k, arguments, self.dtype)
             real = self.tensors if code.indices is None else 2
@@ -406,6 +407,7 @@ class PoolingChannels(PoolingAlgorithm):
             streams=is_streamed(problem.output),
             is_unit=tuple(strides[1] == 1 for strides in geometry.strides),
             is_dilated=geometry.is_dilated,
+            is_adaptive=geometry.is_adaptive,
         )
         library = load("pooling_channels", code, processor.isa, lambda m: _trace(m, code))
         groups = -(-geometry.channels // group)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import cast
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, summation_bound
 from jitdnn.kernels.cpu.loops import Slots
-from jitdnn.problems.pooling import EMPTY_WINDOW_MAX, Pooling
+from jitdnn.problems.pooling import ADAPTIVE, EMPTY_WINDOW_MAX, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Value
 
@@ -31,6 +31,7 @@ class Axis:
     before: int
     after: int
     dilation: int = 1
+    is_adaptive: bool = False  # the windows are bins of unequal size, the largest of which is ``window``
 
     @property
     def span(self) -> int:
@@ -45,6 +46,8 @@ class Axis:
     @property
     def is_clipped(self) -> bool:
         """True if some window reaches out of the image."""
+        if self.is_adaptive:
+            return False
         return self.before > 0 or self.reach > self.extent
 
 
@@ -75,6 +78,9 @@ class Geometry:
             )
         ):  # fmt: skip
             axis = Axis(i, o, k, s, before, after, d if k > 1 else 1)
+            if problem.rounding == ADAPTIVE:
+                # bins of one size are ordinary windows
+                axis = replace(axis, stride=k) if i % o == 0 else replace(axis, is_adaptive=True)
             steps = [t.strides[2 + a] for t in tensors]
             if (i, o, k, before, after) == (1, 1, 1, 0, 0):
                 continue
@@ -110,9 +116,13 @@ class Geometry:
     @property
     def tiles(self) -> bool:
         """True if every element of the input belongs to exactly one window."""
-        return not self.is_dilated and all(
+        return not self.is_dilated and not self.is_adaptive and all(
             (axis.stride == axis.window or axis.out == 1) and axis.reach >= axis.extent for axis in self.axes
         )
+
+    @property
+    def is_adaptive(self) -> bool:
+        return any(axis.is_adaptive for axis in self.axes)
 
     @property
     def is_dilated(self) -> bool:
@@ -144,6 +154,8 @@ class Geometry:
 
 
 def _has_empty_windows(axis: Axis) -> bool:
+    if axis.is_adaptive:
+        return False
     if axis.dilation == 1:
         return (axis.out - 1) * axis.stride - axis.before >= axis.extent
     # the first tap that is not before the image is not in it either
@@ -157,6 +169,8 @@ def _join(
     """Two axes as one, where the windows cover the inner one whole and memory allows it."""
     (a, steps), (b, inner_steps) = outer, inner
     if b.out != 1 or b.before or b.after or b.window != b.extent or a.dilation != 1 or b.dilation != 1:
+        return None
+    if a.is_adaptive or b.is_adaptive:
         return None
     # in tensors of the output's shape the inner axis has one element, and any stride will do
     w = b.extent
@@ -200,8 +214,10 @@ class Windows:
         tensors: int,
         counts_padding: bool,
         is_dilated: bool,
+        is_adaptive: bool = False,
     ) -> None:
-        self.k, self.counts_padding, self.is_dilated = k, counts_padding, is_dilated
+        self.k, self.counts_padding = k, counts_padding
+        self.is_dilated, self.is_adaptive = is_dilated, is_adaptive
         self.numbers = slots.load(arguments)
         self.strides = [[self.numbers[f"step{t}.{a}"] for a in range(2 + AXES)] for t in range(tensors)]
 
@@ -216,6 +232,11 @@ class Windows:
         extent, window, stride, before, after = (
             self.numbers[f"{name}{axis}"] for name in ("extent", "window", "stride", "before", "after")
         )
+        if self.is_adaptive:
+            out = self.numbers[f"out{axis}"]
+            low = output * extent // out
+            high = ((output + 1) * extent + (out - 1)) // out
+            return Bounds(low, low, high, high - low)
         start = output * stride - before
         if self.is_dilated:
             return self._dilated_bounds(axis, start)

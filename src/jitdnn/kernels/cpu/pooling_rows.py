@@ -213,6 +213,8 @@ class PoolingRows(PoolingAlgorithm):
                     f"neighbours in a row of {operand.name} are {strides[4]} elements apart: they must be "
                     "adjacent, as in the layout nchw"
                 )
+        if geometry.is_adaptive:
+            return "the windows are of unequal size: here they must all be alike, as of output extents that divide x's"
         columns = _columns(axis)
         if columns > _MOST_COLUMNS:
             return (

@@ -46,6 +46,7 @@ class _Code:
     indices: str | None  # the type of the indices that the maximum gives too
     tiles: bool
     is_dilated: bool
+    is_adaptive: bool
 
 
 class _Window:
@@ -59,8 +60,9 @@ class _Window:
             self.k, self.lanes = k, k.lanes(self.dtype)
             arguments = Arguments(k, args, self.tensors)
             self.windows = w = Windows(
-                k, arguments, _slots(self.tensors), self.tensors, code.counts_padding, code.is_dilated
-            )
+                k, arguments, _slots(self.tensors), self.tensors, code.counts_padding, code.is_dilated,
+                code.is_adaptive,
+            )  # fmt: skip
             self.scale = Scale(k, arguments, self.dtype)
             real = self.tensors if code.indices is None else 2
             self.pointers = [arguments.pointer(t, code.dtype).as_real(self.dtype) for t in range(real)]
@@ -277,6 +279,7 @@ class PoolingWindow(PoolingAlgorithm):
         code = _Code(
             pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype,
             None if pooling.indices is None else pooling.indices.dtype, tiles, geometry.is_dilated,
+            geometry.is_adaptive,
         )  # fmt: skip
         library = load("pooling_window", code, processor.isa, lambda module: _trace(module, code))
         units = geometry.images * geometry.channels

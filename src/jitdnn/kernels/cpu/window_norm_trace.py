@@ -12,7 +12,7 @@ itself) or along the last axis of the window (`Along`: the sums of the other axe
 zeros around it, and added up from there by shifted loads).
 
     unit, beside   forward one position on the first window axis of a chunk of lanes; backward a block of lanes
-    unit, along    forward one position on the first window axis; backward all that one window may move over
+    unit, along    some rows; backward all that a window may move over
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.tensor import compute_dtype
 
 AXES = 3
-NUMBERS = ("units", "per_task", "run", "chunk", "behind", "ahead", "size", "extent0", "extent1", "extent2", "pitch")
+NUMBERS = (
+    "units", "per_task", "run", "chunk", "behind", "ahead", "size", "extent0", "extent1", "extent2", "pitch", "front",
+)  # fmt: skip
 REALS = ("k", "factor", "beta")
 FIRST_STRIDE = len(NUMBERS) + len(REALS)
 POWERS = {0.5: "half", 0.75: "three quarters", 1.0: "one"}
@@ -41,6 +43,7 @@ class NormCode:
 
     direction: str
     is_along: bool
+    is_row: bool  # windows lie on the last axis only
     has_means: bool
     dtype: str
     power: str  # a value of POWERS, or "any"
@@ -63,11 +66,12 @@ class _Norm:
 
     def __init__(self, k: Builder, arguments: Arguments, code: NormCode, task: Value, thread: Value) -> None:
         self.k, self.code, self.thread = k, code, thread
+        self.here: list[Pointer] = []  # where the unit at hand begins in each tensor
         self.dtype = compute_dtype(code.dtype)
         self.lanes = k.lanes(self.dtype)
         self.width = self.lanes * code.vectors
         tensors, axes = len(code.is_unit), code.kept + 1 + AXES
-        self.n = {name: arguments.extra(i) for i, name in enumerate(NUMBERS)}
+        self.n: dict[str, Value] = {name: arguments.extra(i) for i, name in enumerate(NUMBERS)}
         reals = [k.bitcast(arguments.extra(len(NUMBERS) + i), "f64") for i in range(len(REALS))]
         self.real = {
             name: k.splat(k.convert(real, self.dtype), self.lanes)
@@ -84,7 +88,7 @@ class _Norm:
         self.scale = Scale(k, arguments, self.dtype)
         self.tensors = [arguments.pointer(t, code.dtype).as_real(self.dtype) for t in range(tensors)]
         self.x = 0 if code.direction == "fwd" else 1
-        self.memory = arguments.workspace(self.dtype)
+        self.memory: Pointer = arguments.workspace(self.dtype)
         first_unit = task * self.n["per_task"]
         self._run(first_unit, (first_unit + self.n["per_task"]).min(self.n["units"]))
 
@@ -120,32 +124,35 @@ class _Norm:
         else:
             self.scale.store(there, step, value, mask)
 
-    def _positions(self, first: tuple[Value, Value] | None, axes: int) -> Iterator[Position]:
-        """Loops over the window axes: the first one from and to ``first``, only ``axes`` of them at all."""
-        k, n, zero = self.k, self.n, self.k.integer(0)
-        start, stop = first if first is not None else (zero, n["extent0"])
+    def _positions(self, start: Value, stop: Value) -> Iterator[Position]:
+        """Loops over the window axes, over the first one from ``start`` to ``stop``; not over that of the lanes."""
+        k, n = self.k, self.n
         for p0 in k.range(start, stop):
             for p1 in k.range(n["extent1"]):
-                if axes == 2:
-                    yield p0, p1, zero
+                if self.code.is_along:
+                    yield p0, p1, k.integer(0)
                 else:
                     for p2 in k.range(n["extent2"]):
                         yield p0, p1, p2
 
-    def _window(self, position: Position, axes: int, is_mirrored: bool = False) -> Iterator[Position]:
-        """Loops over the elements of the window of a position that are in the tensor."""
-        k, n = self.k, self.n
-        behind, ahead = (n["ahead"], n["behind"]) if is_mirrored else (n["behind"], n["ahead"])
-        bounds = [
-            ((p - behind).max(0), (p + ahead + 1).min(n[f"extent{axis}"])) for axis, p in enumerate(position)
-        ]
-        for j0 in k.range(*bounds[0]):
-            for j1 in k.range(*bounds[1]):
-                if axes == 2:
-                    yield j0, j1, k.integer(0)
-                else:
-                    for j2 in k.range(*bounds[2]):
-                        yield j0, j1, j2
+    def _reach(self, is_mirrored: bool) -> tuple[Value, Value]:
+        """How far a window goes before and behind its element."""
+        n = self.n
+        return (n["ahead"], n["behind"]) if is_mirrored else (n["behind"], n["ahead"])
+
+    def _bounds(self, axis: int, place: Value, is_mirrored: bool) -> tuple[Value, Value]:
+        behind, ahead = self._reach(is_mirrored)
+        return (place - behind).max(0), (place + ahead + 1).min(self.n[f"extent{axis}"])
+
+    def _window_rows(self, position: Position, is_mirrored: bool) -> Iterator[tuple[Value, Value]]:
+        """Loops over the window of a position on the first two axes, where it lies on them."""
+        k = self.k
+        if self.code.is_row:
+            yield position[0], position[1]
+            return
+        for j0 in k.range(*self._bounds(0, position[0], is_mirrored)):
+            for j1 in k.range(*self._bounds(1, position[1], is_mirrored)):
+                yield j0, j1
 
     # ---- arithmetic
 
@@ -153,27 +160,30 @@ class _Norm:
         """s of a sum of squares."""
         return self.k.fma(squares, self.real["factor"], self.real["k"])
 
-    def _power(self, s: Value) -> Value:
-        """s^-beta."""
+    def _powers(self, s: Value) -> tuple[Value, Value]:
+        """s^-beta and 1 / s."""
         if self.code.power == "any":
-            return vector_math.exp(self.k, vector_math.log(self.k, s) * -self.real["beta"])
+            return vector_math.exp(self.k, vector_math.log(self.k, s) * -self.real["beta"]), 1.0 / s
         if self.code.power == "one":
-            return 1.0 / s
-        root = vector_math.sqrt(self.k, s)
-        return 1.0 / (root if self.code.power == "half" else root * vector_math.sqrt(self.k, root))
+            inverse = 1.0 / s
+            return inverse, inverse
+        root = 1.0 / vector_math.sqrt(self.k, s)
+        if self.code.power == "half":
+            return root, root * root
+        return root * vector_math.sqrt(self.k, root), root * root
 
     def _forward(self, position: Position, lane: int | Value, squares: Value, mask: Value | None) -> None:
         x = self._load(0, self._at(0, position), lane, mask)
-        self._store(0, position, lane, x * self._power(self._spread(squares)), mask)
+        self._store(0, position, lane, x * self._powers(self._spread(squares))[0], mask)
 
     def _parts(
         self, position: Position, lane: int | Value, squares: Value, mask: Value | None
     ) -> tuple[Value, Value]:
         """g and dy * p; 0 beyond the last lane."""
         dy, x = (self._load(t, self._at(t, position), lane, mask) for t in range(2))
-        s = self._spread(squares)
-        scaled = dy * self._power(s)
-        part = scaled * x / s
+        power, inverse = self._powers(self._spread(squares))
+        scaled = dy * power
+        part = scaled * x * inverse
         if mask is not None:
             part = self.k.select(mask, part, 0.0)
         return part, scaled
@@ -209,10 +219,12 @@ class Beside(_Norm):
             count = (n["run"] - counter.digits[-1].get() * n["chunk"]).min(n["chunk"])
             if code.direction == "fwd":
                 p0 = counter.digits[-2].get()
-                for position in self._positions((p0, p0 + 1), AXES):
-                    for lane, masks in self._blocks(count):
-                        for v, squares in enumerate(self._squares(position, lane, masks)):
-                            self._forward(position, lane + v * self.lanes, squares, masks[v])
+                for position in self._positions(p0, p0 + 1):
+                    for is_inside in self._cases(position, is_mirrored=False):
+                        for lane, masks in self._blocks(count):
+                            self._prefetch(position, lane)
+                            for v, squares in enumerate(self._squares(position, lane, masks, is_inside)):
+                                self._forward(position, lane + v * self.lanes, squares, masks[v])
             else:
                 for _, masks in self._blocks(count):
                     self._backward(masks)
@@ -227,10 +239,45 @@ class Beside(_Norm):
         with k.when(whole < count):
             yield whole, [k.mask(count - whole - v * self.lanes, self.lanes) for v in range(vectors)]
 
-    def _squares(self, position: Position, lane: Value, masks: Sequence[Value | None]) -> list[Value]:
+    def _cases(self, position: Position, is_mirrored: bool) -> Iterator[bool]:
+        """Traced twice: for windows that are whole along the last axis, whose loop is unrolled, and the others."""
+        k, place = self.k, position[2]
+        if not self.code.size:
+            yield False
+            return
+        behind, ahead = self._reach(is_mirrored)
+        is_inside = (place >= behind) & (place + ahead < self.n["extent2"])
+        with k.when(is_inside):
+            yield True
+        with k.when(~is_inside):
+            yield False
+
+    def _elements(self, position: Position, is_inside: bool, is_mirrored: bool) -> Iterator[Position]:
+        """Loops over the elements of a window that are in the tensor."""
+        for j0, j1 in self._window_rows(position, is_mirrored):
+            if is_inside:
+                first = position[2] - self._reach(is_mirrored)[0]
+                for t in range(self.code.size):
+                    yield j0, j1, first + t
+            else:
+                for j2 in self.k.range(*self._bounds(2, position[2], is_mirrored)):
+                    yield j0, j1, j2
+
+    def _prefetch(self, position: Position, lane: int | Value) -> None:
+        """Ask for what the next position's window adds: often another page, where the processor does not look."""
+        p0, p1, p2 = position
+        for tensor in range(self.code.inputs):
+            if self.code.is_unit[tensor]:
+                there = self._at(tensor, (p0, p1, p2 + self.n["ahead"] + 1)) + lane
+                for v in range(self.code.vectors):
+                    there.prefetch(v * self.lanes)
+
+    def _squares(
+        self, position: Position, lane: Value, masks: Sequence[Value | None], is_inside: bool
+    ) -> list[Value]:
         k = self.k
         totals = [k.register(k.constant(0.0, self.dtype, self.lanes)) for _ in masks]
-        for element in self._window(position, AXES):
+        for element in self._elements(position, is_inside, is_mirrored=False):
             for v, (total, mask) in enumerate(zip(totals, masks, strict=True)):
                 d = self._deviation(element, lane + v * self.lanes, mask)
                 total.set(k.fma(d, d, total.get()))
@@ -238,7 +285,8 @@ class Beside(_Norm):
 
     def _backward(self, masks: Sequence[Value | None]) -> None:
         k, n = self.k, self.n
-        size = n["extent0"] * n["extent1"] * n["extent2"] * self.width
+        zero, extent = k.integer(0), n["extent0"]
+        size = extent * n["extent1"] * n["extent2"] * self.width
         parts = self.memory + self.thread * size * 2
         scaled = parts + size
 
@@ -246,51 +294,68 @@ class Beside(_Norm):
             p0, p1, p2 = position
             return ((p0 * n["extent1"] + p1) * n["extent2"] + p2) * self.width
 
-        for position in self._positions(None, AXES):
-            for v, squares in enumerate(self._squares(position, k.integer(0), masks)):
-                part, product = self._parts(position, v * self.lanes, squares, masks[v])
-                there = kept(position) + v * self.lanes
-                parts.store(part, there)
-                scaled.store(product, there)
-        for position in self._positions(None, AXES):
-            totals = [k.register(k.constant(0.0, self.dtype, self.lanes)) for _ in masks]
-            for element in self._window(position, AXES, is_mirrored=True):
-                for v, total in enumerate(totals):
-                    total += parts.load(kept(element) + v * self.lanes, self.lanes)
-            for v, (total, mask) in enumerate(zip(totals, masks, strict=True)):
-                product = scaled.load(kept(position) + v * self.lanes, self.lanes)
-                self._gradients(position, v * self.lanes, product, total.get(), mask)
+        for position in self._positions(zero, extent):
+            for is_inside in self._cases(position, is_mirrored=False):
+                self._prefetch(position, 0)
+                for v, squares in enumerate(self._squares(position, zero, masks, is_inside)):
+                    part, product = self._parts(position, v * self.lanes, squares, masks[v])
+                    there = kept(position) + v * self.lanes
+                    parts.store(part, there)
+                    scaled.store(product, there)
+        for position in self._positions(zero, extent):
+            for is_inside in self._cases(position, is_mirrored=True):
+                totals = [k.register(k.constant(0.0, self.dtype, self.lanes)) for _ in masks]
+                for element in self._elements(position, is_inside, is_mirrored=True):
+                    for v, total in enumerate(totals):
+                        total += parts.load(kept(element) + v * self.lanes, self.lanes)
+                for v, (total, mask) in enumerate(zip(totals, masks, strict=True)):
+                    product = scaled.load(kept(position) + v * self.lanes, self.lanes)
+                    self._gradients(position, v * self.lanes, product, total.get(), mask)
 
 
 class Along(_Norm):
     """Vectors along the last window axis, whose elements are neighbours in every tensor.
 
-    The rows in workspace have room for a window's reach before and behind, which stays 0.
+    The rows in workspace have room for a window's reach before and behind, which stays 0. Several rows are filled
+    before the first is read, so that no load waits for the stores that it overlaps.
     """
 
     def _run(self, first: Value, last: Value) -> None:
         k, n, code = self.k, self.n, self.code
-        rows = n["extent0"] if code.direction == "fwd" else k.integer(1)
-        # of rows in workspace: one of sums, and backward two for each row of the tensor
-        planes = k.integer(1) if code.direction == "fwd" else n["extent0"] * n["extent1"] * 2 + 1
-        self.row = self.memory + self.thread * planes * n["pitch"]
-        self.front = -(-MOST_UNROLLED // self.lanes) * self.lanes if code.size else n["chunk"]
+        groups = (n["extent0"] + (n["chunk"] - 1)) // n["chunk"]
+        plane = n["chunk"] * n["extent1"] * n["pitch"]
+        planes = 1 if code.direction == "fwd" else 3
+        self.sums: Pointer = self.memory + self.thread * plane * planes
+        self.parts, self.scaled = self.sums + plane, self.sums + plane * 2
+        self.front: int | Value = n["front"]
         nothing = k.constant(0.0, self.dtype, self.lanes)
-        for i in k.range(0, planes * n["pitch"], self.lanes):
-            self.row.store(nothing, i)
+        for i in k.range(0, plane * planes, self.lanes):
+            self.sums.store(nothing, i)
         zero = k.integer(0)
-        counter = Counter(k, first, [*self.extents, rows], [[*kept, zero] for kept in self.kept_strides])
+        counter = Counter(k, first, [*self.extents, groups], [[*kept, zero] for kept in self.kept_strides])
         for _unit in k.range(first, last):
             self.here = [p + o.get() for p, o in zip(self.tensors, counter.offsets, strict=True)]
-            if code.direction == "fwd":
-                p0 = counter.digits[-1].get()
-                for position in self._positions((p0, p0 + 1), 2):
-                    self._sum_squares(position)
-                    for lane, mask in self._columns():
-                        self._forward(position, lane, self._sum_row(lane, n["behind"]), mask)
-            else:
-                self._backward()
+            self.start = counter.digits[-1].get() * n["chunk"]
+            stop = (self.start + n["chunk"]).min(n["extent0"])
+            for position in self._positions(self.start, stop):
+                self._sum_squares(position)
+            for position in self._positions(self.start, stop):
+                for lane, mask in self._columns():
+                    squares = self._sum_row(position, lane, n["behind"])
+                    if code.direction == "fwd":
+                        self._forward(position, lane, squares, mask)
+                    else:
+                        part, product = self._parts(position, lane, squares, mask)
+                        self.parts.store(part, self._kept(position) + lane)
+                        self.scaled.store(product, self._kept(position) + lane)
+            if code.direction == "bwd":
+                self._backward(stop)
             counter.advance()
+
+    def _kept(self, position: Position) -> Value:
+        """Where the row of a position begins in each plane of the workspace."""
+        n = self.n
+        return ((position[0] - self.start) * n["extent1"] + position[1]) * n["pitch"] + self.front
 
     def _columns(self) -> Iterator[tuple[Value, Value | None]]:
         k, run = self.k, self.n["run"]
@@ -310,9 +375,9 @@ class Along(_Norm):
         k = self.k
         for lane, mask in self._columns():
             total = k.register(k.constant(0.0, self.dtype, self.lanes))
-            for element in self._window(position, 2, is_mirrored):
-                total.set(add(element, lane, mask, total.get()))
-            self.row.store(total.get(), lane + self.front)
+            for j0, j1 in self._window_rows(position, is_mirrored):
+                total.set(add((j0, j1, position[2]), lane, mask, total.get()))
+            self.sums.store(total.get(), self._kept(position) + lane)
 
     def _sum_squares(self, position: Position) -> None:
         def add(element: Position, lane: Value, mask: Value | None, total: Value) -> Value:
@@ -321,10 +386,10 @@ class Along(_Norm):
 
         self._fill_row(position, False, add)
 
-    def _sum_row(self, lane: Value, before: Value) -> Value:
-        """The sums of windows along the row of sums."""
+    def _sum_row(self, position: Position, lane: Value, before: Value) -> Value:
+        """The sums of windows along a row of sums."""
         k = self.k
-        start = self.row + (lane + self.front - before)
+        start = self.sums + (self._kept(position) + lane - before)
         if not self.code.size:
             total = k.register(k.constant(0.0, self.dtype, self.lanes))
             for t in k.range(self.n["size"]):
@@ -336,29 +401,21 @@ class Along(_Norm):
             terms = pairs + terms[len(pairs) * 2 :]
         return terms[0]
 
-    def _backward(self) -> None:
-        n = self.n
-        parts = self.row + n["pitch"]
-        scaled = parts + n["extent0"] * n["extent1"] * n["pitch"]
-
-        def kept(position: Position) -> Value:
-            return (position[0] * n["extent1"] + position[1]) * n["pitch"] + self.front
-
-        for position in self._positions(None, 2):
-            self._sum_squares(position)
-            for lane, mask in self._columns():
-                part, product = self._parts(position, lane, self._sum_row(lane, n["behind"]), mask)
-                parts.store(part, kept(position) + lane)
-                scaled.store(product, kept(position) + lane)
-
+    def _backward(self, stop: Value) -> None:
         def add(element: Position, lane: Value, mask: Value | None, total: Value) -> Value:
-            return total + parts.load(kept(element) + lane, self.lanes)
+            return total + self.parts.load(self._kept(element) + lane, self.lanes)
 
-        for position in self._positions(None, 2):
-            self._fill_row(position, True, add)
+        sums = self.sums
+        if self.code.is_row:
+            self.sums = self.parts  # such sums have one term
+        else:
+            for position in self._positions(self.start, stop):
+                self._fill_row(position, True, add)
+        for position in self._positions(self.start, stop):
             for lane, mask in self._columns():
-                product = scaled.load(kept(position) + lane, self.lanes)
-                self._gradients(position, lane, product, self._sum_row(lane, n["ahead"]), mask)
+                product = self.scaled.load(self._kept(position) + lane, self.lanes)
+                self._gradients(position, lane, product, self._sum_row(position, lane, self.n["ahead"]), mask)
+        self.sums = sums
 
 
 def trace(module: Module, code: NormCode) -> None:
