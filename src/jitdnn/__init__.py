@@ -65,7 +65,9 @@ if TYPE_CHECKING:
         conv_transpose,
     )
     from jitdnn.ops.cross_entropy import cross_entropy, cross_entropy_backward
+    from jitdnn.ops.divisive_norm import divisive_norm, divisive_norm_backward
     from jitdnn.ops.dropout import DropoutState, dropout, dropout_backward
+    from jitdnn.ops.elementwise import elementwise
     from jitdnn.ops.embedding import embedding, embedding_backward
     from jitdnn.ops.group_norm import (
         group_norm,
@@ -79,10 +81,8 @@ if TYPE_CHECKING:
         rms_norm,
         rms_norm_backward,
     )
-    from jitdnn.ops.divisive_norm import divisive_norm, divisive_norm_backward
     from jitdnn.ops.lrn import lrn, lrn_backward
     from jitdnn.ops.matmul import matmul
-    from jitdnn.ops.elementwise import elementwise
     from jitdnn.ops.plan import plan
     from jitdnn.ops.pooling import (
         avg_pool,
@@ -93,11 +93,12 @@ if TYPE_CHECKING:
         max_pool_backward,
     )
     from jitdnn.ops.random import bernoulli, normal, uniform
-    from jitdnn.ops.rnn import gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward
     from jitdnn.ops.reduce import reduce
     from jitdnn.ops.resize import resize, resize_backward
+    from jitdnn.ops.rnn import gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward
     from jitdnn.ops.softmax import softmax, softmax_backward
-    from jitdnn.ops.tensor_ops import add
+    from jitdnn.ops.tensor_ops import add, fill, multiply, op_tensor, scale
+    from jitdnn.ops.transform import concat, fold, slice, split, transform, unfold
     from jitdnn.problems import parse
     from jitdnn.rtcg.functions import (
         absolute,
@@ -212,7 +213,8 @@ _HOMES = {
     "ops.reduce": ("reduce",),
     "ops.resize": ("resize", "resize_backward"),
     "ops.softmax": ("softmax", "softmax_backward"),
-    "ops.tensor_ops": ("add",),
+    "ops.tensor_ops": ("add", "fill", "multiply", "op_tensor", "scale"),
+    "ops.transform": ("concat", "fold", "slice", "split", "transform", "unfold"),
     "problems": ("parse",),
     "rtcg.functions": (
         "absolute",
@@ -268,6 +270,7 @@ __all__ = [
     "ceil",
     "clipped_relu",
     "clipped_relu_backward",
+    "concat",
     "conv",
     "conv_backward_bias",
     "conv_backward_data",
@@ -289,8 +292,10 @@ __all__ = [
     "erf",
     "exp",
     "expm1",
+    "fill",
     "floor",
     "fmod",
+    "fold",
     "gelu",
     "gelu_backward",
     "global_avg_pool",
@@ -323,7 +328,9 @@ __all__ = [
     "minimum",
     "mish",
     "mish_backward",
+    "multiply",
     "normal",
+    "op_tensor",
     "parse",
     "plan",
     "power",
@@ -331,30 +338,35 @@ __all__ = [
     "relu",
     "relu_backward",
     "remainder",
+    "resize",
+    "resize_backward",
     "rint",
     "rms_norm",
     "rms_norm_backward",
     "rnn",
     "rnn_backward",
+    "scale",
     "selu",
     "selu_backward",
-    "resize",
-    "resize_backward",
     "settings",
     "sigmoid",
     "sigmoid_backward",
     "sin",
+    "slice",
     "softmax",
     "softmax_backward",
     "softplus",
     "softplus_backward",
+    "split",
     "sqrt",
     "swish",
     "swish_backward",
     "tanh",
     "tanh_backward",
     "trace",
+    "transform",
     "trunc",
+    "unfold",
     "uniform",
     "where",
 ]

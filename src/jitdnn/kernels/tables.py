@@ -35,6 +35,7 @@ from jitdnn.kernels.cpu.rnn import FusedSteps
 from jitdnn.kernels.cpu.softmax import SoftmaxAcross, SoftmaxAlong
 from jitdnn.kernels.cpu.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
 from jitdnn.kernels.cpu.transform import CopyConcatenate, CopyTransform
+from jitdnn.kernels.cpu.unpooling import ScatterUnpooling
 from jitdnn.kernels.reference import Reference
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.attention import Attention
@@ -55,12 +56,14 @@ from jitdnn.problems.reduce import Reduce
 from jitdnn.problems.resize import Resize
 from jitdnn.problems.rnn import Recurrent
 from jitdnn.problems.softmax import Softmax
+from jitdnn.problems.unpooling import Unpooling
 from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
 from jitdnn.problems.transform import Concatenate, Transform
 from jitdnn.rtcg.expression import Expression
 from jitdnn.tensor import TensorDescriptor
 
 REFERENCE = Reference()
+_UNPOOLING = (ScatterUnpooling(), REFERENCE)
 _POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(), REFERENCE)
 _SOFTMAX = (SoftmaxAlong(), SoftmaxAcross(), REFERENCE)
 _LRN = (LRNAlong(), LRNBeside(), REFERENCE)
@@ -94,8 +97,11 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", Pooling, "bwd"): _POOLING,
     ("cpu", Reduce, None): (SweptReduce(), REFERENCE),
     ("cpu", Recurrent, "fwd"): (FusedSteps(), REFERENCE),
+    ("cpu", Recurrent, "bwd_data"): (FusedSteps(), REFERENCE),
     ("cpu", Softmax, "fwd"): _SOFTMAX,
     ("cpu", Softmax, "bwd"): _SOFTMAX,
+    ("cpu", Unpooling, "fwd"): _UNPOOLING,
+    ("cpu", Unpooling, "bwd"): _UNPOOLING,
     ("cpu", LRN, "fwd"): _LRN,
     ("cpu", LRN, "bwd"): _LRN,
     ("cpu", DivisiveNorm, "fwd"): _DIVISIVE_NORM,

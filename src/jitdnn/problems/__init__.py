@@ -9,6 +9,7 @@ from jitdnn.problems.convolution import BiasGradient, Convolution
 from jitdnn.problems.cross_entropy import CrossEntropy
 from jitdnn.problems.divisive_norm import DivisiveNorm
 from jitdnn.problems.dropout import Dropout
+from jitdnn.problems.embedding import Embedding
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.layer_norm import LayerNorm
 from jitdnn.problems.lrn import LRN
@@ -23,6 +24,8 @@ from jitdnn.problems.softmax import Softmax
 from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
 from jitdnn.problems.transform import Concatenate, Transform
 
+from jitdnn.problems.unpooling import Unpooling
+
 __all__ = [
     "CrossEntropy",
     "LRN",
@@ -34,6 +37,7 @@ __all__ = [
     "Concatenate",
     "Convolution",
     "Dropout",
+    "Embedding",
     "Fill",
     "GroupNorm",
     "LayerNorm",
@@ -49,6 +53,7 @@ __all__ = [
     "Resize",
     "Softmax",
     "Transform",
+    "Unpooling",
     "parse",
 ]
 

@@ -1,0 +1,85 @@
+"""Rows of a table by their numbers over anybody's arrays, and the gradient by the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitdnn.errors import InvalidArgument, InvalidType
+from jitdnn.handle import Handle
+from jitdnn.ops.call import Op, Recipe, call
+from jitdnn.problems.embedding import INDEX_DTYPES, Embedding
+from jitdnn.tensor import TensorDescriptor, borrow
+
+
+def embedding(
+    indices: Any,
+    weight: Any,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    handle: Handle | None = None,
+) -> Any:
+    """Return y = alpha * weight[indices] + beta * out, of the shape (*indices.shape, columns).
+
+    `weight`: (rows, columns), a real dtype. `indices`: int32 or int64, 1 to 7 dims, each from 0 to rows - 1. Raises
+    InvalidArgument for an index that is not, with its place; InvalidShape and InvalidType.
+    """
+    _check(indices, borrow(weight, False, "weight").descriptor.shape[0])
+    return call(_FORWARD, ("weight", "indices"), (weight, indices), (), out, alpha, beta, handle)
+
+
+def embedding_backward(
+    dy: Any,
+    indices: Any,
+    rows: int,
+    padding_idx: int | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    handle: Handle | None = None,
+) -> Any:
+    """Return dweight = alpha * (the sums of dy's rows by their index) + beta * out, of the shape (rows, columns).
+
+    `dy`: (*indices.shape, columns). The row `padding_idx` gets nothing (negative: from the end). The sums are in
+    float32 (float64 for float64) in a fixed order, however many threads there are. Raises as `embedding` does.
+    """
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise InvalidArgument(f"rows is {rows!r}: it must be a whole number of at least 1")
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        raise InvalidArgument(f"padding_idx is {padding_idx}: it must be {-rows} to {rows - 1}, or None")
+    _check(indices, rows)
+    padding = None if padding_idx is None else padding_idx % rows
+    return call(_BACKWARD, ("dy", "indices"), (dy, indices), (rows, padding), out, alpha, beta, handle)
+
+
+def _check(indices: Any, rows: int) -> None:
+    """Every index is a row of the table."""
+    array = borrow(indices, False, "indices")
+    if array.descriptor.dtype not in INDEX_DTYPES:
+        raise InvalidType(f"indices is {array.descriptor.dtype}: it must be i32 or i64 (int32 or int64)")
+    values = array.numpy()
+    if values.size == 0 or (values.min() >= 0 and values.max() < rows):
+        return
+    wrong = (values < 0) | (values >= rows)
+    place = tuple(int(axis[0]) for axis in wrong.nonzero())
+    raise InvalidArgument(
+        f"indices{list(place)} is {values[place]}: the table has {rows} rows, so it must be 0 to {rows - 1}"
+    )
+
+
+def _make_forward(inputs: Sequence[TensorDescriptor], out: TensorDescriptor | None) -> Recipe:
+    weight, indices = inputs
+    return Recipe(Embedding.make("fwd", weight, indices, y=out))
+
+
+def _make_backward(
+    inputs: Sequence[TensorDescriptor], out: TensorDescriptor | None, rows: int, padding: int | None
+) -> Recipe:
+    dy, indices = inputs
+    weight = out or TensorDescriptor.packed((rows, dy.shape[-1]), dy.dtype)
+    return Recipe(Embedding("bwd", weight, indices, dy, padding))
+
+
+_FORWARD = Op(_make_forward)
+_BACKWARD = Op(_make_backward)
