@@ -286,6 +286,18 @@ class Traced:
     def __rtruediv__(self, other: object) -> Traced:
         return self.graph.apply("divide", (other, self))
 
+    def __floordiv__(self, other: object) -> Traced:
+        return self.graph.apply("floor_divide", (self, other))
+
+    def __rfloordiv__(self, other: object) -> Traced:
+        return self.graph.apply("floor_divide", (other, self))
+
+    def __mod__(self, other: object) -> Traced:
+        return self.graph.apply("remainder", (self, other))
+
+    def __rmod__(self, other: object) -> Traced:
+        return self.graph.apply("remainder", (other, self))
+
     def __neg__(self) -> Traced:
         return self.graph.apply("negative", (self,))
 
@@ -353,9 +365,9 @@ class Traced:
     __floor__ = __ceil__ = _refuse_number
 
     def _refuse_operator(self, *_: object) -> NoReturn:
-        raise InvalidArgument("//, %, @, <<, >> and ^ cannot be traced: the language has + - * / ** & | ~")
+        raise InvalidArgument("@, <<, >> and ^ cannot be traced: the language has + - * / // % ** & | ~")
 
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __matmul__ = __rmatmul__ = _refuse_operator
+    __matmul__ = __rmatmul__ = _refuse_operator
     __lshift__ = __rshift__ = __xor__ = __rlshift__ = __rrshift__ = __rxor__ = _refuse_operator
 
 

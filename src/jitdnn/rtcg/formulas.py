@@ -65,8 +65,7 @@ def _finish(graph: Graph, results: Sequence[object]) -> Formula:
 
 
 _WHOLE = frozenset(
-    "add subtract multiply negative absolute minimum maximum where less less_equal greater greater_equal equal "
-    "not_equal logical_and logical_or logical_not floor ceil trunc rint fmod remainder input".split()
+    ["add", "subtract", "multiply", "negative", "absolute", "minimum", "maximum", "where", "less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "logical_and", "logical_or", "logical_not", "floor", "ceil", "trunc", "rint", "fmod", "remainder", "floor_divide", "input"]
 )
 
 
@@ -83,6 +82,7 @@ _BINARY: dict[type[ast.AST], str] = {
     ast.Sub: "subtract",
     ast.Mult: "multiply",
     ast.Div: "divide",
+    ast.FloorDiv: "floor_divide",
     ast.Mod: "remainder",
     ast.BitAnd: "logical_and",
     ast.BitOr: "logical_or",

@@ -6,6 +6,8 @@ that power leaves no place for a fraction. Signs are kept, also those of zeros.
 
 from __future__ import annotations
 
+import math
+
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.vector_math import absolute, element_of
 
@@ -62,6 +64,18 @@ def _exact_rest(k: Builder, q: Value, a: Value, b: Value) -> Value:
     low_q, low_b = q - high_q, b - high_b
     rest = a - high_q * high_b
     return ((rest - high_q * low_b) - low_q * high_b) - low_q * low_b
+
+
+def floor_divide(k: Builder, x: Value, y: Value) -> Value:
+    """floor(x / y) of the exact quotient, as Python's //: what the remainder leaves is a whole multiple of y."""
+    if element_of(x) == "f32":
+        return k.convert(floor_divide(k, k.convert(x, "f64"), k.convert(y, "f64")), "f32")
+    quotient, left = x / y, remainder(k, x, y)
+    whole = k.intrinsic("llvm.copysign", rint(k, (x - left) / y), quotient)
+    # next to an infinite y every x is nothing, but its sign; of an infinite x there is no quotient but by 0
+    whole = k.select(absolute(k, y) == math.inf, k.select(left == x, quotient, -1.0), whole)
+    result = k.select(absolute(k, quotient) < _WHOLE_FROM["f64"], whole, quotient)
+    return k.select((absolute(k, x) == math.inf) & (y != 0.0), math.nan, result)
 
 
 def _high_half(x: Value) -> Value:

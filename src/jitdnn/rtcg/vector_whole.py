@@ -26,6 +26,10 @@ def _remainder(k: Builder, x: Value, y: Value) -> Value:
     return k.select((left != 0) & ((left ^ y) < 0), left + y, left)
 
 
+def _floor_quotient(k: Builder, x: Value, y: Value) -> Value:
+    return _quotient(k, x - _remainder(k, x, y), y)
+
+
 def _power(k: Builder, x: Value, y: Value) -> Value:
     """By way of f64, rounded: exact up to 2^53 or nearly so."""
     result = vector_power.power(k, k.convert(x, "f64"), k.convert(y, "f64"))
@@ -49,6 +53,7 @@ _FUNCTIONS: Final[dict[str, Callable[..., Value]]] = {
     "ceil": _same,
     "divide": _quotient,
     "floor": _same,
+    "floor_divide": _floor_quotient,
     "fmod": _fmod,
     "power": _power,
     "remainder": _remainder,
