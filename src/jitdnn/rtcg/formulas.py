@@ -65,7 +65,12 @@ def _finish(graph: Graph, results: Sequence[object]) -> Formula:
 
 
 _WHOLE = frozenset(
-    ["add", "subtract", "multiply", "negative", "absolute", "minimum", "maximum", "where", "less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "logical_and", "logical_or", "logical_not", "floor", "ceil", "trunc", "rint", "fmod", "remainder", "floor_divide", "input"]
+    {
+        *("add", "subtract", "multiply", "negative", "absolute", "minimum", "maximum", "where", "input"),
+        *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
+        *("logical_and", "logical_or", "logical_not"),
+        *("floor", "ceil", "trunc", "rint", "fmod", "remainder", "floor_divide"),
+    }
 )
 
 
