@@ -81,7 +81,14 @@ if TYPE_CHECKING:
         rms_norm,
         rms_norm_backward,
     )
+    from jitdnn.ops.adaptive_pooling import (
+        adaptive_avg_pool,
+        adaptive_avg_pool_backward,
+        adaptive_max_pool,
+        adaptive_max_pool_backward,
+    )
     from jitdnn.ops.lrn import lrn, lrn_backward
+    from jitdnn.ops.unpooling import max_unpool, max_unpool_backward
     from jitdnn.ops.matmul import matmul
     from jitdnn.ops.plan import plan
     from jitdnn.ops.pooling import (
@@ -196,7 +203,14 @@ _HOMES = {
     "ops.dropout": ("DropoutState", "dropout", "dropout_backward"),
     "ops.embedding": ("embedding", "embedding_backward"),
     "ops.divisive_norm": ("divisive_norm", "divisive_norm_backward"),
+    "ops.adaptive_pooling": (
+        "adaptive_avg_pool",
+        "adaptive_avg_pool_backward",
+        "adaptive_max_pool",
+        "adaptive_max_pool_backward",
+    ),
     "ops.lrn": ("lrn", "lrn_backward"),
+    "ops.unpooling": ("max_unpool", "max_unpool_backward"),
     "ops.matmul": ("matmul",),
     "ops.elementwise": ("elementwise",),
     "ops.plan": ("plan",),
@@ -257,6 +271,10 @@ __all__ = [
     "StoreError",
     "TensorDescriptor",
     "absolute",
+    "adaptive_avg_pool",
+    "adaptive_avg_pool_backward",
+    "adaptive_max_pool",
+    "adaptive_max_pool_backward",
     "add",
     "arctan",
     "attention",
@@ -324,6 +342,8 @@ __all__ = [
     "matmul",
     "max_pool",
     "max_pool_backward",
+    "max_unpool",
+    "max_unpool_backward",
     "maximum",
     "minimum",
     "mish",
