@@ -17,6 +17,7 @@ from jitdnn.problems import (
     BatchNorm,
     BiasGradient,
     Convolution,
+    CrossEntropy,
     GroupNorm,
     LayerNorm,
     MatMul,
@@ -264,6 +265,32 @@ def attentions(draw: st.DrawFn) -> Attention:
     )
 
 
+@st.composite
+def cross_entropies(draw: st.DrawFn) -> CrossEntropy:
+    dtype, direction = draw(DTYPES), draw(st.sampled_from(("fwd", "bwd")))
+    shape = (draw(st.integers(1, 4)), draw(st.sampled_from(AWKWARD)))
+    shape += draw(st.lists(st.sampled_from(AWKWARD[:5]), max_size=2).map(tuple))
+    rows = (shape[0], *shape[2:])
+    reduction = draw(st.sampled_from(("mean", "sum", "none")))
+    kind = draw(st.sampled_from(("i64", "i32", "u8", dtype)))
+    has_classes, real = kind != dtype, compute_dtype(dtype)
+    tensors = {
+        "x": draw(descriptors(shape, dtype)),
+        "target": draw(descriptors(rows if has_classes else shape, kind)),
+        "loss": draw(descriptors(rows if reduction == "none" else (1,), dtype, is_output=direction == "fwd")),
+    }
+    if draw(st.booleans()):
+        tensors["weight"] = draw(descriptors(shape[1:2], dtype))
+    if direction == "bwd" or draw(st.booleans()):
+        tensors["lse"] = draw(descriptors(rows, real, is_output=True))
+        if has_classes and reduction == "mean":
+            tensors["total"] = TensorDescriptor.packed((1,), real)
+    if direction == "bwd":
+        tensors["dx"] = draw(descriptors(shape, dtype, is_output=True))
+    smoothing = draw(st.sampled_from((0.0, 0.0, 0.25)))
+    return CrossEntropy(direction, reduction, smoothing=smoothing, **tensors)
+
+
 def problems() -> st.SearchStrategy[Problem]:
     """Any problem of any kind."""
     return st.one_of(
@@ -276,4 +303,6 @@ def problems() -> st.SearchStrategy[Problem]:
         matmuls(),
         additions(),
         normalizations(),
+        attentions(),
+        cross_entropies(),
     )
