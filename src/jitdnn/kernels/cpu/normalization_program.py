@@ -90,10 +90,11 @@ class Step:
     plain: tuple[int, ...] = ()
     compute: str | None = None
 
-    def build(self, device: Device, pointers: int) -> CpuKernel:
+    def build(self, device: Device, pointers: int, pieces: int = 1) -> CpuKernel:
         return build_sweeps(
-            self.program, self.tensors, self.axes, device, self.plain, self.operands, pointers, self.compute
-        )
+            self.program, self.tensors, self.axes, device, self.plain, self.operands, pointers, self.compute,
+            pieces=pieces,
+        )  # fmt: skip
 
     def shortened(self, axis: int, extent: int) -> Step:
         """The step over so many indices of an axis."""
@@ -191,10 +192,11 @@ class Plan:
             return self.steps[0].build(device, self.pointers)
         turns: list[tuple[int, Sequence[CpuKernel]]] = []
         known: dict[int, Sequence[CpuKernel]] = {}
-        for start, steps in self._pieces():
+        pieces = list(self._pieces())
+        for start, steps in pieces:
             extent = steps[0].tensors[0].shape[self.cut[0]] if self.cut else 0
             if extent not in known:
-                known[extent] = [step.build(device, self.pointers) for step in steps]
+                known[extent] = [step.build(device, self.pointers, len(pieces)) for step in steps]
             turns.append((start, known[extent]))
         turns.append((0, [step.build(device, self.pointers) for step in self.last]))
         moves = [0] * self.pointers

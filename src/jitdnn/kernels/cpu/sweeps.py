@@ -61,6 +61,7 @@ _CYCLE_SECONDS = 0.3e-9
 _FUNCTION_CYCLES = 12.0  # exp and its like for one vector
 _CHEAP = frozenset({"absolute", "minimum", "maximum", "where", "sqrt"})
 _STREAM_BYTES = 48 << 20  # outputs from here on do not fit any cache: they are written past it
+_CACHED_UNIT = 128 << 10  # bytes of a unit up to which the next one is asked for ahead
 _FAR_STRIDE = 256  # elements from which on the elements of a row are in each other's way in the cache
 _STREAM_RUN = 4096  # bytes of a row, or looking for aligned addresses costs more than it brings
 
@@ -75,6 +76,7 @@ def build_sweeps(
     pointers: int | None = None,
     compute: str | None = None,
     mode: str | None = None,
+    pieces: int = 1,
 ) -> CpuKernel:
     """The kernel of a program over tensors, inputs first, then outputs, each broadcast to one shape.
 
@@ -82,12 +84,15 @@ def build_sweeps(
     `plain`: outputs (by position among them) that alpha and beta do not touch. `operands`: the number of each
     tensor's pointer (in order if None) among the kernel's `pointers`; a state is an input and an output of one
     number. `compute`: "f32" or "f64" to compute in, by default what the tensors' dtypes ask for. `mode`:
-    "along" or "across" asks for vectors along a reduced or a kept axis, where there is one.
+    "along" or "across" asks for vectors along a reduced or a kept axis, where there is one. `pieces`: of how many
+    such calls this is one, all with large tensors between them.
 
     An output may be the very tensor of an input that has every element of the row: elements are read before they
     are written.
     """
-    code, layout = _plan(program, tensors, reduced_axes, device, plain, operands, pointers, compute, mode)
+    code, layout = _plan(
+        program, tensors, reduced_axes, device, plain, operands, pointers, compute, mode, pieces
+    )
     processor = cast(CpuDevice, device)
     lanes = processor.isa.lanes(code.compute)
     seconds = _seconds(program, code, layout, lanes)
@@ -104,6 +109,7 @@ def build_sweeps(
     for t in range(len(tensors) + 1):
         values |= {
             f"base.{t}": layout.bases[t], f"inner.{t}": layout.inner[1][t], f"lane.{t}": layout.lane_strides[t],
+            f"next.{t}": _next_unit(layout, t, width),
             f"blocks.{t}": layout.inner[1][t] * layout.block, f"lane_blocks.{t}": layout.lane[1][t] * width,
         }  # fmt: skip
         for name, axes in (("kept", layout.kept), ("reduced", layout.reduced)):
@@ -153,7 +159,7 @@ def workspace_sweeps(
 def _plan(
     program: Program, tensors: Sequence[TensorDescriptor], axes: Sequence[int], device: Device,
     plain: Sequence[int], operands: Sequence[int] | None, pointers: int | None, compute: str | None,
-    mode: str | None,
+    mode: str | None, pieces: int = 1,
 ) -> tuple[SweepCode, Layout]:  # fmt: skip
     isa = cast(CpuDevice, device).isa
     shape = _common_shape(tensors)
@@ -184,8 +190,12 @@ def _plan(
     written = {output for sweep in program.sweeps for output, _ in sweep.writes if not sweep.folds}
     streams = tuple(
         output for output in sorted(written)
-        if moves[inputs + output] == UNIT and _streams(tensors[inputs + output], inputs + output, layout, lanes)
+        if moves[inputs + output] == UNIT and _streams(
+            tensors[inputs + output], pieces, inputs + output, layout, lanes
+        )
     )  # fmt: skip
+    unit = layout.row * (width if layout.is_across else 1)
+    is_short = layout.steps == 1 and not is_split and unit * 4 <= _CACHED_UNIT
     stage = _stage(program, layout, moves, of_rows, lanes)
     code = SweepCode(
         program, tuple(t.dtype for t in tensors),
@@ -195,7 +205,7 @@ def _plan(
         layout.is_across, len(layout.kept), len(layout.reduced), moves, of_rows, layout.vectors, layout.unroll,
         layout.is_across and layout.lane[0] >= width, layout.is_across and layout.lane[0] % width != 0,
         layout.steps == 1 and not is_split, is_split, layout.flush > 0,
-        streams, stage,
+        streams, is_short and len(loops) > 1, stage,
     )  # fmt: skip
     return code, layout
 
@@ -205,11 +215,12 @@ def _stage(
 ) -> Stage:
     """The buffer of a row, or of a unit's rows: keeps, and inputs that are dear to load again."""
     count = len(of_rows) - program.outputs
-    if layout.parts > 1 or layout.steps != 1:
+    if layout.parts > 1:
         return Stage()
     far = [layout.is_across and abs(stride) >= _FAR_STRIDE for stride in layout.inner[1]]
     dear = [t for t in range(count) if not of_rows[t] and (far[t] or moves[t] == STRIDED)]
-    elements = layout.row * lanes * layout.vectors if layout.is_across else layout.row + lanes
+    row = layout.steps * layout.block
+    elements = row * lanes * layout.vectors if layout.is_across else row + lanes
     capacity = max(1024, 1 << (elements - 1).bit_length())
     for inputs in (dear, []):
         stage = placed(stage_of(program, inputs, count), capacity)
@@ -218,14 +229,21 @@ def _stage(
     return Stage()
 
 
-def _streams(tensor: TensorDescriptor, number: int, layout: Layout, lanes: int) -> bool:
+def _streams(tensor: TensorDescriptor, pieces: int, number: int, layout: Layout, lanes: int) -> bool:
     """Whether an output is written past the caches: large, in pieces that are, or can be made, aligned vectors."""
-    if tensor.nbytes < _STREAM_BYTES:
+    if tensor.nbytes * pieces < _STREAM_BYTES:
         return False
     if not layout.is_across:
         return layout.inner[0] * DTYPES[tensor.dtype] >= _STREAM_RUN
     axes = (*layout.kept, *layout.reduced, layout.inner)
     return all(strides[number] % lanes == 0 for _, strides in axes)
+
+
+def _next_unit(layout: Layout, tensor: int, width: int) -> int:
+    """How far from one unit the next one is."""
+    if layout.is_across:
+        return layout.lane[1][tensor] * width
+    return layout.kept[-1][1][tensor] if layout.kept else 0
 
 
 def _common_shape(tensors: Sequence[TensorDescriptor]) -> tuple[int, ...]:
