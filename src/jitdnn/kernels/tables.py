@@ -22,6 +22,7 @@ from jitdnn.kernels.cpu.dropout import PhiloxDropout
 from jitdnn.kernels.cpu.embedding import EmbeddingRows
 from jitdnn.kernels.cpu.elementwise import build_elementwise
 from jitdnn.kernels.cpu.lrn import DivisiveNormAlong, DivisiveNormBeside, LRNAlong, LRNBeside
+from jitdnn.kernels.cpu.layer_norm import LayerNormRows
 from jitdnn.kernels.cpu.matmul import PackedGemm
 from jitdnn.kernels.cpu.normalization import SweepsNormalization
 from jitdnn.kernels.cpu.pooling_channels import PoolingChannels, PoolingStrided
@@ -89,7 +90,7 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", BatchNorm, "inference"): _NORMALIZATION,
     ("cpu", BatchNorm, "bwd"): _NORMALIZATION,
     ("cpu", LayerNorm, "fwd"): _NORMALIZATION,
-    ("cpu", LayerNorm, "bwd"): _NORMALIZATION,
+    ("cpu", LayerNorm, "bwd"): (LayerNormRows(), *_NORMALIZATION),
     ("cpu", GroupNorm, "fwd"): _NORMALIZATION,
     ("cpu", GroupNorm, "bwd"): _NORMALIZATION,
     ("cpu", MatMul, None): (PackedGemm(), REFERENCE),

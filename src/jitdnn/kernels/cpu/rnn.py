@@ -7,14 +7,14 @@ from typing import cast
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.cpu.rnn_plan import ForwardPlan
+from jitdnn.kernels.cpu.rnn_plan import BackwardPlan, ForwardPlan
 from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.rnn import Recurrent
 from jitdnn.rtcg.compile import load
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
-Plan = ForwardPlan
+Plan = ForwardPlan | BackwardPlan
 
 
 class FusedSteps(Algorithm):
@@ -54,13 +54,15 @@ class FusedSteps(Algorithm):
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         plan = _plan(problem, device)
         isa = plan.device.isa
-        library = load(self.name, plan.code, isa, plan.forward.trace)
+        library = load(self.name, plan.code, isa, plan.trace)
         threads = useful_threads(plan.device, plan.cycles)
         return CpuKernel(library, plan.phases(), plan.code.pointers, threads, plan.numbers)
 
 
 def _plan(problem: Problem, device: Device) -> Plan:
-    return ForwardPlan(cast(Recurrent, problem), cast(CpuDevice, device))
+    p = cast(Recurrent, problem)
+    kind = ForwardPlan if p.direction == "fwd" else BackwardPlan
+    return kind(p, cast(CpuDevice, device))
 
 
 def _is_packed(tensor: TensorDescriptor) -> bool:

@@ -126,7 +126,7 @@ class Forward:
             self._trace_project(module)
         self._trace_end(module)
         if p.is_training and p.sequences != "whole":
-            trace_zero_rows(module, code, "zero_rows", "saved", 0)
+            trace_zero_rows(module, code, "zero_rows", "saved")
 
     # ---- places
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.cpu.rnn_backward import Backward
 from jitdnn.kernels.cpu.rnn_forward import Forward
 from jitdnn.kernels.cpu.rnn_frame import SEQUENCES, STATES, Code, Room, stride_names, strides_of, table_places
 from jitdnn.kernels.cpu.rnn_products import ROWS_A_TASK
 from jitdnn.kernels.cpu.rnn_tables import STEPS_A_TASK
 from jitdnn.kernels.cpu.tiles import ceil_div, step_cycles
 from jitdnn.problems.rnn import Recurrent
+from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.isa import Isa
 from jitdnn.tensor import compute_dtype
 
@@ -62,6 +65,10 @@ class ForwardPlan:
     @property
     def forward(self) -> Forward:
         return Forward(self.code, self.lanes)
+
+    @property
+    def trace(self) -> Callable[[Module], None]:
+        return self.forward.trace
 
     _names = (
         "steps", "batch", "rows", "layers", "tile", "h.size", "out.size", "shares", "step.each", "at.counts",
@@ -167,6 +174,133 @@ class ForwardPlan:
         if p.sequences != "whole":
             phases.append(("end", p.directions))
         return phases
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """One problem of gradients of the data on one device."""
+
+    p: Recurrent
+    device: CpuDevice
+
+    @cached_property
+    def lanes(self) -> int:
+        return self.device.isa.lanes(compute_dtype(self.p.element))
+
+    @cached_property
+    def code(self) -> Code:
+        rows, block = tile_of(self.p, self.device.isa, 1, self.p.padded_size)
+        slots = tuple(sorted((*self._names, *stride_names(self.p))))
+        return make_code(self.p, self.device.isa, rows, block, slots)
+
+    @property
+    def backward(self) -> Backward:
+        return Backward(self.code, self.lanes)
+
+    @property
+    def trace(self) -> Callable[[Module], None]:
+        return self.backward.trace
+
+    _names = (
+        "steps", "batch", "rows", "layers", "tile", "dy.size", "slopes.size", "shares", "step.each", "at.counts",
+        "at.starts", "at.order", "at.tiles", "at.dy", "at.dx", "at.input_panels", "at.state_panels",
+        "at.projection_panels", "at.carry", "at.dc", "at.dr", "at.slopes",
+    )  # fmt: skip
+
+    @cached_property
+    def room(self) -> Room:
+        p, b = self.p, self.backward
+        room = Room(self.code.dtype, table_places(p)[1])
+        states, projected = p.directions * p.batch, bool(p.projection)
+        width = self.code.wide * self.lanes
+        room.add("tiles", self.device.threads * self.tile)
+        room.add("dy", min(2, p.layers) * self.dy_size)
+        room.add("dx", p.rows * b.padded_inputs)
+        room.add("input_panels", ceil_div(b.widest, width) * b.input_product.panel(self.lanes))
+        room.add("state_panels", p.directions * b.blocks * b.recurrent_product.panel(self.lanes))
+        panels = p.directions * b.cell_blocks * b.projection_product.panel(self.lanes)
+        room.add("projection_panels", projected * panels)
+        room.add("carry", states * p.padded_size)
+        room.add("dc", states * p.padded)
+        room.add("dr", projected * states * p.padded_size)
+        room.add("slopes", 2 * self.slopes_size)
+        return room
+
+    @property
+    def tile(self) -> int:
+        return ceil_div(self.backward.tile, 16) * 16
+
+    @property
+    def dy_size(self) -> int:
+        return self.p.rows * self.p.directions * self.p.padded_size
+
+    @property
+    def slopes_size(self) -> int:
+        return self.p.directions * self.p.batch * self.p.gates * self.p.padded
+
+    @cached_property
+    def step_cycles(self) -> float:
+        """Cycles of one step of one layer on one thread."""
+        p, b, code = self.p, self.backward, self.code
+        tiles = p.directions * ceil_div(p.batch, code.rows)
+        cell = _CELL_CYCLES * p.gates * code.rows * ceil_div(p.padded, self.lanes)
+        cycles = tiles * (b.blocks * b.recurrent_product.depth * step_cycles(code.rows, code.block) + cell)
+        return cycles + bool(p.projection) * tiles * b.cell_blocks * p.size * step_cycles(code.rows, code.wide)
+
+    @cached_property
+    def cycles(self) -> float:
+        """Cycles of everything on one thread."""
+        p, b, code = self.p, self.backward, self.code
+        total = 0.0
+        for layer in range(p.layers):
+            panels = ceil_div(b.columns(layer == 0), code.wide * self.lanes)
+            turns = panels * ceil_div(p.rows, code.many)
+            total += turns * (b.input_product.depth * step_cycles(code.many, code.wide) + 16.0 * code.many)
+            total += p.steps * self.step_cycles
+            total += p.gates * p.padded * p.directions * (p.depth(layer) + p.size) / self.lanes * 2.0
+        return total
+
+    @property
+    def step_tasks(self) -> int:
+        shared = self.device.threads if self.step_cycles > _WORTH_SHARING else 1
+        return min(shared, self.p.directions * self.backward.blocks)
+
+    @property
+    def shares(self) -> int:
+        return product_shares(self.p, self.device, ceil_div(self.backward.widest, self.code.wide * self.lanes))
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The run-time numbers, in the order of the code's slots."""
+        p, b = self.p, self.backward
+        values = {
+            "steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers, "tile": self.tile,
+            "dy.size": self.dy_size, "slopes.size": self.slopes_size, "shares": self.shares,
+            "step.each": ceil_div(p.directions * b.blocks, self.step_tasks),
+        }  # fmt: skip
+        values |= table_places(p)[0] | self.room.at | strides_of(p)
+        return [values[name] for name in self.code.slots]
+
+    def phases(self) -> Phases:
+        p, b = self.p, self.backward
+        chunks = ceil_div(p.rows, ROWS_A_TASK) * self.shares
+        copies = ceil_div(p.steps, STEPS_A_TASK)
+        phases: Phases = [("tables", 1), ("top", 1), ("gather", copies)]
+        if p.sequences != "whole":
+            phases.append(("zero_rows", p.layers))
+        steps: Phases = [("step", self.step_tasks)]
+        steps += [("cell", p.directions * b.cell_blocks)] * bool(p.projection) + [("advance", 1)]
+        for layer in reversed(range(p.layers)):
+            name = "first" if layer == 0 else "next"
+            product = b.recurrent_product
+            phases.append(("pack_states", p.directions * b.blocks * product.vectors * p.gates))
+            if p.projection:
+                vectors = b.projection_product.vectors
+                phases.append(("pack_projection", p.directions * b.cell_blocks * vectors))
+            phases += [("start", p.directions), *(steps * (p.steps + 1))]
+            columns = b.columns(layer == 0) // self.lanes
+            phases += [(f"pack_{name}", columns * p.directions * p.gates), (name, chunks), ("below", 1)]
+        return [*phases, ("scatter", copies)]
 
 
 def make_code(p: Recurrent, isa: Isa, rows: int, block: int, slots: tuple[str, ...]) -> Code:

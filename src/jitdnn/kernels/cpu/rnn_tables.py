@@ -117,11 +117,8 @@ def _load_padded(
     return frame.operand(source).load_strided(at, stride, lanes, mask)
 
 
-def trace_zero_rows(module: Module, code: Code, task_name: str, operand: str, numbers: int) -> None:
-    """Trace a task, one for each layer, that clears the rows behind the last one in all sections of a layer.
-
-    `numbers` are those of all sections together; each section is cleared by itself.
-    """
+def trace_zero_rows(module: Module, code: Code, task_name: str, operand: str) -> None:
+    """Trace a task, one for each layer, that clears the rows behind the last one in all its sections."""
     p = code.p
     sections = p.kept if operand == "saved" else p.slopes
     with module.task(task_name) as (k, args, layer, _thread):
