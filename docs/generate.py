@@ -54,7 +54,18 @@ EXAMPLES = {
         "activation_bwd sigmoid shape8x64x56x56 f32",
     ),
     "matmul": ("matmul m512 n512 k512 f32", "matmul m1 n1000 k4096 f64"),
-    "tensor_ops": ("add shape8x64x56x56 f32", "copy shape8x64x56x56 f32"),
+    "tensor_ops": (
+        "add shape8x64x56x56 f32",
+        "copy shape8x64x56x56 f32",
+        "op_tensor max shape8x64x56x56 bf16",
+        "fill shape8x64x56x56 f32",
+    ),
+    "transform": (
+        "transform shape8x64x56x56 pad0x0x1x1 f32",
+        "transform shape8x3x224x224 pad0 u8 to_f16 y=nhwc",
+        "fold shape8x64x56x56 by2 f32",
+        "concat shape8x128x28x28 axis1 parts64x64 f32",
+    ),
 }
 
 

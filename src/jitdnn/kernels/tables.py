@@ -99,6 +99,7 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", Reduce, None): (SweptReduce(), REFERENCE),
     ("cpu", Recurrent, "fwd"): (FusedSteps(), REFERENCE),
     ("cpu", Recurrent, "bwd_data"): (FusedSteps(), REFERENCE),
+    ("cpu", Recurrent, "bwd_weights"): (FusedSteps(), REFERENCE),
     ("cpu", Softmax, "fwd"): _SOFTMAX,
     ("cpu", Softmax, "bwd"): _SOFTMAX,
     ("cpu", Unpooling, "fwd"): _UNPOOLING,

@@ -268,7 +268,8 @@ def _prepare(
     # an empty result needs no kernel, but it is checked like every other
     is_empty = all(operand.descriptor.size == 0 for operand in outputs)
     plan = None if is_empty else handle.plan(recipe.problem, request, recipe.epilogue)
-    return _Call(recipe, plan, borrowed[0].library, op.in_place)
+    owner = next(array for array in (*borrowed, *targets) if array is not None)
+    return _Call(recipe, plan, owner.library, op.in_place)
 
 
 def _seen_outputs(recipe: Recipe, outputs: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
@@ -373,6 +374,7 @@ def packed_like(like: TensorDescriptor, shape: Sequence[int]) -> TensorDescripto
     return TensorDescriptor.packed(shape, like.dtype, like.nearest_layout)
 
 
-def same_order(like: TensorDescriptor) -> TensorDescriptor:
-    """Return the dense descriptor of the shape of `like` with its axes in the same order in memory."""
-    return TensorDescriptor(like.shape, packed_strides(like.shape, like.order), like.dtype)
+def same_order(like: TensorDescriptor, shape: Sequence[int] | None = None) -> TensorDescriptor:
+    """Return the dense descriptor of `shape`, that of `like` by default, with its axes in the order of `like`."""
+    extents = like.shape if shape is None else tuple(shape)
+    return TensorDescriptor(extents, packed_strides(extents, like.order), like.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
+from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.handle import Handle, current_handle
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.tables import elementwise_kernel
@@ -22,6 +22,7 @@ from jitdnn.tensor import (
     borrow,
     compute_dtype,
     dtype_name,
+    dtype_of,
     numpy_dtype,
 )
 
@@ -65,7 +66,7 @@ class ElementwiseKernel:
         each: Sequence[Any] = dtype if isinstance(dtype, (tuple, list)) else (dtype,) * count
         if len(each) != count:
             raise InvalidArgument(f"{len(each)} dtypes for {count} results: give one, or one for each")
-        self.dtypes = tuple(None if one is None else _name(one) for one in each)
+        self.dtypes = tuple(None if one is None else dtype_of(one) for one in each)
 
     def __repr__(self) -> str:
         return f"<elementwise {'; '.join(map(str, self.formula.results))}>"
@@ -194,19 +195,6 @@ def result_dtypes(formula: Formula, inputs: Sequence[str], wanted: Sequence[str 
         one or ("bool" if is_truth else common)
         for one, is_truth in zip(wanted, formula.is_truth, strict=True)
     ]
-
-
-def _name(dtype: DType) -> str:
-    if isinstance(dtype, str) and dtype in (*REAL_DTYPES, "bool"):
-        return dtype
-    try:
-        found = numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
-        name = dtype_name(found)
-    except TypeError:
-        name = None
-    if name is None:
-        raise InvalidType(f"{dtype!r} is no dtype of arrays here: give a name such as 'f32' or a NumPy dtype")
-    return name
 
 
 def _require_apart(

@@ -16,7 +16,7 @@ from jitdnn.tensor.descriptor import (
     layout_order,
     packed_strides,
 )
-from jitdnn.tensor.dtypes import DTYPES, REAL_DTYPES, compute_dtype, dtype_name, numpy_dtype
+from jitdnn.tensor.dtypes import DTYPES, REAL_DTYPES, compute_dtype, dtype_name, dtype_of, numpy_dtype
 
 __all__ = [
     "DTYPES",
@@ -29,6 +29,7 @@ __all__ = [
     "canonical_layout",
     "compute_dtype",
     "dtype_name",
+    "dtype_of",
     "empty",
     "layout_order",
     "numpy_dtype",

@@ -51,6 +51,14 @@ class Array:
         d = self.descriptor
         return f"Array({self.library} {d.dtype} shape={d.shape} strides={d.strides} at {self.pointer:#x})"
 
+    def part(self, *ranges: slice | None) -> Array:
+        """Return a sub-region of the same memory: a slice, or None for all, for each axis from the first on."""
+        cut = self.descriptor.slice(*ranges)
+        descriptor = TensorDescriptor(cut.shape, cut.strides, cut.dtype).normalized()
+        key = ("part", self.library, descriptor)
+        pointer = self.pointer + cut.offset * DTYPES[cut.dtype]
+        return Array(pointer, descriptor, self.owner, self.library, self.is_readonly, key)
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return a NumPy view of the same memory, of the logical shape. It keeps the owner alive."""
         return view(self.pointer, self.descriptor, self)
@@ -235,6 +243,8 @@ def _borrow_other(x: Any) -> Array:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _borrow_torch(x, torch)
+    if isinstance(x, Array):
+        return x
     if isinstance(x, np.ma.MaskedArray):
         raise InvalidType("a masked array: its mask would be ignored, pass .filled(value)")
     if isinstance(x, np.ndarray):

@@ -68,6 +68,25 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return _NUMPY_DTYPES.setdefault("bf16", np.dtype(ml_dtypes.bfloat16))
 
 
+def dtype_of(dtype: object) -> str:
+    """Return the name in `DTYPES` of what a user calls a dtype: such a name, or a dtype of NumPy or PyTorch.
+
+    Raises InvalidType.
+    """
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return dtype
+    text = str(dtype)
+    try:
+        name = dtype_name(np.dtype(text.removeprefix("torch.") if text.startswith("torch.") else dtype))  # type: ignore[call-overload]
+    except TypeError:
+        name = "bf16" if text.endswith("bfloat16") else None
+    if name is None:
+        raise InvalidType(
+            f"{dtype!r} is no dtype of arrays here: give one of {', '.join(DTYPES)}, or a NumPy dtype"
+        )
+    return name
+
+
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
     """Return the name in `DTYPES` of a NumPy dtype in native byte order, None if it has none."""
     if not dtype.isnative:

@@ -155,24 +155,28 @@ def _trace(module: Module, code: ElementwiseCode) -> None:
         place = max(0, axes - 2) if STRIDED in code.moves else axes - 1
         extents = [*rows[:place], blocks, *rows[place:]]
         steps = [[*s[:-1][:place], jump, *s[:-1][place:]] for s, jump in zip(strides, jumps, strict=True)]
-        alpha, beta = arguments.alpha(code.computing), arguments.beta(code.computing)
+        # integers are scaled as reals, and exact where they are not scaled
+        is_real = code.computing in REAL_DTYPES
+        scaling = code.computing if is_real else "f64"
+        alpha, beta = arguments.alpha(scaling), arguments.beta(scaling)
         pointers = [arguments.pointer(t, d).as_real(code.computing) for t, d in enumerate(code.dtypes)]
         first = task * per_task
         last = (first + per_task).min(units)
 
-        def body(blends: bool) -> None:
+        def body(alpha: Value | None, beta: Value | None) -> None:
             counter = Counter(k, first, extents, steps, bases)
             for _unit in k.range(first, last):
                 here = [p + offset.get() for p, offset in zip(pointers, counter.offsets, strict=True)]
                 start = counter.digits[place].get() * block
-                row = _Row(k, code, here, inner, alpha, beta if blends else None)
+                row = _Row(k, code, here, inner, alpha, beta)
                 row.run((run - start).min(block))
                 counter.advance()
 
-        with k.when(beta == 0.0):
-            body(blends=False)
-        with k.when(beta != 0.0):
-            body(blends=True)
+        is_simple = beta == 0.0 if is_real else (beta == 0.0) & (alpha == 1.0)
+        with k.when(is_simple):
+            body(alpha if is_real else None, None)
+        with k.when(~is_simple):
+            body(alpha, beta)
 
 
 class _Row:
@@ -184,7 +188,7 @@ class _Row:
         code: ElementwiseCode,
         pointers: Sequence[Pointer],
         strides: Sequence[Value],
-        alpha: Value,
+        alpha: Value | None,
         beta: Value | None,
     ) -> None:
         self.k, self.code, self.pointers = k, code, pointers
@@ -192,7 +196,7 @@ class _Row:
         self.strides: list[Any] = [
             {UNIT: 1, REPEATED: 0}.get(move, stride) for move, stride in zip(code.moves, strides, strict=True)
         ]
-        self.alpha = k.splat(alpha, self.lanes)
+        self.alpha = None if alpha is None else k.splat(alpha, self.lanes)
         self.beta = None if beta is None else k.splat(beta, self.lanes)
         # what is the same for the whole run is loaded once
         self.repeated = {
@@ -244,12 +248,21 @@ class _Row:
         ]
         for number, result in enumerate(results):
             t = code.inputs + number
-            if number not in code.plain:
-                result = result * self.alpha
-                if self.beta is not None:
-                    old = self.pointers[t].load_strided(i, self.strides[t], self.lanes, mask)
-                    result = k.fma(self.beta, old, result) if result.is_float else result + self.beta * old
-            store(t, result, i, mask)
+            if number in code.plain or self.alpha is None:
+                store(t, result, i, mask)
+                continue
+            if result.is_float:
+                target = self.pointers[t]
+            else:
+                target, result = self.pointers[t].as_real("f64"), k.convert(result, "f64")
+            result = result * self.alpha
+            if self.beta is not None:
+                old = target.load_strided(i, self.strides[t], self.lanes, mask)
+                result = k.fma(self.beta, old, result)
+            if target is self.pointers[t]:
+                store(t, result, i, mask)
+            else:
+                target.store_strided(result, i, self.strides[t], mask)
 
     def store(self, tensor: int, result: Value, i: Value, mask: Value | None) -> None:
         self.pointers[tensor].store_strided(result, i, self.strides[tensor], mask)

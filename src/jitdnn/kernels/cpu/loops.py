@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Device
 from jitdnn.rtcg.builder import Builder, Pointer, Value
+from jitdnn.tensor import REAL_DTYPES
 
 # A task shorter than this is not worth handing to another thread; a thread asleep takes as long to wake.
 TASK_SECONDS = 15e-6
@@ -90,16 +91,23 @@ class Scale:
 
     def __init__(self, k: Builder, arguments: Arguments, dtype: str) -> None:
         self.k = k
-        self.alpha, self.beta = arguments.alpha(dtype), arguments.beta(dtype)
+        real = dtype if dtype in REAL_DTYPES else "f64"  # integers are scaled as reals, and exact where they are not
+        self.alpha, self.beta = arguments.alpha(real), arguments.beta(real)
 
     def store(self, target: Pointer, stride: int | Value, value: Value, mask: Value | None = None) -> None:
         """Blend ``value`` into the elements of ``target`` that are ``stride`` apart."""
         k = self.k
+        if not value.is_float:
+            is_plain = (self.alpha == 1.0) & (self.beta == 0.0)
+            with k.when(is_plain):
+                target.store_strided(value, 0, stride, mask)
+            with k.when(~is_plain):
+                self.store(target.as_real("f64"), stride, k.convert(value, "f64"), mask)
+            return
         result = k.register(value * k.splat(self.alpha, value.lanes))
         with k.when(self.beta != 0.0):
             old = target.load_strided(0, stride, value.lanes, mask)
-            beta = k.splat(self.beta, value.lanes)
-            result.set(k.fma(beta, old, result.get()) if old.is_float else beta * old + result.get())
+            result.set(k.fma(k.splat(self.beta, value.lanes), old, result.get()))
         target.store_strided(result.get(), 0, stride, mask)
 
     def start(self, target: Pointer, stride: int | Value, lanes: int, mask: Value | None = None) -> None:

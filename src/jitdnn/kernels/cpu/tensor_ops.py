@@ -1,35 +1,73 @@
-"""Sums and copies of tensors, broadcast or in another order in memory, as elementwise loops."""
+"""Whole tensors, elementwise: sums and copies, pairs under one operation, filling; one pass over memory each."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.elementwise import build_elementwise, estimate_elementwise
+from jitdnn.kernels.cpu.transform import COPY, constant
 from jitdnn.problems.problem import Problem
-from jitdnn.problems.tensor_ops import AddTensor
-from jitdnn.rtcg.expression import trace
+from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
+from jitdnn.rtcg.expression import Expression, apply, trace
+from jitdnn.tensor import compute_dtype
 
-_SUM, _COPY = trace(lambda a, b: a + b), trace(lambda a: a)
+_SUM, _ONE = trace(lambda a, b: a + b), constant(1.0)
+_OPERATIONS = {"add": "add", "mul": "multiply", "min": "minimum", "max": "maximum", "sqrt": "sqrt"}
 
 
-class ElementwiseAdd(Algorithm):
-    """One pass over memory, whatever the strides."""
-
+class _Elementwise(Algorithm):
     name = "elementwise"
-    problem = AddTensor
     deterministic = True
+    takes_no_epilogue: ClassVar[str] = "it takes no epilogue: use jd.elementwise instead"
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return "add takes no epilogue: use a traced expression instead" if epilogue is not None else None
+        return self.takes_no_epilogue if epilogue is not None else None
 
     def estimate(self, problem: Problem, device: Device) -> float:
         tensors = [operand.descriptor for operand in problem.operands]
-        return estimate_elementwise(_SUM if len(tensors) == 3 else _COPY, tensors, device)
+        return estimate_elementwise(self._expression(problem), tensors, device)
 
     def error_bound(self, problem: Problem) -> float:
         return 4.0 * UNIT_ROUNDOFF[problem.dtype]
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        tensors = [operand.descriptor for operand in cast(AddTensor, problem).operands]
-        return build_elementwise(_SUM if len(tensors) == 3 else _COPY, tensors, device)
+        tensors = [operand.descriptor for operand in problem.operands]
+        computing = compute_dtype(*(tensor.dtype for tensor in tensors))
+        return build_elementwise(self._expression(problem), tensors, device, computing=computing)
+
+    def _expression(self, problem: Problem) -> Expression:
+        raise NotImplementedError
+
+
+class ElementwiseAdd(_Elementwise):
+    """Sums and copies, broadcast or in another order in memory."""
+
+    problem = AddTensor
+
+    def _expression(self, problem: Problem) -> Expression:
+        return COPY if cast(AddTensor, problem).b is None else _SUM
+
+
+class ElementwiseOp(_Elementwise):
+    """An operation on one tensor or two, scaled as they are read."""
+
+    problem = OpTensor
+
+    def _expression(self, problem: Problem) -> Expression:
+        op = cast(OpTensor, problem)
+        if op.operation == "not":
+            return trace(lambda a: 1.0 - op.a_scale * a)
+        name = _OPERATIONS[op.operation]
+        if op.b is None:
+            return trace(lambda a: apply(name, op.a_scale * a))
+        return trace(lambda a, b: apply(name, op.a_scale * a, op.b_scale * b))
+
+
+class ElementwiseFill(_Elementwise):
+    """A constant, blended with what is there."""
+
+    problem = Fill
+
+    def _expression(self, problem: Problem) -> Expression:
+        return _ONE
