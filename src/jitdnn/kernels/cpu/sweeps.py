@@ -109,7 +109,7 @@ def build_sweeps(
     for t in range(len(tensors) + 1):
         values |= {
             f"base.{t}": layout.bases[t], f"inner.{t}": layout.inner[1][t], f"lane.{t}": layout.lane_strides[t],
-            f"next.{t}": _next_unit(layout, t, width),
+            f"first.{t}": layout.firsts[t], f"next.{t}": _next_unit(layout, t, width),
             f"blocks.{t}": layout.inner[1][t] * layout.block, f"lane_blocks.{t}": layout.lane[1][t] * width,
         }  # fmt: skip
         for name, axes in (("kept", layout.kept), ("reduced", layout.reduced)):

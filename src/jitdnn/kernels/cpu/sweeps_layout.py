@@ -20,6 +20,8 @@ Axis = tuple[int, tuple[int, ...]]
 """An extent, and the stride along it of each tensor and of the position in the row."""
 
 UNIT, REPEATED, STRIDED = "unit", "repeated", "strided"
+# strides from lane to lane that are compiled in; those beyond 1 are loaded and stored by shuffles
+CONSTANT_STRIDES = {REPEATED: 0, UNIT: 1, "2": 2, "3": 3, "4": 4}
 
 _ROW_CYCLES = 25.0  # to put the lanes of one row together, for each reduction
 _STEP_CYCLES = 4.0
@@ -28,7 +30,7 @@ _PART = 16384  # elements at least in a part of a row
 _SMALL_PART = 4096  # the same where rows lie between each other and are read in the order of memory
 _MOST_PARTS = 64
 _FAR_BYTES = 8 << 20  # from here on that order matters
-STAGE_ELEMENTS = 16384  # of what is stored of a row for later sweeps
+STAGE_ELEMENTS = 32768  # of what is stored of a row for later sweeps
 _MOST_UNITS = 96  # from here on rows are shared as they are
 _FEW_UNITS = 12  # the same where later sweeps find the row in the cache
 _CACHED_BYTES = 512 << 10
@@ -46,6 +48,9 @@ class Layout:
     reduced: tuple[Axis, ...]
     inner: Axis
     bases: tuple[int, ...]
+    firsts: tuple[
+        int, ...
+    ]  # from where a row begins in memory to its index 0: not 0 where it is walked backwards
     vectors: int  # of a unit, across
     unroll: int  # accumulators for each of them
     block: int  # of the inner axis
@@ -79,7 +84,8 @@ class Layout:
 
     def moves(self) -> tuple[str, ...]:
         """How each tensor moves from lane to lane."""
-        return tuple({1: UNIT, 0: REPEATED}.get(stride, STRIDED) for stride in self.lane_strides)
+        names = {stride: move for move, stride in CONSTANT_STRIDES.items()}
+        return tuple(names.get(stride, STRIDED) for stride in self.lane_strides)
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ def lay_out(
     tensors: Sequence[TensorDescriptor], axes: Sequence[int], wants: Wants, mode: str | None = None
 ) -> Layout:
     """The cheapest loops over tensors of one shape; `mode` "along" or "across" asks for one kind."""
-    kept, reduced, bases = _joined(tensors, axes, wants.places)
+    kept, reduced, bases, firsts = _joined(tensors, axes, wants.places)
     count = len(tensors) + 1
     none: Axis = (1, (0,) * count)
     rows, row = prod(e for e, _ in kept), prod(e for e, _ in reduced)
@@ -108,7 +114,7 @@ def lay_out(
 
     def vector_cycles(axis: Axis) -> float:
         moved = zip(sizes, axis[1], strict=False)
-        gathers = sum(2 * size >= biggest and stride not in (0, 1) for size, stride in moved)
+        gathers = sum(2 * size >= biggest and not 0 <= stride <= 4 for size, stride in moved)
         return 3.0 * wants.sweeps + gathers * _GATHER_CYCLES * wants.lanes
 
     def cycles_along(axis: Axis) -> float:
@@ -135,11 +141,11 @@ def lay_out(
             inner = reduced[number]
     if reduced:
         reduced.remove(inner)
-    return _blocked(is_across, kept, lane, reduced, inner, bases, wants, tensors, rows)
+    return _blocked(is_across, kept, lane, reduced, inner, bases, firsts, wants, tensors, rows)
 
 
 def _blocked(
-    is_across: bool, kept: list[Axis], lane: Axis, reduced: list[Axis], inner: Axis, bases: tuple[int, ...],
+    is_across: bool, kept: list[Axis], lane: Axis, reduced: list[Axis], inner: Axis, bases: tuple[int, ...], firsts: tuple[int, ...],
     wants: Wants, tensors: Sequence[TensorDescriptor], rows: int,
 ) -> Layout:  # fmt: skip
     lanes, outer = wants.lanes, prod(e for e, _ in reduced)
@@ -172,7 +178,7 @@ def _blocked(
     if is_long:
         flush = max(1, _RUN * width * unroll // max(1, block))
     return Layout(
-        is_across, tuple(kept), lane, tuple(reduced), inner, bases, vectors, unroll, max(1, block), per_part,
+        is_across, tuple(kept), lane, tuple(reduced), inner, bases, firsts, vectors, unroll, max(1, block), per_part,
         max(1, -(-steps // per_part)), flush,
     )  # fmt: skip
 
@@ -200,8 +206,9 @@ def _is_scattered(kept: Sequence[Axis], reduced: Sequence[Axis], tensors: Sequen
 
 def _joined(
     tensors: Sequence[TensorDescriptor], axes: Sequence[int], places: bool
-) -> tuple[list[Axis], list[Axis], tuple[int, ...]]:
-    """The kept and the reduced axes, each from the outermost in memory inwards, and where the tensors begin."""
+) -> tuple[list[Axis], list[Axis], tuple[int, ...], tuple[int, ...]]:
+    """The kept and the reduced axes, each from the outermost in memory inwards, where the tensors
+    begin, and where index 0 of a row is from there."""
     shape = tensors[0].shape
     positions, step = [0] * len(shape), 1
     for axis in sorted(axes, reverse=True):
@@ -210,7 +217,7 @@ def _joined(
     reach = [prod(e for e, s in zip(shape, t.strides, strict=True) if s) * DTYPES[t.dtype] for t in tensors]
     # of equals the last one, which is an output: stores cost more than loads
     principal = max(range(len(tensors)), key=lambda t: (reach[t], t))
-    bases = [0] * (len(tensors) + 1)
+    bases, firsts = [0] * (len(tensors) + 1), [0] * (len(tensors) + 1)
     groups: tuple[list[Axis], list[Axis]] = ([], [])
     for axis, extent in enumerate(shape):
         if extent == 1:
@@ -219,6 +226,8 @@ def _joined(
         if steps[principal] < 0:  # walk the other way
             bases = [base + (extent - 1) * s for base, s in zip(bases, steps, strict=True)]
             steps = [-s for s in steps]
+            if axis in axes:
+                firsts = [first + (extent - 1) * s for first, s in zip(firsts, steps, strict=True)]
         groups[axis in axes].append((extent, tuple(steps)))
     result = []
     for group in groups:
@@ -229,4 +238,4 @@ def _joined(
             else:
                 joined.append((extent, steps_))
         result.append(joined)
-    return result[0], result[1], tuple(bases)
+    return result[0], result[1], tuple(bases), tuple(firsts)
