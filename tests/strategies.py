@@ -11,6 +11,7 @@ from hypothesis import assume
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems import (
+    LRN,
     Activation,
     AddTensor,
     Attention,
@@ -18,6 +19,7 @@ from jitdnn.problems import (
     BiasGradient,
     Convolution,
     CrossEntropy,
+    DivisiveNorm,
     GroupNorm,
     LayerNorm,
     MatMul,
@@ -25,8 +27,10 @@ from jitdnn.problems import (
     Problem,
     Reduce,
     Softmax,
+    Unpooling,
 )
 from jitdnn.problems.activation import FUNCTIONS
+from jitdnn.problems.pooling import INDEX_DTYPES as POOLING_INDICES
 from jitdnn.problems.reduce import INDEX_DTYPES, INDEXED, OPS
 from jitdnn.tensor import TensorDescriptor, compute_dtype, packed_strides
 
@@ -117,24 +121,86 @@ def poolings(draw: st.DrawFn) -> Pooling:
     rank = draw(st.integers(1, 3))
     direction, dtype = draw(st.sampled_from(("fwd", "bwd"))), draw(DTYPES)
     mode = draw(st.sampled_from(("max", "avg")))
+    if direction == "fwd":
+        dtype = draw(st.sampled_from((dtype, dtype, dtype, "i8", "u8")))
     axes = range(rank)
     x_shape = (draw(st.integers(0, 2)), draw(st.sampled_from(AWKWARD)))
     x_shape += tuple(draw(st.integers(1, 11 if rank < 3 else 6)) for _ in axes)
-    window = tuple(draw(st.integers(1, 4)) for _ in axes)
-    stride = tuple(draw(st.integers(1, 4)) for _ in axes)
-    padding = tuple(draw(padding_pairs(k - 1)) for k in window)
-    include, rounding = draw(st.booleans()), draw(st.sampled_from(("floor", "ceil", "caffe")))
-    try:
-        plain = Pooling.make(direction, mode, x_shape, window, stride, padding, include, rounding, dtype)
-    except InvalidArgument:
-        assume(False)
-    tensors = {operand.name: draw(descriptors(operand.descriptor.shape, dtype)) for operand in plain.inputs}
-    tensors[plain.operands[-1].name] = draw(descriptors(plain.output.shape, dtype, is_output=True))
-    tensors = {"x": plain.x, "y": plain.y, **tensors}
-    return Pooling(
-        direction, mode, window=window, stride=stride, padding=padding, count_include_pad=include,
-        rounding=rounding, **tensors,
-    )  # fmt: skip
+    indices = draw(st.sampled_from((None, *POOLING_INDICES))) if (direction, mode) == ("fwd", "max") else None
+    if draw(st.integers(0, 4)) == 0:
+        out = [draw(st.integers(1, 8)) for _ in axes]
+        plain = Pooling.adaptive(direction, mode, x_shape, out, dtype, indices=indices)
+    else:
+        window = tuple(draw(st.integers(1, 4)) for _ in axes)
+        dilation = tuple(draw(st.sampled_from((1, 1, 2, 3))) for _ in axes)
+        padding = tuple(draw(padding_pairs((k - 1) * d)) for k, d in zip(window, dilation, strict=True))
+        try:
+            plain = Pooling.make(
+                direction, mode, x_shape, window, tuple(draw(st.integers(1, 4)) for _ in axes), padding,
+                draw(st.booleans()), draw(st.sampled_from(("floor", "ceil", "caffe"))), dtype,
+                dilation=dilation, indices=indices,
+            )  # fmt: skip
+        except InvalidArgument:
+            assume(False)
+    tensors = {
+        operand.name: draw(
+            descriptors(operand.descriptor.shape, operand.descriptor.dtype, is_output=operand in plain.outputs)
+        )
+        for operand in plain.operands
+    }
+    return replace(plain, **tensors)
+
+
+@st.composite
+def unpoolings(draw: st.DrawFn) -> Unpooling:
+    direction, dtype, rank = draw(st.sampled_from(("fwd", "bwd"))), draw(DTYPES), draw(st.integers(1, 3))
+    first = (draw(st.integers(0, 2)), draw(st.sampled_from(AWKWARD)))
+    small, large = ((*first, *(draw(st.integers(1, most)) for _ in range(rank))) for most in (5, 7))
+    is_forward = direction == "fwd"
+    return Unpooling(
+        direction,
+        draw(descriptors(small, dtype, is_output=not is_forward)),
+        draw(descriptors(small, draw(st.sampled_from(POOLING_INDICES)))),
+        draw(descriptors(large, dtype, is_output=is_forward)),
+    )
+
+
+def _window_numbers(draw: st.DrawFn) -> dict[str, Any]:
+    """Of LRN and divisive normalization."""
+    return {
+        "size": draw(st.sampled_from((1, 2, 3, 5, 6, 18))),
+        "alpha": draw(st.sampled_from((1e-4, 0.5, 3.0))),
+        "beta": draw(st.sampled_from((0.5, 0.75, 1.0, 0.6))),
+        "k": draw(st.sampled_from((1.0, 2.0))),
+    }
+
+
+def _image_shape(draw: st.DrawFn) -> tuple[int, ...]:
+    rank = draw(st.integers(1, 3))
+    space = (draw(st.integers(1, 19 if rank < 3 else 5)) for _ in range(rank))
+    return (draw(st.integers(0, 2)), draw(st.sampled_from(AWKWARD)), *space)
+
+
+@st.composite
+def lrns(draw: st.DrawFn) -> LRN:
+    shape, dtype, direction = _image_shape(draw), draw(DTYPES), draw(st.sampled_from(("fwd", "bwd")))
+    names = ("x", "y") if direction == "fwd" else ("x", "dy", "dx")
+    tensors = {name: draw(descriptors(shape, dtype, is_output=name == names[-1])) for name in names}
+    tensors.setdefault("y", TensorDescriptor.packed(shape, dtype))
+    mode = draw(st.sampled_from(("across", "within")))
+    return LRN(direction, mode, **tensors, **_window_numbers(draw))
+
+
+@st.composite
+def divisive_norms(draw: st.DrawFn) -> DivisiveNorm:
+    shape, dtype, direction = _image_shape(draw), draw(DTYPES), draw(st.sampled_from(("fwd", "bwd")))
+    outputs = ("y",) if direction == "fwd" else ("dx", "dmeans")
+    names = ["x", *(["means"] if draw(st.booleans()) else []), *(["dy"] if direction == "bwd" else []), *outputs]
+    if "means" not in names and "dmeans" in names:
+        names.remove("dmeans")
+    tensors = {name: draw(descriptors(shape, dtype, is_output=name in outputs)) for name in names}
+    tensors.setdefault("y", TensorDescriptor.packed(shape, dtype))
+    return DivisiveNorm(direction, **tensors, **_window_numbers(draw))
 
 
 def shapes(least: int = 1, most: int = 5, empty: bool = True) -> st.SearchStrategy[tuple[int, ...]]:
@@ -297,6 +363,9 @@ def problems() -> st.SearchStrategy[Problem]:
         convolutions(),
         bias_gradients(),
         poolings(),
+        unpoolings(),
+        lrns(),
+        divisive_norms(),
         softmaxes(),
         reductions(),
         activations(),

@@ -303,9 +303,9 @@ def relu(name: str, bottom: str, top: str, fields: str = "") -> str:
     ("text", "kind", "reason"),
     [
         (
-            'layer { name: "a" type: "LRN" }',
+            'layer { name: "a" type: "MVN" }',
             NotSupported,
-            r"'a' \(line 1\) has type 'LRN'; the library has Accuracy",
+            r"'a' \(line 1\) has type 'MVN'; the library has Accuracy",
         ),
         ('layer { name: "a" }', NotSupported, "has no type"),
         ('debug_info: true name: "x"', NotSupported, "take the line out"),

@@ -10,6 +10,7 @@ from jitdnn.caffe.layers.data import DataLayer
 from jitdnn.caffe.layers.dropout import DropoutLayer
 from jitdnn.caffe.layers.inner_product import InnerProductLayer
 from jitdnn.caffe.layers.input import InputLayer
+from jitdnn.caffe.layers.lrn import LRNLayer
 from jitdnn.caffe.layers.pooling import PoolingLayer
 from jitdnn.caffe.layers.power import PowerLayer
 from jitdnn.caffe.layers.shapes import FlattenLayer, SplitLayer
@@ -27,6 +28,7 @@ LAYERS: dict[str, type[Layer]] = {
         FlattenLayer,
         InnerProductLayer,
         InputLayer,
+        LRNLayer,
         PoolingLayer,
         PowerLayer,
         ReLULayer,
