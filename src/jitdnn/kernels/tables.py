@@ -23,6 +23,8 @@ from jitdnn.kernels.cpu.embedding import EmbeddingRows
 from jitdnn.kernels.cpu.elementwise import build_elementwise
 from jitdnn.kernels.cpu.lrn import DivisiveNormAlong, DivisiveNormBeside, LRNAlong, LRNBeside
 from jitdnn.kernels.cpu.layer_norm import LayerNormRows
+from jitdnn.kernels.cpu.grid_sample_channels import GridSampleChannels
+from jitdnn.kernels.cpu.grid_sample_pixels import GridSamplePixels
 from jitdnn.kernels.cpu.matmul import PackedGemm
 from jitdnn.kernels.cpu.normalization import SweepsNormalization
 from jitdnn.kernels.cpu.pooling_channels import PoolingChannels, PoolingStrided
@@ -58,6 +60,7 @@ from jitdnn.problems.resize import Resize
 from jitdnn.problems.rnn import Recurrent
 from jitdnn.problems.softmax import Softmax
 from jitdnn.problems.unpooling import Unpooling
+from jitdnn.problems.spatial_transformer import AffineGrid, GridSample
 from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
 from jitdnn.problems.transform import Concatenate, Transform
 from jitdnn.rtcg.expression import Expression
@@ -70,6 +73,7 @@ _SOFTMAX = (SoftmaxAlong(), SoftmaxAcross(), REFERENCE)
 _LRN = (LRNAlong(), LRNBeside(), REFERENCE)
 _DIVISIVE_NORM = (DivisiveNormAlong(), DivisiveNormBeside(), REFERENCE)
 _RESIZE = (ResizeChannels(), ResizeRows(), REFERENCE)
+_SAMPLE = (GridSampleChannels(), GridSamplePixels(), REFERENCE)
 _ACTIVATION = (ElementwiseActivation(), REFERENCE)
 
 _NORMALIZATION = (SweepsNormalization(), REFERENCE)
@@ -115,6 +119,9 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", Resize, "bwd"): _RESIZE,
     ("cpu", Embedding, "fwd"): (EmbeddingRows(), REFERENCE),
     ("cpu", Embedding, "bwd"): (EmbeddingRows(), REFERENCE),
+    ("cpu", GridSample, "fwd"): _SAMPLE,
+    ("cpu", GridSample, "bwd_data"): _SAMPLE,
+    ("cpu", GridSample, "bwd_grid"): _SAMPLE,
     ("cpu", Random, None): (PhiloxFill(), REFERENCE),
     ("cpu", Attention, "fwd"): (TiledForward(), REFERENCE),
     ("cpu", Attention, "bwd"): (TiledBackward(), REFERENCE),

@@ -7,14 +7,14 @@ from typing import cast
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.cpu.rnn_plan import BackwardPlan, ForwardPlan
+from jitdnn.kernels.cpu.rnn_plan import BackwardPlan, ForwardPlan, WeightsPlan
 from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.rnn import Recurrent
 from jitdnn.rtcg.compile import load
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
-Plan = ForwardPlan | BackwardPlan
+Plan = ForwardPlan | BackwardPlan | WeightsPlan
 
 
 class FusedSteps(Algorithm):
@@ -61,8 +61,8 @@ class FusedSteps(Algorithm):
 
 def _plan(problem: Problem, device: Device) -> Plan:
     p = cast(Recurrent, problem)
-    kind = ForwardPlan if p.direction == "fwd" else BackwardPlan
-    return kind(p, cast(CpuDevice, device))
+    kinds: dict[str, type[Plan]] = {"fwd": ForwardPlan, "bwd_data": BackwardPlan, "bwd_weights": WeightsPlan}
+    return kinds[p.direction](p, cast(CpuDevice, device))
 
 
 def _is_packed(tensor: TensorDescriptor) -> bool:

@@ -12,6 +12,7 @@ from jitdnn.kernels.cpu.rnn_forward import Forward
 from jitdnn.kernels.cpu.rnn_frame import SEQUENCES, STATES, Code, Room, stride_names, strides_of, table_places
 from jitdnn.kernels.cpu.rnn_products import ROWS_A_TASK
 from jitdnn.kernels.cpu.rnn_tables import STEPS_A_TASK
+from jitdnn.kernels.cpu.rnn_weights import ROWS_A_COPY, SIDE, TILE, Weights
 from jitdnn.kernels.cpu.tiles import ceil_div, step_cycles
 from jitdnn.problems.rnn import Recurrent
 from jitdnn.rtcg.builder import Module
@@ -245,7 +246,9 @@ class BackwardPlan:
         tiles = p.directions * ceil_div(p.batch, code.rows)
         cell = _CELL_CYCLES * p.gates * code.rows * ceil_div(p.padded, self.lanes)
         cycles = tiles * (b.blocks * b.recurrent_product.depth * step_cycles(code.rows, code.block) + cell)
-        return cycles + bool(p.projection) * tiles * b.cell_blocks * p.size * step_cycles(code.rows, code.wide)
+        return cycles + bool(p.projection) * tiles * b.cell_blocks * p.size * step_cycles(
+            code.rows, code.wide
+        )
 
     @cached_property
     def cycles(self) -> float:
@@ -267,7 +270,9 @@ class BackwardPlan:
 
     @property
     def shares(self) -> int:
-        return product_shares(self.p, self.device, ceil_div(self.backward.widest, self.code.wide * self.lanes))
+        return product_shares(
+            self.p, self.device, ceil_div(self.backward.widest, self.code.wide * self.lanes)
+        )
 
     @cached_property
     def numbers(self) -> list[int]:
@@ -301,6 +306,99 @@ class BackwardPlan:
             columns = b.columns(layer == 0) // self.lanes
             phases += [(f"pack_{name}", columns * p.directions * p.gates), (name, chunks), ("below", 1)]
         return [*phases, ("scatter", copies)]
+
+
+@dataclass(frozen=True)
+class WeightsPlan:
+    """One problem of gradients of the weights on one device."""
+
+    p: Recurrent
+    device: CpuDevice
+
+    @cached_property
+    def lanes(self) -> int:
+        return self.device.isa.lanes(compute_dtype(self.p.element))
+
+    @cached_property
+    def code(self) -> Code:
+        slots = tuple(sorted((*self._names, *stride_names(self.p))))
+        return make_code(self.p, self.device.isa, 1, 1, slots)
+
+    @property
+    def weights(self) -> Weights:
+        return Weights(self.code, self.lanes)
+
+    @property
+    def trace(self) -> Callable[[Module], None]:
+        return self.weights.trace
+
+    _names = (
+        "steps", "batch", "rows", "layers", "shares", "at.counts", "at.starts", "at.order", "at.tiles", "at.x",
+        "at.next", "at.before", "at.full", "at.gates", "at.out",
+    )  # fmt: skip
+
+    @cached_property
+    def room(self) -> Room:
+        p, w = self.p, self.weights
+        room = Room(self.code.dtype, table_places(p)[1])
+        room.add("tiles", self.device.threads * w.tile)
+        room.add("x", p.rows * w.panels("x") * w.width)
+        room.add("next", (p.layers > 1) * p.rows * w.panels("next") * w.width)
+        room.add("before", p.directions * p.rows * w.panels("before") * w.width)
+        room.add("gates", p.directions * p.rows * w.sides("gates") * SIDE)
+        projected = bool(p.projection) * p.directions * p.rows
+        room.add("full", projected * w.panels("full") * w.width)
+        room.add("out", projected * w.sides("out") * SIDE)
+        return room
+
+    @cached_property
+    def cycles(self) -> float:
+        """Cycles of everything on one thread."""
+        p, w, code = self.p, self.weights, self.code
+        tiles, total = p.directions * w.sides("gates") * (SIDE // TILE), 0.0
+        for layer in range(p.layers):
+            panels = w.panels("x" if layer == 0 else "next") + w.panels("before")
+            total += tiles * panels * p.rows * step_cycles(TILE, code.wide)
+            columns = panels * w.width + p.directions * w.slopes
+            total += p.rows * columns / self.lanes * 4.0
+        if p.projection:
+            sums = p.directions * w.sides("out") * (SIDE // TILE) * w.panels("full")
+            total += p.layers * sums * p.rows * step_cycles(TILE, code.wide)
+        return total
+
+    @property
+    def shares(self) -> int:
+        w = self.weights
+        wanted = 4 * self.device.threads if self.device.threads > 1 else 1
+        return max(1, min(w.panels("before"), ceil_div(wanted, self.p.directions * w.sides("gates"))))
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The run-time numbers, in the order of the code's slots."""
+        p = self.p
+        values = {
+            "steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers, "shares": self.shares,
+        }  # fmt: skip
+        values |= table_places(p)[0] | self.room.at | strides_of(p)
+        return [values[name] for name in self.code.slots]
+
+    def phases(self) -> Phases:
+        p, w = self.p, self.weights
+        steps, rows = ceil_div(p.steps, STEPS_A_TASK), ceil_div(p.rows, ROWS_A_COPY)
+        sides = p.directions * w.sides("gates") * self.shares
+        phases: Phases = [("tables", 1)]
+        for layer in range(p.layers):
+            name = "first" if layer == 0 else "next"
+            phases.append((f"copy_{name}", steps if layer == 0 else rows))
+            phases += [("copy_states", steps * p.directions), ("copy_gates", rows * p.directions)]
+            phases += [(name, sides), ("states", sides)]
+            if p.projection:
+                phases += [("copy_full", rows * p.directions), ("copy_out", rows * p.directions)]
+                phases.append(("projection", p.directions * w.sides("out") * self.shares))
+            if p.biases:
+                phases.append(("biases", p.directions * w.slopes // self.lanes))
+            phases.append(("above", 1))
+        return phases
 
 
 def make_code(p: Recurrent, isa: Isa, rows: int, block: int, slots: tuple[str, ...]) -> Code:
