@@ -91,7 +91,7 @@ def _bell(x: Any) -> Any:
 
 def _inner(x: Any) -> Any:
     """Twice the argument of the hyperbolic tangent in GELU: 1 + tanh(u) is 2 sigmoid(2 u)."""
-    return (2.0 * _GELU[0]) * x + (2.0 * _GELU[0] * _GELU[1]) * (x * x * x)
+    return x * (2.0 * _GELU[0] + (2.0 * _GELU[0] * _GELU[1]) * (x * x))
 
 
 def _inner_slope(x: Any) -> Any:
@@ -110,6 +110,16 @@ def _mish(x: Any, e: Any) -> Any:
 def _mish_slope(x: Any, e: Any) -> Any:
     q = 1.0 / (e * (e + 2.0) + 2.0)
     return e * (e + 2.0) * q + x * (4.0 * e * (e + 1.0) * q) * q
+
+
+def _size(x: Any) -> Any:
+    """|x|, bounded where the tail of the normal distribution is 0 already."""
+    return apply("minimum", abs(x), 39.0)
+
+
+def _normal_cdf(x: Any) -> Any:
+    tail = apply("normal_tail", _size(x))
+    return where(x < 0.0, tail, 1.0 - tail)
 
 
 def _unbent(x: Any) -> Any:
@@ -154,15 +164,15 @@ _ROWS: dict[str, _Row] = {
         slope=lambda x, c: sigmoid(c * x) + c * _clip(x, -_FAR / c, _FAR / c) * _bell(c * x),
     ),
     "gelu": _Row(
-        lambda x: _least(x, -40.0) * apply("normal_cdf", x),
-        slope=lambda x: apply("normal_cdf", x) + _clip(x, -40.0, 40.0) * normal_density(x),
+        lambda x: relu(x) - _size(x) * apply("normal_tail", _size(x)),
+        slope=lambda x: _normal_cdf(x) + _clip(x, -40.0, 40.0) * normal_density(x),
     ),
     "gelu_tanh": _Row(
         lambda x: _least(x, -40.0) * sigmoid(_inner(x)),
         slope=lambda x: _gelu_slope(_clip(x, -40.0, 40.0)),
     ),
     "softplus": _Row(
-        lambda x, c: (_least(c * x, 0.0) + apply("log1p", apply("exp", -abs(c * x)))) * (1.0 / c),
+        lambda x, c: apply("log1pexp", c * x) * (1.0 / c),
         slope=lambda x, c: sigmoid(c * x),
         from_y=lambda y, c: -apply("expm1", -c * y),
     ),

@@ -204,6 +204,26 @@ class Builder:
         pattern = ir.Constant(ir.VectorType(INT32, len(lanes)), list(lanes))
         return Value(self, self.b.shuffle_vector(a.v, b.v, pattern))
 
+    def join(self, parts: Sequence[Value]) -> Value:
+        """Vectors one behind the other, as many as a power of two, as one wide vector."""
+        if len(parts) == 1:
+            return parts[0]
+        half = len(parts) // 2
+        low, high = self.join(parts[:half]), self.join(parts[half:])
+        if low.lanes == 1:
+            return self.insert(self.insert(self.splat(low, 2), low, 0), high, 1)
+        return self.shuffle(low, high, range(2 * low.lanes))
+
+    def split(self, value: Value, lanes: int) -> list[Value]:
+        """A wide vector as vectors of ``lanes``."""
+        if value.lanes == lanes:
+            return [value]
+        if lanes == 1:
+            return [self.extract(value, lane) for lane in range(value.lanes)]
+        return [
+            self.shuffle(value, value, range(start, start + lanes)) for start in range(0, value.lanes, lanes)
+        ]
+
     def spread_mask(self, mask: Value, stride: int, part: int) -> Value:
         """One part of the mask of ``stride`` vectors in which every stride-th element is a lane of ``mask``."""
         lanes = mask.lanes

@@ -73,7 +73,7 @@ def _bell(e: Traced) -> Traced:
 
 def normal_density(x: Traced) -> Traced:
     """The density of the normal distribution."""
-    # bounded as the distribution function bounds it, so that the two share the exponential
+    # bounded as the tail is, so that the two share the exponential
     a = apply("minimum", abs(x), 39.0)
     density: Traced = (1.0 / math.sqrt(2.0 * math.pi)) * apply("exp", (a * a) * -0.5)
     return density
@@ -96,6 +96,7 @@ _DERIVATIVES: Mapping[str, Callable[[Traced, Traced], Traced]] = {
     "sin": lambda x, y: apply("cos", x),
     "cos": lambda x, y: -apply("sin", x),
     "arctan": lambda x, y: 1.0 / (1.0 + x * x),
-    "normal_cdf": lambda x, y: normal_density(x),
+    "log1pexp": lambda x, y: apply("sigmoid", x),
+    "normal_tail": lambda x, y: -normal_density(x),
     "erf": lambda x, y: (2.0 / math.sqrt(math.pi)) * apply("exp", -(x * x)),
 }

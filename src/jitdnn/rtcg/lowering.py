@@ -38,8 +38,9 @@ _FUNCTIONS: dict[str, Callable[[Builder, Value], Value]] = {
     "log1p": vector_math.log1p,
     "tanh": vector_math.tanh,
     "sigmoid": vector_math.sigmoid,
+    "log1pexp": vector_math.log1pexp,
     "erf": vector_math.erf,
-    "normal_cdf": vector_normal.normal_cdf,
+    "normal_tail": vector_normal.normal_tail,
     "floor": vector_rounding.floor,
     "ceil": vector_rounding.ceil,
     "trunc": vector_rounding.trunc,
@@ -89,6 +90,25 @@ def lower(k: Builder, expression: Expression, inputs: Sequence[Value], dtype: st
     if not isinstance(result, Value):
         return k.constant(result, dtype, lanes)
     return k.splat(result, lanes)
+
+
+def lower_together(
+    k: Builder, expression: Expression, inputs: Sequence[Sequence[Value]], dtype: str | None = None
+) -> list[Value]:
+    """The expression over several sets of inputs, as many as a power of two, step by step.
+
+    Each step is done for all of them before the next one, so that the processor, which sees a part of the code only,
+    always finds work that waits for nothing.
+    """
+    joined = [
+        column[0] if all(value is column[0] and value.lanes == 1 for value in column) else k.join(column)
+        for column in zip(*inputs, strict=True)
+    ]
+    lanes = max((value.lanes for values in inputs for value in values), default=1)
+    result = lower(k, expression, joined, dtype)
+    if result.lanes == 1:
+        return [result] * len(inputs)
+    return k.split(result, lanes)
 
 
 def _same_lanes(k: Builder, arguments: list[Term], dtype: str) -> list[Value]:

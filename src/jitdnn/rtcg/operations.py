@@ -54,9 +54,9 @@ def _erf(x: Any) -> Any:
     return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
 
 
-def _normal_cdf(x: Any) -> Any:
+def _normal_tail(x: Any) -> Any:
     x = np.asarray(x)
-    tails = np.vectorize(math.erfc, otypes=[np.float64])(-x.astype(np.float64) * math.sqrt(0.5))
+    tails = np.vectorize(math.erfc, otypes=[np.float64])(x.astype(np.float64) * math.sqrt(0.5))
     return (0.5 * tails).astype(x.dtype)
 
 
@@ -77,8 +77,9 @@ _ROWS: dict[str, Operation] = {
     "log1p": Operation(1, np.log1p),
     "tanh": Operation(1, np.tanh),
     "sigmoid": Operation(1, _sigmoid),
+    "log1pexp": Operation(1, lambda x: np.logaddexp(x, np.zeros_like(x))),
     "erf": Operation(1, _erf),
-    "normal_cdf": Operation(1, _normal_cdf),
+    "normal_tail": Operation(1, _normal_tail),
     "floor": Operation(1, np.floor),
     "ceil": Operation(1, np.ceil),
     "trunc": Operation(1, np.trunc),

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import llvmlite.ir as ir
+
 from jitdnn.rtcg.builder import Builder, Value
 
 _TERMS = 40  # of the Taylor series that are shortened: far beyond the precision of f64
@@ -102,6 +104,12 @@ class _Format:
         """(2 atanh(s) - 2 s) / s^3 in z = s^2, for s = f / (2 + f) with 1 + f from 1/sqrt(2) to sqrt(2)."""
         series = [Fraction(2, 2 * k + 3) for k in range(_TERMS)]
         return economised(series, Fraction(0), Fraction(295, 10000), 3 if self.dtype == "f32" else 7)
+
+    @functools.cached_property
+    def near_logarithm(self) -> list[float]:
+        """(2 atanh(s) - 2 s) / s^3 in z = s^2 for s from 0 to 1/3."""
+        series = [Fraction(2, 2 * k + 3) for k in range(_TERMS)]
+        return economised(series, Fraction(0), Fraction(1, 9), 3 if self.dtype == "f32" else 11)
 
     @functools.cached_property
     def erf_series(self) -> list[float]:
@@ -196,13 +204,19 @@ def _reduce(k: Builder, x: Value) -> tuple[Value, Value, Value]:
     """x = n ln 2 + r with |r| <= ln(2) / 2: returns n as integers, r, and what r lost by rounding."""
     form = _format(x)
     high, low = form.ln2
-    shifted = x * (1.0 / math.log(2.0)) + form.magic
-    whole = shifted - form.magic
+    shifted, whole = _quotient(x)
     magic = k.constant(form.magic, form.dtype, x.lanes)
     n = k.bitcast(shifted, form.integer) - k.bitcast(magic, form.integer)
     rest, correction = x - whole * high, whole * low
     r = rest - correction
     return n, r, (rest - r) - correction
+
+
+def _quotient(x: Value) -> tuple[Value, Value]:
+    """x / ln 2 rounded to the nearest whole number: as the low bits of a number, and as a number."""
+    form = _format(x)
+    shifted = x * (1.0 / math.log(2.0)) + form.magic
+    return shifted, shifted - form.magic
 
 
 def _curve(k: Builder, r: Value) -> Value:
@@ -211,10 +225,41 @@ def _curve(k: Builder, r: Value) -> Value:
 
 
 def exp(k: Builder, x: Value) -> Value:
+    return exp_below(k, at_most(k, x, _format(x).highest))
+
+
+def exp_below(k: Builder, x: Value) -> Value:
+    """exp(x) for x that are known not to be large, in one instruction less."""
     form = _format(x)
-    n, r, _ = _reduce(k, at_least(k, at_most(k, x, form.highest), form.lowest))
+    x = at_least(k, x, form.lowest)
+    high, low = form.ln2
+    shifted, whole = _quotient(x)
+    r = (x - whole * high) - whole * low
+    if k.isa.has_fma:
+        power = _horner(k, r, [1.0, 1.0, *form.exponential])
+    else:  # the sum rounds less often
+        power = r + _curve(k, r) + 1.0
+    return scaled(k, power, shifted, whole)
+
+
+def scaled(k: Builder, x: Value, shifted: Value, whole: Value) -> Value:
+    """x times 2^n, with n as ``_quotient`` gives it."""
+    form = _format(x)
+    lanes = k.lanes(form.dtype)
+    if k.isa.name == "avx512" and x.lanes > lanes:
+        parts = zip(*(k.split(value, lanes) for value in (x, shifted, whole)), strict=True)
+        return k.join([scaled(k, *part) for part in parts])
+    if k.isa.name == "avx512" and x.lanes == lanes:
+        kind = x.v.type
+        mask, mode = ir.IntType(max(8, x.lanes)), ir.IntType(32)
+        name = f"llvm.x86.avx512.mask.scalef.{'ps' if form.dtype == 'f32' else 'pd'}.512"
+        function = k.declare(name, kind, [kind, kind, kind, mask, mode])
+        every, as_is = ir.Constant(mask, (1 << x.lanes) - 1), ir.Constant(mode, 4)
+        return Value(k, k.b.call(function, [x.v, whole.v, x.v, every, as_is]))
+    magic = k.constant(form.magic, form.dtype, x.lanes)
+    n = k.bitcast(shifted, form.integer) - k.bitcast(magic, form.integer)
     half = n >> 1  # 2^n alone may be out of range where the product is not
-    return (r + _curve(k, r) + 1.0) * _power_of_two(k, half) * _power_of_two(k, n - half)
+    return x * _power_of_two(k, half) * _power_of_two(k, n - half)
 
 
 def expm1(k: Builder, x: Value) -> Value:
@@ -227,14 +272,22 @@ def expm1(k: Builder, x: Value) -> Value:
 
 def tanh(k: Builder, x: Value) -> Value:
     form = _format(x)
-    size = absolute(k, x)
-    grown = expm1(k, at_most(k, size, form.saturation) * 2.0)
+    n, r, lost = _reduce(k, at_most(k, absolute(k, x), form.saturation) * 2.0)
+    scale = _power_of_two(k, n)
+    grown = k.fma(scale, r + (_curve(k, r) + lost), scale - 1.0)  # exp(2 |x|) - 1
     return k.intrinsic("llvm.copysign", grown / (grown + 2.0), x)
 
 
 def sigmoid(k: Builder, x: Value) -> Value:
-    small = exp(k, -absolute(k, x))  # at most 1: nothing overflows, and small results keep their digits
+    small = exp_below(k, -absolute(k, x))  # at most 1: nothing overflows, and small results keep their digits
     return k.select(x < 0.0, small, 1.0) / (small + 1.0)
+
+
+def log1pexp(k: Builder, x: Value) -> Value:
+    """log(1 + exp(x)) = max(x, 0) + log(1 + e) with e = exp(-|x|), and log(1 + e) = 2 atanh(e / (2 + e))."""
+    small = exp_below(k, -absolute(k, x))
+    s = small / (small + 2.0)
+    return k.fma(s, _horner(k, s * s, [2.0, *_format(x).near_logarithm]), at_least(k, x, 0.0))
 
 
 def erf(k: Builder, x: Value) -> Value:

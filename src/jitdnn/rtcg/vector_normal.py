@@ -1,6 +1,6 @@
-"""The distribution function of the normal distribution on vectors of f32 or f64.
+"""The tail of the normal distribution on vectors of f32 or f64.
 
-Its lower tail is exp(-a^2 / 2) M(a) / sqrt(2 pi) at a = -x, with Mills' ratio M. That falls as 1 / a, so that
+Beyond a there is exp(-a^2 / 2) M(a) / sqrt(2 pi) of it, with Mills' ratio M. That falls as 1 / a, so that
 M(a) (a + c) is smooth in t = (a - c) / (a + c) from 0 to infinity: one polynomial serves the whole line, and the
 tail keeps its digits as far as it is above 0.
 """
@@ -12,20 +12,21 @@ import math
 from fractions import Fraction
 
 from jitdnn.rtcg.builder import Builder, Value
-from jitdnn.rtcg.vector_math import absolute, at_most, element_of, exp
+from jitdnn.rtcg.vector_math import at_most, element_of, exp_below
 
 FARTHEST = 39.0  # exp(-x^2 / 2) is 0 from here on
 _BITS = 400
 # c, the largest a of which the tail is above 0, and the degree of the polynomial
-_SHAPE = {"f32": (Fraction(5, 2), Fraction(29, 2), 9), "f64": (Fraction(3), Fraction(39), 24)}
+_SHAPE = {"f32": (Fraction(11, 4), Fraction(29, 2), 8), "f64": (Fraction(3), Fraction(39), 24)}
 
 
-def normal_cdf(k: Builder, x: Value) -> Value:
+def normal_tail(k: Builder, x: Value) -> Value:
+    """The probability of more than x, for x that are not negative."""
     dtype = element_of(x)
     centre = float(_SHAPE[dtype][0])
-    a = at_most(k, absolute(k, x), FARTHEST)
+    a = at_most(k, x, FARTHEST)
     square = a * a
-    near = exp(k, square * -0.5)
+    near = exp_below(k, square * -0.5)
     # what the square lost by rounding counts: exp multiplies it
     bell = k.fma(near, _lost(k, a, square) * -0.5, near)
     w = 1.0 / (a + centre)
@@ -34,8 +35,7 @@ def normal_cdf(k: Builder, x: Value) -> Value:
     smooth = k.constant(coefficients[-1], dtype, x.lanes)
     for coefficient in reversed(coefficients[:-1]):
         smooth = k.fma(smooth, t, k.constant(coefficient, dtype, x.lanes))
-    tail = bell * (w * smooth)
-    return k.select(x < 0.0, tail, 1.0 - tail)
+    return bell * (w * smooth)
 
 
 def _lost(k: Builder, a: Value, square: Value) -> Value:

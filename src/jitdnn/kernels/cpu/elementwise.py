@@ -31,7 +31,7 @@ from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.isa import ITEM_BYTES
-from jitdnn.rtcg.lowering import lower
+from jitdnn.rtcg.lowering import lower_together
 from jitdnn.rtcg.operations import OPERATIONS
 from jitdnn.rtcg.types import INT
 from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
@@ -216,9 +216,10 @@ class _Row:
         wide = lanes * 4
         rest = start + ((count - start) // wide) * wide
         store = self.stream if self.code.streams else self.store
+        together = 4 if k.isa.registers >= 32 else 2  # with fewer registers, more would not fit
         for i in k.range(start, rest, wide):
-            for vector in range(4):
-                self.step(i + vector * lanes, None, store)
+            for first in range(0, 4, together):
+                self.steps([i + (first + vector) * lanes for vector in range(together)], None, store)
         for i in k.range(rest, count, lanes):
             self.step(i, k.mask(count - i, lanes), self.store)
 
@@ -234,18 +235,39 @@ class _Row:
     def step(
         self, i: Value, mask: Value | None, store: Callable[[int, Value, Value, Value | None], None]
     ) -> None:
+        self.steps([i], mask, store)
+
+    def steps(
+        self,
+        places: Sequence[Value],
+        mask: Value | None,
+        store: Callable[[int, Value, Value, Value | None], None],
+    ) -> None:
+        """Vectors at several places at once."""
         k, code = self.k, self.code
         inputs = [
-            self.repeated[t]
-            if t in self.repeated
-            else self.pointers[t].load_strided(i, self.strides[t], self.lanes, mask)
-            for t in range(code.inputs)
+            [
+                self.repeated[t]
+                if t in self.repeated
+                else self.pointers[t].load_strided(i, self.strides[t], self.lanes, mask)
+                for t in range(code.inputs)
+            ]
+            for i in places
         ]
         # all are computed before one is stored: the first output may be an input
-        results = [
-            k.splat(lower(k, expression, inputs, code.computing), self.lanes)
-            for expression in code.expressions
-        ]
+        columns = [lower_together(k, expression, inputs, code.computing) for expression in code.expressions]
+        for place, results in zip(places, zip(*columns, strict=True), strict=True):
+            self.put([k.splat(result, self.lanes) for result in results], place, mask, store)
+
+    def put(
+        self,
+        results: Sequence[Value],
+        i: Value,
+        mask: Value | None,
+        store: Callable[[int, Value, Value, Value | None], None],
+    ) -> None:
+        """Store one vector of each result."""
+        k, code = self.k, self.code
         for number, result in enumerate(results):
             t = code.inputs + number
             if number in code.plain or self.alpha is None:
