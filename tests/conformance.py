@@ -21,11 +21,13 @@ from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Epilogue, Kernel,
 from jitdnn.kernels.reference import rounded
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import (
+    LRN,
     Activation,
     AddTensor,
     Attention,
     BiasGradient,
     Convolution,
+    DivisiveNorm,
     MatMul,
     Pooling,
     Problem,
@@ -159,6 +161,12 @@ def make_case(
         scales = [max(scale, norm(result)) for scale, result in zip(scales, without, strict=True)]
     if isinstance(problem, Normalization):
         scales[0] = max(scales[0], _size_of_terms(problem, wide))
+    if isinstance(problem, LRN | DivisiveNorm) and problem.direction == "bwd":
+        # the two terms of the gradient may cancel: what counts is the larger one
+        without = {"dmeans": None} if isinstance(problem, DivisiveNorm) else {}
+        forward = replace(problem, direction="fwd", dx=None, dy=None, **without)  # type: ignore[arg-type]
+        powers = forward.reference(*wide[1:]) / np.where(wide[1] == 0, 1.0, wide[1])
+        scales = [max(scale, norm(wide[0] * powers)) for scale in scales]
     if epilogue is not None:
         fused = [buffer.values.astype(np.float64) for buffer in operands]
         results[0] = np.asarray(epilogue.expression.evaluate(results[0], *fused))
