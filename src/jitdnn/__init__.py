@@ -55,6 +55,12 @@ if TYPE_CHECKING:
         tanh,
         tanh_backward,
     )
+    from jitdnn.ops.adaptive_pooling import (
+        adaptive_avg_pool,
+        adaptive_avg_pool_backward,
+        adaptive_max_pool,
+        adaptive_max_pool_backward,
+    )
     from jitdnn.ops.attention import attention, attention_backward
     from jitdnn.ops.batch_norm import batch_norm, batch_norm_backward, batch_norm_inference
     from jitdnn.ops.convolution import (
@@ -65,6 +71,7 @@ if TYPE_CHECKING:
         conv_transpose,
     )
     from jitdnn.ops.cross_entropy import cross_entropy, cross_entropy_backward
+    from jitdnn.ops.ctc_loss import ctc_loss, ctc_loss_backward
     from jitdnn.ops.divisive_norm import divisive_norm, divisive_norm_backward
     from jitdnn.ops.dropout import DropoutState, dropout, dropout_backward
     from jitdnn.ops.elementwise import elementwise
@@ -81,14 +88,7 @@ if TYPE_CHECKING:
         rms_norm,
         rms_norm_backward,
     )
-    from jitdnn.ops.adaptive_pooling import (
-        adaptive_avg_pool,
-        adaptive_avg_pool_backward,
-        adaptive_max_pool,
-        adaptive_max_pool_backward,
-    )
     from jitdnn.ops.lrn import lrn, lrn_backward
-    from jitdnn.ops.unpooling import max_unpool, max_unpool_backward
     from jitdnn.ops.matmul import matmul
     from jitdnn.ops.plan import plan
     from jitdnn.ops.pooling import (
@@ -101,11 +101,20 @@ if TYPE_CHECKING:
     )
     from jitdnn.ops.random import bernoulli, normal, uniform
     from jitdnn.ops.reduce import reduce
+    from jitdnn.ops.reduction import reduction
     from jitdnn.ops.resize import resize, resize_backward
     from jitdnn.ops.rnn import gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward
+    from jitdnn.ops.scan import scan
     from jitdnn.ops.softmax import softmax, softmax_backward
+    from jitdnn.ops.spatial_transformer import (
+        affine_grid,
+        affine_grid_backward,
+        grid_sample,
+        grid_sample_backward,
+    )
     from jitdnn.ops.tensor_ops import add, fill, multiply, op_tensor, scale
     from jitdnn.ops.transform import concat, fold, slice, split, transform, unfold
+    from jitdnn.ops.unpooling import max_unpool, max_unpool_backward
     from jitdnn.problems import parse
     from jitdnn.rtcg.functions import (
         absolute,
@@ -188,6 +197,7 @@ _HOMES = {
         "conv_transpose",
     ),
     "ops.cross_entropy": ("cross_entropy", "cross_entropy_backward"),
+    "ops.ctc_loss": ("ctc_loss", "ctc_loss_backward"),
     "ops.group_norm": (
         "group_norm",
         "group_norm_backward",
@@ -213,6 +223,8 @@ _HOMES = {
     "ops.unpooling": ("max_unpool", "max_unpool_backward"),
     "ops.matmul": ("matmul",),
     "ops.elementwise": ("elementwise",),
+    "ops.reduction": ("reduction",),
+    "ops.scan": ("scan",),
     "ops.plan": ("plan",),
     "ops.pooling": (
         "avg_pool",
@@ -227,6 +239,12 @@ _HOMES = {
     "ops.reduce": ("reduce",),
     "ops.resize": ("resize", "resize_backward"),
     "ops.softmax": ("softmax", "softmax_backward"),
+    "ops.spatial_transformer": (
+        "affine_grid",
+        "affine_grid_backward",
+        "grid_sample",
+        "grid_sample_backward",
+    ),
     "ops.tensor_ops": ("add", "fill", "multiply", "op_tensor", "scale"),
     "ops.transform": ("concat", "fold", "slice", "split", "transform", "unfold"),
     "problems": ("parse",),
@@ -279,6 +297,8 @@ __all__ = [
     "arctan",
     "attention",
     "attention_backward",
+    "affine_grid",
+    "affine_grid_backward",
     "avg_pool",
     "avg_pool_backward",
     "batch_norm",
@@ -297,6 +317,8 @@ __all__ = [
     "cos",
     "cross_entropy",
     "cross_entropy_backward",
+    "ctc_loss",
+    "ctc_loss_backward",
     "current_handle",
     "divisive_norm",
     "divisive_norm_backward",
@@ -330,6 +352,8 @@ __all__ = [
     "identity_backward",
     "instance_norm",
     "instance_norm_backward",
+    "grid_sample",
+    "grid_sample_backward",
     "layer_norm",
     "layer_norm_backward",
     "leaky_relu",
@@ -355,6 +379,7 @@ __all__ = [
     "plan",
     "power",
     "reduce",
+    "reduction",
     "relu",
     "relu_backward",
     "remainder",
@@ -366,6 +391,7 @@ __all__ = [
     "rnn",
     "rnn_backward",
     "scale",
+    "scan",
     "selu",
     "selu_backward",
     "settings",

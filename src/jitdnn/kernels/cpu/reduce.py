@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from jitdnn.kernels.algorithm import summation_bound
-from jitdnn.kernels.cpu.sweeps import Program, Sweep
+from jitdnn.kernels.algorithm import Device, Kernel, summation_bound
+from jitdnn.kernels.cpu.sweeps import Program, Sweep, build_sweeps, workspace_sweeps
 from jitdnn.kernels.cpu.sweeps_algorithm import Rows, Swept
+from jitdnn.kernels.cpu.sweeps_program import ARGS
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.reduce import Reduce
-from jitdnn.rtcg.expression import apply, trace
+from jitdnn.rtcg.expression import Expression, apply, trace
+from jitdnn.rtcg.folds import Reduction
 from jitdnn.tensor import TensorDescriptor
 
 # the reduction, what is reduced, and what becomes of the result (None: nothing)
@@ -67,3 +69,23 @@ class SweptReduce(Swept):
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
+
+
+def build_reduction(
+    expressions: Sequence[Expression],
+    reductions: Sequence[Reduction],
+    tensors: Sequence[TensorDescriptor],
+    axes: Sequence[int],
+    device: Device,
+    computing: str,
+) -> tuple[Kernel, int]:
+    """The kernel that reduces each expression of the inputs, and the bytes of workspace that it needs."""
+    results, value = [], 0
+    for reduction in reductions:
+        is_position = reduction in ARGS
+        results.append(value + is_position)
+        value += 1 + is_position
+    sweep = Sweep(tuple(zip(reductions, expressions, strict=True)))
+    program = Program((sweep,), tuple(enumerate(results)))
+    kernel = build_sweeps(program, tensors, axes, device, compute=computing)
+    return kernel, workspace_sweeps(program, tensors, axes, device, computing)

@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from jitdnn.kernels.cpu.sweeps_program import ARGS
-from jitdnn.rtcg import vector_math
 from jitdnn.rtcg.builder import Builder, Value
+from jitdnn.rtcg.folds import Fold, Reduction
+from jitdnn.rtcg.lowering import lower
 
 State = tuple[Value, ...]
 """What a reduction has so far: a value, or a value and the position where it was found."""
@@ -18,6 +19,8 @@ _IDENTITY = {
     "multiply": 1.0,
     "max": -math.inf,
     "min": math.inf,
+    "max_number": -math.inf,
+    "min_number": math.inf,
     "argmax": -math.inf,
     "argmin": math.inf,
     "first": 0.0,
@@ -25,22 +28,33 @@ _IDENTITY = {
 NOWHERE = {"i32": 2**31 - 1, "i64": 2**63 - 1}  # the position of the value of no element
 
 
-def identity(k: Builder, name: str, dtype: str, places: str, lanes: int) -> State:
+def identity(k: Builder, name: Reduction, dtype: str, places: str, lanes: int) -> State:
     """The result over no element; `dtype` is that of values, `places` that of positions."""
-    value = k.constant(_IDENTITY[name], dtype, lanes)
+    if isinstance(name, Fold):
+        return (k.constant(name.neutral, dtype, lanes),)
+    number = _IDENTITY[name]
+    if dtype == "i64" and math.isinf(number):
+        number = NOWHERE["i64"] if number > 0 else -NOWHERE["i64"] - 1
+    value = k.constant(number, dtype, lanes)
     return (value, k.constant(NOWHERE[places], places, lanes)) if name in ARGS else (value,)
 
 
-def fold(k: Builder, name: str, a: State, b: State) -> State:
+def fold(k: Builder, name: Reduction, a: State, b: State) -> State:
     """Two results as one. `a` is the one of earlier elements; positions do not depend on that."""
+    if isinstance(name, Fold):
+        return (lower(k, name.expression, [a[0], b[0]]),)
     if name == "add":
         return (a[0] + b[0],)
     if name == "multiply":
         return (a[0] * b[0],)
     if name == "max":
-        return (vector_math.maximum(k, b[0], a[0]),)
+        return (k.select(b[0] != b[0], b[0], b[0].max(a[0])),)  # of an a that is NaN max makes a
     if name == "min":
-        return (vector_math.minimum(k, b[0], a[0]),)
+        return (k.select(b[0] != b[0], b[0], b[0].min(a[0])),)
+    if name == "max_number":
+        return (b[0].max(a[0]),)
+    if name == "min_number":
+        return (b[0].min(a[0]),)
     if name == "first":
         return a
     (best, at), (value, here) = a, b
@@ -52,7 +66,7 @@ def fold(k: Builder, name: str, a: State, b: State) -> State:
     return k.select(takes, value, best), k.select(takes, here, at)
 
 
-def fold_all(k: Builder, name: str, states: Sequence[State]) -> State:
+def fold_all(k: Builder, name: Reduction, states: Sequence[State]) -> State:
     """Many results as one: neighbours first, which keeps rounding errors small."""
     states = list(states)
     while len(states) > 1:
@@ -61,7 +75,7 @@ def fold_all(k: Builder, name: str, states: Sequence[State]) -> State:
     return states[0]
 
 
-def fold_lanes(k: Builder, name: str, state: State) -> State:
+def fold_lanes(k: Builder, name: Reduction, state: State) -> State:
     """The lanes of one result as one scalar."""
     while state[0].lanes > 1:
         half = state[0].lanes // 2
@@ -75,7 +89,7 @@ def _half(k: Builder, half: int, value: Value, start: int) -> Value:
     return k.shuffle(value, value, range(start, start + half)) if half > 1 else k.extract(value, start)
 
 
-def only(k: Builder, name: str, state: State, nothing: State, mask: Value | None) -> State:
+def only(k: Builder, name: Reduction, state: State, nothing: State, mask: Value | None) -> State:
     """The state where the mask is on, else that of no element."""
     if mask is None:
         return state

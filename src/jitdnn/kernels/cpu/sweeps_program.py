@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jitdnn.rtcg.expression import Expression
+from jitdnn.rtcg.folds import Fold, Reduction
 
 ARGS = ("argmax", "argmin")  # they give two row values
-REDUCTIONS = ("add", "multiply", "max", "min", "first", *ARGS)
+REDUCTIONS = ("add", "multiply", "max", "min", "max_number", "min_number", "first", *ARGS)
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Sweep:
     `writes` are (output position, expression) of elements; `keeps` are elements' values for later sweeps.
     """
 
-    reductions: tuple[tuple[str, Expression], ...] = ()
+    reductions: tuple[tuple[Reduction, Expression], ...] = ()
     scalars: tuple[Expression, ...] = ()
     writes: tuple[tuple[int, Expression], ...] = ()
     keeps: tuple[Expression, ...] = ()
@@ -30,7 +31,7 @@ class Sweep:
         return bool(self.writes) or any(name != "first" for name, _ in self.reductions)
 
     @property
-    def folds(self) -> tuple[tuple[str, Expression], ...]:
+    def folds(self) -> tuple[tuple[Reduction, Expression], ...]:
         """The reductions that need the loop."""
         return tuple(item for item in self.reductions if item[0] != "first")
 
@@ -58,7 +59,7 @@ class Program:
     def __post_init__(self) -> None:
         for sweep in self.sweeps:
             for name, _ in sweep.reductions:
-                assert name in REDUCTIONS, f"there is no reduction {name!r}"
+                assert isinstance(name, Fold) or name in REDUCTIONS, f"there is no reduction {name!r}"
 
     @property
     def outputs(self) -> int:

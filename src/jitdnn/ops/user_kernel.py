@@ -1,0 +1,198 @@
+"""What kernels of one's own do alike: take any arrays and numbers, allocate results, remember what was compiled."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.handle import Handle, current_handle
+from jitdnn.kernels.algorithm import Kernel
+from jitdnn.ops.call import REMEMBERED_CALLS, is_shared, target_of
+from jitdnn.rtcg.expression import Expression
+from jitdnn.rtcg.formulas import Formula, is_whole
+from jitdnn.tensor import (
+    REAL_DTYPES,
+    Array,
+    TensorDescriptor,
+    allocator,
+    borrow,
+    compute_dtype,
+    dtype_name,
+    dtype_of,
+    numpy_dtype,
+)
+
+Formulas = Callable[..., Any] | Expression | Formula | str
+DType = str | np.dtype[Any] | type | None
+
+_REAL_ORDER = {dtype: place for place, dtype in enumerate(REAL_DTYPES)}
+
+
+class Prepared:
+    """A kind of call, ready to run again: the kernel of descriptors that are known.
+
+    `numbers` is the type that Python numbers are handed over in, `workspace` the bytes that the kernel needs.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel | None,
+        outputs: Sequence[TensorDescriptor],
+        targets: Sequence[Array | None],
+        library: str,
+        numbers: str,
+        workspace: int = 0,
+    ) -> None:
+        self.kernel, self.numbers, self.workspace = kernel, numpy_dtype(numbers), workspace
+        self.allocate = {
+            position: allocator(library, descriptor)
+            for position, (descriptor, target) in enumerate(zip(outputs, targets, strict=True))
+            if target is None
+        }
+
+
+class UserKernel(ABC):
+    """A kernel made of a formula. Subclasses say what becomes of it."""
+
+    takes_in_place = False
+    """True if the first output may be the very memory of an input."""
+
+    def __init__(self, formula: Formula, results: int, dtype: DType | Sequence[DType] = None) -> None:
+        self.formula, self.results = formula, results
+        self.inputs = formula.results[0].inputs
+        each: Sequence[Any] = dtype if isinstance(dtype, (tuple, list)) else (dtype,) * results
+        if len(each) != results:
+            raise InvalidArgument(f"{len(each)} dtypes for {results} results: give one, or one for each")
+        self.dtypes = tuple(None if one is None else dtype_of(one) for one in each)
+
+    @abstractmethod
+    def _prepare(
+        self,
+        arrays: Sequence[Array | None],
+        targets: Sequence[Array | None],
+        handle: Handle,
+        options: tuple[Any, ...],
+    ) -> Prepared:
+        """The kernel for arrays of these kinds; None stands for a number, or for a result to be allocated."""
+
+    def _run(self, arrays: Sequence[Any], out: Any, handle: Handle | None, options: tuple[Any, ...]) -> Any:
+        if len(arrays) != len(self.inputs):
+            names = ", ".join(self.inputs)
+            raise InvalidArgument(f"the kernel takes {len(self.inputs)} arrays ({names}), got {len(arrays)}")
+        handle = handle or current_handle()
+        owners = list(out) if isinstance(out, tuple) else [out] * self.results if out is None else [out]
+        if len(owners) != self.results:
+            raise InvalidArgument(f"out has {len(owners)} entries: the kernel has {self.results} results")
+        borrowed = [
+            None if isinstance(x, (int, float)) else borrow(x, False, name)
+            for x, name in zip(arrays, self.inputs, strict=True)
+        ]
+        targets = [None if owner is None else target_of(owner) for owner in owners]
+        layouts = (None if array is None else array.key for array in (*borrowed, *targets))
+        key = (self, handle.settings.serial, options, *layouts)
+        known: Prepared | None = handle.calls.get(key)
+        if known is None:
+            known = self._prepare(borrowed, targets, handle, options)
+            if len(handle.calls) >= REMEMBERED_CALLS:
+                handle.calls.clear()
+            handle.calls[key] = known
+        given = [target for target in targets if target is not None]
+        for target in given:
+            self._require_apart(target, borrowed, given)
+        for position, allocate in known.allocate.items():
+            owners[position], targets[position] = allocate()
+        if known.kernel is not None:
+            # numbers are read from memory: another value is not another kernel
+            numbers = [
+                np.array([x], known.numbers) if b is None else b
+                for x, b in zip(arrays, borrowed, strict=True)
+            ]
+            pointers = [n.pointer if isinstance(n, Array) else n.ctypes.data for n in numbers]
+            pointers += [target.pointer for target in targets if target is not None]
+            with handle.workspace(known.workspace) as workspace:
+                known.kernel(handle.stream, pointers, 1.0, 0.0, workspace)
+        return owners[0] if self.results == 1 else tuple(owners)
+
+    def _require_apart(self, target: Array, borrowed: Sequence[Array | None], given: Sequence[Array]) -> None:
+        """Refuse an output that shares memory with an input or another output."""
+        for array in borrowed:
+            if array is None:
+                continue
+            is_same = array.pointer == target.pointer and array.descriptor == target.descriptor
+            is_fine = self.takes_in_place and is_same and target is given[0]
+            if not is_fine and is_shared(array, target):
+                can = ", or the very same view as the first" if self.takes_in_place else ""
+                raise InvalidArgument(
+                    "out shares memory with an input, which would be overwritten before it is read: pass another "
+                    f"out{can}"
+                )
+        for other in given:
+            if other is not target and is_shared(other, target):
+                raise InvalidArgument("two results share memory: every result needs its own")
+
+
+def common_shape(
+    arrays: Sequence[Array | None], targets: Sequence[Array | None]
+) -> tuple[tuple[int, ...], str]:
+    """The shape that all arrays are broadcast to, and the library of the first.
+
+    Without arrays it is that of the outputs. Raises InvalidShape and InvalidArgument.
+    """
+    present = [array for array in arrays if array is not None]
+    given = [target for target in targets if target is not None]
+    if not present and not given:
+        raise InvalidArgument("every argument is a number: the kernel needs an array, or an out to fill")
+    shapes = [array.descriptor.shape for array in present] or [given[0].descriptor.shape]
+    try:
+        return np.broadcast_shapes(*shapes), (present or given)[0].library
+    except ValueError:
+        raise InvalidShape(
+            f"arrays of shapes {', '.join(map(str, shapes))} do not broadcast: from the last dim on, extents "
+            "must be equal or 1"
+        ) from None
+
+
+def check_target(target: Array, shape: Sequence[int]) -> TensorDescriptor:
+    """The descriptor of an `out`, which must have this shape and not overlap itself."""
+    descriptor = target.descriptor
+    if descriptor.shape != tuple(shape):
+        raise InvalidShape(
+            f"out has shape {descriptor.shape}: the result has {tuple(shape)}, and they must be equal"
+        )
+    if descriptor.is_overlapping():
+        raise InvalidArgument(
+            f"out of shape {descriptor.shape} and strides {descriptor.strides} overlaps itself: every element "
+            "of an output must have a place of its own"
+        )
+    return descriptor
+
+
+def input_descriptors(
+    arrays: Sequence[Array | None], shape: Sequence[int], numbers: str
+) -> list[TensorDescriptor]:
+    """Every input broadcast to `shape`; a number is an element that all share."""
+    number = TensorDescriptor((1,) * len(shape), (0,) * len(shape), numbers).broadcast_to(shape)
+    return [number if array is None else array.descriptor.broadcast_to(shape) for array in arrays]
+
+
+def computing_dtype(formula: Formula, dtypes: Sequence[str]) -> str:
+    """The type of the arithmetic over arrays of these types: f32, f64, or i64 where all can be whole numbers."""
+    is_real = any(dtype in REAL_DTYPES for dtype in dtypes) or not all(map(is_whole, formula.results))
+    return compute_dtype(*dtypes) if is_real else "i64"
+
+
+def common_dtype(formula: Formula, inputs: Sequence[str]) -> str:
+    """The type of results where nothing says otherwise: the widest real type, or the common integer type."""
+    reals = [dtype for dtype in inputs if dtype in REAL_DTYPES]
+    if reals:
+        mixed = {"f16", "bf16"} <= set(reals)
+        widest = max(reals, key=lambda dtype: _REAL_ORDER[dtype])
+        return "f32" if mixed and widest == "bf16" else widest
+    if inputs and all(map(is_whole, formula.results)):
+        name = dtype_name(np.result_type(*(numpy_dtype(dtype) for dtype in inputs))) or "i64"
+        return "i64" if name == "bool" else name
+    return compute_dtype(*inputs)
