@@ -6,10 +6,12 @@ names are the keys of `TABLES`."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import Algorithm
@@ -122,7 +124,49 @@ def _examples(page: str) -> Iterator[str]:
             yield f"| `{problem}` | `{algorithm.name}` | {workspace} | {bound:.1e} |"
 
 
-TABLES: dict[str, Callable[[], str]] = {"settings": table_markdown}
+def _onnx_record() -> dict[str, Any]:
+    """What tests/onnx_nodes.py wrote, and tests/test_onnx.py holds against the code."""
+    return dict(json.loads((DOCS / "onnx.json").read_text(encoding="utf-8")))
+
+
+def onnx_counts() -> str:
+    """How many of ONNX's node tests pass, of which operators."""
+    record = _onnx_record()
+    passed, refused = sum(record["passed"].values()), sum(map(len, record["refused"].values()))
+    several = record["passed"].get(SEVERAL, 0)
+    lines = [
+        f"Of the {record['tests']} node tests in onnx {record['onnx']}, **{passed} pass**, {refused} are refused, none "
+        f"fails. {several} of those that pass are whole graphs: the definition of an operator by others.",
+        "",
+        "| operators covered | tests passed of each |",
+        "| --- | --- |",
+    ]
+    rows: dict[int, list[str]] = {}
+    for name in record["operators"]:
+        rows.setdefault(record["passed"].get(name, 0), []).append(f"`{name}`")
+    for count, names in sorted(rows.items(), reverse=True):
+        lines.append(f"| {', '.join(names)} | {count or 'within graphs only'} |")
+    others = {name: n for name, n in record["passed"].items() if name not in {*record["operators"], SEVERAL}}
+    if others:
+        listed = ", ".join(f"`{name}` {count}" for name, count in sorted(others.items()))
+        lines += ["", f"Put together from these, as ONNX defines them: {listed}."]
+    return "\n".join(lines) + "\n"
+
+
+def onnx_refused() -> str:
+    """Every node test that is refused, by reason."""
+    lines = ["| reason | tests |", "| --- | --- |"]
+    for reason, names in _onnx_record()["refused"].items():
+        lines.append(f"| {reason} | {', '.join(name.removeprefix('test_') for name in names)} |")
+    return "\n".join(lines) + "\n"
+
+
+SEVERAL = "(several)"  # tests of graphs of several operators
+TABLES: dict[str, Callable[[], str]] = {
+    "settings": table_markdown,
+    "onnx-counts": onnx_counts,
+    "onnx-refused": onnx_refused,
+}
 for _page in EXAMPLES:
     TABLES[f"{_page}-algorithms"] = lambda page=_page: algorithm_table(page)  # type: ignore[misc]
     TABLES[f"{_page}-examples"] = lambda page=_page: example_table(page)  # type: ignore[misc]

@@ -22,7 +22,14 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from jitdnn.errors import NotSupported
-from jitdnn.frameworks.onnx import Backend
+from jitdnn.frameworks.onnx import OPERATORS, Backend
+
+# onnx itself compares bfloat16 within two units in the last place; so are results in float16 here, whose unit is more
+# than the relative 1e-3 of all tests: expected values that were rounded after every step are off by as much
+HALF_RTOL = 2.0**-9
+
+# Their expected values are those of NumPy's random numbers; any other draw is as right. Shapes and types are compared.
+RANDOM = frozenset(f"test_training_dropout{name}" for name in ("", "_mask", "_default", "_default_mask"))
 
 RECORD = Path(__file__).resolve().parent.parent / "docs" / "onnx.json"
 
@@ -57,7 +64,12 @@ def run(case: Any) -> Outcome:
             given = [_array(value) for value in inputs]
             outputs = prepared.run(given)
             wanted = [_array(value) for value in expected]
-            Runner.assert_similar_outputs(wanted, outputs, case.rtol, case.atol)
+            if case.name in RANDOM:
+                assert [(y.shape, y.dtype) for y in outputs] == [(y.shape, y.dtype) for y in wanted]
+                return Outcome(case.name, operators, "refused", "expected values are random numbers of NumPy")
+            is_half = [getattr(y, "dtype", None) == np.float16 for y in wanted]
+            rtol = max(case.rtol, HALF_RTOL) if any(is_half) else case.rtol
+            Runner.assert_similar_outputs(wanted, outputs, rtol, case.atol)
     except NotSupported as error:
         return Outcome(case.name, operators, "refused", " ".join(error.message.split()))
     except Exception as error:
@@ -76,6 +88,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             refused[outcome.reason].append(outcome.name)
     return {
         "onnx": onnx.__version__,
+        "operators": sorted(name for _, name in OPERATORS),
         "tests": len(outcomes),
         "passed": dict(sorted(passed.items())),
         "refused": {reason: sorted(names) for reason, names in sorted(refused.items())},
@@ -95,7 +108,7 @@ def main() -> int:
         RECORD.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
         return 0
     known = json.loads(RECORD.read_text(encoding="utf-8"))
-    for name in ("onnx", "tests", "passed", "refused"):
+    for name in ("onnx", "operators", "tests", "passed", "refused"):
         if made[name] != known[name]:
             sys.stdout.write(f"{name} differs from {RECORD}\n")
     return int(bool(failed) or made != known)

@@ -8,6 +8,7 @@ import numpy as np
 
 import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints, halves, ones, pad_pairs, padding
 
 Array = np.ndarray[Any, Any]
@@ -82,9 +83,48 @@ def conv_transpose(
     return y
 
 
+def conv_integer(
+    x: Array,
+    w: Array,
+    x_zero: Array | None = None,
+    w_zero: Array | None = None,
+    /,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+    site: Site,
+) -> Any:
+    """Of bytes less their zero points, whose products and sums float64 holds exactly."""
+    y = conv(
+        centred(x, x_zero, 0),
+        centred(w, w_zero, 0),
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+        site=site,
+    )
+    return y.astype(np.int32)
+
+
+def centred(x: Array, zero: Array | None, axis: int) -> Array:
+    """Integers less their zero point, or that of each place on the axis, as float64."""
+    if zero is None:
+        return x.astype(np.float64)
+    if zero.ndim:
+        zero = zero.reshape(-1, *(1,) * (x.ndim - 1 - axis))
+    return pointwise(lambda v, z: v - z, x, zero, dtype=np.dtype(np.float64))
+
+
 def _check_taps(w: Array, kernel_shape: Ints | None, site: Site) -> None:
     if kernel_shape is not None and tuple(kernel_shape) != w.shape[2:]:
         raise site.refuse(f"kernel_shape {list(kernel_shape)} is not the shape of the filters {w.shape}")
 
 
-OPERATORS = table(Conv=conv, ConvTranspose=conv_transpose)
+OPERATORS = table(Conv=conv, ConvInteger=conv_integer, ConvTranspose=conv_transpose)

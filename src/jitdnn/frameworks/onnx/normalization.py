@@ -8,6 +8,7 @@ import numpy as np
 
 import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints
 from jitdnn.frameworks.onnx.views import chosen_axes, element_type
 
@@ -112,11 +113,27 @@ def mean_variance_normalization(x: Array, /, *, axes: Ints = (0, 2, 3)) -> Any:
     return y.transpose(np.argsort(order))
 
 
+def local_response_normalization(
+    x: Array, /, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+) -> Any:
+    return jd.lrn(x, size, alpha, beta, bias)
+
+
+def lp_normalization(x: Array, /, *, axis: int = -1, p: int = 2, site: Site) -> Any:
+    """Lines whose norm is 0 stay 0."""
+    if p not in {1, 2}:
+        raise site.refuse(f"p {p} is not covered")
+    norm = jd.reduce(x, f"norm{p}", axis, keepdims=True)
+    return pointwise(lambda v, n: jd.where(n == 0.0, 0.0, v / n), x, norm)
+
+
 OPERATORS = table(
     BatchNormalization=batch_normalization,
     GroupNormalization=group_normalization,
     InstanceNormalization=instance_normalization,
+    LRN=local_response_normalization,
     LayerNormalization=layer_normalization,
+    LpNormalization=lp_normalization,
     MeanVarianceNormalization=mean_variance_normalization,
     RMSNormalization=rms_normalization,
 )

@@ -11,7 +11,7 @@ in the order of the outputs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ class Operator:
 
     function: Function
     attributes: frozenset[str]
+    required: frozenset[str]
     least: int
     most: int | None
     takes_site: bool
@@ -51,26 +52,34 @@ class Operator:
     @classmethod
     def of(cls, function: Function) -> Operator:
         """Read the signature of `function`."""
-        attributes: set[str] = set()
+        attributes: frozenset[str] = frozenset()
+        required: frozenset[str] = frozenset()
         least = most = 0
         variadic = False
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 variadic = True
             elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                attributes.add(parameter.name)
+                attributes |= {parameter.name}
+                if parameter.default is inspect.Parameter.empty:
+                    required |= {parameter.name}
             else:
                 most += 1
                 least += parameter.default is inspect.Parameter.empty
         takes_site = "site" in attributes
-        return cls(function, frozenset(attributes - {"site"}), least, None if variadic else most, takes_site)
+        site = frozenset({"site"})
+        most_inputs = None if variadic else most
+        return cls(function, attributes - site, required - site, least, most_inputs, takes_site)
 
-    def check(self, site: Site, inputs: Sequence[str], attributes: Iterable[str]) -> None:
+    def check(self, site: Site, inputs: Sequence[str], attributes: Collection[str]) -> None:
         """Refuse attributes and inputs that the function does not take. Raises NotSupported."""
         for name in attributes:
             if name not in self.attributes:
                 known = ", ".join(sorted(self.attributes)) or "none"
                 raise site.refuse(f"attribute {name!r} is not covered (those covered: {known})")
+        missing = sorted(self.required.difference(attributes))
+        if missing:
+            raise site.refuse(f"attributes {missing} are missing")
         if len(inputs) < self.least or (self.most is not None and len(inputs) > self.most):
             most = "any number" if self.most is None else self.most
             raise site.refuse(f"{len(inputs)} inputs are not covered ({self.least} to {most} are)")

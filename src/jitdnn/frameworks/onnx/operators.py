@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from jitdnn.frameworks.onnx import control, convolution, pooling, products, views
+from jitdnn.frameworks.onnx import (
+    activation,
+    attention,
+    control,
+    convolution,
+    elementwise,
+    loss,
+    movement,
+    normalization,
+    pooling,
+    products,
+    random,
+    recurrent,
+    reduction,
+    resize,
+    softmax,
+    views,
+)
 from jitdnn.frameworks.onnx.operator import Operator
 
 _FAMILIES = (
+    activation.OPERATORS,
+    attention.OPERATORS,
     control.OPERATORS,
     convolution.OPERATORS,
+    elementwise.OPERATORS,
+    loss.OPERATORS,
+    movement.OPERATORS,
+    normalization.OPERATORS,
     pooling.OPERATORS,
     products.OPERATORS,
+    random.OPERATORS,
+    recurrent.OPERATORS,
+    reduction.OPERATORS,
+    resize.OPERATORS,
+    softmax.OPERATORS,
     views.OPERATORS,
 )
 #: operators by domain and name

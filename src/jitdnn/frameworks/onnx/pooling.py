@@ -8,6 +8,7 @@ import numpy as np
 
 import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints, Pairs, ones, padding
 from jitdnn.frameworks.onnx.views import whole
 
@@ -38,6 +39,20 @@ class _Windows(NamedTuple):
         window, stride, dilation = tuple(kernel_shape), ones(strides, rank), ones(dilations, rank)
         pairs = padding(auto_pad, pads, x.shape[2:], window, stride, dilation)
         return cls(window, stride, dilation, pairs, "ceil" if ceil_mode else "floor")
+
+    def reach(self, space: Ints) -> Pairs:
+        """The padding, longer at the end where windows that are rounded up reach beyond it."""
+        if self.rounding == "floor":
+            return self.pairs
+        rows = zip(space, self.window, self.stride, self.dilation, self.pairs, strict=True)
+        pairs = []
+        for n, k, s, d, (before, after) in rows:
+            whole_, taps = n + before + after, d * (k - 1) + 1
+            count = -(-(whole_ - taps) // s) + 1
+            # the last window starts inside of the image or of the padding before it
+            count -= (count - 1) * s >= n + before
+            pairs.append((before, after + max((count - 1) * s + taps - whole_, 0)))
+        return tuple(pairs)
 
     def keywords(self) -> dict[str, Any]:
         """The arguments of the library's pooling."""
@@ -102,7 +117,7 @@ def max_unpool(
     )
     target = whole(output_shape)[2:] if output_shape is not None else space
     inside = np.unravel_index(indices % int(np.prod(space)), space)
-    return jd.max_unpool(x, np.ravel_multi_index(inside, target).astype(np.int64), (*x.shape[:2], *target))
+    return jd.max_unpool(x, np.ravel_multi_index(inside, target).astype(np.int64), target)
 
 
 def average_pool(
@@ -121,6 +136,36 @@ def average_pool(
     return jd.avg_pool(x, **windows.keywords(), count_include_pad=bool(count_include_pad))
 
 
+def lp_pool(
+    x: Array,
+    /,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    kernel_shape: Ints,
+    p: int = 2,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Any:
+    """(sum |x|^p)^(1/p): the sum is a convolution of each channel by ones, padded as far as windows reach."""
+    windows = _Windows.of(x, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
+    powers = pointwise(lambda v: abs(v) ** p, x)
+    channels = x.shape[1]
+    ones_ = np.ones((channels, 1, *windows.window), x.dtype)
+    sums = jd.conv(
+        powers, ones_, stride=windows.stride, padding=windows.reach(x.shape[2:]), dilation=windows.dilation,
+        groups=channels,
+    )  # fmt: skip
+    return pointwise(lambda v: v ** (1.0 / p), sums)
+
+
+def global_lp_pool(x: Array, /, *, p: int = 2) -> Any:
+    powers = pointwise(lambda v: abs(v) ** p, x)
+    sums = jd.reduce(powers, "add", tuple(range(2, x.ndim)), keepdims=True)
+    return pointwise(lambda v: v ** (1.0 / p), sums)
+
+
 def global_average_pool(x: Array, /) -> Any:
     return jd.global_avg_pool(x)
 
@@ -132,7 +177,9 @@ def global_max_pool(x: Array, /) -> Any:
 OPERATORS = table(
     AveragePool=average_pool,
     GlobalAveragePool=global_average_pool,
+    GlobalLpPool=global_lp_pool,
     GlobalMaxPool=global_max_pool,
+    LpPool=lp_pool,
     MaxPool=max_pool,
     MaxUnpool=max_unpool,
 )

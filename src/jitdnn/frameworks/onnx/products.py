@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import jitdnn as jd
+from jitdnn.frameworks.onnx.convolution import centred
 from jitdnn.frameworks.onnx.operator import table
 
 Array = np.ndarray[Any, Any]
@@ -42,4 +43,10 @@ def gemm(
     return jd.matmul(left, right, alpha=alpha, beta=beta, out=y)
 
 
-OPERATORS = table(Gemm=gemm, MatMul=matmul)
+def matmul_integer(a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None, /) -> Any:
+    """Of bytes less their zero points (of a's rows, of b's columns), whose sums float64 holds exactly."""
+    left = centred(a, a_zero, a.ndim - 2) if a.ndim > 1 else centred(a, a_zero, 0)
+    return matmul(left, centred(b, b_zero, b.ndim - 1)).astype(np.int32)
+
+
+OPERATORS = table(Gemm=gemm, MatMul=matmul, MatMulInteger=matmul_integer)

@@ -1,0 +1,127 @@
+"""Operators that only move elements: put together, picked, padded, repeated, rearranged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import jitdnn as jd
+from jitdnn.errors import InvalidArgument
+from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.pointwise import is_real
+from jitdnn.frameworks.onnx.views import chosen_axes, whole
+
+Array = np.ndarray[Any, Any]
+
+
+def concat(first: Array, /, *others: Array, axis: int, site: Site) -> Any:
+    if first.dtype == object:
+        raise site.refuse("text is not covered")
+    return jd.concat((first, *others), axis)
+
+
+def _checked(indices: Array, extent: int, site: Site) -> Array:
+    """Indices from 0; negative ones count from the end. Raises InvalidArgument for those that are outside."""
+    if indices.size and not (-extent <= indices.min() and indices.max() < extent):
+        raise InvalidArgument(
+            f"{site.operator}: indices from {indices.min()} to {indices.max()} are outside of an extent of {extent}"
+        )
+    return np.where(indices < 0, indices + extent, indices)
+
+
+def gather(x: Array, indices: Array, /, *, axis: int = 0, site: Site) -> Any:
+    """Rows of a table of real numbers are picked by the library, all else by NumPy."""
+    rows = _checked(indices, x.shape[axis], site)
+    if axis == 0 and x.ndim > 1 and is_real(x) and x.size and rows.size:
+        y = jd.embedding(rows.reshape(-1), x.reshape(len(x), -1))
+        return y.reshape(*rows.shape, *x.shape[1:])
+    return np.take(x, rows, axis)
+
+
+def gather_elements(x: Array, indices: Array, /, *, axis: int = 0, site: Site) -> Array:
+    index: list[Any] = list(np.indices(indices.shape, sparse=True))
+    index[axis] = _checked(indices, x.shape[axis], site)
+    picked: Array = x[tuple(index)]
+    return picked
+
+
+def gather_nd(x: Array, indices: Array, /, *, batch_dims: int = 0, site: Site) -> Array:
+    depth = indices.shape[-1]
+    places = [
+        _checked(indices[..., position], x.shape[batch_dims + position], site) for position in range(depth)
+    ]
+    batch = np.indices(indices.shape[:batch_dims], sparse=True)
+    more = indices.ndim - 1 - batch_dims
+    outer = [axis.reshape(*axis.shape, *(1,) * more) for axis in batch]
+    picked: Array = x[(*outer, *places)]
+    return picked
+
+
+def pad(
+    x: Array,
+    amounts: Array | None = None,
+    fill: Array | None = None,
+    along: Array | None = None,
+    /,
+    *,
+    mode: str = "constant",
+    pads: Any = None,
+    value: float = 0.0,
+    site: Site,
+) -> Any:
+    """Negative amounts take elements away."""
+    given = whole(amounts if amounts is not None else pads)
+    axes = chosen_axes(along, x.ndim) if along is not None else tuple(range(x.ndim))
+    pairs = [(0, 0)] * x.ndim
+    for position, axis in enumerate(axes):
+        pairs[axis] = (given[position], given[position + len(axes)])
+    kept = x[tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, pairs, strict=True))]
+    widths = [(max(a, 0), max(b, 0)) for a, b in pairs]
+    if mode == "constant":
+        constant = value if fill is None else fill.item()
+        if is_real(x):
+            return jd.transform(kept, pad=widths, value=constant)
+        return np.pad(kept, widths, constant_values=constant)
+    if mode not in {"edge", "reflect", "wrap"}:
+        raise site.refuse(f"mode {mode!r} is not covered")
+    return np.pad(kept, widths, mode=mode)  # type: ignore[call-overload]
+
+
+def tile(x: Array, repeats: Array, /) -> Array:
+    return np.tile(x, whole(repeats))
+
+
+def trilu(x: Array, diagonal: Array | None = None, /, *, upper: int = 1) -> Array:
+    k = 0 if diagonal is None else int(diagonal.item())
+    return np.triu(x, k) if upper else np.tril(x, k)
+
+
+def depth_to_space(x: Array, /, *, blocksize: int, mode: str = "DCR") -> Any:
+    return jd.unfold(x, blocksize, mode.lower())
+
+
+def space_to_depth(x: Array, /, *, blocksize: int, mode: str = "DCR") -> Any:
+    return jd.fold(x, blocksize, mode.lower())
+
+
+def reverse_sequence(x: Array, lengths: Array, /, *, batch_axis: int = 1, time_axis: int = 0) -> Array:
+    moved = np.moveaxis(x, (batch_axis, time_axis), (0, 1))
+    result = moved.copy()
+    for row, length in enumerate(whole(lengths)):
+        result[row, :length] = moved[row, :length][::-1]
+    return np.moveaxis(result, (0, 1), (batch_axis, time_axis))
+
+
+OPERATORS = table(
+    Concat=concat,
+    DepthToSpace=depth_to_space,
+    Gather=gather,
+    GatherElements=gather_elements,
+    GatherND=gather_nd,
+    Pad=pad,
+    ReverseSequence=reverse_sequence,
+    SpaceToDepth=space_to_depth,
+    Tile=tile,
+    Trilu=trilu,
+)

@@ -1,0 +1,45 @@
+"""One traced function over every element, with NumPy's broadcasting."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import jitdnn as jd
+from jitdnn.rtcg.expression import Expression, trace
+
+Array = np.ndarray[Any, Any]
+
+
+def is_real(x: Array) -> bool:
+    """True for the floating types, bfloat16 among them."""
+    return bool(x.dtype.kind == "f" or x.dtype.name == "bfloat16")
+
+
+@functools.lru_cache(4096)
+def _kernel(expression: Expression) -> Any:
+    """One kernel for equal formulas, however often they are traced: its calls are remembered."""
+    return jd.elementwise(expression)
+
+
+def pointwise(function: Callable[..., Any], *arrays: Array, dtype: np.dtype[Any] | None = None) -> Array:
+    """The function over the arrays, of the first one's type unless `dtype` says another.
+
+    A result of no axes comes from arrays of no axes, as everywhere in ONNX.
+    """
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    out = np.empty(shape or (1,), arrays[0].dtype if dtype is None else dtype)
+    operands = [array.reshape(1) if array.ndim == 0 else array for array in arrays]
+    if out.size:
+        _kernel(trace(function))(*operands, out=out)
+    return out.reshape(shape)
+
+
+def applied(function: Callable[..., Any], x: Array, **arguments: Any) -> Any:
+    """A function of the library over one array, also over one of no axes, which it does not know."""
+    if x.ndim == 0:
+        return function(x.reshape(1), **arguments).reshape(())
+    return function(x, **arguments)
