@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         adaptive_max_pool_backward,
     )
     from jitdnn.ops.attention import attention, attention_backward
+    from jitdnn.ops.autotune import autotune
     from jitdnn.ops.batch_norm import batch_norm, batch_norm_backward, batch_norm_inference
     from jitdnn.ops.convolution import (
         conv,
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     )
     from jitdnn.ops.lrn import lrn, lrn_backward
     from jitdnn.ops.matmul import matmul
+    from jitdnn.ops.module import module
     from jitdnn.ops.plan import plan
     from jitdnn.ops.pooling import (
         avg_pool,
@@ -99,6 +101,7 @@ if TYPE_CHECKING:
         max_pool,
         max_pool_backward,
     )
+    from jitdnn.ops.prelu import prelu, prelu_backward
     from jitdnn.ops.random import bernoulli, normal, uniform
     from jitdnn.ops.reduce import reduce
     from jitdnn.ops.reduction import reduction
@@ -222,7 +225,9 @@ _HOMES = {
     "ops.lrn": ("lrn", "lrn_backward"),
     "ops.unpooling": ("max_unpool", "max_unpool_backward"),
     "ops.matmul": ("matmul",),
+    "ops.autotune": ("autotune",),
     "ops.elementwise": ("elementwise",),
+    "ops.module": ("module",),
     "ops.reduction": ("reduction",),
     "ops.scan": ("scan",),
     "ops.plan": ("plan",),
@@ -270,6 +275,7 @@ _HOMES = {
         "trunc",
         "where",
     ),
+    "ops.prelu": ("prelu", "prelu_backward"),
     "tensor": ("TensorDescriptor",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -294,11 +300,12 @@ __all__ = [
     "adaptive_max_pool",
     "adaptive_max_pool_backward",
     "add",
+    "affine_grid",
+    "affine_grid_backward",
     "arctan",
     "attention",
     "attention_backward",
-    "affine_grid",
-    "affine_grid_backward",
+    "autotune",
     "avg_pool",
     "avg_pool_backward",
     "batch_norm",
@@ -340,6 +347,8 @@ __all__ = [
     "gelu_backward",
     "global_avg_pool",
     "global_max_pool",
+    "grid_sample",
+    "grid_sample_backward",
     "group_norm",
     "group_norm_backward",
     "gru",
@@ -352,8 +361,6 @@ __all__ = [
     "identity_backward",
     "instance_norm",
     "instance_norm_backward",
-    "grid_sample",
-    "grid_sample_backward",
     "layer_norm",
     "layer_norm_backward",
     "leaky_relu",
@@ -372,12 +379,15 @@ __all__ = [
     "minimum",
     "mish",
     "mish_backward",
+    "module",
     "multiply",
     "normal",
     "op_tensor",
     "parse",
     "plan",
     "power",
+    "prelu",
+    "prelu_backward",
     "reduce",
     "reduction",
     "relu",

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from jitdnn.kernels.algorithm import Algorithm, Device, Kernel
 from jitdnn.kernels.cpu.activation import ElementwiseActivation
-from jitdnn.kernels.cpu.attention import TiledBackward, TiledForward
 from jitdnn.kernels.cpu.affine_grid import AffineRows
+from jitdnn.kernels.cpu.attention import TiledBackward, TiledForward
 from jitdnn.kernels.cpu.convolution_bias import BiasChannels, BiasRows
 from jitdnn.kernels.cpu.convolution_depthwise import Depthwise
 from jitdnn.kernels.cpu.convolution_depthwise_filter import DepthwiseFilter
@@ -32,6 +32,7 @@ from jitdnn.kernels.cpu.normalization import SweepsNormalization
 from jitdnn.kernels.cpu.pooling_channels import PoolingChannels, PoolingStrided
 from jitdnn.kernels.cpu.pooling_rows import PoolingRows
 from jitdnn.kernels.cpu.pooling_window import PoolingWindow
+from jitdnn.kernels.cpu.prelu import PReluBackward, PReluForward
 from jitdnn.kernels.cpu.random import PhiloxFill
 from jitdnn.kernels.cpu.reduce import SweptReduce, build_reduction
 from jitdnn.kernels.cpu.resize_channels import ResizeChannels
@@ -57,13 +58,14 @@ from jitdnn.problems.layer_norm import LayerNorm
 from jitdnn.problems.lrn import LRN
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
+from jitdnn.problems.prelu import PRelu
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.random import Random
 from jitdnn.problems.reduce import Reduce
 from jitdnn.problems.resize import Resize
 from jitdnn.problems.rnn import Recurrent
 from jitdnn.problems.softmax import Softmax
-from jitdnn.problems.spatial_transformer import GridSample
+from jitdnn.problems.spatial_transformer import AffineGrid, GridSample
 from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
 from jitdnn.problems.transform import Concatenate, Transform
 from jitdnn.problems.unpooling import Unpooling
@@ -136,6 +138,8 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", CrossEntropy, "bwd"): (SweptCrossEntropy(), REFERENCE),
     ("cpu", CtcLoss, "fwd"): (SequenceRecursion(), REFERENCE),
     ("cpu", CtcLoss, "bwd"): (SequenceRecursion(), REFERENCE),
+    ("cpu", PRelu, "fwd"): (PReluForward(), REFERENCE),
+    ("cpu", PRelu, "bwd"): (PReluBackward(), REFERENCE),
     ("cpu", AddTensor, None): (ElementwiseAdd(), REFERENCE),
     ("cpu", OpTensor, None): (ElementwiseOp(), REFERENCE),
     ("cpu", Fill, None): (ElementwiseFill(), REFERENCE),

@@ -7,6 +7,7 @@ from jitdnn.problems.attention import Attention
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import BiasGradient, Convolution
 from jitdnn.problems.cross_entropy import CrossEntropy
+from jitdnn.problems.ctc_loss import CtcLoss
 from jitdnn.problems.divisive_norm import DivisiveNorm
 from jitdnn.problems.dropout import Dropout
 from jitdnn.problems.embedding import Embedding
@@ -15,41 +16,46 @@ from jitdnn.problems.layer_norm import LayerNorm
 from jitdnn.problems.lrn import LRN
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
+from jitdnn.problems.prelu import PRelu
 from jitdnn.problems.problem import Operand, Problem
 from jitdnn.problems.random import Random
 from jitdnn.problems.reduce import Reduce
-from jitdnn.problems.rnn import Recurrent
 from jitdnn.problems.resize import Resize
+from jitdnn.problems.rnn import Recurrent
 from jitdnn.problems.softmax import Softmax
+from jitdnn.problems.spatial_transformer import AffineGrid, GridSample
 from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
 from jitdnn.problems.transform import Concatenate, Transform
-
 from jitdnn.problems.unpooling import Unpooling
 
 __all__ = [
-    "CrossEntropy",
     "LRN",
     "Activation",
     "AddTensor",
+    "AffineGrid",
     "Attention",
     "BatchNorm",
     "BiasGradient",
     "Concatenate",
     "Convolution",
+    "CrossEntropy",
+    "CtcLoss",
+    "DivisiveNorm",
     "Dropout",
     "Embedding",
     "Fill",
+    "GridSample",
     "GroupNorm",
     "LayerNorm",
-    "DivisiveNorm",
     "MatMul",
     "OpTensor",
     "Operand",
+    "PRelu",
     "Pooling",
     "Problem",
     "Random",
-    "Reduce",
     "Recurrent",
+    "Reduce",
     "Resize",
     "Softmax",
     "Transform",
