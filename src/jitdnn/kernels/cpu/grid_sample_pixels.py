@@ -1,0 +1,223 @@
+"""Sampling with lanes along the pixels of the output, any strides: elements of the image are gathered.
+
+forward      unit = a block of pixels of one image; for every channel the corners of the cells are gathered
+image        unit = some channels of one image: their planes in the workspace, to which pixel after pixel is added,
+             so that nothing depends on the number of threads; then they are written out
+grid         unit = a block of pixels; over the channels each corner's products with dy are summed in registers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.cpu.grid_places import (
+    INDEX,
+    SampleAlgorithm,
+    SampleCode,
+    SamplePlan,
+    Sampler,
+    slope_sums,
+    spread,
+)
+from jitdnn.kernels.cpu.loops import Counter, share
+from jitdnn.problems.problem import Problem
+from jitdnn.problems.spatial_transformer import GridSample
+from jitdnn.rtcg.builder import Module, Pointer, Value
+from jitdnn.rtcg.compile import load
+from jitdnn.rtcg.isa import ITEM_BYTES
+from jitdnn.tensor import compute_dtype
+
+_CHANNELS = 4  # planes in the workspace at once
+_GATHER_SECONDS = 0.7e-9
+_SCATTER_SECONDS = 1.2e-9
+
+
+def _forward(s: Sampler, task: Value, _thread: Value) -> None:
+    k, n, lanes = s.k, s.n, s.lanes
+    x, grid, y = s.pointers
+    first, last = s.span(task)
+    counter = s.counter(first, [n["image0"], n["y0"]])
+    for _unit in k.range(first, last):
+        image = x + counter.digits[0].get() * n["x0"]
+        places, row = (p + o.get() for p, o in zip((grid, y), counter.offsets, strict=True))
+        count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
+        for i in k.range(0, count, lanes):
+            mask = k.mask(count - i, lanes)
+            corners = list(s.cell(places, i, mask, s.strides()).corners())
+            for c in k.range(n["channels"]):
+                plane, total = image + c * n["x1"], None
+                for corner in corners:
+                    term = plane.load_at(corner.offset, corner.inside) * corner.weight
+                    total = term if total is None else total + term
+                assert total is not None
+                s.scale.store(row + (c * n["y1"] + i * s.steps[-1]), s.steps[-1], total, mask)
+        counter.advance()
+
+
+def _by_grid(s: Sampler, task: Value, _thread: Value) -> None:
+    k, n, lanes, code = s.k, s.n, s.lanes, s.code
+    dy, x, grid, dgrid = s.pointers
+    first, last = s.span(task)
+    counter = s.counter(first, [n["image0"], n["image1"], n["y0"]])
+    for _unit in k.range(first, last):
+        image = x + counter.digits[0].get() * n["x0"]
+        places, target, row = (p + o.get() for p, o in zip((grid, dgrid, dy), counter.offsets, strict=True))
+        count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
+        for i in k.range(0, count, lanes):
+            mask = k.mask(count - i, lanes)
+            if code.mode == "nearest":
+                slopes = [k.constant(0.0, s.computing, lanes)] * code.rank
+            else:
+                cell = s.cell(places, i, mask, s.strides())
+                corners = list(cell.corners())
+                dots = [k.register(k.constant(0.0, s.computing, lanes)) for _ in corners]
+                for c in k.range(n["channels"]):
+                    gradient = (row + (c * n["y1"] + i * s.steps[-1])).load_strided(
+                        0, s.steps[-1], lanes, mask
+                    )
+                    plane = image + c * n["x1"]
+                    for corner, dot in zip(corners, dots, strict=True):
+                        value = plane.load_at(corner.offset, corner.inside)
+                        dot.set(k.fma(k.select(corner.inside, gradient, 0.0), value, dot.get()))
+                slopes = slope_sums(k, cell, [dot.get() for dot in dots])
+            write_slopes(s, target, i, slopes, mask)
+        counter.advance()
+
+
+def write_slopes(s: Sampler, target: Pointer, i: Value, slopes: list[Value], mask: Value | None) -> None:
+    """The gradient by the grid: the numbers of the last axis of the image come first."""
+    for axis, slope in enumerate(slopes):
+        there = target + (s.n["axis1"] * (s.code.rank - 1 - axis) + i * s.steps[1])
+        s.scale.store(there, s.steps[1], slope, mask)
+
+
+def packed_strides_of(s: Sampler, width: int) -> list[Value]:
+    """Strides of a plane in the workspace, whose elements are `width` numbers."""
+    strides: list[Value] = [s.k.integer(width)]
+    for a in reversed(range(1, s.code.rank)):
+        strides.insert(0, strides[0] * s.n[f"extent{a}"])
+    return strides
+
+
+def _by_image(s: Sampler, task: Value, thread: Value) -> None:
+    k, n, lanes = s.k, s.n, s.lanes
+    dy, grid, dx = s.pointers
+    first, last = s.span(task)
+    strides = packed_strides_of(s, 1)
+    plane = strides[0] * n["extent0"]
+    room = s.arguments.workspace(s.computing) + thread * n["room"]
+    stride = plane + 1  # behind each plane an element that takes what is outside
+    values = k.local(s.computing, lanes)
+    corners_count = 2**s.code.rank if s.code.mode == "linear" else 1
+    offsets = [k.local(INDEX[s.computing], lanes) for _ in range(corners_count)]
+    weights = [k.local(s.computing, lanes) for _ in range(corners_count)]
+    zero = k.integer(0)
+    units = Counter(
+        k, first, [n["images"], n["groups"]], [[n["image0"], zero], [n["y0"], n["y1"] * _CHANNELS]]
+    )
+    for _unit in k.range(first, last):
+        group = units.digits[1].get() * _CHANNELS
+        channels = (n["channels"] - group).min(_CHANNELS)
+        for i in k.range(channels * stride):
+            room.store(k.constant(0.0, s.computing), i)
+        for places, row in pixel_rows(s, grid + units.offsets[0].get(), dy + units.offsets[1].get()):
+            for i in k.range(0, n["run"], lanes):
+                mask = k.mask(n["run"] - i, lanes)
+                outside = k.splat(k.convert(plane, INDEX[s.computing]), lanes)
+                for corner, offset, weight in zip(
+                    s.cell(places, i, mask, strides).corners(), offsets, weights, strict=True
+                ):
+                    offset.store(k.select(corner.inside, corner.offset, outside))
+                    weight.store(corner.weight)
+                for c in k.range(channels):
+                    values.store(
+                        (row + (c * n["y1"] + i * s.steps[-1])).load_strided(0, s.steps[-1], lanes, mask)
+                    )
+                    here = room + c * stride
+                    for p in k.range((n["run"] - i).min(lanes)):
+                        value = values.load(p)
+                        for offset, weight in zip(offsets, weights, strict=True):
+                            at = k.convert(offset.load(p), "i64")
+                            here.store(k.fma(value, weight.load(p), here.load(at)), at)
+        target = dx + (units.digits[0].get() * n["x0"] + group * n["x1"])
+        for c in k.range(channels):
+            _write_plane(s, room + c * stride, target + c * n["x1"], strides)
+        units.advance()
+
+
+def pixel_rows(s: Sampler, grid: Pointer, dy: Pointer) -> Iterator[tuple[Pointer, Pointer]]:
+    """Loops over all rows of pixels of an image."""
+    k, n, zero = s.k, s.n, s.k.integer(0)
+    rows = s.rows() or [k.integer(1)]
+    steps = [[n[f"step{t}.{a}"] for a in range(s.code.axes - 1)] or [zero] for t in range(2)]
+    counter = Counter(k, zero, rows, steps, [n["base0"], n["base1"]])
+    total = rows[0]
+    for extent in rows[1:]:
+        total = total * extent
+    for _row in k.range(total):
+        yield grid + counter.offsets[0].get(), dy + counter.offsets[1].get()
+        counter.advance()
+
+
+def _write_plane(s: Sampler, plane: Pointer, target: Pointer, strides: list[Value]) -> None:
+    """A plane of the workspace to its place in dx."""
+    k, n, rank, lanes = s.k, s.n, s.code.rank, s.lanes
+
+    def write(axis: int, source: Pointer, there: Pointer) -> None:
+        extent, step = n[f"extent{axis}"], n[f"x{2 + axis}"]
+        if axis < rank - 1:
+            for i in k.range(extent):
+                write(axis + 1, source + i * strides[axis], there + i * step)
+            return
+        for i in k.range(0, extent, lanes):
+            mask = k.mask(extent - i, lanes)
+            s.scale.store(there + i * step, step, source.load(i, lanes, mask), mask)
+
+    write(0, plane, target)
+
+
+def _trace(module: Module, code: SampleCode) -> None:
+    runs = {"fwd": _forward, "bwd_grid": _by_grid, "bwd_data": _by_image}
+    Sampler(module, code, "sample", runs[code.direction])
+
+
+class GridSamplePixels(SampleAlgorithm):
+    """Lanes along the pixels of the output; takes any strides."""
+
+    name = "pixels"
+
+    def workspace(self, problem: Problem, device: Device) -> int:
+        sample = cast(GridSample, problem)
+        if sample.direction != "bwd_data":
+            return 0
+        return device.threads * self._room(sample) * ITEM_BYTES[compute_dtype(problem.dtype)]
+
+    def _room(self, problem: GridSample) -> int:
+        channels = min(_CHANNELS, problem.x.shape[1])
+        return -(-channels * (SamplePlan.of(problem).plane + 1) // 16) * 16
+
+    def estimate(self, problem: Problem, device: Device) -> float:
+        return spread(self._seconds(cast(GridSample, problem)), device)
+
+    def _seconds(self, problem: GridSample) -> float:
+        each = _SCATTER_SECONDS if problem.direction == "bwd_data" else _GATHER_SECONDS
+        return self.seconds(problem, 5e-9, each)
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        sample, processor = cast(GridSample, problem), cast(CpuDevice, device)
+        plan = SamplePlan.of(sample)
+        code = plan.code(0)
+        groups = -(-sample.x.shape[1] // _CHANNELS)
+        values = plan.values(self.lanes(sample, device), groups=groups, room=self._room(sample))
+        rows = plan.pixels // max(1, plan.nest.extents[-1])
+        units = sample.x.shape[0] * (groups if sample.direction == "bwd_data" else rows * values["blocks"])
+        tasks, per_task = share(units, device, self._seconds(sample))
+        values |= {"units": units, "per_task": per_task}
+        library = load("grid_sample_pixels", code, processor.isa, lambda module: _trace(module, code))
+        threads = device.threads if tasks > 1 else 1
+        return CpuKernel(
+            library, [("sample", tasks)], len(problem.operands), threads, plan.slots().pack(values)
+        )
