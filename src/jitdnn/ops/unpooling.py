@@ -31,7 +31,7 @@ def max_unpool(
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
-    extents = space if isinstance(space, int) else tuple(space)
+    extents = tuple(space) if isinstance(space, list) else space
     return call(_FORWARD, ("x", "indices"), (x, indices), (extents, layout), out, alpha, beta, handle)
 
 

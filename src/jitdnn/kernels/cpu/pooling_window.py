@@ -164,13 +164,13 @@ class _Window:
             counter.advance()
 
     def _begin(self, gradient: Pointer) -> None:
-        k, w = self.k, self.windows
-        zero = k.integer(0)
-        everything = [Bounds(zero, zero, w[f"extent{a}"], zero) for a in range(3)]
-        for (row,), _ in self._rows(everything, [(self.tensors - 1, gradient)]):
-            for columns in self._columns(zero, w["extent2"], _VECTORS):
-                for column, mask in columns:
-                    self.scale.start(row + column, 1, self.lanes, mask)
+        k, w, steps = self.k, self.windows, self.windows.strides[-1]
+        for t0 in k.range(w["extent0"]):
+            for t1 in k.range(w["extent1"]):
+                row = gradient + (t0 * steps[2] + t1 * steps[3])
+                for columns in self._columns(k.integer(0), w["extent2"], _VECTORS):
+                    for column, mask in columns:
+                        self.scale.start(row + column, 1, self.lanes, mask)
 
     def _give(self, bounds: Sequence[Bounds], gradient: Value, planes: Sequence[Pointer]) -> None:
         """Add to dx what one output gives to it."""
