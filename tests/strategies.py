@@ -19,12 +19,14 @@ from jitdnn.problems import (
     BiasGradient,
     Convolution,
     CrossEntropy,
+    CtcLoss,
     DivisiveNorm,
     GroupNorm,
     LayerNorm,
     MatMul,
     Pooling,
     Problem,
+    Recurrent,
     Reduce,
     Softmax,
     Unpooling,
@@ -32,6 +34,8 @@ from jitdnn.problems import (
 from jitdnn.problems.activation import FUNCTIONS
 from jitdnn.problems.pooling import INDEX_DTYPES as POOLING_INDICES
 from jitdnn.problems.reduce import INDEX_DTYPES, INDEXED, OPS
+from jitdnn.problems.rnn import BIASES as RNN_BIASES
+from jitdnn.problems.rnn import CELLS as RNN_CELLS
 from jitdnn.tensor import TensorDescriptor, compute_dtype, packed_strides
 
 DTYPES = st.sampled_from(("f32", "f32", "f64", "f16", "bf16"))
@@ -357,6 +361,42 @@ def cross_entropies(draw: st.DrawFn) -> CrossEntropy:
     return CrossEntropy(direction, reduction, smoothing=smoothing, **tensors)
 
 
+@st.composite
+def ctc_losses(draw: st.DrawFn) -> CtcLoss:
+    dtype, direction = draw(DTYPES), draw(st.sampled_from(("fwd", "bwd")))
+    t, n, a, s = draw(st.integers(0, 20)), draw(st.integers(0, 3)), draw(st.sampled_from(AWKWARD)), draw(st.integers(0, 9))
+    reduction = draw(st.sampled_from(("mean", "sum", "none")))
+    index = st.sampled_from(("i64", "i32"))
+    targets = (n, s) if draw(st.booleans()) else (draw(st.integers(0, n * s)),)
+    return CtcLoss(
+        direction, reduction, draw(st.sampled_from(("log_probs", "logits", "probs"))),
+        draw(descriptors((t, n, a), dtype)), draw(descriptors(targets, draw(index))), draw(descriptors((n,), draw(index))),
+        draw(descriptors((n,), draw(index))),
+        draw(descriptors((n,) if reduction == "none" else (1,), dtype, is_output=direction == "fwd")), s,
+        draw(st.integers(0, a - 1)), draw(st.booleans()),
+        draw(descriptors((t, n, a), dtype, is_output=True)) if direction == "bwd" else None,
+    )  # fmt: skip
+
+
+@st.composite
+def recurrents(draw: st.DrawFn) -> Recurrent:
+    direction, cell = draw(st.sampled_from(("fwd", "bwd_data", "bwd_weights"))), draw(st.sampled_from(RNN_CELLS))
+    steps, batch, hidden = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.sampled_from(AWKWARD[1:]))
+    is_lstm, sequences = cell == "lstm", draw(st.sampled_from(("whole", "lengths", "packed")))
+    plain = Recurrent(
+        direction, cell, steps, batch, draw(st.sampled_from(AWKWARD)), hidden, draw(st.integers(1, 3)),
+        draw(st.booleans()), draw(st.integers(0, hidden - 1)) if is_lstm else 0, draw(st.sampled_from(RNN_BIASES)),
+        sequences, draw(st.integers(batch, steps * batch)), draw(st.sampled_from(("i32", "i64"))), draw(st.booleans()),
+        draw(st.booleans()), draw(st.booleans()), draw(st.booleans()),
+        draw(st.sampled_from((None, (-0.5, 3.0)))) if is_lstm else None, draw(DTYPES),
+    )  # fmt: skip
+    chosen = draw(st.sets(st.sampled_from([o for o in plain.operands if o.dtypes is None]), max_size=3))
+    outputs = plain.outputs
+    return plain.arranged(
+        [(o.name, draw(descriptors(o.descriptor.shape, plain.dtype, is_output=o in outputs))) for o in chosen]
+    )
+
+
 def problems() -> st.SearchStrategy[Problem]:
     """Any problem of any kind."""
     return st.one_of(
@@ -374,4 +414,6 @@ def problems() -> st.SearchStrategy[Problem]:
         normalizations(),
         attentions(),
         cross_entropies(),
+        recurrents(),
+        ctc_losses(),
     )

@@ -324,7 +324,7 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
             self.cell,
             f"t{self.steps}",
             f"n{self.batch}",
-            f"i{self.inputs_size}",
+            f"inputs{self.inputs_size}",
             f"hidden{self.hidden}",
         ]
         words += [f"layers{self.layers}"] * (self.layers > 1)
@@ -360,7 +360,7 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
             clip = words.real("clip_low"), words.real("clip_high")
         direction = words.kind.removeprefix("rnn_")
         found = cls(
-            direction, words.choice(CELLS), words.number("t"), words.number("n"), words.number("i"),
+            direction, words.choice(CELLS), words.number("t"), words.number("n"), words.number("inputs"),
             words.number("hidden"), words.number("layers", 1), words.flag("bidirectional"), words.number("proj", 0),
             words.choice(BIASES, BIASES[0]), sequences, rows, index, words.flag("batch_major"),
             direction == "fwd" and words.flag("training"), not words.flag("zero_states"),

@@ -207,7 +207,7 @@ class Weights:
         parts: int,
     ) -> None:  # fmt: skip
         """Tasks: the panels of gradients of all directions, times `shares`; columns are `parts` runs of `size`."""
-        p, code, lanes, width = self.code.p, self.code, self.lanes, self.width
+        code, lanes, width = self.code, self.lanes, self.width
         sides, panels = self.sides(gradient), self.panels(source)
         padded = self.columns(source) // parts
         is_joint = source in ("x", "next")
