@@ -182,7 +182,8 @@ class CrossEntropy(Problem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
         x, target = given["x"], given["target"]
         spread = (1, -1, *(1,) * (x.ndim - 2))
         weight = given.get("weight", np.ones(self.classes)).reshape(spread)
-        known = ignored = np.ones(0)
+        known: Any = True
+        ignored: Any = False
         smooth = self.smoothing / self.classes
         if self.has_classes:
             hot = target[:, None] == np.arange(self.classes).reshape(spread)

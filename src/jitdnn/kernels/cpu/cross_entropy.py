@@ -96,7 +96,7 @@ class _Plan:
     def mode(self, axes: Sequence[int]) -> str | None:
         """Short rows of neighbours: even a part of a vector at a time is faster than gathering."""
         x = self.problem.x
-        is_short = tuple(axes) == (1,) and x.strides[1] == 1 and _SHORTEST <= self.problem.classes
+        is_short = tuple(axes) == (1,) and x.strides[1] == 1 and self.problem.classes >= _SHORTEST
         return "along" if is_short else None
 
     def array(self, name: str) -> None:
