@@ -17,9 +17,10 @@ after the other, each of which sees those before it. A keep is an element's inte
 (and the other expressions of its own sweep) take up again; whether it is stored or computed anew is the kernel's
 choice.
 
-Reductions: "add", "multiply", "max", "min" (NaN if any element is), "first" (the value at index 0 of the row, before
-the loops of its sweep), and "argmax" and "argmin", which give two row values: the extreme value and its position,
-the first one of equals. A position counts the row's elements in the order of the axes, the last axis fastest.
+Reductions: "add", "multiply", "max", "min" (NaN if any element is), "max_number", "min_number" (which pass over NaN),
+a `Fold` of one's own, "first" (the value at index 0 of the row, before the loops of its sweep), and "argmax" and
+"argmin", which give two row values: the extreme value and its position, the first one of equals. A position counts
+the row's elements in the order of the axes, the last axis fastest.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _CYCLE_SECONDS = 0.3e-9
 _FUNCTION_CYCLES = 12.0  # exp and its like for one vector
 _CHEAP = frozenset({"absolute", "minimum", "maximum", "where", "sqrt"})
 _STREAM_BYTES = 48 << 20  # outputs from here on do not fit any cache: they are written past it
-_CACHED_UNIT = 128 << 10  # bytes of a unit up to which the next one is asked for ahead
+_FIXED_VECTORS = 8  # of a row along which vectors go, up to which its length is compiled in
 _FAR_STRIDE = 256  # elements from which on the elements of a row are in each other's way in the cache
 _STREAM_RUN = 4096  # bytes of a row, or looking for aligned addresses costs more than it brings
 
@@ -109,7 +110,7 @@ def build_sweeps(
     for t in range(len(tensors) + 1):
         values |= {
             f"base.{t}": layout.bases[t], f"inner.{t}": layout.inner[1][t], f"lane.{t}": layout.lane_strides[t],
-            f"first.{t}": layout.firsts[t], f"next.{t}": _next_unit(layout, t, width),
+            f"first.{t}": layout.firsts[t],
             f"blocks.{t}": layout.inner[1][t] * layout.block, f"lane_blocks.{t}": layout.lane[1][t] * width,
         }  # fmt: skip
         for name, axes in (("kept", layout.kept), ("reduced", layout.reduced)):
@@ -194,8 +195,9 @@ def _plan(
             tensors[inputs + output], pieces, inputs + output, layout, lanes
         )
     )  # fmt: skip
-    unit = layout.row * (width if layout.is_across else 1)
-    is_short = layout.steps == 1 and not is_split and unit * 4 <= _CACHED_UNIT
+    has_head = not layout.is_across and layout.inner[0] * DTYPES[tensors[-1].dtype] >= _STREAM_RUN
+    is_tiny = not layout.is_across and layout.steps == 1 and not is_split
+    fixed = layout.inner[0] if is_tiny and layout.inner[0] <= _FIXED_VECTORS * lanes else 0
     stage = _stage(program, layout, moves, of_rows, lanes)
     code = SweepCode(
         program, tuple(t.dtype for t in tensors),
@@ -205,7 +207,7 @@ def _plan(
         layout.is_across, len(layout.kept), len(layout.reduced), moves, of_rows, layout.vectors, layout.unroll,
         layout.is_across and layout.lane[0] >= width, layout.is_across and layout.lane[0] % width != 0,
         layout.steps == 1 and not is_split, is_split, layout.flush > 0,
-        streams, is_short and len(loops) > 1, stage,
+        streams, has_head, fixed, stage,
     )  # fmt: skip
     return code, layout
 
@@ -230,20 +232,13 @@ def _stage(
 
 
 def _streams(tensor: TensorDescriptor, pieces: int, number: int, layout: Layout, lanes: int) -> bool:
-    """Whether an output is written past the caches: large, in pieces that are, or can be made, aligned vectors."""
+    """Whether an output is written past the caches: large, in pieces that can be aligned vectors."""
     if tensor.nbytes * pieces < _STREAM_BYTES:
         return False
-    if not layout.is_across:
-        return layout.inner[0] * DTYPES[tensor.dtype] >= _STREAM_RUN
-    axes = (*layout.kept, *layout.reduced, layout.inner)
+    if not layout.is_across and layout.inner[0] * DTYPES[tensor.dtype] >= _STREAM_RUN:
+        return True  # what is before the first aligned vector is stored otherwise
+    axes = [*layout.kept, *layout.reduced, *([layout.inner] if layout.is_across else [])]
     return all(strides[number] % lanes == 0 for _, strides in axes)
-
-
-def _next_unit(layout: Layout, tensor: int, width: int) -> int:
-    """How far from one unit the next one is."""
-    if layout.is_across:
-        return layout.lane[1][tensor] * width
-    return layout.kept[-1][1][tensor] if layout.kept else 0
 
 
 def _common_shape(tensors: Sequence[TensorDescriptor]) -> tuple[int, ...]:

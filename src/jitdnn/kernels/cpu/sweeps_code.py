@@ -42,7 +42,8 @@ class SweepCode:
     is_split: bool
     is_long: bool  # sums go to wider accumulators
     streams: tuple[int, ...]  # outputs, by position, that are written past the caches
-    prefetches: bool  # the next unit, while this one is written
+    has_head: bool  # elements before the first aligned vector are stored otherwise
+    fixed: int  # elements of the inner axis, where they are few; else 0
     stage: Stage  # what later sweeps find in a buffer
 
     @property
@@ -62,7 +63,7 @@ def slots_of(code: SweepCode) -> Slots:
     names = ["units", "per_task", "row_per_task", "parts", "steps", "per_part", "flush", "inner", "block"]
     names += ["lanes", "row", *digits, *steps]
     for t in tensors:
-        names += [f"base.{t}", f"inner.{t}", f"lane.{t}", f"first.{t}", f"next.{t}"]
+        names += [f"base.{t}", f"inner.{t}", f"lane.{t}", f"first.{t}"]
         names += [f"{digit}.{t}" for digit in (*digits, *steps)]
     return Slots(*names, *(f"parameter{i}" for i in range(len(code.program.parameters))))
 
@@ -116,7 +117,7 @@ class _Function:
             per_task = at["row_per_task"] if phase is not None and phase.writes_rows else at["per_task"]
             units = at["units"] * at["parts"] if splits else at["units"]
             self.stage = k.local(code.compute, code.stage.size) if code.stage.items else None
-            self.is_aligned = self._alignment(pointers) if code.streams and code.is_across else None
+            self.is_aligned = self._alignment(pointers) if code.streams and not code.has_head else None
             first = task * per_task
             counter = Counter(k, first, extents, strides, [at[f"base.{t}"] for t in tensors])
             for number in k.range(first, (first + per_task).min(units)):

@@ -145,7 +145,8 @@ def lay_out(
 
 
 def _blocked(
-    is_across: bool, kept: list[Axis], lane: Axis, reduced: list[Axis], inner: Axis, bases: tuple[int, ...], firsts: tuple[int, ...],
+    is_across: bool, kept: list[Axis], lane: Axis, reduced: list[Axis], inner: Axis, bases: tuple[int, ...],
+    firsts: tuple[int, ...],
     wants: Wants, tensors: Sequence[TensorDescriptor], rows: int,
 ) -> Layout:  # fmt: skip
     lanes, outer = wants.lanes, prod(e for e, _ in reduced)

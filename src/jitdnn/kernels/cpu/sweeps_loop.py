@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import llvmlite.ir as ir
 
 from jitdnn.kernels.cpu.loops import Counter
 from jitdnn.kernels.cpu.sweeps_fold import State, fold, fold_all, fold_lanes, identity, only
@@ -14,7 +12,7 @@ from jitdnn.kernels.cpu.sweeps_program import ARGS
 from jitdnn.rtcg.builder import Pointer, Register, Value
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.lowering import lower
-from jitdnn.rtcg.types import INT, INT32, POINTER
+from jitdnn.rtcg.types import INT
 from jitdnn.tensor import DTYPES
 
 if TYPE_CHECKING:
@@ -182,7 +180,7 @@ class Loop:
     def _write(self, blends: bool) -> None:
         streaming = tuple(output for output, _ in self.sweep.writes if output in self.code.streams)
         is_aligned = self.row.function.is_aligned
-        if not self.code.is_across:
+        if self.code.has_head:
             self._write_all(blends, streaming[:1], streaming[0] if streaming else None)
         elif streaming and is_aligned is not None and None in self.row.masks:
             with self.k.when(is_aligned):
@@ -196,20 +194,7 @@ class Loop:
         """Write all elements; along rows those before an aligned place of the output `head` are done first."""
         for spots, is_whole in self._spots(self._all_steps(), head):
             for spot, _ in spots:
-                if is_whole and self.code.prefetches:
-                    self._prefetch(spot)
                 self._write_spot(_Values(self, spot, spot.slot), spot, blends, streaming if is_whole else ())
-
-    def _prefetch(self, spot: Spot) -> None:
-        """Ask for the same element of the next unit, which lies next in memory more often than not."""
-        k, row = self.k, self.row
-        for t in range(self.code.inputs):
-            if not self.code.of_rows[t] and row.lane_stride(t) == 1:
-                pointer = row.moved(spot.pointers[t], t, spot.shift) + self.at[f"next.{t}"]
-                function = k.declare("llvm.prefetch.p0", ir.VoidType(), [POINTER, INT32, INT32, INT32])
-                # across, a unit's lines get in each other's way in the first cache
-                nearness = INT32(2 if self.code.is_across else 3)
-                k.b.call(function, [pointer.v, INT32(0), nearness, INT32(1)])
 
     def _write_spot(
         self, values: _Values, spot: Spot, blends: bool | None, streaming: tuple[int, ...]
@@ -375,6 +360,9 @@ class Loop:
             there = place + (i * stride if not isinstance(stride, int) or stride else k.integer(0))
             return Spot(0, here, i, before + i, mask, there), turn
 
+        if code.fixed:
+            yield from self._few_along(spot)
+            return
         start: Value = k.integer(0)
         if stream is not None:
             t = code.inputs + stream
@@ -387,6 +375,19 @@ class Loop:
             yield [spot(i + turn * lanes, None, turn) for turn in range(unroll)], True
         for i in k.range(whole, count, lanes):
             yield [spot(i, k.mask(count - i, lanes), 0)], False
+
+    def _few_along(self, spot: Callable[[Value, Value | None, int], tuple[Spot, int]]) -> Iterator[Spots]:
+        """The elements of a row of a few vectors, without a loop."""
+        k, lanes, count = self.k, self.lanes, self.code.fixed
+        for start in range(0, count, lanes * self.code.unroll):
+            spots = []
+            for turn in range(self.code.unroll):
+                first = start + turn * lanes
+                if first < count:
+                    # not a constant: of one lane of bf16, LLVM would store 32 bits
+                    mask = None if first + lanes <= count else k.mask(self.at["inner"] - first, lanes)
+                    spots.append(spot(k.integer(first), mask, turn))
+            yield spots, True
 
     def _head(self, pointer: Pointer, size: int, count: Value) -> Value:
         """Elements before the first aligned vector."""
