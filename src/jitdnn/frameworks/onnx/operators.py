@@ -17,6 +17,7 @@ from jitdnn.frameworks.onnx import (
     recurrent,
     reduction,
     resize,
+    sampling,
     softmax,
     views,
 )
@@ -37,6 +38,7 @@ _FAMILIES = (
     recurrent.OPERATORS,
     reduction.OPERATORS,
     resize.OPERATORS,
+    sampling.OPERATORS,
     softmax.OPERATORS,
     views.OPERATORS,
 )

@@ -115,9 +115,20 @@ def _position(op: str) -> Function:
     return run
 
 
+def _running(reduce: str) -> Function:
+    def run(x: Array, axis: Array, /, *, exclusive: int = 0, reverse: int = 0) -> Any:
+        return jd.scan(reduce=reduce, exclusive=bool(exclusive), dtype=x.dtype)(
+            x, axis=int(axis.item()), reverse=bool(reverse)
+        )
+
+    return run
+
+
 OPERATORS = table(
     ArgMax=_position("max"),
     ArgMin=_position("min"),
+    CumProd=_running("multiply"),
+    CumSum=_running("add"),
     ReduceL1=_reduction("norm1"),
     ReduceL2=_reduction("norm2"),
     ReduceLogSum=_reduction("add", after=np.log),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from jitdnn.frameworks.onnx.operator import Site, table
 
@@ -161,30 +161,26 @@ def element_type(number: int) -> np.dtype[Any]:
 
 
 def cast(x: Array, /, *, to: int, saturate: int = 1, round_mode: str = "up", site: Site) -> Array:
-    return _converted(x, element_type(to), site)
+    return _converted(x, element_type(to), bool(saturate), round_mode, site)
 
 
 def cast_like(x: Array, like: Array, /, *, saturate: int = 1, round_mode: str = "up", site: Site) -> Array:
-    return _converted(x, like.dtype, site)
+    return _converted(x, like.dtype, bool(saturate), round_mode, site)
 
 
-# of these NumPy knows how a number becomes another; narrower ones than a byte have rules of their own
-_PLAIN = (
-    "bool",
-    "bfloat16",
-    "float16",
-    "float32",
-    "float64",
-    *(f"{u}int{b}" for u in ("", "u") for b in (8, 16, 32, 64)),
-)
+_BYTE_FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 
 
-def _converted(x: Array, dtype: np.dtype[Any], site: Site) -> Array:
-    for name in (x.dtype.name, dtype.name):
-        if name not in _PLAIN:
-            kind = "text" if name in {"object", "str"} or name.startswith("str") else name
-            raise site.refuse(f"conversion from or to {kind} is not covered")
+def _converted(x: Array, dtype: np.dtype[Any], saturate: bool, round_mode: str, site: Site) -> Array:
+    """As NumPy and ml_dtypes convert; what is out of a float of 8 bits becomes its greatest if it shall saturate."""
+    if x.dtype.kind in "OU" or dtype.kind in "OU":
+        raise site.refuse("conversion from or to text is not covered")
+    if dtype.name == "float8_e8m0fnu" and x.dtype != dtype:
+        powers = numpy_helper.to_float8e8m0(x.astype(np.float32), saturate, round_mode)
+        return np.asarray(powers.astype(dtype))
     with np.errstate(all="ignore"):
+        if saturate and dtype.name in _BYTE_FLOATS:
+            return np.asarray(numpy_helper.saturate_cast(x, dtype))
         return x.astype(dtype, copy=False)
 
 
