@@ -9,8 +9,6 @@ import ctypes
 import mmap
 import sys
 
-import numpy as np
-
 import conformance
 from jitdnn.devices.cpu import host
 from jitdnn.problems import Problem, parse

@@ -23,6 +23,7 @@ from jitdnn.kernels import tables
 from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.reference import Reference
 from jitdnn.planner import find as find_module
+from jitdnn.planner import sampling
 from jitdnn.planner import workspace as policies
 from jitdnn.planner.choose import epilogue_key, get, strict_bound
 from jitdnn.planner.find import find
@@ -406,7 +407,7 @@ class TestFind:
         find(PROBLEM, DEVICE, Request(), store=Store(None), seconds=60.0)
         # warm-up and first sample of each, then in turns
         assert order[:4] == ["a", "a", "b", "b"]
-        assert order[4:] == ["a", "a", "b", "b"] * find_module.ROUNDS
+        assert order[4:] == ["a", "a", "b", "b"] * sampling.ROUNDS
 
     def test_time_limit(self, table: Table) -> None:
         slow = [Fake(f"slow{i}", sleep=0.05) for i in range(3)]

@@ -75,6 +75,11 @@ class CpuKernel:
         pool().launch(self._table, self._count, block, self._threads)
 
 
+def launch(phases: Sequence[tuple[int, int]], block: bytes, threads: int) -> None:
+    """Run (function address, tasks) one after the other, every task with the argument block."""
+    pool().launch(phase_table(phases), len(phases), block, threads)
+
+
 class Arguments:
     """The argument block of ``CpuKernel`` as traced code reads it."""
 

@@ -7,46 +7,34 @@ of the caller's is touched: operands and workspace are buffers of our own, freed
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
 from jitdnn import log
-from jitdnn.devices.cpu import settle
 from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.planner.choose import Option, decide, epilogue_key, survey
 from jitdnn.planner.plan import Plan, Request
+from jitdnn.planner.sampling import Contender, measure
 from jitdnn.planner.store import Store
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor, numpy_dtype
 
 DEFAULT_SECONDS = 1.0
-ROUNDS = 9
-# a shorter sample would measure the clock and the caller rather than the kernel
-SAMPLE_SECONDS = 5e-4
-MOST_CALLS_A_SAMPLE = 200
-# what its first run, or its estimate, shows this far behind the best is not worth measuring well, or at all
-HOPELESS = 4.0
+# what its estimate shows this far behind the best is not worth measuring at all
 HOPELESS_ESTIMATE = 30.0
-# what takes as long as this is not slowed down much by how it starts
-LONG_SECONDS = 0.05
 PATTERN = 1 << 16
 
 
-@dataclass
-class _Contender:
-    """A candidate while it is measured."""
+class _Built(NamedTuple):
+    """A candidate that can be measured."""
 
     option: Option
     kernel: Kernel
     workspace: int
-    calls: int = 1
-    samples: list[float] = field(default_factory=list)
 
 
 def find(
@@ -83,7 +71,7 @@ def find(
             f"no memory for a second set of operands of {problem}: its algorithm is chosen by estimates",
         )
         return decide(problem, device, request, epilogue, options)
-    times = {c.option.algorithm.name: median(c.samples) for c in contenders}
+    times = {c.what.option.algorithm.name: c.seconds for c in contenders}
     options = [
         o.timed(times[o.algorithm.name], "measured") if o.algorithm.name in times else o for o in options
     ]
@@ -92,11 +80,11 @@ def find(
         epilogue_key(epilogue),
         device.name,
         [
-            (c.option.algorithm.name, c.option.algorithm.version, times[c.option.algorithm.name], c.workspace)
-            for c in contenders
+            (b.option.algorithm.name, b.option.algorithm.version, times[b.option.algorithm.name], b.workspace)
+            for b in (contender.what for contender in contenders)
         ],
     )
-    built = {c.option.algorithm.name: c.kernel for c in contenders}
+    built = {c.what.option.algorithm.name: c.what.kernel for c in contenders}
     # what was not worth measuring is no choice, whatever its estimate says
     unmeasured = f"not measured: its estimate is more than {HOPELESS_ESTIMATE:.0f} times the best one"
     options = [o if o.algorithm.name in times or not o.is_open else o.refused(unmeasured) for o in options]
@@ -116,7 +104,7 @@ def _build(
     epilogue: Epilogue | None,
     promising: Sequence[Option],
     options: Sequence[Option],
-) -> tuple[list[_Contender], list[Option]]:
+) -> tuple[list[Contender[_Built]], list[Option]]:
     """Compile every promising option; those that do not compile are refused in the list that is returned."""
     contenders, result = [], list(options)
     for option in promising:
@@ -129,60 +117,44 @@ def _build(
                 ("compile", name, str(problem)), f"{name} does not compile for {problem}: {error}"
             )
             continue
-        contenders.append(_Contender(option, kernel, option.candidate.workspace or 0))
+        contenders.append(Contender(_Built(option, kernel, option.candidate.workspace or 0)))
     return contenders, result
 
 
 def _measure(
-    problem: Problem, epilogue: Epilogue | None, contenders: Sequence[_Contender], seconds: float
+    problem: Problem, epilogue: Epilogue | None, contenders: Sequence[Contender[_Built]], seconds: float
 ) -> None:
     """Fill in the samples of every contender."""
     descriptors = [operand.descriptor for operand in problem.operands]
     descriptors += epilogue.operands if epilogue is not None else ()
-    buffers = [_operand(descriptor) for descriptor in descriptors]
+    values = [operand.values for operand in problem.operands] + [None] * len(descriptors)
+    buffers = [_operand(*pair) for pair in zip(descriptors, values, strict=False)]
     pointers = [pointer for _, pointer in buffers]
-    scratch = np.zeros(max(c.workspace for c in contenders) + 64, np.uint8)
+    scratch = np.zeros(max(c.what.workspace for c in contenders) + 64, np.uint8)
     workspace = scratch.ctypes.data + -scratch.ctypes.data % 64
 
-    def run(contender: _Contender, calls: int) -> float:
-        kernel = contender.kernel
+    def run(built: _Built, calls: int) -> float:
+        kernel = built.kernel
         start = perf_counter()
         for _ in range(calls):
             kernel(None, pointers, 1.0, 0.0, workspace)
         return (perf_counter() - start) / calls
 
-    _rounds(contenders, run, perf_counter() + seconds)
+    measure(contenders, run, perf_counter() + seconds)
 
 
-def _rounds(
-    contenders: Sequence[_Contender], run: Callable[[_Contender, int], float], deadline: float
-) -> None:
-    """Warm up, then sample in turn until there are enough rounds or the time is over."""
-    best = math.inf
-    for contender in contenders:
-        # a first run also pays for page faults, cold caches and sleeping threads
-        seconds = run(contender, 1)
-        is_hopeless = seconds > max(HOPELESS * best, LONG_SECONDS)
-        if not is_hopeless and perf_counter() < deadline:
-            seconds = run(contender, 1)
-        contender.samples.append(seconds)
-        contender.calls = min(MOST_CALLS_A_SAMPLE, max(1, math.ceil(SAMPLE_SECONDS / max(seconds, 1e-9))))
-        best = min(best, seconds)
-    running = [c for c in contenders if c.samples[0] <= HOPELESS * best]
-    for _ in range(ROUNDS):
-        for contender in running:
-            if perf_counter() > deadline:
-                return
-            if len(running) > 1 and contender.samples[0] < LONG_SECONDS:
-                settle()  # threads of the one before go to sleep
-                run(contender, 1)  # its own wake up
-            contender.samples.append(run(contender, contender.calls))
+def _operand(descriptor: TensorDescriptor, values: tuple[int, int] | None) -> tuple[np.ndarray, int]:
+    """A buffer filled with numbers of ordinary size, and the address of its element at index 0.
 
-
-def _operand(descriptor: TensorDescriptor) -> tuple[np.ndarray, int]:
-    """A buffer filled with numbers of ordinary size, and the address of its element at index 0."""
+    Integers are such as the operand may hold.
+    """
     low, high = descriptor.span() if descriptor.size else (0, 0)
-    elements = high - low + 1
-    pattern = np.random.default_rng(elements).uniform(-1.0, 1.0, min(elements, PATTERN))
-    values = np.resize(pattern.astype(numpy_dtype(descriptor.dtype)), elements)
-    return values, values.ctypes.data - low * DTYPES[descriptor.dtype]
+    elements, dtype = high - low + 1, numpy_dtype(descriptor.dtype)
+    rng = np.random.default_rng(elements)
+    if dtype.kind in "iub":
+        least, most = values or (0, 1)
+        pattern = rng.integers(least, most, min(elements, PATTERN), endpoint=True).astype(dtype)
+    else:
+        pattern = rng.uniform(-1.0, 1.0, min(elements, PATTERN)).astype(dtype)
+    filled = np.resize(pattern, elements)
+    return filled, filled.ctypes.data - low * DTYPES[descriptor.dtype]

@@ -53,6 +53,10 @@ class Module:
         """Make LLVM IR written by hand the whole of this module."""
         self._raw = f'target triple = "{self.isa.triple}"\n{text}'
 
+    def write_all(self, text: str) -> None:
+        """Make LLVM IR that names its target already, as `text` of a module does, the whole of this one."""
+        self._raw = text
+
     @property
     def text(self) -> str:
         """The module as LLVM IR."""
