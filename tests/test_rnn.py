@@ -79,8 +79,8 @@ def both_ways(
         *ours, saved = jd.gru(x, weights, *first, training=True, **how)
         *back, dweights = jd.gru_backward(slopes[0], x, weights, saved, *first, *slopes[1:], **how)
     else:
-        *ours, saved = jd.rnn(x, weights, *first, cell, training=True, **how)
-        *back, dweights = jd.rnn_backward(slopes[0], x, weights, saved, *first, *slopes[1:], cell, **how)
+        *ours, saved = jd.rnn(x, weights, first[0], cell, training=True, **how)
+        *back, dweights = jd.rnn_backward(slopes[0], x, weights, saved, first[0], slopes[1], cell, **how)
     return [*ours, *back, *dweights], [tensor.detach() for tensor in theirs]
 
 
@@ -155,7 +155,8 @@ def arrays_for(p: Recurrent, seed: int = 0) -> dict[str, Any]:
 def lengths_for(p: Recurrent, rng: np.random.Generator) -> Any:
     if p.sequences == "lengths":
         return rng.permutation(np.resize([p.steps, 0, 1, p.steps - 1], p.batch))
-    counts, left = [], p.rows - p.steps
+    counts: list[int] = []
+    left = p.rows - p.steps
     for t in range(p.steps):
         most = min(left, p.batch - 1 if t == 0 else counts[-1] - 1)
         counts.append(1 + most)

@@ -1,4 +1,4 @@
-"""Recurrent layers in one launch: products for all steps at once where there are any, else fused steps."""
+"""Recurrent layers in one launch: products over all steps at once where there can be one, else a fused phase a step."""
 
 from __future__ import annotations
 
