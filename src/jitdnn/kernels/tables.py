@@ -39,7 +39,7 @@ from jitdnn.kernels.cpu.resize_channels import ResizeChannels
 from jitdnn.kernels.cpu.resize_rows import ResizeRows
 from jitdnn.kernels.cpu.rnn import FusedSteps
 from jitdnn.kernels.cpu.scan import build_scan
-from jitdnn.kernels.cpu.softmax import SoftmaxAcross, SoftmaxAlong
+from jitdnn.kernels.cpu.softmax import SweptSoftmax
 from jitdnn.kernels.cpu.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
 from jitdnn.kernels.cpu.transform import CopyConcatenate, CopyTransform
 from jitdnn.kernels.cpu.unpooling import ScatterUnpooling
@@ -76,7 +76,7 @@ from jitdnn.tensor import TensorDescriptor
 REFERENCE = Reference()
 _UNPOOLING = (ScatterUnpooling(), REFERENCE)
 _POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(), REFERENCE)
-_SOFTMAX = (SoftmaxAlong(), SoftmaxAcross(), REFERENCE)
+_SOFTMAX = (SweptSoftmax(), REFERENCE)
 _LRN = (LRNAlong(), LRNBeside(), REFERENCE)
 _DIVISIVE_NORM = (DivisiveNormAlong(), DivisiveNormBeside(), REFERENCE)
 _RESIZE = (ResizeChannels(), ResizeRows(), REFERENCE)
