@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from jitdnn.kernels.cpu.normalization_formulas import channel_moments, joint_moments
 from jitdnn.kernels.cpu.normalization_program import Formula, Names, Plan, Rows
 from jitdnn.problems.group_norm import GroupNorm
-from jitdnn.rtcg.expression import apply
 
 _IMAGE, _GROUP, _MEMBER, _SPACE = 0, 1, 2, 3  # axes of the grid
 _PIECE_BYTES = 4 << 20  # of the tensors that are read twice
@@ -51,43 +51,13 @@ def _space(plan: Plan) -> tuple[int, ...]:
 def _forward(plan: Plan) -> None:
     problem, space = plan.problem, _space(plan)
     outputs = [operand.name for operand in problem.outputs]
-    plan.array("channel_mean", space, "f64")
-    plan.array("channel_squares", space, "f64")
+    size = channel_moments(plan, space)
     plan.array("offset", space)
     plan.array("scale", space)
-    size = problem.count // problem.grid[_MEMBER]
-
-    # distances from the first element: squares of numbers far from 0 would cancel
-    rows = Rows(["x"], ["channel_mean", "channel_squares"], {"share": 1.0 / size})
-    rows.sweep({"first": lambda v: v.x})
-    rows.sweep(
-        add={"total": lambda v: v.x - v.first, "squares": lambda v: (v.x - v.first) * (v.x - v.first)},
-        scalars={
-            "distance": lambda v: v.total * v.share,
-            "mean": lambda v: v.first + v.distance,
-            "rest": lambda v: apply("maximum", v.squares - v.total * v.distance, 0.0),
-        },
-    )
-    plan.step(rows, {"channel_mean": "mean", "channel_squares": "rest"}, space, compute="f64")
 
     saved = [name for name in ("mean", "rstd") if name in outputs]
-    inputs = ["channel_mean", "channel_squares", *(["weight"] if "weight" in plan.numbers else [])]
-    rows = Rows(
-        inputs,
-        ["offset", "scale", *saved],
-        {"part": 1.0 / problem.grid[_MEMBER], "share": 1.0 / problem.count, "size": float(size),
-         "epsilon": problem.epsilon},
-    )  # fmt: skip
-    rows.sweep(add={"total": lambda v: v.channel_mean}, scalars={"mean": lambda v: v.total * v.part})
-
-    def squares(v: Names) -> Any:
-        distance = v.channel_mean - v.mean
-        return v.channel_squares + v.size * distance * distance
-
-    rows.sweep(
-        add={"squares": squares},
-        scalars={"rstd": lambda v: 1.0 / apply("sqrt", v.squares * v.share + v.epsilon)},
-    )
+    weight = ["weight"] if "weight" in plan.numbers else []
+    rows = joint_moments(plan, size, problem.grid[_MEMBER], (weight, ["offset", "scale", *saved]))
     scale: Formula = lambda v: v.rstd * v.weight if "weight" in v else v.rstd  # noqa: E731
     rows.sweep(writes={"offset": lambda v: v.mean, "scale": scale})
     plan.step(rows, {name: name for name in saved}, (_MEMBER,), "f64", single=space)

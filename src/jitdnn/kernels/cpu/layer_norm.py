@@ -1,6 +1,6 @@
 """Gradients of layer and RMS normalization in one pass, where the normalized axes are a run of memory.
 
-A task takes neighbouring rows. It goes through each twice, the second time from the cache:
+A task takes neighbouring rows. It goes through a few of them twice, the second time from the cache:
 
     first     dweight += dy * xhat, dbias += dy (the task's own, in the workspace);  a += g, b += g * xhat
     second    dx = rstd * (g - a / n - xhat * b / n)
@@ -27,7 +27,8 @@ from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.types import INT
 from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
-_VECTORS = 4  # side by side
+_VECTORS = 4  # side by side: of one row, or of a few together
+_ROWS = 2
 _MOST_TASKS = 32
 _TASK_ELEMENTS = 1 << 15  # at least
 _BYTES_PER_SECOND = 20e9  # of one core
@@ -96,56 +97,81 @@ class _Rows:
             name: self.workspace + (task * len(code.sums) + n) * at["run"] for n, name in enumerate(code.sums)
         }
         zero = k.constant(0.0, code.compute, self.lanes)
-        for i, mask in self._vectors():
+        for i, mask, _ in self._slots(_VECTORS):
             for pointer in own.values():
                 pointer.store(zero, i, mask)
         first = task * at["per_task"]
+        last = (first + at["per_task"]).min(at["rows"])
         counter = Counter(
-            k, first, [at[f"kept{a}"] for a in range(code.kept)],
+            k,
+            first,
+            [at[f"kept{a}"] for a in range(code.kept)],
             [[at[f"{name}.{a}"] for a in range(code.kept)] for name in moving],
-        )  # fmt: skip
-        for _row in k.range(first, (first + at["per_task"]).min(at["rows"])):
-            here = dict(self.pointers)
+        )
+
+        def here() -> dict[str, Pointer]:
+            pointers = dict(self.pointers)
             for name, offset in zip(moving, counter.offsets, strict=True):
-                here[name] = self.pointers[name] + offset.get()
-            self._row(here, own)
+                pointers[name] = self.pointers[name] + offset.get()
             counter.advance()
+            return pointers
 
-    def _row(self, here: dict[str, Pointer], own: dict[str, Pointer]) -> None:
+        grouped = first + ((last - first) // _ROWS) * _ROWS
+        for _group in k.range(first, grouped, _ROWS):
+            self._together([here() for _ in range(_ROWS)], own)
+        for _row in k.range(grouped, last):
+            self._together([here()], own)
+
+    def _together(self, rows: Sequence[dict[str, Pointer]], own: dict[str, Pointer]) -> None:
+        """A few rows, or one, so that sums of columns are loaded and stored once for all of them."""
         k, lanes = self.k, self.lanes
-        rstd = here["rstd"].splat(0, lanes)
-        mean = here["mean"].splat(0, lanes) if "mean" in here else None
+        vectors = _VECTORS // len(rows)
+        rstd = [row["rstd"].splat(0, lanes) for row in rows]
+        mean = [row["mean"].splat(0, lanes) for row in rows] if "mean" in rows[0] else None
         zero = k.constant(0.0, self.code.compute, lanes)
-        totals = [[k.register(zero) for _ in range(_VECTORS)] for _ in "ab"]
+        totals = [[[k.register(zero) for _ in range(vectors)] for _ in rows] for _ in "ab"]
 
-        def loaded(i: Value, mask: Value | None) -> tuple[Value, Value, Value]:
-            dy, x = here["dy"].load(i, lanes, mask), here["x"].load(i, lanes, mask)
-            xhat = (x if mean is None else x - mean) * rstd
-            return dy, xhat, dy * here["weight"].load(i, lanes, mask) if "weight" in here else dy
+        def loaded(
+            number: int, i: Value, mask: Value | None, weight: Value | None
+        ) -> tuple[Value, Value, Value]:
+            row = rows[number]
+            dy, x = row["dy"].load(i, lanes, mask), row["x"].load(i, lanes, mask)
+            xhat = (x if mean is None else x - mean[number]) * rstd[number]
+            return dy, xhat, dy if weight is None else dy * weight
 
-        for i, mask, slot in self._slots():
-            dy, xhat, g = loaded(i, mask)
+        def weight_at(i: Value, mask: Value | None) -> Value | None:
+            return rows[0]["weight"].load(i, lanes, mask) if "weight" in rows[0] else None
+
+        for i, mask, slot in self._slots(vectors):
+            weight = weight_at(i, mask)
+            sums = {name: pointer.load(i, lanes, mask) for name, pointer in own.items()}
+            for number, row in enumerate(rows):
+                self._ask_for_next(row, "dy", i, len(rows))
+                dy, xhat, g = loaded(number, i, mask, weight)
+                for name in own:
+                    sums[name] = sums[name] + (dy * xhat if name == "dweight" else dy)
+                # beyond the end dy is 0
+                totals[0][number][slot] += g
+                totals[1][number][slot] += g * xhat
             for name, pointer in own.items():
-                term = dy * xhat if name == "dweight" else dy
-                pointer.store(pointer.load(i, lanes, mask) + term, i, mask)
-            # beyond the end dy is 0
-            totals[0][slot] += g
-            totals[1][slot] += g * xhat
-        a, b = (self._joined(registers) for registers in totals)
-        offset = None if mean is None else a
+                pointer.store(sums[name], i, mask)
+        a, b = ([self._joined(registers) for registers in each] for each in totals)
 
         def write(streams: bool, blends: bool) -> None:
-            for i, mask in self._vectors():
-                _, xhat, g = loaded(i, mask)
-                result = g - xhat * b if offset is None else g - offset - xhat * b
-                result = result * rstd * k.splat(self.alpha, lanes)
-                if blends:
-                    old = here["dx"].load(i, lanes, mask)
-                    result = k.fma(k.splat(self.beta, lanes), old, result)
-                if streams and mask is None:
-                    here["dx"].stream(result, i)
-                else:
-                    here["dx"].store(result, i, mask)
+            for i, mask, _ in self._slots(vectors):
+                weight = weight_at(i, mask)
+                for number, row in enumerate(rows):
+                    self._ask_for_next(row, "x", i, len(rows))
+                    _, xhat, g = loaded(number, i, mask, weight)
+                    result = g - xhat * b[number] if mean is None else g - a[number] - xhat * b[number]
+                    result = result * (rstd[number] * k.splat(self.alpha, lanes))
+                    if blends:
+                        old = row["dx"].load(i, lanes, mask)
+                        result = k.fma(k.splat(self.beta, lanes), old, result)
+                    if streams and mask is None:
+                        row["dx"].stream(result, i)
+                    else:
+                        row["dx"].store(result, i, mask)
 
         with k.when(self.beta != 0.0):
             write(streams=False, blends=True)
@@ -153,12 +179,18 @@ class _Rows:
             with k.when(self.beta == 0.0):
                 write(streams=False, blends=False)
             return
-        address = Value(k, k.b.ptrtoint(here["dx"].v, INT))
-        is_aligned = (address & (lanes * DTYPES[here["dx"].dtype] - 1)) == 0
+        is_aligned = k.mask(1, 1)
+        for row in rows:
+            address = Value(k, k.b.ptrtoint(row["dx"].v, INT))
+            is_aligned = is_aligned & ((address & (lanes * DTYPES[row["dx"].dtype] - 1)) == 0)
         with k.when((self.beta == 0.0) & is_aligned):
             write(streams=True, blends=False)
         with k.when((self.beta == 0.0) & ~is_aligned):
             write(streams=False, blends=False)
+
+    def _ask_for_next(self, row: dict[str, Pointer], name: str, i: Value, rows: int) -> None:
+        """Have the next rows come from memory while these are computed with."""
+        (row[name] + self.at[f"{name}.{self.code.kept - 1}"] * rows).prefetch(i)
 
     def _joined(self, registers: Sequence[Register]) -> Value:
         """The mean over the row, in every lane."""
@@ -167,19 +199,15 @@ class _Rows:
             values = [values[i] + values[i + 1] for i in range(0, len(values), 2)]
         return self.k.splat(self.k.reduce(values[0]) * self.share, self.lanes)
 
-    def _slots(self) -> Iterator[tuple[Value, Value | None, int]]:
-        """Vectors of a row, a few side by side, and which of these each is."""
-        k, run, width = self.k, self.at["run"], self.lanes * _VECTORS
+    def _slots(self, vectors: int) -> Iterator[tuple[Value, Value | None, int]]:
+        """Vectors of a row, some side by side, and which of these each is."""
+        k, run, width = self.k, self.at["run"], self.lanes * vectors
         whole = (run // width) * width
         for i in k.range(0, whole, width):
-            for slot in range(_VECTORS):
+            for slot in range(vectors):
                 yield i + slot * self.lanes, None, slot
         for i in k.range(whole, run, self.lanes):
             yield i, k.mask(run - i, self.lanes), 0
-
-    def _vectors(self) -> Iterator[tuple[Value, Value | None]]:
-        for i, mask, _ in self._slots():
-            yield i, mask
 
     # ---- columns
 

@@ -21,13 +21,23 @@ from math import sqrt
 from typing import Any, cast
 
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.cpu.batch_norm import plan_images, suits_images
 from jitdnn.kernels.cpu.group_norm import plan_channels, suits_channels
+from jitdnn.kernels.cpu.normalization_formulas import (
+    OLD_STATISTICS,
+    STATISTICS,
+    gradient_of,
+    inverse,
+    next_statistics,
+    result_of,
+    xhat,
+)
 from jitdnn.kernels.cpu.normalization_program import Formula, Names, Plan, Rows
+from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.normalization import Normalization
 from jitdnn.problems.problem import Problem
-from jitdnn.rtcg.activations import activation
-from jitdnn.rtcg.expression import Expression, apply
+from jitdnn.rtcg.expression import apply
 from jitdnn.tensor import compute_dtype
 
 _CACHED_BYTES = 512 << 10  # of a unit, so that its next sweep finds it in the cache
@@ -39,6 +49,8 @@ def plan_of(problem: Normalization) -> Plan:
     plan = Plan(problem)
     if isinstance(problem, GroupNorm) and suits_channels(problem):
         plan_channels(plan)
+    elif isinstance(problem, BatchNorm) and suits_images(problem):
+        plan_images(plan)
     elif problem.direction == "bwd":
         if set(problem.rows) == set(problem.sums):
             _own_gradients(plan)
@@ -77,66 +89,6 @@ def _is_cached(plan: Plan) -> bool:
     return rows * problem.count * x.nbytes // max(1, x.size) <= _CACHED_BYTES
 
 
-# ---- formulas
-
-
-def _xhat(v: Names) -> Any:
-    return (v.x - v.mean) * v.rstd if "mean" in v else v.x * v.rstd
-
-
-def _affine(problem: Normalization) -> Formula:
-    """y from x, mean and rstd."""
-
-    def formula(v: Names) -> Any:
-        scale = v.rstd * v.weight if "weight" in v else v.rstd
-        y = (v.x - v.mean) * scale if "mean" in v else v.x * scale
-        for term in ("bias", "z"):
-            y = y + getattr(v, term) if term in v else y
-        return _activated(problem, y)
-
-    return formula
-
-
-def _activated(problem: Normalization, y: Any) -> Any:
-    name = getattr(problem, "activation", "identity")
-    if name == "identity":
-        return y
-    return _applied(activation(name).forward, y)
-
-
-def _gradient(problem: Normalization) -> Formula:
-    """dy before the activation."""
-    name = getattr(problem, "activation", "identity")
-    if name == "identity":
-        return lambda v: v.dy
-    slope = activation(name).from_y
-    assert slope is not None
-    return lambda v: v.dy * _applied(slope, v.y)
-
-
-def _applied(function: Expression, value: Any) -> Any:
-    """A function of one number, of a traced value."""
-
-    def constant(number: float) -> Any:
-        return number
-
-    return function.interpret([value], constant, lambda name, values: apply(name, *values))
-
-
-def _rstd(variance: Any, epsilon: Any) -> Any:
-    return 1.0 / apply("sqrt", variance + epsilon)
-
-
-def _running(problem: Normalization) -> dict[str, Formula]:
-    """The next running statistics, from row values."""
-    if getattr(problem, "running_mean", None) is None:
-        return {}
-    return {
-        "next_mean": lambda v: (1.0 - v.factor) * v.old_mean + v.factor * v.mean,
-        "next_var": lambda v: (1.0 - v.factor) * v.old_var + v.factor * (v.variance * v.unbiased),
-    }
-
-
 # ---- forward
 
 
@@ -144,9 +96,7 @@ def _forward_rows(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) -> 
     """The beginning of a program that takes statistics."""
     problem = plan.problem
     parameters = {"share": 1.0 / problem.count, "epsilon": problem.epsilon}
-    if _running(problem):
-        parameters |= {"factor": problem.factor, "unbiased": problem.count / max(1, problem.count - 1)}  # type: ignore[attr-defined]
-    return Rows(inputs, outputs, parameters)
+    return Rows(inputs, outputs, parameters | next_statistics(problem).parameters)
 
 
 def _names(plan: Plan) -> tuple[list[str], list[str]]:
@@ -154,17 +104,13 @@ def _names(plan: Plan) -> tuple[list[str], list[str]]:
     return [o.name for o in plan.problem.sources], [o.name for o in plan.problem.outputs]
 
 
-_OLD: dict[str, Formula] = {"old_mean": lambda v: v.running_mean, "old_var": lambda v: v.running_var}
-_ROW_VALUES = {"mean": "mean", "rstd": "rstd", "running_mean": "next_mean", "running_var": "next_var"}
-
-
 def _whole(plan: Plan) -> None:
     """All in one kernel: two sweeps for the statistics, one for y."""
     problem = plan.problem
     inputs, outputs = _names(plan)
     rows = _forward_rows(plan, inputs, outputs)
-    running = _running(problem)
-    first = _OLD if running else {}
+    running = next_statistics(problem).scalars
+    first = OLD_STATISTICS if running else {}
     if problem.is_centred:
         rows.sweep(first, {"total": lambda v: v.x}, {"mean": lambda v: v.total * v.share})
         first = {}
@@ -176,12 +122,12 @@ def _whole(plan: Plan) -> None:
         {"squares": squares},
         {
             "variance": lambda v: v.squares * v.share,
-            "rstd": lambda v: _rstd(v.variance, v.epsilon),
+            "rstd": lambda v: inverse(v.variance, v.epsilon),
             **running,
         },
     )
-    rows.sweep(writes={"y": _affine(problem)})
-    plan.step(rows, {name: value for name, value in _ROW_VALUES.items() if name in outputs}, problem.rows)
+    rows.sweep(writes={"y": result_of(problem)})
+    plan.step(rows, {name: value for name, value in STATISTICS.items() if name in outputs}, problem.rows)
 
 
 def _statistics(plan: Plan) -> None:
@@ -193,7 +139,7 @@ def _statistics(plan: Plan) -> None:
             plan.array(name, problem.rows)
             outputs.append(name)
     outputs.remove("y")
-    running = _running(problem)
+    running = next_statistics(problem).scalars
     rows = _forward_rows(plan, ["x", *(n for n in inputs if n.startswith("running"))], outputs)
     sums: dict[str, Formula] = {"squares": lambda v: v.x * v.x}
     scalars: dict[str, Formula] = {"variance": lambda v: v.squares * v.share}
@@ -204,9 +150,11 @@ def _statistics(plan: Plan) -> None:
             "variance": lambda v: apply("maximum", v.squares * v.share - v.mean * v.mean, 0.0),
         }
     rows.sweep(
-        _OLD if running else {}, sums, {**scalars, "rstd": lambda v: _rstd(v.variance, v.epsilon), **running}
+        OLD_STATISTICS if running else {},
+        sums,
+        {**scalars, "rstd": lambda v: inverse(v.variance, v.epsilon), **running},
     )
-    plan.step(rows, {n: v for n, v in _ROW_VALUES.items() if n in outputs}, problem.rows, compute="f64")
+    plan.step(rows, {n: v for n, v in STATISTICS.items() if n in outputs}, problem.rows, compute="f64")
 
 
 def _result(plan: Plan) -> None:
@@ -215,7 +163,7 @@ def _result(plan: Plan) -> None:
     inputs = [o.name for o in problem.inputs if not o.name.startswith("running")]
     inputs += [name for name in ("mean", "rstd") if name in plan.numbers]
     rows = Rows(inputs, ["y"])
-    rows.sweep(writes={"y": _affine(problem)})
+    rows.sweep(writes={"y": result_of(problem)})
     plan.step(rows, {}, problem.rows)
 
 
@@ -225,7 +173,9 @@ def _inference(plan: Plan) -> None:
     plan.array("rstd", problem.rows)
     plan.alias("mean", "running_mean")
     rows = Rows(["running_var"], ["rstd"], {"epsilon": problem.epsilon})
-    rows.sweep({"old_var": lambda v: v.running_var}, scalars={"rstd": lambda v: _rstd(v.old_var, v.epsilon)})
+    rows.sweep(
+        {"old_var": lambda v: v.running_var}, scalars={"rstd": lambda v: inverse(v.old_var, v.epsilon)}
+    )
     plan.step(rows, {"rstd": "rstd"}, problem.rows)
     _result(plan)
 
@@ -237,15 +187,15 @@ def _own_gradients(plan: Plan) -> None:
     """All gradients in one kernel, where weight and bias are those of a row."""
     problem = plan.problem
     inputs, outputs = _names(plan)
-    rows, gradient = Rows(inputs, outputs, {"share": 1.0 / problem.count}), _gradient(problem)
+    rows, gradient = Rows(inputs, outputs, {"share": 1.0 / problem.count}), gradient_of(problem)
     rows.sweep(
-        add={"dbias": gradient, "dweight": lambda v: gradient(v) * _xhat(v)},
+        add={"dbias": gradient, "dweight": lambda v: gradient(v) * xhat(v)},
         scalars={"a": lambda v: v.dbias * v.share, "b": lambda v: v.dweight * v.share},
     )
 
     def dx(v: Names) -> Any:
         scale = v.rstd * v.weight if "weight" in v else v.rstd
-        return scale * (gradient(v) - v.a - _xhat(v) * v.b)
+        return scale * (gradient(v) - v.a - xhat(v) * v.b)
 
     writes: dict[str, Formula] = {"dx": dx}
     if "dz" in outputs:
@@ -262,7 +212,7 @@ def _parameter_gradients(plan: Plan) -> None:
     if not wanted:
         return
     rows = Rows([name for name in inputs if name != "weight"], wanted)
-    formulas: dict[str, Formula] = {"dweight": lambda v: v.dy * _xhat(v), "dbias": lambda v: v.dy}
+    formulas: dict[str, Formula] = {"dweight": lambda v: v.dy * xhat(v), "dbias": lambda v: v.dy}
     rows.sweep(add={name: formulas[name] for name in wanted})
     plan.step(rows, {name: name for name in wanted}, problem.sums)
 
@@ -276,7 +226,7 @@ def _row_gradients(plan: Plan) -> None:
     def g(v: Names) -> Any:
         return v.dy * v.weight if "weight" in v else v.dy
 
-    sums: dict[str, Formula] = {"gx": lambda v: g(v) * _xhat(v)}
+    sums: dict[str, Formula] = {"gx": lambda v: g(v) * xhat(v)}
     scalars: dict[str, Formula] = {"b": lambda v: v.gx * v.share}
     if problem.is_centred:
         sums["g"] = g
@@ -284,7 +234,7 @@ def _row_gradients(plan: Plan) -> None:
     rows.sweep(add=sums, scalars=scalars)
 
     def dx(v: Names) -> Any:
-        offset = _xhat(v) * v.b
+        offset = xhat(v) * v.b
         return v.rstd * (g(v) - v.a - offset if "a" in v else g(v) - offset)
 
     rows.sweep(writes={"dx": dx})
