@@ -274,7 +274,8 @@ def _compare_one(actual: AnyArray, case: Case, number: int, alpha: float, beta: 
 
 def norm(array: AnyArray) -> float:
     """The Euclidean norm, without the threads of a BLAS."""
-    return float(np.sqrt(np.square(array, dtype=np.float64).sum()))
+    with np.errstate(over="ignore"):
+        return float(np.sqrt(np.square(array, dtype=np.float64).sum()))
 
 
 def accepting(problem: Problem, device: CpuDevice, epilogue: Epilogue | None = None) -> Iterator[Algorithm]:

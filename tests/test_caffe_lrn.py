@@ -42,7 +42,9 @@ def test_across_channels_as_pytorch() -> None:
 
 
 def test_within_channel_divides_by_the_whole_window_and_ignores_k() -> None:
-    net, _ = one_layer(layer("local_size: 3 alpha: 9 beta: 1 k: 100 norm_region: WITHIN_CHANNEL"), (1, 1, 2, 2))
+    net, _ = one_layer(
+        layer("local_size: 3 alpha: 9 beta: 1 k: 100 norm_region: WITHIN_CHANNEL"), (1, 1, 2, 2)
+    )
     x = np.array([[[[1.0, 2.0], [3.0, 4.0]]]])
     np.testing.assert_allclose(forward(net, x0=x), x / (1 + 30))
 

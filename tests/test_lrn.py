@@ -64,7 +64,9 @@ def test_orders_in_memory(mode: str, direction: str, arrangement: str) -> None:
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("words", ["across shape2x9x5x5", "within shape1x9x5x5 size3", "across shape2x9x5x5 beta0.4"])
+@pytest.mark.parametrize(
+    "words", ["across shape2x9x5x5", "within shape1x9x5x5 size3", "across shape2x9x5x5 beta0.4"]
+)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_narrower_instruction_sets(layout: str, words: str, direction: str, cpu: str) -> None:
     check(lrn(f"{words} alpha0.5 {layout}", direction), cpu=cpu)
@@ -75,7 +77,7 @@ def test_every_algorithm_is_reached(direction: str) -> None:
     assert unreached([lrn(words, direction) for words in SHAPES]) == set()
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(lrns())
 def test_any_lrn(problem: LRN) -> None:
     assert parse(problem.text) == problem
@@ -118,7 +120,9 @@ def test_gradient_by_differences(mode: str, beta: float) -> None:
     np.testing.assert_allclose((dx * step).sum(), (difference * dy).sum(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("words", ["across shape1x5x40", "across shape1x40x3 nhwc", "within shape1x3x40 nchw"])
+@pytest.mark.parametrize(
+    "words", ["across shape1x5x40", "across shape1x40x3 nhwc", "within shape1x3x40 nchw"]
+)
 def test_large_numbers_and_nan_stay_in_their_windows(words: str) -> None:
     """Nothing is carried along: sums are made anew for every window."""
     problem = lrn(f"{words} size3 alpha3.0 k1.0 beta0.75", "fwd")
@@ -143,7 +147,7 @@ def test_what_cannot_be() -> None:
     x = np.zeros((1, 3, 4, 4), np.float32)
     with pytest.raises(InvalidArgument, match="size is 0: a window has at least 1 element"):
         jd.lrn(x, 0)
-    with pytest.raises(InvalidArgument, match="size must be whole numbers, got 2.5"):
+    with pytest.raises(InvalidArgument, match=r"size must be whole numbers, got 2\.5"):
         jd.lrn(x, 2.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="mode is 'around': it must be one of 'across', 'within'"):
         jd.lrn(x, mode="around")

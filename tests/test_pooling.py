@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from jitdnn.errors import InvalidArgument, InvalidType
 from jitdnn.problems import Problem, parse
 from strategies import poolings
 
@@ -42,7 +44,14 @@ SHAPES = [
     "n2 c9 h9 w10 window3 stride2 pad1 f64",
     "n2 c9 h9 w10 window3 stride2 pad1 f64 nhwc",
     "n0 c3 h8 w8 window2",
+    "n2 c3 h13 w40 window3 stride1 pad2 dilation2",
+    "n1 c2 h19 w41 window3x2 stride2x3 pad2:3x1:0 dilation2x4 ceil",
+    "n1 c17 h12 w11 window3 stride2 pad2 dilation3x2 nhwc",
+    "n1 c2 h1 w2 window2 stride1 pad3 dilation4",  # windows of nothing but padding, between others
+    "n1 c19 h2 w1 window2 stride1 pad3 dilation4 nhwc",
+    "n1 c2 d5 h6 w7 window2 stride1 dilation3x2x1",
 ]
+HALVES = ["f16", "bf16"]
 
 
 def pooling(words: str, mode: str, direction: str) -> Problem:
@@ -86,6 +95,90 @@ def test_narrower_instruction_sets(layout: str, mode: str, direction: str, cpu: 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_algorithm_is_reached(direction: str) -> None:
     assert unreached([pooling(words, mode, direction) for words in SHAPES for mode in MODES]) == set()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("words", ["n2 c19 h9 w10 window3 stride2 pad1", "n1 c3 h6 w40 window6x8 stride1x4"])
+def test_half_precision(words: str, mode: str, direction: str, dtype: str) -> None:
+    for layout in ("nchw", "nhwc"):
+        check(pooling(f"{words} {dtype} {layout}", mode, direction))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("mode", ["max", "avg"])
+def test_half_precision_sums_are_rounded_once(mode: str, layout: str) -> None:
+    """32 windows reach an element: 1024 + 1/2 + ... + 1/2 is 1039.5, whose neighbour in half precision is 1040;
+    rounded after every step it would stay 1024."""
+    dy = np.full((1, 17, 32), 0.5, np.float16)
+    dy[:, :, 0] = 1024
+    x, y = np.full((1, 17, 63), -1.0, np.float16), np.zeros((1, 17, 32), np.float16)
+    x[:, :, 31] = 0
+    problem = parse(f"pool_bwd {mode} n1 c17 w63 window32 stride1 f16 {layout}")
+    inputs = (dy, x, y) if mode == "max" else (dy * 32,)
+    for name, dx in results_of(problem, *inputs).items():
+        np.testing.assert_array_equal(dx[:, :, 31], 1040, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("words", ["n2 c19 h9 w10 window3 stride2 pad1", "n1 c3 h6 w40 window6x40"])
+def test_integers_of_8_bits(words: str, mode: str, dtype: str) -> None:
+    for layout in ("nchw", "nhwc"):
+        check(pooling(f"{words} {dtype} {layout}", mode, "fwd"))
+
+
+def test_averages_of_integers_are_rounded_to_the_nearest_even() -> None:
+    x = np.array([[[1, 2, 3, 4, -1, -2, 127, 127, -128, -127]]], np.int8)
+    expected = [[[2, 4, -2, 127, -128]]]  # of 1.5, 3.5, -1.5, 127, -127.5
+    for name, y in results_of(parse("pool_fwd avg n1 c1 w10 window2 i8"), x).items():
+        np.testing.assert_array_equal(y, expected, err_msg=name)
+    for name, y in results_of(parse("pool_fwd max n1 c1 w6 window2 stride3 caffe i8"), x[:, :, :6]).items():
+        np.testing.assert_array_equal(y, [[[2, 4, -128]]], err_msg=name)
+
+
+@pytest.mark.parametrize("layout", [None, "NHWC"])
+@pytest.mark.parametrize("mode", ["max", "avg"])
+def test_as_pytorch(mode: str, layout: str | None) -> None:
+    torch = pytest.importorskip("torch")
+    functional, random = torch.nn.functional, np.random.default_rng(3)
+    order, back = ((0, 2, 3, 1), (0, 3, 1, 2)) if layout else ((0, 1, 2, 3),) * 2
+    x = random.standard_normal((2, 5, 14, 19)).astype(np.float32)
+    ours, leaf = np.ascontiguousarray(x.transpose(order)), torch.tensor(x, requires_grad=True)
+    for window, stride, padding, dilation, ceil in (
+        (3, 2, 1, 1, False),
+        (3, 1, 1, 2, False),
+        (2, 3, 0, 1, True),
+    ):
+        keywords = {"rounding": "ceil" if ceil else "floor", "layout": layout}
+        if mode == "max":
+            expected = functional.max_pool2d(leaf, window, stride, padding, dilation, ceil)
+            keywords["dilation"] = dilation
+            y = jd.max_pool(ours, window, stride, padding, **keywords)
+        else:
+            expected = functional.avg_pool2d(leaf, window, stride, padding, ceil)
+            y = jd.avg_pool(ours, window, stride, padding, **keywords)
+        np.testing.assert_allclose(y.transpose(back), expected.detach(), rtol=1e-6, atol=1e-6)
+        dy = random.standard_normal(expected.shape).astype(np.float32)
+        (gradient,) = torch.autograd.grad(expected, leaf, torch.tensor(dy))
+        dy = np.ascontiguousarray(dy.transpose(order))
+        if mode == "max":
+            dx = jd.max_pool_backward(dy, ours, y, window, stride, padding, **keywords)
+        else:
+            dx = jd.avg_pool_backward(dy, ours.shape, window, stride, padding, **keywords)
+        np.testing.assert_allclose(dx.transpose(back), gradient, rtol=1e-6, atol=1e-6)
+
+
+def test_padding_must_be_less_than_what_a_window_spans() -> None:
+    x = np.zeros((1, 1, 9, 9), np.float32)
+    assert jd.max_pool(x, 2, 1, padding=3, dilation=3).shape == (1, 1, 12, 12)
+    with pytest.raises(InvalidArgument, match=r"must be less than its window 4 \(2 taps 3 apart\)"):
+        jd.max_pool(x, 2, 1, padding=4, dilation=3)
+    with pytest.raises(InvalidArgument, match="dilation is 0: it must be at least 1"):
+        jd.max_pool(x, 2, 1, dilation=0)
+    with pytest.raises(InvalidType, match="dy is i8"):
+        parse("pool_bwd avg n1 c1 w4 window2 i8")
 
 
 @settings(

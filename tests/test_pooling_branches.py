@@ -10,6 +10,7 @@ from conformance import INSTRUCTION_SETS, check
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu import pooling_channels, pooling_rows, pooling_window
 from jitdnn.kernels.cpu.pooling_geometry import Axis, Geometry
+from jitdnn.kernels.cpu.pooling_row_blocks import RowCode
 from jitdnn.kernels.cpu.pooling_rows import PoolingRows
 from jitdnn.problems import Pooling, parse
 from jitdnn.rtcg.isa import isa
@@ -32,8 +33,8 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def rows(codes: list[Any]) -> list[pooling_rows._Code]:
-    return [code for code in codes if isinstance(code, pooling_rows._Code)]
+def rows(codes: list[Any]) -> list[RowCode]:
+    return [code for code in codes if isinstance(code, RowCode)]
 
 
 def channels(codes: list[Any]) -> list[pooling_channels._Code]:
@@ -60,9 +61,19 @@ def test_long_rows_without_padding(codes: list[Any], kind: str) -> None:
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_taps_are_picked_at_every_stride(codes: list[Any], kind: str, cpu: str) -> None:
-    for window, stride in ((1, 1), (5, 1), (5, 2), (2, 3), (7, 4), (8, 8)):
-        check(parse(f"{kind} n1 c2 h9 w41 window{window} stride{stride}"), cpu=cpu, threads=(1,))
-    assert {code.groups * code.stride for code in rows(codes)} == {1, 5, 6, 3, 8}
+    for window, stride, dilation in (
+        (1, 1, 1),
+        (5, 1, 1),
+        (5, 2, 1),
+        (2, 3, 1),
+        (7, 4, 1),
+        (8, 8, 1),
+        (4, 2, 4),
+    ):
+        words = f"{kind} n1 c2 h13 w41 window{window} stride{stride} dilation{dilation}"
+        check(parse(words), cpu=cpu, threads=(1,))
+    assert {len(code.groups) * code.stride for code in rows(codes)} == {1, 5, 6, 3, 8}
+    assert {code.dilation for code in rows(codes)} == {1, 4}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -92,7 +92,9 @@ def test_the_first_maximum_nan_and_empty_windows(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", [None, "NHWC"])
-@pytest.mark.parametrize(("window", "stride", "padding", "dilation"), [(3, 2, 1, 1), (2, 2, 0, 1), (3, 1, 1, 2)])
+@pytest.mark.parametrize(
+    ("window", "stride", "padding", "dilation"), [(3, 2, 1, 1), (2, 2, 0, 1), (3, 1, 1, 2)]
+)
 def test_as_pytorch(window: int, stride: int, padding: int, dilation: int, layout: str | None) -> None:
     torch = pytest.importorskip("torch")
     x = np.random.default_rng(0).integers(-4, 4, (2, 5, 14, 19)).astype(np.float32)  # many ties

@@ -144,7 +144,7 @@ class DivisiveNorm(Problem, kinds=("divisive_norm_fwd", "divisive_norm_bwd")):
     @property
     def flops(self) -> int:
         """A multiply and an add for every element of every window, twice as many and more backward."""
-        taps = self.size ** len(self.window_axes)
+        taps: int = self.size ** len(self.window_axes)
         return self.x.size * (2 * taps + 5) * (1 if self.direction == "fwd" else 2)
 
     def _define(self, *inputs: Reals) -> Reals | tuple[Reals, Reals]:

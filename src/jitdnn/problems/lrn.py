@@ -123,7 +123,7 @@ class LRN(Problem, kinds=("lrn_fwd", "lrn_bwd")):
     @property
     def flops(self) -> int:
         """A multiply and an add for every element of every window, twice as many and more backward."""
-        taps = self.size ** len(self.window_axes)
+        taps: int = self.size ** len(self.window_axes)
         return self.x.size * (2 * taps + 4) * (1 if self.direction == "fwd" else 2)
 
     def _define(self, *inputs: Reals) -> Reals:

@@ -8,8 +8,9 @@ extent i, a window spans e = (k - 1) * d + 1 elements, and
     caffe   as ceil, but that correction is made only if some axis is padded: without padding, a stride larger
             than the window may leave the last window empty
 
-Output o looks at the k elements o * s - before + t * d. The maximum is taken over those inside the image. The average divides by their number, or with `count_include_pad` by the number inside the padded
-image: zeros of the padding count, an overhang past the padding (ceil, caffe) does not.
+Output o looks at the k elements o * s - before + t * d. The maximum is taken over those inside the image. The
+average divides by their number, or with `count_include_pad` by the number inside the padded image: zeros of the
+padding count, an overhang past the padding (ceil, caffe) does not.
 
 The first maximum, in the order of the indices, is the one that a gradient goes to; a NaN is larger than every
 number. Its index counts the elements of the image, (d * H + h) * W + w, in the logical order whatever the order
@@ -295,7 +296,9 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         """Places in the windows as indices of elements of the image; -1 stays."""
         elements = np.zeros(self.y.shape)
         places = np.unravel_index(np.maximum(chosen, 0), self.window)
-        for axis, (place, (_, s, d, (before, _), i, out)) in enumerate(zip(places, self._axes(), strict=True)):
+        for axis, (place, (_, s, d, (before, _), i, out)) in enumerate(
+            zip(places, self._axes(), strict=True)
+        ):
             start = _bins(i, out)[0] if self.rounding == ADAPTIVE else np.arange(out) * s - before
             elements = elements * i + (start.reshape(-1, *[1] * (len(self.window) - 1 - axis)) + place * d)
         return np.where(chosen < 0, -1.0, elements)

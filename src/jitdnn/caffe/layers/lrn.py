@@ -33,9 +33,7 @@ class LRNLayer(Layer):
         top[0].reshape(bottom[0].shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        lrn(
-            bottom[0].data, self.size, self.factor, self.exponent, self.offset, self.mode, out=top[0].data
-        )
+        lrn(bottom[0].data, self.size, self.factor, self.exponent, self.offset, self.mode, out=top[0].data)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:

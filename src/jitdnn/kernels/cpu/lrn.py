@@ -125,7 +125,11 @@ class _WindowNorm(Algorithm):
         return 2 * self._front(problem, lanes) + (cut.lanes[0] // lanes + 2) * lanes
 
     def workspace(self, problem: Problem, device: Device) -> int:
-        norm, processor, dtype = cast(LRN | DivisiveNorm, problem), cast(CpuDevice, device), compute_dtype(problem.dtype)
+        norm, processor, dtype = (
+            cast(LRN | DivisiveNorm, problem),
+            cast(CpuDevice, device),
+            compute_dtype(problem.dtype),
+        )
         lanes, cut = processor.isa.lanes(dtype), _Cut.of(norm, self.is_along)
         is_forward = problem.kind.endswith("fwd")
         if self.is_along:
@@ -141,7 +145,9 @@ class _WindowNorm(Algorithm):
         axes = len(problem.window_axes)
         taps: int = problem.size ** (axes - 1) + problem.size if self.is_along else problem.size**axes
         gathers = sum(stride != 1 for stride in strides) * 2.0 * lanes
-        power = (20.0 if problem.beta in POWERS else 45.0) * (1 if compute_dtype(problem.dtype) == "f32" else 2)
+        power = (20.0 if problem.beta in POWERS else 45.0) * (
+            1 if compute_dtype(problem.dtype) == "f32" else 2
+        )
         vector = power + taps * (2.0 + (gathers if not self.is_along else 0)) + gathers
         if problem.kind.endswith("bwd"):
             vector *= 2.2

@@ -364,7 +364,10 @@ class PoolingChannels(PoolingAlgorithm):
         return geometry.images * (geometry.outputs * pixel + start)
 
     def estimate(self, problem: Problem, device: Device) -> float:
-        pooling, lanes = cast(Pooling, problem), cast(CpuDevice, device).isa.lanes(compute_dtype(problem.dtype))
+        pooling, lanes = (
+            cast(Pooling, problem),
+            cast(CpuDevice, device).isa.lanes(compute_dtype(problem.dtype)),
+        )
         cycles = self._cycles(pooling, Geometry.of(pooling), lanes)
         return seconds_of(problem, cast(CpuDevice, device), cycles, max(1, int(cycles / 5e4)))
 

@@ -116,8 +116,13 @@ class Geometry:
     @property
     def tiles(self) -> bool:
         """True if every element of the input belongs to exactly one window."""
-        return not self.is_dilated and not self.is_adaptive and all(
-            (axis.stride == axis.window or axis.out == 1) and axis.reach >= axis.extent for axis in self.axes
+        return (
+            not self.is_dilated
+            and not self.is_adaptive
+            and all(
+                (axis.stride == axis.window or axis.out == 1) and axis.reach >= axis.extent
+                for axis in self.axes
+            )
         )
 
     @property
@@ -273,7 +278,9 @@ class Windows:
 
     def taps(self, axis: int, bounds: Bounds) -> Iterator[Value]:
         """A loop over the inputs of a window along one axis."""
-        return self.k.range(bounds.low, bounds.high, self.numbers[f"dilation{axis}"] if self.is_dilated else 1)
+        return self.k.range(
+            bounds.low, bounds.high, self.numbers[f"dilation{axis}"] if self.is_dilated else 1
+        )
 
 
 class PoolingAlgorithm(Algorithm):
@@ -287,9 +294,11 @@ class PoolingAlgorithm(Algorithm):
             return "pooling takes no epilogue"
         pooling = cast(Pooling, problem)
         geometry = Geometry.of(pooling)
-        if pooling.mode == "max" and geometry.inputs >= 2**31:
-            if pooling.direction == "bwd" or pooling.indices is not None:
-                return f"a plane of x has {geometry.inputs} elements: positions in it must fit 31 bits"
+        keeps_positions = pooling.mode == "max" and (
+            pooling.direction == "bwd" or pooling.indices is not None
+        )
+        if keeps_positions and geometry.inputs >= 2**31:
+            return f"a plane of x has {geometry.inputs} elements: positions in it must fit 31 bits"
         return self.refuse_geometry(pooling, geometry, device)
 
     @abstractmethod

@@ -19,7 +19,7 @@ from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.cpu.loops import Scale, Slots
 from jitdnn.kernels.cpu.pooling_geometry import INDEX, Bounds, Geometry, Windows, is_better
 from jitdnn.kernels.cpu.pooling_ring import RING_SLOTS
-from jitdnn.rtcg.builder import Builder, Module, Pointer, Register, Value
+from jitdnn.rtcg.builder import Builder, Pointer, Register, Value
 from jitdnn.rtcg.vector_math import element_of
 from jitdnn.tensor import compute_dtype
 
@@ -210,7 +210,12 @@ class RowBlocks:
     # ---- maxima
 
     def _maxima(
-        self, bounds: Sequence[Bounds], plane: Pointer, steps: Sequence[Value], block: Block, as_positions: bool
+        self,
+        bounds: Sequence[Bounds],
+        plane: Pointer,
+        steps: Sequence[Value],
+        block: Block,
+        as_positions: bool,
     ) -> tuple[Value, Value]:
         """The first maximum of each lane, and where it is: as a position in the plane, or a tap's number."""
         k, w, code = self.k, self.windows, self.code

@@ -79,7 +79,7 @@ class _Window:
         self, bounds: Sequence[Bounds], planes: Sequence[tuple[int, Pointer]]
     ) -> Iterator[tuple[list[Pointer], Value]]:
         """The rows of a window: pointers to column 0 in each plane, and the position of column 0."""
-        k, w = self.k, self.windows
+        w = self.windows
         for t0 in w.taps(0, bounds[0]):
             at0 = [p + t0 * w.strides[t][2] for t, p in planes]
             for t1 in w.taps(1, bounds[1]):
@@ -113,7 +113,9 @@ class _Window:
             [[x[0], x[1], zero, zero], y[:4], *(steps[:4] for steps in indices)],
         )  # fmt: skip
         for _unit in k.range(first, last):
-            plane, target, *places = (p + o.get() for p, o in zip(self.pointers, counter.offsets, strict=True))
+            plane, target, *places = (
+                p + o.get() for p, o in zip(self.pointers, counter.offsets, strict=True)
+            )
             b0, b1 = (w.bounds(a, counter.digits[2 + a].get()) for a in range(2))
             for o2 in k.range(w["out2"]):
                 bounds = (b0, b1, w.bounds(2, o2))
@@ -262,7 +264,10 @@ class PoolingWindow(PoolingAlgorithm):
         return None
 
     def estimate(self, problem: Problem, device: Device) -> float:
-        pooling, lanes = cast(Pooling, problem), cast(CpuDevice, device).isa.lanes(compute_dtype(problem.dtype))
+        pooling, lanes = (
+            cast(Pooling, problem),
+            cast(CpuDevice, device).isa.lanes(compute_dtype(problem.dtype)),
+        )
         geometry = Geometry.of(pooling)
         a0, a1, a2 = geometry.axes
         vector = {("fwd", "avg"): 2, ("fwd", "max"): 4, ("bwd", "avg"): 3, ("bwd", "max"): 8}

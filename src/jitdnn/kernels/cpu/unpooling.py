@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import cast
 
@@ -19,7 +20,7 @@ from jitdnn.kernels.cpu.streaming import is_streamed, store_vector
 from jitdnn.kernels.cpu.timing import seconds_of
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.unpooling import Unpooling
-from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
+from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.tensor import TensorDescriptor, compute_dtype
@@ -51,12 +52,14 @@ class _Unpooling:
         with module.task("unpooling") as (k, args, task, thread):
             self.k, self.lanes = k, k.lanes(self.dtype)
             arguments = Arguments(k, args, _TENSORS)
-            self.n = n = {name: arguments.extra(i) for i, name in enumerate(_NUMBERS)}
-            small = [arguments.extra(_FIRST + a) for a in range(_AXES)]
-            large = [arguments.extra(_FIRST + _AXES + a) for a in range(_AXES)]
+            self.n = n = {name: cast(Value, arguments.extra(i)) for i, name in enumerate(_NUMBERS)}
+            small: list[Value] = [arguments.extra(_FIRST + a) for a in range(_AXES)]
+            large: list[Value] = [arguments.extra(_FIRST + _AXES + a) for a in range(_AXES)]
             first = _FIRST + 2 * _AXES
             width = 2 + _AXES
-            self.strides = [[arguments.extra(first + t * width + a) for a in range(width)] for t in range(_TENSORS)]
+            self.strides: list[list[Value]] = [
+                [arguments.extra(first + t * width + a) for a in range(width)] for t in range(_TENSORS)
+            ]
             self.is_forward = code.direction == "fwd"
             self.extents = {"small": small, "large": large}
             self.values, self.image = (0, 2) if self.is_forward else (2, 0)
@@ -71,7 +74,9 @@ class _Unpooling:
             )  # fmt: skip
             start = task * n["per_task"]
             for _unit in k.range(start, (start + n["per_task"]).min(n["units"])):
-                self.here = [p + o.get() for p, o in zip(pointers, counter.offsets, strict=True)]
+                self.here: list[Pointer] = [
+                    p + o.get() for p, o in zip(pointers, counter.offsets, strict=True)
+                ]
                 self.left = n["channels"] - counter.digits[1].get() * lanes
                 if self.is_forward:
                     self._zero()
@@ -253,6 +258,4 @@ class ScatterUnpooling(Algorithm):
 
 def _is_uniform(image: TensorDescriptor) -> bool:
     axes = list(zip(image.shape[2:], image.strides[2:], strict=True))
-    return all(
-        outer == extent * inner for (_, outer), (extent, inner) in zip(axes, axes[1:], strict=False)
-    )
+    return all(outer == extent * inner for (_, outer), (extent, inner) in pairwise(axes))

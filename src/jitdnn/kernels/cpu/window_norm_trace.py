@@ -114,7 +114,9 @@ class _Norm:
         means = self.code.inputs - 1
         return value - self._load(means, self._at(means, position), lane, mask)
 
-    def _store(self, number: int, position: Position, lane: int | Value, value: Value, mask: Value | None) -> None:
+    def _store(
+        self, number: int, position: Position, lane: int | Value, value: Value, mask: Value | None
+    ) -> None:
         """Store a result, the first being number 0."""
         tensor = self.code.inputs + number
         step = self.steps[tensor]
