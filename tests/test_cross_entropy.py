@@ -169,7 +169,7 @@ def test_wrong_classes(label: int) -> None:
         jd.cross_entropy_backward(np.ones(3, np.float32), x, target, x[:, 0], reduction="none")
     for direction in DIRECTIONS:
         problem = cross_entropy("none shape3x4 classes64", direction)
-        inputs = (
+        inputs: list[AnyArray] = (
             [np.ones(3, np.float32)] * (direction == "bwd") + [x, target] + [x[:, 0]] * (direction == "bwd")
         )
         expected = problem.reference(*inputs)

@@ -199,9 +199,9 @@ class CtcLoss(Problem, kinds=("ctc_loss_fwd", "ctc_loss_bwd")):
             else:
                 losses[number], said = _ways(own, labels, self.blank)
                 dx[: times[number], number] = np.exp(own) - said
-        for number in np.flatnonzero(np.isposinf(losses)):
-            dx[: times[number], number] = 0.0 if self.zero_infinity else np.nan
-            losses[number] = 0.0 if self.zero_infinity else np.inf
+        for lost in np.flatnonzero(np.isposinf(losses)):
+            dx[: times[lost], lost] = 0.0 if self.zero_infinity else np.nan
+            losses[lost] = 0.0 if self.zero_infinity else np.inf
         share = 1.0 / (np.maximum(counts, 1) * max(1, n)) if self.reduction == "mean" else np.ones(n)
         if self.direction == "fwd":
             return losses if self.reduction == "none" else np.reshape((losses * share).sum(), (1,))
@@ -267,7 +267,8 @@ def _ways(lp: Reals, labels: Reals, blank: int) -> tuple[float, Reals]:
     total = np.logaddexp.reduce(alpha[-1, -2:])
     said = np.zeros((times, symbols))
     with np.errstate(invalid="ignore"):
-        np.add.at(said, (slice(None), states), np.exp(alpha + beta - total))
+        for state, symbol in enumerate(states):
+            said[:, symbol] += np.exp(alpha[:, state] + beta[:, state] - total)
     return float(-total), said
 
 

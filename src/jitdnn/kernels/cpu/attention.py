@@ -99,7 +99,7 @@ class TiledForward(_Tiled):
 class TiledBackward(_Tiled):
     """Scores computed anew tile by tile, all three gradients in one sweep over them."""
 
-    name = "tiled"
+    name = "tiled_gradients"
     direction = "bwd"
 
     def _plan(self, problem: Problem, device: CpuDevice) -> BackwardPlan:

@@ -107,7 +107,8 @@ class _Ctc:
         self.real, self.lanes = code.real, module.isa.lanes(code.real)
         self.advance = self._trace_advance(module)
         self.fetch = self._trace_fetch(module)
-        self.retreat = self._trace_retreat(module) if code.direction == "bwd" else None
+        if code.direction == "bwd":
+            self.retreat = self._trace_retreat(module)
         with module.task("sequence") as (k, args, task, thread):
             self._enter(k, args)
             start = (
