@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jitdnn.kernels.cpu import rnn_cells as cells
 from jitdnn.kernels.cpu.rnn_frame import LAYER, STEP, Code, Frame
-from jitdnn.kernels.cpu.rnn_products import Product, tiles, trace_rows_product, trace_straight
+from jitdnn.kernels.cpu.rnn_products import Product, step_sums, trace_rows_product, trace_straight
 from jitdnn.kernels.cpu.rnn_tables import (
     trace_counters,
     trace_gather,
@@ -81,9 +81,9 @@ class Backward:
 
     @property
     def tile(self) -> int:
-        products = [self.input_product, self.recurrent_product]
-        products += [self.projection_product] if self.code.p.projection else []
-        return max(product.tile(self.lanes) for product in products)
+        """Elements of the sums of a thread."""
+        steps = [self.recurrent_product] + [self.projection_product] * bool(self.code.p.projection)
+        return max(self.input_product.tile(self.lanes), *(product.group(self.lanes) for product in steps))
 
     def trace(self, module: Module) -> None:
         p, code = self.code.p, self.code
@@ -200,26 +200,25 @@ class Backward:
 
     def _trace_step(self, module: Module) -> None:
         p, code, lanes, product = self.code.p, self.code, self.lanes, self.recurrent_product
-        contract = product.trace(module, "step.tile", code.dtype)
+        contract = product.trace_chunk(module, "step.tile", code.dtype)
         with module.task("step") as (k, args, task, thread):
             frame = Frame(k, code, args)
             sums = frame.work("tiles") + thread * frame.number("tile")
-            batch, each = frame.number("batch"), frame.number("step.each")
+            batch, each, chunk = (frame.number(name) for name in ("batch", "step.each", "step.chunk"))
             total = p.directions * self.blocks
             for number in k.range(task * each, (task * each + each).min(total)):
                 direction, block = number // self.blocks, number % self.blocks
                 here = _Here.of(k, frame, self, direction)
                 panel = frame.work("state_panels") + number * product.panel(lanes)
                 slopes = here.old + direction * batch * product.pitch
-                for start, stop, base in tiles(k, here.count.max(here.before), code.rows, batch):
-                    with k.when(start < here.before):
-                        k.call(contract, slopes + base * product.pitch, panel, sums)
-                    for n in k.range(start, stop):
-                        for vector in range(code.block):
-                            unit = (block * code.block + vector) * lanes
-                            own = sums + ((n - base) * product.vectors + vector) * lanes
-                            with k.when(unit < p.padded_size):
-                                self._total(k, frame, here, n, unit, own)
+                count = here.count.max(here.before)
+                for n, own in step_sums(
+                    k, frame, product, contract, slopes, panel, sums, chunk, count, here.before
+                ):
+                    for vector in range(code.block):
+                        unit = (block * code.block + vector) * lanes
+                        with k.when(unit < p.padded_size):
+                            self._total(k, frame, here, n, unit, own + vector * lanes)
 
     def _total(self, k: Builder, frame: Frame, here: _Here, n: Value, unit: Value, sums: Pointer) -> None:
         """The gradient of a vector of h: from the later step, what it carried over, and the output."""
@@ -256,7 +255,7 @@ class Backward:
     def _trace_cell(self, module: Module) -> None:
         """The cell behind a projection, one task a block of units and direction."""
         p, code, lanes, product = self.code.p, self.code, self.lanes, self.projection_product
-        contract = product.trace(module, "cell.tile", code.dtype)
+        contract = product.trace_chunk(module, "cell.tile", code.dtype)
         with module.task("cell") as (k, args, task, thread):
             frame = Frame(k, code, args)
             sums = frame.work("tiles") + thread * frame.number("tile")
@@ -265,14 +264,15 @@ class Backward:
             here = _Here.of(k, frame, self, direction)
             panel = frame.work("projection_panels") + task * product.panel(lanes)
             totals = frame.work("dr") + direction * batch * p.padded_size
-            for start, stop, base in tiles(k, here.count, code.rows, batch):
-                k.call(contract, totals + base * p.padded_size, panel, sums)
-                for n in k.range(start, stop):
-                    for vector in range(product.vectors):
-                        unit = (block * product.vectors + vector) * lanes
-                        with k.when(unit < p.padded):
-                            dh = sums.load(((n - base) * product.vectors + vector) * lanes, lanes)
-                            self._cell(k, frame, here, n, unit, dh, None)
+            chunk = frame.number("second.chunk")
+            for n, own in step_sums(
+                k, frame, product, contract, totals, panel, sums, chunk, here.count, here.count
+            ):
+                for vector in range(product.vectors):
+                    unit = (block * product.vectors + vector) * lanes
+                    with k.when(unit < p.padded):
+                        dh = own.load(vector * lanes, lanes)
+                        self._cell(k, frame, here, n, unit, dh, None)
             if p.has_states:
                 for n in k.range(here.count, here.before):
                     for vector in range(product.vectors):

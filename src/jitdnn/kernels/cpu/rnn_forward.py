@@ -16,7 +16,7 @@ from jitdnn.kernels.cpu import rnn_cells as cells
 from jitdnn.kernels.cpu.rnn_frame import LAYER, STEP, Code, Frame
 from jitdnn.kernels.cpu.rnn_products import (
     Product,
-    tiles,
+    step_sums,
     trace_rows_product,
     trace_transposed,
 )
@@ -95,10 +95,9 @@ class Forward:
 
     @property
     def tile(self) -> int:
-        """Elements of the largest tile."""
-        products = [self.first_product, self.next_product, self.recurrent_product]
-        products += [self.projection_product] if self.code.p.projection else []
-        return max(product.tile(self.lanes) for product in products)
+        """Elements of the sums of a thread."""
+        steps = [self.recurrent_product] + [self.projection_product] * bool(self.code.p.projection)
+        return max(self.first_product.tile(self.lanes), *(product.group(self.lanes) for product in steps))
 
     def input_panels(self) -> int:
         """Elements of the panels of weight_ih of a layer, the deepest one."""
@@ -254,28 +253,28 @@ class Forward:
 
     def _trace_step(self, module: Module) -> None:
         p, code, lanes, product = self.code.p, self.code, self.lanes, self.recurrent_product
-        contract = product.trace(module, "step.tile", code.dtype)
+        contract = product.trace_chunk(module, "step.tile", code.dtype)
         with module.task("step") as (k, args, task, thread):
             frame = Frame(k, code, args)
             sums = frame.work("tiles") + thread * frame.number("tile")
-            batch, each = frame.number("batch"), frame.number("step.each")
+            batch, each, chunk = (frame.number(name) for name in ("batch", "step.each", "step.chunk"))
             total = p.directions * self.blocks
             for number in k.range(task * each, (task * each + each).min(total)):
                 direction, block = number // self.blocks, number % self.blocks
                 here = _Here.of(k, frame, self, direction)
                 panel = frame.work("state_panels") + number * product.panel(lanes)
                 states = here.old + direction * batch * p.padded_size
-                for start, stop, base in tiles(k, here.count, code.rows, batch):
-                    k.call(contract, states + base * p.padded_size, panel, sums)
-                    for n in k.range(start, stop):
-                        for vector in range(code.block):
-                            unit = (block * code.block + vector) * lanes
-                            own = sums + ((n - base) * product.vectors + vector) * lanes
-                            if p.padded % (code.block * lanes) == 0:
-                                self._cell(k, frame, here, n, unit, own)
-                            else:
-                                with k.when(unit < p.padded):
-                                    self._cell(k, frame, here, n, unit, own)
+                found = step_sums(
+                    k, frame, product, contract, states, panel, sums, chunk, here.count, here.count
+                )
+                for n, own in found:
+                    for vector in range(code.block):
+                        unit = (block * code.block + vector) * lanes
+                        if p.padded % (code.block * lanes) == 0:
+                            self._cell(k, frame, here, n, unit, own + vector * lanes)
+                        else:
+                            with k.when(unit < p.padded):
+                                self._cell(k, frame, here, n, unit, own + vector * lanes)
 
     def _cell(self, k: Builder, frame: Frame, here: _Here, n: Value, unit: Value, sums: Pointer) -> None:
         p, code, lanes = self.code.p, self.code, self.lanes
@@ -340,7 +339,7 @@ class Forward:
 
     def _trace_project(self, module: Module) -> None:
         p, code, lanes, product = self.code.p, self.code, self.lanes, self.projection_product
-        contract = product.trace(module, "project.tile", code.dtype)
+        contract = product.trace_chunk(module, "project.tile", code.dtype)
         with module.task("project") as (k, args, task, thread):
             frame = Frame(k, code, args)
             sums = frame.work("tiles") + thread * frame.number("tile")
@@ -349,14 +348,14 @@ class Forward:
             here = _Here.of(k, frame, self, direction)
             panel = frame.work("projection_panels") + task * product.panel(lanes)
             full = frame.work("full") + direction * batch * p.padded
-            for start, stop, base in tiles(k, here.count, code.rows, batch):
-                k.call(contract, full + base * p.padded, panel, sums)
-                for n in k.range(start, stop):
-                    for vector in range(product.vectors):
-                        unit = (block * product.vectors + vector) * lanes
-                        with k.when(unit < p.padded_size):
-                            h = sums.load(((n - base) * product.vectors + vector) * lanes, lanes)
-                            self._emit(k, frame, here, n, unit, h)
+            chunk = frame.number("second.chunk")
+            for n, own in step_sums(
+                k, frame, product, contract, full, panel, sums, chunk, here.count, here.count
+            ):
+                for vector in range(product.vectors):
+                    unit = (block * product.vectors + vector) * lanes
+                    with k.when(unit < p.padded_size):
+                        self._emit(k, frame, here, n, unit, own.load(vector * lanes, lanes))
 
     def _trace_end(self, module: Module) -> None:
         """One task a direction: zeros in y where no sequence is."""

@@ -16,7 +16,7 @@ from jitdnn.kernels.cpu.rnn_weights import ROWS_A_COPY, SIDE, TILE, Weights
 from jitdnn.kernels.cpu.tiles import ceil_div, step_cycles
 from jitdnn.problems.rnn import Recurrent
 from jitdnn.rtcg.builder import Module
-from jitdnn.rtcg.isa import Isa
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 from jitdnn.tensor import compute_dtype
 
 _WORTH_SHARING = 12_000  # cycles of a step: less is done before another thread has begun
@@ -72,7 +72,8 @@ class ForwardPlan:
         return self.forward.trace
 
     _names = (
-        "steps", "batch", "rows", "layers", "tile", "h.size", "out.size", "shares", "step.each", "at.counts",
+        "steps", "batch", "rows", "layers", "tile", "h.size", "out.size", "shares", "step.each", "step.chunk",
+        "second.chunk", "at.counts",
         "at.starts", "at.order", "at.tiles", "at.x", "at.out", "at.gates", "at.input_panels", "at.state_panels",
         "at.projection_panels", "at.bias", "at.new_bias", "at.h", "at.c", "at.full",
     )  # fmt: skip
@@ -152,6 +153,8 @@ class ForwardPlan:
             "steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers, "tile": self.tile,
             "h.size": p.directions * p.batch * p.padded_size, "out.size": self.out_size, "shares": self.shares,
             "step.each": ceil_div(p.directions * f.blocks, self.step_tasks),
+            "step.chunk": f.recurrent_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
+            "second.chunk": f.projection_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
         }  # fmt: skip
         values |= table_places(p)[0] | self.room.at | strides_of(p)
         return [values[name] for name in self.code.slots]
@@ -203,7 +206,8 @@ class BackwardPlan:
         return self.backward.trace
 
     _names = (
-        "steps", "batch", "rows", "layers", "tile", "dy.size", "slopes.size", "shares", "step.each", "at.counts",
+        "steps", "batch", "rows", "layers", "tile", "dy.size", "slopes.size", "shares", "step.each", "step.chunk",
+        "second.chunk", "at.counts",
         "at.starts", "at.order", "at.tiles", "at.dy", "at.dx", "at.input_panels", "at.state_panels",
         "at.projection_panels", "at.carry", "at.dc", "at.dr", "at.slopes",
     )  # fmt: skip
@@ -282,6 +286,8 @@ class BackwardPlan:
             "steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers, "tile": self.tile,
             "dy.size": self.dy_size, "slopes.size": self.slopes_size, "shares": self.shares,
             "step.each": ceil_div(p.directions * b.blocks, self.step_tasks),
+            "step.chunk": b.recurrent_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
+            "second.chunk": b.projection_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
         }  # fmt: skip
         values |= table_places(p)[0] | self.room.at | strides_of(p)
         return [values[name] for name in self.code.slots]

@@ -18,6 +18,8 @@ from jitdnn.kernels.cpu.transpose import copy_transposed
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 ROWS_A_TASK = 96  # of a product over all steps
+TILES_A_GROUP = 12  # of a step: their sums stay in the first cache
+CHUNK_BYTES = 12 << 10  # of a panel, which stays there too while the tiles of a group go by
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,23 @@ class Product:
         kept = [loop for loop in reversed(loops) if loop.extent != 1]
         return trace_contraction(module, name, dtype, offsets, self.vectors, kept)
 
+    def trace_chunk(self, module: Module, name: str, dtype: str) -> Function:
+        """The same for a piece of the innermost loop, given at run time, added to the sums in memory."""
+        offsets = [i * self.pitch for i in range(self.rows)]
+        loops = [Loop(None, self.nest[-1][1], self.vectors * module.isa.lanes(dtype))]
+        return trace_contraction(module, name, dtype, offsets, self.vectors, loops, accumulate=True)
+
+    def chunk(self, batch: int, lanes: int, bytes_each: int) -> int:
+        """How much of the innermost loop to do at once: all of it where a panel is read only once."""
+        inner = self.nest[-1][0]
+        if batch <= self.rows:
+            return inner
+        return min(inner, max(16, CHUNK_BYTES // (self.vectors * lanes * bytes_each)))
+
+    def group(self, lanes: int) -> int:
+        """Elements of the sums of a group of tiles."""
+        return TILES_A_GROUP * self.tile(lanes)
+
 
 def trace_transposed(module: Module, name: str, code: Code, stride: int, pitch: int) -> Function:
     """Trace ``name(w, panel, valid, depth)``: `valid` rows of a matrix (`stride` apart) as lanes of a panel."""
@@ -75,12 +94,38 @@ def trace_straight(module: Module, name: str, code: Code, stride: int, pitch: in
     return function
 
 
-def tiles(
-    k: Builder, count: Value, rows: int, available: Value, first: int | Value = 0
-) -> Iterator[tuple[Value, Value, Value]]:
-    """A loop over tiles: (first row, row behind the last, row at which the tile's sums begin)."""
-    for start in k.range(first, count, rows):
-        yield start, (start + rows).min(count), start.min(available - rows)
+def step_sums(
+    k: Builder, frame: Frame, product: Product, contract: Function, rows: Pointer, panel: Pointer, sums: Pointer,
+    chunk: Value, count: Value, summed: Value,
+) -> Iterator[tuple[Value, Pointer]]:  # fmt: skip
+    """A loop over `count` sequences with each one's sums: of its row times the panel, for the first `summed` ones.
+
+    `contract` is of `trace_chunk`. Of the other sequences the sums must not be read.
+    """
+    lanes, batch = frame.lanes, frame.number("batch")
+    width, inner = product.vectors * lanes, product.nest[-1][0]
+    outer = product.nest[0] if len(product.nest) > 1 else (1, 0)
+    for first in k.range(0, count, TILES_A_GROUP * product.rows):
+        last = (first + TILES_A_GROUP * product.rows).min(count)
+        stop = last.min(summed)
+        zero = k.constant(0, frame.code.dtype, lanes)
+        reach = (stop - first + (product.rows - 1)).min(TILES_A_GROUP * product.rows)
+        for at in k.range(0, reach * width, lanes):
+            sums.store(zero, at)
+        for turn in k.range(outer[0]):
+            for done in k.range(0, inner, chunk):
+                extent = (k.integer(inner) - done).min(chunk)
+                data = rows + (turn * outer[1] + done * product.nest[-1][1])
+                part = panel + (turn * inner + done) * width
+                for start in k.range(first, stop, product.rows):
+                    base = start.min(batch - product.rows)
+                    k.call(
+                        contract, data + base * product.pitch, part, sums + (start - first) * width, extent
+                    )
+        for start in k.range(first, last, product.rows):
+            base = start.min(batch - product.rows)
+            for n in k.range(start, (start + product.rows).min(last)):
+                yield n, sums + (start - first + n - base) * width
 
 
 def trace_rows_product(
@@ -109,7 +154,9 @@ def trace_rows_product(
         last = (chunk * ROWS_A_TASK + ROWS_A_TASK).min(used)
         for panel in k.range(share * each, (share * each + each).min(count)):
             b = packed + panel * product.panel(lanes)
-            for start, stop, base in tiles(k, last, product.rows, frame.number("rows"), chunk * ROWS_A_TASK):
+            for start in k.range(chunk * ROWS_A_TASK, last, product.rows):
+                stop = (start + product.rows).min(last)
+                base = start.min(frame.number("rows") - product.rows)
                 k.call(contract, rows + base * product.pitch, b, sums)
                 for vector in range(product.vectors):
                     column = panel * width + vector * lanes
