@@ -40,6 +40,22 @@ EXAMPLES = {
         "pool_fwd avg n8 c64 h112 w112 window2 stride2 f32 nhwc",
         "pool_bwd max n8 c64 h112 w112 window3 stride2 pad1 f32 nchw",
         "pool_bwd avg n8 c64 h112 w112 window2 stride2 f32 nchw",
+        "pool_fwd max n8 c64 h112 w112 window3 stride2 pad1 indices64 bf16 nchw",
+        "pool_fwd avg n8 c64 h56 w56 adaptive6 f32 nhwc",
+    ),
+    "unpooling": (
+        "unpool_fwd shape8x64x56x56 to112x112 f32 nchw",
+        "unpool_bwd shape8x64x56x56 to112x112 f32 nhwc",
+    ),
+    "lrn": (
+        "lrn_fwd across shape8x96x55x55 size5 f32 nchw",
+        "lrn_fwd across shape8x96x55x55 size5 f32 nhwc",
+        "lrn_fwd within shape8x32x32x32 size3 f32 nchw",
+        "lrn_bwd across shape8x96x55x55 size5 f32 nchw",
+    ),
+    "divisive_norm": (
+        "divisive_norm_fwd means shape8x32x32x32 size5 f32 nchw",
+        "divisive_norm_bwd means shape8x32x32x32 size5 f32 nhwc",
     ),
     "rnn": (
         "rnn_fwd lstm t50 n32 inputs256 hidden256 f32",

@@ -3,7 +3,7 @@
 forward      unit = a block of pixels of one image; for every channel the corners of the cells are gathered
 image        unit = some channels of one image: their planes in the workspace, to which pixel after pixel is added,
              so that nothing depends on the number of threads; then they are written out
-grid         unit = a block of pixels; over the channels each corner's products with dy are summed in registers
+grid         unit = a block of pixels; over the channels each corner's products with dy are summed
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import cast
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.grid_places import (
+    BLOCK,
     INDEX,
     SampleAlgorithm,
     SampleCode,
@@ -35,25 +36,54 @@ _GATHER_SECONDS = 0.7e-9
 _SCATTER_SECONDS = 1.2e-9
 
 
+class _Block:
+    """The corners of all pixels of a block, kept on the stack: then channel after channel goes through them, and has
+    the caches for itself. An offset of -1 is outside."""
+
+    def __init__(self, s: Sampler) -> None:
+        self.s, self.k = s, s.k
+        self.count = 2**s.code.rank if s.code.mode == "linear" else 1
+        self.offsets = [s.k.local(INDEX[s.computing], BLOCK * s.lanes) for _ in range(self.count)]
+        self.weights = [s.k.local(s.computing, BLOCK * s.lanes) for _ in range(self.count)]
+
+    def keep(self, places: Pointer, count: Value) -> None:
+        """Those of the pixels from the grid's place on."""
+        k, s = self.k, self.s
+        for i in k.range(0, count, s.lanes):
+            cell = s.cell(places, i, k.mask(count - i, s.lanes), s.strides())
+            for corner, offsets, weights in zip(cell.corners(), self.offsets, self.weights, strict=True):
+                offsets.store(k.select(corner.inside, corner.offset, -1), i)
+                weights.store(corner.weight, i)
+
+    def values(self, plane: Pointer, i: Value) -> list[Value]:
+        """The elements of a plane in the corners of one vector of pixels; zeros outside."""
+        found = []
+        for offsets in self.offsets:
+            offset = offsets.load(i, self.s.lanes)
+            found.append(plane.load_at(offset, offset >= 0))
+        return found
+
+
 def _forward(s: Sampler, task: Value, _thread: Value) -> None:
     k, n, lanes = s.k, s.n, s.lanes
     x, grid, y = s.pointers
     first, last = s.span(task)
+    block = _Block(s)
     counter = s.counter(first, [n["image0"], n["y0"]])
     for _unit in k.range(first, last):
         image = x + counter.digits[0].get() * n["x0"]
         places, row = (p + o.get() for p, o in zip((grid, y), counter.offsets, strict=True))
         count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
-        for i in k.range(0, count, lanes):
-            mask = k.mask(count - i, lanes)
-            corners = list(s.cell(places, i, mask, s.strides()).corners())
-            for c in k.range(n["channels"]):
-                plane, total = image + c * n["x1"], None
-                for corner in corners:
-                    term = plane.load_at(corner.offset, corner.inside) * corner.weight
+        block.keep(places, count)
+        for c in k.range(n["channels"]):
+            plane, target = image + c * n["x1"], row + c * n["y1"]
+            for i in k.range(0, count, lanes):
+                total: Value | None = None
+                for value, weights in zip(block.values(plane, i), block.weights, strict=True):
+                    term = value * weights.load(i, lanes)
                     total = term if total is None else total + term
                 assert total is not None
-                s.scale.store(row + (c * n["y1"] + i * s.steps[-1]), s.steps[-1], total, mask)
+                s.scale.store(target + i * s.steps[-1], s.steps[-1], total, k.mask(count - i, lanes))
         counter.advance()
 
 
@@ -61,29 +91,35 @@ def _by_grid(s: Sampler, task: Value, _thread: Value) -> None:
     k, n, lanes, code = s.k, s.n, s.lanes, s.code
     dy, x, grid, dgrid = s.pointers
     first, last = s.span(task)
+    block = _Block(s)
+    dots = [k.local(s.computing, BLOCK * lanes) for _ in block.offsets]
+    zero = k.constant(0.0, s.computing, lanes)
     counter = s.counter(first, [n["image0"], n["image1"], n["y0"]])
     for _unit in k.range(first, last):
         image = x + counter.digits[0].get() * n["x0"]
         places, target, row = (p + o.get() for p, o in zip((grid, dgrid, dy), counter.offsets, strict=True))
         count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
+        if code.mode == "nearest":
+            for i in k.range(0, count, lanes):
+                write_slopes(s, target, i, [zero] * code.rank, k.mask(count - i, lanes))
+            counter.advance()
+            continue
+        block.keep(places, count)
+        for i in k.range(0, count, lanes):
+            for dot in dots:
+                dot.store(zero, i)
+        for c in k.range(n["channels"]):
+            plane, source = image + c * n["x1"], row + c * n["y1"]
+            for i in k.range(0, count, lanes):
+                mask = k.mask(count - i, lanes)
+                gradient = (source + i * s.steps[-1]).load_strided(0, s.steps[-1], lanes, mask)
+                for offsets, value, dot in zip(block.offsets, block.values(plane, i), dots, strict=True):
+                    counted = k.select(offsets.load(i, lanes) >= 0, gradient, 0.0)
+                    dot.store(k.fma(counted, value, dot.load(i, lanes)), i)
         for i in k.range(0, count, lanes):
             mask = k.mask(count - i, lanes)
-            if code.mode == "nearest":
-                slopes = [k.constant(0.0, s.computing, lanes)] * code.rank
-            else:
-                cell = s.cell(places, i, mask, s.strides())
-                corners = list(cell.corners())
-                dots = [k.register(k.constant(0.0, s.computing, lanes)) for _ in corners]
-                for c in k.range(n["channels"]):
-                    gradient = (row + (c * n["y1"] + i * s.steps[-1])).load_strided(
-                        0, s.steps[-1], lanes, mask
-                    )
-                    plane = image + c * n["x1"]
-                    for corner, dot in zip(corners, dots, strict=True):
-                        value = plane.load_at(corner.offset, corner.inside)
-                        dot.set(k.fma(k.select(corner.inside, gradient, 0.0), value, dot.get()))
-                slopes = slope_sums(k, cell, [dot.get() for dot in dots])
-            write_slopes(s, target, i, slopes, mask)
+            cell = s.cell(places, i, mask, s.strides())
+            write_slopes(s, target, i, slope_sums(k, cell, [dot.load(i, lanes) for dot in dots]), mask)
         counter.advance()
 
 
