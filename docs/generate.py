@@ -215,8 +215,8 @@ def onnx_counts() -> str:
     left = sum(map(len, models["refused"].values()))
     lines += [
         "",
-        f"Of the {models['passed'] + left} small models in files that ship with onnx too, {models['passed']} pass and {left} are "
-        f"refused: {'; '.join(models['refused'])}.",
+        f"Of the {models['passed'] + left} small models in files that ship with onnx too, {models['passed']} pass "
+        f"and {left} are refused: {'; '.join(models['refused'])}.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -11,7 +11,7 @@ import json
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,12 +58,34 @@ def _array(value: Any) -> Any:
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
+@functools.cache
+def model_cases() -> tuple[Any, ...]:
+    """The models in files of the installed onnx: small ones, and what PyTorch once exported."""
+    kinds = ("simple", "pytorch-converted", "pytorch-operator")
+    found = [case for kind in kinds for case in load_model_tests(kind=kind)]
+    return tuple(sorted(found, key=lambda case: case.name))
+
+
+def _data(case: Any) -> Iterator[tuple[list[Any], list[Any]]]:
+    """Inputs and expected outputs."""
+    if case.data_sets is not None:
+        yield from case.data_sets
+        return
+    for folder in sorted(Path(case.model_dir).glob("test_data_set_*")):
+        inputs, outputs = (
+            [onnx.load_tensor(path) for path in sorted(folder.glob(f"{name}_*.pb"))]
+            for name in ("input", "output")
+        )
+        yield inputs, outputs
+
+
 def run(case: Any) -> Outcome:
     """One test, judged by onnx's own comparison with its own tolerances."""
-    operators = tuple(sorted({node.op_type for node in case.model.graph.node}))
+    model = case.model if case.model is not None else onnx.load(Path(case.model_dir) / "model.onnx")
+    operators = tuple(sorted({node.op_type for node in model.graph.node}))
     try:
-        prepared = Backend.prepare(case.model)
-        for inputs, expected in case.data_sets:
+        prepared = Backend.prepare(model)
+        for inputs, expected in _data(case):
             given = [_array(value) for value in inputs]
             outputs = prepared.run(given)
             wanted = [_array(value) for value in expected]
@@ -80,39 +102,46 @@ def run(case: Any) -> Outcome:
     return Outcome(case.name, operators, "passed")
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The record: counts by operator of the tests that passed, names of those refused by reason."""
+def summary(outcomes: Sequence[Outcome], models: Sequence[Outcome]) -> dict[str, Any]:
+    """The record: counts by operator of the node tests that passed, names of those refused by reason, and the same
+    for the models in files."""
     passed: dict[str, int] = defaultdict(int)
-    refused: dict[str, list[str]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.verdict == "passed":
             passed[outcome.operators[0] if len(outcome.operators) == 1 else "(several)"] += 1
-        elif outcome.verdict == "refused":
-            refused[outcome.reason].append(outcome.name)
     return {
         "onnx": onnx.__version__,
         "operators": sorted(name for _, name in OPERATORS),
         "plain": sum(o.verdict == "passed" and PLAIN.issuperset(o.operators) for o in outcomes),
         "tests": len(outcomes),
         "passed": dict(sorted(passed.items())),
-        "refused": {reason: sorted(names) for reason, names in sorted(refused.items())},
+        "refused": _refused(outcomes),
+        "models": {"passed": sum(o.verdict == "passed" for o in models), "refused": _refused(models)},
     }
+
+
+def _refused(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.verdict == "refused":
+            found[outcome.reason].append(outcome.name)
+    return {reason: sorted(names) for reason, names in sorted(found.items())}
 
 
 def main() -> int:
     """Run all; tell what failed, and write or compare the record."""
-    outcomes = [run(case) for case in cases()]
-    failed = [outcome for outcome in outcomes if outcome.verdict == "failed"]
+    outcomes, models = [run(case) for case in cases()], [run(case) for case in model_cases()]
+    failed = [outcome for outcome in (*outcomes, *models) if outcome.verdict == "failed"]
     for outcome in failed:
         sys.stdout.write(f"{outcome.name} {outcome.operators}: {outcome.reason}\n")
-    made = summary(outcomes)
+    made = summary(outcomes, models)
     refused = sum(map(len, made["refused"].values()))
     sys.stdout.write(f"{len(outcomes)} tests, {refused} refused, {len(failed)} failed\n")
     if "--write" in sys.argv:
         RECORD.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
         return 0
     known = json.loads(RECORD.read_text(encoding="utf-8"))
-    for name in ("onnx", "operators", "plain", "tests", "passed", "refused"):
+    for name in ("onnx", "operators", "plain", "tests", "passed", "refused", "models"):
         if made[name] != known.get(name):
             sys.stdout.write(f"{name} differs from {RECORD}\n")
     return int(bool(failed) or made != known)

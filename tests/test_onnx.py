@@ -50,14 +50,16 @@ def _net() -> Any:
 
 
 def test_onnx_node_tests_are_as_recorded() -> None:
-    """All of them: none fails, and those that pass or are refused are exactly those of docs/onnx.json."""
+    """All of them, and the small models in files: none fails, and those that pass or are refused are exactly those of
+    docs/onnx.json."""
     outcomes = [onnx_nodes.run(case) for case in onnx_nodes.cases()]
-    failed = {outcome.name: outcome.reason for outcome in outcomes if outcome.verdict == "failed"}
+    models = [onnx_nodes.run(case) for case in onnx_nodes.model_cases()]
+    failed = {outcome.name: outcome.reason for outcome in (*outcomes, *models) if outcome.verdict == "failed"}
     assert not failed
     record = json.loads(onnx_nodes.RECORD.read_text(encoding="utf-8"))
     if record["onnx"] != onnx.__version__:
         pytest.skip(f"the record is that of onnx {record['onnx']}: no test failed, the refused ones differ")
-    made = onnx_nodes.summary(outcomes)
+    made = onnx_nodes.summary(outcomes, models)
     assert made["refused"] == record["refused"]
     assert made == record
 

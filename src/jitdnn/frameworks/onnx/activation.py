@@ -25,8 +25,10 @@ def leaky_relu(x: Array, /, *, alpha: float = 0.01) -> Any:
     return applied(jd.leaky_relu, x, coef=alpha)
 
 
-def prelu(x: Array, slope: Array, /) -> Any:
-    """The slope is broadcast to x as in NumPy."""
+def prelu(x: Array, slope: Array, /, *, site: Site) -> Any:
+    """The slope is broadcast to x as in NumPy; before version 7 it is one for all, or one for each channel."""
+    if site.version < 7 and slope.size > 1:
+        return jd.prelu(x, slope)
     return pointwise(lambda v, s: jd.where(v < 0.0, s * v, v), x, slope)
 
 

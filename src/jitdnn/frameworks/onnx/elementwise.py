@@ -28,10 +28,17 @@ def _unary(function: Callable[[Any], Any], dtype: np.dtype[Any] | None = None) -
 
 
 def _binary(function: Callable[[Any, Any], Any], dtype: np.dtype[Any] | None = None) -> Function:
-    def run(x: Array, y: Array, /) -> Array:
-        return pointwise(function, x, y, dtype=dtype)
+    def run(x: Array, y: Array, /, *, axis: int | None = None, broadcast: int = 0) -> Array:
+        return pointwise(function, x, aligned(x, y, axis, broadcast), dtype=dtype)
 
     return run
+
+
+def aligned(x: Array, y: Array, axis: int | None, broadcast: int) -> Array:
+    """y with its axes below those of x from `axis` on: how versions before 7 said what is broadcast."""
+    if not broadcast or axis is None:
+        return y
+    return y.reshape(*y.shape, *(1,) * (x.ndim - axis % x.ndim - y.ndim))
 
 
 def _variadic(function: Callable[[Any, Any], Any]) -> Function:
@@ -53,16 +60,17 @@ def mean(first: Array, /, *others: Array) -> Array:
     return pointwise(lambda total: total / count, _variadic(lambda x, y: x + y)(first, *others))
 
 
-def divide(x: Array, y: Array, /) -> Array:
+def divide(x: Array, y: Array, /, *, axis: int | None = None, broadcast: int = 0) -> Array:
     """Quotients of integers are cut off towards zero: what is a whole multiple is divided without a rest."""
+    y = aligned(x, y, axis, broadcast)
     if is_real(x):
         return pointwise(lambda a, b: a / b, x, y)
     return pointwise(lambda a, b: (a - jd.fmod(a, b)) // b, x, y)
 
 
-def power(x: Array, y: Array, /) -> Array:
+def power(x: Array, y: Array, /, *, axis: int | None = None, broadcast: int = 0) -> Array:
     """Of x's type, whatever y's is; a whole number as the power of a whole number stays one."""
-    return pointwise(jd.power, x, y)
+    return pointwise(jd.power, x, aligned(x, y, axis, broadcast))
 
 
 def modulo(x: Array, y: Array, /, *, fmod: int = 0) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from jitdnn.errors import InvalidArgument, InvalidType, NotSupported
+from jitdnn.errors import InvalidArgument, InvalidType, JitdnnError, NotSupported
 from jitdnn.frameworks.onnx.operator import Operator, Site
 
 Values = dict[str, Any]
@@ -48,6 +48,12 @@ class Step:
             result = self.operator.function(*arguments, **attributes)
         except InvalidType as error:
             raise self.site.refuse(f"types of the operands: {error}") from error
+        except JitdnnError as error:
+            error.add_note(f"in node {self.site.name!r} ({self.site.operator})")
+            raise
+        except (ValueError, IndexError) as error:
+            # from NumPy, which moves elements and computes with shapes
+            raise InvalidArgument(f"{self.site.operator} (node {self.site.name!r}): {error}") from error
         results = result if isinstance(result, tuple) else (result,)
         for name, value in zip(self.outputs, results, strict=False):
             if name:

@@ -33,6 +33,7 @@ def gemm(
     beta: float = 1.0,
     transA: int = 0,
     transB: int = 0,
+    broadcast: int = 0,
 ) -> Any:
     left = a.T if transA else a
     right = b.T if transB else b

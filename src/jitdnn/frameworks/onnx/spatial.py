@@ -16,9 +16,14 @@ def ones(given: Ints | None, rank: int) -> tuple[int, ...]:
 
 
 def pad_pairs(pads: Ints | None, rank: int) -> Pairs:
-    """(before, after) of each axis from ONNX's order: all that come before, then all that come after."""
+    """(before, after) of each axis from ONNX's order: all that come before, then all that come after.
+
+    Raises InvalidArgument for another number of them.
+    """
     if not pads:
         return ((0, 0),) * rank
+    if len(pads) != 2 * rank:
+        raise InvalidArgument(f"pads is {list(pads)}: {rank} axes of space take {2 * rank} numbers")
     return tuple(zip(pads[:rank], pads[rank:], strict=True))
 
 
