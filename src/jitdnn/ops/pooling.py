@@ -93,8 +93,8 @@ def max_pool_backward(
     """Return dx = alpha * (the gradient of `max_pool`) + beta * out, of x's shape and dy's order in memory.
 
     `dy` and `y` (what `max_pool(x, ...)` gave): (N, C, output space); `x`: (N, C, space). Each element of dy
-    goes to the first maximum of its window, and where windows overlap the terms of an element are added in the
-    order of the windows: the result is the same to the last bit on any number of threads. The other arguments
+    goes to the first maximum of its window, and where windows overlap the terms of an element are added in one
+    fixed order: the result is the same to the last bit on any number of threads. The other arguments
     are those of the forward call. Raises as `max_pool` does.
     """
     arguments = ("max", None, window, stride, padding, True, rounding, dilation, layout)
