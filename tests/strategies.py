@@ -328,7 +328,7 @@ def attentions(draw: st.DrawFn) -> Attention:
     for name, length in (("lengths", n), ("lo", t), ("hi", t)):
         if draw(st.integers(0, 3)) == 0:
             tensors[name] = draw(descriptors((length,), draw(st.sampled_from(("i32", "i64")))))
-    reaches = {side: draw(st.one_of(st.none(), st.integers(0, 50))) for side in ("left", "right")}
+    reaches: dict[str, Any] = {side: draw(st.one_of(st.none(), st.integers(0, 50))) for side in ("left", "right")}
     tensors.setdefault("lse", None)
     return Attention(
         direction, scale=draw(st.sampled_from((0.25, 1.0 / 3.0))), past=draw(st.integers(-9, 9)), **reaches, **tensors
@@ -344,7 +344,7 @@ def cross_entropies(draw: st.DrawFn) -> CrossEntropy:
     reduction = draw(st.sampled_from(("mean", "sum", "none")))
     kind = draw(st.sampled_from(("i64", "i32", "u8", dtype)))
     has_classes, real = kind != dtype, compute_dtype(dtype)
-    tensors = {
+    tensors: dict[str, Any] = {
         "x": draw(descriptors(shape, dtype)),
         "target": draw(descriptors(rows if has_classes else shape, kind)),
         "loss": draw(descriptors(rows if reduction == "none" else (1,), dtype, is_output=direction == "fwd")),

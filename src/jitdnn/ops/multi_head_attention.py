@@ -1,0 +1,267 @@
+"""Multi-head attention with its projections: products of matrices around `attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.handle import Handle
+from jitdnn.ops.attention import Window, attention, attention_backward
+from jitdnn.ops.matmul import matmul
+from jitdnn.ops.reduce import reduce
+from jitdnn.tensor import Array, borrow, empty
+
+_AnyArray = npt.NDArray[Any]
+
+
+class MultiHeadSaved(NamedTuple):
+    """What the gradients need of the forward pass: projected q, k, v (N, length, heads * size), the result of the heads
+    before the last projection, and lse (N, H, T)."""
+
+    q: _AnyArray
+    k: _AnyArray
+    v: _AnyArray
+    y: _AnyArray
+    lse: _AnyArray
+
+
+class MultiHeadGradients(NamedTuple):
+    """The gradients of `multi_head_attention`, of the shapes of what they belong to; None where there was nothing."""
+
+    q: Any
+    k: Any
+    v: Any
+    wq: Any
+    wk: Any
+    wv: Any
+    wo: Any
+    bq: Any
+    bk: Any
+    bv: Any
+    bo: Any
+
+
+def multi_head_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    heads: int,
+    wq: Any = None,
+    wk: Any = None,
+    wv: Any = None,
+    wo: Any = None,
+    bq: Any = None,
+    bk: Any = None,
+    bv: Any = None,
+    bo: Any = None,
+    key_heads: int | None = None,
+    mask: Any = None,
+    causal: bool = False,
+    scale: float | None = None,
+    past: int = 0,
+    window: Window = (None, None),
+    lengths: Any = None,
+    lo: Any = None,
+    hi: Any = None,
+    return_saved: bool = False,
+    handle: Handle | None = None,
+) -> Any:
+    """Return y (N, T, size of the output): q, k, v are projected, attend head by head, and are projected together.
+
+    `q`: (N, T, Cq), `k`: (N, S, Ck), `v`: (N, S, Cv). Weights are (out, in), as PyTorch's: `wq` (heads * D, Cq), `wk`
+    (key_heads * D, Ck), `wv` (key_heads * E, Cv), `wo` (size, heads * E); None leaves a projection out, and then the
+    features are the heads side by side. Biases (out,) belong to a weight. `key_heads` is `heads` if None. The other
+    arguments are those of `attention`; a mask is broadcast to (N, heads, T, S).
+
+    `return_saved` returns (y, `MultiHeadSaved`), for `multi_head_attention_backward`. Everything is computed from
+    products of matrices and `attention`, in the type of the arrays.
+
+    Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
+    """
+    like = borrow(q, False, "q")
+    arrays = [_rows(x, name) for name, x in (("q", q), ("k", k), ("v", v))]
+    projected = [
+        _project(x, w, b, name, handle)
+        for name, x, w, b in zip("qkv", arrays, (wq, wk, wv), (bq, bk, bv), strict=True)
+    ]
+    counts = _head_counts(heads, key_heads)
+    views = [_heads(x, count, name) for x, count, name in zip(projected, counts, "qkv", strict=True)]
+    options = _options(mask, causal, scale, past, window, lengths, lo, hi, handle)
+    result, lse = attention(*views, return_lse=True, **options)
+    joined = _joined(result)
+    owner, target = _allocate(
+        like, (*joined.shape[:2], joined.shape[2] if wo is None else _features(wo, "wo"))
+    )
+    _project(joined, wo, bo, "o", handle, target)
+    return (owner, MultiHeadSaved(*projected, joined, lse)) if return_saved else owner
+
+
+def multi_head_attention_backward(
+    dy: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    saved: MultiHeadSaved,
+    heads: int,
+    wq: Any = None,
+    wk: Any = None,
+    wv: Any = None,
+    wo: Any = None,
+    bq: Any = None,
+    bk: Any = None,
+    bv: Any = None,
+    bo: Any = None,
+    key_heads: int | None = None,
+    mask: Any = None,
+    causal: bool = False,
+    scale: float | None = None,
+    past: int = 0,
+    window: Window = (None, None),
+    lengths: Any = None,
+    lo: Any = None,
+    hi: Any = None,
+    handle: Handle | None = None,
+) -> MultiHeadGradients:
+    """Return `MultiHeadGradients` of `multi_head_attention`, called with the same arguments and `return_saved`.
+
+    Of the biases only whether they are there counts. Raises as it does.
+    """
+    slope = _rows(dy, "dy")
+    gradients: dict[str, Any] = dict.fromkeys(MultiHeadGradients._fields)
+    inner = _project_backward(
+        gradients, "o", slope, saved.y, wo, bo, borrow(dy, False, "dy"), handle, is_inner=True
+    )
+    counts = _head_counts(heads, key_heads)
+    dy_heads, y_heads = _heads(inner, heads, "dy"), _heads(saved.y, heads, "y")
+    views = [_heads(x, count, name) for x, count, name in zip(saved[:3], counts, "qkv", strict=True)]
+    options = _options(mask, causal, scale, past, window, lengths, lo, hi, handle)
+    found = attention_backward(dy_heads, *views, y_heads, saved.lse, **options)
+    for name, x, w, b, gradient in zip("qkv", (q, k, v), (wq, wk, wv), (bq, bk, bv), found, strict=True):
+        like = borrow(x, False, name)
+        rows = _rows(x, name)
+        gradients[name] = _project_backward(gradients, name, _joined(gradient), rows, w, b, like, handle)
+    return MultiHeadGradients(**gradients)
+
+
+def _options(
+    mask: Any, causal: bool, scale: float | None, past: int, window: Window, lengths: Any, lo: Any, hi: Any,
+    handle: Handle | None,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "mask": mask, "causal": causal, "scale": scale, "past": past, "window": window, "lengths": lengths,
+        "lo": lo, "hi": hi, "handle": handle,
+    }  # fmt: skip
+
+
+def _head_counts(heads: int, key_heads: int | None) -> tuple[int, int, int]:
+    key_heads = heads if key_heads is None else key_heads
+    for name, count in (("heads", heads), ("key_heads", key_heads)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InvalidArgument(f"{name} is {count!r}: it must be a whole number of at least 1")
+    return heads, key_heads, key_heads
+
+
+def _rows(x: Any, name: str) -> _AnyArray:
+    """An array of three dims as NumPy sees it, its last two dense, so that rows can be joined."""
+    array = borrow(x, False, name).numpy()
+    if array.ndim != 3:
+        raise InvalidShape(f"{name} has shape {array.shape}: it must be (N, length, features)")
+    return np.ascontiguousarray(array)
+
+
+def _matrix(w: Any, name: str) -> _AnyArray:
+    array = borrow(w, False, name).numpy()
+    if array.ndim != 2:
+        raise InvalidShape(f"{name} has shape {array.shape}: it must be (features out, features in)")
+    return array
+
+
+def _features(w: Any, name: str) -> int:
+    return int(_matrix(w, name).shape[0])
+
+
+def _heads(x: _AnyArray, heads: int, name: str) -> _AnyArray:
+    """(N, length, heads * size) seen as (N, heads, length, size)."""
+    n, length, features = x.shape
+    if features % heads:
+        raise InvalidArgument(
+            f"{name} has {features} features after its projection: {heads} heads do not share them"
+        )
+    return x.reshape(n, length, heads, features // heads).transpose(0, 2, 1, 3)
+
+
+def _joined(x: Any) -> _AnyArray:
+    """The other way round; the result of attention lies in memory as q does, so that nothing is copied."""
+    n, heads, length, size = x.shape
+    joined: _AnyArray = x.transpose(0, 2, 1, 3).reshape(n, length, heads * size)
+    return joined
+
+
+def _allocate(like: Array, shape: Sequence[int]) -> tuple[Any, _AnyArray]:
+    owner, array = empty(like, tuple(shape), like.descriptor.dtype)
+    return owner, array.numpy()
+
+
+def _flat(x: _AnyArray) -> _AnyArray:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _project(
+    x: _AnyArray, w: Any, b: Any, name: str, handle: Handle | None, out: _AnyArray | None = None
+) -> _AnyArray:
+    """x w^T + b, in `out` if it is given; x itself where there is no weight."""
+    if w is None:
+        if b is not None:
+            raise InvalidArgument(f"b{name} is given without w{name}: a bias belongs to a projection")
+        if out is None:
+            return x
+        out[...] = x
+        return out
+    weight = _matrix(w, f"w{name}")
+    if weight.shape[1] != x.shape[2]:
+        raise InvalidShape(
+            f"w{name} has shape {weight.shape}: it must take the {x.shape[2]} features of {name}, (out, {x.shape[2]})"
+        )
+    if out is None:
+        out = np.empty((*x.shape[:2], weight.shape[0]), x.dtype)
+    beta = 0.0
+    if b is not None:
+        bias = borrow(b, False, f"b{name}").numpy()
+        if bias.shape != weight.shape[:1]:
+            raise InvalidShape(
+                f"b{name} has shape {bias.shape}: it must be {weight.shape[:1]}, as w{name} says"
+            )
+        out[...] = bias
+        beta = 1.0
+    matmul(_flat(x), weight.T, beta=beta, out=_flat(out), handle=handle)
+    return out
+
+
+def _project_backward(
+    gradients: dict[str, Any], name: str, slope: _AnyArray, x: _AnyArray, w: Any, b: Any, like: Array,
+    handle: Handle | None, is_inner: bool = False,
+) -> Any:  # fmt: skip
+    """The gradient of x, where slope is that of its projection; those of weight and bias go to ``gradients``."""
+    if b is not None:
+        owner, target = _allocate(borrow(b, False, f"b{name}"), slope.shape[2:])
+        reduce(_flat(slope), "add", axes=0, out=target, handle=handle)
+        gradients[f"b{name}"] = owner
+    if w is None:
+        if is_inner:
+            return slope
+        owner, target = _allocate(like, x.shape)
+        target[...] = slope
+        return owner
+    weight = _matrix(w, f"w{name}")
+    owner, target = _allocate(borrow(w, False, f"w{name}"), weight.shape)
+    matmul(_flat(slope).T, _flat(x), out=target, handle=handle)
+    gradients[f"w{name}"] = owner
+    if is_inner:
+        return matmul(_flat(slope), weight, handle=handle).reshape(x.shape)
+    owner, target = _allocate(like, x.shape)
+    matmul(_flat(slope), weight, out=_flat(target), handle=handle)
+    return owner
