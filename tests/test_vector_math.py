@@ -56,7 +56,22 @@ FUNCTIONS: dict[str, tuple[Callable[[Array], Array], float]] = {
     "sigmoid": (_sigmoid, 2.5),
     "sqrt": (np.sqrt, 0.5001),
     "erf": (lambda x: _erf()(x.astype(np.float64)), 2.5),
+    "exp2": (np.exp2, 1.2),
+    "log2": (np.log2, 1.5),
+    "log10": (np.log10, 1.5),
+    "log1pexp": (lambda x: np.logaddexp(x, np.zeros_like(x)), 3.0),
+    "arctan": (np.arctan, 2.0),
+    "sin": (np.sin, 2.0),
+    "cos": (np.cos, 2.0),
+    "tan": (np.tan, 3.5),
+    "sign": (np.sign, 0.0),
+    "floor": (np.floor, 0.0),
+    "ceil": (np.ceil, 0.0),
+    "trunc": (np.trunc, 0.0),
+    "rint": (np.rint, 0.0),
 }
+ANGLES = ("sin", "cos", "tan")
+MOST_ANGLE = 1e6
 
 
 def samples(dtype: str, count: int) -> Array:
@@ -92,6 +107,8 @@ def test_error_over_the_whole_range(name: str, dtype: str, cpu: str) -> None:
         pytest.skip("nothing more exact than f64 to compare with")
     function, allowed = FUNCTIONS[name]
     x = samples(dtype, 4000)
+    if name in ANGLES:
+        x = x[np.abs(x) < MOST_ANGLE]
     with np.errstate(all="ignore"):
         exact = function(x.astype(WIDE))
         error = units_in_the_last_place(compute(trace(lambda v: apply(name, v)), x, cpu=cpu), exact)
@@ -111,6 +128,19 @@ SPECIAL = {
     "sigmoid": ((0.0, 0.5), (-0.0, 0.5), (INF, 1), (-INF, 0), (1e30, 1), (-1e30, 0)),
     "sqrt": ((0.0, 0), (-0.0, -0.0), (INF, INF), (-1, NAN), (-INF, NAN)),
     "erf": ((0.0, 0), (-0.0, -0.0), (INF, 1), (-INF, -1), (1e30, 1), (-1e30, -1)),
+    "exp2": ((0.0, 1), (-0.0, 1), (INF, INF), (-INF, 0), (1e30, INF), (-1e30, 0), (10, 1024), (-3, 0.125)),
+    "log2": ((0.0, -INF), (-0.0, -INF), (1, 0), (INF, INF), (-INF, NAN), (-1, NAN), (8, 3), (2.0**-30, -30)),
+    "log10": ((0.0, -INF), (-0.0, -INF), (1, 0), (INF, INF), (-INF, NAN), (-1, NAN), (10, 1), (1000, 3)),
+    "log1pexp": ((INF, INF), (-INF, 0), (1e30, 1e30), (-1e30, 0)),
+    "arctan": ((0.0, 0), (-0.0, -0.0), (INF, np.pi / 2), (-INF, -np.pi / 2), (1e30, np.pi / 2)),
+    "sin": ((0.0, 0), (-0.0, -0.0), (INF, NAN), (-INF, NAN)),
+    "cos": ((0.0, 1), (-0.0, 1), (INF, NAN), (-INF, NAN)),
+    "tan": ((0.0, 0), (-0.0, -0.0), (INF, NAN), (-INF, NAN)),
+    "sign": ((0.0, 0), (-0.0, 0), (INF, 1), (-INF, -1), (-3, -1), (1e-30, 1)),
+    "floor": ((0.0, 0), (-0.0, -0.0), (0.7, 0), (-0.3, -1), (INF, INF), (-INF, -INF), (1e30, 1e30)),
+    "ceil": ((0.0, 0), (-0.0, -0.0), (0.3, 1), (-0.7, -0.0), (INF, INF), (-INF, -INF), (-1e30, -1e30)),
+    "trunc": ((0.0, 0), (-0.0, -0.0), (0.7, 0), (-0.7, -0.0), (INF, INF), (-INF, -INF), (-2.5, -2)),
+    "rint": ((0.5, 0), (-0.5, -0.0), (1.5, 2), (2.5, 2), (INF, INF), (-INF, -INF), (1e30, 1e30)),
 }
 
 
@@ -144,6 +174,71 @@ def test_ends_of_the_range(dtype: str) -> None:
     if has_wider_float:
         logs = compute(trace(lambda v: apply("log", v)), tiny)
         assert (units_in_the_last_place(logs, np.log(tiny.astype(WIDE))) < 1).all()
+
+
+ODD = np.array([0, -0.0, 1, -1, 0.5, -0.5, 2, -2, 3, -3, 2.5, 1e30, -1e30, 1e-30, INF, -INF, NAN])
+PAIRS: dict[str, tuple[Callable[..., Array], float]] = {
+    "power": (np.power, 3.0),
+    "arctan2": (np.arctan2, 2.0),
+    "fmod": (np.fmod, 0.0),
+    "remainder": (np.remainder, 0.0),
+    "floor_divide": (np.floor_divide, 0.0),
+}
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", PAIRS)
+def test_functions_of_two_numbers(name: str, dtype: str, cpu: str) -> None:
+    function, allowed = PAIRS[name]
+    kind = DTYPES[dtype]
+    rng = np.random.default_rng(1)
+    a, b = (np.concatenate([rng.normal(0, 3, 3000), rng.integers(-5, 6, 500)]).astype(kind) for _ in "ab")
+    if name == "power":
+        a[:3000] = np.abs(a[:3000])
+    expression = trace(lambda x, y: apply(name, x, y))
+    with np.errstate(all="ignore"):
+        # whole numbers of it must be those of the format itself
+        wide = kind if allowed == 0.0 else WIDE
+        exact = function(a.astype(wide), b.astype(wide))
+        error = units_in_the_last_place(compute(expression, a, b, cpu=cpu), exact)
+    worst = int(np.argmax(error))
+    assert error[worst] <= allowed, f"{name}({a[worst]!r}, {b[worst]!r}) is off by {error[worst]}"
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["power", "arctan2", "fmod"])
+def test_functions_of_two_odd_numbers(name: str, dtype: str, cpu: str) -> None:
+    a, b = (np.ascontiguousarray(v.ravel()) for v in np.meshgrid(ODD, ODD))
+    if name == "fmod":  # of huge quotients nothing is left
+        keep = ~(np.abs(a) > 1e15 * np.abs(b)) | (b == 0) | np.isinf(a)
+        a, b = a[keep], b[keep]
+    a, b = a.astype(DTYPES[dtype]), b.astype(DTYPES[dtype])
+    with np.errstate(all="ignore"):
+        expected = getattr(np, name)(a, b)
+    actual = compute(trace(lambda x, y: apply(name, x, y)), a, b, cpu=cpu)
+    np.testing.assert_allclose(actual, expected, rtol=2e-6 if dtype == "f32" else 1e-14)
+    is_number = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(actual)[is_number], np.signbit(expected)[is_number])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_tail_of_the_normal_distribution(dtype: str) -> None:
+    """Against C's erfc; digits are kept as far as there is a number."""
+    x = np.linspace(0, 13 if dtype == "f32" else 37, 3001).astype(DTYPES[dtype])
+    exact = np.array([0.5 * math.erfc(float(v) * math.sqrt(0.5)) for v in x])
+    # erfc's own argument is rounded, and its error grows with its square
+    allowed = 8 * np.finfo(x.dtype).eps + np.finfo(np.float64).eps * x.astype(np.float64) ** 2
+    for cpu in INSTRUCTION_SETS:
+        actual = compute(trace(lambda v: apply("normal_tail", v)), x, cpu=cpu).astype(np.float64)
+        is_normal = exact > np.finfo(x.dtype).tiny
+        assert (np.abs(actual - exact) <= allowed * exact)[is_normal].all()
+    both = compute(trace(lambda v: apply("normal_cdf", v)), -x) - compute(
+        trace(lambda v: apply("normal_tail", v)), x
+    )
+    assert (both == 0).all() or (x == 0)[both != 0].all()
+    assert np.isnan(compute(trace(lambda v: apply("normal_cdf", v)), x * x.dtype.type(np.nan))).all()
 
 
 def test_economised_polynomials_beat_the_series_they_come_from() -> None:

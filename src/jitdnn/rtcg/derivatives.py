@@ -41,9 +41,7 @@ def tangent_of(
     if operation == "where":
         chosen = [zero if change is None else change for change in t[1:]]
         return graph.apply("where", (x[0], *chosen))
-    if operation == "floor_divide":
-        return zero
-    if operation in ("power", "fmod", "remainder"):
+    if operation in ("power", "fmod", "remainder", "arctan2"):
         return _tangent_of_pair(graph, operation, x, y, t)
     assert a is not None  # one argument is left, and it changes
     return _DERIVATIVES[operation](x[0], y) * a
@@ -54,13 +52,28 @@ def _tangent_of_pair(
 ) -> Traced:
     a, b = x
     first = second = None
+    if operation == "arctan2":
+        square = a * a + b * b
+        first = None if t[0] is None else t[0] * b / square
+        second = None if t[1] is None else -(t[1] * a) / square
+        return _sum(first, second)
     if t[0] is not None:
-        first = t[0] if operation != "power" else t[0] * (b * graph.apply("power", (a, b - 1.0)))
+        first = t[0] if operation != "power" else t[0] * _slope_of_base(a, b)
     if t[1] is not None:
         if operation == "power":
-            second = t[1] * (y * graph.apply("log", (a,)))
+            # 0 to a power changes from 1 to 0 at once, and no more
+            second = t[1] * where(a == 0.0, 0.0, y * graph.apply("log", (a,)))
         else:
             second = t[1] * -graph.apply("trunc" if operation == "fmod" else "floor", (a / b,))
+    return _sum(first, second)
+
+
+def _slope_of_base(a: Traced, b: Traced) -> Traced:
+    slope: Traced = where(b == 0.0, 0.0, b * apply("power", a, b - 1.0))
+    return slope
+
+
+def _sum(first: Traced | None, second: Traced | None) -> Traced:
     if first is None or second is None:
         return first if first is not None else cast(Traced, second)
     return first + second
@@ -80,7 +93,7 @@ def normal_density(x: Traced) -> Traced:
 
 
 # what is constant but for jumps
-_FLAT = frozenset({"floor", "ceil", "trunc", "rint"})
+_FLAT = frozenset({"floor", "ceil", "trunc", "rint", "sign", "floor_divide"})
 
 # d operation(x) / dx, from x and from y = operation(x)
 _DERIVATIVES: Mapping[str, Callable[[Traced, Traced], Traced]] = {
@@ -88,13 +101,17 @@ _DERIVATIVES: Mapping[str, Callable[[Traced, Traced], Traced]] = {
     "absolute": lambda x, y: where(x > 0.0, 1.0, where(x < 0.0, -1.0, 0.0)),
     "sqrt": lambda x, y: 0.5 / y,
     "exp": lambda x, y: y,
+    "exp2": lambda x, y: math.log(2.0) * y,
     "expm1": lambda x, y: apply("exp", x),
     "log": lambda x, y: 1.0 / x,
+    "log2": lambda x, y: (1.0 / math.log(2.0)) / x,
+    "log10": lambda x, y: (1.0 / math.log(10.0)) / x,
     "log1p": lambda x, y: 1.0 / (1.0 + x),
     "tanh": lambda x, y: 4.0 * _bell(apply("exp", -2.0 * abs(x))),
     "sigmoid": lambda x, y: _bell(apply("exp", -abs(x))),
     "sin": lambda x, y: apply("cos", x),
     "cos": lambda x, y: -apply("sin", x),
+    "tan": lambda x, y: 1.0 + y * y,
     "arctan": lambda x, y: 1.0 / (1.0 + x * x),
     "log1pexp": lambda x, y: apply("sigmoid", x),
     "normal_tail": lambda x, y: -normal_density(x),

@@ -345,9 +345,10 @@ class Traced:
     def __array_ufunc__(self, ufunc: Any, method: str, *values: object, **options: object) -> Traced:
         """NumPy's functions of a traced value mean the operation of the same name."""
         name = ALIASES.get(ufunc.__name__, ufunc.__name__)
-        if method != "__call__" or options or name not in OPERATIONS:
+        if method != "__call__" or options or name not in functions(operators=True):
             raise InvalidArgument(f"numpy.{ufunc.__name__} cannot be traced: use operators, or {_listing()}")
-        return self.graph.apply(name, values)
+        traced: Traced = apply(name, *values)
+        return traced
 
     def __bool__(self) -> NoReturn:
         raise InvalidArgument(
@@ -357,12 +358,27 @@ class Traced:
 
     def _refuse_number(self, *_: object) -> NoReturn:
         raise InvalidArgument(
-            "a traced value has no number yet: instead of math.exp(x), float(x), round(x) and the like use "
+            "a traced value has no number yet: instead of math.exp(x), float(x) and the like use "
             f"{_listing()}"
         )
 
-    __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = _refuse_number
-    __floor__ = __ceil__ = _refuse_number
+    __float__ = __int__ = __index__ = __complex__ = _refuse_number
+
+    def __round__(self, digits: int | None = None) -> Traced:
+        if digits is not None:
+            raise InvalidArgument(
+                f"round(x, {digits}) cannot be traced: only to whole numbers, or use jd.rint"
+            )
+        return self.graph.apply("rint", (self,))
+
+    def __trunc__(self) -> Traced:
+        return self.graph.apply("trunc", (self,))
+
+    def __floor__(self) -> Traced:
+        return self.graph.apply("floor", (self,))
+
+    def __ceil__(self) -> Traced:
+        return self.graph.apply("ceil", (self,))
 
     def _refuse_operator(self, *_: object) -> NoReturn:
         raise InvalidArgument("@, <<, >> and ^ cannot be traced: the language has + - * / // % ** & | ~")
@@ -401,9 +417,9 @@ def define(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def functions() -> tuple[str, ...]:
-    """Names of the functions that ``apply`` knows, beside the operators."""
-    return (*(name for name, rule in OPERATIONS.items() if rule.is_function), *_DEFINED)
+def functions(operators: bool = False) -> tuple[str, ...]:
+    """Names of the functions that ``apply`` knows, without the operators or with them."""
+    return (*(name for name, rule in OPERATIONS.items() if operators or rule.is_function), *_DEFINED)
 
 
 def _listing() -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jitdnn.errors import InvalidArgument, ParseError
-from jitdnn.rtcg.expression import Expression, Graph, Traced
+from jitdnn.rtcg.expression import Expression, Graph, Traced, apply, functions
 from jitdnn.rtcg.operations import ALIASES, OPERATIONS
 
 
@@ -69,7 +69,7 @@ _WHOLE = frozenset(
         *("add", "subtract", "multiply", "negative", "absolute", "minimum", "maximum", "where", "input"),
         *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
         *("logical_and", "logical_or", "logical_not"),
-        *("floor", "ceil", "trunc", "rint", "fmod", "remainder", "floor_divide"),
+        *("floor", "ceil", "trunc", "rint", "fmod", "sign", "remainder", "floor_divide"),
     }
 )
 
@@ -189,8 +189,16 @@ class _Parser:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
             name = _NAMES.get(node.func.id, node.func.id)
             arguments = [self.value(argument) for argument in node.args]
+            if name in functions() and name not in OPERATIONS:  # it is made of operations
+                return self.composed(node, name, arguments)
             return self.operation(node, name if name in OPERATIONS else None, *arguments)
         raise self.error(node, f"{ast.unparse(node)!r} cannot be part of a formula")
+
+    def composed(self, node: ast.expr, name: str, arguments: Sequence[object]) -> object:
+        try:
+            return apply(name, *(self.graph.lift(argument) for argument in arguments))
+        except (InvalidArgument, TypeError) as error:
+            raise self.error(node, str(error)) from None
 
     def operation(self, node: ast.expr, name: str | None, *arguments: object) -> Traced:
         if name is None:

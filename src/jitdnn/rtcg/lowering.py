@@ -6,7 +6,15 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jitdnn.rtcg import vector_angles, vector_math, vector_normal, vector_power, vector_rounding, vector_whole
+from jitdnn.rtcg import (
+    vector_angles,
+    vector_logarithm,
+    vector_math,
+    vector_normal,
+    vector_power,
+    vector_rounding,
+    vector_whole,
+)
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.expression import Expression
 
@@ -33,8 +41,11 @@ _FUNCTIONS: dict[str, Callable[[Builder, Value], Value]] = {
     "absolute": vector_math.absolute,
     "sqrt": vector_math.sqrt,
     "exp": vector_math.exp,
+    "exp2": vector_logarithm.exp2,
     "expm1": vector_math.expm1,
     "log": vector_math.log,
+    "log2": vector_logarithm.log2,
+    "log10": vector_logarithm.log10,
     "log1p": vector_math.log1p,
     "tanh": vector_math.tanh,
     "sigmoid": vector_math.sigmoid,
@@ -45,15 +56,18 @@ _FUNCTIONS: dict[str, Callable[[Builder, Value], Value]] = {
     "ceil": vector_rounding.ceil,
     "trunc": vector_rounding.trunc,
     "rint": vector_rounding.rint,
+    "sign": vector_rounding.sign,
     "sin": vector_angles.sin,
     "cos": vector_angles.cos,
+    "tan": vector_angles.tan,
     "arctan": vector_angles.arctan,
 }
 _PAIRS: dict[str, Callable[[Builder, Value, Value], Value]] = {
     "power": vector_power.power,
-    "floor_divide": vector_rounding.floor_divide,
     "fmod": vector_rounding.fmod,
     "remainder": vector_rounding.remainder,
+    "floor_divide": vector_rounding.floor_divide,
+    "arctan2": vector_angles.arctan2,
 }
 
 

@@ -1,4 +1,4 @@
-"""sin, cos and arctan on vectors of f32 or f64. f32 is computed in f64, so that it is right to the last place.
+"""sin, cos, tan, arctan and arctan2 on vectors of f32 or f64. f32 is computed in f64: right to the last place.
 
 Up to angles of a million the errors of f64 stay within 3 units in the last place; beyond that the angle is taken as
 if it were given to 53 bits only, and the absolute error grows as it does.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from jitdnn.rtcg.builder import Builder, Value
-from jitdnn.rtcg.vector_math import absolute, at_least, at_most, economised
+from jitdnn.rtcg.vector_math import absolute, at_least, at_most, economised, element_of
 
 _MAGIC = 1.5 * 2.0**52  # rounds to a whole number, which is then in the low bits of the sum
 _EIGHTH = math.tan(math.pi / 8)
@@ -71,10 +71,18 @@ def _in_f64(function: Callable[[Builder, Value], Value]) -> Callable[[Builder, V
 
 def _turned(k: Builder, x: Value, quarters: int) -> Value:
     """sin(x + quarters * pi / 2): x = n pi / 2 + r, and the polynomial of sin(r) or cos(r) that n asks for."""
+    n, sine, cosine = _sine_and_cosine(k, x)
+    n = n + quarters
+    size = k.select((n & 1) == 0, sine, cosine)
+    return k.select((n & 2) == 0, size, -size)
+
+
+def _sine_and_cosine(k: Builder, x: Value) -> tuple[Value, Value, Value]:
+    """n, sin(r) and cos(r) for x = n pi / 2 + r."""
     shifted = x * (2.0 / math.pi) + _MAGIC
     whole = shifted - _MAGIC
     magic = k.constant(_MAGIC, "f64", x.lanes)
-    n = k.bitcast(shifted, "i64") - k.bitcast(magic, "i64") + quarters
+    n = k.bitcast(shifted, "i64") - k.bitcast(magic, "i64")
     first, second, last = _parts()
     r = ((x - whole * first) - whole * second) - whole * last
     r = at_least(k, at_most(k, r, 1.0), -1.0)  # of huge angles nothing is left but that it is no more than 1
@@ -84,8 +92,7 @@ def _turned(k: Builder, x: Value, quarters: int) -> Value:
     cosine = 1.0 - half
     # what the difference lost by rounding, and the smaller terms
     cosine = cosine + (((1.0 - cosine) - half) + z * z * _polynomial(k, z, "cos"))
-    size = k.select((n & 1) == 0, sine, cosine)
-    return k.select((n & 2) == 0, size, -size)
+    return n, sine, cosine
 
 
 @_in_f64
@@ -96,6 +103,31 @@ def sin(k: Builder, x: Value) -> Value:
 @_in_f64
 def cos(k: Builder, x: Value) -> Value:
     return _turned(k, x, 1)
+
+
+@_in_f64
+def tan(k: Builder, x: Value) -> Value:
+    n, sine, cosine = _sine_and_cosine(k, x)
+    is_odd = (n & 1) != 0
+    result = k.select(is_odd, -cosine, sine) / k.select(is_odd, sine, cosine)
+    return k.select(absolute(k, x) < 2.0**-27, x, result)
+
+
+def arctan2(k: Builder, y: Value, x: Value) -> Value:
+    """The angle of the point (x, y): that of the smaller over the larger, turned and mirrored to its place."""
+    if element_of(y) == "f32":
+        return k.convert(arctan2(k, k.convert(y, "f64"), k.convert(x, "f64")), "f32")
+    a, b = absolute(k, x), absolute(k, y)
+    is_steep = b > a
+    low, high = k.select(is_steep, a, b), k.select(is_steep, b, a)
+    ratio = low / high
+    # 0 / 0 is 0 here, and infinity over infinity 1
+    ratio = k.select(low == 0.0, low, k.select(low == math.inf, 1.0, ratio))
+    angle = arctan(k, ratio)
+    lost = float(_pi() / 2 - Fraction(math.pi / 2))
+    angle = k.select(is_steep, (math.pi / 2 - angle) + lost, angle)
+    angle = k.select(k.bitcast(x, "i64") < 0, (math.pi - angle) + 2.0 * lost, angle)
+    return k.select((x == x) & (y == y), k.intrinsic("llvm.copysign", angle, y), x + y)
 
 
 @_in_f64

@@ -174,6 +174,21 @@ def absolute(k: Builder, x: Value) -> Value:
     return k.intrinsic("llvm.fabs", x)
 
 
+def lost_product(k: Builder, a: Value, b: Value, product: Value) -> Value:
+    """What the product of a and b lost by rounding."""
+    if k.isa.has_fma:
+        return k.fma(a, b, -product)
+    # Dekker's halves, whose products are exact
+    split = float(2 ** ((_format(a).mantissa + 2) // 2) + 1)
+    parts = []
+    for x in (a, b):
+        grown = x * split
+        high = grown - (grown - x)
+        parts.append((high, x - high))
+    (high_a, low_a), (high_b, low_b) = parts
+    return ((high_a * high_b - product) + high_a * low_b + low_a * high_b) + low_a * low_b
+
+
 def at_least(k: Builder, x: Value, bound: float) -> Value:
     """max(x, bound), where NaN stays NaN."""
     return k.select(x < bound, bound, x)
@@ -367,8 +382,9 @@ def log_parts(k: Builder, x: Value) -> tuple[Value, Value]:
     s = f / (f + 2.0)
     z = s * s
     h = f * f * 0.5
-    lost = k.fma(f * 0.5, f, -h) if k.isa.has_fma else k.constant(0.0, form.dtype, f.lanes)
-    small = k.fma(s, k.fma(z, _horner(k, z, form.logarithm), h), exponent * low) - lost
+    small = k.fma(s, k.fma(z, _horner(k, z, form.logarithm), h), exponent * low) - lost_product(
+        k, f * 0.5, f, h
+    )
     # exponent * high + f - h, with what each of the two sums lost by rounding
     whole = exponent * high
     first = whole + f

@@ -12,7 +12,7 @@ import math
 from fractions import Fraction
 
 from jitdnn.rtcg.builder import Builder, Value
-from jitdnn.rtcg.vector_math import at_most, element_of, exp_below
+from jitdnn.rtcg.vector_math import at_most, element_of, exp_below, lost_product
 
 FARTHEST = 39.0  # exp(-x^2 / 2) is 0 from here on
 _BITS = 400
@@ -28,7 +28,7 @@ def normal_tail(k: Builder, x: Value) -> Value:
     square = a * a
     near = exp_below(k, square * -0.5)
     # what the square lost by rounding counts: exp multiplies it
-    bell = k.fma(near, _lost(k, a, square) * -0.5, near)
+    bell = k.fma(near, lost_product(k, a, a, square) * -0.5, near)
     w = 1.0 / (a + centre)
     t = k.fma(w, k.constant(-2.0 * centre, dtype, x.lanes), k.constant(1.0, dtype, x.lanes))
     coefficients = _polynomial(dtype)
@@ -36,17 +36,6 @@ def normal_tail(k: Builder, x: Value) -> Value:
     for coefficient in reversed(coefficients[:-1]):
         smooth = k.fma(smooth, t, k.constant(coefficient, dtype, x.lanes))
     return bell * (w * smooth)
-
-
-def _lost(k: Builder, a: Value, square: Value) -> Value:
-    """a^2 less its rounded value."""
-    if k.isa.has_fma:
-        return k.fma(a, a, -square)
-    split = 4097.0 if element_of(a) == "f32" else 134217729.0
-    grown = a * split
-    high = grown - (grown - a)
-    low = a - high
-    return ((high * high - square) + (high * low) * 2.0) + low * low
 
 
 @functools.cache

@@ -35,8 +35,7 @@ def _of_positive(k: Builder, x: Value, y: Value) -> Value:
     """exp(y log(x)) with the logarithm in two parts; those of 0, infinity and NaN have one."""
     high, low = vector_math.log_parts(k, x)
     product = y * high
-    rest = k.fma(y, high, -product) if k.isa.has_fma else k.constant(0.0, "f64", x.lanes)
-    rest = rest + y * low
+    rest = vector_math.lost_product(k, y, high, product) + y * low
     # where the product is out of range, the rest is none
     rest = k.select(absolute(k, product) < 800.0, rest, 0.0)
     power_ = vector_math.exp(k, product)

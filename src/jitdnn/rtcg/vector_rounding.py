@@ -36,6 +36,12 @@ def trunc(k: Builder, x: Value) -> Value:
     return k.intrinsic("llvm.copysign", floor(k, absolute(k, x)), x)
 
 
+def sign(k: Builder, x: Value) -> Value:
+    """1, -1, or 0 for either zero; NaN stays NaN."""
+    one = k.constant(1.0, element_of(x), x.lanes)
+    return k.select(x != 0.0, k.select(x == x, k.intrinsic("llvm.copysign", one, x), x), 0.0)
+
+
 def fmod(k: Builder, x: Value, y: Value) -> Value:
     """What is left of x when y is taken away as often as it goes in, with the sign of x, as C's fmod.
 

@@ -30,6 +30,10 @@ def _floor_quotient(k: Builder, x: Value, y: Value) -> Value:
     return _quotient(k, x - _remainder(k, x, y), y)
 
 
+def _sign(k: Builder, x: Value) -> Value:
+    return k.select(x > 0, 1, x >> 63)
+
+
 def _power(k: Builder, x: Value, y: Value) -> Value:
     """By way of f64, rounded: exact up to 2^53 or nearly so."""
     result = vector_power.power(k, k.convert(x, "f64"), k.convert(y, "f64"))
@@ -58,6 +62,7 @@ _FUNCTIONS: Final[dict[str, Callable[..., Value]]] = {
     "power": _power,
     "remainder": _remainder,
     "rint": _same,
+    "sign": _sign,
     "trunc": _same,
 }
 
