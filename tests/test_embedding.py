@@ -26,6 +26,20 @@ SHAPES = [
 ]
 
 
+def test_canonical_strings() -> None:
+    known = {
+        "embedding_fwd rows10 columns7 shape5x2 indices32 f16 nchw": Embedding.make(
+            "fwd", (10, 7), (5, 2), dtype="f16", index_dtype="i32"
+        ),
+        "embedding_bwd rows10 columns7 shape5 indices64 padding3 f32 nchw": Embedding.make(
+            "bwd", (10, 7), (5,), 3
+        ),
+    }
+    for text, problem in known.items():
+        assert str(problem) == text
+        assert parse(text) == problem
+
+
 @pytest.mark.parametrize("dtype", REAL_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_awkward_shapes(kind: str, dtype: str) -> None:

@@ -35,6 +35,23 @@ SHAPES = [
 ]
 
 
+def test_canonical_strings() -> None:
+    known = {
+        "resize_fwd linear half_pixel shape2x3x5x7 out10x14 f32 nchw": Resize.make(
+            "fwd", "linear", (2, 3, 5, 7), (10, 14)
+        ),
+        "resize_bwd nearest asymmetric floor shape2x3x5 out9 scale_w1.9 f16 nchw": Resize.make(
+            "bwd", "nearest", (2, 3, 5), (9,), "asymmetric", "floor", (1.9,), dtype="f16"
+        ),
+        "resize_fwd cubic align_corners shape2x3x5x7 out10x14 cubic_a-0.5 f32 nhwc": Resize.make(
+            "fwd", "cubic", (2, 3, 5, 7), (10, 14), "align_corners", cubic=-0.5, layout="nhwc"
+        ),
+    }
+    for text, problem in known.items():
+        assert str(problem) == text
+        assert parse(text) == problem
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("words", SHAPES)
 def test_awkward_shapes(words: str, direction: str) -> None:

@@ -40,6 +40,27 @@ WAYS = [
 ]
 
 
+def test_canonical_strings() -> None:
+    known = {
+        "affine_grid_fwd shape2x5x7 f32 nchw": AffineGrid.make("fwd", (2, 5, 7)),
+        "affine_grid_bwd shape2x3x5x7 align_corners bf16 nchw": AffineGrid.make(
+            "bwd", (2, 3, 5, 7), True, "bf16"
+        ),
+        "grid_sample_fwd linear zeros shape2x3x5x7 out4x6 f32 nchw": GridSample.make(
+            "fwd", (2, 3, 5, 7), (4, 6)
+        ),
+        "grid_sample_bwd_data nearest border align_corners shape2x3x5x7 out4x6 f64 nchw": GridSample.make(
+            "bwd_data", (2, 3, 5, 7), (4, 6), "nearest", "border", True, "f64"
+        ),
+        "grid_sample_bwd_grid linear reflection shape2x3x5x7 out4x6 f32 nchw": GridSample.make(
+            "bwd_grid", (2, 3, 5, 7), (4, 6), padding="reflection"
+        ),
+    }
+    for text, problem in known.items():
+        assert str(problem) == text
+        assert parse(text) == problem
+
+
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 @pytest.mark.parametrize("dtype", REAL_DTYPES)
 def test_affine_grids(dtype: str, direction: str) -> None:
