@@ -87,13 +87,15 @@ def trace_sweeps(module: Module, code: SweepCode) -> None:
         _Function(module, code, "sweeps", None)
         return
     for number, phase in enumerate(phases_of(code.program)):
-        _Function(module, code, f"phase{number}", phase)
+        _Function(module, code, f"phase{number}", phase, goes_back=number % 2 == 1)
 
 
 class _Function:
     """One function: the loop over its units."""
 
-    def __init__(self, module: Module, code: SweepCode, name: str, phase: Phase | None) -> None:
+    def __init__(
+        self, module: Module, code: SweepCode, name: str, phase: Phase | None, goes_back: bool = False
+    ) -> None:
         self.code, self.phase = code, phase
         splits = phase is not None and not phase.writes_rows
         with module.task(name) as (k, args, task, _):
@@ -106,9 +108,8 @@ class _Function:
             digits = [*(f"kept{a}" for a in range(code.kept)), *(["lane_blocks"] if code.is_across else [])]
             extents = [at[digit] for digit in digits] or [k.integer(1)]
             strides = [[at[f"{digit}.{t}"] for digit in digits] or [k.integer(0)] for t in tensors]
-            if (
-                splits
-            ):  # parts in the outer loop: the first of every row lie together where rows are interleaved
+            if splits:
+                # parts in the outer loop: those of all rows lie together where rows are interleaved
                 extents, strides = [at["parts"], *extents], [[k.integer(0), *s] for s in strides]
             pointers = [
                 self.arguments.pointer(operand, dtype)
@@ -122,8 +123,12 @@ class _Function:
             counter = Counter(k, first, extents, strides, [at[f"base.{t}"] for t in tensors])
             for number in k.range(first, (first + per_task).min(units)):
                 here = [p + o.get() for p, o in zip(pointers, counter.offsets[:-1], strict=True)]
-                part = counter.digits[0].get() if splits else k.integer(0)
-                unit = number - part * at["units"] if splits else number
+                part, unit = k.integer(0), number
+                if splits:
+                    unit = number - counter.digits[0].get() * at["units"]
+                    part = counter.digits[0].get()
+                    if goes_back:  # what the phase before read last is still in the cache
+                        part = at["parts"] - 1 - part
                 block = counter.digits[-1].get() if code.is_across else None
                 self._unit(here, counter.offsets[-1].get(), unit, part, block)
                 counter.advance()

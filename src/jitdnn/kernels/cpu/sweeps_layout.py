@@ -167,9 +167,8 @@ def _blocked(
     units = rows if not is_across else rows // max(1, lane[0]) * -(-lane[0] // (lanes * vectors))
     block = inner[0]
     elements = row * (lanes * vectors if is_across else 1)
-    parts = _parts(
-        units, row, elements, wants, tensors, not is_across and _is_scattered(kept, reduced, tensors)
-    )
+    is_scattered = not is_across and _is_scattered(kept, reduced, tensors)
+    parts = _parts(units, row, elements, wants, tensors, is_scattered)
     is_long = wants.is_wide and row > _RUN * width * unroll * 2
     if parts > 1 or is_long:
         block = min(block, _BLOCK * width * unroll)
@@ -193,7 +192,7 @@ def _parts(
     if units == 0:
         return 1
     if is_scattered and not is_cached and units * elements * moved >= _FAR_BYTES:
-        return max(1, min(_MOST_PARTS, elements // _SMALL_PART))
+        return max(1, min(_MOST_PARTS, elements // _SMALL_PART, row))
     if units >= (_FEW_UNITS if is_cached else _MOST_UNITS):
         return 1
     return max(1, min(-(-_MOST_UNITS // units), elements // _PART, row))
