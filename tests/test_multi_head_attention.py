@@ -27,8 +27,9 @@ def test_torch_agrees(is_causal: bool, is_biased: bool) -> None:
     )
     for parameter in module.parameters():
         parameter.data = normal(generator, *parameter.shape) / 4
-    arrays = [normal(generator, 3, length, FEATURES).requires_grad_() for length in (7, 9, 9)]
-    hidden = torch.triu(torch.ones(7, 9, dtype=torch.bool), 1) if is_causal else None
+    arrays = [normal(generator, 3, 9, FEATURES).requires_grad_() for _ in range(3)]
+    q, k, v = arrays
+    hidden = torch.triu(torch.ones(9, 9, dtype=torch.bool), 1) if is_causal else None
     expected, _ = module(*arrays, need_weights=False, attn_mask=hidden)
     dy = normal(generator, *expected.shape)
     parameters = list(module.parameters())
@@ -42,11 +43,11 @@ def test_torch_agrees(is_causal: bool, is_biased: bool) -> None:
         options |= dict(zip(("bq", "bk", "bv"), named["in_proj_bias"].detach().chunk(3), strict=True))
         options["bo"] = named["out_proj.bias"].detach()
     options["causal"] = is_causal
-    y, saved = jd.multi_head_attention(*arrays, HEADS, return_saved=True, **options)
+    y, saved = jd.multi_head_attention(q, k, v, HEADS, return_saved=True, **options)
     assert isinstance(y, torch.Tensor)
     torch.testing.assert_close(y, expected.detach())
-    torch.testing.assert_close(jd.multi_head_attention(*arrays, HEADS, **options), y)
-    found = jd.multi_head_attention_backward(dy, *arrays, saved, HEADS, **options)
+    torch.testing.assert_close(jd.multi_head_attention(q, k, v, HEADS, **options), y)
+    found = jd.multi_head_attention_backward(dy, q, k, v, saved, HEADS, **options)
     by_name = dict(zip(("q", "k", "v", *named), gradients, strict=True))
     ours = {"q": found.q, "k": found.k, "v": found.v, "out_proj.weight": found.wo}
     ours["in_proj_weight"] = torch.cat([found.wq, found.wk, found.wv])
@@ -87,7 +88,7 @@ def test_errors() -> None:
     x, w = np.zeros((2, 5, 8), np.float32), np.zeros((12, 8), np.float32)
     with pytest.raises(InvalidShape, match=r"q has shape \(5, 8\)"):
         jd.multi_head_attention(x[0], x, x, 2)
-    with pytest.raises(InvalidArgument, match="q has 8 features .* 3 heads"):
+    with pytest.raises(InvalidArgument, match=r"q has 8 features .* 3 heads"):
         jd.multi_head_attention(x, x, x, 3)
     with pytest.raises(InvalidArgument, match="heads is 0"):
         jd.multi_head_attention(x, x, x, 0)

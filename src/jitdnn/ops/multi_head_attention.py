@@ -84,20 +84,20 @@ def multi_head_attention(
     """
     like = borrow(q, False, "q")
     arrays = [_rows(x, name) for name, x in (("q", q), ("k", k), ("v", v))]
-    projected = [
+    own_q, own_k, own_v = (
         _project(x, w, b, name, handle)
         for name, x, w, b in zip("qkv", arrays, (wq, wk, wv), (bq, bk, bv), strict=True)
-    ]
+    )
     counts = _head_counts(heads, key_heads)
-    views = [_heads(x, count, name) for x, count, name in zip(projected, counts, "qkv", strict=True)]
+    views: Any = [_heads(x, n, name) for x, n, name in zip((own_q, own_k, own_v), counts, "qkv", strict=True)]
     options = _options(mask, causal, scale, past, window, lengths, lo, hi, handle)
-    result, lse = attention(*views, return_lse=True, **options)
+    result, lse = attention(views[0], views[1], views[2], return_lse=True, **options)
     joined = _joined(result)
     owner, target = _allocate(
         like, (*joined.shape[:2], joined.shape[2] if wo is None else _features(wo, "wo"))
     )
     _project(joined, wo, bo, "o", handle, target)
-    return (owner, MultiHeadSaved(*projected, joined, lse)) if return_saved else owner
+    return (owner, MultiHeadSaved(own_q, own_k, own_v, joined, lse)) if return_saved else owner
 
 
 def multi_head_attention_backward(
@@ -137,9 +137,9 @@ def multi_head_attention_backward(
     )
     counts = _head_counts(heads, key_heads)
     dy_heads, y_heads = _heads(inner, heads, "dy"), _heads(saved.y, heads, "y")
-    views = [_heads(x, count, name) for x, count, name in zip(saved[:3], counts, "qkv", strict=True)]
+    views = [_heads(x, n, name) for x, n, name in zip(saved[:3], counts, "qkv", strict=True)]
     options = _options(mask, causal, scale, past, window, lengths, lo, hi, handle)
-    found = attention_backward(dy_heads, *views, y_heads, saved.lse, **options)
+    found = attention_backward(dy_heads, views[0], views[1], views[2], y_heads, saved.lse, **options)
     for name, x, w, b, gradient in zip("qkv", (q, k, v), (wq, wk, wv), (bq, bk, bv), found, strict=True):
         like = borrow(x, False, name)
         rows = _rows(x, name)
