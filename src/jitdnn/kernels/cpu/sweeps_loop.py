@@ -182,7 +182,7 @@ class Loop:
         is_aligned = self.row.function.is_aligned
         if self.code.has_head:
             self._write_all(blends, streaming[:1], streaming[0] if streaming else None)
-        elif streaming and is_aligned is not None and None in self.row.masks:
+        elif streaming and is_aligned is not None and all(mask is None for mask in self.row.masks):
             with self.k.when(is_aligned):
                 self._write_all(blends, streaming, None)
             with self.k.when(~is_aligned):
