@@ -77,6 +77,11 @@ EXAMPLES = {
     "activation": (
         "activation_fwd relu shape8x64x56x56 f32",
         "activation_bwd sigmoid shape8x64x56x56 f32",
+        "activation_fwd gelu shape8x64x56x56 f32",
+    ),
+    "prelu": (
+        "prelu_fwd shape8x64x56x56 axis1 f32",
+        "prelu_bwd shape8x64x56x56 axis1 f32",
     ),
     "matmul": ("matmul m512 n512 k512 f32", "matmul m1 n1000 k4096 f64"),
     "dropout": ("dropout p0.5 shape8x64x56x56 f32", "dropout p0.1 mask shape512x768 bf16"),

@@ -273,6 +273,13 @@ def power(scale: float, shift: float) -> str:
 
 ELEMENTWISE = {
     'type: "ReLU"': lambda x: np.maximum(x, 0),
+    'type: "ReLU" relu_param { negative_slope: 0.25 }': lambda x: np.where(x > 0, x, x / 4),
+    'type: "ELU"': lambda x: np.where(x > 0, x, np.expm1(x)),
+    'type: "ELU" elu_param { alpha: 0.5 }': lambda x: np.where(x > 0, x, 0.5 * np.expm1(x)),
+    'type: "PReLU"': lambda x: np.where(x > 0, x, x / 4),
+    'type: "PReLU" prelu_param { channel_shared: true filler { value: 0.5 } }': lambda x: np.where(
+        x > 0, x, x / 2
+    ),
     'type: "Sigmoid"': lambda x: 1 / (1 + np.exp(-x)),
     'type: "TanH"': np.tanh,
     power(-0.5, 0.25): lambda x: 0.25 - 0.5 * x,
@@ -322,8 +329,12 @@ def test_sigmoid_before_a_layer_in_place(random: np.random.Generator) -> None:
 
 
 def test_what_activations_refuse() -> None:
-    with pytest.raises(NotSupported, match=r"'l' \(line 2\): negative_slope 0.1"):
-        one_layer('type: "ReLU" relu_param { negative_slope: 0.1 }', (2,))
+    with pytest.raises(NotSupported, match=r"'l' \(line 2\): negative_slope -0.1"):
+        one_layer('type: "ReLU" relu_param { negative_slope: -0.1 }', (2,))
+    with pytest.raises(NotSupported, match="alpha -1"):
+        one_layer('type: "ELU" elu_param { alpha: -1 }', (2,))
+    with pytest.raises(InvalidArgument, match="needs a batch and channels"):
+        one_layer('type: "PReLU"', (2,))
     with pytest.raises(NotSupported, match="power 2"):
         one_layer('type: "Power" power_param { power: 2 }', (2,))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jitdnn.caffe.layers.accuracy import AccuracyLayer
-from jitdnn.caffe.layers.activation import ReLULayer, SigmoidLayer, TanHLayer
+from jitdnn.caffe.layers.activation import ELULayer, ReLULayer, SigmoidLayer, TanHLayer
 from jitdnn.caffe.layers.base import Context, Layer
 from jitdnn.caffe.layers.convolution import ConvolutionLayer
 from jitdnn.caffe.layers.data import DataLayer
@@ -13,6 +13,7 @@ from jitdnn.caffe.layers.input import InputLayer
 from jitdnn.caffe.layers.lrn import LRNLayer
 from jitdnn.caffe.layers.pooling import PoolingLayer
 from jitdnn.caffe.layers.power import PowerLayer
+from jitdnn.caffe.layers.prelu import PReLULayer
 from jitdnn.caffe.layers.shapes import FlattenLayer, SplitLayer
 from jitdnn.caffe.layers.softmax import SoftmaxLayer, SoftmaxWithLossLayer
 
@@ -25,12 +26,14 @@ LAYERS: dict[str, type[Layer]] = {
         ConvolutionLayer,
         DataLayer,
         DropoutLayer,
+        ELULayer,
         FlattenLayer,
         InnerProductLayer,
         InputLayer,
         LRNLayer,
         PoolingLayer,
         PowerLayer,
+        PReLULayer,
         ReLULayer,
         SigmoidLayer,
         SoftmaxLayer,

@@ -1,24 +1,36 @@
-"""ReLU, Sigmoid and TanH: elementwise, in place if the net says so; the gradient is taken from the output."""
+"""ReLU, ELU, Sigmoid and TanH: elementwise, in place if the net says so; the gradient is taken from the output."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.base import Layer
 from jitdnn.errors import NotSupported
-from jitdnn.ops.activation import relu, relu_backward, sigmoid, sigmoid_backward, tanh, tanh_backward
+from jitdnn.ops.activation import (
+    elu,
+    elu_backward,
+    leaky_relu,
+    leaky_relu_backward,
+    relu,
+    relu_backward,
+    sigmoid,
+    sigmoid_backward,
+    tanh,
+    tanh_backward,
+)
 
 
 class ActivationLayer(Layer):
     """Bottom and top of the same shape; the gradient dy · f'(x) is computed from y = f(x)."""
 
     may_be_in_place = True
-    function: ClassVar[Callable[..., Any]]
-    gradient: ClassVar[Callable[..., Any]]
+    function: Callable[..., Any]
+    gradient: Callable[..., Any]
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass
@@ -29,30 +41,49 @@ class ActivationLayer(Layer):
         self.output = np.empty_like(top[0].data) if self.is_overwritten else None
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        type(self).function(bottom[0].data, out=top[0].data)
+        self.function(bottom[0].data, out=top[0].data)
         if self.output is not None:
             np.copyto(self.output, top[0].data)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
             y = top[0].data if self.output is None else self.output
-            type(self).gradient(top[0].diff, y=y, out=bottom[0].diff)
+            self.gradient(top[0].diff, y=y, out=bottom[0].diff)
 
 
 class ReLULayer(ActivationLayer):
-    """y = max(x, 0). A negative_slope other than 0 is refused."""
+    """y = max(x, 0), or x where x > 0, else negative_slope · x."""
 
     type = "ReLU"
-    function = staticmethod(relu)
-    gradient = staticmethod(relu_backward)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         slope = self.parameter.relu_param.negative_slope
-        if slope != 0:
+        if slope < 0:
             raise NotSupported(
-                f"layer {self.name!r}{self.parameter.where('relu_param')}: negative_slope {slope:g}: "
-                "the library has no leaky ReLU; only 0 can be"
+                f"layer {self.name!r}{self.parameter.where('relu_param')}: negative_slope {slope:g}: the gradient "
+                "is taken from y, which does not tell the side of such a slope; it can be 0 or more"
             )
+        if slope == 0:
+            self.function, self.gradient = relu, relu_backward
+        else:
+            self.function = functools.partial(leaky_relu, coef=slope)
+            self.gradient = functools.partial(leaky_relu_backward, coef=slope)
+
+
+class ELULayer(ActivationLayer):
+    """y = x where x > 0, else alpha · (e^x − 1)."""
+
+    type = "ELU"
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        alpha = self.parameter.elu_param.alpha
+        if alpha < 0:
+            raise NotSupported(
+                f"layer {self.name!r}{self.parameter.where('elu_param')}: alpha {alpha:g}: the gradient is taken "
+                "from y, which does not tell the side of such a curve; it can be 0 or more"
+            )
+        self.function = functools.partial(elu, coef=alpha)
+        self.gradient = functools.partial(elu_backward, coef=alpha)
 
 
 class SigmoidLayer(ActivationLayer):
