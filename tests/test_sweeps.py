@@ -14,6 +14,7 @@ from conformance import INSTRUCTION_SETS, Buffer, Workspace
 from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidShape
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF
+from jitdnn.kernels.cpu import sweeps
 from jitdnn.kernels.cpu.sweeps import Program, Sweep, build_sweeps, estimate_sweeps, workspace_sweeps
 from jitdnn.rtcg.expression import apply, trace
 from jitdnn.tensor import TensorDescriptor, compute_dtype
@@ -284,3 +285,33 @@ def test_shapes_must_agree() -> None:
     x, row = TensorDescriptor.packed((3, 4), "f32"), TensorDescriptor.packed((3, 2), "f32")
     with pytest.raises(InvalidShape, match=r"\(4, 2\)"):
         build_sweeps(folds("add"), [x, row], (1,), host(1))
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+@pytest.mark.parametrize(
+    ("shape", "axes", "strides"),
+    [
+        ((9, 48), (1,), (48, 1)),  # short rows
+        ((3, 1100), (1,), (1105, 1)),  # rows with a head
+        ((3, 7, 80), (1,), (560, 80, 1)),  # across, whole units
+        ((2, 7, 90), (1,), (672, 96, 1)),  # across, with a masked one
+        ((2, 96, 40), (1, 2), (3840, 1, 96)),
+    ],
+)
+def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What large outputs get, with outputs that begin at a vector, and not."""
+    monkeypatch.setattr(sweeps, "_STREAM_BYTES", 0)
+    x = TensorDescriptor.packed(shape, "f32")
+    y = TensorDescriptor(shape, strides, "f32")
+    values = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+    powers = np.exp(values.astype(np.float64) - values.max(axis=axes, keepdims=True))
+    expected = powers / powers.sum(axis=axes, keepdims=True)
+    memory = np.full(4096 * 4, np.nan, np.float32)
+    start = -memory.ctypes.data % 64 // 4 + 16 + shift
+    out = np.lib.stride_tricks.as_strided(memory[start:], shape, [4 * s for s in strides])
+    kernel = build_sweeps(SOFTMAX, [x, y], axes, host(1))
+    for alpha, beta in ((1.0, 0.0), (2.0, -1.0)):
+        kernel(None, [values.ctypes.data, out.ctypes.data], alpha, beta, 0)
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)
+    out[...] = np.nan
+    assert np.isnan(memory).all(), "wrote beside its output"
