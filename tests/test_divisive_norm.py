@@ -79,6 +79,13 @@ def test_any_divisive_norm(problem: DivisiveNorm) -> None:
     check(problem, scales=((1.5, 0.0), (1.0, 1.0)))
 
 
+def test_canonical_strings() -> None:
+    plain = DivisiveNorm.make("fwd", (2, 3, 4, 5))
+    assert plain.text == "divisive_norm_fwd shape2x3x4x5 size5 f32 nchw"
+    other = DivisiveNorm.make("bwd", (2, 3, 7), True, 4, 1e-5, 0.5, 1.0, "f64", "nhwc")
+    assert other.text == "divisive_norm_bwd means shape2x3x7 size4 alpha1e-05 beta0.5 k1.0 f64 nhwc"
+
+
 def test_without_means_it_is_lrn_within() -> None:
     x, dy = np.random.default_rng(0).standard_normal((2, 2, 3, 8, 9))
     np.testing.assert_array_equal(

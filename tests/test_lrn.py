@@ -84,6 +84,14 @@ def test_any_lrn(problem: LRN) -> None:
     check(problem, scales=((1.5, 0.0), (1.0, 1.0)))
 
 
+def test_canonical_strings() -> None:
+    plain = LRN.make("fwd", "across", (2, 3, 4, 5))
+    assert plain.text == "lrn_fwd across shape2x3x4x5 size5 f32 nchw"
+    assert parse("lrn_fwd shape2x3x4x5") == plain
+    other = LRN.make("bwd", "within", (2, 3, 7), 4, 1e-5, 0.5, 1.0, "bf16", "nhwc")
+    assert other.text == "lrn_bwd within shape2x3x7 size4 alpha1e-05 beta0.5 k1.0 bf16 nhwc"
+
+
 @pytest.mark.parametrize("layout", [None, "NHWC"])
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_as_pytorch(size: int, layout: str | None) -> None:

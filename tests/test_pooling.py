@@ -44,12 +44,12 @@ SHAPES = [
     "n2 c9 h9 w10 window3 stride2 pad1 f64",
     "n2 c9 h9 w10 window3 stride2 pad1 f64 nhwc",
     "n0 c3 h8 w8 window2",
-    "n2 c3 h13 w40 window3 stride1 pad2 dilation2",
-    "n1 c2 h19 w41 window3x2 stride2x3 pad2:3x1:0 dilation2x4 ceil",
-    "n1 c17 h12 w11 window3 stride2 pad2 dilation3x2 nhwc",
-    "n1 c2 h1 w2 window2 stride1 pad3 dilation4",  # windows of nothing but padding, between others
-    "n1 c19 h2 w1 window2 stride1 pad3 dilation4 nhwc",
-    "n1 c2 d5 h6 w7 window2 stride1 dilation3x2x1",
+    "n2 c3 h13 w40 window3 stride1 pad2 dil2",
+    "n1 c2 h19 w41 window3x2 stride2x3 pad2:3x1:0 dil2x4 ceil",
+    "n1 c17 h12 w11 window3 stride2 pad2 dil3x2 nhwc",
+    "n1 c2 h1 w2 window2 stride1 pad3 dil4",  # windows of nothing but padding, between others
+    "n1 c19 h2 w1 window2 stride1 pad3 dil4 nhwc",
+    "n1 c2 d5 h6 w7 window2 stride1 dil3x2x1",
 ]
 HALVES = ["f16", "bf16"]
 

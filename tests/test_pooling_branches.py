@@ -70,7 +70,7 @@ def test_taps_are_picked_at_every_stride(codes: list[Any], kind: str, cpu: str) 
         (8, 8, 1),
         (4, 2, 4),
     ):
-        words = f"{kind} n1 c2 h13 w41 window{window} stride{stride} dilation{dilation}"
+        words = f"{kind} n1 c2 h13 w41 window{window} stride{stride} dil{dilation}"
         check(parse(words), cpu=cpu, threads=(1,))
     assert {len(code.groups) * code.stride for code in rows(codes)} == {1, 5, 6, 3, 8}
     assert {code.dilation for code in rows(codes)} == {1, 4}

@@ -19,8 +19,8 @@ SHAPES = [
     "n2 c17 h13 w15 window3 stride2",
     "n2 c17 h13 w15 window3 stride2 nhwc",
     "n1 c3 h5 w140 window3x2 stride1 pad1x0",
-    "n1 c5 h9 w10 window3 stride1 pad2 dilation2",
-    "n1 c33 h9 w10 window3 stride1 pad2 dilation2 nhwc",
+    "n1 c5 h9 w10 window3 stride1 pad2 dil2",
+    "n1 c33 h9 w10 window3 stride1 pad2 dil2 nhwc",
     "n1 c2 h6 w7 window2 stride3 caffe",  # the last windows are empty
     "n1 c18 h6 w7 window2 stride4x3 caffe nhwc",
     "n2 c3 h7 w7 window7",
@@ -109,6 +109,15 @@ def test_as_pytorch(window: int, stride: int, padding: int, dilation: int, layou
     for array, theirs in zip(ours, expected, strict=True):
         np.testing.assert_array_equal(array.transpose(back), theirs)
         assert array.dtype == theirs.numpy().dtype
+
+
+def test_canonical_strings() -> None:
+    problem = Pooling.make("fwd", "max", (2, 3, 8, 8), 3, 2, 1, dilation=(2, 1), indices="i32")
+    assert problem.text == "pool_fwd max n2 c3 h8 w8 window3 stride2 pad1 dil2x1 indices32 f32 nchw"
+    assert parse(problem.text) == problem
+    adaptive = Pooling.adaptive("fwd", "avg", (2, 3, 8, 9), 3, "i8", "nhwc")
+    assert adaptive.text == "pool_fwd avg n2 c3 h8 w9 adaptive3 i8 nhwc"
+    assert parse(adaptive.text) == adaptive
 
 
 def test_arrays_that_are_given() -> None:

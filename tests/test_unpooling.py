@@ -99,6 +99,14 @@ def test_as_pytorch(kind: Any, layout: str | None) -> None:
     np.testing.assert_array_equal(dx.transpose(back), leaf.grad)
 
 
+def test_canonical_strings() -> None:
+    plain = Unpooling.make("fwd", (2, 3, 4, 5), (2, 3, 8, 10))
+    assert plain.text == "unpool_fwd shape2x3x4x5 to8x10 indices64 f32 nchw"
+    assert parse("unpool_fwd shape2x3x4x5 to8x10") == plain
+    other = Unpooling.make("bwd", (2, 3, 5), (2, 3, 9), "i32", "f64", "nhwc")
+    assert other.text == "unpool_bwd shape2x3x5 to9 indices32 f64 nhwc"
+
+
 def test_what_was_pooled_comes_back() -> None:
     x = np.random.default_rng(1).standard_normal((2, 3, 8, 6))
     y, indices = jd.max_pool(x, 2, return_indices=True)

@@ -375,7 +375,7 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
                 pairs_word("pad", self.padding),
             ]
             assert isinstance(self.dilation, tuple)
-            words += [axes_word("dilation", self.dilation)] if max(self.dilation) > 1 else []
+            words += [axes_word("dil", self.dilation)] if max(self.dilation) > 1 else []
             words += [self.rounding] if self.rounding != "floor" else []
         words += [f"indices{self.indices.dtype[1:]}"] if self.indices is not None else []
         return [*words, self.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
@@ -393,7 +393,7 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         else:
             window = words.numbers("window", rank)
             stride = words.numbers("stride", rank) if words.has("stride") else window
-            padding, dilation = words.pairs("pad", rank), words.numbers("dilation", rank, 1)
+            padding, dilation = words.pairs("pad", rank), words.numbers("dil", rank, 1)
             rounding = words.choice(ROUNDINGS, default="floor")
             y_shape = output_shape(x_shape, window, stride, padding, rounding, dilation)
         index = f"i{words.number('indices')}" if words.has("indices") else None
