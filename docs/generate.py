@@ -26,6 +26,23 @@ _BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 
 # What each page shows as examples: sizes that bring out who refuses what, and why.
 EXAMPLES = {
+    "batch_norm": (
+        "batch_norm_fwd spatial shape8x64x56x56 f32",
+        "batch_norm_inference spatial relu shape8x64x56x56 f32 nhwc",
+        "batch_norm_bwd spatial relu add shape8x64x56x56 f32",
+        "batch_norm_bwd per_activation shape32x1000 f64",
+    ),
+    "layer_norm": (
+        "layer_norm_fwd shape8x128x768 axis2 f32",
+        "layer_norm_bwd shape8x128x768 axis2 f32",
+        "layer_norm_bwd shape8x64x28x28 axis1 f32 nhwc",
+        "rms_norm_fwd shape1024x4096 axis1 bf16",
+    ),
+    "group_norm": (
+        "group_norm_fwd shape8x64x28x28 groups32 f32",
+        "group_norm_fwd shape8x64x28x28 groups32 f32 nhwc",
+        "group_norm_bwd shape8x64x28x28 groups64 f32",
+    ),
     "convolution": (
         "conv_fwd n8 c64 h56 w56 k64 r3 s3 pad1 f32 nchw",
         "conv_fwd n8 c3 h224 w224 k64 r7 s7 stride2 pad3 f32 nchw",

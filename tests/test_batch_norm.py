@@ -47,6 +47,11 @@ SHAPES = [
     "shape4x5x3x7 bf16 narrow nhwc",
 ]
 
+# every shape with some kinds, every kind with some shapes: each pair costs a compilation
+TEXTS = [
+    f"{kind} {words}" for i, words in enumerate(SHAPES) for j, kind in enumerate(KINDS) if (i + j) % 3 == 0
+]
+
 PARTS = [
     "batch_norm_fwd spatial no_weight no_bias no_running no_save",
     "batch_norm_fwd spatial no_weight",
@@ -66,10 +71,9 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("words", SHAPES)
-def test_awkward_shapes(words: str, kind: str) -> None:
-    check_it(normalization(f"{kind} {words}"))
+@pytest.mark.parametrize("text", TEXTS)
+def test_awkward_shapes(text: str) -> None:
+    check_it(normalization(text))
 
 
 @pytest.mark.parametrize("kind", PARTS)
@@ -99,13 +103,13 @@ def test_between_layouts(kind: str) -> None:
 
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[1::2])
 def test_narrower_instruction_sets(kind: str, cpu: str) -> None:
     check_it(normalization(f"{kind} shape3x7x5"), cpu=cpu, scales=((1.0, 0.0),))
 
 
 def test_every_algorithm_is_reached() -> None:
-    assert unreached([normalization(f"{kind} {words}") for kind in KINDS for words in SHAPES]) == set()
+    assert unreached([normalization(text) for text in TEXTS]) == set()
 
 
 @settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))

@@ -18,7 +18,7 @@ from jitdnn.kernels.cpu.normalization_program import Formula, Names, Plan, Rows
 from jitdnn.problems.group_norm import GroupNorm
 
 _IMAGE, _GROUP, _MEMBER, _SPACE = 0, 1, 2, 3  # axes of the grid
-_PIECE_BYTES = 4 << 20  # of the tensors that are read twice
+_PIECE_BYTES = 2 << 20  # of the tensors that are read twice
 
 
 def suits_channels(problem: GroupNorm) -> bool:
