@@ -10,7 +10,7 @@ from jitdnn.kernels.cpu.loops import Counter, Slots
 from jitdnn.kernels.cpu.sweeps_fold import State, fold, fold_lanes, identity, only
 from jitdnn.kernels.cpu.sweeps_layout import CONSTANT_STRIDES
 from jitdnn.kernels.cpu.sweeps_loop import Loop, Spot
-from jitdnn.kernels.cpu.sweeps_program import ARGS, Phase, Program, Stage, Sweep, phases_of
+from jitdnn.kernels.cpu.sweeps_program import ARGS, Phase, Program, Reduction, Stage, Sweep, phases_of
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.lowering import lower
@@ -345,7 +345,7 @@ class Row:
         ]
         self._add_values(sweep, states)
 
-    def _joined_parts(self, number: int, reduction: int, name: str, slot: int) -> State:
+    def _joined_parts(self, number: int, reduction: int, name: Reduction, slot: int) -> State:
         """Along rows a vector of parts is taken at a time, across them each lane has its own."""
         k, parts = self.k, self.at["parts"]
         dtypes = ("f64", "i64") if name in ARGS else ("f64",)

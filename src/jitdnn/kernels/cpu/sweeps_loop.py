@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jitdnn.kernels.cpu.loops import Counter
 from jitdnn.kernels.cpu.sweeps_fold import State, fold, fold_all, fold_lanes, identity, only
-from jitdnn.kernels.cpu.sweeps_program import ARGS
+from jitdnn.kernels.cpu.sweeps_program import ARGS, Reduction
 from jitdnn.rtcg.builder import Pointer, Register, Value
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.lowering import lower
@@ -139,7 +139,7 @@ class Loop:
 
     def first(self, expression: Expression) -> list[State]:
         """The expression at index 0 of the row, for each slot."""
-        result = []
+        result: list[State] = []
         for slot in range(self.row.slots):
             value = _Values(self, None, slot).evaluate(expression, len(self.keeps))
             result.append((value if self.code.is_across else self.k.extract(value, 0),))
@@ -252,7 +252,7 @@ class Loop:
             results[n] = states
         return results
 
-    def _total(self, name: str, turns: Sequence[Sequence[Register]]) -> State:
+    def _total(self, name: Reduction, turns: Sequence[Sequence[Register]]) -> State:
         return fold_all(self.k, name, [tuple(r.get() for r in registers) for registers in turns])
 
     def _fold_spot(

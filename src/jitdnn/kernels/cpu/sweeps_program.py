@@ -133,7 +133,7 @@ class Stage:
 
 def stage_of(program: Program, inputs: Sequence[int], count: int) -> list[Item]:
     """What is worth a place: the keeps, and those of the `inputs` (of `count`) that several sweeps load."""
-    found = {}
+    found: dict[int, Item] = {}
     before = count + program.position
     keeps = [(number, e) for number, sweep in enumerate(program.sweeps) for e in sweep.keeps]
     made = {before + n: sweep for n, (sweep, _) in enumerate(keeps)}
