@@ -388,7 +388,8 @@ def recurrents(draw: st.DrawFn) -> Recurrent:
         draw(st.booleans()), draw(st.integers(0, hidden - 1)) if is_lstm else 0, draw(st.sampled_from(RNN_BIASES)),
         sequences, draw(st.integers(batch, steps * batch)), draw(st.sampled_from(("i32", "i64"))), draw(st.booleans()),
         draw(st.booleans()), draw(st.booleans()), draw(st.booleans()),
-        draw(st.sampled_from((None, (-0.5, 3.0)))) if is_lstm else None, draw(DTYPES),
+        draw(st.sampled_from((None, (-0.5, 3.0)))) if is_lstm else None, draw(st.sampled_from((0.0, 0.25))),
+        draw(DTYPES),
     )  # fmt: skip
     chosen = draw(st.sets(st.sampled_from([o for o in plain.operands if o.dtypes is None]), max_size=3))
     outputs = plain.outputs

@@ -10,11 +10,14 @@ import numpy as np
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.call import SETTING, Op, Recipe, WorkspaceLimit, call
+from jitdnn.ops.dropout import DropoutState
+from jitdnn.problems.dropout import check_probability
 from jitdnn.problems.rnn import GATES, Recurrent
 from jitdnn.tensor import TensorDescriptor
 
 _SINGLE_BIASES = {"input": "input_bias", "recurrent": "recurrent_bias"}
 Clip = tuple[float, float] | None
+_Drop = tuple[float, DropoutState | None]
 
 
 class _Form(NamedTuple):
@@ -30,6 +33,7 @@ class _Form(NamedTuple):
     has_states: bool
     has_final: bool
     clip: Clip
+    dropout: float
     weights: int
 
 
@@ -46,6 +50,7 @@ def rnn(
     batch_first: bool = False,
     training: bool = False,
     dropout: float = 0.0,
+    state: DropoutState | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Any = None,
@@ -66,7 +71,10 @@ def rnn(
 
     All arrays are of one type: float16, bfloat16, float32 or float64. Inside, float16 and bfloat16 are computed in
     float32. `saved` is what `rnn_backward` needs. The result y is alpha * y + beta * out; `out` is y's array or a
-    tuple as returned, None for what is to be allocated. `dropout` between layers must be 0.
+    tuple as returned, None for what is to be allocated.
+
+    `dropout`: the probability with which each number that goes from one layer to the next is dropped, by the numbers
+    of `state`, which goes on to its next ones. The gradients need the state as it was before: keep `state.copy()`.
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
@@ -74,7 +82,7 @@ def rnn(
         raise InvalidArgument(f"nonlinearity is {nonlinearity!r}: it must be 'tanh' or 'relu'")
     return _forward(
         nonlinearity, x, weights, hx, None, bidirectional, bias, lengths, batch_sizes, batch_first, training,
-        dropout, None, alpha, beta, out, handle, algorithm, workspace_limit,
+        (dropout, state), None, alpha, beta, out, handle, algorithm, workspace_limit,
     )  # fmt: skip
 
 
@@ -91,6 +99,7 @@ def lstm(
     batch_first: bool = False,
     training: bool = False,
     dropout: float = 0.0,
+    state: DropoutState | None = None,
     clip: Clip = None,
     alpha: float = 1.0,
     beta: float = 0.0,
@@ -107,7 +116,7 @@ def lstm(
     """
     return _forward(
         "lstm", x, weights, hx, cx, bidirectional, bias, lengths, batch_sizes, batch_first, training,
-        dropout, clip, alpha, beta, out, handle, algorithm, workspace_limit,
+        (dropout, state), clip, alpha, beta, out, handle, algorithm, workspace_limit,
     )  # fmt: skip
 
 
@@ -123,6 +132,7 @@ def gru(
     batch_first: bool = False,
     training: bool = False,
     dropout: float = 0.0,
+    state: DropoutState | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Any = None,
@@ -137,7 +147,7 @@ def gru(
     """
     return _forward(
         "gru", x, weights, hx, None, bidirectional, bias, lengths, batch_sizes, batch_first, training,
-        dropout, None, alpha, beta, out, handle, algorithm, workspace_limit,
+        (dropout, state), None, alpha, beta, out, handle, algorithm, workspace_limit,
     )  # fmt: skip
 
 
@@ -155,6 +165,8 @@ def rnn_backward(
     lengths: Any = None,
     batch_sizes: Any = None,
     batch_first: bool = False,
+    dropout: float = 0.0,
+    state: DropoutState | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Any = None,
@@ -168,11 +180,13 @@ def rnn_backward(
 
     `dy` and `dhn` are the gradients of y and hn; dhn may be None for 0. dhx is None if hx is. dweights is a list
     like `weights`, or None without `need_weights`: each is alpha * gradient + beta * what `out_weights` holds, so
-    that beta = 1 accumulates. `out`: the array for dx. Raises as `rnn` does.
+    that beta = 1 accumulates. `out`: the array for dx. `state` is as it was before the forward call; it is not
+    changed. Raises as `rnn` does.
     """
     dx, dhx, _, dweights = _backward(
         nonlinearity, dy, x, weights, saved, hx, None, dhn, None, bidirectional, bias, lengths, batch_sizes,
-        batch_first, None, alpha, beta, out, out_weights, need_weights, handle, algorithm, workspace_limit,
+        batch_first, (dropout, state), None, alpha, beta, out, out_weights, need_weights, handle,
+        algorithm, workspace_limit,
     )  # fmt: skip
     return dx, dhx, dweights
 
@@ -192,6 +206,8 @@ def lstm_backward(
     lengths: Any = None,
     batch_sizes: Any = None,
     batch_first: bool = False,
+    dropout: float = 0.0,
+    state: DropoutState | None = None,
     clip: Clip = None,
     alpha: float = 1.0,
     beta: float = 0.0,
@@ -208,7 +224,8 @@ def lstm_backward(
     """
     return _backward(
         "lstm", dy, x, weights, saved, hx, cx, dhn, dcn, bidirectional, bias, lengths, batch_sizes,
-        batch_first, clip, alpha, beta, out, out_weights, need_weights, handle, algorithm, workspace_limit,
+        batch_first, (dropout, state), clip, alpha, beta, out, out_weights, need_weights, handle,
+        algorithm, workspace_limit,
     )  # fmt: skip
 
 
@@ -225,6 +242,8 @@ def gru_backward(
     lengths: Any = None,
     batch_sizes: Any = None,
     batch_first: bool = False,
+    dropout: float = 0.0,
+    state: DropoutState | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Any = None,
@@ -237,23 +256,31 @@ def gru_backward(
     """Return (dx, dhx, dweights) of `gru`; arguments and errors as for `rnn_backward`."""
     dx, dhx, _, dweights = _backward(
         "gru", dy, x, weights, saved, hx, None, dhn, None, bidirectional, bias, lengths, batch_sizes,
-        batch_first, None, alpha, beta, out, out_weights, need_weights, handle, algorithm, workspace_limit,
+        batch_first, (dropout, state), None, alpha, beta, out, out_weights, need_weights, handle,
+        algorithm, workspace_limit,
     )  # fmt: skip
     return dx, dhx, dweights
 
 
 def _forward(
     cell: str, x: Any, weights: Sequence[Any], hx: Any, cx: Any, bidirectional: bool, bias: str, lengths: Any,
-    batch_sizes: Any, batch_first: bool, training: bool, dropout: float, clip: Clip, alpha: float, beta: float,
+    batch_sizes: Any, batch_first: bool, training: bool, drop: _Drop, clip: Clip, alpha: float, beta: float,
     out: Any, handle: Handle | None, algorithm: str | None, workspace_limit: WorkspaceLimit,
 ) -> Any:  # fmt: skip
-    if dropout != 0.0:
-        raise InvalidArgument(
-            f"dropout is {dropout}: between recurrent layers only 0 is supported; call the layers one by one with "
-            "jitdnn.dropout between them"
-        )
     form, index = _form(
-        cell, x, weights, bidirectional, bias, lengths, batch_sizes, batch_first, training, hx, cx, clip=clip
+        cell,
+        x,
+        weights,
+        bidirectional,
+        bias,
+        lengths,
+        batch_sizes,
+        batch_first,
+        training,
+        hx,
+        cx,
+        clip=clip,
+        drop=drop,
     )
     given = [("x", x), *index, *_states(cell, form, (("hx", hx), ("cx", cx)))]
     given += [(f"weights[{place}]", weight) for place, weight in enumerate(weights)]
@@ -261,21 +288,38 @@ def _forward(
     results = 2 + (cell == "lstm") + training
     if not isinstance(out, tuple) and out is not None:
         out = (out, *[None] * (results - 1))
-    return call(
+    found = call(
         _FORWARD, names, arrays, form, out, alpha, beta, handle, algorithm, workspace_limit, results=results
     )
+    if form.dropout and drop[1] is not None:
+        drop[1].advance()
+    return found
 
 
 def _backward(
     cell: str, dy: Any, x: Any, weights: Sequence[Any], saved: Any, hx: Any, cx: Any, dhn: Any, dcn: Any,
-    bidirectional: bool, bias: str, lengths: Any, batch_sizes: Any, batch_first: bool, clip: Clip, alpha: float,
-    beta: float, out: Any, out_weights: Sequence[Any] | None, need_weights: bool, handle: Handle | None,
+    bidirectional: bool, bias: str, lengths: Any, batch_sizes: Any, batch_first: bool, drop: _Drop, clip: Clip,
+    alpha: float, beta: float, out: Any, out_weights: Sequence[Any] | None, need_weights: bool, handle: Handle | None,
     algorithm: str | None, workspace_limit: WorkspaceLimit,
 ) -> tuple[Any, Any, Any, list[Any] | None]:  # fmt: skip
     if cell not in GATES:
         raise InvalidArgument(f"nonlinearity is {cell!r}: it must be 'tanh' or 'relu'")
     form, index = _form(
-        cell, x, weights, bidirectional, bias, lengths, batch_sizes, batch_first, True, hx, cx, dhn, dcn, clip
+        cell,
+        x,
+        weights,
+        bidirectional,
+        bias,
+        lengths,
+        batch_sizes,
+        batch_first,
+        True,
+        hx,
+        cx,
+        dhn,
+        dcn,
+        clip,
+        drop,
     )
     given = [("dy", dy), *index]
     if form.has_final:
@@ -310,8 +354,9 @@ def _backward(
 def _form(
     cell: str, x: Any, weights: Sequence[Any], bidirectional: bool, bias: str, lengths: Any, batch_sizes: Any,
     batch_first: bool, training: bool, hx: Any, cx: Any, dhn: Any = None, dcn: Any = None, clip: Clip = None,
+    drop: _Drop = (0.0, None),
 ) -> tuple[_Form, list[tuple[str, Any]]]:  # fmt: skip
-    """What the arguments say, and the operand of lengths if there is one."""
+    """What the arguments say, and the operands of lengths and of dropout's state if there are such."""
     if bias not in _SINGLE_BIASES:
         raise InvalidArgument(f"bias is {bias!r}: a single bias is 'input' or 'recurrent'")
     if len(weights) == 0:
@@ -322,7 +367,8 @@ def _form(
         raise InvalidArgument("hx and cx, and dhn and dcn, of an LSTM: give both or none")
     if lengths is not None and batch_sizes is not None:
         raise InvalidArgument("lengths and batch_sizes are given: sequences are padded or packed, not both")
-    sequences, batch, index = "whole", 0, []
+    sequences, batch = "whole", 0
+    index: list[tuple[str, Any]] = []
     if lengths is not None:
         steps = int(x.shape[1 if batch_first else 0]) if len(x.shape) == 3 else 0
         lengths, values = _whole("lengths", lengths)
@@ -340,9 +386,17 @@ def _form(
                 "least 1 and never grow"
             )
         sequences, batch, index = "packed", int(values[0]), [("batch_sizes", batch_sizes)]
+    dropout, state = float(drop[0]), drop[1]
+    check_probability(dropout)
+    if dropout and _layers(cell, [tuple(w.shape) for w in weights], 2 if bidirectional else 1)[-1] > 1:
+        if not isinstance(state, DropoutState):
+            raise InvalidArgument(f"dropout is {dropout} and state {state!r}: it needs a DropoutState")
+        index.append(("state", state.words()))
+    else:
+        dropout = 0.0
     return _Form(
         cell, bool(bidirectional), _SINGLE_BIASES[bias], sequences, batch, bool(batch_first), bool(training),
-        hx is not None, dhn is not None, None if clip is None else tuple(clip), len(weights),  # type: ignore[arg-type]
+        hx is not None, dhn is not None, None if clip is None else tuple(clip), dropout, len(weights),  # type: ignore[arg-type]
     ), index  # fmt: skip
 
 
@@ -362,6 +416,28 @@ def _states(cell: str, form: _Form, pair: Sequence[tuple[str, Any]]) -> list[tup
     return [(name, array) for name, array in pair[: 1 + (cell == "lstm")] if array is not None]
 
 
+def _layers(cell: str, weights: Sequence[tuple[int, ...]], directions: int) -> tuple[int, int, int, int]:
+    """(hidden, projection, biases of a layer and direction, layers) from the weights' shapes."""
+    gates = GATES[cell]
+    if len(weights) < 2 or len(weights[0]) != 2 or len(weights[1]) != 2 or weights[1][0] % gates:
+        raise InvalidShape(
+            f"weights start with shapes {weights[:2]}: they must be weight_ih ({gates} * H, I) and weight_hh "
+            f"({gates} * H, R) for {cell}"
+        )
+    hidden, size = weights[1][0] // gates, weights[1][1]
+    projection = size if size != hidden else 0
+    biases = 0
+    while biases < 2 and len(weights) > 2 + biases and len(weights[2 + biases]) == 1:
+        biases += 1
+    each = 2 + biases + (projection > 0)
+    if len(weights) % (each * directions):
+        raise InvalidArgument(
+            f"there are {len(weights)} weights, but {each} for each layer and direction, of which there "
+            f"{'are 2' if directions == 2 else 'is 1'} to a layer"
+        )
+    return hidden, projection, biases, len(weights) // (each * directions)
+
+
 def _describe(
     direction: str,
     form: _Form,
@@ -374,24 +450,8 @@ def _describe(
     if len(x) != (2 if form.sequences == "packed" else 3):
         wanted = "(rows, I)" if form.sequences == "packed" else "(T, N, I)"
         raise InvalidShape(f"x has shape {x}: it must be {wanted}")
-    gates = GATES[form.cell]
-    if len(weights) < 2 or len(weights[0]) != 2 or len(weights[1]) != 2 or weights[1][0] % gates:
-        raise InvalidShape(
-            f"weights start with shapes {weights[:2]}: they must be weight_ih ({gates} * H, I) and weight_hh "
-            f"({gates} * H, R) for {form.cell}"
-        )
-    hidden, size = weights[1][0] // gates, weights[1][1]
-    projection = size if size != hidden else 0
-    biases = 0
-    while biases < 2 and len(weights) > 2 + biases and len(weights[2 + biases]) == 1:
-        biases += 1
-    each = 2 + biases + (projection > 0)
     directions = 2 if form.is_bidirectional else 1
-    if len(weights) % (each * directions):
-        raise InvalidArgument(
-            f"there are {len(weights)} weights, but {each} for each layer and direction, of which there "
-            f"{'are 2' if directions == 2 else 'is 1'} to a layer"
-        )
+    hidden, projection, biases, layers = _layers(form.cell, weights, directions)
     steps, batch, rows = x[0], x[1], 0
     if form.sequences == "packed":
         steps, batch, rows = inputs[1].shape[0], form.batch, x[0]
@@ -399,9 +459,10 @@ def _describe(
         steps, batch = batch, steps
     index = inputs[1].dtype if form.sequences != "whole" else "i64"
     problem = Recurrent(
-        direction, form.cell, steps, batch, x[-1], hidden, len(weights) // (each * directions),
+        direction, form.cell, steps, batch, x[-1], hidden, layers,
         form.is_bidirectional, projection, ("no_bias", form.single_bias, "both_biases")[biases], form.sequences, rows,
-        index, form.is_batch_major, form.is_training, form.has_states, form.has_final, form.clip, inputs[0].dtype,
+        index, form.is_batch_major, form.is_training, form.has_states, form.has_final, form.clip, form.dropout,
+        inputs[0].dtype,
     )  # fmt: skip
     named = zip((operand.name for operand in problem.operands), (*inputs, *outs), strict=True)
     return Recipe(problem.arranged([(name, tensor) for name, tensor in named if tensor is not None]))

@@ -23,6 +23,8 @@ from typing import Any, Self
 
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems import rnn_reference
+from jitdnn.problems.dropout import check_probability
+from jitdnn.problems.philox import STATE
 from jitdnn.problems.problem import Operand, Problem, Reals, check_choice
 from jitdnn.problems.words import Words
 from jitdnn.tensor import TensorDescriptor, compute_dtype
@@ -49,7 +51,8 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
     "fwd" saves what the gradients need if `is_training`. "bwd_data" gives the gradients of x and the states and
     saves those of the gates, from which "bwd_weights" makes the weights' ones. Without `has_states` the states
     start at 0 and have no gradient; without `has_final` the gradients of the last states are 0. `clip`: lowest and
-    highest value of an LSTM's c. `orders`: descriptors of operands that are not packed.
+    highest value of an LSTM's c. `dropout`: the probability with which a number between two layers is dropped, by the
+    operand `state` (`philox`). `orders`: descriptors of operands that are not packed.
 
     Raises InvalidShape, InvalidArgument and InvalidType for what does not fit.
     """
@@ -72,6 +75,7 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
     has_states: bool = True
     has_final: bool = True
     clip: tuple[float, float] | None = None
+    dropout: float = 0.0
     element: str = "f32"
     orders: tuple[tuple[str, TensorDescriptor], ...] = ()
 
@@ -93,6 +97,8 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
             settled["is_batch_major"] = False
         if self.sequences == "whole":
             settled["index"] = "i64"
+        if self.layers == 1:
+            settled["dropout"] = 0.0
         if self.direction != "fwd":
             settled["is_training"] = True
         if self.direction != "bwd_data":
@@ -114,6 +120,8 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
                 f"rows is {self.rows}: packed sequences of {self.steps} steps have from {self.batch} (the batch) to "
                 f"{self.batch * self.steps} rows"
             )
+        object.__setattr__(self, "dropout", float(self.dropout))
+        check_probability(self.dropout)
         if self.clip is None:
             return
         if self.cell != "lstm":
@@ -231,8 +239,9 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
     def _rows_of_operands(self) -> Iterator[tuple[str, tuple[int, ...], str, tuple[str, ...] | None]]:
         """(name, shape, role, dtypes) of every operand, in order.
 
-        fwd: x, lengths, hx, cx, weights; y, hn, cn, saved. bwd_data: dy, lengths, dhn, dcn, hx (gru) or cx (lstm),
-        weights without biases, saved; dx, dhx, dcx, dgates. bwd_weights: x, lengths, hx, saved, dgates; dweights.
+        fwd: x, lengths, state, hx, cx, weights; y, hn, cn, saved. bwd_data: dy, lengths, state, dhn, dcn, hx (gru) or
+        cx (lstm), weights without biases, saved; dx, dhx, dcx, dgates. bwd_weights: x, lengths, state, hx, saved,
+        dgates; dweights.
         """
         lead: tuple[int, ...] = (self.batch, self.steps) if self.is_batch_major else (self.steps, self.batch)
         lead = (self.rows,) if self.sequences == "packed" else lead
@@ -249,6 +258,8 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
             yield "x", x, "in", None
         if self.sequences != "whole":
             yield "lengths", (self.steps if self.sequences == "packed" else self.batch,), "in", (self.index,)
+        if self.dropout:
+            yield "state", STATE.shape, "in", (STATE.dtype,)
         if self.direction == "fwd":
             if self.has_states:
                 yield "hx", h, "in", None
@@ -297,6 +308,8 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
             values = None
             if name == "lengths":
                 values = (1, self.batch) if self.sequences == "packed" else (0, self.steps)
+            elif name == "state":
+                values = (0, 2**32 - 1)
             found.append(Operand(name, tensor, role, dtypes, values))  # type: ignore[arg-type]
         return tuple(found)
 
@@ -340,6 +353,7 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
         words += ["no_final"] * (not self.has_final)
         if self.clip is not None:
             words += [f"clip_low{self.clip[0]!r}", f"clip_high{self.clip[1]!r}"]
+        words += [f"dropout{self.dropout!r}"] * bool(self.dropout)
         words.append(self.element)
         for name, tensor in self.orders:
             words.append(f"{name}=s{','.join(map(str, tensor.strides))}")
@@ -364,7 +378,8 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
             words.number("hidden"), words.number("layers", 1), words.flag("bidirectional"), words.number("proj", 0),
             words.choice(BIASES, BIASES[0]), sequences, rows, index, words.flag("batch_major"),
             direction == "fwd" and words.flag("training"), not words.flag("zero_states"),
-            not (direction == "bwd_data" and words.flag("no_final")), clip, words.dtype(),
+            not (direction == "bwd_data" and words.flag("no_final")), clip, words.real("dropout", 0.0),
+            words.dtype(),
         )  # fmt: skip
         orders = []
         for operand in found.operands:

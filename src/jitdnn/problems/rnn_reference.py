@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from jitdnn.problems.dropout import Dropout
+from jitdnn.problems.philox import philox
+
 if TYPE_CHECKING:
     from jitdnn.problems.rnn import Recurrent
 
 Reals = npt.NDArray[np.float64]
 Given = dict[str, Any]
+
+DROPOUT_ROWS = 8  # that share a block of random numbers
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,29 @@ def _state(p: Recurrent, given: Given, name: str, place: int, size: int) -> Real
     return given[name][place] if name in given else np.zeros((p.batch, size))
 
 
+def _dropped(p: Recurrent, given: Given, rows: Reals, below: int) -> Reals:
+    """The outputs of layer `below`, or their gradients, (rows, directions * size), with some of them dropped.
+
+    A block of random numbers serves DROPOUT_ROWS rows, each by 16 of its bits; the blocks count through layers,
+    groups of rows, and the directions' padded units.
+    """
+    if not p.dropout:
+        return rows
+    width, rule = p.directions * p.padded_size, Dropout.make((1,), p.dropout)
+    groups = -(-p.rows // DROPOUT_ROWS)
+    blocks = np.arange(groups * width, dtype=np.uint64) + np.uint64(below * groups * width)
+    seed_low, seed_high, offset_low, offset_high = (int(word) for word in given["state"])
+    low, high = blocks & np.uint64(0xFFFFFFFF), blocks >> np.uint64(32)
+    counter = np.broadcast_arrays(low, high, offset_low, offset_high)
+    words = philox(counter, (seed_low, seed_high))
+    halves = [half for word in words for half in (word & np.uint32(0xFFFF), word >> np.uint32(16))]
+    mine = (
+        np.stack(halves).reshape(DROPOUT_ROWS, groups, width).swapaxes(0, 1).reshape(-1, width)[: len(rows)]
+    )
+    mine = mine.reshape(-1, p.directions, p.padded_size)[:, :, : p.size].reshape(rows.shape)
+    return np.where(mine >= rule.threshold, rows * rule.factor, 0.0)
+
+
 def _split(p: Recurrent, rows: Reals) -> list[Reals]:
     return np.split(rows, p.gates, axis=-1)
 
@@ -168,8 +196,9 @@ def forward(p: Recurrent, given: Given) -> Given:
         hn[place], cn[place] = sequences.state_of(h), sequences.state_of(c)
         outputs.append(out)
         if direction == p.directions - 1:
-            x, outputs = np.concatenate(outputs, axis=1), []
-    return {"y": sequences.tensor_of(x), "hn": hn, "cn": cn, "saved": flat}
+            y, outputs = np.concatenate(outputs, axis=1), []
+            x = _dropped(p, given, y, layer)
+    return {"y": sequences.tensor_of(y), "hn": hn, "cn": cn, "saved": flat}
 
 
 def backward_data(p: Recurrent, given: Given) -> Given:
@@ -229,8 +258,8 @@ def backward_data(p: Recurrent, given: Given) -> Given:
             slopes["gates"][here] = _pad(p, *((gate, 0.0) for gate in gates))
             dx[here] += np.concatenate(dwx, axis=1) @ w_ih
         dhx[place], dcx[place] = sequences.state_of(dh), sequences.state_of(dc)
-        if direction == 0:
-            dy = dx
+        if direction == 0 and layer > 0:
+            dy = _dropped(p, given, dx, layer - 1)
     return {"dx": sequences.tensor_of(dx), "dhx": dhx, "dcx": dcx, "dgates": flat}
 
 
@@ -272,7 +301,7 @@ def backward_weights(p: Recurrent, given: Given) -> Given:
             results["dweight_hr" + tail] = slopes["out"][:used, : p.size].T @ kept["full"][:used, : p.hidden]
         outputs.append(kept["out"][:used, : p.size])
         if direction == p.directions - 1:
-            x, outputs = np.concatenate(outputs, axis=1), []
+            x, outputs = _dropped(p, given, np.concatenate(outputs, axis=1), layer), []
     return results
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jitdnn.kernels.cpu import rnn_cells as cells
+from jitdnn.kernels.cpu.rnn_dropout import trace_dropout
 from jitdnn.kernels.cpu.rnn_frame import LAYER, STEP, Code, Frame
 from jitdnn.kernels.cpu.rnn_products import Product, step_sums, trace_rows_product, trace_straight
 from jitdnn.kernels.cpu.rnn_tables import (
@@ -100,6 +101,8 @@ class Backward:
             if first or p.layers > 1:
                 self._trace_pack_inputs(module, f"pack_{name}", first)
                 self._trace_product(module, name, first)
+        if p.dropout:
+            trace_dropout(module, code, "drop", self.outputs, self.outputs)
         trace_scatter(module, code, "scatter", "dx", "dx", p.inputs_size, self.padded_inputs)
         if p.sequences != "whole":
             trace_zero_rows(module, code, "zero_rows", "dgates")

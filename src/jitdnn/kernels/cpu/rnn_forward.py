@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jitdnn.kernels.cpu import rnn_cells as cells
+from jitdnn.kernels.cpu.rnn_dropout import trace_dropout
 from jitdnn.kernels.cpu.rnn_frame import LAYER, STEP, Code, Frame
 from jitdnn.kernels.cpu.rnn_products import (
     Product,
@@ -114,9 +115,9 @@ class Forward:
         self._trace_product(module, "first", self.first_product, lambda frame, layer: frame.work("x"))
         if p.layers > 1:
             self._trace_pack_input(module, "pack_next", self.next_product)
-            self._trace_product(
-                module, "next", self.next_product, lambda frame, layer: self.out(frame, layer - 1)
-            )
+            self._trace_product(module, "next", self.next_product, self._below)
+        if p.dropout:
+            trace_dropout(module, code, "drop", self.out, lambda frame, below: frame.work("dropped"))
         self._trace_pack_states(module)
         self._trace_start(module)
         self._trace_step(module)
@@ -135,6 +136,10 @@ class Forward:
         if p.is_training:
             return frame.section("saved", p.kept, "out", layer)
         return frame.work("out") + (layer & 1) * frame.number("out.size")
+
+    def _below(self, frame: Frame, layer: Value) -> Pointer:
+        """What a layer reads that is not the first."""
+        return frame.work("dropped") if self.code.p.dropout else self.out(frame, layer - 1)
 
     def sums(self, frame: Frame, layer: Value) -> Pointer:
         """What the product of all steps gives."""

@@ -7,20 +7,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.cpu.philox import double_bits
 from jitdnn.kernels.cpu.rnn_backward import Backward
+from jitdnn.kernels.cpu.rnn_dropout import GROUPS_A_TASK
 from jitdnn.kernels.cpu.rnn_forward import Forward
 from jitdnn.kernels.cpu.rnn_frame import SEQUENCES, STATES, Code, Room, stride_names, strides_of, table_places
 from jitdnn.kernels.cpu.rnn_products import ROWS_A_TASK
 from jitdnn.kernels.cpu.rnn_tables import STEPS_A_TASK
 from jitdnn.kernels.cpu.rnn_weights import ROWS_A_COPY, SIDE, TILE, Weights
 from jitdnn.kernels.cpu.tiles import ceil_div, step_cycles
+from jitdnn.problems.dropout import Dropout
 from jitdnn.problems.rnn import Recurrent
+from jitdnn.problems.rnn_reference import DROPOUT_ROWS
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 from jitdnn.tensor import compute_dtype
 
 _WORTH_SHARING = 12_000  # cycles of a step: less is done before another thread has begun
 _MOST_VECTORS = 8
+DROPOUT_NAMES = ("drop.threshold", "drop.factor", "drop.groups")
 _CELL_CYCLES = 40.0  # a gate of one vector of units
 
 Phases = list[tuple[str, int]]
@@ -28,7 +33,18 @@ Phases = list[tuple[str, int]]
 
 def reduced(p: Recurrent) -> Recurrent:
     """The problem without what the code does not depend on."""
-    return replace(p, steps=1, batch=1, rows=1, orders=())
+    return replace(p, steps=1, batch=1, rows=1, dropout=0.5 if p.dropout else 0.0, orders=())
+
+
+def dropout_numbers(p: Recurrent) -> dict[str, int]:
+    """The run-time numbers of dropout."""
+    rule = Dropout.make((1,), p.dropout)
+    groups = ceil_div(p.rows, DROPOUT_ROWS)
+    return {"drop.threshold": rule.threshold, "drop.factor": double_bits(rule.factor), "drop.groups": groups}
+
+
+def dropout_phase(p: Recurrent) -> Phases:
+    return [("drop", ceil_div(ceil_div(p.rows, DROPOUT_ROWS), GROUPS_A_TASK))] if p.dropout else []
 
 
 def tile_of(p: Recurrent, isa: Isa, vectors_a_block: int, units: int) -> tuple[int, int]:
@@ -75,7 +91,8 @@ class ForwardPlan:
         "steps", "batch", "rows", "layers", "tile", "h.size", "out.size", "shares", "step.each", "step.chunk",
         "second.chunk", "at.counts",
         "at.starts", "at.order", "at.tiles", "at.x", "at.out", "at.gates", "at.input_panels", "at.state_panels",
-        "at.projection_panels", "at.bias", "at.new_bias", "at.h", "at.c", "at.full",
+        "at.projection_panels", "at.bias", "at.new_bias", "at.h", "at.c", "at.full", "at.dropped",
+        *DROPOUT_NAMES,
     )  # fmt: skip
 
     @cached_property
@@ -87,6 +104,7 @@ class ForwardPlan:
         room.add("x", p.rows * f.padded_inputs)
         room.add("gates", 0 if f.keeps_gates else p.rows * f.columns)
         room.add("out", 0 if p.is_training or p.layers == 1 else 2 * self.out_size)
+        room.add("dropped", bool(p.dropout) * self.out_size)
         room.add("input_panels", f.input_panels())
         room.add("state_panels", p.directions * f.blocks * f.recurrent_product.panel(self.lanes))
         room.add("bias", f.columns)
@@ -156,7 +174,7 @@ class ForwardPlan:
             "step.chunk": f.recurrent_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
             "second.chunk": f.projection_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
         }  # fmt: skip
-        values |= table_places(p)[0] | self.room.at | strides_of(p)
+        values |= table_places(p)[0] | self.room.at | strides_of(p) | dropout_numbers(p)
         return [values[name] for name in self.code.slots]
 
     def phases(self) -> Phases:
@@ -169,6 +187,7 @@ class ForwardPlan:
         steps += [("project", p.directions * f.projection_blocks)] * bool(p.projection) + [("advance", 1)]
         for layer in range(p.layers):
             name = "first" if layer == 0 else "next"
+            phases += dropout_phase(p) if layer > 0 else []
             phases += [(f"pack_{name}", f.columns // self.lanes), (name, chunks)]
             phases.append(("pack_states", p.directions * f.blocks * f.recurrent_product.vectors))
             if p.projection:
@@ -210,6 +229,7 @@ class BackwardPlan:
         "second.chunk", "at.counts",
         "at.starts", "at.order", "at.tiles", "at.dy", "at.dx", "at.input_panels", "at.state_panels",
         "at.projection_panels", "at.carry", "at.dc", "at.dr", "at.slopes",
+        *DROPOUT_NAMES,
     )  # fmt: skip
 
     @cached_property
@@ -289,7 +309,7 @@ class BackwardPlan:
             "step.chunk": b.recurrent_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
             "second.chunk": b.projection_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
         }  # fmt: skip
-        values |= table_places(p)[0] | self.room.at | strides_of(p)
+        values |= table_places(p)[0] | self.room.at | strides_of(p) | dropout_numbers(p)
         return [values[name] for name in self.code.slots]
 
     def phases(self) -> Phases:
@@ -310,7 +330,9 @@ class BackwardPlan:
                 phases.append(("pack_projection", p.directions * b.cell_blocks * vectors))
             phases += [("start", p.directions), *(steps * (p.steps + 1))]
             columns = b.columns(layer == 0) // self.lanes
-            phases += [(f"pack_{name}", columns * p.directions * p.gates), (name, chunks), ("below", 1)]
+            phases += [(f"pack_{name}", columns * p.directions * p.gates), (name, chunks)]
+            phases += dropout_phase(p) if layer > 0 else []
+            phases.append(("below", 1))
         return [*phases, ("scatter", copies)]
 
 
@@ -340,7 +362,8 @@ class WeightsPlan:
 
     _names = (
         "steps", "batch", "rows", "layers", "shares", "at.counts", "at.starts", "at.order", "at.tiles", "at.x",
-        "at.next", "at.before", "at.full", "at.gates", "at.out",
+        "at.next", "at.before", "at.full", "at.gates", "at.out", "at.dropped",
+        *DROPOUT_NAMES,
     )  # fmt: skip
 
     @cached_property
@@ -350,6 +373,7 @@ class WeightsPlan:
         room.add("tiles", self.device.threads * w.tile)
         room.add("x", p.rows * w.panels("x") * w.width)
         room.add("next", (p.layers > 1) * p.rows * w.panels("next") * w.width)
+        room.add("dropped", bool(p.dropout) * p.rows * p.directions * p.padded_size)
         room.add("before", p.directions * p.rows * w.panels("before") * w.width)
         room.add("gates", p.directions * p.rows * w.sides("gates") * SIDE)
         projected = bool(p.projection) * p.directions * p.rows
@@ -385,7 +409,7 @@ class WeightsPlan:
         values = {
             "steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers, "shares": self.shares,
         }  # fmt: skip
-        values |= table_places(p)[0] | self.room.at | strides_of(p)
+        values |= table_places(p)[0] | self.room.at | strides_of(p) | dropout_numbers(p)
         return [values[name] for name in self.code.slots]
 
     def phases(self) -> Phases:
@@ -395,6 +419,7 @@ class WeightsPlan:
         phases: Phases = [("tables", 1)]
         for layer in range(p.layers):
             name = "first" if layer == 0 else "next"
+            phases += dropout_phase(p) if layer > 0 else []
             phases.append((f"copy_{name}", steps if layer == 0 else rows))
             phases += [("copy_states", steps * p.directions), ("copy_gates", rows * p.directions)]
             phases += [(name, sides), ("states", sides)]

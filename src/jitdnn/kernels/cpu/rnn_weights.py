@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from jitdnn.kernels.cpu.contraction import Loop, trace_contraction
+from jitdnn.kernels.cpu.rnn_dropout import trace_dropout
 from jitdnn.kernels.cpu.rnn_frame import LAYER, Code, Frame
 from jitdnn.kernels.cpu.rnn_tables import STEPS_A_TASK, trace_counters, trace_tables
 from jitdnn.kernels.cpu.tiles import ceil_div
@@ -83,6 +84,8 @@ class Weights:
                 module, "copy_next", "next", columns, self.width, self._below, is_joint=True
             )
             self._trace_products(module, "next", contract, "weight_ih", "next", "gates", p.size, p.directions)
+        if p.dropout:
+            trace_dropout(module, code, "drop", self._outputs, lambda frame, below: frame.work("dropped"))
         if p.projection:
             self._trace_copy_rows(module, "copy_full", "full", p.padded, self.width, self._full)
             self._trace_copy_rows(module, "copy_out", "out", p.padded_size, SIDE, self._out)
@@ -109,7 +112,11 @@ class Weights:
 
     def _below(self, frame: Frame, direction: Value) -> tuple[Pointer, int]:
         p = self.code.p
-        return frame.section("saved", p.kept, "out", frame.counter(LAYER) - 1), p.directions * p.padded_size
+        rows = frame.work("dropped") if p.dropout else self._outputs(frame, frame.counter(LAYER) - 1)
+        return rows, p.directions * p.padded_size
+
+    def _outputs(self, frame: Frame, layer: Value) -> Pointer:
+        return frame.section("saved", self.code.p.kept, "out", layer)
 
     # ---- copies
 
