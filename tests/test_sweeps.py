@@ -266,6 +266,16 @@ def test_narrower_instruction_sets(axes: tuple[int, ...], dtype: str, cpu: str) 
     np.testing.assert_allclose(actual, expected, rtol=20 * UNIT_ROUNDOFF[dtype], atol=1e-7)
 
 
+def test_what_is_kept_in_steps() -> None:
+    """A row of several steps whose last vectors are cut short: neither keep nor input may lose the next step's."""
+    x = TensorDescriptor((2, 33, 2), (396, -12, 3), "f32")
+    y = TensorDescriptor((2, 33, 2), (-408, -12, -3), "f32")
+    values = np.random.default_rng(8).standard_normal(x.shape).astype(np.float32)
+    powers = np.exp(values.astype(np.float64))
+    (actual,) = run(SOFTMAX, [x, y], [values], (0, 1, 2), mode="along")
+    np.testing.assert_allclose(actual, powers / powers.sum(), rtol=1e-5)
+
+
 def test_empty_rows_have_the_identity() -> None:
     x, row = TensorDescriptor.packed((3, 0), "f32"), TensorDescriptor.packed((3, 1), "f32")
     empty = np.zeros((3, 0))

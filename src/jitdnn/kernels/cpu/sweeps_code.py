@@ -10,9 +10,10 @@ from jitdnn.kernels.cpu.loops import Counter, Slots
 from jitdnn.kernels.cpu.sweeps_fold import State, fold, fold_lanes, identity, only
 from jitdnn.kernels.cpu.sweeps_layout import CONSTANT_STRIDES
 from jitdnn.kernels.cpu.sweeps_loop import Loop, Spot
-from jitdnn.kernels.cpu.sweeps_program import ARGS, Phase, Program, Reduction, Stage, Sweep, phases_of
+from jitdnn.kernels.cpu.sweeps_program import ARGS, Phase, Program, Stage, Sweep, phases_of
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.expression import Expression
+from jitdnn.rtcg.folds import Reduction
 from jitdnn.rtcg.lowering import lower
 from jitdnn.rtcg.types import INT
 from jitdnn.tensor import DTYPES

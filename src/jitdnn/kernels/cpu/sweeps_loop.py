@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from jitdnn.kernels.cpu.loops import Counter
 from jitdnn.kernels.cpu.sweeps_fold import State, fold, fold_all, fold_lanes, identity, only
-from jitdnn.kernels.cpu.sweeps_program import ARGS, Reduction
+from jitdnn.kernels.cpu.sweeps_program import ARGS
 from jitdnn.rtcg.builder import Pointer, Register, Value
 from jitdnn.rtcg.expression import Expression
+from jitdnn.rtcg.folds import Reduction
 from jitdnn.rtcg.lowering import lower
 from jitdnn.rtcg.types import INT
 from jitdnn.tensor import DTYPES
@@ -90,7 +91,10 @@ class _Values:
             if item.sweep == self.loop.number:
                 assert stage is not None
                 assert self.spot is not None
-                stage.store(self._value(item.number, len(self.loop.keeps)), self.spot.stage + item.start)
+                # behind the last element of a step are those of the next, which may still be looked for
+                mask = None if self.row.code.is_single or self.row.code.is_across else self.spot.mask
+                value = self._value(item.number, len(self.loop.keeps))
+                stage.store(value, self.spot.stage + item.start, mask)
 
     def _element(self, number: int) -> Value:
         if self.row.code.of_rows[number]:
