@@ -12,7 +12,6 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import Phase, given, settings
 
 import jitdnn as jd
-
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
 from jitdnn.problems import Problem, parse
 from jitdnn.problems.activation import FUNCTIONS, Activation
@@ -99,27 +98,9 @@ def test_any_activation(problem: Problem) -> None:
 
 
 # infinities, NaN, numbers whose exponentials overflow or vanish, and the kinks
+LARGE = (14.0, 88.8, 104.5, 3e38, np.inf)
 ENDS = np.array(
-    [
-        -np.inf,
-        -3e38,
-        -104.5,
-        -88.8,
-        -14.0,
-        -3.0,
-        -1e-30,
-        -0.0,
-        0.0,
-        1e-45,
-        1e-30,
-        3.0,
-        6.0,
-        17.5,
-        41.0,
-        88.8,
-        3e38,
-    ]
-    + [np.inf, np.nan]
+    [*(-v for v in LARGE), *LARGE, -3.0, -1e-30, -0.0, 0.0, 1e-45, 1e-30, 3.0, 6.0, 17.5, 41.0, np.nan]
 )
 
 
