@@ -72,7 +72,8 @@ def test_affine_grids(dtype: str, direction: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_sampling(way: str, direction: str) -> None:
     check(parse(f"grid_sample_{direction} {way} shape2x3x5x7 out4x6"))
-    check(parse(f"grid_sample_{direction} {way} shape1x19x3x4x5 out2x3x2 nhwc"))
+    if WAYS.index(way) % 4 == 1:
+        check(parse(f"grid_sample_{direction} {way} shape1x19x3x4x5 out2x3x2 nhwc"))
 
 
 @pytest.mark.parametrize("direction", SAMPLE_DIRECTIONS)
@@ -135,7 +136,7 @@ def samples(draw: st.DrawFn) -> GridSample:
     )  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(samples())
 def test_any_sample(problem: GridSample) -> None:
     assert parse(str(problem)) == problem
@@ -203,7 +204,7 @@ def test_grid_sample_against_torch(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_places_that_are_none(way: str, layout: str) -> None:
     """NaN is outside or 0, infinity is outside or an end; neither leads out of the image."""
-    for dtype in ("f32", "f64"):
+    for dtype in ("f32", "f64")[: 1 + (way == WAYS[0])]:
         problem = parse(f"grid_sample_fwd {way} shape1x17x3x4 out2x9 {dtype} {layout}")
         x = np.arange(1.0, 17 * 12 + 1).reshape(1, 17, 3, 4)
         grid = np.zeros((1, 2, 9, 2))
@@ -225,6 +226,20 @@ def test_nothing_outside_is_read(layout: str) -> None:
     grid = np.array([[[[-9.0, 0], [0, 9], [9, -9]]]], np.float32)
     for name, y in results_of(problem, x, grid).items():
         assert (y == 0).all(), name
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2)])
+def test_images_read_backwards(order: tuple[int, ...]) -> None:
+    """Strides below zero, with the channels last too."""
+    rng = np.random.default_rng(0)
+    shape = [(2, 19, 5, 6)[axis] for axis in np.argsort(order)]
+    x, dy = (rng.standard_normal(shape).transpose(order)[:, :, ::-1, ::-1] for _ in range(2))
+    grid = rng.uniform(-1.2, 1.2, (2, 5, 6, 2))
+    found = [jd.grid_sample(x, grid), *jd.grid_sample_backward(dy, x, grid)]
+    straight, gradient = x.copy(), dy.copy()
+    expected = [jd.grid_sample(straight, grid), *jd.grid_sample_backward(gradient, straight, grid)]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_do_not_depend_on_threads() -> None:

@@ -25,6 +25,8 @@ from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 INDEX = {"f32": "i32", "f64": "i64"}
 """The integers of offsets in a plane: as wide as the elements."""
+OUTSIDE = {"f32": -(2**31), "f64": -(2**62)}
+"""Stands for an offset out of the image: no offset of one that is inside is so low."""
 _MOST_TURNS = 2.0**22  # mirrored more often than this, a place is anywhere
 MOST_CHANNELS = 64  # of a plane in the workspace
 BLOCK = 16  # vectors of pixels in a unit
@@ -43,6 +45,7 @@ class SampleCode:
     axes: int  # of the run of pixels and what is around it
     is_unit: tuple[bool, ...]  # in the order of `Plan.tensors`: pixels are neighbours
     vectors: int  # of channels in a unit of bwd_data
+    in_pairs: bool  # neighbours along the last axis are gathered together
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,11 @@ class SamplePlan:
         """Elements of a plane of the image."""
         return prod(self.problem.x.shape[2:])
 
-    def code(self, vectors: int) -> SampleCode:
+    def code(self, vectors: int, in_pairs: bool = False) -> SampleCode:
         p = self.problem
         return SampleCode(
             p.direction, p.mode, p.padding, p.align_corners, p.dtype, p.rank, len(self.nest.extents),
-            tuple(steps[-1] == 1 for steps in self.nest.strides), vectors,
+            tuple(steps[-1] == 1 for steps in self.nest.strides), vectors, in_pairs,
         )  # fmt: skip
 
     def slots(self) -> Slots:
@@ -142,12 +145,17 @@ class Cell:
 
     def corners(self) -> Iterator[Corner]:
         """All combinations of the sides, the last axis fastest."""
-        for numbers in itertools.product(*(range(len(sides)) for sides in self.sides)):
-            first, *rest = (sides[n] for sides, n in zip(self.sides, numbers, strict=True))
-            offset, inside, weight = first.offset, first.inside, first.weight
-            for side in rest:
-                offset, inside, weight = offset + side.offset, inside & side.inside, weight * side.weight
-            yield Corner(numbers, offset, inside, weight)
+        yield from corners_of(self.sides)
+
+
+def corners_of(axes: Sequence[Sequence[Side]]) -> Iterator[Corner]:
+    """All combinations of the sides of some axes, the last axis fastest."""
+    for numbers in itertools.product(*(range(len(sides)) for sides in axes)):
+        first, *rest = (sides[n] for sides, n in zip(axes, numbers, strict=True))
+        offset, inside, weight = first.offset, first.inside, first.weight
+        for side in rest:
+            offset, inside, weight = offset + side.offset, inside & side.inside, weight * side.weight
+        yield Corner(numbers, offset, inside, weight)
 
 
 class Sampler:

@@ -1,9 +1,11 @@
 """Sampling with vectors along the channels, which must be neighbours.
 
-forward      unit = a block of pixels: their cells, lane by lane, and then for each pixel whole channels
-image        unit = some vectors of channels of one image: a plane of such vectors in the workspace, to which pixel
-             after pixel is added, so that nothing depends on the number of threads; then it is written out
-grid         unit = a block of pixels: each corner's products with dy are summed over the channels
+The units of work are
+
+    forward      a block of pixels: their cells, lane by lane, and then for each pixel whole channels
+    image        some vectors of channels of one image: a plane of such vectors in the workspace, to which pixel
+                 after pixel is added, so that nothing depends on the number of threads; then it is written out
+    grid         a block of pixels: each corner's products with dy are summed over the channels
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.grid_places import (
     INDEX,
     MOST_CHANNELS,
+    OUTSIDE,
     SampleAlgorithm,
     SampleCode,
     SamplePlan,
@@ -37,7 +40,7 @@ _ELEMENT_SECONDS = 0.05e-9
 
 
 class _Corners:
-    """The corners of one vector of pixels, kept on the stack to be read pixel by pixel; -1 is outside."""
+    """The corners of one vector of pixels, kept on the stack to be read pixel by pixel."""
 
     def __init__(self, s: Sampler) -> None:
         self.s, self.k = s, s.k
@@ -48,7 +51,7 @@ class _Corners:
     def keep(self, places: Pointer, i: Value, mask: Value | None, strides: Sequence[Value]) -> None:
         cell = self.s.cell(places, i, mask, strides)
         for corner, offset, weight in zip(cell.corners(), self.offsets, self.weights, strict=True):
-            offset.store(self.k.select(corner.inside, corner.offset, -1))
+            offset.store(self.k.select(corner.inside, corner.offset, OUTSIDE[self.s.computing]))
             weight.store(corner.weight)
 
     def pixel(self, p: Value) -> list[tuple[Value, Value]]:
@@ -92,7 +95,7 @@ def _gather(
     k, lanes = s.k, s.lanes
     totals = [k.register(k.constant(0.0, s.computing, lanes)) for _ in range(vectors)]
     for offset, weight in corners:
-        with k.when(offset >= 0):
+        with k.when(offset != OUTSIDE[s.computing]):
             here, factor = image + offset, k.splat(weight, lanes)
             for v, total in enumerate(totals):
                 total.set(k.fma(here.load(v * lanes, lanes, mask), factor, total.get()))
@@ -123,7 +126,7 @@ def _by_grid(s: Sampler, task: Value, _thread: Value) -> None:
             for p in k.range((count - i).min(lanes)):
                 gradient = row + (i + p) * s.steps[-1]
                 for (offset, _), total in zip(corners.pixel(p), sums, strict=True):
-                    with k.when(offset >= 0):
+                    with k.when(offset != OUTSIDE[s.computing]):
                         total.store(_dot(s, gradient, image + offset, full), p)
             dots = [total.load(0, lanes) for total in sums]
             write_slopes(s, target, i, slope_sums(k, s.cell(places, i, mask, s.strides()), dots), mask)
@@ -164,7 +167,7 @@ def _by_image(s: Sampler, task: Value, thread: Value) -> None:
                     here = row + (i + p) * s.steps[-1]
                     values = [here.load(v * lanes, lanes, mask) for v, mask in enumerate(masks)]
                     for offset, weight in corners.pixel(p):
-                        with k.when(offset >= 0):
+                        with k.when(offset != OUTSIDE[s.computing]):
                             there, factor = room + offset, k.splat(weight, lanes)
                             for v, value in enumerate(values):
                                 there.store(k.fma(value, factor, there.load(v * lanes, lanes)), v * lanes)
