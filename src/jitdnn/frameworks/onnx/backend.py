@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import inliner
 from onnx.backend.base import Backend as OnnxBackend
 from onnx.backend.base import BackendRep
 
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.frameworks.onnx.graph import Graph, as_values
+from jitdnn.frameworks.onnx.inlining import in_place
 from jitdnn.frameworks.onnx.operators import OPERATORS
 
 
@@ -83,13 +82,7 @@ class Backend(OnnxBackend):
             onnx.checker.check_model(model)
         except onnx.checker.ValidationError as error:
             raise InvalidArgument(f"not a valid model of ONNX: {error}") from error
-        if model.functions:
-            model = inliner.inline_local_functions(model)
-        others = sorted(_not_covered(model.graph))
-        if others:
-            # the inliner knows no types for optional inputs that are left out; then the operator is refused
-            with contextlib.suppress(RuntimeError):
-                model = inliner.inline_selected_functions(model, others, inline_schema_functions=True)
+        model = in_place(model, OPERATORS)
         versions = {entry.domain: entry.version for entry in model.opset_import}
         return Prepared(Graph.read(model.graph, versions, OPERATORS))
 
@@ -132,19 +125,6 @@ class Backend(OnnxBackend):
             [onnx.helper.make_value_info(name, nothing) for name in alone.output if name],
         )
         return Prepared(Graph.read(graph, {"": version, node.domain: version}, OPERATORS)).run(inputs)
-
-
-def _not_covered(graph: onnx.GraphProto) -> set[tuple[str, str]]:
-    """Operators of the graph and of the graphs in its nodes that have no function here."""
-    found: set[tuple[str, str]] = set()
-    for node in graph.node:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        if (domain, node.op_type) not in OPERATORS:
-            found.add((node.domain, node.op_type))
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                found |= _not_covered(attribute.g)
-    return found
 
 
 def _own(value: Any, inputs: Sequence[Any]) -> Any:

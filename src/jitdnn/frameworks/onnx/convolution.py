@@ -10,6 +10,7 @@ import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints, halves, ones, pad_pairs, padding
+from jitdnn.frameworks.onnx.views import whole
 
 Array = np.ndarray[Any, Any]
 
@@ -122,9 +123,35 @@ def centred(x: Array, zero: Array | None, axis: int) -> Array:
     return pointwise(lambda v, z: v - z, x, zero, dtype=np.dtype(np.float64))
 
 
+def col_to_image(
+    x: Array,
+    image_shape: Array,
+    block_shape: Array,
+    /,
+    *,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Any:
+    """Blocks added up at their places: the gradient of a convolution whose filters pick one element each."""
+    image, block = whole(image_shape), whole(block_shape)
+    rank, taps = len(image), int(np.prod(block))
+    dilation, stride, pairs = ones(dilations, rank), ones(strides, rank), pad_pairs(pads, rank)
+    steps = [
+        (n + sum(pair) - d * (k - 1) - 1) // s + 1
+        for n, k, s, d, pair in zip(image, block, stride, dilation, pairs, strict=True)
+    ]
+    channels = x.shape[1] // taps
+    filters = np.tile(np.eye(taps, dtype=x.dtype), (channels, 1)).reshape(channels * taps, 1, *block)
+    return jd.conv_backward_data(
+        x.reshape(len(x), channels * taps, *steps), filters, (len(x), channels, *image),
+        stride, pairs, dilation, groups=channels,
+    )  # fmt: skip
+
+
 def _check_taps(w: Array, kernel_shape: Ints | None, site: Site) -> None:
     if kernel_shape is not None and tuple(kernel_shape) != w.shape[2:]:
         raise site.refuse(f"kernel_shape {list(kernel_shape)} is not the shape of the filters {w.shape}")
 
 
-OPERATORS = table(Conv=conv, ConvInteger=conv_integer, ConvTranspose=conv_transpose)
+OPERATORS = table(Col2Im=col_to_image, Conv=conv, ConvInteger=conv_integer, ConvTranspose=conv_transpose)

@@ -9,7 +9,7 @@ import numpy as np
 import jitdnn as jd
 from jitdnn.errors import InvalidArgument
 from jitdnn.frameworks.onnx.operator import Site, table
-from jitdnn.frameworks.onnx.pointwise import is_real
+from jitdnn.frameworks.onnx.pointwise import is_real, pointwise
 from jitdnn.frameworks.onnx.views import chosen_axes, whole
 
 Array = np.ndarray[Any, Any]
@@ -113,12 +113,26 @@ def reverse_sequence(x: Array, lengths: Array, /, *, batch_axis: int = 1, time_a
     return np.moveaxis(result, (0, 1), (batch_axis, time_axis))
 
 
+def one_hot(indices: Array, depth: Array, values: Array, /, *, axis: int = -1) -> Any:
+    """Negative indices count from the end; those that are outside have no place."""
+    count = int(depth.item())
+    axis = axis % (indices.ndim + 1)
+    places = np.arange(count).reshape(-1, *(1,) * (indices.ndim - axis))
+    where_ = np.expand_dims(indices.astype(np.int64, copy=False), axis)
+    off, on = np.split(values, 2)
+    return pointwise(
+        lambda i, p, no, yes: jd.where((i == p) | (i + count == p), yes, no),
+        where_, places, off, on, dtype=values.dtype,
+    )  # fmt: skip
+
+
 OPERATORS = table(
     Concat=concat,
     DepthToSpace=depth_to_space,
     Gather=gather,
     GatherElements=gather_elements,
     GatherND=gather_nd,
+    OneHot=one_hot,
     Pad=pad,
     ReverseSequence=reverse_sequence,
     SpaceToDepth=space_to_depth,

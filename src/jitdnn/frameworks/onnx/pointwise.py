@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 import jitdnn as jd
+from jitdnn.errors import NotSupported
 from jitdnn.rtcg.expression import Expression, trace
 
 Array = np.ndarray[Any, Any]
+_MOST = 2**63 - 1
 
 
 def is_real(x: Array) -> bool:
@@ -30,6 +32,11 @@ def pointwise(function: Callable[..., Any], *arrays: Array, dtype: np.dtype[Any]
 
     A result of no axes comes from arrays of no axes, as everywhere in ONNX.
     """
+    for array in arrays:
+        if array.dtype == np.uint64 and array.size and array.max() > _MOST:
+            raise NotSupported(
+                "uint64 from 2^63 on is not covered: integers are computed as 64 bits with a sign"
+            )
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     out = np.empty(shape or (1,), arrays[0].dtype if dtype is None else dtype)
     operands = [array.reshape(1) if array.ndim == 0 else array for array in arrays]

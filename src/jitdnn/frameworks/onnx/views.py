@@ -184,7 +184,16 @@ def _converted(x: Array, dtype: np.dtype[Any], saturate: bool, round_mode: str, 
         return x.astype(dtype, copy=False)
 
 
+def bit_cast(x: Array, /, *, to: int, site: Site) -> Array:
+    """The same bits as elements of another type of as many."""
+    dtype = element_type(to)
+    if x.dtype.kind == "O" or dtype.kind == "O" or x.dtype.itemsize != dtype.itemsize:
+        raise site.refuse(f"bits of {x.dtype.name} as {dtype.name} are not covered")
+    return x.view(dtype)
+
+
 OPERATORS = table(
+    BitCast=bit_cast,
     Cast=cast,
     CastLike=cast_like,
     Constant=constant,
