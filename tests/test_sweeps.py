@@ -325,3 +325,22 @@ def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch:
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)
     out[...] = np.nan
     assert np.isnan(memory).all(), "wrote beside its output"
+
+
+def test_streaming_beside_a_smaller_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether rows have a head is settled for all outputs alike."""
+    monkeypatch.setattr(sweeps, "_STREAM_BYTES", 0)
+    program = Program(
+        (
+            Sweep((("max", PLAIN),)),
+            Sweep(writes=((0, trace(lambda x, m: x - m)), (1, trace(lambda x, m: m - x)))),
+        ),
+        row_outputs=((2, 0),),
+    )
+    values = np.random.default_rng(9).integers(-9, 9, (5, 1101)).astype(np.float64)
+    x, half = (TensorDescriptor.packed((5, 1101), dtype) for dtype in ("f32", "f16"))
+    above, below, most = run(program, [x, x, half, TensorDescriptor.packed((5, 1), "bf16")], [values], (1,))
+    greatest = values.max(axis=1, keepdims=True)
+    np.testing.assert_array_equal(above, values - greatest)
+    np.testing.assert_array_equal(below, greatest - values)
+    np.testing.assert_array_equal(most.astype(np.float64), greatest)

@@ -189,14 +189,15 @@ def _plan(
         for n, move in enumerate(layout.moves())
     )
     written = {output for sweep in program.sweeps for output, _ in sweep.writes if not sweep.folds}
+    run = layout.inner[0] * min((DTYPES[tensors[inputs + output].dtype] for output in written), default=0)
+    has_head = not layout.is_across and run >= _STREAM_RUN
     streams = tuple(
         output for output in sorted(written)
         if moves[inputs + output] == UNIT and _streams(
-            tensors[inputs + output], pieces, inputs + output, layout, lanes
+            tensors[inputs + output], pieces, inputs + output, layout, lanes, has_head
         )
     )  # fmt: skip
-    has_head = not layout.is_across and layout.inner[0] * DTYPES[tensors[-1].dtype] >= _STREAM_RUN
-    is_tiny = not layout.is_across and layout.steps == 1 and not is_split
+    is_tiny = not layout.is_across and not has_head and layout.steps == 1 and not is_split
     fixed = layout.inner[0] if is_tiny and layout.inner[0] <= _FIXED_VECTORS * lanes else 0
     stage = _stage(program, layout, moves, of_rows, lanes)
     code = SweepCode(
@@ -231,11 +232,13 @@ def _stage(
     return Stage()
 
 
-def _streams(tensor: TensorDescriptor, pieces: int, number: int, layout: Layout, lanes: int) -> bool:
+def _streams(
+    tensor: TensorDescriptor, pieces: int, number: int, layout: Layout, lanes: int, has_head: bool
+) -> bool:
     """Whether an output is written past the caches: large, in pieces that can be aligned vectors."""
     if tensor.nbytes * pieces < _STREAM_BYTES:
         return False
-    if not layout.is_across and layout.inner[0] * DTYPES[tensor.dtype] >= _STREAM_RUN:
+    if has_head:
         return True  # what is before the first aligned vector is stored otherwise
     axes = [*layout.kept, *layout.reduced, *([layout.inner] if layout.is_across else [])]
     return all(strides[number] % lanes == 0 for _, strides in axes)
