@@ -39,7 +39,7 @@ from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
 _CORE_BYTES_PER_SECOND = 20e9  # what one core moves between the caches and memory
 _STRIDED_SECONDS = {STRIDED: 0.6e-9, CROSSED: 0.2e-9}  # more for an element of a tensor that moves like this
 _FUNCTION_SECONDS = {4: 0.1e-9, 8: 0.4e-9}  # exp and its like in vectors of 64 bytes, by bytes of an element
-_CHEAP = frozenset({"absolute", "minimum", "maximum", "where"})
+_CHEAP = frozenset({"absolute", "ceil", "floor", "maximum", "minimum", "rint", "sign", "trunc", "where"})
 STREAM_BYTES = 48 << 20  # outputs from here on do not fit any cache: they are written past it
 _STREAM_RUN = 4096  # bytes in one piece, or looking for aligned addresses costs more than it brings
 
