@@ -282,7 +282,7 @@ def _forward(
         clip=clip,
         drop=drop,
     )
-    given = [("x", x), *index, *_states(cell, form, (("hx", hx), ("cx", cx)))]
+    given = [("x", x), *index, *_states(cell, (("hx", hx), ("cx", cx)))]
     given += [(f"weights[{place}]", weight) for place, weight in enumerate(weights)]
     names, arrays = zip(*given, strict=True)
     results = 2 + (cell == "lstm") + training
@@ -323,7 +323,7 @@ def _backward(
     )
     given = [("dy", dy), *index]
     if form.has_final:
-        given += _states(cell, form, (("dhn", dhn), ("dcn", dcn)))
+        given += _states(cell, (("dhn", dhn), ("dcn", dcn)))
     if form.has_states and cell in ("lstm", "gru"):
         given.append(("cx", cx) if cell == "lstm" else ("hx", hx))
     given += [(f"weights[{place}]", weight) for place, weight in enumerate(weights) if len(weight.shape) == 2]
@@ -412,7 +412,7 @@ def _whole(name: str, values: Any) -> tuple[Any, Any]:
     return values, array
 
 
-def _states(cell: str, form: _Form, pair: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def _states(cell: str, pair: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(name, array) for name, array in pair[: 1 + (cell == "lstm")] if array is not None]
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers in one launch: products over all steps at once where there can be one, else a fused phase a step."""
+"""Recurrent layers in one launch: one product for all steps where there can be one, else a fused phase for each."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Backward:
         def source(frame: Frame, layer: Value) -> Pointer:
             return frame.section("dgates", p.slopes, "gates", layer)
 
-        def store(k: Builder, frame: Frame, layer: Value, column: Value) -> Callable[[Value, Value], None]:
+        def store(frame: Frame, layer: Value, column: Value) -> Callable[[Value, Value], None]:
             to = frame.work("dx") if first else self.outputs(frame, layer - 1)
             to = to + column
             return lambda row, sums: to.store(sums, row * columns)
@@ -235,7 +235,7 @@ class Backward:
                 row = frame.state_row("dhx", here.layer, direction, n)
                 frame.store_units("dhx", total.get(), row, unit, p.size)
                 if p.cell == "lstm" and not p.projection:
-                    self._finish_cell(k, frame, here, n, unit)
+                    self._finish_cell(frame, here, n, unit)
         with k.when(n < here.count):
             row = here.start + n
             place = (row * p.directions + direction) * p.padded_size + unit
@@ -249,7 +249,7 @@ class Backward:
             else:
                 self._cell(k, frame, here, n, unit, total.get(), carried)
 
-    def _finish_cell(self, k: Builder, frame: Frame, here: _Here, n: Value, unit: Value) -> None:
+    def _finish_cell(self, frame: Frame, here: _Here, n: Value, unit: Value) -> None:
         p = self.code.p
         at = (here.direction * frame.number("batch") + n) * p.padded + unit
         row = frame.state_row("dcx", here.layer, here.direction, n)
@@ -281,7 +281,7 @@ class Backward:
                     for vector in range(product.vectors):
                         unit = (block * product.vectors + vector) * lanes
                         with k.when(unit < p.padded):
-                            self._finish_cell(k, frame, here, n, unit)
+                            self._finish_cell(frame, here, n, unit)
 
     def _cell(
         self, k: Builder, frame: Frame, here: _Here, n: Value, unit: Value, dh: Value, carried: Pointer | None

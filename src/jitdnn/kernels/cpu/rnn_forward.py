@@ -212,7 +212,7 @@ class Forward:
     ) -> None:
         p, width = self.code.p, self.gates_width
 
-        def store(k: Builder, frame: Frame, layer: Value, column: Value) -> Callable[[Value, Value], None]:
+        def store(frame: Frame, layer: Value, column: Value) -> Callable[[Value, Value], None]:
             each = p.gates * p.padded
             bias = frame.work("bias").load(column, self.lanes)
             to = self.sums(frame, layer) + (column // each * width + column % each)
@@ -294,7 +294,7 @@ class Forward:
             c = lower(k, cells.lstm_cell(p.clip), [f, states.load(0, lanes), i, g])
             h = lower(k, cells.LSTM_OUT, [o, c])
             states.store(c)
-            self._keep(k, here, n, unit, (i, f, g, o), given)
+            self._keep((i, f, g, o), given)
             if p.is_training:
                 here.kept("cell").store(c, (row * p.directions + here.direction) * p.padded + unit)
             with k.when((n >= here.final) & (unit < p.hidden)):
@@ -314,14 +314,12 @@ class Forward:
             new = lower(k, cells.GRU_NEW, [x[2], r, m])
             before = here.old.load((here.direction * frame.number("batch") + n) * p.padded + unit, lanes)
             h = lower(k, cells.GRU_OUT, [z, new, before])
-            self._keep(k, here, n, unit, (r, z, new, m), given)
+            self._keep((r, z, new, m), given)
         else:
             h = lower(k, cells.plain(p.cell), [x[0], u[0]])
         self._emit(k, frame, here, n, unit, h)
 
-    def _keep(
-        self, k: Builder, here: _Here, n: Value, unit: Value, gates: tuple[Value, ...], given: Pointer
-    ) -> None:
+    def _keep(self, gates: tuple[Value, ...], given: Pointer) -> None:
         if self.keeps_gates:
             for number, gate in enumerate(gates):
                 given.store(gate, number * self.code.p.padded)

@@ -104,10 +104,6 @@ def strides_of(p: Recurrent) -> dict[str, int]:
     return values
 
 
-def table_names(p: Recurrent) -> tuple[str, ...]:
-    return ("counts", "starts", "order")
-
-
 def table_places(p: Recurrent) -> tuple[dict[str, int], int]:
     """Where the tables of 64-bit numbers begin, and where they end, in such numbers."""
     counts, starts = 8, 8 + p.steps + 2
@@ -123,7 +119,6 @@ class Frame:
         self.arguments = Arguments(k, args, code.pointers)
         self.lanes = k.lanes(code.dtype)
         self._numbers = Slots(*code.slots)
-        self._loaded: dict[str, Value] = {}
 
     def number(self, name: str) -> Value:
         """A run-time number; read in the block where it is first asked for, so ask before a loop."""

@@ -131,11 +131,11 @@ def step_sums(
 def trace_rows_product(
     module: Module, code: Code, task_name: str, product: Product, columns: int,
     source: Callable[[Frame, Value], Pointer], panels: Callable[[Frame], Pointer],
-    store: Callable[[Builder, Frame, Value, Value], Callable[[Value, Value], None]],
+    store: Callable[[Frame, Value, Value], Callable[[Value, Value], None]],
 ) -> None:  # fmt: skip
     """Trace a task of the product of all rows with all panels, to `columns` columns (a multiple of 16).
 
-    Tasks: ceil(rows / ROWS_A_TASK) times the shares of the panels, `shares` at run time. `store(k, frame, layer,
+    Tasks: ceil(rows / ROWS_A_TASK) times the shares of the panels, `shares` at run time. `store(frame, layer,
     column)` gives what stores a row's vector: called with the row's number and the sums.
     """
     lanes = module.isa.lanes(code.dtype)
@@ -161,6 +161,6 @@ def trace_rows_product(
                 for vector in range(product.vectors):
                     column = panel * width + vector * lanes
                     with k.when(column < columns):
-                        put = store(k, frame, layer, column)
+                        put = store(frame, layer, column)
                         for row in k.range(start, stop):
                             put(row, sums.load((row - base) * width + vector * lanes, lanes))

@@ -189,7 +189,7 @@ class Weights:
 
     # ---- products
 
-    def _gate_row(self, k: Builder, weight: str, number: Value) -> tuple[Value, Value]:
+    def _gate_row(self, weight: str, number: Value) -> tuple[Value, Value]:
         """(row of the weight, whether there is one) for a column of the gradients."""
         p = self.code.p
         if weight == "weight_hr":
@@ -202,7 +202,7 @@ class Weights:
             return (gate - 1) * p.hidden + unit, inside & (gate > 0) & (gate < 4)
         return (gate + 2) % 3 * p.hidden + unit, inside & (gate < 3)
 
-    def _is_wanted(self, k: Builder, weight: str, number: Value) -> Value:
+    def _is_wanted(self, weight: str, number: Value) -> Value:
         """Whether any of a tile's columns from this one on belongs to the weight."""
         p = self.code.p
         if p.cell == "gru" and weight == "weight_hh":
@@ -237,10 +237,10 @@ class Weights:
                 for row in k.range(0, used, ROWS_A_CHUNK):
                     rows = (used - row).min(ROWS_A_CHUNK)
                     for at in k.range(0, SIDE, TILE):
-                        with k.when(self._is_wanted(k, weight, first + at)):
+                        with k.when(self._is_wanted(weight, first + at)):
                             k.call(contract, a + row * SIDE + at, b + row * width, sums + at * width, rows)
                 for at in k.range(SIDE):
-                    place, inside = self._gate_row(k, weight, first + at)
+                    place, inside = self._gate_row(weight, first + at)
                     with k.when(inside):
                         for vector in range(code.wide):
                             column = panel * width + vector * lanes
@@ -273,7 +273,7 @@ class Weights:
             for row in k.range(frame.table("starts").load(frame.number("steps"))):
                 total += rows.load(row * pitch + column, lanes)
             for name in p.biases:
-                place, inside = self._gate_row(k, name, column)
+                place, inside = self._gate_row(name, column)
                 with k.when(inside):
                     target = frame.weight(name, frame.counter(LAYER), direction)
                     left = k.integer(p.hidden) - column % p.padded
