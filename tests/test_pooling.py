@@ -170,6 +170,18 @@ def test_as_pytorch(mode: str, layout: str | None) -> None:
         np.testing.assert_allclose(dx.transpose(back), gradient, rtol=1e-6, atol=1e-6)
 
 
+def test_x_and_y_are_of_one_type() -> None:
+    x = np.zeros((1, 1, 4, 4), np.int8)
+    with pytest.raises(InvalidType, match="x is i8 and y is u8: they must be of one dtype"):
+        jd.max_pool(x, 2, out=np.zeros((1, 1, 2, 2), np.uint8))
+    with pytest.raises(InvalidType):
+        jd.max_pool(x, 2, out=np.zeros((1, 1, 2, 2), np.float32))
+    with pytest.raises(InvalidType):
+        jd.max_pool(x.astype(np.float32), 2, out=np.zeros((1, 1, 2, 2)), return_indices=False)
+    with pytest.raises(InvalidType):
+        jd.max_pool(x.astype(np.float32), 2, out=(np.zeros((1, 1, 2, 2)), None), return_indices=True)
+
+
 def test_padding_must_be_less_than_what_a_window_spans() -> None:
     x = np.zeros((1, 1, 9, 9), np.float32)
     assert jd.max_pool(x, 2, 1, padding=3, dilation=3).shape == (1, 1, 12, 12)

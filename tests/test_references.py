@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from jitdnn.problems import (
 )
 from jitdnn.problems.activation import FUNCTIONS
 from jitdnn.problems.pooling import output_shape
+from jitdnn.tensor import TensorDescriptor
 from strategies import convolutions, poolings
 
 torch = pytest.importorskip("torch")
@@ -233,44 +235,61 @@ def test_pooling_is_torchs(shape: str, attributes: str, rounding: str, mode: str
     close(backward.reference(dy, x, y) if mode == "max" else backward.reference(dy), dx)
 
 
-def naive_pooling(problem: Pooling, x: Reals) -> Reals:
-    """Element by element, as the definition of the problem reads."""
-    y = np.empty(problem.y.shape)
+def naive_pooling(problem: Pooling, x: Reals) -> tuple[Reals, Reals]:
+    """Element by element, as the definition of the problem reads; and the indices of the maxima."""
+    y, indices = np.empty(problem.y.shape), np.full(problem.y.shape, -1.0)
+    assert isinstance(problem.dilation, tuple)
     for index in np.ndindex(*problem.y.shape):
         inside, size = [], 1
-        axes = zip(index[2:], problem.window, problem.stride, problem.padding, problem.spatial, strict=True)
-        for o, k, s, (before, after), i in axes:
-            reach = range(o * s - before, o * s - before + k)
+        axes = zip(
+            index[2:], problem.window, problem.stride, problem.dilation, problem.padding, problem.spatial,
+            problem.output_spatial, strict=True,
+        )  # fmt: skip
+        for o, k, s, d, (before, after), i, out in axes:
+            reach = range(o * s - before, o * s - before + k * d, d)
+            if problem.rounding == "adaptive":
+                reach = range(math.floor(o * i / out), math.ceil((o + 1) * i / out))
             inside.append([e for e in reach if 0 <= e < i])
             size *= sum(1 for e in reach if e < i + after)
-        elements = [x[index[:2] + place] for place in itertools.product(*inside)]
+        places = list(itertools.product(*inside))
+        elements = [x[index[:2] + place] for place in places]
+        if elements:
+            indices[index] = np.ravel_multi_index(places[int(np.argmax(elements))], problem.spatial)
         if problem.mode == "max":
             y[index] = max(elements, default=-np.finfo(np.float32).max)
         elif not elements:
             y[index] = 0.0
         else:
             y[index] = sum(elements) / (size if problem.count_include_pad else len(elements))
-    return y
+    return y, indices
+
+
+def plain_pooling(problem: Pooling, direction: str, indices: str | None = None) -> Pooling:
+    """The same windows over packed f64 tensors."""
+    x, y = (TensorDescriptor.packed(tensor.shape, "f64") for tensor in (problem.x, problem.y))
+    return Pooling(
+        direction, problem.mode, x, y, problem.window, problem.stride, problem.padding, problem.count_include_pad,
+        problem.rounding, dilation=problem.dilation,
+        indices=TensorDescriptor.packed(y.shape, indices) if indices else None,
+    )  # fmt: skip
 
 
 @SWEEP
 @given(poolings())
 def test_any_pooling_is_its_definition(problem: Pooling) -> None:
-    forward = Pooling.make(
-        "fwd", problem.mode, problem.x.shape, problem.window, problem.stride, problem.padding,
-        problem.count_include_pad, problem.rounding,
-    )  # fmt: skip
+    forward = plain_pooling(problem, "fwd", "i64" if problem.mode == "max" else None)
     (x,) = random_inputs(forward)
-    close(forward.reference(x), naive_pooling(forward, x))
+    results = forward.reference(x)
+    for ours, naive in zip(
+        results if problem.mode == "max" else [results], naive_pooling(forward, x), strict=False
+    ):
+        close(ours, naive)
 
 
 @SWEEP
 @given(poolings())
 def test_gradients_of_pooling_are_its_adjoints(problem: Pooling) -> None:
-    shape = (problem.x.shape, problem.window, problem.stride, problem.padding)
-    rest = (problem.count_include_pad, problem.rounding)
-    forward = Pooling.make("fwd", problem.mode, *shape, *rest)
-    backward = Pooling.make("bwd", problem.mode, *shape, *rest)
+    forward, backward = plain_pooling(problem, "fwd"), plain_pooling(problem, "bwd")
     (x,) = random_inputs(forward)
     # away from a tie the maximum is linear: the empty windows' constant -FLT_MAX is no part of that
     y = np.where(forward.reference(x) == -np.finfo(np.float32).max, 0.0, forward.reference(x))

@@ -52,7 +52,7 @@ from jitdnn.problems.problem import (
     settle_gradients,
 )
 from jitdnn.problems.words import Words, axes_word, layout_forms, layout_words, pairs_word
-from jitdnn.tensor import REAL_DTYPES, TensorDescriptor
+from jitdnn.tensor import TensorDescriptor
 
 DIRECTIONS = ("fwd", "bwd")
 MODES = ("max", "avg")
@@ -227,7 +227,7 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         """(x, y) and perhaps indices forward; backward (dy, x, y, dx) for the maximum, (dy, dx) for the
         average."""
         if self.direction == "fwd":
-            dtypes = (*REAL_DTYPES, *QUANTIZED)
+            dtypes = QUANTIZED if self.x.dtype in QUANTIZED else None
             results: tuple[Operand, ...] = (Operand("y", self.y, "out", dtypes),)
             if self.indices is not None:
                 last = math.prod(self.spatial) - 1
