@@ -31,6 +31,14 @@ SHAPES = [
     "shape0x4 classes64",
     "shape2x4x0 classes64",
 ]
+# lanes along rows, along classes, and along rows that are transposed first; whole vectors and rests of them
+LOOKED_UP = [
+    "shape3x5x70 classes64 weighted",
+    "shape70x3 classes64 weighted",
+    "shape2x18x77 classes64 weighted nhwc",
+    "shape3x200x7 classes64 weighted nhwc",
+    "shape2000x40 classes32",
+]
 KINDS = [
     "classes64 ignore3",
     "classes64 weighted",
@@ -80,6 +88,13 @@ def test_awkward_shapes(words: str, direction: str) -> None:
         check_loss(cross_entropy(f"{reduction} {words}", direction))
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("words", LOOKED_UP)
+def test_looked_up(words: str, dtype: str) -> None:
+    for reduction in ("mean", "none"):
+        assert "rows" in check_loss(cross_entropy(f"{reduction} {words} {dtype}", "fwd"))
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("words", KINDS)
@@ -106,6 +121,9 @@ def test_orders_in_memory(direction: str, arrangement: str) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_narrower_instruction_sets(direction: str, cpu: str) -> None:
     check_loss(cross_entropy("shape3x18x5 classes64 weighted smoothing0.1", direction), cpu=cpu)
+    for words in ("shape3x18x37 classes64", "shape37x18 classes64", "shape2x300 classes64"):
+        if direction == "fwd":
+            check_loss(cross_entropy(words, direction), cpu=cpu)
 
 
 def test_every_algorithm_is_reached() -> None:

@@ -19,6 +19,7 @@ from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
 from jitdnn.kernels.cpu.cross_entropy import SweptCrossEntropy
+from jitdnn.kernels.cpu.cross_entropy_rows import CrossEntropyRows
 from jitdnn.kernels.cpu.ctc_loss import SequenceRecursion
 from jitdnn.kernels.cpu.dropout import PhiloxDropout
 from jitdnn.kernels.cpu.elementwise import build_elementwise
@@ -134,7 +135,7 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ("cpu", Random, None): (PhiloxFill(), REFERENCE),
     ("cpu", Attention, "fwd"): (TiledForward(), REFERENCE),
     ("cpu", Attention, "bwd"): (TiledBackward(), REFERENCE),
-    ("cpu", CrossEntropy, "fwd"): (SweptCrossEntropy(), REFERENCE),
+    ("cpu", CrossEntropy, "fwd"): (CrossEntropyRows(), SweptCrossEntropy(), REFERENCE),
     ("cpu", CrossEntropy, "bwd"): (SweptCrossEntropy(), REFERENCE),
     ("cpu", CtcLoss, "fwd"): (SequenceRecursion(), REFERENCE),
     ("cpu", CtcLoss, "bwd"): (SequenceRecursion(), REFERENCE),
