@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import jitdnn as jd
-from jitdnn.frameworks.onnx.operator import Function, Site, table
+from jitdnn.frameworks.onnx.operator import Function, table
 from jitdnn.frameworks.onnx.pointwise import Array, is_real, pointwise
 
 _BOOL = np.dtype(bool)
@@ -77,9 +77,7 @@ def modulo(x: Array, y: Array, /, *, fmod: int = 0) -> Array:
     return pointwise(jd.fmod if fmod else jd.remainder, x, y)
 
 
-def where(condition: Array, x: Array, y: Array, /, *, site: Site) -> Array:
-    if x.dtype == object:
-        raise site.refuse("text is not covered")
+def where(condition: Array, x: Array, y: Array, /) -> Array:
     return pointwise(lambda c, a, b: jd.where(c != 0.0, a, b), condition, x, y, dtype=x.dtype)
 
 

@@ -33,6 +33,8 @@ def pointwise(function: Callable[..., Any], *arrays: Array, dtype: np.dtype[Any]
     A result of no axes comes from arrays of no axes, as everywhere in ONNX.
     """
     for array in arrays:
+        if array.dtype == object:
+            raise NotSupported("text is not covered")
         if array.dtype == np.uint64 and array.size and array.max() > _MOST:
             raise NotSupported(
                 "uint64 from 2^63 on is not covered: integers are computed as 64 bits with a sign"
