@@ -122,12 +122,28 @@ def bench(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to measure each candidate.")] = 0.2,
     list_suites: Annotated[bool, typer.Option("--list", help="List the built-in suites and stop.")] = False,
+    memory_bound: Annotated[
+        bool,
+        typer.Option(
+            "--memory-bound",
+            help="Measure operations that move memory, all or those with these words in their names, beside PyTorch's "
+            "and a copy of as many bytes.",
+        ),
+    ] = False,
+    formulas: Annotated[
+        bool, typer.Option("--formulas", help="Measure elementwise formulas beside NumPy's expressions.")
+    ] = False,
 ) -> None:
     """Measure problems or suites, beside other libraries if wanted."""
-    from jitdnn.cli.bench import list_built_in, run_bench
+    from jitdnn.cli.bench import list_built_in, run_bench, run_formulas, run_memory_bound
 
     if list_suites:
         list_built_in()
+        return
+    if memory_bound:
+        raise typer.Exit(run_memory_bound(problems or [], threads, json_rows, seconds))
+    if formulas:
+        run_formulas(threads, seconds)
         return
     code = run_bench(
         problems or [], suite or [], direction.value, batch, threads, workspace_limit, peer or [], algorithm,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
+from jitdnn.bench import memory_bound
 from jitdnn.bench.driver import Options, Row, run
 from jitdnn.bench.report import families, of_family, summaries, write_json
 from jitdnn.bench.suites import Layer, built_in, load, unique
-from jitdnn.bench.timing import QUIET, Method
+from jitdnn.bench.timing import QUIET, Method, geometric_mean
 from jitdnn.cli.console import print_table, progress, say
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems import parse
@@ -122,3 +124,58 @@ def _cells(row: Row, present: Sequence[str]) -> list[str]:
         peer = of_family(row, family)
         cells.append("-" if peer is None else f"{peer.ratio:.2f}")
     return cells
+
+
+def run_memory_bound(only: Sequence[str], threads: int | None, json_rows: Path | None, seconds: float) -> int:
+    """Measure operations that move memory and print them. Returns 1 if any result was wrong, else 0."""
+    counts = (1, 2) if threads is None else (threads,)
+    with ExitStack() as stack:
+        stream = _open(json_rows, stack)
+        rows = []
+        for row in memory_bound.run(counts, only=only, method=Method(seconds=seconds)):
+            rows.append(row)
+            if stream is not None:
+                stream.write(json.dumps(row.as_json()) + "\n")
+                stream.flush()
+    if not rows:
+        raise InvalidArgument(f"no operation has any of {', '.join(only)} in its name")
+    columns = ["operation", "layout", "threads", "ms", "torch ms", "x torch", "x copy"]
+    cells = [
+        [row.name, row.layout, str(row.threads), row.failure or "", "", "", ""]
+        if row.seconds is None or row.torch_seconds is None
+        else [
+            row.name, row.layout, str(row.threads), f"{1e3 * row.seconds:.2f}", f"{1e3 * row.torch_seconds:.2f}",
+            f"{row.ratio:.2f}", f"{row.over_copy:.2f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    print_table(f"{rows[0].device}, {rows[0].date}", columns, cells, "llrrrrr")
+    for layout in dict.fromkeys(row.layout for row in rows):
+        for count in counts:
+            done = [r for r in rows if (r.layout, r.threads) == (layout, count) and r.failure is None]
+            mean = geometric_mean([r.ratio for r in done if r.ratio is not None])
+            slow = [r.name for r in done if r.over_copy is not None and r.over_copy > memory_bound.COPY_LIMIT]
+            say(
+                f"{layout}, {count} threads: geometric mean x{mean:.2f} of PyTorch; beyond {memory_bound.COPY_LIMIT} "
+                f"copies: {', '.join(slow) or 'none'}"
+            )
+    busiest = max((row.neighbours or 0.0 for row in rows), default=0.0)
+    if busiest > QUIET:
+        say(f"other programs kept up to {busiest:.1f} processors busy: these times and ratios say little")
+    return 1 if any(row.failure for row in rows) else 0
+
+
+def run_formulas(threads: int | None, seconds: float) -> None:
+    """Measure elementwise formulas beside NumPy's expressions and print them."""
+    counts = (1, 2) if threads is None else (threads,)
+    rows = list(memory_bound.run_formulas(counts, Method(seconds=seconds)))
+    cells = [
+        [name, str(count), f"{1e3 * ours:.2f}", f"{1e3 * theirs:.2f}", f"{times:.2f}"]
+        for name, count, ours, theirs, times in rows
+    ]
+    print_table(
+        "three float32 arrays of 64 MiB", ["formula", "threads", "ms", "NumPy ms", "x NumPy"], cells, "lrrrr"
+    )
+    say(
+        f"geometric mean x{geometric_mean([row[4] for row in rows]):.2f}, least x{min(row[4] for row in rows):.2f}"
+    )
