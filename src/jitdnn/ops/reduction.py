@@ -66,7 +66,7 @@ def reduction(
     Raises InvalidArgument for what cannot be traced, ParseError for text.
     """
     made = formula(function)
-    each = reduce if isinstance(reduce, (tuple, list)) else (reduce,) * len(made.results)
+    each: Sequence[Any] = reduce if isinstance(reduce, (tuple, list)) else (reduce,) * len(made.results)
     if len(each) != len(made.results):
         raise InvalidArgument(
             f"{len(each)} reductions for {len(made.results)} results: give one, or one for each"

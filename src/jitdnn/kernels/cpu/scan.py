@@ -22,7 +22,7 @@ from typing import Any, cast
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device, Kernel
 from jitdnn.kernels.cpu.loops import Counter, share
-from jitdnn.kernels.cpu.sweeps_fold import fold, fold_lanes, identity
+from jitdnn.kernels.cpu.sweeps_fold import State, fold, fold_lanes, identity
 from jitdnn.kernels.cpu.transform import PartsKernel
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Register, Value
 from jitdnn.rtcg.compile import load
@@ -187,7 +187,7 @@ class _Scan:
                 add(i, None)
             for i in k.range(whole, count, lanes):
                 add(i, k.mask(count - i, lanes))
-            whole_total = (total.get(),)
+            whole_total: State = (total.get(),)
             if not keeps_order:
                 whole_total = fold_lanes(k, self.code.reduction, whole_total)
             self.totals.store(k.extract(whole_total[0], 0), unit)
