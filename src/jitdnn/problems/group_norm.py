@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.normalization import EPSILON, LIKE_X, Normalization
-from jitdnn.problems.problem import as_descriptor
+from jitdnn.problems.problem import as_descriptor, whole_numbers
 from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import MAX_DIMENSIONS, TensorDescriptor
 
@@ -57,10 +57,10 @@ class GroupNorm(Normalization, kinds=("group_norm_fwd", "group_norm_bwd")):
             raise InvalidShape(
                 f"x has shape {self.x.shape}: N, C and at most {MAX_DIMENSIONS - 3} axes of space are needed"
             )
-        channels = self.x.shape[1]
-        if self.groups < 1 or channels % self.groups:
-            raise InvalidArgument(f"groups is {self.groups}: it must divide the {channels} channels")
-        object.__setattr__(self, "groups", int(self.groups))
+        channels, (groups,) = self.x.shape[1], whole_numbers((self.groups,), "groups")
+        if groups < 1 or channels % groups:
+            raise InvalidArgument(f"groups is {groups}: it must divide the {channels} channels")
+        object.__setattr__(self, "groups", groups)
 
     @property
     def kind(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems.normalization import EPSILON, Normalization
-from jitdnn.problems.problem import as_descriptor, check_choice
+from jitdnn.problems.problem import as_descriptor, check_choice, whole_numbers
 from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor
 
@@ -58,10 +58,10 @@ class LayerNorm(Normalization, kinds=("layer_norm_fwd", "layer_norm_bwd", "rms_n
     def _check_attributes(self) -> None:
         super()._check_attributes()
         check_choice(self.form, FORMS, "form")
-        rank = len(self.x.shape)
-        if not -rank <= self.axis < rank:
-            raise InvalidArgument(f"axis {self.axis} of x with {rank} dims: it must be {-rank} to {rank - 1}")
-        object.__setattr__(self, "axis", int(self.axis) % rank)
+        rank, (axis,) = len(self.x.shape), whole_numbers((self.axis,), "axis")
+        if not -rank <= axis < rank:
+            raise InvalidArgument(f"axis {axis} of x with {rank} dims: it must be {-rank} to {rank - 1}")
+        object.__setattr__(self, "axis", axis % rank)
 
     @property
     def kind(self) -> str:
