@@ -42,7 +42,6 @@ VIEWS = [
     "addmask mask=s0,0,1,37",
     "boolmask mask=s0,0,3,80",
     "scale-2.0",
-    "scale0.0",
 ]
 VIEWS_BACKWARD = [
     "right0 past3",
@@ -122,7 +121,7 @@ def test_every_algorithm_is_reached(direction: str) -> None:
     assert unreached([attention(words, direction) for words in SIZES]) == set()
 
 
-@settings(max_examples=5, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=4, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(attentions())
 def test_any_attention(problem: Problem) -> None:
     check_attention(problem, threads=(2,))
@@ -140,7 +139,6 @@ def arrays(n: int, h: int, g: int, t: int, s: int, d: int, e: int, seed: int = 0
 CALLS: dict[str, tuple[Any, Any]] = {
     "plain": ({}, {}),
     "causal": ({"causal": True}, {"is_causal": True}),
-    "scale": ({"scale": 0.2}, {"scale": 0.2}),
     "bool": ("bool", "bool"),
     "float": ("float", "float"),
 }

@@ -81,7 +81,7 @@ class ForwardPlan:
 def plan_forward(code: Code, isa: Isa, queries: int) -> ForwardPlan:
     lanes = isa.lanes(code.real)
     width = code.vectors * lanes
-    values = plan_product(isa, code.real, width, code.value_size)
+    values = plan_product(isa, code.real, min(width, max(1, queries)), code.value_size)
     panels = min(_PANELS, ceil_div(max(1, queries), width))
     return ForwardPlan(code, values, panels, width, ceil_div(code.size, lanes) * lanes)
 
@@ -229,15 +229,16 @@ class _Forward:
             k.call(self.band, room["scores"], padded, start, room["lo"] + at, room["hi"] + at)
         k.call(self.soften, room["scores"], padded, room["top"] + at, room["total"] + at, room["factor"])
         product, size = plan.values, plan.values.reach(plan.width)
+        count = (slots["queries"] - (first + at)).min(plan.width)
         sums = room["sums"] + p * product.room(plan.width)
         for column in range(product.columns):
             place = sums + column * (size * product.block)
-            for i in k.range(plan.width):
+            for i in k.range(count):
                 scale = room["factor"].splat(i, self.lanes)
                 for v in range(product.vectors):
                     here = place + (i * product.block + v * self.lanes)
                     here.store(here.load(0, self.lanes) * scale, 0)
-            for i in k.range(0, size, product.rows):
+            for i in k.range(0, count, product.rows):
                 k.call(
                     self.add_values, room["scores"] + i, room["values"] + column * product.block,
                     place + i * product.block, padded,
