@@ -16,6 +16,7 @@ from jitdnn.kernels.cpu.transpose import copy_transposed, transpose
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import assembly, compile_object, load
 from jitdnn.rtcg.isa import isa, runnable
+from jitdnn.tensor import DTYPES
 
 LANES = 8  # of f32; any power of two is a vector on every target
 
@@ -63,6 +64,25 @@ def test_masked_lanes_are_neither_read_nor_written(count: int) -> None:
     kept = min(max(count, 0), LANES)
     np.testing.assert_array_equal(target[:kept], source[:kept])
     assert np.isnan(target[kept:]).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("name", ["bf16", "f16", "i8", "u8", "i16", "i32"])
+def test_few_lanes_of_short_types_leave_their_neighbours(name: str, count: int) -> None:
+    """Known to the compiler as they are: it may make a scalar store of one lane."""
+    source = np.arange(16, dtype=np.float32) + 1
+    target = np.full(16, 77, {1: np.uint8, 2: np.uint16, 4: np.uint32}[DTYPES[name]])
+
+    def generate(module: Module) -> None:
+        with module.task("task") as (k, args, _, _thread):
+            arguments = Arguments(k, args, 2)
+            short = arguments.pointer(1, name).as_real("f32")
+            short.store(arguments.pointer(0, "f32").load(0, 16), 0, k.mask(count, 16))
+
+    kernel = CpuKernel(load("test-few", (name, count), isa(), generate), [("task", 1)], 2, threads=1)
+    kernel(None, [source.ctypes.data, target.ctypes.data], 1.0, 0.0, 0)
+    assert (target[:count] != 77).all()
+    assert (target[count:] == 77).all()
 
 
 @pytest.mark.parametrize("stride", [-2, 0, 1, 2, 3, 4, 5, 7])

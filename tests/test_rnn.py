@@ -14,7 +14,8 @@ from conformance import INSTRUCTION_SETS, check, unreached
 from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.kernels.cpu.rnn import FusedSteps
-from jitdnn.kernels.cpu.rnn_plan import ForwardPlan
+from jitdnn.kernels.cpu.rnn_plan import BackwardPlan, ForwardPlan
+from jitdnn.kernels.cpu.rnn_products import TILES_A_GROUP
 from jitdnn.problems import Recurrent, parse
 from jitdnn.tensor import TensorDescriptor, numpy_dtype
 from strategies import recurrents
@@ -174,7 +175,7 @@ def check_rnn(words: str, **how: Any) -> set[str]:
 
 
 WORDS = [
-    "lstm t3 n7 inputs9 hidden20 layers2 bidirectional proj6 lengths64 f32",
+    "lstm t3 n75 inputs20 hidden150 layers2 bidirectional proj70 lengths64 f32",
     "lstm t4 n5 inputs70 hidden16 layers2 packed32 rows11 f32",
     "lstm t2 n2 inputs3 hidden5 input_bias batch_major clip_low-0.125 clip_high0.25 zero_states bf16",
     "gru t3 n4 inputs5 hidden17 layers3 bidirectional lengths32 dropout0.25 f32",
@@ -229,6 +230,17 @@ def test_weights_in_pieces_are_refused_and_left_to_the_reference() -> None:
 
 def test_every_algorithm_is_reached() -> None:
     assert unreached([parse(f"rnn_{direction} {WORDS[0]}") for direction in DIRECTIONS]) == set()
+
+
+def test_shared_steps_pieces_of_panels_and_groups_of_tiles_are_met() -> None:
+    """That is what the first of the awkward sizes is for."""
+    p, device = parse(f"rnn_fwd {WORDS[0]}"), host(2)
+    assert isinstance(p, Recurrent)
+    for plan in (ForwardPlan(p, device), BackwardPlan(p.directed("bwd_data"), device)):
+        numbers = dict(zip(plan.code.slots, plan.numbers, strict=True))
+        assert plan.step_tasks == 2
+        assert p.batch > TILES_A_GROUP * plan.code.rows
+        assert numbers["step.chunk"] < p.size
 
 
 def test_wrong_lengths_read_and_write_nothing_else() -> None:

@@ -102,7 +102,8 @@ class Pointer:
                 ir.VoidType(),
                 [stored.type, POINTER, vector_type(BOOL, value.lanes)],
             )
-            k.b.call(function, [stored, at, mask.v])
+            is_cut = stored.type.element != value.v.type.element
+            k.b.call(function, [stored, at, _unknown(k, mask) if is_cut else mask.v])
 
     def stream(self, value: Value, offset: int | Value = 0) -> None:
         """Store past the caches; the address must be aligned to the whole vector."""
@@ -194,3 +195,19 @@ class Pointer:
         addresses = k.b.gep((self + offset).v, [steps.v], source_etype=self.element)
         addresses.type = ir.VectorType(POINTER, lanes)  # llvmlite takes the scalar base's type
         return addresses
+
+
+def _unknown(k: Builder, mask: Value) -> Any:
+    """The mask, of which LLVM knows nothing.
+
+    Where it knows that one lane alone is on, it stores one element, but of the type before it was cut to fewer
+    bits: a bf16 as 32 bits, over its neighbour.
+    """
+    bits = ir.IntType(mask.lanes)
+    wide = k.b.bitcast(mask.v, bits)
+    if mask.lanes < INT32.width:
+        wide = k.b.zext(wide, INT32)
+    wide = k.b.asm(ir.FunctionType(wide.type, [wide.type]), "", "=r,0", [wide], side_effect=False)
+    if mask.lanes < INT32.width:
+        wide = k.b.trunc(wide, bits)
+    return k.b.bitcast(wide, mask.v.type)
