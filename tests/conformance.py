@@ -27,6 +27,8 @@ from jitdnn.problems import (
     Attention,
     BiasGradient,
     Convolution,
+    CrossEntropy,
+    CtcLoss,
     DivisiveNorm,
     MatMul,
     Pooling,
@@ -159,6 +161,12 @@ def make_case(
         # dy . v and delta may cancel: their errors are those of the terms
         without = problem.reference(*wide[:4], np.zeros_like(wide[4]), *wide[5:])
         scales = [max(scale, norm(result)) for scale, result in zip(scales, without, strict=True)]
+    if isinstance(problem, CrossEntropy) and problem.direction == "fwd" and problem.lse is not None:
+        scales[1] = max(scales[1], float(np.sqrt(results[1].size)))
+    if isinstance(problem, CtcLoss) and problem.direction == "bwd":
+        # what is likely anyway and what is said may be equal: both are at most 1
+        share = problem.x.shape[1] * problem.longest if problem.reduction == "mean" else 1
+        scales[0] = max(scales[0], norm(wide[0]) / max(1, share))
     if isinstance(problem, Normalization):
         scales[0] = max(scales[0], _size_of_terms(problem, wide))
     if isinstance(problem, LRN | DivisiveNorm) and problem.direction == "bwd":

@@ -293,7 +293,7 @@ class _Ctc:
         else:
             for earlier in k.range(n):
                 first += self._lengths(k, earlier)[1]
-            with k.when(first.get() + count > at["labels"]):
+            with k.when((count > 0) & (first.get() + count > at["labels"])):
                 is_good.set(k.integer(0))
         skips = self.fixed[1]
         previous = k.register(k.integer(-1))
