@@ -1,6 +1,7 @@
 """Runs problems with every tensor flush against a page that must not be touched; for test_memory_bounds.
 
-Reads problem strings from standard input. Before each kernel it prints its name: a crash tells whose it was.
+Reads problem strings from standard input; the instruction sets to use are its arguments, by default the widest.
+Before each kernel it prints its name: a crash tells whose it was.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from importlib import import_module
+from typing import Any
 
 import conformance
 from jitdnn.devices.cpu import host
@@ -18,6 +21,13 @@ PAGE = mmap.PAGESIZE
 # memory that exists once it is touched, so that strides may span many gigabytes
 SPARSE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which the module mmap does not name
 LARGE = 1 << 24  # elements from which on a tensor is not also made in dense memory
+# the tests that know what inputs of an operation belong together, and what they call that
+INPUTS = {
+    "Attention": ("test_attention", "inputs_for"),
+    "CrossEntropy": ("test_cross_entropy", "inputs_for"),
+    "CtcLoss": ("test_ctc_loss", "inputs_for"),
+    "Recurrent": ("test_rnn", "arrays_for"),
+}
 _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
 _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -43,15 +53,26 @@ def place(descriptor: TensorDescriptor, at_end: bool) -> tuple[Room, int]:
     return room, room.pointer - low * item
 
 
-def run(problem: Problem, at_end: bool) -> None:
+def inputs_of(problem: Problem) -> list[Any] | None:
+    """Arrays for the problem's sources, None where random ones do."""
+    name = type(problem).__name__
+    if name not in INPUTS:
+        return None
+    module, function = INPUTS[name]
+    found = getattr(import_module(module), function)(problem)
+    return [found[operand.name] for operand in problem.sources] if isinstance(found, dict) else found
+
+
+def run(problem: Problem, at_end: bool, cpu: str) -> None:
     """Every algorithm that takes the problem, compared with the reference."""
     spans = [operand.descriptor.span() for operand in problem.operands]
     is_large = max(high - low for low, high in spans) > LARGE
-    case = conformance.make_case(conformance.packed(problem) if is_large else problem)
+    small = conformance.packed(problem) if is_large else problem
+    case = conformance.make_case(small, given=inputs_of(small))
     rooms, pointers = zip(*(place(o.descriptor, at_end) for o in problem.operands), strict=True)
     for operand, pointer, buffer in zip(problem.inputs, pointers, case.inputs, strict=False):
         view(pointer, operand.descriptor)[...] = buffer.values
-    device, first = host(2), len(problem.inputs)
+    device, first = host(2, cpu), len(problem.inputs)
     for algorithm in conformance.accepting(problem, device):
         edge = "end" if at_end else "start"
         sys.stdout.write(f"{algorithm.name}, tensors at the {edge} of a page: {problem}\n")
@@ -69,8 +90,9 @@ def run(problem: Problem, at_end: bool) -> None:
 
 def main() -> None:
     for line in sys.stdin:
-        for at_end in (True, False):
-            run(parse(line), at_end)
+        for cpu in sys.argv[1:] or ["host"]:
+            for at_end in (True, False):
+                run(parse(line), at_end, cpu)
 
 
 if __name__ == "__main__":

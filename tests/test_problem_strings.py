@@ -14,13 +14,17 @@ from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, ParseError
 from jitdnn.problems import (
     Activation,
     AddTensor,
+    Attention,
     BatchNorm,
     BiasGradient,
     Convolution,
+    CrossEntropy,
+    CtcLoss,
     GroupNorm,
     LayerNorm,
     MatMul,
     Pooling,
+    PRelu,
     Problem,
     Softmax,
     parse,
@@ -138,6 +142,41 @@ CANONICAL = [
         GroupNorm.make("fwd", (2, 6, 4, 4), 3, layout="nhwc"),
     ),
     ("group_norm_bwd shape2x6x4 groups6 f32 nchw", GroupNorm.make("bwd", (2, 6, 4), 6)),
+    (
+        "attention_fwd n1 h2 t3 s4 d5 left2 right0 past1 save f32",
+        Attention.make("fwd", (1, 2, 3, 5), (1, 2, 4, 5), (1, 2, 4, 5), lse=True, left=2, right=0, past=1),
+    ),
+    (
+        "attention_bwd n1 h2 t3 s4 d5 kvh1 e6 scale0.5 boolmask lengths64 lo32 hi32 bf16",
+        Attention.make(
+            "bwd", (1, 2, 3, 5), (1, 1, 4, 5), (1, 1, 4, 6), "bf16", 0.5,
+            mask=TensorDescriptor.packed((1, 2, 3, 4), "bool"), lengths=TensorDescriptor.packed((1,), "i64"),
+            lo=TensorDescriptor.packed((3,), "i32"), hi=TensorDescriptor.packed((3,), "i32"),
+        ),
+    ),
+    (
+        "cross_entropy_fwd mean shape2x3 classes64 save f32 nchw",
+        CrossEntropy.make("fwd", (2, 3), lse=True),
+    ),
+    (
+        "cross_entropy_bwd none shape2x3x4 classes32 ignore0 smoothing0.25 weighted bf16 nhwc",
+        CrossEntropy.make("bwd", (2, 3, 4), "i32", "none", True, 0, 0.25, "bf16", "nhwc"),
+    ),
+    ("ctc_loss_fwd mean log_probs t5 n2 a3 s2 f32", CtcLoss.make("fwd", (5, 2, 3), 2)),
+    (
+        "ctc_loss_bwd sum probs t5 n2 a4 s2 concatenated3 labels32 inlen32 blank3 zero_infinity f16",
+        CtcLoss.make(
+            "bwd", (5, 2, 4), TensorDescriptor.packed((3,), "i32"), "sum", "probs", 3, True, "f16",
+            TensorDescriptor.packed((2,), "i32"), longest=2,
+        ),
+    ),
+    ("prelu_fwd shape2x3x4 axis1 f32 nchw", PRelu.make("fwd", (2, 3, 4))),
+    (
+        "prelu_bwd shape2x3x4 single bf16 nhwc",
+        PRelu.make(
+            "bwd", (2, 3, 4), TensorDescriptor.packed((1,), "bf16"), dtype="bf16", layout="nhwc"
+        ),
+    ),
     ("matmul m2 k3 n4 f32 a=columns", MatMul.make((2, 3), (3, 4), a_strides=(1, 2))),
     ("matmul batch5x6 m2 k3 n4 f64 b=s0,12,4,1", MatMul.make((5, 6, 2, 3), (6, 3, 4), "f64")),
     ("add shape4x3x2 f32 nchw b=s0,1,0", AddTensor.make((4, 3, 2), (3, 1))),
