@@ -13,7 +13,8 @@ from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cpu.convolution_im2col import FILTER_DEPTH, SHORTEST_RUN_FOLDED, Im2col
 from jitdnn.kernels.reference import Reference
 from jitdnn.kernels.tables import ALGORITHMS, algorithms
-from jitdnn.problems.convolution import BiasGradient, Convolution
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.problems.problem import Problem
 
 DEVICE = host(2)

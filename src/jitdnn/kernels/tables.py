@@ -48,7 +48,8 @@ from jitdnn.kernels.reference import Reference
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.attention import Attention
 from jitdnn.problems.batch_norm import BatchNorm
-from jitdnn.problems.convolution import BiasGradient, Convolution
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.problems.cross_entropy import CrossEntropy
 from jitdnn.problems.ctc_loss import CtcLoss
 from jitdnn.problems.divisive_norm import DivisiveNorm

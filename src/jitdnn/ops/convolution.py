@@ -19,7 +19,8 @@ from jitdnn.ops.call import (
     packed_like,
 )
 from jitdnn.ops.epilogue import Fused, epilogue_key, fuse
-from jitdnn.problems.convolution import BiasGradient, Convolution
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.tensor import TensorDescriptor
 
 PerAxis = int | Sequence[int]

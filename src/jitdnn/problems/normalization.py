@@ -340,16 +340,17 @@ class Normalization(Problem):
             layout,
             **attributes,
         )
-        return replace(
-            packed,
-            **{
-                o.name: words.descriptor(
-                    o.name, o.descriptor.shape, o.descriptor.dtype,
-                    layout_forms(o.descriptor.shape, o.descriptor.dtype), layout,
-                )
-                for o in packed.operands
-            },
-        )  # fmt: skip
+        tensors: dict[str, Any] = {
+            o.name: words.descriptor(
+                o.name,
+                o.descriptor.shape,
+                o.descriptor.dtype,
+                layout_forms(o.descriptor.shape, o.descriptor.dtype),
+                layout,
+            )
+            for o in packed.operands
+        }
+        return replace(packed, **tensors)
 
 
 def finite(name: str, value: float) -> float:

@@ -20,7 +20,7 @@ from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.loops import Counter, Scale, share
 from jitdnn.kernels.cpu.timing import seconds_of
-from jitdnn.problems.convolution import BiasGradient
+from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
