@@ -79,10 +79,18 @@ def _data(case: Any) -> Iterator[tuple[list[Any], list[Any]]]:
         yield inputs, outputs
 
 
+def _model(case: Any) -> onnx.ModelProto:
+    return case.model if case.model is not None else onnx.load(Path(case.model_dir) / "model.onnx")
+
+
+def operators_of(case: Any) -> tuple[str, ...]:
+    """The operators of a test's graph."""
+    return tuple(sorted({node.op_type for node in _model(case).graph.node}))
+
+
 def run(case: Any) -> Outcome:
     """One test, judged by onnx's own comparison with its own tolerances."""
-    model = case.model if case.model is not None else onnx.load(Path(case.model_dir) / "model.onnx")
-    operators = tuple(sorted({node.op_type for node in model.graph.node}))
+    model, operators = _model(case), operators_of(case)
     try:
         prepared = Backend.prepare(model)
         for inputs, expected in _data(case):

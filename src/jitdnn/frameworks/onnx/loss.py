@@ -11,6 +11,8 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import Array, pointwise
 
+_NO_CLASS = -(2**31)  # a target that there is not
+
 
 def negative_log_likelihood(
     x: Array,
@@ -53,7 +55,12 @@ def softmax_cross_entropy(
     ignore_index: int | None = None,
     reduction: str = "mean",
     site: Site,
-) -> tuple[Any, Any]:
+) -> Any:
+    """In one pass over x where nobody reads the logarithms of the probabilities."""
+    if not site.wants(1) and reduction in {"none", "sum", "mean"}:
+        ignored = _NO_CLASS if ignore_index is None else ignore_index
+        loss = jd.cross_entropy(x, target, weight, ignored, reduction=reduction)
+        return (loss if reduction == "none" else loss.reshape(())), None
     logarithms = jd.softmax(x, 1, "log")
     loss = negative_log_likelihood(
         logarithms, target, weight, ignore_index=ignore_index, reduction=reduction, site=site

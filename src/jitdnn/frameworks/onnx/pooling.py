@@ -78,14 +78,11 @@ def max_pool(
     strides: Ints | None = None,
     site: Site,
 ) -> Any:
-    """Integers of a byte are exact in float32, which they are pooled in."""
     windows = _Windows.of(x, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
-    is_byte = x.dtype in (np.dtype("int8"), np.dtype("uint8"))
-    data = x.astype(np.float32) if is_byte else x
     if not site.wants(1):
-        return jd.max_pool(data, **windows.keywords()).astype(x.dtype, copy=False)
-    y, inside = jd.max_pool(data, **windows.keywords(), return_indices=True)
-    return y.astype(x.dtype, copy=False), _flat_indices(inside, x.shape, bool(storage_order))
+        return jd.max_pool(x, **windows.keywords())
+    y, inside = jd.max_pool(x, **windows.keywords(), return_indices=True)
+    return y, _flat_indices(inside, x.shape, bool(storage_order))
 
 
 def _flat_indices(inside: Array, shape: tuple[int, ...], by_columns: bool) -> Array:
