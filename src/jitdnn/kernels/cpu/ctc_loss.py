@@ -1,4 +1,7 @@
-"""CTC loss, a sequence a task: what it needs and costs. The kernel is in `ctc_recursion`."""
+"""CTC loss, a sequence a task: the recursion over labels in vectors, with logarithms kept near 0.
+
+What it needs and costs; the kernel itself is in `ctc_recursion`.
+"""
 
 from __future__ import annotations
 
