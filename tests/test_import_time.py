@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+
+import jitdnn
 
 HEAVY = ("llvmlite", "sqlite3", "torch", "jax", "typer", "rich", "matplotlib", "PIL", "numpy.testing")
 
@@ -33,3 +38,11 @@ def test_help_and_version_compile_nothing(command: list[str]) -> None:
     modules = _imported_by(f"from jitdnn.cli import main\ntry: main({command})\nexcept SystemExit: pass")
     assert "typer" in modules
     assert not modules & {"llvmlite", "torch", "matplotlib"}
+
+
+def test_type_checkers_are_told_of_every_public_name() -> None:
+    stub = Path(jitdnn.__file__).with_name("__init__.pyi").read_text(encoding="utf-8")
+    lines = re.findall(r"^from jitdnn\.([\w.]+) import (\w+) as \2$", stub, re.MULTILINE)
+    assert sorted(name for _, name in lines) == sorted(jitdnn.__all__)
+    for home, name in lines:
+        assert getattr(import_module(f"jitdnn.{home}"), name) is getattr(jitdnn, name), name
