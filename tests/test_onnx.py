@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,34 @@ def test_a_net_agrees_with_the_reference_of_onnx() -> None:
     assert prepared.outputs == ("y",)
     (y,) = backend.run_model(model, [x])
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_whole_net_agrees_with_the_reference_of_onnx() -> None:
+    """SqueezeNet as it ships in onnx, where all weights are one number, with weights that differ."""
+    from onnx import version_converter
+    from onnx.reference import ReferenceEvaluator
+
+    rng = np.random.default_rng(0)
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+    model = onnx.load(folder / "light_squeezenet.onnx")
+    shapes = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    filled = [node for node in model.graph.node if node.op_type == "ConstantOfShape"]
+    for node in filled:
+        shape = tuple(shapes[node.input[0]])
+        deviation = np.sqrt(2 / max(1, np.prod(shape[1:])))
+        weights = rng.normal(0, deviation, shape).astype(np.float32)
+        model.graph.node.remove(node)
+        model.graph.initializer.append(numpy_helper.from_array(weights, node.output[0]))
+    model.ir_version = 8
+    model = version_converter.convert_version(model, 15)
+    prepared = backend.prepare(model)
+    x = rng.standard_normal((1, 3, 224, 224)).astype(np.float32)
+    (name,) = prepared.inputs
+    (expected,) = ReferenceEvaluator(model).run(None, {name: x})
+    (y,) = prepared.run({name: x})
+    assert y.shape == (1, 1000, 1, 1)
+    assert expected.max() < 0.9  # or the comparison would be one of ones and zeros
+    np.testing.assert_allclose(y, expected, rtol=1e-2, atol=1e-6)
 
 
 def test_one_node_runs_alone() -> None:

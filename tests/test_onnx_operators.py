@@ -328,6 +328,8 @@ def test_refusals_and_errors_name_the_reason() -> None:
         run("ReduceSum", [np.array([2**60, 1])])
     with pytest.raises(NotSupported, match="text is not covered"):
         run("Equal", [np.array(["a"], object), np.array(["b"], object)])
+    with pytest.raises(NotSupported, match="training in the form of versions before 14"):
+        run("BatchNormalization", [X, *normal(4, 3)], version=6)
     with pytest.raises(NotSupported, match="mode 'cubic' is not covered"):
         run("GridSample", [X, normal(2, 3, 3, 2)], mode="cubic")
     with pytest.raises(InvalidArgument, match="indices from 0 to 5 are outside of an extent of 3"):

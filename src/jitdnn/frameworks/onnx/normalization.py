@@ -35,7 +35,7 @@ def batch_normalization(
 ) -> Any:
     """In training ONNX averages the variance that divides by m, and this library that which divides by m - 1;
     so its own are asked for alone (factor 1), corrected and averaged here."""
-    if site.version < 14 and any(site.wanted[1:]):
+    if site.version < 14 and (any(site.wanted[1:]) or (site.version < 7 and not is_test)):
         raise site.refuse("training in the form of versions before 14 is not covered")
     mode = "spatial" if spatial else "per_activation"
     if not training_mode:
