@@ -22,6 +22,7 @@ class Case:
 
     `shapes`: of the inputs. `safe_in_place`: inputs that `out` may be. `space`: whether the first input is
     (N, C, space), so that it has a channels-last order. `prepare` makes inputs that belong to each other.
+    `takes_integers`: whether integers are moved, too.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Case:
     safe_in_place: tuple[int, ...] = ()
     space: bool = False
     prepare: Callable[..., Tensors] = lambda *tensors: tensors
+    takes_integers: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -58,9 +60,37 @@ def _conv2d(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.conv2d(x, w, stride=2, padding=1, groups=2)
 
 
+def _lrn(x: torch.Tensor) -> torch.Tensor:
+    return F.local_response_norm(x, 5, 0.5, 0.75, 2.0)
+
+
+def _divisive(x: torch.Tensor) -> torch.Tensor:
+    """Divided by the deviation from 0 within windows of 3x3 in the channel."""
+    return x * (2.0 + 0.5 * F.avg_pool2d(x * x, 3, 1, 1)) ** -0.75
+
+
+def _resize(x: torch.Tensor) -> torch.Tensor:
+    return F.interpolate(x, (9, 4), mode="bilinear", align_corners=False)
+
+
+def _affine(theta: torch.Tensor) -> torch.Tensor:
+    return F.affine_grid(theta, [3, 1, 4, 5], align_corners=False)
+
+
+def _batch_norm(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
+) -> Any:
+    return F.batch_norm(x, mean, var, w, b, eps=1e-3)
+
+
 def _with_maximum(dy: torch.Tensor, x: torch.Tensor) -> Tensors:
     return dy, x, F.max_pool2d(x, 3, 2, 1)
 
+
+# what takes whole numbers beside the arrays
+PLACES = np.array([[1, 5, 0], [5, 2, 1]])
+UNPOOLED = np.array([[[0, 3], [1, 4], [0, 2]], [[1, 2], [4, 0], [3, 1]]])
+CLASSES = np.array([[0, 4, 2, -100], [1, 1, 3, 0], [2, 0, 4, 1]])
 
 CASES = [
     Case(
@@ -204,4 +234,134 @@ CASES = [
     Case("matmul", jd.matmul, torch.matmul, ((2, 1, 4, 5), (3, 5, 6))),
     Case("add", jd.add, torch.add, ((3, 5, 2, 2), (3, 5, 2, 2)), (0, 1), True),
     Case("add_broadcast", jd.add, torch.add, ((3, 5, 2, 2), (5, 1, 1)), (0,), True),
+    Case("elu", lambda x, **o: jd.elu(x, 0.5, **o), lambda x: F.elu(x, 0.5), ((3, 5, 2, 2),), (0,), True),
+    Case("gelu", jd.gelu, F.gelu, ((3, 5, 2, 2),), (0,), True),
+    Case(
+        "swish_backward",
+        jd.swish_backward,
+        lambda dy, x: gradient(F.silu, 0, (x,), dy),
+        ((3, 5, 2, 2),) * 2,
+        (0, 1),
+        True,
+    ),
+    Case("prelu", jd.prelu, F.prelu, ((3, 5, 2, 2), (5,)), (0,), True),
+    Case("multiply", jd.multiply, torch.mul, ((3, 5, 2, 2), (3, 5, 2, 2)), (0, 1), True),
+    Case(
+        "op_tensor",
+        lambda a, b, **o: jd.op_tensor(a, b, "max", 0.5, -2.0, **o),
+        lambda a, b: torch.maximum(0.5 * a, -2.0 * b),
+        ((3, 5, 2, 2), (5, 1, 1)),
+        (0,),
+        True,
+    ),
+    Case(
+        "batch_norm_inference",
+        lambda x, w, b, mean, var, **o: jd.batch_norm_inference(x, w, b, mean, var, epsilon=1e-3, **o),
+        _batch_norm,
+        ((3, 5, 2, 2), (5,), (5,), (5,), (5,)),
+        (0,),
+        True,
+        lambda x, w, b, mean, var: (x, w, b, mean, var * var + 0.5),
+    ),
+    Case(
+        "layer_norm",
+        jd.layer_norm,
+        lambda x, w, b: F.layer_norm(x, (7,), w, b),
+        ((3, 5, 7), (7,), (7,)),
+        (0,),
+    ),
+    Case("rms_norm", jd.rms_norm, lambda x, w: F.rms_norm(x, (7,), w, 1e-5), ((3, 5, 7), (7,)), (0,)),
+    Case(
+        "group_norm",
+        lambda x, w, b, **o: jd.group_norm(x, 2, w, b, **o),
+        lambda x, w, b: F.group_norm(x, 2, w, b),
+        ((3, 6, 3, 2), (6,), (6,)),
+        (0,),
+        True,
+    ),
+    Case("lrn", lambda x, **o: jd.lrn(x, 5, 0.5, **o), _lrn, ((2, 7, 3, 2),), space=True),
+    Case(
+        "lrn_backward",
+        lambda dy, x, **o: jd.lrn_backward(dy, x, 5, 0.5, **o),
+        lambda dy, x: gradient(_lrn, 0, (x,), dy),
+        ((2, 7, 3, 2),) * 2,
+        space=True,
+    ),
+    Case(
+        "divisive_norm",
+        lambda x, **o: jd.divisive_norm(x, None, 3, 0.5, **o),
+        _divisive,
+        ((2, 3, 5, 4),),
+        space=True,
+    ),
+    Case(
+        "reduce",
+        lambda x, **o: jd.reduce(x, "norm2", (0, 2), **o),
+        lambda x: x.norm(dim=(0, 2)),
+        ((3, 5, 7),),
+    ),
+    Case(
+        "adaptive_avg_pool",
+        lambda x, **o: jd.adaptive_avg_pool(x, (3, 2), **o),
+        lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
+        ((2, 3, 7, 5),),
+        space=True,
+    ),
+    Case("resize", lambda x, **o: jd.resize(x, (9, 4), **o), _resize, ((2, 3, 5, 6),), space=True),
+    Case(
+        "resize_backward",
+        lambda dy, **o: jd.resize_backward(dy, (2, 3, 5, 6), **o),
+        lambda dy: gradient(_resize, 0, (torch.zeros(2, 3, 5, 6, dtype=dy.dtype),), dy),
+        ((2, 3, 9, 4),),
+        space=True,
+    ),
+    Case("affine_grid", lambda t, **o: jd.affine_grid(t, (4, 5), **o), _affine, ((3, 2, 3),)),
+    Case(
+        "grid_sample",
+        jd.grid_sample,
+        lambda x, grid: F.grid_sample(x, grid, align_corners=False),
+        ((2, 3, 5, 6), (2, 4, 3, 2)),
+        space=True,
+    ),
+    Case(
+        "attention",
+        lambda q, k, v, **o: jd.attention(q, k, v, causal=True, past=2, **o),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.ones(5, 7, dtype=torch.bool).tril(2)),
+        ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)),
+    ),
+    Case(
+        "embedding",
+        lambda table, **o: jd.embedding(PLACES, table, **o),
+        lambda table: table[torch.from_numpy(PLACES)],
+        ((6, 5),),
+    ),
+    Case(
+        "max_unpool",
+        lambda x, **o: jd.max_unpool(x, UNPOOLED, 5, **o),
+        lambda x: F.max_unpool1d(x, torch.from_numpy(UNPOOLED), 2, output_size=(5,)),
+        ((2, 3, 2),),
+        space=True,
+    ),
+    Case(
+        "cross_entropy",
+        lambda x, **o: jd.cross_entropy(x, CLASSES, label_smoothing=0.25, **o),
+        lambda x: F.cross_entropy(x, torch.from_numpy(CLASSES), label_smoothing=0.25).reshape(1),
+        ((3, 5, 4),),
+    ),
+    Case(
+        "transform",
+        lambda x, **o: jd.transform(x, pad=(0, 0, (1, 2), 1), **o),
+        lambda x: F.pad(x, (1, 1, 1, 2)),
+        ((2, 3, 4, 3),),
+        space=True,
+        takes_integers=True,
+    ),
+    Case(
+        "concat",
+        lambda a, b, **o: jd.concat([a, b], **o),
+        lambda a, b: torch.cat([a, b], 1),
+        ((2, 3, 4), (2, 5, 4)),
+        space=True,
+        takes_integers=True,
+    ),
 ]

@@ -139,15 +139,17 @@ def test_bad_outputs_are_refused(case: Case) -> None:
     shape = plain.shape
     with pytest.raises(jd.InvalidShape, match=r"out has shape|cannot be broadcast"):
         case.run(*arrays, out=np.empty((*shape[:-1], shape[-1] + 1), np.float32))
-    with pytest.raises(jd.InvalidType, match=r"is f32 and out is f64: they must be of one dtype"):
-        case.run(*arrays, out=np.empty(shape))
+    if case.name != "transform":  # which converts
+        with pytest.raises(jd.InvalidType, match=r"is f32 and out is f64: they must be of one dtype"):
+            case.run(*arrays, out=np.empty(shape))
     read_only = np.empty(shape, np.float32)
     read_only.flags.writeable = False
     with pytest.raises(jd.InvalidArgument, match="out is read-only"):
         case.run(*arrays, out=read_only)
     repeated = np.lib.stride_tricks.as_strided(np.empty(shape, np.float32), shape, [0] * len(shape))
-    with pytest.raises(jd.InvalidArgument, match=r"overlap|share one element"):
-        case.run(*arrays, out=repeated)
+    if plain.size > 1:
+        with pytest.raises(jd.InvalidArgument, match=r"overlap|share one element"):
+            case.run(*arrays, out=repeated)
     with pytest.raises(jd.InvalidArgument, match="out records gradients"):
         case.run(*arrays, out=torch.empty(shape, requires_grad=True))
     with pytest.raises(jd.InvalidType, match="out: list cannot be borrowed"):
@@ -157,14 +159,16 @@ def test_bad_outputs_are_refused(case: Case) -> None:
 @each_op
 def test_inputs_of_other_types_are_refused_by_name(case: Case) -> None:
     arrays = case.arrays()
-    with pytest.raises(jd.InvalidType, match=r"^\w+ is i32: it must be f16, bf16, f32 or f64"):
-        case.run(arrays[0].astype(np.int32), *arrays[1:])
-    with pytest.raises(jd.InvalidType, match=r"^\w+: list cannot be borrowed"):
+    if not case.takes_integers:
+        with pytest.raises(jd.InvalidType, match=r"^\w+ is i32: it must be f16, bf16, f32"):
+            case.run(arrays[0].astype(np.int32), *arrays[1:])
+    with pytest.raises(jd.InvalidType, match=r"^[\w ]+: list cannot be borrowed"):
         case.run(arrays[0].tolist(), *arrays[1:])
-    with pytest.raises(jd.InvalidType, match=r"^\w+: dtype complex64"):
+    with pytest.raises(jd.InvalidType, match=r"^[\w ]+: dtype complex64"):
         case.run(arrays[0].astype(np.complex64), *arrays[1:])
     if len(arrays) > 1:
-        with pytest.raises(jd.InvalidType, match=r"^\w+ is f32 and \w+ is f64: they must be of one dtype"):
+        apart = r" is f32 and [\w ]+ is f64: they must be of one dtype|^\w+ is f64: it must be f32"
+        with pytest.raises(jd.InvalidType, match=apart):
             case.run(*arrays[:-1], arrays[-1].astype(np.float64))
 
 

@@ -251,9 +251,8 @@ def _prepare(
                 )
             if (
                 is_single
-                and operand.dtypes is None
                 and given[0] is not None
-                and given[0].dtype != expected.dtype
+                and given[0].dtype not in (operand.dtypes or (expected.dtype,))
             ):
                 raise InvalidType(
                     f"{names[0]} is {expected.dtype} and out is {given[0].dtype}: they must be of one dtype"
