@@ -141,7 +141,7 @@ def test_one_kernel_serves_every_size(recorder: Recorder) -> None:
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_squares(recorder: Recorder, dtype: str, cpu: str) -> None:
-    for rows, columns in ((16, 16), (17, 40), (40, 17), (65, 3), (16, 1)):
+    for rows, columns in ((16, 16), (17, 40), (40, 17), (65, 3), (16, 1), (65, 130)):
         shape = (2, rows, columns)
         turned = descriptor(shape, (rows * columns, 1, rows), dtype)
         straight = descriptor(shape, packed_strides(shape), dtype)
@@ -149,7 +149,6 @@ def test_squares(recorder: Recorder, dtype: str, cpu: str) -> None:
         for b in (turned, straight, every_second, descriptor(shape, (1, 0, 0), dtype)):
             check(SUM, [turned, b, straight], cpu=cpu)
     assert {move for code in recorder.codes for move in code.moves} == {UNIT, REPEATED, STRIDED, CROSSED}
-    assert {code.is_wide for code in recorder.codes if CROSSED in code.moves} == {True, False}
 
 
 def test_gathers_and_scatters(recorder: Recorder) -> None:
@@ -174,6 +173,24 @@ def test_streams_past_the_caches(recorder: Recorder, monkeypatch: pytest.MonkeyP
         assert "movntp" in assembly(module)
 
 
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_squares_are_streamed(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, dtype: str, cpu: str
+) -> None:
+    monkeypatch.setattr(elementwise, "STREAM_BYTES", 0)
+    for rows, columns in ((65, 130), (64, 128), (20, 33)):
+        shape = (2, rows, columns)
+        turned = descriptor(shape, (rows * columns, 1, rows), dtype)
+        straight = descriptor(shape, packed_strides(shape), dtype)
+        check(SUM, [turned, straight, straight], cpu=cpu)
+    assert all(code.streams for code in recorder.codes)
+    module = Module("elementwise", isa(cpu))
+    trace_tiles(module, recorder.codes[0])
+    if dtype == "f32" and cpu in ("avx512", "avx2", "plain"):
+        assert "movntp" in assembly(module)
+
+
 def test_short_rows_do_not_stream(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elementwise, "STREAM_BYTES", 0)
     check(COPY, [descriptor((40, 9), (10, 1))] * 2)
@@ -194,7 +211,7 @@ def test_the_output_may_be_an_input() -> None:
 
 def test_tiles_use_no_gather() -> None:
     module = Module("elementwise", isa("avx2"))
-    trace_tiles(module, ElementwiseCode("f32", ("f32", "f32"), (COPY,), 2, (CROSSED, UNIT), False, False))
+    trace_tiles(module, ElementwiseCode("f32", ("f32", "f32"), (COPY,), 2, (CROSSED, UNIT), False))
     text = assembly(module)
     assert "gather" not in text
     assert "vunpck" in text or "vshuf" in text or "vperm" in text

@@ -111,11 +111,11 @@ class Pointer:
         node = k.b.store(self._narrow(value).v, at, align=align_of(self.element) * value.lanes)
         node.set_metadata("nontemporal", k.module.ir.add_metadata([INT32(1)]))
 
-    def prefetch(self, offset: int | Value = 0, write: bool = False) -> None:
-        """Ask for the cache line of an element, of any address at all."""
+    def prefetch(self, offset: int | Value = 0, write: bool = False, nearest: bool = True) -> None:
+        """Ask for the cache line of an element, of any address at all; into the nearest cache, or the second one."""
         k = self.k
         function = k.declare("llvm.prefetch.p0", ir.VoidType(), [POINTER, INT32, INT32, INT32])
-        k.b.call(function, [(self + offset).v, INT32(int(write)), INT32(3), INT32(1)])
+        k.b.call(function, [(self + offset).v, INT32(int(write)), INT32(3 if nearest else 2), INT32(1)])
 
     def splat(self, offset: int | Value, lanes: int) -> Value:
         """One element in every lane."""

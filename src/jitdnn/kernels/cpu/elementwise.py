@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device
-from jitdnn.kernels.cpu.elementwise_tiles import trace_tiles
+from jitdnn.kernels.cpu.elementwise_tiles import block_size, trace_tiles
 from jitdnn.kernels.cpu.loops import Counter, share, task_count
 from jitdnn.kernels.cpu.nest import CROSSED, REPEATED, STRIDED, UNIT, ElementwiseCode, Nest
 from jitdnn.kernels.cpu.timing import LAUNCH_SECONDS
@@ -37,7 +37,7 @@ from jitdnn.rtcg.types import INT
 from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
 
 _CORE_BYTES_PER_SECOND = 20e9  # what one core moves between the caches and memory
-_STRIDED_SECONDS = {STRIDED: 0.6e-9, CROSSED: 0.2e-9}  # more for an element of a tensor that moves like this
+_STRIDED_SECONDS = {STRIDED: 0.6e-9, CROSSED: 0.1e-9}  # more for an element of a tensor that moves like this
 _FUNCTION_SECONDS = {4: 0.1e-9, 8: 0.4e-9}  # exp and its like in vectors of 64 bytes, by bytes of an element
 _CHEAP = frozenset({"absolute", "ceil", "floor", "maximum", "minimum", "rint", "sign", "trunc", "where"})
 STREAM_BYTES = 48 << 20  # outputs from here on do not fit any cache: they are written past it
@@ -91,9 +91,10 @@ def build_elementwise(
 ) -> CpuKernel:
     """The kernel of an expression, or several, over tensors of one shape: the inputs, then an output for each.
 
-    An input that is broadcast has stride 0. The first output may be one of the inputs. Alpha and beta do not touch the
-    outputs whose positions among them are in ``plain``. Where ``computing`` does not say otherwise, integers alone are computed as 64 bits that wrap; where there
-    is a real number all are real, and rounded and saturated where integers are stored.
+    An input that is broadcast has stride 0. The first output may be one of the inputs. Alpha and beta do not touch
+    the outputs whose positions among them are in ``plain``. Where ``computing`` does not say otherwise, integers alone
+    are computed as 64 bits that wrap; where there is a real number all are real, and rounded and saturated where
+    integers are stored.
     """
     processor, expressions = cast(CpuDevice, device), _sequence(expressions)
     dtypes = tuple(tensor.dtype for tensor in tensors)
@@ -102,25 +103,30 @@ def build_elementwise(
     nest, moves = Nest.of(tensors, len(tensors) - len(expressions)).crossed(lanes)
     output = tensors[nest.inputs]
     run = nest.extents[-1]
-    is_contiguous = moves[nest.inputs] == UNIT and not {STRIDED, CROSSED} & set(moves)
+    is_crossed = CROSSED in moves
+    # integers that are computed as such may still be scaled: tiles do not stream them
+    can_stream = (
+        computing in REAL_DTYPES and not plain
+        if is_crossed
+        else run * ITEM_BYTES[output.dtype] >= _STREAM_RUN
+    )
     code = ElementwiseCode(
         computing, dtypes, expressions, len(nest.extents), moves,
-        streams=is_contiguous and len(expressions) == 1 and output.nbytes >= STREAM_BYTES
-        and run * ITEM_BYTES[output.dtype] >= _STREAM_RUN,
-        is_wide=CROSSED in moves and run > nest.extents[-2],
+        streams=can_stream and moves[nest.inputs] == UNIT and STRIDED not in moves and len(expressions) == 1
+        and output.nbytes >= STREAM_BYTES,
         plain=tuple(plain),
     )  # fmt: skip
     seconds = nest.size * element_seconds(expressions, moves, dtypes, processor.isa.vector_bytes)
     blocks, block = _blocks(nest, code, lanes, task_count(device, seconds))
     units = prod(nest.extents[:-1]) * blocks
-    if CROSSED in moves:
-        units = prod(nest.extents[:-2]) * -(-nest.extents[-2] // lanes) * blocks
+    if is_crossed:
+        units = prod(nest.extents[:-2]) * -(-nest.extents[-2] // block_size(computing)[0]) * blocks
     tasks, per_task = share(units, device, seconds)
     extras = [
         units, per_task, run, block, blocks, *nest.extents[:-1], *nest.bases,
         *(step for steps in nest.strides for step in steps),
     ]  # fmt: skip
-    trace = trace_tiles if CROSSED in moves else _trace
+    trace = trace_tiles if is_crossed else _trace
     library = load("elementwise", code, processor.isa, lambda module: trace(module, code))
     threads = processor.threads if tasks > 1 else 1
     return CpuKernel(library, [("elementwise", tasks)], len(tensors), threads, extras)
@@ -130,7 +136,9 @@ def _blocks(nest: Nest, code: ElementwiseCode, lanes: int, tasks: int) -> tuple[
     """Into how many blocks of what length a row is cut."""
     rows, run = prod(nest.extents[:-1]), nest.extents[-1]
     block = max(1, run)
-    if {STRIDED, CROSSED} & set(code.moves):
+    if CROSSED in code.moves:
+        _, block = block_size(code.computing)
+    elif STRIDED in code.moves:
         block = lanes
     elif rows < tasks:  # rows alone are not enough to share
         per_row = -(-tasks // max(1, rows))

@@ -1,13 +1,14 @@
 """Elementwise loops over tensors that lie in one piece along different axes, such as copies between layouts.
 
-A unit is a square of lanes x lanes elements: the vectors of the output go along its innermost axis (columns),
-those of a crossed input along the axis before (rows). A crossed input's square is transposed in registers and
-put down in a small buffer; then the rows are done one after the other, as in any elementwise loop.
+The vectors of the output go along its innermost axis (columns), those of a crossed input along the axis before
+(rows). A unit is a block of both, a few lines of memory long either way: each square of lanes x lanes of a crossed
+input is transposed in registers and put down in a small buffer; then the rows of the block are done one after the
+other, as in any elementwise loop.
 
-    task > unit = one square > rows of the square
+    task > unit = one block > rows of the block > vectors of the row
 
-Neighbouring units follow along the shorter of the two axes, so that the lines of the longer one, of which a
-square takes a part, are complete before they leave the cache.
+So memory is read and written in whole lines, several of them in one piece. Every column of a block is another place
+of a crossed input, more of them than a processor follows by itself: the next block is asked for ahead.
 """
 
 from __future__ import annotations
@@ -17,14 +18,24 @@ from jitdnn.kernels.cpu.loops import Counter, Scale
 from jitdnn.kernels.cpu.nest import CROSSED, REPEATED, UNIT, ElementwiseCode
 from jitdnn.kernels.cpu.transpose import transpose
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
+from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.lowering import lower
+from jitdnn.rtcg.types import INT
+
+_BLOCK_BYTES = 128, 256  # of a column of a block, and of a row
+
+
+def block_size(dtype: str) -> tuple[int, int]:
+    """Rows and columns of a block."""
+    height, width = (size // ITEM_BYTES[dtype] for size in _BLOCK_BYTES)
+    return height, width
 
 
 def trace_tiles(module: Module, code: ElementwiseCode) -> None:
     """Trace the kernel; the last axis of the nest is that of the columns, the one before that of the rows."""
     tensors, axes = code.tensors, code.axes
+    height, width = block_size(code.computing)
     with module.task("elementwise") as (k, args, task, _):
-        lanes = k.lanes(code.computing)
         arguments = Arguments(k, args, tensors)
         units, per_task, columns, _block, column_blocks = (arguments.extra(i) for i in range(5))
         outer = [arguments.extra(5 + i) for i in range(axes - 2)]
@@ -34,27 +45,26 @@ def trace_tiles(module: Module, code: ElementwiseCode) -> None:
         strides = [
             [arguments.extra(first_stride + t * axes + a) for a in range(axes)] for t in range(tensors)
         ]
-        extents = [*outer, (rows + (lanes - 1)) // lanes, column_blocks]
-        steps = [[*s[:-2], s[-2] * lanes, s[-1] * lanes] for s in strides]
-        if code.is_wide:  # rows are the shorter axis
-            extents = [*extents[:-2], extents[-1], extents[-2]]
-            steps = [[*s[:-2], s[-1], s[-2]] for s in steps]
-        row_digit, column_digit = (axes - 1, axes - 2) if code.is_wide else (axes - 2, axes - 1)
+        # blocks follow each other along the lines of crossed inputs
+        extents = [*outer, column_blocks, (rows + (height - 1)) // height]
+        steps = [[*s[:-2], s[-1] * width, s[-2] * height] for s in strides]
         pointers = [arguments.pointer(t, d).as_real(code.computing) for t, d in enumerate(code.dtypes)]
-        buffers = [k.local(code.computing, lanes * lanes) if m == CROSSED else None for m in code.moves]
-        square = _Square(k, code, strides, buffers, Scale(k, arguments, code.computing))
+        buffers = [k.local(code.computing, height * width) if m == CROSSED else None for m in code.moves]
+        block = _Block(k, code, strides, buffers, Scale(k, arguments, code.computing))
         first = task * per_task
         counter = Counter(k, first, extents, steps, bases)
         for _unit in k.range(first, (first + per_task).min(units)):
             here = [p + offset.get() for p, offset in zip(pointers, counter.offsets, strict=True)]
-            down = (rows - counter.digits[row_digit].get() * lanes).min(lanes)
-            across = (columns - counter.digits[column_digit].get() * lanes).min(lanes)
-            square.turn(here, down, across)
-            square.finish(here, down, across)
+            down = (rows - counter.digits[-1].get() * height).min(height)
+            across = (columns - counter.digits[-2].get() * width).min(width)
             counter.advance()
+            coming = [p + offset.get() for p, offset in zip(pointers, counter.offsets, strict=True)]
+            block.turn(here, coming, down, across)
+            for row in k.range(down):
+                block.finish([p + row * s[-2] for p, s in zip(here, strides, strict=True)], row, across)
 
 
-class _Square:
+class _Block:
     def __init__(
         self,
         k: Builder,
@@ -65,60 +75,87 @@ class _Square:
     ) -> None:
         self.k, self.code, self.strides, self.buffers, self.scale = k, code, strides, buffers, scale
         self.lanes = k.lanes(code.computing)
+        self.height, self.width = block_size(code.computing)
 
-    def turn(self, here: list[Pointer], down: Value, across: Value) -> None:
-        """Put the squares of crossed inputs into their buffers, row by row of the output."""
+    def turn(self, here: list[Pointer], coming: list[Pointer], down: Value, across: Value) -> None:
+        """Put the block of each crossed input into its buffer, row by row of the output; ask for the next one."""
         k, lanes = self.k, self.lanes
-        for pointer, steps, buffer in zip(here, self.strides, self.buffers, strict=True):
+        for pointer, later, steps, buffer in zip(here, coming, self.strides, self.buffers, strict=True):
             if buffer is None:
                 continue
-            is_full = (down == lanes) & (across == lanes)
+            is_full = (down == self.height) & (across == self.width)
             with k.when(is_full):
-                loaded = [(pointer + column * steps[-1]).load(0, lanes) for column in range(lanes)]
-                self._put(buffer, loaded)
+                for column in k.range(0, self.width, lanes):
+                    for row in k.range(0, self.height, lanes):
+                        places = [(column + c) * steps[-1] + row for c in range(lanes)]
+                        for place in places:  # they may all fall into one set of the nearest cache
+                            later.prefetch(place, nearest=False)
+                        self._put(buffer, row, column, [pointer.load(place, lanes) for place in places])
             with k.when(~is_full):
-                counts = [k.select(across > column, down, 0) for column in range(lanes)]
-                loaded = [
-                    (pointer + column * steps[-1]).load(0, lanes, k.mask(count, lanes))
-                    for column, count in enumerate(counts)
-                ]
-                self._put(buffer, loaded)
+                for column in k.range(0, across, lanes):
+                    for row in k.range(0, down, lanes):
+                        counts = [k.select(across > column + c, down - row, 0) for c in range(lanes)]
+                        loaded = [
+                            pointer.load((column + c) * steps[-1] + row, lanes, k.mask(count, lanes))
+                            for c, count in enumerate(counts)
+                        ]
+                        self._put(buffer, row, column, loaded)
 
-    def _put(self, buffer: Pointer, loaded: list[Value]) -> None:
-        for row, value in enumerate(transpose(self.k, loaded)):
-            buffer.store(value, row * self.lanes)
+    def _put(self, buffer: Pointer, row: Value, column: Value, loaded: list[Value]) -> None:
+        for number, value in enumerate(transpose(self.k, loaded)):
+            buffer.store(value, (row + number) * self.width + column)
 
-    def finish(self, here: list[Pointer], down: Value, across: Value) -> None:
-        """Compute and store the rows."""
+    def finish(self, here: list[Pointer], row: Value, across: Value) -> None:
+        """Compute and store one row; `here` is where it begins in each tensor."""
         k, lanes = self.k, self.lanes
-        with k.when(across == lanes):
-            for row in k.range(down):
-                self._row(here, row, None)
-        with k.when(across < lanes):
-            for row in k.range(down):
-                self._row(here, row, k.mask(across, lanes))
+        if not self.code.streams:
+            whole = (across // lanes) * lanes
+            for c in k.range(0, whole, lanes):
+                self._vector(here, row, c, None)
+            with k.when(whole < across):
+                self._vector(here, row, whole, k.mask(across - whole, lanes))
+            return
+        item = ITEM_BYTES[self.code.dtypes[-1]]
+        address = Value(k, k.b.ptrtoint(here[-1].v, INT))
+        head = (((0 - address) & (lanes * item - 1)) // item).min(across)
+        with k.when(head > 0):
+            self._vector(here, row, k.integer(0), k.mask(head, lanes))
+        whole = head + ((across - head) // lanes) * lanes
+        with k.when(self.scale.beta == 0.0):
+            for c in k.range(head, whole, lanes):
+                (result,) = self._results(here, row, c, None)
+                (here[-1] + c).stream(result * k.splat(self.scale.alpha, lanes))
+        with k.when(self.scale.beta != 0.0):
+            for c in k.range(head, whole, lanes):
+                self._vector(here, row, c, None)
+        with k.when(whole < across):
+            self._vector(here, row, whole, k.mask(across - whole, lanes))
 
-    def _row(self, here: list[Pointer], row: Value, mask: Value | None) -> None:
+    def _results(self, here: list[Pointer], row: Value, column: Value, mask: Value | None) -> list[Value]:
+        """A vector of each output."""
         k, code = self.k, self.code
-        inputs = [self._input(tensor, here[tensor], row, mask) for tensor in range(code.inputs)]
-        results = [
+        inputs = [self._input(tensor, here[tensor], row, column, mask) for tensor in range(code.inputs)]
+        return [
             k.splat(lower(k, expression, inputs, code.computing), self.lanes)
             for expression in code.expressions
         ]
-        for number, result in enumerate(results):
+
+    def _vector(self, here: list[Pointer], row: Value, column: Value, mask: Value | None) -> None:
+        code = self.code
+        for number, result in enumerate(self._results(here, row, column, mask)):
             tensor = code.inputs + number
-            target, steps = here[tensor] + row * self.strides[tensor][-2], self.strides[tensor]
-            stride = 1 if code.moves[tensor] == UNIT else steps[-1]
+            stride = 1 if code.moves[tensor] == UNIT else self.strides[tensor][-1]
+            target = here[tensor] + column * stride
             if number in code.plain:
                 target.store_strided(result, 0, stride, mask)
             else:
                 self.scale.store(target, stride, result, mask)
 
-    def _input(self, tensor: int, pointer: Pointer, row: Value, mask: Value | None) -> Value:
-        buffer, move, steps = self.buffers[tensor], self.code.moves[tensor], self.strides[tensor]
+    def _input(self, tensor: int, pointer: Pointer, row: Value, column: Value, mask: Value | None) -> Value:
+        buffer, move, step = self.buffers[tensor], self.code.moves[tensor], self.strides[tensor][-1]
         if buffer is not None:
-            return buffer.load(row * self.lanes, self.lanes)
-        there = pointer + row * steps[-2]
+            return buffer.load(row * self.width + column, self.lanes, mask)
         if move == REPEATED:
-            return there.splat(0, self.lanes)
-        return there.load_strided(0, 1 if move == UNIT else steps[-1], self.lanes, mask)
+            return pointer.splat(0, self.lanes)
+        stride = 1 if move == UNIT else step
+        return (pointer + column * stride).load_strided(0, stride, self.lanes, mask)

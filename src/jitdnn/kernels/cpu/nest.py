@@ -110,7 +110,6 @@ class ElementwiseCode:
     axes: int
     moves: tuple[str, ...]
     streams: bool  # the output is written past the caches
-    is_wide: bool  # of tiles: the innermost axis is the longer one, so neighbours follow along the other
     plain: tuple[int, ...] = ()  # outputs that alpha and beta do not touch
 
     @property
@@ -124,6 +123,6 @@ class ElementwiseCode:
     def __repr__(self) -> str:
         keys = [expression.key for expression in self.expressions]
         return (
-            f"{self.computing} {self.dtypes} {keys} {self.axes} {self.moves} {self.streams} {self.is_wide} "
+            f"{self.computing} {self.dtypes} {keys} {self.axes} {self.moves} {self.streams} "
             f"{self.plain}"
         )
