@@ -87,10 +87,11 @@ class _Block:
             with k.when(is_full):
                 for column in k.range(0, self.width, lanes):
                     for row in k.range(0, self.height, lanes):
-                        places = [(column + c) * steps[-1] + row for c in range(lanes)]
+                        places = [(column + c) * steps[-1] for c in range(lanes)]
                         for place in places:  # they may all fall into one set of the nearest cache
-                            later.prefetch(place, nearest=False)
-                        self._put(buffer, row, column, [pointer.load(place, lanes) for place in places])
+                            (later + place).prefetch(row, nearest=False)
+                        loaded = [(pointer + place).load(row, lanes) for place in places]
+                        self._put(buffer + column + row * self.width, loaded)
             with k.when(~is_full):
                 for column in k.range(0, across, lanes):
                     for row in k.range(0, down, lanes):
@@ -99,11 +100,11 @@ class _Block:
                             pointer.load((column + c) * steps[-1] + row, lanes, k.mask(count, lanes))
                             for c, count in enumerate(counts)
                         ]
-                        self._put(buffer, row, column, loaded)
+                        self._put(buffer + column + row * self.width, loaded)
 
-    def _put(self, buffer: Pointer, row: Value, column: Value, loaded: list[Value]) -> None:
-        for number, value in enumerate(transpose(self.k, loaded)):
-            buffer.store(value, (row + number) * self.width + column)
+    def _put(self, corner: Pointer, loaded: list[Value]) -> None:
+        for row, value in enumerate(transpose(self.k, loaded)):
+            corner.store(value, row * self.width)
 
     def finish(self, here: list[Pointer], row: Value, across: Value) -> None:
         """Compute and store one row; `here` is where it begins in each tensor."""
