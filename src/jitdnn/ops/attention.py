@@ -9,6 +9,7 @@ from jitdnn.errors import InvalidArgument, InvalidShape, NotSupported
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order
 from jitdnn.problems.attention import Attention
+from jitdnn.problems.problem import whole_numbers
 from jitdnn.tensor import TensorDescriptor, packed_strides
 
 Window = tuple[int | None, int | None]
@@ -56,7 +57,7 @@ def attention(
     """
     _refuse_dropout(dropout)
     given, arrays = _given(mask, lengths, lo, hi)
-    arguments = (given, bool(causal), scale, past, tuple(window), bool(return_lse))
+    arguments = (given, bool(causal), scale, past, window, bool(return_lse))
     names, count = ("q", "k", "v", *given), 2 if return_lse else 1
     return call(_FORWARD, names, (q, k, v, *arrays), arguments, out, alpha, beta, handle, results=count)
 
@@ -90,7 +91,7 @@ def attention_backward(
     """
     _refuse_dropout(dropout)
     given, arrays = _given(mask, lengths, lo, hi)
-    arguments = (given, bool(causal), scale, past, tuple(window))
+    arguments = (given, bool(causal), scale, past, window)
     names = ("dy", "q", "k", "v", "y", "lse", *given)
     return call(
         _BACKWARD, names, (dy, q, k, v, y, lse, *arrays), arguments, out, alpha, beta, handle, results=3
@@ -120,13 +121,13 @@ def _fields(
     window: Window,
 ) -> dict[str, Any]:
     """The fields of the problem that say who sees what."""
-    if len(window) != 2:
+    if not isinstance(window, tuple) or len(window) != 2:
         raise InvalidArgument(
             f"window is {window}: it must be two numbers, (left, right), either of them None"
         )
     left, right = window
     if causal:
-        right = 0 if right is None else min(right, 0)
+        right = min(whole_numbers((right or 0,), "window")[0], 0)
     fields: dict[str, Any] = {"left": left, "right": right, "past": past}
     for name, descriptor in zip(given, inputs, strict=True):
         if name == "mask" and len(q.shape) == len(k.shape) == 4:

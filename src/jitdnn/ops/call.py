@@ -207,6 +207,19 @@ def _scale(name: str, value: Any) -> float:
         raise InvalidType(f"{name} is {value!r}: it must be a number") from None
 
 
+def whole_array(values: Any, name: str) -> Any:
+    """A list or tuple of whole numbers as an int64 array, anything else as it is. Raises InvalidType."""
+    if not isinstance(values, (list, tuple)):
+        return values
+    try:
+        array = np.asarray(values, None if values else np.int64)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    if array.dtype.kind != "i":
+        raise InvalidType(f"{name} is {values!r}: it must be an array, or whole numbers that 64 bits hold")
+    return array.astype(np.int64)
+
+
 def _hashable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(_hashable(item) for item in value)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle
-from jitdnn.ops.call import Op, Recipe, call, same_order
+from jitdnn.ops.call import Op, Recipe, call, same_order, whole_array
 from jitdnn.problems.ctc_loss import INDEX_DTYPES, CtcLoss
 from jitdnn.tensor import TensorDescriptor, borrow
 
@@ -88,7 +88,7 @@ def _checked(
     times, n, symbols = shape
     arrays = []
     for name, value in zip(_NAMES[1:], (targets, input_lengths, target_lengths), strict=True):
-        value = np.asarray(value, np.int64) if isinstance(value, (list, tuple)) else value
+        value = whole_array(value, name)
         borrowed = borrow(value, False, name)
         if borrowed.descriptor.dtype not in INDEX_DTYPES:
             raise InvalidType(
@@ -103,7 +103,7 @@ def _checked(
         raise InvalidShape(f"targets has shape {labels.shape}: it must be ({n}, S), or all labels in one dim")
     longest = int(labels.shape[1]) if labels.ndim == 2 else int(counts.max(initial=0))
     _check_range("input_lengths", times_of, times)
-    _check_range("target_lengths", counts, longest)
+    _check_range("target_lengths", counts, longest if labels.ndim == 2 else labels.size)
     if labels.ndim == 1:
         if int(counts.sum()) > labels.size:
             raise InvalidArgument(

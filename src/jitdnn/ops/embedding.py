@@ -9,6 +9,7 @@ from jitdnn.errors import InvalidArgument, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call
 from jitdnn.problems.embedding import INDEX_DTYPES, Embedding
+from jitdnn.problems.problem import whole_numbers
 from jitdnn.tensor import TensorDescriptor, borrow
 
 
@@ -44,12 +45,16 @@ def embedding_backward(
     `dy`: (*indices.shape, columns). The row `padding_idx` gets nothing (negative: from the end). The sums are in
     float32 (float64 for float64) in a fixed order, however many threads there are. Raises as `embedding` does.
     """
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise InvalidArgument(f"rows is {rows!r}: it must be a whole number of at least 1")
-    if padding_idx is not None and not -rows <= padding_idx < rows:
-        raise InvalidArgument(f"padding_idx is {padding_idx}: it must be {-rows} to {rows - 1}, or None")
+    (rows,) = whole_numbers((rows,), "rows")
+    if rows < 1:
+        raise InvalidArgument(f"rows is {rows}: it must be a whole number of at least 1")
+    padding = None
+    if padding_idx is not None:
+        (padding,) = whole_numbers((padding_idx,), "padding_idx")
+        if not -rows <= padding < rows:
+            raise InvalidArgument(f"padding_idx is {padding}: it must be {-rows} to {rows - 1}, or None")
+        padding %= rows
     _check(indices, rows)
-    padding = None if padding_idx is None else padding_idx % rows
     return call(_BACKWARD, ("dy", "indices"), (dy, indices), (rows, padding), out, alpha, beta, handle)
 
 

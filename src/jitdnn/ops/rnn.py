@@ -9,7 +9,7 @@ import numpy as np
 
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle
-from jitdnn.ops.call import SETTING, Op, Recipe, WorkspaceLimit, call
+from jitdnn.ops.call import SETTING, Op, Recipe, WorkspaceLimit, call, whole_array
 from jitdnn.ops.dropout import DropoutState
 from jitdnn.problems.dropout import check_probability
 from jitdnn.problems.rnn import GATES, Recurrent
@@ -380,7 +380,13 @@ def _form(
     elif batch_sizes is not None:
         batch_sizes, values = _whole("batch_sizes", batch_sizes)
         rows = int(x.shape[0])
-        if values.size == 0 or values[-1] < 1 or (values[1:] > values[:-1]).any() or values.sum() != rows:
+        if (
+            values.size == 0
+            or values[-1] < 1
+            or values[0] > rows
+            or (values[1:] > values[:-1]).any()
+            or values.sum() != rows
+        ):
             raise InvalidArgument(
                 f"batch_sizes add up to {values.sum()} for {rows} rows of x: they must add up to the rows, be at "
                 "least 1 and never grow"
@@ -402,8 +408,7 @@ def _form(
 
 def _whole(name: str, values: Any) -> tuple[Any, Any]:
     """A list of whole numbers as an array, and its NumPy view."""
-    if isinstance(values, (list, tuple)):
-        values = np.asarray(values, np.int64)
+    values = whole_array(values, name)
     array = np.asarray(values)
     if array.dtype not in (np.int32, np.int64):
         raise InvalidType(f"{name} is {array.dtype}: it must be int32 or int64")

@@ -28,12 +28,13 @@ from typing import Any, Self
 import numpy as np
 
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, check_choice
+from jitdnn.problems.problem import Operand, Problem, Reals, check_choice, real_number, whole_numbers
 from jitdnn.problems.words import Words, order_word
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 DIRECTIONS = ("fwd", "bwd")
 INDEX_DTYPES = ("i32", "i64")
+_FARTHEST = 1 << 40  # places that a window or a past may span, so that sums of such fit into 64 bits
 
 _Forms = dict[str, TensorDescriptor]
 
@@ -79,9 +80,14 @@ class Attention(Problem, kinds=("attention_fwd", "attention_bwd")):
         self._check_shapes()
         if not math.isfinite(self.scale):
             raise InvalidArgument(f"scale is {self.scale}: it must be a finite number")
-        for name, reach in (("left", self.left), ("right", self.right)):
-            if reach is not None and reach < 0:
+        for name, places in (("left", self.left), ("right", self.right), ("past", self.past)):
+            if places is None and name != "past":
+                continue
+            (reach,) = whole_numbers((places,), name)  # type: ignore[arg-type]
+            if reach < 0 and name != "past":
                 raise InvalidArgument(f"{name} is {reach}: it must not be negative, or None for no bound")
+            if not -_FARTHEST <= reach <= _FARTHEST:
+                raise InvalidArgument(f"{name} is {reach}: it must be at most {_FARTHEST} in size")
         is_backward = self.direction == "bwd"
         if is_backward and self.lse is None:
             raise InvalidArgument("lse is missing: the gradient needs what the forward pass saved")
@@ -159,7 +165,7 @@ class Attention(Problem, kinds=("attention_fwd", "attention_bwd")):
             lse = TensorDescriptor.packed(q.shape[:3], compute_dtype(q.dtype))
         if scale is None:
             scale = 1.0 / math.sqrt(max(1, q.shape[3]))
-        return cls(direction, q, k, v, y, lse or None, float(scale), **rest)
+        return cls(direction, q, k, v, y, lse or None, real_number(scale, "scale"), **rest)
 
     @property
     def kind(self) -> str:

@@ -24,7 +24,15 @@ from typing import Any, Self
 import numpy as np
 
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_choice
+from jitdnn.problems.problem import (
+    Operand,
+    Problem,
+    Reals,
+    as_descriptor,
+    check_choice,
+    real_number,
+    whole_numbers,
+)
 from jitdnn.problems.words import Words, layout_forms, order_word, shape_word
 from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
 
@@ -62,6 +70,8 @@ class CrossEntropy(Problem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
     def __post_init__(self) -> None:
         check_choice(self.direction, DIRECTIONS, "direction")
         check_choice(self.reduction, REDUCTIONS, "reduction")
+        if not -(2**63) <= self.ignore_index < 2**63:
+            raise InvalidArgument(f"ignore_index is {self.ignore_index}: 64 bits must hold it")
         if not 0.0 <= self.smoothing <= 1.0:
             raise InvalidArgument(f"label smoothing is {self.smoothing}: it must be from 0 to 1")
         is_backward = self.direction == "bwd"
@@ -146,8 +156,8 @@ class CrossEntropy(Problem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
         if total is None and lse and is_mean:
             total = TensorDescriptor.packed((1,), real)
         return cls(
-            direction, reduction, x, target, loss, weight or None, lse or None, total, int(ignore_index),
-            float(smoothing), dx,
+            direction, reduction, x, target, loss, weight or None, lse or None, total,
+            whole_numbers((ignore_index,), "ignore_index")[0], real_number(smoothing, "label_smoothing"), dx,
         )  # fmt: skip
 
     @property

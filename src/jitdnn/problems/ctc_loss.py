@@ -26,7 +26,7 @@ from typing import Any, Self
 import numpy as np
 
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_choice
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_choice, whole_numbers
 from jitdnn.problems.words import Words, order_word
 from jitdnn.tensor import TensorDescriptor
 
@@ -127,7 +127,7 @@ class CtcLoss(Problem, kinds=("ctc_loss_fwd", "ctc_loss_bwd")):
         longest = targets.shape[-1] if longest is None else longest
         return cls(
             direction, reduction, inputs, x, targets, input_lengths or lengths, target_lengths or lengths, loss,
-            longest, int(blank), bool(zero_infinity), dx,
+            longest, whole_numbers((blank,), "blank")[0], bool(zero_infinity), dx,
         )  # fmt: skip
 
     @property

@@ -81,7 +81,9 @@ class Problem(ABC):
         """
         if len(inputs) != len(self.sources):
             names = ", ".join(operand.name for operand in self.sources)
-            raise InvalidArgument(f"{self.kind} takes {len(self.sources)} inputs ({names}), got {len(inputs)}")
+            raise InvalidArgument(
+                f"{self.kind} takes {len(self.sources)} inputs ({names}), got {len(inputs)}"
+            )
         for array, operand in zip(inputs, self.sources, strict=True):
             shape = operand.descriptor.shape
             if array.shape != shape:
@@ -220,7 +222,7 @@ def per_axis(value: int | Sequence[int], rank: int, what: str, least: int = 1) -
             f"{what} has {len(numbers)} numbers for {rank} spatial axes: give one, or {rank}"
         )
     numbers = whole_numbers(numbers, what)
-    if min(numbers) < least:
+    if min(numbers, default=least) < least:
         raise InvalidArgument(f"{what} is {min(numbers)}: it must be at least {least}")
     return numbers
 
@@ -254,6 +256,14 @@ def whole_numbers(values: Iterable[int], what: str) -> tuple[int, ...]:
         if not isinstance(value, int | np.integer) or isinstance(value, bool):
             raise InvalidArgument(f"{what} must be whole numbers, got {value!r}")
     return tuple(map(int, values))
+
+
+def real_number(value: float, what: str) -> float:
+    """A number as float. Raises InvalidArgument for what is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(f"{what} is {value!r}: it must be a number") from None
 
 
 def check_spatial_rank(shape: Sequence[int], name: str) -> int:
