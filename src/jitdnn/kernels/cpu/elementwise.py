@@ -41,7 +41,8 @@ _STRIDED_SECONDS = {STRIDED: 0.6e-9, CROSSED: 0.1e-9}  # more for an element of 
 _FUNCTION_SECONDS = {4: 0.1e-9, 8: 0.4e-9}  # exp and its like in vectors of 64 bytes, by bytes of an element
 _CHEAP = frozenset({"absolute", "ceil", "floor", "maximum", "minimum", "rint", "sign", "trunc", "where"})
 STREAM_BYTES = 48 << 20  # outputs from here on do not fit any cache: they are written past it
-_STREAM_RUN = 4096  # bytes in one piece, or looking for aligned addresses costs more than it brings
+# bytes in one piece, or looking for aligned addresses costs more than it brings; and where all pieces begin alike
+_STREAM_RUN, _STREAM_ALIGNED_RUN = 2048, 512
 
 
 def element_seconds(
@@ -108,7 +109,7 @@ def build_elementwise(
     can_stream = (
         computing in REAL_DTYPES and not plain
         if is_crossed
-        else run * ITEM_BYTES[output.dtype] >= _STREAM_RUN
+        else _has_long_runs(nest, ITEM_BYTES[output.dtype], processor.isa.vector_bytes)
     )
     code = ElementwiseCode(
         computing, dtypes, expressions, len(nest.extents), moves,
@@ -130,6 +131,13 @@ def build_elementwise(
     library = load("elementwise", code, processor.isa, lambda module: trace(module, code))
     threads = processor.threads if tasks > 1 else 1
     return CpuKernel(library, [("elementwise", tasks)], len(tensors), threads, extras)
+
+
+def _has_long_runs(nest: Nest, item: int, vector_bytes: int) -> bool:
+    """Whether the pieces of the first output are long enough to be written past the caches."""
+    run, rows = nest.extents[-1] * item, [step * item for step in nest.strides[nest.inputs][:-1]]
+    are_alike = all(step % vector_bytes == 0 for step in rows)
+    return run >= _STREAM_RUN or (are_alike and run >= _STREAM_ALIGNED_RUN)
 
 
 def _blocks(nest: Nest, code: ElementwiseCode, lanes: int, tasks: int) -> tuple[int, int]:
