@@ -32,6 +32,9 @@ from jitdnn.rtcg.types import INT
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 _VECTORS = 4  # of columns at once
+_AHEAD = 4  # rows from one that is copied to the one that is asked for: no processor guesses which comes next
+_AHEAD_BYTES = 2048  # of a row; the rest it does guess
+_LINE = 64
 _BYTES_PER_SECOND = 12e9
 _SORT_SECONDS = 4e-9  # for an index
 
@@ -98,9 +101,19 @@ def _trace_forward(module: Module, code: _Code) -> None:
         e = _Embedding(k, args, code)
         lanes, columns = e.lanes, e.n["columns"]
         first, last = e.task(task)
-        counter = e.counter(first)
+        counter, later = e.counter(first), e.counter(first + _AHEAD)
         alpha = k.splat(e.scale.alpha, lanes)
-        for _unit in k.range(first, last):
+        item = ITEM_BYTES[code.dtype]
+        asked = columns.min(_AHEAD_BYTES // item)
+        wide = (columns // (lanes * _VECTORS)) * (lanes * _VECTORS)
+        for unit in k.range(first, last):
+            if code.is_unit[0]:
+                with k.when(unit + _AHEAD < last):
+                    coming = e.index_at(later.offsets[0].get())
+                    row = e.source + k.select(e.is_row(coming), coming, 0) * e.n["row"]
+                    for c in k.range(0, asked, _LINE // item):
+                        row.prefetch(c)
+                later.advance()
             index_offset, row_offset = (offset.get() for offset in counter.offsets)
             index = e.index_at(index_offset)
             inside = e.is_row(index)
@@ -111,7 +124,12 @@ def _trace_forward(module: Module, code: _Code) -> None:
                 if code.streams:
                     may_stream = e.can_stream(target)
                     with k.when(may_stream):
-                        for c in k.range(0, full, lanes):
+                        for c in k.range(0, wide, lanes * _VECTORS):
+                            for at in [c + v * lanes for v in range(_VECTORS)]:
+                                target.stream(
+                                    source.load_strided(at * e.steps[0], e.steps[0], lanes) * alpha, at
+                                )
+                        for c in k.range(wide, full, lanes):
                             target.stream(source.load_strided(c * e.steps[0], e.steps[0], lanes) * alpha, c)
                     with k.when(~may_stream):
                         _copy(e, source, target, k.integer(0), full, is_whole=True)
