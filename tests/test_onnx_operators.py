@@ -285,6 +285,20 @@ def test_running_sums_and_columns() -> None:
     np.testing.assert_array_equal(image[0, 1, 2], [3, 6, 9, 6, 3])
 
 
+def test_sequences_are_lists() -> None:
+    a, b, c = normal(2), normal(3), normal(1)
+    grown = run("SequenceInsert", [[a, b], c, np.array(-1)])
+    assert [len(x) for x in grown] == [2, 1, 3]
+    np.testing.assert_array_equal(run("SequenceAt", [grown, np.array(1)]), c)
+    assert [len(x) for x in run("SequenceErase", [grown])] == [2, 1]
+    assert run("SequenceLength", [grown]) == 3
+    np.testing.assert_array_equal(run("ConcatFromSequence", [grown], axis=0), np.concatenate([a, c, b]))
+    with pytest.raises(InvalidArgument, match="position 4 is outside of a sequence of 3"):
+        run("SequenceAt", [grown, np.array(4)])
+    with pytest.raises(InvalidArgument, match="position 3 is outside of a sequence of 3"):
+        run("SequenceErase", [grown, np.array(3)])
+
+
 # ---- numbers
 
 

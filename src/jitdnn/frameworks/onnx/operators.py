@@ -18,6 +18,7 @@ from jitdnn.frameworks.onnx import (
     reduction,
     resize,
     sampling,
+    sequences,
     softmax,
     views,
 )
@@ -39,6 +40,7 @@ _FAMILIES = (
     reduction.OPERATORS,
     resize.OPERATORS,
     sampling.OPERATORS,
+    sequences.OPERATORS,
     softmax.OPERATORS,
     views.OPERATORS,
 )
