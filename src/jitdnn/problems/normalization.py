@@ -75,11 +75,11 @@ class Normalization(Problem):
 
     def __post_init__(self) -> None:
         check_choice(self.direction, self.directions, "direction")
-        if 0 in self.x.shape:
-            raise InvalidShape(
-                f"x has shape {self.x.shape}: every extent must be at least 1, nothing has no mean"
-            )
         self._check_attributes()
+        if self.count == 0 and self.direction != "inference":
+            raise InvalidShape(
+                f"x has shape {self.x.shape}: every extent that the mean is over must be at least 1"
+            )
         self._settle()
         for name in self._names():
             tensor = getattr(self, name)
@@ -299,13 +299,16 @@ class Normalization(Problem):
         `absent`: names of tensors that there are not. `is_narrow`: parameters that are not given are of x's
         dtype rather than f32. `attributes`: the fields that are no tensors.
         """
-        plain, tensors = cls(direction="fwd", x=x, y=x, **attributes), dict(given or {})
+        # a problem to ask for shapes; inference takes an empty batch too, and no shape but x's depends on it
+        like = TensorDescriptor.packed((1, *x.shape[1:]), x.dtype) if direction == "inference" else x
+        plain, tensors = cls(direction="fwd", x=like, y=like, **attributes), dict(given or {})
         for name in plain._names():
             if tensors.get(name) is None and name not in absent and plain._is_used(name, direction):
                 dtype = x.dtype
                 if name not in LIKE_X:
                     dtype = plain.parameter_dtypes[-1 if is_narrow and plain._is_parameter(name) else 0]
-                tensors[name] = TensorDescriptor.packed(plain.shape_of(name), dtype, layout)
+                shape = x.shape if name in LIKE_X else plain.shape_of(name)
+                tensors[name] = TensorDescriptor.packed(shape, dtype, layout)
         return cls(direction=direction, **(tensors | {"x": x}), **attributes)  # type: ignore[arg-type]
 
     def _is_used(self, name: str, direction: str) -> bool:

@@ -128,10 +128,10 @@ class Reduce(Problem, kinds=("reduce",)):
         y = self._reduced(x).reshape(self.y.shape)
         if self.indices is None:
             return y
-        rows = np.moveaxis(self._counted(x), self.axes, range(-len(self.axes), 0))
-        rows = rows.reshape(*rows.shape[: rows.ndim - len(self.axes)], -1)
         if self.y.size == 0:
             return y, np.zeros(self.y.shape, np.int64)
+        rows = np.moveaxis(self._counted(x), self.axes, range(-len(self.axes), 0))
+        rows = rows.reshape(*rows.shape[: rows.ndim - len(self.axes)], -1)
         found: npt.NDArray[np.int64] = (np.argmin if self.op == "min" else np.argmax)(rows, axis=-1)
         return y, found.reshape(self.y.shape)
 

@@ -36,7 +36,7 @@ def plan_channels(plan: Plan) -> None:
     """The steps in either direction."""
     problem = plan.problem
     read_twice = 2 if problem.direction == "bwd" else 1
-    image = read_twice * problem.x.nbytes // problem.grid[_IMAGE]
+    image = read_twice * problem.x.nbytes // max(1, problem.grid[_IMAGE])
     plan.cut = (_IMAGE, max(1, min(problem.grid[_IMAGE], _PIECE_BYTES // max(1, image))))
     if problem.direction == "bwd":
         _backward(plan)

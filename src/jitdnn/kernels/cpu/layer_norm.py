@@ -283,6 +283,8 @@ class LayerNormRows(Algorithm):
             return f"{problem.kind} takes no epilogue"
         if norm.direction != "bwd":
             return "the forward pass has no sums over the rows"
+        if norm.x.size == 0:
+            return "x is empty: there are no rows"
         if norm.dweight is None and norm.dbias is None:
             return "neither dweight nor dbias is wanted: there are no sums over the rows"
         for name in (*_BIG, *_COLUMN):

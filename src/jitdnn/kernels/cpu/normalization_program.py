@@ -221,7 +221,7 @@ class Plan:
 
     def workspace(self, device: Device) -> int:
         pieces = [step for _, steps in self._pieces() for step in steps]
-        return self.room + max(step.workspace(device) for step in {*pieces, *self.last})
+        return self.room + max((step.workspace(device) for step in {*pieces, *self.last}), default=0)
 
 
 def _shortened(tensor: TensorDescriptor, extents: Mapping[int, int]) -> TensorDescriptor:
