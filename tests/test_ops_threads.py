@@ -64,6 +64,51 @@ def test_threads_do_not_disturb_each_other(algorithm: str | None, is_shared: boo
     together(work)
 
 
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+
+
+LSTM_WEIGHTS = [normal(64, 9), normal(64, 16), normal(64), normal(64)]
+# large enough for several tasks, with partial results in scratch memory
+SHARED = {
+    "layer_norm_backward": lambda x: jd.layer_norm_backward(
+        x[0, 0], x[0, 1], x[0, 2, 0], np.zeros((40, 1), "f"), np.ones((40, 1), "f")
+    ),
+    "batch_norm": lambda x: jd.batch_norm(x, save=True),
+    "reduce": lambda x: jd.reduce(x, "norm2", (0, 2), indices=False),
+    "max_pool": lambda x: jd.max_pool(x, 3, stride=2, padding=1, return_indices=True),
+    "embedding_backward": lambda x: jd.embedding_backward(x[0, 0], np.arange(40) % 7, 7),
+    "cross_entropy": lambda x: jd.cross_entropy(x[0, 0], np.arange(40) % 50, return_saved=True),
+    "attention": lambda x: jd.attention(x, x, x, causal=True, return_lse=True),
+    "attention_backward": lambda x: jd.attention_backward(x, x, x, x, x, x[..., 0]),
+    "lstm": lambda x: jd.lstm(np.ascontiguousarray(x[0, :, :, :9]), LSTM_WEIGHTS, training=True),
+    "dropout": lambda x: jd.dropout(x, 0.5, jd.DropoutState(3))[:1],
+    "elementwise": lambda x: jd.gelu(x),
+}
+
+
+def test_four_threads_share_a_handle() -> None:
+    """Each thread begins with another op, and meets the others on the way: every result is that of one thread."""
+    inputs = [normal(2, 3, 40, 50), 1 + normal(2, 3, 40, 50)]
+    with jd.Handle():
+        expected = {(name, i): as_tuple(run(x)) for name, run in SHARED.items() for i, x in enumerate(inputs)}
+    shared, names = jd.Handle(), list(SHARED)
+
+    def work(number: int) -> None:
+        with shared:
+            for turn in range(5 * len(names)):
+                name, chosen = names[(turn + 3 * number) % len(names)], (turn + number) % 2
+                found = as_tuple(SHARED[name](inputs[chosen]))
+                for one, other in zip(found, expected[name, chosen], strict=True):
+                    np.testing.assert_array_equal(one, other)
+
+    together(work, 4)
+
+
+def as_tuple(found: Any) -> tuple[Any, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
 def test_a_race_for_a_new_kind_of_call_makes_one_plan() -> None:
     handle = jd.Handle()
     x, w = data(1, 0)
