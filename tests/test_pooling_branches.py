@@ -148,3 +148,12 @@ def test_all_channels_of_a_pixel_go_together_if_they_fit() -> None:
     assert pooling_channels._cut(20, 8, 8) == (3, True)
     assert pooling_channels._cut(64, 8, 8) == (8, False)
     assert pooling_channels._cut(96, 8, 8) == (6, False)
+
+
+@pytest.mark.parametrize("kind", ["pool_fwd max", "pool_bwd max", "pool_fwd avg"])
+def test_windows_that_are_asked_for_ahead(
+    codes: list[Any], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooling_channels, "STREAM_BYTES", 0)
+    check(parse(f"{kind} n2 c40 h9 w7 window3x2 stride2 pad1 nhwc"))
+    assert any(code.asks_ahead for code in channels(codes))

@@ -32,7 +32,7 @@ from jitdnn.kernels.cpu.pooling_geometry import (
     is_better,
 )
 from jitdnn.kernels.cpu.pooling_ring import RING_SLOTS, Ring, ring_bytes, ring_values
-from jitdnn.kernels.cpu.streaming import is_streamed, store_vector
+from jitdnn.kernels.cpu.streaming import STREAM_BYTES, is_streamed, store_vector
 from jitdnn.kernels.cpu.timing import seconds_of
 from jitdnn.problems.pooling import EMPTY_WINDOW_MAX, Pooling
 from jitdnn.problems.problem import Problem
@@ -41,6 +41,7 @@ from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import HALVES
 from jitdnn.tensor import compute_dtype
 
+_AHEAD = 1  # windows from one that is read to the one that is asked for, where x fits no cache
 _MOST_VECTORS = {False: 8, True: 6}  # of channels at once; one register each, three where places are kept
 
 
@@ -61,6 +62,7 @@ class _Code:
     tiles: bool  # every element of x belongs to exactly one window
     has_ring: bool
     streams: bool
+    asks_ahead: bool
     is_unit: tuple[bool, ...]  # for each tensor: neighbouring channels are neighbours in memory
     is_dilated: bool
     is_adaptive: bool
@@ -148,13 +150,20 @@ class _Channels:
         is_empty = bounds[0].is_empty | bounds[1].is_empty | bounds[2].is_empty
         start = initial(k, self.mode, is_empty, self.dtype, self.lanes)
         totals = [k.register(start) for _ in masks]
+        later = self._later(0)
         for (here,), _ in self._taps(bounds, [(0, inputs)]):
             for v, (total, mask) in enumerate(zip(totals, masks, strict=True)):
+                if self.code.asks_ahead:
+                    here.prefetch(later + v * self.lanes)
                 total.set(combine(k, total.get(), self._load(0, here, v, mask)))
         count = k.convert(bounds[0].count * bounds[1].count * bounds[2].count, self.dtype)
         for v, (total, mask) in enumerate(zip(totals, masks, strict=True)):
             result = total.get() if self.mode == "max" else total.get() / k.splat(count, self.lanes)
             self._store(1, target, v, result, mask)
+
+    def _later(self, tensor: int) -> Value:
+        """How far the window is that is asked for, in elements of x."""
+        return self.windows["stride2"] * self.windows.strides[tensor][4] * _AHEAD
 
     def _pixel_with_indices(
         self, bounds: Sequence[Bounds], inputs: Pointer, targets: Sequence[Pointer], masks: _Masks
@@ -311,9 +320,12 @@ class _Channels:
         first = (bounds[0].low * w["extent1"] + bounds[1].low) * w["extent2"] + bounds[2].low
         best = [k.register(lowest) for _ in masks]
         place = [k.register(self._position(first)) for _ in masks]
+        later = self._later(tensor)
         for (here,), position in self._taps(bounds, [(tensor, plane)]):
             at = self._position(position)
             for v, mask in enumerate(masks):
+                if self.code.asks_ahead:
+                    here.prefetch(later + v * self.lanes)
                 value = self._load(tensor, here, v, mask)
                 wins = is_better(value, best[v].get())
                 best[v].set(k.select(wins, value, best[v].get()))
@@ -408,6 +420,8 @@ class PoolingChannels(PoolingAlgorithm):
             tiles=geometry.tiles,
             has_ring=self.workspace(problem, device) > 0,
             streams=is_streamed(problem.output),
+            asks_ahead=geometry.strides[0 if pooling.direction == "fwd" else 1][1] == 1
+            and pooling.x.nbytes >= STREAM_BYTES,
             is_unit=tuple(strides[1] == 1 for strides in geometry.strides),
             is_dilated=geometry.is_dilated,
             is_adaptive=geometry.is_adaptive,
