@@ -218,7 +218,7 @@ def onnx_counts() -> str:
     lines = [
         f"Of the {record['tests']} node tests in onnx {record['onnx']}, **{passed} pass**, {refused} are refused, none "
         f"fails. {record['plain']} of those that pass compute nothing (views, "
-        f"shapes, constants, conversions of types, branches); "
+        f"shapes, constants, conversions of types, sequences, branches); "
         f"{several} are whole graphs, the definition of an operator by others.",
         "",
         "| operators covered | tests passed of each |",
@@ -251,11 +251,41 @@ def onnx_refused() -> str:
     return "\n".join(lines) + "\n"
 
 
+def torch_samples() -> str:
+    """What became of the samples that ship with PyTorch, as tests/torch_samples.py wrote it."""
+    record = json.loads((DOCS / "torch_samples.json").read_text(encoding="utf-8"))
+    lines = [
+        "| operator | agree | gradients compared | refused |",
+        "| --- | --- | --- | --- |",
+    ]
+    total = dict.fromkeys(("samples", "tried", "agreed", "gradients", "refused"), 0)
+    for name, kinds in record["operators"].items():
+        counts = {key: sum(kind[key] for kind in kinds.values()) for key in list(total)[:4]}
+        reasons: dict[str, int] = {}
+        for kind in kinds.values():
+            for reason, count in kind["refused"].items():
+                reasons[reason] = reasons.get(reason, 0) + count
+        for key, count in (*counts.items(), ("refused", sum(reasons.values()))):
+            total[key] += count
+        listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.items())
+        few = counts["tried"] < counts["samples"]
+        of = f"{counts['tried']}" + (f" taken from {counts['samples']}" if few else "")
+        short = name.removeprefix("nn.functional.")
+        lines.append(f"| `{short}` | {counts['agreed']} of {of} | {counts['gradients']} | {listed} |")
+    head = (
+        f"PyTorch {record['torch']}, {len(record['operators'])} operators and variants of operators: of "
+        f"{total['tried']} samples (evenly taken from {total['samples']}) **{total['agreed']} agree**, "
+        f"{total['gradients']} of them with their gradients, {total['refused']} are refused, none differs."
+    )
+    return "\n".join([head, "", *lines]) + "\n"
+
+
 SEVERAL = "(several)"  # tests of graphs of several operators
 TABLES: dict[str, Callable[[], str]] = {
     "settings": table_markdown,
     "onnx-counts": onnx_counts,
     "onnx-refused": onnx_refused,
+    "torch-samples": torch_samples,
 }
 for _page in EXAMPLES:
     TABLES[f"{_page}-algorithms"] = lambda page=_page: algorithm_table(page)  # type: ignore[misc]
