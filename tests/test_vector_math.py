@@ -243,6 +243,22 @@ def test_the_tail_of_the_normal_distribution(dtype: str) -> None:
     assert np.isnan(compute(trace(lambda v: apply("normal_cdf", v)), x * x.dtype.type(np.nan))).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_density_of_the_normal_distribution(dtype: str) -> None:
+    x = np.linspace(-12, 12, 3001).astype(DTYPES[dtype])
+    exact = np.array([math.exp(-0.5 * float(v) ** 2) / math.sqrt(2.0 * math.pi) for v in x])
+    density = trace(lambda v: apply("normal_density", v))
+    for cpu in INSTRUCTION_SETS:
+        # the square that Python's exp is given is rounded, and the error grows with it
+        allowed = (6 * np.finfo(x.dtype).eps + np.finfo(np.float64).eps * x.astype(np.float64) ** 2) * exact
+        assert (np.abs(compute(density, x, cpu=cpu) - exact) <= allowed).all()
+        slope = compute(density.derivative(), x, cpu=cpu)
+        assert (np.abs(slope + x * exact) <= np.abs(x) * allowed).all()
+    ends = np.array([np.inf, -np.inf], x.dtype)
+    assert (compute(density, ends) == 0).all()
+    assert (compute(density.derivative(), ends) == 0).all()
+
+
 @pytest.mark.parametrize("cpu", NAMES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_function_calls_a_library(dtype: str, cpu: str) -> None:

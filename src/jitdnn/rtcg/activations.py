@@ -18,7 +18,6 @@ from typing import Any
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems.activation_functions import SELU_ALPHA, SELU_SCALE, settled_coef
-from jitdnn.rtcg.derivatives import normal_density
 from jitdnn.rtcg.expression import Expression, apply, define, trace, where
 from jitdnn.rtcg.operations import OPERATIONS
 
@@ -172,7 +171,7 @@ _ROWS: dict[str, _Row] = {
     ),
     "gelu": _Row(
         lambda x: relu(x) - _size(x) * apply("normal_tail", _size(x)),
-        slope=lambda x: _normal_cdf(x) + _clip(x, -40.0, 40.0) * normal_density(x),
+        slope=lambda x: _normal_cdf(x) + _clip(x, -40.0, 40.0) * apply("normal_density", x),
     ),
     "gelu_tanh": _Row(
         lambda x: _least(x, -40.0) * sigmoid(_inner(x)),

@@ -84,14 +84,6 @@ def _bell(e: Traced) -> Traced:
     return e / ((1.0 + e) * (1.0 + e))
 
 
-def normal_density(x: Traced) -> Traced:
-    """The density of the normal distribution."""
-    # bounded as the tail is, so that the two share the exponential
-    a = apply("minimum", abs(x), 39.0)
-    density: Traced = (1.0 / math.sqrt(2.0 * math.pi)) * apply("exp", (a * a) * -0.5)
-    return density
-
-
 # what is constant but for jumps
 _FLAT = frozenset({"floor", "ceil", "trunc", "rint", "sign", "floor_divide"})
 
@@ -114,6 +106,8 @@ _DERIVATIVES: Mapping[str, Callable[[Traced, Traced], Traced]] = {
     "tan": lambda x, y: 1.0 + y * y,
     "arctan": lambda x, y: 1.0 / (1.0 + x * x),
     "log1pexp": lambda x, y: apply("sigmoid", x),
-    "normal_tail": lambda x, y: -normal_density(x),
+    "normal_tail": lambda x, y: -apply("normal_density", x),
+    # bounded where the density is 0 already: infinity times zero is nothing
+    "normal_density": lambda x, y: -(apply("maximum", apply("minimum", x, 40.0), -40.0) * y),
     "erf": lambda x, y: (2.0 / math.sqrt(math.pi)) * apply("exp", -(x * x)),
 }

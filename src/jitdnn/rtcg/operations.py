@@ -60,6 +60,10 @@ def _normal_tail(x: Any) -> Any:
     return (0.5 * tails).astype(x.dtype)
 
 
+def _normal_density(x: Any) -> Any:
+    return np.exp(x * x * -0.5) / np.sqrt(2.0 * np.pi, dtype=np.asarray(x).dtype)
+
+
 _ROWS: dict[str, Operation] = {
     "add": Operation(2, np.add, "+"),
     "subtract": Operation(2, np.subtract, "-"),
@@ -83,6 +87,7 @@ _ROWS: dict[str, Operation] = {
     "log1pexp": Operation(1, lambda x: np.logaddexp(x, np.zeros_like(x))),
     "erf": Operation(1, _erf),
     "normal_tail": Operation(1, _normal_tail),
+    "normal_density": Operation(1, _normal_density),
     "floor": Operation(1, np.floor),
     "ceil": Operation(1, np.ceil),
     "trunc": Operation(1, np.trunc),

@@ -1,4 +1,4 @@
-"""The tail of the normal distribution on vectors of f32 or f64.
+"""The tail and the density of the normal distribution on vectors of f32 or f64.
 
 Beyond a there is exp(-a^2 / 2) M(a) / sqrt(2 pi) of it, with Mills' ratio M. That falls as 1 / a, so that
 M(a) (a + c) is smooth in t = (a - c) / (a + c) from 0 to infinity: one polynomial serves the whole line, and the
@@ -12,7 +12,7 @@ import math
 from fractions import Fraction
 
 from jitdnn.rtcg.builder import Builder, Value
-from jitdnn.rtcg.vector_math import at_most, element_of, exp_below, lost_product
+from jitdnn.rtcg.vector_math import absolute, at_most, element_of, exp_below, lost_product
 
 FARTHEST = 39.0  # exp(-x^2 / 2) is 0 from here on
 _BITS = 400
@@ -25,17 +25,26 @@ def normal_tail(k: Builder, x: Value) -> Value:
     dtype = element_of(x)
     centre = float(_SHAPE[dtype][0])
     a = at_most(k, x, FARTHEST)
-    square = a * a
-    near = exp_below(k, square * -0.5)
-    # what the square lost by rounding counts: exp multiplies it
-    bell = k.fma(near, lost_product(k, a, a, square) * -0.5, near)
     w = 1.0 / (a + centre)
     t = k.fma(w, k.constant(-2.0 * centre, dtype, x.lanes), k.constant(1.0, dtype, x.lanes))
     coefficients = _polynomial(dtype)
     smooth = k.constant(coefficients[-1], dtype, x.lanes)
     for coefficient in reversed(coefficients[:-1]):
         smooth = k.fma(smooth, t, k.constant(coefficient, dtype, x.lanes))
-    return bell * (w * smooth)
+    return _bell(k, a) * (w * smooth)
+
+
+def normal_density(k: Builder, x: Value) -> Value:
+    """exp(-x^2 / 2) / sqrt(2 pi); beside the tail of |x| it costs next to nothing."""
+    return _bell(k, at_most(k, absolute(k, x), FARTHEST)) * (1.0 / math.sqrt(2.0 * math.pi))
+
+
+def _bell(k: Builder, a: Value) -> Value:
+    """exp(-a^2 / 2)."""
+    square = a * a
+    near = exp_below(k, square * -0.5)
+    # what the square lost by rounding counts: exp multiplies it
+    return k.fma(near, lost_product(k, a, a, square) * -0.5, near)
 
 
 @functools.cache
