@@ -212,23 +212,14 @@ class _Kernel:
         labels = [(self.here["target"] + row).load(place, lanes, mask) for place in places]
         zero = k.constant(0.0, real, lanes)
         most = [k.register(k.constant(-math.inf, real, lanes)) for _ in places]
-        picked, total = ([k.register(zero) for _ in places] for _ in range(2))
-        own = [k.register(zero) for _ in places] if "weight" in self.pointers else []
-        number = k.register(k.constant(0.0, real))
+        total = [k.register(zero) for _ in places]
         for c in k.range(self.at["classes"]):
             here = x + c * step
-            name = k.splat(number.get(), lanes)
             for v, place in enumerate(places):
                 value = here.load(place, lanes, mask)
                 if self.code.form == "across":
                     here.prefetch(place + 2 * lanes * vectors)
-                is_label = labels[v] == name
                 most[v].set(value.max(most[v].get()))
-                picked[v].set(k.select(is_label, value, picked[v].get()))
-                if own:
-                    weight = self.pointers["weight"].load(c * self.at["weight"])
-                    own[v].set(k.select(is_label, k.splat(weight, lanes), own[v].get()))
-            number += 1.0
         tops = [register.get() for register in most]
         for c in k.range(self.at["classes"]):
             here = x + c * step
@@ -236,8 +227,14 @@ class _Kernel:
                 total[v] += power_of_two(k, (here.load(place, lanes, mask) - tops[v]) * LOG2E, real)
         for v, place in enumerate(places):
             lse = tops[v] + vector_math.log(k, total[v].get())
-            share = own[v].get() if own else None
-            self._finish(k, row + place, labels[v], lse, picked[v].get(), share, mask)
+            is_known = (labels[v] >= 0.0) & (labels[v] < k.splat(self.classes, lanes))
+            is_known = is_known if mask is None else is_known & mask
+            number = k.convert(k.select(is_known, labels[v], 0.0), "i64")
+            picked = (x + place).load_at(number * step + k.iota(lanes), is_known)
+            share = None
+            if "weight" in self.pointers:
+                share = self.pointers["weight"].load_at(number * self.at["weight"], is_known)
+            self._finish(k, row + place, labels[v], lse, picked, share, mask)
 
     def _along(self, k: Builder, row: Value) -> None:
         """One row in four vectors at a time."""
