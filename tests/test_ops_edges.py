@@ -231,6 +231,8 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ctc([[1, 2], [3]]), jd.InvalidType, "targets is"),
     (lambda: ctc(blank=9), jd.InvalidArgument, "blank is 9"),
     (lambda: ctc(blank=0.5), jd.InvalidArgument, "blank"),
+    (lambda: jd.lrn(POOLED, layout=3), jd.InvalidArgument, "layout 3 does not fit"),
+    (lambda: jd.concat([POOLED, POOLED], axis=0.5), jd.InvalidArgument, "axis must be whole"),
     (lambda: attend(lengths=places(1, 2, 3)), jd.InvalidShape, "lengths"),
     (lambda: attend(lengths=places(1, 2, dtype=np.int16)), jd.InvalidType, "lengths is i16"),
     (lambda: attend(lo=places(1, 2)), jd.InvalidShape, "lo"),

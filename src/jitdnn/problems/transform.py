@@ -250,6 +250,7 @@ def joined_shape(shapes: Sequence[Sequence[int]], axis: int) -> tuple[int, ...]:
     if not shapes:
         raise InvalidArgument("there is nothing to join: give at least one part")
     first = tuple(shapes[0])
+    (axis,) = whole_numbers((axis,), "axis")
     if not -len(first) <= axis < len(first):
         raise InvalidArgument(f"axis is {axis}: it must be {-len(first)} to {len(first) - 1}")
     axis %= len(first)

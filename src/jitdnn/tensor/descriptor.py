@@ -26,7 +26,7 @@ def canonical_layout(layout: str, dimensions: int) -> str:
     `nchw` and `nhwc` stand for every rank; `ncw`, `ncdhw`, `nc`, `nwc` and `ndhwc` only for their own. Case
     does not matter. Raises InvalidArgument.
     """
-    name = layout.lower()
+    name = layout.lower() if isinstance(layout, str) else ""
     known = (name in _CHANNELS_FIRST or name in _CHANNELS_LAST) and (
         name in ("nchw", "nhwc") or len(name) == dimensions
     )
