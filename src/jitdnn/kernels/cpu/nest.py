@@ -122,7 +122,4 @@ class ElementwiseCode:
 
     def __repr__(self) -> str:
         keys = [expression.key for expression in self.expressions]
-        return (
-            f"{self.computing} {self.dtypes} {keys} {self.axes} {self.moves} {self.streams} "
-            f"{self.plain}"
-        )
+        return f"{self.computing} {self.dtypes} {keys} {self.axes} {self.moves} {self.streams} {self.plain}"
