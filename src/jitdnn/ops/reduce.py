@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call
 from jitdnn.problems.reduce import Reduce
@@ -38,6 +39,8 @@ def reduce(
     Raises InvalidShape, InvalidType, and InvalidArgument for an op or an axis that there is not, for indices of
     another op.
     """
+    if not isinstance(indices, (bool, str)):
+        raise InvalidArgument(f"indices is {indices!r}: it must be True, or one of 'u32', 'i32' and 'i64'")
     found = "i64" if indices is True else indices or None
     return call(
         _REDUCE if found is None else _INDEXED, ("x",), (x,), (op, axes, keepdims, found, propagate_nan),

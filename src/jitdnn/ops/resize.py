@@ -9,7 +9,7 @@ from typing import Any
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical, logical_shape, packed_like
-from jitdnn.problems.problem import check_spatial_rank
+from jitdnn.problems.problem import check_spatial_rank, whole_numbers
 from jitdnn.problems.resize import CUBIC, Resize
 from jitdnn.tensor import TensorDescriptor
 
@@ -107,7 +107,7 @@ def _make_forward(
         if len(scales) != rank or not all(0 < s < math.inf for s in scales):
             raise InvalidArgument(f"scale is {scale}: it must be positive, one number or {rank}")
         size = [math.floor(extent * s) for extent, s in zip(x.shape[2:], scales, strict=True)]
-    extents = (size,) * rank if isinstance(size, int) else tuple(size)
+    extents = whole_numbers(size if isinstance(size, Sequence) else (size,) * rank, "size")
     if len(extents) != rank:
         raise InvalidArgument(f"size is {size}: it must be one number, or {rank}, one for each axis of space")
     shape = (*x.shape[:2], *extents)

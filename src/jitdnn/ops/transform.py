@@ -9,7 +9,7 @@ from typing import Any
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, logical, logical_axes, packed_like, same_order
-from jitdnn.problems.problem import padding_pairs, whole_numbers
+from jitdnn.problems.problem import padding_pairs, real_number, whole_numbers
 from jitdnn.problems.transform import Concatenate, Transform, joined_shape, output_shape
 from jitdnn.tensor import Array, TensorDescriptor, borrow, dtype_of, packed_strides
 
@@ -37,7 +37,8 @@ def transform(
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
     name = None if dtype is None else dtype_of(dtype)
-    return call(_TRANSFORM, ("x",), (x,), (layout, name, pad, float(value)), out, alpha, beta, handle)
+    arguments = (layout, name, pad, real_number(value, "value"))
+    return call(_TRANSFORM, ("x",), (x,), arguments, out, alpha, beta, handle)
 
 
 def _make_transform(
@@ -102,7 +103,7 @@ def _make_fold(
 ) -> Recipe:
     x = logical(inputs[0], layout)
     rank = len(x.shape) - 2
-    each = whole_numbers((factors,) * max(1, rank) if isinstance(factors, int) else factors, "factors")
+    each = whole_numbers(factors if isinstance(factors, Sequence) else (factors,) * max(1, rank), "factors")
     shape = output_shape(how, x.shape, (), each)
     y = packed_like(x, shape) if out is None else logical(out, layout)
     return Recipe(Transform(how, x, y, (), 0.0, each, order), None, _callers(layout, len(shape)))
@@ -153,8 +154,8 @@ def slice(
     clipped. `steps` may be negative, not 0. Any dtype. Raises InvalidArgument for other entries or more than there
     are axes.
     """
-    starts, stops = tuple(starts), tuple(stops)
-    each = (steps,) * len(starts) if isinstance(steps, int) else tuple(steps)
+    starts, stops = _bounds(starts, "starts"), _bounds(stops, "stops")
+    each = whole_numbers(steps if isinstance(steps, Sequence) else (steps,) * len(starts), "steps")
     if not len(starts) == len(stops) == len(each):
         raise InvalidArgument(
             f"{len(starts)} starts, {len(stops)} stops and {len(each)} steps: give as many of each"
@@ -169,6 +170,12 @@ def slice(
     return _copy(part, array, alpha, beta, out, handle)
 
 
+def _bounds(values: Any, name: str) -> tuple[int | None, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise InvalidArgument(f"{name} is {values!r}: it must be a sequence, one entry for each axis")
+    return tuple(None if value is None else whole_numbers((value,), name)[0] for value in values)
+
+
 def split(x: Any, sections: int | Sequence[int], axis: int = 1, handle: Handle | None = None) -> list[Any]:
     """Return x cut along an axis: into `sections` equal parts, or into parts of these extents, as copies.
 
@@ -176,11 +183,13 @@ def split(x: Any, sections: int | Sequence[int], axis: int = 1, handle: Handle |
     """
     array = borrow(x, False, "x")
     shape = array.descriptor.shape
+    (axis,) = whole_numbers((axis,), "axis")
     if not -len(shape) <= axis < len(shape):
         raise InvalidArgument(f"axis is {axis}: it must be {-len(shape)} to {len(shape) - 1}")
     axis %= len(shape)
     extent = shape[axis]
-    if isinstance(sections, int):
+    if not isinstance(sections, Sequence):
+        (sections,) = whole_numbers((sections,), "sections")
         if sections < 1 or extent % sections:
             raise InvalidArgument(
                 f"{extent} elements on axis {axis} cannot be cut into {sections} equal parts"

@@ -166,10 +166,13 @@ def window_sum(array: Reals, axes: Sequence[int], size: int, is_mirrored: bool =
     return total
 
 
+MOST_TAPS = 1 << 20
+
+
 def check_window(size: object) -> None:
     (number,) = whole_numbers((size,), "size")  # type: ignore[arg-type]
-    if number < 1:
-        raise InvalidArgument(f"size is {number}: a window has at least 1 element")
+    if not 1 <= number <= MOST_TAPS:
+        raise InvalidArgument(f"size is {number}: a window has 1 to {MOST_TAPS} elements along an axis")
 
 
 def settle_numbers(problem: Problem) -> None:

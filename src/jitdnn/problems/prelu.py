@@ -26,6 +26,7 @@ from jitdnn.problems.problem import (
     check_choice,
     check_same_shape,
     settle_gradients,
+    whole_numbers,
 )
 from jitdnn.problems.words import Words, layout_words, shape_word
 from jitdnn.tensor import TensorDescriptor
@@ -59,7 +60,7 @@ class PRelu(Problem, kinds=("prelu_fwd", "prelu_bwd")):
         rank = len(self.x.shape)
         if self.weight.shape == (1,):
             object.__setattr__(self, "axis", 0)
-        elif not -rank <= self.axis < rank:
+        elif not -rank <= whole_numbers((self.axis,), "axis")[0] < rank:
             raise InvalidArgument(f"axis {self.axis} of x with {rank} dims: it must be {-rank} to {rank - 1}")
         else:
             object.__setattr__(self, "axis", int(self.axis) % rank)

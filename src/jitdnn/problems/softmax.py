@@ -13,7 +13,7 @@ exp(x) does. The gradients, from y alone:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -29,6 +29,7 @@ from jitdnn.problems.problem import (
     check_choice,
     check_same_shape,
     settle_gradients,
+    whole_numbers,
 )
 from jitdnn.problems.words import Words, layout_words, shape_word
 from jitdnn.tensor import TensorDescriptor
@@ -154,7 +155,7 @@ def normalize_axis(axis: str | int | Sequence[int], rank: int) -> tuple[int, ...
         if rank < 2:
             raise InvalidArgument(f"axis {axis!r} needs at least the dims N and C, the tensor has {rank}")
         return (1,) if axis == "channel" else tuple(range(1, rank))
-    numbers = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
+    numbers = whole_numbers(axis if isinstance(axis, Iterable) else (axis,), "axis")
     for number in numbers:
         if not -rank <= number < rank:
             raise InvalidArgument(

@@ -13,6 +13,7 @@ from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.tensor.dtypes import DTYPES
 
 MAX_DIMENSIONS: Final = 8
+MOST_ELEMENTS: Final = 1 << 47  # so that sizes in bytes, and sums of a few of them, fit into 64 bits
 
 _CHANNELS_FIRST: Final = ("nchw", "ncw", "ncdhw", "nc")
 _CHANNELS_LAST: Final = ("nhwc", "nwc", "ndhwc")
@@ -77,6 +78,10 @@ class TensorDescriptor:
             raise InvalidShape(f"strides {self.strides} and shape {self.shape}: they must be equally long")
         if min(self.shape) < 0:
             raise InvalidShape(f"shape {self.shape}: every extent must be 0 or more")
+        if math.prod(self.shape) > MOST_ELEMENTS or max(self.shape) > MOST_ELEMENTS:
+            raise InvalidShape(
+                f"shape {self.shape} has more than {MOST_ELEMENTS} elements, which no memory holds"
+            )
         if self.dtype not in DTYPES:
             raise InvalidType(f"{self.dtype!r} is no dtype: there are {', '.join(DTYPES)}")
 

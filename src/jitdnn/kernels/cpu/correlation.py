@@ -178,7 +178,8 @@ def lower_convolution(
     k, c, *space = problem.w.strides
     group = problem.w.shape[0] // groups * k
     computing = compute_dtype(problem.dtype)
-    w = FilterView(stored_dtype(problem.w.dtype, computing), (group,), k if forward else c, c if forward else k, _three(space))
+    results, channels = (k, c) if forward else (c, k)
+    w = FilterView(stored_dtype(problem.w.dtype, computing), (group,), results, channels, _three(space))
     whole = Correlation(
         dtype=computing,
         batch=result.shape[0],
