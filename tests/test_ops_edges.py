@@ -331,27 +331,27 @@ def test_wild_numbers_lead_nowhere() -> None:
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr[-2000:]
 
 
-X = ones(2, 4, 6, 6)
+IMAGE = ones(2, 4, 6, 6)
 NONSENSE: dict[str, Callable[[], Any]] = {
-    "prelu axis": lambda: jd.prelu(X, ones(4), "a"),
-    "split axis": lambda: jd.split(X, 2, "c"),
-    "split sections": lambda: jd.split(X, 1.5),
-    "reduce axes": lambda: jd.reduce(X, axes=1.5),
-    "reduce indices": lambda: jd.reduce(X, "max", indices=-1),
-    "slice ranges": lambda: jd.slice(X, 1, 2),
-    "transform value": lambda: jd.transform(X, value="a"),
-    "fold factors": lambda: jd.fold(X, 1.5),
-    "resize size": lambda: jd.resize(X, size=1.5),
-    "resize huge": lambda: jd.resize(X, size=2**70),
-    "lrn huge": lambda: jd.lrn(X, size=2**70),
-    "divisive huge": lambda: jd.divisive_norm(X, size=2**70),
-    "adaptive huge": lambda: jd.adaptive_avg_pool(X, 2**70),
+    "prelu axis": lambda: jd.prelu(IMAGE, ones(4), "a"),
+    "split axis": lambda: jd.split(IMAGE, 2, "c"),
+    "split sections": lambda: jd.split(IMAGE, 1.5),
+    "reduce axes": lambda: jd.reduce(IMAGE, axes=1.5),
+    "reduce indices": lambda: jd.reduce(IMAGE, "max", indices=-1),
+    "slice ranges": lambda: jd.slice(IMAGE, 1, 2),
+    "transform value": lambda: jd.transform(IMAGE, value="a"),
+    "fold factors": lambda: jd.fold(IMAGE, 1.5),
+    "resize size": lambda: jd.resize(IMAGE, size=1.5),
+    "resize huge": lambda: jd.resize(IMAGE, size=2**70),
+    "lrn huge": lambda: jd.lrn(IMAGE, size=2**70),
+    "divisive huge": lambda: jd.divisive_norm(IMAGE, size=2**70),
+    "adaptive huge": lambda: jd.adaptive_avg_pool(IMAGE, 2**70),
     "uniform huge": lambda: jd.uniform(2**70, 0.0, 1.0, jd.DropoutState(1)),
-    "pad huge": lambda: jd.transform(X, pad=2**70),
-    "unpool huge": lambda: jd.max_unpool(X, X.astype(np.int64), 2**70),
+    "pad huge": lambda: jd.transform(IMAGE, pad=2**70),
+    "unpool huge": lambda: jd.max_unpool(IMAGE, IMAGE.astype(np.int64), 2**70),
     "grid huge": lambda: jd.affine_grid(ones(1, 2, 3), (1, 1, 2**70, 3)),
-    "conv huge": lambda: jd.conv(X, ones(3, 4, 3, 3), padding=2**70),
-    "weights": lambda: jd.lstm(X, [1, 2]),
+    "conv huge": lambda: jd.conv(IMAGE, ones(3, 4, 3, 3), padding=2**70),
+    "weights": lambda: jd.lstm(IMAGE, [1, 2]),
 }
 
 
