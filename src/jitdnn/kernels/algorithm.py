@@ -125,4 +125,5 @@ def summation_bound(problem: Problem) -> float:
     cover the few roundings outside the sum.
     """
     own, computing = UNIT_ROUNDOFF[problem.dtype], UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
-    return 2.0 * own + computing * (4.0 + sqrt(terms(problem)))
+    rounding = 2.0 * own if own > computing else 0.0
+    return rounding + computing * (4.0 + sqrt(terms(problem)))
