@@ -32,6 +32,7 @@ from jitdnn.problems import (
     DivisiveNorm,
     MatMul,
     Pooling,
+    PRelu,
     Problem,
     Reduce,
     Softmax,
@@ -154,6 +155,9 @@ def make_case(
     if isinstance(problem, Softmax) and problem.direction == "bwd":
         # a dy that is constant along the axis cancels to nothing
         scales[0] = max(scales[0], norm(wide[0] * wide[1]))
+    if isinstance(problem, PRelu) and problem.direction == "bwd":
+        # the terms of dweight, which may cancel
+        scales[1] = max(scales[1], norm(wide[0] * np.minimum(wide[1], 0.0)))
     if isinstance(problem, Attention) and problem.direction == "fwd" and problem.lse is not None:
         # a logarithm near 0 has the error of what it is taken of
         scales[1] = max(scales[1], float(np.sqrt(results[1].size)))

@@ -129,7 +129,7 @@ def test_calls_are_told_apart_by_all_that_matters() -> None:
 
 
 def test_a_handle_with_ever_new_calls_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitdnn.ops.call._REMEMBERED_CALLS", 10)
+    monkeypatch.setattr("jitdnn.ops.call.REMEMBERED_CALLS", 10)
     handle = jd.Handle()
     memory = np.ones(40, np.float32)
     for n in range(1, 40):
