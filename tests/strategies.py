@@ -148,7 +148,9 @@ def poolings(draw: st.DrawFn) -> Pooling:
             assume(False)
     tensors = {
         operand.name: draw(
-            descriptors(operand.descriptor.shape, operand.descriptor.dtype, is_output=operand in plain.outputs)
+            descriptors(
+                operand.descriptor.shape, operand.descriptor.dtype, is_output=operand in plain.outputs
+            )
         )
         for operand in plain.operands
     }
@@ -199,7 +201,12 @@ def lrns(draw: st.DrawFn) -> LRN:
 def divisive_norms(draw: st.DrawFn) -> DivisiveNorm:
     shape, dtype, direction = _image_shape(draw), draw(DTYPES), draw(st.sampled_from(("fwd", "bwd")))
     outputs = ("y",) if direction == "fwd" else ("dx", "dmeans")
-    names = ["x", *(["means"] if draw(st.booleans()) else []), *(["dy"] if direction == "bwd" else []), *outputs]
+    names = [
+        "x",
+        *(["means"] if draw(st.booleans()) else []),
+        *(["dy"] if direction == "bwd" else []),
+        *outputs,
+    ]
     if "means" not in names and "dmeans" in names:
         names.remove("dmeans")
     tensors = {name: draw(descriptors(shape, dtype, is_output=name in outputs)) for name in names}
@@ -311,7 +318,11 @@ def normalizations(draw: st.DrawFn, kinds: Sequence[str] = ("batch", "layer", "g
 def attentions(draw: st.DrawFn) -> Attention:
     dtype, direction = draw(DTYPES), draw(st.sampled_from(("fwd", "bwd")))
     n, g, group = draw(st.integers(0, 2)), draw(st.integers(1, 2)), draw(st.sampled_from((1, 1, 2, 3)))
-    t, s, d, e = draw(st.integers(0, 40)), draw(st.integers(0, 120)), *(draw(st.sampled_from(AWKWARD)) for _ in "de")
+    t, s, d, e = (
+        draw(st.integers(0, 40)),
+        draw(st.integers(0, 120)),
+        *(draw(st.sampled_from(AWKWARD)) for _ in "de"),
+    )
     shapes_of = {"q": (n, g * group, t, d), "k": (n, g, s, d), "v": (n, g, s, e), "y": (n, g * group, t, e)}
     tensors: dict[str, Any] = {
         name: draw(descriptors(shape, dtype, is_output=direction == "fwd" and name == "y"))
@@ -328,10 +339,16 @@ def attentions(draw: st.DrawFn) -> Attention:
     for name, length in (("lengths", n), ("lo", t), ("hi", t)):
         if draw(st.integers(0, 3)) == 0:
             tensors[name] = draw(descriptors((length,), draw(st.sampled_from(("i32", "i64")))))
-    reaches: dict[str, Any] = {side: draw(st.one_of(st.none(), st.integers(0, 50))) for side in ("left", "right")}
+    reaches: dict[str, Any] = {
+        side: draw(st.one_of(st.none(), st.integers(0, 50))) for side in ("left", "right")
+    }
     tensors.setdefault("lse", None)
     return Attention(
-        direction, scale=draw(st.sampled_from((0.25, 1.0 / 3.0))), past=draw(st.integers(-9, 9)), **reaches, **tensors
+        direction,
+        scale=draw(st.sampled_from((0.25, 1.0 / 3.0))),
+        past=draw(st.integers(-9, 9)),
+        **reaches,
+        **tensors,
     )
 
 
@@ -364,14 +381,15 @@ def cross_entropies(draw: st.DrawFn) -> CrossEntropy:
 @st.composite
 def ctc_losses(draw: st.DrawFn) -> CtcLoss:
     dtype, direction = draw(DTYPES), draw(st.sampled_from(("fwd", "bwd")))
-    t, n, a, s = draw(st.integers(0, 20)), draw(st.integers(0, 3)), draw(st.sampled_from(AWKWARD)), draw(st.integers(0, 9))
+    t, n = draw(st.integers(0, 20)), draw(st.integers(0, 3))
+    a, s = draw(st.sampled_from(AWKWARD)), draw(st.integers(0, 9))
     reduction = draw(st.sampled_from(("mean", "sum", "none")))
     index = st.sampled_from(("i64", "i32"))
     targets = (n, s) if draw(st.booleans()) else (draw(st.integers(0, n * s)),)
     return CtcLoss(
         direction, reduction, draw(st.sampled_from(("log_probs", "logits", "probs"))),
-        draw(descriptors((t, n, a), dtype)), draw(descriptors(targets, draw(index))), draw(descriptors((n,), draw(index))),
-        draw(descriptors((n,), draw(index))),
+        draw(descriptors((t, n, a), dtype)), draw(descriptors(targets, draw(index))),
+        draw(descriptors((n,), draw(index))), draw(descriptors((n,), draw(index))),
         draw(descriptors((n,) if reduction == "none" else (1,), dtype, is_output=direction == "fwd")), s,
         draw(st.integers(0, a - 1)), draw(st.booleans()),
         draw(descriptors((t, n, a), dtype, is_output=True)) if direction == "bwd" else None,
@@ -380,8 +398,15 @@ def ctc_losses(draw: st.DrawFn) -> CtcLoss:
 
 @st.composite
 def recurrents(draw: st.DrawFn) -> Recurrent:
-    direction, cell = draw(st.sampled_from(("fwd", "bwd_data", "bwd_weights"))), draw(st.sampled_from(RNN_CELLS))
-    steps, batch, hidden = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.sampled_from(AWKWARD[1:]))
+    direction, cell = (
+        draw(st.sampled_from(("fwd", "bwd_data", "bwd_weights"))),
+        draw(st.sampled_from(RNN_CELLS)),
+    )
+    steps, batch, hidden = (
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 4)),
+        draw(st.sampled_from(AWKWARD[1:])),
+    )
     is_lstm, sequences = cell == "lstm", draw(st.sampled_from(("whole", "lengths", "packed")))
     plain = Recurrent(
         direction, cell, steps, batch, draw(st.sampled_from(AWKWARD)), hidden, draw(st.integers(1, 3)),

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from conformance import INSTRUCTION_SETS, check
 
 import jitdnn as jd
+from conformance import INSTRUCTION_SETS, check
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu.elementwise import build_elementwise
 from jitdnn.kernels.reference import rounded

@@ -33,7 +33,9 @@ FORMULAS = {
     "a: a": lambda a: a,
     "a * x + y": lambda a, x, y: a * x + y,
     "x, y: exp(-(x - y) * (x - y))": lambda x, y: np.exp(-(x - y) * (x - y)),
-    "where(x > y, minimum(x, 2.0), -y)": lambda x, y: WHERE[isinstance(x, np.ndarray)](x > y, np.minimum(x, 2.0), -y),
+    "where(x > y, minimum(x, 2.0), -y)": lambda x, y: WHERE[isinstance(x, np.ndarray)](
+        x > y, np.minimum(x, 2.0), -y
+    ),
     "x, y: t = sqrt(x * x + y * y + 1.0); t / (1 + abs(x))": lambda x, y: (
         np.sqrt(x * x + y * y + 1) / (1 + abs(x))
     ),

@@ -210,7 +210,11 @@ def uneven_strides() -> np.ndarray:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: np.zeros(3, complex), InvalidType, "dtype complex128: arrays must be of real, integer or bool type"),
+        (
+            lambda: np.zeros(3, complex),
+            InvalidType,
+            "dtype complex128: arrays must be of real, integer or bool type",
+        ),
         (lambda: np.zeros(3, np.longdouble), InvalidType, "dtype float128|dtype longdouble"),
         (lambda: np.zeros(3, np.complex64), InvalidType, "dtype complex64"),
         (lambda: np.zeros(3, "datetime64[s]"), InvalidType, "dtype datetime64"),
@@ -227,7 +231,11 @@ def uneven_strides() -> np.ndarray:
         (lambda: None, InvalidType, "NoneType cannot be borrowed"),
         (lambda: "abc", InvalidType, "str holds no numbers"),
         (lambda: b"abc", InvalidType, "bytes holds no numbers"),
-        (lambda: torch.zeros(3, dtype=torch.complex64), InvalidType, r"dtype torch.complex64: tensors must be"),
+        (
+            lambda: torch.zeros(3, dtype=torch.complex64),
+            InvalidType,
+            r"dtype torch.complex64: tensors must be",
+        ),
         (lambda: torch.zeros(3).to_sparse(), InvalidType, r"use \.to_dense\(\)"),
         (lambda: torch.zeros(3, dtype=torch.complex64).conj().imag, InvalidType, r"resolve_neg\(\)"),
         (lambda: torch.tensor(1.0), InvalidShape, "0 dimensions"),

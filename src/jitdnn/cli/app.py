@@ -133,9 +133,12 @@ def bench(
     formulas: Annotated[
         bool, typer.Option("--formulas", help="Measure elementwise formulas beside NumPy's expressions.")
     ] = False,
+    sequences: Annotated[
+        bool, typer.Option("--sequences", help="Measure attention and recurrent layers beside PyTorch's.")
+    ] = False,
 ) -> None:
     """Measure problems or suites, beside other libraries if wanted."""
-    from jitdnn.cli.bench import list_built_in, run_bench, run_formulas, run_memory_bound
+    from jitdnn.cli.bench import list_built_in, run_bench, run_formulas, run_memory_bound, run_sequences
 
     if list_suites:
         list_built_in()
@@ -144,6 +147,9 @@ def bench(
         raise typer.Exit(run_memory_bound(problems or [], threads, json_rows, seconds))
     if formulas:
         run_formulas(threads, seconds)
+        return
+    if sequences:
+        run_sequences(threads, seconds)
         return
     code = run_bench(
         problems or [], suite or [], direction.value, batch, threads, workspace_limit, peer or [], algorithm,

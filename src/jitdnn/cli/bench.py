@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from jitdnn.bench import memory_bound
+from jitdnn.bench import sequences as sequence_cases
 from jitdnn.bench.driver import Options, Row, run
 from jitdnn.bench.report import families, of_family, summaries, write_json
 from jitdnn.bench.suites import Layer, built_in, load, unique
@@ -179,3 +180,16 @@ def run_formulas(threads: int | None, seconds: float) -> None:
     say(
         f"geometric mean x{geometric_mean([row[4] for row in rows]):.2f}, least x{min(row[4] for row in rows):.2f}"
     )
+
+
+def run_sequences(threads: int | None, seconds: float) -> None:
+    """Measure attention and recurrent layers beside PyTorch's and print them."""
+    counts = (1, 2) if threads is None else (threads,)
+    cells = [
+        [
+            row.name, str(row.threads), f"{1e3 * row.seconds:.2f}",
+            "" if row.flops is None else f"{row.flops / 1e9:.0f}", f"{row.ratio:.2f}",
+        ]
+        for row in sequence_cases.run(counts, Method(seconds=seconds))
+    ]  # fmt: skip
+    print_table("float32", ["operation", "threads", "ms", "GFLOP/s", "x torch"], cells, "lrrrr")

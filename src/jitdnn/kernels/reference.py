@@ -47,7 +47,9 @@ class _ReferenceKernel:
         count = len(self.descriptors)
         arrays = [view(*pair) for pair in zip(pointers[:count], self.descriptors, strict=True)]
         outputs = self.problem.outputs
-        results = self.problem.reference(*(a for a, source in zip(arrays, self._is_source, strict=True) if source))
+        results = self.problem.reference(
+            *(a for a, source in zip(arrays, self._is_source, strict=True) if source)
+        )
         if self.epilogue is not None:
             operands = zip(pointers[count:], self.epilogue.operands, strict=True)
             fused = [view(*pair).astype(np.float64) for pair in operands]

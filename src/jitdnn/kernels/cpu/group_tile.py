@@ -30,7 +30,16 @@ def trace_tile(
     c, dtype = plan.c, plan.c.dtype
     operands = {f"operand{i}": v.dtype for i, v in enumerate(c.operands)}
     with module.function(
-        name, x=c.x.dtype, filters=dtype, y=c.y.dtype, scale="f64", **operands, d=None, h=None, p=None, group=None
+        name,
+        x=c.x.dtype,
+        filters=dtype,
+        y=c.y.dtype,
+        scale="f64",
+        **operands,
+        d=None,
+        h=None,
+        p=None,
+        group=None,
     ) as (k, (x, filters, y, scale, *rest), function):
         *pointers, d, h, p, group = rest
         code = _Tile(k, plan, pattern, (d, h, p), group)

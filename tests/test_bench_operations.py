@@ -1,0 +1,49 @@
+"""The benchmarks of operations beside PyTorch's: every case computes the same, and a wrong result has no time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import jitdnn
+from jitdnn.bench import memory_bound, sequences
+from jitdnn.bench.timing import Method
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+def test_operations_that_move_memory_agree_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every case in both orders, on small tensors: results are compared, and rows are complete."""
+    monkeypatch.setattr(memory_bound, "SHAPE", (2, 32, 8, 8))
+    monkeypatch.setattr(memory_bound, "BYTES", 2 * 32 * 8 * 8 * 4)
+    method = Method(rounds=1, seconds=0.0)
+    only = ("relu", "norm", "pool", "layout", "softmax", "resize", "dropout", "layer")
+    rows = list(memory_bound.run((1,), only=only, method=method))
+    assert {row.layout for row in rows} == {"nchw", "nhwc"}
+    assert len(rows) > 30
+    for row in rows:
+        assert row.failure is None, f"{row.name} {row.layout}: {row.failure}"
+        assert row.seconds is not None
+        assert row.seconds > 0
+        assert json.loads(json.dumps(row.as_json()))["name"] == row.name
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_bound, "SHAPE", (1, 16, 8, 8))
+    monkeypatch.setattr(jitdnn, "mish", lambda x: x * 1.01)
+    (row,) = memory_bound.run((1,), ("nchw",), ("mish",), Method(rounds=1, seconds=0.0))
+    assert row.seconds is None
+    assert row.failure is not None
+    assert "another result than PyTorch's" in row.failure
+
+
+def test_attention_and_recurrent_layers_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequences, "POSITIONS", 33)
+    monkeypatch.setattr(sequences, "LAYERS", ((3, 2, 8),))
+    rows = list(sequences.run((1,), Method(rounds=1, seconds=0.0)))
+    assert [row.name for row in rows if row.flops is None] == [
+        "LSTM, 3 steps, batch 2, 8 units", "GRU, 3 steps, batch 2, 8 units",
+    ]  # fmt: skip
+    assert len(rows) == 6
+    assert all(row.seconds > 0 for row in rows)
