@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 import jitdnn
-from jitdnn.bench import memory_bound, sequences
+from jitdnn.bench import memory_bound, sequences, timing
 from jitdnn.bench.timing import Method
+from jitdnn.cli import main
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -35,7 +37,7 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = memory_bound.run((1,), ("nchw",), ("mish",), Method(rounds=1, seconds=0.0))
     assert row.seconds is None
     assert row.failure is not None
-    assert "another result than PyTorch's" in row.failure
+    assert "another result" in row.failure
 
 
 def test_attention_and_recurrent_layers_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +49,32 @@ def test_attention_and_recurrent_layers_are_measured(monkeypatch: pytest.MonkeyP
     ]  # fmt: skip
     assert len(rows) == 6
     assert all(row.seconds > 0 for row in rows)
+
+
+def test_the_command_line_prints_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory_bound, "SHAPE", (2, 32, 8, 8))
+    monkeypatch.setattr(memory_bound, "BYTES", 2 * 32 * 8 * 8 * 4)
+    monkeypatch.setattr(sequences, "POSITIONS", 17)
+    monkeypatch.setattr(sequences, "LAYERS", ((3, 2, 8),))
+    monkeypatch.setattr(timing, "TURN", 1e-4)
+    monkeypatch.setattr(timing, "settle", lambda: None)
+    rows = tmp_path / "rows.jsonl"
+
+    def bench(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as exited:
+            main(["bench", "--threads", "1", "--seconds", "0", *arguments])
+        assert isinstance(exited.value.code, int)
+        return exited.value.code, "".join(capsys.readouterr())
+
+    code, text = bench("--memory-bound", "relu", "--json", str(rows))
+    assert (code, "geometric mean" in text) == (0, True)
+    assert len(rows.read_text("utf-8").splitlines()) == 4
+    code, text = bench("--memory-bound", "nothing of the kind")
+    assert code != 0
+    assert "no operation has any of nothing of the kind" in text
+    code, text = bench("--formulas")
+    assert (code, "x NumPy" in text) == (0, True)
+    code, text = bench("--sequences")
+    assert (code, "causal attention" in text) == (0, True)
