@@ -70,7 +70,7 @@ def test_the_command_line_prints_them(
 
     code, text = bench("--memory-bound", "relu", "--json", str(rows))
     assert (code, "geometric mean" in text) == (0, True)
-    assert len(rows.read_text("utf-8").splitlines()) == 4
+    assert len(rows.read_text("utf-8").splitlines()) == 6  # relu, prelu, relu backward; two orders
     code, text = bench("--memory-bound", "nothing of the kind")
     assert code != 0
     assert "no operation has any of nothing of the kind" in text
