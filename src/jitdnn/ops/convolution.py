@@ -51,15 +51,17 @@ def conv(
 
         y = alpha * epilogue(conv(x, w), bias, residual, ...) + beta * out
 
-    `x`: (N, C, space), `w`: (K, C/groups, taps), result (N, K, output space); 1 to 3 axes of space, float32
-    or float64. On every axis the output extent is floor((extent + before + after - dilation * (taps - 1) - 1)
-    / stride) + 1. `stride`, `dilation`: one number, or one for each axis; `padding`: the same, or (before,
-    after) pairs; all in elements. `mode`: "cross_correlation", or "convolution" for taps in reverse.
+    `x`: (N, C, space), `w`: (K, C/groups, taps), result (N, K, output space); 1 to 3 axes of space; float16,
+    bfloat16, float32 or float64, or both int8: then the sums are exact, y is float32, or what `out` is (int8 and
+    int32 are rounded and saturated). On every axis the output extent is
+    floor((extent + before + after - dilation * (taps - 1) - 1) / stride) + 1. `stride`, `dilation`: one number, or
+    one for each axis; `padding`: the same, or (before, after) pairs; all in elements. `mode`: "cross_correlation", or
+    "convolution" for taps in reverse.
     `layout="NHWC"` takes x as (N, space, C), w as (K, taps, C/groups) and gives (N, output space, K).
 
-    `bias` (K,), `residual` and further `operands` are those of the epilogue; one that has one dimension
-    belongs to the channels, any other is broadcast to the result as in NumPy. `epilogue` is a function of the
-    sum and the operands that are given, written with operators and the functions of this package (`lambda a,
+    `bias` (K,), `residual` and further `operands` (of the result's dtype or float32) are those of the epilogue; one
+    that has one dimension belongs to the channels, any other is broadcast to the result as in NumPy. `epilogue` is a
+    function of the sum and the operands that are given, written with operators and the functions of this package (`lambda a,
     b, r: jd.relu(a + b) + r`), or a traced `Expression`; without it they are all added. It is traced anew
     when a variable that it reads by name has changed, and at every call if it reads anything else.
 

@@ -16,8 +16,8 @@ def matmul(
 ) -> Any:
     """Return alpha * a @ b + beta * out: (..., M, N) for a (..., M, K) and b (..., K, N), stored by rows.
 
-    At least 2 dimensions each, float32 or float64; batch dimensions are broadcast as in NumPy. A transposed
-    matrix is a transposed view (`a.T`), which costs no copy. With K = 0 the product is 0.
+    At least 2 dimensions each, float16, bfloat16, float32 or float64; batch dimensions are broadcast as in NumPy. A
+    transposed matrix is a transposed view (`a.T`), which costs no copy. With K = 0 the product is 0.
 
     Raises InvalidShape and InvalidType for what does not fit, InvalidArgument for an `out` that cannot be
     written.

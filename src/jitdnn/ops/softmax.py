@@ -22,7 +22,7 @@ def softmax(
     out: Any = None,
     handle: Handle | None = None,
 ) -> Any:
-    """Return y = alpha * softmax(x) + beta * out, of x's shape and order in memory; float32 or float64.
+    """Return y = alpha * softmax(x) + beta * out, of x's shape and order in memory; float16, bfloat16, 32 or 64.
 
     `axis`: the axes that sum to 1, as numbers (negative from the end), "channel" (axis 1), or "instance" (all
     but axis 0). `algorithm`: "accurate" subtracts the maximum first, "fast" does not and may overflow, "log"
