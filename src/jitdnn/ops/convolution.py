@@ -61,9 +61,10 @@ def conv(
 
     `bias` (K,), `residual` and further `operands` (of the result's dtype or float32) are those of the epilogue; one
     that has one dimension belongs to the channels, any other is broadcast to the result as in NumPy. `epilogue` is a
-    function of the sum and the operands that are given, written with operators and the functions of this package (`lambda a,
-    b, r: jd.relu(a + b) + r`), or a traced `Expression`; without it they are all added. It is traced anew
-    when a variable that it reads by name has changed, and at every call if it reads anything else.
+    function of the sum and the operands that are given, written with operators and the functions of this
+    package (`lambda a, b, r: jd.relu(a + b) + r`), or a traced `Expression`; without it they are all added.
+    It is traced anew when a variable that it reads by name has changed, and at every call if it reads
+    anything else.
 
     `algorithm` asks for one by name, `workspace_limit` (bytes, or text such as "64 MiB") bounds its scratch
     memory. `out` may be any view of the result's shape; its old values are read only if beta is not 0. The

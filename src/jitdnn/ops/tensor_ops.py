@@ -24,8 +24,8 @@ def add(
     Operands are broadcast as in NumPy.
 
     `a`, `b`: 1 to 8 dimensions, float16, bfloat16, float32 or float64. The result has the shape that they have
-    together, or that of `out`, to which they are broadcast: `add(bias, out=y, beta=1.0)` adds a bias to y in place. It lies in
-    memory as the first operand of its shape does. `out` may be a or b itself.
+    together, or that of `out`, to which they are broadcast: `add(bias, out=y, beta=1.0)` adds a bias to y in
+    place. It lies in memory as the first operand of its shape does. `out` may be a or b itself.
 
     Raises InvalidShape and InvalidType for what does not fit, InvalidArgument for an `out` that cannot be
     written.
