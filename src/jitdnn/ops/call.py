@@ -137,7 +137,7 @@ def call(
     values = handle.settings
     borrowed = [borrow(x, False, name) for x, name in zip(arrays, names, strict=True)]
     is_single = results == 1 and not states
-    owners = [out] if is_single else [*_each(out, results), *states]
+    owners = [out] if is_single else [*each_out(out, results), *states]
     targets = [None if owner is None else target_of(owner) for owner in owners]
     if type(alpha) is not float or type(beta) is not float:
         alpha, beta = _scale("alpha", alpha), _scale("beta", beta)
@@ -179,7 +179,7 @@ def call(
     return owners[0] if results == 1 else tuple(owners[:results])
 
 
-def _each(out: Any, results: int) -> Sequence[Any]:
+def each_out(out: Any, results: int) -> Sequence[Any]:
     """`out` as one entry for each result."""
     if out is None:
         return (None,) * results
@@ -341,6 +341,11 @@ def _reach(descriptor: TensorDescriptor) -> tuple[int, int]:
 
 
 def is_shared(first: Array, second: Array) -> bool:
+    """Tell whether two arrays have an element's memory in common."""
+    (low, high), (start, end) = _reach(first.descriptor), _reach(second.descriptor)
+    distance = second.pointer - first.pointer
+    if distance + start >= high or distance + end <= low:  # apart, which is seen without NumPy's search
+        return False
     try:
         # the stubs know only two of the values that max_work takes
         return np.shares_memory(first.numpy(), second.numpy(), max_work=_OVERLAP_WORK)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import numpy as np
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.handle import Handle, current_handle
 from jitdnn.kernels.algorithm import Kernel
-from jitdnn.ops.call import REMEMBERED_CALLS, is_shared, target_of
+from jitdnn.ops.call import REMEMBERED_CALLS, each_out, is_shared, target_of
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.formulas import Formula, is_whole
 from jitdnn.tensor import (
@@ -84,9 +84,7 @@ class UserKernel(ABC):
             names = ", ".join(self.inputs)
             raise InvalidArgument(f"the kernel takes {len(self.inputs)} arrays ({names}), got {len(arrays)}")
         handle = handle or current_handle()
-        owners = list(out) if isinstance(out, tuple) else [out] * self.results if out is None else [out]
-        if len(owners) != self.results:
-            raise InvalidArgument(f"out has {len(owners)} entries: the kernel has {self.results} results")
+        owners = list(each_out(out, self.results))
         borrowed = [
             None if isinstance(x, (int, float)) else borrow(x, False, name)
             for x, name in zip(arrays, self.inputs, strict=True)

@@ -134,7 +134,7 @@ class Pointer:
             return self.splat(offset, lanes)
         if lanes == 1:
             return self.load(offset, 1, mask)
-        k, kind = self.k, vector_type(self.element, lanes)
+        k = self.k
         everything = k.mask(lanes, lanes) if mask is None else mask
         if isinstance(stride, int) and stride in _SHUFFLED_STRIDES:
             parts = [
@@ -142,29 +142,23 @@ class Pointer:
                 for part in range(stride)
             ]
             return k.pick_every(parts, stride)
-        addresses = self._addresses(offset, stride, lanes)
-        function = k.declare(
-            f"llvm.masked.gather.{suffix(kind)}.v{lanes}p0",
-            kind,
-            [addresses.type, vector_type(BOOL, lanes), kind],
-        )
-        return self._widen(Value(k, k.b.call(function, [addresses, everything.v, self._zero(lanes)])))
+        return self._gather(self._addresses(offset, stride, lanes), lanes, everything)
 
     def load_at(self, places: Value, mask: Value | None = None) -> Value:
         """The elements at a vector of offsets, lane by lane; zero where the ``mask`` bit is off."""
         k, lanes = self.k, places.lanes
         if lanes == 1:
             return self.load(places, 1, mask)
-        kind = vector_type(self.element, lanes)
-        addresses = k.b.gep(self.v, [places.v], source_etype=self.element)
-        addresses.type = ir.VectorType(POINTER, lanes)  # llvmlite takes the scalar base's type
+        return self._gather(self._places(places), lanes, k.mask(lanes, lanes) if mask is None else mask)
+
+    def _gather(self, addresses: Any, lanes: int, mask: Value) -> Value:
+        k, kind = self.k, vector_type(self.element, lanes)
         function = k.declare(
             f"llvm.masked.gather.{suffix(kind)}.v{lanes}p0",
             kind,
             [addresses.type, vector_type(BOOL, lanes), kind],
         )
-        everything = k.mask(lanes, lanes) if mask is None else mask
-        return self._widen(Value(k, k.b.call(function, [addresses, everything.v, self._zero(lanes)])))
+        return self._widen(Value(k, k.b.call(function, [addresses, mask.v, self._zero(lanes)])))
 
     def store_strided(
         self, value: Value, offset: int | Value, stride: int | Value, mask: Value | None = None
@@ -192,8 +186,12 @@ class Pointer:
     def _addresses(self, offset: int | Value, stride: int | Value, lanes: int) -> Any:
         k = self.k
         steps = k.iota(lanes) * (stride if isinstance(stride, Value) else k.integer(stride))
-        addresses = k.b.gep((self + offset).v, [steps.v], source_etype=self.element)
-        addresses.type = ir.VectorType(POINTER, lanes)  # llvmlite takes the scalar base's type
+        return (self + offset)._places(steps)
+
+    def _places(self, offsets: Value) -> Any:
+        """The address at each of a vector of offsets."""
+        addresses = self.k.b.gep(self.v, [offsets.v], source_etype=self.element)
+        addresses.type = ir.VectorType(POINTER, offsets.lanes)  # llvmlite takes the scalar base's type
         return addresses
 
 

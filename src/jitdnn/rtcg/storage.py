@@ -29,9 +29,7 @@ def widen(k: Builder, stored: Value, dtype: str, real: str) -> Value:
         return k.convert(k.bitcast(_grow(k, stored, "i32") << 16, "f32"), real)
     if dtype == "f16":
         return k.convert(_from_f16(k, stored), real)
-    if stored.is_float:
-        return k.convert(stored, real)
-    if dtype not in _UNSIGNED:
+    if stored.is_float or dtype not in _UNSIGNED:
         return k.convert(stored, real)
     if real == "i64":
         return _grow(k, stored, "i64")

@@ -31,7 +31,6 @@ from jitdnn.tensor import TensorDescriptor, compute_dtype
 LOG2E = 1.0 / math.log(2.0)
 _KEY_TILES = 16  # tiles of rows in a tile of keys: about a hundred keys, so that all stays in the caches
 _UNROLLED = 8  # vectors of a row that are copied in a straight line
-_BOUND_SLOTS = 4  # of a panel: lowest lo, highest lo, lowest hi, highest hi
 
 
 @dataclass(frozen=True)

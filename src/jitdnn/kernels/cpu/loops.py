@@ -91,9 +91,8 @@ class Scale:
 
     def __init__(self, k: Builder, arguments: Arguments, dtype: str) -> None:
         self.k = k
-        real = (
-            dtype if dtype in REAL_DTYPES else "f64"
-        )  # integers are scaled as reals, and exact where they are not
+        # integers are scaled as reals, and exact where they are not scaled
+        real = dtype if dtype in REAL_DTYPES else "f64"
         self.alpha, self.beta = arguments.alpha(real), arguments.beta(real)
 
     def store(self, target: Pointer, stride: int | Value, value: Value, mask: Value | None = None) -> None:
