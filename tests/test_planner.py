@@ -25,7 +25,7 @@ from jitdnn.kernels.reference import Reference
 from jitdnn.planner import find as find_module
 from jitdnn.planner import sampling
 from jitdnn.planner import workspace as policies
-from jitdnn.planner.choose import epilogue_key, get, strict_bound
+from jitdnn.planner.choose import allowed_error, epilogue_key, get
 from jitdnn.planner.find import find
 from jitdnn.planner.plan import Plan, Request, format_seconds
 from jitdnn.planner.store import Store
@@ -181,14 +181,26 @@ class TestGet:
         assert plan.algorithm == "ordered"
         assert "deterministic" in str(reasons(plan)["atomic"])
 
-    def test_strict_accuracy_refuses_more_than_a_plain_sum(self, table: Table) -> None:
-        limit = strict_bound(PROBLEM)
-        assert summation_bound(PROBLEM) < limit < 1e-5
-        table(Fake("winograd", seconds=1e-4, bound=1.01 * limit), Fake("sum", bound=0.99 * limit))
-        assert get(PROBLEM, DEVICE, Request(), store=Store(None)).algorithm == "winograd"
+    def test_standard_and_strict_accuracy(self, table: Table) -> None:
+        strict, standard = allowed_error(PROBLEM, "strict"), allowed_error(PROBLEM, "standard")
+        assert summation_bound(PROBLEM) <= strict < standard
+        assert 5.0e-6 < standard < 5.1e-6
+        table(
+            Fake("wild", seconds=1e-5, bound=1.01 * standard),
+            Fake("winograd", seconds=1e-4, bound=0.99 * standard),
+            Fake("sum", bound=strict),
+        )
+        plan = get(PROBLEM, DEVICE, Request(), store=Store(None))
+        assert plan.algorithm == "winograd"
+        assert "standard accuracy allows" in str(reasons(plan)["wild"])
         plan = get(PROBLEM, DEVICE, Request(accuracy="strict"), store=Store(None))
         assert plan.algorithm == "sum"
         assert "strict accuracy allows" in str(reasons(plan)["winograd"])
+
+    def test_accuracy_that_no_algorithm_reaches_is_not_asked_for(self, table: Table) -> None:
+        table(Fake("worse", seconds=1e-5, bound=3e-5), Fake("best", bound=2e-5))
+        plan = get(PROBLEM, DEVICE, Request(accuracy="strict"), store=Store(None))
+        assert plan.algorithm == "best"
 
     @pytest.mark.parametrize(
         ("problem", "mode", "expected"),

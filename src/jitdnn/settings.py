@@ -193,7 +193,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "accuracy",
         _one_of("standard", "strict"),
         lambda: "standard",
-        "`strict` refuses algorithms whose error is beyond that of a plain sum in the math mode.",
+        "Error that is allowed: `standard` 5e-6 in fp32 or that of a plain sum, `strict` only that of a plain sum.",
     ),
     Setting(
         "deterministic",

@@ -9,7 +9,7 @@ from statistics import median
 from jitdnn import log
 from jitdnn.errors import CompileError, NotSupported
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.tables import algorithms
+from jitdnn.kernels.tables import REFERENCE, algorithms
 from jitdnn.planner import workspace as policies
 from jitdnn.planner.plan import Candidate, Part, Plan, Request, format_seconds
 from jitdnn.planner.store import Store
@@ -70,7 +70,14 @@ def survey(
             f"there is no algorithm {request.algorithm!r} for {problem.kind} on {device.target}: "
             f"there are {', '.join(names)}"
         )
-    options = [_consider(algorithm, problem, device, request, epilogue) for algorithm in table]
+    reasons = [algorithm.refuse(problem, device, epilogue) for algorithm in table]
+    limit = _error_limit(
+        problem, request.accuracy, [a for a, r in zip(table, reasons, strict=True) if r is None]
+    )
+    options = [
+        _consider(algorithm, problem, device, request, reason, limit)
+        for algorithm, reason in zip(table, reasons, strict=True)
+    ]
     known = store.look_up(str(problem), epilogue_key(epilogue), device.name)
     return _with_stored_times(options, {key: row.seconds for key, row in known.items()})
 
@@ -84,9 +91,8 @@ def epilogue_key(epilogue: Epilogue | None) -> str:
 
 
 def _consider(
-    algorithm: Algorithm, problem: Problem, device: Device, request: Request, epilogue: Epilogue | None
+    algorithm: Algorithm, problem: Problem, device: Device, request: Request, reason: str | None, limit: float
 ) -> Option:
-    reason = algorithm.refuse(problem, device, epilogue)
     if reason is not None:
         blank = Candidate(algorithm.name, reason, None, "", None, None, algorithm.deterministic)
         return Option(algorithm, blank)
@@ -94,7 +100,7 @@ def _consider(
     needed = algorithm.workspace(problem, device)
     candidate = Candidate(
         algorithm.name,
-        _refuse_request(algorithm, problem, request, bound, needed),
+        _refuse_request(algorithm, problem, request, bound, limit, needed),
         algorithm.estimate(problem, device),
         "estimate",
         needed,
@@ -104,14 +110,29 @@ def _consider(
     return Option(algorithm, candidate)
 
 
-def strict_bound(problem: Problem) -> float:
-    """The relative error that `accuracy="strict"` allows: twice that of a plain sum, as much as another order
-    of the same sum may differ, and at least the roundings of a function such as exp."""
-    return max(2.0 * summation_bound(problem), 32.0 * UNIT_ROUNDOFF[problem.dtype])
+def allowed_error(problem: Problem, accuracy: str) -> float:
+    """The largest relative error an algorithm may declare.
+
+    "strict" allows that of a plain sum in the arithmetic of the problem's type, and at least the roundings of a
+    function such as exp. "standard" allows 84 unit roundoffs, which is 5e-6 in fp32, or that of a plain sum where it is
+    more: so algorithms that save multiplications are taken where they keep to it.
+    """
+    plain, unit = summation_bound(problem), UNIT_ROUNDOFF[problem.dtype]
+    return max(plain, 32.0 * unit) if accuracy == "strict" else max(plain, 84.0 * unit)
+
+
+def _error_limit(problem: Problem, accuracy: str, takers: Sequence[Algorithm]) -> float:
+    """What `allowed_error` says, or what the most exact of the algorithms that take the problem promises.
+
+    Where results go through several sums and functions none may come under the first. The reference does not count:
+    it is exact, and no choice.
+    """
+    bounds = [a.error_bound(problem) for a in takers if a is not REFERENCE]
+    return max(allowed_error(problem, accuracy), min(bounds, default=0.0))
 
 
 def _refuse_request(
-    algorithm: Algorithm, problem: Problem, request: Request, bound: float, needed: int
+    algorithm: Algorithm, problem: Problem, request: Request, bound: float, limit: float, needed: int
 ) -> str | None:
     """Why an algorithm that can run the problem does not fulfil the request."""
     if request.algorithm is not None and algorithm.name != request.algorithm:
@@ -122,9 +143,8 @@ def _refuse_request(
     computed = algorithm.arithmetic(problem)
     if _MATH_MODES.index(computed) > _MATH_MODES.index(wanted):
         return f"it computes in {computed}, and {wanted} was asked for"
-    limit = strict_bound(problem)
-    if request.accuracy == "strict" and bound > limit:
-        return f"its error may reach {bound:.1e}, and strict accuracy allows {limit:.1e} here"
+    if bound > limit:
+        return f"its error may reach {bound:.1e}, and {request.accuracy} accuracy allows {limit:.1e} here"
     return policies.refuse(needed, request.workspace_limit)
 
 
