@@ -49,30 +49,68 @@ class CpuDevice:
         return _probe(self.isa, compute_dtype(dtype), self.threads)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a kernel prepares from its filter alone, so that a caller may have it done once and keep it.
+
+    The first ``phases`` phases read only the filter and write only the first ``bytes`` bytes of the workspace;
+    the later ones read these bytes through ``Arguments.kept`` and write none of them.
+    """
+
+    bytes: int
+    phases: int
+
+
 class CpuKernel:
     """Compiled code and how to launch it: phases of (function name, tasks), one after the other.
 
-    Every task gets the argument block: the pointers, the workspace, alpha and beta as doubles, then
-    ``extras``, the integers that the code takes at run time.
+    Every task gets the argument block: the pointers, the workspace, alpha and beta as doubles, where the
+    prepared filter lies, then ``extras``, the integers that the code takes at run time.
     """
 
     def __init__(
         self, library: Library, phases: Sequence[tuple[str, int]], pointers: int, threads: int,
-        extras: Sequence[int] = (),
+        extras: Sequence[int] = (), kept: Kept | None = None,
     ) -> None:  # fmt: skip
         self._library = library  # the code lives as long as the kernel
         self._phases = [(library.address(name), tasks) for name, tasks in phases]
         self._table = phase_table(self._phases)
         self._count = len(self._phases)
         self._threads = threads
-        self._pack = struct.Struct(f"{pointers + 1}q2d").pack
         self._extras = struct.pack(f"{len(extras)}q", *extras)
+        self._pack = struct.Struct(f"{pointers + 1}q2dq{len(self._extras)}s").pack
+        self.kept = kept
+        if kept is not None:
+            self._leading = phase_table(self._phases[: kept.phases])
+            self._later = phase_table(self._phases[kept.phases :])
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
-        block = self._pack(*pointers, workspace, alpha, beta) + self._extras
+        block = self._pack(*pointers, workspace, alpha, beta, workspace, self._extras)
         pool().launch(self._table, self._count, block, self._threads)
+
+    def keep(self, stream: Any, pointers: Sequence[int], memory: int) -> None:
+        """Prepare the filter: run the leading phases, which fill ``kept.bytes`` bytes at ``memory``.
+
+        ``memory`` is 64-byte aligned. Of the ``pointers`` only the filter's is used.
+        """
+        assert self.kept is not None
+        block = self._pack(*pointers, memory, 1.0, 0.0, memory, self._extras)
+        pool().launch(self._leading, self.kept.phases, block, self._threads)
+
+    def run_kept(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int, memory: int
+    ) -> None:
+        """Run the other phases with what ``keep`` left at ``memory``; the filter itself is not read.
+
+        ``workspace`` has ``kept.bytes`` bytes less than an ordinary call needs.
+        """
+        assert self.kept is not None
+        # where the workspace would begin if the prepared filter lay in it: nobody touches those bytes
+        start = workspace - self.kept.bytes
+        block = self._pack(*pointers, start, alpha, beta, memory, self._extras)
+        pool().launch(self._later, self._count - self.kept.phases, block, self._threads)
 
 
 def launch(phases: Sequence[tuple[int, int]], block: bytes, threads: int) -> None:
@@ -99,9 +137,18 @@ class Arguments:
     def beta(self, dtype: str) -> Any:
         return self.k.number(self.args, self._pointers + 2, dtype)
 
+    def kept(self, dtype: str) -> Any:
+        """What the leading phases made of the filter: the start of the workspace, or memory of the caller."""
+        return self.k.pointer(self.args, self._pointers + 3, dtype)
+
     def extra(self, number: int) -> Any:
         """Integer ``number`` of the kernel's extras."""
-        return self.args.load(self._pointers + 3 + number)
+        return self.args.load(first_extra(self._pointers) + number)
+
+
+def first_extra(pointers: int) -> int:
+    """The slot of the argument block in which the extras of a kernel of so many pointers begin."""
+    return pointers + 4
 
 
 def settle(longest: float = 0.5) -> None:

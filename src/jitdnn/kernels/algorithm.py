@@ -107,6 +107,14 @@ class Algorithm(ABC):
         """The math mode in which products are summed: one of the names of the `math` setting."""
         return ARITHMETIC[compute_dtype(problem.dtype)]
 
+    def with_kept_filter(self) -> Algorithm | None:
+        """The same algorithm for callers that keep its prepared filter; None if it prepares nothing.
+
+        It has this one's name and refusals. Its kernels have `kept` (devices.cpu.Kept), `keep` and `run_kept`, and
+        take a workspace that begins with the kept bytes; its estimate leaves out what is prepared.
+        """
+        return None
+
     @abstractmethod
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         """Make the kernel. Takes no arrays and launches nothing, so it may run in any thread or process."""

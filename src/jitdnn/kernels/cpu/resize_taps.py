@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.devices.cpu import CpuKernel
+from jitdnn.devices.cpu import CpuKernel, first_extra
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.resize import Resize, Taps
@@ -48,7 +48,7 @@ class Tables:
     """The tables in traced code: their addresses are among the extras."""
 
     def __init__(self, k: Builder, args: Pointer, pointers: int, names: Sequence[str]) -> None:
-        self.k, self.args, self.first, self.names = k, args, pointers + 3, names
+        self.k, self.args, self.first, self.names = k, args, first_extra(pointers), names
 
     def pointer(self, name: str, dtype: str) -> Pointer:
         return self.k.pointer(self.args, self.first + self.names.index(name), dtype)
