@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.contraction import Loop, trace_contraction
+from jitdnn.kernels.cpu.contraction import FUSED, Loop, Products, trace_contraction
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
 from jitdnn.kernels.cpu.packing import (
     Panels,
@@ -52,6 +52,8 @@ class Blocked:
     c: Correlation
     isa: Isa
     is_scaled: bool = False  # y has been multiplied by beta before: the tiles are only added
+    panels_before: int = 0  # elements of the packed filters of other parts that lie before this one's
+    panels_after: int = 0  # and behind it: all of them together begin the workspace
 
     @cached_property
     def lanes(self) -> int:
@@ -163,13 +165,18 @@ class Blocked:
         return whole_lines(self.c.group_count * self.panels.count * self.panels.panel_size, self.c.dtype)
 
     @property
+    def all_panels(self) -> int:
+        """Elements of the packed filters of all parts."""
+        return self.panels_before + self.panel_elements + self.panels_after
+
+    @property
     def tile_elements(self) -> int:
         return self.tile.rows * self.tile.vectors * self.lanes
 
     def workspace(self, threads: int) -> int:
-        """Bytes: the packed filter, then for each thread a slab and a tile."""
+        """Bytes: the packed filters of all parts, then for each thread a slab and a tile."""
         own = self.slab_elements + whole_lines(self.tile_elements, self.c.dtype)
-        return (self.panel_elements + threads * own) * ITEM_BYTES[self.c.dtype]
+        return (self.all_panels + threads * own) * ITEM_BYTES[self.c.dtype]
 
     def cycles(self) -> float:
         """Cycles of one thread for the whole: contraction, stores, copies of input and filter."""
@@ -186,11 +193,16 @@ class Blocked:
         store = vectors * (24.0 if scattered else 7.0 if turned else 3.0)
         slab = math.prod(self.blocks) * self.shares * self.block[0] * c.depth * math.prod(self.slab.extents)
         copy = slab / self.lanes * 4.0
-        pack = self.panels.count * self.panels.panel_size * (0.5 if c.w.results != 1 else 4.0 / self.lanes)
         steps = c.depth * c.taps * math.prod(self._inside_fraction(i) for i in self._trimmed_axes)
-        return c.group_count * (steps * per_step + store + copy + pack)
+        return c.group_count * (steps * per_step + store + copy) + self.pack_cycles()
+
+    def pack_cycles(self) -> float:
+        """The share of ``cycles`` that packing the filter has."""
+        each = 0.5 if self.c.w.results != 1 else 4.0 / self.lanes
+        return self.c.group_count * self.panels.count * self.panels.panel_size * each
 
     def phases(self, prefix: str) -> list[tuple[str, int]]:
+        """Pack the filter, then compute the tiles."""
         chunks = ceil_div(self.c.depth, _PANEL_CHUNK)
         return [
             (f"{prefix}pack", self.c.group_count * self.panels.count * chunks),
@@ -220,9 +232,14 @@ class Blocked:
             # neighbouring tasks read the same rows of the filter: their pages are at hand
             group, chunk, panel = split_index(task, (c.group_count, chunks, panels.count))
             w = arguments.pointer(number, c.w.dtype) + group_offset(group, c.groups, c.w.groups)
-            to = arguments.workspace(c.dtype) + (group * panels.count + panel) * panels.panel_size
+            to = self._filter(arguments) + (group * panels.count + panel) * panels.panel_size
             first = chunk * _PANEL_CHUNK
             k.call(pack, w, to, panel * panels.lanes, first, (k.integer(c.depth) - first).min(_PANEL_CHUNK))
+
+    def _filter(self, arguments: Arguments) -> Pointer:
+        """Where the panels begin."""
+        start: Pointer = arguments.kept(self.c.dtype) + self.panels_before
+        return start
 
     def _trace_tiles(
         self,
@@ -233,14 +250,14 @@ class Blocked:
         epilogue: Epilogue | None,
     ) -> None:
         c, slab = self.c, self.slab
-        fill = trace_slab(module, f"{prefix}slab", c, slab)
+        fill = self._trace_slab(module, f"{prefix}slab")
         contract, trimmed = self._trace_contraction(module, f"{prefix}contract")
         store = trace_store(module, f"{prefix}store", self._tile_store(epilogue))
         with module.task(f"{prefix}tiles") as (k, args, task, thread):
             arguments = Arguments(k, args, pointers)
-            work = arguments.workspace(c.dtype)
-            own = work + (
-                thread * (self.slab_elements + whole_lines(self.tile_elements, c.dtype)) + self.panel_elements
+            packed = self._filter(arguments)
+            own = arguments.workspace(c.dtype) + (
+                thread * (self.slab_elements + whole_lines(self.tile_elements, c.dtype)) + self.all_panels
             )
             sums = own + self.slab_elements
             # shares of one block follow each other: their slabs are in the cache
@@ -257,7 +274,7 @@ class Blocked:
             tensors += [(arguments.pointer(3 + i, v.dtype), v) for i, v in enumerate(c.operands)]
             each = ceil_div(self.panels.count, self.shares)
             for panel in k.range(share * each, (share * each + each).min(self.panels.count)):
-                w = work + (group * self.panels.count + panel) * self.panels.panel_size
+                w = packed + (group * self.panels.count + panel) * self.panels.panel_size
                 channel = panel * self.panels.lanes
                 for place in self._places(k, valid):
                     at = place[0] * slab.batch
@@ -277,6 +294,9 @@ class Blocked:
                     channels = k.integer(c.width) - channel
                     rest = [left[3], channels] if self.lanes_are_pixels else [channels, *left]
                     k.call(store, sums, scale(k, args, pointers), *places, *rest)
+
+    def _trace_slab(self, module: Module, name: str) -> Function:
+        return trace_slab(module, name, self.c, self.slab)
 
     def _places(self, k: Builder, valid: list[Value]) -> Iterator[tuple[Value, Value, Value, Value]]:
         """First pixel of every tile of a block, relative to the block."""
@@ -305,6 +325,10 @@ class Blocked:
             counted += max(0, last - first)
         return counted / max(1, len(tiles) * axis.taps.count)
 
+    @property
+    def _products(self) -> Products:
+        return FUSED
+
     def _trace_contraction(self, module: Module, name: str) -> tuple[Function, list[int]]:
         """The micro-kernel, and the axes whose number of taps it takes at run time."""
         c, slab, panels = self.c, self.slab, self.panels
@@ -323,7 +347,7 @@ class Blocked:
             loops = [Loop(extent, w, x) for extent, x, w in nest]
             rows = list(range(self.tile.rows))
             function = trace_contraction(
-                module, name, c.dtype, rows, self.tile.vectors, loops, b_offset=first
+                module, name, c.dtype, rows, self.tile.vectors, loops, b_offset=first, products=self._products
             )
             return function, trimmed
         loops = [Loop(extent, x, w) for extent, x, w in nest]
@@ -331,7 +355,10 @@ class Blocked:
         rows = [
             first + sum(i * s for i, s in zip(point, steps, strict=True)) for point in points(self.tile.box)
         ]
-        return trace_contraction(module, name, c.dtype, rows, self.tile.vectors, loops), trimmed
+        function = trace_contraction(
+            module, name, c.dtype, rows, self.tile.vectors, loops, products=self._products
+        )
+        return function, trimmed
 
     def _tile_store(self, epilogue: Epilogue | None) -> TileStore:
         c, tile = self.c, self.tile

@@ -7,8 +7,9 @@ pixels; a strided backward data is one dense correlation for each residue of the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.blocked import Blocked
 from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
@@ -18,6 +19,7 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
+from jitdnn.rtcg.isa import ITEM_BYTES
 
 
 class ImplicitGemm(Algorithm):
@@ -26,6 +28,12 @@ class ImplicitGemm(Algorithm):
     name = "implicit_gemm"
     problem = Convolution
     deterministic = True
+
+    def __init__(self, is_kept: bool = False) -> None:
+        self._is_kept = is_kept
+
+    def with_kept_filter(self) -> ImplicitGemm:
+        return ImplicitGemm(is_kept=True)
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         assert isinstance(problem, Convolution)
@@ -39,7 +47,12 @@ class ImplicitGemm(Algorithm):
         operands = epilogue.operands if epilogue else ()
         parts = lower_convolution(problem, operands)
         scaled = _is_scaled_first(parts, epilogue)
-        return [Blocked(p.merged(), device.isa, scaled) for p in parts if p.taps or not scaled]
+        blocked = [Blocked(p.merged(), device.isa, scaled) for p in parts if p.taps or not scaled]
+        sizes = [part.panel_elements for part in blocked]
+        return [
+            replace(part, panels_before=sum(sizes[:i]), panels_after=sum(sizes[i + 1 :]))
+            for i, part in enumerate(blocked)
+        ]
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return max(part.workspace(device.threads) for part in self._parts(problem, device))
@@ -47,7 +60,10 @@ class ImplicitGemm(Algorithm):
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)
         parts = self._parts(problem, device)
-        return seconds_of(problem, device, sum(part.cycles() for part in parts), sum(p.tasks for p in parts))
+        cycles = sum(part.cycles() for part in parts)
+        if self._is_kept:
+            cycles -= sum(part.pack_cycles() for part in parts)
+        return seconds_of(problem, device, cycles, sum(p.tasks for p in parts))
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
@@ -67,12 +83,14 @@ class ImplicitGemm(Algorithm):
                 part.trace(module, f"part{number}_", pointers, (0, 1, 2), epilogue)
 
         library = load(self.name, (str(problem), str(epilogue)), device.isa, generate)
-        phases = [phase for number, part in enumerate(parts) for phase in part.phases(f"part{number}_")]
+        each = [part.phases(f"part{number}_") for number, part in enumerate(parts)]
+        phases = [pack for pack, _ in each]  # the whole filter first, which a caller may keep
         if parts[0].is_scaled:
-            phases.insert(0, ("scale", scaling_tasks(axes)))
-        return CpuKernel(
-            library, phases, pointers, useful_threads(device, sum(part.cycles() for part in parts))
-        )
+            phases.append(("scale", scaling_tasks(axes)))
+        phases += [tiles for _, tiles in each]
+        threads = useful_threads(device, sum(part.cycles() for part in parts))
+        kept = Kept(parts[0].all_panels * ITEM_BYTES[parts[0].c.dtype], len(parts))
+        return CpuKernel(library, phases, pointers, threads, kept=kept)
 
 
 def _is_scaled_first(parts: Sequence[Correlation], epilogue: Epilogue | None) -> bool:
