@@ -38,6 +38,7 @@ INTEGERS = (
     "conv_fwd n2 c5 h9 w11 k7 r3 s3 pad1 i8 to_i8",
     "conv_fwd n2 c16 h9 w11 k33 r3 s3 stride2 pad1 i8 to_i32 nhwc",
     "conv_fwd n1 c1200 h3 w3 k8 r1 s1 i8 to_i8",
+    "conv_fwd n1 c1200 h3 w3 k8 r1 s1 i8",
     "conv_fwd n2 c32 h9 w11 k32 r3 s3 pad1 g32 i8 to_i8 nhwc",
 )
 COPY = trace(lambda a: a)

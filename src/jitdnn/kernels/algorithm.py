@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import Expression
-from jitdnn.tensor import TensorDescriptor, compute_dtype
+from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
 
 UNIT_ROUNDOFF = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53, "i8": 0.5, "u8": 0.5}
 ARITHMETIC = {"f32": "fp32", "f64": "fp64"}
@@ -125,6 +125,12 @@ def terms(problem: Problem) -> int:
     return max(1, problem.flops // (2 * max(1, problem.output.size)))
 
 
+def storing_roundoff(problem: Problem) -> float:
+    """The unit roundoff of the problem's dtype, or that of the result where it is a coarser real."""
+    stored = problem.output.dtype
+    return max(UNIT_ROUNDOFF[problem.dtype], UNIT_ROUNDOFF[stored] if stored in REAL_DTYPES else 0.0)
+
+
 def summation_bound(problem: Problem) -> float:
     """Relative error to declare for a plain sum in the arithmetic of the problem's dtype, rounded to that dtype.
 
@@ -132,6 +138,6 @@ def summation_bound(problem: Problem) -> float:
     sign and 0.33 for positive ones (u is the unit roundoff); the constants here leave a factor of two and
     cover the few roundings outside the sum.
     """
-    own, computing = UNIT_ROUNDOFF[problem.dtype], UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
+    own, computing = storing_roundoff(problem), UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
     rounding = 2.0 * own if own > computing else 0.0
     return rounding + computing * (4.0 + sqrt(terms(problem)))

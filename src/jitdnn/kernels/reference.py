@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, terms
+from jitdnn.kernels.algorithm import (
+    UNIT_ROUNDOFF,
+    Algorithm,
+    Device,
+    Epilogue,
+    Kernel,
+    storing_roundoff,
+    terms,
+)
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import view
 
@@ -86,7 +94,7 @@ class Reference(Algorithm):
 
     def error_bound(self, problem: Problem) -> float:
         # the definition sums in float64, in an order that depends on the strides
-        return 2.0 * UNIT_ROUNDOFF[problem.dtype] + UNIT_ROUNDOFF["f64"] * (4.0 + sqrt(terms(problem)))
+        return 2.0 * storing_roundoff(problem) + UNIT_ROUNDOFF["f64"] * (4.0 + sqrt(terms(problem)))
 
     def arithmetic(self, problem: Problem) -> str:
         return "fp64"

@@ -18,6 +18,7 @@ from jitdnn.kernels.cpu.convolution_direct import Direct
 from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
+from jitdnn.kernels.cpu.convolution_vnni import Vnni
 from jitdnn.kernels.cpu.cross_entropy import SweptCrossEntropy
 from jitdnn.kernels.cpu.cross_entropy_rows import CrossEntropyRows
 from jitdnn.kernels.cpu.ctc_loss import SequenceRecursion
@@ -89,7 +90,7 @@ _NORMALIZATION = (SweepsNormalization(), REFERENCE)
 
 # (target, problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] = {
-    ("cpu", Convolution, "fwd"): (Depthwise(), ImplicitGemm(), Direct(), Im2col(), REFERENCE),
+    ("cpu", Convolution, "fwd"): (Vnni(), Depthwise(), ImplicitGemm(), Direct(), Im2col(), REFERENCE),
     ("cpu", Convolution, "bwd_data"): (Depthwise(), ImplicitGemm(), Direct(), Im2col(), REFERENCE),
     ("cpu", Convolution, "bwd_filter"): (
         DepthwiseFilter(),

@@ -185,6 +185,17 @@ class Builder:
             return a * b + c
         return self.intrinsic("llvm.fma", a, b, c)
 
+    def dot(self, unsigned: Value, signed: Value, sums: Value) -> Value:
+        """sums + the four products of the 8-bit integers in each lane, which is of 32 bits; what is too large wraps.
+
+        The integers of the first operand are taken as unsigned, those of the second as signed. Needs `Isa.has_dot`.
+        """
+        kind, bytes_ = sums.v.type, ir.VectorType(ELEMENTS["i8"], 4 * sums.lanes)
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * sums.lanes}"
+        function = self.declare(name, kind, [kind, bytes_, bytes_])
+        a, b = (self.b.bitcast(operand.v, bytes_) for operand in (unsigned, signed))
+        return Value(self, self.b.call(function, [sums.v, a, b]))
+
     def intrinsic(self, name: str, *operands: Value) -> Value:
         """An LLVM intrinsic overloaded on the type of its operands, such as "llvm.sqrt"."""
         kind = operands[0].v.type

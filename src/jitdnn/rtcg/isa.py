@@ -19,7 +19,8 @@ class Isa:
     """One instruction set, as the code generators see it.
 
     ``vector_bytes`` is the width of a register, ``registers`` their number, and ``has_fma`` says whether a
-    fused multiply-add is one instruction. ``triple``, ``cpu`` and ``features`` are LLVM's names.
+    fused multiply-add is one instruction; ``has_dot`` whether one instruction adds four products of 8-bit integers
+    to each 32-bit sum of a vector. ``triple``, ``cpu`` and ``features`` are LLVM's names.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Isa:
     vector_bytes: int
     registers: int
     has_fma: bool
+    has_dot: bool = False
 
     def lanes(self, dtype: str) -> int:
         """Elements of ``dtype`` in one vector; of half-precision types, which are computed in f32, as many."""
@@ -48,6 +50,7 @@ _SETS = {
     "plain": (16, 16, False, "x86-64", ()),
 }
 NAMES = tuple(_SETS)
+_DOT = ("avx512", "avx512vnni")  # the set and the feature beside it with which there is vpdpbusd
 _ARM = {"aarch64", "arm64"}
 
 
@@ -99,11 +102,12 @@ def isa(name: str = "host") -> Isa:
         flags = ",".join(f"{'+' if on else '-'}{f}" for f, on in sorted(_host_features().items()))
     else:
         flags = ",".join(f"+{f}" for f in features)
+    has_dot = chosen == widest == _DOT[0] and _host_features().get(_DOT[1], False)
     if chosen == "neon" and platform.machine() not in _ARM:
         triple = "aarch64-unknown-linux-gnu"
     if chosen == "plain" and platform.machine() in _ARM:
         cpu, registers, has_fma = "generic", 32, True
-    return Isa(chosen, triple, cpu, flags, vector_bytes, registers, has_fma)
+    return Isa(chosen, triple, cpu, flags, vector_bytes, registers, has_fma, has_dot)
 
 
 @functools.cache

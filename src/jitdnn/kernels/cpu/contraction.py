@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Register, Value
@@ -30,9 +30,24 @@ class Loop:
     b: int
 
 
+@dataclass(frozen=True)
+class Products:
+    """What a step adds to a sum, and where sums begin.
+
+    ``multiply_add`` takes the builder, the broadcast of ``a``, the vector of ``b`` and the sum; ``start`` the
+    pointers a and b, the row and the vector; None: sums begin with 0.
+    """
+
+    multiply_add: Callable[[Builder, Value, Value, Value], Value] = Builder.fma
+    start: Callable[[Pointer, Pointer, int, int], Value] | None = None
+
+
+FUSED = Products()
+
+
 def trace_contraction(
     module: Module, name: str, dtype: str, rows: Sequence[int], vectors: int, loops: Sequence[Loop],
-    accumulate: bool = False, b_offset: int = 0,
+    accumulate: bool = False, b_offset: int = 0, products: Products = FUSED,
 ) -> Function:  # fmt: skip
     """Trace ``name(a, b, sums, extents...)``; with ``accumulate`` the sums in memory are added to.
 
@@ -45,17 +60,16 @@ def trace_contraction(
     with module.function(name, "aliasing", **parameters) as (k, (a, b, sums, *extents), function):
         lanes = k.lanes(dtype)
         given = dict(zip(runtime, extents, strict=True))
-        acc = [
-            [
-                k.register(
-                    sums.load((i * vectors + j) * lanes, lanes) if accumulate else k.constant(0, dtype, lanes)
-                )
-                for j in range(vectors)
-            ]
-            for i in range(len(rows))
-        ]
+
+        def start(i: int, j: int) -> Value:
+            if accumulate:
+                before: Value = sums.load((i * vectors + j) * lanes, lanes)
+                return before
+            return k.constant(0, dtype, lanes) if products.start is None else products.start(a, b, i, j)
+
+        acc = [[k.register(start(i, j)) for j in range(vectors)] for i in range(len(rows))]
         straight = _straight_suffix(loops, len(rows) * vectors)
-        body = _Body(k, rows, acc, lanes, loops[len(loops) - straight :])
+        body = _Body(k, rows, acc, lanes, loops[len(loops) - straight :], products)
         _nest(k, a, b + b_offset, list(enumerate(loops[: len(loops) - straight])), given, body)
         for i, row in enumerate(acc):
             for j, register in enumerate(row):
@@ -83,6 +97,7 @@ class _Body:
     acc: list[list[Register]]
     lanes: int
     inner: Sequence[Loop]
+    products: Products
 
     @property
     def work(self) -> int:
@@ -98,7 +113,7 @@ class _Body:
             for row, sums in zip(self.rows, self.acc, strict=True):
                 one = a.splat(at_a + row, self.lanes)
                 for j, vector in enumerate(vectors):
-                    sums[j].set(self.k.fma(one, vector, sums[j].get()))
+                    sums[j].set(self.products.multiply_add(self.k, one, vector, sums[j].get()))
 
 
 def _nest(

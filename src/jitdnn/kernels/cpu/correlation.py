@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
-from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
+from jitdnn.rtcg.isa import HALVES
+from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,11 @@ def _three(strides: Sequence[int]) -> tuple[int, int, int]:
 
 
 def stored_dtype(dtype: str, computing: str) -> str:
-    """A type in memory as pointers take it: integers are loaded as the reals that are computed with."""
-    return dtype if dtype in REAL_DTYPES else f"{dtype}:{computing}"
+    """A type in memory as pointers take it: what is loaded as another type than its own says as which.
+
+    Numbers of half precision do not: they are loaded as f32 wherever they are.
+    """
+    return dtype if dtype == computing or (dtype in HALVES and computing == "f32") else f"{dtype}:{computing}"
 
 
 def view_of(tensor: TensorDescriptor, groups: int, computing: str) -> View:

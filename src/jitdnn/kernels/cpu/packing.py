@@ -94,7 +94,7 @@ def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Functio
     return function
 
 
-def _source_steps(c: Correlation) -> list[int]:
+def source_steps(c: Correlation) -> list[int]:
     """Positions of the input from one element of the slab to the next, on each axis."""
     return [axis.step if axis.taps.count <= 1 else 1 for axis in c.axes]
 
@@ -103,8 +103,8 @@ def _copy_rows(
     k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value]
 ) -> None:
     lanes = k.lanes(c.dtype)
-    axis, step = c.axes[2], _source_steps(c)
-    for row, inside, target in _rows(k, c, slab, image, place, origins):
+    axis, step = c.axes[2], source_steps(c)
+    for row, inside, target in slab_rows(k, c, slab, image, place, origins):
         for j in k.range(0, slab.extents[2], lanes):
             first = origins[2] + j * step[2]
             # lane i reads position first + i * step, which must be in [0, positions)
@@ -126,16 +126,16 @@ def _keep_zero_outside(
     target.store(vector, at)
 
 
-def _rows(
+def slab_rows(
     k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value]
 ) -> Iterator[tuple[Pointer, Value, Pointer]]:
     """Each row of the slab along axis 2: where it comes from, whether that is in the image, where it goes."""
-    step = _source_steps(c)
+    step = source_steps(c)
     for i in k.range(slab.extents[0]):
         d = origins[0] + i * step[0]
         for j in k.range(slab.extents[1]):
             h = origins[1] + j * step[1]
-            inside = _within(d, c.axes[0].positions) & _within(h, c.axes[1].positions)
+            inside = within(d, c.axes[0].positions) & within(h, c.axes[1].positions)
             source = image + (k.select(inside, d, 0) * c.x.space[0] + k.select(inside, h, 0) * c.x.space[1])
             yield source, inside, place + (i * slab.space[0] + j * slab.space[1])
 
@@ -145,11 +145,11 @@ def _copy_pixels(
     origins: list[Value],
 ) -> None:  # fmt: skip
     lanes = k.lanes(c.dtype)
-    step = _source_steps(c)
-    for row, inside, target in _rows(k, c, slab, image, place, origins):
+    step = source_steps(c)
+    for row, inside, target in slab_rows(k, c, slab, image, place, origins):
         for p in k.range(slab.extents[2]):
             w = origins[2] + p * step[2]
-            here = inside & _within(w, c.axes[2].positions)
+            here = inside & within(w, c.axes[2].positions)
             limit = k.select(here, channels, 0)
             pixel = row + k.select(here, w, 0) * c.x.space[2]
             for channel in k.range(0, channels, lanes):
@@ -158,7 +158,7 @@ def _copy_pixels(
                 _keep_zero_outside(k, c.x.channels, vector, mask, target + p * slab.space[2], channel)
 
 
-def _within(position: Value, extent: int) -> Value:
+def within(position: Value, extent: int) -> Value:
     return (position >= 0) & (position < extent)
 
 
@@ -203,7 +203,7 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
         lanes = k.lanes(c.dtype)
         strides = [axis.taps.increment * s for axis, s in zip(c.axes, c.w.space, strict=True)]
         start = sum(axis.taps.start * s for axis, s in zip(c.axes, c.w.space, strict=True))
-        run, outer = _contiguous_run(panels.taps, strides)
+        run, outer = contiguous_run(panels.taps, strides)
         by_rows = run >= 4 or (run == panels.taps[2] and run * c.w.channels > 1 and c.w.channels == run)
         whole = run == panels.taps[0] * panels.taps[1] * panels.taps[2] and c.w.channels == run
         by_channels = c.w.channels == 1 and not by_rows
@@ -213,7 +213,7 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
             valid = k.integer(c.width) - first - j
             keep = None if here == lanes else k.mask(here, lanes)
             if c.w.results != 1 and by_channels and not whole:
-                for place, offset in _nest_places(k, 3, strides, panels):
+                for place, offset in nest_places(k, 3, strides, panels):
                     copy_transposed(
                         k, source + (channel + offset), c.w.results, valid.min(here), channels,
                         panel + (channel * panels.channel_stride + j + place), panels.channel_stride,
@@ -223,7 +223,7 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
                 for ch in k.range(channel, channel + channels):
                     at = panel + (ch * panels.channel_stride + j)
                     mask = k.mask(valid.min(here), lanes)
-                    for place, offset in _nest_places(k, 3, strides, panels):
+                    for place, offset in nest_places(k, 3, strides, panels):
                         vector = source.load_strided(ch * c.w.channels + offset, c.w.results, lanes, mask)
                         if c.w.results == 0:
                             vector = k.select(mask, vector, 0.0)
@@ -235,7 +235,7 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
                 )  # fmt: skip
             else:
                 for ch in k.range(channel, channel + channels):
-                    for place, offset in _nest_places(k, outer, strides, panels):
+                    for place, offset in nest_places(k, outer, strides, panels):
                         copy_transposed(
                             k, source + (ch * c.w.channels + offset), c.w.results, valid.min(here), run,
                             panel + (ch * panels.channel_stride + j + place), panels.lanes, lanes, keep,
@@ -243,7 +243,7 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
     return function
 
 
-def _contiguous_run(taps: tuple[int, int, int], strides: Sequence[int]) -> tuple[int, int]:
+def contiguous_run(taps: tuple[int, int, int], strides: Sequence[int]) -> tuple[int, int]:
     """Length of the run of taps that lie one after the other, and how many outer axes are left."""
     run, axis = 1, 3
     while axis > 0 and (taps[axis - 1] == 1 or strides[axis - 1] == run):
@@ -252,7 +252,7 @@ def _contiguous_run(taps: tuple[int, int, int], strides: Sequence[int]) -> tuple
     return run, axis
 
 
-def _nest_places(
+def nest_places(
     k: Builder, axes: int, strides: Sequence[int], panels: Panels
 ) -> Iterator[tuple[Value, Value]]:
     """Loops over the first ``axes`` axes of taps: (place in the panel, offset in the filter)."""

@@ -41,6 +41,7 @@ class TileStore:
     operands: tuple[Placement, ...]
     epilogue: Epilogue | None
     is_scaled: bool = False  # y has been multiplied by beta already: only add
+    sums: str | None = None  # the type of the sums in memory, where it is not that of the arithmetic
 
     @property
     def is_transposed(self) -> bool:
@@ -101,7 +102,13 @@ def trace_store(module: Module, name: str, store: TileStore) -> Function:
     operands = {f"operand{i}": place.dtype for i, place in enumerate(store.operands)}
     valid = {f"valid{i}": None for i in range(len(store.box))}
     with module.function(
-        name, sums=store.dtype, scale="f64", y=store.y.dtype, **operands, valid_lanes=None, **valid
+        name,
+        sums=store.sums or store.dtype,
+        scale="f64",
+        y=store.y.dtype,
+        **operands,
+        valid_lanes=None,
+        **valid,
     ) as (k, (sums, scale, y, *rest), function):
         count = len(store.operands)
         pointers, lanes_valid, extents = rest[:count], rest[count], rest[count + 1 :]
