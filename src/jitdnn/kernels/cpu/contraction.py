@@ -4,7 +4,8 @@
 
 The rows are any constant offsets into ``a``, so the same loop is a GEMM tile (rows of a panel), an implicit
 convolution (pixels of an image, as a box of rows and columns) and a filter gradient (channels and taps).
-The sums live in registers; they start from and return to a small tile in memory, [rows][vectors * lanes].
+The sums live in registers; they start from and return to memory: a small tile [rows][vectors * lanes], or rows
+wherever the caller wants them.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ FUSED = Products()
 def trace_contraction(
     module: Module, name: str, dtype: str, rows: Sequence[int], vectors: int, loops: Sequence[Loop],
     accumulate: bool = False, b_offset: int = 0, products: Products = FUSED,
+    places: Sequence[int] | None = None,
 ) -> Function:  # fmt: skip
     """Trace ``name(a, b, sums, extents...)``; with ``accumulate`` the sums in memory are added to.
 
-    ``b`` is read from ``b_offset`` on, as ``a`` is from the rows' offsets.
+    ``b`` is read from ``b_offset`` on, as ``a`` is from the rows' offsets. The sums of each row are at its place
+    of ``places``, by default one row after the other.
     """
     runtime = [i for i, loop in enumerate(loops) if loop.extent is None]
     parameters: dict[str, str | None] = {"a": dtype, "b": dtype, "sums": dtype} | {
@@ -59,11 +62,12 @@ def trace_contraction(
     }
     with module.function(name, "aliasing", **parameters) as (k, (a, b, sums, *extents), function):
         lanes = k.lanes(dtype)
+        at = [i * vectors * lanes for i in range(len(rows))] if places is None else places
         given = dict(zip(runtime, extents, strict=True))
 
         def start(i: int, j: int) -> Value:
             if accumulate:
-                before: Value = sums.load((i * vectors + j) * lanes, lanes)
+                before: Value = sums.load(at[i] + j * lanes, lanes)
                 return before
             return k.constant(0, dtype, lanes) if products.start is None else products.start(a, b, i, j)
 
@@ -71,9 +75,9 @@ def trace_contraction(
         straight = _straight_suffix(loops, len(rows) * vectors)
         body = _Body(k, rows, acc, lanes, loops[len(loops) - straight :], products)
         _nest(k, a, b + b_offset, list(enumerate(loops[: len(loops) - straight])), given, body)
-        for i, row in enumerate(acc):
+        for place, row in zip(at, acc, strict=True):
             for j, register in enumerate(row):
-                sums.store(register.get(), (i * vectors + j) * lanes)
+                sums.store(register.get(), place + j * lanes)
     return function
 
 
