@@ -120,6 +120,15 @@ def _to_f16(k: Builder, value: Value) -> Value:
 
 def _to_integer(k: Builder, value: Value, dtype: str) -> Value:
     """Round to the nearest, ties to even, and saturate."""
+    wide, mantissa = ("i64", 52) if _is_double(value) else ("i32", 23)
+    bits = ELEMENTS[dtype].width
+    if bits < mantissa - 1:
+        least, most = (0, 2**bits - 1) if dtype in _UNSIGNED else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        value = k.select(value == value, value, 0.0)
+        value = k.select(value > most, float(most), k.select(value < least, float(least), value))
+        # the sum with this power of two is rounded where a whole number ends, which is then in its last bits
+        whole = k.bitcast(value + 1.5 * 2.0**mantissa, wide)
+        return Value(k, k.b.trunc(whole.v, vector_type(ELEMENTS[dtype], value.lanes)))
     places = 2.0**52 if _is_double(value) else 2.0**23  # numbers from here on are whole
     size = k.intrinsic("llvm.fabs", value)
     whole = k.intrinsic("llvm.copysign", (size + places) - places, value)
