@@ -5,7 +5,9 @@
 - its result is within its declared error bound, for several alpha and beta (beta = 0 over NaN: never read);
 - it writes nothing but its output and its workspace: gaps, guards and a canary after the workspace are kept;
 - it reads nothing but its inputs: everything around them, and the workspace, is NaN, which would spread;
-- if it says that it is deterministic, a second run and runs with another number of threads agree bit by bit.
+- if it says that it is deterministic, a second run and runs with another number of threads agree bit by bit;
+- if callers may keep its prepared filter, all this holds of the two halves: preparing reads the filter only and
+  writes what is kept, which running neither changes nor exceeds.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Buffer:
     """The memory of one tensor: NaN wherever nothing was put, guards on both sides."""
 
     def __init__(self, descriptor: TensorDescriptor) -> None:
+        self.descriptor = descriptor
         low, high = descriptor.span()
         dtype = numpy_dtype(descriptor.dtype)
         self.memory = np.full(GUARD + (high - low + 1) + GUARD, poison(dtype), dtype)
@@ -254,6 +257,31 @@ def run(kernel: Kernel, case: Case, room: int, alpha: float = 1.0, beta: float =
     return [buffer.values.copy() for buffer in outputs]
 
 
+class PreparedFilter:
+    """A kernel with its filter prepared: a kernel of the ordinary form that reads no filter."""
+
+    def __init__(self, kernel: Any, case: Case) -> None:
+        self._kernel = kernel
+        outputs = [Buffer(operand.descriptor) for operand in case.problem.outputs]
+        self._absent = Buffer(case.problem.inputs[1].descriptor)  # all NaN
+        others = [Buffer(case.problem.inputs[0].descriptor), case.inputs[1], *outputs]
+        others += [Buffer(buffer.descriptor) for buffer in case.operands]
+        before = [buffer.bits() for buffer in others]
+        self._kept = Workspace(kernel.kept.bytes)
+        kernel.keep(None, [buffer.pointer for buffer in others], self._kept.pointer)
+        assert self._kept.is_canary_alive(), "wrote beside what it keeps"
+        for buffer, bits in zip(others, before, strict=True):
+            assert (buffer.bits() == bits).all(), "wrote to an operand while it prepared the filter"
+
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None:
+        before = self._kept.memory.copy()
+        given = [pointers[0], self._absent.pointer, *pointers[2:]]
+        self._kernel.run_kept(stream, given, alpha, beta, workspace, self._kept.pointer)
+        assert (self._kept.memory == before).all(), "wrote to the prepared filter"
+
+
 def compare(actual: Sequence[AnyArray], case: Case, alpha: float, beta: float, bound: float) -> None:
     """The relative errors of all outputs are within `bound`, beside the rounding of the scaling itself."""
     for number, operand in enumerate(case.problem.outputs):
@@ -317,7 +345,10 @@ def check(
     """
     case = make_case(problem, epilogue, seed, inputs)
     names = set()
-    for algorithm in accepting(problem, host(threads[0], cpu), epilogue):
+    takers = list(accepting(problem, host(threads[0], cpu), epilogue))
+    plain = len(takers)
+    takers += [variant for algorithm in takers if (variant := algorithm.with_kept_filter()) is not None]
+    for number, algorithm in enumerate(takers):
         names.add(algorithm.name)
         results: dict[tuple[float, float], list[AnyArray]] = {}
         for count in threads:
@@ -327,6 +358,8 @@ def check(
                 assert 0 < algorithm.estimate(problem, device) < np.inf
                 kernel = algorithm.build(problem, device, epilogue)
                 room = algorithm.workspace(problem, device)
+                if number >= plain:
+                    kernel, room = PreparedFilter(kernel, case), room - kernel.kept.bytes
                 for alpha, beta in (*scales, scales[0]):
                     actual = run(kernel, case, room, alpha, beta)
                     compare(actual, case, alpha, beta, algorithm.error_bound(problem))

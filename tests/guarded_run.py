@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -85,7 +86,21 @@ def run(problem: Problem, at_end: bool, cpu: str) -> None:
             output[...] = previous if operand.role == "state" else conformance.poison(output.dtype)
         kernel(None, pointers, 1.0, 0.0, workspace.pointer if size else 0)
         conformance.compare(outputs, case, 1.0, 0.0, algorithm.error_bound(problem))
+        variant = algorithm.with_kept_filter()
+        if variant is not None:
+            for output in outputs:
+                output[...] = conformance.poison(output.dtype)
+            run_prepared(variant.build(problem, device), pointers, variant.workspace(problem, device), at_end)
+            conformance.compare(outputs, case, 1.0, 0.0, variant.error_bound(problem))
     del rooms
+
+
+def run_prepared(kernel: Any, pointers: Sequence[int], size: int, at_end: bool) -> None:
+    """A kernel in two halves: its filter is prepared while nothing else is there, and is not there afterwards."""
+    kept = Room(-(-kernel.kept.bytes // 64) * 64, at_end)
+    workspace = Room(-(-(size - kernel.kept.bytes) // 64) * 64, at_end)
+    kernel.keep(None, [0, pointers[1], *[0] * (len(pointers) - 2)], kept.pointer)
+    kernel.run_kept(None, [pointers[0], 0, *pointers[2:]], 1.0, 0.0, workspace.pointer, kept.pointer)
 
 
 def main() -> None:

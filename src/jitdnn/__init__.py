@@ -40,6 +40,7 @@ _HOMES = {
     "ops.elementwise": "elementwise",
     "ops.embedding": "embedding embedding_backward",
     "ops.group_norm": "group_norm group_norm_backward instance_norm instance_norm_backward",
+    "ops.kept_filter": "KeptFilter",
     "ops.layer_norm": "layer_norm layer_norm_backward rms_norm rms_norm_backward",
     "ops.lrn": "lrn lrn_backward",
     "ops.matmul": "matmul",

@@ -71,6 +71,7 @@ from jitdnn.ops.group_norm import group_norm as group_norm
 from jitdnn.ops.group_norm import group_norm_backward as group_norm_backward
 from jitdnn.ops.group_norm import instance_norm as instance_norm
 from jitdnn.ops.group_norm import instance_norm_backward as instance_norm_backward
+from jitdnn.ops.kept_filter import KeptFilter as KeptFilter
 from jitdnn.ops.layer_norm import layer_norm as layer_norm
 from jitdnn.ops.layer_norm import layer_norm_backward as layer_norm_backward
 from jitdnn.ops.layer_norm import rms_norm as rms_norm

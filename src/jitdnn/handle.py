@@ -153,9 +153,22 @@ class Handle:
         """A `with` block that gives the address of `bytes` bytes of scratch memory."""
         return Workspace(self._blocks, bytes)
 
-    def run(self, plan: Plan, pointers: Sequence[int], alpha: float = 1.0, beta: float = 0.0) -> None:
-        """Run a plan on the handle's stream. `pointers`: the inputs, the output, the epilogue's operands."""
-        if plan.workspace:
+    def run(
+        self, plan: Plan, pointers: Sequence[int], alpha: float = 1.0, beta: float = 0.0, kept: int = 0
+    ) -> None:
+        """Run a plan on the handle's stream. `pointers`: the inputs, the output, the epilogue's operands.
+
+        `kept`: the address of what the kernel prepared of its filter, for a plan that has `kept`; 0 to prepare it in
+        this call.
+        """
+        if kept:
+            assert plan.kept is not None
+            block = _take(self._blocks, plan.workspace - plan.kept.bytes)
+            try:
+                plan.run.run_kept(self.stream, pointers, alpha, beta, block.pointer, kept)
+            finally:
+                self._blocks.append(block)
+        elif plan.workspace:
             block = _take(self._blocks, plan.workspace)
             try:
                 plan.run(self.stream, pointers, alpha, beta, block.pointer)

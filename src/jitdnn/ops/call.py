@@ -69,12 +69,13 @@ class Op:
     choose it); for a call with several results or with states `out` is a tuple of such, one for each output of
     the problem. `in_place`: the inputs, by position, that may be the very memory of the output, because each
     element is read before its own place is written. `is_broadcast_to_out`: the shape of `out` takes part in
-    the shape rule.
+    the shape rule. `keeps_filter`: w is a `KeptFilter`, so the plan need not count what is prepared of it.
     """
 
     make: Callable[..., Recipe]
     in_place: tuple[int, ...] = ()
     is_broadcast_to_out: bool = False
+    keeps_filter: bool = False
 
 
 class _Call:
@@ -122,6 +123,7 @@ def call(
     unkeyed: Any = None,
     results: int = 1,
     states: Sequence[Any] = (),
+    run: Callable[[Handle, Plan, list[int], float, float], None] | None = None,
 ) -> Any:
     """Run `op` on `arrays`, called `names` in errors, and return the result: `out`, or a new array.
 
@@ -130,7 +132,8 @@ def call(
     differ where it does. The result is alpha * op(arrays) + beta * out.
 
     Of several `results` `out` is None or a tuple, with None for those to be allocated, and a tuple is returned.
-    `states` are updated in place; they are the problem's last outputs.
+    `states` are updated in place; they are the problem's last outputs. `run` runs the plan in
+    place of the handle.
     """
     if handle is None:
         handle = current_handle()
@@ -175,7 +178,10 @@ def call(
             _require_apart(known, names, borrowed, position, targets, is_single)
         pointers.insert(known.inputs + position, target.pointer)
     if known.plan is not None:
-        handle.run(known.plan, pointers, alpha, beta)
+        if run is None:
+            handle.run(known.plan, pointers, alpha, beta)
+        else:
+            run(handle, known.plan, pointers, alpha, beta)
     return owners[0] if results == 1 else tuple(owners[:results])
 
 
@@ -277,6 +283,8 @@ def _prepare(
     request = Request.of(handle.settings, algorithm)
     if workspace_limit is not SETTING:
         request = replace(request, workspace_limit=parse_bytes(workspace_limit))
+    if op.keeps_filter:
+        request = replace(request, keeps_filter=True)
     # an empty result needs no kernel, but it is checked like every other
     is_empty = all(operand.descriptor.size == 0 for operand in outputs)
     plan = None if is_empty else handle.plan(recipe.problem, request, recipe.epilogue)

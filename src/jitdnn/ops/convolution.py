@@ -19,6 +19,7 @@ from jitdnn.ops.call import (
     packed_like,
 )
 from jitdnn.ops.epilogue import Fused, epilogue_key, fuse
+from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.tensor import TensorDescriptor
@@ -66,9 +67,10 @@ def conv(
     It is traced anew when a variable that it reads by name has changed, and at every call if it reads
     anything else.
 
-    `algorithm` asks for one by name, `workspace_limit` (bytes, or text such as "64 MiB") bounds its scratch
-    memory. `out` may be any view of the result's shape; its old values are read only if beta is not 0. The
-    result lies in memory as x does, channels first or last.
+    `w` may be a `KeptFilter`: then what the algorithm prepares of it is kept for the next call. `algorithm` asks for
+    one by name, `workspace_limit` (bytes, or text such as "64 MiB") bounds its scratch memory. `out` may be any view of
+    the result's shape; its old values are read only if beta is not 0. The result lies in memory as x does, channels
+    first or last.
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit, NotSupported if no algorithm
     takes it.
@@ -85,7 +87,12 @@ def conv(
         arrays.append(operand)
     fused, fused_key = epilogue_key(epilogue)
     arguments = (stride, padding, dilation, groups, mode, layout, fused_key)
-    return call(_CONV, names, arrays, arguments, out, alpha, beta, handle, algorithm, workspace_limit, fused)
+    op, run = _CONV, None
+    if isinstance(w, KeptFilter):
+        op, run, arrays[1] = _CONV_KEPT, w.run, w.w
+    return call(
+        op, names, arrays, arguments, out, alpha, beta, handle, algorithm, workspace_limit, fused, run=run
+    )
 
 
 def conv_backward_data(
@@ -109,12 +116,15 @@ def conv_backward_data(
 
     It lies in memory as dy does, channels first or last.
 
-    `dy`: (N, K, output space), `w`: (K, C/groups, taps), `x_shape`: (N, C, space), all in the order of
-    `layout`. The other arguments are those of the forward convolution. Raises as `conv` does.
+    `dy`: (N, K, output space), `w`: (K, C/groups, taps) or a `KeptFilter` of one, `x_shape`: (N, C, space), all in the
+    order of `layout`. The other arguments are those of the forward convolution. Raises as `conv` does.
     """
     arguments = (_shape(x_shape), stride, padding, dilation, groups, mode, layout)
+    op, run = _BACKWARD_DATA, None
+    if isinstance(w, KeptFilter):
+        op, run, w = _BACKWARD_DATA_KEPT, w.run, w.w
     return call(
-        _BACKWARD_DATA, ("dy", "w"), (dy, w), arguments, out, alpha, beta, handle, algorithm, workspace_limit
+        op, ("dy", "w"), (dy, w), arguments, out, alpha, beta, handle, algorithm, workspace_limit, run=run
     )
 
 
@@ -193,7 +203,8 @@ def conv_transpose(
 ) -> Any:
     """Return the transposed convolution of x by w: alpha * (what `conv_backward_data` computes) + beta * out.
 
-    `x`: (N, C, space), `w`: (C, K/groups, taps), result (N, K, output space), where an axis has the extent
+    `x`: (N, C, space), `w`: (C, K/groups, taps) or a `KeptFilter` of one, result (N, K, output space), where an axis
+    has the extent
 
         (extent - 1) * stride + dilation * (taps - 1) + 1 - before - after + output_padding
 
@@ -201,8 +212,11 @@ def conv_transpose(
     The other arguments are those of `conv`. Raises as `conv` does.
     """
     arguments = (stride, padding, output_padding, dilation, groups, mode, layout)
+    op, run = _TRANSPOSE, None
+    if isinstance(w, KeptFilter):
+        op, run, w = _TRANSPOSE_KEPT, w.run, w.w
     return call(
-        _TRANSPOSE, ("x", "w"), (x, w), arguments, out, alpha, beta, handle, algorithm, workspace_limit
+        op, ("x", "w"), (x, w), arguments, out, alpha, beta, handle, algorithm, workspace_limit, run=run
     )
 
 
@@ -302,10 +316,13 @@ def _make_transpose(
 
 
 _CONV = Op(_make_conv)
+_CONV_KEPT = Op(_make_conv, keeps_filter=True)
 _BACKWARD_DATA = Op(_make_backward_data)
+_BACKWARD_DATA_KEPT = Op(_make_backward_data, keeps_filter=True)
 _BACKWARD_FILTER = Op(_make_backward_filter)
 _BACKWARD_BIAS = Op(_make_backward_bias)
 _TRANSPOSE = Op(_make_transpose)
+_TRANSPOSE_KEPT = Op(_make_transpose, keeps_filter=True)
 
 
 def _shape(shape: Any) -> Any:

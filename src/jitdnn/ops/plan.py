@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from jitdnn.errors import InvalidArgument
@@ -19,6 +20,7 @@ def plan(
     *,
     epilogue: Callable[[Any], Any] | Expression | None = None,
     algorithm: str | None = None,
+    keeps_filter: bool = False,
     handle: Handle | None = None,
     **overrides: object,
 ) -> Plan:
@@ -27,8 +29,9 @@ def plan(
         problem = "conv_fwd n256 c64 h27 w27 k192 r5 s5 pad2 f32 nchw"
         print(jd.plan(problem, workspace_limit="64 MiB").explain())
 
-    `epilogue` is a function of the result alone. `algorithm` asks for one by name. `overrides` are settings
-    (`workspace_limit`, `math`, `deterministic`, `choice`, ...) in force for this plan.
+    `epilogue` is a function of the result alone. `algorithm` asks for one by name. `keeps_filter`: as for calls
+    with a `KeptFilter`. `overrides` are settings (`workspace_limit`, `math`, `deterministic`, `choice`, ...) in force
+    for this plan.
 
     Raises ParseError and InvalidShape for text that is no problem, NotSupported with every algorithm's reason
     if none takes it, InvalidArgument for a setting that there is not.
@@ -47,5 +50,7 @@ def plan(
         fused = Epilogue(expression)
     owner = handle if handle is not None else current_handle()
     request = Request.of(override(owner.settings, **overrides), algorithm)
+    if keeps_filter:
+        request = replace(request, keeps_filter=True)
     with settings(**overrides):
         return owner.plan(problem, request, fused)

@@ -64,6 +64,8 @@ def survey(
 ) -> list[Option]:
     """Ask every algorithm of the table about the problem; in the table's order."""
     table = algorithms(problem, device.target)
+    if request.keeps_filter:
+        table = tuple(algorithm.with_kept_filter() or algorithm for algorithm in table)
     names = [algorithm.name for algorithm in table]
     if request.algorithm is not None and request.algorithm not in names:
         raise NotSupported(
@@ -78,8 +80,13 @@ def survey(
         _consider(algorithm, problem, device, request, reason, limit)
         for algorithm, reason in zip(table, reasons, strict=True)
     ]
-    known = store.look_up(str(problem), epilogue_key(epilogue), device.name)
+    known = store.look_up(str(problem), stored_key(epilogue, request), device.name)
     return _with_stored_times(options, {key: row.seconds for key, row in known.items()})
+
+
+def stored_key(epilogue: Epilogue | None, request: Request) -> str:
+    """What names the kind of call in the store beside its problem: the epilogue, and whether the filter is kept."""
+    return epilogue_key(epilogue) + (" with its filter kept" if request.keeps_filter else "")
 
 
 def epilogue_key(epilogue: Epilogue | None) -> str:

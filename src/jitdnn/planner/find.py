@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jitdnn import log
 from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
-from jitdnn.planner.choose import Option, decide, epilogue_key, survey
+from jitdnn.planner.choose import Option, decide, stored_key, survey
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.planner.sampling import Contender, measure
 from jitdnn.planner.store import Store
@@ -64,7 +64,7 @@ def find(
     if not contenders:
         return decide(problem, device, request, epilogue, options)
     try:
-        _measure(problem, epilogue, contenders, seconds)
+        _measure(problem, epilogue, contenders, seconds, request.keeps_filter)
     except MemoryError:
         log.fallback_once(
             ("no memory to measure", str(problem)),
@@ -77,7 +77,7 @@ def find(
     ]
     store.record(
         str(problem),
-        epilogue_key(epilogue),
+        stored_key(epilogue, request),
         device.name,
         [
             (b.option.algorithm.name, b.option.algorithm.version, times[b.option.algorithm.name], b.workspace)
@@ -122,9 +122,13 @@ def _build(
 
 
 def _measure(
-    problem: Problem, epilogue: Epilogue | None, contenders: Sequence[Contender[_Built]], seconds: float
+    problem: Problem,
+    epilogue: Epilogue | None,
+    contenders: Sequence[Contender[_Built]],
+    seconds: float,
+    keeps_filter: bool,
 ) -> None:
-    """Fill in the samples of every contender."""
+    """Fill in the samples of every contender; what is kept of the filter is prepared outside of the time."""
     descriptors = [operand.descriptor for operand in problem.operands]
     descriptors += epilogue.operands if epilogue is not None else ()
     values = [operand.values for operand in problem.operands] + [None] * len(descriptors)
@@ -134,7 +138,15 @@ def _measure(
     workspace = scratch.ctypes.data + -scratch.ctypes.data % 64
 
     def run(built: _Built, calls: int) -> float:
-        kernel = built.kernel
+        kernel: Any = built.kernel
+        kept = getattr(kernel, "kept", None) if keeps_filter else None
+        if kept is not None:
+            # as a caller's: the prepared filter at the start, then what an ordinary call would use
+            kernel.keep(None, pointers, workspace)
+            start = perf_counter()
+            for _ in range(calls):
+                kernel.run_kept(None, pointers, 1.0, 0.0, workspace + kept.bytes, workspace)
+            return (perf_counter() - start) / calls
         start = perf_counter()
         for _ in range(calls):
             kernel(None, pointers, 1.0, 0.0, workspace)

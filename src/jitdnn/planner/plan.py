@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel
 from jitdnn.planner import workspace as policies
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import Settings, format_bytes
+
+if TYPE_CHECKING:
+    from jitdnn.devices.cpu import Kept
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,8 @@ class Request:
     """What a caller asks of a plan; the fields mean what the settings of the same names mean.
 
     `workspace_limit` is in bytes, None for no limit. `algorithm` asks for one by name: it is used, or
-    NotSupported says why it cannot be.
+    NotSupported says why it cannot be. `keeps_filter`: the caller will have the filter prepared once and keep it, so
+    that preparing it does not count.
     """
 
     workspace_limit: int | None = policies.FASTEST
@@ -25,6 +30,7 @@ class Request:
     accuracy: str = "standard"
     algorithm: str | None = None
     choice: str = "get"
+    keeps_filter: bool = False
 
     @classmethod
     def of(cls, values: Settings, algorithm: str | None = None) -> Request:
@@ -44,6 +50,8 @@ class Request:
             words.append("deterministic")
         if self.algorithm is not None:
             words.append(f"algorithm {self.algorithm}")
+        if self.keeps_filter:
+            words.append("the prepared filter is kept")
         return ", ".join(words)
 
 
@@ -80,12 +88,18 @@ class Plan:
 
     `run` is the kernel: calling it allocates nothing, compiles nothing and waits for nothing. `workspace` is
     the scratch memory that it must be given, in bytes; `seconds` the time it is expected to take.
+
+    Where the request keeps the filter and the kernel prepares one, `kept` says how many bytes (None if not): then
+    `run.keep` fills as many with the prepared filter, `run.run_kept` takes them beside `workspace - kept.bytes` bytes
+    of scratch memory, and plans of one `kept_key` share them.
     """
 
     __slots__ = (
         "candidates",
         "device_name",
         "epilogue",
+        "kept",
+        "kept_key",
         "parts",
         "problem",
         "request",
@@ -114,7 +128,13 @@ class Plan:
         self.device_name = device_name
         self.seconds = chosen.seconds
         self.workspace = chosen.workspace
-        self.run = part.kernel
+        self.run: Any = part.kernel
+        self.kept: Kept | None = getattr(part.kernel, "kept", None) if request.keeps_filter else None
+        self.kept_key = (
+            f"{part.algorithm.name} {part.algorithm.version} on {device_name}: {problem} with {epilogue}"
+            if self.kept
+            else ""
+        )
 
     @property
     def algorithm(self) -> str:
@@ -134,7 +154,11 @@ class Plan:
         lines = [str(self.problem)]
         if self.epilogue is not None:
             lines.append(f"with epilogue {self.epilogue}")
-        lines += [f"on {self.device_name}: {self.request}", ""]
+        lines += [f"on {self.device_name}: {self.request}"]
+        if self.request.keeps_filter:
+            kept = format_bytes(self.kept.bytes) if self.kept else "nothing: it reads the filter as it is"
+            lines += [f"{self.algorithm} keeps {kept}"]
+        lines += [""]
         return "\n".join(lines) + candidate_table(self.candidates)
 
 

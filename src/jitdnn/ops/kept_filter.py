@@ -1,0 +1,101 @@
+"""Filters that a caller keeps: what algorithms prepare of a filter is made once and used by every later call."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jitdnn.handle import Handle
+from jitdnn.planner.plan import Plan
+from jitdnn.tensor import borrow
+
+_ALIGNMENT = 64
+
+
+class _Prepared(NamedTuple):
+    """A filter as the kernels of a plan read it."""
+
+    plan: Plan
+    memory: np.ndarray[Any, Any]  # keeps alive what lies at the pointer
+    pointer: int
+
+
+class KeptFilter:
+    """A filter that is prepared once: transformed, or packed, as the fastest algorithm reads it.
+
+        w = jd.KeptFilter(weights)
+        for x in batches:
+            y = jd.conv(x, w, padding=1)
+
+    It goes wherever `jd.conv`, `jd.conv_backward_data` and `jd.conv_transpose` take w. The first call for a problem
+    chooses an algorithm without counting its work on the filter, lets it prepare the filter, and keeps the result here;
+    every later call of that kind uses it. Calls with other shapes, or in another direction, keep theirs beside it.
+    Where the fastest algorithm prepares nothing, nothing is kept and the filter is read as ever.
+
+    The filter must not change between calls, or `update` must be called after it did. This object refers to the
+    caller's array and keeps it alive. It may be shared by threads.
+
+    `w`: any array that the functions take. Raises InvalidType for anything else.
+    """
+
+    def __init__(self, w: Any) -> None:
+        borrow(w, False, "w")  # refused now rather than at the first call
+        self._w = w
+        self._prepared: dict[str, _Prepared] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def w(self) -> Any:
+        """The filter as it was given."""
+        return self._w
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept, for all kinds of calls together; the filter itself does not count."""
+        with self._lock:
+            return sum(prepared.memory.nbytes - _ALIGNMENT for prepared in self._prepared.values())
+
+    def update(self) -> None:
+        """Prepare everything that is kept anew, after the values of the filter have changed in place.
+
+        Calls that other threads have begun may still use the old values.
+        """
+        with self._lock:
+            for key, prepared in self._prepared.items():
+                self._prepared[key] = self._prepare(prepared.plan)
+
+    def forget(self) -> None:
+        """Free what is kept. Calls that follow prepare the filter again."""
+        with self._lock:
+            self._prepared = {}
+
+    def __repr__(self) -> str:
+        w = borrow(self._w, False, "w").descriptor
+        return f"<KeptFilter {w.dtype} {w.shape}, {self.nbytes} bytes kept>"
+
+    def run(
+        self, handle: Handle, plan: Plan, pointers: list[int], alpha: float = 1.0, beta: float = 0.0
+    ) -> None:
+        """Run a plan of a request that keeps its filter; `pointers` as for `Handle.run`, w's included."""
+        if plan.kept is None:
+            handle.run(plan, pointers, alpha, beta)
+            return
+        prepared = self._prepared.get(plan.kept_key)
+        if prepared is None:
+            with self._lock:
+                prepared = self._prepared.get(plan.kept_key)
+                if prepared is None:
+                    prepared = self._prepared[plan.kept_key] = self._prepare(plan)
+        handle.run(plan, pointers, alpha, beta, prepared.pointer)
+
+    def _prepare(self, plan: Plan) -> _Prepared:
+        assert plan.kept is not None
+        memory = np.empty(plan.kept.bytes + _ALIGNMENT, np.uint8)
+        pointer = memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT
+        operands = len(plan.problem.operands) + (len(plan.epilogue.operands) if plan.epilogue else 0)
+        # of a convolution's inputs the filter is the second; the others are not touched
+        pointers = [0, borrow(self._w, False, "w").pointer, *[0] * (operands - 2)]
+        plan.run.keep(None, pointers, pointer)
+        return _Prepared(plan, memory, pointer)
