@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
+from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.blocked import Blocked, group_offset, split_index
 from jitdnn.kernels.cpu.contraction import Products
@@ -25,7 +25,7 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Function, Module
 from jitdnn.rtcg.compile import load
-from jitdnn.rtcg.isa import Isa
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 # products of -128 by -128 whose sum would not fit into 32 bits
 _TOO_MANY = 1 << 17
@@ -99,6 +99,12 @@ class Vnni(Algorithm):
     problem = Convolution
     deterministic = True
 
+    def __init__(self, is_kept: bool = False) -> None:
+        self._is_kept = is_kept
+
+    def with_kept_filter(self) -> Vnni:
+        return Vnni(is_kept=True)
+
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         assert isinstance(problem, Convolution)
         if not problem.is_integer:
@@ -126,7 +132,8 @@ class Vnni(Algorithm):
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)
         part = self._part(problem, device)
-        return seconds_of(problem, device, part.cycles(), part.tasks)
+        cycles = part.cycles() - (part.pack_cycles() if self._is_kept else 0.0)
+        return seconds_of(problem, device, cycles, part.tasks)
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
@@ -139,5 +146,6 @@ class Vnni(Algorithm):
             self.name, (str(problem), str(epilogue)), device.isa,
             lambda module: part.trace(module, "", pointers, (0, 1, 2), epilogue),
         )  # fmt: skip
+        kept = Kept(part.all_panels * ITEM_BYTES[part.c.dtype], 1)
         threads = useful_threads(device, part.cycles())
-        return CpuKernel(library, part.phases(""), pointers, threads)
+        return CpuKernel(library, part.phases(""), pointers, threads, kept=kept)
