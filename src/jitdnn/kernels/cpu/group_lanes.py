@@ -31,13 +31,18 @@ from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 _STRAIGHT = 600  # multiply-adds of one tile in a straight line: more would take long to compile
+_STRAIGHT_ROWS = 1600  # and of one row of the filter, in all versions
 _VERSIONS = 4  # of a tile, for the ends of a row
 _STACK_BYTES = (
     16 << 10
 )  # filters of a task's groups that are kept on the stack; larger ones are in the workspace
 _STORE = 1.0  # cycles to finish one vector of sums
 _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
-_STEP = 3.0  # load slots that a turn of the loop over the taps of a row is worth
+_STEP = 3.0  # cycles of a turn of the loop over the taps of a row
+_TAPS = 4  # of a row that are written out in a loop over them
+_LONG_ROW = 64  # taps of a row that nobody writes out
+_EVICTED = 6.0  # load slots more for a vector that is in the second cache
+_SETS, _WAYS = 64, 8  # of the first cache
 _TILE = 20.0  # cycles to begin and end a tile
 _CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
 _UNITS = 64  # that there should be: long rows are cut if there are fewer
@@ -133,15 +138,26 @@ class GroupLanes:
         most = (self.isa.registers - 3) // c.width
         for columns in range(1, min(most, c.axes[2].results, 16) + 1):
             yield GroupTile(1, columns, "none")
-            versions = len(self.patterns(columns))
-            if versions > _VERSIONS:
+            if w > _LONG_ROW:
+                continue
+            patterns = self.patterns(columns)
+            if len(patterns) > _VERSIONS:
                 continue
             for rows in range(1, min(most // columns, c.axes[1].results) + 1):
                 tile = GroupTile(rows, columns, "all")
-                if self.keeps_filter(tile) and versions * rows * columns * h * w * c.width <= 2 * _STRAIGHT:
+                written = len(patterns) * rows * columns * h * w * c.width
+                if self.keeps_filter(tile) and written <= 2 * _STRAIGHT:
                     yield tile
-            if versions * c.width * columns * w <= 2 * _STRAIGHT:
+            if c.width * sum(map(self.products, patterns)) <= _STRAIGHT_ROWS:
                 yield GroupTile(1, columns, "row")
+
+    def products(self, pattern: Pattern) -> int:
+        """Vector products of a row of the filter and one of a tile."""
+        axis = self.c.axes[2]
+        return sum(
+            column * axis.step + axis.taps.offset + tap * axis.taps.shift in pattern.columns
+            for column, tap in itertools.product(range(pattern.results), range(axis.taps.count))
+        )
 
     def keeps_filter(self, tile: GroupTile) -> bool:
         """True if registers are left for the whole filter."""
@@ -151,7 +167,7 @@ class GroupLanes:
     def holds_row(self, tile: GroupTile) -> bool:
         """True if registers are left for all columns of the input that a row of the tile reads."""
         sums = self.c.width * tile.rows * tile.columns
-        return sums + 1 + len(self.columns(tile.columns)) <= self.isa.registers
+        return sums + 4 + len(self.columns(tile.columns)) <= self.isa.registers
 
     @property
     def _slots(self) -> float:
@@ -161,27 +177,73 @@ class GroupLanes:
         is_aligned = self.span.slots > 1.0 and x.groups[0] == 1 and all(s % self.lanes == 0 for s in strides)
         return 1.0 if is_aligned else self.span.slots
 
+    @property
+    def _again(self) -> float:
+        """Load slots of one vector that was read some taps before: more if a row's pixels evict each other."""
+        apart = abs(self.c.x.space[2]) * ITEM_BYTES[self.c.dtype] // _LINE
+        kept = _WAYS * (_SETS // math.gcd(max(1, apart), _SETS))
+        return self._slots if self.taps[2] + 16 <= kept else self._slots + _EVICTED
+
     def _cycles_of(self, tile: GroupTile) -> float:
         """Cycles of one vector of groups in one slice of one image."""
         c = self.c
-        _, h, w = self.taps
-        sums = c.width * tile.rows * tile.columns
-        code = float(sums)
-        if tile.straight == "none":
-            loads = h * w * (tile.columns * self._slots + _STEP)
-            values = float(c.width * h * w)
-        else:
-            lines = len(self.rows(tile.rows)) if tile.straight == "all" else h
-            loads = lines * len(self.columns(tile.columns)) * self._slots
-            values = float(c.width * tile.rows * h * w * (1 if self.holds_row(tile) else tile.columns))
-            code *= len(self.patterns(tile.columns)) * w * (h if tile.straight == "all" else 1)
-        if self.keeps_filter(tile):
-            values = 0.0
-        plane = max(sums * h * w / 2, (loads + values) / 2, 4.0 * h * w) + 2.0 * h + values / 16
+        rows = ceil_div(c.axes[1].results, tile.rows)
         store = _STORE if self._stores_whole else _SCATTERED_LANE * self.lanes
-        cycles = c.depth * self.taps[0] * plane + sums * store + _TILE
-        cycles *= 1 + code / _CODE
-        return cycles * ceil_div(c.axes[1].results, tile.rows) * ceil_div(c.axes[2].results, tile.columns)
+        sums = c.width * tile.rows * tile.columns
+        planes = c.depth * self.taps[0]
+        if tile.straight == "none":
+            line = planes * self._walked_cycles(tile.columns)
+            code = float(sums * (1 + self.written(tile.columns)))
+        else:
+            patterns = self.patterns(tile.columns)
+            line = sum(
+                sum(last - first for first, last in runs) * planes * self._written_cycles(tile, pattern)
+                for pattern, runs in patterns.items()
+            )
+            code = float(c.width * tile.rows * sum(map(self.products, patterns)))
+            code *= self.taps[1] if tile.straight == "all" else 1
+        tiles = ceil_div(c.axes[2].results, tile.columns)
+        return rows * (line + tiles * (sums * store + _TILE)) * (1 + code / _CODE)
+
+    def _written_cycles(self, tile: GroupTile, pattern: Pattern) -> float:
+        """Cycles of one tile and one slice of the filter, whose columns are written out."""
+        c, (_, h, w) = self.c, self.taps
+        there = _share_inside(c.axes[1])
+        products = c.width * tile.rows * h * self.products(pattern)
+        lines = len(self.rows(tile.rows)) if tile.straight == "all" else h
+        loads = lines * len(pattern.columns) * self._slots
+        values = 0.0
+        if not self.keeps_filter(tile):
+            values = float(c.width * tile.rows * h * w if self.holds_row(tile) else products)
+        return there * max(products / 2, (loads + values) / 2, 4.0 * h * min(w, 4)) + 2.0 * h + values / 32
+
+    def _walked_cycles(self, columns: int) -> float:
+        """Cycles of a row of tiles and one slice of the filter, which is walked through some taps at a time."""
+        c, (_, h, w) = self.c, self.taps
+        sums, run = c.width * columns, self.written(columns)
+        reads = {
+            column * c.axes[2].step + tap * c.axes[2].taps.shift
+            for column, tap in itertools.product(range(columns), range(run))
+        }
+        loads = len(reads) * self._again
+        whole = max(sums / 2, (loads / run + c.width) / 2, 4.0) + _STEP / run
+        edge = columns * (1.0 + c.width / 2) + 2 * _STEP
+        axis, tiles = c.axes[2], ceil_div(c.axes[2].results, columns)
+        if not axis.is_padded or tiles > _UNITS:
+            return h * w * tiles * whole
+        inner = 0
+        for tile in range(tiles):
+            lowest = tile * columns * axis.step + axis.taps.offset
+            highest = lowest + (columns - 1) * axis.step
+            reads = range(0, axis.taps.count * axis.taps.shift, axis.taps.shift)
+            inner += sum(lowest + at >= 0 and highest + at < axis.positions for at in reads)
+        cycles = inner * whole + (tiles * w - inner) * edge
+        return _share_inside(c.axes[1]) * h * cycles + 2.0 * h * tiles
+
+    def written(self, columns: int) -> int:
+        """Taps of a row that are written out where not all of them are."""
+        fits = self.c.width * (columns + _TAPS) < self.isa.registers
+        return _TAPS if self.taps[2] >= 2 * _TAPS and fits else 1
 
     @property
     def _stores_whole(self) -> bool:
@@ -381,6 +443,20 @@ def _in_runs(k: Builder, number: Value, runs: list[tuple[int, int]]) -> Value:
     for first, last in runs:
         found = found | ((number >= first) & (number < last))
     return found
+
+
+def _share_inside(axis: Axis) -> float:
+    """The share of an axis' taps that read a position which is there."""
+    taps = axis.taps
+    if not axis.is_padded:
+        return 1.0
+    inside = 0
+    for tap in range(taps.count):
+        at = taps.offset + tap * taps.shift
+        first = ceil_div(max(0, -at), axis.step)
+        last = min(axis.results, (axis.positions - 1 - at) // axis.step + 1)
+        inside += max(0, last - first)
+    return inside / (axis.results * taps.count)
 
 
 def _reach(axis: Axis, count: int) -> dict[int, list[tuple[int, int]]]:

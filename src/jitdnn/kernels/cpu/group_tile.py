@@ -142,7 +142,11 @@ class _Tile:
         """One row of the input, its columns written out; it feeds rows of the tile, each by a tap."""
         step = self.c.axes[2].step
         there = self.pattern.columns
-        reach = {q: uses for q, uses in self.plan.columns(self.tile.columns).items() if q in there}
+        reach = {
+            q: [(column, s) for column, s in uses if column < self.pattern.results]
+            for q, uses in self.plan.columns(self.tile.columns).items()
+            if q in there
+        }
 
         def load(q: int) -> Value:
             pixel = row + (self.p * step + q) * self.c.x.space[2]
@@ -169,22 +173,56 @@ class _Tile:
             register.set(self.k.fma(vector, self._weight(filters, result, tap, s), register.get()))
 
     def _walk(self, row: Pointer, filters: Pointer, tap: Value, first: Value, masks: Masks) -> None:
-        """One row of the input and of the filter, tap by tap; columns outside of the row are skipped."""
-        k, axis, columns = self.k, self.c.axes[2], self.tile.columns
-        for s in k.range(axis.taps.count):
-            weights = [self._weight(filters, result, tap, s) for result in range(self.c.width)]
-            at = self.p * axis.step + axis.taps.offset + s * axis.taps.shift
-            whole = (at >= 0) & (at + (columns - 1) * axis.step < axis.positions)
-            for are_all in (True, False):
-                with k.when(whole if are_all else ~whole):
-                    for column in range(columns):
-                        position = at + column * axis.step
-                        is_there = (position >= 0) & (position < axis.positions)
-                        with when(k, None if are_all else is_there):
-                            vector = self.plan.span.load(row + position * self.c.x.space[2], first, masks)
-                            for result, weight in enumerate(weights):
-                                register = self.sums[result, 0, column]
-                                register.set(k.fma(vector, weight, register.get()))
+        """One row of the input and of the filter, some taps at a time; columns outside of the row are skipped."""
+        k, axis, run = self.k, self.c.axes[2], self.plan.written(self.tile.columns)
+        last = (self.tile.columns - 1) * axis.step
+        for begin in k.range(0, axis.taps.count, run):
+            at = self.p * axis.step + axis.taps.offset + begin * axis.taps.shift
+            ends = (run - 1) * axis.taps.shift
+            whole = (at + min(0, ends) >= 0) & (at + (last + max(0, ends)) < axis.positions)
+            whole = whole & (begin + run <= axis.taps.count)
+            with k.when(whole):
+                self._run(row + at * self.c.x.space[2], filters, (tap, begin, run), first, masks)
+            with k.when(~whole):
+                for s in k.range(begin, (begin + run).min(axis.taps.count)):
+                    self._tap(row, filters, (tap, s), first, masks)
+
+    def _run(
+        self, row: Pointer, filters: Pointer, taps: tuple[Value, Value, int], first: Value, masks: Masks
+    ) -> None:
+        """Some taps of a row, for all columns; ``row`` points to what the first of them reads for column 0."""
+        (tap, begin, run), axis = taps, self.c.axes[2]
+        weights = {
+            (result, s): self._weight(filters, result, tap, begin + s)
+            for result, s in itertools.product(range(self.c.width), range(run))
+        }
+        reach: dict[int, list[tuple[int, int]]] = {}
+        for column, s in itertools.product(range(self.tile.columns), range(run)):
+            reach.setdefault(column * axis.step + s * axis.taps.shift, []).append((column, s))
+        for q, uses in sorted(reach.items()):
+            vector = self.plan.span.load(row + q * self.c.x.space[2], first, masks)
+            for (column, s), result in itertools.product(uses, range(self.c.width)):
+                register = self.sums[result, 0, column]
+                register.set(self.k.fma(vector, weights[result, s], register.get()))
+
+    def _tap(
+        self, row: Pointer, filters: Pointer, taps: tuple[Value, Value], first: Value, masks: Masks
+    ) -> None:
+        """One tap, for the columns that it finds in the row."""
+        (tap, s), k, axis = taps, self.k, self.c.axes[2]
+        weights = [self._weight(filters, result, tap, s) for result in range(self.c.width)]
+        at = self.p * axis.step + axis.taps.offset + s * axis.taps.shift
+        whole = (at >= 0) & (at + (self.tile.columns - 1) * axis.step < axis.positions)
+        for are_all in (True, False):
+            with k.when(whole if are_all else ~whole):
+                for column in range(self.tile.columns):
+                    position = at + column * axis.step
+                    is_there = (position >= 0) & (position < axis.positions)
+                    with when(k, None if are_all else is_there):
+                        vector = self.plan.span.load(row + position * self.c.x.space[2], first, masks)
+                        for result, weight in enumerate(weights):
+                            register = self.sums[result, 0, column]
+                            register.set(k.fma(vector, weight, register.get()))
 
     # ---- results
 

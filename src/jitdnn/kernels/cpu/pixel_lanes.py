@@ -41,6 +41,8 @@ _STORE = 0.6  # cycles to finish one vector of sums, the rest being hidden behin
 _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
 _ROW = 0.4  # cycles to begin a row of the input
 _TILE = 20.0  # cycles to begin and end a tile
+_MISSES = 24  # lines of the cache that can be on their way at once
+_MISS = 8.0  # cycles that a tile waits for each one more that it asks for
 _CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
 _ALIASING = 4096  # addresses this far apart share the ways of one set of the L1 cache
@@ -228,6 +230,8 @@ class PixelLanes:
         plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 1.0 + _ROW * lines
         unit = self.strip.pixel(c.y)
         store = _STORE if unit == 1 else _SCATTERED_LANE * self.lanes
+        asked = tile.rows * c.axes[1].step * tile.vectors * c.axes[2].step
+        store += max(0, asked - _MISSES) * _MISS / sums if unit == 1 else 0.0
         code = sums * (c.axes[1].taps.count if self.is_straight(tile) else tile.rows)
         code *= self._row_taps if self.is_row_straight(tile) else 1
         return (planes * plane + sums * self.strip.residues * store + _TILE) * (1 + code / _CODE)

@@ -11,9 +11,12 @@ from jitdnn.kernels.cpu.borders import inside, when
 from jitdnn.kernels.cpu.spans import Masks
 from jitdnn.kernels.cpu.stores import Blend
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+from jitdnn.rtcg.isa import ITEM_BYTES
 
 if TYPE_CHECKING:
     from jitdnn.kernels.cpu.pixel_lanes import PixelLanes, PixelTile
+
+_AHEAD = 4096  # bytes between a small plane and the one that is asked for meanwhile
 
 Pairs = Sequence[tuple[int, "int | Value"]]
 
@@ -98,8 +101,7 @@ class _Tile:
     def _plane(self, plane: Pointer, w: Pointer) -> None:
         """All rows of one slice of one channel."""
         axis, rows = self.c.axes[1], self.tile.rows
-        if self.c.depth > 1:
-            self._prefetch(plane)
+        self._prefetch(plane)
         if self.plan.is_straight(self.tile):
             self.weights = self._kept_weights(w)
             for place, pairs in self.plan.reach(rows).items():
@@ -131,19 +133,26 @@ class _Tile:
         }
 
     def _prefetch(self, plane: Pointer) -> None:
-        """Ask for the rows that the next tiles below are the first to read.
+        """Ask for the rows that the next tiles below are the first to read, or for those of a plane to come.
 
-        From channel to channel the addresses jump too far for the processor to see where they lead.
+        A tile walks down the rows, and the next one down the same rows: the processor sees no run of addresses.
         """
-        rows, step = self.c.axes[1], self.span.step
-        if self.tile.rows >= rows.results or self.c.x.space[2] != 1:
+        rows, step, x = self.c.axes[1], self.span.step, self.c.x
+        if x.space[2] != 1:
             return
-        lowest = rows.taps.lowest + rows.taps.span + (self.tile.rows - 1) * rows.step + 1
-        corner = plane + ((self.h * rows.step + lowest) * self.c.x.space[1] + self._first(0, 0))
-        for row, line in itertools.product(
-            range(self.tile.rows * rows.step), range(self.tile.vectors * step)
-        ):
-            corner.prefetch(row * self.c.x.space[1] + line * self.lanes)
+        corner = plane + self._first(0, 0)
+        if self.tile.rows < rows.results:
+            lowest = rows.taps.lowest + rows.taps.span + (self.tile.rows - 1) * rows.step + 1
+            corner = corner + (self.h * rows.step + lowest) * x.space[1]
+            count = self.tile.rows * rows.step
+        elif self.c.depth == 1:
+            apart = max(1, abs(x.groups[0]))
+            corner = corner + x.groups[0] * (_AHEAD // (apart * ITEM_BYTES[self.c.dtype]) + 1)
+            count = rows.positions
+        else:
+            return
+        for row, line in itertools.product(range(count), range(self.tile.vectors * step)):
+            corner.prefetch(row * x.space[1] + line * self.lanes)
 
     def _slide(self, plane: Pointer, w: Pointer) -> None:
         """Row u of the input, from the lowest one that the tile reads on, feeds row r of the tile by tap u - r.
