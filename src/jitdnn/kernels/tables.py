@@ -19,6 +19,8 @@ from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
 from jitdnn.kernels.cpu.convolution_vnni import Vnni
+from jitdnn.kernels.cpu.convolution_winograd import Winograd2, Winograd4
+from jitdnn.kernels.cpu.convolution_winograd_filter import WinogradFilterGradient
 from jitdnn.kernels.cpu.cross_entropy import SweptCrossEntropy
 from jitdnn.kernels.cpu.cross_entropy_rows import CrossEntropyRows
 from jitdnn.kernels.cpu.ctc_loss import SequenceRecursion
@@ -90,10 +92,28 @@ _NORMALIZATION = (SweepsNormalization(), REFERENCE)
 
 # (target, problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] = {
-    ("cpu", Convolution, "fwd"): (Vnni(), Depthwise(), ImplicitGemm(), Direct(), Im2col(), REFERENCE),
-    ("cpu", Convolution, "bwd_data"): (Depthwise(), ImplicitGemm(), Direct(), Im2col(), REFERENCE),
+    ("cpu", Convolution, "fwd"): (
+        Winograd4(),
+        Winograd2(),
+        Vnni(),
+        Depthwise(),
+        ImplicitGemm(),
+        Direct(),
+        Im2col(),
+        REFERENCE,
+    ),
+    ("cpu", Convolution, "bwd_data"): (
+        Winograd4(),
+        Winograd2(),
+        Depthwise(),
+        ImplicitGemm(),
+        Direct(),
+        Im2col(),
+        REFERENCE,
+    ),
     ("cpu", Convolution, "bwd_filter"): (
         DepthwiseFilter(),
+        WinogradFilterGradient(),
         ImplicitGemmFilter(),
         Direct(),
         Im2col(),

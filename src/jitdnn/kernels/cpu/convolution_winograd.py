@@ -1,0 +1,122 @@
+"""Convolution by Winograd's minimal filtering: forward and backward data with fewer multiplications.
+
+F(m, r) makes m neighbouring results of r taps from m + r - 1 products where m r are written, on one axis or on two: for
+3 x 3 taps F(4, 3) takes 36 products for 144, F(2, 3) takes 16 for 36. The rounding errors grow with m. See winograd.py.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.kernels.algorithm import ARITHMETIC, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
+from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
+from jitdnn.kernels.cpu.winograd import Tiling, Winograd, forwards, tilings
+from jitdnn.kernels.cpu.winograd_cost import choose_winograd, cycles
+from jitdnn.kernels.cpu.winograd_error import error_of, plain_error, standard_error, storage_error
+from jitdnn.kernels.cpu.winograd_kernel import phases, trace_winograd
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.builder import Module
+from jitdnn.rtcg.compile import load
+from jitdnn.rtcg.isa import HALVES
+from jitdnn.tensor import TensorDescriptor, compute_dtype
+
+
+class _Winograd(Algorithm):
+    """Tiles of at most ``outputs`` results an axis, fewer where the error would exceed ``_limit``."""
+
+    problem = Convolution
+    deterministic = True
+    outputs: ClassVar[int]
+
+    @abstractmethod
+    def _limit(self, problem: Problem) -> float:
+        """The largest relative error, before results are rounded to their type in memory."""
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction == "bwd_filter":
+            return "it computes forward and backward data: take winograd_filter for the filter"
+        if problem.is_integer or (problem.dtype not in ARITHMETIC and problem.dtype not in HALVES):
+            return "its transforms are not exact in whole numbers"
+        if 0 in problem.x.shape or 0 in problem.y.shape:
+            return "there is nothing to compute"
+        parts = self._correlations(problem)
+        if any(part.taps == 0 for part in parts):
+            return "some positions meet no tap of the filter: the stride is larger than it is"
+        if all(part.taps == 1 for part in parts):
+            return "each result has a single tap: there are no multiplications to save"
+        if not all(self._ways(problem, part) for part in parts):
+            return "the filter is too large, or dilated and strided, for tiles within the allowed error"
+        return None
+
+    def _correlations(
+        self, problem: Convolution, operands: tuple[TensorDescriptor, ...] = ()
+    ) -> list[Correlation]:
+        return [forwards(part.merged()) for part in lower_convolution(problem, operands)]
+
+    def _ways(self, problem: Problem, c: Correlation) -> tuple[Tiling, ...]:
+        """The tiles that are exact enough."""
+        limit = self._limit(problem)
+        return tuple(way for way in tilings(c, self.outputs) if error_of(c, *way) <= limit)
+
+    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[Winograd]:
+        assert isinstance(problem, Convolution)
+        assert isinstance(device, CpuDevice)
+        operands = epilogue.operands if epilogue else ()
+        return [
+            choose_winograd(part, device.isa, self._ways(problem, part))
+            for part in self._correlations(problem, operands)
+        ]
+
+    def workspace(self, problem: Problem, device: Device) -> int:
+        return max(part.workspace(device.threads) for part in self._parts(problem, device))
+
+    def estimate(self, problem: Problem, device: Device) -> float:
+        assert isinstance(device, CpuDevice)
+        parts = self._parts(problem, device)
+        tasks = sum(phases(p, "")[1][1] for p in parts)
+        return seconds_of(problem, device, sum(cycles(p) for p in parts), tasks)
+
+    def error_bound(self, problem: Problem) -> float:
+        assert isinstance(problem, Convolution)
+        errors = [
+            error_of(part, *way) for part in self._correlations(problem) for way in self._ways(problem, part)
+        ]
+        return max(errors) + storage_error(problem, compute_dtype(problem.dtype))
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        assert isinstance(device, CpuDevice)
+        parts = self._parts(problem, device, epilogue)
+        pointers = 3 + (len(epilogue.operands) if epilogue else 0)
+
+        def generate(module: Module) -> None:
+            for number, part in enumerate(parts):
+                trace_winograd(module, f"part{number}_", part, pointers, epilogue, 0)
+
+        library = load(self.name, (str(problem), str(epilogue)), device.isa, generate)
+        steps = [phase for number, part in enumerate(parts) for phase in phases(part, f"part{number}_")]
+        return CpuKernel(library, steps, pointers, useful_threads(device, sum(cycles(p) for p in parts)))
+
+
+class Winograd4(_Winograd):
+    """Tiles of at most four results an axis; see the module's text."""
+
+    name = "winograd_4"
+    outputs = 4
+
+    def _limit(self, problem: Problem) -> float:
+        return standard_error(problem, compute_dtype(problem.dtype))
+
+
+class Winograd2(_Winograd):
+    """Tiles of two results an axis, as exact as a plain sum; see the module's text."""
+
+    name = "winograd_2"
+    outputs = 2
+
+    def _limit(self, problem: Problem) -> float:
+        return plain_error(problem, compute_dtype(problem.dtype))

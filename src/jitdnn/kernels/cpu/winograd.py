@@ -1,0 +1,389 @@
+"""Winograd's minimal filtering of a correlation: tiles of two axes, and how they are blocked.
+
+    tile   : outputs[0] x outputs[1] results, from places[0] x places[1] data            (winograd_matrices.py)
+    strip  : a run of tiles along the last of the two axes; the unit of copying in and out
+    block  : strips whose data are transformed together: V [place][tile][depth]
+    panel  : a filter transformed for some vectors of results' channels: U [panel][place][depth][lanes]
+    product: M [panel][place][tile][lanes] = V U, a matrix product for each place            (winograd_product.py)
+
+The depth is all that is summed besides the tiled taps: channels, taps of the third axis, and, where the data are read
+with a step, their phases: a filter at step s is the sum of s filters with every s-th tap, each reading every s-th
+position. An axis with a single tap is tiled one by one, by the identity.
+
+Either the tiles stay, and the filter, transformed in a phase of its own, streams by (the filter may then be kept); or
+the filter stays: all data are transformed in a phase of their own, and each task transforms its panel of the filter
+piece by piece and multiplies it at once, so that it never goes through memory. That is for large filters of small
+images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+
+from jitdnn.kernels.cpu.blocked import whole_lines
+from jitdnn.kernels.cpu.correlation import Axis, Correlation
+from jitdnn.kernels.cpu.packing import Panels, plan_panels
+from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile
+from jitdnn.kernels.cpu.winograd_matrices import MOST_PLACES, Matrix, MinimalFiltering, minimal_filtering
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+
+MOST_TERMS = 512  # summed one after the other; the error of longer sums is that of sums of so many
+STAGED = 16  # channels of a filter that are laid out at once before they are transformed
+_STRIP_BYTES = 24 << 10  # of laid out data, of the L1 cache
+_IDENTITY = ((Fraction(1),),)
+
+
+@dataclass(frozen=True)
+class TileAxis:
+    """One axis as tiles of ``outputs`` results.
+
+    Result i of tile ``turn * spread + r`` is (turn * outputs + i) * spread + r: with dilation a tile takes every
+    ``spread``-th position, so that its taps are neighbours.
+    """
+
+    axis: Axis
+    outputs: int
+
+    @property
+    def phases(self) -> int:
+        """Into how many filters the taps fall: those that read the same positions modulo the step."""
+        return min(self.axis.step, self.axis.taps.count) if self.axis.taps.count > 1 else 1
+
+    @property
+    def spread(self) -> int:
+        return self.axis.taps.shift if self.axis.taps.count > 1 and self.axis.step == 1 else 1
+
+    @property
+    def gap(self) -> int:
+        """Positions from one datum of a tile to the next."""
+        return self.axis.step * self.spread
+
+    @property
+    def taps(self) -> int:
+        """Taps of the longest phase."""
+        return ceil_div(self.axis.taps.count, self.phases)
+
+    @property
+    def places(self) -> int:
+        return self.outputs + self.taps - 1
+
+    @property
+    def turns(self) -> int:
+        """Tiles of each residue modulo the spread."""
+        return ceil_div(ceil_div(self.axis.results, self.spread), self.outputs)
+
+    @property
+    def tiles(self) -> int:
+        return self.turns * self.spread
+
+    def filtering(self) -> MinimalFiltering:
+        if self.places == 1:
+            return MinimalFiltering(1, 1, _IDENTITY, _IDENTITY, _IDENTITY)
+        return minimal_filtering(self.outputs, self.taps)
+
+    def filter_matrix(self, phase: int) -> Matrix:
+        """G for the taps of one phase, which may be one fewer than in others."""
+        count = ceil_div(self.axis.taps.count - phase, self.phases)
+        return tuple(row[:count] for row in self.filtering().filter)
+
+
+def forwards(c: Correlation) -> Correlation:
+    """The same with taps that read from low positions to high ones."""
+    axes = []
+    for axis in c.axes:
+        taps = axis.taps
+        if taps.count > 1 and taps.shift < 0:
+            start = taps.start + (taps.count - 1) * taps.increment
+            taps = replace(
+                taps, start=start, increment=-taps.increment, offset=taps.lowest, shift=-taps.shift
+            )
+        axes.append(replace(axis, taps=taps))
+    return replace(c, axes=(axes[0], axes[1], axes[2]))
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """One correlation, its taps in order, cut into tiles. Sizes are in elements of its type unless said otherwise."""
+
+    c: Correlation
+    isa: Isa
+    tiled: tuple[int, int]  # the numbers of the two axes
+    outputs: tuple[int, int]
+    is_filter_first: bool  # the filter is transformed once and streams by; else the data are
+    block: int  # strips
+
+    @property
+    def lanes(self) -> int:
+        return self.isa.lanes(self.c.dtype)
+
+    @cached_property
+    def rows(self) -> TileAxis:
+        return TileAxis(self.c.axes[self.tiled[0]], self.outputs[0])
+
+    @cached_property
+    def columns(self) -> TileAxis:
+        return TileAxis(self.c.axes[self.tiled[1]], self.outputs[1])
+
+    @property
+    def third(self) -> int:
+        """The axis that is not tiled."""
+        return 3 - sum(self.tiled)
+
+    @property
+    def slices(self) -> Axis:
+        return self.c.axes[self.third]
+
+    @cached_property
+    def places(self) -> int:
+        return self.rows.places * self.columns.places
+
+    @cached_property
+    def sources(self) -> tuple[int, int, int]:
+        """What is summed besides channels: taps of the third axis, phases of the rows and of the columns."""
+        return self.slices.taps.count, self.rows.phases, self.columns.phases
+
+    @cached_property
+    def source_count(self) -> int:
+        return math.prod(self.sources)
+
+    @property
+    def depth(self) -> int:
+        """Products summed for each place."""
+        return self.source_count * self.c.depth
+
+    # ---- strips and blocks
+
+    @cached_property
+    def run(self) -> int:
+        """Turns of the columns in one strip."""
+        row = (
+            self.rows.places * self.columns.gap * self.columns.outputs * self.lanes * ITEM_BYTES[self.c.dtype]
+        )
+        most = max(1, _STRIP_BYTES // row)
+        return ceil_div(self.columns.turns, ceil_div(self.columns.turns, most))
+
+    @property
+    def strip_tiles(self) -> int:
+        return self.run * self.columns.spread
+
+    @cached_property
+    def strip_axes(self) -> tuple[int, int, int, int]:
+        """What strips are counted by: images, results of the third axis, rows of tiles, runs."""
+        return (
+            self.c.batch,
+            self.slices.results,
+            self.rows.tiles,
+            ceil_div(self.columns.turns, self.run),
+        )
+
+    @cached_property
+    def strips(self) -> int:
+        return math.prod(self.strip_axes)
+
+    @cached_property
+    def blocks(self) -> int:
+        return ceil_div(self.strips, self.block)
+
+    @cached_property
+    def block_tiles(self) -> int:
+        return self.block * self.strip_tiles
+
+    @property
+    def read_positions(self) -> int:
+        """Positions of the columns that a whole strip reads."""
+        return self.columns.gap * (self.columns.outputs * (self.run - 1) + self.columns.places)
+
+    @cached_property
+    def read_pitch(self) -> int:
+        return ceil_div(self.read_positions, self.lanes) * self.lanes
+
+    @cached_property
+    def write_pitch(self) -> int:
+        results = self.run * self.columns.outputs * self.columns.spread
+        return ceil_div(results, self.lanes) * self.lanes
+
+    @cached_property
+    def reads_channels(self) -> bool:
+        """True if vectors of channels are loaded as they are, False if squares of positions are transposed."""
+        return _is_along_channels(
+            self.c.x.channels, self.c.x.space[self.tiled[1]], self.columns.axis.positions
+        )
+
+    @cached_property
+    def writes_channels(self) -> bool:
+        return _is_along_channels(self.c.y.channels, self.c.y.space[self.tiled[1]], self.columns.axis.results)
+
+    @cached_property
+    def reads_directly(self) -> bool:
+        """True if a tile that lies inside is transformed from where it is."""
+        return self.c.x.channels == 1 and self.c.depth >= self.lanes
+
+    # ---- panels and products
+
+    @cached_property
+    def tile(self) -> Tile:
+        return choose_tile([self.block_tiles], self.c.width, self.isa, self.c.dtype)
+
+    @cached_property
+    def row_groups(self) -> tuple[tuple[int, int], ...]:
+        """(rows, how many groups of so many) that make up a block's tiles; at most two sizes."""
+        return even_groups(self.block_tiles, self.tile.rows)
+
+    @property
+    def panel_lanes(self) -> int:
+        return self.tile.vectors * self.lanes
+
+    @cached_property
+    def panels(self) -> Panels:
+        """The filter as it is laid out before it is transformed."""
+        return plan_panels(self.c, self.panel_lanes)
+
+    @cached_property
+    def channel_pitch(self) -> int:
+        """Elements of one source in a row of V."""
+        return ceil_div(self.c.depth, self.lanes) * self.lanes
+
+    @cached_property
+    def row_pitch(self) -> int:
+        return odd_lines(self.source_count * self.channel_pitch, self.c.dtype)
+
+    @cached_property
+    def data_pitch(self) -> int:
+        """Elements of one place of V."""
+        return odd_lines(self.block_tiles * self.row_pitch, self.c.dtype)
+
+    @cached_property
+    def sum_pitch(self) -> int:
+        """Elements of one place of M."""
+        return odd_lines(self.block_tiles * self.panel_lanes, self.c.dtype)
+
+    @cached_property
+    def chunk(self) -> int:
+        """Channels whose transformed filter is there at a time."""
+        if self.is_filter_first:
+            return self.c.depth
+        row = self.places * self.source_count * self.panel_lanes * ITEM_BYTES[self.c.dtype]
+        most = max(STAGED, (320 << 10) // row // STAGED * STAGED)
+        pieces = ceil_div(self.c.depth, most)
+        return min(self.c.depth, ceil_div(ceil_div(self.c.depth, pieces), STAGED) * STAGED)
+
+    @cached_property
+    def filter_pitch(self) -> int:
+        """Elements of one place of U."""
+        return odd_lines(self.source_count * self.chunk * self.panel_lanes, self.c.dtype)
+
+    @cached_property
+    def terms(self) -> tuple[int, int]:
+        """(sources, channels) whose products are summed one after the other before they are added to the rest."""
+        channels = ceil_div(self.chunk, ceil_div(self.chunk, MOST_TERMS))
+        return max(1, min(self.source_count, MOST_TERMS // self.chunk)), channels
+
+    @cached_property
+    def panel_group(self) -> int:
+        """Panels whose sums are there at a time: all, where the data of a block do not stay in the L2 cache."""
+        if not self.is_filter_first or self.data_elements * ITEM_BYTES[self.c.dtype] <= (640 << 10):
+            return 1
+        return self.panels.count
+
+    # ---- memory
+
+    @property
+    def data_elements(self) -> int:
+        """V of a block."""
+        return self.places * self.data_pitch
+
+    @property
+    def sum_elements(self) -> int:
+        return self.panel_group * self.places * self.sum_pitch
+
+    @property
+    def panel_elements(self) -> int:
+        """U of one panel."""
+        return self.places * self.filter_pitch
+
+    @property
+    def filter_elements(self) -> int:
+        """U of all panels of all groups."""
+        return self.c.group_count * self.panels.count * self.panel_elements
+
+    @cached_property
+    def shared_elements(self) -> int:
+        """At the start of the workspace: the transformed filter, or the transformed data."""
+        return self.filter_elements if self.is_filter_first else self.c.group_count * self.data_elements
+
+    @cached_property
+    def staged_elements(self) -> int:
+        taps = math.prod(self.panels.taps)
+        return whole_lines(STAGED * taps * self.panel_lanes, self.c.dtype)
+
+    @cached_property
+    def copied_elements(self) -> int:
+        """A strip as it is laid out, read or written; or some of the filter."""
+        read = self.rows.places * self.read_pitch
+        write = self.outputs[0] * self.write_pitch
+        return max(whole_lines(max(read, write) * self.lanes, self.c.dtype), self.staged_elements)
+
+    @cached_property
+    def own_elements(self) -> int:
+        """Scratch of one thread: copies, sums, and V of a block or U of a chunk."""
+        inner = self.data_elements if self.is_filter_first else self.panel_elements
+        return self.copied_elements + self.sum_elements + inner
+
+    def workspace(self, threads: int) -> int:
+        """Bytes: what all share, then the scratch of each thread."""
+        return (self.shared_elements + threads * self.own_elements) * ITEM_BYTES[self.c.dtype]
+
+
+def _is_along_channels(channels: int, columns: int, extent: int) -> bool:
+    return extent == 1 or columns == 0 or (channels != 0 and abs(channels) <= abs(columns))
+
+
+def even_groups(rows: int, most: int) -> tuple[tuple[int, int], ...]:
+    """``rows`` as (size, count) of groups of at most ``most`` whose sizes differ by one at most."""
+    count = ceil_div(rows, most)
+    size, larger = divmod(rows, count)
+    groups = ((size + 1, larger), (size, count - larger))
+    return tuple(group for group in groups if group[0] and group[1])
+
+
+def odd_lines(elements: int, dtype: str) -> int:
+    """Rounded up to an odd number of cache lines: what lies so far apart falls into different sets of a cache."""
+    line = 64 // ITEM_BYTES[dtype]
+    return (ceil_div(elements, line) | 1) * line
+
+
+Tiling = tuple[tuple[int, int], tuple[int, int]]
+"""The numbers of the two tiled axes, and the results of a tile on each."""
+
+
+def tilings(c: Correlation, most: int) -> Iterator[Tiling]:
+    """Pairs of axes to tile with results of a tile on each, at most ``most``."""
+    for tiled in ((1, 2), (0, 2), (0, 1)):
+        for first in _outputs(c.axes[tiled[0]], most):
+            for second in _outputs(c.axes[tiled[1]], most):
+                gains = any(
+                    m > 1 and TileAxis(c.axes[i], m).taps > 1
+                    for i, m in zip(tiled, (first, second), strict=True)
+                )
+                if gains or c.taps == 1:
+                    yield tiled, (first, second)
+
+
+def _outputs(axis: Axis, most: int) -> list[int]:
+    """Results of a tile that are worth trying: the largest, and fewer where those cover the axis more tightly."""
+    if axis.taps.count == 1:
+        return [1]
+    if axis.step > 1 and axis.taps.shift != 1:
+        return []
+    sizes: list[int] = []
+    for m in range(min(most, axis.results), 0, -1):
+        candidate = TileAxis(axis, m)
+        if candidate.places <= MOST_PLACES and (
+            not sizes or m == 2 or m * candidate.turns < sizes[-1] * TileAxis(axis, sizes[-1]).turns
+        ):
+            sizes.append(m)
+    return sizes

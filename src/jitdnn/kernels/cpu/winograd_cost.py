@@ -1,0 +1,173 @@
+"""What a Winograd correlation costs, and the cheapest way to cut one.
+
+Cycles of one thread, counted from instructions: two multiply-adds or other vector operations a cycle, one store. What
+does not stay in a cache close by costs its bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.linear_map import operations
+from jitdnn.kernels.cpu.tiles import ceil_div, step_cycles
+from jitdnn.kernels.cpu.winograd import Tiling, Winograd
+from jitdnn.kernels.cpu.winograd_matrices import Matrix
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+
+_CALL = 12.0  # cycles of a call of a transform, its addresses and the wait for its first loads
+_SECOND_CACHE = 768 << 10  # bytes of the second cache that a thread may count on
+_THIRD_CACHE = 16 << 20
+_THIRD_RATE = 16.0  # bytes a cycle from the third cache
+_MEMORY_RATE = 6.0  # and from memory
+_WIDTHS = (16, 28, 40, 56, 84, 112, 168, 224)  # tiles of a block
+
+
+def cycles(p: Winograd, is_kept: bool = False) -> float:
+    """Cycles of one thread for the whole; ``is_kept``: the filter is there already."""
+    c = p.c
+    filters = 0.0 if is_kept else _filter_cycles(p)
+    rest = _data_cycles(p) + _product_cycles(p) + _result_cycles(p) + _traffic_cycles(p, is_kept)
+    return c.group_count * (filters + rest)
+
+
+def _grid_operations(first: Matrix, second: Matrix) -> float:
+    """Vector operations of both matrices applied to a grid."""
+    return operations(first) * len(second[0]) + operations(second) * len(first)
+
+
+def _tile_cycles(arithmetic: float, loads: int, stores: int) -> float:
+    return _CALL + max(arithmetic / 2, loads / 2, stores) + 0.4 * min(arithmetic / 2, stores)
+
+
+def _filter_cycles(p: Winograd) -> float:
+    vectors = p.panels.count * p.tile.vectors * p.c.depth
+    taps = math.prod(p.panels.taps)
+    one = 0.0
+    for a in range(p.rows.phases):
+        for b in range(p.columns.phases):
+            first, second = p.rows.filter_matrix(a), p.columns.filter_matrix(b)
+            arithmetic = _grid_operations(first, second)
+            one += _tile_cycles(arithmetic, len(first[0]) * len(second[0]), p.places)
+    return vectors * (p.sources[0] * one + taps * (1.5 if p.c.w.results == 1 else 4.0))
+
+
+def _data_cycles(p: Winograd) -> float:
+    c = p.c
+    vectors = ceil_div(c.depth, p.lanes)
+    maps = p.rows.filtering().data, p.columns.filtering().data
+    tile = _tile_cycles(_grid_operations(*maps), p.places, p.places)
+    tiles = p.strips * p.strip_tiles * p.source_count
+    lines = p.strips * p.sources[0] * p.rows.phases * p.rows.places
+    if p.reads_directly:
+        outside = 1.0 - _inside(p)
+        copies = outside * tiles * p.places * 5.0
+    elif p.reads_channels:
+        copies = lines * p.read_positions * (3.0 if c.x.channels == 1 else 2.0 * p.lanes)
+    else:
+        stride = c.x.space[p.tiled[1]]
+        square = 4.0 * p.lanes if abs(stride) == 1 else 2.0 * p.lanes * p.lanes
+        copies = lines * ceil_div(p.read_positions, p.lanes) * square
+    return vectors * (tiles * tile + copies)
+
+
+def _inside(p: Winograd) -> float:
+    """The part of the tiles that read nothing outside, about."""
+    part = 1.0
+    for axis in (p.rows, p.columns):
+        ends = (axis.axis.taps.lowest < 0) + axis.axis.is_padded
+        part *= max(0.0, 1.0 - ends / axis.turns) if axis.axis.is_padded else 1.0
+    return part
+
+
+def _product_cycles(p: Winograd) -> float:
+    groups = p.row_groups
+    step = sum(count * step_cycles(rows, p.tile.vectors) for rows, count in groups)
+    calls = sum(count * (20.0 + rows * p.tile.vectors * 1.5) for rows, count in groups)
+    if not p.is_filter_first:
+        sums = ceil_div(p.c.depth, p.chunk)
+    else:
+        sums = ceil_div(p.source_count, p.terms[0]) * ceil_div(p.c.depth, p.terms[1])
+    filled = p.strips / (p.blocks * p.block)  # the last block may be cut
+    return p.places * p.panels.count * p.blocks * filled * (step * p.depth + calls * sums)
+
+
+def _result_cycles(p: Winograd) -> float:
+    c = p.c
+    vectors = ceil_div(c.width, p.lanes)
+    maps = p.rows.filtering().result, p.columns.filtering().result
+    tile = _tile_cycles(_grid_operations(*maps), p.places, math.prod(p.outputs))
+    lines = p.strips * p.outputs[0] * min(1.0, p.rows.axis.results / (p.rows.tiles * p.outputs[0]))
+    results = min(p.columns.axis.results, p.run * p.columns.outputs * p.columns.spread)
+    if p.writes_channels:
+        copies = lines * results * (3.0 if c.y.channels == 1 else 2.0 * p.lanes)
+    else:
+        square = 5.0 * p.lanes if abs(c.y.space[p.tiled[1]]) == 1 else 2.5 * p.lanes * p.lanes
+        copies = lines * ceil_div(results, p.lanes) * square
+    return vectors * (p.strips * p.strip_tiles * tile + copies)
+
+
+def _traffic_cycles(p: Winograd, is_kept: bool) -> float:
+    """What the caches close by do not hold: data, sums and filter by their bytes."""
+    c, item = p.c, ITEM_BYTES[p.c.dtype]
+    data, sums, filters = (
+        n * item for n in (p.data_elements, p.sum_elements, p.filter_elements / c.group_count)
+    )
+    image = c.batch * math.prod(min(a.positions, a.results * a.step) for a in c.axes) * c.depth * item
+    result = c.batch * math.prod(a.results for a in c.axes) * c.width * item
+    total = _far(image + result, 2 * (image + result)) + _far(c.width * c.depth * c.taps * item, filters)
+    if p.is_filter_first:
+        passes = p.blocks + (0 if is_kept else 1)
+        total += passes * _far(filters, max(0.0, c.group_count * filters - _SECOND_CACHE / 2))
+        reads = p.panels.count if p.panel_group == 1 else 1
+        total += p.blocks * (1 + reads) * _near(data, data + sums / p.panel_group)
+        total += p.blocks * ceil_div(p.panels.count, p.panel_group) * 2 * _near(sums, data + sums)
+        return total
+    total += _near(data, 2 * data) + p.panels.count * _near(data, 2 * data)
+    chunks = ceil_div(c.depth, p.chunk)
+    return total + p.panels.count * 2 * chunks * _near(sums, sums + p.panel_elements * item)
+
+
+def _far(amount: float, held: float) -> float:
+    """Cycles to move ``amount`` bytes of ``held`` that are used in turn: from memory, or from the third cache."""
+    if held <= 0:
+        return 0.0
+    return amount / (_THIRD_RATE if held <= _THIRD_CACHE else _MEMORY_RATE)
+
+
+def _near(amount: float, held: float) -> float:
+    return 0.0 if held <= _SECOND_CACHE else _far(amount, held) * 0.5
+
+
+@functools.lru_cache(maxsize=512)
+def choose_winograd(c: Correlation, isa: Isa, ways: tuple[Tiling, ...], keeps: bool = False) -> Winograd:
+    """The cheapest way to cut a correlation whose taps are in order, of the given (axes, results of a tile).
+
+    ``keeps``: the filter will have been transformed, so it must not stay.
+    """
+    best, best_cost = None, math.inf
+    for p in _candidates(c, isa, ways, keeps):
+        cost = cycles(p, keeps) * _waiting(p)
+        if cost < best_cost:
+            best, best_cost = p, cost
+    assert best is not None
+    return best
+
+
+def _waiting(p: Winograd) -> float:
+    """The time that threads wait for the last task, as a factor: the mean for one, two and four of them."""
+    tasks = p.c.group_count * (p.blocks if p.is_filter_first else p.panels.count)
+    return sum(ceil_div(tasks, threads) * threads / tasks for threads in (1, 2, 4)) / 3
+
+
+def _candidates(c: Correlation, isa: Isa, ways: tuple[Tiling, ...], keeps: bool) -> Iterator[Winograd]:
+    for tiled, outputs in ways:
+        whole = Winograd(c, isa, tiled, outputs, True, 1)
+        sizes = {max(1, min(whole.strips, round(width / whole.strip_tiles))) for width in _WIDTHS}
+        # blocks of equal size
+        for block in sorted({ceil_div(whole.strips, ceil_div(whole.strips, size)) for size in sizes}):
+            yield Winograd(c, isa, tiled, outputs, True, block)
+        if not keeps and whole.strips * whole.strip_tiles <= _WIDTHS[-1]:
+            yield Winograd(c, isa, tiled, outputs, False, whole.strips)

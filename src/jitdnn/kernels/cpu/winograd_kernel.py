@@ -1,0 +1,358 @@
+"""The tasks of a Winograd correlation, in either order; what they do with a block is traced once for both.
+
+tiles stay   : "filter" transforms all panels; "tiles" does a block: its data, and panel by panel products and results
+filter stays : "data" transforms all tiles; "panels" does a panel: chunk by chunk filter and products, then results
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jitdnn.devices.cpu import Arguments
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.blocked import WANTED_TASKS, group_offset, scale, split_index, view_offset
+from jitdnn.kernels.cpu.packing import trace_panel
+from jitdnn.kernels.cpu.tiles import ceil_div
+from jitdnn.kernels.cpu.winograd import STAGED, Winograd
+from jitdnn.kernels.cpu.winograd_product import Strides, trace_product
+from jitdnn.kernels.cpu.winograd_transforms import (
+    trace_data,
+    trace_drain,
+    trace_fill,
+    trace_filter,
+    trace_result,
+)
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+
+_CHUNK = 64  # channels of a panel that one task transforms
+
+
+def phases(p: Winograd, prefix: str) -> list[tuple[str, int]]:
+    """Names and tasks of the phases that ``trace_winograd`` makes."""
+    groups = p.c.group_count
+    if p.is_filter_first:
+        pieces = ceil_div(p.c.depth, _CHUNK)
+        return [
+            (f"{prefix}filter", groups * p.panels.count * pieces),
+            (f"{prefix}tiles", groups * p.blocks),
+        ]
+    return [(f"{prefix}data", groups * data_tasks(p)), (f"{prefix}panels", groups * p.panels.count)]
+
+
+def data_tasks(p: Winograd) -> int:
+    """Into how many tasks the transform of a group's data is cut, where that is a phase of its own."""
+    return ceil_div(p.strips, ceil_div(p.strips, WANTED_TASKS))
+
+
+def trace_winograd(
+    module: Module, prefix: str, p: Winograd, pointers: int, epilogue: Epilogue | None, offset: int
+) -> None:
+    """Trace both phases. The pointers are to x, w and y, then to the operands of the epilogue; what the phases share
+    lies ``offset`` elements from the start of the workspace."""
+    code = _Code(module, prefix, p, pointers, epilogue, offset)
+    if p.is_filter_first:
+        code.trace_filter_task()
+        code.trace_tiles_task()
+    else:
+        code.trace_data_task()
+        code.trace_panels_task()
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    """What a thread has for itself: copies, sums, and V of a block or U of a chunk."""
+
+    copied: Pointer
+    sums: Pointer
+    inner: Pointer
+
+
+class _Code:
+    """The functions of one correlation, and the tasks made of them."""
+
+    def __init__(
+        self, module: Module, prefix: str, p: Winograd, pointers: int, epilogue: Epilogue | None, offset: int
+    ) -> None:
+        self.module, self.prefix, self.p, self.pointers, self.offset = module, prefix, p, pointers, offset
+        c, lanes = p.c, p.lanes
+        whole, rest = divmod(c.depth, lanes)
+        self.fills = [
+            (count, trace_fill(module, f"{prefix}fill{count}", p, count))
+            for count in ([lanes] if whole else []) + ([rest] if rest else [])
+        ]
+        self.data = trace_data(
+            module, f"{prefix}data_tile", p, c.dtype, p.read_pitch * lanes, p.columns.gap * lanes
+        )
+        self.direct: Function | None = None
+        if p.reads_directly:
+            strides = [axis.gap * c.x.space[i] for axis, i in zip((p.rows, p.columns), p.tiled, strict=True)]
+            self.direct = trace_data(module, f"{prefix}data_direct", p, c.x.dtype, strides[0], strides[1])
+        self.stage = trace_panel(module, f"{prefix}stage", c, p.panels)
+        self.filters = {
+            phase: trace_filter(module, f"{prefix}filter{phase[0]}_{phase[1]}", p, phase)
+            for phase in itertools.product(range(p.rows.phases), range(p.columns.phases))
+        }
+        strides_ = Strides(p.row_pitch, p.channel_pitch, p.chunk * p.panel_lanes)
+        self.products = [
+            trace_product(module, f"{prefix}product{rows}", c.dtype, rows, p.tile.vectors, strides_)
+            for rows, _ in p.row_groups
+        ]
+        self.result = trace_result(module, f"{prefix}result", p)
+        self.drain = trace_drain(module, f"{prefix}drain", p, epilogue)
+
+    # ---- memory
+
+    def _shared(self, arguments: Arguments) -> Pointer:
+        work: Pointer = arguments.workspace(self.p.c.dtype)
+        return work + self.offset
+
+    def _scratch(self, arguments: Arguments, thread: Value) -> _Scratch:
+        p = self.p
+        copied = self._shared(arguments) + (thread * p.own_elements + p.shared_elements)
+        sums = copied + p.copied_elements
+        return _Scratch(copied, sums, sums + p.sum_elements)
+
+    # ---- tasks
+
+    def trace_filter_task(self) -> None:
+        """All of a panel's channels, some at a time, to U."""
+        p = self.p
+        pieces = ceil_div(p.c.depth, _CHUNK)
+        with self.module.task(f"{self.prefix}filter") as (k, args, task, thread):
+            arguments = Arguments(k, args, self.pointers)
+            group, panel, piece = split_index(task, (p.c.group_count, p.panels.count, pieces))
+            first = piece * _CHUNK
+            to = self._shared(arguments) + (group * p.panels.count + panel) * p.panel_elements
+            count = (k.integer(p.c.depth) - first).min(_CHUNK)
+            copied = self._scratch(arguments, thread).copied
+            self._transform_filter(
+                k, arguments, group, panel, first, count, copied, to + first * p.panel_lanes
+            )
+
+    def trace_tiles_task(self) -> None:
+        """A block of strips: their data to V, and for some panels at a time M and the results."""
+        p = self.p
+        with self.module.task(f"{self.prefix}tiles") as (k, args, task, thread):
+            arguments = Arguments(k, args, self.pointers)
+            group, block = split_index(task, (p.c.group_count, p.blocks))
+            own = self._scratch(arguments, thread)
+            first = block * p.block
+            count = (k.integer(p.strips) - first).min(p.block)
+            self._transform_data(k, arguments, group, first, first, count, own.copied, own.inner)
+            shared = self._shared(arguments) + group * (p.panels.count * p.panel_elements)
+            for start in k.range(0, p.panels.count, p.panel_group):
+                stop = (start + p.panel_group).min(p.panels.count)
+                for place in k.range(p.places):
+                    for panel in k.range(start, stop):
+                        u = shared + (panel * p.panel_elements + place * p.filter_pitch)
+                        sums = own.sums + ((panel - start) * (p.places * p.sum_pitch) + place * p.sum_pitch)
+                        self._multiply_all(k, own.inner + place * p.data_pitch, u, sums, count)
+                for panel in k.range(start, stop):
+                    sums = own.sums + (panel - start) * (p.places * p.sum_pitch)
+                    self._write_results(k, arguments, group, panel, first, count, sums, own.copied)
+
+    def trace_data_task(self) -> None:
+        """Some strips to V."""
+        p = self.p
+        tasks = data_tasks(p)
+        each = ceil_div(p.strips, tasks)
+        with self.module.task(f"{self.prefix}data") as (k, args, task, thread):
+            arguments = Arguments(k, args, self.pointers)
+            group, share = split_index(task, (p.c.group_count, tasks))
+            copied = self._scratch(arguments, thread).copied
+            first = share * each
+            count = (k.integer(p.strips) - first).min(each)
+            to = self._shared(arguments) + group * p.data_elements
+            self._transform_data(k, arguments, group, k.integer(0), first, count, copied, to)
+
+    def trace_panels_task(self) -> None:
+        """A panel: chunk by chunk of its channels U and its products with all tiles, then the results."""
+        p = self.p
+        with self.module.task(f"{self.prefix}panels") as (k, args, task, thread):
+            arguments = Arguments(k, args, self.pointers)
+            group, panel = split_index(task, (p.c.group_count, p.panels.count))
+            own = self._scratch(arguments, thread)
+            shared = self._shared(arguments) + group * p.data_elements
+            strips = k.integer(p.strips)
+            for first in k.range(0, p.c.depth, p.chunk):
+                count = (k.integer(p.c.depth) - first).min(p.chunk)
+                self._transform_filter(k, arguments, group, panel, first, count, own.copied, own.inner)
+                for place in k.range(p.places):
+                    data, u = shared + (place * p.data_pitch + first), own.inner + place * p.filter_pitch
+                    sums = own.sums + place * p.sum_pitch
+                    adds = k.select(first > 0, k.integer(1), 0)
+                    self._multiply(k, data, u, sums, strips, k.integer(p.source_count), count, adds)
+            self._write_results(k, arguments, group, panel, k.integer(0), strips, own.sums, own.copied)
+
+    # ---- parts of tasks
+
+    def _transform_filter(
+        self, k: Builder, arguments: Arguments, group: Value, panel: Value, first: Value, count: Value,
+        staged: Pointer, to: Pointer,
+    ) -> None:  # fmt: skip
+        """Channels ``first`` and on of a panel to U, the first of them to ``to``."""
+        p, c = self.p, self.p.c
+        w = arguments.pointer(1, c.w.dtype) + group_offset(group, c.groups, c.w.groups)
+        slices, a, b = p.sources
+        for start in k.range(0, count, STAGED):
+            here = (count - start).min(STAGED)
+            channel = first + start
+            whole = staged + channel * -p.panels.channel_stride  # where the panel's first channel would lie
+            k.call(self.stage, w, whole, panel * p.panel_lanes, channel, here)
+            for channel in k.range(here):
+                source = staged + channel * p.panels.channel_stride
+                target = to + (start + channel) * p.panel_lanes
+                for tap in k.range(slices):
+                    for v in k.range(0, p.panel_lanes, p.lanes):
+                        taps = source + (tap * p.panels.tap_strides[p.third] + v)
+                        for (row, column), function in self.filters.items():
+                            number = (tap * a + row) * b + column
+                            k.call(function, taps, target + (number * (p.chunk * p.panel_lanes) + v))
+
+    def _transform_data(
+        self, k: Builder, arguments: Arguments, group: Value, base: Value, first: Value, count: Value,
+        strip: Pointer, to: Pointer,
+    ) -> None:  # fmt: skip
+        """Strips ``first`` and on to V, whose first row is that of strip ``base``."""
+        p, c = self.p, self.p.c
+        rows, columns = p.rows, p.columns
+        slices, phases_a, phases_b = p.sources
+        x = arguments.pointer(0, c.x.dtype) + (group_offset(group, c.groups, c.x.groups) + c.x.offset)
+        for number in k.range(first, first + count):
+            image, slice_, row, run = split_index(number, p.strip_axes)
+            at = to + (number - base) * (p.strip_tiles * p.row_pitch)
+            turn = run * p.run
+            turns = (k.integer(columns.turns) - turn).min(p.run)
+            column = turn * (columns.outputs * columns.gap) + columns.axis.taps.lowest
+            top = (row // rows.spread) * (rows.outputs * rows.gap) + row % rows.spread + rows.axis.taps.lowest
+            source = x + image * c.x.batch
+            for tap in k.range(slices):
+                depth = slice_ * p.slices.step + p.slices.taps.offset + tap * p.slices.taps.shift
+                for phase in k.range(phases_a):
+                    place = at + (tap * phases_a + phase) * (phases_b * p.channel_pitch)
+                    if p.reads_directly:
+                        self._tiles_directly(k, source, depth, top + phase, column, turns, strip, place)
+                    else:
+                        self._tiles_of_strip(k, source, depth, top + phase, column, turns, strip, place)
+
+    def _tiles_of_strip(
+        self, k: Builder, x: Pointer, depth: Value, row: Value, column: Value, turns: Value, strip: Pointer,
+        to: Pointer,
+    ) -> None:  # fmt: skip
+        """A whole strip laid out for each vector of channels, then its tiles."""
+        p, lanes = self.p, self.p.lanes
+        columns = p.columns
+        positions = (turns - 1) * (columns.gap * columns.outputs) + columns.places * columns.gap
+        for channel, fill in self._channel_vectors(k):
+            k.call(fill, x + channel * p.c.x.channels, strip, depth, row, column, positions)
+            for phase in k.range(columns.phases):
+                for turn in k.range(turns):
+                    for residue in k.range(columns.spread):
+                        tile = turn * columns.spread + residue
+                        place = turn * (columns.gap * columns.outputs) + residue + phase
+                        target = to + (tile * p.row_pitch + phase * p.channel_pitch + channel)
+                        k.call(self.data, strip + place * lanes, target)
+
+    def _tiles_directly(
+        self, k: Builder, x: Pointer, depth: Value, row: Value, column: Value, turns: Value, strip: Pointer,
+        to: Pointer,
+    ) -> None:  # fmt: skip
+        """Tile by tile: one that lies inside is transformed from where it is, others are laid out first."""
+        p, c = self.p, self.p.c
+        rows, columns = p.rows, p.columns
+        assert self.direct is not None
+        reach = [(axis.places - 1) * axis.gap for axis in (rows, columns)]
+        whole = c.depth // p.lanes * p.lanes
+        rows_inside = (depth >= 0) & (depth < p.slices.positions)
+        rows_inside = rows_inside & (row >= 0) & (row + reach[0] < rows.axis.positions)
+        for phase in k.range(columns.phases):
+            for turn in k.range(turns):
+                for residue in k.range(columns.spread):
+                    at = column + turn * (columns.gap * columns.outputs) + residue + phase
+                    tile = turn * columns.spread + residue
+                    target = to + (tile * p.row_pitch + phase * p.channel_pitch)
+                    inside = rows_inside & (at >= 0) & (at + reach[1] < columns.axis.positions)
+                    direct = k.select(inside, k.integer(whole), 0)
+                    place = (
+                        depth * c.x.space[p.third] + row * c.x.space[p.tiled[0]] + at * c.x.space[p.tiled[1]]
+                    )
+                    for channel in k.range(0, direct, p.lanes):
+                        k.call(self.direct, x + (place + channel), target + channel)
+                    for channel, fill in self._channel_vectors(k, direct):
+                        k.call(fill, x + channel, strip, depth, row, at, reach[1] + 1)
+                        k.call(self.data, strip, target + channel)
+
+    def _channel_vectors(self, k: Builder, start: int | Value = 0) -> Iterator[tuple[Value, Function]]:
+        """First channel of each vector from ``start`` on, and the function that lays out so many channels."""
+        p = self.p
+        whole = p.c.depth // p.lanes * p.lanes
+        for count, function in self.fills:
+            if count == p.lanes:
+                for channel in k.range(start, whole, p.lanes):
+                    yield channel, function
+            else:
+                yield k.integer(whole), function
+
+    def _multiply_all(self, k: Builder, data: Pointer, u: Pointer, sums: Pointer, strips: Value) -> None:
+        """The whole sum of a place for a panel, in blocks of terms."""
+        p = self.p
+        sources, channels = p.terms
+        for source in k.range(0, p.source_count, sources):
+            for channel in k.range(0, p.c.depth, channels):
+                adds = k.select(source + channel > 0, k.integer(1), 0)
+                a = data + (source * p.channel_pitch + channel)
+                b = u + (source * (p.chunk * p.panel_lanes) + channel * p.panel_lanes)
+                number = (k.integer(p.source_count) - source).min(sources)
+                count = (k.integer(p.c.depth) - channel).min(channels)
+                self._multiply(k, a, b, sums, strips, number, count, adds)
+
+    def _multiply(
+        self, k: Builder, data: Pointer, u: Pointer, sums: Pointer, strips: Value, sources: Value,
+        channels: Value, adds: Value,
+    ) -> None:  # fmt: skip
+        """All rows of some strips, group by group; those of strips that are not there are left out."""
+        p = self.p
+        tiles = strips * p.strip_tiles
+        start = 0
+        for (rows, count), function in zip(p.row_groups, self.products, strict=True):
+            stop = start + count * rows
+            for row in k.range(start, tiles.min(stop), rows):
+                k.call(
+                    function, data + row * p.row_pitch, u, sums + row * p.panel_lanes, sources, channels, adds
+                )  # fmt: skip
+            start = stop
+
+    def _write_results(
+        self, k: Builder, arguments: Arguments, group: Value, panel: Value, first: Value, count: Value,
+        sums: Pointer, strip: Pointer,
+    ) -> None:  # fmt: skip
+        """The results of some strips and of a panel's channels, from M to y."""
+        p, c = self.p, self.p.c
+        rows, columns = p.rows, p.columns
+        tensors = [(arguments.pointer(2, c.y.dtype), c.y)]
+        tensors += [(arguments.pointer(3 + i, v.dtype), v) for i, v in enumerate(c.operands)]
+        factors = scale(k, arguments.args, self.pointers)
+        channel = panel * p.panel_lanes
+        vectors = (k.integer(c.width) - channel).min(p.panel_lanes)
+        for number in k.range(first, first + count):
+            image, slice_, row, run = split_index(number, p.strip_axes)
+            turn = run * p.run
+            turns = (k.integer(columns.turns) - turn).min(p.run)
+            top = (row // rows.spread) * (rows.outputs * rows.spread) + row % rows.spread
+            left = turn * (columns.outputs * columns.spread)
+            here = [k.integer(0)] * 5
+            here[0], here[1 + p.third] = image, slice_
+            here[1 + p.tiled[0]], here[1 + p.tiled[1]] = top, left
+            height = ((k.integer(rows.axis.results + rows.spread - 1) - top) // rows.spread).min(rows.outputs)
+            width = (k.integer(columns.axis.results) - left).min(p.run * columns.outputs * columns.spread)
+            tiles = sums + (number - first) * (p.strip_tiles * p.panel_lanes)
+            for v in k.range(0, vectors, p.lanes):
+                for step in k.range(turns):
+                    for residue in k.range(columns.spread):
+                        tile = step * columns.spread + residue
+                        place = step * (columns.outputs * columns.spread) + residue
+                        k.call(self.result, tiles + (tile * p.panel_lanes + v), strip + place * p.lanes)
+                places = [t + view_offset(c, view, group, channel + v, here[:4]) for t, view in tensors]
+                k.call(self.drain, strip, factors, *places, vectors - v, height, width)

@@ -1,0 +1,265 @@
+"""Winograd's minimal filtering on the shapes that hurt it, in both orders, and its errors against their bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import conformance
+from conformance import INSTRUCTION_SETS, arranged, compare, make_case, norm, run
+from jitdnn.devices.cpu import CpuDevice, host
+from jitdnn.kernels.algorithm import Algorithm, Epilogue
+from jitdnn.kernels.cpu.convolution_winograd import Winograd2, Winograd4
+from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.winograd import TileAxis, Winograd, even_groups, forwards
+from jitdnn.problems import Convolution, Problem, parse
+from test_convolution import fused
+
+BOTH = (Winograd4(), Winograd2())
+
+SHAPES = [
+    "n1 c1 h4 w4 k1 r3 s3",
+    "n2 c3 h13 w11 k5 r3 s3 pad1",
+    "n1 c33 h9 w14 k35 r3 s3 pad1 nhwc",
+    "n2 c16 h8 w8 k32 r3 s3 pad1",
+    "n1 c600 h5 w6 k20 r3 s3 pad1",  # a sum in blocks
+    "n1 c8 h7 w40 k17 r1 s7 pad0x3",
+    "n1 c8 h40 w7 k17 r7 s1 pad3x0 nhwc",
+    "n2 c9 h12 w11 k10 r5 s5 pad2",
+    "n1 c5 h9 w9 k6 r2 s2",
+    "n1 c5 h9 w30 k6 r3 s9 pad1x4",  # the long axis is summed, not tiled
+    "n1 c19 h15 w17 k20 r3 s3 pad2 dil2",
+    "n1 c20 h16 w13 k9 r3 s3 pad1x3 dil1x3 nhwc",
+    "n1 c20 h17 w16 k9 r3 s3 pad1 stride2",
+    "n2 c17 h16 w19 k9 r5 s4 pad2x1 stride2 nhwc",
+    "n1 c4 h30 w31 k18 r5 s7 stride2x3",
+    "n2 c10 h8 w9 k12 r3 s3 pad0:2x3:1",
+    "n1 c6 h8 w8 k5 r3 s3 pad4",  # results that see nothing but padding
+    "n2 c34 h6 w5 k22 r3 s3 pad1 g2 nhwc",
+    "n1 c6 h9 w7 k9 r3 s3 pad1 g3",
+    "n2 c6 h7 w8 k7 r3 s3 flip pad1",
+    "n2 c5 w37 k6 s3 pad1",
+    "n1 c16 w65 k17 s5 dil3 pad0:4 nhwc",
+    "n1 c3 d5 h6 w7 k4 t3 r3 s3 pad1",
+    "n1 c17 d6 h4 w5 k8 t3 r1 s1 pad1x0x0 nhwc",
+    "n1 c3 d5 h8 w7 k4 t3 r3 s3 pad1 stride2x1x1",
+    "n1 c9 h7 w8 k11 r3 s3 pad1 f64",
+    "n1 c9 h7 w8 k11 r3 s3 pad1 bf16",
+    "n1 c18 h7 w8 k11 r3 s3 pad1 f16 nhwc",
+    "n1 c9 h6 w7 k10 r3 s3 pad1 nhwc w=nchw",
+    "n1 c18 h6 w7 k10 r3 s3 pad1 nchw x=nhwc",
+    "n1 c9 h6 w7 k10 r3 s3 pad1 nchw y=nhwc",
+]
+
+
+def convolution(words: str, direction: str) -> Convolution:
+    problem = parse(f"conv_{direction} {words}")
+    assert isinstance(problem, Convolution)
+    return problem
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> list[Algorithm]:
+    """The algorithms that `check` runs; the reference is compared with all the same."""
+    chosen: list[Algorithm] = list(BOTH)
+
+    def listed(problem: Problem, target: str) -> list[Algorithm]:
+        return chosen
+
+    monkeypatch.setattr(conformance, "algorithms", listed)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("words", "direction"),
+    [(words, "fwd") for words in SHAPES] + [(words, "bwd_data") for words in SHAPES[1::3]],
+)
+def test_awkward_shapes(words: str, direction: str, only: list[Algorithm]) -> None:
+    names = conformance.check(convolution(words, direction))
+    assert "winograd_4" in names
+
+
+@pytest.mark.parametrize("arrangement", conformance.ARRANGEMENTS)
+def test_orders_in_memory(arrangement: str, only: list[Algorithm]) -> None:
+    only[:] = [Ordered((4, 2), True)]
+    problem = arranged(convolution("n2 c17 h9 w8 k18 r3 s3 pad1", "fwd"), arrangement)
+    assert conformance.check(problem, scales=((-0.75, 0.5),))
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
+@pytest.mark.parametrize("words", ["n2 c19 h9 w8 k35 r3 s3 pad1", "n1 c9 h7 w8 k11 r5 s3 pad2x1 f64 nhwc"])
+def test_narrower_instruction_sets(words: str, cpu: str, only: list[Algorithm]) -> None:
+    assert conformance.check(convolution(words, "fwd"), cpu=cpu, scales=((1.0, 0.0),))
+
+
+@pytest.mark.parametrize("expression", ["bias", "residual", "scalar"])
+@pytest.mark.parametrize("words", ["n2 c17 h9 w8 k35 r3 s3 pad1", "n1 c17 h7 w11 k33 r3 s3 pad1 nhwc"])
+def test_epilogues(words: str, expression: str, only: list[Algorithm]) -> None:
+    problem = convolution(words, "fwd")
+    assert conformance.check(problem, fused(problem, expression)) == {"winograd_4", "winograd_2"}
+
+
+@settings(
+    max_examples=5,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(
+    sizes=st.tuples(*[st.integers(3, 21)] * 2, *[st.integers(1, 40)] * 2),
+    taps=st.tuples(*[st.integers(1, 5)] * 2),
+    before=st.tuples(*[st.integers(0, 2)] * 4),
+    steps=st.tuples(*[st.integers(1, 2)] * 2),
+    layout=st.sampled_from(["nchw", "nhwc"]),
+    direction=st.sampled_from(["fwd", "bwd_data"]),
+)
+def test_any_shape(
+    sizes: tuple[int, ...], taps: tuple[int, ...], before: tuple[int, ...], steps: tuple[int, ...], layout: str,
+    direction: str, only: list[Algorithm],
+) -> None:  # fmt: skip
+    h, w, c, k = sizes
+    r, s = min(taps[0], h), min(taps[1], w)
+    a, b, d, e = before
+    words = f"n2 c{c} h{h} w{w} k{k} r{r} s{s} pad{a}:{b}x{d}:{e} stride{steps[0]}x{steps[1]} {layout}"
+    conformance.check(convolution(words, direction), scales=((1.5, 0.5),))
+
+
+# orders: which one runs is a matter of cost, so each is asked for
+
+
+class Ordered(Winograd4):
+    """F(outputs) in a given order, in blocks of so many strips."""
+
+    def __init__(self, outputs: tuple[int, int], is_filter_first: bool, block: int = 3) -> None:
+        self.name = f"winograd_{outputs}_{is_filter_first}_{block}"  # type: ignore[misc]
+        self.cut = outputs, is_filter_first, block
+
+    def _parts(self, problem: Problem, device: object, epilogue: Epilogue | None = None) -> list[Winograd]:
+        assert isinstance(problem, Convolution)
+        assert isinstance(device, CpuDevice)
+        outputs, is_filter_first, block = self.cut
+        c = forwards(lower_convolution(problem, epilogue.operands if epilogue else ())[0])
+        p = Winograd(c, device.isa, (1, 2), outputs, is_filter_first, block)
+        return [p if is_filter_first else replace(p, block=p.strips)]
+
+
+@pytest.mark.parametrize("is_filter_first", [True, False])
+@pytest.mark.parametrize(
+    ("words", "outputs"),
+    [
+        ("n3 c70 h9 w13 k70 r3 s3 pad1", (4, 4)),  # several panels, chunks and tasks
+        ("n2 c35 h11 w10 k20 r3 s3 pad1 nhwc", (2, 4)),
+        ("n2 c34 h9 w10 k22 r3 s3 pad1 g2", (3, 2)),
+        ("n1 c12 h9 w20 k20 r3 s3 pad1 stride1x2", (4, 3)),
+        ("n1 c9 d4 h9 w10 k20 t2 r3 s3 pad1", (4, 4)),
+        ("n1 c640 h5 w6 k20 r3 s3 pad1", (2, 2)),
+    ],
+)
+def test_both_orders(
+    words: str, is_filter_first: bool, outputs: tuple[int, int], only: list[Algorithm]
+) -> None:
+    only[:] = [Ordered(outputs, is_filter_first)]
+    problem = convolution(words, "fwd")
+    assert conformance.check(problem, scales=((0.5, 2.0),))
+
+
+def test_order_follows_cost() -> None:
+    """A large filter over few tiles is not written to memory; over many tiles it is transformed once."""
+    few = Winograd4()._parts(convolution("n8 c512 h7 w7 k512 r3 s3 pad1", "fwd"), host(1))
+    many = Winograd4()._parts(convolution("n8 c64 h56 w56 k64 r3 s3 pad1", "fwd"), host(1))
+    assert [p.is_filter_first for p in few + many] == [False, True]
+    assert [p.outputs for p in few + many] == [(4, 4), (4, 4)]
+
+
+def test_tasks_for_two_threads_in_one_image() -> None:
+    for words in ("n1 c64 h56 w56 k64 r3 s3 pad1", "n1 c256 h14 w14 k256 r3 s3 pad1 nhwc"):
+        (p,) = Winograd4()._parts(convolution(words, "fwd"), host(2))
+        assert (p.blocks if p.is_filter_first else p.panels.count) >= 2
+
+
+# errors
+
+
+@pytest.mark.parametrize("depth", [16, 64, 256, 1024])
+@pytest.mark.parametrize("taps", ["r3 s3 pad1", "r5 s5 pad2", "r1 s7 pad0x3"])
+def test_errors(depth: int, taps: str) -> None:
+    """Normal, uniform and rectified data stay within the bounds, which are not far above what is met."""
+    problem = convolution(f"n1 c{depth} h12 w12 k8 {taps}", "fwd")
+    rng = np.random.default_rng(depth)
+    device = host(1)
+    takers = [a for a in BOTH if a.refuse(problem, device) is None]
+    kernels = [(a, a.build(problem, device), a.workspace(problem, device)) for a in takers]
+    assert kernels
+    for kind in ("normal", "uniform", "relu"):
+        x, w = (rng.standard_normal(t.shape).astype(np.float32) for t in (problem.x, problem.w))
+        if kind == "uniform":
+            x, w = (rng.random(t.shape, np.float32) for t in (problem.x, problem.w))
+        elif kind == "relu":
+            x = np.maximum(x, 0)
+        case = make_case(problem, given=[x, w])
+        for algorithm, kernel, room in kernels:
+            actual = run(kernel, case, room)
+            compare(actual, case, 1.0, 0.0, algorithm.error_bound(problem))
+            if kind == "normal":
+                error = norm(actual[0] - case.results[0]) / case.scales[0]
+                assert error > algorithm.error_bound(problem) / 8, "the bound says nothing"
+
+
+def test_larger_tiles_only_where_errors_allow() -> None:
+    ways = []
+    for depth in (16, 1024):
+        problem = convolution(f"n1 c{depth} h24 w24 k64 r5 s5 pad2", "fwd")
+        (c,) = Winograd4()._correlations(problem)
+        ways.append(Winograd4()._ways(problem, c))
+    assert ((1, 2), (4, 4)) in ways[0]
+    assert ((1, 2), (2, 2)) in ways[1] and ((1, 2), (4, 4)) not in ways[1]
+    for words in ("c16", "c1024"):
+        problem = convolution(f"n1 {words} h24 w24 k64 r3 s3 pad1", "fwd")
+        assert Winograd4().error_bound(problem) <= 5.01e-6
+        assert Winograd2().error_bound(problem) <= 2.0**-24 * (4 + np.sqrt(9 * int(words[1:])))
+
+
+# what is refused, and geometry
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("conv_fwd n1 c8 h8 w8 k8 r1 s1", "single tap"),
+        ("conv_bwd_filter n1 c8 h8 w8 k8 r3 s3", "winograd_filter"),
+        ("conv_bwd_data n1 c8 h9 w9 k8 r3 s3 stride4", "no tap"),
+        ("conv_fwd n1 c8 h30 w30 k8 r9 s9", "too large"),
+        ("conv_fwd n1 c8 h30 w30 k8 r3 s3 dil2 stride2", "strided"),
+        ("conv_fwd n0 c8 h8 w8 k8 r3 s3", "nothing"),
+    ],
+)
+def test_refusals(words: str, reason: str) -> None:
+    for algorithm in BOTH:
+        assert reason in str(algorithm.refuse(parse(words), host(1)))
+
+
+def test_even_groups() -> None:
+    assert even_groups(30, 14) == ((10, 3),)
+    assert even_groups(56, 13) == ((12, 1), (11, 4))
+    assert even_groups(3, 8) == ((3, 1),)
+
+
+def test_tile_axes_cover_their_results_once() -> None:
+    for results, step, shift, taps, outputs in [(13, 1, 1, 3, 4), (13, 1, 3, 3, 2), (9, 2, 1, 5, 3)]:
+        positions = (results - 1) * step + (taps - 1) * shift + 1
+        problem = convolution(f"n1 c1 w{positions} k1 s{taps} stride{step} dil{shift}", "fwd")
+        axis = TileAxis(lower_convolution(problem)[0].axes[2], outputs)
+        assert axis.axis.results == results
+        seen = sorted(
+            (turn * outputs + i) * axis.spread + residue
+            for turn in range(axis.turns)
+            for residue in range(axis.spread)
+            for i in range(outputs)
+        )
+        assert seen[:results] == list(range(results))
+        read = {phase + axis.gap * a for phase in range(axis.phases) for a in range(axis.taps)}
+        assert read >= {tap * shift for tap in range(taps)}
