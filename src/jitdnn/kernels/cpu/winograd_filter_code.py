@@ -1,0 +1,317 @@
+"""The code of a filter's gradient by minimal filtering, for the three orders of winograd_filter.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jitdnn.devices.cpu import Arguments
+from jitdnn.kernels.cpu.blocked import group_offset, scale, split_index
+from jitdnn.kernels.cpu.stores import trace_store
+from jitdnn.kernels.cpu.tiles import ceil_div
+from jitdnn.kernels.cpu.winograd_filter import Operand, WinogradFilter
+from jitdnn.kernels.cpu.winograd_filter_axes import data_origin
+from jitdnn.kernels.cpu.winograd_filter_sums import trace_taps, trace_tile_sums
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+
+_TASKS = 48  # of a phase: enough to keep the threads of a large processor busy to the end
+_NEAR_TILES = (
+    128  # contracted before the next tile of sums, so that what is read again stays in the nearest cache
+)
+
+
+@dataclass(frozen=True)
+class _Functions:
+    """What the phases call."""
+
+    transforms: tuple[Function, Function]  # by the number of the operand
+    sums: Function
+    last_sums: Function
+    taps: Function
+    store: Function
+
+
+class WinogradFilterCode:
+    """Traces the phases of a plan; the pointers of the kernel are x, dy and dw."""
+
+    def __init__(self, plan: WinogradFilter, pointers: int) -> None:
+        self.plan, self.pointers = plan, pointers
+
+    def phases(self) -> list[tuple[str, int]]:
+        """(name, tasks) in order."""
+        p = self.plan
+        if p.order == "streamed":
+            return [("sums", p.groups * p.row_chunks * p.lane_chunks * p.splits), self._finish_phase()]
+        turns = [(f"turn{o.number}", self._share(self._turn_items(o))[0]) for o in self._operands]
+        if p.order == "whole":
+            return [*turns, ("sums", p.groups * p.row_chunks * p.lane_operand.all_panels)]
+        return [*turns, ("sums", p.places * p.groups * p.row_chunks), self._finish_phase()]
+
+    def _finish_phase(self) -> tuple[str, int]:
+        return "finish", self._share(self._finish_items)[0]
+
+    @property
+    def _operands(self) -> tuple[Operand, Operand]:
+        return self.plan.row_operand, self.plan.lane_operand
+
+    def _turn_items(self, operand: Operand) -> int:
+        return self.plan.groups * operand.part_count * operand.blocks * self.plan.unit_count
+
+    @property
+    def _finish_items(self) -> int:
+        p = self.plan
+        return p.groups * p.lane_operand.all_panels * p.row_operand.all_blocks
+
+    def _share(self, items: int) -> tuple[int, int]:
+        """(tasks, items of a task)."""
+        each = ceil_div(items, _TASKS)
+        return ceil_div(items, each), each
+
+    def _items(self, k: Builder, task: Value, items: int) -> Iterator[Value]:
+        each = self._share(items)[1]
+        yield from k.range(task * each, (task * each + each).min(items))
+
+    # ---- phases
+
+    def trace(self, module: Module) -> None:
+        p = self.plan
+        transforms = sorted(self._operands, key=lambda operand: operand.number)
+        plane = p.tile_size if p.order == "whole" else p.sum_plane
+        pitch = p.block_tiles * p.lanes
+
+        def sums(name: str, rows: int) -> Function:
+            return trace_tile_sums(module, name, p.c.dtype, rows, p.vectors, p.lanes, pitch)
+
+        whole = sums("tile", p.rows)
+        f = _Functions(
+            transforms=tuple(p.transform(o).trace(module, f"operand{o.number}") for o in transforms),  # type: ignore[arg-type]
+            sums=whole,
+            last_sums=whole if p.last_rows == p.rows else sums("last_tile", p.last_rows),
+            taps=trace_taps(
+                module, "taps", p.c.dtype, p.result_maps, p.vectors, p.lanes, plane, p.splits, p.split_size
+            ),
+            store=trace_store(module, "store", p.tile_store()),
+        )
+        if p.order == "streamed":
+            self._trace_streamed(module, f)
+        else:
+            for operand in self._operands:
+                self._trace_turn(module, operand, f)
+            self._trace_whole(module, f) if p.order == "whole" else self._trace_staged(module, f)
+        if p.order != "whole":
+            self._trace_finish(module, f)
+
+    def _own(self, arguments: Arguments, thread: Value) -> Pointer:
+        p = self.plan
+        own: Pointer = arguments.workspace(p.c.dtype) + (thread * p.thread_size + p.shared_size)
+        return own
+
+    def _tensor(self, arguments: Arguments, operand: Operand, group: Value) -> Pointer:
+        view = operand.view
+        tensor: Pointer = arguments.pointer(operand.number, view.dtype)
+        return tensor + (group_offset(group, self.plan.c.groups, view.groups) + view.offset)
+
+    def _turn(
+        self, k: Builder, f: _Functions, operand: Operand, tensor: Pointer, unit: Value, part: Value, block: Value,
+        to: Pointer, scratch: Pointer,
+    ) -> None:  # fmt: skip
+        """Transform a unit of one block of channels of one part."""
+        p = self.plan
+        image, *units = split_index(unit, p.units)
+        if operand.number == 0:
+            parts = split_index(part, operand.parts)
+            origins = [data_origin(a, u, i) for a, u, i in zip(p.axes, units, parts, strict=True)]
+        else:
+            origins = [a.first_result(u) for a, u in zip(p.axes, units, strict=True)]
+        channel = block * p.lanes
+        source = tensor + (image * operand.view.batch + channel * operand.view.channels)
+        there = (k.integer(operand.channels) - channel).min(p.lanes)
+        k.call(f.transforms[operand.number], source, to, scratch, there, *origins)
+
+    def _trace_turn(self, module: Module, operand: Operand, f: _Functions) -> None:
+        """All tiles of one operand."""
+        p = self.plan
+        extents = (p.groups, operand.part_count, operand.blocks, p.unit_count)
+        with module.task(f"turn{operand.number}") as (k, args, task, thread):
+            arguments = Arguments(k, args, self.pointers)
+            start, scratch = self._operand_start(arguments, operand), self._own(arguments, thread)
+            for item in self._items(k, task, self._turn_items(operand)):
+                group, part, block, unit = split_index(item, extents)
+                place = (group * operand.part_count + part) * operand.room + block
+                to = start + (place * p.block_tiles + unit * p.unit_tiles) * p.lanes
+                tensor = self._tensor(arguments, operand, group)
+                self._turn(k, f, operand, tensor, unit, part, block, to, scratch)
+
+    def _operand_start(self, arguments: Arguments, operand: Operand) -> Pointer:
+        p = self.plan
+        start: Pointer = arguments.workspace(p.c.dtype)
+        return start if operand is p.row_operand else start + p.places * p.row_plane
+
+    def _tiles_of_block(self, k: Builder, block: Value) -> Iterator[tuple[int, bool]]:
+        """The tiles of rows of a block of channels, and whether each is the last one of its part."""
+        p = self.plan
+        last = ceil_div(p.row_operand.channels, p.rows) - (p.row_operand.blocks - 1) * p.row_tiles
+        if last == p.row_tiles and p.last_rows == p.rows:
+            for i in range(p.row_tiles):
+                yield i, False
+            return
+        is_last = block % p.row_operand.blocks == p.row_operand.blocks - 1
+        with k.when(~is_last):
+            for i in range(p.row_tiles):
+                yield i, False
+        with k.when(is_last):
+            for i in range(last):
+                yield i, i == last - 1
+
+    def _contract(
+        self, k: Builder, f: _Functions, block: Value, a: Pointer, b: Pointer, sums: Pointer, size: int,
+        tiles: Value | int, carried: Value | int,
+    ) -> None:  # fmt: skip
+        """Every tile of rows of a block; tiles of sums are ``size`` apart."""
+        for i, is_last in self._tiles_of_block(k, block):
+            function = f.last_sums if is_last else f.sums
+            k.call(function, a + i * self.plan.rows, b, sums + i * size, tiles, carried)
+
+    def _trace_whole(self, module: Module, f: _Functions) -> None:
+        p = self.plan
+        with module.task("sums") as (k, args, task, thread):
+            arguments = Arguments(k, args, self.pointers)
+            own = self._own(arguments, thread)
+            sums = own + (p.thread_size - p.places * p.tile_size)
+            group, panel, chunk = split_index(task, (p.groups, p.lane_operand.all_panels, p.row_chunks))
+            a = self._operand_start(arguments, p.row_operand)
+            b = self._operand_start(arguments, p.lane_operand)
+            b = b + (group * p.lane_operand.all_panels + panel) * (p.vectors * p.block_tiles * p.lanes)
+            first = chunk * p.row_chunk
+            for block in k.range(first, (first + p.row_chunk).min(p.row_operand.all_blocks)):
+                at = a + (group * p.row_operand.all_blocks + block) * (p.block_tiles * p.lanes)
+                for i, is_last in self._tiles_of_block(k, block):
+                    function = f.last_sums if is_last else f.sums
+                    for place in k.range(p.places):
+                        k.call(
+                            function, at + (place * p.row_plane + i * p.rows), b + place * p.lane_plane,
+                            sums + place * p.tile_size, p.block_tiles, 0,
+                        )  # fmt: skip
+                    self._finish(k, f, args, arguments, own, sums, group, panel, block, i)
+
+    def _trace_staged(self, module: Module, f: _Functions) -> None:
+        p = self.plan
+        with module.task("sums") as (k, args, task, _):
+            arguments = Arguments(k, args, self.pointers)
+            place, group, chunk = split_index(task, (p.places, p.groups, p.row_chunks))
+            a = self._operand_start(arguments, p.row_operand) + place * p.row_plane
+            b = self._operand_start(arguments, p.lane_operand) + place * p.lane_plane
+            a = a + group * (p.row_operand.all_blocks * p.block_tiles * p.lanes)
+            b = b + group * (p.lane_operand.all_blocks * p.block_tiles * p.lanes)
+            sums = arguments.workspace(p.c.dtype) + (place * p.sum_plane + p.operand_size)
+            first = chunk * p.row_chunk
+            last = (first + p.row_chunk).min(p.row_operand.all_blocks)
+            panels = k.integer(0), k.integer(p.lane_operand.all_panels)
+            self._contract_chunk(k, f, (first, last), panels, group, a, b, sums, p.block_tiles, 0)
+
+    def _contract_chunk(
+        self, k: Builder, f: _Functions, blocks: tuple[Value, Value], panels: tuple[Value, Value], group: Value,
+        a: Pointer, b: Pointer, sums: Pointer, tiles: Value | int, carried: Value | int,
+    ) -> None:  # fmt: skip
+        """One place: ``a`` and ``b`` point to block and panel 0, ``sums`` to the tensor of sums."""
+        p = self.plan
+        pitch = p.block_tiles * p.lanes
+        near = min(_NEAR_TILES, p.block_tiles)
+        near = ceil_div(p.block_tiles, ceil_div(p.block_tiles, near))
+        for start in k.range(0, tiles, near):
+            count = (k.integer(tiles) - start).min(near)
+            is_carried = start + carried
+            for panel in k.range(*panels):
+                for block in k.range(*blocks):
+                    self._contract(
+                        k, f, block, a + (block * pitch + start * p.lanes),
+                        b + (panel * (p.vectors * pitch) + start * p.lanes),
+                        sums + self._sums_at(group, panel, block), p.tile_size, count, is_carried,
+                    )  # fmt: skip
+
+    def _sums_at(self, group: Value, panel: Value, block: Value) -> Value:
+        p = self.plan
+        index = (group * p.lane_operand.all_panels + panel) * p.row_operand.all_blocks + block
+        return index * (p.row_tiles * p.tile_size)
+
+    def _trace_streamed(self, module: Module, f: _Functions) -> None:
+        p = self.plan
+        pitch = p.block_tiles * p.lanes
+        with module.task("sums") as (k, args, task, thread):
+            arguments = Arguments(k, args, self.pointers)
+            own = self._own(arguments, thread)
+            a, b = own, own + p.places * p.row_plane
+            scratch = own + p.operand_size
+            group, lane_chunk, row_chunk, split = split_index(
+                task, (p.groups, p.lane_chunks, p.row_chunks, p.splits)
+            )
+            rows = (
+                row_chunk * p.row_chunk,
+                (row_chunk * p.row_chunk + p.row_chunk).min(p.row_operand.all_blocks),
+            )
+            panels = (
+                lane_chunk * p.lane_chunk,
+                (lane_chunk * p.lane_chunk + p.lane_chunk).min(p.lane_operand.all_panels),
+            )
+            sums = arguments.workspace(p.c.dtype) + split * p.split_size
+            first = split * p.blocks // p.splits
+            for block in k.range(first, (split + 1) * p.blocks // p.splits):
+                unit = block * p.block_units
+                units = (k.integer(p.unit_count) - unit).min(p.block_units)
+                for operand, to, chunk in (
+                    (p.row_operand, a, rows),
+                    (p.lane_operand, b, (panels[0] * p.vectors, panels[1] * p.vectors)),
+                ):
+                    tensor = self._tensor(arguments, operand, group)
+                    for place in k.range(*chunk):
+                        part, channels = place // operand.room, place % operand.room
+                        at = to + (place - chunk[0]) * pitch
+                        with k.when(channels < operand.blocks):
+                            for i in k.range(units):
+                                target = at + i * (p.unit_tiles * p.lanes)
+                                self._turn(k, f, operand, tensor, unit + i, part, channels, target, scratch)
+                start_a = a + rows[0] * -pitch
+                start_b = b + panels[0] * (-p.vectors * pitch)
+                for place in k.range(p.places):
+                    self._contract_chunk(
+                        k, f, rows, panels, group, start_a + place * p.row_plane, start_b + place * p.lane_plane,
+                        sums + place * p.sum_plane, units * p.unit_tiles, block - first,
+                    )  # fmt: skip
+
+    def _trace_finish(self, module: Module, f: _Functions) -> None:
+        p = self.plan
+        extents = (p.groups, p.lane_operand.all_panels, p.row_operand.all_blocks)
+        with module.task("finish") as (k, args, task, thread):
+            arguments = Arguments(k, args, self.pointers)
+            own = self._own(arguments, thread)
+            sums = arguments.workspace(p.c.dtype)
+            sums = sums + (p.operand_size if p.order == "staged" else 0)
+            for item in self._items(k, task, self._finish_items):
+                group, panel, block = split_index(item, extents)
+                at = sums + self._sums_at(group, panel, block)
+                for i, _ in self._tiles_of_block(k, block):
+                    tile = at + i * p.tile_size
+                    self._finish(k, f, args, arguments, own, tile, group, panel, block, i)
+
+    def _finish(
+        self, k: Builder, f: _Functions, args: Pointer, arguments: Arguments, taps: Pointer, sums: Pointer,
+        group: Value, panel: Value, block: Value, tile: int,
+    ) -> None:  # fmt: skip
+        """A tile of sums at all places, to dw."""
+        p = self.plan
+        rows, columns = p.row_operand, p.lane_operand
+        row = block % rows.room * p.lanes + tile * p.rows
+        lane = panel % columns.panels * (p.vectors * p.lanes)
+        count = (k.integer(rows.channels) - row).min(p.rows)
+        k.call(f.taps, sums, taps, count)
+        part = panel // columns.panels if p.is_swapped else block // rows.room
+        offset = group_offset(group, p.c.groups, p.c.w.groups) + row * p.row_stride + lane * p.lane_stride
+        valid = []
+        for axis, index, stride in zip(p.axes, split_index(part, p.parts), p.c.w.space, strict=True):
+            first, own = axis.first_tap(index), axis.axis.taps
+            offset = offset + (first * own.increment + own.start) * stride
+            valid.append(axis.valid_taps(first))
+        dw = arguments.pointer(2, p.c.w.dtype) + offset
+        k.call(
+            f.store, taps, scale(k, args, self.pointers), dw, k.integer(columns.channels) - lane, count, *valid[1:]
+        )  # fmt: skip

@@ -1,0 +1,116 @@
+"""The filter's gradient by minimal filtering: every order of its loops on the sizes that hurt, and how exact it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+import conformance
+from conformance import INSTRUCTION_SETS, check, make_case, norm, run
+from jitdnn.devices.cpu import host
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF
+from jitdnn.kernels.cpu.convolution_winograd_filter import WinogradFilterGradient
+from jitdnn.kernels.cpu.winograd_filter import Order
+from jitdnn.problems import Convolution, parse
+
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+SHAPES = [
+    "n2 c20 h9 w11 k18 r3 s3 pad1",
+    "n3 c17 h13 w9 k33 r3 s3 nhwc",
+    "n2 c40 h14 w15 k12 r5 s5 pad2",
+    "n1 c24 h9 w10 k24 r3 s3 pad2 dil2 g3",
+    "n2 c18 h17 w16 k20 r5 s5 pad2 stride2 flip",
+    "n1 c9 h5 w33 k17 r1 s7 pad0x3 nhwc f64",
+]
+
+OTHERS = [
+    "n2 c19 w65 k20 s4 pad2",  # one axis
+    "n1 c8 d5 h7 w9 k17 t3 r3 s3 pad1",  # taps of a third axis
+    "n1 c8 d5 h7 w9 k17 t3 r2 s3 pad1 stride1x2x1 dil2x1x1 nhwc",
+    "n2 c6 h1 w1 k7 r3 s3 pad1",  # tiles that are nearly all border
+    "n1 c3 h40 w3 k5 r9 s3 pad1",  # more taps than a part has
+    "n1 c16 h12 w13 k16 r3 s3 pad3:0x0:2 stride3x2 dil2x3",
+    "n2 c20 h9 w11 k18 r3 s3 pad1 bf16",
+    "n2 c20 h9 w11 k18 r3 s3 pad1 f16 nhwc",
+    "n1 c16 h11 w12 k70 r3 s3 pad1 nchw x=nhwc",
+    "n1 c16 h11 w12 k70 r3 s3 pad1 nchw y=nhwc",
+]
+
+ON_EVERY_SET = ["n2 c19 h9 w8 k35 r3 s3 pad1", "n1 c9 h9 w8 k11 r5 s3 dil1x2 pad2 f64 nhwc"]
+
+
+def gradient(words: str) -> Convolution:
+    problem = parse(f"conv_bwd_filter {words}")
+    assert isinstance(problem, Convolution)
+    return problem
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Sequence[WinogradFilterGradient]:
+    """The algorithms that `check` runs: those put into this list."""
+    chosen: list[WinogradFilterGradient] = []
+    monkeypatch.setattr(conformance, "algorithms", lambda problem, target: tuple(chosen))
+    return chosen
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("words", SHAPES)
+def test_orders(only: list[WinogradFilterGradient], words: str, order: Order) -> None:
+    problem, algorithm = gradient(words), WinogradFilterGradient(order)
+    assert algorithm.plan(problem, host(1)).order == order
+    only.append(algorithm)
+    assert check(problem) == {"winograd_filter"}
+
+
+@pytest.mark.parametrize("words", OTHERS)
+def test_awkward_shapes(only: list[WinogradFilterGradient], words: str) -> None:
+    only.append(WinogradFilterGradient())
+    assert check(gradient(words)) == {"winograd_filter"}
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
+@pytest.mark.parametrize("words", ON_EVERY_SET)
+def test_narrower_instruction_sets(only: list[WinogradFilterGradient], words: str, cpu: str) -> None:
+    only.append(WinogradFilterGradient())
+    assert check(gradient(words), cpu=cpu, scales=((1.0, 0.0),)) == {"winograd_filter"}
+
+
+def test_several_blocks_and_splits(
+    only: list[WinogradFilterGradient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums that are carried from block to block, the last of which is short, and sets of them that are added."""
+    problem, algorithm = gradient("n13 c16 h13 w15 k16 r3 s3 pad1"), WinogradFilterGradient("streamed")
+    plan = replace(algorithm.plan(problem, host(1)), block_units=2, splits=3)
+    assert plan.blocks > 2 * plan.splits
+    assert plan.unit_count % plan.block_units == 1
+    monkeypatch.setattr(algorithm, "plan", lambda problem, device: plan)
+    only.append(algorithm)
+    assert check(problem) == {"winograd_filter"}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_declared_error_is_near_what_is_measured(order: Order) -> None:
+    """No less than half of what long sums of normal numbers have, and no more than ten times it."""
+    problem, algorithm, device = (
+        gradient("n2 c16 h60 w61 k16 r3 s3 pad1"), WinogradFilterGradient(order), host(1),
+    )  # fmt: skip
+    case = make_case(problem)
+    (result,) = run(algorithm.build(problem, device), case, algorithm.workspace(problem, device))
+    error = norm(result - case.results[0]) / case.scales[0]
+    assert 10 * UNIT_ROUNDOFF["f32"] < error < algorithm.error_bound(problem) < 10 * error
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("conv_fwd n1 c8 h8 w8 k8 r3 s3", "filter's gradient"),
+        ("conv_bwd_filter n1 c8 h8 w8 k8 r1 s1", "several taps"),
+        ("conv_bwd_filter n0 c8 h8 w8 k8 r3 s3", "nothing to sum"),
+    ],
+)
+def test_refusals(words: str, reason: str) -> None:
+    assert reason in str(WinogradFilterGradient().refuse(parse(words), host(1)))
