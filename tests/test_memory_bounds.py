@@ -182,12 +182,22 @@ PROBLEMS = {
         "add shape3x19 bf16 b=s0,1",
         "copy shape19x17 bf16 a=s1,19",
     ],
+    "integers": [
+        "conv_fwd n2 c5 h9 w7 k19 r3 s3 pad1 i8 to_i32",
+        "conv_fwd n1 c70 h5 w7 k5 r3 s3 pad1:0x2 stride2 i8 nhwc",
+        "conv_fwd n1 c9 h5 w7 k21 r1 s1 i8 to_i8",
+        "conv_fwd n1 c3 h11 w13 k18 r5 s5 stride2 i8 to_i8 nhwc",
+        "conv_fwd n1 c18 h7 w9 k6 r3 s3 g3 dil2 i8 to_i32",
+        "conv_fwd n1 c66 w37 k7 s5 i8 to_i32 nhwc",
+        "conv_fwd n1 c5 d3 h4 w5 k5 t2 r2 s2 i8",
+    ],
     # offsets, in elements, that do not fit into 32 bits: most of this memory is never touched
     "far apart": [
         "conv_fwd n2 c3 h5 w6 k19 r3 s3 pad1 x=s2147483650,30,6,1 y=s2200000001,30,6,1",
         "conv_fwd n1 c3 h5 w6 k3 r3 s3 pad1 nhwc x=s9,1,2147483648,3 y=s9,1,2147483648,3",
         "conv_fwd n1 c19 h2 w3 k5 r1 s1 x=s1,300000000,3,1 w=s300000000,1,1,1",
         "conv_fwd n1 c5 h5 w6 k5 r3 s3 pad1 g5 x=s1,1500000000,6,1 y=s1,1500000000,6,1",
+        "conv_fwd n2 c19 h5 w6 k19 r3 s3 pad1 i8 to_i32 x=s4294967300,100000000,6,1 w=s1500000000,9,3,1",
         "conv_bwd_data n2 c3 h5 w6 k19 r3 s3 pad1 x=s2147483650,30,6,1 y=s2200000001,30,6,1",
         "conv_bwd_data n1 c5 h5 w6 k5 r3 s3 pad1 g5 nhwc x=s9,1,1500000000,5 y=s9,1,1500000000,5",
         "conv_bwd_filter n2 c3 h5 w6 k19 r3 s3 pad1 x=s2147483650,30,6,1 y=s2200000001,30,6,1",

@@ -1,0 +1,228 @@
+"""8-bit convolution with dot products of quads of channels: exact, whatever the values and the shape."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jitdnn as jd
+from conformance import AnyArray, arranged, check, make_case, run
+from jitdnn.devices.cpu import CpuDevice, host
+from jitdnn.kernels.cpu.convolution_vnni import QuadBlocked, Vnni
+from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.problems import parse
+from jitdnn.problems.convolution import INTEGER_RESULTS, Convolution
+from jitdnn.rtcg.builder import Module
+from jitdnn.rtcg.compile import assembly
+from jitdnn.rtcg.isa import Isa, isa
+from jitdnn.tensor import TensorDescriptor
+from strategies import convolutions
+
+needs_dot = pytest.mark.skipif(not isa().has_dot, reason="this processor has no vpdpbusd")
+VNNI = Vnni()
+
+SHAPES = [
+    "n2 c64 h14 w15 k64 r3 s3 pad1",
+    "n2 c64 h14 w15 k64 r3 s3 pad1 nhwc",
+    "n1 c70 h9 w11 k37 r3 s3 pad1:0x2:1 stride2 nhwc",
+    "n3 c18 h9 w11 k50 r1 s1",
+    "n3 c17 h9 w11 k50 r1 s1 stride2",
+    "n1 c3 h21 w23 k20 r7 s7 stride2 pad3",
+    "n1 c3 h21 w23 k20 r7 s7 stride2 pad3 nhwc",
+    "n2 c24 h9 w7 k12 r3 s3 dil2 pad2 g4 flip",
+    "n2 c16 h9 w7 k16 r3 s3 pad1 g16 nhwc",
+    "n1 c130 w37 k5 s5 pad2 stride3",
+    "n1 c6 d4 h5 w6 k9 t2 r3 s2 pad1",
+    "n1 c6 d4 h5 w6 k9 t2 r3 s2 pad1 nhwc",
+    "n0 c6 h5 w6 k9 r3 s3",
+    "n1 c5 h1 w1 k3 r1 s1",
+]
+
+
+def bytes_of(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> AnyArray:
+    """All of one extreme, extremes only, or anything."""
+    if kind in ("least", "most"):
+        return np.full(shape, -128 if kind == "least" else 127, np.int8)
+    if kind == "extreme":
+        return np.where(rng.random(shape) < 0.5, -128, 127).astype(np.int8)
+    return rng.integers(-128, 128, shape, np.int8)
+
+
+KINDS = ("least", "most", "extreme", "any")
+
+
+def result_of(problem: Convolution, x: AnyArray, w: AnyArray, processor: Isa | None = None) -> AnyArray:
+    """y of the kernel, with x, w and y among memory that must not be touched."""
+    device = host(1) if processor is None else CpuDevice(processor, 1)
+    case = make_case(problem, given=(x, w))
+    return run(VNNI.build(problem, device), case, VNNI.workspace(problem, device))[0]
+
+
+@st.composite
+def integer_convolutions(draw: st.DrawFn) -> Convolution:
+    real = draw(convolutions(("fwd",)))
+    tensors = {
+        name: replace(getattr(real, name), dtype=dtype)
+        for name, dtype in zip("xwy", ("i8", "i8", draw(st.sampled_from(INTEGER_RESULTS))), strict=True)
+    }
+    return replace(real, **tensors)
+
+
+@needs_dot
+@settings(max_examples=25)
+@given(st.data())
+def test_any_convolution_is_exact(data: st.DataObject) -> None:
+    problem = data.draw(integer_convolutions())
+    x, w = (
+        bytes_of(np.random.default_rng(seed), operand.descriptor.shape, data.draw(st.sampled_from(KINDS)))
+        for seed, operand in enumerate(problem.inputs)
+    )
+    x, w = _like(x, problem.x), _like(w, problem.w)
+    exact = problem.reference(x.astype(np.float64), w.astype(np.float64))
+    if problem.y.dtype == "i8":
+        exact = np.clip(exact, -128, 127)
+    np.testing.assert_array_equal(result_of(problem, x, w), exact)
+
+
+def _like(values: AnyArray, descriptor: TensorDescriptor) -> AnyArray:
+    """The values as a tensor holds them whose elements may share memory: one value for each address."""
+    if not descriptor.is_overlapping():
+        return values
+    index = np.zeros(descriptor.shape, np.int64)
+    for axis, stride in enumerate(descriptor.strides):
+        index += np.expand_dims(
+            np.arange(descriptor.shape[axis]) * stride,
+            tuple(other for other in range(index.ndim) if other != axis),
+        )
+    return values.reshape(-1)[(index - index.min()) % max(1, values.size)] if values.size else values
+
+
+@needs_dot
+@pytest.mark.parametrize("number", range(len(SHAPES)))
+def test_contract(number: int) -> None:
+    problem = parse(f"conv_fwd {SHAPES[number]} i8 to_{INTEGER_RESULTS[number % 3]}")
+    assert isinstance(problem, Convolution)
+    rng = np.random.default_rng(0)
+    inputs = [bytes_of(rng, operand.descriptor.shape, "any") for operand in problem.inputs]
+    assert "vnni" in check(problem, inputs=inputs, scales=((2.0**-7, 0.0), (-(2.0**-8), 0.5)))
+
+
+@needs_dot
+@pytest.mark.parametrize("order", ["gaps", "backwards", "turned"])
+@pytest.mark.parametrize(
+    "text", ["n2 c9 h7 w9 k20 r3 s3 pad1", "n2 c70 h5 w6 k7 r1 s1", "n1 c35 w19 k5 s3 g5"]
+)
+def test_any_order_in_memory(text: str, order: str) -> None:
+    assert "vnni" in check(arranged(parse(f"conv_fwd {text} i8 to_i32"), order), threads=(2,))
+
+
+@needs_dot
+@pytest.mark.parametrize("x", ["least", "most"])
+@pytest.mark.parametrize("w", ["least", "most"])
+def test_the_largest_sums(x: str, w: str) -> None:
+    """As many products as are taken, all of them as large as can be: the sum just fits into 32 bits."""
+    problem = parse("conv_fwd n1 c131071 h1 w1 k2 r1 s1 i8 to_i32")
+    assert isinstance(problem, Convolution)
+    assert VNNI.refuse(problem, host(1)) is None
+    rng = np.random.default_rng(0)
+    image, filters = bytes_of(rng, problem.x.shape, x), bytes_of(rng, problem.w.shape, w)
+    value = 131071 * int(image.flat[0]) * int(filters.flat[0])
+    np.testing.assert_array_equal(result_of(problem, image, filters), np.full((1, 2, 1, 1), value))
+    more = parse("conv_fwd n1 c131072 h1 w1 k2 r1 s1 i8 to_i32")
+    assert "131072 products" in (VNNI.refuse(more, host(1)) or "") or not isa().has_dot
+
+
+def test_refuses_by_name() -> None:
+    integers = parse("conv_fwd n1 c8 h5 w5 k8 r3 s3 i8")
+    reals = parse("conv_bwd_data n1 c8 h5 w5 k8 r3 s3 f32")
+    assert "vpdpbusd" in (VNNI.refuse(integers, CpuDevice(replace(isa(), has_dot=False), 1)) or "")
+    assert "x is f32" in (VNNI.refuse(reals, CpuDevice(replace(isa(), has_dot=True), 1)) or "")
+    with pytest.raises(jd.NotSupported, match="vnni"):
+        jd.conv(np.zeros((1, 4, 3, 3), np.float32), np.zeros((1, 4, 3, 3), np.float32), algorithm="vnni")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["n2 c64 h56 w56 k64 r3 s3 pad1", "n2 c64 h56 w56 k64 r3 s3 pad1 nhwc", "n1 c256 h14 w14 k3 r1 s1"],
+)
+def test_code_for_a_processor_that_has_it(text: str) -> None:
+    """Compiles anywhere; no sum is spilled, and four products are one instruction, in both ways round."""
+    plain = isa("avx512")
+    processor = replace(plain, features=plain.features + ",+avx512vnni", has_dot=True)
+    problem = parse(f"conv_fwd {text} i8 to_i8")
+    assert isinstance(problem, Convolution)
+    (whole,) = lower_convolution(problem)
+    module = Module("dots", processor)
+    QuadBlocked.of(whole.merged(), processor).trace(module, "", 3, (0, 1, 2), None)
+    code = assembly(module)
+    found = re.search(r"^contract:(.*?)^\s+retq?$", code, re.MULTILINE | re.DOTALL)
+    assert found
+    body = found[1]
+    assert body.count("vpdpbusd") >= 8
+    assert "vpmull" not in body
+    assert [line for line in body.splitlines() if "(%rsp)" in line and "mm" in line] == []
+    stored = re.search(r"^store:(.*?)^\s+retq?$", code, re.MULTILINE | re.DOTALL)
+    assert stored
+    assert "vcvttss2si" not in stored[1]  # rounded as vectors
+
+
+def quantized(
+    x: AnyArray, w: AnyArray, scale: AnyArray, bias: AnyArray, padding: int
+) -> tuple[AnyArray, AnyArray]:
+    """The float64 truth before it is rounded, and rounded and saturated."""
+    problem = Convolution.make("fwd", x.shape, w.shape, padding=padding, dtype="f64")
+    total = problem.reference(x.astype(np.float64), w.astype(np.float64))
+    wide = (1, -1, *(1,) * (x.ndim - 2))
+    truth = total * scale.astype(np.float64).reshape(wide) + bias.astype(np.float64).reshape(wide)
+    return truth, np.clip(np.rint(truth), -128, 127)
+
+
+@pytest.mark.parametrize("channels", [6, 64, 130])
+@pytest.mark.parametrize("layout", [None, "NHWC"])
+def test_quantized_with_a_scale_for_each_channel(channels: int, layout: str | None) -> None:
+    """One fused pass: scaled, shifted, rounded and saturated; only what is next to a tie may go either way."""
+    rng = np.random.default_rng(channels)
+    x, w = bytes_of(rng, (2, channels, 9, 8), "any"), bytes_of(rng, (20, channels, 3, 3), "any")
+    scale = (rng.uniform(0.5, 2.0, 20) * 60 / (5500 * 3 * np.sqrt(channels))).astype(np.float32)
+    bias = rng.uniform(-20, 20, 20).astype(np.float32)
+    truth, rounded = quantized(x, w, scale, bias, 1)
+    out: AnyArray = np.zeros(truth.shape, np.int8)
+    given: list[Any] = [x, w]
+    if layout:
+        out = np.zeros((2, 9, 8, 20), np.int8)
+        given = [np.ascontiguousarray(np.moveaxis(x, 1, -1)), np.ascontiguousarray(np.moveaxis(w, 1, -1))]
+    found = jd.conv(
+        *given, scale, bias, epilogue=lambda a, s, b: a * s + b, padding=1, layout=layout, out=out
+    )
+    assert found.dtype == np.int8
+    found = np.moveaxis(found, -1, 1) if layout else found
+    is_tie = np.abs(truth - np.floor(truth) - 0.5) < 1e-4
+    assert is_tie.mean() < 0.01
+    np.testing.assert_array_equal(found[~is_tie], rounded[~is_tie])
+    assert (np.abs(found.astype(int) - rounded) <= 1).all()
+    assert {-128, 127} < set(found.ravel().tolist())
+
+
+def test_quantized_ties_go_to_the_even_number() -> None:
+    """Powers of two scale without rounding: every fourth result is a tie."""
+    rng = np.random.default_rng(1)
+    x, w = rng.integers(-9, 10, (1, 8, 30, 30), np.int8), rng.integers(-3, 4, (32, 8, 1, 1), np.int8)
+    scale = 2.0 ** -rng.integers(1, 4, 32).astype(np.float32)
+    bias = rng.integers(-8, 9, 32).astype(np.float32) * np.float32(0.5)
+    truth, rounded = quantized(x, w, scale, bias, 0)
+    assert (np.abs(truth % 1) == 0.5).mean() > 0.1
+    found = jd.conv(x, w, scale, bias, epilogue=lambda a, s, b: a * s + b, out=np.zeros(truth.shape, np.int8))
+    np.testing.assert_array_equal(found, rounded)
+
+
+@needs_dot
+def test_it_is_the_default() -> None:
+    for text in ("n8 c64 h56 w56 k64 r3 s3 pad1", "n1 c256 h14 w14 k256 r1 s1 nhwc"):
+        problem = parse(f"conv_fwd {text} i8 to_i8")
+        assert jd.plan(problem).algorithm == "vnni"
