@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.blocked_filter import BlockedFilter
+from jitdnn.kernels.cpu.blocked_filter import BlockedFilter, ways
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
@@ -34,7 +34,7 @@ class ImplicitGemmFilter(Algorithm):
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         (whole,) = lower_convolution(problem)
-        return BlockedFilter(whole.merged(), device.isa)
+        return min(ways(whole.merged(), device.isa), key=BlockedFilter.cycles)
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return self._plan(problem, device).workspace(device.threads)
