@@ -32,6 +32,17 @@ def apply_to_grid(k: Builder, matrices: Sequence[Matrix], grid: Sequence[Values]
 
 def operations(matrix: Matrix) -> int:
     """Arithmetic instructions that ``apply`` takes, about."""
+    # planners ask thousands of times about a few matrices; to hash their fractions would take as long as to count
+    known = _operations.get(id(matrix))
+    if known is None or known[0] is not matrix:
+        known = _operations[id(matrix)] = (matrix, _count_operations(matrix))
+    return known[1]
+
+
+_operations: dict[int, tuple[Matrix, int]] = {}
+
+
+def _count_operations(matrix: Matrix) -> int:
     pairs = _opposite_columns(matrix)
     if pairs:
         return 2 * len(pairs) + sum(

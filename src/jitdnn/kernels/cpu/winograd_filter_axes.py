@@ -32,12 +32,12 @@ class FilterAxis:
     tile: int = 1
     run: int = 1
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """True if nothing is saved here: every tap is a part, every result a tile."""
         return self.places == 1
 
-    @property
+    @cached_property
     def places(self) -> int:
         """Multiplications of a tile."""
         return self.taps + self.tile - 1
@@ -51,43 +51,43 @@ class FilterAxis:
         """Positions of x from tap to tap."""
         return self.axis.taps.shift if self.axis.taps.count > 1 else 1
 
-    @property
+    @cached_property
     def unit(self) -> int:
         """Positions of x from one element of a data tile to the next."""
         return self.axis.step if self.is_plain else math.lcm(self.axis.step, self.shift)
 
-    @property
+    @cached_property
     def tap_step(self) -> int:
         """Taps from one of a part to the next."""
         return 1 if self.is_plain else self.unit // self.shift
 
-    @property
+    @cached_property
     def result_step(self) -> int:
         """Results from one of a tile to the next."""
         return self.unit // self.axis.step
 
-    @property
+    @cached_property
     def segments(self) -> int:
         """Parts that begin with taps one or more parts apart."""
         return ceil_div(ceil_div(self.axis.taps.count, self.tap_step), self.taps)
 
-    @property
+    @cached_property
     def parts(self) -> int:
         return min(self.tap_step, self.axis.taps.count) * self.segments
 
-    @property
+    @cached_property
     def tiles_per_field(self) -> int:
         return ceil_div(ceil_div(self.axis.results, self.result_step), self.tile)
 
-    @property
+    @cached_property
     def units_per_field(self) -> int:
         return ceil_div(self.tiles_per_field, self.run)
 
-    @property
+    @cached_property
     def units(self) -> int:
         return min(self.result_step, self.axis.results) * self.units_per_field
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """All tiles, those that fill up the last unit of a field included."""
         return self.units * self.run
