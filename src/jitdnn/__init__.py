@@ -62,6 +62,7 @@ _HOMES = {
     "ops.tensor_ops": "add fill multiply op_tensor scale",
     "ops.transform": "concat fold slice split transform unfold",
     "ops.unpooling": "max_unpool max_unpool_backward",
+    "ops.warm": "warm",
     "problems": "parse",
     "rtcg.functions": (
         "absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh ceil clip cos cosh erf exp exp2 "

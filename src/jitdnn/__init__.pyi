@@ -126,6 +126,7 @@ from jitdnn.ops.transform import transform as transform
 from jitdnn.ops.transform import unfold as unfold
 from jitdnn.ops.unpooling import max_unpool as max_unpool
 from jitdnn.ops.unpooling import max_unpool_backward as max_unpool_backward
+from jitdnn.ops.warm import warm as warm
 from jitdnn.problems import parse as parse
 from jitdnn.rtcg.functions import absolute as absolute
 from jitdnn.rtcg.functions import arccos as arccos

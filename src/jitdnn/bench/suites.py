@@ -187,6 +187,14 @@ def _at(error: Exception, origin: str, text: str, number: int, line: str) -> Par
     return ParseError(f"{origin}: {message}", text, number, column)
 
 
+def towards_each(layers: Sequence[Layer], direction: str) -> list[Layer]:
+    """The layers in a direction, in all of them for "all", or as they are for "given"."""
+    if direction == "given":
+        return list(layers)
+    directions = DIRECTIONS if direction == "all" else (direction,)
+    return [layer.towards(each) for each in directions for layer in layers]
+
+
 def unique(layers: Sequence[Layer]) -> list[Layer]:
     """Each different problem once, under its first name, counted as often as all of them together."""
     counts: dict[Problem, int] = {}

@@ -96,6 +96,29 @@ def plan(
 
 
 @app.command()
+def warm(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Problem strings, suites or networks (bench --list), .txt, .csv or .prototxt files."
+        ),
+    ],
+    direction: Annotated[Direction, typer.Option(help="Direction of the convolutions.")] = Direction.given,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Images in a batch, in place of the suite's.")
+    ] = None,
+    threads: Threads = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that compile.  [default: as many as threads]")
+    ] = None,
+) -> None:
+    """Plan and compile ahead, into the disk cache, in several processes."""
+    from jitdnn.cli.warm import run_warm
+
+    raise typer.Exit(run_warm(names, direction.value, batch, threads, workers))
+
+
+@app.command()
 def bench(
     problems: Annotated[list[str] | None, typer.Argument(help="Problem strings.")] = None,
     suite: Annotated[

@@ -13,12 +13,11 @@ from jitdnn.bench import memory_bound
 from jitdnn.bench import sequences as sequence_cases
 from jitdnn.bench.driver import Options, Row, run
 from jitdnn.bench.report import families, of_family, summaries, write_json
-from jitdnn.bench.suites import Layer, built_in, load, unique
+from jitdnn.bench.suites import Layer, built_in, load, towards_each, unique
 from jitdnn.bench.timing import QUIET, Method, geometric_mean
 from jitdnn.cli.console import print_table, progress, say
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems import parse
-from jitdnn.problems.convolution import DIRECTIONS
 
 
 def list_built_in() -> None:
@@ -74,11 +73,7 @@ def select(problems: Sequence[str], suites: Sequence[str], direction: str, batch
         )
     if batch is not None:
         layers = [layer.with_batch(batch) for layer in layers]
-    if direction == "all":
-        layers = [layer.towards(each) for each in DIRECTIONS for layer in layers]
-    elif direction != "given":
-        layers = [layer.towards(direction) for layer in layers]
-    return unique(layers)
+    return unique(towards_each(layers, direction))
 
 
 def _open(path: Path | None, stack: ExitStack) -> TextIO | None:

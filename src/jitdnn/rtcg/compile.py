@@ -20,6 +20,12 @@ SCHEMA = 1  # raise when the meaning of a cached object changes without a change
 
 _lock = threading.Lock()
 _loaded: dict[str, Library] = {}
+_here = threading.local()
+
+
+def compiled_here() -> int:
+    """How many modules this thread has compiled: none for code that was in memory or in the disk cache."""
+    return getattr(_here, "compiled", 0)
 
 
 class Library:
@@ -127,6 +133,7 @@ def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], None
         module = Module(name, isa)
         generate(module)
         code = compile_object(module)
+        _here.compiled = compiled_here() + 1
         cache.put(key, code)
     library = Library(code, _target_machine(isa))
     with _lock:

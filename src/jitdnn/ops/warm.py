@@ -1,0 +1,214 @@
+"""Planning and compiling many problems at once, in several processes, into the disk cache.
+
+Tracing a kernel and printing it for LLVM is Python and holds the interpreter, so threads would wait for each other;
+processes do not. The workers are fresh interpreters that are told what to do through their standard input: nothing of
+the caller's program is imported in them, and it need not be guarded against that.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from time import perf_counter
+from typing import IO, Any, NamedTuple
+
+from jitdnn.errors import InvalidArgument, JitdnnError
+from jitdnn.handle import Handle
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.planner.plan import Request
+from jitdnn.problems import Problem, parse
+from jitdnn.rtcg.compile import compiled_here
+from jitdnn.settings import Settings, settings
+
+# the whole program of a worker; it finds this package where its parent did
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from jitdnn.ops.warm import serve; serve()"
+
+
+class Wanted(NamedTuple):
+    """A plan to make; `request` None for what the settings ask for."""
+
+    problem: Problem
+    epilogue: Epilogue | None = None
+    request: Request | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """A problem that was planned: with which algorithm, in how many seconds, and how many modules of code had to be
+    compiled for it (none if all were in the cache). `failure` says why there is no plan."""
+
+    problem: Problem
+    algorithm: str | None
+    seconds: float
+    compiled: int
+    failure: str | None = None
+
+
+class Recorder(Handle):
+    """A handle that notes every plan it is asked for, in ``wanted``, and runs nothing: results stay as they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wanted: list[Wanted] = []
+
+    def plan(self, problem: Problem, request: Request | None = None, epilogue: Epilogue | None = None) -> Any:
+        self.wanted.append(Wanted(problem, epilogue, request))
+        return None  # which stands for nothing to run
+
+
+def warm(
+    problems: Iterable[Problem | str | Wanted],
+    *,
+    workers: int | None = None,
+    progress: Callable[[Warmed], None] | None = None,
+    **overrides: object,
+) -> list[Warmed]:
+    """Plan and compile `problems` ahead of their first call; the results in the order of the problems.
+
+        jd.warm(["conv_fwd n1 c64 h56 w56 k64 r3 s3 pad1", "conv_fwd n1 c64 h56 w56 k256 r1 s1"])
+
+    The code goes into the disk cache, where the first calls of this and other programs find it. `problems` are
+    problems or problem strings; each different one is planned once, and none is run. `workers` processes work at it,
+    this one among them, by default as many as the setting `threads`; it is this one alone where the disk cache is off,
+    or if algorithms are chosen by measuring. `progress` is called after each, from one thread at a time. `overrides`
+    are settings in force for the plans.
+
+    Raises ParseError and InvalidShape for text that is no problem, InvalidArgument for a setting that there is not. A
+    problem that no algorithm takes is no error: its `failure` says why.
+    """
+    if workers is not None and workers < 1:
+        raise InvalidArgument(f"workers is {workers}: it must be 1 or more")
+    wanted = [_wanted(each) for each in problems]
+    with settings(**overrides) as values:
+        different = list(dict.fromkeys(wanted))
+        count = values.threads if workers is None else workers
+        if not values.cache or values.choice == "find":
+            count = 1
+        found = _Team(different, progress).run(values, min(count, len(different)))
+    return [found[each] for each in wanted]
+
+
+def _wanted(problem: Problem | str | Wanted) -> Wanted:
+    if isinstance(problem, Wanted):
+        return problem
+    return Wanted(parse(problem) if isinstance(problem, str) else problem)
+
+
+def _plan(handle: Handle, wanted: Wanted) -> Warmed:
+    compiled, start = compiled_here(), perf_counter()
+    try:
+        plan = handle.plan(wanted.problem, wanted.request, wanted.epilogue)
+    except JitdnnError as error:
+        return Warmed(
+            wanted.problem,
+            None,
+            perf_counter() - start,
+            compiled_here() - compiled,
+            str(error).splitlines()[0],
+        )
+    return Warmed(wanted.problem, plan.algorithm, perf_counter() - start, compiled_here() - compiled)
+
+
+class _Team:
+    """This process and its workers, who take one problem after the other."""
+
+    def __init__(self, wanted: Sequence[Wanted], progress: Callable[[Warmed], None] | None) -> None:
+        self._left = deque(wanted)
+        self._found: dict[Wanted, Warmed] = {}
+        self._progress = progress
+        self._lock = threading.Lock()
+
+    def run(self, values: Settings, count: int) -> dict[Wanted, Warmed]:
+        workers = [_Worker(values) for _ in range(count - 1)]
+        threads = [threading.Thread(target=self._drive, args=(worker,), daemon=True) for worker in workers]
+        try:
+            for thread in threads:
+                thread.start()
+            with Handle() as handle:
+                self._work(lambda wanted: _plan(handle, wanted))
+            for thread in threads:
+                thread.join()
+            # of workers that died
+            with Handle() as handle:
+                self._work(lambda wanted: _plan(handle, wanted))
+        finally:
+            self._left.clear()
+            for worker in workers:
+                worker.end()
+        return self._found
+
+    def _drive(self, worker: _Worker) -> None:
+        self._work(worker.plan)
+
+    def _work(self, plan: Callable[[Wanted], Warmed | None]) -> None:
+        while True:
+            try:
+                wanted = self._left.popleft()
+            except IndexError:
+                return
+            result = plan(wanted)
+            if result is None:
+                self._left.append(wanted)
+                return
+            with self._lock:
+                self._found[wanted] = result
+                if self._progress is not None:
+                    self._progress(result)
+
+
+class _Worker:
+    """Another process that plans."""
+
+    def __init__(self, values: Settings) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._settings: dict[str, Any] | None = {
+            field.name: getattr(values, field.name) for field in fields(values) if field.name != "serial"
+        }
+
+    def plan(self, wanted: Wanted) -> Warmed | None:
+        """What became of it; None if the process is dead."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            if self._settings is not None:
+                pickle.dump(self._settings, self._process.stdin)
+                self._settings = None
+            pickle.dump(wanted, self._process.stdin)
+            self._process.stdin.flush()
+            found: Warmed = pickle.load(self._process.stdout)
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError):
+            return None
+        return found
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:
+                    continue
+
+
+def serve() -> None:
+    """What a worker does: plans what it is told to until nobody is left who tells."""
+    source: IO[bytes] = sys.stdin.buffer
+    answers: IO[bytes] = sys.stdout.buffer
+    sys.stdout = sys.stderr  # what anybody prints must not get between the answers
+    with settings(**pickle.load(source)), Handle() as handle:
+        while True:
+            try:
+                wanted = pickle.load(source)
+            except EOFError:
+                return
+            pickle.dump(_plan(handle, wanted), answers)
+            answers.flush()
