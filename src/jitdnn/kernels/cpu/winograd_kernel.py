@@ -18,6 +18,8 @@ from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.winograd import STAGED, Winograd
 from jitdnn.kernels.cpu.winograd_product import Strides, trace_product
 from jitdnn.kernels.cpu.winograd_transforms import (
+    trace_ask,
+    trace_ask_filter,
     trace_data,
     trace_drain,
     trace_fill,
@@ -82,13 +84,14 @@ class _Code:
             (count, trace_fill(module, f"{prefix}fill{count}", p, count))
             for count in ([lanes] if whole else []) + ([rest] if rest else [])
         ]
-        self.data = trace_data(
-            module, f"{prefix}data_tile", p, c.dtype, p.read_pitch * lanes, p.columns.gap * lanes
-        )
+        strides = p.read_pitch * lanes, p.columns.gap * lanes
+        self.data = trace_data(module, f"{prefix}data_tile", p, c.dtype, *strides, is_far=False)
         self.direct: Function | None = None
         if p.reads_directly:
-            strides = [axis.gap * c.x.space[i] for axis, i in zip((p.rows, p.columns), p.tiled, strict=True)]
-            self.direct = trace_data(module, f"{prefix}data_direct", p, c.x.dtype, strides[0], strides[1])
+            rows, columns = (
+                axis.gap * c.x.space[i] for axis, i in zip((p.rows, p.columns), p.tiled, strict=True)
+            )
+            self.direct = trace_data(module, f"{prefix}data_direct", p, c.x.dtype, rows, columns, is_far=True)
         self.stage = trace_panel(module, f"{prefix}stage", c, p.panels)
         self.filters = {
             phase: trace_filter(module, f"{prefix}filter{phase[0]}_{phase[1]}", p, phase)
@@ -100,6 +103,8 @@ class _Code:
             for rows, _ in p.row_groups
         ]
         self.result = trace_result(module, f"{prefix}result", p)
+        self.ask = trace_ask(module, f"{prefix}ask", p)
+        self.ask_filter = trace_ask_filter(module, f"{prefix}ask_filter", p)
         self.drain = trace_drain(module, f"{prefix}drain", p, epilogue)
 
     # ---- memory
@@ -201,9 +206,10 @@ class _Code:
             channel = first + start
             whole = staged + channel * -p.panels.channel_stride  # where the panel's first channel would lie
             k.call(self.stage, w, whole, panel * p.panel_lanes, channel, here)
-            for channel in k.range(here):
-                source = staged + channel * p.panels.channel_stride
-                target = to + (start + channel) * p.panel_lanes
+            for i in k.range(here):
+                k.call(self.ask_filter, w, panel * p.panel_lanes, channel + STAGED, i)
+                source = staged + i * p.panels.channel_stride
+                target = to + (start + i) * p.panel_lanes
                 for tap in k.range(slices):
                     for v in k.range(0, p.panel_lanes, p.lanes):
                         taps = source + (tap * p.panels.tap_strides[p.third] + v)
@@ -349,10 +355,11 @@ class _Code:
             width = (k.integer(columns.axis.results) - left).min(p.run * columns.outputs * columns.spread)
             tiles = sums + (number - first) * (p.strip_tiles * p.panel_lanes)
             for v in k.range(0, vectors, p.lanes):
+                places = [t + view_offset(c, view, group, channel + v, here[:4]) for t, view in tensors]
+                k.call(self.ask, places[0], vectors - v, height, width)
                 for step in k.range(turns):
                     for residue in k.range(columns.spread):
                         tile = step * columns.spread + residue
                         place = step * (columns.outputs * columns.spread) + residue
                         k.call(self.result, tiles + (tile * p.panel_lanes + v), strip + place * p.lanes)
-                places = [t + view_offset(c, view, group, channel + v, here[:4]) for t, view in tensors]
                 k.call(self.drain, strip, factors, *places, vectors - v, height, width)
