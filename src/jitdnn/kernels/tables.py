@@ -15,6 +15,7 @@ from jitdnn.kernels.cpu.convolution_bias import BiasChannels, BiasRows
 from jitdnn.kernels.cpu.convolution_depthwise import Depthwise
 from jitdnn.kernels.cpu.convolution_depthwise_filter import DepthwiseFilter
 from jitdnn.kernels.cpu.convolution_direct import Direct
+from jitdnn.kernels.cpu.convolution_fft import Fft
 from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
@@ -99,6 +100,7 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
         Depthwise(),
         ImplicitGemm(),
         Direct(),
+        Fft(),
         Im2col(),
         REFERENCE,
     ),
@@ -108,6 +110,7 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
         Depthwise(),
         ImplicitGemm(),
         Direct(),
+        Fft(),
         Im2col(),
         REFERENCE,
     ),
@@ -116,6 +119,7 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
         WinogradFilterGradient(),
         ImplicitGemmFilter(),
         Direct(),
+        Fft(),
         Im2col(),
         REFERENCE,
     ),

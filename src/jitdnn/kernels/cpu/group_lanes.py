@@ -235,8 +235,8 @@ class GroupLanes:
         for tile in range(tiles):
             lowest = tile * columns * axis.step + axis.taps.offset
             highest = lowest + (columns - 1) * axis.step
-            reads = range(0, axis.taps.count * axis.taps.shift, axis.taps.shift)
-            inner += sum(lowest + at >= 0 and highest + at < axis.positions for at in reads)
+            shifts = range(0, axis.taps.count * axis.taps.shift, axis.taps.shift)
+            inner += sum(lowest + at >= 0 and highest + at < axis.positions for at in shifts)
         cycles = inner * whole + (tiles * w - inner) * edge
         return _share_inside(c.axes[1]) * h * cycles + 2.0 * h * tiles
 
