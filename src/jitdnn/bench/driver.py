@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from jitdnn.bench import provenance
 from jitdnn.bench.gate import Gate
-from jitdnn.bench.peers import Peer, torch_peers
+from jitdnn.bench.peers import PEER_BOUND, Peer, torch_peers
 from jitdnn.bench.suites import Layer
 from jitdnn.bench.timing import Method, Neighbours, interleaved, median, ratio
 from jitdnn.devices.cpu import CpuDevice, host
@@ -36,8 +36,6 @@ PEERS = ("torch", "im2col")
 #: Several sets of inputs, but no more than this many bytes of them.
 MOST_SETS = 4
 SET_BYTES = 1 << 28
-#: A peer is another program's arithmetic: it must only be computing the same thing.
-PEER_BOUND = {"f32": 1e-4, "f64": 1e-10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class Candidate:
     name: str
     family: str
     run: Callable[[int], Any]
@@ -154,11 +152,11 @@ def _measure(
     families: Sequence[Peer],
     options: Options,
 ) -> Row:
-    sets = _input_sets(problem)
+    sets = input_sets(problem)
     plan = handle.plan(problem, Request.of(current(), options.algorithm))
-    own = _own(problem, plan, handle, sets, "jitdnn", "jitdnn")
+    own = own_candidate(problem, plan, handle, sets, "jitdnn", "jitdnn")
     gate = Gate(problem, sets[0])
-    error = gate.error(_poisoned(problem, plan, handle, sets[0]))
+    error = gate.error(poisoned_result(problem, plan, handle, sets[0]))
     row = replace(row, algorithm=plan.algorithm, workspace=plan.workspace, error=error, error_bound=own.bound)
     if not error <= own.bound:
         return replace(
@@ -217,9 +215,9 @@ def _thread_limits(
         yield threadpool_limits(threads, user_api="blas")
 
 
-def _own(
+def own_candidate(
     problem: Problem, plan: Plan, handle: Handle, sets: Sequence[Sequence[FloatArray]], name: str, family: str
-) -> _Candidate:
+) -> Candidate:
     """The plan as a caller of the public functions runs it: output allocated, workspace from the handle."""
     pointers = [tuple(borrow(array).pointer for array in arrays) for arrays in sets]
     allocate = allocator("numpy", _dense(problem.output))
@@ -232,10 +230,10 @@ def _own(
 
     bound = next(c.error_bound for c in plan.candidates if c.chosen)
     assert bound is not None
-    return _Candidate(name, family, run, lambda output: output, bound)
+    return Candidate(name, family, run, lambda output: output, bound)
 
 
-def _poisoned(problem: Problem, plan: Plan, handle: Handle, inputs: Sequence[FloatArray]) -> FloatArray:
+def poisoned_result(problem: Problem, plan: Plan, handle: Handle, inputs: Sequence[FloatArray]) -> FloatArray:
     """The plan's result in memory that was full of NaN: what is not written stays NaN."""
     owner, array = allocator("numpy", _dense(problem.output))()
     owner[...] = np.nan
@@ -250,14 +248,14 @@ def _peer_candidates(
     families: Sequence[Peer],
     names: Sequence[str],
     sets: Sequence[Sequence[FloatArray]],
-) -> tuple[list[_Candidate], dict[str, str]]:
+) -> tuple[list[Candidate], dict[str, str]]:
     candidates, refused = [], {}
-    bound = PEER_BOUND[problem.dtype]
+    bound = PEER_BOUND.get(problem.dtype, 0.0)
     for peer in families:
         reason = peer.refuse(problem)
         if reason is None:
             candidates.append(
-                _Candidate(peer.name, peer.family, peer.prepare(problem, sets), peer.to_numpy, bound)
+                Candidate(peer.name, peer.family, peer.prepare(problem, sets), peer.to_numpy, bound)
             )
         else:
             refused[peer.name] = reason
@@ -268,7 +266,9 @@ def _peer_candidates(
         except JitdnnError as error:
             refused["im2col"] = str(error).splitlines()[0]
         else:
-            candidates.append(replace(_own(problem, plan, handle, sets, "im2col", "im2col"), bound=bound))
+            candidates.append(
+                replace(own_candidate(problem, plan, handle, sets, "im2col", "im2col"), bound=bound)
+            )
     return candidates, refused
 
 
@@ -278,7 +278,7 @@ def _dense(descriptor: TensorDescriptor) -> TensorDescriptor:
     return descriptor
 
 
-def _input_sets(problem: Problem) -> list[list[FloatArray]]:
+def input_sets(problem: Problem) -> list[list[FloatArray]]:
     """Standard normal numbers in the memory order of each input, in as many sets as fit the budget."""
     rng = np.random.default_rng(0)
     first = [_filled(operand.descriptor, rng) for operand in problem.inputs]

@@ -18,6 +18,8 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 
 FloatArray = npt.NDArray[np.floating[Any]]
+#: A peer is another program's arithmetic: it must only be computing the same thing.
+PEER_BOUND = {"f64": 1e-10, "f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}
 #: Runs the peer on the n-th set of inputs and returns its own kind of array; a second function reads it.
 Runner = Callable[[int], Any]
 
@@ -64,6 +66,8 @@ class Torch(Peer):
             return "PyTorch pads both sides alike"
         if problem.mode != "cross_correlation":
             return "PyTorch has cross-correlation only"
+        if problem.dtype not in PEER_BOUND:
+            return f"PyTorch's convolutions are of reals, not of {problem.dtype}"
         return None
 
     def prepare(self, problem: Problem, sets: Sequence[Sequence[FloatArray]]) -> Runner:
@@ -77,7 +81,10 @@ class Torch(Peer):
             order = torch.channels_last_3d if rank == 3 else torch.channels_last
 
         def tensor(array: FloatArray) -> Any:
-            made = torch.from_numpy(np.ascontiguousarray(array))
+            if problem.dtype == "bf16":  # a type of NumPy's that PyTorch does not know
+                made = torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+            else:
+                made = torch.from_numpy(np.ascontiguousarray(array))
             return (made.unsqueeze(2) if lift else made).contiguous(memory_format=order)
 
         stride, dilation = [1] * lift + [*problem.stride], [1] * lift + [*problem.dilation]
@@ -119,7 +126,8 @@ class Torch(Peer):
         return without_gradient
 
     def to_numpy(self, output: Any) -> FloatArray:
-        array: FloatArray = output.numpy()
+        wide = output.float() if output.dtype == self._torch.bfloat16 else output
+        array: FloatArray = wide.numpy()
         return array
 
     def threads(self, count: int) -> AbstractContextManager[Any]:

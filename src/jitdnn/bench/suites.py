@@ -22,6 +22,7 @@ from jitdnn.errors import InvalidArgument, ParseError
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
 from jitdnn.problems.problem import Problem
+from jitdnn.tensor import DTYPES
 
 COLUMNS = [
     "suite",
@@ -82,6 +83,21 @@ class Layer:
         )  # fmt: skip
         return replace(self, problem=other)
 
+    def limited(self, images: int | None = None, size: int | None = None) -> Layer | None:
+        """The same layer with as many images as it has, but at most `images`, and so few that its operands take at
+        most `size` bytes together; None if they take more even for one. Raises as `with_batch` does."""
+        problem = self.problem
+        if not isinstance(problem, Convolution) or problem.n == 0:
+            return self
+        n = problem.n if images is None else min(problem.n, images)
+        if size is not None:
+            item = DTYPES[problem.dtype]
+            an_image = item * (problem.x.size + problem.y.size) // problem.n
+            n = min(n, (size - item * problem.w.size) // max(1, an_image))
+        if n < 1:
+            return None
+        return self if n == problem.n else self.with_batch(n)
+
     def towards(self, direction: str) -> Layer:
         """The same layer in another direction, as its network has it: the forward pass of a transposed
         convolution is the data gradient of a plain one, and the other way round."""
@@ -90,8 +106,13 @@ class Layer:
         if direction not in DIRECTIONS:
             raise InvalidArgument(f"direction {direction!r}: there are {', '.join(DIRECTIONS)} and all")
         if self.name.startswith("convT_"):
-            direction = {"fwd": "bwd_data", "bwd_data": "fwd"}.get(direction, direction)
+            direction = transposed_direction(direction)
         return replace(self, problem=replace(self.problem, direction=direction))
+
+
+def transposed_direction(direction: str) -> str:
+    """The direction of a plain convolution that is this one of the transposed convolution, and the other way round."""
+    return {"fwd": "bwd_data", "bwd_data": "fwd"}.get(direction, direction)
 
 
 def built_in() -> dict[str, tuple[Layer, ...]]:

@@ -18,6 +18,9 @@ from jitdnn.devices.cpu import settle
 
 #: Seconds that a turn lasts at least (or one call, if that is longer).
 TURN = 0.02
+#: A call that takes as long is measured in fewer rounds, and not called once more without counting: it is hardly
+#: slower for the threads that it wakes.
+LONG = 0.2
 #: With more than this many processors' worth of other programs' work, times are called into question.
 QUIET = 0.2
 
@@ -26,11 +29,13 @@ Call = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How long to measure: `rounds` turns for each candidate, and more until `seconds` of turns each."""
+    """How long to measure: `rounds` turns for each candidate, and more until `seconds` of turns each. Candidates one
+    of whose calls is long get `long_rounds`, if that is fewer."""
 
     rounds: int = 5
     seconds: float = 0.2
     most_rounds: int = 25
+    long_rounds: int = 3
 
 
 def interleaved(
@@ -45,7 +50,8 @@ def interleaved(
     times: list[list[float]] = [[] for _ in calls]
     spent = 0.0
     number = 0
-    while len(times[0]) < method.rounds or (
+    wanted = method.rounds
+    while len(times[0]) < wanted or (
         spent < method.seconds * len(calls) and len(times[0]) < method.most_rounds
     ):
         for call, taken in zip(calls, times, strict=True):
@@ -53,6 +59,12 @@ def interleaved(
             start = time.perf_counter()
             call(number)
             single = time.perf_counter() - start
+            if single >= LONG:
+                wanted = min(wanted, method.long_rounds)
+                number += 1
+                taken.append(single)
+                spent += single
+                continue
             repeats = max(1, min(1000, round(TURN / max(single, 1e-7))))
             start = time.perf_counter()
             for _ in range(repeats):

@@ -16,6 +16,7 @@ import typer
 
 from jitdnn import __version__
 from jitdnn.errors import JitdnnError
+from jitdnn.settings import parse_bytes
 
 app = typer.Typer(
     name="jitdnn",
@@ -144,6 +145,21 @@ def bench(
         Path | None, typer.Option("--json", help="Append a JSON object a row to this file; - prints them.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to measure each candidate.")] = 0.2,
+    batch_limit: Annotated[
+        int | None, typer.Option(min=1, help="Most images in a batch; layers with fewer keep theirs.")
+    ] = None,
+    most_bytes: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Fewer images where a layer's tensors would take more: 2GiB."),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the file of --json: what is in it is not measured again."),
+    ] = False,
+    choices: Annotated[
+        bool,
+        typer.Option("--choices", help="Measure every algorithm of each problem, beside the planner's pick."),
+    ] = False,
     list_suites: Annotated[bool, typer.Option("--list", help="List the built-in suites and stop.")] = False,
     memory_bound: Annotated[
         bool,
@@ -176,9 +192,22 @@ def bench(
         return
     code = run_bench(
         problems or [], suite or [], direction.value, batch, threads, workspace_limit, peer or [], algorithm,
-        find, json_rows, seconds,
+        find, json_rows, seconds, batch_limit, parse_bytes(most_bytes) if most_bytes else None, resume, choices,
     )  # fmt: skip
     raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    rows: Annotated[list[Path], typer.Argument(help="Files that bench --json wrote.")],
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw each file's ratios, sorted, as a PNG in this folder.")
+    ] = None,
+) -> None:
+    """Print what measured rows come to, by network and direction, as Markdown tables."""
+    from jitdnn.cli.bench import run_report
+
+    run_report(rows, plot)
 
 
 Solver = Annotated[

@@ -11,13 +11,15 @@ from typing import TextIO
 
 from jitdnn.bench import memory_bound
 from jitdnn.bench import sequences as sequence_cases
+from jitdnn.bench.choices import ChoiceRow, run_choices, summary_lines, write_choices
 from jitdnn.bench.driver import Options, Row, run
-from jitdnn.bench.report import families, of_family, summaries, write_json
+from jitdnn.bench.report import families, markdown, of_family, read_json, save_plot, summaries, write_json
 from jitdnn.bench.suites import Layer, built_in, load, towards_each, unique
 from jitdnn.bench.timing import QUIET, Method, geometric_mean
 from jitdnn.cli.console import print_table, progress, say
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems import parse
+from jitdnn.settings import current
 
 
 def list_built_in() -> None:
@@ -38,9 +40,13 @@ def run_bench(
     find: bool,
     json_rows: Path | None,
     seconds: float,
+    batch_limit: int | None = None,
+    most_bytes: int | None = None,
+    resume: bool = False,
+    choices: bool = False,
 ) -> int:
     """Measure and print. Returns 1 if any result was wrong or nothing could run a problem, else 0."""
-    layers = select(problems, suites, direction, batch)
+    layers = select(problems, suites, direction, batch, batch_limit, most_bytes)
     options = Options(
         peers=() if list(peers) == ["none"] else tuple(dict.fromkeys(peers)),
         algorithm=algorithm,
@@ -49,10 +55,14 @@ def run_bench(
         choice="find" if find else None,
         method=Method(seconds=seconds),
     )
+    if choices:
+        return _run_choices(layers, options, json_rows)
+    rows: list[Row] = []
+    if resume:
+        rows, layers = _measured_before(json_rows, layers, options)
     with ExitStack() as stack:
         stream = _open(json_rows, stack)
         advance = stack.enter_context(progress(len(layers), "measuring", is_quiet=True))
-        rows = []
         for row in run(layers, options, advance):
             rows.append(row)
             if stream is not None:
@@ -63,7 +73,90 @@ def run_bench(
     return 1 if any(row.failure for row in rows) else 0
 
 
-def select(problems: Sequence[str], suites: Sequence[str], direction: str, batch: int | None) -> list[Layer]:
+def _measured_before(
+    path: Path | None, layers: Sequence[Layer], options: Options
+) -> tuple[list[Row], list[Layer]]:
+    """The rows of a file that answer what is asked now, and the layers that are left."""
+    if path is None or str(path) == "-":
+        raise InvalidArgument("--resume goes on with the file of --json, which is not given")
+    threads = options.threads or current().threads
+    known: dict[str, Row] = {}
+    if path.exists():
+        for row in read_json(path.read_text(encoding="utf-8").splitlines()):
+            peers = {name.split("_")[0] for name in (*row.peers, *row.refused_peers)}
+            if (
+                row.failure is None and row.threads == threads and peers >= set(options.peers)
+                and options.algorithm in (None, row.algorithm)
+            ):  # fmt: skip
+                known[row.problem] = row
+    left = [layer for layer in layers if str(layer.problem) not in known]
+    return [known[str(layer.problem)] for layer in layers if str(layer.problem) in known], left
+
+
+def _run_choices(layers: Sequence[Layer], options: Options, json_rows: Path | None) -> int:
+    """Measure every algorithm of every layer beside the planner's pick, and print."""
+    rows: list[ChoiceRow] = []
+    with ExitStack() as stack:
+        stream = _open(json_rows, stack)
+        advance = stack.enter_context(progress(len(layers), "measuring", is_quiet=True))
+        for row in run_choices(layers, options, advance):
+            rows.append(row)
+            if stream is not None:
+                write_choices([row], stream)
+                stream.flush()
+    if stream is not sys.stdout:
+        cells = [
+            [
+                f"{row.network}:{row.name}" if row.name else " ".join(row.problem.split()[1:]),
+                row.problem.split()[0], row.chosen or "-", row.best or "-",
+                "-" if row.ratio is None else f"{row.ratio:.2f}",
+                " ".join(
+                    f"{name}:{1e3 * row.estimates[name]:.3f}/{1e3 * seconds:.3f}"
+                    for name, seconds in sorted(row.measured.items(), key=lambda pair: pair[1])
+                ),
+            ]
+            for row in rows
+        ]  # fmt: skip
+        columns = ["layer", "kind", "chosen", "best", "x best", "estimate/measured, ms"]
+        print_table(f"{rows[0].device}, {rows[0].date}", columns, cells, "llllrl")
+        for row in rows:
+            if row.failure is not None:
+                say(f"FAILED {row.problem}: {row.failure}")
+            for name, reason in row.wrong.items():
+                say(f"WRONG {name}: {row.problem}: {reason}")
+        for line in summary_lines(rows):
+            say(line)
+    return 1 if any(row.failure is not None or row.wrong for row in rows) else 0
+
+
+def run_report(files: Sequence[Path], plots: Path | None) -> None:
+    """Print the table of each file of rows as Markdown, and draw the ratios of each."""
+    for path in files:
+        try:
+            rows = read_json(path.read_text(encoding="utf-8").splitlines())
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InvalidArgument(f"{path}: not the rows of `jitdnn bench --json`: {error}") from None
+        rows = list({(row.problem, row.network, row.name, row.threads): row for row in rows}.values())
+        for threads in dict.fromkeys(row.threads for row in rows):
+            of_threads = [row for row in rows if row.threads == threads]
+            name = path.stem if len({row.threads for row in rows}) == 1 else f"{path.stem}-{threads}"
+            words = "1 thread" if threads == 1 else f"{threads} threads"
+            say(f"{name}, {words}, {of_threads[0].device}\n")
+            say(markdown(of_threads))
+            if plots is not None:
+                plots.mkdir(parents=True, exist_ok=True)
+                save_plot(of_threads, plots / f"{name}.png", f"{name}, {words}")
+                say(f"{plots / name}.png\n")
+
+
+def select(
+    problems: Sequence[str],
+    suites: Sequence[str],
+    direction: str,
+    batch: int | None,
+    batch_limit: int | None = None,
+    most_bytes: int | None = None,
+) -> list[Layer]:
     """The different problems that were asked for, each once. Raises InvalidArgument if there are none."""
     layers = [Layer(parse(problem)) for problem in problems]
     layers += [layer for suite in suites for layer in load(suite)]
@@ -73,6 +166,12 @@ def select(problems: Sequence[str], suites: Sequence[str], direction: str, batch
         )
     if batch is not None:
         layers = [layer.with_batch(batch) for layer in layers]
+    if batch_limit is not None or most_bytes is not None:
+        smaller = [layer.limited(batch_limit, most_bytes) for layer in layers]
+        for layer, limited in zip(layers, smaller, strict=True):
+            if limited is None:
+                say(f"left out, too large even for one image: {layer.label}", file=sys.stderr)
+        layers = [layer for layer in smaller if layer is not None]
     return unique(towards_each(layers, direction))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -31,9 +32,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     Console().print(table)
 
 
-def say(text: str = "") -> None:
-    """A line of output, at once even into a pipe."""
-    print(text, flush=True)
+def say(text: str = "", file: TextIO | None = None) -> None:
+    """A line of output, at once even into a pipe; to standard output unless another file is given."""
+    print(text, file=file, flush=True)
 
 
 @contextmanager
