@@ -16,28 +16,21 @@ With a single tap x and dy can change places, so that channels are the lanes: se
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jitdnn.devices.cpu import Arguments
-from jitdnn.kernels.cpu.blocked import (
-    WANTED_TASKS,
-    group_offset,
-    points,
-    scale,
-    split_index,
-    view_offset,
-    whole_lines,
-)
-from jitdnn.kernels.cpu.contraction import Loop, trace_contraction
-from jitdnn.kernels.cpu.correlation import Axis, Correlation, Taps
-from jitdnn.kernels.cpu.filter_finish import filter_strides, is_turned, trace_finish
-from jitdnn.kernels.cpu.filter_packing import is_panel_turned, trace_panel, trace_slab
-from jitdnn.kernels.cpu.packing import Slab, plan_slab, slab_extent
-from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile, cost_per_step
-from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+from jitdnn.kernels.cpu.blocked import WANTED_TASKS, whole_lines
+from jitdnn.kernels.cpu.blocked_filter_code import trace_gradient
+from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.filter_finish import is_turned
+from jitdnn.kernels.cpu.filter_forms import cropped, exchanged, from_inside, share_reached
+from jitdnn.kernels.cpu.filter_packing import is_panel_turned
+from jitdnn.kernels.cpu.packing import Slab, plan_slab, slab_extent, slab_step
+from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile
+from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 _SLAB_BYTES = 320 << 10  # the slab and a panel of a block share the L2 cache with the sums that stream by
@@ -45,24 +38,26 @@ _PANEL_BYTES = 128 << 10
 _CACHE_BYTES = 768 << 10
 _SUMS_BYTES = 8 << 20  # splitting the pixels may not cost more memory than this
 _TYPICAL_PIXELS = 300  # of a block, where there are as many
+_WORTH_CLIPPING = (
+    0.98,
+    0.98,
+    0.93,
+)  # share of the results left on each axis; the last one's loop is unrolled
+_STEP = 0.2  # cycles that a step of the contraction takes beside its multiplications
 _CALL = 25.0  # cycles to begin and end a tile
 _FAR = 3.0  # cycles to bring a cache line from beyond the L2 cache, when it is asked for in time
 _GATHER = 76.0  # cycles to gather a vector
+_SHORT = 16.0  # cycles for each vector of a square that is not full
 _WORTH_SHARING = 60_000.0  # cycles: less than this one thread does alone
 
 
 def ways(c: Correlation, isa: Isa) -> Iterator[BlockedFilter]:
     """The gradient as it is and, with a single tap, with x and dy in each other's place."""
-    yield BlockedFilter(c, isa)
-    if c.taps != 1 or any(axis.is_padded for axis in c.axes):
-        return
-    offset = c.x.offset + sum(axis.taps.offset * s for axis, s in zip(c.axes, c.x.space, strict=True))
-    d, h, w = (axis.step * stride for axis, stride in zip(c.axes, c.x.space, strict=True))
-    x = replace(c.x, space=(d, h, w), offset=offset)
-    a, b, e = (Axis(axis.results, axis.results, 1, Taps(1, axis.taps.start)) for axis in c.axes)
-    dw = replace(c.w, results=c.w.channels, channels=c.w.results)
-    turned = replace(c, depth=c.width, width=c.depth, axes=(a, b, e), x=c.y, y=x, w=dw)
-    yield BlockedFilter(turned.merged(), isa, is_swapped=True)
+    needed = cropped(c)
+    yield BlockedFilter(needed.merged(), isa)
+    other = exchanged(needed)
+    if other is not None:
+        yield BlockedFilter(other, isa, is_swapped=True)
 
 
 @dataclass(frozen=True)
@@ -102,8 +97,48 @@ class BlockedFilter:
 
     @cached_property
     def tile(self) -> Tile:
+        """The box of rows that takes the fewest cycles: one with a single tap along an axis can be clipped there."""
         pixels = max(1, min(_TYPICAL_PIXELS, math.prod(self.results)))
-        return choose_tile(self.rows, self.c.width, self.isa, self.c.dtype, store=4.0 / pixels)
+        best = []
+        for sides in itertools.product(
+            *((False, True) if axis.is_padded else (False,) for axis in self.c.axes)
+        ):
+            extents = [1 if side else extent for side, extent in zip((False, *sides), self.rows, strict=True)]
+            tile = choose_tile(extents, self.c.width, self.isa, self.c.dtype, store=4.0 / pixels)
+            best.append((self._work_of(tile), tile))
+        return min(best, key=lambda pair: pair[0])[1]
+
+    def _clipped_by(self, tile: Tile) -> tuple[bool, bool, bool]:
+        d, h, w = (
+            axis.is_padded and share_reached(axis, side) < worth
+            for axis, side, worth in zip(self.c.axes, tile.box[1:], _WORTH_CLIPPING, strict=True)
+        )
+        return d, h, w
+
+    def _work_of(self, tile: Tile) -> float:
+        """Cycles of the multiplications of one group."""
+        fill = max(tile.rows * tile.vectors / 2, (tile.rows + tile.vectors) / 2, 4.0) + _STEP
+        turns = math.prod(ceil_div(e, side) for e, side in zip(self.rows, tile.box, strict=True))
+        pixels = float(math.prod(self.results))
+        for axis, side, is_clipped in zip(self.c.axes, tile.box[1:], self._clipped_by(tile), strict=True):
+            pixels *= share_reached(axis, side) if is_clipped else 1.0
+        return pixels * turns * ceil_div(self.c.width, tile.vectors * self.lanes) * fill
+
+    @cached_property
+    def clipped(self) -> tuple[bool, bool, bool]:
+        """The axes along which each tile keeps to the results that its taps reach."""
+        return self._clipped_by(self.tile)
+
+    def is_exact(self, axis: int, results: int) -> bool:
+        """True if a block of so many results along an axis of space needs no zeros there."""
+        is_whole = results == self.results[1 + axis]
+        return is_whole and self.clipped[axis] and self.tile.box[1 + axis] == 1
+
+    def _extent(self, axis: int, results: int) -> int:
+        """Positions of a slab along an axis of space."""
+        if self.is_exact(axis, results):
+            return from_inside(self.c.axes[axis], results).taps.span + 1
+        return slab_extent(self.c.axes[axis], results)
 
     @property
     def panel(self) -> int:
@@ -205,12 +240,12 @@ class BlockedFilter:
 
     def _block(self, channels: int) -> tuple[int, int, int, int]:
         """Grown from the last axis on while the slab of ``channels`` and a panel of dy fit."""
-        c, results = self.c, self.results
+        results = self.results
 
         def fits(candidate: list[int]) -> bool:
             slab = candidate[0] * channels
-            for axis, extent in zip(c.axes, candidate[1:], strict=True):
-                slab *= slab_extent(axis, extent)
+            for axis, extent in enumerate(candidate[1:]):
+                slab *= self._extent(axis, extent)
             panel = math.prod(candidate) * self.panel
             return slab * self.item <= _SLAB_BYTES and panel * self.item <= _PANEL_BYTES
 
@@ -225,8 +260,36 @@ class BlockedFilter:
         return n, d, h, w
 
     @cached_property
+    def copied(self) -> tuple[Correlation, tuple[int, int, int, int]]:
+        """The correlation and the block of it whose slab is copied: without zeros where none is needed."""
+        axes, block = list(self.c.axes), list(self.block)
+        for i, results in enumerate(self.block[1:]):
+            if self.is_exact(i, results):
+                axes[i], block[1 + i] = from_inside(axes[i], results), 1
+        n, d, h, w = block
+        return replace(self.c, depth=self.chunk, axes=(axes[0], axes[1], axes[2])), (n, d, h, w)
+
+    @cached_property
     def slab(self) -> Slab:
-        return plan_slab(replace(self.c, depth=self.chunk), self.block, self.lanes)
+        return plan_slab(*self.copied, self.lanes)
+
+    @property
+    def steps(self) -> tuple[int, int, int, int]:
+        """Steps in the slab along the batch and the axes of results."""
+        d, h, w = (slab_step(axis) * s for axis, s in zip(self.c.axes, self.slab.space, strict=True))
+        return self.slab.batch, d, h, w
+
+    @property
+    def pitches(self) -> tuple[int, int, int, int]:
+        """Steps in a panel of dy along the batch and the axes of results."""
+        _, d, h, w = self.block
+        return d * h * w * self.panel, h * w * self.panel, w * self.panel, self.panel
+
+    @property
+    def origin(self) -> int:
+        """Where the first result's first tap is in the slab: before its begin where zeros are left out."""
+        pairs = zip(self.c.axes, self.copied[0].axes, self.slab.space, strict=True)
+        return sum((axis.taps.lowest - own.taps.lowest) * stride for axis, own, stride in pairs)
 
     # ---- memory
 
@@ -234,14 +297,14 @@ class BlockedFilter:
     def slab_elements(self) -> int:
         """Room for the slab and for what the last tiles read, and never use, beyond it."""
         reach = (self.block[0] - 1) * self.slab.batch + 1
-        for axis, extent, stride in zip(self.c.axes, self.block[1:], self.slab.space, strict=True):
-            reach += (slab_extent(axis, extent) - 1) * stride
-        for stride, rounded in zip(self._row_strides, self.padded_rows, strict=True):
+        for extent, stride in zip(self.slab.extents, self.slab.space, strict=True):
+            reach += (extent - 1) * stride
+        for stride, rounded in zip(self.row_strides, self.padded_rows, strict=True):
             reach += (rounded - 1) * abs(stride)
         return whole_lines(reach + 8 * self.lanes, self.c.dtype)
 
     @property
-    def _row_strides(self) -> list[int]:
+    def row_strides(self) -> list[int]:
         """Steps in the slab along the channels and the taps."""
         taps = [axis.taps.shift * s for axis, s in zip(self.c.axes, self.slab.space, strict=True)]
         return [self.slab.channels, *taps]
@@ -276,8 +339,7 @@ class BlockedFilter:
 
     @cached_property
     def _work(self) -> float:
-        """Cycles of the multiplications of one group."""
-        return math.prod(self.results) * cost_per_step(self.rows, self.c.width, self.tile, self.lanes)
+        return self._work_of(self.tile)
 
     @cached_property
     def _far(self) -> float:
@@ -295,10 +357,8 @@ class BlockedFilter:
         tile = _CALL + 0.5 * self.tile.rows * self.tile.vectors
         carried = (blocks - cut.splits) * sums * 3.0 + blocks * self.panels * tiles * tile
 
-        slab_rows = cut.block[0] * blocks * slab_extent(c.axes[0], cut.block[1]) * slab_extent(
-            c.axes[1], cut.block[2]
-        )  # fmt: skip
-        extent = slab_extent(c.axes[2], cut.block[3])
+        slab_rows = cut.block[0] * blocks * self._extent(0, cut.block[1]) * self._extent(1, cut.block[2])
+        extent = self._extent(2, cut.block[3])
         if c.x.channels == 1 and c.depth > 1 and c.x.space[2] != 1:
             each = extent * (ceil_div(cut.chunk, lanes) * (2.0 + self._far) + 3.0) * chunks
         else:
@@ -307,7 +367,12 @@ class BlockedFilter:
         slab = cut.shares * slab_rows * each
 
         step = c.y.space[2]
-        if is_panel_turned(c):
+        run = cut.block[3]
+        if run == self.results[3] and c.y.space[1] == run * step:
+            run *= cut.block[2]
+        if is_panel_turned(c) and run < lanes:
+            turned = _SHORT if step == 1 else _GATHER
+        elif is_panel_turned(c):
             turned = 3.0 + step * self._far + (step - 1) * 2.0
         else:
             turned = 2.0 + self._far if c.y.channels in (0, 1) else _GATHER
@@ -324,140 +389,7 @@ class BlockedFilter:
 
     def trace(self, module: Module, pointers: int) -> None:
         """Trace the phases; the pointers are x, dy and dw."""
-        fill = trace_slab(module, "slab", self.c, self.slab)
-        turn = trace_panel(module, "panel", self.c, self.block, self.tile.vectors)
-        contract, runtime = self._trace_contraction(module, "contract")
-        splits = self.cut.splits
-        finish = trace_finish(
-            module, "store", self.c, self.tile.vectors, self.sum_strides, splits, self.split_size
-        )
-        with module.task("sums") as (k, args, task, thread):
-            _Task(k, self, args, pointers, task, thread).trace(fill, turn, contract, runtime, finish)
-        if splits == 1:
-            return
-        with module.task("finish") as (k, args, task, thread):
-            group, chunk, panel = split_index(task, (self.c.group_count, self.chunks, self.panels))
-            place = _Task(k, self, args, pointers, group * (self.tasks // self.c.group_count), thread)
-            place.finish(finish, place.shared_sums(chunk, k.integer(0), panel), chunk, panel)
-
-    def _trace_contraction(self, module: Module, name: str) -> tuple[Function, list[int]]:
-        """The micro-kernel, and which of the four extents it takes at run time."""
-        slab, block = self.slab, self.block
-        steps = [slab.batch, *(s * stride for s, stride in zip(slab.steps, slab.space, strict=True))]
-        pitches = [self.panel * math.prod(block[i + 1 :]) for i in range(4)]
-        partial = [of % extent != 0 for of, extent in zip(self.results, block, strict=True)]
-        loops = [
-            (i, Loop(None if partial[i] else block[i], steps[i], pitches[i]))
-            for i in range(4)
-            if partial[i] or block[i] != 1
-        ]
-        box = points(self.tile.box)
-        function = trace_contraction(
-            module,
-            name,
-            self.c.dtype,
-            [_flat(point, self._row_strides) for point in box],
-            self.tile.vectors,
-            [loop for _, loop in loops],
-            accumulate=self.is_carried,
-            places=[_flat(point, self.sum_strides) for point in box],
-        )
-        return function, [i for i, loop in loops if loop.extent is None]
-
-
-class _Task:
-    """The code of one task."""
-
-    def __init__(
-        self, k: Builder, plan: BlockedFilter, args: Pointer, pointers: int, task: Value, thread: Value
-    ) -> None:
-        self.k, self.plan, self.c = k, plan, plan.c
-        self.scale = scale(k, args, pointers)
-        arguments = Arguments(k, args, pointers)
-        x, dy = (1, 0) if plan.is_swapped else (0, 1)
-        self.x = arguments.pointer(x, self.c.x.dtype)
-        self.dy = arguments.pointer(dy, self.c.y.dtype)
-        self.dw = arguments.pointer(2, self.c.w.dtype)
-        self.work: Pointer = arguments.workspace(self.c.dtype)
-        own = plan.slab_elements + plan.panel_elements + plan.own_sum_elements
-        self.slab = self.work + (thread * own + plan.split_elements)
-        self.panel = self.slab + plan.slab_elements
-        self.own_sums = self.panel + plan.panel_elements
-        # neighbouring tasks share their pixels of x: the last reading left them in the cache
-        extents = (self.c.group_count, plan.chunks, plan.cut.splits, plan.cut.shares)
-        self.group, self.chunk, self.split, self.share = split_index(task, extents)
-
-    def shared_sums(self, chunk: Value, split: Value, panel: Value) -> Pointer:
-        """Where the sums of a chunk, a split and a panel are that another phase reads."""
-        plan = self.plan
-        first = (self.group * plan.cut.splits + split) * plan.split_size
-        return self.work + (first + (chunk * plan.panels + panel) * plan.chunk_size)
-
-    def trace(
-        self, fill: Function, turn: Function, contract: Function, runtime: list[int], finish: Function
-    ) -> None:
-        k, c, plan = self.k, self.c, self.plan
-        each, splits, blocks = plan.panels_per_share, plan.cut.splits, math.prod(plan.blocks)
-        first, last = self.share * each, (self.share * each + each).min(plan.panels)
-        channel = self.chunk * plan.chunk
-        channels = (k.integer(c.depth) - channel).min(plan.chunk)
-        begin, end = self.split * blocks // splits, (self.split + 1) * blocks // splits
-        if blocks == 0:
-            for panel in k.range(first, last):
-                self._clear(self.own_sums)
-                self.finish(finish, self.own_sums, self.chunk, panel)
-        for block in k.range(begin, end):
-            index = split_index(block, plan.blocks)
-            starts = [i * extent for i, extent in zip(index, plan.block, strict=True)]
-            valid = [
-                (k.integer(of) - start).min(extent)
-                for of, start, extent in zip(plan.results, starts, plan.block, strict=True)
-            ]
-            image = self.x + view_offset(c, c.x, self.group, channel, (starts[0], 0, 0, 0))
-            k.call(fill, image, self.slab, valid[0], channels, *starts[1:])
-            for panel in k.range(first, last):
-                gradient = self.dy + view_offset(c, c.y, self.group, panel * plan.panel, starts)
-                k.call(turn, gradient, self.panel, k.integer(c.width) - panel * plan.panel, *valid)
-                if splits > 1:
-                    sums = self.shared_sums(self.chunk, self.split, panel)
-                else:
-                    sums = self.own_sums + (panel - first) * (plan.chunk_size if plan.is_carried else 0)
-                if plan.is_carried:
-                    with k.when(block == begin):
-                        self._clear(sums)
-                self._tiles(contract, runtime, sums, channels, valid)
-                if splits == 1:
-                    with k.when(block == end - 1):
-                        self.finish(finish, sums, self.chunk, panel)
-
-    def _clear(self, sums: Pointer) -> None:
-        zero = self.k.constant(0, self.c.dtype, self.plan.lanes)
-        for at in self.k.range(0, self.plan.chunk_size, self.plan.lanes):
-            sums.store(zero, at)
-
-    def _tiles(
-        self, contract: Function, runtime: list[int], sums: Pointer, channels: Value, valid: list[Value]
-    ) -> None:
-        k, plan = self.k, self.plan
-        side, *sides = plan.tile.box
-        tiles = tuple(ceil_div(e, s) for e, s in zip(plan.rows[1:], sides, strict=True))
-        for column in k.range(0, channels, side):
-            for tile in k.range(math.prod(tiles)):
-                taps = [i * s for i, s in zip(split_index(tile, tiles), sides, strict=True)]
-                a = self.slab + _dot([column, *taps], plan._row_strides)
-                own = sums + _dot([column, *taps], list(plan.sum_strides))
-                k.call(contract, a, self.panel, own, *(valid[i] for i in runtime))
-
-    def finish(self, finish: Function, sums: Pointer, chunk: Value, panel: Value) -> None:
-        """Store the sums of a chunk and a panel."""
-        c, plan = self.c, self.plan
-        start = sum(axis.taps.start * s for axis, s in zip(c.axes, c.w.space, strict=True))
-        channel, result = chunk * plan.chunk, panel * plan.panel
-        place = group_offset(self.group, c.groups, c.w.groups) + start
-        place = place + (channel * filter_strides(c)[0] + result * c.w.results)
-        channels = (self.k.integer(c.depth) - channel).min(plan.chunk)
-        valid = (self.k.integer(c.width) - result).min(plan.panel)
-        self.k.call(finish, sums, self.scale, self.dw + place, valid, channels)
+        trace_gradient(module, self, pointers)
 
 
 def _few(most: int) -> list[int]:
@@ -472,14 +404,3 @@ def _few(most: int) -> list[int]:
 def _even_parts(extent: int) -> list[int]:
     """Sizes of equal parts, the whole first."""
     return sorted({ceil_div(extent, parts) for parts in range(1, min(extent, 64) + 1)} | {1}, reverse=True)
-
-
-def _dot(point: list[Value], strides: list[int]) -> Value:
-    offset = point[0] * strides[0]
-    for i, stride in zip(point[1:], strides[1:], strict=True):
-        offset = offset + i * stride
-    return offset
-
-
-def _flat(point: tuple[int, ...], strides: list[int] | tuple[int, ...]) -> int:
-    return sum(i * stride for i, stride in zip(point, strides, strict=True))

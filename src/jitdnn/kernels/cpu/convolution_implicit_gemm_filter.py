@@ -34,7 +34,7 @@ class ImplicitGemmFilter(Algorithm):
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         (whole,) = lower_convolution(problem)
-        return min(ways(whole.merged(), device.isa), key=BlockedFilter.cycles)
+        return min(ways(whole, device.isa), key=BlockedFilter.cycles)
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return self._plan(problem, device).workspace(device.threads)

@@ -17,7 +17,7 @@ from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 _KEPT_MASKS = 6  # of the vectors of a row; a longer row finds out as it goes
-_AHEAD = 128  # elements of a row of dy that are asked for in time
+_AHEAD = 128  # elements of a row of dy that are asked for in time; of a shorter one, those of the channels that follow
 _BYTES_AHEAD = (
     2048  # of x, in whole channels: their rows are too short for the processor to see where they go
 )
@@ -99,7 +99,8 @@ class _SlabCopy:
         vector = row.load_strided(offset, stride * self.steps[2], self.lanes, mask)
         if stride == 0 and mask is not None:
             vector = self.k.select(mask, vector, 0.0)  # a broadcast load ignores the mask
-        row.prefetch(offset + self._ahead)
+        for line in range(max(1, min(4, abs(stride * self.steps[2])))):
+            row.prefetch(offset + (self._ahead + line * self.lanes))
         to.store(vector, at)
 
     @property
@@ -200,11 +201,20 @@ def _turn_run(
         left = valid - v * lanes
         source, place = row + v * (lanes * channels), to + v * lanes
         with k.when(is_long & (left >= lanes)):
-            _turn_squares(k, source, [k.integer(i * channels) for i in range(lanes)], step, run, place, pitch)
+            _turn_squares(
+                k,
+                source,
+                [k.integer(i * channels) for i in range(lanes)],
+                lanes * channels,
+                step,
+                run,
+                place,
+                pitch,
+            )
         with k.when(is_long & (left < lanes)):
             # lanes that no channel is left for take the last one again
             places = [(left - 1).min(i) * channels for i in range(lanes)]
-            _turn_squares(k, source, places, step, run, place, pitch)
+            _turn_squares(k, source, places, lanes * channels, step, run, place, pitch)
         with k.when(~is_long):
             if step == 1:
                 copy_transposed(k, source, channels, left.max(0).min(lanes), run, place, pitch, lanes)
@@ -215,15 +225,17 @@ def _turn_run(
 
 
 def _turn_squares(
-    k: Builder, source: Pointer, channels: Sequence[Value], step: int, run: Value, to: Pointer, pitch: int
-) -> None:
+    k: Builder, source: Pointer, channels: Sequence[Value], following: int, step: int, run: Value, to: Pointer,
+    pitch: int,
+) -> None:  # fmt: skip
     lanes = len(channels)
     last = run - lanes
+    ahead = k.select(run >= 2 * _AHEAD, k.integer(_AHEAD), following)
     for start in k.range(0, run, lanes):
         at = start.min(last)
         # every lane is asked for, and between them nothing is read
         loaded = [source.load_strided(at * step + channel, step, lanes) for channel in channels]
         for channel in channels:
-            source.prefetch(at * step + channel + _AHEAD)
+            source.prefetch(at * step + channel + ahead)
         for i, vector in enumerate(transpose(k, loaded)):
             to.store(vector, (at + i) * pitch)
