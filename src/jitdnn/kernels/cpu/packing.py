@@ -9,12 +9,19 @@ reads it without a test. It is not an im2col buffer: each input element is in it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
+from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.transpose import copy_transposed
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+from jitdnn.rtcg.isa import ITEM_BYTES
+
+_AHEAD = (
+    4096  # bytes of the input that are asked for before they are read: more than a processor does on its own
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,16 @@ def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Functio
     return function
 
 
+def ahead_elements(c: Correlation) -> int:
+    """Elements of the input between what is asked for and what is read."""
+    return _AHEAD // ITEM_BYTES[c.x.dtype.partition(":")[0]]
+
+
+def ahead_channels(c: Correlation, slab: Slab) -> int:
+    """The same in channels: how many of a block are at least as much."""
+    return ceil_div(ahead_elements(c), max(1, math.prod(slab.extents)))
+
+
 def source_steps(c: Correlation) -> list[int]:
     """Positions of the input from one element of the slab to the next, on each axis."""
     return [axis.step if axis.taps.count <= 1 else 1 for axis in c.axes]
@@ -104,6 +121,7 @@ def _copy_rows(
 ) -> None:
     lanes = k.lanes(c.dtype)
     axis, step = c.axes[2], source_steps(c)
+    ahead = ahead_channels(c, slab)
     for row, inside, target in slab_rows(k, c, slab, image, place, origins):
         for j in k.range(0, slab.extents[2], lanes):
             first = origins[2] + j * step[2]
@@ -113,6 +131,7 @@ def _copy_rows(
             if axis.taps.lowest < 0:
                 before = ((k.integer(step[2] - 1) - first).max(0)) // step[2]
                 mask = mask & ~k.mask(before, lanes)
+            row.prefetch(first * c.x.space[2] + ahead * c.x.channels)
             vector = row.load_strided(first * c.x.space[2], c.x.space[2] * step[2], lanes, mask)
             _keep_zero_outside(k, c.x.space[2] * step[2], vector, mask, target, j)
 
@@ -154,6 +173,7 @@ def _copy_pixels(
             pixel = row + k.select(here, w, 0) * c.x.space[2]
             for channel in k.range(0, channels, lanes):
                 mask = k.mask(limit - channel, lanes)
+                pixel.prefetch(channel * c.x.channels + ahead_elements(c))
                 vector = pixel.load_strided(channel * c.x.channels, c.x.channels, lanes, mask)
                 _keep_zero_outside(k, c.x.channels, vector, mask, target + p * slab.space[2], channel)
 

@@ -11,7 +11,6 @@ filter: it lies behind each panel, and sums begin with it. Filter values of chan
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,8 @@ from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.packing import (
     Panels,
     Slab,
+    ahead_channels,
+    ahead_elements,
     contiguous_run,
     nest_places,
     slab_rows,
@@ -28,13 +29,13 @@ from jitdnn.kernels.cpu.packing import (
     within,
 )
 from jitdnn.kernels.cpu.tiles import ceil_div
-from jitdnn.kernels.cpu.transpose import copy_transposed
+from jitdnn.kernels.cpu.transpose import transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.types import BOOL
 
 QUAD = 4
 _SHIFT = -128  # of an i8, by exclusive or: adds 128 and takes the result as unsigned
-_AHEAD = 4096  # bytes that are asked for before they are read: more than the processor does on its own
+_FILTER_AHEAD = 512  # bytes of each result's filter that are asked for before they are read
 _ZEROS = -0x7F7F7F80  # a quad of 128, the shifted 0, as an i32
 
 
@@ -89,7 +90,7 @@ def _copy_pixels(
             for quad in k.range(0, c.depth, lanes):
                 mask = _byte_mask(k, limit - quad * QUAD, lanes * QUAD)
                 found = pixel.load(quad * QUAD, lanes * QUAD, mask)
-                pixel.prefetch(quad * QUAD + _AHEAD)
+                pixel.prefetch(quad * QUAD + ahead_elements(c))
                 target.store(_as_quads(k, found ^ _SHIFT), quad + p * slab.space[2])
 
 
@@ -99,7 +100,7 @@ def _copy_rows(
 ) -> None:  # fmt: skip
     """The rows of four channels, of which at least one and maybe only the first ``channels`` are there."""
     lanes, step, axis = k.lanes("i32"), source_steps(c)[2], c.axes[2]
-    ahead = QUAD * ceil_div(_AHEAD, QUAD * max(1, math.prod(slab.extents)))  # channels
+    ahead = QUAD * ceil_div(ahead_channels(c, slab), QUAD)
     for row, inside, target in slab_rows(k, c, slab, image, place, origins):
         for j in k.range(0, slab.extents[2], lanes):
             first = origins[2] + j * step
@@ -158,75 +159,89 @@ def trace_quad_panel(
         lanes = k.lanes("i32")
         strides = [axis.taps.increment * s for axis, s in zip(c.axes, c.w.space, strict=True)]
         start = sum(axis.taps.start * s for axis, s in zip(c.axes, c.w.space, strict=True))
-        copy = _pack_channels if c.w.channels == 1 else _pack_taps
+        writer = _PanelWriter(k, c, panels, channels, strides, k.local("i32", lanes * lanes))
         for j in range(0, panels.lanes, lanes):
             here = min(lanes, panels.lanes - j)
             keep = None if here == lanes else k.mask(here, lanes)
             results = (k.integer(c.width) - first - j).min(here)
-            copy(
-                k,
-                c,
-                panels,
-                w + (start + (first + j) * c.w.results),
-                panel + j,
-                strides,
-                results,
-                keep,
-                channels,
-            )
-            _begin_sums(k, panels, panel + j, keep)
+            source = w + (start + (first + j) * c.w.results)
+            writer.write(source, panel + j, results, keep)
     return function
 
 
-def _pack_channels(
-    k: Builder, c: Correlation, panels: QuadPanels, source: Pointer, target: Pointer, strides: Sequence[int],
-    results: Value, keep: Value | None, channels: int,
-) -> None:  # fmt: skip
-    """Channels that lie next to each other: some quads of each result, turned."""
-    lanes = k.lanes("i32")
-    room = k.local("i32", lanes * lanes)
-    for place, offset in nest_places(k, 3, strides, panels):
-        for quad in k.range(0, c.depth, lanes):
-            mask = _byte_mask(k, k.integer(channels) - quad * QUAD, lanes * QUAD)
-            for i in k.range(results):
-                found = source.load(i * c.w.results + (quad * QUAD + offset), lanes * QUAD, mask)
-                room.store(_as_quads(k, found), i * lanes)
-            to = target + (place + quad * panels.channel_stride)
-            some = (k.integer(c.depth) - quad).min(lanes)
-            copy_transposed(k, room, lanes, results, some, to, panels.channel_stride, lanes, keep)
+@dataclass(frozen=True)
+class _PanelWriter:
+    """Some quads of as many results as a vector has lanes go to a small room, and turned from there to the panel."""
 
+    k: Builder
+    c: Correlation
+    panels: QuadPanels
+    channels: int
+    strides: Sequence[int]
+    room: Pointer  # [result][quad]
 
-def _pack_taps(
-    k: Builder, c: Correlation, panels: QuadPanels, source: Pointer, target: Pointer, strides: Sequence[int],
-    results: Value, keep: Value | None, channels: int,
-) -> None:  # fmt: skip
-    """Channels that lie apart: some taps of four channels of each result, interleaved and turned."""
-    lanes = k.lanes("i32")
-    room = k.local("i32", lanes * lanes)
-    run, outer = contiguous_run(panels.taps, strides)
-    stride = 1
-    if run == 1:
-        run, outer, stride = panels.taps[2], 2, strides[2]
-    for quad in k.range(c.depth):
-        rows = k.integer(channels) - quad * QUAD
-        for place, offset in nest_places(k, outer, strides, panels):
-            for tap in k.range(0, run, lanes):
-                some = (k.integer(run) - tap).min(lanes)
-                at = source + (quad * (QUAD * c.w.channels) + offset + tap * stride)
+    @property
+    def lanes(self) -> int:
+        return self.k.lanes("i32")
+
+    def write(self, source: Pointer, target: Pointer, results: Value, keep: Value | None) -> None:
+        """One vector of lanes of a panel, the first ``results`` of which are there."""
+        k = self.k
+        for i in k.range(results.max(0), self.lanes):
+            self.room.store(k.constant(0, "i32", self.lanes), i * self.lanes)
+        copy = self._channels if self.c.w.channels == 1 else self._taps
+        copy(source, target, results, keep)
+        self._begin_sums(target, keep)
+
+    def _channels(self, source: Pointer, target: Pointer, results: Value, keep: Value | None) -> None:
+        """Channels that lie next to each other are quads as they are."""
+        k, lanes, panels = self.k, self.lanes, self.panels
+        for place, offset in nest_places(k, 3, self.strides, panels):
+            for quad in k.range(0, self.c.depth, lanes):
+                mask = _byte_mask(k, k.integer(self.channels) - quad * QUAD, lanes * QUAD)
                 for i in k.range(results):
-                    four = _load_four(
-                        k, at + i * c.w.results, c.w.channels, stride, rows, k.mask(some, lanes)
-                    )
-                    room.store(_interleaved(k, four), i * lanes)
-                to = target + (quad * panels.channel_stride + place + tap * panels.lanes)
-                copy_transposed(k, room, lanes, results, some, to, panels.lanes, lanes, keep)
+                    at = source + (i * self.c.w.results + offset)
+                    at.prefetch(quad * QUAD + _FILTER_AHEAD)
+                    found = at.load(quad * QUAD, lanes * QUAD, mask)
+                    self.room.store(_as_quads(k, found), i * lanes)
+                to = target + (place + quad * panels.channel_stride)
+                self._turn(to, panels.channel_stride, k.integer(self.c.depth) - quad, keep)
 
+    def _taps(self, source: Pointer, target: Pointer, results: Value, keep: Value | None) -> None:
+        """Channels that lie apart: the taps of four of them are interleaved."""
+        k, lanes, panels, w = self.k, self.lanes, self.panels, self.c.w
+        run, outer = contiguous_run(panels.taps, self.strides)
+        stride = 1
+        if run == 1:
+            run, outer, stride = panels.taps[2], 2, self.strides[2]
+        for quad in k.range(self.c.depth):
+            rows = k.integer(self.channels) - quad * QUAD
+            for place, offset in nest_places(k, outer, self.strides, panels):
+                for tap in k.range(0, run, lanes):
+                    some = k.integer(run) - tap
+                    at = source + (quad * (QUAD * w.channels) + offset + tap * stride)
+                    for i in k.range(results):
+                        at.prefetch(i * w.results + _FILTER_AHEAD)
+                        four = _load_four(
+                            k, at + i * w.results, w.channels, stride, rows, k.mask(some, lanes)
+                        )
+                        self.room.store(_interleaved(k, four), i * lanes)
+                    to = target + (quad * panels.channel_stride + place + tap * panels.lanes)
+                    self._turn(to, panels.lanes, some, keep)
 
-def _begin_sums(k: Builder, panels: QuadPanels, panel: Pointer, keep: Value | None) -> None:
-    """Write -128 times the sum of each lane of a panel behind it."""
-    lanes = k.lanes("i32")
-    total = k.register(k.constant(0, "i32", lanes))
-    for step in k.range(0, panels.start, panels.lanes):
-        found = panel.load(step, lanes, keep)
-        total.set(k.dot(k.constant(_ZEROS, "i32", lanes), found, total.get()))
-    panel.store(-total.get(), panels.start, keep)
+    def _turn(self, target: Pointer, pitch: int, columns: Value, keep: Value | None) -> None:
+        """The first columns of the room as vectors of lanes, ``pitch`` apart."""
+        lanes = self.lanes
+        rows = [self.room.load(i * lanes, lanes) for i in range(lanes)]
+        for i, column in enumerate(transpose(self.k, rows)):
+            with self.k.when(columns > i):
+                target.store(column, i * pitch, keep)
+
+    def _begin_sums(self, panel: Pointer, keep: Value | None) -> None:
+        """Write -128 times the sum of each lane of a panel behind it."""
+        k, lanes = self.k, self.lanes
+        total = k.register(k.constant(0, "i32", lanes))
+        for step in k.range(0, self.panels.start, self.panels.lanes):
+            found = panel.load(step, lanes, keep)
+            total.set(k.dot(k.constant(_ZEROS, "i32", lanes), found, total.get()))
+        panel.store(-total.get(), self.panels.start, keep)

@@ -155,8 +155,9 @@ class _Writer:
         return index
 
     def _store(
-        self, point: Sequence[int | Value], lane: Value, strides: Sequence[int], value: Value, mask: Value
-    ) -> None:
+        self, point: Sequence[int | Value], lane: Value, strides: Sequence[int], value: Value,
+        mask: Value | None,
+    ) -> None:  # fmt: skip
         """Finish lanes that start at ``lane`` of the row at ``point`` and go on with ``strides``."""
         places = [
             p + _offset(placement, point, lane)
@@ -169,13 +170,18 @@ class _Writer:
         self.blend.store(places[0], strides[0], value, operands, mask)
 
     def rows(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
-        """Lanes as they are: each row's vectors to y, masked at the end."""
+        """Lanes as they are: each row's vectors to y, masked at the end where not all of a tile's are there."""
         k, width = self.k, self.tile.vectors * self.lanes
+        strides = [p.lanes for p in self.placements]
         for point in self._points(valid):
             row = self.sums + self._row(point) * width
-            for lane in k.range(0, valid_lanes.min(width), self.lanes):
-                mask = k.mask(valid_lanes - lane, self.lanes)
-                self._store(point, lane, [p.lanes for p in self.placements], row.load(lane, self.lanes), mask)
+            with k.when(valid_lanes >= width):
+                for lane in range(0, width, self.lanes):
+                    self._store(point, k.integer(lane), strides, row.load(lane, self.lanes), None)
+            with k.when(valid_lanes < width):
+                for part in k.range(0, valid_lanes, self.lanes):
+                    mask = k.mask(valid_lanes - part, self.lanes)
+                    self._store(point, part, strides, row.load(part, self.lanes), mask)
 
     def transposed(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
         """Squares of (pixels of one run) x (lanes) turned, so that stores go along the run."""
