@@ -402,5 +402,8 @@ def _few(most: int) -> list[int]:
 
 
 def _even_parts(extent: int) -> list[int]:
-    """Sizes of equal parts, the whole first."""
-    return sorted({ceil_div(extent, parts) for parts in range(1, min(extent, 64) + 1)} | {1}, reverse=True)
+    """Sizes of equal parts, the whole first: every number of parts up to 64, then ever wider apart."""
+    numbers = list(range(1, min(extent, 64) + 1))
+    while numbers and numbers[-1] < extent:
+        numbers.append(min(extent, numbers[-1] * 9 // 8))
+    return sorted({ceil_div(extent, parts) for parts in numbers} | {1}, reverse=True)
