@@ -5,19 +5,24 @@ Filters of several taps on at least one of the last two axes; any stride, dilati
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, terms
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
 from jitdnn.kernels.cpu.winograd_filter import Order, WinogradFilter
 from jitdnn.kernels.cpu.winograd_filter_choice import choose_plan, cycles
 from jitdnn.kernels.cpu.winograd_filter_code import WinogradFilterCode
+from jitdnn.kernels.cpu.winograd_filter_error import roundings
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.compile import load
-from jitdnn.rtcg.isa import Isa
+from jitdnn.rtcg.isa import Isa, isa
+from jitdnn.tensor import compute_dtype
+
+_MOST_ROUNDINGS = 80.0  # unit roundoffs, 4.8e-6 in f32
 
 
 class WinogradFilterGradient(Algorithm):
@@ -54,11 +59,13 @@ class WinogradFilterGradient(Algorithm):
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)
         plan = self.plan(problem, device)
-        tasks = min(tasks for _, tasks in WinogradFilterCode(plan, 3).phases())
-        return seconds_of(problem, device, cycles(plan), tasks)
+        return seconds_of(problem, device, cycles(plan), plan.tasks)
 
     def error_bound(self, problem: Problem) -> float:
-        return summation_bound(problem)
+        assert isinstance(problem, Convolution)
+        own, computing = UNIT_ROUNDOFF[problem.dtype], UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
+        plan = _plan(problem, isa("avx512"), None)  # the tiles are the same on every processor
+        return (2.0 * own if own > computing else 0.0) + computing * roundings(plan.axes, plan.c.batch)
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(device, CpuDevice)
@@ -69,6 +76,7 @@ class WinogradFilterGradient(Algorithm):
 
 
 @lru_cache(256)
-def _plan(problem: Convolution, isa: Isa, order: Order | None) -> WinogradFilter:
+def _plan(problem: Convolution, processor: Isa, order: Order | None) -> WinogradFilter:
     (whole,) = lower_convolution(problem)
-    return choose_plan(whole, isa, order)
+    plain = 2 * (4.0 + math.sqrt(terms(problem)))  # twice what is declared for a plain sum
+    return choose_plan(whole, processor, max(_MOST_ROUNDINGS, plain), order)

@@ -6,10 +6,9 @@ The products of all channels of x with all channels of dy at one place are a con
 operands lie alike, as [place][block of channels][tile][lane]: the channels of one are its rows, those of the other its
 lanes. The parts that an axis' taps are cut into (winograd_filter_axes.py) count as further channels of x.
 
-Where the transformed tiles are kept decides among three orders:
+There are two orders:
 
     whole    : all tiles at once; a tile of sums stays in a near cache through all places, and goes straight to dw
-    staged   : all tiles at once, one place after the other; every sum is written once
     streamed : a block of tiles at a time, whose sums are carried from block to block
 
 How the tiles are split depends on the problem alone, so the result is the same to the bit with any threads.
@@ -30,7 +29,7 @@ from jitdnn.kernels.cpu.winograd_filter_transform import TileTransform
 from jitdnn.kernels.cpu.winograd_matrices import Matrix
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
-Order = Literal["whole", "staged", "streamed"]
+Order = Literal["whole", "streamed"]
 _LINE_ELEMENTS = 80  # beyond a plane, so that the planes of one tile do not share few sets of a cache
 
 
@@ -150,6 +149,13 @@ class WinogradFilter:
     def places(self) -> int:
         return math.prod(axis.places for axis in self.axes)
 
+    @property
+    def tasks(self) -> int:
+        """Tasks of the phase that is the hardest to share."""
+        if self.order == "whole":
+            return self.groups * self.row_chunks * self.lane_operand.all_panels
+        return self.groups * self.row_chunks * self.lane_chunks * self.splits
+
     # ---- memory
 
     @property
@@ -225,8 +231,6 @@ class WinogradFilter:
         """What all threads share."""
         if self.order == "whole":
             return self.operand_size
-        if self.order == "staged":
-            return self.operand_size + self.split_size
         return self.splits * self.split_size
 
     def workspace(self, threads: int) -> int:

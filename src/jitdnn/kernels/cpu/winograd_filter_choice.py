@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,38 +12,63 @@ from jitdnn.kernels.cpu.linear_map import operations
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.winograd_filter import Operand, Order, WinogradFilter
 from jitdnn.kernels.cpu.winograd_filter_axes import FilterAxis
+from jitdnn.kernels.cpu.winograd_filter_error import MOST_TILES, Axes, roundings
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+from jitdnn.rtcg.isa import isa as isa_of
 
-MOST_PLACES = 6  # of one axis: with more the rounding errors grow faster than the work shrinks
+_MOST_PLACES = 8
 _MOST_TAPS = 5
-_SCRATCH_BYTES = 24 << 10  # rows of a unit, which the nearest cache holds between two passes
-_CACHE_BYTES = 640 << 10  # of the second cache, for what is read again and again
-_KEPT_BYTES = 40 << 20  # all tiles of both operands, where they are kept at once
-_SUMS_BYTES = 24 << 20
-_WANTED_SPLITS = 4
-_LEAST_TILES = 64  # of a split
+_SCRATCH_BYTES = 64 << 10  # rows of a unit: the more, the fewer are read twice
+_IDLE_TILES = 1.04  # tiles that only fill up the last unit of a row, as a factor
+_KEPT_BYTES = 24 << 20  # all tiles of both operands, where they are kept at once
+_SUMS_BYTES = 80 << 20
+_BLOCKS = (32, 64, MOST_TILES)  # tiles: fewer carry their sums too often, more leave the caches
+_SPLITS = (1, 2, 4)
+_CHUNKS = ((1, 1), (2, 1), (1, 2), (2, 2))
+
+# what a core has of the second and of the last cache for what is read again
+_NEAR_BYTES, _FAR_BYTES = 700 << 10, 5 << 20
+_WORTH_SHARING, _ALONE = 100_000.0, 1.6  # cycles, and their price where they cannot be shared
+_EXACT_PLACES, _INEXACT = 6, 1.1
 
 
-def choose_plan(c: Correlation, isa: Isa, order: Order | None = None) -> WinogradFilter:
-    """The cheapest plan, of those with ``order`` if one is given. One of the last two axes has several taps."""
-    return min((p for p in plans(c, isa) if order in (None, p.order)), key=cycles)
+def choose_plan(c: Correlation, isa: Isa, limit: float, order: Order | None = None) -> WinogradFilter:
+    """The cheapest plan, of those with ``order`` if one is given. One of the last two axes has several taps.
+
+    The taps and results of tiles are those that are best on a processor with long vectors, so that the error does not
+    depend on the processor; they keep it below ``limit``, in unit roundoffs, where any do.
+    """
+    every = list(_cuts(c))
+    exact = [cut for cut in every if roundings(cut, c.batch) <= limit] or [
+        min(every, key=lambda cut: roundings(cut, c.batch))
+    ]
+    nominal = min((p for cut in exact for p in _plans(c, isa_of("avx512"), cut)), key=_price)
+    return min((p for p in _plans(c, isa, nominal.axes) if order in (None, p.order)), key=_price)
 
 
-def plans(c: Correlation, isa: Isa) -> Iterator[WinogradFilter]:
-    for axes in _cuts(c, isa):
-        for is_swapped in (False, True):
-            for rows, vectors in _tiles(c, isa, is_swapped):
-                yield from _orders(WinogradFilter(
-                    c, isa, axes, "whole", is_swapped, rows, vectors, 1, 1, 1, 1
-                ))  # fmt: skip
+def _price(plan: WinogradFilter) -> float:
+    """Cycles, and more for work that a second thread cannot help with, whether there is one or not.
+
+    A little more for many places, too: they must be worth their rounding errors.
+    """
+    price = cycles(plan)
+    if plan.tasks == 1 and price > _WORTH_SHARING:
+        price *= _ALONE
+    return price * _INEXACT if any(axis.places > _EXACT_PLACES for axis in plan.axes) else price
 
 
-def _cuts(c: Correlation, isa: Isa) -> Iterator[tuple[FilterAxis, FilterAxis, FilterAxis]]:
+def _plans(c: Correlation, isa: Isa, cut: Axes) -> Iterator[WinogradFilter]:
+    axes = _with_runs(cut, c, isa)
+    for is_swapped in (False, True):
+        for rows, vectors in _tiles(c, isa, is_swapped):
+            yield from _orders(WinogradFilter(c, isa, axes, "whole", is_swapped, rows, vectors, 1, 1, 1, 1))
+
+
+def _cuts(c: Correlation) -> Iterator[Axes]:
     """Ways to tile the last two axes; the first one is never tiled."""
-    first = FilterAxis(c.axes[0])
     for h, w in itertools.product(_tilings(c.axes[1]), _tilings(c.axes[2])):
         if not (h.is_plain and w.is_plain):
-            yield (first, *_with_runs(h, w, c, isa))
+            yield FilterAxis(c.axes[0]), h, w
 
 
 def _tilings(axis: Axis) -> list[FilterAxis]:
@@ -51,15 +77,19 @@ def _tilings(axis: Axis) -> list[FilterAxis]:
     found = [
         FilterAxis(axis, taps, tile)
         for taps in range(2, min(axis.taps.count, _MOST_TAPS) + 1)
-        for tile in range(2, MOST_PLACES - taps + 2)
+        for tile in range(2, _MOST_PLACES - taps + 2)
     ]
-    work = {f: f.parts * f.tiles * f.places for f in found}
-    least = min(work.values(), default=0)
-    return [f for f in found if work[f] <= 1.2 * least]
+    best: dict[
+        int, FilterAxis
+    ] = {}  # the least work for each number of places, which decides about the error
+    for f in sorted(found, key=lambda f: f.parts * f.tiles * f.places):
+        best.setdefault(f.places, f)
+    return list(best.values())
 
 
-def _with_runs(h: FilterAxis, w: FilterAxis, c: Correlation, isa: Isa) -> tuple[FilterAxis, FilterAxis]:
-    """As many tiles to a unit as the nearest cache holds rows for."""
+def _with_runs(cut: Axes, c: Correlation, isa: Isa) -> Axes:
+    """As many tiles to a unit as there is room for their rows."""
+    first, h, w = cut
     vector = isa.lanes(c.dtype) * ITEM_BYTES[c.dtype]
     room = max(1, _SCRATCH_BYTES // vector)
 
@@ -67,22 +97,24 @@ def _with_runs(h: FilterAxis, w: FilterAxis, c: Correlation, isa: Isa) -> tuple[
         elements = (run - 1) * axis.tile + axis.places
         return (elements - 1) * axis.unit + 1 if columns else elements
 
-    def largest(axis: FilterAxis, room: int, columns: bool) -> FilterAxis:
+    def largest(axis: FilterAxis, room: int, most: int, columns: bool) -> FilterAxis:
         for units in range(1, axis.tiles_per_field + 1):
             run = ceil_div(axis.tiles_per_field, units)
-            if extent(axis, run, columns) <= room:
-                return replace(axis, run=run)
+            cut = replace(axis, run=run)
+            fits = run <= most and extent(axis, run, columns) <= room
+            if fits and cut.tiles <= _IDLE_TILES * replace(axis, run=1).tiles:
+                return cut
         return replace(axis, run=1)
 
-    w = largest(w, max(1, room // h.places), True)
-    return largest(h, room // extent(w, w.run, True), False), w
+    w = largest(w, max(1, room // h.places), MOST_TILES, True)
+    return first, largest(h, room // extent(w, w.run, True), MOST_TILES // w.run, False), w
 
 
 def _tiles(c: Correlation, isa: Isa, is_swapped: bool) -> Iterator[tuple[int, int]]:
     """Rows and vectors of the tiles of sums that are worth trying: those that fill the registers."""
     lanes = isa.lanes(c.dtype)
     across = ceil_div(c.depth if is_swapped else c.width, lanes)
-    for vectors in range(1, min(3, across) + 1):
+    for vectors in {2, 3 if across % 3 == 0 else 2} if across > 1 else {1}:
         most = (isa.registers - 1 - vectors) // vectors
         yield max(r for r in range(1, lanes + 1) if lanes % r == 0 and r <= most), vectors
 
@@ -90,32 +122,18 @@ def _tiles(c: Correlation, isa: Isa, is_swapped: bool) -> Iterator[tuple[int, in
 def _orders(plan: WinogradFilter) -> Iterator[WinogradFilter]:
     rows, lanes = plan.row_operand, plan.lane_operand
     item = ITEM_BYTES[plan.c.dtype]
-    all_units = replace(
-        plan, row_chunk=rows.all_blocks, lane_chunk=lanes.all_panels, block_units=plan.unit_count
-    )
-    if all_units.operand_size * item <= _KEPT_BYTES:
-        yield replace(all_units, order="whole", row_chunk=_even(rows.all_blocks, 8))
-        block = all_units.block_tiles * plan.lanes * item
-        staged = replace(
-            all_units, order="staged", row_chunk=_even(rows.all_blocks, max(1, _CACHE_BYTES // 2 // block))
-        )
-        if staged.split_size * item <= _SUMS_BYTES:
-            yield staged
-    for block_tiles in (32, 64, 128):
-        block = min(plan.unit_count, max(1, block_tiles // plan.unit_tiles))
-        block = ceil_div(plan.unit_count, ceil_div(plan.unit_count, block))
-        for row_parts, lane_parts in itertools.product((1, 2, 4, 8), (1, 2, 4, 8)):
-            if row_parts > rows.all_blocks or lane_parts > lanes.all_panels:
-                continue
-            cut = replace(
-                plan, order="streamed", row_chunk=ceil_div(rows.all_blocks, row_parts),
-                lane_chunk=ceil_div(lanes.all_panels, lane_parts), block_units=block,
-            )  # fmt: skip
-            tasks = plan.groups * cut.row_chunks * cut.lane_chunks
-            splits = min(ceil_div(_WANTED_SPLITS, tasks), cut.blocks)
-            cut = replace(cut, splits=max(1, splits))
-            if cut.splits * cut.split_size * item <= _SUMS_BYTES or cut.splits == 1:
-                yield cut
+    cut = replace(plan, row_chunk=rows.all_blocks, lane_chunk=lanes.all_panels, block_units=plan.unit_count)
+    if cut.operand_size * item <= _KEPT_BYTES and cut.block_tiles <= MOST_TILES * 7 // 4:
+        yield replace(cut, row_chunk=_even(rows.all_blocks, 8))
+    sizes = {_even(plan.unit_count, max(1, tiles // plan.unit_tiles)) for tiles in _BLOCKS}
+    for size, splits, (down, across) in itertools.product(sorted(sizes), _SPLITS, _CHUNKS):
+        cut = replace(
+            plan, order="streamed", row_chunk=ceil_div(rows.all_blocks, down),
+            lane_chunk=ceil_div(lanes.all_panels, across), block_units=size, splits=splits,
+        )  # fmt: skip
+        fits = splits == 1 or splits * cut.split_size * item <= _SUMS_BYTES
+        if splits <= cut.blocks and (cut.row_chunks, cut.lane_chunks) == (down, across) and fits:
+            yield cut
 
 
 def _even(count: int, most: int) -> int:
@@ -138,37 +156,49 @@ def _turn_cycles(plan: WinogradFilter, operand: Operand) -> float:
     rows, columns = t.readings[1], t.readings[2]
     maps = t.matrices
     ops = columns.extent * operations(maps[0]) + len(maps[0]) * operations(maps[1])
-    places = len(maps[0]) * len(maps[1])
-    tile = ops / 2 + places * 1.5 + rows.extent * columns.extent * 0.7 + 10
-    if t.is_turned:
-        row = ceil_div(columns.span, plan.lanes) * (plan.lanes * 5.0) + 30
-    else:
-        row = columns.span * 5.0 + 15
-    unit = plan.unit_tiles * tile + rows.elements * row + 60
+    held = plan.operand_size * ITEM_BYTES[plan.c.dtype]
+    store = 1.5 + (held > _NEAR_BYTES) + 10.0 * max(0.0, 1 - _FAR_BYTES / held)
+    tile = 0.45 * ops + plan.places * store + 0.4 * rows.extent * columns.extent + 5
+    row = ceil_div(columns.span, plan.lanes) * plan.lanes * 2.0 if t.is_turned else columns.span * 2.5
+    unit = plan.unit_tiles * tile + rows.elements * (row + 11) + 20
+    if _elements(plan, operand) * ITEM_BYTES[operand.view.dtype.partition(":")[0]] > 2 * _FAR_BYTES:
+        unit += rows.elements * columns.span * 6.0
     return operand.part_count * operand.blocks * plan.unit_count * unit
 
 
 def _sum_cycles(plan: WinogradFilter) -> float:
     rows, lanes = plan.row_operand, plan.lane_operand
+    item = ITEM_BYTES[plan.c.dtype]
     tiles = plan.unit_count * plan.unit_tiles
-    height = rows.part_count * ceil_div(rows.channels, plan.rows)
-    step = max(plan.rows * plan.vectors / 2, (plan.rows + plan.vectors) / 2, 4.0) + 0.3
-    work = tiles * height * lanes.all_panels * step
-    carried = plan.blocks * height * lanes.all_panels * (plan.rows * plan.vectors * 2.0 + 15)
-    if plan.order == "streamed":
-        item = ITEM_BYTES[plan.c.dtype]
-        kept = plan.places * plan.row_chunk * plan.lane_chunk * plan.row_tiles * plan.tile_size * item
-        if kept + plan.operand_size * item > _CACHE_BYTES:
-            carried *= 2.0
-    elif plan.order == "whole":
-        near = plan.places * plan.vectors * plan.block_tiles * plan.lanes * ITEM_BYTES[plan.c.dtype]
-        if near > _CACHE_BYTES:
-            work *= 2.0
-    return plan.places * (work + carried)
+    columns = plan.places * rows.part_count * lanes.all_panels
+    tiles_of_rows = ceil_div(rows.channels, plan.rows)
+    steps = (tiles_of_rows - 1) * _step_cycles(plan.rows, plan.vectors)
+    steps += _step_cycles(plan.last_rows, plan.vectors)
+    if plan.order == "whole":
+        read = plan.places * (plan.vectors + 1) * plan.block_tiles * plan.lanes * item
+        steps += tiles_of_rows * (0.3 if plan.vectors > 2 else 1.2 if read < 2 * _NEAR_BYTES else 3.0)
+        return columns * (tiles * steps + tiles_of_rows * 20)
+    kept = plan.places * plan.row_chunk * plan.lane_chunk * plan.row_tiles * plan.tile_size * item
+    line = 3.0 if kept <= _NEAR_BYTES else 7.0 if kept <= _FAR_BYTES else 12.0
+    carried = plan.blocks * (plan.rows * plan.vectors * line + 15)
+    return columns * (tiles * steps + tiles_of_rows * carried)
+
+
+def _step_cycles(rows: int, vectors: int) -> float:
+    """Of one tile: two multiply-adds and two loads a cycle, and none into the same sum for four."""
+    return max(rows * vectors / 2, (rows + vectors) / 2, 4.0) + 0.3
+
+
+def _elements(plan: WinogradFilter, operand: Operand) -> int:
+    """Elements of the tensor that an operand is made of."""
+    axes = [a.axis.positions if operand.number == 0 else a.axis.results for a in plan.axes]
+    return plan.c.batch * plan.groups * operand.channels * math.prod(axes)
 
 
 def _finish_cycles(plan: WinogradFilter) -> float:
     rows, lanes = plan.row_operand, plan.lane_operand
     taps = plan.axes[1].taps * plan.axes[2].taps
-    vector = plan.places * (1.0 + plan.splits) + 60 + taps * 12.0
+    vector = 60 + taps * 5.0 + plan.places * (1.0 + 2.4 * (plan.splits - 1))
+    if plan.order == "streamed" and plan.splits * plan.split_size * ITEM_BYTES[plan.c.dtype] > 2 * _FAR_BYTES:
+        vector += plan.places * plan.splits * 6.0
     return rows.part_count * rows.channels * lanes.all_panels * plan.vectors * vector

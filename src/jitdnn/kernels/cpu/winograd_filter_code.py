@@ -1,4 +1,4 @@
-"""The code of a filter's gradient by minimal filtering, for the three orders of winograd_filter.py."""
+"""The code of a filter's gradient by minimal filtering, for the two orders of winograd_filter.py."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from jitdnn.kernels.cpu.winograd_filter_sums import trace_taps, trace_tile_sums
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 _TASKS = 48  # of a phase: enough to keep the threads of a large processor busy to the end
-_NEAR_TILES = (
-    128  # contracted before the next tile of sums, so that what is read again stays in the nearest cache
-)
 
 
 @dataclass(frozen=True)
@@ -41,14 +38,9 @@ class WinogradFilterCode:
         """(name, tasks) in order."""
         p = self.plan
         if p.order == "streamed":
-            return [("sums", p.groups * p.row_chunks * p.lane_chunks * p.splits), self._finish_phase()]
+            return [("sums", p.tasks), ("finish", self._share(self._finish_items)[0])]
         turns = [(f"turn{o.number}", self._share(self._turn_items(o))[0]) for o in self._operands]
-        if p.order == "whole":
-            return [*turns, ("sums", p.groups * p.row_chunks * p.lane_operand.all_panels)]
-        return [*turns, ("sums", p.places * p.groups * p.row_chunks), self._finish_phase()]
-
-    def _finish_phase(self) -> tuple[str, int]:
-        return "finish", self._share(self._finish_items)[0]
+        return [*turns, ("sums", p.tasks)]
 
     @property
     def _operands(self) -> tuple[Operand, Operand]:
@@ -94,12 +86,11 @@ class WinogradFilterCode:
         )
         if p.order == "streamed":
             self._trace_streamed(module, f)
+            self._trace_finish(module, f)
         else:
             for operand in self._operands:
                 self._trace_turn(module, operand, f)
-            self._trace_whole(module, f) if p.order == "whole" else self._trace_staged(module, f)
-        if p.order != "whole":
-            self._trace_finish(module, f)
+            self._trace_whole(module, f)
 
     def _own(self, arguments: Arguments, thread: Value) -> Pointer:
         p = self.plan
@@ -131,12 +122,15 @@ class WinogradFilterCode:
     def _trace_turn(self, module: Module, operand: Operand, f: _Functions) -> None:
         """All tiles of one operand."""
         p = self.plan
-        extents = (p.groups, operand.part_count, operand.blocks, p.unit_count)
+        is_unit_inner = p.transform(operand).is_turned
+        blocks = operand.part_count, operand.blocks
+        extents = (p.groups, *blocks, p.unit_count) if is_unit_inner else (p.groups, p.unit_count, *blocks)
         with module.task(f"turn{operand.number}") as (k, args, task, thread):
             arguments = Arguments(k, args, self.pointers)
             start, scratch = self._operand_start(arguments, operand), self._own(arguments, thread)
             for item in self._items(k, task, self._turn_items(operand)):
-                group, part, block, unit = split_index(item, extents)
+                group, *rest = split_index(item, extents)
+                part, block, unit = rest if is_unit_inner else (*rest[1:], rest[0])
                 place = (group * operand.part_count + part) * operand.room + block
                 to = start + (place * p.block_tiles + unit * p.unit_tiles) * p.lanes
                 tensor = self._tensor(arguments, operand, group)
@@ -163,15 +157,6 @@ class WinogradFilterCode:
             for i in range(last):
                 yield i, i == last - 1
 
-    def _contract(
-        self, k: Builder, f: _Functions, block: Value, a: Pointer, b: Pointer, sums: Pointer, size: int,
-        tiles: Value | int, carried: Value | int,
-    ) -> None:  # fmt: skip
-        """Every tile of rows of a block; tiles of sums are ``size`` apart."""
-        for i, is_last in self._tiles_of_block(k, block):
-            function = f.last_sums if is_last else f.sums
-            k.call(function, a + i * self.plan.rows, b, sums + i * size, tiles, carried)
-
     def _trace_whole(self, module: Module, f: _Functions) -> None:
         p = self.plan
         with module.task("sums") as (k, args, task, thread):
@@ -193,41 +178,6 @@ class WinogradFilterCode:
                             sums + place * p.tile_size, p.block_tiles, 0,
                         )  # fmt: skip
                     self._finish(k, f, args, arguments, own, sums, group, panel, block, i)
-
-    def _trace_staged(self, module: Module, f: _Functions) -> None:
-        p = self.plan
-        with module.task("sums") as (k, args, task, _):
-            arguments = Arguments(k, args, self.pointers)
-            place, group, chunk = split_index(task, (p.places, p.groups, p.row_chunks))
-            a = self._operand_start(arguments, p.row_operand) + place * p.row_plane
-            b = self._operand_start(arguments, p.lane_operand) + place * p.lane_plane
-            a = a + group * (p.row_operand.all_blocks * p.block_tiles * p.lanes)
-            b = b + group * (p.lane_operand.all_blocks * p.block_tiles * p.lanes)
-            sums = arguments.workspace(p.c.dtype) + (place * p.sum_plane + p.operand_size)
-            first = chunk * p.row_chunk
-            last = (first + p.row_chunk).min(p.row_operand.all_blocks)
-            panels = k.integer(0), k.integer(p.lane_operand.all_panels)
-            self._contract_chunk(k, f, (first, last), panels, group, a, b, sums, p.block_tiles, 0)
-
-    def _contract_chunk(
-        self, k: Builder, f: _Functions, blocks: tuple[Value, Value], panels: tuple[Value, Value], group: Value,
-        a: Pointer, b: Pointer, sums: Pointer, tiles: Value | int, carried: Value | int,
-    ) -> None:  # fmt: skip
-        """One place: ``a`` and ``b`` point to block and panel 0, ``sums`` to the tensor of sums."""
-        p = self.plan
-        pitch = p.block_tiles * p.lanes
-        near = min(_NEAR_TILES, p.block_tiles)
-        near = ceil_div(p.block_tiles, ceil_div(p.block_tiles, near))
-        for start in k.range(0, tiles, near):
-            count = (k.integer(tiles) - start).min(near)
-            is_carried = start + carried
-            for panel in k.range(*panels):
-                for block in k.range(*blocks):
-                    self._contract(
-                        k, f, block, a + (block * pitch + start * p.lanes),
-                        b + (panel * (p.vectors * pitch) + start * p.lanes),
-                        sums + self._sums_at(group, panel, block), p.tile_size, count, is_carried,
-                    )  # fmt: skip
 
     def _sums_at(self, group: Value, panel: Value, block: Value) -> Value:
         p = self.plan
@@ -258,25 +208,29 @@ class WinogradFilterCode:
             for block in k.range(first, (split + 1) * p.blocks // p.splits):
                 unit = block * p.block_units
                 units = (k.integer(p.unit_count) - unit).min(p.block_units)
-                for operand, to, chunk in (
+                for operand, kept, chunk in (
                     (p.row_operand, a, rows),
                     (p.lane_operand, b, (panels[0] * p.vectors, panels[1] * p.vectors)),
                 ):
                     tensor = self._tensor(arguments, operand, group)
-                    for place in k.range(*chunk):
-                        part, channels = place // operand.room, place % operand.room
-                        at = to + (place - chunk[0]) * pitch
+                    for number, i in _nest(k, chunk, units, p.transform(operand).is_turned):
+                        part, channels = number // operand.room, number % operand.room
+                        target = kept + ((number - chunk[0]) * pitch + i * (p.unit_tiles * p.lanes))
                         with k.when(channels < operand.blocks):
-                            for i in k.range(units):
-                                target = at + i * (p.unit_tiles * p.lanes)
-                                self._turn(k, f, operand, tensor, unit + i, part, channels, target, scratch)
+                            self._turn(k, f, operand, tensor, unit + i, part, channels, target, scratch)
                 start_a = a + rows[0] * -pitch
                 start_b = b + panels[0] * (-p.vectors * pitch)
                 for place in k.range(p.places):
-                    self._contract_chunk(
-                        k, f, rows, panels, group, start_a + place * p.row_plane, start_b + place * p.lane_plane,
-                        sums + place * p.sum_plane, units * p.unit_tiles, block - first,
-                    )  # fmt: skip
+                    for panel in k.range(*panels):
+                        for channels in k.range(*rows):
+                            from_rows = start_a + (place * p.row_plane + channels * pitch)
+                            from_lanes = start_b + (place * p.lane_plane + panel * (p.vectors * pitch))
+                            to = sums + (place * p.sum_plane + self._sums_at(group, panel, channels))
+                            for tile, is_last in self._tiles_of_block(k, channels):
+                                k.call(
+                                    f.last_sums if is_last else f.sums, from_rows + tile * p.rows, from_lanes,
+                                    to + tile * p.tile_size, units * p.unit_tiles, block - first,
+                                )  # fmt: skip
 
     def _trace_finish(self, module: Module, f: _Functions) -> None:
         p = self.plan
@@ -285,7 +239,6 @@ class WinogradFilterCode:
             arguments = Arguments(k, args, self.pointers)
             own = self._own(arguments, thread)
             sums = arguments.workspace(p.c.dtype)
-            sums = sums + (p.operand_size if p.order == "staged" else 0)
             for item in self._items(k, task, self._finish_items):
                 group, panel, block = split_index(item, extents)
                 at = sums + self._sums_at(group, panel, block)
@@ -315,3 +268,17 @@ class WinogradFilterCode:
         k.call(
             f.store, taps, scale(k, args, self.pointers), dw, k.integer(columns.channels) - lane, count, *valid[1:]
         )  # fmt: skip
+
+
+def _nest(
+    k: Builder, blocks: tuple[Value, Value], units: Value, is_unit_inner: bool
+) -> Iterator[tuple[Value, Value]]:
+    """Every block of channels of every unit; a unit's pixels are read once where they hold all channels."""
+    if is_unit_inner:
+        for block in k.range(*blocks):
+            for unit in k.range(units):
+                yield block, unit
+    else:
+        for unit in k.range(units):
+            for block in k.range(*blocks):
+                yield block, unit

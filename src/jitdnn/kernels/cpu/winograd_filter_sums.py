@@ -17,23 +17,24 @@ def trace_tile_sums(
     """Trace ``name(a, b, sums, tiles, carried)``: a tile of ``rows`` by ``vectors`` sums, in registers.
 
     a is [tile][lanes] of which the first ``rows`` count, b is [vector][tile][lanes] with ``pitch`` elements from vector
-    to vector. ``sums``, [row][vector][lane], are added to if ``carried`` is not 0.
+    to vector. ``sums``, [row][vector][lane], are added to if ``carried`` is not 0: when the tiles have been summed, as
+    rounding errors grow with the partial sums.
     """
     with module.function(name, a=dtype, b=dtype, sums=dtype, tiles=None, carried=None) as (
         k, (a, b, sums, tiles, carried), function,
     ):  # fmt: skip
         zero = k.constant(0, dtype, lanes)
         totals = [[k.register(zero) for _ in range(vectors)] for _ in range(rows)]
-        with k.when(carried != 0):
-            for i, row in enumerate(totals):
-                for j, total in enumerate(row):
-                    total.set(sums.load((i * vectors + j) * lanes, lanes))
         for t in k.range(0, tiles * lanes, lanes):
             columns = [b.load(t + j * pitch, lanes) for j in range(vectors)]
             for i, row in enumerate(totals):
                 factor = a.splat(t + i, lanes)
                 for column, total in zip(columns, row, strict=True):
                     total.set(k.fma(factor, column, total.get()))
+        with k.when(carried != 0):
+            for i, row in enumerate(totals):
+                for j, total in enumerate(row):
+                    total += sums.load((i * vectors + j) * lanes, lanes)
         for i, row in enumerate(totals):
             for j, total in enumerate(row):
                 sums.store(total.get(), (i * vectors + j) * lanes)
