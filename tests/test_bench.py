@@ -323,12 +323,29 @@ def test_pytorch_computes_the_same(text: str, layout: str, direction: str) -> No
         )
 
 
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_pytorch_computes_the_same_with_integers(layout: str) -> None:
+    pytest.importorskip("torch")
+    from jitdnn.bench.peers import Torch
+
+    problem = parse("conv_fwd n2 c4 h9 w8 k6 r3 s2 stride2x1 pad1x0 dil1x2 g2 i8 to_i8")
+    rng = np.random.default_rng(0)
+    sets = [[rng.integers(-6, 7, o.descriptor.shape, np.int8) for o in problem.inputs] for _ in range(2)]
+    peer = Torch(layout)
+    runner = peer.prepare(problem, sets)
+    for number, inputs in enumerate(sets):
+        exact = problem.reference(*(array.astype(np.float64) for array in inputs))
+        np.testing.assert_array_equal(peer.to_numpy(runner(number)), np.clip(exact, -128, 127))
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("conv_fwd n1 c1 w9 k1 s3 pad1:0 f32 nchw", "both sides"),
         ("conv_fwd n1 c1 w9 k1 s3 flip f32 nchw", "cross-correlation"),
         ("matmul m3 k4 n5 f32", "only convolutions"),
+        ("conv_fwd n1 c1 w9 k1 s3 i8 to_i8", "two dimensions"),
+        ("conv_fwd n1 c1 h9 w9 k1 r3 s3 i8", "integers of 8 bits"),
     ],
 )
 def test_pytorch_refuses_what_it_lacks(text: str, reason: str) -> None:
@@ -376,6 +393,18 @@ def test_problems_of_every_kind_are_measured(text: str) -> None:
     assert row.seconds is not None
     assert row.peer is None
     assert set(row.refused_peers) == {"torch_nchw", "torch_nhwc", "im2col"}
+
+
+@pytest.mark.parametrize("to", ["to_i8", "to_i32"])
+def test_integers_are_measured(to: str) -> None:
+    pytest.importorskip("torch")
+    (row,) = run(
+        [Layer(parse(f"conv_fwd n2 c8 h9 w8 k6 r3 s3 pad1 i8 {to}"))], Options(peers=("torch",), method=QUICK)
+    )
+    assert row.failure is None
+    assert row.error == 0.0
+    assert set(row.peers) == ({"torch_nchw", "torch_nhwc"} if to == "to_i8" else set())
+    assert all(peer.error == 0.0 for peer in row.peers.values())
 
 
 def test_an_algorithm_by_name_and_one_that_is_not_there() -> None:

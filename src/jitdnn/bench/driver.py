@@ -169,10 +169,11 @@ def _measure(
             refused[peer.name] = f"another result: relative error {errors[peer.name]:.3g}"
     peers = [peer for peer in peers if peer.name not in refused]
 
-    peak_before = device.measure_peak(problem.dtype)
+    kind = "i8" if problem.inputs[0].descriptor.dtype == "i8" else problem.dtype
+    peak_before = device.measure_peak(kind)
     neighbours = Neighbours()
     times = interleaved([own.run, *(peer.run for peer in peers)], options.method)
-    peak = max(peak_before, device.measure_peak(problem.dtype))
+    peak = max(peak_before, device.measure_peak(kind))
     seconds = median(times[0])
     results = {
         peer.name: PeerResult(median(taken), errors[peer.name], ratio(taken, times[0]))
@@ -234,9 +235,9 @@ def own_candidate(
 
 
 def poisoned_result(problem: Problem, plan: Plan, handle: Handle, inputs: Sequence[FloatArray]) -> FloatArray:
-    """The plan's result in memory that was full of NaN: what is not written stays NaN."""
+    """The plan's result in memory that was full of NaN: what is not written stays NaN; integers, of the largest."""
     owner, array = allocator("numpy", _dense(problem.output))()
-    owner[...] = np.nan
+    owner[...] = np.iinfo(owner.dtype).max if owner.dtype.kind in "iu" else np.nan
     handle.run(plan, (*(borrow(a).pointer for a in inputs), array.pointer))
     result: FloatArray = owner
     return result
@@ -279,7 +280,8 @@ def _dense(descriptor: TensorDescriptor) -> TensorDescriptor:
 
 
 def input_sets(problem: Problem) -> list[list[FloatArray]]:
-    """Standard normal numbers in the memory order of each input, in as many sets as fit the budget."""
+    """Standard normal numbers, or any integers, in the memory order of each input, in as many sets as fit the
+    budget."""
     rng = np.random.default_rng(0)
     first = [_filled(operand.descriptor, rng) for operand in problem.inputs]
     size = sum(array.size * array.itemsize for array in first)
@@ -292,7 +294,12 @@ def input_sets(problem: Problem) -> list[list[FloatArray]]:
 def _filled(descriptor: TensorDescriptor, rng: np.random.Generator) -> FloatArray:
     dtype = numpy_dtype(descriptor.dtype)
     lowest, highest = descriptor.span() if descriptor.size else (0, -1)
-    memory = rng.standard_normal(highest - lowest + 1, np.float32).astype(dtype, copy=False)
+    count = highest - lowest + 1
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        memory = rng.integers(info.min, info.max, count, dtype, endpoint=True)
+    else:
+        memory = rng.standard_normal(count, np.float32).astype(dtype, copy=False)
     strides = tuple(stride * dtype.itemsize for stride in descriptor.strides)
     array: FloatArray = np.ndarray(descriptor.shape, dtype, memory, -lowest * dtype.itemsize, strides)
     return array

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jitdnn.kernels.reference import rounded
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem, Reals
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import TensorDescriptor, numpy_dtype
 
 FloatArray = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.intp]
@@ -43,9 +44,14 @@ class Gate:
         if isinstance(problem, Convolution) and problem.flops > REFERENCE_FLOPS:
             for part in _slices(problem):
                 taken = (array[np.ix_(*at)] for array, at in zip(inputs, part.inputs, strict=True))
-                self._expected.append((np.ix_(*part.output), part.problem.reference(*taken)))
+                self._expect(np.ix_(*part.output), problem, part.problem.reference(*taken))
         else:
-            self._expected.append(((...,), problem.reference(*inputs)))
+            self._expect((...,), problem, problem.reference(*inputs))
+
+    def _expect(self, at: tuple[Any, ...], problem: Problem, exact: Reals) -> None:
+        """A part of the result; of integers as they are stored, rounded and saturated."""
+        dtype = numpy_dtype(problem.output.dtype)
+        self._expected.append((at, rounded(exact, dtype).astype(np.float64) if dtype.kind in "iu" else exact))
 
     def error(self, output: FloatArray) -> float:
         """`||output - reference|| / ||reference||` over the slices; infinite if any element is not finite,

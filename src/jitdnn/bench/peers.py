@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jitdnn.bench import quantized_peer
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -66,6 +67,8 @@ class Torch(Peer):
             return "PyTorch pads both sides alike"
         if problem.mode != "cross_correlation":
             return "PyTorch has cross-correlation only"
+        if problem.is_integer:
+            return quantized_peer.refuse(problem)
         if problem.dtype not in PEER_BOUND:
             return f"PyTorch's convolutions are of reals, not of {problem.dtype}"
         return None
@@ -79,6 +82,8 @@ class Torch(Peer):
         order = torch.contiguous_format
         if self._layout == "nhwc":
             order = torch.channels_last_3d if rank == 3 else torch.channels_last
+        if problem.is_integer:
+            return quantized_peer.prepare(torch, problem, sets, order)
 
         def tensor(array: FloatArray) -> Any:
             if problem.dtype == "bf16":  # a type of NumPy's that PyTorch does not know
@@ -126,6 +131,8 @@ class Torch(Peer):
         return without_gradient
 
     def to_numpy(self, output: Any) -> FloatArray:
+        if output.is_quantized:
+            return quantized_peer.to_numpy(output)
         wide = output.float() if output.dtype == self._torch.bfloat16 else output
         array: FloatArray = wide.numpy()
         return array

@@ -44,9 +44,13 @@ class CpuDevice:
         return _copy_rate()
 
     def measure_peak(self, dtype: str) -> float:
-        """Multiply-add rate of all threads in FLOP/s, measured now: clocks and neighbours change."""
+        """Multiply-add rate of all threads in FLOP/s, measured now: clocks and neighbours change.
+
+        Of 8-bit integers where one instruction makes sums of their products, else of the reals that stand for them.
+        """
         settle()
-        return _probe(self.isa, compute_dtype(dtype), self.threads)
+        is_dot = dtype == "i8" and self.isa.has_dot
+        return _probe(self.isa, dtype if is_dot else compute_dtype(dtype), self.threads)
 
 
 @dataclass(frozen=True)
@@ -185,12 +189,29 @@ def _trace_probe(module: Module, dtype: str) -> None:
             where.store(chain.get(), i * lanes)
 
 
+def _trace_dot_probe(module: Module) -> None:
+    """The same of dot products of four 8-bit integers."""
+    with module.task("probe") as (k, args, task, _):
+        lanes = k.lanes("i32")
+        where = k.pointer(args, 0, "i32") + task * (lanes * _PROBE_CHAINS)
+        some = where.load(0, lanes)
+        chains = [k.register(k.constant(i, "i32", lanes)) for i in range(_PROBE_CHAINS)]
+        for _step in k.range(_PROBE_STEPS):
+            for chain in chains:
+                chain.set(k.dot(some, some, chain.get()))
+        for i, chain in enumerate(chains):
+            where.store(chain.get(), i * lanes)
+
+
 def _probe(processor: Isa, dtype: str, threads: int) -> float:
     import numpy as np
 
     lanes = processor.lanes(dtype)
     kernel = CpuKernel(
-        load("probe", (dtype, _PROBE_CHAINS, _PROBE_STEPS), processor, lambda m: _trace_probe(m, dtype)),
+        load(
+            "probe", (dtype, _PROBE_CHAINS, _PROBE_STEPS), processor,
+            lambda m: _trace_dot_probe(m) if dtype == "i8" else _trace_probe(m, dtype),
+        ),
         [("probe", threads)], pointers=1, threads=threads,
     )  # fmt: skip
     room = np.empty(threads * lanes * _PROBE_CHAINS + 64, np.float64)
