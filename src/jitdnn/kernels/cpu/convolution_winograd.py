@@ -9,19 +9,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import ARITHMETIC, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
 from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
 from jitdnn.kernels.cpu.winograd import Tiling, Winograd, forwards, tilings
 from jitdnn.kernels.cpu.winograd_cost import choose_winograd, cycles
 from jitdnn.kernels.cpu.winograd_error import error_of, plain_error, standard_error, storage_error
-from jitdnn.kernels.cpu.winograd_kernel import phases, trace_winograd
+from jitdnn.kernels.cpu.winograd_kernel import Memory, phases, trace_winograd
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
-from jitdnn.rtcg.isa import HALVES
+from jitdnn.rtcg.isa import HALVES, ITEM_BYTES
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 
@@ -31,6 +31,12 @@ class _Winograd(Algorithm):
     problem = Convolution
     deterministic = True
     outputs: ClassVar[int]
+
+    def __init__(self, is_kept: bool = False) -> None:
+        self._is_kept = is_kept
+
+    def with_kept_filter(self) -> _Winograd:
+        return type(self)(is_kept=True)
 
     @abstractmethod
     def _limit(self, problem: Problem) -> float:
@@ -68,18 +74,32 @@ class _Winograd(Algorithm):
         assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
         return [
-            choose_winograd(part, device.isa, self._ways(problem, part))
+            choose_winograd(part, device.isa, self._ways(problem, part), self._is_kept)
             for part in self._correlations(problem, operands)
         ]
 
     def workspace(self, problem: Problem, device: Device) -> int:
-        return max(part.workspace(device.threads) for part in self._parts(problem, device))
+        assert isinstance(device, CpuDevice)
+        parts = self._parts(problem, device)
+        own = max(part.own_elements for part in parts)
+        return (self._memory(parts, device)[1] + device.threads * own) * ITEM_BYTES[parts[0].c.dtype]
+
+    def _memory(self, parts: list[Winograd], device: CpuDevice) -> tuple[list[Memory], int]:
+        """Where each part has its memory, and where the scratch of the threads begins, in elements.
+
+        A kept filter is there as a whole; else the parts follow each other in the same memory.
+        """
+        sizes = [part.shared_elements for part in parts]
+        staged = max(part.staged_elements for part in parts)
+        starts = [sum(sizes[:i]) if self._is_kept else 0 for i in range(len(parts))]
+        shared = sum(sizes) if self._is_kept else max(sizes)
+        return [Memory(start, shared, staged) for start in starts], shared + device.threads * staged
 
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)
         parts = self._parts(problem, device)
         tasks = sum(phases(p, "")[1][1] for p in parts)
-        return seconds_of(problem, device, sum(cycles(p) for p in parts), tasks)
+        return seconds_of(problem, device, sum(cycles(p, self._is_kept) for p in parts), tasks)
 
     def error_bound(self, problem: Problem) -> float:
         assert isinstance(problem, Convolution)
@@ -93,13 +113,21 @@ class _Winograd(Algorithm):
         parts = self._parts(problem, device, epilogue)
         pointers = 3 + (len(epilogue.operands) if epilogue else 0)
 
-        def generate(module: Module) -> None:
-            for number, part in enumerate(parts):
-                trace_winograd(module, f"part{number}_", part, pointers, epilogue, 0)
+        memory, scratch = self._memory(parts, device)
 
-        library = load(self.name, (str(problem), str(epilogue)), device.isa, generate)
-        steps = [phase for number, part in enumerate(parts) for phase in phases(part, f"part{number}_")]
-        return CpuKernel(library, steps, pointers, useful_threads(device, sum(cycles(p) for p in parts)))
+        def generate(module: Module) -> None:
+            for number, (part, where) in enumerate(zip(parts, memory, strict=True)):
+                trace_winograd(module, f"part{number}_", part, pointers, epilogue, where)
+
+        library = load(self.name, (str(problem), str(epilogue), self._is_kept), device.isa, generate)
+        pairs = [phases(part, f"part{number}_") for number, part in enumerate(parts)]
+        steps = [phase for pair in pairs for phase in pair]
+        kept = None
+        if self._is_kept:
+            steps = [first for first, _ in pairs] + [second for _, second in pairs]
+            kept = Kept(scratch * ITEM_BYTES[parts[0].c.dtype], len(parts))
+        threads = useful_threads(device, sum(cycles(p, self._is_kept) for p in parts))
+        return CpuKernel(library, steps, pointers, threads, [scratch], kept)
 
 
 class Winograd4(_Winograd):

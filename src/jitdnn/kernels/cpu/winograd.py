@@ -32,8 +32,9 @@ from jitdnn.kernels.cpu.winograd_matrices import MOST_PLACES, Matrix, MinimalFil
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 MOST_TERMS = 512  # summed one after the other; the error of longer sums is that of sums of so many
-STAGED = 16  # channels of a filter that are laid out at once before they are transformed
 _STRIP_BYTES = 24 << 10  # of laid out data, of the L1 cache
+_STAGED_BYTES = 48 << 10
+_CHUNK_BYTES = 320 << 10  # of a transformed filter, of the L2 cache
 _IDENTITY = ((Fraction(1),),)
 
 
@@ -267,9 +268,10 @@ class Winograd:
         if self.is_filter_first:
             return self.c.depth
         row = self.places * self.source_count * self.panel_lanes * ITEM_BYTES[self.c.dtype]
-        most = max(STAGED, (320 << 10) // row // STAGED * STAGED)
+        step = self.staged
+        most = max(step, _CHUNK_BYTES // row // step * step)
         pieces = ceil_div(self.c.depth, most)
-        return min(self.c.depth, ceil_div(ceil_div(self.c.depth, pieces), STAGED) * STAGED)
+        return min(self.c.depth, ceil_div(ceil_div(self.c.depth, pieces), step) * step)
 
     @cached_property
     def filter_pitch(self) -> int:
@@ -282,13 +284,6 @@ class Winograd:
         channels = ceil_div(self.chunk, ceil_div(self.chunk, MOST_TERMS))
         return max(1, min(self.source_count, MOST_TERMS // self.chunk)), channels
 
-    @cached_property
-    def panel_group(self) -> int:
-        """Panels whose sums are there at a time: all, where the data of a block do not stay in the L2 cache."""
-        if not self.is_filter_first or self.data_elements * ITEM_BYTES[self.c.dtype] <= (640 << 10):
-            return 1
-        return self.panels.count
-
     # ---- memory
 
     @property
@@ -298,7 +293,8 @@ class Winograd:
 
     @property
     def sum_elements(self) -> int:
-        return self.panel_group * self.places * self.sum_pitch
+        """M of a panel."""
+        return self.places * self.sum_pitch
 
     @property
     def panel_elements(self) -> int:
@@ -316,26 +312,29 @@ class Winograd:
         return self.filter_elements if self.is_filter_first else self.c.group_count * self.data_elements
 
     @cached_property
+    def staged(self) -> int:
+        """Channels of a filter that are laid out at once before they are transformed."""
+        row = math.prod(self.panels.taps) * self.panel_lanes * ITEM_BYTES[self.c.dtype]
+        return min(16, max(1, _STAGED_BYTES // row))
+
+    @cached_property
     def staged_elements(self) -> int:
+        """A laid out piece of the filter."""
         taps = math.prod(self.panels.taps)
-        return whole_lines(STAGED * taps * self.panel_lanes, self.c.dtype)
+        return whole_lines(self.staged * taps * self.panel_lanes, self.c.dtype)
 
     @cached_property
     def copied_elements(self) -> int:
-        """A strip as it is laid out, read or written; or some of the filter."""
+        """A strip as it is laid out, read or written."""
         read = self.rows.places * self.read_pitch
         write = self.outputs[0] * self.write_pitch
-        return max(whole_lines(max(read, write) * self.lanes, self.c.dtype), self.staged_elements)
+        return whole_lines(max(read, write) * self.lanes, self.c.dtype)
 
     @cached_property
     def own_elements(self) -> int:
-        """Scratch of one thread: copies, sums, and V of a block or U of a chunk."""
+        """Scratch of one thread: a strip, sums, and V of a block or U of a chunk."""
         inner = self.data_elements if self.is_filter_first else self.panel_elements
         return self.copied_elements + self.sum_elements + inner
-
-    def workspace(self, threads: int) -> int:
-        """Bytes: what all share, then the scratch of each thread."""
-        return (self.shared_elements + threads * self.own_elements) * ITEM_BYTES[self.c.dtype]
 
 
 def _is_along_channels(channels: int, columns: int, extent: int) -> bool:

@@ -20,9 +20,10 @@ from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 _CALL = 12.0  # cycles of a call of a transform, its addresses and the wait for its first loads
 _SECOND_CACHE = 768 << 10  # bytes of the second cache that a thread may count on
 _THIRD_CACHE = 16 << 20
-_THIRD_RATE = 16.0  # bytes a cycle from the third cache
+_THIRD_RATE = 12.0  # bytes a cycle from the third cache
 _MEMORY_RATE = 6.0  # and from memory
-_WIDTHS = (16, 28, 40, 56, 84, 112, 168, 224)  # tiles of a block
+_HIDDEN = 0.7  # of the time of the products, in which what they read arrives
+_WIDTHS = (12, 14, 16, 24, 28, 40, 56, 84, 112, 168, 224)  # tiles of a block
 
 
 def cycles(p: Winograd, is_kept: bool = False) -> float:
@@ -110,35 +111,35 @@ def _result_cycles(p: Winograd) -> float:
 
 
 def _traffic_cycles(p: Winograd, is_kept: bool) -> float:
-    """What the caches close by do not hold: data, sums and filter by their bytes."""
+    """What the caches close by do not hold, as far as it does not arrive while products are computed."""
     c, item = p.c, ITEM_BYTES[p.c.dtype]
-    data, sums, filters = (
-        n * item for n in (p.data_elements, p.sum_elements, p.filter_elements / c.group_count)
-    )
+    data, sums, panel = (n * item for n in (p.data_elements, p.sum_elements, p.panel_elements))
+    filters = p.panels.count * panel
     image = c.batch * math.prod(min(a.positions, a.results * a.step) for a in c.axes) * c.depth * item
     result = c.batch * math.prod(a.results for a in c.axes) * c.width * item
-    total = _far(image + result, 2 * (image + result)) + _far(c.width * c.depth * c.taps * item, filters)
-    if p.is_filter_first:
-        passes = p.blocks + (0 if is_kept else 1)
-        total += passes * _far(filters, max(0.0, c.group_count * filters - _SECOND_CACHE / 2))
-        reads = p.panels.count if p.panel_group == 1 else 1
-        total += p.blocks * (1 + reads) * _near(data, data + sums / p.panel_group)
-        total += p.blocks * ceil_div(p.panels.count, p.panel_group) * 2 * _near(sums, data + sums)
-        return total
-    total += _near(data, 2 * data) + p.panels.count * _near(data, 2 * data)
-    chunks = ceil_div(c.depth, p.chunk)
-    return total + p.panels.count * 2 * chunks * _near(sums, sums + p.panel_elements * item)
+    given = (image + 2.0 * result) / (1.4 * _rate(image + result))
+    given += c.width * c.depth * c.taps * item / (2.0 * _MEMORY_RATE)
+    if not p.is_filter_first:
+        streamed = p.panels.count * data / _rate(data)
+        chunks = ceil_div(c.depth, p.chunk) * p.panels.count
+        inner = 2.0 * chunks * max(0.0, sums + panel - _SECOND_CACHE) / _THIRD_RATE + data / _rate(data)
+        return given + inner + max(0.0, streamed - _HIDDEN * _product_cycles(p))
+    streamed = (
+        p.blocks * filters / _rate(c.group_count * filters) if data + sums + filters > _SECOND_CACHE else 0.0
+    )
+    inner = 0.0
+    if data + sums + min(filters, _SECOND_CACHE / 2) > _SECOND_CACHE:
+        inner = p.blocks * (data + p.panels.count * sums) / _THIRD_RATE
+        if data > _SECOND_CACHE / 2:
+            streamed += p.blocks * p.panels.count * data / _THIRD_RATE
+    if not is_kept:
+        inner += 2.0 * filters / _rate(c.group_count * filters)
+    return given + inner + max(0.0, streamed - _HIDDEN * _product_cycles(p))
 
 
-def _far(amount: float, held: float) -> float:
-    """Cycles to move ``amount`` bytes of ``held`` that are used in turn: from memory, or from the third cache."""
-    if held <= 0:
-        return 0.0
-    return amount / (_THIRD_RATE if held <= _THIRD_CACHE else _MEMORY_RATE)
-
-
-def _near(amount: float, held: float) -> float:
-    return 0.0 if held <= _SECOND_CACHE else _far(amount, held) * 0.5
+def _rate(held: float) -> float:
+    """Bytes a cycle of what is ``held`` bytes and used in turn."""
+    return _THIRD_RATE if held <= _THIRD_CACHE else _MEMORY_RATE
 
 
 @functools.lru_cache(maxsize=512)

@@ -15,11 +15,10 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.blocked import WANTED_TASKS, group_offset, scale, split_index, view_offset
 from jitdnn.kernels.cpu.packing import trace_panel
 from jitdnn.kernels.cpu.tiles import ceil_div
-from jitdnn.kernels.cpu.winograd import STAGED, Winograd
+from jitdnn.kernels.cpu.winograd import Winograd
+from jitdnn.kernels.cpu.winograd_prefetch import trace_ask_data, trace_ask_filter, trace_ask_results
 from jitdnn.kernels.cpu.winograd_product import Strides, trace_product
 from jitdnn.kernels.cpu.winograd_transforms import (
-    trace_ask,
-    trace_ask_filter,
     trace_data,
     trace_drain,
     trace_fill,
@@ -48,12 +47,23 @@ def data_tasks(p: Winograd) -> int:
     return ceil_div(p.strips, ceil_div(p.strips, WANTED_TASKS))
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Where in the workspace the parts of a convolution lie, in elements.
+
+    The first extra of the kernel says where the scratch of the threads begins: behind ``staged`` of each thread.
+    """
+
+    filters: int  # what the phases share: the transformed filter or the transformed data
+    staged: int  # where the threads lay out pieces of the filter
+    staged_elements: int  # of each thread
+
+
 def trace_winograd(
-    module: Module, prefix: str, p: Winograd, pointers: int, epilogue: Epilogue | None, offset: int
+    module: Module, prefix: str, p: Winograd, pointers: int, epilogue: Epilogue | None, memory: Memory
 ) -> None:
-    """Trace both phases. The pointers are to x, w and y, then to the operands of the epilogue; what the phases share
-    lies ``offset`` elements from the start of the workspace."""
-    code = _Code(module, prefix, p, pointers, epilogue, offset)
+    """Trace both phases. The pointers are to x, w and y, then to the operands of the epilogue."""
+    code = _Code(module, prefix, p, pointers, epilogue, memory)
     if p.is_filter_first:
         code.trace_filter_task()
         code.trace_tiles_task()
@@ -75,9 +85,15 @@ class _Code:
     """The functions of one correlation, and the tasks made of them."""
 
     def __init__(
-        self, module: Module, prefix: str, p: Winograd, pointers: int, epilogue: Epilogue | None, offset: int
+        self,
+        module: Module,
+        prefix: str,
+        p: Winograd,
+        pointers: int,
+        epilogue: Epilogue | None,
+        memory: Memory,
     ) -> None:
-        self.module, self.prefix, self.p, self.pointers, self.offset = module, prefix, p, pointers, offset
+        self.module, self.prefix, self.p, self.pointers, self.memory = module, prefix, p, pointers, memory
         c, lanes = p.c, p.lanes
         whole, rest = divmod(c.depth, lanes)
         self.fills = [
@@ -85,13 +101,13 @@ class _Code:
             for count in ([lanes] if whole else []) + ([rest] if rest else [])
         ]
         strides = p.read_pitch * lanes, p.columns.gap * lanes
-        self.data = trace_data(module, f"{prefix}data_tile", p, c.dtype, *strides, is_far=False)
+        self.data = trace_data(module, f"{prefix}data_tile", p, c.dtype, *strides)
         self.direct: Function | None = None
         if p.reads_directly:
             rows, columns = (
                 axis.gap * c.x.space[i] for axis, i in zip((p.rows, p.columns), p.tiled, strict=True)
             )
-            self.direct = trace_data(module, f"{prefix}data_direct", p, c.x.dtype, rows, columns, is_far=True)
+            self.direct = trace_data(module, f"{prefix}data_direct", p, c.x.dtype, rows, columns)
         self.stage = trace_panel(module, f"{prefix}stage", c, p.panels)
         self.filters = {
             phase: trace_filter(module, f"{prefix}filter{phase[0]}_{phase[1]}", p, phase)
@@ -103,19 +119,27 @@ class _Code:
             for rows, _ in p.row_groups
         ]
         self.result = trace_result(module, f"{prefix}result", p)
-        self.ask = trace_ask(module, f"{prefix}ask", p)
+        self.ask_data = trace_ask_data(module, f"{prefix}ask_data", p)
+        self.ask_results = trace_ask_results(module, f"{prefix}ask_results", p)
         self.ask_filter = trace_ask_filter(module, f"{prefix}ask_filter", p)
         self.drain = trace_drain(module, f"{prefix}drain", p, epilogue)
 
     # ---- memory
 
     def _shared(self, arguments: Arguments) -> Pointer:
-        work: Pointer = arguments.workspace(self.p.c.dtype)
-        return work + self.offset
+        """The transformed filter, which a caller may keep, or the transformed data."""
+        dtype = self.p.c.dtype
+        start = arguments.kept(dtype) if self.p.is_filter_first else arguments.workspace(dtype)
+        shared: Pointer = start + self.memory.filters
+        return shared
+
+    def _staged(self, arguments: Arguments, thread: Value) -> Pointer:
+        start: Pointer = arguments.kept(self.p.c.dtype)
+        return start + (thread * self.memory.staged_elements + self.memory.staged)
 
     def _scratch(self, arguments: Arguments, thread: Value) -> _Scratch:
         p = self.p
-        copied = self._shared(arguments) + (thread * p.own_elements + p.shared_elements)
+        copied = arguments.workspace(p.c.dtype) + (thread * p.own_elements + arguments.extra(0))
         sums = copied + p.copied_elements
         return _Scratch(copied, sums, sums + p.sum_elements)
 
@@ -131,10 +155,8 @@ class _Code:
             first = piece * _CHUNK
             to = self._shared(arguments) + (group * p.panels.count + panel) * p.panel_elements
             count = (k.integer(p.c.depth) - first).min(_CHUNK)
-            copied = self._scratch(arguments, thread).copied
-            self._transform_filter(
-                k, arguments, group, panel, first, count, copied, to + first * p.panel_lanes
-            )
+            to = to + first * p.panel_lanes
+            self._transform_filter(k, arguments, thread, group, panel, first, count, to)
 
     def trace_tiles_task(self) -> None:
         """A block of strips: their data to V, and for some panels at a time M and the results."""
@@ -147,16 +169,14 @@ class _Code:
             count = (k.integer(p.strips) - first).min(p.block)
             self._transform_data(k, arguments, group, first, first, count, own.copied, own.inner)
             shared = self._shared(arguments) + group * (p.panels.count * p.panel_elements)
-            for start in k.range(0, p.panels.count, p.panel_group):
-                stop = (start + p.panel_group).min(p.panels.count)
+            for panel in k.range(p.panels.count):
                 for place in k.range(p.places):
-                    for panel in k.range(start, stop):
-                        u = shared + (panel * p.panel_elements + place * p.filter_pitch)
-                        sums = own.sums + ((panel - start) * (p.places * p.sum_pitch) + place * p.sum_pitch)
-                        self._multiply_all(k, own.inner + place * p.data_pitch, u, sums, count)
-                for panel in k.range(start, stop):
-                    sums = own.sums + (panel - start) * (p.places * p.sum_pitch)
-                    self._write_results(k, arguments, group, panel, first, count, sums, own.copied)
+                    self._ask(k, arguments, group, first, count, panel, place)
+                    u = shared + (panel * p.panel_elements + place * p.filter_pitch)
+                    self._multiply_all(
+                        k, own.inner + place * p.data_pitch, u, own.sums + place * p.sum_pitch, count
+                    )
+                self._write_results(k, arguments, group, panel, first, count, own.sums, own.copied)
 
     def trace_data_task(self) -> None:
         """Some strips to V."""
@@ -183,7 +203,7 @@ class _Code:
             strips = k.integer(p.strips)
             for first in k.range(0, p.c.depth, p.chunk):
                 count = (k.integer(p.c.depth) - first).min(p.chunk)
-                self._transform_filter(k, arguments, group, panel, first, count, own.copied, own.inner)
+                self._transform_filter(k, arguments, thread, group, panel, first, count, own.inner)
                 for place in k.range(p.places):
                     data, u = shared + (place * p.data_pitch + first), own.inner + place * p.filter_pitch
                     sums = own.sums + place * p.sum_pitch
@@ -193,21 +213,40 @@ class _Code:
 
     # ---- parts of tasks
 
+    def _ask(
+        self, k: Builder, arguments: Arguments, group: Value, first: Value, count: Value, panel: Value,
+        place: Value,
+    ) -> None:  # fmt: skip
+        """While a place is multiplied: a share of the next block's data, and of where this panel's results go."""
+        p, c = self.p, self.p.c
+        if self.ask_data is not None:
+            x = arguments.pointer(0, c.x.dtype) + (group_offset(group, c.groups, c.x.groups) + c.x.offset)
+            following = first + count
+            strips = (k.integer(p.strips) - following).min(p.block)
+            share = panel * p.places + place
+            k.call(self.ask_data, x, following, strips, share)
+        if self.ask_results is not None:
+            channel = panel * p.panel_lanes
+            y = arguments.pointer(2, c.y.dtype) + view_offset(c, c.y, group, channel, (0, 0, 0, 0))
+            channels = (k.integer(c.width) - channel).min(p.panel_lanes)
+            k.call(self.ask_results, y, first, count, channels, place)
+
     def _transform_filter(
-        self, k: Builder, arguments: Arguments, group: Value, panel: Value, first: Value, count: Value,
-        staged: Pointer, to: Pointer,
+        self, k: Builder, arguments: Arguments, thread: Value, group: Value, panel: Value, first: Value,
+        count: Value, to: Pointer,
     ) -> None:  # fmt: skip
         """Channels ``first`` and on of a panel to U, the first of them to ``to``."""
         p, c = self.p, self.p.c
+        staged = self._staged(arguments, thread)
         w = arguments.pointer(1, c.w.dtype) + group_offset(group, c.groups, c.w.groups)
         slices, a, b = p.sources
-        for start in k.range(0, count, STAGED):
-            here = (count - start).min(STAGED)
+        for start in k.range(0, count, p.staged):
+            here = (count - start).min(p.staged)
             channel = first + start
             whole = staged + channel * -p.panels.channel_stride  # where the panel's first channel would lie
             k.call(self.stage, w, whole, panel * p.panel_lanes, channel, here)
             for i in k.range(here):
-                k.call(self.ask_filter, w, panel * p.panel_lanes, channel + STAGED, i)
+                k.call(self.ask_filter, w, panel * p.panel_lanes, channel + p.staged, i)
                 source = staged + i * p.panels.channel_stride
                 target = to + (start + i) * p.panel_lanes
                 for tap in k.range(slices):
@@ -355,11 +394,10 @@ class _Code:
             width = (k.integer(columns.axis.results) - left).min(p.run * columns.outputs * columns.spread)
             tiles = sums + (number - first) * (p.strip_tiles * p.panel_lanes)
             for v in k.range(0, vectors, p.lanes):
-                places = [t + view_offset(c, view, group, channel + v, here[:4]) for t, view in tensors]
-                k.call(self.ask, places[0], vectors - v, height, width)
                 for step in k.range(turns):
                     for residue in k.range(columns.spread):
                         tile = step * columns.spread + residue
                         place = step * (columns.outputs * columns.spread) + residue
                         k.call(self.result, tiles + (tile * p.panel_lanes + v), strip + place * p.lanes)
+                places = [t + view_offset(c, view, group, channel + v, here[:4]) for t, view in tensors]
                 k.call(self.drain, strip, factors, *places, vectors - v, height, width)

@@ -15,11 +15,9 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.correlation import View
 from jitdnn.kernels.cpu.linear_map import apply_to_grid
 from jitdnn.kernels.cpu.stores import Blend
-from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.transpose import transpose
-from jitdnn.kernels.cpu.winograd import STAGED, Winograd
+from jitdnn.kernels.cpu.winograd import Winograd
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
-from jitdnn.rtcg.isa import ITEM_BYTES
 
 
 def trace_fill(module: Module, name: str, p: Winograd, channels: int) -> Function:
@@ -42,8 +40,6 @@ def trace_fill(module: Module, name: str, p: Winograd, channels: int) -> Functio
                 _copy_vectors(k, p, line, target, inside, column, count, channels)
             else:
                 _copy_squares(k, p, line, target, inside, column, count, channels)
-                with k.when(i >= p.rows.places - p.rows.outputs):
-                    _ask_squares(k, p, line, column, count, channels)
     return function
 
 
@@ -83,16 +79,6 @@ def _copy_squares(
             target.store(vector, (j + i) * lanes)
 
 
-def _ask_squares(k: Builder, p: Winograd, line: Pointer, column: Value, count: Value, channels: int) -> None:
-    """Prefetch the row of the next strip below that this one does not read."""
-    x = p.c.x
-    below = line + p.rows.outputs * p.rows.gap * x.space[p.tiled[0]]
-    if abs(x.space[p.tiled[1]]) == 1:
-        for j in k.range(0, count, p.lanes):
-            for i in range(channels):
-                below.prefetch((column + j) * x.space[p.tiled[1]] + i * x.channels, nearest=False)
-
-
 def _zero_outside(k: Builder, stride: int, vector: Value, mask: Value) -> Value:
     """A broadcast load (stride 0) ignores its mask."""
     return k.select(mask, vector, 0.0) if stride == 0 else vector
@@ -102,23 +88,14 @@ def _within(position: Value, extent: int) -> Value:
     return (position >= 0) & (position < extent)
 
 
-def trace_data(
-    module: Module, name: str, p: Winograd, dtype: str, rows: int, columns: int, is_far: bool
-) -> Function:
-    """Trace ``name(data, to)``: the tile of type ``dtype`` whose data lie ``rows`` and ``columns`` apart, to V.
-
-    With ``is_far`` what the tile below will read besides is prefetched.
-    """
+def trace_data(module: Module, name: str, p: Winograd, dtype: str, rows: int, columns: int) -> Function:
+    """Trace ``name(data, to)``: the tile of type ``dtype`` whose data lie ``rows`` and ``columns`` apart, to V."""
     lanes = p.lanes
     with module.function(name, data=dtype, to=p.c.dtype) as (k, (data, to), function):
         grid = [
             [data.load(i * rows + j * columns, lanes) for j in range(p.columns.places)]
             for i in range(p.rows.places)
         ]
-        if is_far:
-            for i in range(p.rows.places, p.rows.places + p.rows.outputs):
-                for j in range(p.columns.outputs):
-                    data.prefetch(i * rows + j * columns, nearest=False)
         maps = p.rows.filtering().data, p.columns.filtering().data
         _store_places(to, apply_to_grid(k, maps, grid), p.data_pitch)
     return function
@@ -164,73 +141,6 @@ def trace_result(module: Module, name: str, p: Winograd) -> Function:
             for j, value in enumerate(row):
                 to.store(value, (i * p.write_pitch + j * spread) * lanes)
     return function
-
-
-def trace_ask(module: Module, name: str, p: Winograd) -> Function:
-    """Trace ``name(y, channels, rows, columns)``: prefetch where a strip's results will be written."""
-    y = p.c.y
-    line = 64 // ITEM_BYTES[y.dtype]
-    with module.function(name, y=y.dtype, channels=None, rows=None, columns=None) as (
-        k, (to, channels, rows, columns), function,
-    ):  # fmt: skip
-        for i in k.range(0, rows):
-            row = to + i * (p.rows.spread * y.space[p.tiled[0]])
-            if p.writes_channels:
-                for j in k.range(0, columns):
-                    row.prefetch(j * y.space[p.tiled[1]], write=True)
-            else:
-                for channel in k.range(0, channels.min(p.lanes)):
-                    for j in k.range(0, columns, line):
-                        row.prefetch(channel * y.channels + j * y.space[p.tiled[1]], write=True)
-    return function
-
-
-def trace_ask_filter(module: Module, name: str, p: Winograd) -> Function:
-    """Trace ``name(w, result, channel, step)``: prefetch a part of the filter that is laid out next.
-
-    The part is the one numbered ``step`` of ``STAGED`` that channels from ``channel`` on and a panel from ``result`` on
-    are cut into: a channel, or some results, whichever are further apart.
-    """
-    c, w = p.c, p.c.w
-    by_channel = abs(w.channels) > abs(w.results)
-    each = 1 if by_channel else ceil_div(p.panel_lanes, STAGED)
-    taps = [
-        (axis.taps.count, axis.taps.increment * stride) for axis, stride in zip(c.axes, w.space, strict=True)
-    ]
-    first = sum(axis.taps.start * stride for axis, stride in zip(c.axes, w.space, strict=True))
-    extents = [(p.panel_lanes, w.results) if by_channel else (STAGED, w.channels), *taps]
-    run, outer = _contiguous(extents)
-    with module.function(name, w=w.dtype, result=None, channel=None, step=None) as (
-        k, (source, result, channel, step), function,
-    ):  # fmt: skip
-        at = source + (first + channel * w.channels + result * w.results)
-        at = at + step * (w.channels if by_channel else each * w.results)
-        for i in range(each):
-            _ask_lines(k, at + i * w.results, outer, run, 64 // ITEM_BYTES[w.dtype])
-    return function
-
-
-def _contiguous(extents: Sequence[tuple[int, int]]) -> tuple[int, list[tuple[int, int]]]:
-    """The length of the run of neighbours that axes (extent, stride) form, and the axes outside of it."""
-    run, outer = 1, []
-    for extent, stride in sorted(extents, key=lambda axis: abs(axis[1])):
-        if extent == 1:
-            continue
-        if abs(stride) == run and not outer:
-            run *= extent
-        else:
-            outer.append((extent, stride))
-    return run, outer
-
-
-def _ask_lines(k: Builder, at: Pointer, outer: Sequence[tuple[int, int]], run: int, line: int) -> None:
-    if outer:
-        extent, stride = outer[-1]
-        for i in k.range(extent):
-            _ask_lines(k, at + i * stride, outer[:-1], run, line)
-        return
-    for start in k.range(0, run + line - 1, line):
-        at.prefetch(start, nearest=False)
 
 
 def trace_drain(module: Module, name: str, p: Winograd, epilogue: Epilogue | None) -> Function:
