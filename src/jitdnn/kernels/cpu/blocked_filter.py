@@ -378,7 +378,9 @@ class BlockedFilter:
             turned = 2.0 + self._far if c.y.channels in (0, 1) else _GATHER
         vectors = math.prod(self.results) * self.panels * self.tile.vectors
         panels = chunks * vectors * turned
-        finish = sums * ((6.0 if is_turned(c) else 3.0) + (4.0 * cut.splits if cut.splits > 1 else 0.0))
+        is_dw_far = c.depth * c.width * c.taps * c.group_count * self.item > _CACHE_BYTES
+        finish = sums * (2 * _FAR if is_dw_far else 0.0)
+        finish += sums * ((6.0 if is_turned(c) else 3.0) + (4.0 * cut.splits if cut.splits > 1 else 0.0))
         return c.group_count * (self._work + carried + slab + panels + finish)
 
     def phases(self) -> list[tuple[str, int]]:

@@ -41,6 +41,7 @@ SHORTEST_RUN_FOLDED = 8
 # The share of the peak that OpenBLAS was seen to reach (0.45 on Zen 5 to 0.85 on Zen 4), what NumPy's copies
 # move while they stay in the second-level cache, and the Python around an image.
 GEMM_EFFICIENCY = 0.5
+NARROWEST = 16
 COPY_BYTES_A_SECOND = 2e10
 SECONDS_AN_IMAGE = 1.2e-5
 
@@ -452,13 +453,20 @@ class Im2col(Algorithm):
         return _Layout(cast(Convolution, problem)).bytes
 
     def estimate(self, problem: Problem, device: Device) -> float:
-        layout = _Layout(cast(Convolution, problem))
+        assert isinstance(problem, Convolution)
+        layout = _Layout(problem)
         moved = 0 if layout.x_matrix is not None else prod(layout.columns.shape) // layout.batch
         if layout.padded is not None:
             moved += prod(layout.padded.shape)
         # folding reads, adds and writes every element where unfolding only copies it
         traffic = (4 if problem.kind == "conv_bwd_data" else 2) * moved * DTYPES[layout.dtype] * layout.images
-        products = problem.flops / (GEMM_EFFICIENCY * device.peak_flops(problem.dtype))
+        # a matrix of few rows or columns leaves most of a product's registers idle
+        groups, k, depth = layout.w_packed.shape
+        narrow = min(1.0, min(k, depth) / NARROWEST)
+        if problem.kind == "conv_bwd_filter":  # every run of images reads and writes all of dw
+            traffic += 2 * groups * k * depth * DTYPES[layout.dtype] * layout.images // layout.batch
+        traffic += sum(prod(tensor.shape) for tensor in (problem.x, problem.y)) * DTYPES[layout.dtype]
+        products = problem.flops / (narrow * GEMM_EFFICIENCY * device.peak_flops(problem.dtype))
         return products + traffic / COPY_BYTES_A_SECOND + SECONDS_AN_IMAGE * (1 + layout.images)
 
     def error_bound(self, problem: Problem) -> float:

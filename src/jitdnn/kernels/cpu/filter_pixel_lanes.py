@@ -31,7 +31,12 @@ from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 _SUMS_BYTES = 16 << 10  # sums of a unit, on the stack
 _ROWS_BYTES = 24 << 10  # what the passes over some rows read again and again: it stays in the L1 cache
 _CACHE_BYTES = 1 << 20
-_FAR_BYTES = 16.0  # that a cycle brings from beyond the L2 cache
+_FAR_BYTES = 8.0  # that a cycle brings from beyond the L2 cache
+_PICKED = (
+    5.0  # slots of the load ports for each vector out of which others are picked: shuffles delay the sums
+)
+_GATHERED = 4.5  # slots for each lane that is gathered
+_SLOWER = 1.2  # than counted: loads that cross cache lines, turns of the loops
 _STRAIGHT = 200  # multiply-adds of one step along the row
 _FINISH = 4.0  # cycles to add up and store one sum
 _PASS = 30.0  # cycles to begin and end a pass
@@ -126,12 +131,20 @@ class FilterPixelLanes:
         c, y = self.c, self.c.y.space[2]
         lines = tile.rows - 1 + tile.height if c.axes[1].step == 1 else tile.rows * tile.height
         gradient = 1.0 if y == 1 else 2.0 * self.lanes
-        loads = lines * tile.channels * tile.taps * self.span(0).slots + tile.results * tile.height * gradient
-        step = max(tile.sums * tile.height / 2, loads / 2, 4.0 * tile.height) + 1.0
+        loads = lines * tile.channels * tile.taps * self._slots + tile.results * tile.height * gradient
+        step = (max(tile.sums * tile.height / 2, loads / 2, 4.0 * tile.height) + 1.0) * _SLOWER
         pixels = c.batch * c.axes[0].results * c.axes[1].results
         per_pass = min(c.axes[1].results, self.row_block(tile))
         walk = self.vectors * step / tile.height + (2.0 * tile.sums + _PASS) / max(1, per_pass)
         return (pixels * walk + tile.sums * _FINISH) * (1 + 3 * tile.sums * tile.height / _CODE)
+
+    @cached_property
+    def _slots(self) -> float:
+        """Slots of the load ports that a vector of x takes."""
+        span = self.span(0)
+        if span.registers > 1:
+            return _PICKED * span.step
+        return span.slots if abs(span.step * span.stride) <= 1 else _GATHERED * self.lanes
 
     def row_block(self, tile: FilterTile) -> int:
         """Rows of dy of one pass."""
