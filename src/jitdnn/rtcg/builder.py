@@ -22,8 +22,10 @@ from jitdnn.rtcg.types import (
     INT32,
     POINTER,
     constant_of,
+    integer_lanes,
     scalar_type,
     suffix,
+    undefined,
     vector_type,
 )
 from jitdnn.rtcg.values import Register, Value
@@ -130,17 +132,16 @@ class Builder:
             return value
         kind = vector_type(value.v.type, lanes)
         if isinstance(value.v, ir.Constant) and not isinstance(value.v.constant, str):
-            return Value(self, ir.Constant(kind, [value.v.constant] * lanes))
-        nothing = ir.Constant(kind, ir.Undefined)
+            return Value(self, ir.Constant(kind, value.v))
+        nothing = undefined(kind)
         first = self.b.insert_element(nothing, value.v, INT32(0))
-        zeros = ir.Constant(ir.VectorType(INT32, lanes), [0] * lanes)
-        return Value(self, self.b.shuffle_vector(first, nothing, zeros))
+        return Value(self, self.b.shuffle_vector(first, nothing, integer_lanes(32, (0,) * lanes)))
 
     def iota(self, lanes: int) -> Value:
         """0, 1, 2, ... as 64-bit integers."""
         if lanes == 1:
             return self.integer(0)
-        return Value(self, ir.Constant(ir.VectorType(INT, lanes), list(range(lanes))))
+        return Value(self, integer_lanes(64, tuple(range(lanes))))
 
     def mask(self, count: int | Value, lanes: int) -> Value:
         """Lanes whose number is below ``count``; a count may be negative or beyond the last lane."""
@@ -153,7 +154,7 @@ class Builder:
             return count > 0
         bounded = count.max(-1).min(lanes)
         narrow = Value(self, self.b.trunc(bounded.v, INT32))
-        steps = Value(self, ir.Constant(ir.VectorType(INT32, lanes), list(range(lanes))))
+        steps = Value(self, integer_lanes(32, tuple(range(lanes))))
         return steps < self.splat(narrow, lanes)
 
     def convert(self, value: Value, dtype: str) -> Value:
@@ -216,8 +217,7 @@ class Builder:
 
     def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
         """Lanes picked from the lanes of ``a`` followed by those of ``b``."""
-        pattern = ir.Constant(ir.VectorType(INT32, len(lanes)), list(lanes))
-        return Value(self, self.b.shuffle_vector(a.v, b.v, pattern))
+        return Value(self, self.b.shuffle_vector(a.v, b.v, integer_lanes(32, tuple(lanes))))
 
     def join(self, parts: Sequence[Value]) -> Value:
         """Vectors one behind the other, as many as a power of two, as one wide vector."""

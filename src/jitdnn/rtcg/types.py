@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import math
 
 import llvmlite.ir as ir
 
@@ -45,8 +46,32 @@ def is_integer(kind: ir.Type) -> bool:
 
 
 def constant_of(kind: ir.Type, value: float) -> ir.Constant:
-    number: Any = int(value) if is_integer(kind) else float(value)
-    return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
+    """A number, in every lane of a vector."""
+    if is_integer(kind):
+        return _constant(kind, int(value), False)
+    number = float(value)
+    return _constant(kind, number, math.copysign(1.0, number) < 0.0)
+
+
+# Constants know their own text once they have been printed. A kernel has thousands, but few different ones, and
+# printing the lanes of each would take as long as tracing all the rest.
+
+
+@functools.lru_cache(4096)
+def _constant(kind: ir.Type, number: float, is_negative: bool) -> ir.Constant:
+    # 0.0 equals -0.0, which is another constant
+    return ir.Constant(kind, number)
+
+
+@functools.lru_cache(4096)
+def integer_lanes(width: int, numbers: tuple[int, ...]) -> ir.Constant:
+    """A vector of integers of ``width`` bits."""
+    return ir.Constant(ir.VectorType(ir.IntType(width), len(numbers)), list(numbers))
+
+
+@functools.lru_cache(256)
+def undefined(kind: ir.Type) -> ir.Constant:
+    return ir.Constant(kind, ir.Undefined)
 
 
 def suffix(kind: ir.Type) -> str:
