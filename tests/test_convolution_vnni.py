@@ -29,16 +29,13 @@ VNNI = Vnni()
 
 SHAPES = [
     "n2 c64 h14 w15 k64 r3 s3 pad1",
-    "n2 c64 h14 w15 k64 r3 s3 pad1 nhwc",
     "n1 c70 h9 w11 k37 r3 s3 pad1:0x2:1 stride2 nhwc",
     "n3 c18 h9 w11 k50 r1 s1",
     "n3 c17 h9 w11 k50 r1 s1 stride2",
-    "n1 c3 h21 w23 k20 r7 s7 stride2 pad3",
     "n1 c3 h21 w23 k20 r7 s7 stride2 pad3 nhwc",
     "n2 c24 h9 w7 k12 r3 s3 dil2 pad2 g4 flip",
     "n2 c16 h9 w7 k16 r3 s3 pad1 g16 nhwc",
     "n1 c130 w37 k5 s5 pad2 stride3",
-    "n1 c6 d4 h5 w6 k9 t2 r3 s2 pad1",
     "n1 c6 d4 h5 w6 k9 t2 r3 s2 pad1 nhwc",
     "n0 c6 h5 w6 k9 r3 s3",
     "n1 c5 h1 w1 k3 r1 s1",
@@ -75,7 +72,7 @@ def integer_convolutions(draw: st.DrawFn) -> Convolution:
 
 
 @needs_dot
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(st.data())
 def test_any_convolution_is_exact(data: st.DataObject) -> None:
     problem = data.draw(integer_convolutions())
