@@ -6,13 +6,14 @@ pixels; a strided backward data is one dense correlation for each residue of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.blocked import Blocked
-from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
+from jitdnn.kernels.cpu.blocked import Blocked, wanted_tasks
+from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution, lower_interleaved
 from jitdnn.kernels.cpu.stores import scaling_tasks, trace_scaling
 from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
@@ -20,6 +21,8 @@ from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import ITEM_BYTES
+
+_MOST_RESIDUES = 16  # of a strided backward data that are computed together: each is code of its own
 
 
 class ImplicitGemm(Algorithm):
@@ -44,10 +47,15 @@ class ImplicitGemm(Algorithm):
     def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[Blocked]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        operands = epilogue.operands if epilogue else ()
+        operands, wanted = epilogue.operands if epilogue else (), wanted_tasks(device.threads)
+        if problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES:
+            several = lower_interleaved(problem, operands)
+            return [Blocked(several.whole, device.isa, interleaved=several, wanted=wanted)]
         parts = lower_convolution(problem, operands)
         scaled = _is_scaled_first(parts, epilogue)
-        blocked = [Blocked(p.merged(), device.isa, scaled) for p in parts if p.taps or not scaled]
+        blocked = [
+            Blocked(p.merged(), device.isa, scaled, wanted=wanted) for p in parts if p.taps or not scaled
+        ]
         sizes = [part.panel_elements for part in blocked]
         return [
             replace(part, panels_before=sum(sizes[:i]), panels_after=sum(sizes[i + 1 :]))
@@ -82,14 +90,18 @@ class ImplicitGemm(Algorithm):
             for number, part in enumerate(parts):
                 part.trace(module, f"part{number}_", pointers, (0, 1, 2), epilogue)
 
-        library = load(self.name, (str(problem), str(epilogue)), device.isa, generate)
+        key = (str(problem), str(epilogue), parts[0].wanted)
+        library = load(self.name, key, device.isa, generate)
         each = [part.phases(f"part{number}_") for number, part in enumerate(parts)]
-        phases = [pack for pack, _ in each]  # the whole filter first, which a caller may keep
+        phases = [
+            pack for one in each for pack in one[:-1]
+        ]  # the whole filter first, which a caller may keep
+        packing = len(phases)
         if parts[0].is_scaled:
             phases.append(("scale", scaling_tasks(axes)))
-        phases += [tiles for _, tiles in each]
+        phases += [one[-1] for one in each]
         threads = useful_threads(device, sum(part.cycles() for part in parts))
-        kept = Kept(parts[0].all_panels * ITEM_BYTES[parts[0].c.dtype], len(parts))
+        kept = Kept(parts[0].all_panels * ITEM_BYTES[parts[0].c.dtype], packing)
         return CpuKernel(library, phases, pointers, threads, kept=kept)
 
 

@@ -13,9 +13,10 @@ from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.blocked import Blocked, group_offset, split_index
+from jitdnn.kernels.cpu.blocked import Blocked
 from jitdnn.kernels.cpu.contraction import Products
 from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
+from jitdnn.kernels.cpu.indexing import group_offset, split_index
 from jitdnn.kernels.cpu.packing import plan_panels
 from jitdnn.kernels.cpu.quad_packing import QUAD, QuadPanels, trace_quad_panel, trace_quad_slab
 from jitdnn.kernels.cpu.stores import TileStore
@@ -57,8 +58,7 @@ class QuadBlocked(Blocked):
         plain = plan_panels(self.c, side)
         return QuadPanels(plain.lanes, plain.count, plain.taps, plain.depth)
 
-    @property
-    def _trimmed_axes(self) -> list[int]:
+    def trimmed_axes(self, c: Correlation, box: tuple[int, ...]) -> list[int]:
         """None: the padding takes part, so that sums of all pixels begin with the same values."""
         return []
 
@@ -77,7 +77,7 @@ class QuadBlocked(Blocked):
             w = arguments.pointer(number, c.w.dtype) + group_offset(group, c.groups, c.w.groups)
             k.call(pack, w, self._filter(arguments) + task * panels.panel_size, panel * panels.lanes)
 
-    def _trace_slab(self, module: Module, name: str) -> Function:
+    def trace_slab_of(self, module: Module, name: str) -> Function:
         return trace_quad_slab(module, name, self.c, self.slab, self.channels)
 
     @property
@@ -90,8 +90,8 @@ class QuadBlocked(Blocked):
             )
         return Products(Builder.dot, lambda _, panel, row, vector: panel.load(at + vector * lanes, lanes))
 
-    def _tile_store(self, epilogue: Epilogue | None) -> TileStore:
-        store = super()._tile_store(epilogue)
+    def tile_store(self, epilogue: Epilogue | None) -> TileStore:
+        store = super().tile_store(epilogue)
         vectors = store.vectors * self.lanes // self.isa.lanes(self.computing)
         return replace(store, dtype=self.computing, vectors=vectors, sums=f"i32:{self.computing}")
 

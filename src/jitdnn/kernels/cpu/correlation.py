@@ -176,6 +176,77 @@ def lower_convolution(
     A filter's gradient sums the same products, so it comes as its forward correlation. With ``separate`` the
     residues of the last axis of a backward data are correlations of their own, which follow each other.
     """
+    whole, rows = _without_axes(problem, operands), list(_axis_rows(problem))
+    if problem.direction != "bwd_data":
+        axes = [_forward_axis(row) for row in rows]
+        return (replace(whole, axes=_pad_axes(axes)),)
+    runs = [_residue_runs(row) for row in rows[:-1]] + [_residue_runs(rows[-1], not separate)]
+    return tuple(_of_residues(whole, rows, chosen) for chosen in itertools.product(*runs))
+
+
+@dataclass(frozen=True)
+class Residue:
+    """A correlation whose results are at one residue of the position modulo the stride."""
+
+    place: tuple[int, int, int]
+    c: Correlation
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """Correlations of the same images whose results lie between each other's.
+
+    Results p of residue (a, b, c) are at ``sides * p + (a, b, c)`` of ``extents`` positions. ``whole`` has the most
+    results of any residue, its taps span what all of them read, and its y and operands are of all positions.
+    """
+
+    whole: Correlation
+    sides: tuple[int, int, int]
+    extents: tuple[int, int, int]
+    residues: tuple[Residue, ...]
+
+    @staticmethod
+    def of(c: Correlation) -> Interleaved:
+        """A single correlation."""
+        a, b, last = (axis.results for axis in c.axes)
+        return Interleaved(c, (1, 1, 1), (a, b, last), (Residue((0, 0, 0), c),))
+
+    @property
+    def has_unmet(self) -> bool:
+        """True if there are results that no tap meets."""
+        return len(self.residues) < math.prod(self.sides)
+
+
+def lower_interleaved(problem: Convolution, operands: Sequence[TensorDescriptor] = ()) -> Interleaved:
+    """A strided backward data as correlations that are computed together; those without taps are left out."""
+    whole, rows = _without_axes(problem, operands), list(_axis_rows(problem))
+    every = [[_backward_axis(row, r) for r in range(min(row.stride, row.positions))] for row in rows]
+    padded = [[Axis(1, 1, 1, Taps(1))]] * (3 - len(rows)) + every
+    frame = [replace(axes[0], taps=_covering([axis.taps for axis in axes])) for axes in padded]
+    whole = replace(whole, axes=(frame[0], frame[1], frame[2]))
+    residues = []
+    for place in itertools.product(*(range(len(axes)) for axes in padded)):
+        taps = [padded[i][r].taps for i, r in enumerate(place)]
+        a, b, c = (replace(axis, taps=own) for axis, own in zip(frame, taps, strict=True))
+        residues.append(Residue((place[0], place[1], place[2]), replace(whole, axes=(a, b, c))))
+    sides = [len(axes) for axes in padded]
+    extents = [1] * (3 - len(rows)) + [row.positions for row in rows]
+    return Interleaved(
+        whole, (sides[0], sides[1], sides[2]), (extents[0], extents[1], extents[2]),
+        tuple(residue for residue in residues if residue.c.taps),
+    )  # fmt: skip
+
+
+def _covering(several: Sequence[Taps]) -> Taps:
+    """Neighbouring taps that span all that several read."""
+    several = [taps for taps in several if taps.count] or [Taps(1)]
+    lowest = min(taps.lowest for taps in several)
+    highest = max(taps.lowest + taps.span for taps in several)
+    return Taps(highest - lowest + 1, 0, 1, lowest, 1)
+
+
+def _without_axes(problem: Convolution, operands: Sequence[TensorDescriptor]) -> Correlation:
+    """A forward or backward-data convolution but for what its axes of space do."""
     groups = problem.groups
     forward = problem.direction != "bwd_data"
     data, result = (problem.x, problem.y) if forward else (problem.y, problem.x)
@@ -184,7 +255,7 @@ def lower_convolution(
     computing = compute_dtype(problem.dtype)
     results, channels = (k, c) if forward else (c, k)
     w = FilterView(stored_dtype(problem.w.dtype, computing), (group,), results, channels, _three(space))
-    whole = Correlation(
+    return Correlation(
         dtype=computing,
         batch=result.shape[0],
         groups=(groups,),
@@ -196,12 +267,6 @@ def lower_convolution(
         y=view_of(result, groups, computing),
         operands=tuple(view_of(o, groups, computing) for o in operands),
     )
-    rows = list(_axis_rows(problem))
-    if forward:
-        axes = [_forward_axis(row) for row in rows]
-        return (replace(whole, axes=_pad_axes(axes)),)
-    runs = [_residue_runs(row) for row in rows[:-1]] + [_residue_runs(rows[-1], not separate)]
-    return tuple(_of_residues(whole, rows, chosen) for chosen in itertools.product(*runs))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.blocked import Blocked
+from jitdnn.kernels.cpu.blocked import Blocked, wanted_tasks
 from jitdnn.kernels.cpu.correlation import lower_matmul
 from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
 from jitdnn.problems.matmul import MatMul
@@ -29,7 +29,7 @@ class PackedGemm(Algorithm):
         assert isinstance(problem, MatMul)
         assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
-        return Blocked(lower_matmul(problem, operands), device.isa)
+        return Blocked(lower_matmul(problem, operands), device.isa, wanted=wanted_tasks(device.threads))
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return self._plan(problem, device).workspace(device.threads)
@@ -47,7 +47,7 @@ class PackedGemm(Algorithm):
         plan = self._plan(problem, device, epilogue)
         pointers = 3 + (len(epilogue.operands) if epilogue else 0)
         library = load(
-            self.name, (str(problem), str(epilogue)), device.isa,
+            self.name, (str(problem), str(epilogue), plan.wanted), device.isa,
             lambda module: plan.trace(module, "", pointers, (0, 1, 2), epilogue),
         )  # fmt: skip
         return CpuKernel(library, plan.phases(""), pointers, useful_threads(device, plan.cycles()))

@@ -9,19 +9,23 @@ reads it without a test. It is not an im2col buffer: each input element is in it
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.tiles import ceil_div
-from jitdnn.kernels.cpu.transpose import copy_transposed
+from jitdnn.kernels.cpu.transpose import copy_transposed, transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 
-_AHEAD = (
-    4096  # bytes of the input that are asked for before they are read: more than a processor does on its own
-)
+# Bytes of the input that are asked for before they are read. From channel to channel and from row to row the
+# addresses jump too far for the processor to see where they lead.
+_AHEAD = 12 << 10
+_MOST_TAPS = 64  # of a filter that is packed in one pass: they are written out
+_MOST_PREFETCHED = 4  # lines that one vector of a row may lie in
+_MOST_MASKS = 7  # vectors of a row that have a register for their mask
 
 
 @dataclass(frozen=True)
@@ -88,16 +92,21 @@ def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Functio
     ) as (
         k, (x, target, batches, channels, *starts), function,
     ):  # fmt: skip
+        # where one block spans an axis nothing but its begin can be asked for
+        starts = [
+            k.integer(0) if extent >= axis.results else start
+            for start, extent, axis in zip(starts, slab.block[1:], c.axes, strict=True)
+        ]
         origins = [s * axis.step + axis.taps.lowest for s, axis in zip(starts, c.axes, strict=True)]
+        masks = _row_masks(k, c, slab, origins[2])
         for n in k.range(0, batches):
             image, place = x + n * c.x.batch, target + n * slab.batch
             if slab.is_channels_last:
                 _copy_pixels(k, c, slab, image, place, channels, origins)
             else:
                 for channel in k.range(channels):
-                    _copy_rows(
-                        k, c, slab, image + channel * c.x.channels, place + channel * slab.channels, origins
-                    )
+                    at, to = image + channel * c.x.channels, place + channel * slab.channels
+                    _copy_rows(k, c, slab, at, to, origins, masks)
     return function
 
 
@@ -116,28 +125,49 @@ def source_steps(c: Correlation) -> list[int]:
     return [axis.step if axis.taps.count <= 1 else 1 for axis in c.axes]
 
 
+def _row_masks(k: Builder, c: Correlation, slab: Slab, origin: Value) -> Callable[[int | Value], Value]:
+    """Which lanes of the vector at an element of a row are inside of the image.
+
+    Those of a short row are found once for all rows.
+    """
+    lanes, axis, step = k.lanes(c.dtype), c.axes[2], source_steps(c)[2]
+
+    def mask(at: int | Value) -> Value:
+        # lane i reads position first + i * step, which must be in [0, positions)
+        first = origin + at * step
+        inside = k.mask((k.integer(axis.positions) - first + (step - 1)).max(0) // step, lanes)
+        if axis.taps.lowest < 0:
+            inside = inside & ~k.mask((k.integer(step - 1) - first).max(0) // step, lanes)
+        return inside
+
+    if slab.extents[2] > _MOST_MASKS * lanes:
+        return mask
+    known = {at: mask(at) for at in range(0, slab.extents[2], lanes)}
+    return lambda at: known[at] if isinstance(at, int) else mask(at)
+
+
 def _copy_rows(
-    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value]
-) -> None:
-    lanes = k.lanes(c.dtype)
-    axis, step = c.axes[2], source_steps(c)
-    ahead = ahead_channels(c, slab)
+    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value],
+    masks: Callable[[int | Value], Value],
+) -> None:  # fmt: skip
+    lanes, step = k.lanes(c.dtype), source_steps(c)[2]
+    vectors, ahead = range(0, slab.extents[2], lanes), ahead_channels(c, slab) * c.x.channels
     for row, inside, target in slab_rows(k, c, slab, image, place, origins):
-        for j in k.range(0, slab.extents[2], lanes):
-            first = origins[2] + j * step[2]
-            # lane i reads position first + i * step, which must be in [0, positions)
-            limit = k.select(inside, k.integer(axis.positions), 0)
-            mask = k.mask((limit - first + (step[2] - 1)).max(0) // step[2], lanes)
-            if axis.taps.lowest < 0:
-                before = ((k.integer(step[2] - 1) - first).max(0)) // step[2]
-                mask = mask & ~k.mask(before, lanes)
-            row.prefetch(first * c.x.space[2] + ahead * c.x.channels)
-            vector = row.load_strided(first * c.x.space[2], c.x.space[2] * step[2], lanes, mask)
-            _keep_zero_outside(k, c.x.space[2] * step[2], vector, mask, target, j)
+        row = row + origins[2] * c.x.space[2]
+        with k.when(inside):
+            for j in vectors if len(vectors) <= _MOST_MASKS else k.range(0, slab.extents[2], lanes):
+                mask = masks(j)
+                for line in range(min(_MOST_PREFETCHED, max(1, abs(step * c.x.space[2])))):
+                    row.prefetch(j * (step * c.x.space[2]) + (ahead + line * lanes))
+                vector = row.load_strided(j * (step * c.x.space[2]), c.x.space[2] * step, lanes, mask)
+                _keep_zero_outside(k, c.x.space[2] * step, vector, mask, target, j)
+        with k.when(~inside):
+            for j in k.range(0, slab.extents[2], lanes):
+                target.store(k.constant(0, c.dtype, lanes), j)
 
 
 def _keep_zero_outside(
-    k: Builder, stride: int, vector: Value, mask: Value, target: Pointer, at: Value
+    k: Builder, stride: int, vector: Value, mask: Value, target: Pointer, at: int | Value
 ) -> None:
     """Store a row's vector; a broadcast load (stride 0) ignores the mask, so apply it here."""
     if stride == 0:
@@ -260,6 +290,58 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
                             k, source + (ch * c.w.channels + offset), c.w.results, valid.min(here), run,
                             panel + (ch * panels.channel_stride + j + place), panels.lanes, lanes, keep,
                         )  # fmt: skip
+    return function
+
+
+def _tap_places(c: Correlation) -> dict[int, tuple[int, ...]]:
+    """The tap at each offset in the filter."""
+    places = {}
+    for tap in itertools.product(*(range(axis.taps.count) for axis in c.axes)):
+        steps = zip(tap, c.axes, c.w.space, strict=True)
+        places[sum((axis.taps.start + i * axis.taps.increment) * s for i, axis, s in steps)] = tap
+    return places
+
+
+def taps_are_a_run(several: Sequence[Correlation]) -> bool:
+    """True if the taps of several correlations together lie one after the other in the filter, and not too many."""
+    places = sorted(offset for c in several for offset in _tap_places(c))
+    return places == list(range(len(places))) and 1 < len(places) <= _MOST_TAPS
+
+
+def trace_panels_at_once(
+    module: Module, name: str, several: Sequence[Correlation], panels: Sequence[Panels]
+) -> Function:
+    """Trace ``name(w, panels..., first, channel, channels)``: as `trace_panel`, for correlations that share a filter.
+
+    Every value of the filter is read once, and goes to the panel of the correlation that it is a tap of.
+    """
+    c, width = several[0], panels[0].lanes
+    targets = {f"panel{i}": c.dtype for i in range(len(several))}
+    where: dict[int, tuple[int, int]] = {}
+    for i, (one, own) in enumerate(zip(several, panels, strict=True)):
+        for offset, at in _tap_places(one).items():
+            where[offset] = i, sum(a * s for a, s in zip(at, own.tap_strides, strict=True))
+    with module.function(name, w=c.w.dtype, **targets, first=None, channel=None, channels=None) as (
+        k, (w, *rest), function,
+    ):  # fmt: skip
+        *pointers, first, channel, channels = rest
+        lanes = k.lanes(c.dtype)
+        for j in range(0, width, lanes):
+            here = min(lanes, width - j)
+            valid = (k.integer(c.width) - first - j).min(here)
+            keep = None if here == lanes else k.mask(here, lanes)
+            for ch in k.range(channel, channel + channels):
+                source = w + ((first + j) * c.w.results + ch * c.w.channels)
+                for start in range(0, len(where), lanes):
+                    count = min(lanes, len(where) - start)
+                    rows = []
+                    for lane in range(lanes):
+                        mask = k.mask(k.select(valid > lane, k.integer(count), 0), lanes)
+                        rows.append(source.load(start + lane * c.w.results, lanes, mask))
+                    for i, vector in enumerate(transpose(k, rows)[:count]):
+                        number, place = where[start + i]
+                        to = ch * panels[number].channel_stride + (place + j)
+                        pointers[number].store(vector, to, keep)
     return function
 
 

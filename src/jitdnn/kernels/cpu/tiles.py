@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jitdnn.rtcg.isa import Isa
@@ -36,10 +36,18 @@ def step_cycles(rows: int, vectors: int) -> float:
     return max(rows * vectors / 2, (rows + vectors) / 2, _LATENCY) + _STEP_OVERHEAD
 
 
-def choose_tile(extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float = 0.0) -> Tile:
+def _all_steps(box: tuple[int, ...]) -> float:
+    return 1.0
+
+
+def choose_tile(
+    extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float = 0.0,
+    steps_of: Callable[[tuple[int, ...]], float] = _all_steps,
+) -> Tile:  # fmt: skip
     """The tile that covers ``extents`` rows by ``width`` lanes in the fewest cycles.
 
-    ``store`` is the cost of finishing one vector of a tile, in cycles per step of the reduction.
+    ``store`` is the cost of finishing one vector of a tile, in cycles per step of the reduction; ``steps_of`` says
+    which part of the steps tiles of a box need to do.
     """
     lanes = isa.lanes(dtype)
     best, best_cost = Tile((1,) * len(extents), 1), math.inf
@@ -50,7 +58,7 @@ def choose_tile(extents: Sequence[int], width: int, isa: Isa, dtype: str, store:
         for box in _boxes([max(1, e) for e in extents], most):
             rows = math.prod(box)
             turns = columns * math.prod(ceil_div(max(1, e), t) for e, t in zip(extents, box, strict=True))
-            cost = turns * (step_cycles(rows, vectors) + store * rows * vectors)
+            cost = turns * (steps_of(box) * step_cycles(rows, vectors) + store * rows * vectors)
             cost *= 1 + _OUTER_AXIS * sum(place for place, side in enumerate(reversed(box)) if side > 1)
             if cost < best_cost * (1 - 1e-9):
                 best, best_cost = Tile(box, vectors), cost
