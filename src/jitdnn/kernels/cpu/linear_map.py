@@ -35,10 +35,13 @@ def operations(matrix: Matrix) -> int:
     # planners ask thousands of times about a few matrices; to hash their fractions would take as long as to count
     known = _operations.get(id(matrix))
     if known is None or known[0] is not matrix:
+        if len(_operations) >= _MOST_KNOWN:
+            _operations.clear()
         known = _operations[id(matrix)] = (matrix, _count_operations(matrix))
     return known[1]
 
 
+_MOST_KNOWN = 1024
 _operations: dict[int, tuple[Matrix, int]] = {}
 
 

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 
 from jitdnn.kernels.cpu.blocked import whole_lines
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
@@ -89,7 +89,13 @@ class TileAxis:
     def filter_matrix(self, phase: int) -> Matrix:
         """G for the taps of one phase, which may be one fewer than in others."""
         count = ceil_div(self.axis.taps.count - phase, self.phases)
-        return tuple(row[:count] for row in self.filtering().filter)
+        return _of_taps(self.outputs, self.taps, count) if self.places > 1 else _IDENTITY
+
+
+@cache
+def _of_taps(outputs: int, taps: int, count: int) -> Matrix:
+    """G of F(outputs, taps) for the first ``count`` taps."""
+    return tuple(row[:count] for row in minimal_filtering(outputs, taps).filter)
 
 
 def forwards(c: Correlation) -> Correlation:

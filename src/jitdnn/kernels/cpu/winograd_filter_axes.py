@@ -22,6 +22,8 @@ from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.winograd_matrices import MinimalFiltering, from_points, minimal_filtering
 from jitdnn.rtcg.builder import Builder, Value
 
+_PLAIN = from_points(1, 1, ())
+
 
 @dataclass(frozen=True)
 class FilterAxis:
@@ -44,7 +46,7 @@ class FilterAxis:
 
     @cached_property
     def filtering(self) -> MinimalFiltering:
-        return from_points(1, 1, ()) if self.is_plain else minimal_filtering(self.taps, self.tile)
+        return _PLAIN if self.is_plain else minimal_filtering(self.taps, self.tile)
 
     @property
     def shift(self) -> int:
