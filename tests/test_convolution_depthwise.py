@@ -23,6 +23,7 @@ from jitdnn.kernels.cpu.filter_channel_lanes import FilterChannelLanes, FilterCh
 from jitdnn.kernels.cpu.filter_group_lanes import FilterGroupLanes, FilterGroupTile
 from jitdnn.kernels.cpu.filter_pixel_lanes import FilterPixelLanes, FilterTile
 from jitdnn.kernels.cpu.group_lanes import GroupLanes, GroupTile
+from jitdnn.kernels.cpu.packed_lanes import PackedLanes
 from jitdnn.kernels.cpu.pixel_lanes import PixelLanes, PixelTile, best_turned, strips
 from jitdnn.problems import Convolution, Problem, parse
 from jitdnn.rtcg.expression import trace
@@ -140,6 +141,55 @@ def test_group_lanes(words: str, straight: str) -> None:
     epilogue = with_operand(problem)
     parts = lower_convolution(problem, epilogue.operands)
     verify(problem, [fix(GroupLanes(part, DEVICE.isa), tile) for part in parts], epilogue)
+
+
+class Packed(Depthwise):
+    """The depthwise convolution that turns its planes, which otherwise only some do."""
+
+    name = "packed"
+
+    def _parts(
+        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
+    ) -> Sequence[PackedLanes]:
+        assert isinstance(problem, Convolution)
+        assert isinstance(device, CpuDevice)
+        (whole,) = lower_convolution(problem, epilogue.operands if epilogue else ())
+        part = PackedLanes(whole.merged(), device.isa)
+        assert part.fits
+        return [part]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fwd n3 c35 h7 w7 k35 r5 s5 pad2 g35",
+        "fwd n1 c33 h5 w9 k33 r13 s13 pad6 g33",  # most taps are outside
+        "fwd n2 c17 h9 w20 k34 r3 s2 pad1 stride2 g17",  # two results of a group
+        "fwd n1 c10 h6 w5 k15 r3 s3 pad1 dil2 g5 f64",  # two channels and three results of a group
+        "fwd n1 c18 d3 h4 w5 k18 t2 r3 s3 pad1 g18 flip",
+        "fwd n2 c17 w90 k17 s70 pad35 g17",  # taps of a row in a loop
+        "fwd n2 c19 h6 w5 k19 r3 s3 pad1 g19 bf16",
+        "fwd n2 c19 h6 w9 k19 r5 s5 pad2 g19 nhwc",  # copied, not turned
+        "fwd n2 c19 h6 w9 k38 r5 s5 pad2 g19 x=nhwc",
+        "bwd_data n2 c19 h6 w8 k19 r5 s3 pad2x1 g19",
+        "fwd n2 c19 h6 w8 k19 r3 s3 pad1 g19 x=s1100,54,9,1 y=s1200,60,10,1",  # rows apart
+    ],
+)
+def test_packed_lanes(words: str) -> None:
+    problem, algorithm = convolution(words), Packed()
+    size = algorithm.workspace(problem, DEVICE)
+    for epilogue in (None, with_operand(problem)):
+        case, kernel = make_case(problem, epilogue), algorithm.build(problem, DEVICE, epilogue)
+        for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
+            actual = run(kernel, case, size, alpha, beta)
+            compare(actual, case, alpha, beta, algorithm.error_bound(problem))
+
+
+def test_small_planes_under_large_filters_are_turned() -> None:
+    problem = convolution("fwd n8 c256 h7 w7 k256 r13 s13 pad6 g256")
+    (part,) = Depthwise()._parts(problem, DEVICE)
+    assert isinstance(part, PackedLanes)
+    check(convolution("fwd n2 c40 h7 w7 k40 r13 s13 pad6 g40"))
 
 
 def test_filters_of_many_taps_are_turned_in_the_workspace() -> None:

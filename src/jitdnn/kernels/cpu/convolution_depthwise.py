@@ -13,12 +13,15 @@ from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.group_lanes import GroupLanes
+from jitdnn.kernels.cpu.packed_lanes import PackedLanes
 from jitdnn.kernels.cpu.pixel_lanes import PixelLanes, strips
 from jitdnn.kernels.cpu.timing import seconds_of
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
+
+Part = PixelLanes | GroupLanes | PackedLanes
 
 SMALL_GROUP = 4  # channels that a group may have and still be worth a lane
 
@@ -36,19 +39,20 @@ class Depthwise(Algorithm):
             return "it computes forward and backward data: depthwise_filter computes the filter's gradient"
         return not_depthwise(problem)
 
-    def _parts(
-        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
-    ) -> Sequence[PixelLanes | GroupLanes]:
+    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Sequence[Part]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
         pixels = [PixelLanes(strip, device.isa) for strip in strips(problem, operands)]
         groups = [GroupLanes(part.merged(), device.isa) for part in lower_convolution(problem, operands)]
-        return min((pixels, groups), key=lambda parts: sum(part.cycles() for part in parts))
+        choices: list[Sequence[Part]] = [pixels, groups]
+        if len(groups) == 1 and PackedLanes(groups[0].c, device.isa).fits:
+            choices.append([PackedLanes(groups[0].c, device.isa)])
+        return min(choices, key=lambda parts: sum(part.cycles() for part in parts))
 
     def workspace(self, problem: Problem, device: Device) -> int:
         parts = self._parts(problem, device)
-        return max(part.workspace(device.threads) if isinstance(part, GroupLanes) else 0 for part in parts)
+        return max(0 if isinstance(part, PixelLanes) else part.workspace(device.threads) for part in parts)
 
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)

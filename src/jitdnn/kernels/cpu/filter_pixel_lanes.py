@@ -129,7 +129,10 @@ class FilterPixelLanes:
     def _pass_cycles(self, tile: FilterTile) -> float:
         """Cycles of one tile of taps, for all images."""
         c, y = self.c, self.c.y.space[2]
-        lines = tile.rows - 1 + tile.height if c.axes[1].step == 1 else tile.rows * tile.height
+        down = c.axes[1]
+        lines = len({
+            row * down.step + tap * down.taps.shift for row in range(tile.height) for tap in range(tile.rows)
+        })  # fmt: skip
         gradient = 1.0 if y == 1 else 2.0 * self.lanes
         loads = lines * tile.channels * tile.taps * self._slots + tile.results * tile.height * gradient
         step = (max(tile.sums * tile.height / 2, loads / 2, 4.0 * tile.height) + 1.0) * _SLOWER

@@ -78,8 +78,6 @@ class _Pass:
     def _row(self, plane: Pointer, dy: Pointer, h: Value, height: int) -> None:
         """Some rows of dy, vector by vector."""
         k, vectors = self.k, self.plan.vectors
-        with k.when(self.asks != 0):
-            self._ask(plane, dy, h, height)
         for v in k.range(self.first, self.last):
             self._step(plane, dy, h, height, v, (self.first, self.last - 1))
         ends = [*range(self.first), *range(self.last, vectors)]
@@ -91,23 +89,26 @@ class _Pass:
             for v in k.range(some.start, some.stop):
                 self._step(plane, dy, h, height, v, (some.start, some.stop - 1))
 
-    def _ask(self, plane: Pointer, dy: Pointer, h: Value, height: int) -> None:
-        """Prefetch what the same rows of the next block will read first."""
+    def _ask(self, plane: Pointer, dy: Pointer, h: Value, height: int, v: Value) -> None:
+        """Prefetch what the same vector of the same rows of the next block will read first."""
         x, y, axis = self.c.x, self.c.y, self.c.axes[1]
-        corner = plane + (h * (axis.step * x.space[1]) + self.ahead[0])
+        step = self.c.axes[2].step
+        corner = plane + (h * (axis.step * x.space[1]) + self.ahead[0] + v * (step * self.lanes * x.space[2]))
         for channel, row in itertools.product(range(self.tile.channels), range(height * axis.step)):
-            for v in self.k.range(self.plan.vectors * self.c.axes[2].step):
-                corner.prefetch(v * (self.lanes * x.space[2]) + (channel * x.channels + row * x.space[1]))
-        corner = dy + (h * y.space[1] + self.ahead[1])
+            for line in range(step):
+                place = channel * x.channels + row * x.space[1] + line * self.lanes * x.space[2]
+                corner.prefetch(place)
+        corner = dy + (h * y.space[1] + self.ahead[1] + v * (self.lanes * y.space[2]))
         for result, row in itertools.product(range(self.tile.results), range(height)):
-            for v in self.k.range(self.plan.vectors):
-                corner.prefetch(v * (self.lanes * y.space[2]) + (result * y.channels + row * y.space[1]))
+            corner.prefetch(result * y.channels + row * y.space[1])
 
     def _step(
         self, plane: Pointer, dy: Pointer, h: Value, height: int, v: Value, known: tuple[int, int]
     ) -> None:
         """One vector of pixels of each row; ``known`` is the least and the greatest number that v can be."""
         k, c, tile, axis = self.k, self.c, self.tile, self.c.axes[1]
+        with k.when(self.asks != 0):
+            self._ask(plane, dy, h, height, v)
         place, bounds = v * self.lanes, [number * self.lanes for number in known]
         mask = self.gradient.masks(k, place, bounds[0], bounds[1])
         masks = [

@@ -38,9 +38,11 @@ _STACK_BYTES = (
 )  # filters of a task's groups that are kept on the stack; larger ones are in the workspace
 _STORE = 1.0  # cycles to finish one vector of sums
 _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
-_STEP = 3.0  # cycles of a turn of the loop over the taps of a row
+_STEP = 6.0  # cycles of a turn of the loop over the taps of a row
+_WALK = 1.3  # how much longer its products take than those that are all written out
 _TAPS = 4  # of a row that are written out in a loop over them
 _LONG_ROW = 64  # taps of a row that nobody writes out
+_FAR = 1.0  # load slots more for a vector that no run of addresses leads to
 _EVICTED = 6.0  # load slots more for a vector that is in the second cache
 _SETS, _WAYS = 64, 8  # of the first cache
 _TILE = 20.0  # cycles to begin and end a tile
@@ -211,7 +213,8 @@ class GroupLanes:
         there = _share_inside(c.axes[1])
         products = c.width * tile.rows * h * self.products(pattern)
         lines = len(self.rows(tile.rows)) if tile.straight == "all" else h
-        loads = lines * len(pattern.columns) * self._slots
+        is_far = tile.straight == "row" and h > 1 and abs(c.x.space[2]) * ITEM_BYTES[c.dtype] > _LINE
+        loads = lines * len(pattern.columns) * (self._slots + (_FAR if is_far else 0.0))
         values = 0.0
         if not self.keeps_filter(tile):
             values = float(c.width * tile.rows * h * w if self.holds_row(tile) else products)
@@ -226,7 +229,7 @@ class GroupLanes:
             for column, tap in itertools.product(range(columns), range(run))
         }
         loads = len(reads) * self._again
-        whole = max(sums / 2, (loads / run + c.width) / 2, 4.0) + _STEP / run
+        whole = _WALK * max(sums / 2, (loads / run + c.width) / 2, 4.0) + _STEP / run
         edge = columns * (1.0 + c.width / 2) + 2 * _STEP
         axis, tiles = c.axes[2], ceil_div(c.axes[2].results, columns)
         if not axis.is_padded or tiles > _UNITS:
@@ -324,9 +327,9 @@ class GroupLanes:
         c, tile, lanes = self.c, self.tile, self.lanes
         versions = [
             (runs, trace_tile(module, f"{prefix}tile{i}", self, pattern, epilogue))
-            for i, (pattern, runs) in enumerate(self._versions().items())
+            for i, (pattern, runs) in enumerate(self.versions().items())
         ]
-        turn = self._trace_filter(module, f"{prefix}filter")
+        turn = self.trace_filter(module, f"{prefix}filter")
         with module.task(f"{prefix}tiles") as (k, args, task, thread):
             arguments = Arguments(k, args, pointers)
             shares, per_task = arguments.extra(extra), arguments.extra(extra + 1)
@@ -375,7 +378,8 @@ class GroupLanes:
                                     group,
                                 )
 
-    def _versions(self) -> dict[Pattern, list[tuple[int, int]]]:
+    def versions(self) -> dict[Pattern, list[tuple[int, int]]]:
+        """The versions of a tile, and the runs of tiles along a row that each is for."""
         tile = self.tile
         if tile.straight == "none":
             everything = frozenset(self.columns(tile.columns))
@@ -391,7 +395,7 @@ class GroupLanes:
         work: Pointer = arguments.workspace(self.c.dtype)
         return work + thread * (self.workspace(1) // ITEM_BYTES[self.c.dtype])
 
-    def _trace_filter(self, module: Module, name: str) -> Function:
+    def trace_filter(self, module: Module, name: str) -> Function:
         """Trace ``name(w, filters, groups)``: the filters of a vector of groups as [result channel][channel][tap
         0][tap 1][tap 2][lanes]; ``w`` points to its first group's, of which at least ``groups`` are left."""
         c, lanes, (_, taps_h, taps_w) = self.c, self.lanes, self.taps

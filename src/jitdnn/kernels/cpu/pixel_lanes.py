@@ -231,7 +231,8 @@ class PixelLanes:
         unit = self.strip.pixel(c.y)
         store = _STORE if unit == 1 else _SCATTERED_LANE * self.lanes
         asked = tile.rows * c.axes[1].step * tile.vectors * c.axes[2].step
-        store += max(0, asked - _MISSES) * _MISS / sums if unit == 1 else 0.0
+        if unit == 1 and tile.rows < c.axes[1].results:
+            store += max(0, asked - _MISSES) * _MISS / sums
         code = sums * (c.axes[1].taps.count if self.is_straight(tile) else tile.rows)
         code *= self._row_taps if self.is_row_straight(tile) else 1
         return (planes * plane + sums * self.strip.residues * store + _TILE) * (1 + code / _CODE)

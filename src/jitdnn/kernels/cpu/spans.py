@@ -15,7 +15,7 @@ _MOST_PIECES = 4  # a step beyond it costs more in shuffles than a gather
 
 # Slots of the load ports (two a cycle) that one vector takes, as measured on current x86-64.
 _CONTIGUOUS = 1.75  # most are not aligned and touch two cache lines
-_PIECE = 3.0  # a load and the shuffle that picks its lanes
+_PIECE = 1.75  # a load and the shuffle that picks its lanes
 _GATHERED_LANE = 2.0
 
 Masks = tuple[Value | None, ...]
