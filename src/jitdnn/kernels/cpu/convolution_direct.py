@@ -9,6 +9,7 @@ gradient with many taps in some KiB of the stack.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
@@ -25,6 +26,7 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
+from jitdnn.rtcg.isa import Isa
 
 FilterPart = FilterPixelLanes | FilterChannelLanes | FilterGroupLanes
 Part = PixelLanes | ChannelLanes | GroupLanes | FilterPart
@@ -44,25 +46,9 @@ class Direct(Algorithm):
         return None
 
     def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Sequence[Part]:
-        """The cheapest of the ways that need no workspace."""
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        parts = [part.merged() for part in lower_convolution(problem, epilogue.operands if epilogue else ())]
-        ways: list[Sequence[Part]]
-        by_groups: Sequence[GroupLanes | FilterGroupLanes]
-        if problem.direction == "bwd_filter":
-            (whole,) = parts
-            ways = [[FilterPixelLanes(best_turned(whole), device.isa)]]
-            ways.append([FilterChannelLanes(best_turned(whole), device.isa)])
-            by_groups = [FilterGroupLanes(whole, device.isa, is_shared=False)]
-        else:
-            operands = epilogue.operands if epilogue else ()
-            ways = [[PixelLanes(strip, device.isa) for strip in strips(problem, operands)]]
-            ways.append([ChannelLanes(best_turned(part), device.isa) for part in parts])
-            by_groups = [GroupLanes(part, device.isa) for part in parts]
-        if not_depthwise(problem) is None and all(part.is_on_stack for part in by_groups):
-            ways.append(by_groups)
-        return min(ways, key=lambda way: sum(part.cycles() for part in way))
+        return _cheapest(problem, device.isa, epilogue)
 
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)
@@ -93,3 +79,24 @@ class Direct(Algorithm):
         library = load(self.name, key, device.isa, generate)
         phases = [(f"part{number}_tiles", tasks) for number, (tasks, _) in enumerate(shares)]
         return CpuKernel(library, phases, pointers, device.threads, extras)
+
+
+@lru_cache(256)
+def _cheapest(problem: Convolution, isa: Isa, epilogue: Epilogue | None) -> Sequence[Part]:
+    """The cheapest of the ways that need no workspace."""
+    parts = [part.merged() for part in lower_convolution(problem, epilogue.operands if epilogue else ())]
+    ways: list[Sequence[Part]]
+    by_groups: Sequence[GroupLanes | FilterGroupLanes]
+    if problem.direction == "bwd_filter":
+        (whole,) = parts
+        ways = [[FilterPixelLanes(best_turned(whole), isa)]]
+        ways.append([FilterChannelLanes(best_turned(whole), isa)])
+        by_groups = [FilterGroupLanes(whole, isa, is_shared=False)]
+    else:
+        operands = epilogue.operands if epilogue else ()
+        ways = [[PixelLanes(strip, isa) for strip in strips(problem, operands)]]
+        ways.append([ChannelLanes(best_turned(part), isa) for part in parts])
+        by_groups = [GroupLanes(part, isa) for part in parts]
+    if not_depthwise(problem) is None and all(part.is_on_stack for part in by_groups):
+        ways.append(by_groups)
+    return min(ways, key=lambda way: sum(part.cycles() for part in way))

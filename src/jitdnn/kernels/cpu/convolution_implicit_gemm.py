@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
@@ -44,23 +45,12 @@ class ImplicitGemm(Algorithm):
             return "it computes forward and backward data: take implicit_gemm_filter for the filter"
         return None
 
-    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[Blocked]:
+    def _parts(
+        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
+    ) -> tuple[Blocked, ...]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        operands, wanted = epilogue.operands if epilogue else (), wanted_tasks(device.threads)
-        if problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES:
-            several = lower_interleaved(problem, operands)
-            return [Blocked(several.whole, device.isa, interleaved=several, wanted=wanted)]
-        parts = lower_convolution(problem, operands)
-        scaled = _is_scaled_first(parts, epilogue)
-        blocked = [
-            Blocked(p.merged(), device.isa, scaled, wanted=wanted) for p in parts if p.taps or not scaled
-        ]
-        sizes = [part.panel_elements for part in blocked]
-        return [
-            replace(part, panels_before=sum(sizes[:i]), panels_after=sum(sizes[i + 1 :]))
-            for i, part in enumerate(blocked)
-        ]
+        return _blocked(problem, device, epilogue)
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return max(part.workspace(device.threads) for part in self._parts(problem, device))
@@ -103,6 +93,23 @@ class ImplicitGemm(Algorithm):
         threads = useful_threads(device, sum(part.cycles() for part in parts))
         kept = Kept(parts[0].all_panels * ITEM_BYTES[parts[0].c.dtype], packing)
         return CpuKernel(library, phases, pointers, threads, kept=kept)
+
+
+@lru_cache(256)
+def _blocked(problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> tuple[Blocked, ...]:
+    """The correlations that the problem comes to, each cut into blocks; their panels lie one behind the other."""
+    operands, wanted = epilogue.operands if epilogue else (), wanted_tasks(device.threads)
+    if problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES:
+        several = lower_interleaved(problem, operands)
+        return (Blocked(several.whole, device.isa, interleaved=several, wanted=wanted),)
+    parts = lower_convolution(problem, operands)
+    scaled = _is_scaled_first(parts, epilogue)
+    blocked = [Blocked(p.merged(), device.isa, scaled, wanted=wanted) for p in parts if p.taps or not scaled]
+    sizes = [part.panel_elements for part in blocked]
+    return tuple(
+        replace(part, panels_before=sum(sizes[:i]), panels_after=sum(sizes[i + 1 :]))
+        for i, part in enumerate(blocked)
+    )
 
 
 def _is_scaled_first(parts: Sequence[Correlation], epilogue: Epilogue | None) -> bool:

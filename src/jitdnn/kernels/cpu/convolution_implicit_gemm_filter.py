@@ -5,6 +5,8 @@ Any stride, dilation, padding, groups, layout and channel count.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.blocked_filter import BlockedFilter, ways
@@ -13,6 +15,7 @@ from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.compile import load
+from jitdnn.rtcg.isa import Isa
 
 
 class ImplicitGemmFilter(Algorithm):
@@ -33,8 +36,7 @@ class ImplicitGemmFilter(Algorithm):
     def _plan(self, problem: Problem, device: Device) -> BlockedFilter:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        (whole,) = lower_convolution(problem)
-        return min(ways(whole, device.isa), key=BlockedFilter.cycles)
+        return _cheapest(problem, device.isa)
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return self._plan(problem, device).workspace(device.threads)
@@ -52,3 +54,9 @@ class ImplicitGemmFilter(Algorithm):
         plan = self._plan(problem, device)
         library = load(self.name, str(problem), device.isa, lambda module: plan.trace(module, 3))
         return CpuKernel(library, plan.phases(), 3, useful_threads(device, plan.cycles()))
+
+
+@lru_cache(256)
+def _cheapest(problem: Convolution, isa: Isa) -> BlockedFilter:
+    (whole,) = lower_convolution(problem)
+    return min(ways(whole, isa), key=BlockedFilter.cycles)
