@@ -189,18 +189,19 @@ class _Writer:
         width = self.tile.vectors * lanes
         for outer in self._points(valid[:-1]):
             row = self.sums + self._row(outer) * (run * width)
-            for start in range(0, run, lanes):
-                mask = k.mask((valid[-1] - start).min(run - start), lanes)
-                for lane in k.range(0, valid_lanes.min(width), lanes):
-                    self._square((*outer, start), row + lane, lane, valid_lanes - lane, mask)
+            whole = run // lanes * lanes  # squares of a loop; the last one may have fewer pixels
+            for first, last, there in ((0, whole, lanes), (whole, run, run - whole)):
+                for start in k.range(first, last, lanes):
+                    mask = k.mask((valid[-1] - start).min(there), lanes)
+                    for lane in k.range(0, valid_lanes.min(width), lanes):
+                        self._square((*outer, start), row + lane, lane, valid_lanes - lane, mask, there)
 
     def _square(
-        self, point: tuple[int | Value, ...], row: Pointer, lane: Value, left: Value, mask: Value
+        self, point: tuple[Value, ...], row: Pointer, lane: Value, left: Value, mask: Value, there: int
     ) -> None:
+        """One square, of whose rows ``there`` are there."""
         k, lanes, width = self.k, self.lanes, self.tile.vectors * self.lanes
         start = point[-1]
-        assert isinstance(start, int)
-        there = min(lanes, self.tile.box[-1] - start)
         blank = k.constant(0, self.tile.dtype, lanes)
         square = [row.load((start + i) * width, lanes) if i < there else blank for i in range(lanes)]
         for i, value in enumerate(transpose(k, square)):

@@ -39,11 +39,11 @@ def choose_plan(c: Correlation, isa: Isa, limit: float, order: Order | None = No
     depend on the processor; they keep it below ``limit``, in unit roundoffs, where any do.
     """
     every = list(_cuts(c))
-    exact = [cut for cut in every if roundings(cut, c.batch) <= limit] or [
-        min(every, key=lambda cut: roundings(cut, c.batch))
-    ]
-    nominal = min((p for cut in exact for p in _plans(c, isa_of("avx512"), cut)), key=_price)
-    return min((p for p in _plans(c, isa, nominal.axes) if order in (None, p.order)), key=_price)
+    cuts = [cut for cut in every if roundings(cut, c.batch) <= limit]
+    cut = min(every, key=lambda cut: roundings(cut, c.batch))
+    if cuts:
+        cut = min((p for cut in cuts for p in _plans(c, isa_of("avx512"), cut)), key=_price).axes
+    return min((p for p in _plans(c, isa, cut) if order in (None, p.order)), key=_price)
 
 
 def _price(plan: WinogradFilter) -> float:
@@ -79,12 +79,13 @@ def _tilings(axis: Axis) -> list[FilterAxis]:
         for taps in range(2, min(axis.taps.count, _MOST_TAPS) + 1)
         for tile in range(2, _MOST_PLACES - taps + 2)
     ]
-    best: dict[
-        int, FilterAxis
-    ] = {}  # the least work for each number of places, which decides about the error
-    for f in sorted(found, key=lambda f: f.parts * f.tiles * f.places):
-        best.setdefault(f.places, f)
-    return list(best.values())
+    work = {f: f.parts * f.tiles * f.places for f in found}
+    least = min(work[f] for f in found if f.places <= _EXACT_PLACES)
+    kept: dict[int, FilterAxis] = {}  # the best cut into each number of places, which decides about the error
+    for f in sorted(found, key=lambda f: work[f]):
+        if work[f] <= least * (1.1 if f.places <= _EXACT_PLACES else 0.92):
+            kept.setdefault(f.places, f)
+    return list(kept.values())
 
 
 def _with_runs(cut: Axes, c: Correlation, isa: Isa) -> Axes:
