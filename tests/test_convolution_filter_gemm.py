@@ -47,6 +47,8 @@ SHAPES: dict[str, Callable[[BlockedFilter], bool]] = {
     "n2 c5 h9 w10 k6 r2 s2 stride2 w=nhwc": lambda p: True,
     "n1 c4 h3 w3 k5 r2 s2 pad4 dil5": lambda p: True,
     "n1 c3 d5 h6 w7 k18 t2 r3 s3 pad1 stride2 f64": lambda p: True,
+    "n2 c3 h20 w40 k20 r3 s5 pad1x3 stride2 nhwc": lambda p: p.slab.is_channels_last and p.slab.space[2] == 3,
+    "n2 c6 h9 w11 k20 r2 s3 pad1 nhwc g2": lambda p: p.slab.is_channels_last and p.c.x.space[2] == 6,
     "n0 c3 h5 w5 k4 r1 s1": lambda p: True,
 }
 

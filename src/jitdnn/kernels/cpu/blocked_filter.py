@@ -221,7 +221,7 @@ class BlockedFilter:
             if cycles < _WORTH_SHARING:
                 return cycles
             tasks = self.c.group_count * ceil_div(self.c.depth, cut.chunk) * cut.shares * cut.splits
-            return cycles * (1 + 2 / min(tasks, 2 * WANTED_TASKS))
+            return cycles * (1 + 1 / min(tasks, 2 * WANTED_TASKS))
 
         return min(self._cuts(), key=time)
 
@@ -360,7 +360,10 @@ class BlockedFilter:
         slab_rows = cut.block[0] * blocks * self._extent(0, cut.block[1]) * self._extent(1, cut.block[2])
         extent = self._extent(2, cut.block[3])
         if c.x.channels == 1 and c.depth > 1 and c.x.space[2] != 1:
-            each = extent * (ceil_div(cut.chunk, lanes) * (2.0 + self._far) + 3.0) * chunks
+            if chunks == 1 and c.x.space[2] == c.depth:
+                each = ceil_div(extent * c.depth, lanes) * (2.0 + self._far) + 3.0
+            else:
+                each = extent * (ceil_div(cut.chunk, lanes) * (2.0 + self._far) + 6.0) * chunks
         else:
             step = 1 if c.axes[2].taps.count > 1 else c.axes[2].step
             each = (ceil_div(extent, lanes) * (2.0 + step * self._far) + 1.5) * c.depth

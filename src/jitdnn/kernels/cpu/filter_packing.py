@@ -37,7 +37,7 @@ def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Functio
     ):  # fmt: skip
         origins = [s * axis.step + axis.taps.lowest for s, axis in zip(starts, c.axes, strict=True)]
         copy = _SlabCopy(k, c, slab, origins)
-        if slab.is_channels_last:
+        if slab.is_channels_last and not copy.is_dense:
             copy.pixels(x, target, batches, channels)
         else:
             copy.rows(x, target, batches, channels)
@@ -51,17 +51,24 @@ class _SlabCopy:
         # positions of the input from one element of the slab to the next
         self.steps = [axis.step if axis.taps.count <= 1 else 1 for axis in c.axes]
         self.zero = k.constant(0, c.dtype, self.lanes)
+        # channels last, and all of them: a row of pixels is a single run
+        self.is_dense = (
+            slab.is_channels_last and c.x.space[2] == slab.space[2] == c.depth and self.steps[2] == 1
+        )
+        unit = c.depth if self.is_dense else 1
+        self.run, self.positions = slab.extents[2] * unit, c.axes[2].positions * unit
+        self.first, self.stride = origins[2] * unit, 1 if self.is_dense else c.x.space[2]
 
     def rows(self, x: Pointer, target: Pointer, batches: Value, channels: Value) -> None:
-        """Channels first: rows along the last axis; what is written beyond a row's end, the next row overwrites."""
+        """Rows along the last axis; what is written beyond a row's end, the next row overwrites."""
         k, c, slab = self.k, self.c, self.slab
-        vectors = ceil_div(slab.extents[2], self.lanes)
+        vectors = ceil_div(self.run, self.lanes)
         masks = [
             self._mask(k.integer(j * self.lanes)) for j in range(vectors if vectors <= _KEPT_MASKS else 0)
         ]
         for n in k.range(batches):
             image, place = x + n * c.x.batch, target + n * slab.batch
-            for channel in k.range(channels):
+            for channel in k.range(1 if self.is_dense else channels):
                 plane, own = image + channel * c.x.channels, place + channel * slab.channels
                 for row, inside, to in self._lines(plane, own):
                     with k.when(inside):
@@ -71,14 +78,14 @@ class _SlabCopy:
                         else:
                             self._long_row(row, to)
                     with k.when(~inside):
-                        for at in k.range(0, slab.extents[2], self.lanes):
+                        for at in k.range(0, self.run, self.lanes):
                             to.store(self.zero, at)
 
     def _long_row(self, row: Pointer, to: Pointer) -> None:
         k, last = self.k, (self.lanes - 1) * self.steps[2]
-        for j in k.range(0, self.slab.extents[2], self.lanes):
-            first = self.origins[2] + j * self.steps[2]
-            is_whole = (first >= 0) & (first + last < self.c.axes[2].positions)
+        for j in k.range(0, self.run, self.lanes):
+            first = self.first + j * self.steps[2]
+            is_whole = (first >= 0) & (first + last < self.positions)
             with k.when(is_whole):
                 self._move(row, j, None, to)
             with k.when(~is_whole):
@@ -86,16 +93,16 @@ class _SlabCopy:
 
     def _mask(self, at: Value) -> Value:
         """The lanes of a row's vector that lie in the image: lane i is position first + i * step."""
-        k, axis, step = self.k, self.c.axes[2], self.steps[2]
-        first = self.origins[2] + at * step
-        mask = k.mask((k.integer(axis.positions) - first + (step - 1)).max(0) // step, self.lanes)
-        if axis.taps.lowest < 0:
+        k, step = self.k, self.steps[2]
+        first = self.first + at * step
+        mask = k.mask((k.integer(self.positions) - first + (step - 1)).max(0) // step, self.lanes)
+        if self.c.axes[2].taps.lowest < 0:
             mask = mask & ~k.mask((k.integer(step - 1) - first).max(0) // step, self.lanes)
         return mask
 
     def _move(self, row: Pointer, at: Value, mask: Value | None, to: Pointer) -> None:
-        stride = self.c.x.space[2]
-        offset = (self.origins[2] + at * self.steps[2]) * stride
+        stride = self.stride
+        offset = (self.first + at * self.steps[2]) * stride
         vector = row.load_strided(offset, stride * self.steps[2], self.lanes, mask)
         if stride == 0 and mask is not None:
             vector = self.k.select(mask, vector, 0.0)  # a broadcast load ignores the mask
@@ -105,6 +112,8 @@ class _SlabCopy:
 
     @property
     def _ahead(self) -> int:
+        if self.is_dense:
+            return _BYTES_AHEAD // ITEM_BYTES[self.c.dtype]
         plane = math.prod(self.slab.extents) * ITEM_BYTES[self.c.dtype]
         return ceil_div(_BYTES_AHEAD, plane) * self.c.x.channels
 
