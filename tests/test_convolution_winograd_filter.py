@@ -31,6 +31,8 @@ OTHERS = [
     "n2 c19 w65 k20 s4 pad2",  # one axis
     "n1 c8 d5 h7 w9 k17 t3 r3 s3 pad1",  # taps of a third axis
     "n1 c8 d5 h7 w9 k17 t3 r2 s3 pad1 stride1x2x1 dil2x1x1 nhwc",
+    "n1 c8 d9 h4 w5 k17 t3 r1 s1 pad1x0x0",  # taps of the third axis alone
+    "n1 c8 d9 h6 w5 k17 t3 r3 s1 pad1x1x0 flip nhwc",
     "n2 c6 h1 w1 k7 r3 s3 pad1",  # tiles that are nearly all border
     "n1 c3 h40 w3 k5 r9 s3 pad1",  # more taps than a part has
     "n1 c16 h12 w13 k16 r3 s3 pad3:0x0:2 stride3x2 dil2x3",

@@ -1,6 +1,6 @@
 """The filter's gradient by Winograd's minimal filtering.
 
-Filters of several taps on at least one of the last two axes; any stride, dilation, padding, groups and layout.
+Filters of several taps on any axis; any stride, dilation, padding, groups and layout.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class WinogradFilterGradient(Algorithm):
             return "it computes the filter's gradient: winograd_4 and winograd_2 compute forward and backward data"
         if epilogue is not None:
             return "a filter's gradient takes no epilogue: apply it to the result"
-        if all(taps == 1 for taps in problem.w.shape[2:][-2:]):
-            return "minimal filtering needs several taps along one of the last two axes"
+        if all(taps == 1 for taps in problem.w.shape[2:]):
+            return "minimal filtering needs several taps along an axis"
         if problem.flops == 0:
             return "there is nothing to sum"
         return None

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.linear_map import operations
@@ -15,6 +16,8 @@ from jitdnn.kernels.cpu.winograd_filter_axes import FilterAxis
 from jitdnn.kernels.cpu.winograd_filter_error import MOST_TILES, Axes, roundings
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 from jitdnn.rtcg.isa import isa as isa_of
+
+Item = TypeVar("Item")
 
 _MOST_PLACES = 8
 _MOST_TAPS = 5
@@ -33,17 +36,34 @@ _EXACT_PLACES, _INEXACT = 6, 1.1
 
 
 def choose_plan(c: Correlation, isa: Isa, limit: float, order: Order | None = None) -> WinogradFilter:
-    """The cheapest plan, of those with ``order`` if one is given. One of the last two axes has several taps.
+    """The cheapest plan, of those with ``order`` if one is given. Some axis has several taps.
 
     The taps and results of tiles are those that are best on a processor with long vectors, so that the error does not
     depend on the processor; they keep it below ``limit``, in unit roundoffs, where any do.
     """
+    c = _with_fewest_taps_first(c)
     every = list(_cuts(c))
     cuts = [cut for cut in every if roundings(cut, c.batch) <= limit]
     cut = min(every, key=lambda cut: roundings(cut, c.batch))
     if cuts:
         cut = min((p for cut in cuts for p in _plans(c, isa_of("avx512"), cut)), key=_price).axes
     return min((p for p in _plans(c, isa, cut) if order in (None, p.order)), key=_price)
+
+
+def _with_fewest_taps_first(c: Correlation) -> Correlation:
+    """The same with another axis in the place of the first one, which is never tiled, if that has fewer taps."""
+    fewest = min(range(3), key=lambda i: c.axes[i].taps.count)
+
+    def exchange(three: tuple[Item, Item, Item]) -> tuple[Item, Item, Item]:
+        items = list(three)
+        items[0], items[fewest] = items[fewest], items[0]
+        a, b, d = items
+        return a, b, d
+
+    return replace(
+        c, axes=exchange(c.axes), x=replace(c.x, space=exchange(c.x.space)),
+        w=replace(c.w, space=exchange(c.w.space)), y=replace(c.y, space=exchange(c.y.space)),
+    )  # fmt: skip
 
 
 def _price(plan: WinogradFilter) -> float:
