@@ -119,7 +119,9 @@ class _Winograd(Algorithm):
             for number, (part, where) in enumerate(zip(parts, memory, strict=True)):
                 trace_winograd(module, f"part{number}_", part, pointers, epilogue, where)
 
-        library = load(self.name, (str(problem), str(epilogue), self._is_kept), device.isa, generate)
+        # kernels that are cut alike share their code: those of both classes, with and without a kept filter
+        cuts = [(part.tiled, part.outputs, part.is_filter_first, part.block) for part in parts]
+        library = load("winograd", (str(problem), str(epilogue), cuts, memory), device.isa, generate)
         pairs = [phases(part, f"part{number}_") for number, part in enumerate(parts)]
         steps = [phase for pair in pairs for phase in pair]
         kept = None

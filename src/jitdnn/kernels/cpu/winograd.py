@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache, cached_property
+from functools import cached_property
 
 from jitdnn.kernels.cpu.blocked import whole_lines
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
@@ -86,16 +86,31 @@ class TileAxis:
             return MinimalFiltering(1, 1, _IDENTITY, _IDENTITY, _IDENTITY)
         return minimal_filtering(self.outputs, self.taps)
 
-    def filter_matrix(self, phase: int) -> Matrix:
-        """G for the taps of one phase, which may be one fewer than in others."""
-        count = ceil_div(self.axis.taps.count - phase, self.phases)
-        return _of_taps(self.outputs, self.taps, count) if self.places > 1 else _IDENTITY
+    @property
+    def full_phases(self) -> int:
+        """Phases, the first ones, with ``taps`` taps; the rest have one fewer.
+
+        With the last tap the last place drops out, that of infinity: its product is that of the last tap alone.
+        """
+        return self.axis.taps.count - (self.taps - 1) * self.phases
+
+    @property
+    def phase_kinds(self) -> list[tuple[int, int, bool]]:
+        """Phases as (first, end, whether they lack the last place)."""
+        kinds = [(0, self.full_phases, False), (self.full_phases, self.phases, True)]
+        return [kind for kind in kinds if kind[0] < kind[1]]
+
+    def filter_matrix(self, is_short: bool) -> Matrix:
+        """G [places, taps] for a phase."""
+        return _without_last(self.filtering().filter, is_short)
+
+    def data_matrix(self, is_short: bool) -> Matrix:
+        """B^T [places, places] for a phase."""
+        return _without_last(self.filtering().data, is_short)
 
 
-@cache
-def _of_taps(outputs: int, taps: int, count: int) -> Matrix:
-    """G of F(outputs, taps) for the first ``count`` taps."""
-    return tuple(row[:count] for row in minimal_filtering(outputs, taps).filter)
+def _without_last(matrix: Matrix, is_short: bool) -> Matrix:
+    return tuple(row[:-1] for row in matrix[:-1]) if is_short else matrix
 
 
 def forwards(c: Correlation) -> Correlation:
@@ -285,10 +300,9 @@ class Winograd:
         return odd_lines(self.source_count * self.chunk * self.panel_lanes, self.c.dtype)
 
     @cached_property
-    def terms(self) -> tuple[int, int]:
-        """(sources, channels) whose products are summed one after the other before they are added to the rest."""
-        channels = ceil_div(self.chunk, ceil_div(self.chunk, MOST_TERMS))
-        return max(1, min(self.source_count, MOST_TERMS // self.chunk)), channels
+    def terms(self) -> int:
+        """Channels whose products are summed one after the other before they are added to the rest."""
+        return ceil_div(self.chunk, ceil_div(self.chunk, MOST_TERMS))
 
     # ---- memory
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.linear_map import operations
 from jitdnn.kernels.cpu.tiles import ceil_div, step_cycles
-from jitdnn.kernels.cpu.winograd import Tiling, Winograd
+from jitdnn.kernels.cpu.winograd import MOST_TERMS, Tiling, Winograd
 from jitdnn.kernels.cpu.winograd_matrices import Matrix
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -43,23 +43,43 @@ def _tile_cycles(arithmetic: float, loads: int, stores: int) -> float:
     return _CALL + max(arithmetic / 2, loads / 2, stores) + 0.4 * min(arithmetic / 2, stores)
 
 
+def _kinds(p: Winograd) -> Iterator[tuple[int, bool, bool]]:
+    """How many pairs of phases there are of each kind."""
+    for start, stop, row in p.rows.phase_kinds:
+        for first, end, column in p.columns.phase_kinds:
+            yield (stop - start) * (end - first), row, column
+
+
 def _filter_cycles(p: Winograd) -> float:
     vectors = p.panels.count * p.tile.vectors * p.c.depth
     taps = math.prod(p.panels.taps)
     one = 0.0
-    for a in range(p.rows.phases):
-        for b in range(p.columns.phases):
-            first, second = p.rows.filter_matrix(a), p.columns.filter_matrix(b)
-            arithmetic = _grid_operations(first, second)
-            one += _tile_cycles(arithmetic, len(first[0]) * len(second[0]), p.places)
-    return vectors * (p.sources[0] * one + taps * (1.5 if p.c.w.results == 1 else 4.0))
+    for number, row, column in _kinds(p):
+        first, second = p.rows.filter_matrix(row), p.columns.filter_matrix(column)
+        arithmetic = _grid_operations(first, second)
+        one += number * _tile_cycles(arithmetic, len(first[0]) * len(second[0]), len(first) * len(second))
+    return vectors * (p.sources[0] * one + _staging_cycles(p))
+
+
+def _staging_cycles(p: Winograd) -> float:
+    """Laying out the taps of one channel for a vector of results: as they lie, or by squares that are transposed."""
+    w, taps = p.c.w, math.prod(p.panels.taps)
+    if w.results == 1:
+        return 1.5 * taps
+    if w.channels == 1 or abs(w.channels) == taps:  # squares are full
+        return 4.5 * taps
+    return ceil_div(taps, p.lanes) * 4.5 * p.lanes
 
 
 def _data_cycles(p: Winograd) -> float:
     c = p.c
     vectors = ceil_div(c.depth, p.lanes)
-    maps = p.rows.filtering().data, p.columns.filtering().data
-    tile = _tile_cycles(_grid_operations(*maps), p.places, p.places)
+    tile = 0.0
+    for number, row, column in _kinds(p):
+        maps = p.rows.data_matrix(row), p.columns.data_matrix(column)
+        places = len(maps[0]) * len(maps[1])
+        tile += number * _tile_cycles(_grid_operations(*maps), places, places)
+    tile /= p.rows.phases * p.columns.phases
     tiles = p.strips * p.strip_tiles * p.source_count
     lines = p.strips * p.sources[0] * p.rows.phases * p.rows.places
     if p.reads_directly:
@@ -68,8 +88,7 @@ def _data_cycles(p: Winograd) -> float:
     elif p.reads_channels:
         copies = lines * p.read_positions * (3.0 if c.x.channels == 1 else 2.0 * p.lanes)
     else:
-        stride = c.x.space[p.tiled[1]]
-        square = 4.0 * p.lanes if abs(stride) == 1 else 2.0 * p.lanes * p.lanes
+        square = 4.0 * p.lanes * _of_stride(c.x.space[p.tiled[1]], p.lanes)
         copies = lines * ceil_div(p.read_positions, p.lanes) * square
     return vectors * (tiles * tile + copies)
 
@@ -86,13 +105,21 @@ def _inside(p: Winograd) -> float:
 def _product_cycles(p: Winograd) -> float:
     groups = p.row_groups
     step = sum(count * step_cycles(rows, p.tile.vectors) for rows, count in groups)
-    calls = sum(count * (20.0 + rows * p.tile.vectors * 1.5) for rows, count in groups)
+    calls = sum(count * (10.0 + rows * p.tile.vectors) for rows, count in groups)
     if not p.is_filter_first:
         sums = ceil_div(p.c.depth, p.chunk)
+    elif p.depth <= MOST_TERMS:
+        sums = 1
     else:
-        sums = ceil_div(p.source_count, p.terms[0]) * ceil_div(p.c.depth, p.terms[1])
+        sums = p.sources[0]
+        if p.depth > p.sources[0] * MOST_TERMS:
+            sums = p.source_count * ceil_div(p.c.depth, p.terms)
+    # products of all sources at all places: short phases have none at the last one
+    products = p.sources[0] * sum(
+        number * (p.rows.places - row) * (p.columns.places - column) for number, row, column in _kinds(p)
+    )
     filled = p.strips / (p.blocks * p.block)  # the last block may be cut
-    return p.places * p.panels.count * p.blocks * filled * (step * p.depth + calls * sums)
+    return p.panels.count * p.blocks * filled * (step * products * p.c.depth + p.places * calls * sums)
 
 
 def _result_cycles(p: Winograd) -> float:
@@ -105,9 +132,14 @@ def _result_cycles(p: Winograd) -> float:
     if p.writes_channels:
         copies = lines * results * (3.0 if c.y.channels == 1 else 2.0 * p.lanes)
     else:
-        square = 5.0 * p.lanes if abs(c.y.space[p.tiled[1]]) == 1 else 2.5 * p.lanes * p.lanes
+        square = 5.0 * p.lanes * _of_stride(c.y.space[p.tiled[1]], p.lanes)
         copies = lines * ceil_div(results, p.lanes) * square
     return vectors * (p.strips * p.strip_tiles * tile + copies)
+
+
+def _of_stride(stride: int, lanes: int) -> float:
+    """What a stride makes of the cycles of a load or store: some are shuffled, larger ones go lane by lane."""
+    return 1.0 if stride == 1 else 2.0 if 2 <= stride <= 4 else lanes / 2
 
 
 def _traffic_cycles(p: Winograd, is_kept: bool) -> float:

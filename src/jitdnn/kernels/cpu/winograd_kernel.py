@@ -6,7 +6,7 @@ filter stays : "data" transforms all tiles; "panels" does a panel: chunk by chun
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,10 +15,11 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.blocked import WANTED_TASKS, group_offset, scale, split_index, view_offset
 from jitdnn.kernels.cpu.packing import trace_panel
 from jitdnn.kernels.cpu.tiles import ceil_div
-from jitdnn.kernels.cpu.winograd import Winograd
+from jitdnn.kernels.cpu.winograd import MOST_TERMS, TileAxis, Winograd
 from jitdnn.kernels.cpu.winograd_prefetch import trace_ask_data, trace_ask_filter, trace_ask_results
 from jitdnn.kernels.cpu.winograd_product import Strides, trace_product
 from jitdnn.kernels.cpu.winograd_transforms import (
+    Kind,
     trace_data,
     trace_drain,
     trace_fill,
@@ -81,6 +82,22 @@ class _Scratch:
     inner: Pointer
 
 
+def _kinds(p: Winograd) -> list[Kind]:
+    """The kinds of sources that there are."""
+    return [(row, column) for _, _, row in p.rows.phase_kinds for _, _, column in p.columns.phase_kinds]
+
+
+def _named(name: str, kind: Kind) -> str:
+    return f"{name}{int(kind[0])}{int(kind[1])}"
+
+
+def _phases(k: Builder, axis: TileAxis) -> Iterator[tuple[Value, bool]]:
+    """The phases of an axis, each with whether it lacks the last place."""
+    for start, stop, is_short in axis.phase_kinds:
+        for phase in k.range(start, stop):
+            yield phase, is_short
+
+
 class _Code:
     """The functions of one correlation, and the tasks made of them."""
 
@@ -101,19 +118,29 @@ class _Code:
             for count in ([lanes] if whole else []) + ([rest] if rest else [])
         ]
         strides = p.read_pitch * lanes, p.columns.gap * lanes
-        self.data = trace_data(module, f"{prefix}data_tile", p, c.dtype, *strides)
-        self.direct: Function | None = None
+        self.data = {
+            kind: trace_data(module, _named(f"{prefix}data_tile", kind), p, c.dtype, *strides, kind)
+            for kind in _kinds(p)
+        }
+        self.direct: dict[Kind, Function] = {}
         if p.reads_directly:
             rows, columns = (
                 axis.gap * c.x.space[i] for axis, i in zip((p.rows, p.columns), p.tiled, strict=True)
             )
-            self.direct = trace_data(module, f"{prefix}data_direct", p, c.x.dtype, rows, columns)
+            self.direct = {
+                kind: trace_data(module, _named(f"{prefix}data_far", kind), p, c.x.dtype, rows, columns, kind)
+                for kind in _kinds(p)
+            }
         self.stage = trace_panel(module, f"{prefix}stage", c, p.panels)
         self.filters = {
-            phase: trace_filter(module, f"{prefix}filter{phase[0]}_{phase[1]}", p, phase)
-            for phase in itertools.product(range(p.rows.phases), range(p.columns.phases))
+            kind: trace_filter(module, _named(f"{prefix}filter", kind), p, kind) for kind in _kinds(p)
         }
-        strides_ = Strides(p.row_pitch, p.channel_pitch, p.chunk * p.panel_lanes)
+        _, phases_a, phases_b = p.sources
+        steps = [
+            (number * p.channel_pitch, number * p.chunk * p.panel_lanes)
+            for number in (phases_a * phases_b, phases_b, 1)
+        ]
+        strides_ = Strides(p.row_pitch, (steps[0], steps[1], steps[2]))
         self.products = [
             trace_product(module, f"{prefix}product{rows}", c.dtype, rows, p.tile.vectors, strides_)
             for rows, _ in p.row_groups
@@ -173,9 +200,8 @@ class _Code:
                 for place in k.range(p.places):
                     self._ask(k, arguments, group, first, count, panel, place)
                     u = shared + (panel * p.panel_elements + place * p.filter_pitch)
-                    self._multiply_all(
-                        k, own.inner + place * p.data_pitch, u, own.sums + place * p.sum_pitch, count
-                    )
+                    data, sums = own.inner + place * p.data_pitch, own.sums + place * p.sum_pitch
+                    self._multiply_all(k, place, data, u, sums, count)
                 self._write_results(k, arguments, group, panel, first, count, own.sums, own.copied)
 
     def trace_data_task(self) -> None:
@@ -207,8 +233,8 @@ class _Code:
                 for place in k.range(p.places):
                     data, u = shared + (place * p.data_pitch + first), own.inner + place * p.filter_pitch
                     sums = own.sums + place * p.sum_pitch
-                    adds = k.select(first > 0, k.integer(1), 0)
-                    self._multiply(k, data, u, sums, strips, k.integer(p.source_count), count, adds)
+                    sources = (k.integer(p.sources[0]), *self._phases_of(k, place))
+                    self._multiply(k, data, u, sums, strips, sources, count, first)
             self._write_results(k, arguments, group, panel, k.integer(0), strips, own.sums, own.copied)
 
     # ---- parts of tasks
@@ -252,9 +278,13 @@ class _Code:
                 for tap in k.range(slices):
                     for v in k.range(0, p.panel_lanes, p.lanes):
                         taps = source + (tap * p.panels.tap_strides[p.third] + v)
-                        for (row, column), function in self.filters.items():
-                            number = (tap * a + row) * b + column
-                            k.call(function, taps, target + (number * (p.chunk * p.panel_lanes) + v))
+                        for row, row_short in _phases(k, p.rows):
+                            for column, column_short in _phases(k, p.columns):
+                                number = (tap * a + row) * b + column
+                                at = taps + row * p.panels.tap_strides[p.tiled[0]]
+                                at = at + column * p.panels.tap_strides[p.tiled[1]]
+                                u = target + (number * (p.chunk * p.panel_lanes) + v)
+                                k.call(self.filters[row_short, column_short], at, u)
 
     def _transform_data(
         self, k: Builder, arguments: Arguments, group: Value, base: Value, first: Value, count: Value,
@@ -275,16 +305,20 @@ class _Code:
             source = x + image * c.x.batch
             for tap in k.range(slices):
                 depth = slice_ * p.slices.step + p.slices.taps.offset + tap * p.slices.taps.shift
-                for phase in k.range(phases_a):
+                for phase, is_short in _phases(k, rows):
                     place = at + (tap * phases_a + phase) * (phases_b * p.channel_pitch)
                     if p.reads_directly:
-                        self._tiles_directly(k, source, depth, top + phase, column, turns, strip, place)
+                        self._tiles_directly(
+                            k, source, depth, top + phase, column, turns, strip, place, is_short
+                        )
                     else:
-                        self._tiles_of_strip(k, source, depth, top + phase, column, turns, strip, place)
+                        self._tiles_of_strip(
+                            k, source, depth, top + phase, column, turns, strip, place, is_short
+                        )
 
     def _tiles_of_strip(
         self, k: Builder, x: Pointer, depth: Value, row: Value, column: Value, turns: Value, strip: Pointer,
-        to: Pointer,
+        to: Pointer, row_short: bool,
     ) -> None:  # fmt: skip
         """A whole strip laid out for each vector of channels, then its tiles."""
         p, lanes = self.p, self.p.lanes
@@ -292,27 +326,26 @@ class _Code:
         positions = (turns - 1) * (columns.gap * columns.outputs) + columns.places * columns.gap
         for channel, fill in self._channel_vectors(k):
             k.call(fill, x + channel * p.c.x.channels, strip, depth, row, column, positions)
-            for phase in k.range(columns.phases):
+            for phase, column_short in _phases(k, columns):
                 for turn in k.range(turns):
                     for residue in k.range(columns.spread):
                         tile = turn * columns.spread + residue
                         place = turn * (columns.gap * columns.outputs) + residue + phase
                         target = to + (tile * p.row_pitch + phase * p.channel_pitch + channel)
-                        k.call(self.data, strip + place * lanes, target)
+                        k.call(self.data[row_short, column_short], strip + place * lanes, target)
 
     def _tiles_directly(
         self, k: Builder, x: Pointer, depth: Value, row: Value, column: Value, turns: Value, strip: Pointer,
-        to: Pointer,
+        to: Pointer, row_short: bool,
     ) -> None:  # fmt: skip
         """Tile by tile: one that lies inside is transformed from where it is, others are laid out first."""
         p, c = self.p, self.p.c
         rows, columns = p.rows, p.columns
-        assert self.direct is not None
         reach = [(axis.places - 1) * axis.gap for axis in (rows, columns)]
         whole = c.depth // p.lanes * p.lanes
         rows_inside = (depth >= 0) & (depth < p.slices.positions)
         rows_inside = rows_inside & (row >= 0) & (row + reach[0] < rows.axis.positions)
-        for phase in k.range(columns.phases):
+        for phase, column_short in _phases(k, columns):
             for turn in k.range(turns):
                 for residue in k.range(columns.spread):
                     at = column + turn * (columns.gap * columns.outputs) + residue + phase
@@ -324,10 +357,10 @@ class _Code:
                         depth * c.x.space[p.third] + row * c.x.space[p.tiled[0]] + at * c.x.space[p.tiled[1]]
                     )
                     for channel in k.range(0, direct, p.lanes):
-                        k.call(self.direct, x + (place + channel), target + channel)
+                        k.call(self.direct[row_short, column_short], x + (place + channel), target + channel)
                     for channel, fill in self._channel_vectors(k, direct):
                         k.call(fill, x + channel, strip, depth, row, at, reach[1] + 1)
-                        k.call(self.data, strip, target + channel)
+                        k.call(self.data[row_short, column_short], strip, target + channel)
 
     def _channel_vectors(self, k: Builder, start: int | Value = 0) -> Iterator[tuple[Value, Function]]:
         """First channel of each vector from ``start`` on, and the function that lays out so many channels."""
@@ -340,22 +373,43 @@ class _Code:
             else:
                 yield k.integer(whole), function
 
-    def _multiply_all(self, k: Builder, data: Pointer, u: Pointer, sums: Pointer, strips: Value) -> None:
+    def _multiply_all(
+        self, k: Builder, place: Value, data: Pointer, u: Pointer, sums: Pointer, strips: Value
+    ) -> None:
         """The whole sum of a place for a panel, in blocks of terms."""
+        p, (slices, _, phases_b) = self.p, self.p.sources
+        rows, columns = self._phases_of(k, place)
+        if p.source_count * p.c.depth <= MOST_TERMS:
+            self._multiply(k, data, u, sums, strips, (k.integer(slices), rows, columns), p.c.depth, 0)
+            return
+        one, step = k.integer(1), p.chunk * p.panel_lanes
+        for tap in k.range(slices):
+            if math.prod(p.sources[1:]) * p.c.depth <= MOST_TERMS:
+                source = tap * math.prod(p.sources[1:])
+                a, b = data + source * p.channel_pitch, u + source * step
+                self._multiply(k, a, b, sums, strips, (one, rows, columns), p.c.depth, tap)
+                continue
+            for row in k.range(0, rows):
+                for column in k.range(0, columns):
+                    source = (tap * p.sources[1] + row) * phases_b + column
+                    for channel in k.range(0, p.c.depth, p.terms):
+                        a = data + (source * p.channel_pitch + channel)
+                        b = u + (source * step + channel * p.panel_lanes)
+                        count = (k.integer(p.c.depth) - channel).min(p.terms)
+                        self._multiply(k, a, b, sums, strips, (one, one, one), count, source + channel)
+
+    def _phases_of(self, k: Builder, place: Value) -> tuple[Value, Value]:
+        """How many phases of rows and of columns have a product at a place: not the short ones at the last."""
         p = self.p
-        sources, channels = p.terms
-        for source in k.range(0, p.source_count, sources):
-            for channel in k.range(0, p.c.depth, channels):
-                adds = k.select(source + channel > 0, k.integer(1), 0)
-                a = data + (source * p.channel_pitch + channel)
-                b = u + (source * (p.chunk * p.panel_lanes) + channel * p.panel_lanes)
-                number = (k.integer(p.source_count) - source).min(sources)
-                count = (k.integer(p.c.depth) - channel).min(channels)
-                self._multiply(k, a, b, sums, strips, number, count, adds)
+        row, column = place // p.columns.places, place % p.columns.places
+        return (
+            k.select(row == p.rows.places - 1, k.integer(p.rows.full_phases), p.rows.phases),
+            k.select(column == p.columns.places - 1, k.integer(p.columns.full_phases), p.columns.phases),
+        )
 
     def _multiply(
-        self, k: Builder, data: Pointer, u: Pointer, sums: Pointer, strips: Value, sources: Value,
-        channels: Value, adds: Value,
+        self, k: Builder, data: Pointer, u: Pointer, sums: Pointer, strips: Value,
+        sources: tuple[Value, Value, Value], channels: int | Value, adds: int | Value,
     ) -> None:  # fmt: skip
         """All rows of some strips, group by group; those of strips that are not there are left out."""
         p = self.p
@@ -364,9 +418,8 @@ class _Code:
         for (rows, count), function in zip(p.row_groups, self.products, strict=True):
             stop = start + count * rows
             for row in k.range(start, tiles.min(stop), rows):
-                k.call(
-                    function, data + row * p.row_pitch, u, sums + row * p.panel_lanes, sources, channels, adds
-                )  # fmt: skip
+                a, m = data + row * p.row_pitch, sums + row * p.panel_lanes
+                k.call(function, a, u, m, *sources, channels, adds)
             start = stop
 
     def _write_results(

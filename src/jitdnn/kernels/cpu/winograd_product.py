@@ -8,38 +8,41 @@ pile up.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Register
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Register, Value
 
 _UNROLL = 128  # multiply-adds in a straight line
 
 
 @dataclass(frozen=True)
 class Strides:
-    """Elements from one row of the data to the next, and from one source to the next in data and filter."""
+    """Elements from one row of the data to the next; and from one source to the next on each of three axes that sources
+    are counted by, in data and filter."""
 
     row: int
-    data_source: int
-    filter_source: int
+    sources: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 
 def trace_product(
     module: Module, name: str, dtype: str, rows: int, vectors: int, strides: Strides
 ) -> Function:
-    """Trace ``name(data, filter, sums, sources, channels, adds)`` for tiles of ``rows`` x ``vectors``.
+    """Trace ``name(data, filter, sums, sources of each axis..., channels, adds)`` for tiles of ``rows`` x ``vectors``.
 
     ``adds`` not 0: the sums are added to those in memory, [rows][vectors * lanes].
     """
     with module.function(
-        name, "aliasing", data=dtype, filter=dtype, sums=dtype, sources=None, channels=None, adds=None
-    ) as (k, (data, weights, sums, sources, channels, adds), function):
+        name, "aliasing", data=dtype, filter=dtype, sums=dtype, taps=None, first=None, second=None, channels=None,
+        adds=None,
+    ) as (k, (data, weights, sums, taps, first, second, channels, adds), function):  # fmt: skip
         lanes = k.lanes(dtype)
         acc = [[k.register(k.constant(0, dtype, lanes)) for _ in range(vectors)] for _ in range(rows)]
         times = max(1, min(8, _UNROLL // (rows * vectors)))
         whole = channels - channels % times
-        for source in k.range(0, sources):
-            a, b = data + source * strides.data_source, weights + source * strides.filter_source
+        for a, b in _sources(
+            k, data, weights, list(zip((taps, first, second), strides.sources, strict=True))
+        ):
             for c in k.range(0, whole, times):
                 for u in range(times):
                     _step(
@@ -56,6 +59,18 @@ def trace_product(
             for j, register in enumerate(row):
                 sums.store(register.get(), (i * vectors + j) * lanes)
     return function
+
+
+def _sources(
+    k: Builder, a: Pointer, b: Pointer, axes: list[tuple[Value, tuple[int, int]]]
+) -> Iterator[tuple[Pointer, Pointer]]:
+    """Where each source begins in data and filter."""
+    if not axes:
+        yield a, b
+        return
+    (count, (step_a, step_b)), *rest = axes
+    for i in k.range(0, count):
+        yield from _sources(k, a + i * step_a, b + i * step_b, rest)
 
 
 def _step(k: Builder, a: Pointer, b: Pointer, acc: list[list[Register]], row_stride: int) -> None:

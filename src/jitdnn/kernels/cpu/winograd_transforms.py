@@ -88,43 +88,43 @@ def _within(position: Value, extent: int) -> Value:
     return (position >= 0) & (position < extent)
 
 
-def trace_data(module: Module, name: str, p: Winograd, dtype: str, rows: int, columns: int) -> Function:
+Kind = tuple[bool, bool]
+"""Whether a source's phases of rows and of columns lack the last place."""
+
+
+def trace_data(
+    module: Module, name: str, p: Winograd, dtype: str, rows: int, columns: int, kind: Kind
+) -> Function:
     """Trace ``name(data, to)``: the tile of type ``dtype`` whose data lie ``rows`` and ``columns`` apart, to V."""
     lanes = p.lanes
+    maps = p.rows.data_matrix(kind[0]), p.columns.data_matrix(kind[1])
     with module.function(name, data=dtype, to=p.c.dtype) as (k, (data, to), function):
         grid = [
-            [data.load(i * rows + j * columns, lanes) for j in range(p.columns.places)]
-            for i in range(p.rows.places)
+            [data.load(i * rows + j * columns, lanes) for j in range(len(maps[1]))]
+            for i in range(len(maps[0]))
         ]
-        maps = p.rows.filtering().data, p.columns.filtering().data
-        _store_places(to, apply_to_grid(k, maps, grid), p.data_pitch)
+        _store_places(to, apply_to_grid(k, maps, grid), p.columns.places, p.data_pitch)
     return function
 
 
-def trace_filter(module: Module, name: str, p: Winograd, phases: tuple[int, int]) -> Function:
+def trace_filter(module: Module, name: str, p: Winograd, kind: Kind) -> Function:
     """Trace ``name(staged, to)``: the taps of one phase of each tiled axis of a channel's laid out filter, to U."""
     lanes, strides = p.lanes, p.panels.tap_strides
-    a, b = p.rows.filter_matrix(phases[0]), p.columns.filter_matrix(phases[1])
+    a, b = p.rows.filter_matrix(kind[0]), p.columns.filter_matrix(kind[1])
     with module.function(name, staged=p.c.dtype, to=p.c.dtype) as (k, (staged, to), function):
+        steps = p.rows.phases * strides[p.tiled[0]], p.columns.phases * strides[p.tiled[1]]
         grid = [
-            [
-                staged.load(
-                    (phases[0] + i * p.rows.phases) * strides[p.tiled[0]]
-                    + (phases[1] + j * p.columns.phases) * strides[p.tiled[1]],
-                    lanes,
-                )
-                for j in range(len(b[0]))
-            ]
+            [staged.load(i * steps[0] + j * steps[1], lanes) for j in range(len(b[0]))]
             for i in range(len(a[0]))
         ]
-        _store_places(to, apply_to_grid(k, (a, b), grid), p.filter_pitch)
+        _store_places(to, apply_to_grid(k, (a, b), grid), p.columns.places, p.filter_pitch)
     return function
 
 
-def _store_places(to: Pointer, grid: Sequence[Sequence[Value]], pitch: int) -> None:
+def _store_places(to: Pointer, grid: Sequence[Sequence[Value]], width: int, pitch: int) -> None:
     for i, row in enumerate(grid):
         for j, value in enumerate(row):
-            to.store(value, (i * len(row) + j) * pitch)
+            to.store(value, (i * width + j) * pitch)
 
 
 def trace_result(module: Module, name: str, p: Winograd) -> Function:
