@@ -44,6 +44,8 @@ _WORTH_CLIPPING = (
     0.93,
 )  # share of the results left on each axis; the last one's loop is unrolled
 _STEP = 0.2  # cycles that a step of the contraction takes beside its multiplications
+_LINE = 2.25  # cycles to bring a cache line from the L2 cache
+_LINE_BYTES = 64
 _CALL = 25.0  # cycles to begin and end a tile
 _FAR = 3.0  # cycles to bring a cache line from beyond the L2 cache, when it is asked for in time
 _GATHER = 76.0  # cycles to gather a vector
@@ -100,13 +102,21 @@ class BlockedFilter:
         """The box of rows that takes the fewest cycles: one with a single tap along an axis can be clipped there."""
         pixels = max(1, min(_TYPICAL_PIXELS, math.prod(self.results)))
         best = []
-        for sides in itertools.product(
-            *((False, True) if axis.is_padded else (False,) for axis in self.c.axes)
-        ):
+        choices = (
+            (False, True) if axis.is_padded or (self.is_channels_last and axis.taps.count > 1) else (False,)
+            for axis in self.c.axes
+        )
+        for sides in itertools.product(*choices):
             extents = [1 if side else extent for side, extent in zip((False, *sides), self.rows, strict=True)]
             tile = choose_tile(extents, self.c.width, self.isa, self.c.dtype, store=4.0 / pixels)
             best.append((self._work_of(tile), tile))
         return min(best, key=lambda pair: pair[0])[1]
+
+    @property
+    def is_channels_last(self) -> bool:
+        """True if the slab is: see ``packing.plan_slab``."""
+        x = self.c.x
+        return x.channels == 1 and self.c.depth > 1 and x.space[2] != 1
 
     def _clipped_by(self, tile: Tile) -> tuple[bool, bool, bool]:
         d, h, w = (
@@ -118,6 +128,12 @@ class BlockedFilter:
     def _work_of(self, tile: Tile) -> float:
         """Cycles of the multiplications of one group."""
         fill = max(tile.rows * tile.vectors / 2, (tile.rows + tile.vectors) / 2, 4.0) + _STEP
+        lines = float(tile.vectors)  # of a panel that exceeds the nearest cache, and of the slab
+        if self.is_channels_last:
+            _, d, h, w = tile.box
+            pitch = self.c.axes[2].taps.shift * self.c.depth * self.item / _LINE_BYTES
+            lines = max(lines, d * h * min(w, 1 + (w - 1) * pitch))
+        fill = max(fill, _LINE * lines)
         turns = math.prod(ceil_div(e, side) for e, side in zip(self.rows, tile.box, strict=True))
         pixels = float(math.prod(self.results))
         for axis, side, is_clipped in zip(self.c.axes, tile.box[1:], self._clipped_by(tile), strict=True):
@@ -359,7 +375,7 @@ class BlockedFilter:
 
         slab_rows = cut.block[0] * blocks * self._extent(0, cut.block[1]) * self._extent(1, cut.block[2])
         extent = self._extent(2, cut.block[3])
-        if c.x.channels == 1 and c.depth > 1 and c.x.space[2] != 1:
+        if self.is_channels_last:
             if chunks == 1 and c.x.space[2] == c.depth:
                 each = ceil_div(extent * c.depth, lanes) * (2.0 + self._far) + 3.0
             else:
