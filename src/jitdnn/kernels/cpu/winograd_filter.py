@@ -26,7 +26,6 @@ from jitdnn.kernels.cpu.stores import Placement, TileStore
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.winograd_filter_axes import FilterAxis, data_reading, gradient_reading
 from jitdnn.kernels.cpu.winograd_filter_transform import TileTransform
-from jitdnn.kernels.cpu.winograd_matrices import Matrix
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 Order = Literal["whole", "streamed"]
@@ -78,7 +77,8 @@ class WinogradFilter:
     """How the gradient of one filter is cut. Sizes are in elements unless said otherwise.
 
     ``rows`` by ``vectors`` vectors are a tile of sums. ``row_chunk`` blocks and ``lane_chunk`` panels belong to one
-    task; ``block_units`` units of tiles are transformed at a time, and ``splits`` sets of sums are made of all of them.
+    task, which in order "whole" has them of all parts; ``block_units`` units of tiles are transformed at a time, and
+    ``splits`` sets of sums are made of all of them.
     """
 
     c: Correlation
@@ -104,6 +104,16 @@ class WinogradFilter:
     @cached_property
     def parts(self) -> tuple[int, int, int]:
         a, b, c = (axis.parts for axis in self.axes)
+        return a, b, c
+
+    @property
+    def part_count(self) -> int:
+        return math.prod(self.parts)
+
+    @property
+    def taps(self) -> tuple[int, int, int]:
+        """Of the whole filter."""
+        a, b, c = (axis.axis.taps.count for axis in self.axes)
         return a, b, c
 
     @cached_property
@@ -153,7 +163,7 @@ class WinogradFilter:
     def tasks(self) -> int:
         """Tasks of the phase that is the hardest to share."""
         if self.order == "whole":
-            return self.groups * self.row_chunks * self.lane_operand.all_panels
+            return self.groups * self.row_chunks * self.lane_operand.panels
         return self.groups * self.row_chunks * self.lane_chunks * self.splits
 
     # ---- memory
@@ -175,7 +185,8 @@ class WinogradFilter:
 
     @property
     def row_chunks(self) -> int:
-        return ceil_div(self.row_operand.all_blocks, self.row_chunk)
+        rows = self.row_operand
+        return ceil_div(rows.all_blocks if self.order == "streamed" else rows.blocks, self.row_chunk)
 
     @property
     def lane_chunks(self) -> int:
@@ -214,8 +225,8 @@ class WinogradFilter:
 
     @property
     def taps_size(self) -> int:
-        """A tile of sums turned into taps."""
-        return math.prod(axis.taps for axis in self.axes) * self.tile_size
+        """A tile of sums turned into taps, those of all parts."""
+        return math.prod(self.taps) * self.tile_size
 
     @cached_property
     def thread_size(self) -> int:
@@ -249,19 +260,6 @@ class WinogradFilter:
         )  # fmt: skip
 
     @property
-    def result_maps(self) -> tuple[Matrix, Matrix]:
-        return self.axes[1].filtering.result, self.axes[2].filtering.result
-
-    @property
-    def tap_strides(self) -> tuple[int, int, int]:
-        """Elements of dw from one tap of a part to the next."""
-        a, b, c = (
-            axis.tap_step * axis.axis.taps.increment * stride
-            for axis, stride in zip(self.axes, self.c.w.space, strict=True)
-        )
-        return a, b, c
-
-    @property
     def row_stride(self) -> int:
         """Elements of dw from one row of sums to the next."""
         return self.c.w.results if self.is_swapped else self.c.w.channels
@@ -271,9 +269,9 @@ class WinogradFilter:
         return self.c.w.channels if self.is_swapped else self.c.w.results
 
     def tile_store(self) -> TileStore:
-        """A tile of taps, [row][tap][tap][vector][lane], to dw."""
-        _, h, w = self.axes
-        place = Placement(self.c.w.dtype, (self.row_stride, *self.tap_strides[1:]), self.lane_stride)
-        box = (self.rows, h.taps, w.taps)
-        extents = (self.row_operand.channels, h.taps, w.taps)
-        return TileStore(self.c.dtype, box, extents, self.vectors, place, (), None)
+        """A tile of taps, [row][taps of each axis][vector][lane], to dw."""
+        c = self.c
+        strides = [a.axis.taps.increment * s for a, s in zip(self.axes, c.w.space, strict=True)]
+        place = Placement(c.w.dtype, (self.row_stride, *strides), self.lane_stride)
+        extents = (self.row_operand.channels, *self.taps)
+        return TileStore(c.dtype, (self.rows, *self.taps), extents, self.vectors, place, (), None)

@@ -145,7 +145,7 @@ def _orders(plan: WinogradFilter) -> Iterator[WinogradFilter]:
     item = ITEM_BYTES[plan.c.dtype]
     cut = replace(plan, row_chunk=rows.all_blocks, lane_chunk=lanes.all_panels, block_units=plan.unit_count)
     if cut.operand_size * item <= _KEPT_BYTES and cut.block_tiles <= MOST_TILES * 7 // 4:
-        yield replace(cut, row_chunk=_even(rows.all_blocks, 8))
+        yield replace(cut, row_chunk=_even(rows.blocks, 8))
     sizes = {_even(plan.unit_count, max(1, tiles // plan.unit_tiles)) for tiles in _BLOCKS}
     for size, splits, (down, across) in itertools.product(sorted(sizes), _SPLITS, _CHUNKS):
         cut = replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ class WinogradFilterCode:
     @property
     def _finish_items(self) -> int:
         p = self.plan
-        return p.groups * p.lane_operand.all_panels * p.row_operand.all_blocks
+        return p.groups * p.lane_operand.panels * p.row_operand.blocks
 
     def _share(self, items: int) -> tuple[int, int]:
         """(tasks, items of a task)."""
@@ -80,7 +81,16 @@ class WinogradFilterCode:
             sums=whole,
             last_sums=whole if p.last_rows == p.rows else sums("last_tile", p.last_rows),
             taps=trace_taps(
-                module, "taps", p.c.dtype, p.result_maps, p.vectors, p.lanes, plane, p.splits, p.split_size
+                module,
+                "taps",
+                p.c.dtype,
+                p.axes[1:],
+                p.vectors,
+                p.lanes,
+                plane,
+                math.prod(p.taps),
+                p.splits,
+                p.split_size,
             ),
             store=trace_store(module, "store", p.tile_store()),
         )
@@ -163,21 +173,32 @@ class WinogradFilterCode:
             arguments = Arguments(k, args, self.pointers)
             own = self._own(arguments, thread)
             sums = own + (p.thread_size - p.places * p.tile_size)
-            group, panel, chunk = split_index(task, (p.groups, p.lane_operand.all_panels, p.row_chunks))
+            group, panel, chunk = split_index(task, (p.groups, p.lane_operand.panels, p.row_chunks))
             a = self._operand_start(arguments, p.row_operand)
             b = self._operand_start(arguments, p.lane_operand)
-            b = b + (group * p.lane_operand.all_panels + panel) * (p.vectors * p.block_tiles * p.lanes)
+            pitch = p.block_tiles * p.lanes
             first = chunk * p.row_chunk
-            for block in k.range(first, (first + p.row_chunk).min(p.row_operand.all_blocks)):
-                at = a + (group * p.row_operand.all_blocks + block) * (p.block_tiles * p.lanes)
+            for block in k.range(first, (first + p.row_chunk).min(p.row_operand.blocks)):
                 for i, is_last in self._tiles_of_block(k, block):
                     function = f.last_sums if is_last else f.sums
-                    for place in k.range(p.places):
-                        k.call(
-                            function, at + (place * p.row_plane + i * p.rows), b + place * p.lane_plane,
-                            sums + place * p.tile_size, p.block_tiles, 0,
-                        )  # fmt: skip
-                    self._finish(k, f, args, arguments, own, sums, group, panel, block, i)
+                    for part in k.range(p.part_count):
+                        from_rows = group * p.row_operand.all_blocks + self._block_at(part, block)
+                        from_lanes = group * p.lane_operand.all_panels + self._panel_at(part, panel)
+                        for place in k.range(p.places):
+                            k.call(
+                                function, a + (from_rows * pitch + place * p.row_plane + i * p.rows),
+                                b + (from_lanes * (p.vectors * pitch) + place * p.lane_plane),
+                                sums + place * p.tile_size, p.block_tiles, 0,
+                            )  # fmt: skip
+                        self._taps(k, f, sums, own, part, block, i)
+                    self._store(k, f, args, arguments, own, group, panel, block, i)
+
+    def _block_at(self, part: Value, block: Value) -> Value:
+        """A block of a part of x's taps among all blocks of rows."""
+        return block if self.plan.is_swapped else part * self.plan.row_operand.blocks + block
+
+    def _panel_at(self, part: Value, panel: Value) -> Value:
+        return part * self.plan.lane_operand.panels + panel if self.plan.is_swapped else panel
 
     def _sums_at(self, group: Value, panel: Value, block: Value) -> Value:
         p = self.plan
@@ -234,40 +255,51 @@ class WinogradFilterCode:
 
     def _trace_finish(self, module: Module, f: _Functions) -> None:
         p = self.plan
-        extents = (p.groups, p.lane_operand.all_panels, p.row_operand.all_blocks)
+        extents = (p.groups, p.lane_operand.panels, p.row_operand.blocks)
         with module.task("finish") as (k, args, task, thread):
             arguments = Arguments(k, args, self.pointers)
             own = self._own(arguments, thread)
             sums = arguments.workspace(p.c.dtype)
             for item in self._items(k, task, self._finish_items):
                 group, panel, block = split_index(item, extents)
-                at = sums + self._sums_at(group, panel, block)
                 for i, _ in self._tiles_of_block(k, block):
-                    tile = at + i * p.tile_size
-                    self._finish(k, f, args, arguments, own, tile, group, panel, block, i)
+                    for part in k.range(p.part_count):
+                        at = self._sums_at(group, self._panel_at(part, panel), self._block_at(part, block))
+                        self._taps(k, f, sums + (at + i * p.tile_size), own, part, block, i)
+                    self._store(k, f, args, arguments, own, group, panel, block, i)
 
-    def _finish(
-        self, k: Builder, f: _Functions, args: Pointer, arguments: Arguments, taps: Pointer, sums: Pointer,
-        group: Value, panel: Value, block: Value, tile: int,
-    ) -> None:  # fmt: skip
-        """A tile of sums at all places, to dw."""
+    def _rows_of(self, k: Builder, block: Value, tile: int) -> tuple[Value, Value]:
+        """The first row of a tile of rows, as a channel, and how many there are."""
+        row = block * self.plan.lanes + tile * self.plan.rows
+        return row, (k.integer(self.plan.row_operand.channels) - row).min(self.plan.rows)
+
+    def _taps(
+        self, k: Builder, f: _Functions, sums: Pointer, taps: Pointer, part: Value, block: Value, tile: int
+    ) -> None:
+        """A tile of sums at all places, to the taps of its part."""
         p = self.plan
-        rows, columns = p.row_operand, p.lane_operand
-        row = block % rows.room * p.lanes + tile * p.rows
-        lane = panel % columns.panels * (p.vectors * p.lanes)
-        count = (k.integer(rows.channels) - row).min(p.rows)
-        k.call(f.taps, sums, taps, count)
-        part = panel // columns.panels if p.is_swapped else block // rows.room
-        offset = group_offset(group, p.c.groups, p.c.w.groups) + row * p.row_stride + lane * p.lane_stride
-        valid = []
-        for axis, index, stride in zip(p.axes, split_index(part, p.parts), p.c.w.space, strict=True):
-            first, own = axis.first_tap(index), axis.axis.taps
-            offset = offset + (first * own.increment + own.start) * stride
+        at, valid = k.integer(0), []
+        for axis, index in zip(p.axes, split_index(part, p.parts), strict=True):
+            first = axis.first_tap(index)
+            at = at * axis.axis.taps.count + first
             valid.append(axis.valid_taps(first))
+        place = taps + at * (p.vectors * p.lanes)
+        k.call(f.taps, sums, place, self._rows_of(k, block, tile)[1], *valid[1:])
+
+    def _store(
+        self, k: Builder, f: _Functions, args: Pointer, arguments: Arguments, taps: Pointer, group: Value,
+        panel: Value, block: Value, tile: int,
+    ) -> None:  # fmt: skip
+        """All taps of a tile to dw."""
+        p = self.plan
+        row, count = self._rows_of(k, block, tile)
+        lane = panel * (p.vectors * p.lanes)
+        offset = group_offset(group, p.c.groups, p.c.w.groups) + row * p.row_stride + lane * p.lane_stride
+        for axis, stride in zip(p.axes, p.c.w.space, strict=True):
+            offset = offset + axis.axis.taps.start * stride
         dw = arguments.pointer(2, p.c.w.dtype) + offset
-        k.call(
-            f.store, taps, scale(k, args, self.pointers), dw, k.integer(columns.channels) - lane, count, *valid[1:]
-        )  # fmt: skip
+        lanes = k.integer(p.lane_operand.channels) - lane
+        k.call(f.store, taps, scale(k, args, self.pointers), dw, lanes, count, *p.taps)
 
 
 def _nest(

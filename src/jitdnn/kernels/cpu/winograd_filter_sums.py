@@ -6,8 +6,10 @@ taps[row][tap][lane]   = rows of A^T @ sums @ columns of A
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jitdnn.kernels.cpu.linear_map import apply_to_grid
-from jitdnn.kernels.cpu.winograd_matrices import Matrix
+from jitdnn.kernels.cpu.winograd_filter_axes import FilterAxis
 from jitdnn.rtcg.builder import Function, Module
 
 
@@ -42,29 +44,34 @@ def trace_tile_sums(
 
 
 def trace_taps(
-    module: Module, name: str, dtype: str, matrices: tuple[Matrix, Matrix], vectors: int, lanes: int,
-    plane: int, splits: int, split_size: int,
+    module: Module, name: str, dtype: str, axes: Sequence[FilterAxis], vectors: int, lanes: int, plane: int,
+    pitch: int, splits: int, split_size: int,
 ) -> Function:  # fmt: skip
-    """Trace ``name(sums, taps, rows)``: sums [place][row][vector][lane] to taps [row][tap][vector][lane].
+    """Trace ``name(sums, taps, rows, h, w)``: sums [place][row][vector][lane] to the taps of a part.
 
-    ``plane`` is the distance of places; as many sets of sums as there are ``splits`` are added first, in order.
+    ``taps`` points to the part's first one in [row][tap of the filter][vector][lane], with ``pitch`` taps to a row; the
+    part has ``h`` by ``w`` of them along ``axes``. ``plane`` is the distance of places; as many sets of sums as there
+    are ``splits`` are added first, in order.
     """
-    counts = [len(matrix) for matrix in matrices]
-    places = [len(matrix[0]) for matrix in matrices]
-    with module.function(name, sums=dtype, taps=dtype, rows=None) as (k, (sums, taps, rows), function):
+    columns = axes[1].axis.taps.count
+    steps = axes[0].tap_step * columns * vectors * lanes, axes[1].tap_step * vectors * lanes
+    matrices = axes[0].filtering.result, axes[1].filtering.result
+    with module.function(name, sums=dtype, taps=dtype, rows=None, h=None, w=None) as (
+        k, (sums, taps, rows, h, w), function,
+    ):  # fmt: skip
         for row in k.range(rows):
             for j in k.range(vectors):
                 source = sums + (row * vectors + j) * lanes
-
                 totals = []
-                for place in range(places[0] * places[1]):
+                for place in range(axes[0].places * axes[1].places):
                     total = source.load(place * plane, lanes)
                     for split in range(1, splits):
                         total = total + source.load(place * plane + split * split_size, lanes)
                     totals.append(total)
-                grid = [totals[a * places[1] : (a + 1) * places[1]] for a in range(places[0])]
-                target = taps + (row * (counts[0] * counts[1] * vectors) + j) * lanes
+                grid = [totals[at : at + axes[1].places] for at in range(0, len(totals), axes[1].places)]
+                target = taps + (row * (pitch * vectors) + j) * lanes
                 for a, line in enumerate(apply_to_grid(k, matrices, grid)):
                     for b, value in enumerate(line):
-                        target.store(value, (a * counts[1] + b) * (vectors * lanes))
+                        with k.when((h > a) & (w > b)):
+                            target.store(value, a * steps[0] + b * steps[1])
     return function
