@@ -289,6 +289,17 @@ def test_filter_group_lanes(words: str, tile: FilterGroupTile) -> None:
     verify(problem, [fix(FilterGroupLanes(whole, DEVICE.isa, is_shared=False), tile)])
 
 
+@pytest.mark.parametrize(
+    "words", ["n3 c70 h7 w6 k70 r3 s3 pad1 g70", "n2 c33 h5 w9 k66 r2 s5 pad0x2 stride2x1 g33 f64"]
+)
+def test_small_planes_share_a_unit(words: str) -> None:
+    problem = convolution(f"bwd_filter {words}")
+    (whole,) = lower_convolution(problem)
+    part = FilterPixelLanes(best_turned(whole.merged()), DEVICE.isa)
+    assert part.units.count < problem.groups
+    verify(problem, [part])
+
+
 class Split(DepthwiseFilter):
     """The depthwise gradient with its rows split, which otherwise only large problems are."""
 

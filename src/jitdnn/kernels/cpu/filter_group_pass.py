@@ -28,16 +28,14 @@ def trace_pass(module: Module, name: str, plan: FilterGroupLanes, taps: range) -
     with module.function(name, x=c.x.dtype, dy=c.y.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
         k, (x, dy, sums, d, h, end, i, r, group, channel, asks, *ahead), function,
     ):  # fmt: skip
-        code = _Pass(k, plan, taps, r, group, channel)
+        code = _Pass(k, plan, taps, r, group, channel, asks, ahead)
         at = d * c.axes[0].step + c.axes[0].taps.offset + i * c.axes[0].taps.shift
         with when(k, inside(c.axes[0], at, 1)):
             for number, register in enumerate(code.sums.values()):
                 register.set(sums.load(number * plan.lanes, plan.lanes))
             plane, gradient = x + at * c.x.space[0], dy + d * c.y.space[0]
             for row in k.range(h, end):
-                with k.when(asks != 0):
-                    code.ask(plane, gradient, row, ahead)
-                code.row(plane, gradient + row * c.y.space[1], row)
+                code.row(plane, gradient, row)
             for number, register in enumerate(code.sums.values()):
                 sums.store(register.get(), number * plan.lanes)
     return function
@@ -45,10 +43,12 @@ def trace_pass(module: Module, name: str, plan: FilterGroupLanes, taps: range) -
 
 class _Pass:
     def __init__(
-        self, k: Builder, plan: FilterGroupLanes, taps: range, first_row: Value, group: Value, channel: Value
-    ) -> None:
+        self, k: Builder, plan: FilterGroupLanes, taps: range, first_row: Value, group: Value, channel: Value,
+        asks: Value, ahead: Sequence[Value],
+    ) -> None:  # fmt: skip
         self.k, self.plan, self.tile, self.c, self.lanes = k, plan, plan.tile, plan.c, plan.lanes
         self.first_row, self.group = first_row, group
+        self.asks, self.ahead = asks, ahead
         zero = k.constant(0, self.c.dtype, self.lanes)
         index = (self.c.width, self.tile.rows, len(taps))
         self.sums = {at: k.register(zero) for at in itertools.product(*map(range, index))}
@@ -72,15 +72,15 @@ class _Pass:
         end = (self.plan.vectors - 1) * self.lanes * span.step
         return span.masks(self.k, first, lowest, end + highest)
 
-    def ask(self, plane: Pointer, dy: Pointer, h: Value, ahead: Sequence[Value]) -> None:
-        """Prefetch what the same row of the next block will read first."""
-        k, x, y, axis = self.k, self.c.x, self.c.y, self.c.axes[1]
-        corner = plane + (h * (axis.step * x.space[1]) + ahead[0] + self.group * x.groups[0])
-        for row in range(axis.step):
-            for column in k.range(self.c.axes[2].positions):
-                corner.prefetch(column * x.space[2] + row * x.space[1])
-        corner = dy + (h * y.space[1] + ahead[1] + self.group * y.groups[0])
-        for column in k.range(self.c.axes[2].results):
+    def _ask(self, plane: Pointer, dy: Pointer, h: Value, p: Value, columns: int) -> None:
+        """Prefetch what the same columns of the same row of the next block will read first."""
+        x, y, (_, axis, along) = self.c.x, self.c.y, self.c.axes
+        corner = plane + (h * (axis.step * x.space[1]) + self.ahead[0] + self.group * x.groups[0])
+        corner = corner + p * (along.step * x.space[2])
+        for row, column in itertools.product(range(axis.step), range(columns * along.step)):
+            corner.prefetch(column * x.space[2] + row * x.space[1])
+        corner = dy + (h * y.space[1] + self.ahead[1] + self.group * y.groups[0] + p * y.space[2])
+        for column in range(columns):
             corner.prefetch(column * y.space[2])
 
     def row(self, plane: Pointer, dy: Pointer, h: Value) -> None:
@@ -104,7 +104,10 @@ class _Pass:
     def _step(self, plane: Pointer, dy: Pointer, h: Value, p: Value, columns: int, is_inner: bool) -> None:
         """Some columns of dy from p on, by all taps of the tile."""
         k, c, (_, rows, axis) = self.k, self.c, self.c.axes
+        with k.when(self.asks != 0):
+            self._ask(plane, dy, h, p, columns)
         gradients = {}
+        dy = dy + h * c.y.space[1]
         for column, result in itertools.product(range(columns), range(c.width)):
             first, channel = self.y_firsts[result]
             pixel = dy + ((p + column) * c.y.space[2] + channel * c.y.channels)

@@ -30,6 +30,9 @@ from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 _SUMS_BYTES = 16 << 10  # sums of a unit, on the stack
 _ROWS_BYTES = 24 << 10  # what the passes over some rows read again and again: it stays in the L1 cache
+_SMALL_BYTES = 4 << 10  # planes of a group up to here are small
+_AHEAD = 4096  # bytes between a small plane and the one that is asked for meanwhile
+_UNITS = 16  # that there should be
 _CACHE_BYTES = 1 << 20
 _FAR_BYTES = 8.0  # that a cycle brings from beyond the L2 cache
 _PICKED = (
@@ -37,6 +40,7 @@ _PICKED = (
 )
 _GATHERED = 4.5  # slots for each lane that is gathered
 _SLOWER = 1.2  # than counted: loads that cross cache lines, turns of the loops
+_HEIGHTS = (1, 2, 3, 4, 7)  # rows of dy at once; many images have a multiple of seven
 _STRAIGHT = 200  # multiply-adds of one step along the row
 _FINISH = 4.0  # cycles to add up and store one sum
 _PASS = 30.0  # cycles to begin and end a pass
@@ -92,7 +96,7 @@ class FilterPixelLanes:
         least = self.span(0).registers
         for taps in {ceil_div(columns, parts) for parts in range(ceil_div(columns, self.lanes), columns + 1)}:
             for channels in (n for n in (1, 2, 3, 4) if c.depth % n == 0):
-                for height in (1, 2, 3, 4) if c.width <= 2 else (1,):
+                for height in _HEIGHTS if c.width <= 2 else (1,):
                     for together in (n for n in range(1, rows + 1) if rows % n == 0):
                         room = self.isa.registers - least - channels - (2 if height > 1 else 0)
                         most = room // (channels * together * taps + height)
@@ -128,18 +132,23 @@ class FilterPixelLanes:
 
     def _pass_cycles(self, tile: FilterTile) -> float:
         """Cycles of one tile of taps, for all images."""
-        c, y = self.c, self.c.y.space[2]
-        down = c.axes[1]
+        c = self.c
+        per_pass = min(c.axes[1].results, self.row_block(tile))
+        blocks, rest = divmod(per_pass, tile.height)  # rows that are left over are done one by one
+        steps = blocks * self._step_cycles(tile) + rest * self._step_cycles(replace(tile, height=1))
+        walk = self.vectors * steps + 2.0 * tile.sums + _PASS
+        passes = c.batch * c.axes[0].results * c.axes[1].results / max(1, per_pass)
+        return (passes * walk + tile.sums * _FINISH) * (1 + 3 * tile.sums * tile.height / _CODE)
+
+    def _step_cycles(self, tile: FilterTile) -> float:
+        """Cycles of one vector of ``height`` rows of dy."""
+        y, down = self.c.y.space[2], self.c.axes[1]
         lines = len({
             row * down.step + tap * down.taps.shift for row in range(tile.height) for tap in range(tile.rows)
         })  # fmt: skip
         gradient = 1.0 if y == 1 else 2.0 * self.lanes
         loads = lines * tile.channels * tile.taps * self._slots + tile.results * tile.height * gradient
-        step = (max(tile.sums * tile.height / 2, loads / 2, 4.0 * tile.height) + 1.0) * _SLOWER
-        pixels = c.batch * c.axes[0].results * c.axes[1].results
-        per_pass = min(c.axes[1].results, self.row_block(tile))
-        walk = self.vectors * step / tile.height + (2.0 * tile.sums + _PASS) / max(1, per_pass)
-        return (pixels * walk + tile.sums * _FINISH) * (1 + 3 * tile.sums * tile.height / _CODE)
+        return (max(tile.sums * tile.height / 2, loads / 2, 4.0 * tile.height) + 1.0) * _SLOWER
 
     @cached_property
     def _slots(self) -> float:
@@ -170,11 +179,20 @@ class FilterPixelLanes:
         return max(1, min(tiles, _SUMS_BYTES // each))
 
     @cached_property
+    def _together(self) -> int:
+        """Groups of one unit: many of small planes, which then are read one behind the other in every image."""
+        c, each = self.c, self._run * len(self.chunks) * self.tile.sums * self.isa.vector_bytes
+        planes = c.depth * math.prod(axis.positions for axis in c.axes) * ITEM_BYTES[c.dtype]
+        if planes > _SMALL_BYTES:
+            return 1
+        return max(1, min(_SUMS_BYTES // each, c.group_count // _UNITS))
+
+    @cached_property
     def units(self) -> Units:
         c, tile = self.c, self.tile
         tiles = c.axes[0].taps.count * (c.axes[1].taps.count // tile.rows)
         return Units((
-            ("group", c.group_count), ("results", ceil_div(c.width, tile.results)),
+            ("groups", ceil_div(c.group_count, self._together)), ("results", ceil_div(c.width, tile.results)),
             ("channels", c.depth // tile.channels), ("run", ceil_div(tiles, self._run)),
         ))  # fmt: skip
 
@@ -209,43 +227,49 @@ class FilterPixelLanes:
         chunk = tile.sums * self.lanes
         with module.task(f"{prefix}tiles") as (k, args, task, _):
             arguments = Arguments(k, args, POINTERS)
-            sums = k.local(c.dtype, self._run * len(self.chunks) * chunk)
+            size = self._run * len(self.chunks) * chunk  # of the sums of a group
+            sums = k.local(c.dtype, self._together * size)
             zero = k.constant(0, c.dtype, self.lanes)
             for unit in self.units.each(k, task, arguments.extra(extra)):
-                group, fits = unit["group"], unit["results"] < full
+                begin, fits = unit["groups"] * self._together, unit["results"] < full
+                end_group = (begin + self._together).min(c.group_count)
                 result, channel = unit["results"] * tile.results, unit["channels"] * tile.channels
                 first = unit["run"] * self._run
                 last = (first + self._run).min(math.prod(tiles))
-                x = arguments.pointer(0, c.x.dtype) + view_offset(c, c.x, group, channel, (0, 0, 0, 0))
-                dy = arguments.pointer(1, c.y.dtype) + view_offset(c, c.y, group, result, (0, 0, 0, 0))
-                for sum_number in k.range(0, self._run * len(self.chunks) * chunk, self.lanes):
+                for sum_number in k.range(0, self._together * size, self.lanes):
                     sums.store(zero, sum_number)
-                for n, d, h, end, ahead_x, ahead_y in row_blocks(k, c, self.row_block(tile)):
+                for n, d, h, end, *ahead in row_blocks(k, c, self.row_block(tile)):
+                    if self._together > 1:
+                        ahead = [
+                            k.integer(
+                                (_AHEAD // (abs(v.groups[0]) * ITEM_BYTES[c.dtype] + 1) + 1) * v.groups[0]
+                            )
+                            for v in (c.x, c.y)
+                        ]
+                    for group in k.range(begin, end_group):
+                        images = (
+                            arguments.pointer(0, c.x.dtype)
+                            + view_offset(c, c.x, group, channel, (n, 0, 0, 0)),
+                            arguments.pointer(1, c.y.dtype)
+                            + view_offset(c, c.y, group, result, (n, 0, 0, 0)),
+                        )
+                        for place in k.range(first, last):
+                            i, r = split_index(place, tiles)
+                            for is_whole, j, one_pass, _ in versions:
+                                own = sums + (
+                                    (group - begin) * size + ((place - first) * len(self.chunks) + j) * chunk
+                                )
+                                with when(k, fits if is_whole else ~fits):
+                                    asks = k.select(place == first, k.integer(int(j == 0)), 0)
+                                    k.call(one_pass, *images, own, d, h, end, i, r * tile.rows, asks, *ahead)
+                dw = arguments.pointer(2, c.w.dtype)
+                for group in k.range(begin, end_group):
                     for place in k.range(first, last):
                         i, r = split_index(place, tiles)
-                        for is_whole, j, one_pass, _ in versions:
-                            own = sums + ((place - first) * len(self.chunks) + j) * chunk
+                        at = dw + filter_offset(c, group, result, channel, i, r * tile.rows)
+                        for is_whole, j, _, finish in versions:
+                            own = sums + (
+                                (group - begin) * size + ((place - first) * len(self.chunks) + j) * chunk
+                            )
                             with when(k, fits if is_whole else ~fits):
-                                images = (x + n * c.x.batch, dy + n * c.y.batch)
-                                asks = k.select(place == first, k.integer(int(j == 0)), 0)
-                                k.call(
-                                    one_pass,
-                                    *images,
-                                    own,
-                                    d,
-                                    h,
-                                    end,
-                                    i,
-                                    r * tile.rows,
-                                    asks,
-                                    ahead_x,
-                                    ahead_y,
-                                )
-                dw = arguments.pointer(2, c.w.dtype)
-                for place in k.range(first, last):
-                    i, r = split_index(place, tiles)
-                    at = dw + filter_offset(c, group, result, channel, i, r * tile.rows)
-                    for is_whole, j, _, finish in versions:
-                        own = sums + ((place - first) * len(self.chunks) + j) * chunk
-                        with when(k, fits if is_whole else ~fits):
-                            k.call(finish, own, at, scale(k, args, POINTERS))
+                                k.call(finish, own, at, scale(k, args, POINTERS))

@@ -30,8 +30,9 @@ from jitdnn.rtcg.builder import Builder, Function, Module, Pointer
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 _MOST_BYTES = 512 << 10  # of the planes of one vector of groups: they stay in the second cache
-_SQUARE = 110.0  # cycles to turn sixteen vectors
+_SQUARE = 140.0  # cycles to turn sixteen vectors
 _VECTOR = 3.0  # cycles to copy one
+_LINE = 64
 _UNIT = 200.0  # cycles to begin and end a unit
 
 
@@ -170,21 +171,30 @@ class PackedLanes:
                     w = arguments.pointer(order[1], c.w.dtype) + group * c.w.groups[0]
                     k.call(turn, w, filters, left)
                     turned.set(vector)
-                x = arguments.pointer(order[0], c.x.dtype) + (c.x.offset + n * c.x.batch)
-                k.call(load, x + group * c.x.groups[0], own, left)
-                self._tiles(k, versions, own, filters, planes, plain)
+                x = arguments.pointer(order[0], c.x.dtype) + (
+                    c.x.offset + n * c.x.batch + group * c.x.groups[0]
+                )
+                k.call(load, x, own, left)
+                self._tiles(k, versions, own, filters, planes, plain, x + c.x.batch)
                 places = [t + (v.offset + n * v.batch + group * v.groups[0]) for t, v in tensors]
                 k.call(store, planes, scale(k, args, pointers), *places, left)
 
     def _tiles(
         self, k: Builder, versions: list[tuple[list[tuple[int, int]], Function]], x: Pointer, filters: Pointer,
-        y: Pointer, plain: Pointer,
+        y: Pointer, plain: Pointer, ahead: Pointer,
     ) -> None:  # fmt: skip
-        """All tiles of a vector of groups."""
+        """All tiles of a vector of groups; meanwhile its planes of the next image, ``ahead``, are asked for."""
         c, tile = self.c, self.inner.tile
         _, p, q = (axis.results for axis in c.axes)
         rows = ceil_div(p, tile.rows)
+        item = ITEM_BYTES[c.dtype]
+        is_run = c.depth == 1 and c.x.space[2] == 1 and self._rows(True)[0] == 1
+        asked = ceil_div(ceil_div(self._x_pixels * item, _LINE), c.axes[0].results * rows) if is_run else 0
         for line in k.range(c.axes[0].results * rows):
+            for lane in k.range(self.lanes if asked else 0):
+                corner = ahead + (lane * c.x.groups[0] + line * (asked * _LINE // item))
+                for part in range(asked):
+                    corner.prefetch(part * (_LINE // item))
             d, h = line // rows, line % rows * tile.rows
             row = y + (d * p + h) * (q * self.lanes)
             for runs, function in versions:
