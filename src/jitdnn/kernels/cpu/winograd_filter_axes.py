@@ -122,11 +122,6 @@ class Reading:
         """Elements of a unit."""
         return (self.run - 1) * self.tile + self.extent
 
-    @property
-    def span(self) -> int:
-        """From the first position of a unit to the last, both included."""
-        return (self.elements - 1) * self.spacing + 1
-
 
 def data_reading(axis: FilterAxis) -> Reading:
     return Reading(axis.places, axis.unit, axis.axis.positions, axis.tile, axis.run)

@@ -114,21 +114,20 @@ def _with_runs(cut: Axes, c: Correlation, isa: Isa) -> Axes:
     vector = isa.lanes(c.dtype) * ITEM_BYTES[c.dtype]
     room = max(1, _SCRATCH_BYTES // vector)
 
-    def extent(axis: FilterAxis, run: int, columns: bool) -> int:
-        elements = (run - 1) * axis.tile + axis.places
-        return (elements - 1) * axis.unit + 1 if columns else elements
+    def extent(axis: FilterAxis, run: int) -> int:
+        return (run - 1) * axis.tile + axis.places
 
-    def largest(axis: FilterAxis, room: int, most: int, columns: bool) -> FilterAxis:
+    def largest(axis: FilterAxis, room: int, most: int) -> FilterAxis:
         for units in range(1, axis.tiles_per_field + 1):
             run = ceil_div(axis.tiles_per_field, units)
             cut = replace(axis, run=run)
-            fits = run <= most and extent(axis, run, columns) <= room
+            fits = run <= most and extent(axis, run) <= room
             if fits and cut.tiles <= _IDLE_TILES * replace(axis, run=1).tiles:
                 return cut
         return replace(axis, run=1)
 
-    w = largest(w, max(1, room // h.places), MOST_TILES, True)
-    return first, largest(h, room // extent(w, w.run, True), MOST_TILES // w.run, False), w
+    w = largest(w, max(1, room // h.places), MOST_TILES)
+    return first, largest(h, room // extent(w, w.run), MOST_TILES // w.run), w
 
 
 def _tiles(c: Correlation, isa: Isa, is_swapped: bool) -> Iterator[tuple[int, int]]:
@@ -180,10 +179,12 @@ def _turn_cycles(plan: WinogradFilter, operand: Operand) -> float:
     held = plan.operand_size * ITEM_BYTES[plan.c.dtype]
     store = 1.5 + (held > _NEAR_BYTES) + 10.0 * max(0.0, 1 - _FAR_BYTES / held)
     tile = 0.45 * ops + plan.places * store + 0.4 * rows.extent * columns.extent + 5
-    row = ceil_div(columns.span, plan.lanes) * plan.lanes * 2.0 if t.is_turned else columns.span * 2.5
+    row = columns.elements * 2.5
+    if t.is_turned:
+        row = ceil_div(columns.elements, plan.lanes) * plan.lanes * (2.0 if columns.spacing == 1 else 4.0)
     unit = plan.unit_tiles * tile + rows.elements * (row + 11) + 20
     if _elements(plan, operand) * ITEM_BYTES[operand.view.dtype.partition(":")[0]] > 2 * _FAR_BYTES:
-        unit += rows.elements * columns.span * 6.0
+        unit += rows.elements * columns.elements * 6.0
     return operand.part_count * operand.blocks * plan.unit_count * unit
 
 

@@ -40,8 +40,8 @@ class TileTransform:
     @property
     def pitch(self) -> int:
         """Vectors from one row of a unit to the next."""
-        span = self.readings[2].span
-        return ceil_div(span, self.lanes) * self.lanes if self.is_turned else span
+        columns = self.readings[2].elements
+        return ceil_div(columns, self.lanes) * self.lanes if self.is_turned else columns
 
     @property
     def scratch(self) -> int:
@@ -85,12 +85,15 @@ class TileTransform:
     ) -> None:
         """Squares of channels by positions, transposed; a channel that is not there repeats the last one."""
         lanes, reading = self.lanes, self.readings[2]
-        limit = k.select(inside, k.integer(reading.bound), 0)
+        spacing, limit = reading.spacing, k.select(inside, k.integer(reading.bound), 0)
         starts = [channels.min(c + 1) * self.view.channels - self.view.channels for c in range(lanes)]
-        for j in k.range(0, reading.span, lanes):
-            w = first + j
-            mask = k.mask(limit - w, lanes) & ~k.mask(-w, lanes)
-            square = [(row + start).load(w, lanes, mask) for start in starts]
+        for j in k.range(0, reading.elements, lanes):
+            w = first + j * spacing
+            # lane i reads position w + i * spacing, which must be in [0, limit)
+            after = (limit - w + (spacing - 1)).max(0) // spacing
+            before = (k.integer(spacing - 1) - w).max(0) // spacing
+            mask = k.mask(after, lanes) & ~k.mask(before, lanes)
+            square = [(row + start).load_strided(w, spacing, lanes, mask) for start in starts]
             for i, vector in enumerate(transpose(k, square)):
                 target.store(vector, (j + i) * lanes)
 
@@ -98,8 +101,8 @@ class TileTransform:
         self, k: Builder, row: Pointer, target: Pointer, inside: Value, first: Value, channels: Value
     ) -> None:
         lanes, reading = self.lanes, self.readings[2]
-        for j in k.range(reading.span):
-            w = first + j
+        for j in k.range(reading.elements):
+            w = first + j * reading.spacing
             here = inside & within(k, w, reading.bound)
             mask = k.mask(k.select(here, channels, 0), lanes)
             pixel = row + k.select(here, w, 0) * self.view.space[2]
@@ -113,14 +116,9 @@ class TileTransform:
         with module.function(name, scratch=self.dtype, to=self.dtype) as (k, (scratch, to), function):
             for i in k.range(rows.run):
                 for j in k.range(columns.run):
-                    tile = scratch + (
-                        i * (rows.tile * self.pitch * lanes) + j * (columns.tile * columns.spacing * lanes)
-                    )
+                    tile = scratch + (i * (rows.tile * self.pitch * lanes) + j * (columns.tile * lanes))
                     grid = [
-                        [
-                            tile.load((a * self.pitch + b * columns.spacing) * lanes, lanes)
-                            for b in range(columns.extent)
-                        ]
+                        [tile.load((a * self.pitch + b) * lanes, lanes) for b in range(columns.extent)]
                         for a in range(rows.extent)
                     ]
                     place = to + (i * columns.run + j) * lanes
