@@ -58,6 +58,13 @@ SLAB_BYTES = 256 << 10  # a slab shares the L2 cache with the panels that stream
 WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the end
 _WHOLE_AXIS = 1.5  # times as large a slab may be where that spares the borders between blocks
 _TASKS_A_THREAD = 4
+_L1_BYTES = 32 << 10
+_STREAM_RATE = 12.0  # bytes a cycle of a panel from beyond the L1 cache that do not hold up the sums
+_ROW = 3.0  # cycles to begin a row of a slab
+_COPY = 3.0  # and to copy each vector of it
+_STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
+_SQUARE = 100.0  # a square of vectors that is turned first
+_SCATTERED = 110.0  # one vector whose lanes are stored on their own
 _PANEL_CHUNK = 64  # channels that one packing task copies
 
 
@@ -101,11 +108,18 @@ class Blocked:
         """(lanes are pixels, tile): the cheaper of the two ways round."""
         c, steps, results = self.c, max(1, self.steps), self.results
         many = math.prod(self.several.sides)
-        turned = c.y.channels != 1
-        store = (6.0 if turned else 2.0) * many / steps
-        tile = choose_tile(results, c.width, self.isa, c.dtype, store, self._steps_of)
+        panel = steps // len(self.several.residues or [c]) * 2 * self.isa.vector_bytes
+        stream = 0.0 if panel < _L1_BYTES else self.isa.vector_bytes / _STREAM_RATE
+
+        def store_of(box: tuple[int, ...]) -> float:
+            return self._store_cycles(box) * many / steps
+
+        def copy_of(box: tuple[int, ...]) -> float:
+            return self._copy_cycles(self._block_of(box)) / steps
+
+        tile = choose_tile(results, c.width, self.isa, c.dtype, store_of, self._steps_of, copy_of, stream)
         cost = self._steps_of(tile.box) * cost_per_step(results, c.width, tile, self.lanes)
-        cost += store * math.prod(results) * ceil_div(c.width, self.lanes)
+        cost += store_of(tile.box) * math.prod(results) * ceil_div(c.width, self.lanes)
         last = c.axes[2]
         if (
             many > 1
@@ -121,6 +135,16 @@ class Blocked:
         other *= self._steps_of((1, 1, 1, last.results))
         other += store * turns * c.width * ceil_div(last.results, self.lanes)
         return (True, pixels) if other < cost else (False, tile)
+
+    def _store_cycles(self, box: tuple[int, ...]) -> float:
+        """Cycles to finish one vector of a tile whose lanes are channels."""
+        y = self.c.y
+        if y.channels == 1:
+            return _STORE
+        run = box[-1] * self.sides[-1]
+        if (y.space[2] != self.sides[-1] and abs(y.space[2]) != 1) or run == 1:
+            return _SCATTERED
+        return _SQUARE * ceil_div(run, self.lanes) / run
 
     @property
     def lanes_are_pixels(self) -> bool:
@@ -161,8 +185,23 @@ class Blocked:
 
     @cached_property
     def block(self) -> tuple[int, int, int, int]:
-        """Results of one block: grown from the last axis on while the slab fits and enough tasks are left."""
-        c, box, results = self.c, self.box, self.results
+        """Results of one block."""
+        return self._block_of(self.box)
+
+    def _copy_cycles(self, block: tuple[int, int, int, int]) -> float:
+        """Cycles to copy the slabs of all blocks of a group."""
+        c = self.c
+        extents = [slab_extent(axis, extent) for axis, extent in zip(c.axes, block[1:], strict=True)]
+        if plan_slab(c, block, self.lanes).is_channels_last:
+            rows, run = block[0] * math.prod(extents), c.depth
+        else:
+            rows, run = block[0] * c.depth * extents[0] * extents[1], extents[2]
+        count = math.prod(ceil_div(of, e) for of, e in zip(self.results, block, strict=True))
+        return count * rows * (_ROW + _COPY * ceil_div(run, self.lanes))
+
+    def _block_of(self, box: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """A block for tiles of ``box``, grown from the last axis on while the slab fits and enough tasks are left."""
+        c, results = self.c, self.results
         block = [min(side, extent) for side, extent in zip(box, results, strict=True)]
         limit = SLAB_BYTES // ITEM_BYTES[c.dtype]
 
@@ -271,15 +310,15 @@ class Blocked:
         c, results = self.c, self.results
         if self.lanes_are_pixels:
             per_step = math.prod(results[:-1]) * cost_per_step([c.width], results[-1], self.tile, self.lanes)
-            turned = c.y.space[2] != 1
         else:
             per_step = cost_per_step(results, c.width, self.tile, self.lanes)
-            turned = c.y.channels != 1 and c.y.space[2] == 1
-        scattered = c.y.channels != 1 and c.y.space[2] != 1
         vectors = math.prod(results) * math.prod(self.sides) * c.width / self.lanes
-        store = vectors * (24.0 if scattered else 7.0 if turned else 3.0)
-        slab = math.prod(self.blocks) * self.shares * self.block[0] * c.depth * math.prod(self.slab.extents)
-        copy = slab / self.lanes * 4.0
+        if self.lanes_are_pixels:
+            each = _STORE if c.y.space[2] == 1 else _SQUARE / self.lanes if c.y.channels == 1 else _SCATTERED
+        else:
+            each = self._store_cycles(self.box)
+        store = vectors * each
+        copy = self.shares * self._copy_cycles(self.block)
         steps = self.steps * self._steps_of(self.box)
         return c.group_count * (steps * per_step + store + copy) + self.pack_cycles()
 

@@ -36,18 +36,26 @@ def step_cycles(rows: int, vectors: int) -> float:
     return max(rows * vectors / 2, (rows + vectors) / 2, _LATENCY) + _STEP_OVERHEAD
 
 
-def _all_steps(box: tuple[int, ...]) -> float:
+Cost = Callable[[tuple[int, ...]], float]
+
+
+def _one(box: tuple[int, ...]) -> float:
     return 1.0
 
 
+def _nothing(box: tuple[int, ...]) -> float:
+    return 0.0
+
+
 def choose_tile(
-    extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float = 0.0,
-    steps_of: Callable[[tuple[int, ...]], float] = _all_steps,
+    extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float | Cost = 0.0,
+    steps_of: Cost = _one, beside: Cost = _nothing, stream: float = 0.0,
 ) -> Tile:  # fmt: skip
     """The tile that covers ``extents`` rows by ``width`` lanes in the fewest cycles.
 
-    ``store`` is the cost of finishing one vector of a tile, in cycles per step of the reduction; ``steps_of`` says
-    which part of the steps tiles of a box need to do.
+    In cycles per step of the reduction, ``store`` is the cost of finishing one vector of a tile, and ``beside`` that
+    of what else has to be done for the whole index space; ``steps_of`` says which part of the steps tiles of a box
+    need to do. ``stream`` is how many cycles a vector takes to come from where it is.
     """
     lanes = isa.lanes(dtype)
     best, best_cost = Tile((1,) * len(extents), 1), math.inf
@@ -58,8 +66,12 @@ def choose_tile(
         for box in _boxes([max(1, e) for e in extents], most):
             rows = math.prod(box)
             turns = columns * math.prod(ceil_div(max(1, e), t) for e, t in zip(extents, box, strict=True))
-            cost = turns * (steps_of(box) * step_cycles(rows, vectors) + store * rows * vectors)
+            finish = store if isinstance(store, float) else store(box)
+            step = max(step_cycles(rows, vectors), stream * vectors)
+            cost = turns * (steps_of(box) * step + finish * rows * vectors)
             cost *= 1 + _OUTER_AXIS * sum(place for place, side in enumerate(reversed(box)) if side > 1)
+            if cost < best_cost * (1 - 1e-9):
+                cost += beside(box)
             if cost < best_cost * (1 - 1e-9):
                 best, best_cost = Tile(box, vectors), cost
     return best
