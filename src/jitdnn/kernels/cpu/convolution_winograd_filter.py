@@ -54,7 +54,8 @@ class WinogradFilterGradient(Algorithm):
         return _plan(problem, device.isa, self.order)
 
     def workspace(self, problem: Problem, device: Device) -> int:
-        return self.plan(problem, device).workspace(device.threads)
+        plan = self.plan(problem, device)
+        return plan.workspace(min(device.threads, plan.tasks))
 
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)
@@ -72,7 +73,8 @@ class WinogradFilterGradient(Algorithm):
         plan = self.plan(problem, device)
         code = WinogradFilterCode(plan, 3)
         library = load(self.name, plan, device.isa, code.trace)
-        return CpuKernel(library, code.phases(), 3, useful_threads(device, cycles(plan)))
+        threads = min(useful_threads(device, cycles(plan)), plan.tasks)  # each has its own tiles
+        return CpuKernel(library, code.phases(), 3, threads)
 
 
 @lru_cache(256)

@@ -26,12 +26,13 @@ _IDLE_TILES = 1.04  # tiles that only fill up the last unit of a row, as a facto
 _KEPT_BYTES = 24 << 20  # all tiles of both operands, where they are kept at once
 _SUMS_BYTES = 80 << 20
 _BLOCKS = (32, 64, MOST_TILES)  # tiles: fewer carry their sums too often, more leave the caches
-_SPLITS = (1, 2, 4)
+_SPLITS = (1, 2, 4, 8)
 _CHUNKS = ((1, 1), (2, 1), (1, 2), (2, 2))
 
 # what a core has of the second and of the last cache for what is read again
 _NEAR_BYTES, _FAR_BYTES = 700 << 10, 5 << 20
-_WORTH_SHARING, _ALONE = 100_000.0, 1.6  # cycles, and their price where they cannot be shared
+_WORTH_SHARING = 100_000.0  # cycles; dearer by these factors where they cannot be shared, or by few threads
+_ALONE, _FEW = 1.6, 0.15
 _EXACT_PLACES, _INEXACT = 6, 1.1
 
 
@@ -72,8 +73,8 @@ def _price(plan: WinogradFilter) -> float:
     A little more for many places, too: they must be worth their rounding errors.
     """
     price = cycles(plan)
-    if plan.tasks == 1 and price > _WORTH_SHARING:
-        price *= _ALONE
+    if price > _WORTH_SHARING:
+        price *= _ALONE if plan.tasks == 1 else 1 + _FEW / plan.tasks
     return price * _INEXACT if any(axis.places > _EXACT_PLACES for axis in plan.axes) else price
 
 
