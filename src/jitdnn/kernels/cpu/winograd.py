@@ -35,6 +35,7 @@ MOST_TERMS = 512  # summed one after the other; the error of longer sums is that
 _STRIP_BYTES = 24 << 10  # of laid out data, of the L1 cache
 _STAGED_BYTES = 48 << 10
 _CHUNK_BYTES = 320 << 10  # of a transformed filter, of the L2 cache
+_EARLY_BYTES = 640 << 10
 _IDENTITY = ((Fraction(1),),)
 
 
@@ -342,6 +343,14 @@ class Winograd:
         """A laid out piece of the filter."""
         taps = math.prod(self.panels.taps)
         return whole_lines(self.staged * taps * self.panel_lanes, self.c.dtype)
+
+    @cached_property
+    def asks_early(self) -> bool:
+        """True if the next chunk of the filter may come into the L2 cache while this one is multiplied."""
+        if self.is_filter_first:
+            return False
+        chunk = self.chunk * math.prod(self.panels.taps) * self.panel_lanes
+        return (chunk + self.panel_elements + self.sum_elements) * ITEM_BYTES[self.c.dtype] <= _EARLY_BYTES
 
     @cached_property
     def copied_elements(self) -> int:

@@ -52,7 +52,6 @@ def _kinds(p: Winograd) -> Iterator[tuple[int, bool, bool]]:
 
 def _filter_cycles(p: Winograd) -> float:
     vectors = p.panels.count * p.tile.vectors * p.c.depth
-    taps = math.prod(p.panels.taps)
     one = 0.0
     for number, row, column in _kinds(p):
         first, second = p.rows.filter_matrix(row), p.columns.filter_matrix(column)

@@ -7,10 +7,11 @@ normal, positive or half zeros; normal data, whose products cancel the most, hav
 
 from __future__ import annotations
 
+import functools
 from math import sqrt
 
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, summation_bound
-from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.winograd import MOST_TERMS, TileAxis
 from jitdnn.problems.problem import Problem
 
@@ -27,11 +28,25 @@ def error_of(c: Correlation, tiled: tuple[int, int], outputs: tuple[int, int]) -
     axes = [TileAxis(c.axes[i], m) for i, m in zip(tiled, outputs, strict=True)]
     depth = c.depth * c.axes[3 - sum(tiled)].taps.count * axes[0].phases * axes[1].phases
     growth = max(_LEAST, _OF_A_SUM * _growth(axes[0]) * _growth(axes[1]))
+    growth /= sqrt(_inside(axes[0].axis) * _inside(axes[1].axis))
     return UNIT_ROUNDOFF[c.dtype] * (2.0 + _MARGIN * growth * (1.2 + sqrt(min(depth, MOST_TERMS))))
 
 
 def _growth(axis: TileAxis) -> float:
     return _OF_FILTERING.get((axis.outputs, axis.taps), _OF_PLACES[axis.places])
+
+
+@functools.lru_cache(maxsize=256)
+def _inside(axis: Axis) -> float:
+    """The part of all (result, tap) pairs that read inside: the errors are those of all taps, the results are not."""
+    taps = axis.taps
+    count = sum(
+        1
+        for result in range(axis.results)
+        for tap in range(taps.count)
+        if 0 <= result * axis.step + taps.offset + tap * taps.shift < axis.positions
+    )
+    return max(1, count) / max(1, axis.results * taps.count)
 
 
 def storage_error(problem: Problem, computing: str) -> float:

@@ -231,6 +231,8 @@ class _Code:
                 count = (k.integer(p.c.depth) - first).min(p.chunk)
                 self._transform_filter(k, arguments, thread, group, panel, first, count, own.inner)
                 for place in k.range(p.places):
+                    if p.asks_early:
+                        self._ask_filter(k, arguments, group, panel, first + p.chunk, place)
                     data, u = shared + (place * p.data_pitch + first), own.inner + place * p.filter_pitch
                     sums = own.sums + place * p.sum_pitch
                     sources = (k.integer(p.sources[0]), *self._phases_of(k, place))
@@ -257,6 +259,19 @@ class _Code:
             channels = (k.integer(c.width) - channel).min(p.panel_lanes)
             k.call(self.ask_results, y, first, count, channels, place)
 
+    def _ask_filter(
+        self, k: Builder, arguments: Arguments, group: Value, panel: Value, first: Value, place: Value
+    ) -> None:
+        """While a place is multiplied: a share of the filter's channels from ``first`` on, or of the next panel's."""
+        p, c = self.p, self.p.c
+        w = arguments.pointer(1, c.w.dtype) + group_offset(group, c.groups, c.w.groups)
+        is_there = first < c.depth
+        result = k.select(is_there, panel, panel + 1) * p.panel_lanes
+        start = k.select(is_there, first, 0)
+        for step in k.range(place * p.chunk // p.places, (place + 1) * p.chunk // p.places):
+            channel = start + step // p.staged * p.staged
+            k.call(self.ask_filter, w, result, channel, step % p.staged)
+
     def _transform_filter(
         self, k: Builder, arguments: Arguments, thread: Value, group: Value, panel: Value, first: Value,
         count: Value, to: Pointer,
@@ -272,7 +287,8 @@ class _Code:
             whole = staged + channel * -p.panels.channel_stride  # where the panel's first channel would lie
             k.call(self.stage, w, whole, panel * p.panel_lanes, channel, here)
             for i in k.range(here):
-                k.call(self.ask_filter, w, panel * p.panel_lanes, channel + p.staged, i)
+                if not p.asks_early:
+                    k.call(self.ask_filter, w, panel * p.panel_lanes, channel + p.staged, i)
                 source = staged + i * p.panels.channel_stride
                 target = to + (start + i) * p.panel_lanes
                 for tap in k.range(slices):
