@@ -29,7 +29,9 @@ def error_of(c: Correlation, tiled: tuple[int, int], outputs: tuple[int, int]) -
     depth = c.depth * c.axes[3 - sum(tiled)].taps.count * axes[0].phases * axes[1].phases
     growth = max(_LEAST, _OF_A_SUM * _growth(axes[0]) * _growth(axes[1]))
     growth /= sqrt(_inside(axes[0].axis) * _inside(axes[1].axis))
-    return UNIT_ROUNDOFF[c.dtype] * (2.0 + _MARGIN * growth * (1.2 + sqrt(min(depth, MOST_TERMS))))
+    root = sqrt(min(depth, MOST_TERMS))
+    # few products do not average out what the maps round, the more so without fused multiply-adds
+    return UNIT_ROUNDOFF[c.dtype] * (2.0 + _MARGIN * growth * (root + 1.2 + 0.8 / root))
 
 
 def _growth(axis: TileAxis) -> float:
