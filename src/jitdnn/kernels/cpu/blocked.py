@@ -20,6 +20,7 @@ from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.blocked_cuts import Cut, choose_cut, reaches
 from jitdnn.kernels.cpu.blocked_tiles import TileCode
 from jitdnn.kernels.cpu.contraction import FUSED, Loop, Products, trace_contraction
 from jitdnn.kernels.cpu.correlation import Correlation, Interleaved
@@ -29,7 +30,6 @@ from jitdnn.kernels.cpu.packing import (
     Slab,
     plan_panels,
     plan_slab,
-    slab_extent,
     slab_size,
     taps_are_a_run,
     trace_panel,
@@ -54,14 +54,10 @@ __all__ = [
     "whole_lines",
 ]
 
-SLAB_BYTES = 256 << 10  # a slab shares the L2 cache with the panels that stream by
 WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the end
-_WHOLE_AXIS = 1.5  # times as large a slab may be where that spares the borders between blocks
 _TASKS_A_THREAD = 4
 _L1_BYTES = 32 << 10
 _STREAM_RATE = 12.0  # bytes a cycle of a panel from beyond the L1 cache that do not hold up the sums
-_ROW = 3.0  # cycles to begin a row of a slab
-_COPY = 3.0  # and to copy each vector of it
 _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
 _SQUARE = 100.0  # a square of vectors that is turned first
 _SCATTERED = 110.0  # one vector whose lanes are stored on their own
@@ -115,7 +111,9 @@ class Blocked:
             return self._store_cycles(box) * many / steps
 
         def copy_of(box: tuple[int, ...]) -> float:
-            return self._copy_cycles(self._block_of(box)) / steps
+            n, d, h, w = box
+            products = self._steps_of(box) * math.prod(results) * c.width / (2 * self.lanes)
+            return choose_cut(self, (n, d, h, w), products * steps).cycles / steps
 
         tile = choose_tile(results, c.width, self.isa, c.dtype, store_of, self._steps_of, copy_of, stream)
         cost = self._steps_of(tile.box) * cost_per_step(results, c.width, tile, self.lanes)
@@ -184,54 +182,29 @@ class Blocked:
         return [self.panels_of(residue.c) for residue in self.several.residues]
 
     @cached_property
+    def cut(self) -> Cut:
+        """The blocks, and what is copied of them at a time."""
+        return choose_cut(self, self.box, self._product_cycles)
+
+    @property
     def block(self) -> tuple[int, int, int, int]:
         """Results of one block."""
-        return self._block_of(self.box)
+        return self.cut.block
 
-    def _copy_cycles(self, block: tuple[int, int, int, int]) -> float:
-        """Cycles to copy the slabs of all blocks of a group."""
-        c = self.c
-        extents = [slab_extent(axis, extent) for axis, extent in zip(c.axes, block[1:], strict=True)]
-        if plan_slab(c, block, self.lanes).is_channels_last:
-            rows, run = block[0] * math.prod(extents), c.depth
-        else:
-            rows, run = block[0] * c.depth * extents[0] * extents[1], extents[2]
-        count = math.prod(ceil_div(of, e) for of, e in zip(self.results, block, strict=True))
-        return count * rows * (_ROW + _COPY * ceil_div(run, self.lanes))
+    @property
+    def channels(self) -> int:
+        """How many a slab holds."""
+        return self.cut.channels
 
-    def _block_of(self, box: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """A block for tiles of ``box``, grown from the last axis on while the slab fits and enough tasks are left."""
-        c, results = self.c, self.results
-        block = [min(side, extent) for side, extent in zip(box, results, strict=True)]
-        limit = SLAB_BYTES // ITEM_BYTES[c.dtype]
+    @property
+    def may_wait(self) -> bool:
+        """True if sums can wait in memory for products of further channels."""
+        return True
 
-        def fits(candidate: list[int], spare: float = 1.0) -> bool:
-            cells = candidate[0] * c.depth
-            for axis, extent in zip(c.axes, candidate[1:], strict=True):
-                cells *= slab_extent(axis, extent)
-            tasks = c.group_count
-            for extent, of in zip(candidate, results, strict=True):
-                tasks *= ceil_div(of, max(1, extent))
-            # a large block saves the copying of borders; past one image it must leave work for every thread
-            return cells <= spare * limit and (
-                tasks >= self.wanted or math.prod(candidate) <= 16 * math.prod(box)
-            )
-
-        for axis in (3, 2, 1, 0):
-            step = max(1, box[axis])
-            whole = [*block[:axis], results[axis], *block[axis + 1 :]]
-            if fits(whole, _WHOLE_AXIS):
-                block = whole
-            while block[axis] < results[axis]:
-                larger = list(block)
-                larger[axis] = min(results[axis], block[axis] + step)
-                if not fits(larger):
-                    break
-                block = larger
-            if block[axis] < results[axis]:
-                break
-        n, d, h, w = block
-        return max(1, n), max(1, d), max(1, h), max(1, w)
+    @property
+    def waits(self) -> bool:
+        """True if a block's sums wait in memory for the next channels."""
+        return self.channels < self.c.depth
 
     @cached_property
     def blocks(self) -> tuple[int, int, int, int]:
@@ -245,7 +218,8 @@ class Blocked:
     @cached_property
     def shares(self) -> int:
         """Into how many tasks the panels of one block are divided, where there are few blocks."""
-        return max(1, min(self.panels.count, ceil_div(self.wanted, max(1, self._all_blocks))))
+        wanted = max(self.cut.shares, ceil_div(self.wanted, max(1, self._all_blocks)))
+        return max(1, min(self.panels.count, wanted))
 
     @property
     def tasks(self) -> int:
@@ -253,11 +227,32 @@ class Blocked:
 
     @cached_property
     def slab(self) -> Slab:
-        return plan_slab(self.c, self.block, self.lanes, False if self.lanes_are_pixels else None)
+        channels_last = False if self.lanes_are_pixels else None
+        reach = reaches(self, self.box, self.block)
+        return plan_slab(self.c, self.block, self.lanes, channels_last, reach, self.channels)
 
     @cached_property
     def slab_elements(self) -> int:
-        return whole_lines(slab_size(self.c, self.slab, self.box, self.lanes), self.c.dtype)
+        reach = reaches(self, self.box, self.block)
+        return whole_lines(slab_size(self.slab, reach, self.box, self.lanes, self.channels), self.c.dtype)
+
+    @property
+    def sums_of_panel(self) -> int:
+        """Elements of a block's sums that wait, of one panel."""
+        return self.tile_elements * math.prod(map(ceil_div, self.block, self.box))
+
+    @cached_property
+    def sums_elements(self) -> int:
+        """Elements of a thread's sums: one tile, or all of a task's that wait."""
+        size = self.tile_elements
+        if self.waits:
+            size = ceil_div(self.panels.count, self.shares) * self.sums_of_panel
+        return whole_lines(size, self.c.dtype)
+
+    @property
+    def own_elements(self) -> int:
+        """Elements of a thread's own memory: a slab and sums."""
+        return self.slab_elements + self.sums_elements
 
     @cached_property
     def panel_starts(self) -> list[int]:
@@ -282,9 +277,8 @@ class Blocked:
         return self.tile.rows * math.prod(self.sides) * self.tile.vectors * self.lanes
 
     def workspace(self, threads: int) -> int:
-        """Bytes: the packed filters of all parts, then for each thread a slab and a tile."""
-        own = self.slab_elements + whole_lines(self.tile_elements, self.c.dtype)
-        return (self.all_panels + threads * own) * ITEM_BYTES[self.c.dtype]
+        """Bytes: the packed filters of all parts, then for each thread a slab and sums."""
+        return (self.all_panels + threads * self.own_elements) * ITEM_BYTES[self.c.dtype]
 
     # ---- cost
 
@@ -308,19 +302,24 @@ class Blocked:
     def cycles(self) -> float:
         """Cycles of one thread for the whole: contraction, stores, copies of input and filter."""
         c, results = self.c, self.results
-        if self.lanes_are_pixels:
-            per_step = math.prod(results[:-1]) * cost_per_step([c.width], results[-1], self.tile, self.lanes)
-        else:
-            per_step = cost_per_step(results, c.width, self.tile, self.lanes)
         vectors = math.prod(results) * math.prod(self.sides) * c.width / self.lanes
         if self.lanes_are_pixels:
             each = _STORE if c.y.space[2] == 1 else _SQUARE / self.lanes if c.y.channels == 1 else _SCATTERED
         else:
             each = self._store_cycles(self.box)
         store = vectors * each
-        copy = self.shares * self._copy_cycles(self.block)
-        steps = self.steps * self._steps_of(self.box)
-        return c.group_count * (steps * per_step + store + copy) + self.pack_cycles()
+        copy = self.cut.cycles * self.shares / self.cut.shares
+        return c.group_count * (self._product_cycles + store + copy) + self.pack_cycles()
+
+    @cached_property
+    def _product_cycles(self) -> float:
+        """Cycles of the products of one group."""
+        c, results = self.c, self.results
+        if self.lanes_are_pixels:
+            per_step = math.prod(results[:-1]) * cost_per_step([c.width], results[-1], self.tile, self.lanes)
+        else:
+            per_step = cost_per_step(results, c.width, self.tile, self.lanes)
+        return self.steps * self._steps_of(self.box) * per_step
 
     def pack_cycles(self) -> float:
         """The share of ``cycles`` that packing the filter has."""
@@ -400,9 +399,7 @@ class Blocked:
         code = TileCode(self, module, prefix, epilogue)
         with module.task(f"{prefix}tiles") as (k, args, task, thread):
             arguments = Arguments(k, args, pointers)
-            own = arguments.workspace(c.dtype) + (
-                thread * (self.slab_elements + whole_lines(self.tile_elements, c.dtype)) + self.all_panels
-            )
+            own = arguments.workspace(c.dtype) + (thread * self.own_elements + self.all_panels)
             x = arguments.pointer(order[0], c.x.dtype)
             tensors = [(arguments.pointer(order[2], c.y.dtype), c.y)]
             tensors += [(arguments.pointer(3 + i, v.dtype), v) for i, v in enumerate(c.operands)]
@@ -428,8 +425,9 @@ class Blocked:
         """The micro-kernel of a residue; it reads its data from its first tap on."""
         slab = self.slab
         trimmed = self.trimmed_axes(c, self.box)
+        depth = None if self.waits else c.depth
         # (extent, step in the slab, step in the panel); taps that walk backwards have a negative step
-        nest: list[tuple[int | None, int, int]] = [(c.depth, slab.channels, panels.channel_stride)]
+        nest: list[tuple[int | None, int, int]] = [(depth, slab.channels, panels.channel_stride)]
         for i, (axis, stride) in enumerate(zip(c.axes, slab.space, strict=True)):
             count = None if i in trimmed else axis.taps.count
             nest.append((count, axis.taps.shift * stride, panels.tap_strides[i]))
@@ -438,7 +436,7 @@ class Blocked:
             loops = [Loop(extent, w, x) for extent, x, w in nest]
             rows = list(range(self.tile.rows))
             return trace_contraction(
-                module, name, c.dtype, rows, self.tile.vectors, loops, products=self._products
+                module, name, c.dtype, rows, self.tile.vectors, loops, self.waits, products=self._products
             )
         loops = [Loop(extent, x, w) for extent, x, w in nest]
         steps = (slab.batch, *(s * stride for s, stride in zip(slab.steps, slab.space, strict=True)))
@@ -450,8 +448,9 @@ class Blocked:
             for point in inner
         ]
         return trace_contraction(
-            module, name, c.dtype, rows, self.tile.vectors, loops, products=self._products, places=places
-        )
+            module, name, c.dtype, rows, self.tile.vectors, loops, self.waits,
+            products=self._products, places=places,
+        )  # fmt: skip
 
     def place_in_tile(self, point: Sequence[int]) -> int:
         """The row of a result of the tile among all residues' rows."""

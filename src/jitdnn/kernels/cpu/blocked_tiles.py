@@ -11,7 +11,7 @@ from jitdnn.kernels.cpu.correlation import Residue, View
 from jitdnn.kernels.cpu.indexing import split_index, view_offset
 from jitdnn.kernels.cpu.prefetching import Region, region_of, trace_prefetch
 from jitdnn.kernels.cpu.stores import trace_store
-from jitdnn.kernels.cpu.tiles import step_cycles
+from jitdnn.kernels.cpu.tiles import ceil_div, step_cycles
 from jitdnn.kernels.cpu.trimming import inside_taps
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
@@ -63,7 +63,7 @@ class TileCode:
 
     def begin(self, k: Builder, sums: Pointer) -> None:
         """Results that no tap meets are 0: nothing else is ever written to their sums."""
-        if self.plan.several.has_unmet:
+        if self.plan.several.has_unmet and not self.plan.waits:
             lanes = self.plan.lanes
             for i in k.range(0, self.plan.tile_elements, lanes):
                 sums.store(k.constant(0, sums.dtype, lanes), i)
@@ -80,11 +80,54 @@ class TileCode:
             (k.integer(of) - start).min(extent)
             for of, start, extent in zip(plan.results, starts, plan.block, strict=True)
         ]
-        image = x + view_offset(c, c.x, group, 0, (starts[0], 0, 0, 0))
-        k.call(self.fill, image, own, valid[0], c.depth, *starts[1:])
-        for panel in k.range(*panels):
-            for place in self._places(k, valid):
-                self._tile(k, group, starts, place, panel, packed, own, tensors, scale)
+        if plan.waits:
+            self._zero(k, own + plan.slab_elements, panels[1] - panels[0])
+        for channel, channels in self._passes(k):
+            image = x + view_offset(c, c.x, group, channel, (starts[0], 0, 0, 0))
+            k.call(self.fill, image, own, valid[0], channels, *starts[1:])
+            for panel in k.range(*panels):
+                for place in self._places(k, valid):
+                    sums = self._sums_of(own, panel - panels[0], place)
+                    there = [s + p for s, p in zip(starts, place, strict=True)]
+                    if not plan.waits and self.ask is not None:
+                        k.call(self.ask, self._tensors(group, there, panel, tensors)[0])
+                    for i, residue in enumerate(plan.several.residues):
+                        number = group * plan.panels.count + panel
+                        passing = (channel, channels)
+                        self._sum_up(k, i, residue, there, place, own, packed, number, sums, passing)
+                    if not plan.waits:
+                        self._finish(k, group, there, panel, sums, tensors, scale)
+        if plan.waits:
+            for panel in k.range(*panels):
+                for place in self._places(k, valid):
+                    there = [s + p for s, p in zip(starts, place, strict=True)]
+                    sums = self._sums_of(own, panel - panels[0], place)
+                    self._finish(k, group, there, panel, sums, tensors, scale)
+
+    def _passes(self, k: Builder) -> Iterator[tuple[Value, Value]]:
+        """The first channel and how many channels of each slab."""
+        depth = k.integer(self.c.depth)
+        if not self.plan.waits:
+            yield k.integer(0), depth
+            return
+        for channel in k.range(0, depth, self.plan.channels):
+            yield channel, (depth - channel).min(self.plan.channels)
+
+    def _zero(self, k: Builder, sums: Pointer, panels: Value) -> None:
+        lanes = self.plan.lanes
+        for i in k.range(0, panels * self.plan.sums_of_panel, lanes):
+            sums.store(k.constant(0, sums.dtype, lanes), i)
+
+    def _sums_of(self, own: Pointer, panel: Value, place: Sequence[Value]) -> Pointer:
+        """Where the sums of a tile are: if they wait for more channels each tile has its own."""
+        plan = self.plan
+        sums = own + plan.slab_elements
+        if not plan.waits:
+            return sums
+        tile = panel
+        for p, side, of in zip(place, plan.box, plan.block, strict=True):
+            tile = tile * ceil_div(of, side) + p // side
+        return sums + tile * plan.tile_elements
 
     def _places(self, k: Builder, valid: Sequence[Value]) -> Iterator[tuple[Value, Value, Value, Value]]:
         """First result of every tile of a block, relative to the block."""
@@ -95,44 +138,50 @@ class TileCode:
                     for q in k.range(0, valid[3], w):
                         yield i, j, p, q
 
-    def _tile(
-        self, k: Builder, group: Value, starts: Sequence[Value], place: Sequence[Value], panel: Value,
-        packed: Pointer, own: Pointer, tensors: Sequence[tuple[Pointer, View]], scale: Pointer,
-    ) -> None:  # fmt: skip
-        """The sums of one tile, of all residues, and their way to y."""
-        plan, c, slab = self.plan, self.c, self.slab
-        sums = own + plan.slab_elements
-        there = [s + p for s, p in zip(starts, place, strict=True)]
-        at = place[0] * slab.batch
-        for p, step, stride in zip(place[1:], slab.steps, slab.space, strict=True):
-            at = at + p * (step * stride)
-        channel = panel * plan.panels.lanes
+    def _tensors(
+        self, group: Value, there: Sequence[Value], panel: Value, tensors: Sequence[tuple[Pointer, View]]
+    ) -> list[Pointer]:
+        """Where the tile whose first result is at ``there`` begins in y and in the epilogue's operands."""
+        plan = self.plan
         in_y = [t * side for t, side in zip(there, plan.sides, strict=True)]
-        places = [t + view_offset(c, view, group, channel, in_y) for t, view in tensors]
-        if self.ask is not None:
-            k.call(self.ask, places[0])
-        for i, residue in enumerate(plan.several.residues):
-            row = plan.place_in_tile((0, *residue.place))
-            to = sums + row * (plan.tile.vectors * plan.lanes)
-            self._sum_up(k, i, residue, there, own + at, packed, group * plan.panels.count + panel, to)
+        channel = panel * plan.panels.lanes
+        return [t + view_offset(self.c, view, group, channel, in_y) for t, view in tensors]
+
+    def _finish(
+        self, k: Builder, group: Value, there: Sequence[Value], panel: Value, sums: Pointer,
+        tensors: Sequence[tuple[Pointer, View]], scale: Pointer,
+    ) -> None:  # fmt: skip
+        """A tile's sums on their way to y."""
+        plan, c = self.plan, self.c
         extents = (c.batch, *plan.several.extents)
+        in_y = [t * side for t, side in zip(there, plan.sides, strict=True)]
         left = [k.integer(of) - t for of, t in zip(extents, in_y, strict=True)]
-        channels = k.integer(c.width) - channel
+        channels = k.integer(c.width) - panel * plan.panels.lanes
         rest = [left[3], channels] if plan.lanes_are_pixels else [channels, *left]
-        k.call(self.store, sums, scale, *places, *rest)
+        k.call(self.store, sums, scale, *self._tensors(group, there, panel, tensors), *rest)
 
     def _sum_up(
-        self, k: Builder, number: int, residue: Residue, there: Sequence[Value], data: Pointer,
-        packed: Pointer, panel: Value, to: Pointer,
+        self, k: Builder, number: int, residue: Residue, there: Sequence[Value], place: Sequence[Value],
+        own: Pointer, packed: Pointer, panel: Value, sums: Pointer, passing: tuple[Value, Value],
     ) -> None:  # fmt: skip
-        """The sums of one residue, of the taps that read inside."""
+        """The sums of one residue, of the taps that read inside.
+
+        ``there`` is the tile's first result and ``place`` the same in its block; ``passing`` are the first channel
+        in the slab and how many there are.
+        """
         plan, slab, panels = self.plan, self.slab, self.plan.every_panels[number]
+        row = plan.place_in_tile((0, *residue.place))
+        to = sums + row * (plan.tile.vectors * plan.lanes)
         taps = packed + (panel * panels.panel_size + plan.panel_starts[number])
+        taps = taps + passing[0] * panels.channel_stride
+        data = own + place[0] * slab.batch
+        for p, step, stride in zip(place[1:], slab.steps, slab.space, strict=True):
+            data = data + p * (step * stride)
         data = data + sum(
-            (axis.taps.offset - whole.taps.lowest) * stride
-            for axis, whole, stride in zip(residue.c.axes, self.c.axes, slab.space, strict=True)
+            (axis.taps.offset - low) * stride
+            for axis, low, stride in zip(residue.c.axes, slab.lows, slab.space, strict=True)
         )
-        counts = []
+        counts = [passing[1]] if plan.waits else []
         for i in plan.trimmed_axes(residue.c, plan.box):
             axis = residue.c.axes[i]
             first, last = inside_taps(axis, there[1 + i], plan.box[1 + i])

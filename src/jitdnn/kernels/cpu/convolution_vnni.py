@@ -62,6 +62,11 @@ class QuadBlocked(Blocked):
         """None: the padding takes part, so that sums of all pixels begin with the same values."""
         return []
 
+    @property
+    def may_wait(self) -> bool:
+        """False: a block's quads are copied at once."""
+        return False
+
     def pack_cycles(self) -> float:
         return _PACK * self.c.group_count * self.panels.count * self.panels.panel_size
 

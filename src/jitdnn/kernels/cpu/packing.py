@@ -30,9 +30,13 @@ _MOST_MASKS = 7  # vectors of a row that have a register for their mask
 
 @dataclass(frozen=True)
 class Slab:
-    """Extents and strides of a slab: (batch, axis 0, axis 1, axis 2) in ``block`` are extents of results."""
+    """Extents and strides of a slab: (batch, axis 0, axis 1, axis 2) in ``block`` are extents of results.
+
+    ``lows`` are the positions that it begins with on each axis, from where the block's first result is at.
+    """
 
     block: tuple[int, int, int, int]
+    lows: tuple[int, int, int]
     extents: tuple[int, int, int]
     steps: tuple[int, int, int]
     batch: int
@@ -51,32 +55,66 @@ def slab_extent(axis: Axis, results: int) -> int:
     return max(0, results - 1) * slab_step(axis) + axis.taps.span + 1
 
 
+@dataclass(frozen=True)
+class Reach:
+    """What a block reads of an axis: the first position, seen from its first result, and how many; and up to how many
+    whole tiles read, whose last results may not be there."""
+
+    low: int
+    extent: int
+    most: int
+
+
+def reach_of(axis: Axis, results: int, side: int, is_trimmed: bool) -> Reach:
+    """What a block of ``results`` reads in tiles of ``side``.
+
+    Where tiles leave out taps that see only padding (``is_trimmed``), a block of the whole axis reads no farther
+    outside than a tile does whose first or last result is at the border.
+    """
+    low, extent = axis.taps.lowest, slab_extent(axis, results)
+    most = slab_extent(axis, ceil_div(results, side) * side)
+    if not is_trimmed or results < axis.results:
+        return Reach(low, extent, most)
+    margin = (side - 1) * axis.step
+    first, last = max(low, -margin), axis.positions + margin  # the last is exclusive
+    return Reach(first, max(1, min(low + extent, last) - first), max(1, min(low + most, last) - first))
+
+
 def plan_slab(
-    c: Correlation, block: tuple[int, int, int, int], lanes: int, channels_last: bool | None = None
-) -> Slab:
-    """Lay out a slab; its rows run along whatever is contiguous in the input."""
-    extents = tuple(slab_extent(axis, results) for axis, results in zip(c.axes, block[1:], strict=True))
+    c: Correlation, block: tuple[int, int, int, int], lanes: int, channels_last: bool | None = None,
+    reaches: Sequence[Reach] | None = None, channels: int | None = None,
+) -> Slab:  # fmt: skip
+    """Lay out a slab; its rows run along whatever is contiguous in the input.
+
+    By default it is all that the block reads, and has all channels.
+    """
+    if reaches is None:
+        reaches = [reach_of(axis, results, 1, False) for axis, results in zip(c.axes, block[1:], strict=True)]
+    lows = _triple([reach.low for reach in reaches])
+    extents = tuple(reach.extent for reach in reaches)
     steps = tuple(slab_step(axis) for axis in c.axes)
+    channels = channels or c.depth
     if channels_last is None:
         channels_last = c.x.channels == 1 and c.depth > 1 and c.x.space[2] != 1
     d, h, w = extents
     if channels_last:
         # a pitch that is a multiple of 256 bytes would put neighbouring pixels into few sets of the L1 cache
-        pitch = c.depth + lanes if c.depth % (4 * lanes) == 0 else c.depth
+        pitch = channels + lanes if channels % (4 * lanes) == 0 else channels
         space = (h * w * pitch, w * pitch, pitch)
-        return Slab(block, (d, h, w), _triple(steps), d * h * w * pitch, 1, space, True)
+        return Slab(block, lows, (d, h, w), _triple(steps), d * h * w * pitch, 1, space, True)
     plane = d * h * w
     if plane % (4 * lanes) == 0 and c.depth > 1:
         plane += lanes  # for the same reason, between channels
-    return Slab(block, (d, h, w), _triple(steps), c.depth * plane, plane, (h * w, w, 1), False)
+    return Slab(block, lows, (d, h, w), _triple(steps), channels * plane, plane, (h * w, w, 1), False)
 
 
-def slab_size(c: Correlation, slab: Slab, box: Sequence[int], lanes: int) -> int:
+def slab_size(
+    slab: Slab, reaches: Sequence[Reach], box: Sequence[int], lanes: int, channels: int
+) -> int:  # fmt: skip
     """Elements to reserve: tiles of ``box`` results also read, but never use, what lies beyond the block."""
-    reach = 1 + (slab.block[0] - 1) * slab.batch + (c.depth - 1) * slab.channels
-    for axis, results, side, stride in zip(c.axes, slab.block[1:], box[1:], slab.space, strict=True):
-        rounded = -(-results // side) * side
-        reach += (slab_extent(axis, rounded) - 1) * stride
+    reach = 1 + (slab.block[0] - 1) * slab.batch + (channels - 1) * slab.channels
+    for axis, stride in zip(reaches, slab.space, strict=True):
+        reach += (axis.most - 1) * stride
     reach += (-(-slab.block[0] // box[0]) * box[0] - slab.block[0]) * slab.batch
     return reach + 8 * lanes
 
@@ -97,7 +135,7 @@ def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Functio
             k.integer(0) if extent >= axis.results else start
             for start, extent, axis in zip(starts, slab.block[1:], c.axes, strict=True)
         ]
-        origins = [s * axis.step + axis.taps.lowest for s, axis in zip(starts, c.axes, strict=True)]
+        origins = [s * axis.step + low for s, axis, low in zip(starts, c.axes, slab.lows, strict=True)]
         masks = _row_masks(k, c, slab, origins[2])
         for n in k.range(0, batches):
             image, place = x + n * c.x.batch, target + n * slab.batch
@@ -136,7 +174,7 @@ def _row_masks(k: Builder, c: Correlation, slab: Slab, origin: Value) -> Callabl
         # lane i reads position first + i * step, which must be in [0, positions)
         first = origin + at * step
         inside = k.mask((k.integer(axis.positions) - first + (step - 1)).max(0) // step, lanes)
-        if axis.taps.lowest < 0:
+        if slab.lows[2] < 0:
             inside = inside & ~k.mask((k.integer(step - 1) - first).max(0) // step, lanes)
         return inside
 
