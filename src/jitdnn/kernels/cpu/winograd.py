@@ -8,7 +8,8 @@
 
 The depth is all that is summed besides the tiled taps: channels, taps of the third axis, and, where the data are read
 with a step, their phases: a filter at step s is the sum of s filters with every s-th tap, each reading every s-th
-position. An axis with a single tap is tiled one by one, by the identity.
+position. A long filter is the sum of parts with a few neighbouring taps each, which read data further on; tiles of few
+taps round less and are written out in less code. An axis with a single tap is tiled one by one, by the identity.
 
 Either the tiles stay, and the filter, transformed in a phase of its own, streams by (the filter may then be kept); or
 the filter stays: all data are transformed in a phase of their own, and each task transforms its panel of the filter
@@ -18,6 +19,7 @@ images.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -29,6 +31,7 @@ from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.packing import Panels, plan_panels
 from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile
 from jitdnn.kernels.cpu.winograd_matrices import MOST_PLACES, Matrix, MinimalFiltering, minimal_filtering
+from jitdnn.rtcg.builder import Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 MOST_TERMS = 512  # summed one after the other; the error of longer sums is that of sums of so many
@@ -36,6 +39,8 @@ _STRIP_BYTES = 24 << 10  # of laid out data, of the L1 cache
 _STAGED_BYTES = 48 << 10
 _CHUNK_BYTES = 320 << 10  # of a transformed filter, of the L2 cache
 _EARLY_BYTES = 640 << 10
+_LONG = 5  # taps that may be cut
+_CUT_PLACES = 6  # of a tile of cut taps
 _IDENTITY = ((Fraction(1),),)
 
 
@@ -44,16 +49,24 @@ class TileAxis:
     """One axis as tiles of ``outputs`` results.
 
     Result i of tile ``turn * spread + r`` is (turn * outputs + i) * spread + r: with dilation a tile takes every
-    ``spread``-th position, so that its taps are neighbours.
+    ``spread``-th position, so that its taps are neighbours. ``parts``: into how many the taps are cut where the step
+    is one; such parts are phases too.
     """
 
     axis: Axis
     outputs: int
+    parts: int = 1
 
     @property
     def phases(self) -> int:
-        """Into how many filters the taps fall: those that read the same positions modulo the step."""
-        return min(self.axis.step, self.axis.taps.count) if self.axis.taps.count > 1 else 1
+        """Into how many filters the taps fall: parts, or those that read the same positions modulo the step."""
+        count = self.axis.taps.count
+        return self.parts if self.axis.step == 1 else min(self.axis.step, count) if count > 1 else 1
+
+    @property
+    def tap_step(self) -> int:
+        """From one tap of a phase to the next."""
+        return 1 if self.axis.step == 1 else self.phases
 
     @property
     def spread(self) -> int:
@@ -95,6 +108,24 @@ class TileAxis:
         """
         return self.axis.taps.count - (self.taps - 1) * self.phases
 
+    def first_tap(self, phase: Value) -> Value:
+        """The number of a phase's first tap."""
+        if self.axis.step > 1 or self.parts == 1:
+            return phase
+        return phase * self.taps - (phase - self.full_phases).max(0)
+
+    def first_position(self, phase: Value) -> Value:
+        """Where a phase reads, from where the first does."""
+        return self.first_tap(phase) * self.spread
+
+    @property
+    def last_position(self) -> int:
+        """The first position of the last phase."""
+        last = self.phases - 1
+        if self.axis.step > 1:
+            return last
+        return (last * self.taps - max(0, last - self.full_phases)) * self.spread
+
     @property
     def phase_kinds(self) -> list[tuple[int, int, bool]]:
         """Phases as (first, end, whether they lack the last place)."""
@@ -119,13 +150,16 @@ def forwards(c: Correlation) -> Correlation:
     axes = []
     for axis in c.axes:
         taps = axis.taps
-        if taps.count > 1 and taps.shift < 0:
-            start = taps.start + (taps.count - 1) * taps.increment
-            taps = replace(
-                taps, start=start, increment=-taps.increment, offset=taps.lowest, shift=-taps.shift
-            )
-        axes.append(replace(axis, taps=taps))
+        axes.append(_reversed(axis) if taps.count > 1 and taps.shift < 0 else axis)
     return replace(c, axes=(axes[0], axes[1], axes[2]))
+
+
+def _reversed(axis: Axis) -> Axis:
+    """The same with its last tap first."""
+    taps, last = axis.taps, axis.taps.count - 1
+    start, offset = taps.start + last * taps.increment, taps.offset + last * taps.shift
+    taps = replace(taps, start=start, increment=-taps.increment, offset=offset, shift=-taps.shift)
+    return replace(axis, taps=taps)
 
 
 @dataclass(frozen=True)
@@ -138,6 +172,7 @@ class Winograd:
     outputs: tuple[int, int]
     is_filter_first: bool  # the filter is transformed once and streams by; else the data are
     block: int  # strips
+    parts: tuple[int, int] = (1, 1)  # of the taps of each of the two
 
     @property
     def lanes(self) -> int:
@@ -145,11 +180,11 @@ class Winograd:
 
     @cached_property
     def rows(self) -> TileAxis:
-        return TileAxis(self.c.axes[self.tiled[0]], self.outputs[0])
+        return TileAxis(self.c.axes[self.tiled[0]], self.outputs[0], self.parts[0])
 
     @cached_property
     def columns(self) -> TileAxis:
-        return TileAxis(self.c.axes[self.tiled[1]], self.outputs[1])
+        return TileAxis(self.c.axes[self.tiled[1]], self.outputs[1], self.parts[1])
 
     @property
     def third(self) -> int:
@@ -218,7 +253,8 @@ class Winograd:
     @property
     def read_positions(self) -> int:
         """Positions of the columns that a whole strip reads."""
-        return self.columns.gap * (self.columns.outputs * (self.run - 1) + self.columns.places)
+        tiles = self.columns.gap * (self.columns.outputs * (self.run - 1) + self.columns.places)
+        return tiles + (self.columns.last_position if self.columns.axis.step == 1 else 0)
 
     @cached_property
     def read_pitch(self) -> int:
@@ -264,6 +300,28 @@ class Winograd:
     def panels(self) -> Panels:
         """The filter as it is laid out before it is transformed."""
         return plan_panels(self.c, self.panel_lanes)
+
+    @cached_property
+    def as_it_lies(self) -> Correlation:
+        """The correlation with taps in the order of memory, in which they are laid out fastest."""
+        axes = [_reversed(axis) if self._lies_backwards(i) else axis for i, axis in enumerate(self.c.axes)]
+        return replace(self.c, axes=(axes[0], axes[1], axes[2]))
+
+    def _lies_backwards(self, axis: int) -> bool:
+        return self.c.axes[axis].taps.increment * self.c.w.space[axis] < 0
+
+    @cached_property
+    def tap_strides(self) -> tuple[int, int, int]:
+        """Elements from one tap to the next of a filter that is laid out so."""
+        a, b, c = (-s if self._lies_backwards(i) else s for i, s in enumerate(self.panels.tap_strides))
+        return a, b, c
+
+    @property
+    def first_tap(self) -> int:
+        """Where the first tap is then."""
+        return -sum(
+            min(0, s) * (axis.taps.count - 1) for s, axis in zip(self.tap_strides, self.c.axes, strict=True)
+        )
 
     @cached_property
     def channel_pitch(self) -> int:
@@ -384,34 +442,39 @@ def odd_lines(elements: int, dtype: str) -> int:
     return (ceil_div(elements, line) | 1) * line
 
 
-Tiling = tuple[tuple[int, int], tuple[int, int]]
-"""The numbers of the two tiled axes, and the results of a tile on each."""
+Tiling = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+"""The numbers of the two tiled axes; the results of a tile, and the parts of the taps, on each."""
 
 
 def tilings(c: Correlation, most: int) -> Iterator[Tiling]:
-    """Pairs of axes to tile with results of a tile on each, at most ``most``."""
+    """Pairs of axes to tile with results of a tile on each, at most ``most``, and parts of the taps."""
     for tiled in ((1, 2), (0, 2), (0, 1)):
-        for first in _outputs(c.axes[tiled[0]], most):
-            for second in _outputs(c.axes[tiled[1]], most):
-                gains = any(
-                    m > 1 and TileAxis(c.axes[i], m).taps > 1
-                    for i, m in zip(tiled, (first, second), strict=True)
-                )
-                if gains or c.taps == 1:
-                    yield tiled, (first, second)
+        cuts = [_cuts(c.axes[i], most) for i in tiled]
+        for first, second in itertools.product(*cuts):
+            gains = any(
+                m > 1 and TileAxis(c.axes[i], m, parts).taps > 1
+                for i, (m, parts) in zip(tiled, (first, second), strict=True)
+            )
+            if gains or c.taps == 1:
+                yield tiled, (first[0], second[0]), (first[1], second[1])
 
 
-def _outputs(axis: Axis, most: int) -> list[int]:
-    """Results of a tile that are worth trying: the largest, and fewer where those cover the axis more tightly."""
-    if axis.taps.count == 1:
-        return [1]
+def _cuts(axis: Axis, most: int) -> list[tuple[int, int]]:
+    """(results of a tile, parts of the taps) that are worth trying: the largest tiles, and smaller ones where those
+    cover the axis more tightly."""
+    count = axis.taps.count
+    if count == 1:
+        return [(1, 1)]
     if axis.step > 1 and axis.taps.shift != 1:
         return []
-    sizes: list[int] = []
+    cuts: list[tuple[int, int]] = []
     for m in range(min(most, axis.results), 0, -1):
         candidate = TileAxis(axis, m)
         if candidate.places <= MOST_PLACES and (
-            not sizes or m == 2 or m * candidate.turns < sizes[-1] * TileAxis(axis, sizes[-1]).turns
+            not cuts or m == 2 or m * candidate.turns < cuts[-1][0] * TileAxis(axis, cuts[-1][0]).turns
         ):
-            sizes.append(m)
-    return sizes
+            cuts.append((m, 1))
+    if axis.step == 1 and count >= _LONG:
+        for parts in sorted({ceil_div(count, taps) for taps in (3, 4, 5)}):
+            cuts.append((min(most, axis.results, _CUT_PLACES + 1 - ceil_div(count, parts)), parts))
+    return cuts

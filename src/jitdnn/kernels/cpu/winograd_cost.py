@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.linear_map import operations
@@ -195,11 +196,11 @@ def _waiting(p: Winograd) -> float:
 
 
 def _candidates(c: Correlation, isa: Isa, ways: tuple[Tiling, ...], keeps: bool) -> Iterator[Winograd]:
-    for tiled, outputs in ways:
-        whole = Winograd(c, isa, tiled, outputs, True, 1)
+    for tiled, outputs, parts in ways:
+        whole = Winograd(c, isa, tiled, outputs, True, 1, parts)
         sizes = {max(1, min(whole.strips, round(width / whole.strip_tiles))) for width in _WIDTHS}
         # blocks of equal size
         for block in sorted({ceil_div(whole.strips, ceil_div(whole.strips, size)) for size in sizes}):
-            yield Winograd(c, isa, tiled, outputs, True, block)
+            yield replace(whole, block=block)
         if not keeps and whole.strips * whole.strip_tiles <= _WIDTHS[-1]:
-            yield Winograd(c, isa, tiled, outputs, False, whole.strips)
+            yield replace(whole, is_filter_first=False, block=whole.strips)

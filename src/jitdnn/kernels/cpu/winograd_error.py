@@ -12,6 +12,7 @@ from math import sqrt
 
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, summation_bound
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
+from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.winograd import MOST_TERMS, TileAxis
 from jitdnn.problems.problem import Problem
 
@@ -23,9 +24,14 @@ _LEAST = 0.45
 _MARGIN = 1.35
 
 
-def error_of(c: Correlation, tiled: tuple[int, int], outputs: tuple[int, int]) -> float:
-    """Relative error to declare for tiles of ``outputs`` results on the two axes ``tiled``, in the computing type."""
-    axes = [TileAxis(c.axes[i], m) for i, m in zip(tiled, outputs, strict=True)]
+def error_of(
+    c: Correlation, tiled: tuple[int, int], outputs: tuple[int, int], parts: tuple[int, int] = (1, 1)
+) -> float:
+    """Relative error to declare for tiles of ``outputs`` results on the two axes ``tiled``, in the computing type.
+
+    ``parts``: of the taps of each axis; they are summed as the channels are.
+    """
+    axes = [TileAxis(c.axes[i], m, n) for i, m, n in zip(tiled, outputs, parts, strict=True)]
     depth = c.depth * c.axes[3 - sum(tiled)].taps.count * axes[0].phases * axes[1].phases
     growth = max(_LEAST, _OF_A_SUM * _growth(axes[0]) * _growth(axes[1]))
     growth /= sqrt(_inside(axes[0].axis) * _inside(axes[1].axis))
@@ -42,12 +48,11 @@ def _growth(axis: TileAxis) -> float:
 def _inside(axis: Axis) -> float:
     """The part of all (result, tap) pairs that read inside: the errors are those of all taps, the results are not."""
     taps = axis.taps
-    count = sum(
-        1
-        for result in range(axis.results)
-        for tap in range(taps.count)
-        if 0 <= result * axis.step + taps.offset + tap * taps.shift < axis.positions
-    )
+    count = 0
+    for tap in range(taps.count):
+        at = taps.offset + tap * taps.shift
+        first, last = ceil_div(max(0, -at), axis.step), (axis.positions - 1 - at) // axis.step
+        count += max(0, min(axis.results - 1, last) - first + 1)
     return max(1, count) / max(1, axis.results * taps.count)
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from jitdnn.kernels.cpu.correlation import Axis, Correlation
+from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
 from jitdnn.kernels.cpu.linear_map import operations
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.winograd_filter import Operand, Order, WinogradFilter
-from jitdnn.kernels.cpu.winograd_filter_axes import FilterAxis
+from jitdnn.kernels.cpu.winograd_filter_axes import FilterAxis, data_reading, gradient_reading
 from jitdnn.kernels.cpu.winograd_filter_error import MOST_TILES, Axes, roundings
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 from jitdnn.rtcg.isa import isa as isa_of
@@ -28,6 +29,7 @@ _SUMS_BYTES = 80 << 20
 _BLOCKS = (32, 64, MOST_TILES)  # tiles: fewer carry their sums too often, more leave the caches
 _SPLITS = (1, 2, 4, 8)
 _CHUNKS = ((1, 1), (2, 1), (1, 2), (2, 2))
+_BEHIND = 1.08  # times the price of the best: what lags so far behind in the plainest division is out
 
 # what a core has of the second and of the last cache for what is read again
 _NEAR_BYTES, _FAR_BYTES = 700 << 10, 5 << 20
@@ -47,8 +49,22 @@ def choose_plan(c: Correlation, isa: Isa, limit: float, order: Order | None = No
     cuts = [cut for cut in every if roundings(cut, c.batch) <= limit]
     cut = min(every, key=lambda cut: roundings(cut, c.batch))
     if cuts:
-        cut = min((p for cut in cuts for p in _plans(c, isa_of("avx512"), cut)), key=_price).axes
-    return min((p for p in _plans(c, isa, cut) if order in (None, p.order)), key=_price)
+        plan = _cheapest(c, isa_of("avx512"), cuts, None)
+        if isa == isa_of("avx512") and order in (None, plan.order):
+            return plan
+        cut = plan.axes
+    return _cheapest(c, isa, [cut], order)
+
+
+def _cheapest(c: Correlation, isa: Isa, cuts: Sequence[Axes], order: Order | None) -> WinogradFilter:
+    """The cheapest plan of some cuts; how those that lag far behind are best divided does not matter."""
+    seeds = [p for cut in cuts for p in _seeds(c, isa, cut)]
+    first = [
+        min((_price(p) for p in _first_orders(s) if order in (None, p.order)), default=math.inf)
+        for s in seeds
+    ]
+    near = [seed for seed, price in zip(seeds, first, strict=True) if price <= _BEHIND * min(first)]
+    return min((p for seed in near for p in _orders(seed) if order in (None, p.order)), key=_price)
 
 
 def _with_fewest_taps_first(c: Correlation) -> Correlation:
@@ -78,11 +94,12 @@ def _price(plan: WinogradFilter) -> float:
     return price * _INEXACT if any(axis.places > _EXACT_PLACES for axis in plan.axes) else price
 
 
-def _plans(c: Correlation, isa: Isa, cut: Axes) -> Iterator[WinogradFilter]:
+def _seeds(c: Correlation, isa: Isa, cut: Axes) -> Iterator[WinogradFilter]:
+    """Plans that are not divided yet."""
     axes = _with_runs(cut, c, isa)
     for is_swapped in (False, True):
         for rows, vectors in _tiles(c, isa, is_swapped):
-            yield from _orders(WinogradFilter(c, isa, axes, "whole", is_swapped, rows, vectors, 1, 1, 1, 1))
+            yield WinogradFilter(c, isa, axes, "whole", is_swapped, rows, vectors, 1, 1, 1, 1)
 
 
 def _cuts(c: Correlation) -> Iterator[Axes]:
@@ -140,12 +157,28 @@ def _tiles(c: Correlation, isa: Isa, is_swapped: bool) -> Iterator[tuple[int, in
         yield max(r for r in range(1, lanes + 1) if lanes % r == 0 and r <= most), vectors
 
 
+def _first_orders(plan: WinogradFilter) -> list[WinogradFilter]:
+    """The two orders in the plainest division."""
+    rows, lanes = plan.row_operand, plan.lane_operand
+    size = _even(plan.unit_count, max(1, MOST_TILES // plan.unit_tiles))
+    streamed = replace(
+        plan, order="streamed", row_chunk=rows.all_blocks, lane_chunk=lanes.all_panels, block_units=size
+    )
+    return [*_whole(plan), streamed]
+
+
+def _whole(plan: WinogradFilter) -> Iterator[WinogradFilter]:
+    rows, lanes = plan.row_operand, plan.lane_operand
+    cut = replace(plan, row_chunk=rows.all_blocks, lane_chunk=lanes.all_panels, block_units=plan.unit_count)
+    fits = cut.operand_size * ITEM_BYTES[plan.c.dtype] <= _KEPT_BYTES
+    if fits and cut.block_tiles <= MOST_TILES * 7 // 4:
+        yield replace(cut, row_chunk=_even(rows.blocks, 8))
+
+
 def _orders(plan: WinogradFilter) -> Iterator[WinogradFilter]:
     rows, lanes = plan.row_operand, plan.lane_operand
     item = ITEM_BYTES[plan.c.dtype]
-    cut = replace(plan, row_chunk=rows.all_blocks, lane_chunk=lanes.all_panels, block_units=plan.unit_count)
-    if cut.operand_size * item <= _KEPT_BYTES and cut.block_tiles <= MOST_TILES * 7 // 4:
-        yield replace(cut, row_chunk=_even(rows.blocks, 8))
+    yield from _whole(plan)
     sizes = {_even(plan.unit_count, max(1, tiles // plan.unit_tiles)) for tiles in _BLOCKS}
     for size, splits, (down, across) in itertools.product(sorted(sizes), _SPLITS, _CHUNKS):
         cut = replace(
@@ -173,20 +206,28 @@ def cycles(plan: WinogradFilter) -> float:
 
 def _turn_cycles(plan: WinogradFilter, operand: Operand) -> float:
     """Transforming all tiles of an operand once."""
-    t = plan.transform(operand)
-    rows, columns = t.readings[1], t.readings[2]
-    maps = t.matrices
-    ops = columns.extent * operations(maps[0]) + len(maps[0]) * operations(maps[1])
+    tile, row, rows, columns = _unit_cycles(plan.axes, operand.view, operand.number == 0, plan.lanes)
     held = plan.operand_size * ITEM_BYTES[plan.c.dtype]
     store = 1.5 + (held > _NEAR_BYTES) + 10.0 * max(0.0, 1 - _FAR_BYTES / held)
-    tile = 0.45 * ops + plan.places * store + 0.4 * rows.extent * columns.extent + 5
-    row = columns.elements * 2.5
-    if t.is_turned:
-        row = ceil_div(columns.elements, plan.lanes) * plan.lanes * (2.0 if columns.spacing == 1 else 4.0)
-    unit = plan.unit_tiles * tile + rows.elements * (row + 11) + 20
     if _elements(plan, operand) * ITEM_BYTES[operand.view.dtype.partition(":")[0]] > 2 * _FAR_BYTES:
-        unit += rows.elements * columns.elements * 6.0
+        row += columns * 6.0
+    unit = plan.unit_tiles * (tile + plan.places * store) + rows * row + 20
     return operand.part_count * operand.blocks * plan.unit_count * unit
+
+
+@functools.lru_cache(maxsize=1024)
+def _unit_cycles(axes: Axes, view: View, is_data: bool, lanes: int) -> tuple[float, float, int, int]:
+    """Of an operand: cycles of a tile but for its stores, cycles of a row of a unit, rows and columns of a unit.
+
+    They are the same for all ways to divide the work.
+    """
+    rows, columns = (data_reading(a) if is_data else gradient_reading(a) for a in axes[1:])
+    first, second = (a.filtering.data if is_data else a.filtering.filter for a in axes[1:])
+    ops = columns.extent * operations(first) + len(first) * operations(second)
+    row = columns.elements * 2.5
+    if view.space[2] == 1 and view.channels != 1:  # squares are turned
+        row = ceil_div(columns.elements, lanes) * lanes * (2.0 if columns.spacing == 1 else 4.0)
+    return 0.45 * ops + 0.4 * rows.extent * columns.extent + 5, row + 11, rows.elements, columns.elements
 
 
 def _sum_cycles(plan: WinogradFilter) -> float:

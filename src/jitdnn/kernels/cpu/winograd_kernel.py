@@ -131,7 +131,7 @@ class _Code:
                 kind: trace_data(module, _named(f"{prefix}data_far", kind), p, c.x.dtype, rows, columns, kind)
                 for kind in _kinds(p)
             }
-        self.stage = trace_panel(module, f"{prefix}stage", c, p.panels)
+        self.stage = trace_panel(module, f"{prefix}stage", p.as_it_lies, p.panels)
         self.filters = {
             kind: trace_filter(module, _named(f"{prefix}filter", kind), p, kind) for kind in _kinds(p)
         }
@@ -289,16 +289,16 @@ class _Code:
             for i in k.range(here):
                 if not p.asks_early:
                     k.call(self.ask_filter, w, panel * p.panel_lanes, channel + p.staged, i)
-                source = staged + i * p.panels.channel_stride
+                source = staged + (i * p.panels.channel_stride + p.first_tap)
                 target = to + (start + i) * p.panel_lanes
                 for tap in k.range(slices):
                     for v in k.range(0, p.panel_lanes, p.lanes):
-                        taps = source + (tap * p.panels.tap_strides[p.third] + v)
+                        taps = source + (tap * p.tap_strides[p.third] + v)
                         for row, row_short in _phases(k, p.rows):
                             for column, column_short in _phases(k, p.columns):
                                 number = (tap * a + row) * b + column
-                                at = taps + row * p.panels.tap_strides[p.tiled[0]]
-                                at = at + column * p.panels.tap_strides[p.tiled[1]]
+                                at = taps + p.rows.first_tap(row) * p.tap_strides[p.tiled[0]]
+                                at = at + p.columns.first_tap(column) * p.tap_strides[p.tiled[1]]
                                 u = target + (number * (p.chunk * p.panel_lanes) + v)
                                 k.call(self.filters[row_short, column_short], at, u)
 
@@ -323,14 +323,11 @@ class _Code:
                 depth = slice_ * p.slices.step + p.slices.taps.offset + tap * p.slices.taps.shift
                 for phase, is_short in _phases(k, rows):
                     place = at + (tap * phases_a + phase) * (phases_b * p.channel_pitch)
+                    line = top + rows.first_position(phase)
                     if p.reads_directly:
-                        self._tiles_directly(
-                            k, source, depth, top + phase, column, turns, strip, place, is_short
-                        )
+                        self._tiles_directly(k, source, depth, line, column, turns, strip, place, is_short)
                     else:
-                        self._tiles_of_strip(
-                            k, source, depth, top + phase, column, turns, strip, place, is_short
-                        )
+                        self._tiles_of_strip(k, source, depth, line, column, turns, strip, place, is_short)
 
     def _tiles_of_strip(
         self, k: Builder, x: Pointer, depth: Value, row: Value, column: Value, turns: Value, strip: Pointer,
@@ -339,14 +336,16 @@ class _Code:
         """A whole strip laid out for each vector of channels, then its tiles."""
         p, lanes = self.p, self.p.lanes
         columns = p.columns
-        positions = (turns - 1) * (columns.gap * columns.outputs) + columns.places * columns.gap
+        last = p.read_positions - (p.run - 1) * (columns.gap * columns.outputs)
+        positions = (turns - 1) * (columns.gap * columns.outputs) + last
         for channel, fill in self._channel_vectors(k):
             k.call(fill, x + channel * p.c.x.channels, strip, depth, row, column, positions)
             for phase, column_short in _phases(k, columns):
                 for turn in k.range(turns):
                     for residue in k.range(columns.spread):
                         tile = turn * columns.spread + residue
-                        place = turn * (columns.gap * columns.outputs) + residue + phase
+                        place = turn * (columns.gap * columns.outputs) + residue
+                        place = place + columns.first_position(phase)
                         target = to + (tile * p.row_pitch + phase * p.channel_pitch + channel)
                         k.call(self.data[row_short, column_short], strip + place * lanes, target)
 
@@ -364,7 +363,8 @@ class _Code:
         for phase, column_short in _phases(k, columns):
             for turn in k.range(turns):
                 for residue in k.range(columns.spread):
-                    at = column + turn * (columns.gap * columns.outputs) + residue + phase
+                    at = column + turn * (columns.gap * columns.outputs) + residue
+                    at = at + columns.first_position(phase)
                     tile = turn * columns.spread + residue
                     target = to + (tile * p.row_pitch + phase * p.channel_pitch)
                     inside = rows_inside & (at >= 0) & (at + reach[1] < columns.axis.positions)

@@ -8,8 +8,8 @@ alpha = m + r - 1 places, the given points and infinity, so alpha multiplication
 It is the transposed form of Toom and Cook's multiplication: Winograd, Arithmetic Complexity of Computations (1980);
 for convolutions Lavin and Gray (2016), https://arxiv.org/abs/1509.09308.
 
-Which points are taken decides how large the rounding errors are. Fractions that lie about as far from each other as from
-zero, in pairs of opposite sign, do several times better than small whole numbers.
+Which points are taken decides how large the rounding errors are. Fractions that lie about as far from each other as
+from zero, in pairs of opposite sign, do several times better than small whole numbers.
 """
 
 from __future__ import annotations

@@ -32,7 +32,10 @@ def trace_ask_data(module: Module, name: str, p: Winograd) -> Function | None:
     (items, stride), length = run
     each = max(1, _LINES // ceil_div(length * ITEM_BYTES[x.dtype], 64))
     chunks = ceil_div(items, each)
-    height, spacing = rows.outputs * rows.phases, rows.gap // rows.phases
+    height, spacing = rows.outputs * rows.tap_step, rows.gap // rows.tap_step
+    seen = (
+        rows.last_position + (rows.taps - 1) * rows.gap if rows.axis.step == 1 else (rows.taps - 1) * rows.gap
+    )
     with module.function(name, x=x.dtype, first=None, strips=None, share=None) as (
         k, (source, first, strips, share), function,
     ):  # fmt: skip
@@ -40,7 +43,7 @@ def trace_ask_data(module: Module, name: str, p: Winograd) -> Function | None:
             strip, i, chunk = _split(item, (height, chunks))
             image, slice_, row, turn = split_index(first + strip, p.strip_axes)
             top = (row // rows.spread) * (rows.outputs * rows.gap) + row % rows.spread + rows.axis.taps.lowest
-            top = top + (i + (rows.taps - 1) * rows.phases) * spacing
+            top = top + seen + i * spacing
             left = turn * (p.run * columns.outputs * columns.gap) + columns.axis.taps.lowest
             depth = slice_ * p.slices.step + p.slices.taps.lowest + p.slices.taps.span
             at = source + (image * x.batch + depth * x.space[p.third] + chunk * (each * stride))
@@ -113,7 +116,7 @@ def trace_ask_filter(module: Module, name: str, p: Winograd) -> Function:
     The part is the one numbered ``step`` of ``p.staged`` into which the channels that are laid out at a time, from
     ``channel`` on, are cut for a panel from ``result`` on: a channel or some results, whichever are further apart.
     """
-    c, w = p.c, p.c.w
+    c, w = p.as_it_lies, p.c.w
     by_channel = abs(w.channels) > abs(w.results)
     each = 1 if by_channel else ceil_div(p.panel_lanes, p.staged)
     taps = [

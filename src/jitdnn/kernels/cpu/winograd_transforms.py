@@ -109,10 +109,10 @@ def trace_data(
 
 def trace_filter(module: Module, name: str, p: Winograd, kind: Kind) -> Function:
     """Trace ``name(staged, to)``: the taps of one phase of each tiled axis of a channel's laid out filter, to U."""
-    lanes, strides = p.lanes, p.panels.tap_strides
+    lanes, strides = p.lanes, p.tap_strides
     a, b = p.rows.filter_matrix(kind[0]), p.columns.filter_matrix(kind[1])
     with module.function(name, staged=p.c.dtype, to=p.c.dtype) as (k, (staged, to), function):
-        steps = p.rows.phases * strides[p.tiled[0]], p.columns.phases * strides[p.tiled[1]]
+        steps = p.rows.tap_step * strides[p.tiled[0]], p.columns.tap_step * strides[p.tiled[1]]
         grid = [
             [staged.load(i * steps[0] + j * steps[1], lanes) for j in range(len(b[0]))]
             for i in range(len(a[0]))
