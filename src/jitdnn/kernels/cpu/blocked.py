@@ -61,6 +61,7 @@ _STREAM_RATE = 12.0  # bytes a cycle of a panel from beyond the L1 cache that do
 _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
 _SQUARE = 100.0  # a square of vectors that is turned first
 _SCATTERED = 110.0  # one vector whose lanes are stored on their own
+_LATE = 0.6  # times as long does it take to pack a panel that nothing is written to memory for
 _PANEL_CHUNK = 64  # channels that one packing task copies
 
 
@@ -83,6 +84,7 @@ class Blocked:
     panels_after: int = 0  # and behind it: all of them together begin the workspace
     interleaved: Interleaved | None = None
     wanted: int = WANTED_TASKS  # tasks that keep all threads busy
+    packs_ahead: bool = False  # the whole filter is packed first, wherever it is used
 
     @cached_property
     def lanes(self) -> int:
@@ -251,8 +253,9 @@ class Blocked:
 
     @property
     def own_elements(self) -> int:
-        """Elements of a thread's own memory: a slab and sums."""
-        return self.slab_elements + self.sums_elements
+        """Elements of a thread's own memory: a slab, sums, and a panel if it packs its own."""
+        panel = whole_lines(self.panels.panel_size, self.c.dtype) if self.packs_late else 0
+        return self.slab_elements + self.sums_elements + panel
 
     @cached_property
     def panel_starts(self) -> list[int]:
@@ -263,9 +266,15 @@ class Blocked:
             starts.append(starts[-1] + whole_lines(size, self.c.dtype))
         return starts
 
+    @cached_property
+    def packs_late(self) -> bool:
+        """True if a task packs each panel right before it multiplies with it: where nobody else needs it."""
+        return not self.packs_ahead and len(self.several.residues) == 1 and math.prod(self.blocks) == 1
+
     @property
     def panel_elements(self) -> int:
-        return self.panel_starts[-1]
+        """Elements of the filter that is packed ahead."""
+        return 0 if self.packs_late else self.panel_starts[-1]
 
     @property
     def all_panels(self) -> int:
@@ -324,10 +333,13 @@ class Blocked:
     def pack_cycles(self) -> float:
         """The share of ``cycles`` that packing the filter has."""
         each = 0.5 if self.c.w.results != 1 else 4.0 / self.lanes
-        return self.panel_elements * each
+        # a panel that is packed late is still in the cache when it is read
+        return self.panel_starts[-1] * each * (_LATE if self.packs_late else 1.0)
 
     def phases(self, prefix: str) -> list[tuple[str, int]]:
-        """Pack the filter, then compute the tiles."""
+        """Pack the filter, if that is not left to the tiles, then compute them."""
+        if self.packs_late:
+            return [(f"{prefix}tiles", self.tasks)]
         chunks = ceil_div(self.c.depth, _PANEL_CHUNK)
         passes = 1 if self._is_packed_at_once else len(self.every_panels)
         each = self.c.group_count * self.panels.count * chunks
@@ -340,7 +352,8 @@ class Blocked:
         epilogue: Epilogue | None,
     ) -> None:  # fmt: skip
         """Trace the two phases. ``order`` holds the numbers of the pointers to x, w and y."""
-        self._trace_pack(module, prefix, pointers, order[1])
+        if not self.packs_late:
+            self._trace_pack(module, prefix, pointers, order[1])
         self._trace_tiles(module, prefix, pointers, order, epilogue)
 
     def _trace_pack(self, module: Module, prefix: str, pointers: int, number: int) -> None:
@@ -408,7 +421,9 @@ class Blocked:
             each = ceil_div(self.panels.count, self.shares)
             panels = share * each, (share * each + each).min(self.panels.count)
             code.begin(k, own + self.slab_elements)
-            code.block(k, block, x, self._filter(arguments), own, tensors, scale(k, args, pointers), panels)
+            late = self.packs_late
+            w = arguments.pointer(order[1], c.w.dtype) if late else self._filter(arguments)
+            code.block(k, block, x, w, own, tensors, scale(k, args, pointers), panels)
 
     def trace_slab_of(self, module: Module, name: str) -> Function:
         return trace_slab(module, name, self.c, self.slab)

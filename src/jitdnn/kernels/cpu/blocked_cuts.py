@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SLAB_BYTES = 256 << 10  # a slab shares the L2 cache with the panels that stream by
 _SUMS_BYTES = 1 << 20  # of a block's sums that wait in memory
-_WHOLE_AXIS = 1.5  # times as large a slab may be where that spares the borders between blocks
+_WHOLE_AXIS = 1.6  # times as large a slab may be where that spares the borders between blocks
 _WIDE = 4  # vectors of results that a task makes at least: no tile is wider
 _LEAST_CHANNELS = 16  # that are worth a pass over the sums
 _ROW = 3.0  # cycles to begin a row of a slab

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.correlation import Residue, View
-from jitdnn.kernels.cpu.indexing import split_index, view_offset
+from jitdnn.kernels.cpu.indexing import group_offset, split_index, view_offset
+from jitdnn.kernels.cpu.packing import trace_panel
 from jitdnn.kernels.cpu.prefetching import Region, region_of, trace_prefetch
 from jitdnn.kernels.cpu.stores import trace_store
 from jitdnn.kernels.cpu.tiles import ceil_div, step_cycles
@@ -40,6 +41,9 @@ class TileCode:
                 known[like, trimmed] = plan.trace_contraction_of(module, name, residue.c, panels)
             self.contract.append(known[like, trimmed])
         self.store = trace_store(module, f"{prefix}store", plan.tile_store(epilogue))
+        self.pack: Function | None = None
+        if plan.packs_late:
+            self.pack = trace_panel(module, f"{prefix}panel", plan.several.residues[0].c, plan.panels)
         self.own_lines, self.ask = self._own_region(), None
         if self.own_lines is not None:
             self.ask = trace_prefetch(module, f"{prefix}own", self.c.y.dtype, self.own_lines)
@@ -69,10 +73,11 @@ class TileCode:
                 sums.store(k.constant(0, sums.dtype, lanes), i)
 
     def block(
-        self, k: Builder, number: Value, x: Pointer, packed: Pointer, own: Pointer,
+        self, k: Builder, number: Value, x: Pointer, w: Pointer, own: Pointer,
         tensors: Sequence[tuple[Pointer, View]], scale: Pointer, panels: tuple[Value, Value],
     ) -> None:  # fmt: skip
-        """Block ``number``, for the panels from one on to before another. ``own`` is the thread's memory."""
+        """Block ``number``, for the panels from one on to before another. ``own`` is the thread's memory, and ``w``
+        the packed filter, or the filter itself if panels are packed late."""
         plan, c = self.plan, self.c
         group, *index = split_index(number, (c.group_count, *plan.blocks))
         starts = [i * extent for i, extent in zip(index, plan.block, strict=True)]
@@ -86,15 +91,14 @@ class TileCode:
             image = x + view_offset(c, c.x, group, channel, (starts[0], 0, 0, 0))
             k.call(self.fill, image, own, valid[0], channels, *starts[1:])
             for panel in k.range(*panels):
+                taps = self._panel(k, group, panel, w, own, channel, channels)
                 for place in self._places(k, valid):
                     sums = self._sums_of(own, panel - panels[0], place)
                     there = [s + p for s, p in zip(starts, place, strict=True)]
                     if not plan.waits and self.ask is not None:
                         k.call(self.ask, self._tensors(group, there, panel, tensors)[0])
                     for i, residue in enumerate(plan.several.residues):
-                        number = group * plan.panels.count + panel
-                        passing = (channel, channels)
-                        self._sum_up(k, i, residue, there, place, own, packed, number, sums, passing)
+                        self._sum_up(k, i, residue, there, place, own, taps, sums, (channel, channels))
                     if not plan.waits:
                         self._finish(k, group, there, panel, sums, tensors, scale)
         if plan.waits:
@@ -103,6 +107,27 @@ class TileCode:
                     there = [s + p for s, p in zip(starts, place, strict=True)]
                     sums = self._sums_of(own, panel - panels[0], place)
                     self._finish(k, group, there, panel, sums, tensors, scale)
+
+    def _panel(
+        self,
+        k: Builder,
+        group: Value,
+        panel: Value,
+        w: Pointer,
+        own: Pointer,
+        channel: Value,
+        channels: Value,
+    ) -> list[Pointer]:
+        """The panel of each residue; one that is packed late now gets the channels of the slab."""
+        plan, c = self.plan, self.c
+        if self.pack is None:
+            place = group * plan.panels.count + panel
+            pairs = zip(plan.every_panels, plan.panel_starts, strict=False)
+            return [w + (place * panels.panel_size + start) for panels, start in pairs]
+        to = own + (plan.slab_elements + plan.sums_elements)
+        source = w + group_offset(group, c.groups, c.w.groups)
+        k.call(self.pack, source, to, panel * plan.panels.lanes, channel, channels)
+        return [to]
 
     def _passes(self, k: Builder) -> Iterator[tuple[Value, Value]]:
         """The first channel and how many channels of each slab."""
@@ -162,7 +187,7 @@ class TileCode:
 
     def _sum_up(
         self, k: Builder, number: int, residue: Residue, there: Sequence[Value], place: Sequence[Value],
-        own: Pointer, packed: Pointer, panel: Value, sums: Pointer, passing: tuple[Value, Value],
+        own: Pointer, taps: Sequence[Pointer], sums: Pointer, passing: tuple[Value, Value],
     ) -> None:  # fmt: skip
         """The sums of one residue, of the taps that read inside.
 
@@ -172,8 +197,7 @@ class TileCode:
         plan, slab, panels = self.plan, self.slab, self.plan.every_panels[number]
         row = plan.place_in_tile((0, *residue.place))
         to = sums + row * (plan.tile.vectors * plan.lanes)
-        taps = packed + (panel * panels.panel_size + plan.panel_starts[number])
-        taps = taps + passing[0] * panels.channel_stride
+        panel = taps[number] + passing[0] * panels.channel_stride
         data = own + place[0] * slab.batch
         for p, step, stride in zip(place[1:], slab.steps, slab.space, strict=True):
             data = data + p * (step * stride)
@@ -186,7 +210,7 @@ class TileCode:
             axis = residue.c.axes[i]
             first, last = inside_taps(axis, there[1 + i], plan.box[1 + i])
             data = data + first * (axis.taps.shift * slab.space[i])
-            taps = taps + first * panels.tap_strides[i]
+            panel = panel + first * panels.tap_strides[i]
             counts.append((last - first).max(0))
-        a, b = (taps, data) if plan.lanes_are_pixels else (data, taps)
+        a, b = (panel, data) if plan.lanes_are_pixels else (data, panel)
         k.call(self.contract[number], a, b, to, *counts)

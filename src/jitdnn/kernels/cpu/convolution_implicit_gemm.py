@@ -23,6 +23,7 @@ from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import ITEM_BYTES
 
+_MOSTLY = 0.7  # of the results read something, at most, where the others are written apart
 _MOST_RESIDUES = 16  # of a strided backward data that are computed together: each is code of its own
 
 
@@ -50,7 +51,7 @@ class ImplicitGemm(Algorithm):
     ) -> tuple[Blocked, ...]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        return _blocked(problem, device, epilogue)
+        return _blocked(problem, device, epilogue, self._is_kept)
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return max(part.workspace(device.threads) for part in self._parts(problem, device))
@@ -80,7 +81,7 @@ class ImplicitGemm(Algorithm):
             for number, part in enumerate(parts):
                 part.trace(module, f"part{number}_", pointers, (0, 1, 2), epilogue)
 
-        key = (str(problem), str(epilogue), parts[0].wanted)
+        key = (str(problem), str(epilogue), parts[0].wanted, self._is_kept)
         library = load(self.name, key, device.isa, generate)
         each = [part.phases(f"part{number}_") for number, part in enumerate(parts)]
         phases = [
@@ -91,25 +92,47 @@ class ImplicitGemm(Algorithm):
             phases.append(("scale", scaling_tasks(axes)))
         phases += [one[-1] for one in each]
         threads = useful_threads(device, sum(part.cycles() for part in parts))
-        kept = Kept(parts[0].all_panels * ITEM_BYTES[parts[0].c.dtype], packing)
+        kept = None
+        if self._is_kept:
+            kept = Kept(parts[0].all_panels * ITEM_BYTES[parts[0].c.dtype], packing)
         return CpuKernel(library, phases, pointers, threads, kept=kept)
 
 
 @lru_cache(256)
-def _blocked(problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> tuple[Blocked, ...]:
+def _blocked(
+    problem: Convolution, device: CpuDevice, epilogue: Epilogue | None, packs_ahead: bool
+) -> tuple[Blocked, ...]:
     """The correlations that the problem comes to, each cut into blocks; their panels lie one behind the other."""
     operands, wanted = epilogue.operands if epilogue else (), wanted_tasks(device.threads)
     if problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES:
         several = lower_interleaved(problem, operands)
-        return (Blocked(several.whole, device.isa, interleaved=several, wanted=wanted),)
+        return (
+            Blocked(several.whole, device.isa, interleaved=several, wanted=wanted, packs_ahead=packs_ahead),
+        )
     parts = lower_convolution(problem, operands)
-    scaled = _is_scaled_first(parts, epilogue)
-    blocked = [Blocked(p.merged(), device.isa, scaled, wanted=wanted) for p in parts if p.taps or not scaled]
+    if epilogue is None and _is_mostly_padding(parts):
+        parts, scaled = tuple(part.cropped() for part in parts), True
+    else:
+        scaled = _is_scaled_first(parts, epilogue)
+    blocked = [
+        Blocked(p.merged(), device.isa, scaled, wanted=wanted, packs_ahead=packs_ahead)
+        for p in parts
+        if p.taps or not scaled
+    ]
     sizes = [part.panel_elements for part in blocked]
     return tuple(
         replace(part, panels_before=sum(sizes[:i]), panels_after=sum(sizes[i + 1 :]))
         for i, part in enumerate(blocked)
     )
+
+
+def _is_mostly_padding(parts: Sequence[Correlation]) -> bool:
+    """True if so many results read nothing but padding that it is better to write their zeros apart."""
+    if not all(part.taps for part in parts):
+        return False
+    read = sum(math.prod(axis.results for axis in part.cropped().axes) for part in parts)
+    every = sum(math.prod(axis.results for axis in part.axes) for part in parts)
+    return 0 < read < _MOSTLY * every
 
 
 def _is_scaled_first(parts: Sequence[Correlation], epilogue: Epilogue | None) -> bool:

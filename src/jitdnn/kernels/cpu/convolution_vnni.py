@@ -37,7 +37,7 @@ _PACK = 1.3  # cycles to pack one quad of the filter
 class QuadBlocked(Blocked):
     """A correlation whose depth counts quads of 8-bit channels, with sums of type i32."""
 
-    channels: int  # of a group
+    channels_read: int  # of a group
     computing: str  # the type of the epilogue
 
     @classmethod
@@ -50,7 +50,7 @@ class QuadBlocked(Blocked):
             x=replace(c.x, dtype="i8"),
             w=replace(c.w, dtype="i8"),
         )
-        return cls(quads, processor, channels=c.depth, computing=c.dtype)
+        return cls(quads, processor, channels_read=c.depth, computing=c.dtype, packs_ahead=True)
 
     @cached_property
     def panels(self) -> QuadPanels:
@@ -75,7 +75,7 @@ class QuadBlocked(Blocked):
 
     def _trace_pack(self, module: Module, prefix: str, pointers: int, number: int) -> None:
         c, panels = self.c, self.panels
-        pack = trace_quad_panel(module, f"{prefix}panel", c, panels, self.channels)
+        pack = trace_quad_panel(module, f"{prefix}panel", c, panels, self.channels_read)
         with module.task(f"{prefix}pack") as (k, args, task, _):
             arguments = Arguments(k, args, pointers)
             group, panel = split_index(task, (c.group_count, panels.count))
@@ -83,7 +83,7 @@ class QuadBlocked(Blocked):
             k.call(pack, w, self._filter(arguments) + task * panels.panel_size, panel * panels.lanes)
 
     def trace_slab_of(self, module: Module, name: str) -> Function:
-        return trace_quad_slab(module, name, self.c, self.slab, self.channels)
+        return trace_quad_slab(module, name, self.c, self.slab, self.channels_read)
 
     @property
     def _products(self) -> Products:

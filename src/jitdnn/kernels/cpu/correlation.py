@@ -111,6 +111,32 @@ class Correlation:
     def taps(self) -> int:
         return math.prod(axis.taps.count for axis in self.axes)
 
+    def cropped(self) -> Correlation:
+        """The same for the results only that read something other than padding.
+
+        Those are a run on each axis, which may be empty; all taps must be there.
+        """
+        axes, firsts = [], []
+        for axis in self.axes:
+            reads = [
+                p * axis.step + axis.taps.offset + i * axis.taps.shift
+                for p in range(axis.results)
+                for i in range(axis.taps.count)
+            ]
+            inside = [at // axis.taps.count for at, q in enumerate(reads) if 0 <= q < axis.positions]
+            first, last = (inside[0], inside[-1]) if inside else (0, -1)
+            taps = replace(axis.taps, offset=axis.taps.offset + first * axis.step)
+            axes.append(replace(axis, results=last - first + 1, taps=taps))
+            firsts.append(first)
+
+        def moved(view: View) -> View:
+            return replace(
+                view, offset=view.offset + sum(f * s for f, s in zip(firsts, view.space, strict=True))
+            )
+
+        operands = tuple(moved(view) for view in self.operands)
+        return replace(self, axes=(axes[0], axes[1], axes[2]), y=moved(self.y), operands=operands)
+
     def merged(self) -> Correlation:
         """The same with axes joined where no tensor can tell, so that tiles see long runs of pixels."""
         axes, views = list(self.axes), [self.x, self.y, *self.operands]
