@@ -14,7 +14,7 @@ from conformance import check, compare, make_case, run
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue
 from jitdnn.kernels.cpu.convolution_fft import FEWEST_TAPS, Fft, FftPlan
-from jitdnn.kernels.cpu.fft_blocks import CircleAxis, Run
+from jitdnn.kernels.cpu.fft_blocks import CircleAxis, Run, smooth_length
 from jitdnn.kernels.cpu.fft_product import ProductShape, product_kernel, product_library
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Convolution, parse
@@ -200,3 +200,9 @@ def test_filters_of_thousands_of_taps_are_its_own(direction: str) -> None:
     takers = [a for a in algorithms(problem, "cpu") if a.refuse(problem, DEVICE) is None]
     assert min(takers, key=lambda a: a.estimate(problem, DEVICE)).name == "fft"
     assert FftPlan(problem).places[-1] < 32 << 20
+
+
+@given(st.integers(1, 200_000))
+def test_lengths_of_circles_are_the_next_that_suit_real_transforms(least: int) -> None:
+    fft = pytest.importorskip("scipy.fft")
+    assert smooth_length(least) == fft.next_fast_len(least, real=True)

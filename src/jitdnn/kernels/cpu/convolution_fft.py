@@ -34,7 +34,7 @@ from jitdnn.kernels.algorithm import (
     Kernel,
     storing_roundoff,
 )
-from jitdnn.kernels.cpu.fft_blocks import Block, CircleAxis, Circles, Run, butterflies
+from jitdnn.kernels.cpu.fft_blocks import Block, CircleAxis, Circles, Run, butterflies, smooth_length
 from jitdnn.kernels.cpu.fft_product import ProductShape, product_kernel, product_library
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.problems.convolution import Convolution
@@ -51,11 +51,15 @@ _SPECTRA_BYTES = 4 << 20  # that are kept at once, if one group of one image nee
 _MULTIPLES = (2, 3, 4, 6, 8, 12, 16)  # of the filter's reach that circles may be long
 _LONG_BYTES = 512 << 10  # a longer signal is transformed from beyond the second cache
 
-# Seen of SciPy on one core: operations of a transform by those of multiply-adds in registers, bytes a second of
-# NumPy's copies, and the Python around a block.
+# Seen of SciPy on one core: operations of a transform by those of multiply-adds in registers (a short one takes as
+# long for each position as one of so many), bytes a second of NumPy's copies, and the Python around a block.
 _TRANSFORM_EFFICIENCY = 1 / 13
-_PRODUCT_EFFICIENCY = 0.4
+_SHORT = 1 << 12
+_PRODUCT_EFFICIENCY = 0.35
 _COPY_BYTES_A_SECOND = 2e10
+# spectra that products read: from the second cache they cost nothing, from the third or from memory bytes a second
+_SECOND_CACHE, _THIRD_CACHE = 768 << 10, 16 << 20
+_THIRD_BYTES_A_SECOND, _MEMORY_BYTES_A_SECOND = 4e10, 1.8e10
 _SECONDS_A_SCATTERED = 1.2e-9  # an element of a row whose neighbours are apart
 _SECONDS_A_CALL = 1.5e-5
 
@@ -95,13 +99,11 @@ class FftPlan:
         return Circles(lengths, blocks)
 
     def _circle(self, axis: CircleAxis) -> tuple[int, tuple[Block, ...]]:
-        from scipy.fft import next_fast_len
-
         whole = axis.shortest(self.cuts_x)
-        choices: list[tuple[int, int | None]] = [(next_fast_len(whole, real=True), None)]
+        choices: list[tuple[int, int | None]] = [(smooth_length(whole), None)]
         for multiple in _MULTIPLES:
             if multiple * (axis.reach + 1) < whole:
-                length = next_fast_len(multiple * (axis.reach + 1), real=True)
+                length = smooth_length(multiple * (axis.reach + 1))
                 choices.append((length, length))
 
         def cost(choice: tuple[int, int | None]) -> float:
@@ -144,9 +146,11 @@ class FftPlan:
         blocks = circles.count
         rows = p.groups * c * k + blocks * p.n * (p.c + p.k)
         rate = device.peak_flops(self.dtype)
-        seconds = rows * butterflies(circles.positions) / (rate * _TRANSFORM_EFFICIENCY)
+        one = butterflies(circles.positions) * max(1.0, math.log(_SHORT, max(2, circles.positions)))
+        seconds = rows * one / (rate * _TRANSFORM_EFFICIENCY)
         products = blocks * p.n * p.groups * c * k * circles.frequencies
         seconds += 8.0 * products / (rate * _PRODUCT_EFFICIENCY)
+        seconds += self._spectra_seconds()
         # a signal is cleared, filled, and copied as a spectrum
         seconds += 4.0 * rows * circles.positions * self.item / _COPY_BYTES_A_SECOND
         scattered = sum(t.size for t in (p.x, p.w, p.y) if abs(t.strides[-1]) != 1)
@@ -155,6 +159,22 @@ class FftPlan:
         calls = ceil_div(p.groups, groups) * (1 + 3 * ceil_div(p.n, images) * blocks)
         calls += rows // self.signals
         return seconds + calls * _SECONDS_A_CALL
+
+    def _spectra_seconds(self) -> float:
+        """Seconds in which the products' spectra come from where they are: a filter's once for every few images."""
+        p, (c, k), (groups, images) = self.problem, self.channels, self.at_once
+        spectrum = 2 * self.item * self.circles.frequencies
+        held = groups * (c * k + images * (c + k)) * spectrum
+        if held <= _SECOND_CACHE:
+            return 0.0
+        turns = ceil_div(p.n, images) * self.circles.count
+        # a filter's gradient is read and written
+        moved = (
+            p.groups
+            * spectrum
+            * (turns * c * k * (2 if p.direction == "bwd_filter" else 1) + self.circles.count * p.n * (c + k))
+        )
+        return moved / (_THIRD_BYTES_A_SECOND if held <= _THIRD_CACHE else _MEMORY_BYTES_A_SECOND)
 
 
 class FftKernel:

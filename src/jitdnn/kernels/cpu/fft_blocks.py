@@ -12,6 +12,7 @@ overlap-save.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -127,3 +128,18 @@ class Circles:
 def butterflies(length: int) -> float:
     """Operations of a real transform, as such are counted: 2.5 n log2 n."""
     return 2.5 * length * math.log2(max(2, length))
+
+
+@functools.lru_cache(maxsize=1024)
+def smooth_length(least: int) -> int:
+    """The shortest length from ``least`` on without prime factors above 5: transforms of such real signals are fast."""
+    best = 1 << max(0, least - 1).bit_length()
+    five = 1
+    while five < best:
+        three = five
+        while three < best:
+            whole = three << max(0, ceil_div(least, three) - 1).bit_length()
+            best = min(best, whole)
+            three *= 3
+        five *= 5
+    return best

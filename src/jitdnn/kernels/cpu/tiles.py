@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jitdnn.rtcg.isa import Isa
@@ -57,13 +58,30 @@ def choose_tile(
     of what else has to be done for the whole index space; ``steps_of`` says which part of the steps tiles of a box
     need to do. ``stream`` is how many cycles a vector takes to come from where it is.
     """
+    if isinstance(store, float) and steps_of is _one and beside is _nothing:
+        return _plain_tile(tuple(extents), width, isa, dtype, store, stream)
+    return _cheapest_tile(extents, width, isa, dtype, store, steps_of, beside, stream)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain_tile(
+    extents: tuple[int, ...], width: int, isa: Isa, dtype: str, store: float, stream: float
+) -> Tile:
+    """`choose_tile` where nothing depends on the box: plans that are priced ask for the same tiles again and again."""
+    return _cheapest_tile(extents, width, isa, dtype, store, _one, _nothing, stream)
+
+
+def _cheapest_tile(
+    extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float | Cost,
+    steps_of: Cost, beside: Cost, stream: float,
+) -> Tile:  # fmt: skip
     lanes = isa.lanes(dtype)
     best, best_cost = Tile((1,) * len(extents), 1), math.inf
     for vectors in range(1, min(MAX_VECTORS, ceil_div(max(width, 1), lanes)) + 1):
         # a register for each sum, one for each vector loaded, one for the broadcast
         most = (isa.registers - 1 - vectors) // vectors
         columns = ceil_div(max(width, 1), vectors * lanes)
-        for box in _boxes([max(1, e) for e in extents], most):
+        for box in _boxes(tuple(max(1, e) for e in extents), most):
             rows = math.prod(box)
             turns = columns * math.prod(ceil_div(max(1, e), t) for e, t in zip(extents, box, strict=True))
             finish = store if isinstance(store, float) else store(box)
@@ -77,7 +95,8 @@ def choose_tile(
     return best
 
 
-def _boxes(extents: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+@functools.lru_cache(maxsize=1024)
+def _boxes(extents: tuple[int, ...], most: int) -> tuple[tuple[int, ...], ...]:
     """Boxes of at most ``most`` points whose sides divide the extents as evenly as can be."""
     sides = [
         sorted({ceil_div(extent, parts) for parts in range(1, extent + 1) if ceil_div(extent, parts) <= most})
@@ -85,9 +104,7 @@ def _boxes(extents: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
         else list(range(1, most + 1))
         for extent in extents
     ]
-    for box in itertools.product(*sides):
-        if math.prod(box) <= most:
-            yield box
+    return tuple(box for box in itertools.product(*sides) if math.prod(box) <= most)
 
 
 def cost_per_step(extents: Sequence[int], width: int, tile: Tile, lanes: int) -> float:
