@@ -51,7 +51,7 @@ class ImplicitGemm(Algorithm):
     ) -> tuple[Blocked, ...]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        return _blocked(problem, device, epilogue, self._is_kept)
+        return blocked_of(problem, device, epilogue, self._is_kept)
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return max(part.workspace(device.threads) for part in self._parts(problem, device))
@@ -99,7 +99,7 @@ class ImplicitGemm(Algorithm):
 
 
 @lru_cache(256)
-def _blocked(
+def blocked_of(
     problem: Convolution, device: CpuDevice, epilogue: Epilogue | None, packs_ahead: bool
 ) -> tuple[Blocked, ...]:
     """The correlations that the problem comes to, each cut into blocks; their panels lie one behind the other."""

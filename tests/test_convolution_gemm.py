@@ -1,0 +1,158 @@
+"""The blocked correlation: every way in which it is cut, and what is left out because only padding is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import conformance
+from jitdnn.devices.cpu import host
+from jitdnn.kernels.cpu.blocked import Blocked
+from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm, blocked_of
+from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
+from jitdnn.kernels.cpu.packing import reach_of
+from jitdnn.kernels.cpu.trimming import inside_taps
+from jitdnn.problems import Convolution, parse
+
+
+def problem_of(words: str) -> Convolution:
+    problem = parse(words)
+    assert isinstance(problem, Convolution)
+    return problem
+
+
+def plans_of(words: str, packs_ahead: bool = False) -> tuple[Blocked, ...]:
+    return blocked_of(problem_of(words), host(1), None, packs_ahead)
+
+
+def residues(plan: Blocked) -> int:
+    return len(plan.several.residues)
+
+
+def trimmed(plan: Blocked) -> list[int]:
+    return plan.trimmed_axes(plan.several.residues[0].c, plan.box)
+
+
+def has_whole_axis(plan: Blocked, axis: int) -> bool:
+    """True if the slab does without the padding that no tile reads."""
+    return plan.slab.lows[axis] > plan.c.axes[axis].taps.lowest
+
+
+# what each shape is there for, as the plan for 16 lanes says it
+SHAPES: dict[str, Callable[[Blocked], bool]] = {
+    # the residues of a strided backward data
+    "conv_bwd_data n2 c21 h13 w11 k18 r3 s3 pad1 stride2": lambda p: residues(p) == 4,
+    "conv_bwd_data n1 c21 h14 w11 k33 r3 s3 pad1 stride2 nhwc f16": lambda p: residues(p) == 4,
+    "conv_bwd_data n1 c20 h12 w15 k34 r5 s3 pad2x1 stride2x3 bf16 g2": lambda p: residues(p) == 6,
+    "conv_bwd_data n2 c17 h9 w8 k20 r1 s1 stride2": lambda p: residues(p) == 1 and p.several.has_unmet,
+    "conv_bwd_data n1 c3 d6 h7 w8 k17 t3 r3 s2 pad1x1x0 stride2": lambda p: residues(p) == 8,
+    "conv_bwd_data n2 c18 h12 w12 k19 r2 s2 stride2 f64": lambda p: residues(p) == 4,
+    # taps that read only padding
+    "conv_fwd n1 c18 h6 w33 k40 r3 s3 pad18 dil18": lambda p: 2 in trimmed(p),
+    "conv_fwd n1 c35 h15 w14 k20 r3 s3 pad6 dil6 nhwc": lambda p: 1 in trimmed(p) and has_whole_axis(p, 1),
+    "conv_fwd n2 c36 h15 w14 k34 r3 s3 pad6 dil6 g2 bf16": lambda p: 1 in trimmed(p) and has_whole_axis(p, 1),
+    "conv_fwd n1 c6 d7 h8 w9 k17 t3 r3 s3 pad4 dil4": lambda p: 0 in trimmed(p) and has_whole_axis(p, 0),
+    "conv_bwd_data n2 c20 h13 w13 k18 r7 s7": lambda p: 1 in trimmed(p) and has_whole_axis(p, 1),
+    "conv_bwd_data n1 c20 h13 w13 k18 r7 s7 nhwc f16 flip": lambda p: 1 in trimmed(p),
+    # sums that wait for further channels
+    "conv_fwd n1 c900 h15 w14 k40 r3 s3 pad6 dil6": lambda p: p.waits,
+    "conv_fwd n1 c900 h15 w14 k24 r3 s3 pad6 dil6 nhwc": lambda p: p.waits and p.slab.is_channels_last,
+    "conv_bwd_data n2 c34 h14 w13 k901 r3 s3 pad5 dil5 g1": lambda p: p.waits and p.c.depth % p.channels > 0,
+    "conv_fwd n1 c901 h15 w14 k20 r3 s3 pad6 dil6 f16": lambda p: p.waits,
+    # results that read only padding
+    "conv_fwd n2 c20 h7 w6 k33 r1 s1 stride2 pad3": lambda p: p.is_scaled and p.c.axes[1].results == 3,
+    "conv_fwd n2 c20 h7 w6 k34 r1 s1 stride2 pad3 nhwc g2 bf16": lambda p: p.is_scaled,
+    "conv_fwd n1 c5 h4 w5 k6 r3 s2 pad9x4": lambda p: p.is_scaled and p.c.axes[1].results == 6,
+    # panels that are packed where they are used, or ahead
+    "conv_fwd n1 c70 h7 w6 k66 r3 s3 pad1 g2": lambda p: p.packs_late,
+    "conv_fwd n1 c70 h7 w6 k40 r1 s1 nhwc f16": lambda p: p.packs_late,
+    "conv_fwd n1 c40 h60 w61 k20 r3 s3 pad1": lambda p: not p.packs_late,
+}
+
+
+@pytest.mark.parametrize("words", SHAPES)
+def test_every_cut(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guarded memory, NaN around everything, bit equality for one and two threads: see conformance.py."""
+    if host(1).isa.lanes("f32") == 16:
+        assert any(SHAPES[words](plan) for plan in plans_of(words)), "it no longer shows what it is there for"
+    monkeypatch.setattr(conformance, "algorithms", lambda problem, target: (ImplicitGemm(),))
+    conformance.check(problem_of(words))
+
+
+def test_kept_filters_are_packed_ahead() -> None:
+    words = "conv_fwd n1 c70 h7 w6 k40 r1 s1"
+    (late,), (ahead,) = plans_of(words), plans_of(words, packs_ahead=True)
+    assert late.packs_late
+    assert late.panel_elements == 0
+    assert not ahead.packs_late
+    assert ahead.panel_elements >= 70 * 40
+
+
+axes = st.builds(
+    Axis,
+    results=st.integers(1, 12),
+    positions=st.integers(1, 12),
+    step=st.integers(1, 3),
+    taps=st.builds(
+        Taps,
+        count=st.integers(1, 5),
+        start=st.just(0),
+        increment=st.just(1),
+        offset=st.integers(-14, 6),
+        shift=st.sampled_from([-5, -3, -2, -1, 1, 2, 3, 5]),
+    ),
+)
+
+
+def positions_read(axis: Axis, result: int) -> list[int]:
+    return [result * axis.step + axis.taps.offset + i * axis.taps.shift for i in range(axis.taps.count)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(axes, st.integers(1, 6))
+def test_taps_left_out_read_only_padding(axis: Axis, side: int) -> None:
+    for result in range(0, axis.results, side):
+        first, last = inside_taps(axis, result, side)
+        for p in range(result, result + side):
+            for i, q in enumerate(positions_read(axis, p)):
+                assert first <= i < last or not 0 <= q < axis.positions
+
+
+@settings(max_examples=300, deadline=None)
+@given(axes, st.integers(1, 6))
+def test_slab_of_a_whole_axis_has_all_that_trimmed_tiles_read(axis: Axis, side: int) -> None:
+    reach = reach_of(axis, axis.results, side, is_trimmed=axis.taps.count > 1)
+    for result in range(0, axis.results, side):
+        first, last = (0, 1) if axis.taps.count == 1 else inside_taps(axis, result, side)
+        for p in range(result, result + side):
+            read = positions_read(axis, p)[max(0, first) : max(0, last)]
+            for q in read if axis.taps.count > 1 else []:
+                assert reach.low <= q < reach.low + reach.most
+                if p < axis.results:
+                    assert q < reach.low + reach.extent
+
+
+@pytest.mark.parametrize(
+    "words", ["h7 w6 r1 s1 stride2 pad3", "h4 w5 r3 s2 pad9x4", "h4 w5 r3 s2 pad9:1x0:4 dil2"]
+)
+def test_cropped_results_read_something(words: str) -> None:
+    (whole,) = lower_convolution(
+        problem_of(f"conv_fwd n1 c3 {words.split(' r')[0]} k4 r{words.split(' r')[1]}")
+    )
+    part = whole.cropped()
+    for i, (every, some) in enumerate(zip(whole.axes, part.axes, strict=True)):
+        reading = [
+            p for p in range(every.results) if any(0 <= q < every.positions for q in positions_read(every, p))
+        ]
+        assert some.results == len(reading)
+        shift = some.taps.offset - every.taps.offset
+        assert shift == reading[0] * every.step
+        assert i == 0 or every.results >= some.results
+    offset = sum(
+        (b.taps.offset - a.taps.offset) // a.step * s
+        for a, b, s in zip(whole.axes, part.axes, whole.y.space, strict=True)
+    )
+    assert part.y.offset - whole.y.offset == offset
