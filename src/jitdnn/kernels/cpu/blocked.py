@@ -390,7 +390,10 @@ class Blocked:
         """What a task packs: the group, the first channel, how many, and the panel."""
         chunks = ceil_div(self.c.depth, _PANEL_CHUNK)
         # neighbouring tasks read the same rows of the filter: their pages are at hand
-        group, chunk, panel = split_index(task, (self.c.group_count, chunks, self.panels.count))
+        if abs(self.c.w.channels) < abs(self.c.w.results):
+            group, panel, chunk = split_index(task, (self.c.group_count, self.panels.count, chunks))
+        else:
+            group, chunk, panel = split_index(task, (self.c.group_count, chunks, self.panels.count))
         first = chunk * _PANEL_CHUNK
         return group, first, (k.integer(self.c.depth) - first).min(_PANEL_CHUNK), panel
 

@@ -124,7 +124,7 @@ def _copy_cycles(plan: Blocked, box: Sequence[int], block: Block, channels: int)
     """Cycles to copy the slabs of all blocks of a group."""
     c = plan.c
     extents = [reach.extent for reach in reaches(plan, box, block)]
-    passes = ceil_div(c.depth, channels)
+    passes = ceil_div(c.depth, max(1, channels))
     if plan_slab(c, block, plan.lanes).is_channels_last:
         rows, run = block[0] * math.prod(extents) * passes, channels
     else:
