@@ -23,17 +23,11 @@ BOTH = (Winograd4(), Winograd2())
 
 SHAPES = [
     "n1 c1 h4 w4 k1 r3 s3",
-    "n2 c3 h13 w11 k5 r3 s3 pad1",
     "n1 c33 h9 w14 k35 r3 s3 pad1 nhwc",
     "n1 c600 h5 w6 k20 r3 s3 pad1",  # a sum in blocks
-    "n1 c8 h7 w40 k17 r1 s7 pad0x3",
     "n1 c8 h40 w7 k17 r7 s1 pad3x0 nhwc",
-    "n2 c9 h12 w11 k10 r5 s5 pad2",
-    "n1 c5 h9 w9 k6 r2 s2",
-    "n1 c5 h9 w30 k6 r3 s9 pad1x4",  # the long axis is summed, not tiled
-    "n1 c19 h15 w17 k20 r3 s3 pad2 dil2",
+    "n1 c5 h9 w30 k6 r3 s9 pad1x4",
     "n1 c20 h16 w13 k9 r3 s3 pad1x3 dil1x3 nhwc",
-    "n1 c20 h17 w16 k9 r3 s3 pad1 stride2",
     "n2 c17 h16 w19 k9 r5 s4 pad2x1 stride2 nhwc",
     "n1 c4 h30 w31 k18 r5 s7 stride2x3",
     "n1 c5 h22 w19 k6 r7 s11 pad3",  # taps in parts
@@ -42,18 +36,17 @@ SHAPES = [
     "n2 c10 h8 w9 k12 r3 s3 pad0:2x3:1",
     "n1 c6 h8 w8 k5 r3 s3 pad4",  # results that see nothing but padding
     "n2 c34 h6 w5 k22 r3 s3 pad1 g2 nhwc",
-    "n1 c6 h9 w7 k9 r3 s3 pad1 g3",
     "n2 c6 h7 w8 k7 r3 s3 flip pad1",
-    "n2 c5 w37 k6 s3 pad1",
-    "n1 c16 w65 k17 s5 dil3 pad0:4 nhwc",
-    "n1 c3 d5 h6 w7 k4 t3 r3 s3 pad1",
-    "n1 c17 d6 h4 w5 k8 t3 r1 s1 pad1x0x0 nhwc",
     "n1 c3 d5 h8 w7 k4 t3 r3 s3 pad1 stride2x1x1",
-    "n1 c9 h7 w8 k11 r3 s3 pad1 f64",
     "n1 c9 h7 w8 k11 r3 s3 pad1 bf16",
-    "n1 c18 h7 w8 k11 r3 s3 pad1 f16 nhwc",
-    "n1 c18 h6 w7 k10 r3 s3 pad1 nchw x=nhwc",
-    "n1 c9 h6 w7 k10 r3 s3 pad1 nchw y=nhwc",
+    "n1 c18 h7 w8 k11 r3 s3 pad1 f16 nchw x=nhwc",
+    "n1 c9 h6 w7 k10 r3 s3 pad1 f64 nchw y=nhwc",
+]
+BACKWARD = [
+    "n2 c3 h13 w11 k5 r3 s3 pad1",
+    "n1 c20 h17 w16 k9 r2 s3 pad1 stride1x2",
+    "n1 c6 h22 w19 k5 r7 s9 pad3 nhwc",
+    "n1 c18 h8 w9 k7 r3 s3 pad2 dil2",
 ]
 
 
@@ -77,14 +70,15 @@ def only(monkeypatch: pytest.MonkeyPatch) -> list[Algorithm]:
 
 @pytest.mark.parametrize(
     ("words", "direction"),
-    [(words, "fwd") for words in SHAPES] + [(words, "bwd_data") for words in SHAPES[1::4]],
+    [(words, "fwd") for words in SHAPES] + [(words, "bwd_data") for words in BACKWARD],
 )
 def test_awkward_shapes(words: str, direction: str, only: list[Algorithm]) -> None:
     assert conformance.check(convolution(words, direction)) == {"winograd_4"}
 
 
-@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
-@pytest.mark.parametrize("words", SHAPES[1:9:3])
+@pytest.mark.parametrize(
+    ("words", "direction"), [(SHAPES[1], "fwd"), (SHAPES[8], "fwd"), (BACKWARD[0], "bwd_data")]
+)
 def test_small_tiles(words: str, direction: str, only: list[Algorithm]) -> None:
     only[:] = [Winograd2()]
     assert conformance.check(convolution(words, direction)) == {"winograd_2"}
@@ -98,7 +92,7 @@ def test_orders_in_memory(arrangement: str, only: list[Algorithm]) -> None:
 
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
-@pytest.mark.parametrize("words", ["n2 c19 h9 w8 k35 r3 s3 pad1", "n1 c9 h7 w8 k11 r5 s3 pad2x1 f64 nhwc"])
+@pytest.mark.parametrize("words", ["n2 c9 h9 w8 k19 r3 s3 pad1"])
 def test_narrower_instruction_sets(words: str, cpu: str, only: list[Algorithm]) -> None:
     assert conformance.check(convolution(words, "fwd"), cpu=cpu, scales=((1.0, 0.0),))
 
@@ -174,20 +168,22 @@ class Ordered(Winograd4):
 
 @pytest.mark.parametrize("is_filter_first", [True, False])
 @pytest.mark.parametrize(
-    ("words", "outputs"),
+    ("words", "outputs", "parts"),
     [
-        ("n3 c70 h9 w13 k70 r3 s3 pad1", (4, 4)),  # several panels, chunks and tasks
-        ("n2 c35 h11 w10 k20 r3 s3 pad1 nhwc", (2, 4)),
-        ("n2 c34 h9 w10 k22 r3 s3 pad1 g2", (3, 2)),
-        ("n1 c12 h9 w20 k20 r3 s3 pad1 stride1x2", (4, 3)),
-        ("n1 c9 d4 h9 w10 k20 t2 r3 s3 pad1", (4, 4)),
-        ("n1 c640 h5 w6 k20 r3 s3 pad1", (2, 2)),
+        ("n3 c70 h9 w13 k70 r3 s3 pad1", (4, 4), (1, 1)),  # several panels, chunks and tasks
+        ("n2 c34 h9 w10 k22 r3 s3 pad1 g2", (3, 2), (1, 1)),
+        ("n1 c12 h9 w20 k20 r5 s3 pad2x1 stride1x2 nhwc", (4, 3), (2, 1)),
+        ("n1 c9 d4 h9 w10 k20 t2 r3 s7 pad0x1x3", (4, 2), (1, 3)),
     ],
 )
 def test_both_orders(
-    words: str, is_filter_first: bool, outputs: tuple[int, int], only: list[Algorithm]
+    words: str,
+    is_filter_first: bool,
+    outputs: tuple[int, int],
+    parts: tuple[int, int],
+    only: list[Algorithm],
 ) -> None:
-    only[:] = [Ordered(outputs, is_filter_first)]
+    only[:] = [Ordered(outputs, is_filter_first, parts=parts)]
     problem = convolution(words, "fwd")
     assert conformance.check(problem, scales=((0.5, 2.0),))
 
@@ -209,8 +205,17 @@ def test_tasks_for_two_threads_in_one_image() -> None:
 # errors
 
 
-@pytest.mark.parametrize("depth", [16, 64, 256, 1024])
-@pytest.mark.parametrize("taps", ["r3 s3 pad1", "r5 s5 pad2", "r1 s7 pad0x3"])
+@pytest.mark.parametrize(
+    ("depth", "taps"),
+    [
+        (16, "r3 s3 pad1"),
+        (1024, "r3 s3 pad1"),
+        (64, "r5 s5 pad2"),
+        (256, "r1 s7 pad0x3"),
+        (4, "r9 s9 pad4"),
+        (128, "r11 s7 pad5x3"),
+    ],
+)
 def test_errors(depth: int, taps: str) -> None:
     """Normal, uniform and rectified data stay within the bounds, which are not far above what is met."""
     problem = convolution(f"n1 c{depth} h12 w12 k8 {taps}", "fwd")

@@ -23,7 +23,10 @@ _SECOND_CACHE = 768 << 10  # bytes of the second cache that a thread may count o
 _THIRD_CACHE = 16 << 20
 _THIRD_RATE = 12.0  # bytes a cycle from the third cache
 _MEMORY_RATE = 6.0  # and from memory
-_HIDDEN = 0.7  # of the time of the products, in which what they read arrives
+_KEPT = 6 << 20  # bytes of transformed data and filter that the third cache keeps all of
+_LOST = 24 << 20  # and that it keeps next to nothing of
+_HIDDEN = 0.75  # of the time of the products, in which what they read arrives
+_BEHIND = 1.3  # times the price of the best way, with a few sizes of blocks: dearer ways are out
 _WIDTHS = (12, 14, 16, 24, 28, 40, 56, 84, 112, 168, 224)  # tiles of a block
 
 
@@ -152,21 +155,34 @@ def _traffic_cycles(p: Winograd, is_kept: bool) -> float:
     given = (image + 2.0 * result) / (1.4 * _rate(image + result))
     given += c.width * c.depth * c.taps * item / (2.0 * _MEMORY_RATE)
     if not p.is_filter_first:
-        streamed = p.panels.count * data / _rate(data)
+        # a chunk's channels may begin and end within a line
+        lines = 1.0 if p.chunk == c.depth or p.chunk % p.lanes == 0 else (p.chunk + p.lanes - 1) / p.chunk
+        streamed = p.panels.count * data * lines / _rate(2.0 * data)
         chunks = ceil_div(c.depth, p.chunk) * p.panels.count
-        inner = 2.0 * chunks * max(0.0, sums + panel - _SECOND_CACHE) / _THIRD_RATE + data / _rate(data)
+        inner = data * _again(data)
+        if sums + panel > _SECOND_CACHE:
+            inner += 2.0 * chunks * min(sums, 2.0 * (sums + panel - _SECOND_CACHE)) / _THIRD_RATE
         return given + inner + max(0.0, streamed - _HIDDEN * _product_cycles(p))
     streamed = (
         p.blocks * filters / _rate(c.group_count * filters) if data + sums + filters > _SECOND_CACHE else 0.0
     )
     inner = 0.0
     if data + sums + min(filters, _SECOND_CACHE / 2) > _SECOND_CACHE:
-        inner = p.blocks * (data + p.panels.count * sums) / _THIRD_RATE
+        inner = p.blocks * (data * _again(data + min(filters, _KEPT)) + p.panels.count * sums / _THIRD_RATE)
         if data > _SECOND_CACHE / 2:
             streamed += p.blocks * p.panels.count * data / _THIRD_RATE
     if not is_kept:
         inner += 2.0 * filters / _rate(c.group_count * filters)
     return given + inner + max(0.0, streamed - _HIDDEN * _product_cycles(p))
+
+
+def _again(held: float) -> float:
+    """Cycles a byte to write transformed data and to read them again, of ``held`` bytes used in turn.
+
+    They are written line by line to every place. From memory each line is read before it is written.
+    """
+    lost = min(1.0, max(0.0, (held - _KEPT) / (_LOST - _KEPT)))
+    return (1.0 - lost) / _THIRD_RATE + lost * 4.5 / _MEMORY_RATE
 
 
 def _rate(held: float) -> float:
@@ -180,13 +196,17 @@ def choose_winograd(c: Correlation, isa: Isa, ways: tuple[Tiling, ...], keeps: b
 
     ``keeps``: the filter will have been transformed, so it must not stay.
     """
-    best, best_cost = None, math.inf
-    for p in _candidates(c, isa, ways, keeps):
-        cost = cycles(p, keeps) * _waiting(p)
-        if cost < best_cost:
-            best, best_cost = p, cost
-    assert best is not None
-    return best
+
+    def price(p: Winograd) -> float:
+        return cycles(p, keeps) * _waiting(p)
+
+    # a few sizes of blocks of every way first: one that lags far behind does not win by another size
+    found = [list(_candidates(c, isa, way, keeps)) for way in ways]
+    first = [min(cycles(p, keeps) for p in plans[:1] + plans[1:3] + plans[4::3]) for plans in found]
+    near = (
+        p for plans, least in zip(found, first, strict=True) if least <= _BEHIND * min(first) for p in plans
+    )
+    return min(near, key=price)
 
 
 def _waiting(p: Winograd) -> float:
@@ -195,12 +215,12 @@ def _waiting(p: Winograd) -> float:
     return sum(ceil_div(tasks, threads) * threads / tasks for threads in (1, 2, 4)) / 3
 
 
-def _candidates(c: Correlation, isa: Isa, ways: tuple[Tiling, ...], keeps: bool) -> Iterator[Winograd]:
-    for tiled, outputs, parts in ways:
-        whole = Winograd(c, isa, tiled, outputs, True, 1, parts)
-        sizes = {max(1, min(whole.strips, round(width / whole.strip_tiles))) for width in _WIDTHS}
-        # blocks of equal size
-        for block in sorted({ceil_div(whole.strips, ceil_div(whole.strips, size)) for size in sizes}):
-            yield replace(whole, block=block)
-        if not keeps and whole.strips * whole.strip_tiles <= _WIDTHS[-1]:
-            yield replace(whole, is_filter_first=False, block=whole.strips)
+def _candidates(c: Correlation, isa: Isa, way: Tiling, keeps: bool) -> Iterator[Winograd]:
+    tiled, outputs, parts = way
+    whole = Winograd(c, isa, tiled, outputs, True, 1, parts)
+    if not keeps and whole.strips * whole.strip_tiles <= _WIDTHS[-1]:
+        yield replace(whole, is_filter_first=False, block=whole.strips)
+    sizes = {max(1, min(whole.strips, round(width / whole.strip_tiles))) for width in _WIDTHS}
+    # blocks of equal size
+    for block in sorted({ceil_div(whole.strips, ceil_div(whole.strips, size)) for size in sizes}):
+        yield replace(whole, block=block)
