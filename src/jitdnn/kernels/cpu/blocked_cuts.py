@@ -50,8 +50,10 @@ def choose_cut(plan: Blocked, box: Block, products: float) -> Cut:
     c, results = plan.c, plan.results
     limit = SLAB_BYTES // ITEM_BYTES[c.dtype]
 
+    trimmed = _trimmed(plan, box)
+
     def cells(block: Sequence[int]) -> int:
-        return block[0] * math.prod(reach.extent for reach in reaches(plan, box, block))
+        return block[0] * math.prod(reach.extent for reach in _reaches(plan, box, block, trimmed))
 
     def leaves_work(block: Sequence[int]) -> bool:
         tasks = c.group_count * math.prod(
@@ -92,10 +94,21 @@ def choose_cut(plan: Blocked, box: Block, products: float) -> Cut:
 
 def reaches(plan: Blocked, box: Sequence[int], block: Sequence[int]) -> tuple[Reach, Reach, Reach]:
     """What of each axis a block's tiles read: no padding that only tiles would read whose taps are counted."""
+    return _reaches(plan, box, block, _trimmed(plan, box))
+
+
+def _trimmed(plan: Blocked, box: Sequence[int]) -> list[bool]:
+    """Along which axes every tile's taps are counted."""
     trimmed = [set(plan.trimmed_axes(residue.c, tuple(box))) for residue in plan.several.residues]
+    return [bool(trimmed) and all(i in axes for axes in trimmed) for i in range(3)]
+
+
+def _reaches(
+    plan: Blocked, box: Sequence[int], block: Sequence[int], trimmed: Sequence[bool]
+) -> tuple[Reach, Reach, Reach]:
     a, b, c = (
-        reach_of(axis, block[1 + i], box[1 + i], bool(trimmed) and all(i in axes for axes in trimmed))
-        for i, axis in enumerate(plan.c.axes)
+        reach_of(axis, block[1 + i], box[1 + i], is_trimmed)
+        for i, (axis, is_trimmed) in enumerate(zip(plan.c.axes, trimmed, strict=True))
     )
     return a, b, c
 
@@ -105,19 +118,26 @@ def _grown(box: Sequence[int], results: Sequence[int], fits: Callable[[Sequence[
     block = [min(side, extent) for side, extent in zip(box, results, strict=True)]
     for axis in (3, 2, 1, 0):
         step = max(1, box[axis])
-        whole = [*block[:axis], results[axis], *block[axis + 1 :]]
+        whole = _extended(block, axis, results[axis])
         if fits(whole, _WHOLE_AXIS):
             block = whole
-        while block[axis] < results[axis]:
-            larger = list(block)
-            larger[axis] = min(results[axis], block[axis] + step)
-            if not fits(larger, 1.0):
-                break
-            block = larger
+        # the most steps that fit: what fits does so with fewer results, too
+        fewest, most = 0, ceil_div(results[axis] - block[axis], step)
+        while fewest < most:
+            steps = (fewest + most + 1) // 2
+            if fits(_extended(block, axis, min(results[axis], block[axis] + steps * step)), 1.0):
+                fewest = steps
+            else:
+                most = steps - 1
+        block = _extended(block, axis, min(results[axis], block[axis] + fewest * step))
         if block[axis] < results[axis]:
             break
     n, d, h, w = block
     return max(1, n), max(1, d), max(1, h), max(1, w)
+
+
+def _extended(block: Sequence[int], axis: int, extent: int) -> list[int]:
+    return [*block[:axis], extent, *block[axis + 1 :]]
 
 
 def _copy_cycles(plan: Blocked, box: Sequence[int], block: Block, channels: int) -> float:

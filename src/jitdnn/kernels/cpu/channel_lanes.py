@@ -36,6 +36,12 @@ _TURN = 3.0  # load slots that a turn of the loop over the channels is worth
 _TILE = 30.0  # cycles to begin and end a tile
 _MOST_MASKS = 7  # pixels at the end of a row have a mask each: no more than there are registers for them
 _L1_BYTES = 24 << 10
+_FAR_FILTERS = (
+    (640 << 10, 0.0),
+    (2 << 20, 1.0),
+    (6 << 20, 2.5),
+)  # bytes, and cycles that a vector of it is late
+_FARTHEST = 7.0  # of a larger one
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
 _PANEL_BYTES = 16 << 10  # of the filter, on the stack
 _PACK = 0.5  # cycles to bring one element of it there
@@ -128,6 +134,12 @@ class ChannelLanes:
         """The tile for the last, fewer result channels."""
         return replace(tile, results=width if tile.is_dot else ceil_div(width, self.lanes))
 
+    @cached_property
+    def _late(self) -> float:
+        """Cycles by which a vector of the filter comes late: its channels lie far apart, and are not foreseen."""
+        held = self.c.width * self.c.depth * self.c.taps * ITEM_BYTES[self.c.dtype]
+        return next((late for most, late in _FAR_FILTERS if held <= most), _FARTHEST)
+
     def _tile_cycles(self, tile: ChannelTile) -> float:
         c, lanes = self.c, self.lanes
         taps = c.taps // (c.axes[2].taps.count if self.is_joined else 1)
@@ -147,6 +159,8 @@ class ChannelLanes:
             loads = tile.results * vector * far + tile.pixels
             finish = sums * (_STORE if c.y.channels == 1 else _SCATTERED_LANE * lanes)
         step = max(sums / 2, (loads + _TURN) / 2, 4.0)
+        if tile.kind == "broadcast" and c.w.results == 1:
+            step += tile.results * self._late
         return steps * step + finish + _TILE + 4.0 * taps
 
     def cycles(self) -> float:

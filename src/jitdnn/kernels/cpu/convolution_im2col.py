@@ -42,6 +42,7 @@ SHORTEST_RUN_FOLDED = 8
 # move while they stay in the second-level cache, and the Python around an image.
 GEMM_EFFICIENCY = 0.5
 NARROWEST = 16
+FEWEST = 3  # a product with a single vector is this much faster than its share of a square one
 COPY_BYTES_A_SECOND = 2e10
 SECONDS_AN_IMAGE = 1.2e-5
 
@@ -462,7 +463,10 @@ class Im2col(Algorithm):
         traffic = (4 if problem.kind == "conv_bwd_data" else 2) * moved * DTYPES[layout.dtype] * layout.images
         # a matrix of few rows or columns leaves most of a product's registers idle
         groups, k, depth = layout.w_packed.shape
+        pixels = prod(problem.y.shape[2:])
         narrow = min(1.0, min(k, depth) / NARROWEST)
+        if problem.kind != "conv_bwd_filter":
+            narrow *= min(1.0, (pixels + FEWEST) / NARROWEST)
         if problem.kind == "conv_bwd_filter":  # every run of images reads and writes all of dw
             traffic += 2 * groups * k * depth * DTYPES[layout.dtype] * layout.images // layout.batch
         traffic += sum(prod(tensor.shape) for tensor in (problem.x, problem.y)) * DTYPES[layout.dtype]

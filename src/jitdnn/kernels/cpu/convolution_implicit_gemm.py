@@ -119,6 +119,8 @@ def blocked_of(
         for p in parts
         if p.taps or not scaled
     ]
+    if len(blocked) == 1:
+        return tuple(blocked)  # what it has worked out already stays
     sizes = [part.panel_elements for part in blocked]
     return tuple(
         replace(part, panels_before=sum(sizes[:i]), panels_after=sum(sizes[i + 1 :]))

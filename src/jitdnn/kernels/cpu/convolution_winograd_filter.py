@@ -80,5 +80,5 @@ class WinogradFilterGradient(Algorithm):
 @lru_cache(256)
 def _plan(problem: Convolution, processor: Isa, order: Order | None) -> WinogradFilter:
     (whole,) = lower_convolution(problem)
-    plain = 2 * (4.0 + math.sqrt(terms(problem)))  # twice what is declared for a plain sum
+    plain = 4.0 + math.sqrt(terms(problem))  # what is declared for a plain sum, and so allowed for any
     return choose_plan(whole, processor, max(_MOST_ROUNDINGS, plain), order)

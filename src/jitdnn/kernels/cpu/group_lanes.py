@@ -46,6 +46,8 @@ _FAR = 1.0  # load slots more for a vector that no run of addresses leads to
 _EVICTED = 6.0  # load slots more for a vector that is in the second cache
 _SETS, _WAYS = 64, 8  # of the first cache
 _TILE = 20.0  # cycles to begin and end a tile
+_CACHE_BYTES = 16 << 20  # of both tensors that the third cache keeps
+_MEMORY_RATE = 16.0  # bytes of larger ones that take a cycle of their own
 _CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
 _UNITS = 64  # that there should be: long rows are cut if there are fewer
 _LINE = 64
@@ -262,7 +264,12 @@ class GroupLanes:
     def cycles(self) -> float:
         """Cycles of one thread for the whole."""
         c, others = self.c, math.prod(self.c.groups[1:])
-        return c.batch * others * c.axes[0].results * self.vectors * self._cycles_of(self.tile)
+        counted = c.batch * others * c.axes[0].results * self.vectors * self._cycles_of(self.tile)
+        planes = math.prod(axis.positions for axis in c.axes) * c.depth
+        planes += math.prod(axis.results for axis in c.axes) * c.width
+        moved = c.batch * c.group_count * planes * ITEM_BYTES[c.dtype]
+        # what comes from memory is hidden only in part
+        return counted + (moved / _MEMORY_RATE if moved > _CACHE_BYTES else 0.0)
 
     # ---- division
 

@@ -47,6 +47,11 @@ _CODE = 40_000  # multiply-adds of code that are worth as much as the whole comp
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
 _ALIASING = 4096  # addresses this far apart share the ways of one set of the L1 cache
 _WAYS = 8
+_FAR_WAYS, _FAR_ALIASING = 16, 64 << 10  # of the second cache
+_LINE = 64
+_FAR_LINE, _FARTHER_LINE = 3.0, 8.0  # cycles for a line of the filter from the second cache, and from beyond
+_SECOND_CACHE, _THIRD_CACHE = 768 << 10, 8 << 20  # bytes of the images that may still be there
+_STRIDED_RATE, _MEMORY_RATE = 16.0, 8.0  # bytes of them a cycle, of every other row or from memory
 
 
 @dataclass(frozen=True)
@@ -227,7 +232,7 @@ class PixelLanes:
         loads = lines * columns * tile.vectors * self.span.slots
         if not self.keeps_filter(tile):
             loads += tile.channels * tile.rows * taps * self._broadcast_slots(tile.channels)
-        plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 1.0 + _ROW * lines
+        plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 1.0 + _ROW * lines + self._filter_lines(tile)
         unit = self.strip.pixel(c.y)
         store = _STORE if unit == 1 else _SCATTERED_LANE * self.lanes
         asked = tile.rows * c.axes[1].step * tile.vectors * c.axes[2].step
@@ -236,6 +241,25 @@ class PixelLanes:
         code = sums * (c.axes[1].taps.count if self.is_straight(tile) else tile.rows)
         code *= self._row_taps if self.is_row_straight(tile) else 1
         return (planes * plane + sums * self.strip.residues * store + _TILE) * (1 + code / _CODE)
+
+    def _filter_lines(self, tile: PixelTile) -> float:
+        """Cycles that a plane waits for lines of the filter, where its results are neighbours and its planes apart.
+
+        Such lines are brought for few values each, one tile after the other, and planes far apart evict each other.
+        """
+        c = self.c
+        apart = abs(c.w.channels) * ITEM_BYTES[c.dtype]
+        if abs(c.w.results) != 1 or apart < _LINE or self.keeps_filter(tile):
+            return 0.0
+        lines = c.depth * c.taps
+        if lines <= _WAYS * min(_ALIASING // math.gcd(apart, _ALIASING), _ALIASING // _LINE):
+            return 1.0
+        sets = min(_FAR_ALIASING // math.gcd(apart, _FAR_ALIASING), _FAR_ALIASING // _LINE)
+        return (
+            c.axes[1].taps.count
+            * self._row_taps
+            * (_FAR_LINE if lines <= _FAR_WAYS * sets else _FARTHER_LINE)
+        )
 
     def _broadcast_slots(self, channels: int) -> float:
         """Load slots of one value of the filter: many if the channels' values evict each other."""
@@ -246,7 +270,18 @@ class PixelLanes:
     def cycles(self) -> float:
         """Cycles of one thread for the whole."""
         c = self.c
-        return c.batch * c.group_count * c.axes[0].results * self._cycles_of(self.tile)
+        return c.batch * c.group_count * c.axes[0].results * self._cycles_of(self.tile) + self._traffic()
+
+    def _traffic(self) -> float:
+        """Cycles to bring the image from beyond the second cache; the more taps meet a line, the more are hidden."""
+        c = self.c
+        read = c.batch * c.group_count * c.depth * ITEM_BYTES[c.dtype]
+        read *= math.prod(min(axis.positions, axis.results * max(1, axis.taps.count)) for axis in c.axes[:2])
+        read *= c.axes[2].positions
+        is_strided = c.axes[1].step > 1  # neighbouring rows are foreseen
+        if not c.taps or read <= (_SECOND_CACHE if is_strided else _THIRD_CACHE):
+            return 0.0
+        return read / (c.taps * (_STRIDED_RATE if read <= _THIRD_CACHE else _MEMORY_RATE))
 
     @cached_property
     def _run(self) -> int:

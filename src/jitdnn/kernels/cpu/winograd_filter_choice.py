@@ -33,6 +33,7 @@ _BEHIND = 1.08  # times the price of the best: what lags so far behind in the pl
 
 # what a core has of the second and of the last cache for what is read again
 _NEAR_BYTES, _FAR_BYTES = 700 << 10, 5 << 20
+_SCATTERED, _FAR_SCATTERED = 8.0, 24.0  # cycles of a tap that is stored on its own, to a large gradient
 _WORTH_SHARING = 100_000.0  # cycles; dearer by these factors where they cannot be shared, or by few threads
 _ALONE, _FEW = 1.6, 0.15
 _EXACT_PLACES, _INEXACT = 6, 1.1
@@ -263,6 +264,18 @@ def _finish_cycles(plan: WinogradFilter) -> float:
     rows, lanes = plan.row_operand, plan.lane_operand
     taps = plan.axes[1].taps * plan.axes[2].taps
     vector = 60 + taps * 5.0 + plan.places * (1.0 + 2.4 * (plan.splits - 1))
+    strides = [
+        plan.lane_stride,
+        *(a.axis.taps.increment * s for a, s in zip(plan.axes, plan.c.w.space, strict=True)),
+    ]
+    if 1 not in map(abs, strides):  # every lane is stored on its own
+        held = plan.c.width * plan.c.depth * plan.c.taps * plan.groups * ITEM_BYTES[plan.c.dtype]
+        vector += (
+            plan.axes[0].axis.taps.count
+            * taps
+            * plan.lanes
+            * (_SCATTERED if held <= _FAR_BYTES else _FAR_SCATTERED)
+        )
     if plan.order == "streamed" and plan.splits * plan.split_size * ITEM_BYTES[plan.c.dtype] > 2 * _FAR_BYTES:
         vector += plan.places * plan.splits * 6.0
     return rows.part_count * rows.channels * lanes.all_panels * plan.vectors * vector
