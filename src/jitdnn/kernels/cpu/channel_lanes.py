@@ -37,10 +37,10 @@ _TILE = 30.0  # cycles to begin and end a tile
 _MOST_MASKS = 7  # pixels at the end of a row have a mask each: no more than there are registers for them
 _L1_BYTES = 24 << 10
 _FAR_FILTERS = (
-    (640 << 10, 0.0),
-    (2 << 20, 1.0),
-    (6 << 20, 2.5),
-)  # bytes, and cycles that a vector of it is late
+    (512 << 10, 0.0),
+    (2 << 20, 2.0),
+    (6 << 20, 3.0),
+)  # bytes, and cycles by which a vector is late
 _FARTHEST = 7.0  # of a larger one
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
 _PANEL_BYTES = 16 << 10  # of the filter, on the stack

@@ -35,6 +35,8 @@ _AHEAD = 4096  # bytes between a small plane and the one that is asked for meanw
 _UNITS = 16  # that there should be
 _CACHE_BYTES = 1 << 20
 _FAR_BYTES = 8.0  # that a cycle brings from beyond the L2 cache
+_THIRD_CACHE = 16 << 20
+_MEMORY_BYTES = 8.0  # that a cycle brings from beyond that
 _PICKED = (
     5.0  # slots of the load ports for each vector out of which others are picked: shuffles delay the sums
 )
@@ -119,7 +121,17 @@ class FilterPixelLanes:
         if rest:
             cycles += self._pass_cycles(replace(tile, results=rest))
         passes = c.axes[0].taps.count * (rows // tile.rows) * ceil_div(columns, tile.taps)
-        return max(cycles * passes, self._traffic(tile)) * (c.depth // tile.channels)
+        counted = max(cycles * passes, self._traffic(tile)) * (c.depth // tile.channels)
+        held = (
+            c.batch
+            * ITEM_BYTES[c.dtype]
+            * (
+                c.depth * math.prod(axis.positions for axis in c.axes)
+                + c.width * math.prod(axis.results for axis in c.axes)
+            )
+        )
+        # what comes from memory is not hidden behind the products
+        return counted + (held / _MEMORY_BYTES if held * c.group_count > _THIRD_CACHE else 0.0)
 
     def _traffic(self, tile: FilterTile) -> float:
         """Cycles to bring what the units of one block of channels read from beyond the L2 cache."""

@@ -51,6 +51,7 @@ _FAR_WAYS, _FAR_ALIASING = 16, 64 << 10  # of the second cache
 _LINE = 64
 _FAR_LINE, _FARTHER_LINE = 3.0, 8.0  # cycles for a line of the filter from the second cache, and from beyond
 _SECOND_CACHE, _THIRD_CACHE = 768 << 10, 8 << 20  # bytes of the images that may still be there
+_HIDING = 64  # products with each element of an image, up to which nothing is hidden
 _STRIDED_RATE, _MEMORY_RATE = 16.0, 8.0  # bytes of them a cycle, of every other row or from memory
 
 
@@ -232,7 +233,7 @@ class PixelLanes:
         loads = lines * columns * tile.vectors * self.span.slots
         if not self.keeps_filter(tile):
             loads += tile.channels * tile.rows * taps * self._broadcast_slots(tile.channels)
-        plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 1.0 + _ROW * lines + self._filter_lines(tile)
+        plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 0.5 + _ROW * lines + self._filter_lines(tile)
         unit = self.strip.pixel(c.y)
         store = _STORE if unit == 1 else _SCATTERED_LANE * self.lanes
         asked = tile.rows * c.axes[1].step * tile.vectors * c.axes[2].step
@@ -273,15 +274,25 @@ class PixelLanes:
         return c.batch * c.group_count * c.axes[0].results * self._cycles_of(self.tile) + self._traffic()
 
     def _traffic(self) -> float:
-        """Cycles to bring the image from beyond the second cache; the more taps meet a line, the more are hidden."""
+        """Cycles to bring the image from afar; the more products an element is part of, the more of them are hidden."""
         c = self.c
         read = c.batch * c.group_count * c.depth * ITEM_BYTES[c.dtype]
         read *= math.prod(min(axis.positions, axis.results * max(1, axis.taps.count)) for axis in c.axes[:2])
         read *= c.axes[2].positions
-        is_strided = c.axes[1].step > 1  # neighbouring rows are foreseen
+        if self.strip.residues > 1:  # every other row of the result is written
+            read += (
+                c.batch
+                * c.group_count
+                * c.width
+                * ITEM_BYTES[c.dtype]
+                * math.prod((c.axes[0].results, c.axes[1].results, self.strip.results))
+            )
+        is_strided = c.axes[1].step > 1 or self.strip.residues > 1  # neighbouring rows are foreseen
         if not c.taps or read <= (_SECOND_CACHE if is_strided else _THIRD_CACHE):
             return 0.0
-        return read / (c.taps * (_STRIDED_RATE if read <= _THIRD_CACHE else _MEMORY_RATE))
+        products = c.axes[0].taps.count * c.axes[1].taps.count * self._row_taps * c.width
+        rate = _STRIDED_RATE if read <= _THIRD_CACHE else _MEMORY_RATE
+        return read / (rate * max(1.0, products / _HIDING))
 
     @cached_property
     def _run(self) -> int:
