@@ -26,7 +26,7 @@ def times(matrix: Matrix, values: list[Fraction]) -> list[Fraction]:
     return [sum((c * v for c, v in zip(row, values, strict=True)), Fraction(0)) for row in matrix]
 
 
-@pytest.mark.parametrize("outputs,taps", SIZES)
+@pytest.mark.parametrize(("outputs", "taps"), SIZES)
 @given(data=st.data())
 def test_it_is_the_correlation(outputs: int, taps: int, data: st.DataObject) -> None:
     f = minimal_filtering(outputs, taps)
@@ -45,7 +45,7 @@ def test_points_must_be_enough_and_different() -> None:
         from_points(2, 3, [Fraction(0), Fraction(1), Fraction(1)])
 
 
-@pytest.mark.parametrize("outputs,taps", [(2, 3), (4, 3), (3, 4), (2, 5), (4, 5), (4, 2), (1, 3)])
+@pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 3), (3, 4), (2, 5), (4, 5), (4, 2), (1, 3)])
 @pytest.mark.parametrize("name", ["result", "filter", "data"])
 def test_traced_maps_are_the_matrices(outputs: int, taps: int, name: str) -> None:
     matrix: Matrix = getattr(minimal_filtering(outputs, taps), name)
