@@ -5,14 +5,13 @@ Stored times have no part in it: what is judged is `get` on a machine where noth
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
-from typing import Any, TextIO
+from typing import Any
 
 from jitdnn.bench import provenance
-from jitdnn.bench.driver import Options, input_sets, own_candidate, poisoned_result
+from jitdnn.bench.driver import Options, input_sets, labels_of, own_candidate, poisoned_result
 from jitdnn.bench.gate import Gate
 from jitdnn.bench.suites import Layer
 from jitdnn.bench.timing import Neighbours, geometric_mean, interleaved, median
@@ -67,12 +66,7 @@ def run_choices(
     progress: Callable[[int, str], None] = lambda done, label: None,
 ) -> Iterator[ChoiceRow]:
     """Measure all algorithms of each of `layers`; of the options `threads`, `workspace_limit` and `method` count."""
-    overrides = {
-        name: value
-        for name in ("threads", "workspace_limit")
-        if (value := getattr(options, name)) is not None
-    }
-    with settings(**overrides) as values:
+    with settings(**options.given("threads", "workspace_limit")) as values:
         device = host(values.threads, values.cpu)
         blank = ChoiceRow(
             "", "", "", 0, device=device.name, threads=values.threads, system=provenance.system(),
@@ -80,10 +74,7 @@ def run_choices(
         )  # fmt: skip
         for number, layer in enumerate(layers):
             progress(number, layer.label)
-            row = replace(
-                blank, problem=str(layer.problem), network=layer.network, name=layer.name, count=layer.count,
-                date=provenance.now(),
-            )  # fmt: skip
+            row = replace(blank, **labels_of(layer))
             try:
                 yield _measure(row, layer.problem, device, options)
             except JitdnnError as error:
@@ -146,9 +137,3 @@ def summary_lines(rows: Sequence[ChoiceRow]) -> list[str]:
             f"{off[0]:.2f} to {off[-1]:.2f}, half of them {off[len(off) // 4]:.2f} to {off[(3 * len(off)) // 4]:.2f}"
         )
     return lines
-
-
-def write_choices(rows: Iterable[ChoiceRow], stream: TextIO) -> None:
-    """One JSON object a line."""
-    for row in rows:
-        stream.write(json.dumps(row.as_json()) + "\n")

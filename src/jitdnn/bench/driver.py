@@ -50,6 +50,10 @@ class Options:
     choice: str | None = None
     method: Method = field(default_factory=Method)
 
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of the settings of these names that are not left as they are."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class PeerResult:
@@ -117,12 +121,8 @@ def run(
     Raises InvalidArgument at the start for a peer that is unknown or not installed.
     """
     families = _families(options.peers)
-    overrides = {
-        name: value
-        for name in ("threads", "workspace_limit", "choice")
-        if (value := getattr(options, name)) is not None
-    }
-    with settings(**overrides) as values, ExitStack() as stack:
+    given = options.given("threads", "workspace_limit", "choice")
+    with settings(**given) as values, ExitStack() as stack:
         if options.threads is not None and options.peers:
             for context in _thread_limits(options.peers, families, values.threads):
                 stack.enter_context(context)
@@ -134,14 +134,19 @@ def run(
         )  # fmt: skip
         for number, layer in enumerate(layers):
             progress(number, layer.label)
-            row = replace(
-                blank, problem=str(layer.problem), network=layer.network, name=layer.name, count=layer.count,
-                date=provenance.now(),
-            )  # fmt: skip
+            row = replace(blank, **labels_of(layer))
             try:
                 yield _measure(row, layer.problem, handle, device, families, options)
             except NotSupported as error:
                 yield replace(row, failure=error.message)
+
+
+def labels_of(layer: Layer) -> dict[str, Any]:
+    """The fields of a row that say what is measured, and when."""
+    return {
+        "problem": str(layer.problem), "network": layer.network, "name": layer.name, "count": layer.count,
+        "date": provenance.now(),
+    }  # fmt: skip
 
 
 def _measure(

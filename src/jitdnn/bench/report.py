@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from math import isnan, nan
 from pathlib import Path
 from statistics import median
-from typing import TextIO
+from typing import Any, Protocol, TextIO
 
 from jitdnn.bench.driver import PeerResult, Row
 from jitdnn.bench.suites import transposed_direction
@@ -174,7 +174,13 @@ def save_plot(rows: Sequence[Row], path: Path, title: str) -> None:
         raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from None
 
 
-def write_json(rows: Iterable[Row], stream: TextIO) -> None:
+class JsonRow(Protocol):
+    """What a benchmark measured, of whatever kind."""
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+def write_json(rows: Iterable[JsonRow], stream: TextIO) -> None:
     """One JSON object a line."""
     for row in rows:
         stream.write(json.dumps(row.as_json()) + "\n")

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from jitdnn.bench import memory_bound
 from jitdnn.bench import sequences as sequence_cases
-from jitdnn.bench.choices import ChoiceRow, run_choices, summary_lines, write_choices
+from jitdnn.bench.choices import run_choices, summary_lines
 from jitdnn.bench.driver import Options, Row, run
-from jitdnn.bench.report import families, markdown, of_family, read_json, save_plot, summaries, write_json
+from jitdnn.bench.report import (
+    JsonRow,
+    families,
+    markdown,
+    of_family,
+    read_json,
+    save_plot,
+    summaries,
+    write_json,
+)
 from jitdnn.bench.suites import Layer, built_in, load, towards_each, unique
 from jitdnn.bench.timing import QUIET, Method, geometric_mean
 from jitdnn.cli.console import print_table, progress, say
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems import parse
 from jitdnn.settings import current
+
+AnyRow = TypeVar("AnyRow", bound=JsonRow)
 
 
 def list_built_in() -> None:
@@ -63,11 +73,7 @@ def run_bench(
     with ExitStack() as stack:
         stream = _open(json_rows, stack)
         advance = stack.enter_context(progress(len(layers), "measuring", is_quiet=True))
-        for row in run(layers, options, advance):
-            rows.append(row)
-            if stream is not None:
-                write_json([row], stream)
-                stream.flush()
+        rows += _collect(run(layers, options, advance), stream)
     if stream is not sys.stdout:
         show(rows)
     return 1 if any(row.failure for row in rows) else 0
@@ -95,15 +101,10 @@ def _measured_before(
 
 def _run_choices(layers: Sequence[Layer], options: Options, json_rows: Path | None) -> int:
     """Measure every algorithm of every layer beside the planner's pick, and print."""
-    rows: list[ChoiceRow] = []
     with ExitStack() as stack:
         stream = _open(json_rows, stack)
         advance = stack.enter_context(progress(len(layers), "measuring", is_quiet=True))
-        for row in run_choices(layers, options, advance):
-            rows.append(row)
-            if stream is not None:
-                write_choices([row], stream)
-                stream.flush()
+        rows = _collect(run_choices(layers, options, advance), stream)
     if stream is not sys.stdout:
         cells = [
             [
@@ -184,6 +185,17 @@ def _open(path: Path | None, stack: ExitStack) -> TextIO | None:
         raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from None
 
 
+def _collect(rows: Iterable[AnyRow], stream: TextIO | None) -> list[AnyRow]:
+    """All rows; each is written as JSON as soon as it is there, so that what was measured is not lost."""
+    collected = []
+    for row in rows:
+        collected.append(row)
+        if stream is not None:
+            write_json([row], stream)
+            stream.flush()
+    return collected
+
+
 def show(rows: Sequence[Row]) -> None:
     """Print the rows as a table and what they come to."""
     present = families(rows)
@@ -226,12 +238,7 @@ def run_memory_bound(only: Sequence[str], threads: int | None, json_rows: Path |
     counts = (1, 2) if threads is None else (threads,)
     with ExitStack() as stack:
         stream = _open(json_rows, stack)
-        rows = []
-        for row in memory_bound.run(counts, only=only, method=Method(seconds=seconds)):
-            rows.append(row)
-            if stream is not None:
-                stream.write(json.dumps(row.as_json()) + "\n")
-                stream.flush()
+        rows = _collect(memory_bound.run(counts, only=only, method=Method(seconds=seconds)), stream)
     if not rows:
         raise InvalidArgument(f"no operation has any of {', '.join(only)} in its name")
     columns = ["operation", "layout", "threads", "ms", "torch ms", "x torch", "x copy"]
