@@ -7,8 +7,8 @@
     store  : the tile to y with alpha, beta and the epilogue                   (stores.py)
 
 A tile's lanes are either the result's channels (its rows are a box of pixels) or pixels along the last axis
-(its rows are channels): whichever wastes fewer lanes and cycles. Nothing depends on the number of threads, so
-the result is the same to the bit with any.
+(its rows are channels): whichever wastes fewer lanes and cycles. How panels are shared
+out may depend on the number of threads, but no sum does: the result is the same to the bit with any.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jitdnn.kernels.cpu.blocked_cuts import Cut, choose_cut, reaches
 from jitdnn.kernels.cpu.blocked_tiles import TileCode
 from jitdnn.kernels.cpu.contraction import FUSED, Loop, Products, trace_contraction
 from jitdnn.kernels.cpu.correlation import Correlation, Interleaved
-from jitdnn.kernels.cpu.indexing import group_offset, points, scale, split_index, view_offset, whole_lines
+from jitdnn.kernels.cpu.indexing import group_offset, points, scale, split_index, whole_lines
 from jitdnn.kernels.cpu.packing import (
     Panels,
     Slab,
@@ -41,18 +41,6 @@ from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile, cost_per_step
 from jitdnn.kernels.cpu.trimming import LAST_AXIS, inside_fraction, trimmed_axes
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
-
-__all__ = [
-    "WANTED_TASKS",
-    "Blocked",
-    "group_offset",
-    "points",
-    "scale",
-    "split_index",
-    "view_offset",
-    "wanted_tasks",
-    "whole_lines",
-]
 
 WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the end
 _TASKS_A_THREAD = 4

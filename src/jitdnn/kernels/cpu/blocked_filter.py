@@ -22,12 +22,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jitdnn.kernels.cpu.blocked import WANTED_TASKS, whole_lines
+from jitdnn.kernels.cpu.blocked import WANTED_TASKS
 from jitdnn.kernels.cpu.blocked_filter_code import trace_gradient
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.filter_finish import is_turned
 from jitdnn.kernels.cpu.filter_forms import cropped, exchanged, from_inside, share_reached
 from jitdnn.kernels.cpu.filter_packing import is_panel_turned
+from jitdnn.kernels.cpu.indexing import whole_lines
 from jitdnn.kernels.cpu.packing import Slab, plan_slab, slab_extent, slab_step
 from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile
 from jitdnn.rtcg.builder import Module

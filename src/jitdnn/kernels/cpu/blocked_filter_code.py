@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jitdnn.devices.cpu import Arguments
-from jitdnn.kernels.cpu.blocked import group_offset, points, scale, split_index, view_offset
 from jitdnn.kernels.cpu.contraction import Loop, trace_contraction
 from jitdnn.kernels.cpu.correlation import Axis
 from jitdnn.kernels.cpu.filter_finish import filter_strides, trace_finish
 from jitdnn.kernels.cpu.filter_packing import trace_panel, trace_slab
+from jitdnn.kernels.cpu.indexing import group_offset, points, scale, split_index, view_offset
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 

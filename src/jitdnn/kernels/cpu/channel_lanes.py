@@ -17,10 +17,10 @@ from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments, CpuDevice
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.blocked import group_offset, scale, view_offset
 from jitdnn.kernels.cpu.borders import when
 from jitdnn.kernels.cpu.channel_tile import trace_tile
 from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.indexing import group_offset, scale, view_offset
 from jitdnn.kernels.cpu.packing import plan_panels, trace_panel
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.units import Units, walks_filter_first

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments, CpuDevice
-from jitdnn.kernels.cpu.blocked import scale, split_index, view_offset
 from jitdnn.kernels.cpu.borders import when
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.filter_channel_pass import trace_finish, trace_pass
 from jitdnn.kernels.cpu.filter_rows import POINTERS, filter_offset, row_blocks
+from jitdnn.kernels.cpu.indexing import scale, split_index, view_offset
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.units import Units
 from jitdnn.rtcg.builder import Module

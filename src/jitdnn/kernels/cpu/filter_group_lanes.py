@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments, CpuDevice
-from jitdnn.kernels.cpu.blocked import scale, split_index
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.filter_group_pass import trace_finish, trace_pass
 from jitdnn.kernels.cpu.filter_rows import POINTERS, block_count, row_blocks, tap_offset
+from jitdnn.kernels.cpu.indexing import scale, split_index
 from jitdnn.kernels.cpu.spans import Span, group_span
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jitdnn.kernels.cpu.blocked import group_offset, split_index
 from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.indexing import group_offset, split_index
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.rtcg.builder import Builder, Value
 

@@ -19,10 +19,10 @@ from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments, CpuDevice
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.blocked import group_offset, scale, split_index
 from jitdnn.kernels.cpu.borders import when
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.group_tile import trace_tile
+from jitdnn.kernels.cpu.indexing import group_offset, scale, split_index
 from jitdnn.kernels.cpu.spans import Span, group_span
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.transpose import copy_transposed

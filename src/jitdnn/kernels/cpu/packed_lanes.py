@@ -18,10 +18,10 @@ from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments, CpuDevice
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.blocked import scale
 from jitdnn.kernels.cpu.correlation import Correlation, View
 from jitdnn.kernels.cpu.group_lanes import GroupLanes
 from jitdnn.kernels.cpu.group_tile import trace_tile
+from jitdnn.kernels.cpu.indexing import scale
 from jitdnn.kernels.cpu.stores import Placement, TileStore, trace_store
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.transpose import copy_transposed

@@ -22,8 +22,8 @@ from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments, CpuDevice
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.blocked import group_offset, scale, view_offset
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convolution
+from jitdnn.kernels.cpu.indexing import group_offset, scale, view_offset
 from jitdnn.kernels.cpu.pixel_tile import trace_tile
 from jitdnn.kernels.cpu.spans import Span
 from jitdnn.kernels.cpu.tiles import ceil_div

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.kernels.cpu.blocked import split_index
 from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.indexing import split_index
 from jitdnn.kernels.cpu.loops import share
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.isa import ITEM_BYTES

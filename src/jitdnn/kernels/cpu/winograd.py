@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from jitdnn.kernels.cpu.blocked import whole_lines
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
+from jitdnn.kernels.cpu.indexing import whole_lines
 from jitdnn.kernels.cpu.packing import Panels, plan_panels
 from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile
 from jitdnn.kernels.cpu.winograd_matrices import MOST_PLACES, Matrix, MinimalFiltering, minimal_filtering

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jitdnn.devices.cpu import Arguments
-from jitdnn.kernels.cpu.blocked import group_offset, scale, split_index
+from jitdnn.kernels.cpu.indexing import group_offset, scale, split_index
 from jitdnn.kernels.cpu.stores import trace_store
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.winograd_filter import Operand, WinogradFilter

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.blocked import WANTED_TASKS, group_offset, scale, split_index, view_offset
+from jitdnn.kernels.cpu.blocked import WANTED_TASKS
+from jitdnn.kernels.cpu.indexing import group_offset, scale, split_index, view_offset
 from jitdnn.kernels.cpu.packing import trace_panel
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.winograd import MOST_TERMS, TileAxis, Winograd

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jitdnn.kernels.cpu.blocked import split_index
 from jitdnn.kernels.cpu.correlation import View
+from jitdnn.kernels.cpu.indexing import split_index
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.winograd import Winograd
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
