@@ -254,9 +254,9 @@ class _Clock:
 
 def test_candidates_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, order = _Clock(monkeypatch), []
-    calls = [clock.candidate([0.1], order, "a"), clock.candidate([0.15], order, "b")]
+    calls = [clock.candidate([0.05], order, "a"), clock.candidate([0.08], order, "b")]
     times = timing.interleaved(calls, Method(rounds=3, seconds=0.0))
-    assert times == [pytest.approx([0.1] * 3), pytest.approx([0.15] * 3)]
+    assert times == [pytest.approx([0.05] * 3), pytest.approx([0.08] * 3)]
     # once each to begin with; then in every turn a call that does not count and one that does
     assert order == ["a", "b"] + ["a", "a", "b", "b"] * 3
     assert len(clock.pauses) >= 6  # one at least before each turn
@@ -264,9 +264,9 @@ def test_candidates_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_long_calls_are_not_made_twice_and_have_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, order = _Clock(monkeypatch), []
-    calls = [clock.candidate([0.1], order, "a"), clock.candidate([2.0], order, "b")]
+    calls = [clock.candidate([0.05], order, "a"), clock.candidate([2.0], order, "b")]
     times = timing.interleaved(calls, Method(rounds=5, seconds=0.0, long_rounds=3))
-    assert times == [pytest.approx([0.1] * 3), pytest.approx([2.0] * 3)]
+    assert times == [pytest.approx([0.05] * 3), pytest.approx([2.0] * 3)]
     assert order == ["a", "b"] + ["a", "a", "b"] * 3
     assert len(timing.interleaved(calls, Method(rounds=2, seconds=0.0, long_rounds=3))[0]) == 2
     # the time that was asked for is used up all the same
@@ -282,7 +282,7 @@ def test_short_calls_are_repeated_within_a_turn(monkeypatch: pytest.MonkeyPatch)
 
 def test_rounds_go_on_until_the_time_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = _Clock(monkeypatch)
-    calls = [clock.candidate([0.1], [], "a"), clock.candidate([0.3], [], "b")]
+    calls = [clock.candidate([0.05], [], "a"), clock.candidate([0.3], [], "b")]
     assert len(timing.interleaved(calls, Method(rounds=1, seconds=0.5, most_rounds=99))[0]) == 3
     assert len(timing.interleaved(calls, Method(rounds=1, seconds=9.0, most_rounds=4))[0]) == 4
 

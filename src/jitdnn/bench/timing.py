@@ -3,10 +3,13 @@
 Measured on small virtual machines, where the same two processors are at times two cores and at times one:
 only times taken side by side can be compared. Every turn begins with a pause until the threads of the candidate
 before (OpenMP's and the BLAS's spin for a while after their last call) have gone to sleep, and with a call that
-is not counted, which wakes this candidate's own."""
+is not counted, which wakes this candidate's own. Every call allocates its result; memory that is freed stays with
+the process meanwhile, for fresh pages cost more than many a layer, and who has to ask for them is chance."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 import os
 import statistics
@@ -20,9 +23,13 @@ from jitdnn.devices.cpu import settle
 TURN = 0.02
 #: A call that takes as long is measured in fewer rounds, and not called once more without counting: it is hardly
 #: slower for the threads that it wakes.
-LONG = 0.2
+LONG = 0.1
 #: With more than this many processors' worth of other programs' work, times are called into question.
 QUIET = 0.2
+
+# Of glibc's mallopt: freed memory at the end of the heap is given back beyond so many bytes; so many allocations may be
+# mapped, and unmapped, on their own.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 Call = Callable[[int], object]
 
@@ -45,6 +52,7 @@ def interleaved(
 
     `between` is called after each round, for a progress bar.
     """
+    keep_freed_memory()
     for call in calls:  # first calls compile, allocate and start threads
         call(0)
     times: list[list[float]] = [[] for _ in calls]
@@ -75,6 +83,16 @@ def interleaved(
             spent += elapsed
         between()
     return times
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """From now on this process keeps what it frees. False where the C library cannot be told so (it is not glibc)."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1)) and bool(mallopt(_MMAP_MAX, 0))
 
 
 class Neighbours:
