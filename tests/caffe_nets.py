@@ -1,4 +1,4 @@
-"""Small nets for the tests of Caffe's front end."""
+"""Small nets for the tests of Caffe's front end, and LeNet in PyTorch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from jitdnn.caffe import Net, load_net
 from jitdnn.caffe.graph import Node
 
 Array = NDArray[Any]
+
+LENET = "package:models/lenet.prototxt"
+FIXED = 'lr_policy: "fixed" base_lr: 0.1 '  # fields of a solver
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
@@ -80,3 +83,32 @@ def check_gradients(
     np.testing.assert_allclose(dx, differences(loss, x), rtol=tolerance, atol=tolerance)
     for blob, gradient in zip(node.layer.weights, gradients, strict=True):
         np.testing.assert_allclose(gradient, differences(loss, blob.data), rtol=tolerance, atol=tolerance)
+
+
+def distinct(shape: tuple[int, ...], random: np.random.Generator) -> Array:
+    """Values that are all different, and not near 0, so that no maximum and no kink is close."""
+    size = int(np.prod(shape))
+    return (random.permutation(size) + 0.5 - size // 2).reshape(shape) / 7
+
+
+def vars_of(parameter: Any) -> tuple[str, float, float]:
+    """What a solver is told of a weight: its name and the multipliers of its rate and decay."""
+    return parameter.name, parameter.lr_mult, parameter.decay_mult
+
+
+def lenet_in_torch(torch: Any, weights: dict[str, Any], x: Any, labels: Any) -> Any:
+    """LeNet's loss for the images `x` and these labels."""
+    f = torch.nn.functional
+    y = f.max_pool2d(f.conv2d(x, weights["conv1/0"], weights["conv1/1"]), 2, ceil_mode=True)
+    y = f.max_pool2d(f.conv2d(y, weights["conv2/0"], weights["conv2/1"]), 2, ceil_mode=True)
+    y = torch.relu(f.linear(y.flatten(1), weights["ip1/0"], weights["ip1/1"]))
+    return f.cross_entropy(f.linear(y, weights["ip2/0"], weights["ip2/1"]), labels)
+
+
+def as_leaves(torch: Any, net: Net) -> dict[str, Any]:
+    """The weights of a net, by name, as leaves of PyTorch's graph."""
+    return {p.name: torch.tensor(p.blob.data.copy(), requires_grad=True) for p in net.parameters}
+
+
+def relative_error(found: Array, expected: Array) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
