@@ -1,0 +1,219 @@
+"""InnerProduct, activations, Power, Dropout, Flatten and Input: values, gradients by differences, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caffe_nets import backward, check_gradients, distinct, forward, one_layer
+from jitdnn.caffe import Net, load_net
+from jitdnn.errors import InvalidArgument, NotSupported
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+# ---- InnerProduct
+
+PRODUCTS = [
+    ("num_output: 3", (4, 5)),
+    ("num_output: 2 bias_term: false", (2, 3, 2, 2)),
+    ("num_output: 3 transpose: true", (2, 3, 2)),
+    ("num_output: 2 axis: 2", (2, 3, 2, 2)),
+    ("num_output: 2 axis: -1 transpose: true bias_term: false", (2, 3, 4)),
+    ("num_output: 2 axis: 0", (3, 2)),
+]
+
+
+@pytest.mark.parametrize(("fields", "shape"), PRODUCTS)
+def test_inner_product_gradients(fields: str, shape: tuple[int, ...], random: np.random.Generator) -> None:
+    fillers = 'weight_filler { type: "gaussian" } bias_filler { type: "gaussian" }'
+    net, node = one_layer(f'type: "InnerProduct" inner_product_param {{ {fields} {fillers} }}', shape)
+    check_gradients(net, node, random.standard_normal(shape), random)
+
+
+def test_inner_product_values(random: np.random.Generator) -> None:
+    x = random.standard_normal((2, 3, 2, 2))
+    for transpose in ("false", "true"):
+        fillers = 'weight_filler { type: "gaussian" } bias_filler { value: 2 }'
+        fields = f"num_output: 5 transpose: {transpose} {fillers}"
+        net, node = one_layer(f'type: "InnerProduct" inner_product_param {{ {fields} }}', x.shape)
+        w = node.layer.weights[0].data
+        assert w.shape == ((12, 5) if transpose == "true" else (5, 12))
+        columns = w if transpose == "true" else w.T
+        np.testing.assert_allclose(forward(net, x0=x), x.reshape(2, 12) @ columns + 2, rtol=1e-12)
+
+
+def test_inner_products_that_cannot_be() -> None:
+    with pytest.raises(InvalidArgument, match="num_output is missing"):
+        one_layer('type: "InnerProduct"', (2, 3))
+    net, _ = one_layer('type: "InnerProduct" inner_product_param { num_output: 2 }', (2, 3))
+    with pytest.raises(InvalidArgument, match="the weights are for 3"):
+        net.reshape(x0=(2, 4))
+
+
+# ---- activations, Power
+
+
+def power(scale: float, shift: float) -> str:
+    return f'type: "Power" power_param {{ scale: {scale} shift: {shift} }}'
+
+
+ELEMENTWISE = {
+    'type: "ReLU"': lambda x: np.maximum(x, 0),
+    'type: "ReLU" relu_param { negative_slope: 0.25 }': lambda x: np.where(x > 0, x, x / 4),
+    'type: "ELU"': lambda x: np.where(x > 0, x, np.expm1(x)),
+    'type: "ELU" elu_param { alpha: 0.5 }': lambda x: np.where(x > 0, x, 0.5 * np.expm1(x)),
+    'type: "PReLU"': lambda x: np.where(x > 0, x, x / 4),
+    'type: "PReLU" prelu_param { channel_shared: true filler { value: 0.5 } }': lambda x: np.where(
+        x > 0, x, x / 2
+    ),
+    'type: "Sigmoid"': lambda x: 1 / (1 + np.exp(-x)),
+    'type: "TanH"': np.tanh,
+    power(-0.5, 0.25): lambda x: 0.25 - 0.5 * x,
+    power(2, 0): lambda x: 2 * x,
+}
+
+
+@pytest.mark.parametrize("layer", ELEMENTWISE)
+@pytest.mark.parametrize("top", ["y", "x0"])
+def test_elementwise_layers(layer: str, top: str, random: np.random.Generator) -> None:
+    x = distinct((3, 5, 2), random)
+    net, node = one_layer(f'{layer} top: "{top}"', x.shape)
+    assert (node.top[0] is node.bottom[0]) == (top == "x0")
+    np.testing.assert_allclose(forward(net, x0=x), ELEMENTWISE[layer](x), rtol=1e-12)
+    if top == "y":
+        check_gradients(net, node, x, random)
+    else:
+        _check_in_place(net, x, layer)
+
+
+def _check_in_place(net: Net, x: np.ndarray[Any, Any], layer: str) -> None:
+    """In place the gradient is what it is elsewhere, and stands where dy stood."""
+    other, other_node = one_layer(layer, x.shape)
+    dy = np.cos(x)
+    forward(other, x0=x)
+    (expected,) = backward(other_node, dy)
+    net.forward(x0=x)
+    node = net.nodes[-1]
+    np.copyto(node.top[0].diff, dy)
+    node.layer.backward(node.top, [True], node.bottom)
+    np.testing.assert_array_equal(node.bottom[0].diff, expected)
+
+
+def test_sigmoid_before_a_layer_in_place(random: np.random.Generator) -> None:
+    text = """
+        layer { name: "x0" type: "Input" top: "x0" input_param { shape { dim: 7 } } }
+        layer { name: "s" type: "Sigmoid" bottom: "x0" top: "s" }
+        layer { name: "p" type: "Power" bottom: "s" top: "s" power_param { scale: 5 } loss_weight: 1 }
+        force_backward: true
+    """
+    net = load_net(text, dtype="f64")
+    x = random.standard_normal(7)
+    net.forward(x0=x)
+    net.backward()
+    y = 1 / (1 + np.exp(-x))
+    np.testing.assert_allclose(net.blobs["x0"].diff, 5 * y * (1 - y), rtol=1e-12)
+
+
+def test_what_activations_refuse() -> None:
+    with pytest.raises(NotSupported, match=r"'l' \(line 2\): negative_slope -0.1"):
+        one_layer('type: "ReLU" relu_param { negative_slope: -0.1 }', (2,))
+    with pytest.raises(NotSupported, match="alpha -1"):
+        one_layer('type: "ELU" elu_param { alpha: -1 }', (2,))
+    with pytest.raises(InvalidArgument, match="needs a batch and channels"):
+        one_layer('type: "PReLU"', (2,))
+    with pytest.raises(NotSupported, match="power 2"):
+        one_layer('type: "Power" power_param { power: 2 }', (2,))
+
+
+# ---- Dropout
+
+
+def test_dropout_in_training(random: np.random.Generator) -> None:
+    shape = (100, 100)
+    net, node = one_layer('type: "Dropout" dropout_param { dropout_ratio: 0.25 }', shape, phase="TRAIN")
+    x = random.uniform(1, 2, shape)
+    y = forward(net, x0=x)
+    is_kept = y != 0
+    np.testing.assert_allclose(y[is_kept], x[is_kept] / 0.75, rtol=1e-12)
+    # 10,000 draws with p = 0.75: four standard deviations are 0.017
+    assert abs(is_kept.mean() - 0.75) < 0.018
+    dy = random.standard_normal(shape)
+    (dx,) = backward(node, dy)
+    np.testing.assert_allclose(dx, np.where(is_kept, dy / 0.75, 0), rtol=1e-12)
+    assert (forward(net, x0=x) != y).any()
+
+
+def test_dropout_in_testing(random: np.random.Generator) -> None:
+    x, dy = random.standard_normal((2, 3, 4))
+    net, node = one_layer('type: "Dropout"', (3, 4))
+    np.testing.assert_array_equal(forward(net, x0=x), x)
+    np.testing.assert_array_equal(backward(node, dy)[0], dy)
+
+
+def test_dropout_ratio_is_less_than_1() -> None:
+    with pytest.raises(InvalidArgument, match="dropout_ratio is 1"):
+        one_layer('type: "Dropout" dropout_param { dropout_ratio: 1 }', (2,))
+
+
+# ---- Flatten, Input
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ("", (2, 60)),
+        ("axis: 2", (2, 3, 20)),
+        ("axis: 0 end_axis: 1", (6, 4, 5)),
+        ("axis: -2", (2, 3, 20)),
+        ("axis: 2 end_axis: 2", (2, 3, 4, 5)),
+    ],
+)
+def test_flatten(fields: str, expected: tuple[int, ...], random: np.random.Generator) -> None:
+    x = random.standard_normal((2, 3, 4, 5))
+    net, node = one_layer(f'type: "Flatten" flatten_param {{ {fields} }}', x.shape)
+    np.testing.assert_array_equal(forward(net, x0=x), x.reshape(expected))
+    dy = random.standard_normal(expected)
+    node.bottom[0].diff.fill(np.nan)
+    np.copyto(node.top[0].diff, dy)
+    node.layer.backward(node.top, [True], node.bottom)
+    np.testing.assert_array_equal(node.bottom[0].diff, dy.reshape(x.shape))
+
+
+def test_flatten_before_a_layer_in_place(random: np.random.Generator) -> None:
+    """The view must not let the layer in place write into what another layer reads."""
+    text = """
+        layer { name: "x0" type: "Input" top: "x0" input_param { shape { dim: 2 dim: 3 } } }
+        layer { name: "f" type: "Flatten" bottom: "x0" top: "f" flatten_param { axis: 0 } }
+        layer { name: "p" type: "Power" bottom: "f" top: "f" power_param { scale: 5 } loss_weight: 1 }
+        layer { name: "s" type: "Power" bottom: "x0" top: "s" power_param { scale: 2 } loss_weight: 1 }
+        force_backward: true
+    """
+    net = load_net(text, dtype="f64")
+    x = random.standard_normal((2, 3))
+    net.forward(x0=x)
+    np.testing.assert_allclose(net.loss, 7 * x.sum(), rtol=1e-12)
+    net.backward()
+    np.testing.assert_allclose(net.blobs["x0"].diff, 7)
+
+
+def test_flatten_backwards() -> None:
+    with pytest.raises(InvalidArgument, match="end_axis 0 is before axis 1"):
+        one_layer('type: "Flatten" flatten_param { end_axis: 0 }', (2, 3))
+
+
+def test_input_shapes() -> None:
+    net = load_net(
+        'layer { name: "i" type: "Input" top: "a" top: "b" '
+        "input_param { shape { dim: 2 dim: 3 } shape { } } }"
+    )
+    assert (net.blobs["a"].shape, net.blobs["b"].shape) == ((2, 3), ())
+    with pytest.raises(InvalidArgument, match="1 or 2 shapes"):
+        load_net('layer { name: "i" type: "Input" top: "a" top: "b" }')
+    with pytest.raises(InvalidArgument, match="negative extent"):
+        load_net('layer { name: "i" type: "Input" top: "a" input_param { shape { dim: -1 } } }')
