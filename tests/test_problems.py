@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
-from jitdnn.problems import (
-    Activation,
-    AddTensor,
-    BiasGradient,
-    Convolution,
-    MatMul,
-    Pooling,
-    Softmax,
-    parse,
-)
+from jitdnn.problems import Activation, AddTensor, BiasGradient, Convolution, MatMul, Pooling, Softmax, parse
 from jitdnn.problems.convolution import transposed_shape
 from jitdnn.tensor import TensorDescriptor
 
