@@ -1,32 +1,22 @@
-"""Choosing an algorithm: policies, reasons, stored times, measuring, and the table that explains it."""
+"""Choosing an algorithm without running any: policies, reasons, stored times, and the table that explains it."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import jitdnn
-from jitdnn import log
-from jitdnn.devices import cpu
 from jitdnn.errors import CompileError, NotSupported
 from jitdnn.kernels import tables
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.algorithm import Epilogue, summation_bound
 from jitdnn.kernels.reference import Reference
-from jitdnn.planner import find as find_module
-from jitdnn.planner import sampling
 from jitdnn.planner import workspace as policies
 from jitdnn.planner.choose import allowed_error, epilogue_key, get
-from jitdnn.planner.find import find
 from jitdnn.planner.plan import Plan, Request, format_seconds
 from jitdnn.planner.store import Store
 from jitdnn.problems.convolution import Convolution
@@ -34,101 +24,10 @@ from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import trace
 from jitdnn.settings import format_bytes
 from jitdnn.tensor import TensorDescriptor
-
-PROBLEM = Convolution.make("fwd", (2, 3, 8, 8), (4, 3, 3, 3))
-DOUBLE = Convolution.make("fwd", (2, 3, 8, 8), (4, 3, 3, 3), dtype="f64")
+from planner_fakes import DEVICE, DOUBLE, PROBLEM, Fake, Planning, Table, reasons
 
 
-@dataclass(frozen=True)
-class Machine:
-    target: str = "fake"
-    name: str = "fake machine"
-    threads: int = 1
-    bandwidth: float = 1e10
-
-    def peak_flops(self, dtype: str) -> float:
-        return 1e11
-
-
-DEVICE = Machine()
-
-
-@dataclass
-class Fake(Algorithm):
-    """An algorithm that says what it is told to say, and whose kernel sleeps as long as it is told to."""
-
-    name: str = "fake"  # type: ignore[misc]
-    version: int = 1  # type: ignore[misc]
-    seconds: float = 1e-3
-    needs: int = 0
-    refusal: str | None = None
-    deterministic: bool = True  # type: ignore[misc]
-    bound: float = 1e-7
-    mode: str | None = None
-    sleep: float = 0.0
-    does_compile: bool = True
-    builds: int = 0
-    calls: list[tuple[Sequence[int], float, float, int]] = field(default_factory=list)
-
-    problem = Convolution
-
-    def refuse(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> str | None:
-        return self.refusal
-
-    def workspace(self, problem: Problem, device: Any) -> int:
-        return self.needs
-
-    def estimate(self, problem: Problem, device: Any) -> float:
-        return self.seconds
-
-    def error_bound(self, problem: Problem) -> float:
-        return self.bound
-
-    def arithmetic(self, problem: Problem) -> str:
-        return self.mode or super().arithmetic(problem)
-
-    def build(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> Kernel:
-        self.builds += 1
-        if not self.does_compile:
-            raise CompileError("this one never does")
-
-        def kernel(stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int) -> None:
-            self.calls.append((tuple(pointers), alpha, beta, workspace))
-            time.sleep(self.sleep)
-
-        return kernel
-
-
-Table = Callable[..., None]
-
-
-@pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> Table:
-    def install(*algorithms: Algorithm) -> None:
-        monkeypatch.setitem(tables.ALGORITHMS, ("fake", Convolution, "fwd"), algorithms)
-
-    return install
-
-
-@pytest.fixture(autouse=True)
-def memory_only() -> Iterator[None]:
-    with jitdnn.settings(cache=False, log="warning"):
-        yield
-
-
-@pytest.fixture
-def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The messages that `log.fallback_once` was given."""
-    messages: list[str] = []
-    monkeypatch.setattr(log, "fallback_once", lambda key, message: messages.append(message))
-    return messages
-
-
-def reasons(plan: Plan) -> dict[str, str | None]:
-    return {candidate.name: candidate.refused for candidate in plan.candidates}
-
-
-class TestGet:
+class TestGet(Planning):
     def test_fastest_estimate_wins(self, table: Table) -> None:
         table(Fake("slow", seconds=3e-3), Fake("fast", seconds=1e-3, needs=100), Fake("middle", seconds=2e-3))
         plan = get(PROBLEM, DEVICE, Request(), store=Store(None))
@@ -288,7 +187,7 @@ NEEDS = st.lists(st.tuples(st.integers(0, 1000), st.floats(1e-6, 1.0)), min_size
 def test_more_workspace_is_never_slower(needs: list[tuple[int, float]], limits: list[int]) -> None:
     fakes = [Fake(f"a{i}", seconds=t, needs=n) for i, (n, t) in enumerate(needs)]
     fakes.append(Fake("fallback", seconds=2.0))
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, jitdnn.settings(cache=False, log="warning"):
         patch.setitem(tables.ALGORITHMS, ("fake", Convolution, "fwd"), tuple(fakes))
         plans = [get(PROBLEM, DEVICE, Request(workspace_limit=n), store=Store(None)) for n in sorted(limits)]
         plans.append(get(PROBLEM, DEVICE, Request(workspace_limit=policies.FASTEST), store=Store(None)))
@@ -298,7 +197,7 @@ def test_more_workspace_is_never_slower(needs: list[tuple[int, float]], limits: 
     assert seconds[-1] == min(fake.seconds for fake in fakes)
 
 
-class TestStoredTimes:
+class TestStoredTimes(Planning):
     def record(self, store: Store, **times: float) -> None:
         rows = [(name, 1, seconds, 0) for name, seconds in times.items()]
         store.record(str(PROBLEM), "", DEVICE.name, rows)
@@ -370,186 +269,7 @@ class TestStoredTimes:
         assert epilogue_key(named[0]) == epilogue_key(named[1])
 
 
-class TestFind:
-    def test_the_clock_decides_not_the_estimate(self, table: Table) -> None:
-        table(Fake("boaster", seconds=1e-4, sleep=0.02), Fake("modest", seconds=2e-3, sleep=0.002))
-        store = Store(None)
-        plan = find(PROBLEM, DEVICE, Request(), store=store)
-        assert plan.algorithm == "modest"
-        assert plan.seconds >= 0.002
-        assert {c.source for c in plan.candidates} == {"measured"}
-        later = get(PROBLEM, DEVICE, Request(), store=store)
-        assert later.algorithm == "modest"
-        assert {c.source for c in later.candidates} == {"stored"}
-        assert later.seconds == plan.seconds
-
-    def test_refused_ones_are_neither_built_nor_run(self, table: Table) -> None:
-        big, picky = Fake("big", needs=100), Fake("picky", refusal="no")
-        table(big, picky, Fake("sound"))
-        find(PROBLEM, DEVICE, Request(workspace_limit=0), store=Store(None))
-        assert (big.builds, picky.builds) == (0, 0)
-
-    def test_what_is_hopeless_by_its_estimate_is_not_run(self, table: Table) -> None:
-        hopeless = Fake("hopeless", seconds=1e3)
-        table(Fake("sound"), hopeless)
-        plan = find(PROBLEM, DEVICE, Request(), store=Store(None))
-        assert hopeless.builds == 0
-        assert "not measured" in str(reasons(plan)["hopeless"])
-
-    def test_what_is_hopeless_in_its_first_run_is_not_run_again(self, table: Table) -> None:
-        lame = Fake("lame", sleep=0.1)
-        table(Fake("sound", sleep=0.001), lame)
-        assert find(PROBLEM, DEVICE, Request(), store=Store(None)).algorithm == "sound"
-        assert len(lame.calls) == 1
-
-    def test_rounds_are_interleaved(self, table: Table) -> None:
-        order: list[str] = []
-
-        class Tracked(Fake):
-            def build(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> Kernel:
-                inner = super().build(problem, device, epilogue)
-
-                def kernel(*arguments: Any) -> None:
-                    order.append(self.name)
-                    inner(*arguments)
-
-                return kernel
-
-        table(Tracked("a", sleep=0.002), Tracked("b", sleep=0.002))
-        find(PROBLEM, DEVICE, Request(), store=Store(None), seconds=60.0)
-        # warm-up and first sample of each, then in turns
-        assert order[:4] == ["a", "a", "b", "b"]
-        assert order[4:] == ["a", "a", "b", "b"] * sampling.ROUNDS
-
-    def test_time_limit(self, table: Table) -> None:
-        slow = [Fake(f"slow{i}", sleep=0.05) for i in range(3)]
-        table(*slow)
-        find(PROBLEM, DEVICE, Request(), store=Store(None), seconds=0.1)
-        assert all(1 <= len(fake.calls) <= 3 for fake in slow)
-        assert sum(len(fake.calls) for fake in slow) < 3 * 3
-
-    def test_operands_are_own_buffers_large_enough(self, table: Table) -> None:
-        fake = Fake("only", needs=1000)
-        table(fake)
-        strided = Convolution.make(
-            "fwd", (2, 3, 8, 8), (4, 3, 3, 3), x_strides=(-500, 100, -10, 1), y_strides=(150, 1, 24, 4)
-        )
-        bias = TensorDescriptor(strided.output.shape, (0, 1, 0, 0), "f32")
-        find(
-            strided,
-            DEVICE,
-            Request(),
-            Epilogue(trace(lambda a, b: a + b), (bias,)),
-            store=Store(None),
-            seconds=0.0,
-        )
-        pointers, alpha, beta, workspace = fake.calls[0]
-        assert len(pointers) == 4
-        assert len(set(pointers)) == 4
-        assert (alpha, beta) == (1.0, 0.0)
-        assert workspace % 64 == 0
-        assert workspace != 0
-
-    def test_real_kernels_leave_finite_results_and_agree_with_their_names(self) -> None:
-        plan = find(PROBLEM, cpu.host(2), Request(algorithm="im2col"), store=Store(None), seconds=0.05)
-        x = np.random.default_rng(0).standard_normal(PROBLEM.x.shape).astype(np.float32)
-        w = np.random.default_rng(1).standard_normal(PROBLEM.w.shape).astype(np.float32)
-        y = np.full(PROBLEM.y.shape, np.nan, np.float32)
-        scratch = np.zeros(plan.workspace + 64, np.uint8)
-        start = scratch.ctypes.data + -scratch.ctypes.data % 64
-        plan.run(None, (x.ctypes.data, w.ctypes.data, y.ctypes.data), 1.0, 0.0, start)
-        np.testing.assert_allclose(y, PROBLEM.reference(x, w), rtol=1e-4, atol=1e-5)
-
-    def test_stored_times_are_taken_unless_fresh_ones_are_wanted(self, table: Table) -> None:
-        one, two = Fake("one", sleep=0.001), Fake("two", sleep=0.002)
-        table(one, two)
-        store = Store(None)
-        find(PROBLEM, DEVICE, Request(), store=store)
-        runs = len(one.calls)
-        plan = find(PROBLEM, DEVICE, Request(), store=store, is_fresh=False)
-        assert plan.algorithm == "one"
-        assert len(one.calls) == runs
-        find(PROBLEM, DEVICE, Request(), store=store)
-        assert len(one.calls) > runs
-
-    def test_a_new_version_is_measured_again(self, table: Table) -> None:
-        store = Store(None)
-        table(Fake("one"), Fake("two"))
-        find(PROBLEM, DEVICE, Request(), store=store)
-        changed = Fake("one", version=2)
-        table(changed, Fake("two"))
-        find(PROBLEM, DEVICE, Request(), store=store, is_fresh=False)
-        assert changed.calls
-
-    def test_the_only_choice_need_not_be_measured(self, table: Table) -> None:
-        only, big = Fake("only"), Fake("big", needs=100)
-        table(only, big)
-        plan = find(PROBLEM, DEVICE, Request(workspace_limit=0), store=Store(None), is_fresh=False)
-        assert (plan.algorithm, plan.candidates[0].source) == ("only", "estimate")
-        assert only.calls == []
-
-    def test_what_does_not_compile_is_refused(self, table: Table, warnings: list[str]) -> None:
-        table(Fake("broken", does_compile=False), Fake("sound"))
-        plan = find(PROBLEM, DEVICE, Request(), store=Store(None), seconds=0.05)
-        assert plan.algorithm == "sound"
-        assert "does not compile" in str(reasons(plan)["broken"])
-        assert len(warnings) == 1
-
-    def test_nothing_to_measure_lists_the_reasons(self, table: Table) -> None:
-        table(Fake("one", refusal="first reason"))
-        with pytest.raises(NotSupported, match="first reason"):
-            find(PROBLEM, DEVICE, Request(), store=Store(None))
-
-    def test_without_memory_the_estimates_decide(
-        self, table: Table, warnings: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        table(Fake("slow", seconds=2e-3), Fake("fast"))
-
-        def no_memory(*arguments: Any) -> None:
-            raise MemoryError
-
-        monkeypatch.setattr(find_module, "_operand", no_memory)
-        assert find(PROBLEM, DEVICE, Request(), store=Store(None)).algorithm == "fast"
-        assert "memory" in warnings[0]
-
-
-class TestThroughTheLibrary:
-    TEXT = "conv_fwd n2 c5 h11 w10 k7 r3 s3 pad1 f32 nchw"
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        problem = jitdnn.parse(self.TEXT)
-        random = np.random.default_rng(0)
-        x, w = (random.standard_normal(o.descriptor.shape).astype(np.float32) for o in problem.inputs)
-        return x, w, problem.reference(x, w)
-
-    def test_find_by_setting(self, tmp_path: Path) -> None:
-        x, w, expected = self.arrays()
-        with (
-            jitdnn.settings(cache=True, cache_dir=tmp_path, choice="find", workspace_limit="8 MiB"),
-            jitdnn.Handle(),
-        ):
-            np.testing.assert_allclose(jitdnn.conv(x, w, padding=1), expected, rtol=1e-3, atol=1e-4)
-            plan = jitdnn.plan(self.TEXT)
-            measured = {c.name: c.seconds for c in plan.candidates if c.source == "measured"}
-            assert {"im2col", "implicit_gemm"} <= set(measured)
-            assert plan.seconds == min(measured.values())
-            assert len(Store.default().rows()) == len(measured)
-            explained = jitdnn.plan(self.TEXT, choice="get", handle=jitdnn.Handle()).explain()
-            assert explained.count(" stored ") == len(measured)
-
-    def test_limits_by_setting_and_by_argument(self) -> None:
-        x, w, expected = self.arrays()
-        im2col = jitdnn.plan(self.TEXT, algorithm="im2col").workspace
-        assert im2col > 0
-        with jitdnn.settings(workspace_limit=im2col - 1):
-            assert jitdnn.plan(self.TEXT).workspace < im2col
-            with pytest.raises(NotSupported, match=f"set workspace_limit to at least {im2col}"):
-                jitdnn.conv(x, w, padding=1, algorithm="im2col")
-            y = jitdnn.conv(x, w, padding=1, algorithm="im2col", workspace_limit=im2col)
-        np.testing.assert_allclose(y, expected, rtol=1e-3, atol=1e-4)
-
-
-class TestExplain:
+class TestExplain(Planning):
     def plan(self, table: Table, **request: Any) -> Plan:
         table(
             Fake("refuser", refusal="dilation 2: only 1"),
