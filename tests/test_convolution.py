@@ -18,12 +18,10 @@ from conformance import (
     run,
     unreached,
 )
+from convolution_cases import convolution, fused
 from jitdnn.devices.cpu import host
-from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.problems import BiasGradient, Convolution, Problem, parse
-from jitdnn.rtcg.expression import apply, trace
 from jitdnn.rtcg.isa import isa
-from jitdnn.tensor import TensorDescriptor
 from strategies import bias_gradients, convolutions
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
@@ -100,12 +98,6 @@ BIAS_SHAPES = [
 ]
 
 
-def convolution(words: str, direction: str) -> Convolution:
-    problem = parse(f"conv_{direction} {words}")
-    assert isinstance(problem, Convolution)
-    return problem
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("words", SHAPES)
 def test_awkward_shapes(words: str, direction: str) -> None:
@@ -161,25 +153,6 @@ def test_one_kernel_called_by_several_threads(words: str, direction: str) -> Non
 
 
 # epilogues: expression inputs after the sum are the bias, one for each channel, and a residual like y
-
-
-def bias_of(problem: Convolution) -> TensorDescriptor:
-    """One number a channel, broadcast over the output of the problem."""
-    shape = problem.output.shape
-    return TensorDescriptor(shape, (0, 1, *([0] * (len(shape) - 2))), problem.dtype)
-
-
-def fused(problem: Convolution, expression: str) -> Epilogue:
-    bias, residual = bias_of(problem), TensorDescriptor.packed(problem.output.shape, problem.dtype, "nhwc")
-    scalar = TensorDescriptor(problem.output.shape, (0,) * len(problem.output.shape), problem.dtype)
-    return {
-        "activation": Epilogue(trace(lambda acc: apply("relu", acc))),
-        "bias": Epilogue(trace(lambda acc, bias: acc + bias), (bias,)),
-        "residual": Epilogue(
-            trace(lambda acc, bias, residual: apply("relu", acc + bias) + residual), (bias, residual)
-        ),
-        "scalar": Epilogue(trace(lambda acc, scalar: apply("tanh", acc) + scalar), (scalar,)),
-    }[expression]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from conformance import check, compare, make_case, run
+from convolution_cases import convolution
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.algorithm import Device, Epilogue
 from jitdnn.kernels.cpu.channel_lanes import ChannelLanes, ChannelTile
@@ -25,7 +26,7 @@ from jitdnn.kernels.cpu.filter_pixel_lanes import FilterPixelLanes, FilterTile
 from jitdnn.kernels.cpu.group_lanes import GroupLanes, GroupTile
 from jitdnn.kernels.cpu.packed_lanes import PackedLanes
 from jitdnn.kernels.cpu.pixel_lanes import PixelLanes, PixelTile, best_turned, strips
-from jitdnn.problems import Convolution, Problem, parse
+from jitdnn.problems import Convolution, Problem
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import TensorDescriptor
 
@@ -42,12 +43,6 @@ class Prescribed(Direct):
 
     def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Sequence[Part]:
         return self.parts
-
-
-def convolution(words: str) -> Convolution:
-    problem = parse(f"conv_{words}")
-    assert isinstance(problem, Convolution)
-    return problem
 
 
 def fix(part: Part, tile: object, **more: object) -> Part:
@@ -75,18 +70,15 @@ def with_operand(problem: Convolution) -> Epilogue:
 @pytest.mark.parametrize(
     ("words", "tile"),
     [
-        ("fwd n2 c3 h9 w20 k3 r3 s3 pad1 g3", PixelTile(1, 2, 1)),
-        (
-            "fwd n1 c2 h7 w40 k5 r3 s3 pad1",
-            PixelTile(2, 1, 2),
-        ),  # channels, rows and pixels that are left over
-        ("fwd n1 c2 h8 w70 k3 r2 s3 pad0x1 stride1x2", PixelTile(3, 2, 1)),  # picked lanes
-        ("fwd n1 c2 h8 w70 k3 r2 s3 pad0x1 stride2x4", PixelTile(2, 3, 1)),
-        ("fwd n1 c2 h8 w90 k3 r2 s3 pad0x1 stride2x5", PixelTile(2, 1, 1)),  # gathered lanes
-        ("bwd_data n1 c3 h9 w41 k2 r3 s3 pad1 stride2", PixelTile(1, 2, 1)),  # two residues woven
-        ("bwd_data n1 c2 h7 w43 k2 r3 s5 pad1 stride1x3", PixelTile(2, 1, 1)),  # three
-        ("bwd_data n1 c2 h7 w50 k2 r3 s2 stride2x4", PixelTile(1, 1, 1)),  # four, some of which no tap meets
-        ("bwd_data n1 c2 h7 w23 k2 r3 s2 stride2x5", PixelTile(1, 1, 1)),  # five: one by one
+        ("conv_fwd n2 c3 h9 w20 k3 r3 s3 pad1 g3", PixelTile(1, 2, 1)),
+        ("conv_fwd n1 c2 h7 w40 k5 r3 s3 pad1", PixelTile(2, 1, 2)),  # channels, rows, pixels left over
+        ("conv_fwd n1 c2 h8 w70 k3 r2 s3 pad0x1 stride1x2", PixelTile(3, 2, 1)),  # picked lanes
+        ("conv_fwd n1 c2 h8 w70 k3 r2 s3 pad0x1 stride2x4", PixelTile(2, 3, 1)),
+        ("conv_fwd n1 c2 h8 w90 k3 r2 s3 pad0x1 stride2x5", PixelTile(2, 1, 1)),  # gathered lanes
+        ("conv_bwd_data n1 c3 h9 w41 k2 r3 s3 pad1 stride2", PixelTile(1, 2, 1)),  # two residues woven
+        ("conv_bwd_data n1 c2 h7 w43 k2 r3 s5 pad1 stride1x3", PixelTile(2, 1, 1)),  # three
+        ("conv_bwd_data n1 c2 h7 w50 k2 r3 s2 stride2x4", PixelTile(1, 1, 1)),  # four, some of them unmet
+        ("conv_bwd_data n1 c2 h7 w23 k2 r3 s2 stride2x5", PixelTile(1, 1, 1)),  # five: one by one
     ],
 )
 def test_pixel_lanes(words: str, tile: PixelTile) -> None:
@@ -100,7 +92,7 @@ def test_pixel_lanes(words: str, tile: PixelTile) -> None:
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_rows_slide_over_the_taps_of_a_tall_filter(direction: str) -> None:
-    problem = convolution(f"{direction} n1 c2 h14 w19 k2 r19 s17 pad9x8 g2")
+    problem = convolution(f"conv_{direction} n1 c2 h14 w19 k2 r19 s17 pad9x8 g2")
     (strip,) = strips(problem)
     part = PixelLanes(strip, DEVICE.isa)
     tile = PixelTile(1, 4, 1)
@@ -109,7 +101,7 @@ def test_rows_slide_over_the_taps_of_a_tall_filter(direction: str) -> None:
 
 
 def test_taps_of_a_long_row_in_a_loop() -> None:
-    problem = convolution("fwd n1 c2 h5 w80 k3 r3 s71 pad1x40")
+    problem = convolution("conv_fwd n1 c2 h5 w80 k3 r3 s71 pad1x40")
     (strip,) = strips(problem)
     part = PixelLanes(strip, DEVICE.isa)
     tile = PixelTile(3, 1, 1)
@@ -124,14 +116,14 @@ def test_taps_of_a_long_row_in_a_loop() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "fwd n2 c19 h9 w8 k19 r3 s3 pad1 g19 nhwc",
-        "fwd n1 c32 h9 w11 k32 r3 s2 pad2:0x0:3 stride2x1 g32 nhwc",
-        "fwd n1 c5 h6 w7 k15 r3 s3 pad1 dil2 g5 nhwc",  # results of a group woven
-        "fwd n1 c12 h6 w7 k8 r3 s3 pad1 g4 nhwc",  # channels of a group picked
-        "fwd n1 c4 h6 w7 k20 r3 s3 pad1 g4 nhwc",  # too many results to weave
-        "bwd_data n1 c9 h8 w9 k27 r3 s3 pad1 stride2 g9 nhwc",
-        "bwd_data n1 c8 h6 w5 k8 r3 s3 pad1 g8",  # channels first: gathered and scattered
-        "fwd n1 c3 d4 h5 w4 k3 t3 r3 s2 pad1 g3 nhwc",
+        "conv_fwd n2 c19 h9 w8 k19 r3 s3 pad1 g19 nhwc",
+        "conv_fwd n1 c32 h9 w11 k32 r3 s2 pad2:0x0:3 stride2x1 g32 nhwc",
+        "conv_fwd n1 c5 h6 w7 k15 r3 s3 pad1 dil2 g5 nhwc",  # results of a group woven
+        "conv_fwd n1 c12 h6 w7 k8 r3 s3 pad1 g4 nhwc",  # channels of a group picked
+        "conv_fwd n1 c4 h6 w7 k20 r3 s3 pad1 g4 nhwc",  # too many results to weave
+        "conv_bwd_data n1 c9 h8 w9 k27 r3 s3 pad1 stride2 g9 nhwc",
+        "conv_bwd_data n1 c8 h6 w5 k8 r3 s3 pad1 g8",  # channels first: gathered and scattered
+        "conv_fwd n1 c3 d4 h5 w4 k3 t3 r3 s2 pad1 g3 nhwc",
     ],
 )
 def test_group_lanes(words: str, straight: str) -> None:
@@ -162,17 +154,17 @@ class Packed(Depthwise):
 @pytest.mark.parametrize(
     "words",
     [
-        "fwd n3 c35 h7 w7 k35 r5 s5 pad2 g35",
-        "fwd n1 c33 h5 w9 k33 r13 s13 pad6 g33",  # most taps are outside
-        "fwd n2 c17 h9 w20 k34 r3 s2 pad1 stride2 g17",  # two results of a group
-        "fwd n1 c10 h6 w5 k15 r3 s3 pad1 dil2 g5 f64",  # two channels and three results of a group
-        "fwd n1 c18 d3 h4 w5 k18 t2 r3 s3 pad1 g18 flip",
-        "fwd n2 c17 w90 k17 s70 pad35 g17",  # taps of a row in a loop
-        "fwd n2 c19 h6 w5 k19 r3 s3 pad1 g19 bf16",
-        "fwd n2 c19 h6 w9 k19 r5 s5 pad2 g19 nhwc",  # copied, not turned
-        "fwd n2 c19 h6 w9 k38 r5 s5 pad2 g19 x=nhwc",
-        "bwd_data n2 c19 h6 w8 k19 r5 s3 pad2x1 g19",
-        "fwd n2 c19 h6 w8 k19 r3 s3 pad1 g19 x=s1100,54,9,1 y=s1200,60,10,1",  # rows apart
+        "conv_fwd n3 c35 h7 w7 k35 r5 s5 pad2 g35",
+        "conv_fwd n1 c33 h5 w9 k33 r13 s13 pad6 g33",  # most taps are outside
+        "conv_fwd n2 c17 h9 w20 k34 r3 s2 pad1 stride2 g17",  # two results of a group
+        "conv_fwd n1 c10 h6 w5 k15 r3 s3 pad1 dil2 g5 f64",  # two channels and three results of a group
+        "conv_fwd n1 c18 d3 h4 w5 k18 t2 r3 s3 pad1 g18 flip",
+        "conv_fwd n2 c17 w90 k17 s70 pad35 g17",  # taps of a row in a loop
+        "conv_fwd n2 c19 h6 w5 k19 r3 s3 pad1 g19 bf16",
+        "conv_fwd n2 c19 h6 w9 k19 r5 s5 pad2 g19 nhwc",  # copied, not turned
+        "conv_fwd n2 c19 h6 w9 k38 r5 s5 pad2 g19 x=nhwc",
+        "conv_bwd_data n2 c19 h6 w8 k19 r5 s3 pad2x1 g19",
+        "conv_fwd n2 c19 h6 w8 k19 r3 s3 pad1 g19 x=s1100,54,9,1 y=s1200,60,10,1",  # rows apart
     ],
 )
 def test_packed_lanes(words: str) -> None:
@@ -186,15 +178,15 @@ def test_packed_lanes(words: str) -> None:
 
 
 def test_small_planes_under_large_filters_are_turned() -> None:
-    problem = convolution("fwd n8 c256 h7 w7 k256 r13 s13 pad6 g256")
+    problem = convolution("conv_fwd n8 c256 h7 w7 k256 r13 s13 pad6 g256")
     (part,) = Depthwise()._parts(problem, DEVICE)
     assert isinstance(part, PackedLanes)
-    check(convolution("fwd n2 c40 h7 w7 k40 r13 s13 pad6 g40"))
+    check(convolution("conv_fwd n2 c40 h7 w7 k40 r13 s13 pad6 g40"))
 
 
 def test_filters_of_many_taps_are_turned_in_the_workspace() -> None:
-    check(convolution("fwd n1 c5 h12 w11 k5 r19 s17 pad9x8 g5 nhwc f64"))
-    problem = convolution("fwd n1 c33 h12 w11 k33 r19 s17 pad9x8 g33 nhwc")
+    check(convolution("conv_fwd n1 c5 h12 w11 k5 r19 s17 pad9x8 g5 nhwc f64"))
+    problem = convolution("conv_fwd n1 c33 h12 w11 k33 r19 s17 pad9x8 g33 nhwc")
     assert Depthwise().workspace(problem, DEVICE) > 0
     check(problem, scales=((1.0, 0.0),))
 
@@ -206,12 +198,12 @@ def test_filters_of_many_taps_are_turned_in_the_workspace() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "fwd n1 c3 h6 w9 k5 r3 s3 pad1 nhwc",  # a row of the filter is one run
-        "fwd n1 c33 h5 w6 k37 r3 s3 pad1 nhwc",  # channels and results that are left over
-        "fwd n2 c16 h7 w7 k4 r3 s2 pad1 stride2 nhwc",
-        "fwd n1 c6 h5 w8 k10 r2 s3 dil1x2 pad0x2 g2 nhwc",
-        "fwd n1 c5 h5 w8 k7 r2 s3 flip pad1 nhwc",
-        "bwd_data n1 c20 h6 w7 k6 r3 s3 pad1 stride2 nhwc",
+        "conv_fwd n1 c3 h6 w9 k5 r3 s3 pad1 nhwc",  # a row of the filter is one run
+        "conv_fwd n1 c33 h5 w6 k37 r3 s3 pad1 nhwc",  # channels and results that are left over
+        "conv_fwd n2 c16 h7 w7 k4 r3 s2 pad1 stride2 nhwc",
+        "conv_fwd n1 c6 h5 w8 k10 r2 s3 dil1x2 pad0x2 g2 nhwc",
+        "conv_fwd n1 c5 h5 w8 k7 r2 s3 flip pad1 nhwc",
+        "conv_bwd_data n1 c20 h6 w7 k6 r3 s3 pad1 stride2 nhwc",
     ],
 )
 def test_channel_lanes(words: str, kind: str) -> None:
@@ -240,10 +232,10 @@ def test_channel_lanes(words: str, kind: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "bwd_filter n2 c2 h7 w21 k5 r3 s3 pad1",
-        "bwd_filter n3 c4 h8 w37 k2 r3 s2 stride1x2 g2",
-        "bwd_filter n1 c2 d3 h5 w6 k3 t2 r3 s3 pad1 flip",
-        "bwd_filter n1 c2 h4 w6 k1 r3 s3 pad0x70 nhwc",  # many vectors at the ends of a row
+        "conv_bwd_filter n2 c2 h7 w21 k5 r3 s3 pad1",
+        "conv_bwd_filter n3 c4 h8 w37 k2 r3 s2 stride1x2 g2",
+        "conv_bwd_filter n1 c2 d3 h5 w6 k3 t2 r3 s3 pad1 flip",
+        "conv_bwd_filter n1 c2 h4 w6 k1 r3 s3 pad0x70 nhwc",  # many vectors at the ends of a row
     ],
 )
 def test_filter_pixel_lanes(words: str, tile: FilterTile) -> None:
@@ -259,10 +251,10 @@ def test_filter_pixel_lanes(words: str, tile: FilterTile) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "bwd_filter n2 c3 h6 w7 k5 r3 s3 pad1 nhwc",  # a row of the filter is one run
-        "bwd_filter n2 c37 h5 w6 k4 r3 s2 pad1 stride2 nhwc",
-        "bwd_filter n1 c6 h5 w9 k4 r2 s3 dil2 pad1x2 g2",
-        "bwd_filter n1 c70 h3 w4 k7 r3 s3 pad1 nhwc",  # taps in several units
+        "conv_bwd_filter n2 c3 h6 w7 k5 r3 s3 pad1 nhwc",  # a row of the filter is one run
+        "conv_bwd_filter n2 c37 h5 w6 k4 r3 s2 pad1 stride2 nhwc",
+        "conv_bwd_filter n1 c6 h5 w9 k4 r2 s3 dil2 pad1x2 g2",
+        "conv_bwd_filter n1 c70 h3 w4 k7 r3 s3 pad1 nhwc",  # taps in several units
     ],
 )
 def test_filter_channel_lanes(words: str, tile: FilterChannelTile) -> None:
@@ -277,10 +269,10 @@ def test_filter_channel_lanes(words: str, tile: FilterChannelTile) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "bwd_filter n2 c19 h7 w8 k19 r3 s3 pad1 g19 nhwc",
-        "bwd_filter n2 c5 h6 w7 k15 r3 s3 pad1x2 stride2 g5 nhwc",  # results of a group picked
-        "bwd_filter n1 c12 h6 w5 k8 r3 s3 dil2 pad2 g4 nhwc",  # channels of a group picked
-        "bwd_filter n1 c4 d3 h5 w4 k8 t2 r3 s3 pad1 g4",
+        "conv_bwd_filter n2 c19 h7 w8 k19 r3 s3 pad1 g19 nhwc",
+        "conv_bwd_filter n2 c5 h6 w7 k15 r3 s3 pad1x2 stride2 g5 nhwc",  # results of a group picked
+        "conv_bwd_filter n1 c12 h6 w5 k8 r3 s3 dil2 pad2 g4 nhwc",  # channels of a group picked
+        "conv_bwd_filter n1 c4 d3 h5 w4 k8 t2 r3 s3 pad1 g4",
     ],
 )
 def test_filter_group_lanes(words: str, tile: FilterGroupTile) -> None:
@@ -293,7 +285,7 @@ def test_filter_group_lanes(words: str, tile: FilterGroupTile) -> None:
     "words", ["n3 c70 h7 w6 k70 r3 s3 pad1 g70", "n2 c33 h5 w9 k66 r2 s5 pad0x2 stride2x1 g33 f64"]
 )
 def test_small_planes_share_a_unit(words: str) -> None:
-    problem = convolution(f"bwd_filter {words}")
+    problem = convolution(f"conv_bwd_filter {words}")
     (whole,) = lower_convolution(problem)
     part = FilterPixelLanes(best_turned(whole.merged()), DEVICE.isa)
     assert part.units.count < problem.groups
@@ -316,7 +308,10 @@ class Split(DepthwiseFilter):
 
 @pytest.mark.parametrize(
     "words",
-    ["bwd_filter n1 c19 h9 w8 k19 r3 s3 pad1 g19 nhwc", "bwd_filter n3 c3 h4 w5 k6 r2 s3 g3 nhwc f64"],
+    [
+        "conv_bwd_filter n1 c19 h9 w8 k19 r3 s3 pad1 g19 nhwc",
+        "conv_bwd_filter n3 c3 h4 w5 k6 r2 s3 g3 nhwc f64",
+    ],
 )
 def test_split_rows_of_a_depthwise_gradient_are_added(words: str) -> None:
     problem, algorithm = convolution(words), Split()
@@ -327,7 +322,7 @@ def test_split_rows_of_a_depthwise_gradient_are_added(words: str) -> None:
 
 
 def test_large_depthwise_gradients_are_split_whatever_the_threads() -> None:
-    problem = convolution("bwd_filter n8 c32 h112 w112 k32 r3 s3 pad1 g32 nhwc")
+    problem = convolution("conv_bwd_filter n8 c32 h112 w112 k32 r3 s3 pad1 g32 nhwc")
     algorithm = DepthwiseFilter()
     assert algorithm.workspace(problem, host(1)) == algorithm.workspace(problem, host(8)) > 0
 
@@ -339,7 +334,7 @@ def test_large_depthwise_gradients_are_split_whatever_the_threads() -> None:
 def test_what_is_not_depthwise_is_refused(algorithm: Depthwise | DepthwiseFilter) -> None:
     direction = "bwd_filter" if isinstance(algorithm, DepthwiseFilter) else "fwd"
     for words in ("c4 h5 w5 k4 r3 s3", "c10 h5 w5 k4 r3 s3 g2", "c4 h5 w5 k10 r3 s3 g2"):
-        reason = algorithm.refuse(convolution(f"{direction} n1 {words}"), DEVICE)
+        reason = algorithm.refuse(convolution(f"conv_{direction} n1 {words}"), DEVICE)
         assert reason is not None
         assert "up to 4 of both" in reason
     for words in (
@@ -348,13 +343,13 @@ def test_what_is_not_depthwise_is_refused(algorithm: Depthwise | DepthwiseFilter
         "c8 h5 w5 k8 r3 s3 g2",
         "c1 h5 w5 k9 r3 s3",
     ):
-        assert algorithm.refuse(convolution(f"{direction} n1 {words}"), DEVICE) is None
+        assert algorithm.refuse(convolution(f"conv_{direction} n1 {words}"), DEVICE) is None
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
 @pytest.mark.parametrize("words", ["c64 h56 w56 k64 r3 s3 pad1", "c96 h56 w56 k96 r31 s31 pad15 g96 nhwc"])
 def test_direct_needs_no_workspace(words: str, direction: str) -> None:
-    assert Direct().workspace(convolution(f"{direction} n2 {words}"), DEVICE) == 0
+    assert Direct().workspace(convolution(f"conv_{direction} n2 {words}"), DEVICE) == 0
 
 
 @pytest.mark.parametrize(
@@ -362,7 +357,7 @@ def test_direct_needs_no_workspace(words: str, direction: str) -> None:
 )
 def test_sums_fit_into_registers(words: str) -> None:
     for direction in ("fwd", "bwd_data", "bwd_filter"):
-        for part in Direct()._parts(convolution(f"{direction} n2 {words}"), DEVICE):
+        for part in Direct()._parts(convolution(f"conv_{direction} n2 {words}"), DEVICE):
             tile = part.tile
             if isinstance(tile, PixelTile):
                 sums = tile.channels * tile.rows * tile.vectors
@@ -374,4 +369,4 @@ def test_sums_fit_into_registers(words: str) -> None:
 
 
 def test_an_axis_whose_one_tap_is_not_the_filters_first() -> None:
-    check(convolution("bwd_data n1 c1 d6 h5 w2 k1 t2 r3 s1 stride1x2x4 pad1:0x0:3x0 dil1x1x3 flip nhwc"))
+    check(convolution("conv_bwd_data n1 c1 d6 h5 w2 k1 t2 r3 s1 stride1x2x4 pad1:0x0:3x0 dil1x1x3 flip nhwc"))

@@ -11,24 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance import check, compare, make_case, run
+from convolution_cases import convolution
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue
 from jitdnn.kernels.cpu.convolution_fft import FEWEST_TAPS, Fft, FftPlan
 from jitdnn.kernels.cpu.fft_blocks import CircleAxis, Run, smooth_length
 from jitdnn.kernels.cpu.fft_product import ProductShape, product_kernel, product_library
 from jitdnn.kernels.tables import algorithms
-from jitdnn.problems import Convolution, parse
+from jitdnn.problems import Convolution
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import TensorDescriptor
 
 DEVICE = host(1)
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
-
-
-def convolution(words: str) -> Convolution:
-    problem = parse(f"conv_{words}")
-    assert isinstance(problem, Convolution)
-    return problem
 
 
 def verify(problem: Convolution, epilogue: Epilogue | None = None) -> None:
@@ -59,13 +54,13 @@ def verify(problem: Convolution, epilogue: Epilogue | None = None) -> None:
     ],
 )
 def test_against_the_reference(words: str, direction: str) -> None:
-    verify(convolution(f"{direction} {words}"))
+    verify(convolution(f"conv_{direction} {words}"))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("words", ["n1 c2 w3000 k2 s50 pad25 g2", "n2 c1 w2500 k2 s33 pad16 stride2"])
 def test_long_signals_are_cut_into_blocks(words: str, direction: str) -> None:
-    problem = convolution(f"{direction} {words}")
+    problem = convolution(f"conv_{direction} {words}")
     assert FftPlan(problem).circles.count > 1
     verify(problem)
 
@@ -74,30 +69,30 @@ def test_long_signals_are_cut_into_blocks(words: str, direction: str) -> None:
 def test_groups_and_images_are_taken_some_at_a_time(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jitdnn.kernels.cpu.convolution_fft._SPECTRA_BYTES", 40_000)
     monkeypatch.setattr("jitdnn.kernels.cpu.convolution_fft._SIGNALS_BYTES", 1)
-    problem = convolution(f"{direction} n5 c14 w200 k21 s40 pad20 g7")
+    problem = convolution(f"conv_{direction} n5 c14 w200 k21 s40 pad20 g7")
     groups, images = FftPlan(problem).at_once
     assert (groups < 7) or (images < 5)
     verify(problem)
 
 
 def test_an_epilogue_is_applied_before_the_results_are_stored() -> None:
-    problem = convolution("fwd n2 c4 w90 k4 s40 pad20 g2")
+    problem = convolution("conv_fwd n2 c4 w90 k4 s40 pad20 g2")
     operand = TensorDescriptor.packed(problem.output.shape, "f32", "nhwc")
     verify(problem, Epilogue(trace(lambda acc, other: acc * 0.5 + other), (operand,)))
 
 
 def test_a_batch_of_nothing_has_a_gradient_of_zeros() -> None:
-    check(convolution("bwd_filter n0 c2 w90 k2 s40 g2"))
+    check(convolution("conv_bwd_filter n0 c2 w90 k2 s40 g2"))
 
 
 def test_all_algorithms_on_a_long_filter() -> None:
-    check(convolution("fwd n1 c3 w130 k3 s70 pad35 g3"))
+    check(convolution("conv_fwd n1 c3 w130 k3 s70 pad35 g3"))
 
 
 def test_the_error_does_not_grow_with_the_taps() -> None:
     """What is declared is for random numbers; a mean makes sums longer, and their relative errors no larger."""
     for taps, mean in ((64, 0.0), (1024, 0.0), (1024, 3.0)):
-        problem = convolution(f"fwd n1 c2 w{3 * taps} k2 s{taps} g2")
+        problem = convolution(f"conv_fwd n1 c2 w{3 * taps} k2 s{taps} g2")
         rng = np.random.default_rng(0)
         inputs = [(rng.standard_normal(o.descriptor.shape) + mean).astype(np.float32) for o in problem.inputs]
         case, algorithm = make_case(problem, given=inputs), Fft()
@@ -181,22 +176,22 @@ def test_products_of_spectra(extents: tuple[int, int, int, int], is_conjugate: b
 
 
 def test_few_taps_are_refused() -> None:
-    reason = Fft().refuse(convolution("fwd n1 c2 w90 k2 s31"), DEVICE)
+    reason = Fft().refuse(convolution("conv_fwd n1 c2 w90 k2 s31"), DEVICE)
     assert reason is not None
     assert str(FEWEST_TAPS) in reason
-    assert Fft().refuse(convolution("fwd n1 c2 w90 k2 s32"), DEVICE) is None
+    assert Fft().refuse(convolution("conv_fwd n1 c2 w90 k2 s32"), DEVICE) is None
 
 
 def test_without_scipy_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    reason = Fft().refuse(convolution("fwd n1 c2 w90 k2 s40"), DEVICE)
+    reason = Fft().refuse(convolution("conv_fwd n1 c2 w90 k2 s40"), DEVICE)
     assert reason is not None
     assert "pip install scipy" in reason
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_filters_of_thousands_of_taps_are_its_own(direction: str) -> None:
-    problem = convolution(f"{direction} n2 c768 w8191 k768 s4096 g768")
+    problem = convolution(f"conv_{direction} n2 c768 w8191 k768 s4096 g768")
     takers = [a for a in algorithms(problem, "cpu") if a.refuse(problem, DEVICE) is None]
     assert min(takers, key=lambda a: a.estimate(problem, DEVICE)).name == "fft"
     assert FftPlan(problem).places[-1] < 32 << 20

@@ -10,22 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conformance
+from convolution_cases import convolution
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu.blocked_filter import BlockedFilter, ways
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
 from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
 from jitdnn.kernels.cpu.filter_forms import cropped, from_inside, reached, share_reached
-from jitdnn.problems import Convolution, parse
-
-
-def problem_of(words: str) -> Convolution:
-    problem = parse(f"conv_bwd_filter {words}")
-    assert isinstance(problem, Convolution)
-    return problem
 
 
 def plan_of(words: str) -> BlockedFilter:
-    (whole,) = lower_convolution(problem_of(words))
+    (whole,) = lower_convolution(convolution(words, "bwd_filter"))
     return min(ways(whole, host(1).isa), key=BlockedFilter.cycles)
 
 
@@ -59,7 +53,7 @@ def test_every_division(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if host(1).isa.lanes("f32") == 16:
         assert SHAPES[words](plan_of(words)), "the shape no longer shows what it is there for"
     monkeypatch.setattr(conformance, "algorithms", lambda *_: [ImplicitGemmFilter()])
-    conformance.check(problem_of(words))
+    conformance.check(convolution(words, "bwd_filter"))
 
 
 AXES = st.builds(
@@ -113,7 +107,7 @@ def test_long_images_are_cut_into_blocks_that_fill_the_cache() -> None:
 
 
 def test_cropping_keeps_what_taps_reach() -> None:
-    (whole,) = lower_convolution(problem_of("n1 c2 h7 w9 k3 r1 s3 stride2 pad3x0"))
+    (whole,) = lower_convolution(convolution("conv_bwd_filter n1 c2 h7 w9 k3 r1 s3 stride2 pad3x0"))
     needed = cropped(whole)
     assert [axis.results for axis in whole.axes] == [1, 7, 4]
     assert [axis.results for axis in needed.axes] == [1, 3, 4]

@@ -9,23 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conformance
+from convolution_cases import convolution
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu.blocked import Blocked
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm, blocked_of
 from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
 from jitdnn.kernels.cpu.packing import reach_of
 from jitdnn.kernels.cpu.trimming import inside_taps
-from jitdnn.problems import Convolution, parse
-
-
-def problem_of(words: str) -> Convolution:
-    problem = parse(words)
-    assert isinstance(problem, Convolution)
-    return problem
 
 
 def plans_of(words: str, packs_ahead: bool = False) -> tuple[Blocked, ...]:
-    return blocked_of(problem_of(words), host(1), None, packs_ahead)
+    return blocked_of(convolution(words), host(1), None, packs_ahead)
 
 
 def residues(plan: Blocked) -> int:
@@ -79,7 +73,7 @@ def test_every_cut(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if host(1).isa.lanes("f32") == 16:
         assert any(SHAPES[words](plan) for plan in plans_of(words)), "it no longer shows what it is there for"
     monkeypatch.setattr(conformance, "algorithms", lambda problem, target: (ImplicitGemm(),))
-    conformance.check(problem_of(words))
+    conformance.check(convolution(words))
 
 
 def test_kept_filters_are_packed_ahead() -> None:
@@ -140,7 +134,7 @@ def test_slab_of_a_whole_axis_has_all_that_trimmed_tiles_read(axis: Axis, side: 
 )
 def test_cropped_results_read_something(words: str) -> None:
     (whole,) = lower_convolution(
-        problem_of(f"conv_fwd n1 c3 {words.split(' r')[0]} k4 r{words.split(' r')[1]}")
+        convolution(f"conv_fwd n1 c3 {words.split(' r')[0]} k4 r{words.split(' r')[1]}")
     )
     part = whole.cropped()
     for i, (every, some) in enumerate(zip(whole.axes, part.axes, strict=True)):

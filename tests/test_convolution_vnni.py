@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import jitdnn as jd
 from conformance import AnyArray, arranged, check, make_case, run
+from convolution_cases import convolution
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.cpu.convolution_vnni import QuadBlocked, Vnni
 from jitdnn.kernels.cpu.correlation import lower_convolution
@@ -103,8 +104,7 @@ def _like(values: AnyArray, descriptor: TensorDescriptor) -> AnyArray:
 @needs_dot
 @pytest.mark.parametrize("number", range(len(SHAPES)))
 def test_contract(number: int) -> None:
-    problem = parse(f"conv_fwd {SHAPES[number]} i8 to_{INTEGER_RESULTS[number % 3]}")
-    assert isinstance(problem, Convolution)
+    problem = convolution(f"conv_fwd {SHAPES[number]} i8 to_{INTEGER_RESULTS[number % 3]}")
     rng = np.random.default_rng(0)
     inputs = [bytes_of(rng, operand.descriptor.shape, "any") for operand in problem.inputs]
     assert "vnni" in check(problem, inputs=inputs, scales=((2.0**-7, 0.0), (-(2.0**-8), 0.5)))
@@ -124,8 +124,7 @@ def test_any_order_in_memory(text: str, order: str) -> None:
 @pytest.mark.parametrize("w", ["least", "most"])
 def test_the_largest_sums(x: str, w: str) -> None:
     """As many products as are taken, all of them as large as can be: the sum just fits into 32 bits."""
-    problem = parse("conv_fwd n1 c131071 h1 w1 k2 r1 s1 i8 to_i32")
-    assert isinstance(problem, Convolution)
+    problem = convolution("conv_fwd n1 c131071 h1 w1 k2 r1 s1 i8 to_i32")
     assert VNNI.refuse(problem, host(1)) is None
     rng = np.random.default_rng(0)
     image, filters = bytes_of(rng, problem.x.shape, x), bytes_of(rng, problem.w.shape, w)
@@ -152,8 +151,7 @@ def test_code_for_a_processor_that_has_it(text: str) -> None:
     """Compiles anywhere; no sum is spilled, and four products are one instruction, in both ways round."""
     plain = isa("avx512")
     processor = replace(plain, features=plain.features + ",+avx512vnni", has_dot=True)
-    problem = parse(f"conv_fwd {text} i8 to_i8")
-    assert isinstance(problem, Convolution)
+    problem = convolution(f"conv_fwd {text} i8 to_i8")
     (whole,) = lower_convolution(problem)
     module = Module("dots", processor)
     QuadBlocked.of(whole.merged(), processor).trace(module, "", 3, (0, 1, 2), None)

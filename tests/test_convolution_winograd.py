@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 import conformance
 from conformance import INSTRUCTION_SETS, arranged, compare, make_case, norm, run
+from convolution_cases import convolution, fused
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.algorithm import Algorithm, Epilogue
 from jitdnn.kernels.cpu.convolution_winograd import Winograd2, Winograd4
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.winograd import TileAxis, Winograd, even_groups, forwards
 from jitdnn.problems import Convolution, Problem, parse
-from test_convolution import fused
 
 BOTH = (Winograd4(), Winograd2())
 
@@ -44,12 +44,6 @@ BACKWARD = [
     "n1 c6 h22 w19 k5 r7 s9 pad3 nhwc",
     "n1 c18 h8 w9 k7 r3 s3 pad2 dil2",
 ]
-
-
-def convolution(words: str, direction: str) -> Convolution:
-    problem = parse(f"conv_{direction} {words}")
-    assert isinstance(problem, Convolution)
-    return problem
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ import pytest
 
 import conformance
 from conformance import INSTRUCTION_SETS, check, make_case, norm, run
+from convolution_cases import convolution
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import summation_bound
 from jitdnn.kernels.cpu.convolution_winograd_filter import WinogradFilterGradient
 from jitdnn.kernels.cpu.winograd_filter import Order
-from jitdnn.problems import Convolution, parse
+from jitdnn.problems import parse
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
@@ -45,12 +46,6 @@ OTHERS = [
 ON_EVERY_SET = ["n2 c19 h9 w8 k35 r3 s3 pad1", "n1 c9 h9 w8 k11 r5 s3 dil1x2 pad2 f64 nhwc"]
 
 
-def gradient(words: str) -> Convolution:
-    problem = parse(f"conv_bwd_filter {words}")
-    assert isinstance(problem, Convolution)
-    return problem
-
-
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> Sequence[WinogradFilterGradient]:
     """The algorithms that `check` runs: those put into this list."""
@@ -62,7 +57,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Sequence[WinogradFilterGradient]:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("words", SHAPES)
 def test_orders(only: list[WinogradFilterGradient], words: str, order: Order) -> None:
-    problem, algorithm = gradient(words), WinogradFilterGradient(order)
+    problem, algorithm = convolution(words, "bwd_filter"), WinogradFilterGradient(order)
     assert algorithm.plan(problem, host(1)).order == order
     only.append(algorithm)
     assert check(problem) == {"winograd_filter"}
@@ -71,21 +66,22 @@ def test_orders(only: list[WinogradFilterGradient], words: str, order: Order) ->
 @pytest.mark.parametrize("words", OTHERS)
 def test_awkward_shapes(only: list[WinogradFilterGradient], words: str) -> None:
     only.append(WinogradFilterGradient())
-    assert check(gradient(words)) == {"winograd_filter"}
+    assert check(convolution(words, "bwd_filter")) == {"winograd_filter"}
 
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
 @pytest.mark.parametrize("words", ON_EVERY_SET)
 def test_narrower_instruction_sets(only: list[WinogradFilterGradient], words: str, cpu: str) -> None:
     only.append(WinogradFilterGradient())
-    assert check(gradient(words), cpu=cpu, scales=((1.0, 0.0),)) == {"winograd_filter"}
+    assert check(convolution(words, "bwd_filter"), cpu=cpu, scales=((1.0, 0.0),)) == {"winograd_filter"}
 
 
 def test_several_blocks_and_splits(
     only: list[WinogradFilterGradient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums that are carried from block to block, the last of which is short, and sets of them that are added."""
-    problem, algorithm = gradient("n13 c16 h13 w15 k16 r3 s3 pad1"), WinogradFilterGradient("streamed")
+    problem = convolution("conv_bwd_filter n13 c16 h13 w15 k16 r3 s3 pad1")
+    algorithm = WinogradFilterGradient("streamed")
     plan = replace(algorithm.plan(problem, host(1)), block_units=2, splits=3)
     assert plan.blocks > 2 * plan.splits
     assert plan.unit_count % plan.block_units == 1
@@ -105,7 +101,7 @@ def test_several_blocks_and_splits(
 )
 def test_declared_error_is_near_what_is_measured(words: str) -> None:
     """Neither exceeded nor beyond five times what normal numbers show, and within what a request may accept."""
-    problem, algorithm, device = gradient(words), WinogradFilterGradient(), host(1)
+    problem, algorithm, device = convolution(words, "bwd_filter"), WinogradFilterGradient(), host(1)
     case = make_case(problem)
     (result,) = run(algorithm.build(problem, device), case, algorithm.workspace(problem, device))
     error = norm(result - case.results[0]) / case.scales[0]
@@ -116,7 +112,7 @@ def test_declared_error_is_near_what_is_measured(words: str) -> None:
 def test_long_sums_are_added_in_blocks() -> None:
     """A hundred times as many terms make hardly more of an error: partial sums stay short."""
     algorithm = WinogradFilterGradient()
-    short, long = (gradient(f"n{n} c8 h16 w16 k8 r3 s3 pad1") for n in (2, 200))
+    short, long = (convolution(f"conv_bwd_filter n{n} c8 h16 w16 k8 r3 s3 pad1") for n in (2, 200))
     assert algorithm.error_bound(long) < 3 * algorithm.error_bound(short) < summation_bound(long)
 
 
