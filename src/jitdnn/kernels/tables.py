@@ -16,6 +16,7 @@ from jitdnn.kernels.cpu.convolution_depthwise import Depthwise
 from jitdnn.kernels.cpu.convolution_depthwise_filter import DepthwiseFilter
 from jitdnn.kernels.cpu.convolution_direct import Direct
 from jitdnn.kernels.cpu.convolution_fft import Fft
+from jitdnn.kernels.cpu.convolution_grouped_filter import GroupedFilter
 from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
@@ -116,6 +117,7 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
     ),
     ("cpu", Convolution, "bwd_filter"): (
         DepthwiseFilter(),
+        GroupedFilter(),
         WinogradFilterGradient(),
         ImplicitGemmFilter(),
         Direct(),

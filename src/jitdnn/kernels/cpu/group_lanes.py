@@ -212,7 +212,7 @@ class GroupLanes:
     def _written_cycles(self, tile: GroupTile, pattern: Pattern) -> float:
         """Cycles of one tile and one slice of the filter, whose columns are written out."""
         c, (_, h, w) = self.c, self.taps
-        there = _share_inside(c.axes[1])
+        there = share_inside(c.axes[1])
         products = c.width * tile.rows * h * self.products(pattern)
         lines = len(self.rows(tile.rows)) if tile.straight == "all" else h
         is_far = tile.straight == "row" and h > 1 and abs(c.x.space[2]) * ITEM_BYTES[c.dtype] > _LINE
@@ -243,7 +243,7 @@ class GroupLanes:
             shifts = range(0, axis.taps.count * axis.taps.shift, axis.taps.shift)
             inner += sum(lowest + at >= 0 and highest + at < axis.positions for at in shifts)
         cycles = inner * whole + (tiles * w - inner) * edge
-        return _share_inside(c.axes[1]) * h * cycles + 2.0 * h * tiles
+        return share_inside(c.axes[1]) * h * cycles + 2.0 * h * tiles
 
     def written(self, columns: int) -> int:
         """Taps of a row that are written out where not all of them are."""
@@ -456,7 +456,7 @@ def _in_runs(k: Builder, number: Value, runs: list[tuple[int, int]]) -> Value:
     return found
 
 
-def _share_inside(axis: Axis) -> float:
+def share_inside(axis: Axis) -> float:
     """The share of an axis' taps that read a position which is there."""
     taps = axis.taps
     if not axis.is_padded:

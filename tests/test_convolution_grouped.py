@@ -1,0 +1,57 @@
+"""Grouped convolutions over channels-last images: groups of every size against vectors of every length."""
+
+from __future__ import annotations
+
+import pytest
+
+import conformance
+from conformance import check
+from jitdnn.devices.cpu import host
+from jitdnn.kernels.cpu.convolution_grouped_filter import GroupedFilter
+from jitdnn.problems import Convolution, parse
+
+DEVICE = host(1)
+
+SHAPES = (
+    "n2 c64 h9 w7 k64 r3 s3 pad1 g8 f32",  # two groups fill a vector
+    "n2 c32 h9 w7 k32 r3 s3 stride2 pad1 g8 f32",
+    "n2 c12 h9 w7 k24 r3 s2 stride2 pad1 g6 f32",  # more results than channels
+    "n2 c24 h9 w7 k12 r3 s3 stride1 pad1 dil2 g4 f32",  # more channels than results
+    "n2 c40 h5 w6 k40 r3 s3 pad1 g8 f32",  # a lane is left over
+    "n2 c64 h5 w6 k48 r3 s3 pad1 g2 f32",  # a group takes two vectors
+    "n3 c80 h5 w6 k40 r1 s1 g2 f32",  # the batch is one row
+    "n2 c40 h5 w6 k80 r3 s3 pad1 g2 f64",
+    "n2 c30 d3 h5 w6 k30 t3 r3 s3 pad1 g5 bf16",
+    "n2 c19 h5 w6 k19 r3 s3 pad1 g19 f32",  # a channel a group
+    "n1 c64 h40 w70 k64 r3 s3 stride2 pad1 g16 f32",  # several blocks of rows
+    "n1 c64 w1500 k64 s5 pad2 g4 f32",  # and of columns
+    "n2 c32 h3 w4 k32 r5 s5 pad4 g4 f32",  # rows and columns that read only padding
+)
+
+
+def convolution(text: str) -> Convolution:
+    problem = parse(text)
+    assert isinstance(problem, Convolution)
+    return problem
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_filter_gradients(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = convolution(f"conv_bwd_filter {shape} nhwc")
+    assert GroupedFilter().refuse(problem, DEVICE) is None
+    monkeypatch.setattr(conformance, "algorithms", lambda *_: [GroupedFilter()])
+    check(problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("conv_fwd n1 c8 h4 w4 k8 r1 s1 g2 f32 nhwc", "filter's gradient"),
+        ("conv_bwd_filter n1 c8 h4 w4 k8 r1 s1 f32 nhwc", "one group"),
+        ("conv_bwd_filter n1 c8 h4 w4 k8 r1 s1 g2 f32 nchw", "follow each other"),
+    ],
+)
+def test_what_a_filter_gradient_refuses(text: str, reason: str) -> None:
+    found = GroupedFilter().refuse(convolution(text), DEVICE)
+    assert found is not None
+    assert reason in found
