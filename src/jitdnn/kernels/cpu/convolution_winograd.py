@@ -13,10 +13,12 @@ from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import ARITHMETIC, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
 from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
-from jitdnn.kernels.cpu.winograd import Tiling, Winograd, forwards, tilings
+from jitdnn.kernels.cpu.winograd import Winograd, forwards
 from jitdnn.kernels.cpu.winograd_cost import choose_winograd, cycles
 from jitdnn.kernels.cpu.winograd_error import error_of, plain_error, standard_error, storage_error
+from jitdnn.kernels.cpu.winograd_functions import Shared
 from jitdnn.kernels.cpu.winograd_kernel import Memory, phases, trace_winograd
+from jitdnn.kernels.cpu.winograd_tilings import Tiling, tilings
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
@@ -116,8 +118,9 @@ class _Winograd(Algorithm):
         memory, scratch = self._memory(parts, device)
 
         def generate(module: Module) -> None:
+            shared: Shared = {}
             for number, (part, where) in enumerate(zip(parts, memory, strict=True)):
-                trace_winograd(module, f"part{number}_", part, pointers, epilogue, where)
+                trace_winograd(module, f"part{number}_", part, pointers, epilogue, where, shared)
 
         # kernels that are cut alike share their code: those of both classes, with and without a kept filter
         cuts = [(p.tiled, p.outputs, p.parts, p.is_filter_first, p.block) for p in parts]

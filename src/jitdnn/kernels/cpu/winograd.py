@@ -19,9 +19,7 @@ images.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -30,7 +28,7 @@ from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.indexing import whole_lines
 from jitdnn.kernels.cpu.packing import Panels, plan_panels
 from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile
-from jitdnn.kernels.cpu.winograd_matrices import MOST_PLACES, Matrix, MinimalFiltering, minimal_filtering
+from jitdnn.kernels.cpu.winograd_matrices import Matrix, MinimalFiltering, minimal_filtering
 from jitdnn.rtcg.builder import Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -39,8 +37,7 @@ _STRIP_BYTES = 24 << 10  # of laid out data, of the L1 cache
 _STAGED_BYTES = 48 << 10
 _CHUNK_BYTES = 320 << 10  # of a transformed filter, of the L2 cache
 _EARLY_BYTES = 640 << 10
-_LONG = 5  # taps that may be cut
-_CUT_PLACES = 6  # of a tile of cut taps
+_FOLDED = 4  # vectors of channels and phases together, at most
 _IDENTITY = ((Fraction(1),),)
 
 
@@ -119,12 +116,16 @@ class TileAxis:
         return self.first_tap(phase) * self.spread
 
     @property
+    def positions(self) -> list[int]:
+        """The same for all phases."""
+        if self.axis.step > 1 or self.parts == 1:
+            return list(range(self.phases))
+        return [(i * self.taps - max(0, i - self.full_phases)) * self.spread for i in range(self.phases)]
+
+    @property
     def last_position(self) -> int:
         """The first position of the last phase."""
-        last = self.phases - 1
-        if self.axis.step > 1:
-            return last
-        return (last * self.taps - max(0, last - self.full_phases)) * self.spread
+        return self.positions[-1]
 
     @property
     def phase_kinds(self) -> list[tuple[int, int, bool]]:
@@ -218,9 +219,8 @@ class Winograd:
     @cached_property
     def run(self) -> int:
         """Turns of the columns in one strip."""
-        row = (
-            self.rows.places * self.columns.gap * self.columns.outputs * self.lanes * ITEM_BYTES[self.c.dtype]
-        )
+        vector = self.lanes * ITEM_BYTES[self.c.dtype]
+        row = self.rows.places * self.laid_gap * self.columns.outputs * vector
         most = max(1, _STRIP_BYTES // row)
         return ceil_div(self.columns.turns, ceil_div(self.columns.turns, most))
 
@@ -256,9 +256,21 @@ class Winograd:
         tiles = self.columns.gap * (self.columns.outputs * (self.run - 1) + self.columns.places)
         return tiles + (self.columns.last_position if self.columns.axis.step == 1 else 0)
 
+    @property
+    def laid_gap(self) -> int:
+        """From one datum of a tile to the next in a strip as it is laid out."""
+        return self.columns.spread if self.folds else self.columns.gap
+
+    @property
+    def laid_positions(self) -> int:
+        """Columns of a strip as it is laid out."""
+        if not self.folds:
+            return self.read_positions
+        return self.columns.spread * (self.columns.outputs * (self.run - 1) + self.columns.places)
+
     @cached_property
     def read_pitch(self) -> int:
-        return ceil_div(self.read_positions, self.lanes) * self.lanes
+        return ceil_div(self.laid_positions, self.lanes) * self.lanes
 
     @cached_property
     def write_pitch(self) -> int:
@@ -280,6 +292,18 @@ class Winograd:
     def reads_directly(self) -> bool:
         """True if a tile that lies inside is transformed from where it is."""
         return self.c.x.channels == 1 and self.c.depth >= self.lanes
+
+    @cached_property
+    def folds(self) -> bool:
+        """True if the lanes of a vector are few channels of several phases (winograd_fold.py)."""
+        phases = self.rows.phases * self.columns.phases
+        is_small = 2 * self.c.depth <= self.lanes and phases * self.c.depth <= _FOLDED * self.lanes
+        return is_small and phases > 1 and self.is_filter_first and not self.reads_channels
+
+    @property
+    def folded(self) -> int:
+        """Channels and phases together."""
+        return self.rows.phases * self.columns.phases * self.c.depth
 
     # ---- panels and products
 
@@ -326,11 +350,17 @@ class Winograd:
     @cached_property
     def channel_pitch(self) -> int:
         """Elements of one source in a row of V."""
-        return ceil_div(self.c.depth, self.lanes) * self.lanes
+        return self.c.depth if self.folds else ceil_div(self.c.depth, self.lanes) * self.lanes
+
+    @cached_property
+    def slice_pitch(self) -> int:
+        """Elements of the sources of one tap of the third axis."""
+        sources = self.rows.phases * self.columns.phases * self.channel_pitch
+        return ceil_div(sources, self.lanes) * self.lanes
 
     @cached_property
     def row_pitch(self) -> int:
-        return odd_lines(self.source_count * self.channel_pitch, self.c.dtype)
+        return odd_lines(self.sources[0] * self.slice_pitch, self.c.dtype)
 
     @cached_property
     def data_pitch(self) -> int:
@@ -440,41 +470,3 @@ def odd_lines(elements: int, dtype: str) -> int:
     """Rounded up to an odd number of cache lines: what lies so far apart falls into different sets of a cache."""
     line = 64 // ITEM_BYTES[dtype]
     return (ceil_div(elements, line) | 1) * line
-
-
-Tiling = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-"""The numbers of the two tiled axes; the results of a tile, and the parts of the taps, on each."""
-
-
-def tilings(c: Correlation, most: int) -> Iterator[Tiling]:
-    """Pairs of axes to tile with results of a tile on each, at most ``most``, and parts of the taps."""
-    for tiled in ((1, 2), (0, 2), (0, 1)):
-        cuts = [_cuts(c.axes[i], most) for i in tiled]
-        for first, second in itertools.product(*cuts):
-            gains = any(
-                m > 1 and TileAxis(c.axes[i], m, parts).taps > 1
-                for i, (m, parts) in zip(tiled, (first, second), strict=True)
-            )
-            if gains or c.taps == 1:
-                yield tiled, (first[0], second[0]), (first[1], second[1])
-
-
-def _cuts(axis: Axis, most: int) -> list[tuple[int, int]]:
-    """(results of a tile, parts of the taps) that are worth trying: the largest tiles, and smaller ones where those
-    cover the axis more tightly."""
-    count = axis.taps.count
-    if count == 1:
-        return [(1, 1)]
-    if axis.step > 1 and axis.taps.shift != 1:
-        return []
-    cuts: list[tuple[int, int]] = []
-    for m in range(min(most, axis.results), 0, -1):
-        candidate = TileAxis(axis, m)
-        if candidate.places <= MOST_PLACES and (
-            not cuts or m == 2 or m * candidate.turns < cuts[-1][0] * TileAxis(axis, cuts[-1][0]).turns
-        ):
-            cuts.append((m, 1))
-    if axis.step == 1 and count >= _LONG:
-        for parts in sorted({ceil_div(count, taps) for taps in (3, 4, 5)}):
-            cuts.append((min(most, axis.results, _CUT_PLACES + 1 - ceil_div(count, parts)), parts))
-    return cuts

@@ -14,8 +14,9 @@ from dataclasses import replace
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.linear_map import operations
 from jitdnn.kernels.cpu.tiles import ceil_div, step_cycles
-from jitdnn.kernels.cpu.winograd import MOST_TERMS, Tiling, Winograd
+from jitdnn.kernels.cpu.winograd import MOST_TERMS, Winograd
 from jitdnn.kernels.cpu.winograd_matrices import Matrix
+from jitdnn.kernels.cpu.winograd_tilings import Tiling
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 _CALL = 12.0  # cycles of a call of a transform, its addresses and the wait for its first loads
@@ -76,6 +77,8 @@ def _staging_cycles(p: Winograd) -> float:
 
 def _data_cycles(p: Winograd) -> float:
     c = p.c
+    if p.folds:
+        return _folded_cycles(p)
     vectors = ceil_div(c.depth, p.lanes)
     tile = 0.0
     for number, row, column in _kinds(p):
@@ -94,6 +97,18 @@ def _data_cycles(p: Winograd) -> float:
         square = 4.0 * p.lanes * _of_stride(c.x.space[p.tiled[1]], p.lanes)
         copies = lines * ceil_div(p.read_positions, p.lanes) * square
     return vectors * (tiles * tile + copies)
+
+
+def _folded_cycles(p: Winograd) -> float:
+    """`_data_cycles` where channels and phases share vectors."""
+    maps = p.rows.data_matrix(False), p.columns.data_matrix(False)
+    tile = _tile_cycles(_grid_operations(*maps), p.places, p.places)
+    step = p.columns.axis.step
+    gathered = 1.0 if step in (1, 2, 3, 4) and p.c.x.space[p.tiled[1]] == 1 else p.lanes / 2
+    square = p.lanes * (4.0 + (2.0 * step if step > 1 else 0.0) * gathered)
+    copies = p.strips * p.rows.places * ceil_div(p.laid_positions, p.lanes) * square
+    vectors = p.sources[0] * ceil_div(p.folded, p.lanes)
+    return vectors * (p.strips * p.strip_tiles * tile + copies)
 
 
 def _inside(p: Winograd) -> float:

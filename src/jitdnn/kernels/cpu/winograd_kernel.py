@@ -14,19 +14,9 @@ from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.blocked import WANTED_TASKS
 from jitdnn.kernels.cpu.indexing import group_offset, scale, split_index, view_offset
-from jitdnn.kernels.cpu.packing import trace_panel
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.winograd import MOST_TERMS, TileAxis, Winograd
-from jitdnn.kernels.cpu.winograd_prefetch import trace_ask_data, trace_ask_filter, trace_ask_results
-from jitdnn.kernels.cpu.winograd_product import Strides, trace_product
-from jitdnn.kernels.cpu.winograd_transforms import (
-    Kind,
-    trace_data,
-    trace_drain,
-    trace_fill,
-    trace_filter,
-    trace_result,
-)
+from jitdnn.kernels.cpu.winograd_functions import Functions, Shared
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 _CHUNK = 64  # channels of a panel that one task transforms
@@ -62,10 +52,14 @@ class Memory:
 
 
 def trace_winograd(
-    module: Module, prefix: str, p: Winograd, pointers: int, epilogue: Epilogue | None, memory: Memory
-) -> None:
-    """Trace both phases. The pointers are to x, w and y, then to the operands of the epilogue."""
-    code = _Code(module, prefix, p, pointers, epilogue, memory)
+    module: Module, prefix: str, p: Winograd, pointers: int, epilogue: Epilogue | None, memory: Memory,
+    shared: Shared,
+) -> None:  # fmt: skip
+    """Trace both phases. The pointers are to x, w and y, then to the operands of the epilogue.
+
+    ``shared`` are the functions of the correlations of the module so far.
+    """
+    code = _Code(module, prefix, p, pointers, memory, Functions(module, prefix, p, epilogue, shared))
     if p.is_filter_first:
         code.trace_filter_task()
         code.trace_tiles_task()
@@ -83,15 +77,6 @@ class _Scratch:
     inner: Pointer
 
 
-def _kinds(p: Winograd) -> list[Kind]:
-    """The kinds of sources that there are."""
-    return [(row, column) for _, _, row in p.rows.phase_kinds for _, _, column in p.columns.phase_kinds]
-
-
-def _named(name: str, kind: Kind) -> str:
-    return f"{name}{int(kind[0])}{int(kind[1])}"
-
-
 def _phases(k: Builder, axis: TileAxis) -> Iterator[tuple[Value, bool]]:
     """The phases of an axis, each with whether it lacks the last place."""
     for start, stop, is_short in axis.phase_kinds:
@@ -100,57 +85,13 @@ def _phases(k: Builder, axis: TileAxis) -> Iterator[tuple[Value, bool]]:
 
 
 class _Code:
-    """The functions of one correlation, and the tasks made of them."""
+    """The tasks of one correlation."""
 
     def __init__(
-        self,
-        module: Module,
-        prefix: str,
-        p: Winograd,
-        pointers: int,
-        epilogue: Epilogue | None,
-        memory: Memory,
+        self, module: Module, prefix: str, p: Winograd, pointers: int, memory: Memory, functions: Functions
     ) -> None:
         self.module, self.prefix, self.p, self.pointers, self.memory = module, prefix, p, pointers, memory
-        c, lanes = p.c, p.lanes
-        whole, rest = divmod(c.depth, lanes)
-        self.fills = [
-            (count, trace_fill(module, f"{prefix}fill{count}", p, count))
-            for count in ([lanes] if whole else []) + ([rest] if rest else [])
-        ]
-        strides = p.read_pitch * lanes, p.columns.gap * lanes
-        self.data = {
-            kind: trace_data(module, _named(f"{prefix}data_tile", kind), p, c.dtype, *strides, kind)
-            for kind in _kinds(p)
-        }
-        self.direct: dict[Kind, Function] = {}
-        if p.reads_directly:
-            rows, columns = (
-                axis.gap * c.x.space[i] for axis, i in zip((p.rows, p.columns), p.tiled, strict=True)
-            )
-            self.direct = {
-                kind: trace_data(module, _named(f"{prefix}data_far", kind), p, c.x.dtype, rows, columns, kind)
-                for kind in _kinds(p)
-            }
-        self.stage = trace_panel(module, f"{prefix}stage", p.as_it_lies, p.panels)
-        self.filters = {
-            kind: trace_filter(module, _named(f"{prefix}filter", kind), p, kind) for kind in _kinds(p)
-        }
-        _, phases_a, phases_b = p.sources
-        steps = [
-            (number * p.channel_pitch, number * p.chunk * p.panel_lanes)
-            for number in (phases_a * phases_b, phases_b, 1)
-        ]
-        strides_ = Strides(p.row_pitch, (steps[0], steps[1], steps[2]))
-        self.products = [
-            trace_product(module, f"{prefix}product{rows}", c.dtype, rows, p.tile.vectors, strides_)
-            for rows, _ in p.row_groups
-        ]
-        self.result = trace_result(module, f"{prefix}result", p)
-        self.ask_data = trace_ask_data(module, f"{prefix}ask_data", p)
-        self.ask_results = trace_ask_results(module, f"{prefix}ask_results", p)
-        self.ask_filter = trace_ask_filter(module, f"{prefix}ask_filter", p)
-        self.drain = trace_drain(module, f"{prefix}drain", p, epilogue)
+        self.f = functions
 
     # ---- memory
 
@@ -248,17 +189,17 @@ class _Code:
     ) -> None:  # fmt: skip
         """While a place is multiplied: a share of the next block's data, and of where this panel's results go."""
         p, c = self.p, self.p.c
-        if self.ask_data is not None:
+        if self.f.ask_data is not None:
             x = arguments.pointer(0, c.x.dtype) + (group_offset(group, c.groups, c.x.groups) + c.x.offset)
             following = first + count
             strips = (k.integer(p.strips) - following).min(p.block)
             share = panel * p.places + place
-            k.call(self.ask_data, x, following, strips, share)
-        if self.ask_results is not None:
+            k.call(self.f.ask_data, x, following, strips, share)
+        if self.f.ask_results is not None:
             channel = panel * p.panel_lanes
             y = arguments.pointer(2, c.y.dtype) + view_offset(c, c.y, group, channel, (0, 0, 0, 0))
             channels = (k.integer(c.width) - channel).min(p.panel_lanes)
-            k.call(self.ask_results, y, first, count, channels, place)
+            k.call(self.f.ask_results, y, first, count, channels, place)
 
     def _ask_filter(
         self, k: Builder, arguments: Arguments, group: Value, panel: Value, first: Value, place: Value
@@ -271,7 +212,7 @@ class _Code:
         start = k.select(is_there, first, 0)
         for step in k.range(place * p.chunk // p.places, (place + 1) * p.chunk // p.places):
             channel = start + step // p.staged * p.staged
-            k.call(self.ask_filter, w, result, channel, step % p.staged)
+            k.call(self.f.ask_filter, w, result, channel, step % p.staged)
 
     def _transform_filter(
         self, k: Builder, arguments: Arguments, thread: Value, group: Value, panel: Value, first: Value,
@@ -286,10 +227,10 @@ class _Code:
             here = (count - start).min(p.staged)
             channel = first + start
             whole = staged + channel * -p.panels.channel_stride  # where the panel's first channel would lie
-            k.call(self.stage, w, whole, panel * p.panel_lanes, channel, here)
+            k.call(self.f.stage, w, whole, panel * p.panel_lanes, channel, here)
             for i in k.range(here):
                 if not p.asks_early:
-                    k.call(self.ask_filter, w, panel * p.panel_lanes, channel + p.staged, i)
+                    k.call(self.f.ask_filter, w, panel * p.panel_lanes, channel + p.staged, i)
                 source = staged + (i * p.panels.channel_stride + p.first_tap)
                 target = to + (start + i) * p.panel_lanes
                 for tap in k.range(slices):
@@ -301,7 +242,7 @@ class _Code:
                                 at = taps + p.rows.first_tap(row) * p.tap_strides[p.tiled[0]]
                                 at = at + p.columns.first_tap(column) * p.tap_strides[p.tiled[1]]
                                 u = target + (number * (p.chunk * p.panel_lanes) + v)
-                                k.call(self.filters[row_short, column_short], at, u)
+                                k.call(self.f.filters[row_short, column_short], at, u)
 
     def _transform_data(
         self, k: Builder, arguments: Arguments, group: Value, base: Value, first: Value, count: Value,
@@ -310,7 +251,7 @@ class _Code:
         """Strips ``first`` and on to V, whose first row is that of strip ``base``."""
         p, c = self.p, self.p.c
         rows, columns = p.rows, p.columns
-        slices, phases_a, phases_b = p.sources
+        slices, _, phases_b = p.sources
         x = arguments.pointer(0, c.x.dtype) + (group_offset(group, c.groups, c.x.groups) + c.x.offset)
         for number in k.range(first, first + count):
             image, slice_, row, run = split_index(number, p.strip_axes)
@@ -322,8 +263,11 @@ class _Code:
             source = x + image * c.x.batch
             for tap in k.range(slices):
                 depth = slice_ * p.slices.step + p.slices.taps.offset + tap * p.slices.taps.shift
+                if p.folds:
+                    self._folded_tiles(k, source, depth, top, column, turns, strip, at + tap * p.slice_pitch)
+                    continue
                 for phase, is_short in _phases(k, rows):
-                    place = at + (tap * phases_a + phase) * (phases_b * p.channel_pitch)
+                    place = at + (tap * p.slice_pitch + phase * (phases_b * p.channel_pitch))
                     line = top + rows.first_position(phase)
                     if p.reads_directly:
                         self._tiles_directly(k, source, depth, line, column, turns, strip, place, is_short)
@@ -342,13 +286,32 @@ class _Code:
         for channel, fill in self._channel_vectors(k):
             k.call(fill, x + channel * p.c.x.channels, strip, depth, row, column, positions)
             for phase, column_short in _phases(k, columns):
-                for turn in k.range(turns):
-                    for residue in k.range(columns.spread):
-                        tile = turn * columns.spread + residue
-                        place = turn * (columns.gap * columns.outputs) + residue
-                        place = place + columns.first_position(phase)
-                        target = to + (tile * p.row_pitch + phase * p.channel_pitch + channel)
-                        k.call(self.data[row_short, column_short], strip + place * lanes, target)
+                at = strip + columns.first_position(phase) * lanes
+                target = to + (phase * p.channel_pitch + channel)
+                self._transform_tiles(k, self.f.data[row_short, column_short], at, turns, target)
+
+    def _folded_tiles(
+        self, k: Builder, x: Pointer, depth: Value, row: Value, column: Value, turns: Value, strip: Pointer,
+        to: Pointer,
+    ) -> None:  # fmt: skip
+        """A strip laid out for each vector of phases and channels, then its tiles."""
+        p, columns = self.p, self.p.columns
+        step = columns.outputs * columns.spread
+        positions = turns * step + (p.laid_positions - p.run * step)
+        for first, fill in self.f.fills:
+            k.call(fill, x, strip, depth, row, column, positions)
+            self._transform_tiles(k, self.f.data[False, False], strip, turns, to + first)
+
+    def _transform_tiles(
+        self, k: Builder, function: Function, strip: Pointer, turns: Value, to: Pointer
+    ) -> None:
+        """The tiles of a strip as it is laid out."""
+        p, columns = self.p, self.p.columns
+        for turn in k.range(turns):
+            for residue in k.range(columns.spread):
+                place = turn * (p.laid_gap * columns.outputs) + residue
+                tile = turn * columns.spread + residue
+                k.call(function, strip + place * p.lanes, to + tile * p.row_pitch)
 
     def _tiles_directly(
         self, k: Builder, x: Pointer, depth: Value, row: Value, column: Value, turns: Value, strip: Pointer,
@@ -374,16 +337,17 @@ class _Code:
                         depth * c.x.space[p.third] + row * c.x.space[p.tiled[0]] + at * c.x.space[p.tiled[1]]
                     )
                     for channel in k.range(0, direct, p.lanes):
-                        k.call(self.direct[row_short, column_short], x + (place + channel), target + channel)
+                        function = self.f.direct[row_short, column_short]
+                        k.call(function, x + (place + channel), target + channel)
                     for channel, fill in self._channel_vectors(k, direct):
                         k.call(fill, x + channel, strip, depth, row, at, reach[1] + 1)
-                        k.call(self.data[row_short, column_short], strip, target + channel)
+                        k.call(self.f.data[row_short, column_short], strip, target + channel)
 
     def _channel_vectors(self, k: Builder, start: int | Value = 0) -> Iterator[tuple[Value, Function]]:
         """First channel of each vector from ``start`` on, and the function that lays out so many channels."""
         p = self.p
         whole = p.c.depth // p.lanes * p.lanes
-        for count, function in self.fills:
+        for count, function in self.f.fills:
             if count == p.lanes:
                 for channel in k.range(start, whole, p.lanes):
                     yield channel, function
@@ -396,15 +360,18 @@ class _Code:
         """The whole sum of a place for a panel, in blocks of terms."""
         p, (slices, _, phases_b) = self.p, self.p.sources
         rows, columns = self._phases_of(k, place)
-        if p.source_count * p.c.depth <= MOST_TERMS:
-            self._multiply(k, data, u, sums, strips, (k.integer(slices), rows, columns), p.c.depth, 0)
-            return
         one, step = k.integer(1), p.chunk * p.panel_lanes
+        channels: int | Value = p.c.depth
+        if p.folds:  # the phases of the columns are neighbours, as channels are
+            columns, channels = one, columns * p.c.depth
+        if p.source_count * p.c.depth <= MOST_TERMS:
+            self._multiply(k, data, u, sums, strips, (k.integer(slices), rows, columns), channels, 0)
+            return
         for tap in k.range(slices):
             if math.prod(p.sources[1:]) * p.c.depth <= MOST_TERMS:
-                source = tap * math.prod(p.sources[1:])
-                a, b = data + source * p.channel_pitch, u + source * step
-                self._multiply(k, a, b, sums, strips, (one, rows, columns), p.c.depth, tap)
+                a = data + tap * p.slice_pitch
+                b = u + tap * (math.prod(p.sources[1:]) * step)
+                self._multiply(k, a, b, sums, strips, (one, rows, columns), channels, tap)
                 continue
             for row in k.range(0, rows):
                 for column in k.range(0, columns):
@@ -432,7 +399,7 @@ class _Code:
         p = self.p
         tiles = strips * p.strip_tiles
         start = 0
-        for (rows, count), function in zip(p.row_groups, self.products, strict=True):
+        for (rows, count), function in zip(p.row_groups, self.f.products, strict=True):
             stop = start + count * rows
             for row in k.range(start, tiles.min(stop), rows):
                 a, m = data + row * p.row_pitch, sums + row * p.panel_lanes
@@ -468,6 +435,7 @@ class _Code:
                     for residue in k.range(columns.spread):
                         tile = step * columns.spread + residue
                         place = step * (columns.outputs * columns.spread) + residue
-                        k.call(self.result, tiles + (tile * p.panel_lanes + v), strip + place * p.lanes)
+                        k.call(self.f.result, tiles + (tile * p.panel_lanes + v), strip + place * p.lanes)
                 places = [t + view_offset(c, view, group, channel + v, here[:4]) for t, view in tensors]
-                k.call(self.drain, strip, factors, *places, vectors - v, height, width)
+                pitch = p.write_pitch * p.lanes
+                k.call(self.f.drain, strip, factors, *places, vectors - v, height, width, pitch)

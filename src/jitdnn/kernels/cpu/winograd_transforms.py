@@ -144,24 +144,25 @@ def trace_result(module: Module, name: str, p: Winograd) -> Function:
 
 
 def trace_drain(module: Module, name: str, p: Winograd, epilogue: Epilogue | None) -> Function:
-    """Trace ``name(strip, scale, y, operands..., channels, rows, columns)``: the valid part of a strip to y.
+    """Trace ``name(strip, scale, y, operands..., channels, rows, columns, pitch)``: the valid part of a strip to y.
 
-    The pointers are to the strip's first result; ``scale`` points to alpha and beta, two doubles.
+    The pointers are to the strip's first result; ``scale`` points to alpha and beta, two doubles; the strip's rows are
+    ``pitch`` elements apart.
     """
     c = p.c
     views = (c.y, *c.operands)
     operands = {f"operand{i}": view.dtype for i, view in enumerate(c.operands)}
     with module.function(
-        name, strip=c.dtype, scale="f64", y=c.y.dtype, **operands, channels=None, rows=None, columns=None
-    ) as (k, (strip, scale, *rest), function):
-        pointers, (channels, rows, columns) = rest[: len(views)], rest[len(views) :]
+        name, strip=c.dtype, scale="f64", y=c.y.dtype, **operands, channels=None, rows=None, columns=None, pitch=None
+    ) as (k, (strip, scale, *rest), function):  # fmt: skip
+        pointers, (channels, rows, columns, pitch) = rest[: len(views)], rest[len(views) :]
         blend = Blend(k, k.convert(scale.load(0), c.dtype), k.convert(scale.load(1), c.dtype), epilogue)
         for i in k.range(0, rows):
             lines = [
                 pointer + i * (p.rows.spread * view.space[p.tiled[0]])
                 for pointer, view in zip(pointers, views, strict=True)
             ]
-            source = strip + i * (p.write_pitch * p.lanes)
+            source = strip + i * pitch
             if p.writes_channels:
                 _drain_vectors(k, p, source, blend, lines, views, channels, columns)
             else:
