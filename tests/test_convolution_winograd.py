@@ -25,6 +25,7 @@ SHAPES = [
     "n1 c1 h4 w4 k1 r3 s3",
     "n1 c33 h9 w14 k35 r3 s3 pad1 nhwc",
     "n1 c600 h5 w6 k20 r3 s3 pad1",  # a sum in blocks
+    "n3 c150 h9 w17 k5 r3 s3 pad1",  # data in portions
     "n1 c8 h40 w7 k17 r7 s1 pad3x0 nhwc",
     "n1 c20 h16 w13 k9 r3 s3 pad1x3 dil1x3 nhwc",
     "n1 c4 h30 w31 k18 r5 s7 stride2x3",
@@ -136,26 +137,27 @@ class Ordered(Winograd4):
         is_filter_first: bool,
         block: int = 3,
         parts: tuple[int, int] = (1, 1),
+        portion: int = 0,
         is_kept: bool = False,
     ) -> None:
         super().__init__(is_kept)
-        self.name = f"winograd_{outputs}_{is_filter_first}_{block}"  # type: ignore[misc]
-        self.cut = outputs, is_filter_first, block, parts
+        self.name = f"winograd_{outputs}_{is_filter_first}_{block}_{portion}"  # type: ignore[misc]
+        self.cut = outputs, is_filter_first, block, parts, portion
 
     def with_kept_filter(self) -> Ordered:
-        outputs, _, block, parts = self.cut
-        return Ordered(outputs, True, block, parts, True)
+        outputs, _, block, parts, portion = self.cut
+        return Ordered(outputs, True, block, parts, portion, True)
 
     def _parts(self, problem: Problem, device: object, epilogue: Epilogue | None = None) -> list[Winograd]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        outputs, is_filter_first, block, parts = self.cut
+        outputs, is_filter_first, block, parts, portion = self.cut
         c = forwards(lower_convolution(problem, epilogue.operands if epilogue else ())[0])
-        p = Winograd(c, device.isa, (1, 2), outputs, is_filter_first, block, parts)
+        p = Winograd(c, device.isa, (1, 2), outputs, is_filter_first, block, parts, portion)
         return [p if is_filter_first else replace(p, block=p.strips)]
 
 
-@pytest.mark.parametrize("is_filter_first", [True, False])
+@pytest.mark.parametrize(("is_filter_first", "portion"), [(True, 0), (True, 16), (False, 0)])
 @pytest.mark.parametrize(
     ("words", "outputs", "parts"),
     [
@@ -168,11 +170,12 @@ class Ordered(Winograd4):
 def test_both_orders(
     words: str,
     is_filter_first: bool,
+    portion: int,
     outputs: tuple[int, int],
     parts: tuple[int, int],
     only: list[Algorithm],
 ) -> None:
-    only[:] = [Ordered(outputs, is_filter_first, parts=parts)]
+    only[:] = [Ordered(outputs, is_filter_first, parts=parts, portion=portion)]
     problem = convolution(words, "fwd")
     assert conformance.check(problem, scales=((0.5, 2.0),))
 
@@ -183,6 +186,16 @@ def test_order_follows_cost() -> None:
     many = Winograd4()._parts(convolution("n8 c64 h56 w56 k64 r3 s3 pad1", "fwd"), host(1))
     assert [p.is_filter_first for p in few + many] == [False, True]
     assert [p.outputs for p in few + many] == [(4, 4), (4, 4)]
+
+
+def test_portions_follow_cost() -> None:
+    """Data that would not stay in a cache close by are transformed some channels at a time, if sums are few."""
+    cuts = {}
+    for words in ("c280 h16 w16 k12", "c20 h16 w16 k12", "c280 h16 w16 k512"):
+        (p,) = Winograd4()._parts(convolution(f"n8 {words} r3 s3 pad1", "fwd"), host(1))
+        cuts[words] = p.portion
+    assert 0 < cuts["c280 h16 w16 k12"] < 280
+    assert [cuts["c20 h16 w16 k12"], cuts["c280 h16 w16 k512"]] == [0, 0]
 
 
 def test_tasks_for_two_threads_in_one_image() -> None:

@@ -123,7 +123,7 @@ class _Winograd(Algorithm):
                 trace_winograd(module, f"part{number}_", part, pointers, epilogue, where, shared)
 
         # kernels that are cut alike share their code: those of both classes, with and without a kept filter
-        cuts = [(p.tiled, p.outputs, p.parts, p.is_filter_first, p.block) for p in parts]
+        cuts = [(p.tiled, p.outputs, p.parts, p.is_filter_first, p.block, p.portion) for p in parts]
         library = load("winograd", (str(problem), str(epilogue), cuts, memory), device.isa, generate)
         pairs = [phases(part, f"part{number}_") for number, part in enumerate(parts)]
         steps = [phase for pair in pairs for phase in pair]

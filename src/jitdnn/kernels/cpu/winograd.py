@@ -14,7 +14,8 @@ taps round less and are written out in less code. An axis with a single tap is t
 Either the tiles stay, and the filter, transformed in a phase of its own, streams by (the filter may then be kept); or
 the filter stays: all data are transformed in a phase of their own, and each task transforms its panel of the filter
 piece by piece and multiplies it at once, so that it never goes through memory. That is for large filters of small
-images.
+images. Where the tiles stay and have few results' channels, a block's data are transformed a portion of their
+channels at a time, which is multiplied while it is in the cache; the sums wait.
 """
 
 from __future__ import annotations
@@ -174,6 +175,7 @@ class Winograd:
     is_filter_first: bool  # the filter is transformed once and streams by; else the data are
     block: int  # strips
     parts: tuple[int, int] = (1, 1)  # of the taps of each of the two
+    portion: int = 0  # channels of a block whose data are transformed at a time; 0: all of them
 
     @property
     def lanes(self) -> int:
@@ -350,7 +352,7 @@ class Winograd:
     @cached_property
     def channel_pitch(self) -> int:
         """Elements of one source in a row of V."""
-        return self.c.depth if self.folds else ceil_div(self.c.depth, self.lanes) * self.lanes
+        return self.c.depth if self.folds else ceil_div(self.portion or self.c.depth, self.lanes) * self.lanes
 
     @cached_property
     def slice_pitch(self) -> int:
@@ -391,7 +393,8 @@ class Winograd:
     @cached_property
     def terms(self) -> int:
         """Channels whose products are summed one after the other before they are added to the rest."""
-        return ceil_div(self.chunk, ceil_div(self.chunk, MOST_TERMS))
+        most = self.portion or self.chunk
+        return ceil_div(most, ceil_div(most, MOST_TERMS))
 
     # ---- memory
 
@@ -401,9 +404,14 @@ class Winograd:
         return self.places * self.data_pitch
 
     @property
-    def sum_elements(self) -> int:
+    def panel_sums(self) -> int:
         """M of a panel."""
         return self.places * self.sum_pitch
+
+    @property
+    def sum_elements(self) -> int:
+        """M of a panel, or of all of them where they wait for further channels."""
+        return self.panel_sums * (self.panels.count if self.portion else 1)
 
     @property
     def panel_elements(self) -> int:
@@ -442,8 +450,8 @@ class Winograd:
 
     @cached_property
     def copied_elements(self) -> int:
-        """A strip as it is laid out, read or written."""
-        read = self.rows.places * self.read_pitch
+        """A strip as it is laid out, read or written. The last square of a row may reach beyond it."""
+        read = self.rows.places * self.read_pitch + self.lanes
         write = self.outputs[0] * self.write_pitch
         return whole_lines(max(read, write) * self.lanes, self.c.dtype)
 

@@ -26,6 +26,8 @@ _THIRD_RATE = 12.0  # bytes a cycle from the third cache
 _MEMORY_RATE = 6.0  # and from memory
 _KEPT = 6 << 20  # bytes of transformed data and filter that the third cache keeps all of
 _LOST = 24 << 20  # and that it keeps next to nothing of
+_CLOSE = 224 << 10  # bytes of transformed data that are still in the second cache when they are multiplied
+_FAR_RATE = 13.0  # bytes a cycle of those that are not, and of what they drive out
 _HIDDEN = 0.75  # of the time of the products, in which what they read arrives
 _BEHIND = 1.3  # times the price of the best way, with a few sizes of blocks: dearer ways are out
 _WIDTHS = (12, 14, 16, 24, 28, 40, 56, 84, 112, 168, 224)  # tiles of a block
@@ -126,12 +128,13 @@ def _product_cycles(p: Winograd) -> float:
     calls = sum(count * (10.0 + rows * p.tile.vectors) for rows, count in groups)
     if not p.is_filter_first:
         sums = ceil_div(p.c.depth, p.chunk)
-    elif p.depth <= MOST_TERMS:
-        sums = 1
     else:
-        sums = p.sources[0]
-        if p.depth > p.sources[0] * MOST_TERMS:
-            sums = p.source_count * ceil_div(p.c.depth, p.terms)
+        most = p.portion or p.c.depth
+        sums = ceil_div(p.c.depth, most)
+        if p.source_count * most > p.sources[0] * MOST_TERMS:
+            sums *= p.source_count * ceil_div(most, p.terms)
+        elif p.source_count * most > MOST_TERMS:
+            sums *= p.sources[0]
     # products of all sources at all places: short phases have none at the last one
     products = p.sources[0] * sum(
         number * (p.rows.places - row) * (p.columns.places - column) for number, row, column in _kinds(p)
@@ -181,9 +184,11 @@ def _traffic_cycles(p: Winograd, is_kept: bool) -> float:
     streamed = (
         p.blocks * filters / _rate(c.group_count * filters) if data + sums + filters > _SECOND_CACHE else 0.0
     )
-    inner = 0.0
+    portions = ceil_div(c.depth, p.portion or c.depth)
+    inner = p.blocks * portions * data * min(1.0, max(0.0, data / _CLOSE - 1.0)) / _FAR_RATE
     if data + sums + min(filters, _SECOND_CACHE / 2) > _SECOND_CACHE:
-        inner = p.blocks * (data * _again(data + min(filters, _KEPT)) + p.panels.count * sums / _THIRD_RATE)
+        again = portions * data * _again(data + min(filters, _KEPT))
+        inner += p.blocks * (again + (1 if p.portion else p.panels.count) * sums / _THIRD_RATE)
         if data > _SECOND_CACHE / 2:
             streamed += p.blocks * p.panels.count * data / _THIRD_RATE
     if not is_kept:
@@ -239,3 +244,15 @@ def _candidates(c: Correlation, isa: Isa, way: Tiling, keeps: bool) -> Iterator[
     # blocks of equal size
     for block in sorted({ceil_div(whole.strips, ceil_div(whole.strips, size)) for size in sizes}):
         yield replace(whole, block=block)
+        if (portion := _portion(replace(whole, block=block))) < c.depth:
+            yield replace(whole, block=block, portion=portion)
+
+
+def _portion(p: Winograd) -> int:
+    """Channels of a block whose data stay close until they have been multiplied, if their sums may wait meanwhile."""
+    item = ITEM_BYTES[p.c.dtype]
+    lines = ceil_div(p.data_elements * item, _CLOSE)
+    if lines <= 1 or p.folds or p.panels.count * p.panel_sums * item > _CLOSE:
+        return p.c.depth
+    channels = ceil_div(p.c.depth, lines)
+    return ceil_div(channels, p.lanes) * p.lanes

@@ -136,15 +136,26 @@ class _Code:
             own = self._scratch(arguments, thread)
             first = block * p.block
             count = (k.integer(p.strips) - first).min(p.block)
-            self._transform_data(k, arguments, group, first, first, count, own.copied, own.inner)
             shared = self._shared(arguments) + group * (p.panels.count * p.panel_elements)
-            for panel in k.range(p.panels.count):
-                for place in k.range(p.places):
-                    self._ask(k, arguments, group, first, count, panel, place)
-                    u = shared + (panel * p.panel_elements + place * p.filter_pitch)
-                    data, sums = own.inner + place * p.data_pitch, own.sums + place * p.sum_pitch
-                    self._multiply_all(k, place, data, u, sums, count)
-                self._write_results(k, arguments, group, panel, first, count, own.sums, own.copied)
+            for channel in k.range(0, p.c.depth, p.portion or p.c.depth):
+                channels = (k.integer(p.c.depth) - channel).min(p.portion or p.c.depth)
+                source = group, channel, channels
+                self._transform_data(k, arguments, source, first, first, count, own.copied, own.inner)
+                for panel in k.range(p.panels.count):
+                    sums = own.sums + panel * p.panel_sums if p.portion else own.sums
+                    for place in k.range(p.places):
+                        self._ask(k, arguments, source, first, count, panel, place)
+                        u = shared + (panel * p.panel_elements + place * p.filter_pitch)
+                        data = own.inner + place * p.data_pitch
+                        self._multiply_all(
+                            k, place, data, u, sums + place * p.sum_pitch, count, channel, channels
+                        )
+                    if not p.portion:
+                        self._write_results(k, arguments, group, panel, first, count, sums, own.copied)
+            if p.portion:
+                for panel in k.range(p.panels.count):
+                    sums = own.sums + panel * p.panel_sums
+                    self._write_results(k, arguments, group, panel, first, count, sums, own.copied)
 
     def trace_data_task(self) -> None:
         """Some strips to V."""
@@ -158,7 +169,8 @@ class _Code:
             first = share * each
             count = (k.integer(p.strips) - first).min(each)
             to = self._shared(arguments) + group * p.data_elements
-            self._transform_data(k, arguments, group, k.integer(0), first, count, copied, to)
+            source = group, k.integer(0), k.integer(p.c.depth)
+            self._transform_data(k, arguments, source, k.integer(0), first, count, copied, to)
 
     def trace_panels_task(self) -> None:
         """A panel: chunk by chunk of its channels U and its products with all tiles, then the results."""
@@ -184,22 +196,27 @@ class _Code:
     # ---- parts of tasks
 
     def _ask(
-        self, k: Builder, arguments: Arguments, group: Value, first: Value, count: Value, panel: Value,
-        place: Value,
+        self, k: Builder, arguments: Arguments, source: tuple[Value, Value, Value], first: Value, count: Value,
+        panel: Value, place: Value,
     ) -> None:  # fmt: skip
-        """While a place is multiplied: a share of the next block's data, and of where this panel's results go."""
+        """While a place is multiplied: a share of the data that are transformed next, the block's next channels or the
+        next block's, and of where this panel's results go."""
         p, c = self.p, self.p.c
+        group, channel, channels = source
+        is_last = channel + channels >= c.depth
         if self.f.ask_data is not None:
             x = arguments.pointer(0, c.x.dtype) + (group_offset(group, c.groups, c.x.groups) + c.x.offset)
-            following = first + count
+            x = x + k.select(is_last, 0, channel + channels) * c.x.channels
+            following = first + k.select(is_last, count, 0)
             strips = (k.integer(p.strips) - following).min(p.block)
             share = panel * p.places + place
             k.call(self.f.ask_data, x, following, strips, share)
         if self.f.ask_results is not None:
-            channel = panel * p.panel_lanes
-            y = arguments.pointer(2, c.y.dtype) + view_offset(c, c.y, group, channel, (0, 0, 0, 0))
-            channels = (k.integer(c.width) - channel).min(p.panel_lanes)
-            k.call(self.f.ask_results, y, first, count, channels, place)
+            result = panel * p.panel_lanes
+            y = arguments.pointer(2, c.y.dtype) + view_offset(c, c.y, group, result, (0, 0, 0, 0))
+            results = (k.integer(c.width) - result).min(p.panel_lanes)
+            with k.when(is_last):
+                k.call(self.f.ask_results, y, first, count, results, place)
 
     def _ask_filter(
         self, k: Builder, arguments: Arguments, group: Value, panel: Value, first: Value, place: Value
@@ -245,14 +262,17 @@ class _Code:
                                 k.call(self.f.filters[row_short, column_short], at, u)
 
     def _transform_data(
-        self, k: Builder, arguments: Arguments, group: Value, base: Value, first: Value, count: Value,
-        strip: Pointer, to: Pointer,
+        self, k: Builder, arguments: Arguments, source: tuple[Value, Value, Value], base: Value, first: Value,
+        count: Value, strip: Pointer, to: Pointer,
     ) -> None:  # fmt: skip
-        """Strips ``first`` and on to V, whose first row is that of strip ``base``."""
+        """Strips ``first`` and on to V, whose first row is that of strip ``base``; ``source`` is the group, its first
+        channel and how many."""
         p, c = self.p, self.p.c
+        group, channel, channels = source
         rows, columns = p.rows, p.columns
         slices, _, phases_b = p.sources
         x = arguments.pointer(0, c.x.dtype) + (group_offset(group, c.groups, c.x.groups) + c.x.offset)
+        x = x + channel * c.x.channels
         for number in k.range(first, first + count):
             image, slice_, row, run = split_index(number, p.strip_axes)
             at = to + (number - base) * (p.strip_tiles * p.row_pitch)
@@ -260,30 +280,28 @@ class _Code:
             turns = (k.integer(columns.turns) - turn).min(p.run)
             column = turn * (columns.outputs * columns.gap) + columns.axis.taps.lowest
             top = (row // rows.spread) * (rows.outputs * rows.gap) + row % rows.spread + rows.axis.taps.lowest
-            source = x + image * c.x.batch
+            here = x + image * c.x.batch
             for tap in k.range(slices):
                 depth = slice_ * p.slices.step + p.slices.taps.offset + tap * p.slices.taps.shift
                 if p.folds:
-                    self._folded_tiles(k, source, depth, top, column, turns, strip, at + tap * p.slice_pitch)
+                    self._folded_tiles(k, here, depth, top, column, turns, strip, at + tap * p.slice_pitch)
                     continue
                 for phase, is_short in _phases(k, rows):
                     place = at + (tap * p.slice_pitch + phase * (phases_b * p.channel_pitch))
                     line = top + rows.first_position(phase)
-                    if p.reads_directly:
-                        self._tiles_directly(k, source, depth, line, column, turns, strip, place, is_short)
-                    else:
-                        self._tiles_of_strip(k, source, depth, line, column, turns, strip, place, is_short)
+                    tiles = self._tiles_directly if p.reads_directly else self._tiles_of_strip
+                    tiles(k, here, channels, depth, line, column, turns, strip, place, is_short)
 
     def _tiles_of_strip(
-        self, k: Builder, x: Pointer, depth: Value, row: Value, column: Value, turns: Value, strip: Pointer,
-        to: Pointer, row_short: bool,
+        self, k: Builder, x: Pointer, channels: Value, depth: Value, row: Value, column: Value, turns: Value,
+        strip: Pointer, to: Pointer, row_short: bool,
     ) -> None:  # fmt: skip
         """A whole strip laid out for each vector of channels, then its tiles."""
         p, lanes = self.p, self.p.lanes
         columns = p.columns
         last = p.read_positions - (p.run - 1) * (columns.gap * columns.outputs)
         positions = (turns - 1) * (columns.gap * columns.outputs) + last
-        for channel, fill in self._channel_vectors(k):
+        for channel, fill in self._channel_vectors(k, channels):
             k.call(fill, x + channel * p.c.x.channels, strip, depth, row, column, positions)
             for phase, column_short in _phases(k, columns):
                 at = strip + columns.first_position(phase) * lanes
@@ -314,14 +332,14 @@ class _Code:
                 k.call(function, strip + place * p.lanes, to + tile * p.row_pitch)
 
     def _tiles_directly(
-        self, k: Builder, x: Pointer, depth: Value, row: Value, column: Value, turns: Value, strip: Pointer,
-        to: Pointer, row_short: bool,
+        self, k: Builder, x: Pointer, channels: Value, depth: Value, row: Value, column: Value, turns: Value,
+        strip: Pointer, to: Pointer, row_short: bool,
     ) -> None:  # fmt: skip
         """Tile by tile: one that lies inside is transformed from where it is, others are laid out first."""
         p, c = self.p, self.p.c
         rows, columns = p.rows, p.columns
         reach = [(axis.places - 1) * axis.gap for axis in (rows, columns)]
-        whole = c.depth // p.lanes * p.lanes
+        whole = channels // p.lanes * p.lanes
         rows_inside = (depth >= 0) & (depth < p.slices.positions)
         rows_inside = rows_inside & (row >= 0) & (row + reach[0] < rows.axis.positions)
         for phase, column_short in _phases(k, columns):
@@ -332,55 +350,61 @@ class _Code:
                     tile = turn * columns.spread + residue
                     target = to + (tile * p.row_pitch + phase * p.channel_pitch)
                     inside = rows_inside & (at >= 0) & (at + reach[1] < columns.axis.positions)
-                    direct = k.select(inside, k.integer(whole), 0)
+                    direct = k.select(inside, whole, 0)
                     place = (
                         depth * c.x.space[p.third] + row * c.x.space[p.tiled[0]] + at * c.x.space[p.tiled[1]]
                     )
                     for channel in k.range(0, direct, p.lanes):
                         function = self.f.direct[row_short, column_short]
                         k.call(function, x + (place + channel), target + channel)
-                    for channel, fill in self._channel_vectors(k, direct):
+                    for channel, fill in self._channel_vectors(k, channels, direct):
                         k.call(fill, x + channel, strip, depth, row, at, reach[1] + 1)
                         k.call(self.f.data[row_short, column_short], strip, target + channel)
 
-    def _channel_vectors(self, k: Builder, start: int | Value = 0) -> Iterator[tuple[Value, Function]]:
+    def _channel_vectors(
+        self, k: Builder, channels: Value, start: int | Value = 0
+    ) -> Iterator[tuple[Value, Function]]:
         """First channel of each vector from ``start`` on, and the function that lays out so many channels."""
         p = self.p
-        whole = p.c.depth // p.lanes * p.lanes
+        whole = channels // p.lanes * p.lanes
         for count, function in self.f.fills:
             if count == p.lanes:
                 for channel in k.range(start, whole, p.lanes):
                     yield channel, function
             else:
-                yield k.integer(whole), function
+                for channel in k.range(whole, channels, p.lanes):
+                    yield channel, function
 
     def _multiply_all(
-        self, k: Builder, place: Value, data: Pointer, u: Pointer, sums: Pointer, strips: Value
-    ) -> None:
-        """The whole sum of a place for a panel, in blocks of terms."""
+        self, k: Builder, place: Value, data: Pointer, u: Pointer, sums: Pointer, strips: Value, first: Value,
+        channels: Value,
+    ) -> None:  # fmt: skip
+        """The products of channels ``first`` and on at a place for a panel, in blocks of terms."""
         p, (slices, _, phases_b) = self.p, self.p.sources
+        most = p.portion or p.c.depth
         rows, columns = self._phases_of(k, place)
+        u = u + first * p.panel_lanes
         one, step = k.integer(1), p.chunk * p.panel_lanes
-        channels: int | Value = p.c.depth
         if p.folds:  # the phases of the columns are neighbours, as channels are
             columns, channels = one, columns * p.c.depth
-        if p.source_count * p.c.depth <= MOST_TERMS:
-            self._multiply(k, data, u, sums, strips, (k.integer(slices), rows, columns), channels, 0)
+        if p.source_count * most <= MOST_TERMS:
+            self._multiply(k, data, u, sums, strips, (k.integer(slices), rows, columns), channels, first)
             return
         for tap in k.range(slices):
-            if math.prod(p.sources[1:]) * p.c.depth <= MOST_TERMS:
+            if math.prod(p.sources[1:]) * most <= MOST_TERMS:
                 a = data + tap * p.slice_pitch
                 b = u + tap * (math.prod(p.sources[1:]) * step)
-                self._multiply(k, a, b, sums, strips, (one, rows, columns), channels, tap)
+                self._multiply(k, a, b, sums, strips, (one, rows, columns), channels, first + tap)
                 continue
             for row in k.range(0, rows):
                 for column in k.range(0, columns):
                     source = (tap * p.sources[1] + row) * phases_b + column
-                    for channel in k.range(0, p.c.depth, p.terms):
+                    for channel in k.range(0, channels, p.terms):
                         a = data + (source * p.channel_pitch + channel)
                         b = u + (source * step + channel * p.panel_lanes)
-                        count = (k.integer(p.c.depth) - channel).min(p.terms)
-                        self._multiply(k, a, b, sums, strips, (one, one, one), count, source + channel)
+                        count = (channels - channel).min(p.terms)
+                        adds = first + source + channel
+                        self._multiply(k, a, b, sums, strips, (one, one, one), count, adds)
 
     def _phases_of(self, k: Builder, place: Value) -> tuple[Value, Value]:
         """How many phases of rows and of columns have a product at a place: not the short ones at the last."""

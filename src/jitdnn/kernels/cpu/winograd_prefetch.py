@@ -22,11 +22,11 @@ _LINES = 16  # asked for at a time
 def trace_ask_data(module: Module, name: str, p: Winograd) -> Function | None:
     """Trace ``name(x, first, strips, share)``: the share of a panel and place of what strips read.
 
-    The strips are those from ``first`` on; ``x`` points to the group's first image. Rows that the strip above reads
-    too are left out. None where neither channels nor columns are neighbours in memory.
+    The strips are those from ``first`` on; ``x`` points to the first channel to read of the group's first image. Rows
+    that the strip above reads too are left out. None where neither channels nor columns are neighbours in memory.
     """
     x, rows, columns = p.c.x, p.rows, p.columns
-    run = _run(x, p, p.c.depth, p.read_positions)
+    run = _run(x, p, p.portion or p.c.depth, p.read_positions)
     if run is None:
         return None
     (items, stride), length = run

@@ -63,13 +63,19 @@ def _copy_squares(
     x, lanes = p.c.x, p.lanes
     stride = x.space[p.tiled[1]]
     blank = k.constant(0, p.c.dtype, lanes)
-    limit = k.select(inside, k.integer(p.columns.axis.positions), 0)
-    for j in k.range(0, count, lanes):
-        at = column + j
-        mask = k.mask((limit - at).max(0), lanes) & ~k.mask(-at, lanes)
+    # what lies outside on either side is no part of a square: images of 16 columns fill theirs
+    before = k.select(inside, (-column).max(0).min(count), count)
+    end = (k.integer(p.columns.axis.positions) - column).max(before).min(count)
+    for j in k.range(0, before):
+        target.store(blank, j * lanes)
+    for j in k.range(before, end, lanes):
+        mask = k.mask(end - j, lanes)
         square = [
             _zero_outside(
-                k, stride, line.load_strided(at * stride + i * x.channels, stride, lanes, mask), mask
+                k,
+                stride,
+                line.load_strided((column + j) * stride + i * x.channels, stride, lanes, mask),
+                mask,
             )
             if i < channels
             else blank
@@ -77,6 +83,8 @@ def _copy_squares(
         ]
         for i, vector in enumerate(transpose(k, square)):
             target.store(vector, (j + i) * lanes)
+    for j in k.range(end, count):
+        target.store(blank, j * lanes)
 
 
 def _zero_outside(k: Builder, stride: int, vector: Value, mask: Value) -> Value:
