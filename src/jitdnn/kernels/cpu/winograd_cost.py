@@ -97,7 +97,7 @@ def _data_cycles(p: Winograd) -> float:
         copies = lines * p.read_positions * (3.0 if c.x.channels == 1 else 2.0 * p.lanes)
     else:
         square = 4.0 * p.lanes * _of_stride(c.x.space[p.tiled[1]], p.lanes)
-        copies = lines * ceil_div(p.read_positions, p.lanes) * square
+        copies = lines * ceil_div(min(p.read_positions, p.columns.axis.positions), p.lanes) * square
     return vectors * (tiles * tile + copies)
 
 
