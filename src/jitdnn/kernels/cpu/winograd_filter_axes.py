@@ -78,6 +78,24 @@ class FilterAxis:
         return min(self.tap_step, self.axis.taps.count) * self.segments
 
     @cached_property
+    def short_parts(self) -> int:
+        """Parts that lack taps. What they have needs no product at the last place, that of infinity."""
+        firsts = [
+            i // self.segments + i % self.segments * self.taps * self.tap_step for i in range(self.parts)
+        ]
+        count = self.axis.taps.count
+        return sum(len(range(first, count, self.tap_step)) < self.taps for first in firsts)
+
+    @cached_property
+    def products(self) -> int:
+        """Places of all parts that are multiplied."""
+        return self.parts * self.places - self.short_parts
+
+    def is_needed(self, part: Value, place: Value) -> Value:
+        """Whether a part has a product at a place."""
+        return (place < self.places - 1) | (self.valid_taps(self.first_tap(part)) >= self.taps)
+
+    @cached_property
     def tiles_per_field(self) -> int:
         return ceil_div(ceil_div(self.axis.results, self.result_step), self.tile)
 

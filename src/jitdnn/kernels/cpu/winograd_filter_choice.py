@@ -118,7 +118,7 @@ def _tilings(axis: Axis) -> list[FilterAxis]:
         for taps in range(2, min(axis.taps.count, _MOST_TAPS) + 1)
         for tile in range(2, _MOST_PLACES - taps + 2)
     ]
-    work = {f: f.parts * f.tiles * f.places for f in found}
+    work = {f: f.products * f.tiles for f in found}
     least = min(work[f] for f in found if f.places <= _EXACT_PLACES)
     kept: dict[int, FilterAxis] = {}  # the best cut into each number of places, which decides about the error
     for f in sorted(found, key=lambda f: work[f]):
@@ -235,13 +235,14 @@ def _sum_cycles(plan: WinogradFilter) -> float:
     rows, lanes = plan.row_operand, plan.lane_operand
     item = ITEM_BYTES[plan.c.dtype]
     tiles = plan.unit_count * plan.unit_tiles
-    columns = plan.places * rows.part_count * lanes.all_panels
+    columns = math.prod(axis.products for axis in plan.axes) * lanes.panels
     tiles_of_rows = ceil_div(rows.channels, plan.rows)
     steps = (tiles_of_rows - 1) * _step_cycles(plan.rows, plan.vectors)
     steps += _step_cycles(plan.last_rows, plan.vectors)
     if plan.order == "whole":
         read = plan.places * (plan.vectors + 1) * plan.block_tiles * plan.lanes * item
-        steps += tiles_of_rows * (0.3 if plan.vectors > 2 else 1.2 if read < 2 * _NEAR_BYTES else 3.0)
+        is_hidden = plan.vectors > 2 or plan.operand_size * item <= 2 * _FAR_BYTES
+        steps += tiles_of_rows * (0.3 if is_hidden else 1.2 if read < 2 * _NEAR_BYTES else 3.0)
         return columns * (tiles * steps + tiles_of_rows * 20)
     kept = plan.places * plan.row_chunk * plan.lane_chunk * plan.row_tiles * plan.tile_size * item
     line = 3.0 if kept <= _NEAR_BYTES else 7.0 if kept <= _FAR_BYTES else 12.0
@@ -263,7 +264,8 @@ def _elements(plan: WinogradFilter, operand: Operand) -> int:
 def _finish_cycles(plan: WinogradFilter) -> float:
     rows, lanes = plan.row_operand, plan.lane_operand
     taps = plan.axes[1].taps * plan.axes[2].taps
-    vector = 60 + taps * 5.0 + plan.places * (1.0 + 2.4 * (plan.splits - 1))
+    part = 15 + plan.places * (1.0 + 2.4 * (plan.splits - 1))
+    vector = part + (45 + math.prod(plan.taps) * 5.0) / rows.part_count / lanes.part_count
     strides = [
         plan.lane_stride,
         *(a.axis.taps.increment * s for a, s in zip(plan.axes, plan.c.w.space, strict=True)),

@@ -184,7 +184,7 @@ class WinogradFilterCode:
                     for part in k.range(p.part_count):
                         from_rows = group * p.row_operand.all_blocks + self._block_at(part, block)
                         from_lanes = group * p.lane_operand.all_panels + self._panel_at(part, panel)
-                        for place in k.range(p.places):
+                        for place in self._places(k, part):
                             k.call(
                                 function, a + (from_rows * pitch + place * p.row_plane + i * p.rows),
                                 b + (from_lanes * (p.vectors * pitch) + place * p.lane_plane),
@@ -192,6 +192,27 @@ class WinogradFilterCode:
                             )  # fmt: skip
                         self._taps(k, f, sums, own, part, block, i)
                     self._store(k, f, args, arguments, own, group, panel, block, i)
+
+    def _places(self, k: Builder, part: Value) -> Iterator[Value]:
+        """The places at which a part is multiplied."""
+        for place in k.range(self.plan.places):
+            for _ in self._if_needed(k, part, place):
+                yield place
+
+    def _if_needed(self, k: Builder, part: Value, place: Value) -> Iterator[None]:
+        """Once, where a part is multiplied at a place."""
+        p = self.plan
+        needed: Value | None = None
+        parts, places = split_index(part, p.parts), split_index(place, tuple(a.places for a in p.axes))
+        for axis, one, at in zip(p.axes, parts, places, strict=True):
+            if axis.short_parts:
+                here = axis.is_needed(one, at)
+                needed = here if needed is None else needed & here
+        if needed is None:
+            yield
+        else:
+            with k.when(needed):
+                yield
 
     def _block_at(self, part: Value, block: Value) -> Value:
         """A block of a part of x's taps among all blocks of rows."""
@@ -242,16 +263,26 @@ class WinogradFilterCode:
                 start_a = a + rows[0] * -pitch
                 start_b = b + panels[0] * (-p.vectors * pitch)
                 for place in k.range(p.places):
-                    for panel in k.range(*panels):
-                        for channels in k.range(*rows):
-                            from_rows = start_a + (place * p.row_plane + channels * pitch)
-                            from_lanes = start_b + (place * p.lane_plane + panel * (p.vectors * pitch))
-                            to = sums + (place * p.sum_plane + self._sums_at(group, panel, channels))
-                            for tile, is_last in self._tiles_of_block(k, channels):
-                                k.call(
-                                    f.last_sums if is_last else f.sums, from_rows + tile * p.rows, from_lanes,
-                                    to + tile * p.tile_size, units * p.unit_tiles, block - first,
-                                )  # fmt: skip
+                    for panel, channels in self._pairs(k, panels, rows, place):
+                        from_rows = start_a + (place * p.row_plane + channels * pitch)
+                        from_lanes = start_b + (place * p.lane_plane + panel * (p.vectors * pitch))
+                        to = sums + (place * p.sum_plane + self._sums_at(group, panel, channels))
+                        for tile, is_last in self._tiles_of_block(k, channels):
+                            k.call(
+                                f.last_sums if is_last else f.sums, from_rows + tile * p.rows, from_lanes,
+                                to + tile * p.tile_size, units * p.unit_tiles, block - first,
+                            )  # fmt: skip
+
+    def _pairs(
+        self, k: Builder, panels: tuple[Value, Value], rows: tuple[Value, Value], place: Value
+    ) -> Iterator[tuple[Value, Value]]:
+        """Panels of lanes with blocks of rows, those of parts that are multiplied at a place."""
+        p = self.plan
+        for panel in k.range(*panels):
+            for block in k.range(*rows):
+                part = panel // p.lane_operand.panels if p.is_swapped else block // p.row_operand.blocks
+                for _ in self._if_needed(k, part, place):
+                    yield panel, block
 
     def _trace_finish(self, module: Module, f: _Functions) -> None:
         p = self.plan
