@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 import conformance
-from conformance import check
+from conformance import check, compare, make_case, run
 from jitdnn.devices.cpu import host
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.convolution_grouped import Grouped
 from jitdnn.kernels.cpu.convolution_grouped_filter import GroupedFilter
 from jitdnn.problems import Convolution, parse
+from jitdnn.rtcg.expression import trace
+from jitdnn.tensor import TensorDescriptor
 
 DEVICE = host(1)
 
@@ -22,6 +26,8 @@ SHAPES = (
     "n3 c80 h5 w6 k40 r1 s1 g2 f32",  # the batch is one row
     "n2 c40 h5 w6 k80 r3 s3 pad1 g2 f64",
     "n2 c30 d3 h5 w6 k30 t3 r3 s3 pad1 g5 bf16",
+    "n1 c16 d5 h4 w5 k16 t3 r2 s2 pad1 dil2 g2 f32",  # slices between those that are read
+    "n1 c16 d5 h4 w5 k16 t3 r2 s2 stride2 pad1 g2 f32",
     "n2 c19 h5 w6 k19 r3 s3 pad1 g19 f32",  # a channel a group
     "n1 c64 h40 w70 k64 r3 s3 stride2 pad1 g16 f32",  # several blocks of rows
     "n1 c64 w1500 k64 s5 pad2 g4 f32",  # and of columns
@@ -43,10 +49,58 @@ def test_filter_gradients(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(problem)
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_images(direction: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = convolution(f"conv_{direction} {shape} nhwc")
+    assert Grouped().refuse(problem, DEVICE) is None
+    monkeypatch.setattr(conformance, "algorithms", lambda *_: [Grouped()])
+    check(problem)
+
+
+@pytest.mark.parametrize(
+    "shape", ["n2 c24 h5 w6 k24 r3 s3 pad1 g3 f32", "n1 c64 h4 w9 k64 r3 s3 pad1 g2 f32"]
+)
+def test_epilogues(shape: str) -> None:
+    """A bias for every channel, and a product with an image."""
+    problem = convolution(f"conv_fwd {shape} nhwc")
+    bias = TensorDescriptor(problem.output.shape, (0, 1, 0, 0), "f32")
+    epilogue = Epilogue(trace(lambda acc, b, other: (acc + b) * other), (bias, problem.output))
+    algorithm, case = Grouped(), make_case(problem, epilogue)
+    assert algorithm.refuse(problem, DEVICE, epilogue) is None
+    kernel, room = algorithm.build(problem, DEVICE, epilogue), algorithm.workspace(problem, DEVICE)
+    for alpha, beta in conformance.SCALES:
+        compare(run(kernel, case, room, alpha, beta), case, alpha, beta, algorithm.error_bound(problem))
+
+
+def test_operands_of_an_epilogue_have_their_channels_together() -> None:
+    problem = convolution("conv_fwd n1 c8 h4 w4 k8 r1 s1 g2 f32 nhwc")
+    apart = TensorDescriptor(problem.output.shape, (128, 16, 4, 1), "f32")
+    epilogue = Epilogue(trace(lambda acc, other: acc + other), (apart,))
+    found = Grouped().refuse(problem, DEVICE, epilogue)
+    assert found is not None
+    assert "follow each other" in found
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("conv_fwd n1 c8 h4 w4 k8 r1 s1 g2 f32 nhwc", "filter's gradient"),
+        ("conv_bwd_filter n1 c8 h4 w4 k8 r1 s1 g2 f32 nhwc", "grouped_filter computes"),
+        ("conv_fwd n1 c8 h4 w4 k8 r1 s1 f32 nhwc", "one group"),
+        ("conv_fwd n1 c8 h4 w4 k8 r1 s1 g2 f32 nchw", "follow each other"),
+        ("conv_bwd_data n1 c8 h4 w4 k8 r1 s1 stride2 g2 f32 nhwc", "taps for every position"),
+    ],
+)
+def test_what_is_refused_for_images(text: str, reason: str) -> None:
+    found = Grouped().refuse(convolution(text), DEVICE)
+    assert found is not None
+    assert reason in found
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("conv_fwd n1 c8 h4 w4 k8 r1 s1 g2 f32 nhwc", "grouped computes"),
         ("conv_bwd_filter n1 c8 h4 w4 k8 r1 s1 f32 nhwc", "one group"),
         ("conv_bwd_filter n1 c8 h4 w4 k8 r1 s1 g2 f32 nchw", "follow each other"),
     ],

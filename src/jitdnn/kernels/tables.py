@@ -16,6 +16,7 @@ from jitdnn.kernels.cpu.convolution_depthwise import Depthwise
 from jitdnn.kernels.cpu.convolution_depthwise_filter import DepthwiseFilter
 from jitdnn.kernels.cpu.convolution_direct import Direct
 from jitdnn.kernels.cpu.convolution_fft import Fft
+from jitdnn.kernels.cpu.convolution_grouped import Grouped
 from jitdnn.kernels.cpu.convolution_grouped_filter import GroupedFilter
 from jitdnn.kernels.cpu.convolution_im2col import Im2col
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
@@ -99,6 +100,7 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
         Winograd2(),
         Vnni(),
         Depthwise(),
+        Grouped(),
         ImplicitGemm(),
         Direct(),
         Fft(),
@@ -109,6 +111,7 @@ ALGORITHMS: dict[tuple[str, type[Problem], str | None], tuple[Algorithm, ...]] =
         Winograd4(),
         Winograd2(),
         Depthwise(),
+        Grouped(),
         ImplicitGemm(),
         Direct(),
         Fft(),

@@ -21,7 +21,7 @@ from jitdnn.kernels.cpu.filter_group_lanes import FilterGroupLanes
 from jitdnn.kernels.cpu.filter_pixel_lanes import FilterPixelLanes
 from jitdnn.kernels.cpu.group_lanes import GroupLanes
 from jitdnn.kernels.cpu.pixel_lanes import PixelLanes, best_turned, strips
-from jitdnn.kernels.cpu.timing import seconds_of
+from jitdnn.kernels.cpu.timing import cycles_apart, seconds_of
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
@@ -54,7 +54,10 @@ class Direct(Algorithm):
         assert isinstance(device, CpuDevice)
         parts = self._parts(problem, device)
         tasks = sum(part.shares(device)[0] for part in parts)
-        return seconds_of(problem, device, sum(part.cycles() for part in parts), tasks)
+        cycles = sum(part.cycles() for part in parts)
+        if not isinstance(parts[0], GroupLanes | FilterGroupLanes):
+            cycles += cycles_apart(problem)
+        return seconds_of(problem, device, cycles, tasks)
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)

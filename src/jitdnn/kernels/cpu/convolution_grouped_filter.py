@@ -31,7 +31,7 @@ class GroupedFilter(Algorithm):
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         if problem.direction != "bwd_filter":
-            return "it computes the filter's gradient"
+            return "it computes the filter's gradient: grouped computes forward and backward data"
         if epilogue is not None:
             return "a filter's gradient takes no epilogue: apply it to the result"
         if problem.groups == 1:

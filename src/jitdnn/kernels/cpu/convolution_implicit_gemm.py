@@ -16,7 +16,7 @@ from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summat
 from jitdnn.kernels.cpu.blocked import Blocked, wanted_tasks
 from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution, lower_interleaved
 from jitdnn.kernels.cpu.stores import scaling_tasks, trace_scaling
-from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
+from jitdnn.kernels.cpu.timing import cycles_apart, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
@@ -62,7 +62,7 @@ class ImplicitGemm(Algorithm):
         cycles = sum(part.cycles() for part in parts)
         if self._is_kept:
             cycles -= sum(part.pack_cycles() for part in parts)
-        return seconds_of(problem, device, cycles, sum(p.tasks for p in parts))
+        return seconds_of(problem, device, cycles + cycles_apart(problem), sum(p.tasks for p in parts))
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
@@ -107,7 +107,14 @@ def blocked_of(
     if problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES:
         several = lower_interleaved(problem, operands)
         return (
-            Blocked(several.whole, device.isa, interleaved=several, wanted=wanted, packs_ahead=packs_ahead),
+            Blocked(
+                several.whole,
+                device.isa,
+                interleaved=several,
+                wanted=wanted,
+                packs_ahead=packs_ahead,
+                threads=device.threads,
+            ),
         )
     parts = lower_convolution(problem, operands)
     if epilogue is None and _is_mostly_padding(parts):
@@ -115,7 +122,9 @@ def blocked_of(
     else:
         scaled = _is_scaled_first(parts, epilogue)
     blocked = [
-        Blocked(p.merged(), device.isa, scaled, wanted=wanted, packs_ahead=packs_ahead)
+        Blocked(
+            p.merged(), device.isa, scaled, wanted=wanted, packs_ahead=packs_ahead, threads=device.threads
+        )
         for p in parts
         if p.taps or not scaled
     ]

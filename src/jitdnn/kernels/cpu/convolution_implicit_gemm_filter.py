@@ -11,7 +11,7 @@ from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.blocked_filter import BlockedFilter, ways
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
+from jitdnn.kernels.cpu.timing import cycles_apart, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.compile import load
@@ -44,7 +44,7 @@ class ImplicitGemmFilter(Algorithm):
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
-        return seconds_of(problem, device, plan.cycles(), plan.tasks)
+        return seconds_of(problem, device, plan.cycles() + cycles_apart(problem), plan.tasks)
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)

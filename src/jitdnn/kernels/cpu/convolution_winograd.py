@@ -12,7 +12,7 @@ from typing import ClassVar
 from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import ARITHMETIC, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
-from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
+from jitdnn.kernels.cpu.timing import cycles_apart, seconds_of, useful_threads
 from jitdnn.kernels.cpu.winograd import Winograd, forwards
 from jitdnn.kernels.cpu.winograd_cost import choose_winograd, cycles
 from jitdnn.kernels.cpu.winograd_error import error_of, plain_error, standard_error, storage_error
@@ -101,7 +101,8 @@ class _Winograd(Algorithm):
         assert isinstance(device, CpuDevice)
         parts = self._parts(problem, device)
         tasks = sum(phases(p, "")[1][1] for p in parts)
-        return seconds_of(problem, device, sum(cycles(p, self._is_kept) for p in parts), tasks)
+        counted = sum(cycles(p, self._is_kept) for p in parts) + cycles_apart(problem)
+        return seconds_of(problem, device, counted, tasks)
 
     def error_bound(self, problem: Problem) -> float:
         assert isinstance(problem, Convolution)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, terms
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
+from jitdnn.kernels.cpu.timing import cycles_apart, seconds_of, useful_threads
 from jitdnn.kernels.cpu.winograd_filter import Order, WinogradFilter
 from jitdnn.kernels.cpu.winograd_filter_choice import choose_plan, cycles
 from jitdnn.kernels.cpu.winograd_filter_code import WinogradFilterCode
@@ -60,7 +60,7 @@ class WinogradFilterGradient(Algorithm):
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(device, CpuDevice)
         plan = self.plan(problem, device)
-        return seconds_of(problem, device, cycles(plan), plan.tasks)
+        return seconds_of(problem, device, cycles(plan) + cycles_apart(problem), plan.tasks)
 
     def error_bound(self, problem: Problem) -> float:
         assert isinstance(problem, Convolution)

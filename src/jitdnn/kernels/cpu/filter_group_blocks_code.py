@@ -77,7 +77,7 @@ class _Picks:
         plan = self.plan
         if self.vector is None:
             return self.pixel.splat(channel, plan.lanes)
-        return spread(self.k, self.vector, plan.straight, plan.picked, self.first + channel)
+        return spread(self.k, self.vector, plan.together, plan.straight, plan.picked, self.first + channel)
 
 
 def trace_finish(module: Module, name: str, plan: FilterGroupBlocks) -> Function:

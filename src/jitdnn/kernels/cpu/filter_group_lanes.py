@@ -32,6 +32,7 @@ _STRAIGHT = 200  # multiply-adds of one step along the row
 _SHARES = 16  # tasks that should be there, if the vectors of groups are fewer
 _SHARE_CYCLES = 50_000.0  # a share that takes less is not worth its sums
 _FINISH_LANE = 2.0  # cycles to add up and store one lane of one tap
+_PICKED = 2.0  # load slots more by this factor where lanes are picked: shuffles delay the sums
 _PASS = 30.0  # cycles to begin and end a pass
 
 
@@ -93,7 +94,7 @@ class FilterGroupLanes:
         slices, rows, columns = (axis.taps.count for axis in c.axes)
         sums = c.width * tile.rows * tile.taps
         reads = (tile.columns - 1) * c.axes[2].step + tile.taps
-        loads = tile.rows * reads * self.x_span.slots + c.width * tile.columns * self.y_span.slots
+        loads = tile.rows * reads * _slots(self.x_span) + c.width * tile.columns * _slots(self.y_span)
         step = max(sums * tile.columns / 2, loads / 2, 4.0 * tile.columns) + 1.0
         walk = ceil_div(c.axes[2].results, tile.columns) * step
         walk += (2.0 * sums + _PASS) / self.row_block
@@ -221,3 +222,7 @@ class FilterGroupLanes:
                 finish(
                     k, arguments, arguments.workspace(c.dtype) + task * self.filter_size, task * self.lanes
                 )
+
+
+def _slots(span: Span) -> float:
+    return span.slots * (_PICKED if span.step > 1 else 1.0)

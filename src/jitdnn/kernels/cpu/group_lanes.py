@@ -42,6 +42,7 @@ _STEP = 6.0  # cycles of a turn of the loop over the taps of a row
 _WALK = 1.3  # how much longer its products take than those that are all written out
 _TAPS = 4  # of a row that are written out in a loop over them
 _LONG_ROW = 64  # taps of a row that nobody writes out
+_PICKED = 3.0  # load slots more by this factor where lanes are picked: shuffles delay the sums
 _FAR = 1.0  # load slots more for a vector that no run of addresses leads to
 _EVICTED = 6.0  # load slots more for a vector that is in the second cache
 _SETS, _WAYS = 64, 8  # of the first cache
@@ -179,7 +180,8 @@ class GroupLanes:
         x = self.c.x
         strides = (x.groups[0] * self.lanes, x.batch, *x.space)
         is_aligned = self.span.slots > 1.0 and x.groups[0] == 1 and all(s % self.lanes == 0 for s in strides)
-        return 1.0 if is_aligned else self.span.slots
+        picked = _PICKED if self.span.step > 1 else 1.0
+        return 1.0 if is_aligned else picked * self.span.slots
 
     @property
     def _again(self) -> float:

@@ -54,12 +54,10 @@ def follow(c: Correlation) -> bool:
     return all(v.groups == (each,) and (each == 1 or v.channels == 1) for v, each in sides)
 
 
-def spread(k: Builder, vector: Value, lanes_each: int, apart: int, channel: int) -> Value:
-    """Channel ``channel`` of each of a vector's groups, which are ``apart`` lanes apart, in ``lanes_each`` lanes for
-    every group; lanes that are left over repeat the last group."""
-    groups = [
-        min(lane, vector.lanes // lanes_each * lanes_each - 1) // lanes_each for lane in range(vector.lanes)
-    ]
+def spread(k: Builder, vector: Value, together: int, each: int, apart: int, channel: int) -> Value:
+    """Channel ``channel`` of a vector's ``together`` groups, ``apart`` lanes apart, in ``each`` lanes for every group;
+    lanes that are left over repeat the last group."""
+    groups = [min(lane // each, together - 1) for lane in range(vector.lanes)]
     return k.shuffle(vector, vector, [group * apart + channel for group in groups])
 
 
