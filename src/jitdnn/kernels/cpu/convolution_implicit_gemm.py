@@ -62,7 +62,8 @@ class ImplicitGemm(Algorithm):
         cycles = sum(part.cycles() for part in parts)
         if self._is_kept:
             cycles -= sum(part.pack_cycles() for part in parts)
-        return seconds_of(problem, device, cycles + cycles_apart(problem), sum(p.tasks for p in parts))
+        cycles += cycles_apart(problem)
+        return seconds_of(problem, device, cycles, sum(p.tasks for p in parts))
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
@@ -107,14 +108,7 @@ def blocked_of(
     if problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES:
         several = lower_interleaved(problem, operands)
         return (
-            Blocked(
-                several.whole,
-                device.isa,
-                interleaved=several,
-                wanted=wanted,
-                packs_ahead=packs_ahead,
-                threads=device.threads,
-            ),
+            Blocked(several.whole, device.isa, interleaved=several, wanted=wanted, packs_ahead=packs_ahead),
         )
     parts = lower_convolution(problem, operands)
     if epilogue is None and _is_mostly_padding(parts):
@@ -122,9 +116,7 @@ def blocked_of(
     else:
         scaled = _is_scaled_first(parts, epilogue)
     blocked = [
-        Blocked(
-            p.merged(), device.isa, scaled, wanted=wanted, packs_ahead=packs_ahead, threads=device.threads
-        )
+        Blocked(p.merged(), device.isa, scaled, wanted=wanted, packs_ahead=packs_ahead)
         for p in parts
         if p.taps or not scaled
     ]
