@@ -60,6 +60,15 @@ SHAPES: dict[str, Callable[[Blocked], bool]] = {
     "conv_fwd n2 c20 h7 w6 k33 r1 s1 stride2 pad3": lambda p: p.is_scaled and p.c.axes[1].results == 3,
     "conv_fwd n2 c20 h7 w6 k34 r1 s1 stride2 pad3 nhwc g2 bf16": lambda p: p.is_scaled,
     "conv_fwd n1 c5 h4 w5 k6 r3 s2 pad9x4": lambda p: p.is_scaled and p.c.axes[1].results == 6,
+    # input that is read where it lies; tiles at the end of an axis are moved back
+    "conv_fwd n3 c19 h13 w11 k70 r1 s1": lambda p: p.is_in_place and p.is_ragged and p.lanes_are_pixels,
+    "conv_fwd n2 c33 h17 w19 k24 r1 s1 g3 f64": lambda p: p.is_in_place and p.is_ragged,
+    "conv_fwd n2 c300 h5 w23 k160 r1 s1": lambda p: p.is_in_place and p.is_ragged and not p.lanes_are_pixels,
+    "conv_bwd_data n5 c128 h5 w5 k190 r1 s1": lambda p: p.is_in_place and not p.is_ragged,
+    "conv_fwd n4 c300 h23 w29 k33 r1 s1": lambda p: p.is_in_place and p.blocks[3] > 1 and p.ahead is not None,
+    "conv_fwd n1 c130 h7 w7 k200 r1 s1": lambda p: p.is_in_place and p.packs_late and p.ahead is not None,
+    "conv_fwd n2 c40 h9 w9 k20 r1 s1 bf16": lambda p: not p.is_in_place,
+    "conv_fwd n2 c1030 h64 w64 k16 r1 s1": lambda p: not p.is_in_place,
     # panels that are packed where they are used, or ahead
     "conv_fwd n1 c70 h7 w6 k66 r3 s3 pad1 g2": lambda p: p.packs_late,
     "conv_fwd n1 c70 h7 w6 k40 r1 s1 nhwc f16": lambda p: p.packs_late,

@@ -1,7 +1,8 @@
 """A correlation as a blocked contraction: plan, cost and code, shared by convolution and matrix product.
 
     task   : one group, one block of results (batch x space), one share of the panels of results' channels
-    slab   : the input that the block reads, copied once with its zeros        (packing.py)
+    slab   : the input that the block reads, copied once with its zeros        (packing.py),
+             or x itself where nothing needs to be settled                     (in_place.py)
     panel  : the filter for one tile's channels, packed once per call          (packing.py)
     tile   : sums in registers over channels and taps                          (contraction.py)
     store  : the tile to y with alpha, beta and the epilogue                   (stores.py)
@@ -15,16 +16,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.blocked_cuts import Cut, choose_cut, reaches
+from jitdnn.kernels.cpu.ahead import Ahead, plan_ahead, plan_filter_ahead
+from jitdnn.kernels.cpu.blocked_cuts import MOST_IN_PLACE, Cut, choose_cut, reaches
+from jitdnn.kernels.cpu.blocked_pack import PANEL_CHUNK, trace_pack
 from jitdnn.kernels.cpu.blocked_tiles import TileCode
 from jitdnn.kernels.cpu.contraction import FUSED, Loop, Products, trace_contraction
 from jitdnn.kernels.cpu.correlation import Correlation, Interleaved
-from jitdnn.kernels.cpu.indexing import group_offset, points, scale, split_index, whole_lines
+from jitdnn.kernels.cpu.in_place import bytes_in_cache, input_as_slab, may_be_in_place
+from jitdnn.kernels.cpu.indexing import points, scale, split_index, whole_lines
 from jitdnn.kernels.cpu.packing import (
     Panels,
     Slab,
@@ -32,25 +36,22 @@ from jitdnn.kernels.cpu.packing import (
     plan_slab,
     slab_size,
     taps_are_a_run,
-    trace_panel,
-    trace_panels_at_once,
     trace_slab,
 )
 from jitdnn.kernels.cpu.stores import Placement, TileStore
-from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile, cost_per_step
+from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile, cost_per_step, nothing
 from jitdnn.kernels.cpu.trimming import LAST_AXIS, inside_fraction, trimmed_axes
-from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+from jitdnn.rtcg.builder import Function, Module, Pointer
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the end
 _TASKS_A_THREAD = 4
 _L1_BYTES = 32 << 10
-_STREAM_RATE = 12.0  # bytes a cycle of a panel from beyond the L1 cache that do not hold up the sums
+_STREAM_RATE = 20.0  # bytes a cycle of a panel from beyond the L1 cache that do not hold up the sums
 _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
 _SQUARE = 100.0  # a square of vectors that is turned first
 _SCATTERED = 110.0  # one vector whose lanes are stored on their own
 _LATE = 0.6  # times as long does it take to pack a panel that nothing is written to memory for
-_PANEL_CHUNK = 64  # channels that one packing task copies
 
 
 def wanted_tasks(threads: int) -> int:
@@ -73,6 +74,7 @@ class Blocked:
     interleaved: Interleaved | None = None
     wanted: int = WANTED_TASKS  # tasks that keep all threads busy
     packs_ahead: bool = False  # the whole filter is packed first, wherever it is used
+    threads: int = 1  # that take turns at the tasks: so far apart are those of one thread
 
     @cached_property
     def lanes(self) -> int:
@@ -105,7 +107,8 @@ class Blocked:
             products = self._steps_of(box) * math.prod(results) * c.width / (2 * self.lanes)
             return choose_cut(self, (n, d, h, w), products * steps).cycles / steps
 
-        tile = choose_tile(results, c.width, self.isa, c.dtype, store_of, self._steps_of, copy_of, stream)
+        copies = nothing if may_be_in_place(c) else copy_of
+        tile = choose_tile(results, c.width, self.isa, c.dtype, store_of, self._steps_of, copies, stream)
         cost = self._steps_of(tile.box) * cost_per_step(results, c.width, tile, self.lanes)
         cost += store_of(tile.box) * math.prod(results) * ceil_div(c.width, self.lanes)
         last = c.axes[2]
@@ -151,6 +154,38 @@ class Blocked:
         return n, d, h, w
 
     @cached_property
+    def is_in_place(self) -> bool:
+        """True if tiles read x itself, and no slab is made."""
+        c, last = self.c, self.c.axes[2]
+        if len(self.several.residues) != 1 or math.prod(self.several.sides) > 1 or not may_be_in_place(c):
+            return False
+        if self.lanes_are_pixels and (last.results < self.box[3] or c.x.space[2] != 1):
+            return False
+        return bytes_in_cache(c, self._slabs_cut.block) <= MOST_IN_PLACE
+
+    @property
+    def asks_ahead(self) -> bool:
+        """True if tiles may ask for what is needed after them."""
+        return len(self.several.residues) == 1 and not self.waits
+
+    @cached_property
+    def ahead(self) -> Ahead | None:
+        """What tiles ask for: the filter of the next panel if that is packed late, or the input of the next block."""
+        tiles = math.prod(map(ceil_div, self.block, self.box))
+        if not self.asks_ahead:
+            return None
+        if self.packs_late:
+            return plan_filter_ahead(self.c, self.panels.lanes, tiles) if self.panels.count > 1 else None
+        if self.tasks <= self.threads:
+            return None
+        return plan_ahead(self.c, self.slab, tiles * ceil_div(self.panels.count, self.shares))
+
+    @property
+    def is_ragged(self) -> bool:
+        """True if the last tiles of an axis would reach beyond its end."""
+        return any(of % side for of, side in zip(self.results, self.box, strict=True))
+
+    @cached_property
     def sides(self) -> tuple[int, int, int, int]:
         """Distance in y from one result of a residue to the next: batch and the three axes."""
         return 1, *self.several.sides
@@ -174,6 +209,10 @@ class Blocked:
     @cached_property
     def cut(self) -> Cut:
         """The blocks, and what is copied of them at a time."""
+        return replace(self._slabs_cut, cycles=0.0) if self.is_in_place else self._slabs_cut
+
+    @cached_property
+    def _slabs_cut(self) -> Cut:
         return choose_cut(self, self.box, self._product_cycles)
 
     @property
@@ -217,12 +256,16 @@ class Blocked:
 
     @cached_property
     def slab(self) -> Slab:
+        if self.is_in_place:
+            return input_as_slab(self.c, self.block)
         channels_last = False if self.lanes_are_pixels else None
         reach = reaches(self, self.box, self.block)
         return plan_slab(self.c, self.block, self.lanes, channels_last, reach, self.channels)
 
     @cached_property
     def slab_elements(self) -> int:
+        if self.is_in_place:
+            return 0
         reach = reaches(self, self.box, self.block)
         return whole_lines(slab_size(self.slab, reach, self.box, self.lanes, self.channels), self.c.dtype)
 
@@ -235,6 +278,8 @@ class Blocked:
     def sums_elements(self) -> int:
         """Elements of a thread's sums: one tile, or all of a task's that wait."""
         size = self.tile_elements
+        if self.is_in_place and self.is_ragged:
+            size *= 2  # a store may look beyond the tile's end
         if self.waits:
             size = ceil_div(self.panels.count, self.shares) * self.sums_of_panel
         return whole_lines(size, self.c.dtype)
@@ -328,8 +373,8 @@ class Blocked:
         """Pack the filter, if that is not left to the tiles, then compute them."""
         if self.packs_late:
             return [(f"{prefix}tiles", self.tasks)]
-        chunks = ceil_div(self.c.depth, _PANEL_CHUNK)
-        passes = 1 if self._is_packed_at_once else len(self.every_panels)
+        chunks = ceil_div(self.c.depth, PANEL_CHUNK)
+        passes = 1 if self.is_packed_at_once else len(self.every_panels)
         each = self.c.group_count * self.panels.count * chunks
         return [*((f"{prefix}pack{i}", each) for i in range(passes)), (f"{prefix}tiles", self.tasks)]
 
@@ -345,52 +390,14 @@ class Blocked:
         self._trace_tiles(module, prefix, pointers, order, epilogue)
 
     def _trace_pack(self, module: Module, prefix: str, pointers: int, number: int) -> None:
-        if self._is_packed_at_once:
-            self._trace_pack_at_once(module, prefix, pointers, number)
-            return
-        for i, (residue, panels) in enumerate(zip(self.several.residues, self.every_panels, strict=True)):
-            c = residue.c
-            pack = trace_panel(module, f"{prefix}panel{i}", c, panels)
-            with module.task(f"{prefix}pack{i}") as (k, args, task, _):
-                arguments = Arguments(k, args, pointers)
-                group, first, left, panel = self._chunk(k, task)
-                w = arguments.pointer(number, c.w.dtype) + group_offset(group, c.groups, c.w.groups)
-                to = self._filter(arguments) + self.panel_starts[i]
-                to = to + (group * panels.count + panel) * panels.panel_size
-                k.call(pack, w, to, panel * panels.lanes, first, left)
-
-    def _trace_pack_at_once(self, module: Module, prefix: str, pointers: int, number: int) -> None:
-        c, every = self.c, self.every_panels
-        pack = trace_panels_at_once(module, f"{prefix}panel", [r.c for r in self.several.residues], every)
-        with module.task(f"{prefix}pack0") as (k, args, task, _):
-            arguments = Arguments(k, args, pointers)
-            group, first, left, panel = self._chunk(k, task)
-            w = arguments.pointer(number, c.w.dtype) + group_offset(group, c.groups, c.w.groups)
-            start = self._filter(arguments)
-            place = group * self.panels.count + panel
-            targets = [
-                start + (place * panels.panel_size + begin)
-                for panels, begin in zip(every, self.panel_starts[:-1], strict=True)
-            ]
-            k.call(pack, w, *targets, panel * self.panels.lanes, first, left)
-
-    def _chunk(self, k: Builder, task: Value) -> tuple[Value, Value, Value, Value]:
-        """What a task packs: the group, the first channel, how many, and the panel."""
-        chunks = ceil_div(self.c.depth, _PANEL_CHUNK)
-        # neighbouring tasks read the same rows of the filter: their pages are at hand
-        if abs(self.c.w.channels) < abs(self.c.w.results):
-            group, panel, chunk = split_index(task, (self.c.group_count, self.panels.count, chunks))
-        else:
-            group, chunk, panel = split_index(task, (self.c.group_count, chunks, self.panels.count))
-        first = chunk * _PANEL_CHUNK
-        return group, first, (k.integer(self.c.depth) - first).min(_PANEL_CHUNK), panel
+        trace_pack(self, module, prefix, pointers, number)
 
     @property
-    def _is_packed_at_once(self) -> bool:
+    def is_packed_at_once(self) -> bool:
         """True if one pass over the filter fills the panels of all residues."""
         return len(self.several.residues) > 1 and taps_are_a_run([r.c for r in self.several.residues])
 
-    def _filter(self, arguments: Arguments) -> Pointer:
+    def filter_panels(self, arguments: Arguments) -> Pointer:
         """Where the panels begin."""
         start: Pointer = arguments.kept(self.c.dtype) + self.panels_before
         return start
@@ -413,8 +420,9 @@ class Blocked:
             panels = share * each, (share * each + each).min(self.panels.count)
             code.begin(k, own + self.slab_elements)
             late = self.packs_late
-            w = arguments.pointer(order[1], c.w.dtype) if late else self._filter(arguments)
-            code.block(k, block, x, w, own, tensors, scale(k, args, pointers), panels)
+            w = arguments.pointer(order[1], c.w.dtype) if late else self.filter_panels(arguments)
+            later, of = split_index(task + self.threads, (self._all_blocks + self.threads, self.shares))
+            code.block(k, block, x, w, own, tensors, scale(k, args, pointers), panels, (later, of * each))
 
     def trace_slab_of(self, module: Module, name: str) -> Function:
         return trace_slab(module, name, self.c, self.slab)
@@ -438,12 +446,14 @@ class Blocked:
             count = None if i in trimmed else axis.taps.count
             nest.append((count, axis.taps.shift * stride, panels.tap_strides[i]))
         nest = [row for row in nest if row[0] != 1]
+        ahead = [] if self.ahead is None else [(self.ahead.dtype, self.ahead.channel)] * self.ahead.at_once
         if self.lanes_are_pixels:
             loops = [Loop(extent, w, x) for extent, x, w in nest]
             rows = list(range(self.tile.rows))
             return trace_contraction(
-                module, name, c.dtype, rows, self.tile.vectors, loops, self.waits, products=self._products
-            )
+                module, name, c.dtype, rows, self.tile.vectors, loops, self.waits,
+                products=self._products, ahead=ahead,
+            )  # fmt: skip
         loops = [Loop(extent, x, w) for extent, x, w in nest]
         steps = (slab.batch, *(s * stride for s, stride in zip(slab.steps, slab.space, strict=True)))
         inner = points(self.tile.box)
@@ -455,7 +465,7 @@ class Blocked:
         ]
         return trace_contraction(
             module, name, c.dtype, rows, self.tile.vectors, loops, self.waits,
-            products=self._products, places=places,
+            products=self._products, places=places, ahead=ahead,
         )  # fmt: skip
 
     def place_in_tile(self, point: Sequence[int]) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jitdnn.kernels.cpu.blocked import Blocked
 
 SLAB_BYTES = 256 << 10  # a slab shares the L2 cache with the panels that stream by
+MOST_IN_PLACE = 400 << 10  # of a block's input that is not copied
 _SUMS_BYTES = 1 << 20  # of a block's sums that wait in memory
 _WHOLE_AXIS = 1.6  # times as large a slab may be where that spares the borders between blocks
 _WIDE = 4  # vectors of results that a task makes at least: no tile is wider

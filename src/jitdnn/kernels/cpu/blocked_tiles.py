@@ -29,7 +29,9 @@ class TileCode:
 
     def __init__(self, plan: Blocked, module: Module, prefix: str, epilogue: Epilogue | None) -> None:
         self.plan, self.c, self.slab = plan, plan.c, plan.slab
-        self.fill = plan.trace_slab_of(module, f"{prefix}slab")
+        self.fill: Function | None = None
+        if not plan.is_in_place:
+            self.fill = plan.trace_slab_of(module, f"{prefix}slab")
         self.contract: list[Function] = []
         known: dict[object, Function] = {}
         for i, (residue, panels) in enumerate(zip(plan.several.residues, plan.every_panels, strict=True)):
@@ -63,6 +65,69 @@ class TileCode:
         channels = min(c.width, plan.panels.lanes)
         return region_of([*dims, (channels, c.y.channels)], c.y.dtype)
 
+    # ---- input that is read in place, and what is asked for ahead of time
+
+    def _start(self, number: Value) -> tuple[Value, list[Value]]:
+        """The group of a block and its first result."""
+        group, *index = split_index(number, (self.c.group_count, *self.plan.blocks))
+        return group, [i * extent for i, extent in zip(index, self.plan.block, strict=True)]
+
+    def _offset_in_x(self, group: Value, there: Sequence[Value]) -> Value:
+        """Where what a block reads begins whose first result is ``there``."""
+        places = [
+            t * axis.step + low for t, axis, low in zip(there[1:], self.c.axes, self.slab.lows, strict=True)
+        ]
+        return view_offset(self.c, self.c.x, group, 0, [there[0], *places])
+
+    def _later(
+        self, k: Builder, group: Value, panel: Value, pointers: tuple[Pointer, Pointer],
+        panels: tuple[Value, Value], following: tuple[Value, Value],
+    ) -> tuple[Pointer, Value]:  # fmt: skip
+        """(What is at hand, how far beyond it lies what is needed next): of the filter if panels are packed late."""
+        plan, c, (x, w) = self.plan, self.c, pointers
+        if self.pack is None:
+            return x, self._offset_in_x(*self._start(following[0]))
+        later = k.select(panel + 1 < panels[1], panel + 1, following[1]) * plan.panels.lanes
+        return w + group_offset(group, c.groups, c.w.groups), later * c.w.results
+
+    def _asked(
+        self, k: Builder, near: Pointer, later: Value, panel: Value, place: Sequence[Value]
+    ) -> list[Pointer]:
+        """Where the lines are that a tile asks for, of what begins at ``near`` plus ``later``. When there are no more
+        they are at hand."""
+        plan = self.plan.ahead
+        if plan is None:
+            return []
+        # all tiles of a block for the input of the next one, those of a panel for the filter of the next one
+        tile = self._number(panel if self.pack is None else panel * 0, place)
+        asked = []
+        for i in range(plan.at_once):
+            number = tile * plan.at_once + i
+            asked.append(near + k.select(number < plan.total, plan.offset(number) + later, 0))
+        return asked
+
+    def _moved_in(self, k: Builder, starts: Sequence[Value], place: Sequence[Value]) -> list[Value]:
+        """A tile's place in its block; in place, moved back where it would reach beyond the end of an axis."""
+        plan = self.plan
+        if not plan.is_in_place or not plan.is_ragged:
+            return list(place)
+        return [
+            p.min(k.integer(of - side) - start)
+            for p, of, side, start in zip(place, plan.results, plan.box, starts, strict=True)
+        ]
+
+    def _skipped(self, place: Sequence[Value], at: Sequence[Value]) -> int | Value:
+        """Elements of a tile's sums that are another tile's results."""
+        plan = self.plan
+        if not plan.is_in_place or not plan.is_ragged:
+            return 0
+        if plan.lanes_are_pixels:
+            return place[3] - at[3]
+        skip: int | Value = 0
+        for p, q, side in zip(place, at, plan.box, strict=True):
+            skip = skip * side + (p - q)
+        return skip * (plan.tile.vectors * plan.lanes)
+
     # ---- calls
 
     def begin(self, k: Builder, sums: Pointer) -> None:
@@ -75,12 +140,13 @@ class TileCode:
     def block(
         self, k: Builder, number: Value, x: Pointer, w: Pointer, own: Pointer,
         tensors: Sequence[tuple[Pointer, View]], scale: Pointer, panels: tuple[Value, Value],
+        following: tuple[Value, Value],
     ) -> None:  # fmt: skip
-        """Block ``number``, for the panels from one on to before another. ``own`` is the thread's memory, and ``w``
-        the packed filter, or the filter itself if panels are packed late."""
+        """Block ``number``, for the panels from one on to before another; ``following`` is the thread's next block and
+        its first panel. ``own`` is the thread's memory, and ``w`` the packed filter, or the filter itself if panels
+        are packed late."""
         plan, c = self.plan, self.c
-        group, *index = split_index(number, (c.group_count, *plan.blocks))
-        starts = [i * extent for i, extent in zip(index, plan.block, strict=True)]
+        group, starts = self._start(number)
         valid = [
             (k.integer(of) - start).min(extent)
             for of, start, extent in zip(plan.results, starts, plan.block, strict=True)
@@ -88,19 +154,26 @@ class TileCode:
         if plan.waits:
             self._zero(k, own + plan.slab_elements, panels[1] - panels[0])
         for channel, channels in self._passes(k):
-            image = x + view_offset(c, c.x, group, channel, (starts[0], 0, 0, 0))
-            k.call(self.fill, image, own, valid[0], channels, *starts[1:])
+            if self.fill is not None:
+                image = x + view_offset(c, c.x, group, channel, (starts[0], 0, 0, 0))
+                k.call(self.fill, image, own, valid[0], channels, *starts[1:])
+                data = own
+            else:
+                data = x + self._offset_in_x(group, starts)
             for panel in k.range(*panels):
                 taps = self._panel(k, group, panel, w, own, channel, channels)
+                near, later = self._later(k, group, panel, (x, w), panels, following)
                 for place in self._places(k, valid):
                     sums = self._sums_of(own, panel - panels[0], place)
                     there = [s + p for s, p in zip(starts, place, strict=True)]
                     if not plan.waits and self.ask is not None:
                         k.call(self.ask, self._tensors(group, there, panel, tensors)[0])
+                    asked = self._asked(k, near, later, panel - panels[0], place)
+                    at = self._moved_in(k, starts, place)
                     for i, residue in enumerate(plan.several.residues):
-                        self._sum_up(k, i, residue, there, place, own, taps, sums, (channel, channels))
+                        self._sum_up(k, i, residue, there, at, data, taps, sums, (channel, channels), asked)
                     if not plan.waits:
-                        self._finish(k, group, there, panel, sums, tensors, scale)
+                        self._finish(k, group, there, panel, sums + self._skipped(place, at), tensors, scale)
         if plan.waits:
             for panel in k.range(*panels):
                 for place in self._places(k, valid):
@@ -149,10 +222,14 @@ class TileCode:
         sums = own + plan.slab_elements
         if not plan.waits:
             return sums
+        return sums + self._number(panel, place) * plan.tile_elements
+
+    def _number(self, panel: Value, place: Sequence[Value]) -> Value:
+        """The number of a tile among those of a block."""
         tile = panel
-        for p, side, of in zip(place, plan.box, plan.block, strict=True):
+        for p, side, of in zip(place, self.plan.box, self.plan.block, strict=True):
             tile = tile * ceil_div(of, side) + p // side
-        return sums + tile * plan.tile_elements
+        return tile
 
     def _places(self, k: Builder, valid: Sequence[Value]) -> Iterator[tuple[Value, Value, Value, Value]]:
         """First result of every tile of a block, relative to the block."""
@@ -188,11 +265,12 @@ class TileCode:
     def _sum_up(
         self, k: Builder, number: int, residue: Residue, there: Sequence[Value], place: Sequence[Value],
         own: Pointer, taps: Sequence[Pointer], sums: Pointer, passing: tuple[Value, Value],
+        asked: Sequence[Pointer],
     ) -> None:  # fmt: skip
         """The sums of one residue, of the taps that read inside.
 
-        ``there`` is the tile's first result and ``place`` the same in its block; ``passing`` are the first channel
-        in the slab and how many there are.
+        ``there`` is the tile's first result and ``place`` the same in its block, of which ``own`` is the slab;
+        ``passing`` are the first channel in the slab and how many there are; ``asked`` is what to ask for meanwhile.
         """
         plan, slab, panels = self.plan, self.slab, self.plan.every_panels[number]
         row = plan.place_in_tile((0, *residue.place))
@@ -213,4 +291,4 @@ class TileCode:
             panel = panel + first * panels.tap_strides[i]
             counts.append((last - first).max(0))
         a, b = (panel, data) if plan.lanes_are_pixels else (data, panel)
-        k.call(self.contract[number], a, b, to, *counts)
+        k.call(self.contract[number], a, b, to, *asked, *counts)

@@ -49,18 +49,26 @@ FUSED = Products()
 def trace_contraction(
     module: Module, name: str, dtype: str, rows: Sequence[int], vectors: int, loops: Sequence[Loop],
     accumulate: bool = False, b_offset: int = 0, products: Products = FUSED,
-    places: Sequence[int] | None = None,
+    places: Sequence[int] | None = None, ahead: Sequence[tuple[str, int]] = (),
 ) -> Function:  # fmt: skip
-    """Trace ``name(a, b, sums, extents...)``; with ``accumulate`` the sums in memory are added to.
+    """Trace ``name(a, b, sums, ahead..., extents...)``; with ``accumulate`` the sums in memory are added to.
+
+    Meanwhile lines are asked for that are needed later: step i of the outermost loop asks for the one at each pointer
+    ``ahead`` plus i times its stride; both types and strides are in ``ahead``.
 
     ``b`` is read from ``b_offset`` on, as ``a`` is from the rows' offsets. The sums of each row are at its place
     of ``places``, by default one row after the other.
     """
     runtime = [i for i, loop in enumerate(loops) if loop.extent is None]
-    parameters: dict[str, str | None] = {"a": dtype, "b": dtype, "sums": dtype} | {
+    parameters: dict[str, str | None] = {"a": dtype, "b": dtype, "sums": dtype}
+    parameters |= {f"ahead{i}": stored for i, (stored, _) in enumerate(ahead)} | {
         f"extent{i}": None for i in runtime
     }
-    with module.function(name, "aliasing", **parameters) as (k, (a, b, sums, *extents), function):
+    with module.function(name, "aliasing", **parameters) as (k, (a, b, sums, *rest), function):
+        asked, extents = (
+            [(at, stride) for at, (_, stride) in zip(rest, ahead, strict=False)],
+            rest[len(ahead) :],
+        )
         lanes = k.lanes(dtype)
         at = [i * vectors * lanes for i in range(len(rows))] if places is None else places
         given = dict(zip(runtime, extents, strict=True))
@@ -74,7 +82,7 @@ def trace_contraction(
         acc = [[k.register(start(i, j)) for j in range(vectors)] for i in range(len(rows))]
         straight = _straight_suffix(loops, len(rows) * vectors)
         body = _Body(k, rows, acc, lanes, loops[len(loops) - straight :], products)
-        _nest(k, a, b + b_offset, list(enumerate(loops[: len(loops) - straight])), given, body)
+        _nest(k, a, b + b_offset, list(enumerate(loops[: len(loops) - straight])), given, body, asked)
         for place, row in zip(at, acc, strict=True):
             for j, register in enumerate(row):
                 sums.store(register.get(), place + j * lanes)
@@ -121,8 +129,9 @@ class _Body:
 
 
 def _nest(
-    k: Builder, a: Pointer, b: Pointer, loops: list[tuple[int, Loop]], given: dict[int, Value], body: _Body
-) -> None:
+    k: Builder, a: Pointer, b: Pointer, loops: list[tuple[int, Loop]], given: dict[int, Value], body: _Body,
+    ahead: Sequence[tuple[Pointer, int]] = (),
+) -> None:  # fmt: skip
     """The loops that run at run time, outermost first; the innermost is unrolled by hand."""
     if not loops:
         body.trace(a, b)
@@ -131,6 +140,7 @@ def _nest(
     extent: int | Value = given[number] if loop.extent is None else loop.extent
     if rest:
         for i in k.range(extent):
+            _ask(ahead, i)
             _nest(k, a + i * loop.a, b + i * loop.b, rest, given, body)
         return
     times = max(1, min(8, _UNROLL // body.work))
@@ -141,6 +151,13 @@ def _nest(
     if times > 1:
         for i in k.range(0, whole, times):
             for u in range(times):
+                _ask(ahead, i + u)
                 body.trace(a + (i * loop.a + u * loop.a), b + (i * loop.b + u * loop.b))
     for i in k.range(whole if times > 1 else 0, extent):
+        _ask(ahead, i)
         body.trace(a + i * loop.a, b + i * loop.b)
+
+
+def _ask(ahead: Sequence[tuple[Pointer, int]], step: Value) -> None:
+    for pointer, stride in ahead:
+        pointer.prefetch(step * stride, nearest=False)

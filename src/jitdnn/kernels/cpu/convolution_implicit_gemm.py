@@ -62,8 +62,7 @@ class ImplicitGemm(Algorithm):
         cycles = sum(part.cycles() for part in parts)
         if self._is_kept:
             cycles -= sum(part.pack_cycles() for part in parts)
-        cycles += cycles_apart(problem)
-        return seconds_of(problem, device, cycles, sum(p.tasks for p in parts))
+        return seconds_of(problem, device, cycles + cycles_apart(problem), sum(p.tasks for p in parts))
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
@@ -107,19 +106,19 @@ def blocked_of(
     operands, wanted = epilogue.operands if epilogue else (), wanted_tasks(device.threads)
     if problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES:
         several = lower_interleaved(problem, operands)
-        return (
-            Blocked(several.whole, device.isa, interleaved=several, wanted=wanted, packs_ahead=packs_ahead),
+        whole = Blocked(
+            several.whole, device.isa, interleaved=several, wanted=wanted, packs_ahead=packs_ahead
         )
+        return (replace(whole, threads=device.threads),)
     parts = lower_convolution(problem, operands)
     if epilogue is None and _is_mostly_padding(parts):
         parts, scaled = tuple(part.cropped() for part in parts), True
     else:
         scaled = _is_scaled_first(parts, epilogue)
-    blocked = [
-        Blocked(p.merged(), device.isa, scaled, wanted=wanted, packs_ahead=packs_ahead)
-        for p in parts
-        if p.taps or not scaled
-    ]
+    plain = Blocked(
+        parts[0], device.isa, scaled, wanted=wanted, packs_ahead=packs_ahead, threads=device.threads
+    )
+    blocked = [replace(plain, c=p.merged()) for p in parts if p.taps or not scaled]
     if len(blocked) == 1:
         return tuple(blocked)  # what it has worked out already stays
     sizes = [part.panel_elements for part in blocked]

@@ -67,6 +67,11 @@ class QuadBlocked(Blocked):
         """False: a block's quads are copied at once."""
         return False
 
+    @property
+    def asks_ahead(self) -> bool:
+        """False: x is read by single channels."""
+        return False
+
     def pack_cycles(self) -> float:
         return _PACK * self.c.group_count * self.panels.count * self.panels.panel_size
 
@@ -80,7 +85,7 @@ class QuadBlocked(Blocked):
             arguments = Arguments(k, args, pointers)
             group, panel = split_index(task, (c.group_count, panels.count))
             w = arguments.pointer(number, c.w.dtype) + group_offset(group, c.groups, c.w.groups)
-            k.call(pack, w, self._filter(arguments) + task * panels.panel_size, panel * panels.lanes)
+            k.call(pack, w, self.filter_panels(arguments) + task * panels.panel_size, panel * panels.lanes)
 
     def trace_slab_of(self, module: Module, name: str) -> Function:
         return trace_quad_slab(module, name, self.c, self.slab, self.channels_read)

@@ -29,7 +29,8 @@ class PackedGemm(Algorithm):
         assert isinstance(problem, MatMul)
         assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
-        return Blocked(lower_matmul(problem, operands), device.isa, wanted=wanted_tasks(device.threads))
+        wanted = wanted_tasks(device.threads)
+        return Blocked(lower_matmul(problem, operands), device.isa, wanted=wanted, threads=device.threads)
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return self._plan(problem, device).workspace(device.threads)

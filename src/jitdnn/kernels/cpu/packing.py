@@ -23,6 +23,7 @@ from jitdnn.rtcg.isa import ITEM_BYTES
 # Bytes of the input that are asked for before they are read. From channel to channel and from row to row the
 # addresses jump too far for the processor to see where they lead.
 _AHEAD = 12 << 10
+_FILTER_AHEAD = 128  # elements of each result's filter, the same
 _MOST_TAPS = 64  # of a filter that is packed in one pass: they are written out
 _MOST_PREFETCHED = 4  # lines that one vector of a row may lie in
 _MOST_MASKS = 7  # vectors of a row that have a register for their mask
@@ -305,7 +306,7 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
                     copy_transposed(
                         k, source + (channel + offset), c.w.results, valid.min(here), channels,
                         panel + (channel * panels.channel_stride + j + place), panels.channel_stride,
-                        lanes, keep,
+                        lanes, keep, _FILTER_AHEAD,
                     )  # fmt: skip
             elif c.w.results == 1 or not (by_rows or whole):
                 for ch in k.range(channel, channel + channels):
@@ -319,7 +320,7 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
             elif whole:
                 copy_transposed(
                     k, source + channel * run, c.w.results, valid.min(here), channels * run,
-                    panel + (channel * panels.channel_stride + j), panels.lanes, lanes, keep,
+                    panel + (channel * panels.channel_stride + j), panels.lanes, lanes, keep, _FILTER_AHEAD,
                 )  # fmt: skip
             else:
                 for ch in k.range(channel, channel + channels):

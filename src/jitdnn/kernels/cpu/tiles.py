@@ -44,13 +44,14 @@ def _one(box: tuple[int, ...]) -> float:
     return 1.0
 
 
-def _nothing(box: tuple[int, ...]) -> float:
+def nothing(box: tuple[int, ...]) -> float:
+    """No cost, whatever the box."""
     return 0.0
 
 
 def choose_tile(
     extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float | Cost = 0.0,
-    steps_of: Cost = _one, beside: Cost = _nothing, stream: float = 0.0,
+    steps_of: Cost = _one, beside: Cost = nothing, stream: float = 0.0,
 ) -> Tile:  # fmt: skip
     """The tile that covers ``extents`` rows by ``width`` lanes in the fewest cycles.
 
@@ -58,7 +59,7 @@ def choose_tile(
     of what else has to be done for the whole index space; ``steps_of`` says which part of the steps tiles of a box
     need to do. ``stream`` is how many cycles a vector takes to come from where it is.
     """
-    if isinstance(store, float) and steps_of is _one and beside is _nothing:
+    if isinstance(store, float) and steps_of is _one and beside is nothing:
         return _plain_tile(tuple(extents), width, isa, dtype, store, stream)
     return _cheapest_tile(extents, width, isa, dtype, store, steps_of, beside, stream)
 
@@ -68,7 +69,7 @@ def _plain_tile(
     extents: tuple[int, ...], width: int, isa: Isa, dtype: str, store: float, stream: float
 ) -> Tile:
     """`choose_tile` where nothing depends on the box: plans that are priced ask for the same tiles again and again."""
-    return _cheapest_tile(extents, width, isa, dtype, store, _one, _nothing, stream)
+    return _cheapest_tile(extents, width, isa, dtype, store, _one, nothing, stream)
 
 
 def _cheapest_tile(

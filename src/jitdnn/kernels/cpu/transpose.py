@@ -24,12 +24,13 @@ def transpose(k: Builder, rows: Sequence[Value]) -> list[Value]:
 
 def copy_transposed(
     k: Builder, source: Pointer, row_stride: int, rows: int | Value, run: int | Value,
-    target: Pointer, pitch: int, lanes: int, store_mask: Value | None = None,
+    target: Pointer, pitch: int, lanes: int, store_mask: Value | None = None, ahead: int = 0,
 ) -> None:  # fmt: skip
     """``target[i * pitch + lane] = source[lane * row_stride + i]`` for i < run.
 
     Lanes at and beyond ``rows`` (at most ``lanes`` of them) become 0; those that ``store_mask`` turns off are
-    not written. Up to ``lanes - 1`` rows after the run are not written either.
+    not written. Up to ``lanes - 1`` rows after the run are not written either. Of each row the element
+    ``ahead`` of what is read is asked for.
     """
     for start in k.range(0, run, lanes):
         left = (run if isinstance(run, Value) else k.integer(run)) - start
@@ -39,6 +40,8 @@ def copy_transposed(
                 count: int | Value = left if lane < rows else 0
             else:
                 count = k.select(rows > lane, left, 0)
+            if ahead:
+                source.prefetch(start + lane * row_stride + ahead)
             loaded.append(source.load(start + lane * row_stride, lanes, k.mask(count, lanes)))
         for i, row in enumerate(transpose(k, loaded)):
             with k.when(left > i):
