@@ -53,13 +53,13 @@ _LONG_BYTES = 512 << 10  # a longer signal is transformed from beyond the second
 
 # Seen of SciPy on one core: operations of a transform by those of multiply-adds in registers (a short one takes as
 # long for each position as one of so many), bytes a second of NumPy's copies, and the Python around a block.
-_TRANSFORM_EFFICIENCY = 1 / 13
+_ROW_EFFICIENCY, _PLANE_EFFICIENCY = 1 / 6.5, 1 / 13  # along one axis, and along several
 _SHORT = 1 << 12
 _PRODUCT_EFFICIENCY = 0.35
 _COPY_BYTES_A_SECOND = 2e10
 # spectra that products read: from the second cache they cost nothing, from the third or from memory bytes a second
 _SECOND_CACHE, _THIRD_CACHE = 768 << 10, 16 << 20
-_THIRD_BYTES_A_SECOND, _MEMORY_BYTES_A_SECOND = 4e10, 1.8e10
+_THIRD_BYTES_A_SECOND, _MEMORY_BYTES_A_SECOND = 8e10, 3.6e10
 _SECONDS_A_SCATTERED = 1.2e-9  # an element of a row whose neighbours are apart
 _SECONDS_A_CALL = 1.5e-5
 
@@ -147,7 +147,8 @@ class FftPlan:
         rows = p.groups * c * k + blocks * p.n * (p.c + p.k)
         rate = device.peak_flops(self.dtype)
         one = butterflies(circles.positions) * max(1.0, math.log(_SHORT, max(2, circles.positions)))
-        seconds = rows * one / (rate * _TRANSFORM_EFFICIENCY)
+        is_row = sum(length > 1 for length in circles.lengths) < 2
+        seconds = rows * one / (rate * (_ROW_EFFICIENCY if is_row else _PLANE_EFFICIENCY))
         products = blocks * p.n * p.groups * c * k * circles.frequencies
         seconds += 8.0 * products / (rate * _PRODUCT_EFFICIENCY)
         seconds += self._spectra_seconds()

@@ -26,6 +26,7 @@ from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convol
 from jitdnn.kernels.cpu.indexing import group_offset, scale, view_offset
 from jitdnn.kernels.cpu.pixel_tile import trace_tile
 from jitdnn.kernels.cpu.spans import Span
+from jitdnn.kernels.cpu.streaming import FEATURE_BYTES
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.units import Units, block_sizes, walks_filter_first
 from jitdnn.problems.convolution import Convolution
@@ -36,6 +37,7 @@ from jitdnn.tensor import TensorDescriptor
 _STRAIGHT = 600  # multiply-adds of one tile in a straight line: more would take long to compile
 _STRAIGHT_ROW = 200  # and of one row of the filter
 _MOST_RESIDUES = 4
+_MOST_VECTORS = 8
 _ENDS = 3  # tiles along a row that may be versions of their own
 _STORE = 0.6  # cycles to finish one vector of sums, the rest being hidden behind the next tile
 _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
@@ -50,6 +52,9 @@ _WAYS = 8
 _FAR_WAYS, _FAR_ALIASING = 16, 64 << 10  # of the second cache
 _LINE = 64
 _FAR_LINE, _FARTHER_LINE = 3.0, 8.0  # cycles for a line of the filter from the second cache, and from beyond
+_FORESEEN, _UNFORESEEN = 32 << 10, 8 << 10  # bytes of a tile's input that the first cache has in time
+_FORESEEN_LINE, _UNFORESEEN_LINE = 4.0, 7.0  # cycles for a line of a larger one
+_PIECE = 4.0  # cycles to store a row of a tile, where those of all channels push each other out of the second cache
 _SECOND_CACHE, _THIRD_CACHE = 768 << 10, 8 << 20  # bytes of the images that may still be there
 _HIDING = 64  # products with each element of an image, up to which nothing is hidden
 _STRIDED_RATE, _MEMORY_RATE = 16.0, 8.0  # bytes of them a cycle, of every other row or from memory
@@ -192,6 +197,24 @@ class PixelLanes:
         axis = self.c.axes[1]
         return axis.step == 1 and abs(axis.taps.shift) == 1 and axis.taps.count >= rows
 
+    @cached_property
+    def is_foreseen(self) -> bool:
+        """True if a tile asks for the lines that one of the next tiles reads: a row's, if it is the only one."""
+        c, axis = self.c, self.c.axes[2]
+        is_only = c.axes[1].positions == 1 and c.depth > 1
+        return is_only and axis.step == c.x.space[2] == self.strip.residues == 1
+
+    @cached_property
+    def streams(self) -> bool:
+        """True if results go past the caches: they are large, and lie in whole vectors."""
+        c, y = self.c, self.c.y
+        if y.dtype != c.dtype or self.strip.pixel(y) != 1:
+            return False
+        pixels = c.axes[0].results * c.axes[1].results * self.strip.results
+        steps = (y.batch, y.channels, *y.groups, *y.space[:2])
+        size = c.batch * c.group_count * c.width * pixels * ITEM_BYTES[c.dtype]
+        return size >= FEATURE_BYTES and all(step % self.lanes == 0 for step in steps)
+
     # ---- choice and cost
 
     def tiles(self, tile: PixelTile) -> int:
@@ -206,7 +229,7 @@ class PixelLanes:
         c = self.c
         yield PixelTile(1, 1, 1)
         most = ceil_div(self.strip.last[0].results, self.lanes)
-        for vectors in range(1, min(6, most) + 1):
+        for vectors in range(1, min(_MOST_VECTORS, most) + 1):
             room = (self.isa.registers - self.span.registers - vectors) // (vectors * self.strip.residues)
             for rows in range(1, min(room, c.axes[1].results) + 1):
                 for channels in block_sizes(c.width, room // rows):
@@ -233,12 +256,22 @@ class PixelLanes:
         loads = lines * columns * tile.vectors * self.span.slots
         if not self.keeps_filter(tile):
             loads += tile.channels * tile.rows * taps * self._broadcast_slots(tile.channels)
-        plane = max(sums * taps / 2, loads / 2, 4.0 * taps) + 0.5 + _ROW * lines + self._filter_lines(tile)
+        read = min(lines, c.axes[1].positions) * tile.vectors * abs(self.span.step)  # cache lines
+        late = 0.0
+        if planes * read * _LINE > (_FORESEEN if self.is_foreseen else _UNFORESEEN):
+            late = read * (_FORESEEN_LINE if self.is_foreseen else _UNFORESEEN_LINE)
+        if self.is_foreseen:
+            loads += read * (2 if self._row_taps == 1 and c.x.channels % self.lanes else 1)
+        plane = max(sums * taps / 2, loads / 2, late, 4.0 * taps) + 0.5 + _ROW * lines
+        plane += self._filter_lines(tile)
         unit = self.strip.pixel(c.y)
         store = _STORE if unit == 1 else _SCATTERED_LANE * self.lanes
         asked = tile.rows * c.axes[1].step * tile.vectors * c.axes[2].step
-        if unit == 1 and tile.rows < c.axes[1].results:
+        if unit == 1 and tile.rows < c.axes[1].results:  # the next rows share the cache with the results
             store += max(0, asked - _MISSES) * _MISS / sums
+            apart = math.gcd(c.y.channels * ITEM_BYTES[c.dtype], _FAR_ALIASING)
+            if not self.streams and c.width * apart > _FAR_WAYS * _FAR_ALIASING:
+                store += _PIECE / tile.vectors
         code = sums * (c.axes[1].taps.count if self.is_straight(tile) else tile.rows)
         code *= self._row_taps if self.is_row_straight(tile) else 1
         return (planes * plane + sums * self.strip.residues * store + _TILE) * (1 + code / _CODE)
@@ -288,7 +321,7 @@ class PixelLanes:
                 * math.prod((c.axes[0].results, c.axes[1].results, self.strip.results))
             )
         is_strided = c.axes[1].step > 1 or self.strip.residues > 1  # neighbouring rows are foreseen
-        if not c.taps or read <= (_SECOND_CACHE if is_strided else _THIRD_CACHE):
+        if not c.taps or self.is_foreseen or read <= (_SECOND_CACHE if is_strided else _THIRD_CACHE):
             return 0.0
         products = c.axes[0].taps.count * c.axes[1].taps.count * self._row_taps * c.width
         rate = _STRIDED_RATE if read <= _THIRD_CACHE else _MEMORY_RATE

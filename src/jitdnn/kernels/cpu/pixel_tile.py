@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,14 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.borders import inside, when
 from jitdnn.kernels.cpu.spans import Masks
 from jitdnn.kernels.cpu.stores import Blend
+from jitdnn.kernels.cpu.streaming import is_aligned, store_new
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 if TYPE_CHECKING:
     from jitdnn.kernels.cpu.pixel_lanes import PixelLanes, PixelTile
 
+_LATENCY = 600  # cycles from asking for a line in memory until it is there
 _AHEAD = 4096  # bytes between a small plane and the one that is asked for meanwhile
 
 Pairs = Sequence[tuple[int, "int | Value"]]
@@ -133,9 +136,11 @@ class _Tile:
         }
 
     def _prefetch(self, plane: Pointer) -> None:
-        """Ask for the rows that the next tiles below are the first to read, or for those of a plane to come.
+        """Ask for the rows that the next tiles below are the first to read, for those of a plane to come, or for what
+        the tile after the next one reads where there is but one row.
 
-        A tile walks down the rows, and the next one down the same rows: the processor sees no run of addresses.
+        A tile walks down the rows or the channels, and the next one down the same: the processor sees no run of
+        addresses.
         """
         rows, step, x = self.c.axes[1], self.span.step, self.c.x
         if x.space[2] != 1:
@@ -149,6 +154,10 @@ class _Tile:
             apart = max(1, abs(x.groups[0]))
             corner = corner + x.groups[0] * (_AHEAD // (apart * ITEM_BYTES[self.c.dtype]) + 1)
             count = rows.positions
+        elif self.plan.is_foreseen:
+            cycles = self.c.depth * self.c.taps * self.tile.channels * self.tile.vectors / 2
+            ahead = min(max(2, math.ceil(_LATENCY / cycles)), 4)
+            corner, count = corner + (ahead * self.tile.vectors * self.lanes + max(self.plan.reads)), 1
         else:
             return
         for row, line in itertools.product(range(count), range(self.tile.vectors * step)):
@@ -223,20 +232,39 @@ class _Tile:
         for j in range(strip.residues * self.tile.vectors):
             fits = not self.edge or room + (j + 1) * self.lanes <= strip.results
             masks.append(None if fits else k.mask(left - j * self.lanes, self.lanes))
+        straight = self._finish_new if blend.epilogue is None else self._finish_kept
+        is_new = blend.beta == 0.0
+        if self.plan.streams:
+            is_streamed = is_new & is_aligned(pointers[0], self.lanes)
+            with k.when(is_streamed):
+                straight(blend, pointers, masks, streams=True)
+            with k.when(~is_streamed):
+                self._finish_either(blend, pointers, masks)
+        else:
+            self._finish_either(blend, pointers, masks)
+
+    def _finish_either(
+        self, blend: Blend, pointers: Sequence[Pointer], masks: Sequence[Value | None]
+    ) -> None:
+        """Through the caches, for any beta."""
         if blend.epilogue is not None:
             self._finish_kept(blend, pointers, masks)
             return
-        with k.when(blend.beta == 0.0):
-            for channel, row in itertools.product(range(self.tile.channels), range(self.tile.rows)):
-                with when(k, self._is_row(row)):
-                    for j, vector in enumerate(self._woven(channel, row)):
-                        step = strip.pixel(self.c.y)
-                        at = channel * self.c.y.channels + row * self.c.y.space[1] + j * self.lanes * step
-                        pointers[0].store_strided(
-                            vector * k.splat(blend.alpha, self.lanes), at, step, masks[j]
-                        )
-        with k.when(blend.beta != 0.0):
+        with self.k.when(blend.beta == 0.0):
+            self._finish_new(blend, pointers, masks)
+        with self.k.when(blend.beta != 0.0):
             self._finish_kept(blend, pointers, masks)
+
+    def _finish_new(
+        self, blend: Blend, pointers: Sequence[Pointer], masks: Sequence[Value | None], streams: bool = False
+    ) -> None:
+        """Straight from the registers to y, of which nothing is read; past the caches if it ``streams``."""
+        y, step = pointers[0], self.plan.strip.pixel(self.c.y)
+        for channel, row in itertools.product(range(self.tile.channels), range(self.tile.rows)):
+            with when(self.k, self._is_row(row)):
+                for j, vector in enumerate(self._woven(channel, row)):
+                    at = channel * self.c.y.channels + row * self.c.y.space[1] + j * self.lanes * step
+                    store_new(y + at, step, blend.scaled(vector, ()), masks[j], streams)
 
     def _is_row(self, row: int) -> Value | None:
         """Whether the result has this row of the tile; None if it surely has."""
@@ -251,7 +279,9 @@ class _Tile:
             woven += interleave(self.k, [self.sums[channel, row, residue, v].get() for residue in residues])
         return woven
 
-    def _finish_kept(self, blend: Blend, pointers: Sequence[Pointer], masks: Sequence[Value | None]) -> None:
+    def _finish_kept(
+        self, blend: Blend, pointers: Sequence[Pointer], masks: Sequence[Value | None], streams: bool = False
+    ) -> None:
         """Through a little memory and a loop, so that an epilogue is in the code once for each vector of a row."""
         k, c, tile, strip, lanes = self.k, self.c, self.tile, self.plan.strip, self.lanes
         count = strip.residues * tile.vectors
@@ -275,7 +305,11 @@ class _Tile:
                         o.load_strided(0, step, lanes, masks[j])
                         for o, step in zip(at[1:], steps[1:], strict=True)
                     ]
-                    blend.store(at[0], steps[0], own.load(j * lanes, lanes), others, masks[j])
+                    value = own.load(j * lanes, lanes)
+                    if streams:
+                        store_new(at[0], steps[0], blend.scaled(value, others), masks[j], streams)
+                    else:
+                        blend.store(at[0], steps[0], value, others, masks[j])
 
 
 def interleave(k: Builder, parts: Sequence[Value]) -> list[Value]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.streaming import is_aligned
 from jitdnn.kernels.cpu.transpose import transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.lowering import lower
@@ -42,6 +43,7 @@ class TileStore:
     epilogue: Epilogue | None
     is_scaled: bool = False  # y has been multiplied by beta already: only add
     sums: str | None = None  # the type of the sums in memory, where it is not that of the arithmetic
+    streams: bool = False  # whole rows go past the caches where they are aligned and nothing is read
 
     @property
     def is_transposed(self) -> bool:
@@ -80,14 +82,18 @@ class Blend:
     def __init__(self, k: Builder, alpha: Value, beta: Value, epilogue: Epilogue | None) -> None:
         self.k, self.alpha, self.beta, self.epilogue = k, alpha, beta, epilogue
 
+    def scaled(self, value: Value, operands: Sequence[Value]) -> Value:
+        """``value`` after the epilogue, times alpha."""
+        if self.epilogue is not None:
+            value = lower(self.k, self.epilogue.expression, [value, *operands])
+        return value * self.k.splat(self.alpha, value.lanes)
+
     def store(
         self, y: Pointer, stride: int, value: Value, operands: Sequence[Value], mask: Value | None
     ) -> None:
         """Finish ``value`` and store its lanes at ``stride``."""
         k, lanes = self.k, value.lanes
-        if self.epilogue is not None:
-            value = lower(k, self.epilogue.expression, [value, *operands])
-        result = k.register(value * k.splat(self.alpha, lanes))
+        result = k.register(self.scaled(value, operands))
         with k.when(self.beta != 0.0):
             old = y.load_strided(0, stride, lanes, mask)
             result.set(k.fma(k.splat(self.beta, lanes), old, result.get()))
@@ -176,12 +182,36 @@ class _Writer:
         for point in self._points(valid):
             row = self.sums + self._row(point) * width
             with k.when(valid_lanes >= width):
-                for lane in range(0, width, self.lanes):
-                    self._store(point, k.integer(lane), strides, row.load(lane, self.lanes), None)
+                self._whole_row(point, row, strides)
             with k.when(valid_lanes < width):
                 for part in k.range(0, valid_lanes, self.lanes):
                     mask = k.mask(valid_lanes - part, self.lanes)
                     self._store(point, part, strides, row.load(part, self.lanes), mask)
+
+    def _whole_row(self, point: Sequence[Value], row: Pointer, strides: Sequence[int]) -> None:
+        k = self.k
+        vectors = [
+            (k.integer(j * self.lanes), row.load(j * self.lanes, self.lanes))
+            for j in range(self.tile.vectors)
+        ]
+        if not self.tile.streams:
+            for lane, value in vectors:
+                self._store(point, lane, strides, value, None)
+            return
+        y = self.pointers[0] + _offset(self.placements[0], point, k.integer(0))
+        is_free = is_aligned(y, self.lanes) & (self.blend.beta == 0.0)
+        with k.when(is_free):
+            for lane, value in vectors:
+                operands = [
+                    (p + _offset(placement, point, lane)).load_strided(0, stride, self.lanes)
+                    for p, placement, stride in zip(
+                        self.pointers[1:], self.placements[1:], strides[1:], strict=True
+                    )
+                ]
+                y.stream(self.blend.scaled(value, operands), lane)
+        with k.when(~is_free):
+            for lane, value in vectors:
+                self._store(point, lane, strides, value, None)
 
     def transposed(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
         """Squares of (pixels of one run) x (lanes) turned, so that stores go along the run."""
