@@ -47,6 +47,8 @@ _FAR = 1.0  # load slots more for a vector that no run of addresses leads to
 _EVICTED = 6.0  # load slots more for a vector that is in the second cache
 _SETS, _WAYS = 64, 8  # of the first cache
 _TILE = 20.0  # cycles to begin and end a tile
+_PAGE_ROW = 6.0  # and for each of its rows, if rows are in pages of their own
+_PAGE = 4096
 _CACHE_BYTES = 16 << 20  # of both tensors that the third cache keeps
 _MEMORY_RATE = 16.0  # bytes of larger ones that take a cycle of their own
 _CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
@@ -209,7 +211,10 @@ class GroupLanes:
             code = float(c.width * tile.rows * sum(map(self.products, patterns)))
             code *= self.taps[1] if tile.straight == "all" else 1
         tiles = ceil_div(c.axes[2].results, tile.columns)
-        return rows * (line + tiles * (sums * store + _TILE)) * (1 + code / _CODE)
+        tile_cycles = sums * store + _TILE
+        if abs(c.y.space[1]) * ITEM_BYTES[c.dtype] > _PAGE:
+            tile_cycles += tile.rows * _PAGE_ROW
+        return rows * (line + tiles * tile_cycles) * (1 + code / _CODE)
 
     def _written_cycles(self, tile: GroupTile, pattern: Pattern) -> float:
         """Cycles of one tile and one slice of the filter, whose columns are written out."""

@@ -32,6 +32,8 @@ from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 _MOST_BYTES = 512 << 10  # of the planes of one vector of groups: they stay in the second cache
 _SQUARE = 140.0  # cycles to turn sixteen vectors
 _VECTOR = 3.0  # cycles to copy one
+_APART = 15.0  # and more where they lie apart, in images that the second cache does not keep
+_CACHE_BYTES = 1 << 20
 _LINE = 64
 _UNIT = 200.0  # cycles to begin and end a unit
 
@@ -114,7 +116,9 @@ class PackedLanes:
                 squares += channels * rows * ceil_div(pixels, lanes)
         turned = tile.filter_size / lanes**2
         unit = tile.cycles() + squares * _SQUARE * lanes / 16 + copied * _VECTOR + _UNIT
-        return self.vectors * (c.batch * unit + turned * _SQUARE)
+        moved = c.batch * self.vectors * self._elements * ITEM_BYTES[c.dtype]
+        apart = _APART * c.batch * self.vectors * copied if moved > _CACHE_BYTES else 0.0
+        return self.vectors * (c.batch * unit + turned * _SQUARE) + apart
 
     # ---- division
 
