@@ -106,8 +106,8 @@ def _folded_cycles(p: Winograd) -> float:
     maps = p.rows.data_matrix(False), p.columns.data_matrix(False)
     tile = _tile_cycles(_grid_operations(*maps), p.places, p.places)
     step = p.columns.axis.step
-    gathered = 1.0 if step in (1, 2, 3, 4) and p.c.x.space[p.tiled[1]] == 1 else p.lanes / 2
-    square = p.lanes * (4.0 + (2.0 * step if step > 1 else 0.0) * gathered)
+    loads = 0.75 * step if p.c.x.space[p.tiled[1]] == 1 else p.lanes / 2  # and the shuffles of what is loaded
+    square = p.lanes * (2.5 + loads)
     copies = p.strips * p.rows.places * ceil_div(p.laid_positions, p.lanes) * square
     vectors = p.sources[0] * ceil_div(p.folded, p.lanes)
     return vectors * (p.strips * p.strip_tiles * tile + copies)
@@ -153,7 +153,7 @@ def _result_cycles(p: Winograd) -> float:
     if p.writes_channels:
         copies = lines * results * (3.0 if c.y.channels == 1 else 2.0 * p.lanes)
     else:
-        square = 5.0 * p.lanes * _of_stride(c.y.space[p.tiled[1]], p.lanes)
+        square = 3.5 * p.lanes * _of_stride(c.y.space[p.tiled[1]], p.lanes)
         copies = lines * ceil_div(results, p.lanes) * square
     return vectors * (p.strips * p.strip_tiles * tile + copies)
 
@@ -170,7 +170,10 @@ def _traffic_cycles(p: Winograd, is_kept: bool) -> float:
     filters = p.panels.count * panel
     image = c.batch * math.prod(min(a.positions, a.results * a.step) for a in c.axes) * c.depth * item
     result = c.batch * math.prod(a.results for a in c.axes) * c.width * item
-    given = (image + 2.0 * result) / (1.4 * _rate(image + result))
+    far = min(
+        1.0, max(0.0, (image + result - _THIRD_CACHE) / _THIRD_CACHE)
+    )  # the part that is not in a cache
+    given = (image + 2.0 * result) * (far / _MEMORY_RATE + (1.0 - far) / _THIRD_RATE) / 1.4
     given += c.width * c.depth * c.taps * item / (2.0 * _MEMORY_RATE)
     if not p.is_filter_first:
         # a chunk's channels may begin and end within a line
