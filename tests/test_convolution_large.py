@@ -25,6 +25,7 @@ def named(name: str, problem: Convolution) -> Algorithm:
     ("name", "words", "expression"),
     [
         ("direct", "n1 c2 h240 w240 k112 r3 s3 pad1", None),  # the last tile of a row is half as wide
+        ("direct", "n1 c3 h448 w447 k64 r1 s1 nhwc", "bias"),  # vectors of channels
         ("direct", "n1 c2 h224 w250 k113 r1 s1", "residual"),  # a run of pixels that ends within a vector
     ],
 )
@@ -36,7 +37,8 @@ def test_large_results(name: str, words: str, expression: str | None, misplaced:
     size = int(np.prod(result.shape))
     memory = np.empty(size + 2 * GUARD + 16, np.float32)
     start = GUARD + -memory.ctypes.data % 64 // 4 + misplaced
-    values = memory[start : start + size].reshape(result.shape)
+    strides = [stride * 4 for stride in result.strides]
+    values = np.lib.stride_tricks.as_strided(memory[start:], result.shape, strides)
     algorithm = named(name, problem)
     outputs = {}
     for threads in (1, 2):

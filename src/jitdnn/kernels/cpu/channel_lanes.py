@@ -11,6 +11,7 @@ filter's row, if its taps and channels follow each other as the image's do, coun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from jitdnn.kernels.cpu.channel_tile import trace_tile
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.indexing import group_offset, scale, view_offset
 from jitdnn.kernels.cpu.packing import plan_panels, trace_panel
+from jitdnn.kernels.cpu.streaming import STREAM_BYTES
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.units import Units, walks_filter_first
 from jitdnn.rtcg.builder import Function, Module
@@ -91,6 +93,16 @@ class ChannelLanes:
     def width(self, tile: ChannelTile) -> int:
         """Result channels of a tile."""
         return tile.results if tile.is_dot else tile.results * self.lanes
+
+    @cached_property
+    def streams(self) -> bool:
+        """True if results go past the caches: they are large, and lie in whole vectors."""
+        c, y = self.c, self.c.y
+        if self.tile.is_dot or y.dtype != c.dtype or y.channels != 1:
+            return False
+        size = c.batch * c.group_count * c.width * math.prod(axis.results for axis in c.axes)
+        steps = (y.batch, *y.groups, *y.space)
+        return size * ITEM_BYTES[c.dtype] >= STREAM_BYTES and all(step % self.lanes == 0 for step in steps)
 
     # ---- choice and cost
 

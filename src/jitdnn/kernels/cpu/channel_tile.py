@@ -10,6 +10,7 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.borders import inside, when
 from jitdnn.kernels.cpu.packing import plan_panels
 from jitdnn.kernels.cpu.stores import Blend
+from jitdnn.kernels.cpu.streaming import is_aligned, store_new
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 if TYPE_CHECKING:
@@ -174,6 +175,24 @@ class _Tile:
                 masks = [None if wide == tile.results else k.mask(tile.results, wide)]
             for v, vector in enumerate(sums):
                 kept.store(vector, (i * count + v) * wide)
+        if self.plan.streams:
+            is_streamed = (blend.beta == 0.0) & is_aligned(pointers[0], lanes)
+            with k.when(is_streamed):
+                self._store(blend, pointers, kept, masks, streams=True)
+            with k.when(~is_streamed):
+                self._store(blend, pointers, kept, masks)
+        else:
+            self._store(blend, pointers, kept, masks)
+
+    def _store(
+        self, blend: Blend, pointers: Sequence[Pointer], kept: Pointer, masks: Sequence[Value | None],
+        streams: bool = False,
+    ) -> None:  # fmt: skip
+        """The kept sums of each pixel to y; whole vectors past the caches if it ``streams``."""
+        k, c, tile, lanes = self.k, self.c, self.tile, self.lanes
+        count, wide = tile.results, lanes
+        if tile.is_dot:
+            count, wide = 1, 1 << (tile.results - 1).bit_length()
         views = (c.y, *c.operands)
         for pixel in k.range((k.integer(c.axes[2].results) - self.p).min(tile.pixels)):
             places = [p + pixel * v.space[2] for p, v in zip(pointers, views, strict=True)]
@@ -184,7 +203,10 @@ class _Tile:
                     for o, view in zip(at[1:], c.operands, strict=True)
                 ]
                 vector = kept.load((pixel * count + v) * wide, wide)
-                blend.store(at[0], c.y.channels, vector, others, masks[v])
+                if streams:
+                    store_new(at[0], c.y.channels, blend.scaled(vector, others), masks[v], streams)
+                else:
+                    blend.store(at[0], c.y.channels, vector, others, masks[v])
 
 
 def add_up(k: Builder, vectors: Sequence[Value]) -> Value:
