@@ -39,6 +39,7 @@ from jitdnn.kernels.cpu.packing import (
     trace_slab,
 )
 from jitdnn.kernels.cpu.stores import Placement, TileStore
+from jitdnn.kernels.cpu.streaming import FEATURE_BYTES
 from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile, cost_per_step, nothing
 from jitdnn.kernels.cpu.trimming import LAST_AXIS, inside_fraction, trimmed_axes
 from jitdnn.rtcg.builder import Function, Module, Pointer
@@ -475,6 +476,17 @@ class Blocked:
             row = row * (side * many) + i
         return row
 
+    @cached_property
+    def streams(self) -> bool:
+        """True if results go past the caches: they are large, and whole vectors of pixels are whole lines."""
+        c, y, sizes = self.c, self.c.y, (*self.results, self.c.group_count, self.c.width)
+        if not self.lanes_are_pixels or self.is_scaled or y.dtype != c.dtype or y.space[2] != 1:
+            return False
+        steps = (y.batch, y.channels, *y.groups, *y.space[:2])
+        return math.prod(sizes) * ITEM_BYTES[c.dtype] >= FEATURE_BYTES and all(
+            s % self.lanes == 0 for s in steps
+        )
+
     def tile_store(self, epilogue: Epilogue | None) -> TileStore:
         c, tile = self.c, self.tile
         box: tuple[int, ...] = tile.box
@@ -486,5 +498,6 @@ class Blocked:
             box = tuple(side * many for side, many in zip(tile.box, self.sides, strict=True))
             extents = (c.batch, *self.several.extents)
         return TileStore(
-            c.dtype, box, extents, tile.vectors, places[0], tuple(places[1:]), epilogue, self.is_scaled
+            c.dtype, box, extents, tile.vectors, places[0], tuple(places[1:]), epilogue, self.is_scaled,
+            streams=self.streams,
         )  # fmt: skip

@@ -51,8 +51,10 @@ class TileCode:
             self.ask = trace_prefetch(module, f"{prefix}own", self.c.y.dtype, self.own_lines)
 
     def _own_region(self) -> Region | None:
-        """The lines of y that a tile writes; None if they are at hand, or there is no time to bring them."""
+        """The lines of y that a tile writes; None if they are at hand or not needed, or cannot come in time."""
         plan, c = self.plan, self.c
+        if plan.streams:
+            return None
         result = math.prod(plan.results) * math.prod(plan.sides) * c.group_count * c.width
         cycles = plan.steps * step_cycles(plan.tile.rows, plan.tile.vectors)
         if result * ITEM_BYTES[c.dtype] < _CACHED_BYTES or cycles < _AHEAD_CYCLES:
@@ -93,18 +95,18 @@ class TileCode:
     def _asked(
         self, k: Builder, near: Pointer, later: Value, panel: Value, place: Sequence[Value]
     ) -> list[Pointer]:
-        """Where the lines are that a tile asks for, of what begins at ``near`` plus ``later``. When there are no more
-        they are at hand."""
+        """Where the lines are that a tile asks for, of what begins at ``near`` plus ``later``: as many as are its own.
+        Others are at hand."""
         plan = self.plan.ahead
         if plan is None:
             return []
         # all tiles of a block for the input of the next one, those of a panel for the filter of the next one
         tile = self._number(panel if self.pack is None else panel * 0, place)
-        asked = []
-        for i in range(plan.at_once):
-            number = tile * plan.at_once + i
-            asked.append(near + k.select(number < plan.total, plan.offset(number) + later, 0))
-        return asked
+        first, end = (n * plan.total // plan.calls for n in (tile, tile + 1))
+        return [
+            near + k.select(number < end, plan.offset(number) + later, 0)
+            for number in (first + i for i in range(plan.at_once))
+        ]
 
     def _moved_in(self, k: Builder, starts: Sequence[Value], place: Sequence[Value]) -> list[Value]:
         """A tile's place in its block; in place, moved back where it would reach beyond the end of an axis."""
