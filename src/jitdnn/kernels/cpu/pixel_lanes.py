@@ -52,8 +52,8 @@ _WAYS = 8
 _FAR_WAYS, _FAR_ALIASING = 16, 64 << 10  # of the second cache
 _LINE = 64
 _FAR_LINE, _FARTHER_LINE = 3.0, 8.0  # cycles for a line of the filter from the second cache, and from beyond
-_FORESEEN, _UNFORESEEN = 32 << 10, 8 << 10  # bytes of a tile's input that the first cache has in time
-_FORESEEN_LINE, _UNFORESEEN_LINE = 4.0, 7.0  # cycles for a line of a larger one
+_PLAIN_BYTES, _STRIDED_BYTES = 32 << 10, 8 << 10  # of a tile's input that the first cache has in time
+_PLAIN_LINE, _STRIDED_LINE = 4.0, 7.0  # cycles for a line of a larger one
 _PIECE = 4.0  # cycles to store a row of a tile, where those of all channels push each other out of the second cache
 _SECOND_CACHE, _THIRD_CACHE = 768 << 10, 8 << 20  # bytes of the images that may still be there
 _HIDING = 64  # products with each element of an image, up to which nothing is hidden
@@ -258,8 +258,9 @@ class PixelLanes:
             loads += tile.channels * tile.rows * taps * self._broadcast_slots(tile.channels)
         read = min(lines, c.axes[1].positions) * tile.vectors * abs(self.span.step)  # cache lines
         late = 0.0
-        if planes * read * _LINE > (_FORESEEN if self.is_foreseen else _UNFORESEEN):
-            late = read * (_FORESEEN_LINE if self.is_foreseen else _UNFORESEEN_LINE)
+        is_strided = c.axes[2].step > 1
+        if planes * read * _LINE > (_STRIDED_BYTES if is_strided else _PLAIN_BYTES):
+            late = read * (_STRIDED_LINE if is_strided else _PLAIN_LINE)
         if self.is_foreseen:
             loads += read * (2 if self._row_taps == 1 and c.x.channels % self.lanes else 1)
         plane = max(sums * taps / 2, loads / 2, late, 4.0 * taps) + 0.5 + _ROW * lines
