@@ -370,3 +370,25 @@ def test_sums_fit_into_registers(words: str) -> None:
 
 def test_an_axis_whose_one_tap_is_not_the_filters_first() -> None:
     check(convolution("conv_bwd_data n1 c1 d6 h5 w2 k1 t2 r3 s1 stride1x2x4 pad1:0x0:3x0 dil1x1x3 flip nhwc"))
+
+
+@pytest.mark.parametrize("size", ["h8 w8", "h9 w12"])
+def test_residues_of_a_strided_backward_data(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are cut alike are one phase; results that exceed the caches are asked for before."""
+    monkeypatch.setattr("jitdnn.kernels.cpu.group_lanes._WRITTEN_BYTES", 0)
+    monkeypatch.setattr("jitdnn.kernels.cpu.group_lanes._BESIDE_BYTES", 1)
+    monkeypatch.setattr("conformance.algorithms", lambda *_: [Residues()])
+    check(convolution(f"conv_bwd_data n2 c20 {size} k20 r3 s3 stride2 pad1 g20 f32 nhwc"))
+
+
+class Residues(Depthwise):
+    """With the groups in the lanes."""
+
+    name = "depthwise_residues"
+
+    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[GroupLanes]:
+        assert isinstance(problem, Convolution)
+        assert isinstance(device, CpuDevice)
+        parts = [GroupLanes(part.merged(), device.isa) for part in lower_convolution(problem)]
+        assert all(part.is_written_far for part in parts)
+        return parts

@@ -1,10 +1,11 @@
-"""Tests of an image's borders that are made only where a result can be at one."""
+"""Tests of an image's borders that are made only where a result can be at one, and how many reads are inside."""
 
 from __future__ import annotations
 
 import contextlib
 
 from jitdnn.kernels.cpu.correlation import Axis
+from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.rtcg.builder import Builder, Value
 
 
@@ -22,3 +23,17 @@ def inside(axis: Axis, at: Value, block: int) -> Value | None:
     if axis.taps.lowest >= 0 and last < axis.positions:
         return None
     return (at >= 0) & (at < axis.positions)
+
+
+def share_inside(axis: Axis) -> float:
+    """The share of an axis' taps that read a position which is there."""
+    taps = axis.taps
+    if not axis.is_padded:
+        return 1.0
+    inside = 0
+    for tap in range(taps.count):
+        at = taps.offset + tap * taps.shift
+        first = ceil_div(max(0, -at), axis.step)
+        last = min(axis.results, (axis.positions - 1 - at) // axis.step + 1)
+        inside += max(0, last - first)
+    return inside / (axis.results * taps.count)

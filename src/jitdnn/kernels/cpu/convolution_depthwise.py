@@ -67,19 +67,33 @@ class Depthwise(Algorithm):
         assert isinstance(device, CpuDevice)
         parts = self._parts(problem, device, epilogue)
         pointers = 3 + (len(epilogue.operands) if epilogue else 0)
-        shares = [part.shares(device) for part in parts]
+        beside = _shares_beside(parts)
+        shares = [beside or part.shares(device) for part in parts]
         extras = [extra for _, numbers in shares for extra in numbers]
 
         def generate(module: Module) -> None:
-            extra = 0
+            extra, tasks = 0, []
             for number, part in enumerate(parts):
-                part.trace(module, f"part{number}_", pointers, extra, (0, 1, 2), epilogue)
+                tasks.append(part.trace(module, f"part{number}_", pointers, extra, (0, 1, 2), epilogue))
                 extra += len(shares[number][1])
+            if beside:
+                with module.task("tiles") as (k, args, task, thread):
+                    for one in tasks:
+                        assert one is not None
+                        k.call(one, args, task, thread)
 
         key = (str(problem), str(epilogue), device.isa.name)
         library = load(self.name, key, device.isa, generate)
         phases = [(f"part{number}_tiles", tasks) for number, (tasks, _) in enumerate(shares)]
+        if beside:
+            phases = [("tiles", beside[0])]
         return CpuKernel(library, phases, pointers, device.threads, extras)
+
+
+def _shares_beside(parts: Sequence[Part]) -> tuple[int, tuple[int, int]] | None:
+    """The division of correlations that go through the image together, if they do."""
+    groups = [part for part in parts if isinstance(part, GroupLanes) and part.is_on_stack]
+    return groups[0].shares_beside(groups) if len(groups) == len(parts) > 1 else None
 
 
 def not_depthwise(problem: Convolution) -> str | None:

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments
+from jitdnn.kernels.cpu.borders import share_inside
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.filter_group_blocks_code import trace_finish, trace_pass
 from jitdnn.kernels.cpu.filter_rows import POINTERS
-from jitdnn.kernels.cpu.group_lanes import share_inside
 from jitdnn.kernels.cpu.group_packing import GroupPacking, follow, trace_pack
 from jitdnn.kernels.cpu.indexing import scale, split_index, whole_lines
 from jitdnn.kernels.cpu.tiles import ceil_div

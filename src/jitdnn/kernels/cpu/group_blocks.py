@@ -20,9 +20,9 @@ from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.borders import share_inside
 from jitdnn.kernels.cpu.correlation import Correlation, Interleaved, Residue
 from jitdnn.kernels.cpu.group_blocks_code import MOST_TAPS, chunks_of, reach, trace_filter, trace_tile
-from jitdnn.kernels.cpu.group_lanes import share_inside
 from jitdnn.kernels.cpu.group_packing import GroupPacking, follow, trace_pack
 from jitdnn.kernels.cpu.indexing import scale, split_index, whole_lines
 from jitdnn.kernels.cpu.stores import Placement, TileStore, trace_store

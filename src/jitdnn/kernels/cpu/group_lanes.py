@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments, CpuDevice
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.borders import when
+from jitdnn.kernels.cpu.borders import share_inside, when
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.group_tile import trace_tile
 from jitdnn.kernels.cpu.indexing import group_offset, scale, split_index
@@ -54,6 +54,8 @@ _MEMORY_RATE = 16.0  # bytes of larger ones that take a cycle of their own
 _CODE = 40_000  # multiply-adds of code that are worth as much as the whole computation
 _UNITS = 64  # that there should be: long rows are cut if there are fewer
 _LINE = 64
+_WRITTEN_BYTES = 4 << 20  # results that are not kept until they are written again
+_BESIDE_BYTES = 128 << 10  # of the input, that correlations beside each other read one after the other
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,16 @@ class GroupLanes:
         return self.c.y.groups[0] == 1 or self.is_woven
 
     @property
+    def is_written_far(self) -> bool:
+        """True if the results exceed the caches, and lie between those of other correlations: the processor foresees
+        runs of lines by itself."""
+        c = self.c
+        if abs(c.y.space[2]) <= c.group_count * c.width:
+            return False
+        results = c.batch * c.group_count * c.width * math.prod(axis.results for axis in c.axes)
+        return results * ITEM_BYTES[c.dtype] > _WRITTEN_BYTES
+
+    @property
     def is_woven(self) -> bool:
         """True if the result's channels of a group follow each other, and those of the next group follow them."""
         c = self.c
@@ -330,12 +342,25 @@ class GroupLanes:
         shares, per_task = self.units.shares(device, self.cycles() / parts)
         return parts * shares, (shares, per_task)
 
+    def shares_beside(self, others: Sequence[GroupLanes]) -> tuple[int, tuple[int, int]] | None:
+        """The same for correlations whose results lie between each other's, so that each task of one does what lies
+        between the results of another's: what it reads is still near. None if they are not cut alike."""
+        if any(other.units != self.units or other._chunks != self._chunks for other in others):
+            return None
+        if self._residues > 1 or any(other._residues > 1 for other in others):
+            return None
+        c, rows = self.c, self.tile.rows * self.c.axes[1].step
+        unit = abs(c.x.space[1]) * rows * ITEM_BYTES[c.dtype]
+        per_task = max(1, _BESIDE_BYTES // max(1, unit))
+        shares = ceil_div(self.units.count, per_task)
+        return self._chunks * shares, (shares, per_task)
+
     # ---- code
 
     def trace(
         self, module: Module, prefix: str, pointers: int, extra: int, order: tuple[int, int, int],
         epilogue: Epilogue | None,
-    ) -> None:  # fmt: skip
+    ) -> Function:  # fmt: skip
         """Trace the task ``<prefix>tiles``. ``order`` numbers the pointers to x, w and y; the kernel's extras from
         ``extra`` on hold the tasks of a chunk and the units of a task."""
         c, tile, lanes = self.c, self.tile, self.lanes
@@ -344,7 +369,8 @@ class GroupLanes:
             for i, (pattern, runs) in enumerate(self.versions().items())
         ]
         turn = self.trace_filter(module, f"{prefix}filter")
-        with module.task(f"{prefix}tiles") as (k, args, task, thread):
+        names = {"task": None, "thread": None}
+        with module.function(f"{prefix}tiles", args="i64", **names) as (k, (args, task, thread), whole):
             arguments = Arguments(k, args, pointers)
             shares, per_task = arguments.extra(extra), arguments.extra(extra + 1)
             residue, chunk = split_index(task // shares, (self._residues, self._chunks))
@@ -391,6 +417,7 @@ class GroupLanes:
                                     p,
                                     group,
                                 )
+        return whole
 
     def versions(self) -> dict[Pattern, list[tuple[int, int]]]:
         """The versions of a tile, and the runs of tiles along a row that each is for."""
@@ -461,20 +488,6 @@ def _in_runs(k: Builder, number: Value, runs: list[tuple[int, int]]) -> Value:
     for first, last in runs:
         found = found | ((number >= first) & (number < last))
     return found
-
-
-def share_inside(axis: Axis) -> float:
-    """The share of an axis' taps that read a position which is there."""
-    taps = axis.taps
-    if not axis.is_padded:
-        return 1.0
-    inside = 0
-    for tap in range(taps.count):
-        at = taps.offset + tap * taps.shift
-        first = ceil_div(max(0, -at), axis.step)
-        last = min(axis.results, (axis.positions - 1 - at) // axis.step + 1)
-        inside += max(0, last - first)
-    return inside / (axis.results * taps.count)
 
 
 def _reach(axis: Axis, count: int) -> dict[int, list[tuple[int, int]]]:

@@ -43,6 +43,8 @@ def trace_tile(
     ) as (k, (x, filters, y, scale, *rest), function):
         *pointers, d, h, p, group = rest
         code = _Tile(k, plan, pattern, (d, h, p), group)
+        if plan.is_written_far:
+            code.ask(y)
         code.sum_up(x, filters)
         alpha, beta = (k.convert(scale.load(i), dtype) for i in range(2))
         code.finish(Blend(k, alpha, beta, epilogue), [y, *pointers])
@@ -64,6 +66,11 @@ class _Tile:
         self.weights: dict[tuple[int, int, int], Value] = {}
 
     # ---- sums
+
+    def ask(self, y: Pointer) -> None:
+        """Ask for the lines of the results, which are to be written."""
+        for row, column in itertools.product(range(self.tile.rows), range(self.pattern.results)):
+            y.prefetch(row * self.c.y.space[1] + column * self.c.y.space[2], write=True)
 
     def sum_up(self, x: Pointer, filters: Pointer) -> None:
         """All channels of a group, and all slices."""
