@@ -52,6 +52,7 @@ _STREAM_RATE = 20.0  # bytes a cycle of a panel from beyond the L1 cache that do
 _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
 _SQUARE = 100.0  # a square of vectors that is turned first
 _SCATTERED = 110.0  # one vector whose lanes are stored on their own
+_MOST_ASKED = 2  # lines of a slab that a tile asks for with each step
 _LATE = 0.6  # times as long does it take to pack a panel that nothing is written to memory for
 
 
@@ -179,7 +180,10 @@ class Blocked:
             return plan_filter_ahead(self.c, self.panels.lanes, tiles) if self.panels.count > 1 else None
         if self.tasks <= self.threads:
             return None
-        return plan_ahead(self.c, self.slab, tiles * ceil_div(self.panels.count, self.shares))
+        ahead = plan_ahead(self.c, self.slab, tiles * ceil_div(self.panels.count, self.shares))
+        if ahead is None or self.is_in_place or ahead.total <= _MOST_ASKED * ahead.calls:
+            return ahead
+        return None  # rows that are so long for few tiles come faster when they are copied
 
     @property
     def is_ragged(self) -> bool:
