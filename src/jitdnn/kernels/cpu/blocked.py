@@ -48,11 +48,14 @@ from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the end
 _TASKS_A_THREAD = 4
 _L1_BYTES = 32 << 10
+_L2_BYTES = 512 << 10
 _STREAM_RATE = 20.0  # bytes a cycle of a panel from beyond the L1 cache that do not hold up the sums
+_FAR_RATE = 12.0  # and from beyond the L2 cache, where every block reads a large filter again
 _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
 _SQUARE = 100.0  # a square of vectors that is turned first
 _SCATTERED = 110.0  # one vector whose lanes are stored on their own
 _MOST_ASKED = 2  # lines of a slab that a tile asks for with each step
+_LINE = 64
 _LATE = 0.6  # times as long does it take to pack a panel that nothing is written to memory for
 
 
@@ -99,7 +102,10 @@ class Blocked:
         c, steps, results = self.c, max(1, self.steps), self.results
         many = math.prod(self.several.sides)
         panel = steps // len(self.several.residues or [c]) * 2 * self.isa.vector_bytes
-        stream = 0.0 if panel < _L1_BYTES else self.isa.vector_bytes / _STREAM_RATE
+        filter_bytes, input_bytes = (n * steps * ITEM_BYTES[c.dtype] for n in (c.width, math.prod(results)))
+        is_far = filter_bytes > _L2_BYTES and input_bytes > _L2_BYTES
+        rate = _FAR_RATE if is_far else _STREAM_RATE
+        stream = 0.0 if panel < _L1_BYTES else self.isa.vector_bytes / rate
 
         def store_of(box: tuple[int, ...]) -> float:
             return self._store_cycles(box) * many / steps
@@ -181,9 +187,11 @@ class Blocked:
         if self.tasks <= self.threads:
             return None
         ahead = plan_ahead(self.c, self.slab, tiles * ceil_div(self.panels.count, self.shares))
-        if ahead is None or self.is_in_place or ahead.total <= _MOST_ASKED * ahead.calls:
+        if ahead is None or self.is_in_place:
             return ahead
-        return None  # rows that are so long for few tiles come faster when they are copied
+        # long rows for few tiles come faster when they are copied; and what does not stay is asked for in vain
+        are_few = ahead.total <= _MOST_ASKED * ahead.calls and ahead.total * _LINE * self.c.depth <= _L2_BYTES
+        return ahead if are_few else None
 
     @property
     def is_ragged(self) -> bool:
