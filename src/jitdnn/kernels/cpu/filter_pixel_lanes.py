@@ -37,6 +37,9 @@ _CACHE_BYTES = 1 << 20
 _FAR_BYTES = 8.0  # that a cycle brings from beyond the L2 cache
 _THIRD_CACHE = 16 << 20
 _MEMORY_BYTES = 8.0  # that a cycle brings from beyond that
+_BURST = (
+    0.04  # longer for each further row of x that is asked for at once, where the memory is what takes long
+)
 _PICKED = (
     5.0  # slots of the load ports for each vector out of which others are picked: shuffles delay the sums
 )
@@ -130,8 +133,12 @@ class FilterPixelLanes:
                 + c.width * math.prod(axis.results for axis in c.axes)
             )
         )
-        # what comes from memory is not hidden behind the products
-        return counted + (held / _MEMORY_BYTES if held * c.group_count > _THIRD_CACHE else 0.0)
+        if held * c.group_count <= _THIRD_CACHE:
+            return counted
+        far = held / _MEMORY_BYTES  # what comes from memory is not hidden behind the products
+        if 2 * far > counted:
+            far *= 1 + _BURST * (tile.height - 1) * c.axes[1].step
+        return counted + far
 
     def _traffic(self, tile: FilterTile) -> float:
         """Cycles to bring what the units of one block of channels read from beyond the L2 cache."""
