@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conformance
-from convolution_cases import convolution
+from convolution_cases import convolution, fused
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu.blocked import Blocked
 from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm, blocked_of
@@ -159,3 +159,30 @@ def test_cropped_results_read_something(words: str) -> None:
         for a, b, s in zip(whole.axes, part.axes, whole.y.space, strict=True)
     )
     assert part.y.offset - whole.y.offset == offset
+
+
+# a filter that meets its image once and covers it
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "n5 c12 h4 w4 k10 r4 s4",
+        "n40 c3 d2 h5 w6 k33 t2 r5 s6 stride2x5x6",
+        "n3 c6 h3 w5 k9 r3 s5 g3",
+        "n9 c4 h3 w3 k5 r3 s3 nhwc",  # channels and positions that are no run
+        "n6 c4 h3 w3 k5 r3 s3 flip",
+        "n33 c20 w7 k18 s7 f64",
+    ],
+)
+def test_single_positions(words: str) -> None:
+    assert "implicit_gemm" in conformance.check(convolution(words, "bwd_data"))
+
+
+@pytest.mark.parametrize(
+    ("expression", "is_taken"), [("activation", True), ("bias", False), ("scalar", True)]
+)
+def test_epilogues_of_single_positions(expression: str, is_taken: bool) -> None:
+    problem = convolution("n5 c12 h4 w4 k10 r4 s4", "bwd_data")
+    names = conformance.check(problem, fused(problem, expression))
+    assert ("implicit_gemm" in names) == is_taken

@@ -14,7 +14,12 @@ from functools import lru_cache
 from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.blocked import Blocked, wanted_tasks
-from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution, lower_interleaved
+from jitdnn.kernels.cpu.correlation import (
+    Correlation,
+    lower_convolution,
+    lower_interleaved,
+    lower_single_position,
+)
 from jitdnn.kernels.cpu.stores import scaling_tasks, trace_scaling
 from jitdnn.kernels.cpu.timing import cycles_apart, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
@@ -44,6 +49,9 @@ class ImplicitGemm(Algorithm):
         assert isinstance(problem, Convolution)
         if problem.direction == "bwd_filter":
             return "it computes forward and backward data: take implicit_gemm_filter for the filter"
+        is_product = lower_single_position(problem) is not None
+        if epilogue and is_product and lower_single_position(problem, epilogue.operands) is None:
+            return "an operand of the epilogue is not one run of channels and positions, as the image is"
         return None
 
     def _parts(
@@ -104,6 +112,10 @@ def blocked_of(
 ) -> tuple[Blocked, ...]:
     """The correlations that the problem comes to, each cut into blocks; their panels lie one behind the other."""
     operands, wanted = epilogue.operands if epilogue else (), wanted_tasks(device.threads)
+    product = lower_single_position(problem, operands)
+    if product is not None:
+        c = product.merged()
+        return (Blocked(c, device.isa, wanted=wanted, packs_ahead=packs_ahead, threads=device.threads),)
     if problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES:
         several = lower_interleaved(problem, operands)
         whole = Blocked(

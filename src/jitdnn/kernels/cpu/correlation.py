@@ -210,6 +210,47 @@ def lower_convolution(
     return tuple(_of_residues(whole, rows, chosen) for chosen in itertools.product(*runs))
 
 
+def lower_single_position(
+    problem: Convolution, operands: Sequence[TensorDescriptor] = ()
+) -> Correlation | None:
+    """A backward data whose filter meets its image once and covers it: a matrix product, dx[n, cs] = dy[n, k] w[k, cs].
+
+    None if it is no such problem, or if channels and positions of a tensor are not one run.
+    """
+    rows = list(_axis_rows(problem))
+    if problem.direction != "bwd_data" or any(
+        row.results != 1 or row.positions != row.taps or row.before or row.dilation > 1 or row.flipped
+        for row in rows
+    ):
+        return None
+    steps = [_step_of_run(tensor) for tensor in (problem.w, problem.x, *operands)]
+    if any(step is None for step in steps):
+        return None
+    whole = _without_axes(problem, operands)
+    w_step, y_step, *others = (step or 0 for step in steps)
+
+    def rows_are_images(view: View, step: int) -> View:
+        return replace(view, channels=step, space=(0, 0, view.batch))
+
+    return replace(
+        whole,
+        width=whole.width * math.prod(row.positions for row in rows),
+        x=rows_are_images(whole.x, whole.x.channels),
+        w=replace(whole.w, results=w_step, space=(0, 0, 0)),
+        y=rows_are_images(whole.y, y_step),
+        operands=tuple(rows_are_images(v, step) for v, step in zip(whole.operands, others, strict=True)),
+    )
+
+
+def _step_of_run(tensor: TensorDescriptor) -> int | None:
+    """The distance between elements if all axes but the first are one run, else None."""
+    dims = [dim for dim in zip(tensor.shape[1:], tensor.strides[1:], strict=True) if dim[0] != 1]
+    if not dims:
+        return 1
+    runs = all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(dims))
+    return dims[-1][1] if runs else None
+
+
 @dataclass(frozen=True)
 class Residue:
     """A correlation whose results are at one residue of the position modulo the stride."""
