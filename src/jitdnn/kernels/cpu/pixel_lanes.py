@@ -259,7 +259,8 @@ class PixelLanes:
         read = min(lines, c.axes[1].positions) * tile.vectors * abs(self.span.step)  # cache lines
         late = 0.0
         is_strided = c.axes[2].step > 1
-        if planes * read * _LINE > (_STRIDED_BYTES if is_strided else _PLAIN_BYTES):
+        close = _STRIDED_BYTES if is_strided else _PLAIN_BYTES // (3 if self.is_foreseen else 1)
+        if planes * read * _LINE > close:
             late = read * (_STRIDED_LINE if is_strided else _PLAIN_LINE)
         if self.is_foreseen:
             loads += read * (2 if self._row_taps == 1 and c.x.channels % self.lanes else 1)
