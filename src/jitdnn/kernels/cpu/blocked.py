@@ -49,6 +49,8 @@ WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the
 _TASKS_A_THREAD = 4
 _L1_BYTES = 32 << 10
 _L2_BYTES = 512 << 10
+_L3_BYTES = 16 << 20
+_WRITE_FAR, _READ_AGAIN = 2.0, 6.0  # cycles an element of a packed filter that is larger, written and read
 _STREAM_RATE = 20.0  # bytes a cycle of a panel from beyond the L1 cache that do not hold up the sums
 _FAR_RATE = 12.0  # and from beyond the L2 cache, where every block reads a large filter again
 _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
@@ -364,7 +366,14 @@ class Blocked:
             each = self._store_cycles(self.box)
         store = vectors * each
         copy = self.cut.cycles * self.shares / self.cut.shares
-        return c.group_count * (self._product_cycles + store + copy) + self.pack_cycles()
+        read = self._from_memory * _READ_AGAIN
+        return c.group_count * (self._product_cycles + store + copy) + self.pack_cycles() + read
+
+    @property
+    def _from_memory(self) -> int:
+        """Elements of a packed filter that no cache holds until they are read."""
+        held = _L3_BYTES // ITEM_BYTES[self.c.dtype]
+        return max(0, self.panel_elements - held)
 
     @cached_property
     def _product_cycles(self) -> float:
@@ -380,7 +389,8 @@ class Blocked:
         """The share of ``cycles`` that packing the filter has."""
         each = 0.5 if self.c.w.results != 1 else 4.0 / self.lanes
         # a panel that is packed late is still in the cache when it is read
-        return self.panel_starts[-1] * each * (_LATE if self.packs_late else 1.0)
+        near = self.panel_starts[-1] * each * (_LATE if self.packs_late else 1.0)
+        return near + self._from_memory * _WRITE_FAR
 
     def phases(self, prefix: str) -> list[tuple[str, int]]:
         """Pack the filter, if that is not left to the tiles, then compute them."""

@@ -24,6 +24,7 @@ _SECOND_CACHE = 768 << 10  # bytes of the second cache that a thread may count o
 _THIRD_CACHE = 16 << 20
 _THIRD_RATE = 12.0  # bytes a cycle from the third cache
 _MEMORY_RATE = 6.0  # and from memory
+_STAY = 10 << 20  # bytes of transformed data that are there for every panel
 _KEPT = 6 << 20  # bytes of transformed data and filter that the third cache keeps all of
 _LOST = 24 << 20  # and that it keeps next to nothing of
 _CLOSE = 224 << 10  # bytes of transformed data that are still in the second cache when they are multiplied
@@ -242,7 +243,9 @@ def _candidates(c: Correlation, isa: Isa, way: Tiling, keeps: bool) -> Iterator[
     tiled, outputs, parts = way
     whole = Winograd(c, isa, tiled, outputs, True, 1, parts)
     if not keeps and whole.strips * whole.strip_tiles <= _WIDTHS[-1]:
-        yield replace(whole, is_filter_first=False, block=whole.strips)
+        at_once = replace(whole, is_filter_first=False, block=whole.strips)
+        if at_once.data_elements * ITEM_BYTES[c.dtype] <= _STAY:  # every panel reads them line by line
+            yield at_once
     sizes = {max(1, min(whole.strips, round(width / whole.strip_tiles))) for width in _WIDTHS}
     # blocks of equal size
     for block in sorted({ceil_div(whole.strips, ceil_div(whole.strips, size)) for size in sizes}):
