@@ -184,6 +184,13 @@ def test_small_planes_under_large_filters_are_turned() -> None:
     check(convolution("conv_fwd n2 c40 h7 w7 k40 r13 s13 pad6 g40"))
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_planes_from_memory_are_not_turned_for_a_few_taps(dtype: str) -> None:
+    problem = convolution(f"conv_fwd n8 c144 h56 w56 k144 r3 s3 stride2 pad1 g144 {dtype}")
+    (part,) = Depthwise()._parts(problem, DEVICE)
+    assert isinstance(part, PixelLanes)
+
+
 def test_filters_of_many_taps_are_turned_in_the_workspace() -> None:
     check(convolution("conv_fwd n1 c5 h12 w11 k5 r19 s17 pad9x8 g5 nhwc f64"))
     problem = convolution("conv_fwd n1 c33 h12 w11 k33 r19 s17 pad9x8 g33 nhwc")

@@ -34,6 +34,8 @@ _SQUARE = 140.0  # cycles to turn sixteen vectors
 _VECTOR = 3.0  # cycles to copy one
 _APART = 15.0  # and more where they lie apart, in images that the second cache does not keep
 _CACHE_BYTES = 1 << 20
+_THIRD_CACHE = 6 << 20  # bytes of the images that may still be there
+_MEMORY_RATE = 8.0  # bytes a cycle of planes that come from memory: turning waits for them
 _LINE = 64
 _UNIT = 200.0  # cycles to begin and end a unit
 
@@ -118,6 +120,11 @@ class PackedLanes:
         unit = tile.cycles() + squares * _SQUARE * lanes / 16 + copied * _VECTOR + _UNIT
         moved = c.batch * self.vectors * self._elements * ITEM_BYTES[c.dtype]
         apart = _APART * c.batch * self.vectors * copied if moved > _CACHE_BYTES else 0.0
+        planes = c.batch * c.group_count
+        read = planes * c.depth * self._x_pixels * ITEM_BYTES[c.x.dtype]
+        if read > _THIRD_CACHE and not self._is_copied:
+            written = planes * c.width * self._y_pixels * ITEM_BYTES[c.y.dtype]
+            apart += (read + written) / _MEMORY_RATE
         return self.vectors * (c.batch * unit + turned * _SQUARE) + apart
 
     # ---- division
