@@ -56,6 +56,7 @@ _FAR_RATE = 12.0  # and from beyond the L2 cache, where every block reads a larg
 _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
 _SQUARE = 100.0  # a square of vectors that is turned first
 _SCATTERED = 110.0  # one vector whose lanes are stored on their own
+_WOVEN = 14.0  # more for one of a large result that several residues make: its lines are read before they are written
 _MOST_ASKED = 2  # lines of a slab that a tile asks for with each step
 _LINE = 64
 _LATE = 0.6  # times as long does it take to pack a panel that nothing is written to memory for
@@ -364,6 +365,8 @@ class Blocked:
             each = _STORE if c.y.space[2] == 1 else _SQUARE / self.lanes if c.y.channels == 1 else _SCATTERED
         else:
             each = self._store_cycles(self.box)
+        if math.prod(self.sides) > 1 and vectors * c.group_count * self.isa.vector_bytes >= FEATURE_BYTES:
+            each += _WOVEN
         store = vectors * each
         copy = self.cut.cycles * self.shares / self.cut.shares
         read = self._from_memory * _READ_AGAIN

@@ -51,6 +51,7 @@ _ALIASING = 4096  # addresses this far apart share the ways of one set of the L1
 _WAYS = 8
 _FAR_WAYS, _FAR_ALIASING = 16, 64 << 10  # of the second cache
 _LINE = 64
+_EVICTED_LINE = 3.0  # cycles for a line of the image that the second cache could not keep
 _FAR_LINE, _FARTHER_LINE = 3.0, 8.0  # cycles for a line of the filter from the second cache, and from beyond
 _PLAIN_BYTES, _STRIDED_BYTES = 32 << 10, 8 << 10  # of a tile's input that the first cache has in time
 _PLAIN_LINE, _STRIDED_LINE = 4.0, 7.0  # cycles for a line of a larger one
@@ -324,10 +325,22 @@ class PixelLanes:
             )
         is_strided = c.axes[1].step > 1 or self.strip.residues > 1  # neighbouring rows are foreseen
         if not c.taps or self.is_foreseen or read <= (_SECOND_CACHE if is_strided else _THIRD_CACHE):
-            return 0.0
+            return self._evicted()
         products = c.axes[0].taps.count * c.axes[1].taps.count * self._row_taps * c.width
         rate = _STRIDED_RATE if read <= _THIRD_CACHE else _MEMORY_RATE
-        return read / (rate * max(1.0, products / _HIDING))
+        return max(self._evicted(), read / (rate * max(1.0, products / _HIDING)))
+
+    def _evicted(self) -> float:
+        """Cycles to bring the image again for each tile of channels, of several residues, where its planes lie so that
+        the second cache cannot keep a line of each."""
+        c, tile = self.c, self.tile
+        apart = math.gcd(abs(c.x.channels) * ITEM_BYTES[c.dtype], _FAR_ALIASING)
+        lines = c.depth * tile.vectors * min(tile.rows + c.axes[1].taps.count - 1, c.axes[1].positions)
+        if self.strip.residues == 1 or lines <= _FAR_WAYS * max(1, _FAR_ALIASING // max(apart, _LINE)):
+            return 0.0
+        tiles = self.tiles(tile) * ceil_div(c.axes[1].results, tile.rows) * ceil_div(c.width, tile.channels)
+        count = c.batch * c.group_count * c.axes[0].results * tiles
+        return count * lines * c.axes[0].taps.count * _EVICTED_LINE
 
     @cached_property
     def _run(self) -> int:
