@@ -8,7 +8,7 @@ With taps T and a circle of L positions an output costs about log2 L operations 
 hundred taps on, soonest for depthwise filters. Long signals are cut into overlapping blocks, so that memory stays
 bounded. A stride leaves out results that were computed; a dilation puts zeros between the taps.
 
-The transforms are SciPy's, on as many threads as the device has; the arrays that they return, of some MiB, are
+The transforms are SciPy's, large ones on as many threads as the device has; the arrays that they return, of some MiB, are
 NumPy's own and not part of the workspace. The products of spectra are compiled (fft_product.py). What is rounded
 in one place of a block is felt in all of it: an infinity or a NaN spreads over its whole block.
 """
@@ -50,6 +50,7 @@ _FEWEST_SIGNALS = 16  # at least, for they are in the lanes
 _SPECTRA_BYTES = 4 << 20  # that are kept at once, if one group of one image needs no more
 _MULTIPLES = (2, 3, 4, 6, 8, 12, 16)  # of the filter's reach that circles may be long
 _LONG_BYTES = 512 << 10  # a longer signal is transformed from beyond the second cache
+_SHARED = 1 << 18  # elements of a transform that is shared out among threads
 
 # Seen of SciPy on one core: operations of a transform by those of multiply-adds in registers (a short one takes as
 # long for each position as one of so many), bytes a second of NumPy's copies, and the Python around a block.
@@ -148,7 +149,10 @@ class FftPlan:
         rate = device.peak_flops(self.dtype)
         one = butterflies(circles.positions) * max(1.0, math.log(_SHORT, max(2, circles.positions)))
         is_row = sum(length > 1 for length in circles.lengths) < 2
-        seconds = rows * one / (rate * (_ROW_EFFICIENCY if is_row else _PLANE_EFFICIENCY))
+        alone = (
+            1 if self.signals * circles.positions >= _SHARED else device.threads
+        )  # small ones run on one thread
+        seconds = alone * rows * one / (rate * (_ROW_EFFICIENCY if is_row else _PLANE_EFFICIENCY))
         products = blocks * p.n * p.groups * c * k * circles.frequencies
         seconds += 8.0 * products / (rate * _PRODUCT_EFFICIENCY)
         seconds += self._spectra_seconds()
@@ -251,6 +255,11 @@ class _Call:
         *lengths, last = self.plan.circles.lengths
         return self._memory(number, (*leading, *lengths, last // 2 + 1), np.result_type(real, np.complex64))
 
+    def _workers(self, elements: int) -> int:
+        """Threads of a transform: a small one is done before another thread, which may still be waiting for a product,
+        has begun."""
+        return self.kernel.device.threads if elements >= _SHARED else 1
+
     def _boxes(self, leading: Sequence[int]) -> Iterator[tuple[slice, ...]]:
         """The leading axes in boxes of as many signals as are transformed at once."""
         axis, inner = len(leading) - 1, 1
@@ -276,7 +285,7 @@ class _Call:
                 elements, places = zip(*pieces, strict=True)
                 circle[(..., *places)] = part[(..., *elements)]
             spectra[box] = self.kernel.forward(
-                circle, axes=range(-rank, 0), workers=self.kernel.device.threads, overwrite_x=True
+                circle, axes=range(-rank, 0), workers=self._workers(circle.size), overwrite_x=True
             )
         return spectra
 
@@ -288,8 +297,8 @@ class _Call:
         rank = len(lengths)
         for box in self._boxes(spectra.shape[:3]):
             circle = self.kernel.inverse(
-                spectra[box], s=lengths, axes=range(-rank, 0), workers=self.kernel.device.threads,
-                overwrite_x=True,
+                spectra[box], s=lengths, axes=range(-rank, 0),
+                workers=self._workers(spectra[box].shape[2] * math.prod(lengths)), overwrite_x=True,
             )  # fmt: skip
             for pieces in itertools.product(*(r.pieces(n) for r, n in zip(runs, lengths, strict=True))):
                 elements, places = zip(*pieces, strict=True)
