@@ -21,6 +21,7 @@ from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu import blocked_cost
 from jitdnn.kernels.cpu.ahead import Ahead, plan_ahead, plan_filter_ahead
 from jitdnn.kernels.cpu.blocked_cuts import MOST_IN_PLACE, Cut, choose_cut, reaches
 from jitdnn.kernels.cpu.blocked_pack import PANEL_CHUNK, trace_pack
@@ -40,26 +41,16 @@ from jitdnn.kernels.cpu.packing import (
 )
 from jitdnn.kernels.cpu.stores import Placement, TileStore
 from jitdnn.kernels.cpu.streaming import FEATURE_BYTES
-from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile, cost_per_step, nothing
-from jitdnn.kernels.cpu.trimming import LAST_AXIS, inside_fraction, trimmed_axes
+from jitdnn.kernels.cpu.tiles import Tile, ceil_div
+from jitdnn.kernels.cpu.trimming import trimmed_axes
 from jitdnn.rtcg.builder import Function, Module, Pointer
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the end
 _TASKS_A_THREAD = 4
-_L1_BYTES = 32 << 10
 _L2_BYTES = 512 << 10
-_L3_BYTES = 16 << 20
-_WRITE_FAR, _READ_AGAIN = 2.0, 6.0  # cycles an element of a packed filter that is larger, written and read
-_STREAM_RATE = 20.0  # bytes a cycle of a panel from beyond the L1 cache that do not hold up the sums
-_FAR_RATE = 12.0  # and from beyond the L2 cache, where every block reads a large filter again
-_STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
-_SQUARE = 100.0  # a square of vectors that is turned first
-_SCATTERED = 110.0  # one vector whose lanes are stored on their own
-_WOVEN = 14.0  # more for one of a large result that several residues make: its lines are read before they are written
 _MOST_ASKED = 2  # lines of a slab that a tile asks for with each step
 _LINE = 64
-_LATE = 0.6  # times as long does it take to pack a panel that nothing is written to memory for
 
 
 def wanted_tasks(threads: int) -> int:
@@ -100,61 +91,16 @@ class Blocked:
         return self.c.batch, a, b, c
 
     @cached_property
-    def _choice(self) -> tuple[bool, Tile]:
-        """(lanes are pixels, tile): the cheaper of the two ways round."""
-        c, steps, results = self.c, max(1, self.steps), self.results
-        many = math.prod(self.several.sides)
-        panel = steps // len(self.several.residues or [c]) * 2 * self.isa.vector_bytes
-        filter_bytes, input_bytes = (n * steps * ITEM_BYTES[c.dtype] for n in (c.width, math.prod(results)))
-        is_far = filter_bytes > _L2_BYTES and input_bytes > _L2_BYTES
-        rate = _FAR_RATE if is_far else _STREAM_RATE
-        stream = 0.0 if panel < _L1_BYTES else self.isa.vector_bytes / rate
-
-        def store_of(box: tuple[int, ...]) -> float:
-            return self._store_cycles(box) * many / steps
-
-        def copy_of(box: tuple[int, ...]) -> float:
-            n, d, h, w = box
-            products = self._steps_of(box) * math.prod(results) * c.width / (2 * self.lanes)
-            return choose_cut(self, (n, d, h, w), products * steps).cycles / steps
-
-        copies = nothing if may_be_in_place(c) else copy_of
-        tile = choose_tile(results, c.width, self.isa, c.dtype, store_of, self._steps_of, copies, stream)
-        cost = self._steps_of(tile.box) * cost_per_step(results, c.width, tile, self.lanes)
-        cost += store_of(tile.box) * math.prod(results) * ceil_div(c.width, self.lanes)
-        last = c.axes[2]
-        if (
-            many > 1
-            or (last.step != 1 and last.taps.count > 1)
-            or (c.x.channels == 1 and c.x.space[2] != 1 and c.depth > 1)
-        ):
-            return False, tile  # neighbouring pixels would not be neighbours in the slab
-        turned = c.y.space[2] != 1
-        store = (6.0 if turned else 2.0) / steps
-        pixels = choose_tile([c.width], last.results, self.isa, c.dtype, store)
-        turns = math.prod(results[:-1])
-        other = turns * cost_per_step([c.width], last.results, pixels, self.lanes)
-        other *= self._steps_of((1, 1, 1, last.results))
-        other += store * turns * c.width * ceil_div(last.results, self.lanes)
-        return (True, pixels) if other < cost else (False, tile)
-
-    def _store_cycles(self, box: tuple[int, ...]) -> float:
-        """Cycles to finish one vector of a tile whose lanes are channels."""
-        y = self.c.y
-        if y.channels == 1:
-            return _STORE
-        run = box[-1] * self.sides[-1]
-        if (y.space[2] != self.sides[-1] and abs(y.space[2]) != 1) or run == 1:
-            return _SCATTERED
-        return _SQUARE * ceil_div(run, self.lanes) / run
+    def _form(self) -> tuple[bool, Tile]:
+        return blocked_cost.choose_form(self)
 
     @property
     def lanes_are_pixels(self) -> bool:
-        return self._choice[0]
+        return self._form[0]
 
     @property
     def tile(self) -> Tile:
-        return self._choice[1]
+        return self._form[1]
 
     @cached_property
     def box(self) -> tuple[int, int, int, int]:
@@ -229,7 +175,7 @@ class Blocked:
 
     @cached_property
     def _slabs_cut(self) -> Cut:
-        return choose_cut(self, self.box, self._product_cycles)
+        return choose_cut(self, self.box, blocked_cost.product_cycles(self))
 
     @property
     def block(self) -> tuple[int, int, int, int]:
@@ -345,55 +291,13 @@ class Blocked:
         """Products in the sum of a result of each residue, together."""
         return self.c.depth * sum(residue.c.taps for residue in self.several.residues)
 
-    def _steps_of(self, box: tuple[int, ...]) -> float:
-        """The part of the steps that tiles of a box do, those that read nothing but padding being left out."""
-        done = 0.0
-        for residue in self.several.residues:
-            part = float(residue.c.taps)
-            for i in self.trimmed_axes(residue.c, box):
-                part *= inside_fraction(residue.c.axes[i], box[1 + i])
-                if i == 2:
-                    part *= 1 + LAST_AXIS / residue.c.axes[2].taps.count
-            done += part
-        return done / max(1, sum(residue.c.taps for residue in self.several.residues))
-
     def cycles(self) -> float:
         """Cycles of one thread for the whole: contraction, stores, copies of input and filter."""
-        c, results = self.c, self.results
-        vectors = math.prod(results) * math.prod(self.sides) * c.width / self.lanes
-        if self.lanes_are_pixels:
-            each = _STORE if c.y.space[2] == 1 else _SQUARE / self.lanes if c.y.channels == 1 else _SCATTERED
-        else:
-            each = self._store_cycles(self.box)
-        if math.prod(self.sides) > 1 and vectors * c.group_count * self.isa.vector_bytes >= FEATURE_BYTES:
-            each += _WOVEN
-        store = vectors * each
-        copy = self.cut.cycles * self.shares / self.cut.shares
-        read = self._from_memory * _READ_AGAIN
-        return c.group_count * (self._product_cycles + store + copy) + self.pack_cycles() + read
-
-    @property
-    def _from_memory(self) -> int:
-        """Elements of a packed filter that no cache holds until they are read."""
-        held = _L3_BYTES // ITEM_BYTES[self.c.dtype]
-        return max(0, self.panel_elements - held)
-
-    @cached_property
-    def _product_cycles(self) -> float:
-        """Cycles of the products of one group."""
-        c, results = self.c, self.results
-        if self.lanes_are_pixels:
-            per_step = math.prod(results[:-1]) * cost_per_step([c.width], results[-1], self.tile, self.lanes)
-        else:
-            per_step = cost_per_step(results, c.width, self.tile, self.lanes)
-        return self.steps * self._steps_of(self.box) * per_step
+        return blocked_cost.cycles(self)
 
     def pack_cycles(self) -> float:
         """The share of ``cycles`` that packing the filter has."""
-        each = 0.5 if self.c.w.results != 1 else 4.0 / self.lanes
-        # a panel that is packed late is still in the cache when it is read
-        near = self.panel_starts[-1] * each * (_LATE if self.packs_late else 1.0)
-        return near + self._from_memory * _WRITE_FAR
+        return blocked_cost.pack_cycles(self)
 
     def phases(self, prefix: str) -> list[tuple[str, int]]:
         """Pack the filter, if that is not left to the tiles, then compute them."""

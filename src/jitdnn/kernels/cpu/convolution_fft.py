@@ -8,9 +8,9 @@ With taps T and a circle of L positions an output costs about log2 L operations 
 hundred taps on, soonest for depthwise filters. Long signals are cut into overlapping blocks, so that memory stays
 bounded. A stride leaves out results that were computed; a dilation puts zeros between the taps.
 
-The transforms are SciPy's, large ones on as many threads as the device has; the arrays that they return, of some MiB, are
-NumPy's own and not part of the workspace. The products of spectra are compiled (fft_product.py). What is rounded
-in one place of a block is felt in all of it: an infinity or a NaN spreads over its whole block.
+The transforms are SciPy's, large ones on as many threads as the device has; the arrays that they return, of some
+MiB, are NumPy's own and not part of the workspace. The products of spectra are compiled (fft_product.py). What is
+rounded in one place of a block is felt in all of it: an infinity or a NaN spreads over its whole block.
 """
 
 from __future__ import annotations
