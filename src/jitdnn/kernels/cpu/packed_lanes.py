@@ -121,9 +121,9 @@ class PackedLanes:
         moved = c.batch * self.vectors * self._elements * ITEM_BYTES[c.dtype]
         apart = _APART * c.batch * self.vectors * copied if moved > _CACHE_BYTES else 0.0
         planes = c.batch * c.group_count
-        read = planes * c.depth * self._x_pixels * ITEM_BYTES[c.x.dtype]
+        read = planes * c.depth * self._x_pixels * ITEM_BYTES[c.x.dtype.partition(":")[0]]
         if read > _THIRD_CACHE and not self._is_copied:
-            written = planes * c.width * self._y_pixels * ITEM_BYTES[c.y.dtype]
+            written = planes * c.width * self._y_pixels * ITEM_BYTES[c.y.dtype.partition(":")[0]]
             apart += (read + written) / _MEMORY_RATE
         return self.vectors * (c.batch * unit + turned * _SQUARE) + apart
 
