@@ -14,6 +14,11 @@ ITEM_BYTES = DTYPES  # of an element in memory
 HALVES = ("f16", "bf16")
 
 
+def item_bytes(dtype: str) -> int:
+    """Bytes of an element in memory of a type as pointers take it: "i8:f32" has those of i8."""
+    return ITEM_BYTES[dtype.partition(":")[0]]
+
+
 @dataclass(frozen=True)
 class Isa:
     """One instruction set, as the code generators see it.

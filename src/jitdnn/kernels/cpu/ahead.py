@@ -14,7 +14,7 @@ from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.indexing import split_index
 from jitdnn.kernels.cpu.packing import Slab, source_steps
 from jitdnn.rtcg.builder import Value
-from jitdnn.rtcg.isa import ITEM_BYTES
+from jitdnn.rtcg.isa import item_bytes
 
 _LINE = 64
 _MOST = 4  # lines that a step asks for
@@ -56,8 +56,7 @@ def plan_ahead(c: Correlation, slab: Slab, calls: int) -> Ahead | None:
     """What ``calls`` tiles ask for; None where x is not read channel by channel."""
     if abs(c.x.channels) == 1 or c.depth == 1 or any(stride < 0 for stride in c.x.space):
         return None
-    dtype = c.x.dtype.partition(":")[0]
-    pitch = _LINE // ITEM_BYTES[dtype]
+    pitch = _LINE // item_bytes(c.x.dtype)
     steps = source_steps(c)
     dims = [(extent, step * s) for extent, step, s in zip(slab.extents, steps, c.x.space, strict=True)]
     length, rows = 1, list[tuple[int, int]]()
@@ -68,19 +67,18 @@ def plan_ahead(c: Correlation, slab: Slab, calls: int) -> Ahead | None:
             rows.insert(0, (extent, stride))
     counts, strides = tuple(extent for extent, _ in rows), tuple(stride for _, stride in rows)
     lines = 1 if length == 1 else (length - 2) // pitch + 2
-    return Ahead(dtype, counts, strides, lines, length - 1, pitch, c.x.channels, calls)
+    return Ahead(c.x.dtype, counts, strides, lines, length - 1, pitch, c.x.channels, calls)
 
 
 def plan_filter_ahead(c: Correlation, panel: int, calls: int) -> Ahead | None:
     """The filter of the next ``panel`` results, which ``calls`` tiles ask for; None where it lies in many pieces."""
-    dtype = c.w.dtype.partition(":")[0]
-    pitch = _LINE // ITEM_BYTES[dtype]
+    pitch = _LINE // item_bytes(c.w.dtype)
     if c.depth == 1:
         return None
     if c.w.results == 1 and c.taps == 1:
-        return Ahead(dtype, (), (), (panel - 2) // pitch + 2, panel - 1, pitch, c.w.channels, calls)
+        return Ahead(c.w.dtype, (), (), (panel - 2) // pitch + 2, panel - 1, pitch, c.w.channels, calls)
     if c.w.results != c.depth * c.taps or c.w.channels != c.taps:
         return None
     # one piece: every step asks for the next line
     lines = -(-panel * c.taps // pitch)
-    return Ahead(dtype, (), (), lines, panel * c.w.results, c.depth * pitch, pitch, calls)
+    return Ahead(c.w.dtype, (), (), lines, panel * c.w.results, c.depth * pitch, pitch, calls)

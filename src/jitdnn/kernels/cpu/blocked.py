@@ -48,7 +48,6 @@ from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the end
 _TASKS_A_THREAD = 4
-_L2_BYTES = 512 << 10
 _MOST_ASKED = 2  # lines of a slab that a tile asks for with each step
 _LINE = 64
 
@@ -139,7 +138,10 @@ class Blocked:
         if ahead is None or self.is_in_place:
             return ahead
         # long rows for few tiles come faster when they are copied; and what does not stay is asked for in vain
-        are_few = ahead.total <= _MOST_ASKED * ahead.calls and ahead.total * _LINE * self.c.depth <= _L2_BYTES
+        are_few = (
+            ahead.total <= _MOST_ASKED * ahead.calls
+            and ahead.total * _LINE * self.c.depth <= blocked_cost.L2_BYTES
+        )
         return ahead if are_few else None
 
     @property

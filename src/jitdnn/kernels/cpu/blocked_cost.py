@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jitdnn.kernels.cpu.blocked import Blocked
 
 _L1_BYTES = 32 << 10
-_L2_BYTES = 512 << 10
+L2_BYTES = 512 << 10
 _L3_BYTES = 16 << 20
 _WRITE_FAR, _READ_AGAIN = 2.0, 6.0  # cycles an element of a packed filter that is larger, written and read
 _STREAM_RATE = 20.0  # bytes a cycle of a panel from beyond the L1 cache that do not hold up the sums
@@ -37,7 +37,7 @@ def choose_form(plan: Blocked) -> tuple[bool, Tile]:
     many = math.prod(plan.several.sides)
     panel = steps // len(plan.several.residues or [c]) * 2 * plan.isa.vector_bytes
     filter_bytes, input_bytes = (n * steps * ITEM_BYTES[c.dtype] for n in (c.width, math.prod(results)))
-    is_far = filter_bytes > _L2_BYTES and input_bytes > _L2_BYTES
+    is_far = filter_bytes > L2_BYTES and input_bytes > L2_BYTES
     rate = _FAR_RATE if is_far else _STREAM_RATE
     stream = 0.0 if panel < _L1_BYTES else plan.isa.vector_bytes / rate
 

@@ -296,10 +296,11 @@ class _Call:
         lengths = self.plan.circles.lengths
         rank = len(lengths)
         for box in self._boxes(spectra.shape[:3]):
+            part = spectra[box]
+            workers = self._workers(math.prod(part.shape[:3]) * math.prod(lengths))
             circle = self.kernel.inverse(
-                spectra[box], s=lengths, axes=range(-rank, 0),
-                workers=self._workers(spectra[box].shape[2] * math.prod(lengths)), overwrite_x=True,
-            )  # fmt: skip
+                part, s=lengths, axes=range(-rank, 0), workers=workers, overwrite_x=True
+            )
             for pieces in itertools.product(*(r.pieces(n) for r, n in zip(runs, lengths, strict=True))):
                 elements, places = zip(*pieces, strict=True)
                 at = (..., *elements)

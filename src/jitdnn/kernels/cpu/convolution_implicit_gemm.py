@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
@@ -49,8 +49,9 @@ class ImplicitGemm(Algorithm):
         assert isinstance(problem, Convolution)
         if problem.direction == "bwd_filter":
             return "it computes forward and backward data: take implicit_gemm_filter for the filter"
-        is_product = lower_single_position(problem) is not None
-        if epilogue and is_product and lower_single_position(problem, epilogue.operands) is None:
+        if epilogue is None or lower_single_position(problem) is None:
+            return None
+        if lower_single_position(problem, epilogue.operands) is None:
             return "an operand of the epilogue is not one run of channels and positions, as the image is"
         return None
 
@@ -112,25 +113,19 @@ def blocked_of(
 ) -> tuple[Blocked, ...]:
     """The correlations that the problem comes to, each cut into blocks; their panels lie one behind the other."""
     operands, wanted = epilogue.operands if epilogue else (), wanted_tasks(device.threads)
+    cut = partial(Blocked, isa=device.isa, wanted=wanted, packs_ahead=packs_ahead, threads=device.threads)
     product = lower_single_position(problem, operands)
     if product is not None:
-        c = product.merged()
-        return (Blocked(c, device.isa, wanted=wanted, packs_ahead=packs_ahead, threads=device.threads),)
+        return (cut(product.merged()),)
     if problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES:
         several = lower_interleaved(problem, operands)
-        whole = Blocked(
-            several.whole, device.isa, interleaved=several, wanted=wanted, packs_ahead=packs_ahead
-        )
-        return (replace(whole, threads=device.threads),)
+        return (cut(several.whole, interleaved=several),)
     parts = lower_convolution(problem, operands)
     if epilogue is None and _is_mostly_padding(parts):
         parts, scaled = tuple(part.cropped() for part in parts), True
     else:
         scaled = _is_scaled_first(parts, epilogue)
-    plain = Blocked(
-        parts[0], device.isa, scaled, wanted=wanted, packs_ahead=packs_ahead, threads=device.threads
-    )
-    blocked = [replace(plain, c=p.merged()) for p in parts if p.taps or not scaled]
+    blocked = [cut(p.merged(), is_scaled=scaled) for p in parts if p.taps or not scaled]
     if len(blocked) == 1:
         return tuple(blocked)  # what it has worked out already stays
     sizes = [part.panel_elements for part in blocked]

@@ -14,11 +14,15 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
 from jitdnn.rtcg.isa import HALVES
+from jitdnn.rtcg.values import Value
 from jitdnn.tensor import TensorDescriptor, compute_dtype
+
+_Count = TypeVar("_Count", int, Value)  # known now, or when the code runs
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ class Axis:
         """True if some tap of some result reads outside."""
         highest = (self.results - 1) * self.step + self.taps.lowest + self.taps.span
         return self.taps.count > 0 and (self.taps.lowest < 0 or highest >= self.positions)
+
+    def reads(self, results: _Count) -> _Count:
+        """Positions from the first to the last that so many results read."""
+        return (results - 1) * self.step + (self.taps.span + 1)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from jitdnn.kernels.cpu.filter_rows import POINTERS
 from jitdnn.kernels.cpu.group_packing import GroupPacking, follow, trace_pack
 from jitdnn.kernels.cpu.indexing import scale, split_index, whole_lines
 from jitdnn.kernels.cpu.tiles import ceil_div
+from jitdnn.kernels.cpu.units import block_sizes
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -120,27 +121,19 @@ class FilterGroupBlocks:
         step = max(products / 2 + picks * pick, (taps + channels + 1) / 2, 4.0) + 0.5
         return step * ceil_div(self.c.axes[2].taps.count, taps) * ceil_div(self.picked, channels)
 
-    def _x_extent(self, axis: int, results: int) -> int:
-        """Positions of x that so many results read along an axis of space."""
-        of = self.c.axes[axis]
-        return (results - 1) * of.step + of.taps.span + 1
-
     @cached_property
     def block(self) -> tuple[int, int]:
         """Rows and columns of dy of one block."""
-        _, rows, columns = (axis.results for axis in self.c.axes)
+        _, down, along = self.c.axes
+        rows, columns = down.results, along.results
 
         def fits(h: int, w: int) -> bool:
-            x = (
-                self._x_extent(1, h)
-                * self._x_extent(2, w)
-                * ceil_div(self.together * self.c.depth, self.lanes)
-            )
+            x = down.reads(h) * along.reads(w) * ceil_div(self.together * self.c.depth, self.lanes)
             y = h * w * ceil_div(self.together * self.c.width, self.lanes)
             return (x + y) * self.isa.vector_bytes <= _UNIT_BYTES
 
-        wide = next((w for w in _even(columns) if fits(1, w)), 1)
-        high = next((h for h in _even(rows) if fits(h, wide)), 1) if wide == columns else 1
+        wide = max((w for w in block_sizes(columns, columns) if fits(1, w)), default=1)
+        high = max((h for h in block_sizes(rows, rows) if fits(h, wide)), default=1) if wide == columns else 1
         return high, wide
 
     @property
@@ -152,9 +145,9 @@ class FilterGroupBlocks:
     @cached_property
     def x(self) -> GroupPacking:
         """How blocks of x are packed."""
-        c, (rows, columns) = self.c, self.block
-        extents = self._x_extent(1, rows), self._x_extent(2, columns)
-        positions = c.axes[1].positions, c.axes[2].positions
+        c, (rows, columns), (_, down, along) = self.c, self.block, self.c.axes
+        extents = down.reads(rows), along.reads(columns)
+        positions = down.positions, along.positions
         groups, together, straight = c.groups[0], self.together, self.x_is_straight
         return GroupPacking(c.dtype, self.lanes, c.x, c.depth, groups, together, positions, extents, straight)
 
@@ -302,8 +295,7 @@ class FilterGroupBlocks:
             dy = arguments.pointer(1, c.y.dtype) + (n * c.y.batch + c.y.offset + d * c.y.space[0])
             k.call(packs[1], dy, packed_y, h, p, high, wide, first, count)
             row, column = h * down.step + down.taps.lowest, p * along.step + along.taps.lowest
-            x_high = (high - 1) * down.step + (down.taps.span + 1)
-            x_wide = (wide - 1) * along.step + (along.taps.span + 1)
+            x_high, x_wide = down.reads(high), along.reads(wide)
             for slice_tap in k.range(depth.taps.count):
                 at = d * depth.step + depth.taps.offset + slice_tap * depth.taps.shift
                 with k.when((at >= 0) & (at < depth.positions)):
@@ -341,8 +333,3 @@ class FilterGroupBlocks:
                     number = (i * self.channel_tiles + j) * self.parts + part
                     at = sums + (tap * row_size + number * self.tile_size)
                     k.call(function, own_x, own_y, at, row + below, high, wide)
-
-
-def _even(extent: int) -> list[int]:
-    """Sizes of equal parts, the whole first."""
-    return sorted({ceil_div(extent, parts) for parts in range(1, extent + 1)}, reverse=True)

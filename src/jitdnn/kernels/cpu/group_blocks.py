@@ -27,6 +27,7 @@ from jitdnn.kernels.cpu.group_packing import GroupPacking, follow, trace_pack
 from jitdnn.kernels.cpu.indexing import scale, split_index, whole_lines
 from jitdnn.kernels.cpu.stores import Placement, TileStore, trace_store
 from jitdnn.kernels.cpu.tiles import ceil_div
+from jitdnn.kernels.cpu.units import block_sizes
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -135,24 +136,19 @@ class GroupBlocks:
         whole = slices * rows * share_inside(c.axes[1]) * (cycles + _ROW)
         return whole + _TILE + tile.columns * tile.vectors * _STORE
 
-    def _extent(self, axis: int, results: int) -> int:
-        """Positions that so many results read along an axis of space."""
-        of = self.c.axes[axis]
-        return (results - 1) * of.step + of.taps.span + 1
-
     @cached_property
     def block(self) -> tuple[int, int]:
         """Rows of one block, and tiles along them."""
-        _, rows, columns = (axis.results for axis in self.c.axes)
-        tiles = ceil_div(columns, self.tile.columns)
+        _, down, along = self.c.axes
+        rows, tiles = down.results, ceil_div(along.results, self.tile.columns)
         vectors = ceil_div(self.together * self.c.depth, self.lanes) * self.slices
 
         def fits(h: int, w: int) -> bool:
-            pixels = self._extent(1, h) * self._extent(2, w * self.tile.columns)
+            pixels = down.reads(h) * along.reads(w * self.tile.columns)
             return pixels * vectors * self.isa.vector_bytes <= _UNIT_BYTES
 
-        wide = next((w for w in _even(tiles) if fits(1, w)), 1)
-        high = next((h for h in _even(rows) if fits(h, wide)), 1) if wide == tiles else 1
+        wide = max((w for w in block_sizes(tiles, tiles) if fits(1, w)), default=1)
+        high = max((h for h in block_sizes(rows, rows) if fits(h, wide)), default=1) if wide == tiles else 1
         while high > 1 and self.c.batch * ceil_div(rows, high) < _TASKS:
             high = ceil_div(high, 2)
         return high, wide
@@ -168,9 +164,9 @@ class GroupBlocks:
     @cached_property
     def pack(self) -> GroupPacking:
         """How a slice of a block of x is packed."""
-        c, (high, wide) = self.c, self.block
-        extents = self._extent(1, high), self._extent(2, wide * self.tile.columns)
-        positions = c.axes[1].positions, c.axes[2].positions
+        c, (high, wide), (_, down, along) = self.c, self.block, self.c.axes
+        extents = down.reads(high), along.reads(wide * self.tile.columns)
+        positions = down.positions, along.positions
         return GroupPacking(
             c.dtype, self.lanes, c.x, c.depth, c.groups[0], self.together, positions, extents, False
         )
@@ -300,7 +296,7 @@ class _Task:
         rows = (k.integer(down.results) - self.h).min(plan.block[0])
         row = self.h * down.step + down.taps.lowest
         column = self.p * along.step + along.taps.lowest
-        x_rows = (rows - 1) * down.step + (down.taps.span + 1)
+        x_rows = down.reads(rows)
         x = self.arguments.pointer(0, c.x.dtype) + (self.n * c.x.batch + c.x.offset)
         for tap in k.range(plan.slices):
             at = self.d * depth.step + depth.taps.lowest + tap
@@ -351,8 +347,3 @@ class _Task:
                             valid = (left - lane).min(vectors.step * plan.lanes), end - at
                             k.call(store, self.sums, self.scale, *corners, *valid)
             filters = filters + plan.filters_of(residue)
-
-
-def _even(extent: int) -> list[int]:
-    """Sizes of equal parts, the whole first."""
-    return sorted({ceil_div(extent, parts) for parts in range(1, extent + 1)}, reverse=True)

@@ -132,7 +132,7 @@ class _Tile:
         count = self.tile.rows * rows.step if self.tile.straight == "all" else 1
         if self.tile.straight == "all":
             lowest -= rows.step - 1
-        ahead = (self.tile.columns - 1) * columns.step + columns.taps.lowest + columns.taps.span + 1
+        ahead = columns.taps.lowest + columns.reads(self.tile.columns)
         corner = plane + ((self.h * rows.step + lowest) * x.space[1] + first * self.plan.span.stride)
         corner = corner + (self.p * columns.step + ahead) * x.space[2]
         for row, column in itertools.product(range(count), range(self.tile.columns * columns.step)):

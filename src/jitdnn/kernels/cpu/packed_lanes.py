@@ -27,7 +27,7 @@ from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.transpose import copy_transposed
 from jitdnn.kernels.cpu.units import Units
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer
-from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa, item_bytes
 
 _MOST_BYTES = 512 << 10  # of the planes of one vector of groups: they stay in the second cache
 _SQUARE = 140.0  # cycles to turn sixteen vectors
@@ -121,9 +121,9 @@ class PackedLanes:
         moved = c.batch * self.vectors * self._elements * ITEM_BYTES[c.dtype]
         apart = _APART * c.batch * self.vectors * copied if moved > _CACHE_BYTES else 0.0
         planes = c.batch * c.group_count
-        read = planes * c.depth * self._x_pixels * ITEM_BYTES[c.x.dtype.partition(":")[0]]
+        read = planes * c.depth * self._x_pixels * item_bytes(c.x.dtype)
         if read > _THIRD_CACHE and not self._is_copied:
-            written = planes * c.width * self._y_pixels * ITEM_BYTES[c.y.dtype.partition(":")[0]]
+            written = planes * c.width * self._y_pixels * item_bytes(c.y.dtype)
             apart += (read + written) / _MEMORY_RATE
         return self.vectors * (c.batch * unit + turned * _SQUARE) + apart
 

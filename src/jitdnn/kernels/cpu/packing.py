@@ -18,7 +18,7 @@ from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.transpose import copy_transposed, transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
-from jitdnn.rtcg.isa import ITEM_BYTES
+from jitdnn.rtcg.isa import item_bytes
 
 # Bytes of the input that are asked for before they are read. From channel to channel and from row to row the
 # addresses jump too far for the processor to see where they lead.
@@ -151,7 +151,7 @@ def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Functio
 
 def ahead_elements(c: Correlation) -> int:
     """Elements of the input between what is asked for and what is read."""
-    return _AHEAD // ITEM_BYTES[c.x.dtype.partition(":")[0]]
+    return _AHEAD // item_bytes(c.x.dtype)
 
 
 def ahead_channels(c: Correlation, slab: Slab) -> int:

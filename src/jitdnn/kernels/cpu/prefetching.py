@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer
-from jitdnn.rtcg.isa import ITEM_BYTES
+from jitdnn.rtcg.isa import item_bytes
 
 _LINE = 64
 _MOST_LINES = 16  # of one piece: they are written out
@@ -30,7 +30,7 @@ def region_of(dims: Sequence[tuple[int, int]], dtype: str) -> Region | None:
 
     The line that a piece begins in is left out: in a run of tiles it is the one that the tile before ended in.
     """
-    line = _LINE // ITEM_BYTES[dtype.partition(":")[0]]
+    line = _LINE // item_bytes(dtype)
     dims = [(extent, stride) for extent, stride in dims if extent > 1 and stride != 0]
     if any(stride < 0 for _, stride in dims):
         return None

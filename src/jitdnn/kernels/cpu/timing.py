@@ -5,7 +5,7 @@ from __future__ import annotations
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
-from jitdnn.rtcg.isa import ITEM_BYTES
+from jitdnn.rtcg.isa import item_bytes
 from jitdnn.tensor import compute_dtype
 
 LAUNCH_SECONDS = 3e-6
@@ -44,7 +44,7 @@ def cycles_apart(problem: Problem) -> float:
     for tensor in (problem.x, problem.y):
         each = tensor.shape[1] // problem.groups
         if each > 1 and tensor.strides[1] == 1 and tensor.strides[-1] != 1:
-            size = each * ITEM_BYTES[tensor.dtype.partition(":")[0]]
+            size = each * item_bytes(tensor.dtype)
             lines += tensor.size // each * -(-size // _LINE)
     often = 2 if problem.direction == "bwd_filter" else 1
     return _APART * often * lines * (1 - 1 / problem.groups)

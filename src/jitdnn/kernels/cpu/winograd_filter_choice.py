@@ -15,7 +15,7 @@ from jitdnn.kernels.cpu.tiles import ceil_div
 from jitdnn.kernels.cpu.winograd_filter import Operand, Order, WinogradFilter
 from jitdnn.kernels.cpu.winograd_filter_axes import FilterAxis, data_reading, gradient_reading
 from jitdnn.kernels.cpu.winograd_filter_error import MOST_TILES, Axes, roundings
-from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa, item_bytes
 from jitdnn.rtcg.isa import isa as isa_of
 
 Item = TypeVar("Item")
@@ -210,7 +210,7 @@ def _turn_cycles(plan: WinogradFilter, operand: Operand) -> float:
     tile, row, rows, columns = _unit_cycles(plan.axes, operand.view, operand.number == 0, plan.lanes)
     held = plan.operand_size * ITEM_BYTES[plan.c.dtype]
     store = 1.5 + (held > _NEAR_BYTES) + 10.0 * max(0.0, 1 - _FAR_BYTES / held)
-    if _elements(plan, operand) * ITEM_BYTES[operand.view.dtype.partition(":")[0]] > 2 * _FAR_BYTES:
+    if _elements(plan, operand) * item_bytes(operand.view.dtype) > 2 * _FAR_BYTES:
         row += columns * 6.0
     unit = plan.unit_tiles * (tile + plan.places * store) + rows * row + 20
     return operand.part_count * operand.blocks * plan.unit_count * unit
