@@ -1,5 +1,5 @@
-// Prelude of the sources of the "cuda" dialect: type names, kernel macros, and the instructions that CUDA C++ has no
-// operator for, one small function each. Compiled by NVRTC with no include path, so the conversions of half precision
+// Prelude of the sources of the "cuda" dialect: the instructions that CUDA C++ has no operator for, one small function
+// each. It comes before plain.h, which adds the types of storage, LOAD and STORE by dtype, and what kernels share. Compiled by NVRTC with no include path, so the conversions of half precision
 // are PTX instead of cuda_fp16.h. Kernels use no inline assembly and no warp intrinsic of their own: the emulator in
 // tests/gpu/emulation replaces this file by plain C++, and whatever bypasses it could not be tested without a GPU.
 //
@@ -17,17 +17,14 @@ typedef long long i64;
 typedef unsigned long long u64;
 typedef float f32;
 typedef double f64;
-typedef u16 f16;   // storage only: load_f16, store_f16
-typedef u16 bf16;  // storage only: load_bf16, store_bf16
-typedef f64 SCALE;
 
 // KERNEL(threads) void name(...): `threads` must be Launch.threads.
+#define JITDNN_INSTRUCTIONS  // plain.h, which follows, leaves these names alone
 #define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads)
 #define KERNEL2(threads, min_blocks) extern "C" __global__ __launch_bounds__(threads, min_blocks)
 #define FUNCTION static __device__ __forceinline__
 #define GLOBAL
 #define RESTRICT __restrict__
-#define TYPE(dtype) dtype
 
 // ---- Addresses in shared memory: 32 bits, as the instructions take them ------------------------------------------
 
@@ -229,44 +226,3 @@ FUNCTION f32 exp2_approximate(f32 x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
     return power;
 }
-
-// ---- Elements by dtype: reals arrive as f32 (f64 of f64), integers as i64 ------------------------------------------
-// Stored reals are rounded to nearest even; into an integer dtype values are rounded and saturated, NaN is 0.
-
-FUNCTION i64 to_integer(f32 value) { return value == value ? __float2ll_rn(value) : 0; }
-FUNCTION i64 to_integer(f64 value) { return value == value ? __double2ll_rn(value) : 0; }
-FUNCTION i64 to_integer(i32 value) { return value; }
-FUNCTION i64 to_integer(u32 value) { return value; }
-FUNCTION i64 to_integer(i64 value) { return value; }
-FUNCTION i64 saturate(i64 value, i64 lowest, i64 highest) {
-    return value < lowest ? lowest : value > highest ? highest : value;
-}
-
-#define REAL_DTYPE(dtype, loaded, widen, narrow)                                                                      \
-    FUNCTION loaded load_##dtype(const dtype *p, i64 i) { return widen(p[i]); }                                       \
-    FUNCTION void store_##dtype(dtype *p, i64 i, loaded value) { p[i] = narrow(value); }
-REAL_DTYPE(f32, f32, f32, f32)
-REAL_DTYPE(f64, f64, f64, f64)
-REAL_DTYPE(f16, f32, to_f32_f16, to_f16)
-REAL_DTYPE(bf16, f32, to_f32_bf16, to_bf16)
-#undef REAL_DTYPE
-
-#define INTEGER_DTYPE(dtype, lowest, highest)                                                                         \
-    FUNCTION i64 load_##dtype(const dtype *p, i64 i) { return (i64)p[i]; }                                            \
-    template <typename value_type>                                                                                    \
-    FUNCTION void store_##dtype(dtype *p, i64 i, value_type value) {                                                  \
-        p[i] = (dtype)saturate(to_integer(value), lowest, highest);                                                   \
-    }
-INTEGER_DTYPE(i8, -128, 127)
-INTEGER_DTYPE(u8, 0, 255)
-INTEGER_DTYPE(i16, -32768, 32767)
-INTEGER_DTYPE(u16, 0, 65535)
-INTEGER_DTYPE(i32, -2147483647 - 1, 2147483647)
-INTEGER_DTYPE(u32, 0, 4294967295ll)
-INTEGER_DTYPE(i64, -9223372036854775807ll - 1, 9223372036854775807ll)
-#undef INTEGER_DTYPE
-
-#define LOAD(dtype, p, i) LOAD_EXPANDED(dtype, p, i)
-#define LOAD_EXPANDED(dtype, p, i) load_##dtype(p, i)
-#define STORE(dtype, p, i, value) STORE_EXPANDED(dtype, p, i, value)
-#define STORE_EXPANDED(dtype, p, i, value) store_##dtype(p, i, value)
