@@ -15,7 +15,7 @@ from typing import Any
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.tables import ALGORITHMS, algorithms
+from jitdnn.kernels.tables import TARGETS, algorithms, table
 from jitdnn.problems import parse
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.isa import isa
@@ -171,7 +171,8 @@ def algorithm_table(page: str) -> str:
     """Every algorithm for the kinds of problem on a page: what it is, and whether it is deterministic."""
     owners = {type(parse(example)) for example in EXAMPLES[page]}
     rows: dict[str, tuple[Algorithm, list[str]]] = {}
-    for (target, owner, direction), listed in ALGORITHMS.items():
+    every = ((target, key, listed) for target in TARGETS for key, listed in table(target).items())
+    for target, (owner, direction), listed in every:
         if owner in owners:
             for algorithm in listed:
                 kinds = [kind for kind, known in Problem.registry.items() if known is owner]

@@ -91,7 +91,7 @@ class Planning:
     @pytest.fixture
     def table(self, monkeypatch: pytest.MonkeyPatch) -> Table:
         def install(*algorithms: Algorithm) -> None:
-            monkeypatch.setitem(tables.ALGORITHMS, ("fake", Convolution, "fwd"), algorithms)
+            monkeypatch.setitem(tables.TABLES, "fake", {(Convolution, "fwd"): algorithms})
 
         return install
 

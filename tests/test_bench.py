@@ -23,6 +23,7 @@ from jitdnn.bench.timing import Method
 from jitdnn.errors import InvalidArgument
 from jitdnn.kernels import tables
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -302,7 +303,7 @@ class _Wrong(Algorithm):
         return 1e-6
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        right = tables.REFERENCE.build(problem, device, epilogue)
+        right = REFERENCE.build(problem, device, epilogue)
 
         def kernel(stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int) -> None:
             output = np.empty(problem.output.shape, np.float32)
@@ -316,7 +317,7 @@ class _Wrong(Algorithm):
 
 
 def test_a_wrong_result_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tables.ALGORITHMS, ("cpu", Convolution, "fwd"), (_Wrong(), tables.REFERENCE))
+    monkeypatch.setitem(tables.table("cpu"), (Convolution, "fwd"), (_Wrong(), REFERENCE))
     (row,) = run([Layer(parse(SMALL))], Options(method=QUICK))
     assert row.algorithm == "wrong"
     assert row.failure is not None

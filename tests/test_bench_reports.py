@@ -21,6 +21,7 @@ from jitdnn.cli.bench import select
 from jitdnn.errors import InvalidArgument
 from jitdnn.kernels import tables
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -234,7 +235,7 @@ class _Scripted(Algorithm):
         return 1e-6
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        kernel = tables.REFERENCE.build(problem, device, epilogue)
+        kernel = REFERENCE.build(problem, device, epilogue)
 
         def run(stream: Any, pointers: Any, alpha: float, beta: float, workspace: int) -> None:
             kernel(stream, pointers, self._factor * alpha, beta, workspace)
@@ -247,7 +248,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> list[Algorithm]:
     """The algorithms of the forward convolution; the reference stays the last of them."""
     found: list[Algorithm] = []
     monkeypatch.setattr(choices, "HOPELESS", 1e9)
-    monkeypatch.setitem(tables.ALGORITHMS, ("cpu", Convolution, "fwd"), found)
+    monkeypatch.setitem(tables.table("cpu"), (Convolution, "fwd"), found)
     return found
 
 
@@ -258,7 +259,7 @@ def _times(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
 
 
 def test_the_pick_is_held_against_the_best(table: list[Algorithm], monkeypatch: pytest.MonkeyPatch) -> None:
-    table += [_Scripted("slow", 1e-6), _Scripted("fast", 2e-6), tables.REFERENCE]
+    table += [_Scripted("slow", 1e-6), _Scripted("fast", 2e-6), REFERENCE]
     _times(monkeypatch, 3e-3, 1e-3)
     (row,) = run_choices([Layer(parse(SMALL), "net", "a", 3)], Options(threads=1, method=QUICK))
     assert row.failure is None
@@ -270,7 +271,7 @@ def test_the_pick_is_held_against_the_best(table: list[Algorithm], monkeypatch: 
 
 
 def test_wrong_results_have_no_times(table: list[Algorithm], monkeypatch: pytest.MonkeyPatch) -> None:
-    table += [_Scripted("right", 2e-6), _Scripted("wrong", 1e-6, factor=1.01), tables.REFERENCE]
+    table += [_Scripted("right", 2e-6), _Scripted("wrong", 1e-6, factor=1.01), REFERENCE]
     _times(monkeypatch, 1e-3)
     (row,) = run_choices([Layer(parse(SMALL))], Options(threads=1, method=QUICK))
     assert "relative error 0.01" in row.wrong["wrong"]
@@ -279,7 +280,7 @@ def test_wrong_results_have_no_times(table: list[Algorithm], monkeypatch: pytest
 
 
 def test_the_reference_alone_is_no_choice(table: list[Algorithm]) -> None:
-    table += [tables.REFERENCE]
+    table += [REFERENCE]
     (row,) = run_choices([Layer(parse(SMALL))], Options(method=QUICK))
     assert row.failure == "there is only the reference"
 

@@ -12,7 +12,7 @@ from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cpu.convolution_im2col import FILTER_DEPTH, SHORTEST_RUN_FOLDED, Im2col
 from jitdnn.kernels.reference import Reference
-from jitdnn.kernels.tables import ALGORITHMS, algorithms
+from jitdnn.kernels.tables import algorithms, table
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.problems.problem import Problem
@@ -72,7 +72,7 @@ def test_workspace_is_that_of_one_image(direction: str) -> None:
 
 
 def test_every_problem_has_the_reference_last() -> None:
-    for listed in ALGORITHMS.values():
+    for listed in table("cpu").values():
         assert listed[-1].name == "reference"
         names = [algorithm.name for algorithm in listed]
         assert len(set(names)) == len(names)

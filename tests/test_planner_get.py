@@ -188,7 +188,7 @@ def test_more_workspace_is_never_slower(needs: list[tuple[int, float]], limits: 
     fakes = [Fake(f"a{i}", seconds=t, needs=n) for i, (n, t) in enumerate(needs)]
     fakes.append(Fake("fallback", seconds=2.0))
     with pytest.MonkeyPatch.context() as patch, jitdnn.settings(cache=False, log="warning"):
-        patch.setitem(tables.ALGORITHMS, ("fake", Convolution, "fwd"), tuple(fakes))
+        patch.setitem(tables.TABLES, "fake", {(Convolution, "fwd"): tuple(fakes)})
         plans = [get(PROBLEM, DEVICE, Request(workspace_limit=n), store=Store(None)) for n in sorted(limits)]
         plans.append(get(PROBLEM, DEVICE, Request(workspace_limit=policies.FASTEST), store=Store(None)))
     seconds = [plan.seconds for plan in plans]

@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 
 from jitdnn import log
-from jitdnn.devices import cpu
 from jitdnn.kernels.algorithm import Device, Epilogue
 from jitdnn.planner.choose import get
 from jitdnn.planner.find import find
@@ -23,10 +22,15 @@ from jitdnn.settings import Settings, current, override
 # With more plans than this (shapes that change all the time) the handle forgets all and begins again.
 MOST_PLANS = 4096
 _ALIGNMENT = 64
-# what the setting `target` stands for
-_DEVICES: dict[str, Callable[[Settings], Device]] = {
-    "cpu": lambda values: cpu.host(values.threads, values.cpu),
-}
+
+
+def _host(values: Settings) -> Device:
+    from jitdnn.devices import cpu  # and with it the compiler of the CPU's kernels
+
+    return cpu.host(values.threads, values.cpu)
+
+
+_DEVICES: dict[str, Callable[[Settings], Device]] = {"cpu": _host}
 
 
 class _Block:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jitdnn.devices.cpu import settle
+from jitdnn.devices.quiet import settle
 
 #: Seconds that a turn lasts at least (or one call, if that is longer).
 TURN = 0.02

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jitdnn.devices.quiet import settle
 from jitdnn.devices.threads import phase_table, pool
 from jitdnn.rtcg.builder import Builder, Module
 from jitdnn.rtcg.compile import Library, load
@@ -17,7 +18,6 @@ from jitdnn.tensor import compute_dtype
 
 _PROBE_CHAINS = 12  # independent sums: enough to hide the latency of a multiply-add on every set
 _PROBE_STEPS = 20_000
-_SETTLE_STEP = 0.004  # seconds
 
 
 @dataclass(frozen=True)
@@ -153,20 +153,6 @@ class Arguments:
 def first_extra(pointers: int) -> int:
     """The slot of the argument block in which the extras of a kernel of so many pointers begin."""
     return pointers + 4
-
-
-def settle(longest: float = 0.5) -> None:
-    """Wait until no thread of this process works, at most ``longest`` seconds. For use before measuring.
-
-    The threads of a BLAS or of OpenMP go on spinning after their last call, up to a tenth of a second, and take
-    a core from whoever is measured next.
-    """
-    deadline = time.perf_counter() + longest
-    while time.perf_counter() < deadline:
-        before = time.process_time()
-        time.sleep(_SETTLE_STEP)
-        if time.process_time() - before < _SETTLE_STEP / 10:
-            return
 
 
 def host(threads: int, cpu: str = "host") -> CpuDevice:

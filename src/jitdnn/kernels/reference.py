@@ -86,7 +86,9 @@ class Reference(Algorithm):
     deterministic = True
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return None
+        return (
+            f"it runs in host memory, not on {device.target}" if device.target in ("cuda", "opencl") else None
+        )
 
     def estimate(self, problem: Problem, device: Device) -> float:
         operations, outputs = problem.flops / OPERATIONS_A_SECOND, problem.output.size / OUTPUTS_A_SECOND
@@ -101,3 +103,6 @@ class Reference(Algorithm):
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         return _ReferenceKernel(problem, epilogue)
+
+
+REFERENCE = Reference()

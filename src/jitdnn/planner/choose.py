@@ -9,7 +9,8 @@ from statistics import median
 from jitdnn import log
 from jitdnn.errors import CompileError, NotSupported
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.tables import REFERENCE, algorithms
+from jitdnn.kernels.reference import REFERENCE
+from jitdnn.kernels.tables import algorithms
 from jitdnn.planner import workspace as policies
 from jitdnn.planner.plan import Candidate, Part, Plan, Request, format_seconds
 from jitdnn.planner.store import Store

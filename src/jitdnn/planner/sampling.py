@@ -12,7 +12,7 @@ from statistics import median
 from time import perf_counter
 from typing import Generic, TypeVar
 
-from jitdnn.devices.cpu import settle
+from jitdnn.devices.quiet import settle
 
 ROUNDS = 9
 # a shorter sample would measure the clock and the caller rather than the kernel

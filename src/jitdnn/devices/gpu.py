@@ -1,0 +1,172 @@
+"""What CUDA and OpenCL devices have in common: kernels as text, and how they are launched.
+
+A kernel is a `Source` and some `Launch`es of its functions, one after the other on one stream. Every function takes the
+same arguments:
+
+    pointers of the operands, workspace, alpha, beta, whole numbers (i64), real numbers (SCALE)
+
+so that a launch is one block of bytes. Nothing here needs a driver, a compiler or a device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Protocol
+
+from jitdnn.errors import InvalidArgument
+
+MOST_GROUPS = (2**31 - 1, 65535, 65535)
+"""Groups along each axis that every device of either kind can launch."""
+
+
+def read_text(package: str, *names: str) -> str:
+    """The files of a package, one after the other."""
+    return "\n".join(files(package).joinpath(name).read_text("utf-8") for name in names)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of some kernels.
+
+    `text` is complete but for what every kernel of its dialect has in front: `plain.h` before "plain" text, which is in
+    the C that CUDA and OpenCL share; `instructions.cuh` before "cuda" text, which is CUDA C++. `defines` come before
+    everything. Registers that spill are an error unless `spills` says that they are known and accepted.
+    """
+
+    name: str
+    text: str
+    defines: tuple[tuple[str, object], ...] = ()
+    dialect: str = "plain"
+    spills: bool = False
+
+    def complete(self, prelude: str) -> str:
+        """All that the compiler reads."""
+        defines = "".join(f"#define {name} {value}\n" for name, value in self.defines)
+        return f"{defines}{prelude}\n{self.text}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One function of a source, run by `groups` groups (up to three axes of them) of `threads` threads each.
+
+    `shared`: bytes of group memory that are asked for at launch (CUDA only), beside what the text declares.
+    """
+
+    function: str
+    groups: int | tuple[int, ...]
+    threads: int
+    shared: int = 0
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Groups along three axes. Raises InvalidArgument for more than every device can launch."""
+        axes = (self.groups,) if isinstance(self.groups, int) else tuple(self.groups)
+        grid = (*axes, *(1,) * (3 - len(axes)))
+        for count, most in zip(grid, MOST_GROUPS, strict=True):
+            if not 1 <= count <= most:
+                raise InvalidArgument(
+                    f"{self.function} in {grid} groups: there must be 1 to {MOST_GROUPS} along the axes"
+                )
+        return grid  # type: ignore[return-value]
+
+
+class Memory(Protocol):
+    """Memory of a device, freed with the last reference to this object."""
+
+    @property
+    def pointer(self) -> int: ...
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+
+class Kernel(Protocol):
+    """Launches ready to run over addresses of the device's memory."""
+
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None: ...
+
+
+class GpuDevice(Protocol):
+    """A device that runs kernels given as text."""
+
+    @property
+    def target(self) -> str:
+        """`cuda` or `opencl`."""
+
+    @property
+    def name(self) -> str:
+        """The name under which measurements are stored."""
+
+    @property
+    def arch(self) -> str:
+        """What CUDA code is compiled for, `sm_90a` for one; empty on OpenCL."""
+
+    @property
+    def threads(self) -> int:
+        """Host threads that a call uses: one."""
+
+    @property
+    def multiprocessors(self) -> int:
+        """Units that run groups side by side."""
+
+    @property
+    def max_threads(self) -> int:
+        """Threads that a group may have."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that a group may have to itself."""
+
+    @property
+    def has_f64(self) -> bool:
+        """Whether there is double precision."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Memory bandwidth in bytes a second, read and written together, as a copy reaches it."""
+
+    def peak_flops(self, dtype: str) -> float:
+        """Peak rate of the ordinary units in operations a second, with products of this type."""
+
+    def tensor_flops(self, dtype: str) -> float:
+        """Rate that `mma` instructions reach on products of this type, in operations a second; 0 if there are none."""
+
+    def allocate(self, size: int) -> Memory:
+        """`size` bytes of the device's memory, freed with the last reference. Raises DeviceError without room."""
+
+    def write(self, pointer: int, data: Any, stream: Any = None) -> None:
+        """Copy the bytes of a contiguous NumPy array to the device. Returns when the array may be changed."""
+
+    def read(self, data: Any, pointer: int, stream: Any = None) -> None:
+        """Copy bytes of the device into a contiguous NumPy array, when what `stream` was given before is done."""
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait for all that `stream` was given. Raises DeviceError if any of it failed."""
+
+    def kernel(
+        self,
+        source: Source,
+        launches: Sequence[Launch],
+        pointers: int,
+        extras: Sequence[int] = (),
+        floats: Sequence[float] = (),
+    ) -> Kernel:
+        """Compile a source, or take it from the cache, and bind launches of it with their whole and real numbers.
+
+        Raises CompileError with the compiler's words.
+        """
+
+
+def source_key(source: Source, text: str, *others: str) -> str:
+    """The hex sha256 that names compiled code: of the whole text and of everything else that it depends on."""
+    digest = hashlib.sha256()
+    for part in (source.name, text, *others):
+        digest.update(part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()

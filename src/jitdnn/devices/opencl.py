@@ -1,0 +1,244 @@
+"""OpenCL devices: plain C kernels compiled by the vendor's driver, over shared virtual memory.
+
+Memory is shared virtual memory (OpenCL 2.0 and later), in which an address is a number as everywhere else in the
+library. Devices without it are refused by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jitdnn.devices.gpu import Kernel, Launch, Memory, Source, read_text, source_key
+from jitdnn.errors import CompileError, DeviceError
+from jitdnn.rtcg.cache import CodeCache
+from jitdnn.tensor import compute_dtype, strided_view
+
+_SCHEMA = "1"
+_ALIGNMENT = 128  # the most that every OpenCL device grants
+# where a driver does not tell: bytes a second, and operations a clock of a compute unit
+_BANDWIDTH, _FLOPS_A_CLOCK = 50e9, 32
+
+
+@dataclass(frozen=True)
+class OpenClDevice:
+    """A device by its number among those of all platforms, in the order in which they are listed."""
+
+    index: int
+    name: str
+    handle: Any = field(compare=False, repr=False)
+    context: Any = field(compare=False, repr=False)
+    queue: Any = field(compare=False, repr=False)
+
+    target = "opencl"
+    arch = ""
+    threads = 1
+
+    @property
+    def multiprocessors(self) -> int:
+        return int(self.handle.max_compute_units)
+
+    @property
+    def max_threads(self) -> int:
+        return min(1024, int(self.handle.max_work_group_size))
+
+    @property
+    def shared_bytes(self) -> int:
+        return int(self.handle.local_mem_size)
+
+    @property
+    def has_f64(self) -> bool:
+        return bool(self.handle.double_fp_config)
+
+    @property
+    def bandwidth(self) -> float:
+        return _BANDWIDTH
+
+    def peak_flops(self, dtype: str) -> float:
+        rate = _FLOPS_A_CLOCK * (0.5 if compute_dtype(dtype) == "f64" else 1.0)
+        return rate * self.multiprocessors * 1e6 * float(self.handle.max_clock_frequency)
+
+    def tensor_flops(self, dtype: str) -> float:
+        return 0.0
+
+    def kernel(
+        self,
+        source: Source,
+        launches: Sequence[Launch],
+        pointers: int,
+        extras: Sequence[int] = (),
+        floats: Sequence[float] = (),
+    ) -> Kernel:
+        return OpenClKernel(self, source, launches, pointers, extras, floats)
+
+    def allocate(self, size: int) -> Memory:
+        return _SharedMemory(self, size)
+
+    def write(self, pointer: int, data: Any, stream: Any = None) -> None:
+        if data.nbytes:
+            self._copy(_memory_at(pointer, data.nbytes), data.reshape(-1).view(np.uint8), stream)
+
+    def read(self, data: Any, pointer: int, stream: Any = None) -> None:
+        if data.nbytes:
+            self._copy(data.reshape(-1).view(np.uint8), _memory_at(pointer, data.nbytes), stream)
+
+    def _copy(self, target: Any, source: Any, stream: Any) -> None:
+        import pyopencl as cl
+
+        cl.enqueue_copy(stream or self.queue, target, source).wait()
+
+    def synchronize(self, stream: Any = None) -> None:
+        (stream or self.queue).finish()
+
+
+class OpenClKernel:
+    """Launches of one source's functions, with the numbers that they always get."""
+
+    def __init__(
+        self, device: OpenClDevice, source: Source, launches: Sequence[Launch], pointers: int,
+        extras: Sequence[int], floats: Sequence[float],
+    ) -> None:  # fmt: skip
+        import pyopencl as cl
+
+        self._device, self._name, self._pointers = device, source.name, pointers
+        self._scale = np.float64 if device.has_f64 else np.float32
+        program = _program(device, source)
+        self._launches = []
+        numbers = [*(np.int64(n) for n in extras), *(self._scale(x) for x in floats)]
+        for launch in launches:
+            kernel = cl.Kernel(program, launch.function)
+            for number, value in enumerate(numbers, pointers + 3):
+                kernel.set_arg(number, value)
+            x, y, z = launch.grid
+            self._launches.append((kernel, (x * launch.threads, y, z), (launch.threads, 1, 1)))
+        self._lock = threading.Lock()  # arguments belong to the kernel object, not to the launch
+
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None:
+        import pyopencl as cl
+
+        queue = stream or self._device.queue
+        nothing = _nothing(self._device)
+        addresses = [_memory_at(p or nothing, 1) for p in (*pointers, workspace)]
+        with self._lock:
+            for kernel, whole, group in self._launches:
+                for number, address in enumerate(addresses):
+                    kernel.set_arg(number, address)
+                kernel.set_arg(self._pointers + 1, self._scale(alpha))
+                kernel.set_arg(self._pointers + 2, self._scale(beta))
+                try:
+                    cl.enqueue_nd_range_kernel(queue, kernel, whole, group)
+                except cl.Error as error:
+                    raise DeviceError(f"launch of {self._name}: {error}") from None
+
+
+def _memory_at(pointer: int, size: int) -> Any:
+    """`size` bytes of shared virtual memory as pyopencl takes them."""
+    import pyopencl as cl
+
+    return cl.SVM(strided_view(pointer, (size,), (1,), "u8"))
+
+
+class _SharedMemory:
+    def __init__(self, device: OpenClDevice, size: int) -> None:
+        import pyopencl as cl
+
+        self.size, self.pointer, self._memory = size, 0, None
+        if size:
+            flags = cl.svm_mem_flags.READ_WRITE
+            try:
+                # some drivers want whole multiples of the alignment
+                whole = -(-size // _ALIGNMENT) * _ALIGNMENT
+                self._memory = cl.SVMAllocation(device.context, whole, _ALIGNMENT, flags, queue=device.queue)
+            except cl.Error as error:
+                raise DeviceError(f"{size} bytes on {device.name}: {error}") from None
+            self.pointer = int(self._memory.svm_ptr)
+
+
+@functools.cache
+def _nothing_memory(device: OpenClDevice) -> Memory:
+    return device.allocate(64)
+
+
+def _nothing(device: OpenClDevice) -> int:
+    """The address of memory that nobody uses: some drivers refuse a null pointer."""
+    return _nothing_memory(device).pointer
+
+
+@functools.cache
+def _prelude(has_f64: bool) -> str:
+    return f"#define HAS_F64 {int(has_f64)}\n" + read_text("jitdnn.kernels.gpu", "plain.h")
+
+
+def _program(device: OpenClDevice, source: Source) -> Any:
+    """The built program: from the disk cache, or from its text. Raises CompileError."""
+    import pyopencl as cl
+
+    if source.dialect != "plain":
+        raise CompileError(f"{source.name} is {source.dialect} code, which OpenCL does not take")
+    text = source.complete(_prelude(device.has_f64))
+    driver = f"{device.handle.version} {device.handle.driver_version}"
+    key = source_key(source, text, "opencl", device.name, driver, _SCHEMA)
+    cache = CodeCache.default()
+    binary = cache.get(key)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # compilers' notes on code that compiles
+        if binary is not None:
+            try:
+                return cl.Program(device.context, [device.handle], [binary]).build()
+            except cl.Error:  # a driver that was changed and kept its version
+                pass
+        try:
+            program = cl.Program(device.context, text).build(options=["-cl-std=CL1.2"])
+        except cl.Error as error:
+            raise CompileError(f"{source.name} does not compile for {device.name}: {error}") from None
+    (binary,) = program.get_info(cl.program_info.BINARIES)
+    cache.put(key, binary)
+    return program
+
+
+@functools.cache
+def _all() -> tuple[Any, ...]:
+    """Every device of every platform; none where pyopencl or a driver is missing."""
+    try:
+        import pyopencl as cl
+    except ImportError:
+        return ()
+    try:
+        return tuple(one for platform in cl.get_platforms() for one in platform.get_devices())
+    except cl.Error:
+        return ()
+
+
+def device_count() -> int:
+    """OpenCL devices that there are."""
+    return len(_all())
+
+
+@functools.cache
+def device(index: int = 0) -> OpenClDevice:
+    """The OpenCL device of this number. Raises DeviceError, in one line, if it is not there or cannot be used."""
+    try:
+        import pyopencl as cl
+    except ImportError:
+        raise DeviceError("the opencl target needs pyopencl: pip install 'jitdnn[opencl]'") from None
+    found = _all()
+    if not 0 <= index < len(found):
+        raise DeviceError(f"there is no OpenCL device {index}: the drivers installed show {len(found)}")
+    handle = found[index]
+    name = f"{handle.name.strip()} {handle.version.strip()}"
+    try:
+        has_shared_memory = bool(handle.svm_capabilities)
+    except cl.Error:
+        has_shared_memory = False
+    if not has_shared_memory:
+        raise DeviceError(f"{name} has no shared virtual memory (OpenCL 2.0), which the opencl target needs")
+    context = cl.Context([handle])
+    return OpenClDevice(index, name, handle, context, cl.CommandQueue(context))

@@ -1,0 +1,176 @@
+"""The algorithms of the CPU, best first, the reference last, and the generators of one's own kernels."""
+
+from __future__ import annotations
+
+from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.cpu.activation import ElementwiseActivation
+from jitdnn.kernels.cpu.affine_grid import AffineRows
+from jitdnn.kernels.cpu.attention import TiledBackward, TiledForward
+from jitdnn.kernels.cpu.convolution_bias import BiasChannels, BiasRows
+from jitdnn.kernels.cpu.convolution_depthwise import Depthwise
+from jitdnn.kernels.cpu.convolution_depthwise_filter import DepthwiseFilter
+from jitdnn.kernels.cpu.convolution_direct import Direct
+from jitdnn.kernels.cpu.convolution_fft import Fft
+from jitdnn.kernels.cpu.convolution_grouped import Grouped
+from jitdnn.kernels.cpu.convolution_grouped_filter import GroupedFilter
+from jitdnn.kernels.cpu.convolution_im2col import Im2col
+from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
+from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
+from jitdnn.kernels.cpu.convolution_vnni import Vnni
+from jitdnn.kernels.cpu.convolution_winograd import Winograd2, Winograd4
+from jitdnn.kernels.cpu.convolution_winograd_filter import WinogradFilterGradient
+from jitdnn.kernels.cpu.cross_entropy import SweptCrossEntropy
+from jitdnn.kernels.cpu.cross_entropy_rows import CrossEntropyRows
+from jitdnn.kernels.cpu.ctc_loss import SequenceRecursion
+from jitdnn.kernels.cpu.dropout import PhiloxDropout
+from jitdnn.kernels.cpu.elementwise import build_elementwise
+from jitdnn.kernels.cpu.embedding import EmbeddingRows
+from jitdnn.kernels.cpu.grid_sample_channels import GridSampleChannels
+from jitdnn.kernels.cpu.grid_sample_pixels import GridSamplePixels
+from jitdnn.kernels.cpu.layer_norm import LayerNormRows
+from jitdnn.kernels.cpu.lrn import DivisiveNormAlong, DivisiveNormBeside, LRNAlong, LRNBeside
+from jitdnn.kernels.cpu.matmul import PackedGemm
+from jitdnn.kernels.cpu.normalization import SweepsNormalization
+from jitdnn.kernels.cpu.pooling_channels import PoolingChannels, PoolingStrided
+from jitdnn.kernels.cpu.pooling_rows import PoolingRows
+from jitdnn.kernels.cpu.pooling_window import PoolingWindow
+from jitdnn.kernels.cpu.prelu import PReluBackward, PReluForward
+from jitdnn.kernels.cpu.random import PhiloxFill
+from jitdnn.kernels.cpu.reduce import SweptReduce, build_reduction
+from jitdnn.kernels.cpu.resize_channels import ResizeChannels
+from jitdnn.kernels.cpu.resize_rows import ResizeRows
+from jitdnn.kernels.cpu.rnn import FusedSteps
+from jitdnn.kernels.cpu.scan import build_scan
+from jitdnn.kernels.cpu.softmax import SweptSoftmax
+from jitdnn.kernels.cpu.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
+from jitdnn.kernels.cpu.transform import CopyConcatenate, CopyTransform
+from jitdnn.kernels.cpu.unpooling import ScatterUnpooling
+from jitdnn.kernels.reference import REFERENCE
+from jitdnn.problems.activation import Activation
+from jitdnn.problems.attention import Attention
+from jitdnn.problems.batch_norm import BatchNorm
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.convolution_bias import BiasGradient
+from jitdnn.problems.cross_entropy import CrossEntropy
+from jitdnn.problems.ctc_loss import CtcLoss
+from jitdnn.problems.divisive_norm import DivisiveNorm
+from jitdnn.problems.dropout import Dropout
+from jitdnn.problems.embedding import Embedding
+from jitdnn.problems.group_norm import GroupNorm
+from jitdnn.problems.layer_norm import LayerNorm
+from jitdnn.problems.lrn import LRN
+from jitdnn.problems.matmul import MatMul
+from jitdnn.problems.pooling import Pooling
+from jitdnn.problems.prelu import PRelu
+from jitdnn.problems.problem import Problem
+from jitdnn.problems.random import Random
+from jitdnn.problems.reduce import Reduce
+from jitdnn.problems.resize import Resize
+from jitdnn.problems.rnn import Recurrent
+from jitdnn.problems.softmax import Softmax
+from jitdnn.problems.spatial_transformer import AffineGrid, GridSample
+from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
+from jitdnn.problems.transform import Concatenate, Transform
+from jitdnn.problems.unpooling import Unpooling
+
+_UNPOOLING = (ScatterUnpooling(), REFERENCE)
+_POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(), REFERENCE)
+_SOFTMAX = (SweptSoftmax(), REFERENCE)
+_LRN = (LRNAlong(), LRNBeside(), REFERENCE)
+_DIVISIVE_NORM = (DivisiveNormAlong(), DivisiveNormBeside(), REFERENCE)
+_RESIZE = (ResizeChannels(), ResizeRows(), REFERENCE)
+_SAMPLE = (GridSampleChannels(), GridSamplePixels(), REFERENCE)
+_ACTIVATION = (ElementwiseActivation(), REFERENCE)
+
+_NORMALIZATION = (SweepsNormalization(), REFERENCE)
+
+# (problem class, direction or None for problems that have only one)
+ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
+    (Convolution, "fwd"): (
+        Winograd4(),
+        Winograd2(),
+        Vnni(),
+        Depthwise(),
+        Grouped(),
+        ImplicitGemm(),
+        Direct(),
+        Fft(),
+        Im2col(),
+        REFERENCE,
+    ),
+    (Convolution, "bwd_data"): (
+        Winograd4(),
+        Winograd2(),
+        Depthwise(),
+        Grouped(),
+        ImplicitGemm(),
+        Direct(),
+        Fft(),
+        Im2col(),
+        REFERENCE,
+    ),
+    (Convolution, "bwd_filter"): (
+        DepthwiseFilter(),
+        GroupedFilter(),
+        WinogradFilterGradient(),
+        ImplicitGemmFilter(),
+        Direct(),
+        Fft(),
+        Im2col(),
+        REFERENCE,
+    ),
+    (BiasGradient, None): (BiasRows(), BiasChannels(), REFERENCE),
+    (BatchNorm, "fwd"): _NORMALIZATION,
+    (BatchNorm, "inference"): _NORMALIZATION,
+    (BatchNorm, "bwd"): _NORMALIZATION,
+    (LayerNorm, "fwd"): _NORMALIZATION,
+    (LayerNorm, "bwd"): (LayerNormRows(), *_NORMALIZATION),
+    (GroupNorm, "fwd"): _NORMALIZATION,
+    (GroupNorm, "bwd"): _NORMALIZATION,
+    (MatMul, None): (PackedGemm(), REFERENCE),
+    (Pooling, "fwd"): _POOLING,
+    (Pooling, "bwd"): _POOLING,
+    (Reduce, None): (SweptReduce(), REFERENCE),
+    (Recurrent, "fwd"): (FusedSteps(), REFERENCE),
+    (Recurrent, "bwd_data"): (FusedSteps(), REFERENCE),
+    (Recurrent, "bwd_weights"): (FusedSteps(), REFERENCE),
+    (Softmax, "fwd"): _SOFTMAX,
+    (Softmax, "bwd"): _SOFTMAX,
+    (Unpooling, "fwd"): _UNPOOLING,
+    (Unpooling, "bwd"): _UNPOOLING,
+    (LRN, "fwd"): _LRN,
+    (LRN, "bwd"): _LRN,
+    (DivisiveNorm, "fwd"): _DIVISIVE_NORM,
+    (DivisiveNorm, "bwd"): _DIVISIVE_NORM,
+    (Activation, "fwd"): _ACTIVATION,
+    (Activation, "bwd"): _ACTIVATION,
+    (Dropout, None): (PhiloxDropout(), REFERENCE),
+    (Resize, "fwd"): _RESIZE,
+    (Resize, "bwd"): _RESIZE,
+    (Embedding, "fwd"): (EmbeddingRows(), REFERENCE),
+    (Embedding, "bwd"): (EmbeddingRows(), REFERENCE),
+    (AffineGrid, "fwd"): (AffineRows(), REFERENCE),
+    (AffineGrid, "bwd"): (AffineRows(), REFERENCE),
+    (GridSample, "fwd"): _SAMPLE,
+    (GridSample, "bwd_data"): _SAMPLE,
+    (GridSample, "bwd_grid"): _SAMPLE,
+    (Random, None): (PhiloxFill(), REFERENCE),
+    (Attention, "fwd"): (TiledForward(), REFERENCE),
+    (Attention, "bwd"): (TiledBackward(), REFERENCE),
+    (CrossEntropy, "fwd"): (CrossEntropyRows(), SweptCrossEntropy(), REFERENCE),
+    (CrossEntropy, "bwd"): (SweptCrossEntropy(), REFERENCE),
+    (CtcLoss, "fwd"): (SequenceRecursion(), REFERENCE),
+    (CtcLoss, "bwd"): (SequenceRecursion(), REFERENCE),
+    (PRelu, "fwd"): (PReluForward(), REFERENCE),
+    (PRelu, "bwd"): (PReluBackward(), REFERENCE),
+    (AddTensor, None): (ElementwiseAdd(), REFERENCE),
+    (OpTensor, None): (ElementwiseOp(), REFERENCE),
+    (Fill, None): (ElementwiseFill(), REFERENCE),
+    (Transform, None): (CopyTransform(), REFERENCE),
+    (Concatenate, None): (CopyConcatenate(), REFERENCE),
+}
+
+# kernels of one's own formulas: element by element, reduced, results so far
+ELEMENTWISE = build_elementwise
+REDUCTION = build_reduction
+SCAN = build_scan

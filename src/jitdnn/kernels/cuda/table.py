@@ -1,0 +1,12 @@
+"""The algorithms of CUDA devices, best first."""
+
+from __future__ import annotations
+
+from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.gpu.table import PLAIN
+from jitdnn.problems.problem import Problem
+
+# (problem class, direction or None for problems that have only one)
+ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
+    **PLAIN,
+}

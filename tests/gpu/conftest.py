@@ -1,0 +1,60 @@
+"""The devices that tests of GPU kernels run on: those that there are, PoCL and an emulator of CUDA among them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitdnn.devices import cuda, opencl
+
+sys.path.insert(0, str(Path(__file__).parent))  # harness, emulation
+
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100", "sm_120")
+
+
+def _emulated() -> Any:
+    emulation = pytest.importorskip("emulation.device", reason="the emulator of CUDA is not here")
+    reason = emulation.missing()
+    if reason:
+        pytest.skip(reason)
+    return emulation.EmulatedCudaDevice()
+
+
+def _opencl() -> Any:
+    if not opencl.device_count():
+        pytest.skip("no OpenCL device: Debian's pocl-opencl-icd is one")
+    return opencl.device()
+
+
+def _cuda() -> Any:
+    if not cuda.device_count():
+        pytest.skip("no NVIDIA GPU")
+    return cuda.device()
+
+
+DEVICES: dict[str, Callable[[], Any]] = {"opencl": _opencl, "cuda": _cuda, "cuda-emulated": _emulated}
+
+
+@pytest.fixture(params=["opencl", "cuda"])
+def device(request: pytest.FixtureRequest) -> Any:
+    """A device for kernels in plain C."""
+    return DEVICES[request.param]()
+
+
+@pytest.fixture(params=["cuda-emulated", "cuda"])
+def cuda_device(request: pytest.FixtureRequest) -> Any:
+    """A device for kernels in CUDA C++. Of the emulated one only small problems may be asked."""
+    if request.param == "cuda-emulated" and cuda.device_count():
+        pytest.skip("there is a real GPU")
+    return DEVICES[request.param]()
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def architecture(request: pytest.FixtureRequest) -> Any:
+    """A CUDA device on paper, which compiles and launches nothing."""
+    pytest.importorskip("cuda.bindings", reason="cuda-core is not installed")
+    return cuda.offline(request.param)
