@@ -1,0 +1,629 @@
+// Runs CUDA kernels on one CPU thread: blocks one after the other, the threads of a block as fibers that run until the
+// next barrier or warp instruction. Between two of those each thread runs alone, which is the schedule that shows a
+// missing barrier best. Errors end the launch with a message instead of the process.
+#include "runtime.h"
+
+#include <csetjmp>
+#include <csignal>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+namespace emulation {
+namespace {
+
+constexpr int WARP = 32, MOST_THREADS = 1024, MOST_WARPS = MOST_THREADS / WARP;
+constexpr size_t PAGE = 4096, STACK = 256 << 10, ARENA = 256 << 10, MARGIN = 128;
+constexpr unsigned char POISON = 0xff;  // NaN in every floating-point type
+
+struct Copy {
+    unsigned char *shared;
+    const void *global;
+    int bytes, line;
+    bool is_valid;
+};
+
+enum State { RUNNING, AT_BARRIER, IN_WARP, ENDED };
+
+struct Fiber {
+    void *stack_pointer;
+    unsigned char *stack;
+    State state;
+    int line;          // where it waits
+    Copy *copies;      // in the order in which they were started
+    int count, room;   // of copies
+    int *groups;       // copies in front of the end of each committed group
+    int group_count, group_room;
+};
+
+struct Warp {
+    Word live, ready, arrived;
+    Kind kind;
+    int line;
+    void *operands[WARP];
+};
+
+Fiber fibers[MOST_THREADS];
+Warp warps[MOST_WARPS];
+int threads, warp_count, current, live_threads, arrived_threads, barrier_line;
+bool is_strict;  // ended threads may not miss a barrier
+unsigned char *arena;  // dynamic shared memory ends where its last page does
+size_t dynamic_bytes;
+unsigned char *static_begin, *static_end;
+void (*kernel)(const void *);
+const void *arguments;
+
+void *main_stack_pointer;
+sigjmp_buf back;
+char *message;
+int message_room;
+uintptr_t fault_address;
+alignas(16) char signal_stack[64 << 10];
+
+#if defined(__x86_64__)
+extern "C" void emulation_switch(void **save, void *load);
+asm(R"(
+    .text
+    .globl emulation_switch
+    .type emulation_switch, @function
+emulation_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size emulation_switch, . - emulation_switch
+)");
+void *first_frame(unsigned char *top, void (*function)()) {
+    // six registers, the function to return into, and a return address for it at 8 past a multiple of 16
+    auto **frame = reinterpret_cast<void **>(top - 24) - 7;
+    memset(static_cast<void *>(frame), 0, 9 * sizeof *frame);
+    frame[6] = reinterpret_cast<void *>(function);
+    return frame;
+}
+#else  // slower, everywhere else
+ucontext_t contexts[MOST_THREADS + 1];
+extern "C" void emulation_switch(void **save, void *load) {
+    ucontext_t here;
+    *save = &here;
+    swapcontext(&here, static_cast<ucontext_t *>(load));
+}
+void *first_frame(unsigned char *top, void (*function)()) {
+    ucontext_t *context = &contexts[current];
+    getcontext(context);
+    context->uc_stack.ss_sp = top - STACK;
+    context->uc_stack.ss_size = STACK;
+    context->uc_link = nullptr;
+    makecontext(context, function, 0);
+    return context;
+}
+#endif
+
+void set_current(int thread) {
+    current = thread;
+    threadIdx = {static_cast<Word>(thread), 0, 0};
+}
+
+const char *name_of(Kind kind) {
+    switch (kind) {
+        case SYNC: return "__syncwarp";
+        case SHUFFLE: return "a shuffle";
+        case BALLOT: return "a vote";
+        case LDMATRIX: return "ldmatrix";
+        default: return "mma";
+    }
+}
+
+// Nobody can run: say who waits where.
+[[noreturn]] void report_deadlock() {
+    char text[1500];
+    int length = 0;
+    static bool is_told[MOST_THREADS];
+    memset(is_told, 0, sizeof is_told);
+    for (int thread = 0; thread < threads; ++thread) {
+        if (is_told[thread]) continue;
+        const Fiber &fiber = fibers[thread];
+        int alike = 0;
+        for (int other = thread; other < threads; ++other) {
+            if (fibers[other].state != fiber.state) continue;
+            if (fiber.state != ENDED && fibers[other].line != fiber.line) continue;
+            is_told[other] = true;
+            ++alike;
+        }
+        if (length > 1300) continue;
+        length += snprintf(text + length, sizeof text - length, "%s%d threads (thread %d and others) ",
+                           length ? "; " : "", alike, thread);
+        if (fiber.state == ENDED)
+            length += snprintf(text + length, sizeof text - length, "have ended");
+        else
+            length += snprintf(text + length, sizeof text - length, "wait at line %d for %s", fiber.line,
+                               fiber.state == AT_BARRIER ? "all of the block"
+                                                         : name_of(warps[thread / WARP].kind));
+    }
+    emulation_fail(0, "barrier divergence: %s", text);
+}
+
+void switch_to(int thread) {
+    if (thread == current) return;
+    void **save = &fibers[current].stack_pointer;
+    set_current(thread);
+    emulation_switch(save, fibers[thread].stack_pointer);
+}
+
+// Goes on with the next thread that can run: of this warp, or of those behind it in a circle.
+void run_next() {
+    const int warp = current / WARP, lane = current % WARP;
+    if (const Word ready = warps[warp].ready) {
+        const Word behind = lane == WARP - 1 ? 0 : ready & ~((2u << lane) - 1);
+        return switch_to(warp * WARP + __builtin_ctz(behind ? behind : ready));
+    }
+    for (int step = 1; step < warp_count; ++step) {
+        const int other = (warp + step) % warp_count;
+        if (warps[other].ready) return switch_to(other * WARP + __builtin_ctz(warps[other].ready));
+    }
+    if (live_threads) report_deadlock();
+    void *nowhere;
+    emulation_switch(&nowhere, main_stack_pointer);
+}
+
+void release_barrier() {
+    if (is_strict && live_threads != threads)
+        emulation_fail(barrier_line, "%d threads ended without this barrier, which all threads must reach",
+                       threads - live_threads);
+    arrived_threads = 0;
+    for (int warp = 0; warp < warp_count; ++warp) warps[warp].ready = warps[warp].live;
+    for (int thread = 0; thread < threads; ++thread)
+        if (fibers[thread].state == AT_BARRIER) fibers[thread].state = RUNNING;
+}
+
+// ---- What the lanes of a warp do together, when the last of them has come ---------------------------------------
+
+float f32_of_bits(Word bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+void shuffle(Warp &warp) {
+    for (int lane = 0; lane < WARP; ++lane) {
+        if (!(warp.arrived >> lane & 1)) continue;
+        auto *own = static_cast<Shuffle *>(warp.operands[lane]);
+        const int source = own->source < 0 ? lane : own->source;
+        own->result = warp.arrived >> source & 1 ? static_cast<Shuffle *>(warp.operands[source])->value : ~0ull;
+    }
+}
+
+void ballot(Warp &warp) {
+    Word votes = 0;
+    for (int lane = 0; lane < WARP; ++lane)
+        if (warp.arrived >> lane & 1) votes |= Word(static_cast<Ballot *>(warp.operands[lane])->value) << lane;
+    for (int lane = 0; lane < WARP; ++lane)
+        if (warp.arrived >> lane & 1) static_cast<Ballot *>(warp.operands[lane])->result = votes;
+}
+
+bool is_shared(const void *pointer, size_t bytes) {
+    const auto *from = static_cast<const unsigned char *>(pointer);
+    const auto *to = from + bytes;
+    return (from >= emulation_dynamic_shared && to <= emulation_dynamic_shared + dynamic_bytes) ||
+           (from >= static_begin && to <= static_end);
+}
+
+void check_shared(const void *pointer, size_t bytes, int thread, int line, const char *what) {
+    const int was = current;
+    set_current(thread);
+    if (reinterpret_cast<uintptr_t>(pointer) % bytes)
+        emulation_fail(line, "%s: misaligned address %p in shared memory: it must be a multiple of %zu", what, pointer,
+                       bytes);
+    if (!is_shared(pointer, bytes)) {
+        const long offset = static_cast<const unsigned char *>(pointer) - emulation_dynamic_shared;
+        emulation_fail(line, "%s: address %p is out of range of shared memory (byte %ld of the %zu that are dynamic)",
+                       what, pointer, offset, dynamic_bytes);
+    }
+    set_current(was);
+}
+
+void ldmatrix(Warp &warp, int first_thread) {
+    const auto &first = *static_cast<Ldmatrix *>(warp.operands[0]);
+    const unsigned short *rows[WARP];
+    for (int lane = 0; lane < 8 * first.matrices; ++lane) {
+        rows[lane] = static_cast<const unsigned short *>(static_cast<Ldmatrix *>(warp.operands[lane])->row);
+        check_shared(rows[lane], 16, first_thread + lane, warp.line, "ldmatrix");
+    }
+    for (int lane = 0; lane < WARP; ++lane) {
+        auto &own = *static_cast<Ldmatrix *>(warp.operands[lane]);
+        for (int matrix = 0; matrix < first.matrices; ++matrix) {
+            const unsigned short *const *row = rows + 8 * matrix;
+            const int group = lane / 4, pair = 2 * (lane % 4);
+            const Word low = first.is_transposed ? row[pair][group] : row[group][pair];
+            const Word high = first.is_transposed ? row[pair + 1][group] : row[group][pair + 1];
+            own.result[matrix] = low | high << 16;
+        }
+    }
+}
+
+// D[16][8] += A[16][K] * B[K][8], spread over the lanes as the PTX manual draws it: a register holds `packed`
+// neighbours along K.
+template <int K, int packed, typename Sum, typename Decode>
+void mma(Warp &warp, Decode decode) {
+    static Sum a[16][K], b[K][8], d[16][8];
+    for (int lane = 0; lane < WARP; ++lane) {
+        const auto *own = static_cast<const Mma *>(warp.operands[lane]);
+        const int group = lane / 4, inner = lane % 4;
+        for (int n = 0; n < 4; ++n) {
+            const Word bits = static_cast<const Word *>(own->a)[n];
+            const int row = group + 8 * (n % 2), column = packed * (inner + 4 * (n / 2));
+            for (int part = 0; part < packed; ++part) a[row][column + part] = decode(bits, part);
+        }
+        for (int n = 0; n < 2; ++n) {
+            const Word bits = static_cast<const Word *>(own->b)[n];
+            const int row = packed * (inner + 4 * n);
+            for (int part = 0; part < packed; ++part) b[row + part][group] = decode(bits, part);
+        }
+        for (int n = 0; n < 4; ++n) d[group + 8 * (n / 2)][2 * inner + n % 2] = static_cast<const Sum *>(own->d)[n];
+    }
+    for (int row = 0; row < 16; ++row)
+        for (int k = 0; k < K; ++k)
+            for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
+    for (int lane = 0; lane < WARP; ++lane) {
+        const auto *own = static_cast<const Mma *>(warp.operands[lane]);
+        for (int n = 0; n < 4; ++n) static_cast<Sum *>(own->d)[n] = d[lane / 4 + 8 * (n / 2)][2 * (lane % 4) + n % 2];
+    }
+}
+
+void mma_f64(Warp &warp) {
+    const auto operand = [&](int lane) { return static_cast<const Mma *>(warp.operands[lane]); };
+    for (int lane = 0; lane < WARP; ++lane) {
+        const int row = lane / 4, column = 2 * (lane % 4);
+        auto *d = static_cast<double *>(operand(lane)->d);
+        for (int n = 0; n < 2; ++n)
+            for (int k = 0; k < 4; ++k)
+                d[n] += *static_cast<const double *>(operand(4 * row + k)->a) *
+                        *static_cast<const double *>(operand(4 * (column + n) + k)->b);
+    }
+}
+
+void complete(int index) {
+    Warp &warp = warps[index];
+    if (warp.kind >= LDMATRIX && warp.arrived != ~0u)
+        emulation_fail(warp.line, "%s needs all 32 lanes of a warp: %d of warp %d are there", name_of(warp.kind),
+                       __builtin_popcount(warp.arrived), index);
+    switch (warp.kind) {
+        case SYNC: break;
+        case SHUFFLE: shuffle(warp); break;
+        case BALLOT: ballot(warp); break;
+        case LDMATRIX: ldmatrix(warp, index * WARP); break;
+        case MMA_BF16:
+            mma<16, 2, float>(warp, [](Word bits, int part) { return f32_of_bits(part ? bits & 0xffff0000u : bits << 16); });
+            break;
+        case MMA_F16:
+            mma<16, 2, float>(warp, [](Word bits, int part) {
+                return emulation_f32_of_f16(static_cast<unsigned short>(bits >> 16 * part));
+            });
+            break;
+        case MMA_TF32: mma<8, 1, float>(warp, [](Word bits, int) { return f32_of_bits(bits & ~0x1fffu); }); break;
+        case MMA_S8:
+            mma<32, 4, int>(warp, [](Word bits, int part) { return int(static_cast<signed char>(bits >> 8 * part)); });
+            break;
+        case MMA_F64: mma_f64(warp); break;
+    }
+    for (Word left = warp.arrived; left; left &= left - 1) fibers[index * WARP + __builtin_ctz(left)].state = RUNNING;
+    warp.ready = warp.live;
+    warp.arrived = 0;
+}
+
+// ---- Blocks ------------------------------------------------------------------------------------------------------
+
+void fiber_main() {
+    kernel(arguments);
+    Fiber &own = fibers[current];
+    own.state = ENDED;
+    const int index = current / WARP;
+    Warp &warp = warps[index];
+    warp.live &= ~(1u << current % WARP);
+    warp.ready &= warp.live;
+    --live_threads;
+    if (warp.arrived && warp.arrived == warp.live) complete(index);
+    if (live_threads && arrived_threads == live_threads) release_barrier();
+    run_next();
+    __builtin_unreachable();
+}
+
+void reserve_stack(Fiber &fiber) {
+    if (fiber.stack) return;
+    void *memory = mmap(nullptr, PAGE + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) emulation_fail(0, "no memory for the stack of a thread");
+    mprotect(memory, PAGE, PROT_NONE);
+    fiber.stack = static_cast<unsigned char *>(memory) + PAGE;
+}
+
+bool is_untouched(const unsigned char *from, const unsigned char *to) {
+    for (; from < to; ++from)
+        if (*from != POISON) return false;
+    return true;
+}
+
+void run_block() {
+    unsigned char *end = arena + ARENA;
+    memset(emulation_dynamic_shared - MARGIN, POISON, end - emulation_dynamic_shared + MARGIN);
+    memset(static_begin, POISON, static_end - static_begin);
+    memset(warps, 0, sizeof warps);
+    arrived_threads = 0;
+    live_threads = threads;
+    for (int thread = 0; thread < threads; ++thread) {
+        Fiber &fiber = fibers[thread];
+        reserve_stack(fiber);
+        current = thread;
+        fiber.stack_pointer = first_frame(fiber.stack + STACK, fiber_main);
+        fiber.state = RUNNING;
+        fiber.count = fiber.group_count = fiber.line = 0;
+        warps[thread / WARP].live |= 1u << thread % WARP;
+    }
+    for (int warp = 0; warp < warp_count; ++warp) warps[warp].ready = warps[warp].live;
+    set_current(0);
+    emulation_switch(&main_stack_pointer, fibers[0].stack_pointer);
+    if (!is_untouched(emulation_dynamic_shared - MARGIN, emulation_dynamic_shared))
+        emulation_fail(0, "writes in front of dynamic shared memory");
+    if (!is_untouched(emulation_dynamic_shared + dynamic_bytes, end))
+        emulation_fail(0, "writes behind the end of dynamic shared memory, %zu bytes", dynamic_bytes);
+}
+
+void on_signal(int signal, siginfo_t *info, void *context) {
+#if defined(__x86_64__)
+    fault_address = static_cast<ucontext_t *>(context)->uc_mcontext.gregs[REG_RIP];
+#endif
+    if (signal == SIGSEGV || signal == SIGBUS) {
+        const auto *at = static_cast<const unsigned char *>(info->si_addr);
+        const Fiber &fiber = fibers[current];
+        if (at >= arena + ARENA && at < arena + ARENA + PAGE)
+            emulation_fail(0, "address out of range: %td bytes behind the start of dynamic shared memory, which has %zu",
+                           at - emulation_dynamic_shared, dynamic_bytes);
+        if (fiber.stack && at >= fiber.stack - PAGE && at < fiber.stack)
+            emulation_fail(0, "the local variables of a thread need more than %zu bytes", STACK);
+        emulation_fail(0, "invalid or misaligned address %p", static_cast<const void *>(at));
+    }
+    if (signal == SIGFPE) emulation_fail(0, "division by zero");
+    if (signal == SIGILL) emulation_fail(0, "an instruction that does not exist");
+    emulation_fail(0, "the kernel does not end within its time");
+}
+
+}  // namespace
+
+// ---- What kernels call -------------------------------------------------------------------------------------------
+
+extern "C" {
+
+Index threadIdx, blockIdx, blockDim, gridDim;
+unsigned char *emulation_dynamic_shared;
+
+void emulation_fail(int line, const char *format, ...) {
+    int length = snprintf(message, message_room, "block (%u, %u, %u), thread %d", blockIdx.x, blockIdx.y, blockIdx.z, current);
+    if (line) length += snprintf(message + length, message_room - length, ", line %d", line);
+    length += snprintf(message + length, message_room - length, ": ");
+    va_list values;
+    va_start(values, format);
+    vsnprintf(message + length, message_room - length, format, values);
+    va_end(values);
+    siglongjmp(back, 1);
+}
+
+void emulation_barrier(int line) {
+    Fiber &own = fibers[current];
+    Warp &warp = warps[current / WARP];
+    if (arrived_threads && line != barrier_line)
+        emulation_fail(line, "barrier divergence: %d threads wait at the barrier of line %d", arrived_threads, barrier_line);
+    barrier_line = own.line = line;
+    own.state = AT_BARRIER;
+    warp.ready &= ~(1u << current % WARP);
+    if (++arrived_threads == live_threads) release_barrier();
+    run_next();
+}
+
+void emulation_collective(Kind kind, int line, void *operands) {
+    const int index = current / WARP, lane = current % WARP;
+    Warp &warp = warps[index];
+    if (warp.arrived && (kind != warp.kind || line != warp.line))
+        emulation_fail(line, "warp divergence: this lane is at %s, %d others at %s of line %d", name_of(kind),
+                       __builtin_popcount(warp.arrived), name_of(warp.kind), warp.line);
+    warp.kind = kind;
+    warp.line = line;
+    warp.operands[lane] = operands;
+    warp.arrived |= 1u << lane;
+    if (warp.arrived == warp.live) return complete(index);
+    warp.ready &= ~(1u << lane);
+    fibers[current].state = IN_WARP;
+    fibers[current].line = line;
+    run_next();
+}
+
+// A copy happens when it is waited for; until then its destination holds no number.
+void emulation_copy(void *shared, const void *global, int bytes, bool is_valid, int line) {
+    check_shared(shared, bytes, current, line, "cp_async");
+    if (is_valid && reinterpret_cast<uintptr_t>(global) % bytes)
+        emulation_fail(line, "cp_async: misaligned address %p in global memory: it must be a multiple of %d", global, bytes);
+    Fiber &own = fibers[current];
+    if (own.count == own.room) {
+        own.room = own.room ? 2 * own.room : 64;
+        own.copies = static_cast<Copy *>(realloc(own.copies, own.room * sizeof *own.copies));
+    }
+    own.copies[own.count++] = {static_cast<unsigned char *>(shared), global, bytes, line, is_valid};
+    memset(shared, POISON, bytes);
+}
+
+void emulation_commit() {
+    Fiber &own = fibers[current];
+    if (own.group_count == own.group_room) {
+        own.group_room = own.group_room ? 2 * own.group_room : 64;
+        own.groups = static_cast<int *>(realloc(own.groups, own.group_room * sizeof *own.groups));
+    }
+    own.groups[own.group_count++] = own.count;
+}
+
+void emulation_wait(int pending) {
+    Fiber &own = fibers[current];
+    const int done = own.group_count - pending;
+    if (done <= 0) return;
+    const int copied = own.groups[done - 1];
+    for (int n = 0; n < copied; ++n) {
+        const Copy &copy = own.copies[n];
+        if (copy.is_valid)
+            memcpy(copy.shared, copy.global, copy.bytes);
+        else
+            memset(copy.shared, 0, copy.bytes);
+    }
+    own.count -= copied;
+    memmove(own.copies, own.copies + copied, own.count * sizeof *own.copies);
+    own.group_count = pending;
+    for (int n = 0; n < pending; ++n) own.groups[n] = own.groups[n + done] - copied;
+}
+
+// Shared memory as a kernel sees it: dynamic from address 0 on, static arrays in the upper half.
+Word emulation_shared_address(const void *shared, int line) {
+    const auto *pointer = static_cast<const unsigned char *>(shared);
+    // an address that is only computed may be outside
+    if (pointer >= static_begin && pointer < static_end) return 0x80000000u + Word(pointer - static_begin);
+    if (pointer < arena || pointer > arena + ARENA)
+        emulation_fail(line, "smem_address: %p is not in shared memory", shared);
+    return Word(pointer - emulation_dynamic_shared);
+}
+
+void *emulation_shared_pointer(Word address) {
+    if (address >= 0x80000000u && address - 0x80000000u < size_t(static_end - static_begin))
+        return static_begin + (address - 0x80000000u);
+    return emulation_dynamic_shared + static_cast<int>(address);
+}
+
+float emulation_f32_of_f16(unsigned short half) {
+    const Word magnitude = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
+    if (magnitude >= 0x7c00u << 13) return f32_of_bits(sign | magnitude | 0x7f800000u);
+    const float value = f32_of_bits(magnitude) * 0x1p112f;  // the exponents' biases differ by 112
+    return sign ? -value : value;
+}
+
+unsigned short emulation_f16_of_f32(float value) {
+    Word bits;
+    memcpy(&bits, &value, sizeof bits);
+    const Word sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return 0x7fff;
+    if (magnitude >= 0x477ff000u) return static_cast<unsigned short>(sign | 0x7c00u);  // 65520 and more
+    if (magnitude < 0x38800000u) {  // below 2^-14 steps are 2^-24: the sum with 0.5 rounds to them
+        const float sum = f32_of_bits(magnitude) + 0.5f;
+        memcpy(&bits, &sum, sizeof bits);
+        return static_cast<unsigned short>(sign | (bits - 0x3f000000u));
+    }
+    const Word rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+    return static_cast<unsigned short>(sign | (rounded - 0x38000000u) >> 13);
+}
+
+unsigned short emulation_bf16_of_f32(float value) {
+    Word bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+    return static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+// ---- What the compiler's checks call -----------------------------------------------------------------------------
+
+struct Place {
+    const char *file;
+    Word line, column;
+};
+#define CHECK(name, words) \
+    void __ubsan_handle_##name(Place *place, ...) { emulation_fail(int(place->line), "%s", words); }
+CHECK(type_mismatch_v1, "misaligned address of a load, a store or a reference")
+CHECK(out_of_bounds, "index out of the bounds of an array")
+CHECK(shift_out_of_bounds, "shift by a negative number or by all bits and more")
+CHECK(add_overflow, "signed overflow of an addition")
+CHECK(sub_overflow, "signed overflow of a subtraction")
+CHECK(mul_overflow, "signed overflow of a multiplication")
+CHECK(negate_overflow, "signed overflow of a negation")
+CHECK(divrem_overflow, "division by zero, or of the least integer by -1")
+
+// ---- What Python calls -------------------------------------------------------------------------------------------
+
+// Runs a launch. Returns 0, or 1 with what went wrong in `text` and, if an instruction failed, where it is in `fault`.
+int emulation_launch(void (*entry)(const void *), const void *slots, const unsigned *grid, int group, size_t shared,
+                     void *shared_begin, void *shared_end, double seconds, int strict, char *text, int room,
+                     uintptr_t *fault) {
+    kernel = entry;
+    arguments = slots;
+    threads = group;
+    warp_count = (group + WARP - 1) / WARP;
+    is_strict = strict;
+    static_begin = static_cast<unsigned char *>(shared_begin);
+    static_end = static_cast<unsigned char *>(shared_end);
+    dynamic_bytes = shared;
+    message = text;
+    message_room = room;
+    fault_address = 0;
+    gridDim = {grid[0], grid[1], grid[2]};
+    blockDim = {static_cast<Word>(group), 1, 1};
+    if (!arena) {
+        void *memory = mmap(nullptr, ARENA + 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) return snprintf(text, room, "no memory"), 1;
+        arena = static_cast<unsigned char *>(memory) + PAGE;
+        mprotect(arena - PAGE, PAGE, PROT_NONE);
+        mprotect(arena + ARENA, PAGE, PROT_NONE);
+    }
+    emulation_dynamic_shared = arena + ARENA - (shared + MARGIN - 1) / MARGIN * MARGIN;
+
+    static const int caught[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGRTMIN + 3};
+    constexpr int CAUGHT = sizeof caught / sizeof *caught;
+    struct sigaction action = {}, before[CAUGHT];
+    stack_t own = {}, stack_before;
+    own.ss_sp = signal_stack;
+    own.ss_size = sizeof signal_stack;
+    sigaltstack(&own, &stack_before);
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    for (int n = 0; n < CAUGHT; ++n) sigaction(caught[n], &action, &before[n]);
+    timer_t timer;
+    sigevent event = {};
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = SIGRTMIN + 3;
+    event._sigev_un._tid = static_cast<pid_t>(syscall(SYS_gettid));
+    const bool has_timer = !timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer);
+    if (has_timer) {
+        itimerspec limit = {};
+        limit.it_value.tv_sec = static_cast<time_t>(seconds);
+        limit.it_value.tv_nsec = static_cast<long>((seconds - static_cast<double>(limit.it_value.tv_sec)) * 1e9) + 1;
+        timer_settime(timer, 0, &limit, nullptr);
+    }
+
+    volatile int failed = 1;
+    if (!sigsetjmp(back, 1)) {
+        for (Word z = 0; z < grid[2]; ++z)
+            for (Word y = 0; y < grid[1]; ++y)
+                for (Word x = 0; x < grid[0]; ++x) {
+                    blockIdx = {x, y, z};
+                    run_block();
+                }
+        failed = 0;
+    }
+
+    if (has_timer) timer_delete(timer);
+    for (int n = 0; n < CAUGHT; ++n) sigaction(caught[n], &before[n], nullptr);
+    sigaltstack(&stack_before, nullptr);
+    *fault = fault_address;
+    return failed;
+}
+
+}  // extern "C"
+
+}  // namespace emulation
