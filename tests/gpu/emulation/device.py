@@ -1,7 +1,8 @@
 """A CUDA device made of g++: kernels are compiled for the CPU and run thread by thread, with every barrier checked.
 
     device = EmulatedCudaDevice()
-    kernel = device.kernel(Source("add", text, dialect="cuda"), [Launch("add", groups=4, threads=128)], pointers=2, extras=[n])
+    source = Source("add", text, dialect="cuda")
+    kernel = device.kernel(source, [Launch("add", groups=4, threads=128)], pointers=2, extras=[n])
     kernel(None, [x.ctypes.data, y.ctypes.data], 1.0, 0.0, 0)
 
 Addresses are those of host memory. What is wrong with a kernel (threads that miss a barrier, misaligned vectors, shared
@@ -33,15 +34,21 @@ from jitdnn.tensor import compute_dtype
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
-_OPTIONS = (
-    "-std=c++17 -march=native -ffp-contract=off -fno-strict-aliasing -fPIC -fvisibility=hidden -w -g1"
-    " -fsanitize=alignment,bounds,shift-exponent,signed-integer-overflow,integer-divide-by-zero"
-).split()
+_CHECKS = "alignment,bounds,shift-exponent,signed-integer-overflow,integer-divide-by-zero"
+_OPTIONS = [
+    "-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-fvisibility=hidden",
+    "-w", "-g1", f"-fsanitize={_CHECKS}",
+]  # fmt: skip
 _DYNAMIC = re.compile(
     r"\bextern\b(?P<before>[^;{}]*?)\b__shared__\b(?P<type>[^;{}]*?)(?P<name>\w+)\s*\[\s*\]\s*;"
 )
 _ALIGNMENT = re.compile(r"\b(?:__align__|alignas)\s*\([^)]*\)")
 _LOCK = threading.Lock()  # the runtime has one set of fibers
+
+
+def missing() -> str | None:
+    """What this machine lacks for the emulated device, in words; None if nothing."""
+    return None if COMPILER and shutil.which("objcopy") else "the emulated CUDA device needs g++ and objcopy"
 
 
 @dataclass(frozen=True)
@@ -196,7 +203,7 @@ def _with_dynamic_shared(text: str) -> str:
 
 def _compiled(source: Source, arch: str) -> Path:
     capability = re.sub(r"\D", "", arch)
-    options = (*_OPTIONS, "-O1", f"-DEMULATION_ARCH={capability}0", f"-I{HERE}")
+    options = (*_OPTIONS, f"-DEMULATION_ARCH={capability}0", f"-I{HERE}")
     return _built(source.name, _text(source), options, (HERE / "cuda.h", HERE / "runtime.h"))
 
 
@@ -217,8 +224,8 @@ def _library(path: str) -> ctypes.CDLL:
 
 def _built(name: str, text: str, options: Sequence[str], headers: Sequence[Path]) -> Path:
     """The shared library of a text, from the cache if it is there. Raises CompileError."""
-    if COMPILER is None:
-        raise DeviceError("the emulated CUDA device needs g++")
+    if reason := missing():
+        raise DeviceError(reason)
     digest = hashlib.sha256("\0".join([text, *options, _machine()]).encode())
     for header in headers:
         digest.update(header.read_bytes())
@@ -234,9 +241,9 @@ def _built(name: str, text: str, options: Sequence[str], headers: Sequence[Path]
         # in steps: static arrays get a section of their own, and linking must not know of the sanitizer, whose
         # functions the runtime has
         for command in (
-            [COMPILER, *options, "-c", str(source), "-o", str(compiled)],
+            [str(COMPILER), *options, "-c", str(source), "-o", str(compiled)],
             ["objcopy", "--rename-section", ".bss=shared_arrays", str(compiled)],
-            [COMPILER, "-shared", str(compiled), "-o", str(linked)],
+            [str(COMPILER), "-shared", str(compiled), "-o", str(linked)],
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -263,6 +270,11 @@ def _place(library: ctypes.CDLL, address: int) -> str:
     tool = shutil.which("addr2line")
     if not starts or not tool or address < min(starts):
         return ""
-    command = [tool, "-e", library._name, hex(address - min(starts))]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return f" ({found})" if found and not found.startswith("??") else ""
+    command = [tool, "-i", "-e", library._name, hex(address - min(starts))]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
+    lines = [
+        Path(one.split(" ")[0]).name.replace(".cpp:", ":")
+        for one in found
+        if one and not one.startswith("??")
+    ]
+    return f" at {', called from '.join(lines)}" if lines else ""
