@@ -33,6 +33,8 @@ typedef double f64;
 #define __CUDACC__ 1
 #define __CUDACC_RTC__ 1
 #define __CUDA_ARCH__ EMULATION_ARCH
+#define __builtin_assume(condition) ((void)0)
+#define __trap() emulation::emulation_fail(__builtin_LINE(), "__trap")
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __constant__
 #define __device__
@@ -129,6 +131,8 @@ EMULATION_MATH2(remainder)
 #undef EMULATION_MATH1
 #undef EMULATION_MATH2
 
+static inline float pow(float x, int n) { return __builtin_powf(x, (float)n); }
+static inline double pow(double x, int n) { return __builtin_pow(x, (double)n); }
 static inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -156,6 +160,10 @@ static inline long long llabs(long long x) { return __builtin_llabs(x); }
 
 static inline float min(float a, float b) { return __builtin_fminf(a, b); }
 static inline float max(float a, float b) { return __builtin_fmaxf(a, b); }
+static inline double min(float a, double b) { return __builtin_fmin(a, b); }
+static inline double max(float a, double b) { return __builtin_fmax(a, b); }
+static inline double min(double a, float b) { return __builtin_fmin(a, b); }
+static inline double max(double a, float b) { return __builtin_fmax(a, b); }
 static inline double min(double a, double b) { return __builtin_fmin(a, b); }
 static inline double max(double a, double b) { return __builtin_fmax(a, b); }
 #define EMULATION_ORDER(type, a_type, b_type)                                                              \

@@ -1,9 +1,10 @@
 // Prelude of the sources of the "cuda" dialect: the instructions that CUDA C++ has no operator for, one small function
-// each. It comes before plain.h, which adds the types of storage, LOAD and STORE by dtype, and what kernels share. Compiled by NVRTC with no include path, so the conversions of half precision
-// are PTX instead of cuda_fp16.h. Kernels use no inline assembly and no warp intrinsic of their own: the emulator in
-// tests/gpu/emulation replaces this file by plain C++, and whatever bypasses it could not be tested without a GPU.
+// each. plain.h follows it and adds the types of storage, LOAD and STORE by dtype, and what kernels share. NVRTC has no
+// include path here, so conversions of half precision are PTX instead of cuda_fp16.h.
 //
-// Arguments of kernels named in macros come before this text, so parameters here have long lower-case names.
+// Kernels use no inline assembly and no warp intrinsics of their own: the emulator in tests/gpu/emulation replaces this
+// file by plain C++, and whatever bypasses it could not be tested without a GPU. Kernels' arguments that are macros come
+// before this text, so parameters here have long lower-case names.
 
 #pragma nv_diag_suppress 177  // a source uses some of these functions, never all
 
@@ -18,8 +19,9 @@ typedef unsigned long long u64;
 typedef float f32;
 typedef double f64;
 
+#define JITDNN_INSTRUCTIONS  // plain.h leaves alone what is defined here
+
 // KERNEL(threads) void name(...): `threads` must be Launch.threads.
-#define JITDNN_INSTRUCTIONS  // plain.h, which follows, leaves these names alone
 #define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads)
 #define KERNEL2(threads, min_blocks) extern "C" __global__ __launch_bounds__(threads, min_blocks)
 #define FUNCTION static __device__ __forceinline__
