@@ -31,7 +31,14 @@ FUNCTION u32 bits_of_f32(float x) { return as_uint(x); }
 FUNCTION float f32_of_bits(u32 x) { return as_float(x); }
 FUNCTION float load_f16(GLOBAL const u16 *p, i64 i) { return vload_half(i, (GLOBAL const half *)p); }
 FUNCTION void store_f16(GLOBAL u16 *p, i64 i, float x) { vstore_half_rte(x, i, (GLOBAL half *)p); }
+FUNCTION float f32_of_f16(u16 bits) { return vload_half(0, (const __private half *)&bits); }
+FUNCTION u16 bits_of_f16(float x) {
+  u16 bits;
+  vstore_half_rte(x, 0, (__private half *)&bits);
+  return bits;
+}
 #define VECTOR4(type) type##4
+typedef uint2 u32x2;
 typedef VECTOR4(uint) u32x4;
 typedef VECTOR4(float) f32x4;
 #else
@@ -65,20 +72,35 @@ FUNCTION i64 groups_2(void) { return gridDim.z; }
 FUNCTION u32 bits_of_f32(float x) { return __float_as_uint(x); }
 FUNCTION float f32_of_bits(u32 x) { return __uint_as_float(x); }
 #ifdef JITDNN_INSTRUCTIONS
-FUNCTION float load_f16(const u16 *p, i64 i) { return to_f32_f16(p[i]); }
-FUNCTION void store_f16(u16 *p, i64 i, float x) { p[i] = to_f16(x); }
+FUNCTION float f32_of_f16(u16 bits) { return to_f32_f16(bits); }
+FUNCTION u16 bits_of_f16(float x) { return to_f16(x); }
 #else
-FUNCTION float load_f16(const u16 *p, i64 i) {
+#define HAS_NATIVE_NARROWING
+FUNCTION float f32_of_f16(u16 bits) {
   float x;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(p[i]));
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
 }
-FUNCTION void store_f16(u16 *p, i64 i, float x) {
+FUNCTION u16 bits_of_f16(float x) {
   u16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-  p[i] = bits;
+  return bits;
+}
+FUNCTION u16 bits_of_bf16(float x) {
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+/* the larger number, or NaN if either is */
+FUNCTION float max_nan_f32(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
 }
 #endif
+FUNCTION float load_f16(const u16 *p, i64 i) { return f32_of_f16(p[i]); }
+FUNCTION void store_f16(u16 *p, i64 i, float x) { p[i] = bits_of_f16(x); }
+struct __align__(8) u32x2 { u32 x, y; };
 struct __align__(16) u32x4 { u32 x, y, z, w; };
 struct __align__(16) f32x4 { float x, y, z, w; };
 #endif
@@ -96,11 +118,14 @@ typedef u16 bf16;
 typedef u8 boolean;
 
 FUNCTION float load_bf16(GLOBAL const u16 *p, i64 i) { return f32_of_bits((u32)p[i] << 16); }
+#ifndef HAS_NATIVE_NARROWING
 FUNCTION u16 bits_of_bf16(float x) {
   u32 bits = bits_of_f32(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits >> 16) | 0x40u); /* NaN stays NaN */
   return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);                 /* ties to even */
 }
+FUNCTION float max_nan_f32(float a, float b) { return a != a || a > b ? a : b; }
+#endif
 FUNCTION void store_bf16(GLOBAL u16 *p, i64 i, float x) { p[i] = bits_of_bf16(x); }
 FUNCTION float load_f32(GLOBAL const float *p, i64 i) { return p[i]; }
 FUNCTION void store_f32(GLOBAL float *p, i64 i, float x) { p[i] = x; }

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.gpu.pooling import PoolingWindow
+from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
 
+_POOLING = (PoolingWindow(),)
+
 # (problem class, direction or None for problems that have only one)
-PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {}
+PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
+    (Pooling, "fwd"): _POOLING,
+    (Pooling, "bwd"): _POOLING,
+}

@@ -1,0 +1,80 @@
+/* Neighbouring elements of a tensor as numbers.
+ *
+ * Defines: X, the type of storage; NUMBER, that of arithmetic; OFFSET, that of offsets in elements; PACKED, 1 where X is
+ * f32, f16 or bf16, which are accessed 4 to 16 bytes at once.
+ */
+#define LARGEST ((NUMBER)f32_of_bits(0x7f800000u)) /* infinity */
+#if PACKED
+#define UNPACK_f32(word, v, at) (v)[at] = f32_of_bits(word)
+#define UNPACK_bf16(word, v, at)             \
+  (v)[at] = f32_of_bits((u32)(word) << 16);  \
+  (v)[(at) + 1] = f32_of_bits((u32)(word) & 0xffff0000u)
+#define UNPACK_f16(word, v, at)                  \
+  (v)[at] = f32_of_f16((u16)((word) & 0xffffu)); \
+  (v)[(at) + 1] = f32_of_f16((u16)((word) >> 16))
+#define PACK_f32(v, at) bits_of_f32((v)[at])
+#define PACK_bf16(v, at) ((u32)bits_of_bf16((v)[at]) | (u32)bits_of_bf16((v)[(at) + 1]) << 16)
+#define PACK_f16(v, at) ((u32)bits_of_f16((v)[at]) | (u32)bits_of_f16((v)[(at) + 1]) << 16)
+#define A_WORD (4 / (int)sizeof(X)) /* elements of one */
+#endif
+
+/* `count` elements from p + i on, which together lie at a multiple of their size if `is_aligned`: both are constants once
+ * this is inlined */
+FUNCTION void load_vector(GLOBAL const X *p, OFFSET i, int count, int is_aligned, NUMBER *v) {
+#if PACKED
+  if (is_aligned && count % A_WORD == 0) {
+    u32 words[4];
+    if (count == 4 * A_WORD) {
+      u32x4 all = *(GLOBAL const u32x4 *)(p + i);
+      words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+    } else if (count == 2 * A_WORD) {
+      u32x2 both = *(GLOBAL const u32x2 *)(p + i);
+      words[0] = both.x, words[1] = both.y;
+    } else {
+      words[0] = *(GLOBAL const u32 *)(p + i);
+    }
+    for (int n = 0; n < count / A_WORD; ++n) {
+      JOIN(UNPACK_, X)(words[n], v, n * A_WORD);
+    }
+    return;
+  }
+#endif
+  for (int n = 0; n < count; ++n) v[n] = (NUMBER)LOAD(X, p, i + n);
+}
+
+FUNCTION void store_vector(GLOBAL X *p, OFFSET i, int count, int is_aligned, const NUMBER *v) {
+#if PACKED
+  if (is_aligned && count % A_WORD == 0) {
+    u32 words[4];
+    for (int n = 0; n < count / A_WORD; ++n) words[n] = JOIN(PACK_, X)(v, n * A_WORD);
+    if (count == 4 * A_WORD) {
+      u32x4 all;
+      all.x = words[0], all.y = words[1], all.z = words[2], all.w = words[3];
+      *(GLOBAL u32x4 *)(p + i) = all;
+    } else if (count == 2 * A_WORD) {
+      u32x2 both;
+      both.x = words[0], both.y = words[1];
+      *(GLOBAL u32x2 *)(p + i) = both;
+    } else {
+      *(GLOBAL u32 *)(p + i) = words[0];
+    }
+    return;
+  }
+#endif
+  for (int n = 0; n < count; ++n) STORE(X, p, i + n, v[n]);
+}
+
+/* alpha * v + beta * what is there; with beta 0 that is not read */
+FUNCTION void store_scaled(GLOBAL X *p, OFFSET i, int count, int is_aligned, const NUMBER *v, NUMBER alpha, NUMBER beta) {
+  NUMBER scaled[16];
+  for (int n = 0; n < count; ++n) scaled[n] = alpha * v[n];
+  if (beta != 0) {
+    NUMBER before[16];
+    load_vector(p, i, count, is_aligned, before);
+    for (int n = 0; n < count; ++n) scaled[n] += beta * before[n];
+  }
+  store_vector(p, i, count, is_aligned, scaled);
+}
+
+/* whether addresses are multiples of `bytes` */
+FUNCTION int is_multiple(GLOBAL const X *p, int bytes) { return ((u64)p & (u64)(bytes - 1)) == 0; }
