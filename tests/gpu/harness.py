@@ -1,7 +1,7 @@
 """Every algorithm of a GPU target against the float64 reference, in memory of the device that shows misuse.
 
-`check` is what `check` of conformance.py is for the CPU: the same cases, bounds and guards, with the buffers copied to the device
-and back around every run.
+`check` is what `check` of conformance.py is for the CPU: the same cases, bounds and guards, with the buffers copied to
+the device and back around every run.
 """
 
 from __future__ import annotations

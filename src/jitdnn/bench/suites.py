@@ -83,6 +83,17 @@ class Layer:
         )  # fmt: skip
         return replace(self, problem=other)
 
+    def stored(self, dtype: str | None = None, layout: str | None = None) -> Layer:
+        """The same layer with packed tensors of another element type or memory order; other problems as they are."""
+        problem = self.problem
+        if not isinstance(problem, Convolution) or (dtype is None and layout is None):
+            return self
+        other = Convolution.make(
+            problem.direction, problem.x.shape, problem.w.shape, problem.stride, problem.padding, problem.dilation,
+            problem.groups, problem.mode, dtype or problem.dtype, layout or problem.x.layout or "nchw",
+        )  # fmt: skip
+        return replace(self, problem=other)
+
     def limited(self, images: int | None = None, size: int | None = None) -> Layer | None:
         """The same layer with as many images as it has, but at most `images`, and so few that its operands take at
         most `size` bytes together; None if they take more even for one. Raises as `with_batch` does."""

@@ -135,7 +135,10 @@ def bench(
     threads: Threads = None,
     workspace_limit: Limit = None,
     peer: Annotated[
-        list[str] | None, typer.Option("--peer", help="torch, im2col or none; repeatable.  [default: none]")
+        list[str] | None,
+        typer.Option(
+            "--peer", help="torch, im2col or none; with --target cuda: cudnn; repeatable.  [default: none]"
+        ),
     ] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="Measure this algorithm, not the planner's choice.")
@@ -160,6 +163,11 @@ def bench(
         bool,
         typer.Option("--choices", help="Measure every algorithm of each problem, beside the planner's pick."),
     ] = False,
+    target: Annotated[str, typer.Option(help="Where to measure: cpu, or cuda (convolutions only).")] = "cpu",
+    dtype: Annotated[
+        str | None, typer.Option(help="Element type in place of the suite's: f32, bf16, f16 or f64.")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="Memory order in place of the suite's: nchw or nhwc.")] = None,
     list_suites: Annotated[bool, typer.Option("--list", help="List the built-in suites and stop.")] = False,
     memory_bound: Annotated[
         bool,
@@ -193,6 +201,7 @@ def bench(
     code = run_bench(
         problems or [], suite or [], direction.value, batch, threads, workspace_limit, peer or [], algorithm,
         find, json_rows, seconds, batch_limit, parse_bytes(most_bytes) if most_bytes else None, resume, choices,
+        target, dtype, layout,
     )  # fmt: skip
     raise typer.Exit(code)
 

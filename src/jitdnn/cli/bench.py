@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from jitdnn.bench import memory_bound
+from jitdnn.bench import cuda_driver, memory_bound
 from jitdnn.bench import sequences as sequence_cases
 from jitdnn.bench.choices import run_choices, summary_lines
 from jitdnn.bench.driver import Options, Row, run
@@ -29,6 +29,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.problems import parse
 from jitdnn.settings import current
 
+_RUNS = {"cpu": run, "cuda": cuda_driver.run}
 AnyRow = TypeVar("AnyRow", bound=JsonRow)
 
 
@@ -54,9 +55,14 @@ def run_bench(
     most_bytes: int | None = None,
     resume: bool = False,
     choices: bool = False,
+    target: str = "cpu",
+    dtype: str | None = None,
+    layout: str | None = None,
 ) -> int:
     """Measure and print. Returns 1 if any result was wrong or nothing could run a problem, else 0."""
-    layers = select(problems, suites, direction, batch, batch_limit, most_bytes)
+    if target not in _RUNS:
+        raise InvalidArgument(f"target {target!r}: it is measured on {' or '.join(_RUNS)}")
+    layers = select(problems, suites, direction, batch, batch_limit, most_bytes, dtype, layout)
     options = Options(
         peers=() if list(peers) == ["none"] else tuple(dict.fromkeys(peers)),
         algorithm=algorithm,
@@ -73,7 +79,7 @@ def run_bench(
     with ExitStack() as stack:
         stream = _open(json_rows, stack)
         advance = stack.enter_context(progress(len(layers), "measuring", is_quiet=True))
-        rows += _collect(run(layers, options, advance), stream)
+        rows += _collect(_RUNS[target](layers, options, advance), stream)
     if stream is not sys.stdout:
         show(rows)
     return 1 if any(row.failure for row in rows) else 0
@@ -157,6 +163,8 @@ def select(
     batch: int | None,
     batch_limit: int | None = None,
     most_bytes: int | None = None,
+    dtype: str | None = None,
+    layout: str | None = None,
 ) -> list[Layer]:
     """The different problems that were asked for, each once. Raises InvalidArgument if there are none."""
     layers = [Layer(parse(problem)) for problem in problems]
@@ -165,6 +173,7 @@ def select(
         raise InvalidArgument(
             "nothing to measure: give a problem string or --suite (--list shows those there are)"
         )
+    layers = [layer.stored(dtype, layout) for layer in layers]
     if batch is not None:
         layers = [layer.with_batch(batch) for layer in layers]
     if batch_limit is not None or most_bytes is not None:

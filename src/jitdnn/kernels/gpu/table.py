@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.gpu.convolution_direct import Direct
+from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.kernels.gpu.pooling import PoolingWindow
+from jitdnn.problems.convolution import DIRECTIONS, Convolution
+from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
 
@@ -11,6 +15,8 @@ _POOLING = (PoolingWindow(),)
 
 # (problem class, direction or None for problems that have only one)
 PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
+    **{(Convolution, direction): (Direct(),) for direction in DIRECTIONS},
+    (MatMul, None): (TiledGemm(),),
     (Pooling, "fwd"): _POOLING,
     (Pooling, "bwd"): _POOLING,
 }
