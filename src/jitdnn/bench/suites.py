@@ -127,14 +127,18 @@ def transposed_direction(direction: str) -> str:
 
 
 def built_in() -> dict[str, tuple[Layer, ...]]:
-    """The suites of the package by name: whole files (`classic`) and each network in them (`resnet18`)."""
+    """The suites of the package by name: whole files (`classic`) and each network in them (`resnet18`).
+
+    A layer that several files list belongs to its network once.
+    """
     found: dict[str, tuple[Layer, ...]] = {}
+    networks: dict[str, dict[str, Layer]] = {}
     for entry in sorted(resources.files("jitdnn.bench").joinpath("suites").iterdir(), key=lambda e: e.name):
         layers = tuple(read_text(entry.read_text(encoding="utf-8"), entry.name))
         found[entry.name.removesuffix(".txt")] = layers
-        for network in dict.fromkeys(layer.network for layer in layers):
-            found[network] = tuple(layer for layer in layers if layer.network == network)
-    return found
+        for layer in layers:
+            networks.setdefault(layer.network, {}).setdefault(layer.label, layer)
+    return found | {network: tuple(layers.values()) for network, layers in networks.items()}
 
 
 def load(name: str) -> tuple[Layer, ...]:
