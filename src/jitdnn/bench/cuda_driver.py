@@ -163,8 +163,9 @@ def _own(torch: Any, plan: Plan, problem: Convolution, sets: Sequence[Sequence[A
     return _Candidate("jitdnn", run, lambda: outputs[0])
 
 
-def _call(torch: Any, problem: Convolution, first: Any, second: Any, like: Any) -> Any:
+def _call(torch: Any, problem: Convolution, inputs: Sequence[Any], like: Any) -> Any:
     """The problem by PyTorch; `like` has the shape and memory order of what is differentiated."""
+    first, second = inputs
     lift = 1 if len(problem.spatial) == 1 else 0  # channels-last exists from two axes on
     stride, dilation = [1] * lift + [*problem.stride], [1] * lift + [*problem.dilation]
     padding = [0] * lift + [before for before, _ in problem.padding]
@@ -202,7 +203,7 @@ def _peer(torch: Any, problem: Convolution, sets: Sequence[Sequence[Any]], order
 
     def run(number: int) -> None:
         with torch.no_grad():
-            last[0] = _call(torch, problem, *tensors[number], like)
+            last[0] = _call(torch, problem, tensors[number], like)
 
     return _Candidate(
         f"cudnn_{order}", run, lambda: last[0].squeeze(2) if len(problem.spatial) == 1 else last[0]
@@ -215,7 +216,7 @@ def _reference(torch: Any, problem: Convolution, tensors: Sequence[Any]) -> Any:
     given = [_lifted(problem, tensor).to(wide).contiguous() for tensor in tensors]
     like = _lifted(problem, _empty(torch, problem.outputs[0])).to(wide).contiguous()
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=False):
-        result = _call(torch, problem, *given, like)
+        result = _call(torch, problem, given, like)
     return result.squeeze(2) if len(problem.spatial) == 1 else result
 
 

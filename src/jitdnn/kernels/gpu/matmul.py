@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import cast
 
-from jitdnn.kernels.gpu import contraction
-from jitdnn.kernels.gpu.convolution_direct import Direct
+from jitdnn.kernels.gpu.contraction import Contraction, lower_matmul
+from jitdnn.kernels.gpu.contraction_algorithm import Contracted
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 
 
-class TiledGemm(Direct):
+class TiledGemm(Contracted):
     """Tiles of sums in registers, panels through the group's memory; every batch is a group of its own."""
 
     name = "tiled_gemm"
     problem = MatMul
 
-    def _lowered(self, problem: Problem) -> contraction.Contraction:
-        return contraction.lower_matmul(cast(MatMul, problem))
+    def lowered(self, problem: Problem) -> Contraction:
+        return lower_matmul(cast(MatMul, problem))
