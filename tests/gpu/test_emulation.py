@@ -8,11 +8,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from emulation.device import EmulatedCudaDevice, missing  # conftest.py makes it importable
-from one_kernel import HEAD, run
 
+from emulation.device import EmulatedCudaDevice, missing  # conftest.py makes it importable
 from jitdnn.devices.gpu import Launch, Source
 from jitdnn.errors import CompileError, DeviceError
+from one_kernel import HEAD, run
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -78,7 +78,6 @@ def test_shared_arrays_begin_as_poison_in_every_block() -> None:
 def test_dynamic_shared_memory_declared_outside_of_functions() -> None:
     y = np.zeros(32, np.float32)
     before = """
-        // what { and " do in a comment does not matter
         extern __shared__ __align__(16) unsigned char storage[];
         template <int offset> FUNCTION f32 *at() { return reinterpret_cast<f32 *>(storage) + offset; }\n"""
     body = (
@@ -132,6 +131,22 @@ def test_plain_sources_run_too() -> None:
     assert (y == np.clip(np.rint(10 * np.exp(x.astype(np.float64))), -128, 127)).all()
 
 
+def test_kernels_that_macros_make() -> None:
+    text = """
+        #define MAKE(name, type) KERNEL(sizeof(type) * 8) void name##_##type(GLOBAL type *y, \\
+            GLOBAL u8 *workspace, SCALE alpha, SCALE beta) { y[THREAD_ID] = THREAD_ID; }
+        MAKE(count, i32) MAKE(count, f64)
+        extern "C" __launch_bounds__(16, 1) __global__ void third(f64 *y, u8 *, f64 alpha, f64)
+        { y[40 + threadIdx.x] *= alpha; }"""
+    y = np.zeros(64)
+    launches = [Launch("count_f64", 1, 64), Launch("third", 1, 16)]
+    kernel = DEVICE.kernel(Source("made", text), launches, 1)
+    kernel(None, [y.ctypes.data], 2.0, 0.0, 0)
+    expected = np.arange(64.0)
+    expected[40:56] *= 2
+    assert np.array_equal(y, expected)
+
+
 # ---- Errors become exceptions -------------------------------------------------------------------------------------
 
 ERRORS = {
@@ -163,6 +178,14 @@ ERRORS = {
     "cp_async misaligned in global memory": (
         "__shared__ __align__(16) u8 a[64]; cp_async16(a, x + 1);",
         "cp_async: misaligned address .* global memory",
+    ),
+    "a static array that is aligned by luck": (
+        "__shared__ f32 a[64]; cp_async16(a, x);",
+        "cp_async: misaligned address .* shared memory",
+    ),
+    "dynamic shared memory that is aligned by luck": (
+        "extern __shared__ u8 a[]; cp_async16(a, x);",
+        "cp_async: misaligned address .* shared memory",
     ),
     "cp_async to global memory": ("cp_async16(y, x);", "out of range of shared memory"),
     "ldmatrix misaligned": (

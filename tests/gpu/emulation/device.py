@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
-import re
 import shutil
 import struct
 import subprocess
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,27 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.devices.gpu import Launch, Source, read_text
+from emulation.build import built_runtime, built_source, missing
+from jitdnn.devices.gpu import Launch, Source
 from jitdnn.errors import CompileError, DeviceError
 from jitdnn.tensor import compute_dtype
 
-HERE = Path(__file__).parent
-COMPILER = shutil.which("g++")
-_CHECKS = "alignment,bounds,shift-exponent,signed-integer-overflow,integer-divide-by-zero"
-_OPTIONS = [
-    "-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-fvisibility=hidden",
-    "-w", "-g1", f"-fsanitize={_CHECKS}",
-]  # fmt: skip
-_DYNAMIC = re.compile(
-    r"\bextern\b(?P<before>[^;{}]*?)\b__shared__\b(?P<type>[^;{}]*?)(?P<name>\w+)\s*\[\s*\]\s*;"
-)
-_ALIGNMENT = re.compile(r"\b(?:__align__|alignas)\s*\([^)]*\)")
+__all__ = ["EmulatedCudaDevice", "missing"]
+
 _LOCK = threading.Lock()  # the runtime has one set of fibers
-
-
-def missing() -> str | None:
-    """What this machine lacks for the emulated device, in words; None if nothing."""
-    return None if COMPILER and shutil.which("objcopy") else "the emulated CUDA device needs g++ and objcopy"
 
 
 @dataclass(frozen=True)
@@ -77,7 +61,7 @@ class EmulatedCudaDevice:
 
     def compile(self, source: Source) -> bytes:
         """The path of the compiled source. Raises CompileError."""
-        return os.fsencode(_compiled(source, self.arch))
+        return os.fsencode(built_source(source, self.arch))
 
     def kernel(
         self,
@@ -130,11 +114,9 @@ class EmulatedKernel:
         gets = self._pointers + 3 + len(self._extras) + len(self._floats)
         if takes != gets:
             raise CompileError(f"{name} takes {takes} arguments and is launched with {gets}")
-        declared = getattr(self._library, f"emulation_threads_{name}", None)
-        if declared is not None and declared() != launch.threads:
-            raise DeviceError(
-                f"{name} is declared for {declared()} threads and launched with {launch.threads}"
-            )
+        declared = getattr(self._library, f"emulation_threads_{name}")()
+        if declared not in (0, launch.threads):
+            raise DeviceError(f"{name} is declared for {declared} threads and launched with {launch.threads}")
         if not 1 <= launch.threads <= device.max_threads:
             raise DeviceError(f"{name} is launched with {launch.threads} threads of a group")
         if not 0 <= launch.shared <= device.shared_bytes:
@@ -161,9 +143,9 @@ class EmulatedKernel:
         with _LOCK:
             failed = _runtime().emulation_launch(
                 getattr(library, f"emulation_entry_{launch.function}"), slots, (ctypes.c_uint * 3)(*launch.grid),
-                launch.threads, ctypes.c_size_t(launch.shared), ctypes.c_void_p(library.emulation_shared_begin()),
-                ctypes.c_void_p(library.emulation_shared_end()), ctypes.c_double(self._device.seconds),
-                int(self._source.dialect == "plain"), message, len(message), ctypes.byref(fault),
+                launch.threads, launch.shared, library.emulation_alignment(), library.emulation_shared_begin(),
+                library.emulation_shared_end(), self._device.seconds, self._source.dialect == "plain",
+                message, len(message), ctypes.byref(fault),
             )  # fmt: skip
         if failed:
             place = _place(library, fault.value) if fault.value else ""
@@ -172,46 +154,15 @@ class EmulatedKernel:
             )
 
 
-def _text(source: Source) -> str:
-    """All that g++ reads: the stand-in of CUDA, the source in a namespace of its own, and the exported kernels."""
-    plain = '#define HAS_F64 1\n#line 1 "plain.h"\n' + read_text("jitdnn.kernels.gpu", "plain.h")
-    text = _with_dynamic_shared(source.complete(f'{plain}\n#line 1 "{source.name}"'))
-    exports = []
-    for bounds, name in re.findall(
-        r"(?:\bKERNEL2?\s*(\(.*?\))|__global__[^;{]*?)\s*void\s+(\w+)\s*\(", source.text
-    ):
-        exports.append(f"EMULATION_EXPORT({name})")
-        if bounds:
-            exports.append(f"EMULATION_EXPORT_THREADS({name}, {bounds[1:-1]})")
-    return f'#include "cuda.h"\nnamespace {{\n{text}\n}}\n' + "\n".join(exports) + "\n"
-
-
-def _with_dynamic_shared(text: str) -> str:
-    """`extern __shared__ type name[];` as a pointer, which in C++ is what it can be on the CPU."""
-
-    def replaced(found: re.Match[str]) -> str:
-        kind = _ALIGNMENT.sub("", found["before"] + found["type"]).strip()
-        before = re.sub(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', "", text[: found.start()], flags=re.DOTALL)
-        lines = "\n" * found[0].count("\n")
-        pointer = f"(({kind} *)emulation::emulation_dynamic_shared)"
-        if before.count("{") > before.count("}"):
-            return f"{kind} *const {found['name']} = {pointer};{lines}"
-        return f"\n#define {found['name']} {pointer}\n{lines}"
-
-    return _DYNAMIC.sub(replaced, text)
-
-
-def _compiled(source: Source, arch: str) -> Path:
-    capability = re.sub(r"\D", "", arch)
-    options = (*_OPTIONS, f"-DEMULATION_ARCH={capability}0", f"-I{HERE}")
-    return _built(source.name, _text(source), options, (HERE / "cuda.h", HERE / "runtime.h"))
-
-
 @functools.cache
 def _runtime() -> ctypes.CDLL:
-    options = ("-std=c++17", "-O3", "-march=native", "-fno-strict-aliasing", "-fPIC", f"-I{HERE}")
-    path = _built("runtime", (HERE / "runtime.cpp").read_text(), options, (HERE / "runtime.h",))
-    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    runtime = ctypes.CDLL(str(built_runtime()), mode=ctypes.RTLD_GLOBAL)
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    runtime.emulation_launch.argtypes = [
+        pointer, ctypes.c_char_p, pointer, ctypes.c_int, size, size, pointer, pointer, ctypes.c_double, ctypes.c_int,
+        pointer, ctypes.c_int, pointer,
+    ]  # fmt: skip
+    return runtime
 
 
 @functools.cache
@@ -220,47 +171,6 @@ def _library(path: str) -> ctypes.CDLL:
     library = ctypes.CDLL(path)
     library.emulation_shared_begin.restype = library.emulation_shared_end.restype = ctypes.c_void_p
     return library
-
-
-def _built(name: str, text: str, options: Sequence[str], headers: Sequence[Path]) -> Path:
-    """The shared library of a text, from the cache if it is there. Raises CompileError."""
-    if reason := missing():
-        raise DeviceError(reason)
-    digest = hashlib.sha256("\0".join([text, *options, _machine()]).encode())
-    for header in headers:
-        digest.update(header.read_bytes())
-    folder = Path(tempfile.gettempdir()) / f"jitdnn-emulation-{os.getuid()}"
-    path = folder / f"{name}-{digest.hexdigest()[:24]}.so"
-    if path.exists():
-        return path
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        stem = Path(scratch) / name
-        source, compiled, linked = (stem.with_suffix(suffix) for suffix in (".cpp", ".o", ".so"))
-        source.write_text(text)
-        # in steps: static arrays get a section of their own, and linking must not know of the sanitizer, whose
-        # functions the runtime has
-        for command in (
-            [str(COMPILER), *options, "-c", str(source), "-o", str(compiled)],
-            ["objcopy", "--rename-section", ".bss=shared_arrays", str(compiled)],
-            [str(COMPILER), "-shared", str(compiled), "-o", str(linked)],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise CompileError(f"{name} does not compile with g++:\n{done.stderr[:8000]}")
-        linked.rename(path)
-    return path
-
-
-@functools.cache
-def _machine() -> str:
-    """The compiler and the instructions of this machine."""
-    version = subprocess.run([str(COMPILER), "--version"], capture_output=True, text=True, check=True).stdout
-    try:
-        flags = re.search(r"^(?:flags|Features)\s*:.*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        flags = None
-    return version + (flags[0] if flags else "")
 
 
 def _place(library: ctypes.CDLL, address: int) -> str:

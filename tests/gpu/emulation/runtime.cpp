@@ -1,7 +1,7 @@
 // Runs CUDA kernels on one CPU thread: blocks one after the other, the threads of a block as fibers that run until the
 // next barrier or warp instruction. Between two of those each thread runs alone, which is the schedule that shows a
 // missing barrier best. Errors end the launch with a message instead of the process.
-#include "runtime.h"
+#include "warp.h"
 
 #include <csetjmp>
 #include <csignal>
@@ -19,7 +19,7 @@
 namespace emulation {
 namespace {
 
-constexpr int WARP = 32, MOST_THREADS = 1024, MOST_WARPS = MOST_THREADS / WARP;
+constexpr int MOST_THREADS = 1024, MOST_WARPS = MOST_THREADS / WARP;
 constexpr size_t PAGE = 4096, STACK = 256 << 10, ARENA = 256 << 10, MARGIN = 128;
 constexpr unsigned char POISON = 0xff;  // NaN in every floating-point type
 
@@ -41,13 +41,6 @@ struct Fiber {
     int count, room;   // of copies
     int *groups;       // copies in front of the end of each committed group
     int group_count, group_room;
-};
-
-struct Warp {
-    Word live, ready, arrived;
-    Kind kind;
-    int line;
-    void *operands[WARP];
 };
 
 Fiber fibers[MOST_THREADS];
@@ -193,31 +186,6 @@ void release_barrier() {
         if (fibers[thread].state == AT_BARRIER) fibers[thread].state = RUNNING;
 }
 
-// ---- What the lanes of a warp do together, when the last of them has come ---------------------------------------
-
-float f32_of_bits(Word bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-void shuffle(Warp &warp) {
-    for (int lane = 0; lane < WARP; ++lane) {
-        if (!(warp.arrived >> lane & 1)) continue;
-        auto *own = static_cast<Shuffle *>(warp.operands[lane]);
-        const int source = own->source < 0 ? lane : own->source;
-        own->result = warp.arrived >> source & 1 ? static_cast<Shuffle *>(warp.operands[source])->value : ~0ull;
-    }
-}
-
-void ballot(Warp &warp) {
-    Word votes = 0;
-    for (int lane = 0; lane < WARP; ++lane)
-        if (warp.arrived >> lane & 1) votes |= Word(static_cast<Ballot *>(warp.operands[lane])->value) << lane;
-    for (int lane = 0; lane < WARP; ++lane)
-        if (warp.arrived >> lane & 1) static_cast<Ballot *>(warp.operands[lane])->result = votes;
-}
-
 bool is_shared(const void *pointer, size_t bytes) {
     const auto *from = static_cast<const unsigned char *>(pointer);
     const auto *to = from + bytes;
@@ -239,65 +207,7 @@ void check_shared(const void *pointer, size_t bytes, int thread, int line, const
     set_current(was);
 }
 
-void ldmatrix(Warp &warp, int first_thread) {
-    const auto &first = *static_cast<Ldmatrix *>(warp.operands[0]);
-    const unsigned short *rows[WARP];
-    for (int lane = 0; lane < 8 * first.matrices; ++lane) {
-        rows[lane] = static_cast<const unsigned short *>(static_cast<Ldmatrix *>(warp.operands[lane])->row);
-        check_shared(rows[lane], 16, first_thread + lane, warp.line, "ldmatrix");
-    }
-    for (int lane = 0; lane < WARP; ++lane) {
-        auto &own = *static_cast<Ldmatrix *>(warp.operands[lane]);
-        for (int matrix = 0; matrix < first.matrices; ++matrix) {
-            const unsigned short *const *row = rows + 8 * matrix;
-            const int group = lane / 4, pair = 2 * (lane % 4);
-            const Word low = first.is_transposed ? row[pair][group] : row[group][pair];
-            const Word high = first.is_transposed ? row[pair + 1][group] : row[group][pair + 1];
-            own.result[matrix] = low | high << 16;
-        }
-    }
-}
-
-// D[16][8] += A[16][K] * B[K][8], spread over the lanes as the PTX manual draws it: a register holds `packed`
-// neighbours along K.
-template <int K, int packed, typename Sum, typename Decode>
-void mma(Warp &warp, Decode decode) {
-    static Sum a[16][K], b[K][8], d[16][8];
-    for (int lane = 0; lane < WARP; ++lane) {
-        const auto *own = static_cast<const Mma *>(warp.operands[lane]);
-        const int group = lane / 4, inner = lane % 4;
-        for (int n = 0; n < 4; ++n) {
-            const Word bits = static_cast<const Word *>(own->a)[n];
-            const int row = group + 8 * (n % 2), column = packed * (inner + 4 * (n / 2));
-            for (int part = 0; part < packed; ++part) a[row][column + part] = decode(bits, part);
-        }
-        for (int n = 0; n < 2; ++n) {
-            const Word bits = static_cast<const Word *>(own->b)[n];
-            const int row = packed * (inner + 4 * n);
-            for (int part = 0; part < packed; ++part) b[row + part][group] = decode(bits, part);
-        }
-        for (int n = 0; n < 4; ++n) d[group + 8 * (n / 2)][2 * inner + n % 2] = static_cast<const Sum *>(own->d)[n];
-    }
-    for (int row = 0; row < 16; ++row)
-        for (int k = 0; k < K; ++k)
-            for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
-    for (int lane = 0; lane < WARP; ++lane) {
-        const auto *own = static_cast<const Mma *>(warp.operands[lane]);
-        for (int n = 0; n < 4; ++n) static_cast<Sum *>(own->d)[n] = d[lane / 4 + 8 * (n / 2)][2 * (lane % 4) + n % 2];
-    }
-}
-
-void mma_f64(Warp &warp) {
-    const auto operand = [&](int lane) { return static_cast<const Mma *>(warp.operands[lane]); };
-    for (int lane = 0; lane < WARP; ++lane) {
-        const int row = lane / 4, column = 2 * (lane % 4);
-        auto *d = static_cast<double *>(operand(lane)->d);
-        for (int n = 0; n < 2; ++n)
-            for (int k = 0; k < 4; ++k)
-                d[n] += *static_cast<const double *>(operand(4 * row + k)->a) *
-                        *static_cast<const double *>(operand(4 * (column + n) + k)->b);
-    }
-}
+// ---- What the lanes of a warp do together, when the last of them has come ---------------------------------------
 
 void complete(int index) {
     Warp &warp = warps[index];
@@ -308,13 +218,17 @@ void complete(int index) {
         case SYNC: break;
         case SHUFFLE: shuffle(warp); break;
         case BALLOT: ballot(warp); break;
-        case LDMATRIX: ldmatrix(warp, index * WARP); break;
+        case LDMATRIX:
+            for (int lane = 0; lane < 8 * static_cast<Ldmatrix *>(warp.operands[0])->matrices; ++lane)
+                check_shared(static_cast<Ldmatrix *>(warp.operands[lane])->row, 16, index * WARP + lane, warp.line, "ldmatrix");
+            ldmatrix(warp);
+            break;
         case MMA_BF16:
             mma<16, 2, float>(warp, [](Word bits, int part) { return f32_of_bits(part ? bits & 0xffff0000u : bits << 16); });
             break;
         case MMA_F16:
             mma<16, 2, float>(warp, [](Word bits, int part) {
-                return emulation_f32_of_f16(static_cast<unsigned short>(bits >> 16 * part));
+                return f32_of_f16(static_cast<unsigned short>(bits >> 16 * part));
             });
             break;
         case MMA_TF32: mma<8, 1, float>(warp, [](Word bits, int) { return f32_of_bits(bits & ~0x1fffu); }); break;
@@ -509,35 +423,6 @@ void *emulation_shared_pointer(Word address) {
     return emulation_dynamic_shared + static_cast<int>(address);
 }
 
-float emulation_f32_of_f16(unsigned short half) {
-    const Word magnitude = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
-    if (magnitude >= 0x7c00u << 13) return f32_of_bits(sign | magnitude | 0x7f800000u);
-    const float value = f32_of_bits(magnitude) * 0x1p112f;  // the exponents' biases differ by 112
-    return sign ? -value : value;
-}
-
-unsigned short emulation_f16_of_f32(float value) {
-    Word bits;
-    memcpy(&bits, &value, sizeof bits);
-    const Word sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return 0x7fff;
-    if (magnitude >= 0x477ff000u) return static_cast<unsigned short>(sign | 0x7c00u);  // 65520 and more
-    if (magnitude < 0x38800000u) {  // below 2^-14 steps are 2^-24: the sum with 0.5 rounds to them
-        const float sum = f32_of_bits(magnitude) + 0.5f;
-        memcpy(&bits, &sum, sizeof bits);
-        return static_cast<unsigned short>(sign | (bits - 0x3f000000u));
-    }
-    const Word rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
-    return static_cast<unsigned short>(sign | (rounded - 0x38000000u) >> 13);
-}
-
-unsigned short emulation_bf16_of_f32(float value) {
-    Word bits;
-    memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
-    return static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
 // ---- What the compiler's checks call -----------------------------------------------------------------------------
 
 struct Place {
@@ -559,7 +444,7 @@ CHECK(divrem_overflow, "division by zero, or of the least integer by -1")
 
 // Runs a launch. Returns 0, or 1 with what went wrong in `text` and, if an instruction failed, where it is in `fault`.
 int emulation_launch(void (*entry)(const void *), const void *slots, const unsigned *grid, int group, size_t shared,
-                     void *shared_begin, void *shared_end, double seconds, int strict, char *text, int room,
+                     size_t alignment, void *shared_begin, void *shared_end, double seconds, int strict, char *text, int room,
                      uintptr_t *fault) {
     kernel = entry;
     arguments = slots;
@@ -581,7 +466,8 @@ int emulation_launch(void (*entry)(const void *), const void *slots, const unsig
         mprotect(arena - PAGE, PAGE, PROT_NONE);
         mprotect(arena + ARENA, PAGE, PROT_NONE);
     }
-    emulation_dynamic_shared = arena + ARENA - (shared + MARGIN - 1) / MARGIN * MARGIN;
+    // aligned as it is declared and no better
+    emulation_dynamic_shared = arena + ARENA - (shared + MARGIN - 1) / MARGIN * MARGIN - alignment % MARGIN;
 
     static const int caught[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGRTMIN + 3};
     constexpr int CAUGHT = sizeof caught / sizeof *caught;

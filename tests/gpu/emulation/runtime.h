@@ -44,9 +44,6 @@ void emulation_commit();
 void emulation_wait(int pending);
 Word emulation_shared_address(const void *shared, int line);
 void *emulation_shared_pointer(Word address);
-float emulation_f32_of_f16(unsigned short half);
-unsigned short emulation_f16_of_f32(float value);
-unsigned short emulation_bf16_of_f32(float value);
 }
 
 }  // namespace emulation
