@@ -1,0 +1,358 @@
+// Convolution forward and backward to the data, and the matrix product: an implicit matrix product
+//
+//     result[pixel, column] = sum over taps and channels of  data[pixel moved by tap, channel] * filter[column, tap, channel]
+//
+// with rows = pixels (image, place), columns = channels of the result, and the reduction over (tap, channel), channels
+// inside. A strided backward data is several of these, one for each residue of the place modulo the stride ("class"):
+// results of a class are at residue + stride * place, and only its own taps meet them.
+//
+// Blocks: axis 0 tiles, columns inside; axis 1 groups; axis 2 parts of the reduction within classes.
+//
+// Macros beside those of implicit_gemm.cuh: DEPTH (channels of a group), WIDTH (columns of a group), IMAGES,
+// CLASSES, CLASS_TABLE (see Class), SHIFTS, FILTER_STEPS (of a tap along the three axes), MOVES (results per step of
+// data), SPREAD (results of a class lie so far apart), EXTENTS (of the data), DATA_*, FILTER_*, RESULT_* (strides),
+// MASK_AXES, COPY_A, COPY_B (bytes of an asynchronous copy; 0: element by element), FILTER_ACROSS, PARTS, INDEX.
+
+struct Class {
+    int results[3], residue[3], taps[3], offset[3], start[3];  // start: bias of the first tap in the filter
+};
+
+struct Tap {
+    INDEX data, filter;  // elements from the pixel's, and from the column's
+#if IS_MASKED
+    u32 bits;  // of it in a row's mask
+#else
+    int moved[3];
+#endif
+};
+
+constexpr u32 ROW_BIT = 1u << 30, NO_TAP = 1u << 31;
+constexpr INDEX TILES_WIDE = (WIDTH + BN - 1) / BN;
+
+FUNCTION Class class_of(int number) {
+#if CLASSES == 1
+    constexpr Class only = CLASS_TABLE;  // so that divisions by its extents are by constants
+    return only;
+#else
+    static CONSTANT_TABLE Class all[CLASSES] = {CLASS_TABLE};
+    return all[number];
+#endif
+}
+
+// Pixel m of a class: its image, and its place along the axes.
+FUNCTION INDEX pixel_place(const Class &c, INDEX m, int (&place)[3]) {
+    place[2] = (int)(m % c.results[2]);
+    m /= c.results[2];
+    place[1] = (int)(m % c.results[1]);
+    m /= c.results[1];
+    place[0] = (int)(m % c.results[0]);
+    return m / c.results[0];
+}
+
+FUNCTION void fill_taps(const Class &c, Tap *taps, int count) {
+    constexpr int shifts[3] = {SHIFTS}, steps[3] = {FILTER_STEPS};
+    constexpr i64 data_strides[3] = {DATA_STRIDES}, filter_strides[3] = {FILTER_STRIDES};
+    constexpr bool is_masked[3] = {MASK_AXES};
+    for (int t = threadIdx.x; t <= count; t += BLOCK) {
+        Tap tap = {};
+        int rest = t;
+#if IS_MASKED
+        tap.bits = t == count ? NO_TAP : ROW_BIT;
+        int bit = 0;
+#endif
+        if (t < count) {
+#pragma unroll
+            for (int axis = 2; axis >= 0; --axis) {
+                const int i = rest % c.taps[axis], moved = c.offset[axis] + i * shifts[axis];
+                rest /= c.taps[axis];
+                tap.data += (INDEX)(moved * data_strides[axis]);
+                tap.filter += (INDEX)((c.start[axis] + i * steps[axis]) * filter_strides[axis]);
+#if IS_MASKED
+                if (is_masked[axis]) {
+                    tap.bits |= 1u << (bit + i);
+                    bit += c.taps[axis];
+                }
+#else
+                tap.moved[axis] = moved;
+#endif
+            }
+        }
+#if !IS_MASKED
+        if (t == count) tap.moved[0] = 1 << 30;
+#endif
+        taps[t] = tap;
+    }
+}
+
+constexpr int A_LINES = BM * CHUNKS_K / BLOCK, A_STEP = BLOCK / CHUNKS_K;
+static_assert(A_LINES * A_STEP == BM, "the threads divide the rows of a tile evenly");
+
+// The rows that a thread copies.
+struct Rows {
+    INDEX start[A_LINES];  // element of the data at the pixel, before any tap
+#if IS_MASKED
+    u32 mask[A_LINES];  // a bit for each tap of an axis that lies inside, and the row's own
+#else
+    int place[A_LINES][3];
+#endif
+
+    METHOD void set(const Class &c, INDEX first, INDEX pixels) {
+        constexpr int shifts[3] = {SHIFTS}, moves[3] = {MOVES}, extents[3] = {EXTENTS};
+        constexpr i64 data_strides[3] = {DATA_STRIDES};
+        constexpr bool is_masked[3] = {MASK_AXES};
+#pragma unroll
+        for (int line = 0; line < A_LINES; ++line) {
+            const INDEX m = first + threadIdx.x / CHUNKS_K + line * A_STEP;
+            int at[3];
+            start[line] = pixel_place(c, m, at) * (INDEX)DATA_IMAGE;
+#if IS_MASKED
+            mask[line] = m < pixels ? ROW_BIT : 0;
+            int bit = 0;
+#endif
+#pragma unroll
+            for (int axis = 2; axis >= 0; --axis) {
+                at[axis] *= moves[axis];
+                start[line] += (INDEX)(at[axis] * data_strides[axis]);
+#if IS_MASKED
+                if (is_masked[axis]) {
+                    for (int i = 0; i < c.taps[axis]; ++i)
+                        if ((u32)(at[axis] + c.offset[axis] + i * shifts[axis]) < (u32)extents[axis])
+                            mask[line] |= 1u << (bit + i);
+                    bit += c.taps[axis];
+                }
+#else
+                place[line][axis] = m < pixels ? at[axis] : 1 << 29;
+#endif
+            }
+#if IS_MASKED
+            if (m >= pixels) mask[line] = 0;
+#endif
+        }
+    }
+
+    METHOD bool is_inside(int line, const Tap &tap) const {
+#if IS_MASKED
+        return (mask[line] & tap.bits) == tap.bits;
+#else
+        constexpr int extents[3] = {EXTENTS};
+        bool inside = true;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis)
+            inside = inside && (u32)(place[line][axis] + tap.moved[axis]) < (u32)extents[axis];
+        return inside;
+#endif
+    }
+};
+
+struct Loader {
+    Rows rows;
+    const DTYPE *data;
+    const DTYPE *filter;  // at the first column of the tile
+    const Tap *taps;
+    int tap_count, columns;  // columns that the tile has
+
+    METHOD Tap tap_at(int k, int &channel) const {
+        const int tap = k / DEPTH;
+        channel = k - tap * DEPTH;
+        return taps[min(tap, tap_count)];
+    }
+
+    METHOD void load(u8 *stage, int number) {
+        load_data(stage, number * BK);
+        if constexpr (FILTER_ACROSS)
+            load_filter_across(stage + A_BYTES, number * BK);
+        else
+            load_filter(stage + A_BYTES, number * BK);
+    }
+
+    METHOD void load_data(u8 *stage, int k) {
+        const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
+        k += chunk * CHUNK;
+        if constexpr (COPY_A > 0) {
+            constexpr int piece = COPY_A > 0 ? COPY_A / ELEMENT_BYTES : 1;
+            const u32 to = smem_address(stage);
+#pragma unroll
+            for (int e = 0; e < CHUNK; e += piece) {
+                int channel;
+                const Tap tap = tap_at(k + e, channel);
+#pragma unroll
+                for (int line = 0; line < A_LINES; ++line)
+                    copy_async<COPY_A>(to + place<CHUNKS_K>(row + line * A_STEP, chunk) + e * ELEMENT_BYTES,
+                                       data + (rows.start[line] + (tap.data + channel)), rows.is_inside(line, tap));
+            }
+        } else {
+            for (int e = 0; e < CHUNK; ++e) {
+                int channel;
+                const Tap tap = tap_at(k + e, channel);
+                const INDEX from = tap.data + (INDEX)(channel * (i64)DATA_CHANNEL);
+#pragma unroll
+                for (int line = 0; line < A_LINES; ++line) {
+                    u8 *to = stage + place<CHUNKS_K>(row + line * A_STEP, chunk) + e * ELEMENT_BYTES;
+                    *(DTYPE *)to = rows.is_inside(line, tap) ? data[rows.start[line] + from] : (DTYPE)0;
+                }
+            }
+        }
+    }
+
+    // [column][reduction]
+    METHOD void load_filter(u8 *stage, int k) {
+        const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
+        k += chunk * CHUNK;
+        constexpr int piece = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
+        const u32 to = smem_address(stage);
+#pragma unroll
+        for (int e = 0; e < CHUNK; e += piece) {
+            int channel;
+            const Tap tap = tap_at(k + e, channel);
+            const bool is_tap = k + e < tap_count * DEPTH && channel < FILTER_DEPTH;
+            const DTYPE *from = filter + tap.filter + (INDEX)(channel * (i64)FILTER_CHANNEL);
+#pragma unroll
+            for (int line = 0; line < (BN + A_STEP - 1) / A_STEP; ++line) {
+                const int column = row + line * A_STEP;
+                if (BN % A_STEP != 0 && column >= BN) break;
+                const bool is_valid = is_tap && column < columns;
+                const DTYPE *p = from + (INDEX)(column * (i64)FILTER_COLUMN);
+                const int at = place<CHUNKS_K>(column, chunk) + e * ELEMENT_BYTES;
+                if constexpr (COPY_B > 0)
+                    copy_async<COPY_B>(to + at, p, is_valid);
+                else
+                    *(DTYPE *)(stage + at) = is_valid ? *p : (DTYPE)0;
+            }
+        }
+    }
+
+    // [reduction][column]
+    METHOD void load_filter_across(u8 *stage, int k) {
+        constexpr int step = BLOCK / CHUNKS_N, piece = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
+        const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
+        const u32 to = smem_address(stage);
+#pragma unroll
+        for (int line = 0; line < (BK + step - 1) / step; ++line) {
+            const int depth = row + line * step;
+            if (BK % step != 0 && depth >= BK) break;
+            int channel;
+            const Tap tap = tap_at(k + depth, channel);
+            const bool is_tap = k + depth < tap_count * DEPTH && channel < FILTER_DEPTH;
+            const DTYPE *from = filter + tap.filter + (INDEX)(channel * (i64)FILTER_CHANNEL);
+#pragma unroll
+            for (int e = 0; e < CHUNK; e += piece) {
+                const int column = chunk * CHUNK + e, at = place<CHUNKS_N>(depth, chunk) + e * ELEMENT_BYTES;
+                const bool is_valid = is_tap && column < columns;
+                const DTYPE *p = from + (INDEX)(column * (i64)FILTER_COLUMN);
+                if constexpr (COPY_B > 0)
+                    copy_async<COPY_B>(to + at, p, is_valid);
+                else
+                    *(DTYPE *)(stage + at) = is_valid ? *p : (DTYPE)0;
+            }
+        }
+    }
+};
+
+// Where a block's tile lies.
+struct Tile {
+    INDEX row, column;  // the first ones
+    int group, part;
+};
+
+FUNCTION Tile tile_of_block() {
+    return {(INDEX)(blockIdx.x / TILES_WIDE) * BM, (INDEX)(blockIdx.x % TILES_WIDE) * BN, (int)blockIdx.y,
+            (int)(blockIdx.z % PARTS)};
+}
+
+// Stores eight columns of a row of a tile, after the epilogue.
+FUNCTION void finish_run(const Class &c, const Tile &tile, INDEX m, int column, const SUM (&sums)[RUN],
+                         RESULT *result EPILOGUE_PARAMETERS, REAL alpha, REAL beta) {
+    constexpr int spread[3] = {SPREAD};
+    constexpr i64 strides[3] = {RESULT_STRIDES};
+    int at[3];
+    const INDEX image = pixel_place(c, m, at);
+    INDEX start = image * (INDEX)RESULT_IMAGE;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+        at[axis] = at[axis] * spread[axis] + c.residue[axis];
+        start += (INDEX)(at[axis] * strides[axis]);
+    }
+    const int count = min(RUN, (int)(WIDTH - column));
+    const INDEX channel = (INDEX)tile.group * WIDTH + column;
+    start += (INDEX)(tile.group * (i64)RESULT_GROUP + column * (i64)RESULT_COLUMN);
+    REAL results[RUN];
+#pragma unroll
+    for (int e = 0; e < RUN; ++e) {
+        results[e] = (REAL)sums[e];
+        if (HAS_EPILOGUE && e < count)
+            results[e] = EPILOGUE(results[e], image, channel + e, at[0], at[1], at[2]);
+    }
+    store_results<IS_RESULT_VECTOR>(result + start, (INDEX)RESULT_COLUMN, results, count, alpha, beta);
+}
+
+FUNCTION SUM *partial_of(u8 *workspace, const Tile &tile, int number) {
+    const i64 tiles = (i64)gridDim.x * gridDim.y * CLASSES;
+    const i64 own = ((i64)number * gridDim.y + tile.group) * gridDim.x + blockIdx.x;
+    return (SUM *)(workspace + PARTS_AT) + (tile.part * tiles + own) * (BM * BN);
+}
+
+KERNEL2(BLOCK, RESIDENT)
+void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha,
+                   SCALE beta) {
+    extern __shared__ __align__(128) u8 shared[];
+    const int number = blockIdx.z / PARTS;
+    const Class c = class_of(number);
+    const INDEX pixels = (INDEX)IMAGES * c.results[0] * c.results[1] * c.results[2];
+    const Tile tile = tile_of_block();
+    if (tile.row >= pixels) return;
+
+    Tap *taps = (Tap *)(shared + STAGES * STAGE_BYTES);
+    Loader loader;
+    loader.tap_count = c.taps[0] * c.taps[1] * c.taps[2];
+    loader.taps = taps;
+    fill_taps(c, taps, loader.tap_count);
+    loader.rows.set(c, tile.row, pixels);
+    loader.data = (IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) + tile.group * (i64)DATA_GROUP;
+    loader.filter = (IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) +
+                    tile.group * (i64)FILTER_GROUP + tile.column * (i64)FILTER_COLUMN;
+    loader.columns = (int)(FILTER_COLUMNS - tile.column);
+    __syncthreads();
+
+    SUM sums[TILES_M][TILES_N][4] = {};
+    const int blocks = (loader.tap_count * DEPTH + BK - 1) / BK;
+    const int begin = (int)((i64)blocks * tile.part / PARTS), end = (int)((i64)blocks * (tile.part + 1) / PARTS);
+    accumulate<false, FILTER_ACROSS>(sums, loader, shared, begin, end - begin);
+
+    if constexpr (PARTS > 1) {
+        stage_sums(sums, partial_of(workspace, tile, number), BN);
+    } else {
+        SUM *staged = (SUM *)shared;
+        stage_sums(sums, staged, LINE);
+        __syncthreads();
+        for (int run = threadIdx.x; run < BM * RUNS; run += BLOCK) {
+            const int row = ROWS_FIRST ? run % BM : run / RUNS;
+            const int column = (ROWS_FIRST ? run / BM : run % RUNS) * RUN;
+            if (tile.row + row >= pixels || tile.column + column >= WIDTH) continue;
+            SUM values[RUN];
+            read_run(staged + row * LINE + column, values);
+            finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS, (REAL)alpha,
+                       (REAL)beta);
+        }
+    }
+}
+
+// Adds the parts of every tile in their order. Blocks as before; axis 2 has pieces of tiles within classes.
+KERNEL(256)
+void add_parts(const DTYPE *, const DTYPE *, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
+    constexpr int pieces = (BM * RUNS + 255) / 256;
+    const int number = blockIdx.z / pieces, run = blockIdx.z % pieces * 256 + threadIdx.x;
+    const Class c = class_of(number);
+    const INDEX pixels = (INDEX)IMAGES * c.results[0] * c.results[1] * c.results[2];
+    Tile tile = tile_of_block();
+    const int row = ROWS_FIRST ? run % BM : run / RUNS;
+    const int column = (ROWS_FIRST ? run / BM : run % RUNS) * RUN;
+    if (run >= BM * RUNS || tile.row + row >= pixels || tile.column + column >= WIDTH) return;
+    SUM values[RUN] = {};
+    for (tile.part = 0; tile.part < PARTS; ++tile.part) {
+        SUM part[RUN];
+        read_run(partial_of(workspace, tile, number) + row * BN + column, part);
+#pragma unroll
+        for (int e = 0; e < RUN; ++e) values[e] += part[e];
+    }
+    finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS, (REAL)alpha, (REAL)beta);
+}

@@ -1,0 +1,249 @@
+// A tile of a matrix product on the matrix units: BM rows by BN columns of sums, BK elements of the reduction at a time
+// through a ring of STAGES buffers of shared memory that asynchronous copies fill.
+//
+//                columns (BN)                     A warp computes WM x WN of it, as tiles of 16 x 8.
+//              +-------+-------+                  An operand lies in a stage with the reduction inside (a row of the
+//    rows (BM) | WMxWN |       |                  tile is BK_BYTES of it) or across (a row is one element of the
+//              +-------+-------+                  reduction, for all rows or columns of the tile).
+//              |       |       |
+//              +-------+-------+
+//
+// All in chunks of 16 bytes, which are exchanged within a row by the row's number, so that the eight rows of a matrix
+// that ldmatrix reads at once lie in different banks.
+//
+// Macros: DTYPE, SUM (f32, or i32 for i8), DTYPE_IS_INTEGER, MULTIPLY, RESULT, REAL (of alpha times a sum), PACK,
+// BM, BN, BK_BYTES, WM, WN, STAGES, BUFFERS (of fragments).
+
+#define METHOD __device__ __forceinline__
+
+constexpr int ELEMENT_BYTES = sizeof(DTYPE);
+constexpr int CHUNK = 16 / ELEMENT_BYTES;  // elements
+constexpr int BK = BK_BYTES / ELEMENT_BYTES;
+constexpr int WARPS_N = BN / WN;
+constexpr int BLOCK = BM / WM * WARPS_N * 32;  // threads
+constexpr int TILES_M = WM / 16, TILES_N = WN / 8;
+constexpr int STEPS = BK_BYTES / 32;  // of one mma each
+constexpr int CHUNKS_K = BK_BYTES / 16, CHUNKS_M = BM / CHUNK, CHUNKS_N = BN / CHUNK;
+constexpr int A_BYTES = BM * BK_BYTES, STAGE_BYTES = (BM + BN) * BK_BYTES;
+constexpr bool IS_TF32 = ELEMENT_BYTES == 4;
+
+// What the exchange of chunks XORs in a row.
+template <int CHUNKS>
+FUNCTION int twist(int row) {
+    if constexpr (CHUNKS >= 8)
+        return row & 7;
+    else
+        return row / (8 / CHUNKS) & (CHUNKS - 1);
+}
+
+// The byte of a stage's operand at which a chunk lies.
+template <int CHUNKS>
+FUNCTION int place(int row, int chunk) {
+    return (row * CHUNKS + (chunk ^ twist<CHUNKS>(row))) * 16;
+}
+
+// What a lane addresses of an operand, for the first step and the first 16 rows (or columns) of its warp.
+struct LanePlace {
+    u32 line;   // bytes to its row of the stage
+    u32 chunk;  // bytes from there to its chunk, exchanged
+};
+
+template <bool ACROSS, int CHUNKS, bool IS_A>
+FUNCTION LanePlace lane_place(int first) {
+    const int lane = threadIdx.x % 32;
+    int row = lane % 16, chunk = lane / 16;       // 16 rows, then the next 8 elements of the reduction
+    if (IS_A == ACROSS) {                         // 8 rows, the next 8 elements, then the other 8 rows
+        row = lane / 16 * 8 + lane % 8;
+        chunk = lane / 8 % 2;
+    }
+    if constexpr (ACROSS)
+        chunk += first / CHUNK;
+    else
+        row += first;
+    return {(u32)(row * CHUNKS * 16), (u32)((chunk ^ twist<CHUNKS>(row)) * 16)};
+}
+
+template <bool ACROSS, int CHUNKS>
+FUNCTION void read_16(u32 (&r)[4], const LanePlace &lane, u32 operand, int number, int step) {
+    if constexpr (ACROSS)
+        ldmatrix_x4_trans(r, operand + lane.line + step * (16 * CHUNKS * 16) + (lane.chunk ^ (number * 32)));
+    else
+        ldmatrix_x4(r, operand + lane.line + number * (16 * CHUNKS * 16) + (lane.chunk ^ (step * 32)));
+}
+
+// The same of 4-byte elements that lie across, which ldmatrix cannot transpose: r[i] is the element at row (column)
+// first + t1 and reduction step * 8 + t2, with t1 = g or g + 8 and t2 = t or t + 4.
+template <int CHUNKS, bool IS_A>
+FUNCTION void gather_16(u32 (&r)[4], const u8 *operand, int first, int step) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int side = IS_A ? i % 2 : i / 2, depth = IS_A ? i / 2 : i % 2;
+        const int at = first + lane / 4 + side * 8, row = step * 8 + lane % 4 + depth * 4;
+        r[i] = *(const u32 *)(operand + place<CHUNKS>(row, at / 4) + at % 4 * 4);
+    }
+}
+
+struct Fragments {
+    u32 a[TILES_M][4];
+    u32 b[TILES_N / 2][4];
+};
+
+FUNCTION u32 as_multiplied(u32 bits) { return IS_TF32 ? to_tf32(__uint_as_float(bits)) : bits; }
+
+FUNCTION void multiply(SUM (&sums)[TILES_M][TILES_N][4], const Fragments &f) {
+    u32 a[TILES_M][4];
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[i][e] = as_multiplied(f.a[i][e]);
+#pragma unroll
+    for (int j = 0; j < TILES_N; ++j) {
+        const u32 b[2] = {as_multiplied(f.b[j / 2][j % 2 * 2]), as_multiplied(f.b[j / 2][j % 2 * 2 + 1])};
+#pragma unroll
+        for (int i = 0; i < TILES_M; ++i) MULTIPLY(sums[i][j], a[i], b);
+    }
+}
+
+// Adds the products of `count` blocks of the reduction from number `first` on. `loader.load(stage, number)` starts the
+// copies of one block into a stage, zeros where there is nothing.
+template <bool A_ACROSS, bool B_ACROSS, class Loader>
+FUNCTION void accumulate(SUM (&sums)[TILES_M][TILES_N][4], Loader &loader, u8 *stages, int first, int count) {
+    const int warp = threadIdx.x / 32, warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
+    const LanePlace lane_a = lane_place<A_ACROSS, A_ACROSS ? CHUNKS_M : CHUNKS_K, true>(warp_m);
+    const LanePlace lane_b = lane_place<B_ACROSS, B_ACROSS ? CHUNKS_N : CHUNKS_K, false>(warp_n);
+    const u32 base = smem_address(stages);
+
+    auto read = [&](Fragments &f, int stage, int step) {
+#pragma unroll
+        for (int i = 0; i < TILES_M; ++i) {
+            if constexpr (A_ACROSS && IS_TF32)
+                gather_16<CHUNKS_M, true>(f.a[i], stages + stage, warp_m + i * 16, step);
+            else
+                read_16<A_ACROSS, A_ACROSS ? CHUNKS_M : CHUNKS_K>(f.a[i], lane_a, base + stage, i, step);
+        }
+#pragma unroll
+        for (int j = 0; j < TILES_N / 2; ++j) {
+            if constexpr (B_ACROSS && IS_TF32)
+                gather_16<CHUNKS_N, false>(f.b[j], stages + stage + A_BYTES, warp_n + j * 16, step);
+            else
+                read_16<B_ACROSS, B_ACROSS ? CHUNKS_N : CHUNKS_K>(f.b[j], lane_b, base + stage + A_BYTES, j, step);
+        }
+    };
+
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s) {
+        if (s < count) loader.load(stages + s * STAGE_BYTES, first + s);
+        cp_async_commit();
+    }
+    cp_async_wait<STAGES - 2>();
+    __syncthreads();
+
+    Fragments fragments[BUFFERS];  // with two, those of the next step are read while this one's are multiplied
+    if constexpr (BUFFERS == 2) read(fragments[0], 0, 0);
+    int reading = 0, writing = (STAGES - 1) * STAGE_BYTES;
+    for (int i = 0; i < count; ++i) {
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            if constexpr (BUFFERS == 1) read(fragments[0], reading, step);
+            if (step == STEPS - 1) {  // all have read this stage: it may be filled again from here on
+                cp_async_wait<STAGES - 2>();
+                __syncthreads();
+                reading = reading == (STAGES - 1) * STAGE_BYTES ? 0 : reading + STAGE_BYTES;
+            }
+            if constexpr (BUFFERS == 2) read(fragments[(step + 1) % 2], reading, (step + 1) % STEPS);
+            if (step == 0) {
+                if (i + STAGES - 1 < count) loader.load(stages + writing, first + i + STAGES - 1);
+                cp_async_commit();
+                writing = writing == (STAGES - 1) * STAGE_BYTES ? 0 : writing + STAGE_BYTES;
+            }
+            multiply(sums, fragments[BUFFERS == 2 ? step % 2 : 0]);
+        }
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+}
+
+// ---- Copies into a stage -----------------------------------------------------------------------------------------
+
+template <int BYTES>
+FUNCTION void copy_async(u32 shared, const DTYPE *global, bool valid) {
+    if constexpr (BYTES == 16)
+        cp_async16(shared, global, valid);
+    else if constexpr (BYTES == 8)
+        cp_async8(shared, global, valid);
+    else
+        cp_async4(shared, global, valid);
+}
+
+// ---- Sums on their way out ---------------------------------------------------------------------------------------
+
+constexpr int RUN = 8;           // columns of a row that a thread stores together
+constexpr int LINE = BN + 8;     // words from row to row; 8 more, so that rows begin in other banks
+constexpr int RUNS = BN / RUN;
+
+FUNCTION u32 sum_bits(f32 sum) { return __float_as_uint(sum); }
+FUNCTION u32 sum_bits(i32 sum) { return (u32)sum; }
+FUNCTION SUM sum_of_bits(u32 bits) {
+    if constexpr (DTYPE_IS_INTEGER)
+        return (SUM)(i32)bits;
+    else
+        return (SUM)__uint_as_float(bits);
+}
+
+FUNCTION void read_run(const SUM *from, SUM (&run)[RUN]) {
+#pragma unroll
+    for (int e = 0; e < RUN; e += 4) {
+        const uint4 four = *(const uint4 *)(from + e);
+        run[e] = sum_of_bits(four.x);
+        run[e + 1] = sum_of_bits(four.y);
+        run[e + 2] = sum_of_bits(four.z);
+        run[e + 3] = sum_of_bits(four.w);
+    }
+}
+
+FUNCTION void stage_sums(const SUM (&sums)[TILES_M][TILES_N][4], SUM *to, int line) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row = warp / WARPS_N * WM + lane / 4, column = warp % WARPS_N * WN + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i)
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const uint2 pair = {sum_bits(sums[i][j][half * 2]), sum_bits(sums[i][j][half * 2 + 1])};
+                *(uint2 *)(to + (row + i * 16 + half * 8) * line + column + j * 8) = pair;
+            }
+}
+
+// Eight results side by side: alpha times them, plus beta times what is there. `step` is between neighbours.
+template <bool IS_VECTOR, class Where>
+FUNCTION void store_results(RESULT *p, Where step, const REAL (&results)[RUN], int count, REAL alpha, REAL beta) {
+    REAL values[RUN];
+#pragma unroll
+    for (int e = 0; e < RUN; ++e) {
+        values[e] = alpha * results[e];
+        if (beta != 0 && e < count) values[e] += beta * (REAL)LOAD(RESULT, p, (i64)e * step);
+    }
+    if constexpr (IS_VECTOR) {
+        if (count == RUN) {
+            if constexpr (sizeof(RESULT) == 2) {
+                u32 words[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) words[e] = PACK(values[2 * e], values[2 * e + 1]);
+                store16(p, uint4{words[0], words[1], words[2], words[3]});
+                return;
+            } else if constexpr (sizeof(RESULT) == 4) {
+                u32 words[RUN];
+#pragma unroll
+                for (int e = 0; e < RUN; ++e) STORE(RESULT, (RESULT *)words, e, values[e]);
+                store16(p, uint4{words[0], words[1], words[2], words[3]});
+                store16(p + 4, uint4{words[4], words[5], words[6], words[7]});
+                return;
+            }
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < RUN; ++e)
+        if (e < count) STORE(RESULT, p, (i64)e * step, values[e]);
+}

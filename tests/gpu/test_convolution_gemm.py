@@ -1,0 +1,178 @@
+"""The implicit matrix products of CUDA: every tile, way to copy and to pack, classes of strides, parts of sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import cases
+from cases import make_case
+from convolution_cases import convolution, fused
+from harness import run_algorithm
+from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.cuda.convolution_implicit_gemm import ImplicitGemm, ImplicitGemmInPlace
+from jitdnn.kernels.cuda.convolution_implicit_gemm import Plan as ProductPlan
+from jitdnn.kernels.cuda.convolution_implicit_gemm_filter import (
+    ImplicitGemmFilter,
+    ImplicitGemmFilterInPlace,
+)
+from jitdnn.kernels.cuda.convolution_implicit_gemm_filter import Plan as FilterPlan
+from jitdnn.kernels.cuda.implicit_gemm import TILES, Tile
+from jitdnn.problems import Convolution
+from strategies import convolutions
+
+ALIGNED = 1024  # elements in front of a tensor, so that it begins at a multiple of 16 bytes
+
+
+@pytest.fixture(params=["aligned", "anywhere"])
+def alignment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where tensors begin: at a multiple of 16 bytes, or of an element."""
+    if request.param == "aligned":
+        monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    return str(request.param)
+
+
+def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tuple[Algorithm, ...]:
+    if problem.direction == "bwd_filter":
+        return ImplicitGemmFilter(tiles), ImplicitGemmFilterInPlace(tiles)
+    return ImplicitGemm(tiles), ImplicitGemmInPlace(tiles)
+
+
+def check(problem: Convolution, device: Any, epilogue: Any = None, tiles: tuple[Tile, ...] = TILES) -> None:
+    case = make_case(problem, epilogue)
+    for algorithm in algorithms_of(problem, tiles):
+        assert algorithm.refuse(problem, device, epilogue) is None
+        run_algorithm(algorithm, case, device)
+
+
+# what each problem is there for, as the plans of the first algorithm say it
+PRODUCTS: dict[str, Callable[[ProductPlan], bool]] = {
+    "conv_fwd n2 c16 h9 w7 k24 r3 s3 pad1 bf16 nhwc": lambda p: (p.copy_a, p.copy_b) == (16, 16),
+    "conv_fwd n2 c20 h9 w7 k24 r3 s3 pad1 bf16 nhwc": lambda p: p.copy_a == 8,
+    "conv_fwd n2 c6 h9 w7 k10 r3 s3 pad1 bf16 nhwc": lambda p: True,
+    "conv_fwd n2 c3 h11 w9 k16 r3 s3 stride2 pad1 f16 nhwc": lambda p: len(p.packs) == 2,
+    "conv_fwd n1 c8 h9 w7 k12 r3 s3 pad1 bf16": lambda p: p.data_pack is not None and p.rows_first,
+    "conv_fwd n1 c5 h9 w7 k6 r3 s3 f32 nhwc": lambda p: p.copy_a == 4,
+    "conv_fwd n1 c1 h9 w7 k6 r3 s3 f32": lambda p: p.copy_a == 4,
+    "conv_fwd n1 c16 w200 k8 s40 pad20 bf16 nhwc": lambda p: not p.form.has_mask,
+    "conv_fwd n1 c512 h4 w3 k8 r3 s3 pad1 bf16 nhwc": lambda p: p.cut.parts > 1,
+    "conv_fwd n1 c32 d4 h5 w3 k8 t2 r3 s3 pad1 dil2x1x1 g2 f16 nhwc flip": lambda p: p.form.groups == 2,
+    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 bf16 nhwc": lambda p: p.is_across and p.copy_b == 16,
+    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 bf16 nhwc": lambda p: len(p.form.classes) == 4,
+    "conv_bwd_data n2 c5 h9 w9 k9 r2 s4 pad1 stride3x2 dil2x3 f16": lambda p: len(p.form.classes) == 6,
+    "conv_bwd_data n1 c8 h9 w9 k8 r1 s1 stride2 bf16 nhwc flip": lambda p: p.form.classes[-1][1].taps == 0,
+    "conv_bwd_data n1 c12 h6 w5 k8 r3 s3 pad1 f32 nhwc": lambda p: p.is_across,
+}
+
+FILTERS: dict[str, Callable[[FilterPlan], bool]] = {
+    "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 bf16 nhwc": lambda p: p.is_vector and p.cut.parts == 1,
+    "conv_bwd_filter n4 c16 h33 w31 k24 r3 s3 pad1 bf16 nhwc": lambda p: p.cut.parts > 1,
+    "conv_bwd_filter n2 c20 h9 w7 k12 r3 s3 pad1 stride2 f16 nhwc": lambda p: (p.copy_a, p.copy_b) == (8, 8),
+    "conv_bwd_filter n2 c3 h9 w7 k5 r3 s3 bf16 nhwc flip": lambda p: p.depth == 4,
+    "conv_bwd_filter n1 c8 h9 w7 k16 r3 s3 pad1:0x0:2 bf16": lambda p: p.data_pack is not None,
+    "conv_bwd_filter n1 c6 h9 w7 k6 r3 s2 dil1x2 g2 f32 nhwc": lambda p: p.problem.groups == 2,
+    "conv_bwd_filter n1 c8 d3 h5 w4 k8 t2 r3 s3 pad1 f16 nhwc": lambda p: True,
+}
+
+
+@pytest.mark.parametrize("words", [*PRODUCTS, *FILTERS])
+def test_every_way(words: str, cuda_device: Any, alignment: str) -> None:
+    problem = convolution(words)
+    plan: Any = algorithms_of(problem)[0].plan(problem, cuda_device)  # type: ignore[attr-defined]
+    if cuda_device.name.startswith("emulated"):  # a large device cuts otherwise
+        assert (PRODUCTS | FILTERS)[words](plan), f"the plan is no longer what it is there for: {plan}"
+    check(problem, cuda_device)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_fwd n1 c72 h20 w17 k264 r3 s1 pad1 bf16 nhwc",
+        "conv_bwd_data n1 c264 h20 w17 k72 r2 s1 pad1 f16 nhwc",
+        "conv_bwd_filter n1 c40 h17 w20 k264 r3 s3 pad1 bf16 nhwc",
+    ],
+)
+def test_every_tile(words: str, tile: Tile, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    problem = convolution(words)
+    algorithm = algorithms_of(problem, (tile,))[0]
+    run_algorithm(algorithm, make_case(problem), cuda_device, scales=((-0.75, 0.5),))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("expression", ["activation", "bias", "residual", "scalar"])
+def test_epilogues(expression: str, dtype: str, cuda_device: Any) -> None:
+    for words in (
+        f"conv_fwd n2 c16 h6 w7 k20 r3 s3 pad1 {dtype} nhwc",
+        f"conv_fwd n1 c512 h3 w2 k8 r3 s3 pad1 {dtype} nhwc",
+        f"conv_bwd_data n2 c10 h9 w7 k16 r3 s3 stride2 g2 {dtype}",
+    ):
+        problem = convolution(words)
+        check(problem, cuda_device, fused(problem, expression))
+
+
+@pytest.mark.parametrize("result", ["", "to_i8", "to_i32"])
+@pytest.mark.parametrize("words", ["n2 c32 h6 w7 k20 r3 s3 pad1", "n1 c5 h9 w6 k7 r3 s2 stride2"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_integers(words: str, layout: str, result: str, cuda_device: Any, alignment: str) -> None:
+    check(convolution(f"conv_fwd {words} i8 {result} {layout}".replace("  ", " ")), cuda_device)
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)  # fmt: skip
+@given(problem=convolutions())
+def test_any_problem(problem: Convolution, cuda_device: Any, alignment: str) -> None:
+    if problem.x.dtype == "f64":
+        assert "f64" in str(algorithms_of(problem)[0].refuse(problem, cuda_device))
+        return
+    check(problem, cuda_device)
+
+
+def test_wide_indices(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets of 64 bits, though the tensors here are small."""
+    from jitdnn.kernels.cuda import convolution_implicit_gemm, convolution_implicit_gemm_filter
+
+    for module in (convolution_implicit_gemm, convolution_implicit_gemm_filter):
+        monkeypatch.setattr(module, "index_type", lambda *_: "i64")
+        module._plan.cache_clear()
+    for words in (
+        "conv_fwd n2 c5 h9 w7 k6 r3 s3 pad1 stride2 bf16",
+        "conv_bwd_data n2 c16 h9 w7 k8 r3 s3 pad1 stride2 f16 nhwc",
+        "conv_bwd_filter n2 c16 h9 w7 k8 r3 s3 pad1 bf16 nhwc",
+        "conv_fwd n1 c16 w100 k8 s40 pad20 bf16 nhwc",
+    ):
+        check(convolution(words), cuda_device)
+    for module in (convolution_implicit_gemm, convolution_implicit_gemm_filter):
+        module._plan.cache_clear()
+
+
+def test_refusals(cuda_device: Any) -> None:
+    product = ImplicitGemm()
+    assert "taps" in str(product.refuse(convolution("conv_fwd n1 c1 h40 w40 k1 r40 s40 bf16"), cuda_device))
+    strided = convolution("conv_bwd_data n1 c1 h40 w40 k1 r30 s30 stride30 bf16")
+    assert "classes" in str(product.refuse(strided, cuda_device))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_fwd n64 c128 h28 w28 k256 r3 s3 pad1 bf16 nhwc",
+        "conv_bwd_data n64 c128 h28 w28 k256 r3 s3 pad1 f16 nhwc",
+        "conv_bwd_filter n64 c128 h28 w28 k256 r3 s3 pad1 bf16 nhwc",
+        "conv_fwd n64 c128 h28 w28 k256 r3 s3 pad1 f32 nhwc",
+        "conv_fwd n64 c3 h28 w28 k256 r3 s3 pad1 f16",
+        "conv_fwd n64 c128 h28 w28 k256 r3 s3 pad1 i8 nhwc",
+    ],
+)
+def test_compiles(words: str, architecture: Any) -> None:
+    """Every tile, without spilling registers."""
+    problem = convolution(words)
+    for tile in TILES:
+        if architecture.arch != "sm_90a" and tile not in TILES[:3]:
+            continue
+        algorithms_of(problem, (tile,))[0].build(problem, architecture)
