@@ -8,10 +8,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from emulation.device import EmulatedCudaDevice, missing
-from one_kernel import run  # conftest.py makes it importable
 
+from emulation.device import EmulatedCudaDevice, missing
 from jitdnn.devices.gpu import Source, read_text
+from one_kernel import run  # conftest.py makes it importable
 
 # ---- mma: fragments gathered from matrices in memory, element by element, as the PTX manual lays them out ----------
 

@@ -1,5 +1,5 @@
-// CUDA's words, types and functions for a kernel that is compiled for the CPU. No system header is included: kernels may
-// use any name that CUDA leaves free.
+// CUDA's words, types and functions for a kernel that is compiled for the CPU. No system header is included: kernels
+// may use any name that CUDA leaves free.
 #pragma once
 #include "runtime.h"
 
@@ -203,22 +203,24 @@ static inline float __int_as_float(int x) { return emulation::bits<float>(x); }
 static inline long long __double_as_longlong(double x) { return emulation::bits<long long>(x); }
 static inline double __longlong_as_double(long long x) { return emulation::bits<double>(x); }
 
-#define EMULATION_ROUNDED(suffix, from, rounding, builtin)                                                             \
+#define EMULATION_ROUNDED(suffix, from, builtin)                                                                       \
     static inline int __##from##2int_##suffix(from x) {                                                                \
         return emulation::whole<int>(builtin(x), -0x7fffffff - 1, 0x7fffffff);                                         \
     }                                                                                                                  \
-    static inline unsigned __##from##2uint_##suffix(from x) { return emulation::whole<unsigned>(builtin(x), 0u, ~0u); } \
+    static inline unsigned __##from##2uint_##suffix(from x) {                                                          \
+        return emulation::whole<unsigned>(builtin(x), 0u, ~0u);                                                        \
+    }                                                                                                                  \
     static inline long long __##from##2ll_##suffix(from x) {                                                           \
         return emulation::whole<long long>(builtin(x), -0x7fffffffffffffffll - 1, 0x7fffffffffffffffll);               \
     }
-EMULATION_ROUNDED(rn, float, nearest, __builtin_rintf)
-EMULATION_ROUNDED(rz, float, zero, __builtin_truncf)
-EMULATION_ROUNDED(rd, float, down, __builtin_floorf)
-EMULATION_ROUNDED(ru, float, up, __builtin_ceilf)
-EMULATION_ROUNDED(rn, double, nearest, __builtin_rint)
-EMULATION_ROUNDED(rz, double, zero, __builtin_trunc)
-EMULATION_ROUNDED(rd, double, down, __builtin_floor)
-EMULATION_ROUNDED(ru, double, up, __builtin_ceil)
+EMULATION_ROUNDED(rn, float, __builtin_rintf)
+EMULATION_ROUNDED(rz, float, __builtin_truncf)
+EMULATION_ROUNDED(rd, float, __builtin_floorf)
+EMULATION_ROUNDED(ru, float, __builtin_ceilf)
+EMULATION_ROUNDED(rn, double, __builtin_rint)
+EMULATION_ROUNDED(rz, double, __builtin_trunc)
+EMULATION_ROUNDED(rd, double, __builtin_floor)
+EMULATION_ROUNDED(ru, double, __builtin_ceil)
 #undef EMULATION_ROUNDED
 static inline float __int2float_rn(int x) { return (float)x; }
 static inline float __uint2float_rn(unsigned x) { return (float)x; }

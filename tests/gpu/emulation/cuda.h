@@ -36,7 +36,8 @@ static inline void collective(Kind kind, int line, void *operands) {
     fence();
 }
 static inline const void *aligned(const void *p, unsigned long bytes, int line, const char *what) {
-    if ((unsigned long)p % bytes) emulation_fail(line, "%s: misaligned address %p: it must be a multiple of %lu", what, p, bytes);
+    if ((unsigned long)p % bytes)
+        emulation_fail(line, "%s: misaligned address %p: it must be a multiple of %lu", what, p, bytes);
     return p;
 }
 }  // namespace emulation

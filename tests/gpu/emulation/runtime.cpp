@@ -1,6 +1,7 @@
 // Runs CUDA kernels on one CPU thread: blocks one after the other, the threads of a block as fibers that run until the
 // next barrier or warp instruction. Between two of those each thread runs alone, which is the schedule that shows a
 // missing barrier best. Errors end the launch with a message instead of the process.
+#include "switch.h"
 #include "warp.h"
 
 #include <csetjmp>
@@ -13,14 +14,13 @@
 #include <ctime>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 namespace emulation {
 namespace {
 
 constexpr int MOST_THREADS = 1024, MOST_WARPS = MOST_THREADS / WARP;
-constexpr size_t PAGE = 4096, STACK = 256 << 10, ARENA = 256 << 10, MARGIN = 128;
+constexpr size_t PAGE = 4096, ARENA = 256 << 10, MARGIN = 128;
 constexpr unsigned char POISON = 0xff;  // NaN in every floating-point type
 
 struct Copy {
@@ -59,55 +59,6 @@ char *message;
 int message_room;
 uintptr_t fault_address;
 alignas(16) char signal_stack[64 << 10];
-
-#if defined(__x86_64__)
-extern "C" void emulation_switch(void **save, void *load);
-asm(R"(
-    .text
-    .globl emulation_switch
-    .type emulation_switch, @function
-emulation_switch:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
-    movq %rsp, (%rdi)
-    movq %rsi, %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
-    ret
-    .size emulation_switch, . - emulation_switch
-)");
-void *first_frame(unsigned char *top, void (*function)()) {
-    // six registers, the function to return into, and a return address for it at 8 past a multiple of 16
-    auto **frame = reinterpret_cast<void **>(top - 24) - 7;
-    memset(static_cast<void *>(frame), 0, 9 * sizeof *frame);
-    frame[6] = reinterpret_cast<void *>(function);
-    return frame;
-}
-#else  // slower, everywhere else
-ucontext_t contexts[MOST_THREADS + 1];
-extern "C" void emulation_switch(void **save, void *load) {
-    ucontext_t here;
-    *save = &here;
-    swapcontext(&here, static_cast<ucontext_t *>(load));
-}
-void *first_frame(unsigned char *top, void (*function)()) {
-    ucontext_t *context = &contexts[current];
-    getcontext(context);
-    context->uc_stack.ss_sp = top - STACK;
-    context->uc_stack.ss_size = STACK;
-    context->uc_link = nullptr;
-    makecontext(context, function, 0);
-    return context;
-}
-#endif
 
 void set_current(int thread) {
     current = thread;
@@ -219,12 +170,16 @@ void complete(int index) {
         case SHUFFLE: shuffle(warp); break;
         case BALLOT: ballot(warp); break;
         case LDMATRIX:
-            for (int lane = 0; lane < 8 * static_cast<Ldmatrix *>(warp.operands[0])->matrices; ++lane)
-                check_shared(static_cast<Ldmatrix *>(warp.operands[lane])->row, 16, index * WARP + lane, warp.line, "ldmatrix");
+            for (int lane = 0; lane < 8 * static_cast<Ldmatrix *>(warp.operands[0])->matrices; ++lane) {
+                const void *row = static_cast<Ldmatrix *>(warp.operands[lane])->row;
+                check_shared(row, 16, index * WARP + lane, warp.line, "ldmatrix");
+            }
             ldmatrix(warp);
             break;
         case MMA_BF16:
-            mma<16, 2, float>(warp, [](Word bits, int part) { return f32_of_bits(part ? bits & 0xffff0000u : bits << 16); });
+            mma<16, 2, float>(warp, [](Word bits, int part) {
+                return f32_of_bits(part ? bits & 0xffff0000u : bits << 16);
+            });
             break;
         case MMA_F16:
             mma<16, 2, float>(warp, [](Word bits, int part) {
@@ -261,7 +216,8 @@ void fiber_main() {
 
 void reserve_stack(Fiber &fiber) {
     if (fiber.stack) return;
-    void *memory = mmap(nullptr, PAGE + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *memory = mmap(nullptr, PAGE + STACK, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (memory == MAP_FAILED) emulation_fail(0, "no memory for the stack of a thread");
     mprotect(memory, PAGE, PROT_NONE);
     fiber.stack = static_cast<unsigned char *>(memory) + PAGE;
@@ -306,7 +262,8 @@ void on_signal(int signal, siginfo_t *info, void *context) {
         const auto *at = static_cast<const unsigned char *>(info->si_addr);
         const Fiber &fiber = fibers[current];
         if (at >= arena + ARENA && at < arena + ARENA + PAGE)
-            emulation_fail(0, "address out of range: %td bytes behind the start of dynamic shared memory, which has %zu",
+            emulation_fail(0,
+                           "address out of range: %td bytes behind the start of dynamic shared memory, which has %zu",
                            at - emulation_dynamic_shared, dynamic_bytes);
         if (fiber.stack && at >= fiber.stack - PAGE && at < fiber.stack)
             emulation_fail(0, "the local variables of a thread need more than %zu bytes", STACK);
@@ -327,7 +284,8 @@ Index threadIdx, blockIdx, blockDim, gridDim;
 unsigned char *emulation_dynamic_shared;
 
 void emulation_fail(int line, const char *format, ...) {
-    int length = snprintf(message, message_room, "block (%u, %u, %u), thread %d", blockIdx.x, blockIdx.y, blockIdx.z, current);
+    int length = snprintf(message, message_room, "block (%u, %u, %u), thread %d", blockIdx.x, blockIdx.y, blockIdx.z,
+                          current);
     if (line) length += snprintf(message + length, message_room - length, ", line %d", line);
     length += snprintf(message + length, message_room - length, ": ");
     va_list values;
@@ -341,7 +299,8 @@ void emulation_barrier(int line) {
     Fiber &own = fibers[current];
     Warp &warp = warps[current / WARP];
     if (arrived_threads && line != barrier_line)
-        emulation_fail(line, "barrier divergence: %d threads wait at the barrier of line %d", arrived_threads, barrier_line);
+        emulation_fail(line, "barrier divergence: %d threads wait at the barrier of line %d", arrived_threads,
+                       barrier_line);
     barrier_line = own.line = line;
     own.state = AT_BARRIER;
     warp.ready &= ~(1u << current % WARP);
@@ -370,7 +329,8 @@ void emulation_collective(Kind kind, int line, void *operands) {
 void emulation_copy(void *shared, const void *global, int bytes, bool is_valid, int line) {
     check_shared(shared, bytes, current, line, "cp_async");
     if (is_valid && reinterpret_cast<uintptr_t>(global) % bytes)
-        emulation_fail(line, "cp_async: misaligned address %p in global memory: it must be a multiple of %d", global, bytes);
+        emulation_fail(line, "cp_async: misaligned address %p in global memory: it must be a multiple of %d", global,
+                       bytes);
     Fiber &own = fibers[current];
     if (own.count == own.room) {
         own.room = own.room ? 2 * own.room : 64;
@@ -444,8 +404,8 @@ CHECK(divrem_overflow, "division by zero, or of the least integer by -1")
 
 // Runs a launch. Returns 0, or 1 with what went wrong in `text` and, if an instruction failed, where it is in `fault`.
 int emulation_launch(void (*entry)(const void *), const void *slots, const unsigned *grid, int group, size_t shared,
-                     size_t alignment, void *shared_begin, void *shared_end, double seconds, int strict, char *text, int room,
-                     uintptr_t *fault) {
+                     size_t alignment, void *shared_begin, void *shared_end, double seconds, int strict, char *text,
+                     int room, uintptr_t *fault) {
     kernel = entry;
     arguments = slots;
     threads = group;
