@@ -1,0 +1,302 @@
+"""Grouped convolutions with few channels a group, by `mma` on several neighbouring groups at a time.
+
+Sixteen neighbouring channels are one operand of the matrix units whatever groups they belong to: the filter is laid
+out block-diagonally, with zeros between groups. That wastes three quarters of the products of groups of four, and
+still leaves them cheaper than the memory: 128x128x56x56 of 32 groups, 3x3, bf16 on an H100 moves 206 MB, 69 us at
+3.0 TB/s, while its products take 20 to 25 us and its reads of neighbours in the first-level cache 20 to 60 us.
+Backward moves the same bytes.
+
+Pixels go from global memory straight into registers; no shared memory, no barrier. An infinity in one group makes NaN
+of the others in its sixteen channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, summation_bound
+from jitdnn.kernels.cuda.convolution_stem_data_plan import Axis, axis_choice
+from jitdnn.kernels.cuda.convolution_stem_geometry import (
+    HALVES,
+    Defines,
+    Shape,
+    farthest,
+    power_of_two,
+    strides_of,
+)
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
+from jitdnn.tensor import TensorDescriptor
+
+MOST_CHANNELS = 32
+_PACKAGE = "jitdnn.kernels.cuda"
+_MOST_FRAGMENTS = 80  # registers of the filter
+_CLOCK = 1.755e9
+_REGISTERS = 65536
+
+
+@dataclass(frozen=True)
+class Plan:
+    defines: tuple[tuple[str, object], ...]
+    threads: int
+    groups: int
+    seconds: float
+    workers: int
+
+
+class Grouped(Algorithm):
+    """All directions; see the module's text."""
+
+    name = "grouped"
+    problem = Convolution
+    deterministic = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.is_integer or problem.dtype not in HALVES:
+            return f"it multiplies bf16 and f16, not {problem.x.dtype}: direct takes every type"
+        if problem.groups == 1:
+            return "there is one group: it takes groups of channels, several at a time"
+        if 0 in problem.x.shape or 0 in problem.y.shape:
+            return "a tensor is empty: direct takes those"
+        c, k = problem.w.shape[1], problem.k // problem.groups
+        if max(c, k) > MOST_CHANNELS:
+            return (
+                f"a group has {c} channels in and {k} out, and more than {MOST_CHANNELS} are better off without their "
+                "neighbours: implicit_gemm takes large groups"
+            )
+        if epilogue is not None:
+            return "it fuses no epilogue yet"
+        shape = Shape(problem)
+        if shape.taps[0] != 1 or shape.stride[0] != 1 or shape.before[0] or shape.spatial[0] != shape.out[0]:
+            return "along d it takes one tap, stride 1 and no padding: direct takes any"
+        if problem.direction == "bwd_data" and max(shape.dilation) != 1:
+            return f"backward data must have dilation 1, it is {problem.dilation}: direct takes any"
+        if farthest(problem.w) >= 1 << 30:
+            return "the filter spans more than 2^30 elements of memory: pack it"
+        if _plan(problem, device) is None:  # type: ignore[arg-type]
+            return (
+                f"a filter of {problem.filter_spatial} taps, {c} channels in and {k} out does not fit into registers: "
+                "implicit_gemm takes large filters"
+            )
+        return None
+
+    def workspace(self, problem: Problem, device: Device) -> int:
+        assert isinstance(problem, Convolution)
+        if problem.direction != "bwd_filter":
+            return 0
+        return 4 * math.prod(problem.w.shape) * _chosen(problem, device).workers
+
+    def estimate(self, problem: Problem, device: Device) -> float:
+        assert isinstance(problem, Convolution)
+        return _chosen(problem, device).seconds
+
+    def error_bound(self, problem: Problem) -> float:
+        return summation_bound(problem)
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        assert isinstance(problem, Convolution)
+        gpu: GpuDevice = device  # type: ignore[assignment]
+        plan = _chosen(problem, device)
+        return gpu.kernel(source(problem, plan), launches(problem, plan), 3)
+
+
+def source(problem: Convolution, plan: Plan) -> Source:
+    """The text of the kernels."""
+    hooks = (
+        ("EXTRA_POINTERS", ""),
+        ("PLACE_PARAMETERS", ""),
+        ("PLACE_ARGUMENTS", ""),
+        ("FINISH(sum, k)", "(sum)"),
+    )
+    if problem.direction == "bwd_filter":
+        text = read_text(_PACKAGE, "stem_halves.cuh", "grouped_filter.cu")
+        return Source("grouped_filter", text, plan.defines, dialect="cuda")
+    text = read_text(_PACKAGE, "stem_halves.cuh", "stem_store.cuh", "grouped.cu")
+    return Source("grouped", text, (*plan.defines, *hooks), dialect="cuda")
+
+
+def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
+    """What one call runs."""
+    if problem.direction != "bwd_filter":
+        return (Launch("grouped", plan.groups, plan.threads),)
+    finish = Launch("grouped_filter_sum", -(-math.prod(problem.w.shape) // 32), 256)
+    return Launch("grouped_filter", plan.groups, plan.threads), finish
+
+
+def _chosen(problem: Convolution, device: Device) -> Plan:
+    plan = _plan(problem, device)  # type: ignore[arg-type]
+    assert plan is not None
+    return plan
+
+
+def _plan(problem: Convolution, device: GpuDevice) -> Plan | None:
+    return _best(problem, device.multiprocessors, device.bandwidth)
+
+
+@lru_cache(512)
+def _best(problem: Convolution, multiprocessors: int, bandwidth: float) -> Plan | None:
+    plans = _filter_plans if problem.direction == "bwd_filter" else _image_plans
+    return min(plans(problem, multiprocessors, bandwidth), key=lambda plan: plan.seconds, default=None)
+
+
+def _image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+    shape = Shape(problem)
+    is_forward = problem.direction == "fwd"
+    source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
+    group_in, group_out = source.shape[1] // problem.groups, result.shape[1] // problem.groups
+    slice_groups = max(1, 16 // group_in)
+    steps = -(-slice_groups * group_in // 16)
+    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
+    taps = math.prod(shape.taps)
+    tiles = min(4, -(-slice_out // 8))
+    while tiles > 1 and 2 * taps * steps * tiles > _MOST_FRAGMENTS:
+        tiles = tiles // 2 if tiles != 3 else 2
+    tiles = 2 if tiles == 3 else tiles
+    if 2 * taps * steps * tiles > _MOST_FRAGMENTS:
+        return
+    h, w = (_meeting(shape, axis, is_forward) for axis in (1, 2))
+    parts = -(-slice_out // (8 * tiles))
+    slices = -(-problem.groups // slice_groups)
+    _, s_c, *space = strides_of(source)
+    piece = 4 * steps
+    is_wide = s_c == 1 and slice_in % piece == 0 and power_of_two((*space, strides_of(source)[0]), 8) >= piece
+    vector, result_c = _vector(result)
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 10):
+        if rows > 1 and rows >= h.blocks + 2:
+            continue
+        registers = 4 * tiles * rows * h.unit * w.unit + 2 * taps * steps * tiles + 8 * steps * w.reach + 44
+        if registers > 250:
+            continue
+        resident = max(1, min(8, _REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
+        strips = problem.n * shape.out[0] * -(-w.blocks // 8)
+        units = -(-strips // 2) * -(-h.blocks // rows)
+        kinds = slices * parts
+        warps = multiprocessors * resident * 4
+        workers = max(1, min(units, warps // kinds))
+        turns = -(-units // workers)
+        workers = -(-units // turns)
+        source_rows = (rows - 1) * h.step + h.reach
+        # clocks of a multiprocessor for a unit: first-level reads, products
+        products = rows * taps * steps * tiles * (w.unit * h.unit if is_forward else 1)
+        reads = source_rows * w.reach * 2 * steps * (4 if is_wide else 40)
+        stores = rows * h.unit * w.unit * 2 * (4 if vector > 1 else 30)
+        unit = max(1.6 * products, reads + stores) + 40
+        total = workers * kinds
+        sharing = -(-total // multiprocessors)
+        compute = turns * sharing * unit * 1.2 + 900 * turns + 2500
+        refetched = source.size * (source_rows / (rows * h.step) - 1) * 0.2
+        memory = 2 * (source.size + result.size + max(0.0, refetched)) / bandwidth
+        if total < multiprocessors * 8:
+            memory *= 1.3
+        seconds = max(memory, compute / _CLOCK) + 0.15 * min(memory, compute / _CLOCK) + 4e-6
+        defines = shape.defines() | _roles(problem, source, result) | _axis_defines(h, w) | {
+            "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,
+            "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers, "BLOCK_THREADS": 128,
+            "RESIDENT": resident, "SOURCE_IS_WIDE": int(is_wide), "RESULT_VECTOR": vector, "RESULT_C": result_c,
+        }  # fmt: skip
+        yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)
+
+
+def _meeting(shape: Shape, axis: int, is_forward: bool) -> Axis:
+    """Which positions of the source an output meets."""
+    if not is_forward:
+        return axis_choice(shape, axis, 1)
+    reach = (shape.taps[axis] - 1) * shape.dilation[axis] + 1
+    return Axis(1, shape.stride[axis], 0, 0, -shape.before[axis], reach, shape.out[axis])
+
+
+def _axis_defines(h: Axis, w: Axis) -> Defines:
+    names: Defines = {}
+    for letter, axis in (("H", h), ("W", w)):
+        names |= {
+            f"UNIT_{letter}": axis.unit, f"STEP_{letter}": axis.step, f"DELTA_{letter}": axis.delta,
+            f"LEAD_{letter}": axis.lead, f"LEAST_{letter}": axis.least, f"REACH_{letter}": axis.reach,
+            f"BLOCKS_{letter}": axis.blocks, f"STEP_OUT_{letter}": f"STRIDE_{letter}",
+        }  # fmt: skip
+    return names
+
+
+def _vector(result: TensorDescriptor) -> tuple[int, int]:
+    """Neighbouring channels that may be stored at once, and the stride between channels."""
+    n, c, *space = strides_of(result)
+    return (power_of_two((n, *space), 8) if c == 1 else 1), c
+
+
+def _roles(problem: Convolution, source: TensorDescriptor, result: TensorDescriptor) -> Defines:
+    """Strides and extents by what a tensor is to the kernel. Images count their planes along d as their own."""
+    names: Defines = {}
+    for letter, tensor in (("S", source), ("R", result)):
+        names |= dict(zip([f"{letter}_{axis}" for axis in "NCDHW"], strides_of(tensor), strict=True))
+    (_, names["SOURCE_H"], names["SOURCE_W"]) = _space(source)
+    (planes, names["RESULT_H"], names["RESULT_W"]) = _space(result)
+    names |= {"PLANES": planes, "IMAGES": problem.n * planes, "GROUPS_OF_CHANNELS": problem.groups}
+    k, c, *_ = strides_of(problem.w)
+    forward = problem.direction == "fwd"
+    names |= {"W_IN": c if forward else k, "W_OUT": k if forward else c}
+    names["W_GROUP"] = k * (problem.k // problem.groups)
+    return names
+
+
+def _space(tensor: TensorDescriptor) -> tuple[int, int, int]:
+    d, h, w = (1,) * (5 - len(tensor.shape)) + tensor.shape[2:]
+    return d, h, w
+
+
+def _filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+    shape = Shape(problem)
+    group_in, group_out = problem.w.shape[1], problem.k // problem.groups
+    slice_groups = max(1, min(16 // group_in, 16 // group_out))
+    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
+    planes, p, q = shape.out
+    stride, taps = shape.stride[1], shape.taps
+    strips = problem.n * planes * -(-q // 8)
+    is_even = {
+        letter: int(c == 1 and slice_size % 2 == 0 and power_of_two((n, *space), 2) == 2)
+        for letter, slice_size, (n, c, *space) in (
+            ("X", slice_in, strides_of(problem.x)),
+            ("Y", slice_out, strides_of(problem.y)),
+        )
+    }
+    for tile_taps in range(1, taps[1] + 1):
+        sums = 8 * tile_taps * taps[2]
+        live = -(-((tile_taps - 1) * shape.dilation[1] + 1) // stride) + 1
+        registers = sums + 10 * taps[2] + 4 * live + 44
+        if registers > 250:
+            continue
+        resident = max(1, min(5, _REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
+        kinds = -(-problem.groups // slice_groups) * -(-slice_in // 16) * -(-slice_out // 16)
+        kinds *= -(-taps[1] // tile_taps)
+        for rows in (1, 2, 3, 4, 5, 6, 7, 8):
+            if rows > 1 and (rows >= p + 2 or (rows * taps[2] * tile_taps > 96)):
+                continue
+            units = -(-strips // 2) * -(-p // rows)
+            source_rows = (rows - 1) * stride + (tile_taps - 1) * shape.dilation[1] + 1
+            for share in (1, 2, 4, 8):
+                workers = max(1, min(units, multiprocessors * resident * 4 // kinds // share))
+                turns = -(-units // workers)
+                workers = -(-units // turns)
+                reads = source_rows * taps[2] * (4 if is_even["X"] else 16) + rows * (
+                    4 if is_even["Y"] else 16
+                )
+                products = rows * tile_taps * taps[2] * 2
+                unit = max(1.6 * products, 4.0 * reads) + 60
+                total = workers * kinds
+                compute = turns * (-(-total // multiprocessors) * unit * 1.2 + 1000) + 2500
+                partial = 4.0 * workers * math.prod(problem.w.shape)
+                memory = (2.0 * (problem.x.size + problem.y.size) + 1.5 * partial) / bandwidth
+                if total < multiprocessors * 8:
+                    memory *= 1.3
+                seconds = max(memory, compute / _CLOCK) + 0.15 * min(memory, compute / _CLOCK) + 6e-6
+                seconds += workers / 8 * 60e-9
+                defines = shape.defines() | {
+                    "PLANES": planes, "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
+                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "TILE_TAPS": tile_taps, "TILE_ROWS": rows,
+                    "WORKERS": workers, "BLOCK_THREADS": 128, "RESIDENT": resident, "X_IS_EVEN": is_even["X"],
+                    "Y_IS_EVEN": is_even["Y"],
+                }  # fmt: skip
+                yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)

@@ -1,0 +1,110 @@
+"""Convolutions of images with few channels, the first layers of networks, by `mma` on rows as they lie.
+
+With three channels an ordinary product over channels would be mostly padding. But a row of a filter covers
+taps * channels neighbouring numbers of an interleaved row of the image: read as 32-bit words they are an operand of the
+matrix units as they stand, without im2col. Rows are staged in shared memory, whatever the layout of x.
+
+Floors on an H100 (3.0 TB/s; products at 400 to 500 TFLOP/s), bf16, forward: 256x3x224x224 -> 64, 7x7/2: 163 us by
+bytes, 66 GFLOP with the padded words 130 to 165 us; 128x3x224x224 -> 64, 11x11/4: 30 us by bytes, 36 to 45 us by
+products; 64x3x224x224 -> 64, 3x3: 143 us by bytes; 2x1x128^3 -> 32, 3x3x3: 92 us by bytes. Backward moves the same
+bytes; for the data there are products of 105, 23, 20 and 24 GFLOP, so that bytes decide but for 7x7/2 (210 to 260 us).
+"""
+
+from __future__ import annotations
+
+import math
+
+from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, summation_bound
+from jitdnn.kernels.cuda.convolution_stem_data_plan import data_plan
+from jitdnn.kernels.cuda.convolution_stem_geometry import HALVES, MOST_CHANNELS, Shape, farthest
+from jitdnn.kernels.cuda.convolution_stem_plan import Plan, filter_plan, forward_plan
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
+
+_PACKAGE = "jitdnn.kernels.cuda"
+_PLANS = {"fwd": forward_plan, "bwd_data": data_plan, "bwd_filter": filter_plan}
+
+
+class Stem(Algorithm):
+    """All directions; see the module's text."""
+
+    name = "stem"
+    problem = Convolution
+    deterministic = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        gpu: GpuDevice = device  # type: ignore[assignment]
+        if problem.is_integer or problem.dtype not in HALVES:
+            return f"it multiplies bf16 and f16, not {problem.x.dtype}: direct takes every type"
+        if problem.groups != 1:
+            return f"it takes one group of channels, there are {problem.groups}: grouped or depthwise takes several"
+        if problem.c > MOST_CHANNELS:
+            return f"it is for at most {MOST_CHANNELS} input channels, there are {problem.c}: implicit_gemm takes more"
+        if 0 in problem.x.shape or 0 in problem.y.shape:
+            return "a tensor is empty: direct takes those"
+        if epilogue is not None:
+            return "it fuses no epilogue yet"
+        if problem.direction != "bwd_data" and Shape(problem).dilation[2] != 1:
+            return f"taps must be neighbours along w, the dilation there is {problem.dilation[-1]}: direct takes any"
+        if problem.direction == "bwd_data" and max(Shape(problem).dilation) != 1:
+            return f"the dilation must be 1, it is {problem.dilation}: direct takes any"
+        if farthest(problem.w) >= 1 << 30:
+            return "the filter spans more than 2^30 elements of memory: pack it"
+        if _PLANS[problem.direction](problem, gpu) is None:
+            return (
+                f"filter and rows of the image do not fit together into {gpu.shared_bytes} bytes of shared memory: "
+                "implicit_gemm takes large filters"
+            )
+        return None
+
+    def workspace(self, problem: Problem, device: Device) -> int:
+        assert isinstance(problem, Convolution)
+        if problem.direction != "bwd_filter":
+            return 0
+        return 4 * _plan(problem, device).parts * math.prod(problem.w.shape)
+
+    def estimate(self, problem: Problem, device: Device) -> float:
+        assert isinstance(problem, Convolution)
+        return _plan(problem, device).seconds
+
+    def error_bound(self, problem: Problem) -> float:
+        return summation_bound(problem)
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        assert isinstance(problem, Convolution)
+        gpu: GpuDevice = device  # type: ignore[assignment]
+        plan = _plan(problem, device)
+        return gpu.kernel(_source(problem, plan), _launches(problem, plan), 3)
+
+
+def _plan(problem: Convolution, device: Device) -> Plan:
+    plan = _PLANS[problem.direction](problem, device)  # type: ignore[arg-type]
+    assert plan is not None
+    return plan
+
+
+_HOOKS = (
+    ("EXTRA_POINTERS", ""), ("PLACE_PARAMETERS", ""), ("PLACE_ARGUMENTS", ""),
+)  # fmt: skip
+
+
+def _source(problem: Convolution, plan: Plan) -> Source:
+    files = {
+        "fwd": ("stem_halves.cuh", "stem_store.cuh", "stem.cuh", "stem_forward.cu"),
+        "bwd_data": ("stem_halves.cuh", "stem_data.cu"),
+        "bwd_filter": ("stem_halves.cuh", "stem.cuh", "stem_filter.cu"),
+    }[problem.direction]
+    finish = {"fwd": "FINISH(sum, k)", "bwd_data": "FINISH(sum, n, c, d, h, w)"}.get(problem.direction)
+    hooks = (*_HOOKS, (finish, "(sum)")) if finish else ()
+    name = "stem_" + {"fwd": "forward", "bwd_data": "data", "bwd_filter": "filter"}[problem.direction]
+    return Source(name, read_text(_PACKAGE, *files), (*plan.defines, *hooks), dialect="cuda")
+
+
+def _launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
+    name = {"fwd": "stem_forward", "bwd_data": "stem_data", "bwd_filter": "stem_filter"}[problem.direction]
+    main = Launch(name, plan.groups, plan.threads, plan.shared)
+    if problem.direction != "bwd_filter":
+        return (main,)
+    return main, Launch("stem_filter_sum", -(-math.prod(problem.w.shape) // 32), 256)

@@ -1,0 +1,213 @@
+"""Tiles, groups of warps and strips of the stem kernels: every sensible choice priced in clocks of a multiprocessor.
+
+A multiprocessor reads 32 words of shared memory a clock, starts an m16n8k16 product every 1.6 clocks, and moves
+`bandwidth / multiprocessors` bytes of device memory a clock. What it computes while it waits for memory is free.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.cuda.convolution_stem_geometry import Rows, Shape
+from jitdnn.problems.convolution import Convolution
+
+CLOCK = 1.755e9  # Hz
+_MMA = 1.6
+_BLOCK_OVERHEAD = 1 << 10  # bytes of shared memory that the system takes of every block
+_BARRIER = 300.0  # clocks in which a block waits for its slowest warp and the first words of a strip
+_LATENCY = 900.0  # clocks until the first bytes of a strip come
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice: its macros, its launch and its price."""
+
+    defines: tuple[tuple[str, object], ...]
+    threads: int
+    groups: tuple[int, int]
+    shared: int
+    seconds: float
+    parts: int = 0
+
+
+def forward_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
+    """The cheapest plan of a forward convolution; None if the filter leaves no room for rows."""
+    return _best(problem, _facts(device), _forward)
+
+
+def filter_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
+    """The cheapest plan of the filter's gradient; None if it does not fit into shared memory."""
+    return _best(problem, _facts(device), _filter)
+
+
+Facts = tuple[
+    int, int, float
+]  # multiprocessors, bytes of shared memory of a block, bytes a clock of a multiprocessor
+
+
+def _facts(device: GpuDevice) -> Facts:
+    return device.multiprocessors, device.shared_bytes, device.bandwidth / CLOCK / device.multiprocessors
+
+
+@lru_cache(512)
+def _best(problem: Convolution, facts: Facts, plans: object) -> Plan | None:
+    return min(plans(problem, facts), key=lambda plan: plan.seconds, default=None)  # type: ignore[operator]
+
+
+def _strips(shape: Shape) -> Iterator[Rows]:
+    """Blocks of outputs worth a thought: whole rows, or pieces of long ones."""
+    _, p, q = shape.out
+    even = -(-q // 2) * 2
+    widths = (
+        [even]
+        if even <= 256
+        else [*(w for w in (64, 128, 192, 256, 512) if w < even), *([even] if even <= 600 else [])]
+    )
+    heights = sorted({min(p, h) for h in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)})
+    for across, down in itertools.product(widths, heights):
+        if down * across <= 4096 and (
+            down * across >= 64 or (down == p and across == even) or down == heights[-1]
+        ):
+            yield Rows(shape, down, across)
+
+
+def _resident(shared: int, most: int, room: int) -> int:
+    """Blocks that a multiprocessor holds, 0 if one has no room."""
+    return min(most, (room + _BLOCK_OVERHEAD) // (shared + _BLOCK_OVERHEAD)) if shared <= room else 0
+
+
+def _rounds(
+    strips: int,
+    multiprocessors: int,
+    resident: int,
+    warps: int,
+    stages: int,
+    compute: float,
+    reads: float,
+    writes: float,
+) -> float:
+    """Clocks of all strips, dealt to blocks that stay: what each computes, reads and writes.
+
+    With two stages a block reads ahead while it computes; with one only its neighbours use the time.
+    """
+    blocks = multiprocessors * resident
+    turns = -(-strips // blocks) * resident if strips > blocks else -(-strips // multiprocessors)
+    present = warps * min(resident, -(-strips // multiprocessors))
+    compute *= 1.0 if present >= 16 else 1.12 if present >= 12 else 1.25 if present >= 8 else 2.0
+    memory = reads + writes
+    alone = max(compute, memory) + 0.15 * min(compute, memory) + _BARRIER / resident
+    if stages == 1:
+        alone = max(alone, (compute + reads + writes / 2 + _LATENCY) / resident, 1.15 * max(compute, memory))
+    return turns * alone
+
+
+def _tile_ns(filters: int, phases: int, warps: int) -> Iterator[tuple[int, int, int]]:
+    """Column tiles of a warp, column groups of a block, blocks that share the channels."""
+    tiles = -(-filters // 8)
+    for groups in (1, 2, 4, 8):
+        if warps % (groups * phases):
+            continue
+        shares = -(-tiles // (8 * groups))
+        n = -(-tiles // (groups * shares))
+        yield n + n % 2, groups, shares
+
+
+def _forward(problem: Convolution, facts: Facts) -> Iterator[Plan]:
+    multiprocessors, room, rate = facts
+    shape = Shape(problem)
+    for rows in _strips(shape):
+        steps = -(-rows.words // 8)
+        for warps, (n, groups, shares) in [(8, t) for t in _tile_ns(problem.k, rows.phases, 8)]:
+            filter_bytes = rows.phases * steps * (groups * n * 8 * 32 + 32)
+            slot_warps = warps // (groups * rows.phases)
+            for m, stages in itertools.product((1, 2, 3, 4), (2, 1)):
+                if m * n > 16 or (m > 1 and slot_warps * 16 * (m - 1) >= rows.slots):
+                    continue
+                shared = stages * rows.bytes + filter_bytes
+                resident = _resident(shared, 2, room)
+                if not resident:
+                    continue
+                turns = -(-rows.slots // (slot_warps * 16 * m))
+                step = warps * max(4 * m + 2 * n + 1, _MMA * m * n, (12 * m + 3 * n + m * n) / 4)
+                compute = turns * (steps * step + warps * m * (60 + 10 * n) / 4) + rows.fetch_clocks()
+                outputs = rows.down * rows.across
+                writes = 2 * outputs * min(problem.k, n * groups * 8) / rate
+                reads = 0.7 * rows.bytes / rate
+                clocks = shares * _rounds(
+                    rows.strips, multiprocessors, resident, warps, stages, compute, reads, writes
+                )
+                blocks = min(rows.strips, multiprocessors * resident)
+                defines = shape.defines() | rows.defines() | {
+                    "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
+                    "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
+                    "RESULT_C": "Y_C",
+                    "UNROLL_STEPS": steps if steps * m * n <= 64 else 2 if m * n < 16 or steps <= 24 else 1,
+                }  # fmt: skip
+                yield Plan(
+                    tuple(defines.items()), warps * 32, (blocks, shares), shared, clocks / CLOCK + 4e-6
+                )
+
+
+def _filter(problem: Convolution, facts: Facts) -> Iterator[Plan]:
+    multiprocessors, room, rate = facts
+    shape = Shape(problem)
+    columns = math.prod(shape.taps) * problem.w.shape[1]
+    sums_bytes = 4 * problem.k * columns
+    is_wide = shape.y_vector == 8 and problem.k % 8 == 0
+    for rows in _strips(shape):
+        for tiling in _filter_tilings(problem.k, rows.words, rows.phases):
+            m, words, channel_groups, word_groups, warps, most = tiling
+            chunks = channel_groups * m * 2
+            outputs = rows.down * rows.across
+            stage = rows.bytes + -(-(outputs + 1) * (chunks | 1) // 1) * 16
+            slot_warps = warps // (channel_groups * word_groups * rows.phases)
+            turns = -(-rows.slots // (slot_warps * 16))
+            step = warps * max(4 * m + 4 * words, _MMA * 2 * m * words, (60 + 8 * words + 2 * m * words) / 4)
+            fetch = rows.fetch_clocks() + outputs * chunks / 32 * (4 if is_wide else 64)
+            reads = (2 * outputs * problem.k + 0.7 * rows.bytes) / rate
+            for stages in (2, 1):
+                shared = max(stages * stage, sums_bytes)
+                resident = _resident(shared, most, room)
+                if not resident:
+                    continue
+                compute = turns * step + fetch
+                clocks = _rounds(rows.strips, multiprocessors, resident, warps, stages, compute, reads, 0.0)
+                blocks = min(rows.strips, multiprocessors * resident)
+                finish = 3 * sums_bytes * blocks / (rate * multiprocessors) + 4000
+                defines = shape.defines() | rows.defines() | {
+                    "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
+                    "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
+                    "Y_VECTOR": 8 if is_wide else 1, "PARTS": blocks,
+                }  # fmt: skip
+                seconds = (clocks + finish) / CLOCK + 6e-6
+                yield Plan(tuple(defines.items()), warps * 32, (blocks, 1), shared, seconds, blocks)
+
+
+@lru_cache(256)
+def _filter_tilings(filters: int, words: int, phases: int) -> tuple[tuple[int, int, int, int, int, int], ...]:
+    """(channel tiles and word tiles of a warp, groups of both, warps, blocks of a multiprocessor), the best few."""
+    found = []
+    for m, n, warps in itertools.product((1, 2, 3, 4), range(1, 9), (4, 8, 12, 16)):
+        m_groups, n_groups = -(-filters // (16 * m)), -(-words // (8 * n))
+        sums = 8 * m * n
+        if warps % (m_groups * n_groups * phases):
+            continue
+        threads_limit = 65536 // (warps * 32)
+        needed = sums + 4 * m + 2 * n + (64 if warps <= 8 else 72)
+        if needed > min(255, threads_limit):
+            continue
+        most = min(2, threads_limit // needed)
+        price = m_groups * n_groups * max(4 * m + 4 * n, _MMA * 2 * m * n, (60 + 8 * n + 2 * m * n) / 4)
+        found.append(
+            (
+                price * (1.0 if warps * most >= 16 else 1.1 if warps >= 8 else 1.5),
+                (m, n, m_groups, n_groups, warps, most),
+            )
+        )
+    found.sort()
+    return tuple(tiling for _, tiling in found[:4])

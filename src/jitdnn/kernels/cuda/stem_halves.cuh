@@ -1,0 +1,18 @@
+// Products of half-precision numbers with f32 sums, by dtype.
+#if IS_BF16
+#define MMA mma_bf16
+#define PACK pack_bf16
+#define LOW bf16_low
+#define HIGH bf16_high
+#define TO_HALF to_bf16
+#define FROM_HALF to_f32_bf16
+#else
+#define MMA mma_f16
+#define PACK pack_f16
+#define LOW f16_low
+#define HIGH f16_high
+#define TO_HALF to_f16
+#define FROM_HALF to_f32_f16
+#endif
+
+FUNCTION bool is_aligned_to(const void *p, int bytes) { return ((u64)p & (u64)(bytes - 1)) == 0; }

@@ -1,0 +1,104 @@
+"""Grouped convolutions with few channels a group: slices that groups fill or not, strips of any images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import cases
+from cases import make_case
+from convolution_cases import convolution
+from harness import run_algorithm
+from jitdnn.kernels.cuda.convolution_grouped import Grouped
+from jitdnn.problems import Convolution
+from strategies import convolutions
+
+ALIGNED = 1024  # elements in front of a tensor, so that it begins at a multiple of 16 bytes
+
+PROBLEMS = (
+    "n2 c32 h9 w11 k32 r3 s3 stride1 pad1 g8 bf16 nhwc",  # four groups a slice
+    "n2 c32 h9 w11 k32 r3 s3 stride2 pad1 g8 bf16 nhwc",
+    "n2 c40 h9 w11 k40 r3 s3 stride1 pad1 g5 f16 nhwc",  # two groups a slice, one is left over
+    "n3 c64 h7 w7 k64 r3 s3 stride1 pad1 g2 bf16 nhwc",  # a group takes two steps; an odd number of strips
+    "n2 c32 h7 w7 k32 r3 s3 stride2 pad1 g2 bf16 nhwc",
+    "n1 c12 h7 w9 k24 r3 s2 stride1x2 pad1 g4 bf16 nchw",  # more results than channels, channel by channel
+    "n3 c20 h6 w5 k10 r5 s5 stride1 pad2 g5 bf16 nhwc",
+    "n1 c48 h6 w8 k48 r3 s3 stride1 pad1:2x0:1 g4 flip f16 nhwc",  # 12 of 16 channels
+    "n2 c32 w40 k16 s3 stride1 pad1 g4 bf16 nhwc",
+    "n1 c16 d3 h5 w6 k16 t1 r3 s3 stride1 pad0x1x1 g4 bf16 nhwc",  # planes are images
+    "n2 c24 h5 w6 k24 r1 s1 stride1 pad0 g2 bf16 nhwc",
+)
+
+
+@pytest.fixture(params=["aligned", "anywhere"])
+def alignment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where tensors begin: at a multiple of 16 bytes, or of an element."""
+    if request.param == "aligned":
+        monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("words", PROBLEMS)
+def test_directions(words: str, direction: str, alignment: str, cuda_device: Any) -> None:
+    problem = convolution(words, direction)
+    assert Grouped().refuse(problem, cuda_device) is None
+    run_algorithm(Grouped(), make_case(problem, None, 0, None), cuda_device)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_filter"])
+def test_dilation(direction: str, cuda_device: Any) -> None:
+    problem = convolution("n1 c16 h9 w12 k16 r3 s2 stride2x1 pad2 dil2x3 g4 bf16 nhwc", direction)
+    run_algorithm(Grouped(), make_case(problem, None, 0, None), cuda_device)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Convolution:
+    """Convolutions in several groups, of any strides and dtypes of half precision."""
+    problem = draw(convolutions(channels=(1, 2, 3, 4, 7, 9)))
+    assume(problem.dtype in ("bf16", "f16") and problem.groups > 1 and len(problem.spatial) < 3)
+    assume(0 not in problem.x.shape and 0 not in problem.y.shape)
+    return problem
+
+
+@given(problem=groups())
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any(problem: Convolution, cuda_device: Any) -> None:
+    if Grouped().refuse(problem, cuda_device) is not None:
+        return
+    run_algorithm(Grouped(), make_case(problem, None, 0, None), cuda_device)
+
+
+REFUSED = {
+    "n1 c8 h8 w8 k8 r3 s3 stride1 pad1 g2 f32 nhwc": "bf16 and f16",
+    "n1 c8 h8 w8 k8 r3 s3 stride1 pad1 bf16 nhwc": "one group",
+    "n1 c96 h8 w8 k96 r3 s3 stride1 pad1 g2 bf16 nhwc": "more than 32",
+    "n0 c8 h8 w8 k8 r3 s3 stride1 pad1 g2 bf16 nhwc": "empty",
+    "n1 c8 d4 h8 w8 k8 t3 r3 s3 stride1 pad1 g2 bf16 nhwc": "along d",
+    "n1 c32 h32 w32 k32 r15 s15 stride1 pad7 g8 bf16 nhwc": "registers",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_refusals(words: str, cuda_device: Any) -> None:
+    reason = Grouped().refuse(convolution(words, "fwd"), cuda_device)
+    assert reason is not None
+    assert REFUSED[words] in reason
+
+
+LAYERS = """
+n64 c128 h56 w56 k128 r3 s3 stride1 pad1 g32 bf16 nhwc
+n64 c256 h56 w56 k256 r3 s3 stride2 pad1 g32 bf16 nhwc
+n64 c512 h14 w14 k512 r3 s3 stride1 pad1 g32 f16 nhwc
+n64 c1024 h14 w14 k1024 r3 s3 stride2 pad1 g32 bf16 nhwc
+n64 c1024 h7 w7 k1024 r3 s3 stride1 pad1 g32 bf16 nhwc
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("words", LAYERS)
+def test_layers_compile(words: str, direction: str, architecture: Any) -> None:
+    Grouped().build(convolution(words, direction), architecture)

@@ -1,0 +1,116 @@
+"""Convolutions with few input channels: every direction, way to stage rows, distance of runs, and arrangement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import cases
+from cases import make_case
+from convolution_cases import convolution
+from harness import run_algorithm
+from jitdnn.kernels.cuda.convolution_stem import Stem
+from jitdnn.kernels.cuda.convolution_stem_geometry import Rows, Shape
+from jitdnn.problems import Convolution
+from strategies import convolutions
+
+ALIGNED = 1024  # elements in front of a tensor, so that it begins at a multiple of 16 bytes
+
+# how rows are staged: (bytes at once, planes of channels), and whether neighbouring outputs begin at odd distances
+PROBLEMS = {
+    "n2 c3 h20 w24 k16 r7 s7 stride2 pad3 bf16 nhwc": (16, False, 1),
+    "n1 c3 h10 w16 k8 r3 s3 stride1 pad1 bf16 nhwc": (16, False, 2),
+    "n1 c3 h10 w16 k40 r3 s3 stride1 pad1 f16 nchw": (16, True, 2),
+    "n2 c4 h9 w16 k64 r3 s3 stride2 pad0x1 f16 nchw": (16, True, 1),
+    "n2 c1 h9 w12 k33 r5 s4 stride2 pad1:2x3 bf16 nhwc": (8, False, 1),
+    "n1 c1 d5 h9 w10 k12 t3 r3 s3 stride1 pad1 bf16 nhwc": (4, False, 2),
+    "n1 c2 d4 h7 w8 k9 t2 r3 s1 stride2x1x3 pad1 dil2x2x1 f16 nhwc": (16, False, 1),
+    "n1 c4 h11 w13 k20 r5 s4 stride3 pad2 bf16 nhwc": (8, False, 1),
+    "n2 c3 h23 w21 k7 r11 s11 stride4 pad2 bf16 nchw": (2, True, 1),
+    "n2 c8 h5 w6 k72 r2 s3 stride1 pad1 flip bf16 nhwc": (16, False, 1),
+    "n2 c1 w700 k24 s10 stride5 pad0 bf16 nhwc": (8, False, 2),
+    "n1 c3 h6 w300 k8 r1 s2 stride1 pad0 bf16 nhwc": (8, False, 2),  # rows in pieces
+}
+
+
+@pytest.fixture(params=["aligned", "anywhere"])
+def alignment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where tensors begin: at a multiple of 16 bytes, or of an element."""
+    if request.param == "aligned":
+        monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("words", PROBLEMS)
+def test_rows(words: str) -> None:
+    rows = Rows(Shape(convolution(words, "fwd")), 2, 8)
+    assert (rows.x_bytes, rows.is_planar, rows.phases) == PROBLEMS[words]
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("words", PROBLEMS)
+def test_directions(words: str, direction: str, alignment: str, cuda_device: Any) -> None:
+    problem = convolution(words, direction)
+    reason = Stem().refuse(problem, cuda_device)
+    if direction == "bwd_data" and max(problem.dilation) > 1:
+        assert reason
+        assert "dilation" in reason
+        return
+    assert reason is None
+    run_algorithm(Stem(), make_case(problem, None, 0, None), cuda_device)
+
+
+@st.composite
+def stems(draw: st.DrawFn) -> Convolution:
+    """Convolutions with few channels, of any strides and dtypes of half precision."""
+    problem = draw(convolutions(channels=(1, 2, 3, 4, 7, 17)))
+    assume(problem.dtype in ("bf16", "f16") and problem.groups == 1 and problem.c <= 8)
+    assume(0 not in problem.x.shape and 0 not in problem.y.shape)
+    return problem
+
+
+@given(problem=stems())
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any(problem: Convolution, cuda_device: Any) -> None:
+    if Stem().refuse(problem, cuda_device) is not None:
+        assert max(problem.dilation) > 1
+        return
+    run_algorithm(Stem(), make_case(problem, None, 0, None), cuda_device)
+
+
+REFUSED = {
+    "n1 c3 h8 w8 k8 r3 s3 stride1 pad1 f32 nhwc": "bf16 and f16",
+    "n1 c9 h8 w8 k8 r3 s3 stride1 pad1 bf16 nhwc": "at most 8",
+    "n1 c4 h8 w8 k8 r3 s3 stride1 pad1 g2 bf16 nhwc": "one group",
+    "n0 c3 h8 w8 k8 r3 s3 stride1 pad1 bf16 nhwc": "empty",
+    "n1 c3 h8 w8 k8 r3 s3 stride1 pad2 dil2 bf16 nhwc": "dilation",
+    "n1 c3 h64 w64 k768 r32 s32 stride32 pad0 bf16 nhwc": "fit",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_refusals(words: str, cuda_device: Any) -> None:
+    for direction in ("fwd", "bwd_filter"):
+        reason = Stem().refuse(convolution(words, direction), cuda_device)
+        assert reason is not None
+        assert REFUSED[words] in reason
+
+
+LAYERS = """
+n256 c3 h224 w224 k64 r7 s7 stride2 pad3 bf16 nhwc
+n256 c3 h227 w227 k96 r11 s11 stride4 pad0 bf16 nhwc
+n64 c3 h224 w224 k32 r3 s3 stride2 pad1 f16 nchw
+n16 c3 d16 h112 w112 k64 t3 r7 s7 stride1x2x2 pad1x3x3 bf16 nhwc
+n2 c1 d128 h128 w128 k32 t3 r3 s3 stride1 pad1 bf16 nhwc
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("words", LAYERS)
+def test_first_layers_compile(words: str, direction: str, architecture: Any) -> None:
+    problem = convolution(words, direction)
+    if Stem().refuse(problem, architecture) is None:
+        Stem().build(problem, architecture)
