@@ -1,0 +1,294 @@
+"""Rows that slide through registers: the tiles that are worth trying, what they cost, and the kernels made of them.
+
+Forward and backward to the data: depthwise_sliding.cu; the filter's gradient: depthwise_sliding_filter.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.kernels.cuda.convolution_depthwise_axes import Axis, Window
+from jitdnn.tensor.dtypes import DTYPES
+
+Defines = tuple[tuple[str, object], ...]
+
+MOST_REGISTERS = 200  # that a tile may be thought to need; the compiler adds addresses and bounds
+REGISTER_FILE = 65536
+CLOCK = 1.6e9
+LAUNCH = 2.5e-6
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a thread does: `channels` neighbours, `columns` x `depths` results, `rows` blocks of rows in turn.
+
+    `side`: packs of channels that lie side by side in a block of `threads` threads. For a filter's gradient `parts`
+    says into how many parts its sums are split.
+    """
+
+    channels: int
+    columns: int
+    depths: int
+    rows: int
+    side: int
+    threads: int
+    parts: int = 1
+
+
+def defines_of_axis(letter: str, axis: Axis) -> Iterator[tuple[str, object]]:
+    yield f"{letter}_TAPS", axis.taps
+    yield f"{letter}_TAP_STEP", f"({axis.tap_step}LL)"
+    yield f"{letter}_STRIDE", axis.stride
+    yield f"{letter}_SCATTERED", int(axis.is_scattered)
+    yield f"{letter}_PHASES", axis.phases
+    yield f"{letter}_START", f"({axis.start})"
+    yield f"{letter}_COUNT", axis.count
+    for side, line in (("IN", axis.input), ("OUT", axis.output)):
+        yield f"{letter}_{side}_PITCH", line.pitch
+        yield f"{letter}_{side}_ORIGIN", f"({line.origin})"
+        yield f"{letter}_{side}_SLOPE", line.slope
+        yield f"{letter}_{side}_EXTENT", line.extent
+        yield f"{letter}_{side}_STEP", f"({line.step}LL)"
+
+
+def defines_of_window(window: Window, axes: Sequence[Axis]) -> Iterator[tuple[str, object]]:
+    """What all kernels of this folder know of a problem; `axes` in the order of the letters D, H and W."""
+    yield f"DTYPE_{window.dtype}", 1
+    for letter, axis in zip("DHW", axes, strict=True):
+        yield from defines_of_axis(letter, axis)
+    yield "IMAGES", window.n
+    yield "CHANNELS", window.channels
+    yield "MULTIPLIER", window.multiplier
+    yield "X_N", f"({window.input.strides[0]}LL)"
+    yield "X_C", f"({window.input.strides[1]}LL)"
+    yield "Y_N", f"({window.output.strides[0]}LL)"
+    yield "Y_C", f"({window.output.strides[1]}LL)"
+    yield "W_C", f"({window.filter.strides[0]}LL)"
+    yield "W_BASE", f"({sum(axis.tap_base for axis in axes)}LL)"
+
+
+def reach(window: Window) -> int:
+    """The largest offset within an image, of either tensor."""
+    return max(
+        sum(abs(s) * (e - 1) for s, e in zip(t.strides[2:], t.shape[2:], strict=True))
+        for t in (window.input, window.output)
+    )
+
+
+def widths(window: Window) -> list[int]:
+    """Numbers of channels that one access may take, largest first."""
+    if not window.is_channels_last:
+        return [1]
+    size = DTYPES[window.dtype]
+    steps = [window.channels, window.input.strides[0], window.output.strides[0]]
+    for axis in window.axes:
+        steps += [axis.input.step, axis.output.step]
+    return [n for n in (8, 4, 2, 1) if n * size <= 16 and all(step % n == 0 for step in steps)]
+
+
+def sides(packs: int, size: int, most: int = 64) -> int:
+    """How many of a pixel's packs of `size` bytes lie side by side: a divisor, of whole 32 bytes if there is one."""
+    best = 1
+    for side in range(1, min(packs, most) + 1):
+        if packs % side == 0 and (side * size % 32 == 0 or best * size % 32 != 0):
+            best = side
+    return best
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """A window with its axes in the order depth, sliding, width, and a tile."""
+
+    window: Window
+    axes: tuple[Axis, Axis, Axis]
+    tile: Tile
+
+    @cached_property
+    def element(self) -> int:
+        return DTYPES[self.window.dtype]
+
+    @property
+    def rows_in(self) -> int:
+        slide = self.axes[1]
+        return 1 if slide.is_scattered else slide.stride
+
+    @property
+    def rows_out(self) -> int:
+        slide = self.axes[1]
+        return slide.stride if slide.is_scattered else 1
+
+    @property
+    def steps(self) -> int:
+        """Blocks of results that a row of the input reaches."""
+        return -(-self.axes[1].taps // self.axes[1].stride)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of rows of results."""
+        slide, out = self.axes[1], self.rows_out
+        return (slide.start + slide.count - 1) // out + 1 - slide.start // out
+
+    @property
+    def columns_read(self) -> int:
+        return _reads(self.axes[2], self.tile.columns)
+
+    @property
+    def planes_read(self) -> int:
+        return _reads(self.axes[0], self.tile.depths)
+
+    @property
+    def registers(self) -> int:
+        """Registers that a thread's numbers take."""
+        tile, taps = self.tile, self.window.taps
+        sums = self.steps * self.rows_out * tile.depths * tile.columns * tile.channels
+        reads = self.rows_in * self.planes_read * self.columns_read
+        ahead = reads * max(1, tile.channels * self.element // 4)
+        return taps * tile.channels + sums + reads * tile.channels + ahead
+
+    @property
+    def products(self) -> float:
+        """Products in a step."""
+        depth, slide, width = self.axes
+        tile = self.tile
+        results = 1.0
+        for axis, count in ((depth, tile.depths), (width, tile.columns)):
+            results *= count * axis.taps / (axis.stride if axis.is_scattered else 1)
+        return results * slide.taps * tile.channels
+
+    @property
+    def units(self) -> int:
+        """Threads that have something to do."""
+        depth, slide, width = self.axes
+        phases = depth.phases * slide.phases * width.phases
+        tile = self.tile
+        strips = -(-width.count // tile.columns) * -(-depth.count // tile.depths)
+        chunks = -(-self.blocks // tile.rows)
+        return self.window.n * phases * strips * chunks * (self.window.channels // tile.channels)
+
+    @property
+    def groups(self) -> int:
+        return -(-self.units // self.tile.threads)
+
+    @property
+    def resident(self) -> int:
+        """Groups that a multiprocessor has at a time."""
+        registers = min(255, 8 * math.ceil((self.registers + 28) / 8))
+        return max(1, min(REGISTER_FILE // (registers * self.tile.threads), 2048 // self.tile.threads, 32))
+
+    def seconds(self, device: GpuDevice) -> float:
+        tile = self.tile
+        reads = self.rows_in * self.planes_read * self.columns_read
+        writes = self.rows_out * tile.depths * tile.columns
+        # instructions of a step: products, numbers widened and narrowed, accesses with their bounds and addresses
+        issued = (
+            self.products
+            + 1.2 * reads * tile.channels
+            + 2.5 * reads
+            + writes * (1.5 * tile.channels + 3)
+            + 12
+        )
+        accesses = (reads + writes) * max(1.0, tile.channels * self.element * 32 / 128)
+        steps = tile.rows + self.steps - 1
+        if tile.rows >= self.blocks:
+            steps = max(self.axes[1].input.extent // self.axes[1].input.pitch // self.rows_in, 1)
+        warps = self.groups * tile.threads / 32
+        width = device.multiprocessors * self.resident
+        waves = math.ceil(self.groups / width) if self.groups < 4 * width else self.groups / width + 0.5
+        filled = waves * width / max(1, self.groups)
+        # few warps leave gaps between dependent instructions
+        gaps = 1.35 + 2.0 / max(1.0, self.resident * tile.threads / 128)
+        clocks = steps * warps * max(issued / 4 * gaps, accesses) / device.multiprocessors
+        # a step waits for its rows: what is on its way at once bounds the bandwidth
+        in_flight = self.resident * tile.threads * reads * tile.channels * self.element
+        latency = min(1.0, in_flight / 24e3)
+        transfer = self.window.bytes_moved / (device.bandwidth * (0.55 + 0.45 * latency))
+        busy = clocks / CLOCK
+        return float(LAUNCH + max(busy, transfer) * filled**0.8 + 0.15 * min(busy, transfer))
+
+    def defines(self) -> Defines:
+        tile = self.tile
+        blocks = max(
+            1, min(self.resident, 1024 // tile.threads if self.registers < 90 else 512 // tile.threads)
+        )
+        return (
+            *defines_of_window(self.window, self.axes),
+            ("CPT", tile.channels),
+            ("QB", tile.columns),
+            ("DB", tile.depths),
+            ("HB", tile.rows),
+            ("CB", tile.side),
+            ("THREAD_COUNT", tile.threads),
+            ("MIN_BLOCKS", 1 if self.registers > 90 else blocks),
+            ("INDEX", "u32" if self.units + 1024 < 2**32 else "u64"),
+            ("OFFSET", self.window.shift(reach(self.window))),
+        )
+
+    def launch(self) -> tuple[Source, list[Launch]]:
+        text = read_text("jitdnn.kernels.cuda", "depthwise.cuh", "depthwise_sliding.cu")
+        source = Source("depthwise_sliding", text, (*self.defines(), *NO_EPILOGUE), "cuda")
+        return source, [Launch("depthwise", self.groups, self.tile.threads)]
+
+
+NO_EPILOGUE: Defines = (
+    ("EPILOGUE(sum, n, c, d, h, w)", "(sum)"),
+    ("EPILOGUE_PARAMETERS", ""),
+    ("EPILOGUE_ARGUMENTS", ""),
+    ("EPILOGUE_NAMES", ""),
+)
+
+
+def _reads(axis: Axis, results: int) -> int:
+    if axis.is_scattered:
+        return (results + axis.taps - 2) // axis.stride + 1
+    return (results - 1) * axis.stride + axis.taps
+
+
+def orders(window: Window) -> list[tuple[Axis, Axis, Axis]]:
+    """The axes as (depth, sliding, width): neighbours in memory are neighbouring threads, and tall filters slide."""
+    depth, height, width = window.axes
+    if not window.is_channels_last:
+        return [(depth, height, width)]
+    found = [(depth, height, width)]
+    if height.taps < width.taps or height.count < 4 <= width.count:
+        found.append((depth, width, height))
+    return found
+
+
+def choices(window: Window) -> list[Sliding]:
+    """Every sensible tile, cheapest first by the model's account; none if the filter is too large for registers."""
+    found = []
+    for axes in orders(window):
+        depth, _, width = axes
+        for channels in widths(window):
+            packs = window.channels // channels
+            side = sides(packs, channels * DTYPES[window.dtype]) if window.is_channels_last else 1
+            for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
+                for depths in tilings(depth, (1, 2, 3, 4)):
+                    tile = Tile(channels, columns, depths, 1, side, 128)
+                    whole = Sliding(window, axes, tile)
+                    if whole.registers > MOST_REGISTERS or whole.products > 1600:
+                        continue
+                    for chunks in (1, 2, 4, 8, 16, 32):
+                        rows = -(-whole.blocks // chunks)
+                        if chunks > 1 and rows < 2 * whole.steps:
+                            break
+                        for threads in (64, 128, 256):
+                            warps = (
+                                -(-threads // side) * side if side < threads and threads % side else threads
+                            )
+                            size = warps if warps <= 384 and warps % 32 == 0 else threads
+                            found.append(
+                                Sliding(window, axes, Tile(channels, columns, depths, rows, side, size))
+                            )
+    return found
+
+
+def tilings(axis: Axis, counts: Sequence[int]) -> list[int]:
+    if axis.is_scattered:
+        counts = sorted({-(-count // axis.stride) * axis.stride for count in counts})
+    least = min(counts)
+    return [count for count in counts if count == least or count <= axis.count + axis.stride - 1]

@@ -1,0 +1,189 @@
+"""The filter's gradient by rows that slide through registers: tiles, parts, what they cost, and their kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.kernels.cuda.convolution_depthwise_axes import Axis, Window
+from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
+    CLOCK,
+    LAUNCH,
+    REGISTER_FILE,
+    Defines,
+    Tile,
+    defines_of_window,
+    orders,
+    reach,
+    sides,
+    tilings,
+    widths,
+)
+from jitdnn.tensor.dtypes import DTYPES
+
+MOST_REGISTERS = 205
+
+
+def sum_launch(window: Window) -> Launch:
+    """The second pass, which adds the parts."""
+    return Launch("sum_parts", -(-window.taps * window.channels // 32), 256)
+
+
+def sum_seconds(window: Window, parts: int, device: GpuDevice) -> float:
+    return (
+        LAUNCH / 2 + parts / 64 * 1e-6 + 4 * parts * window.taps * window.channels / (1.5 * device.bandwidth)
+    )
+
+
+@dataclass(frozen=True)
+class SlidingFilter:
+    """A window with its axes in the order depth, sliding, width, and a tile; `tile.parts` groups share the items."""
+
+    window: Window
+    axes: tuple[Axis, Axis, Axis]
+    tile: Tile
+
+    @property
+    def element(self) -> int:
+        return DTYPES[self.window.dtype]
+
+    @property
+    def steps(self) -> int:
+        return -(-self.axes[1].taps // self.axes[1].stride)
+
+    @property
+    def reads(self) -> int:
+        """Packs of x that a step reads."""
+        depth, slide, width = self.axes
+        tile = self.tile
+        planes = (tile.depths - 1) * depth.stride + depth.taps
+        return slide.stride * planes * ((tile.columns - 1) * width.stride + width.taps)
+
+    @property
+    def results(self) -> int:
+        """Packs of dy that a step reads."""
+        return self.tile.depths * self.tile.columns
+
+    @property
+    def registers(self) -> int:
+        tile = self.tile
+        words = max(1.0, tile.channels * self.element / 4)
+        ahead = int((self.reads + self.results) * words)
+        return (self.window.taps + self.reads + self.steps * self.results) * tile.channels + ahead
+
+    @property
+    def slots(self) -> int:
+        return self.tile.threads // self.tile.side
+
+    @property
+    def items(self) -> int:
+        depth, slide, width = self.axes
+        tile = self.tile
+        phases = depth.phases * slide.phases * width.phases
+        tiles = (
+            -(-width.count // tile.columns) * -(-depth.count // tile.depths) * -(-slide.count // tile.rows)
+        )
+        return tiles * phases * self.window.n
+
+    @property
+    def strips(self) -> int:
+        """Groups side by side over the channels."""
+        return self.window.channels // (self.tile.channels * self.tile.side)
+
+    @property
+    def resident(self) -> int:
+        registers = min(255, 8 * math.ceil((self.registers + 30) / 8))
+        return max(1, min(REGISTER_FILE // (registers * self.tile.threads), 2048 // self.tile.threads, 7))
+
+    def seconds(self, device: GpuDevice) -> float:
+        tile = self.tile
+        products = self.window.taps * self.results * tile.channels
+        moves = (self.steps - 1) * self.results * tile.channels
+        reads = self.reads + self.results
+        issued = products + moves + 1.2 * reads * tile.channels + 2.5 * reads + 12
+        accesses = reads * max(1.0, tile.channels * self.element * 32 / 128)
+        steps = tile.rows + (self.steps - 1) / (2 if tile.rows >= self.axes[1].count else 1) + 1.5
+        rounds = math.ceil(self.items / (tile.parts * self.slots))
+        groups = self.strips * tile.parts
+        waves = math.ceil(groups / (device.multiprocessors * self.resident))
+        here = min(self.resident, -(-groups // device.multiprocessors))
+        warps = here * tile.threads / 32
+        gaps = 1.35 + 2.0 / max(1.0, warps / 4)
+        clocks = waves * rounds * steps * warps * max(issued / 4 * gaps, accesses) + 3000
+        in_flight = warps * 32 * reads * tile.channels * self.element
+        used = min(1.0, groups / device.multiprocessors)
+        transfer = self.window.bytes_moved / (
+            device.bandwidth * used * (0.5 + 0.5 * min(1.0, in_flight / 24e3))
+        )
+        return LAUNCH + max(clocks / CLOCK, transfer) + sum_seconds(self.window, tile.parts, device)
+
+    @property
+    def workspace(self) -> int:
+        return 4 * self.tile.parts * self.window.taps * self.window.channels
+
+    def defines(self) -> Defines:
+        tile = self.tile
+        return (
+            *defines_of_window(self.window, self.axes),
+            ("CPT", tile.channels),
+            ("QB", tile.columns),
+            ("DB", tile.depths),
+            ("HB", tile.rows),
+            ("CB", tile.side),
+            ("PARTS", tile.parts),
+            ("THREAD_COUNT", tile.threads),
+            ("MIN_BLOCKS", 1),
+            ("OFFSET", self.window.shift(reach(self.window))),
+        )
+
+    def launch(self) -> tuple[Source, list[Launch]]:
+        files = ("depthwise.cuh", "depthwise_sliding_filter.cu", "depthwise_sum.cu")
+        text = read_text("jitdnn.kernels.cuda", *files)
+        source = Source("depthwise_sliding_filter", text, self.defines(), "cuda")
+        grid = (self.strips, self.tile.parts)
+        return source, [Launch("depthwise_filter", grid, self.tile.threads), sum_launch(self.window)]
+
+
+def choices(window: Window, device: GpuDevice) -> list[SlidingFilter]:
+    """Every sensible tile; none if the filter is too large for registers."""
+    found = []
+    for axes in orders(window):
+        depth, slide, width = axes
+        for channels in widths(window):
+            packs = window.channels // channels
+            side = sides(packs, channels * DTYPES[window.dtype])
+            if not window.is_channels_last:
+                side = 1
+            for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
+                for depths in tilings(depth, (1, 2)):
+                    least = SlidingFilter(window, axes, Tile(channels, columns, depths, 1, side, 128))
+                    if least.registers > MOST_REGISTERS:
+                        continue
+                    for threads in (64, 128, 192, 256, 384):
+                        if threads < side or (threads // side) * side * 8 < threads * 7:
+                            continue
+                        for chunks in (1, 2, 4, 8, 16, 32):
+                            rows = -(-slide.count // chunks)
+                            if chunks > 1 and rows < 3 * least.steps:
+                                break
+                            tile = Tile(channels, columns, depths, rows, side, threads)
+                            plan = SlidingFilter(window, axes, tile)
+                            found.append(with_parts(plan, device))
+    return found
+
+
+def with_parts(plan: SlidingFilter, device: GpuDevice) -> SlidingFilter:
+    """The plan with as many parts as fill the device once, and not more than have items."""
+    tile = plan.tile
+    wanted = max(1, device.multiprocessors * plan.resident // plan.strips)
+    most = max(1, -(-plan.items // plan.slots))
+    parts = min(wanted, most, 4096)
+    # fewer parts with the same rounds
+    rounds = -(-plan.items // (parts * plan.slots))
+    parts = max(1, -(-plan.items // (rounds * plan.slots)))
+    return SlidingFilter(
+        plan.window,
+        plan.axes,
+        Tile(tile.channels, tile.columns, tile.depths, tile.rows, tile.side, tile.threads, parts),
+    )
