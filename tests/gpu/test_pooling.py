@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import check
 from hypothesis import HealthCheck, Phase, given, settings
 
 import cases
 from cases import ARRANGEMENTS, arranged
+from harness import check
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Problem, parse
 from strategies import poolings

@@ -4,6 +4,11 @@
  * f32, f16 or bf16, which are accessed 4 to 16 bytes at once.
  */
 #define LARGEST ((NUMBER)f32_of_bits(0x7f800000u)) /* infinity */
+#define LARGER JOIN(larger_, NUMBER) /* the larger of two, or NaN if either is */
+#define larger_f32 max_nan_f32
+#if HAS_F64
+FUNCTION f64 larger_f64(f64 a, f64 b) { return a != a || a > b ? a : b; }
+#endif
 #if PACKED
 #define UNPACK_f32(word, v, at) (v)[at] = f32_of_bits(word)
 #define UNPACK_bf16(word, v, at)             \

@@ -136,6 +136,16 @@ class Geometry:
                 return 1
         return lanes if self.channels % lanes == 0 else 1
 
+    def columns(self, t: int, most: int) -> int:
+        """Columns of tensor t, a power of two up to `most`, that any access may take at once."""
+        width = self.tensors[t].shape[-1]
+        if self.axes[-1].steps[t] != 1:
+            return 1
+        steps = [*self.steps[t], *(axis.steps[t] for axis in self.axes[:-1])]
+        while most > 1 and (width % most or any(step % most for step in steps)):
+            most //= 2
+        return most
+
     def numbers(self) -> list[int]:
         """What kernels over `AXIS(d), AXIS(h), AXIS(w)` and the `STEPS` of all tensors take."""
         numbers = [self.images, self.channels]

@@ -1,0 +1,181 @@
+"""Pooling on GPUs with small windows over rows and columns: threads go down the rows, and read each but once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import cast
+
+from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.gpu.pooling import (
+    GROUP,
+    LAUNCH_SECONDS,
+    PlainPooling,
+    common_defines,
+)
+from jitdnn.kernels.gpu.pooling_geometry import Geometry
+from jitdnn.problems.pooling import QUANTIZED, Pooling
+from jitdnn.problems.problem import Problem
+from jitdnn.tensor import DTYPES
+
+MOST_STRIDE = 4
+MOST_VALUES = 112  # that a thread keeps in registers
+THREADS_OF_A_UNIT = 2048  # of one multiprocessor, at most
+MOST_ROWS = 16  # that one thread goes down
+NEIGHBOURS = 32  # vectors of channels that lie side by side in a group
+MOST_UNITS = 1 << 30
+
+
+@dataclass(frozen=True)
+class Form:
+    """What one thread does: `lanes` channels of `columns` outputs in a row, or of as many tiles backward.
+
+    `vector` and `vector_out` columns of the large and of the small tensors are accessed at once. `first` and `last`
+    are the windows, counted from the tile's own, that reach a tile: along rows, along columns.
+    """
+
+    lanes: int
+    columns: int
+    vector: int
+    vector_out: int
+    first: tuple[int, int] = (0, 0)
+    last: tuple[int, int] = (0, 0)
+
+
+class PoolingSliding(PlainPooling):
+    """Windows of a few elements over rows and columns, compiled in."""
+
+    name = "sliding"
+
+    def refuse_geometry(self, problem: Pooling, geometry: Geometry) -> str | None:
+        depth, *plane = geometry.axes
+        if problem.x.dtype in QUANTIZED:
+            return f"x is {problem.x.dtype}: windows slide over real numbers only"
+        if geometry.is_adaptive or any(axis.dilation > 1 for axis in geometry.axes):
+            return "windows that slide have one size and no dilation"
+        if (depth.window, depth.stride, depth.before, depth.after) != (1, 1, 0, 0):
+            return f"windows that slide lie in the last two axes: along the one before, this one is {depth.window}"
+        if max(axis.stride for axis in plane) > MOST_STRIDE:
+            return f"strides are {[axis.stride for axis in plane]}: windows slide by at most {MOST_STRIDE}"
+        if form_of(problem, geometry) is None:
+            window = "x".join(str(axis.window) for axis in plane)
+            return f"windows of {window} are more than a thread has registers for: use the algorithm window"
+        return None
+
+    def estimate(self, problem: Problem, device: Device) -> float:
+        return LAUNCH_SECONDS + 1.1 * problem.bytes / device.bandwidth
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        pooling, gpu = cast(Pooling, problem), cast(GpuDevice, device)
+        geometry = Geometry.of(pooling)
+        form = form_of(pooling, geometry)
+        assert form is not None
+        depth, height, width = geometry.axes
+        defines = {
+            **common_defines(pooling, gpu, geometry),
+            "KH": height.window, "KW": width.window, "SH": height.stride, "SW": width.stride,
+            "BEFORE_H": height.before, "BEFORE_W": width.before,
+            "FIRST_H": f"({form.first[0]})", "FIRST_W": f"({form.first[1]})",
+            "LAST_H": form.last[0], "LAST_W": form.last[1],
+            "LANES": form.lanes, "COLUMNS": form.columns, "VECTOR": form.vector, "VECTOR_OUT": form.vector_out,
+        }  # fmt: skip
+        texts = ("pooling_access.c", "pooling_sliding.c")
+        text = read_text("jitdnn.kernels.gpu", *texts)
+        source = Source("pooling_sliding", text, tuple(defines.items()), spills=True)
+        is_forward = pooling.direction == "fwd"
+        lines = height.out if is_forward else -(-height.extent // height.stride)
+        across = width.out if is_forward else -(-width.extent // width.stride)
+        vectors, tiles = geometry.channels // form.lanes, -(-across // form.columns)
+        inner = _neighbours(vectors) if _is_along_channels(geometry, form) else 1
+        outer = vectors // inner
+        columns = geometry.images * vectors * tiles * depth.out
+        wanted = gpu.multiprocessors * THREADS_OF_A_UNIT
+        rows = next((r for r in (MOST_ROWS, 8, 4, 2) if columns * -(-lines // r) >= 4 * wanted), 1)
+        chunks = -(-lines // rows)
+        units = inner * tiles * chunks * outer * depth.out
+        images = max(1, min(geometry.images, MOST_UNITS // max(1, units)))
+        groups = (max(1, -(-units * images // GROUP)), max(1, -(-geometry.images // images)))
+        numbers = [
+            geometry.images, max(1, inner), tiles, chunks, max(1, outer), depth.out, rows, height.extent,
+            width.extent, height.out, width.out, height.after, width.after, images,
+        ]  # fmt: skip
+        for t, steps in enumerate(geometry.steps):
+            numbers += [*steps, *(axis.steps[t] for axis in geometry.axes)]
+        if geometry.images * geometry.channels == 0:
+            numbers[0] = 0
+        launch = Launch("pooling_sliding", groups, GROUP)
+        return gpu.kernel(source, [launch], len(geometry.tensors), numbers)
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        reason = super().refuse(problem, device, epilogue)
+        if reason is not None:
+            return reason
+        geometry = Geometry.of(cast(Pooling, problem))
+        depth, height, width = geometry.axes
+        units = geometry.channels * depth.out * max(height.out * width.out, height.extent * width.extent)
+        if units >= MOST_UNITS or geometry.images > MOST_UNITS:
+            return f"an image has {units} elements: windows slide over fewer than {MOST_UNITS}"
+        return None
+
+
+def form_of(problem: Pooling, geometry: Geometry) -> Form | None:
+    """The largest form that a thread has registers for, None if there is none."""
+    _, height, width = geometry.axes
+    item, last = DTYPES[problem.x.dtype], len(geometry.tensors) - 1
+    is_forward = problem.direction == "fwd"
+    # tensors of x's extents, and of y's
+    large, small = ((0,), (1,)) if is_forward else ((last,), (0,))
+    if not is_forward and problem.mode == "max":
+        large = (1, last)
+    first = last_ = (0, 0)
+    if not is_forward:
+        axes = (height, width)
+        first = tuple(-((a.window - 1 - a.before) // a.stride) for a in axes)  # type: ignore[assignment]
+        last_ = tuple((a.stride - 1 + a.before) // a.stride for a in axes)  # type: ignore[assignment]
+    lanes = geometry.lanes((*large, *small)) if item <= 4 else 1
+    wide = [geometry.columns(t, 16 // item) for t in large] if item <= 4 else [1]
+    vector = 1 if lanes > 1 else min(wide)
+    while True:
+        columns = vector // gcd(vector, width.stride)
+        if _values(problem, geometry, lanes, columns, first, last_) <= MOST_VALUES:
+            vector_out = 1 if lanes > 1 else min(geometry.columns(t, columns & -columns) for t in small)
+            return Form(lanes, columns, vector, vector_out, first, last_)
+        if max(lanes, vector) == 1:
+            return None
+        lanes, vector = max(1, lanes // 2), max(1, vector // 2)
+
+
+def _values(
+    problem: Pooling,
+    geometry: Geometry,
+    lanes: int,
+    columns: int,
+    first: tuple[int, int],
+    last: tuple[int, int],
+) -> int:
+    """Numbers that a thread keeps."""
+    _, height, width = geometry.axes
+    windows = columns + last[1] - first[1]
+    span = (windows - 1) * width.stride + width.window
+    rows = last[0] - first[0] + 1
+    is_chosen = problem.mode == "max" and (problem.direction == "bwd" or problem.indices is not None)
+    values = span if problem.direction == "fwd" or is_chosen else 0
+    if problem.direction == "fwd" or is_chosen:
+        values += height.window * windows * (2 if is_chosen else 1)
+    if problem.direction == "bwd":
+        values += rows * windows * (2 if is_chosen else 1) + columns * width.stride
+    return values * lanes * (2 if problem.x.dtype == "f64" else 1)
+
+
+def _is_along_channels(geometry: Geometry, form: Form) -> bool:
+    ends = (0, len(geometry.tensors) - 1)
+    return form.lanes > 1 or (form.vector == 1 and geometry.is_channels_last(ends))
+
+
+def _neighbours(vectors: int) -> int:
+    """Vectors of channels that are neighbours in a group: a divisor, so that windows side by side share a cache."""
+    if vectors <= NEIGHBOURS:
+        return vectors
+    found = next((n for n in range(NEIGHBOURS, 7, -1) if vectors % n == 0), vectors)
+    return found
