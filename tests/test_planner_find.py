@@ -163,7 +163,7 @@ class TestFind(Planning):
         def no_memory(*arguments: Any) -> None:
             raise MemoryError
 
-        monkeypatch.setattr(find_module, "_operand", no_memory)
+        monkeypatch.setattr(find_module, "make_operand", no_memory)
         assert find(PROBLEM, DEVICE, Request(), store=Store(None)).algorithm == "fast"
         assert "memory" in warnings[0]
 

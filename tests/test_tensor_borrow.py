@@ -93,12 +93,12 @@ def test_arrays_of_one_kind_share_a_descriptor_and_a_key() -> None:
 
 
 def test_ever_new_shapes_do_not_grow_memory_without_end() -> None:
-    from jitdnn.tensor import array as module
+    from jitdnn.tensor.borrowed import known_descriptors
 
     memory = np.zeros(20_000, np.float32)
     for n in range(1, 10_000):
         assert borrow(memory[:n]).descriptor.shape == (n,)
-    assert len(module._descriptors) <= 4096
+    assert len(known_descriptors) <= 4096
 
 
 def test_broadcast_and_overlapping_inputs_are_legal() -> None:
@@ -186,15 +186,8 @@ def test_other_libraries_by_their_protocols(wrap: Any) -> None:
 
 
 def test_memory_of_another_device_is_refused_by_name() -> None:
-    with pytest.raises(DeviceError, match=r"x: DLPack is on DLPack device \(2, 1\)"):
-        borrow(DLPack(None, (2, 1)), name="x")
-
-    class OnGpu:
-        def __init__(self) -> None:
-            self.__cuda_array_interface__: dict[str, Any] = {}
-
-    with pytest.raises(DeviceError, match="OnGpu is in CUDA memory"):
-        borrow(OnGpu())
+    with pytest.raises(DeviceError, match=r"x: DLPack is on DLPack device \(8, 1\), Metal"):
+        borrow(DLPack(None, (8, 1)), name="x")
     with pytest.raises(DeviceError, match=r"meta.*\.cpu\(\)"):
         borrow(torch.empty(3, device="meta"))
 

@@ -60,6 +60,7 @@ _HOMES = {
     "ops.softmax": "softmax softmax_backward",
     "ops.spatial_transformer": "affine_grid affine_grid_backward grid_sample grid_sample_backward",
     "ops.tensor_ops": "add fill multiply op_tensor scale",
+    "ops.to_device": "empty to_device",
     "ops.transform": "concat fold slice split transform unfold",
     "ops.unpooling": "max_unpool max_unpool_backward",
     "ops.warm": "warm",
@@ -70,7 +71,7 @@ _HOMES = {
         "normal_cdf normal_tail power reciprocal remainder rint rsqrt sign sin sinh sqrt square tan trace "
         "trunc where"
     ),
-    "tensor": "TensorDescriptor",
+    "tensor": "DeviceArray TensorDescriptor",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

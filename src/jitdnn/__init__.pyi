@@ -118,6 +118,8 @@ from jitdnn.ops.tensor_ops import fill as fill
 from jitdnn.ops.tensor_ops import multiply as multiply
 from jitdnn.ops.tensor_ops import op_tensor as op_tensor
 from jitdnn.ops.tensor_ops import scale as scale
+from jitdnn.ops.to_device import empty as empty
+from jitdnn.ops.to_device import to_device as to_device
 from jitdnn.ops.transform import concat as concat
 from jitdnn.ops.transform import fold as fold
 from jitdnn.ops.transform import slice as slice
@@ -174,6 +176,7 @@ from jitdnn.rtcg.functions import trace as trace
 from jitdnn.rtcg.functions import trunc as trunc
 from jitdnn.rtcg.functions import where as where
 from jitdnn.settings import settings as settings
+from jitdnn.tensor import DeviceArray as DeviceArray
 from jitdnn.tensor import TensorDescriptor as TensorDescriptor
 
 __version__: str

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
 from jitdnn import log
+from jitdnn.devices.gpu import TARGETS as GPU_TARGETS
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.scratch import Block, Scratch
+from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.kernels.algorithm import Device, Epilogue
 from jitdnn.planner.choose import get
 from jitdnn.planner.find import find
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import Settings, current, override
+from jitdnn.tensor import Place, gpu_array
+
+if TYPE_CHECKING:
+    from jitdnn.devices.cuda_graph import Graph
 
 # With more plans than this (shapes that change all the time) the handle forgets all and begins again.
 MOST_PLANS = 4096
@@ -30,7 +39,51 @@ def _host(values: Settings) -> Device:
     return cpu.host(values.threads, values.cpu)
 
 
-_DEVICES: dict[str, Callable[[Settings], Device]] = {"cpu": _host}
+def _cuda(index: int) -> Any:
+    from jitdnn.devices import cuda
+
+    return cuda.device(index)
+
+
+def _opencl(index: int) -> Any:
+    from jitdnn.devices import opencl
+
+    return opencl.device(index)
+
+
+_DEVICES: dict[str, Callable[[Settings], Device]] = {
+    "cpu": _host,
+    "cuda": lambda values: _gpu("cuda", 0),
+    "opencl": lambda values: _gpu("opencl", 0),
+}
+_GPUS: dict[str, Callable[[int], Any]] = {"cuda": _cuda, "opencl": _opencl}
+
+
+def _gpu(target: str, index: int) -> Any:
+    return _GPUS[target](index)
+
+
+def find_device(name: str) -> Device:
+    """The device called `cpu`, `cuda`, `cuda:1`, `opencl:0`, ... Raises InvalidArgument, and DeviceError without it."""
+    target, _, number = name.strip().lower().partition(":")
+    if target == "cpu" and not number:
+        return _host(current())
+    if target not in _GPUS or (number and not number.isdecimal()):
+        raise InvalidArgument(
+            f"the device is {name!r}: it must be cpu, cuda, opencl, or one of those by number, cuda:1"
+        )
+    device: Device = _gpu(target, int(number or 0))
+    return device
+
+
+def _locate(pointer: int) -> int:
+    from jitdnn.devices import cuda
+
+    return cuda.pointer_device(pointer)
+
+
+# who only knows an address is told by the driver where it is
+gpu_array.locate = _locate
 
 
 class _Block:
@@ -86,25 +139,71 @@ class Workspace:
 class Handle:
     """A context for calls: device, stream, settings, plans and workspace.
 
-    `device` and `stream` default to the CPU that the settings describe (`threads`, `cpu`) and to no stream.
+    `device` is a device or its name, `cuda:1`. Without one, calls run where their arrays are: in host memory on the CPU
+    that the settings describe (`threads`, `cpu`), on a GPU by kernels of its target. A handle with a device takes no
+    arrays from elsewhere. `stream`: of a GPU, as a number or an object of PyTorch, CuPy or cuda-core (on opencl a
+    command queue); without one a call runs on the stream that is in force where its arrays come from.
+
     Settings given by keyword hold for every call through the handle, before those of `jitdnn.settings`. Every
     thread has a default handle; `with handle:` makes another one current. A handle may be shared by threads:
     each call gets scratch memory of its own.
 
-    Raises InvalidArgument for an unknown setting or a value out of range.
+    Raises InvalidArgument for an unknown setting or a value out of range, DeviceError for a device that is not there.
     """
 
-    def __init__(self, device: Device | None = None, stream: Any = None, **settings: object) -> None:
+    def __init__(self, device: Device | str | None = None, stream: Any = None, **settings: object) -> None:
         override(current(), **settings)  # raises now rather than at the first call
         self.stream = stream
         #: for the public functions: calls by what is known before a problem is made; forgotten with the plans
         self.calls: dict[Hashable, Any] = {}
-        self._device = device
+        self._device = find_device(device) if isinstance(device, str) else device
         self._overrides = settings
         self._plans: dict[Hashable, Plan] = {}
         self._resolved: dict[int, Settings] = {}
         self._blocks: list[_Block] = []
         self._lock = threading.RLock()
+        self._elsewhere: dict[Place, Handle] = {}
+        self._gpu: Any = None
+        #: of a GPU: the stream of all calls, in the driver's terms; None for that of the arrays
+        self.gpu_stream: Any = None
+        #: of a GPU: what is being captured by `capture`
+        self.graph: Graph | None = None
+        if getattr(self._device, "place", None) is not None:
+            self._gpu = gpu = cast(GpuDevice, self._device)
+            self._scratch = Scratch(gpu)
+            if stream is not None:
+                self.gpu_stream = gpu.stream(stream)
+
+    def at(self, place: Place | None) -> Handle:
+        """The handle for arrays of a place (None: host memory): this one, or, if it has no device of its own, one that
+        it keeps for that place. Raises DeviceError if the arrays are not where the handle is.
+        """
+        own = getattr(self._device, "place", None) if self._device is not None else None
+        if self._device is not None and place == own:
+            return self
+        if self._device is not None:
+            raise DeviceError(
+                f"arrays are {_where(place)}, and the handle is for those {_where(own)}: move them "
+                "(jitdnn.to_device, .numpy()) or use another handle"
+            )
+        if place is None:
+            if self.settings.target in GPU_TARGETS:
+                target = self.settings.target
+                raise DeviceError(
+                    f"arrays are in host memory, and the target is {target}: move them with "
+                    f"jitdnn.to_device(x, '{target}')"
+                )
+            return self
+        found = self._elsewhere.get(place)
+        if found is None:
+            made = Handle(_gpu(*place), self.stream, **self._overrides)
+            found = self._elsewhere.setdefault(place, made)
+        return found
+
+    @property
+    def on_gpu(self) -> Any:
+        """The GPU that the handle was made for; None for the processor, or if calls run where their arrays are."""
+        return self._gpu
 
     @property
     def settings(self) -> Settings:
@@ -153,9 +252,14 @@ class Handle:
             self._plans[key] = plan
             return plan
 
-    def workspace(self, bytes: int) -> Workspace:
-        """A `with` block that gives the address of `bytes` bytes of scratch memory."""
-        return Workspace(self._blocks, bytes)
+    def workspace(self, bytes: int, stream: Any = None) -> Workspace | Block:
+        """A `with` block that gives the address of `bytes` bytes of scratch memory.
+
+        On a GPU it is memory for launches on `stream`, and may be used by those that follow on the same stream.
+        """
+        if self._gpu is None or not bytes:
+            return Workspace(self._blocks, bytes)
+        return self._scratch.reserve(self._gpu.default_stream if stream is None else stream, bytes)
 
     def run(
         self, plan: Plan, pointers: Sequence[int], alpha: float = 1.0, beta: float = 0.0, kept: int = 0
@@ -165,7 +269,9 @@ class Handle:
         `kept`: the address of what the kernel prepared of its filter, for a plan that has `kept`; 0 to prepare it in
         this call.
         """
-        if kept:
+        if plan.place is not None:
+            self.at(plan.place).run_on_gpu(None, plan, pointers, alpha, beta)
+        elif kept:
             assert plan.kept is not None
             block = _take(self._blocks, plan.workspace - plan.kept.bytes)
             try:
@@ -183,14 +289,74 @@ class Handle:
         if log.is_enabled(logging.DEBUG):
             log.ran(plan.problem, plan.algorithm)
 
+    def run_on_gpu(
+        self, stream: Any, plan: Plan, pointers: Sequence[int], alpha: float = 1.0, beta: float = 0.0
+    ) -> None:
+        """Give a plan of the handle's GPU to a stream; None for the handle's, or the default one.
+
+        Returns before it is done. Raises DeviceError with the problem and the kernel if the driver refuses it.
+        """
+        if stream is None:
+            stream = self._gpu.default_stream if self.gpu_stream is None else self.gpu_stream
+        try:
+            if plan.workspace:
+                with self._scratch.reserve(stream, plan.workspace) as workspace:
+                    plan.run(stream, pointers, alpha, beta, workspace)
+            else:
+                plan.run(stream, pointers, alpha, beta, 0)
+        except DeviceError as error:
+            raise type(error)(f"{plan.problem}: {error}") from None
+
+    @contextmanager
+    def capture(self) -> Iterator[Graph]:
+        """Capture the calls of a `with` block into a graph of CUDA, which `replay` runs again with little ado.
+
+            with handle.capture() as graph:
+                jd.conv(x, w, out=y)
+            graph.replay()
+
+        Nothing runs in the block. The calls must have been made once before, so that their kernels are compiled and
+        loaded; `out` should be given, since replays write to the same memory. All calls of the block go to one stream:
+        the handle's, or one that is made for it. Raises DeviceError for a handle that is not for a GPU of CUDA.
+        """
+        own = self.at(getattr(self.device, "place", None))
+        gpu = own.on_gpu
+        if gpu is None or gpu.target != "cuda":
+            raise DeviceError(
+                f"the handle is for {self.device.target}: graphs are there for cuda, Handle('cuda') or target='cuda'"
+            )
+        before, held = own.gpu_stream, None
+        if not before:  # the default stream cannot be captured
+            held = gpu.own_stream()
+            own.gpu_stream = gpu.stream(held)
+        graph: Graph = gpu.capture(own.gpu_stream, (own, held))
+        graph.begin()
+        own.graph = graph
+        try:
+            with own:
+                yield graph
+        except BaseException:
+            graph.end(is_failed=True)
+            raise
+        else:
+            graph.end()
+        finally:
+            own.graph, own.gpu_stream = None, before
+
     def forget(self) -> None:
         """Drop all plans, so that the next calls plan anew (with times stored meanwhile, for one)."""
         self._plans.clear()
         self.calls.clear()
+        for other in tuple(self._elsewhere.values()):
+            other.forget()
 
     def trim(self) -> None:
-        """Free the scratch memory that no call is using."""
+        """Free the scratch memory that no call is using, and on GPUs what no graph refers to."""
         self._blocks.clear()
+        if self._gpu is not None:
+            self._scratch.trim()
+        for other in tuple(self._elsewhere.values()):
+            other.trim()
 
     def __enter__(self) -> Self:
         _entered.set((*_entered.get(), self))
@@ -200,6 +366,10 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _entered.set(_entered.get()[:-1])
+
+
+def _where(place: Place | None) -> str:
+    return "in host memory" if place is None else f"on {place[0]}:{place[1]}"
 
 
 _entered: ContextVar[tuple[Handle, ...]] = ContextVar("jitdnn_handles", default=())

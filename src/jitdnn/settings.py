@@ -213,7 +213,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         lambda: "get",
         "How an algorithm is chosen: `get` from stored times and the cost model, `find` by measuring first.",
     ),
-    Setting("target", _one_of("cpu"), lambda: "cpu", "Which table of kernels a new handle uses."),
+    Setting(
+        "target",
+        _one_of("cpu", "cuda", "opencl"),
+        lambda: "cpu",
+        "What plans are for where no arrays say it: `cpu`, `cuda`, `opencl`. Arrays are worked on where they are.",
+    ),
     Setting(
         "cpu",
         _one_of("host", "avx512", "avx2", "neon", "plain"),

@@ -9,14 +9,15 @@ from typing import Any
 
 from jitdnn.bench import provenance
 from jitdnn.cli.console import print_table, say
+from jitdnn.devices import cuda, opencl
 from jitdnn.devices.cpu import host
+from jitdnn.errors import DeviceError
 from jitdnn.planner.store import Store
 from jitdnn.rtcg.cache import CodeCache
 from jitdnn.rtcg.isa import NAMES, runnable
 from jitdnn.settings import TABLE, current, format_bytes
 
-_ABSENT = "not in this version"
-TARGETS = ("cpu", "cuda", "opencl", "cudnn")
+TARGETS = ("cpu", "cuda", "opencl")
 
 
 def gather() -> dict[str, Any]:
@@ -37,7 +38,7 @@ def gather() -> dict[str, Any]:
         },
         "peak_gflops": {dtype: device.measure_peak(dtype) / 1e9 for dtype in ("f32", "f64")},
         "bandwidth_gbytes": device.bandwidth / 1e9,
-        "targets": {name: "available" if name == "cpu" else _ABSENT for name in TARGETS},
+        "targets": {"cpu": "available", "cuda": _gpus(cuda), "opencl": _gpus(opencl)},
         "code_cache": {
             "folder": str(stats.path) if stats.path else None,
             "entries": stats.entries,
@@ -51,6 +52,20 @@ def gather() -> dict[str, Any]:
         },
         "settings": {row.name: _plain(getattr(values, row.name)) for row in TABLE},
     }
+
+
+def _gpus(target: Any) -> str:
+    """The devices of a target by number, or in one line why there are none."""
+    why_not = target.missing()
+    if why_not is not None:
+        return f"not here: {why_not}"
+    found = []
+    for index in range(target.device_count()):
+        try:
+            found.append(f"{index}: {target.device(index).name}")
+        except DeviceError as error:
+            found.append(f"{index}: not usable: {error}")
+    return "; ".join(found)
 
 
 def _why_not(name: str) -> str:

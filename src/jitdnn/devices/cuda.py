@@ -8,22 +8,36 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import io
-import re
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from jitdnn.devices.gpu import Kernel, Launch, Memory, Source, read_text, source_key
-from jitdnn.errors import CompileError, DeviceError
-from jitdnn.rtcg.cache import CodeCache
-from jitdnn.tensor import compute_dtype
+from jitdnn.devices.cuda_compile import compiled, compiler_version, no_compiler
+from jitdnn.devices.cuda_compile import prelude as _prelude  # noqa: F401 - for tools that compile by hand
+from jitdnn.devices.cuda_driver import (
+    check,
+    current,
+    driver,
+    failure,
+    is_capturing,
+    pointer_device,
+    relaxed,
+    stream_number,
+)
+from jitdnn.devices.cuda_graph import Graph, Stream
+from jitdnn.devices.cuda_memory import DeviceMemory
+from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
+from jitdnn.errors import DeviceError
+from jitdnn.tensor import Place, compute_dtype
 
-_SCHEMA = "1"  # raise when the meaning of a cached binary changes without a change of its text
+__all__ = ["CudaDevice", "Graph", "device", "device_count", "missing", "offline", "pointer_device"]
+
 _STATIC_SHARED = 48 << 10  # bytes of dynamic group memory that need no leave
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_NOT_READY = 600
 OLDEST = 80  # compute capability 8.0: asynchronous copies, bf16
 
 # operations a clock of one multiprocessor, by compute capability: ordinary f32, f64, and 16-bit `mma` with f32 sums. On
@@ -47,6 +61,8 @@ class Facts:
     cache: int  # bytes of L2
     shared: int  # most bytes that a group may have
     memory: int
+    version: str = ""  # of CUDA, as the driver has it
+    has_pools: bool = False  # memory allocated and freed in the order of a stream
 
 
 # an H100 SXM: what an offline device is estimated as
@@ -67,9 +83,13 @@ class CudaDevice:
     has_f64 = True
 
     @property
+    def place(self) -> Place:
+        return self.target, self.index
+
+    @property
     def name(self) -> str:
-        """Model and architecture: what measurements are filed under."""
-        return f"{self.facts.model} {self.arch}"
+        """Model, architecture and driver: what measurements are filed under."""
+        return f"{self.facts.model} {self.arch}{self.facts.version}"
 
     @property
     def multiprocessors(self) -> int:
@@ -78,6 +98,10 @@ class CudaDevice:
     @property
     def shared_bytes(self) -> int:
         return self.facts.shared
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.facts.cache
 
     @property
     def bandwidth(self) -> float:
@@ -94,7 +118,7 @@ class CudaDevice:
 
     def compile(self, source: Source) -> bytes:
         """The machine code of a source, from the disk cache if it is there. Raises CompileError."""
-        return _compiled(source, self.arch)
+        return compiled(source, self.arch)
 
     def kernel(
         self,
@@ -106,22 +130,76 @@ class CudaDevice:
     ) -> Kernel:
         return CudaKernel(self, source, launches, pointers, extras, floats)
 
-    def allocate(self, size: int) -> Memory:
-        return _DeviceMemory(self, size)
+    @property
+    def default_stream(self) -> int:
+        return 0
 
-    def write(self, pointer: int, data: Any, stream: Any = None) -> None:
-        with _current(self.index):
-            _check(_driver().cuMemcpyHtoDAsync(pointer, data.ctypes.data, data.nbytes, stream or 0), "copy")
-            self.synchronize(stream)
+    def stream(self, given: Any) -> int:
+        return stream_number(given)
 
-    def read(self, data: Any, pointer: int, stream: Any = None) -> None:
-        with _current(self.index):
-            _check(_driver().cuMemcpyDtoHAsync(data.ctypes.data, pointer, data.nbytes, stream or 0), "copy")
-            self.synchronize(stream)
+    def own_stream(self) -> Stream:
+        return Stream(self.index)
 
-    def synchronize(self, stream: Any = None) -> None:
-        with _current(self.index):
-            _check(_driver().cuStreamSynchronize(stream or 0), "waiting for a stream")
+    def order(self, stream: int, after: int) -> None:
+        functions = driver()
+        if is_capturing(stream) or is_capturing(after):
+            return  # a graph knows its own order, and nothing outside of it can wait
+        with current(self.index):
+            (event,) = check(functions.cuEventCreate(_NO_TIMING), "an event")
+            check(functions.cuEventRecord(event, after), "an event")
+            check(functions.cuStreamWaitEvent(stream, event, 0), "waiting for an event")
+            functions.cuEventDestroy(event)  # which happens once it was waited for
+
+    def is_capturing(self, stream: int) -> bool:
+        return is_capturing(stream)
+
+    def capture(self, stream: int, owner: object) -> Graph:
+        """A graph that captures what this stream is given between its `begin` and `end`."""
+        return Graph(self.index, stream, owner)
+
+    def event(self, stream: int) -> Event:
+        """What tells when all that a stream was given is done."""
+        return Event(self.index, stream)
+
+    def measure(self, stream: int, run: Callable[[], None]) -> float:
+        functions = driver()
+        with current(self.index):
+            (start,) = check(functions.cuEventCreate(0), "an event")
+            (end,) = check(functions.cuEventCreate(0), "an event")
+            try:
+                check(functions.cuEventRecord(start, stream), "an event")
+                run()
+                check(functions.cuEventRecord(end, stream), "an event")
+                check(functions.cuEventSynchronize(end), "waiting for what is measured")
+                (milliseconds,) = check(functions.cuEventElapsedTime(start, end), "measuring")
+            finally:
+                functions.cuEventDestroy(start)
+                functions.cuEventDestroy(end)
+        return 1e-3 * float(milliseconds)
+
+    def allocate(self, size: int, stream: int | None = None) -> Memory:
+        facts = self.facts
+        return DeviceMemory(
+            self.index, facts.has_pools, size, stream or 0, f"{facts.model} {self.target}:{self.index}"
+        )
+
+    def write(self, pointer: int, data: Any, stream: int | None = None) -> None:
+        if data.nbytes:
+            with current(self.index):
+                result = driver().cuMemcpyHtoDAsync(pointer, data.ctypes.data, data.nbytes, stream or 0)
+                check(result, "copying to the GPU")
+                self.synchronize(stream)
+
+    def read(self, data: Any, pointer: int, stream: int | None = None) -> None:
+        if data.nbytes:
+            with current(self.index):
+                result = driver().cuMemcpyDtoHAsync(data.ctypes.data, pointer, data.nbytes, stream or 0)
+                check(result, "copying from the GPU")
+                self.synchronize(stream)
+
+    def synchronize(self, stream: int | None = None) -> None:
+        with current(self.index):
+            check(driver().cuStreamSynchronize(stream or 0), "waiting for a stream")
 
 
 class CudaKernel:
@@ -136,7 +214,7 @@ class CudaKernel:
         self._numbers = struct.pack(f"{len(extras)}q{len(floats)}d", *extras, *floats)
         self._head = struct.Struct(f"{pointers + 1}Q2d")
         self._count = pointers + 3 + len(extras) + len(floats)
-        self._ready: list[tuple[Any, int, int, int, int, int]] | None = None
+        self._ready: list[tuple[str, Any, int, int, int, int, int]] | None = None
         self._free: list[_Block] = []
         self._lock = threading.Lock()
 
@@ -150,19 +228,27 @@ class CudaKernel:
         except IndexError:
             block = _Block(self._count, self._head.size, self._numbers)
         self._head.pack_into(block.memory, 0, *pointers, workspace, alpha, beta)
-        launch = _driver().cuLaunchKernel
-        for function, x, y, z, threads, shared in ready:
-            (status,) = launch(function, x, y, z, threads, 1, 1, shared, stream or 0, block.parameters, 0)
-            if status:
-                _check((status,), f"launch of {self._source.name}")
+        functions, parameters, stream = driver(), block.parameters, stream or 0
+        with current(self._device.index):
+            for name, function, x, y, z, threads, shared in ready:
+                (status,) = functions.cuLaunchKernel(
+                    function, x, y, z, threads, 1, 1, shared, stream, parameters, 0
+                )
+                if status:
+                    raise failure(status, f"launch of {name} ({self._source.name})")
         self._free.append(block)
 
-    def _load(self) -> list[tuple[Any, int, int, int, int, int]]:
+    def _load(self) -> list[tuple[str, Any, int, int, int, int, int]]:
+        if self._device.index < 0:
+            raise DeviceError(
+                f"{self._source.name} was compiled for a device on paper: it cannot be launched"
+            )
         with self._lock:
             if self._ready is None:
-                library = _library(self._device.index, self._code)
+                library = _library(self._device.index, self._code, self._source.name)
                 self._ready = [
-                    (library.function(one), *one.grid, one.threads, one.shared) for one in self._launches
+                    (one.function, library.function(one), *one.grid, one.threads, one.shared)
+                    for one in self._launches
                 ]
             return self._ready
 
@@ -183,24 +269,23 @@ class _Block:
 class _Library:
     """Machine code loaded on one GPU; it stays loaded as long as this object lives."""
 
-    def __init__(self, index: int, code: bytes) -> None:
-        self._driver, self._index = _driver(), index
-        with _current(index):
-            (self._library,) = _check(
-                self._driver.cuLibraryLoadData(code, None, None, 0, None, None, 0), "loading code"
-            )
+    def __init__(self, index: int, code: bytes, name: str) -> None:
+        self._driver, self._index = driver(), index
+        with current(index), relaxed():
+            result = self._driver.cuLibraryLoadData(code, None, None, 0, None, None, 0)
+            (self._library,) = check(result, f"loading {name}")
 
     def function(self, launch: Launch) -> Any:
-        driver = self._driver
-        with _current(self._index):
-            (kernel,) = _check(
-                driver.cuLibraryGetKernel(self._library, launch.function.encode()), launch.function
+        functions = self._driver
+        with current(self._index), relaxed():
+            (kernel,) = check(
+                functions.cuLibraryGetKernel(self._library, launch.function.encode()), launch.function
             )
-            (function,) = _check(driver.cuKernelGetFunction(kernel), launch.function)
+            (function,) = check(functions.cuKernelGetFunction(kernel), launch.function)
             if launch.shared > _STATIC_SHARED:
-                attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                _check(
-                    driver.cuFuncSetAttribute(function, attribute, launch.shared),
+                attribute = functions.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                check(
+                    functions.cuFuncSetAttribute(function, attribute, launch.shared),
                     f"{launch.function} with {launch.shared} bytes of shared memory",
                 )
             return function
@@ -213,91 +298,49 @@ class _Library:
 _libraries: dict[tuple[int, bytes], _Library] = {}
 
 
-def _library(index: int, code: bytes) -> _Library:
+def _library(index: int, code: bytes, name: str) -> _Library:
     found = _libraries.get((index, code))
-    return found or _libraries.setdefault((index, code), _Library(index, code))
+    return found or _libraries.setdefault((index, code), _Library(index, code, name))
 
 
-class _DeviceMemory:
-    def __init__(self, device: CudaDevice, size: int) -> None:
-        self.pointer, self.size = 0, size
-        self._index = device.index
-        if size:
-            with _current(device.index):
-                (pointer,) = _check(
-                    _driver().cuMemAlloc(size), f"{size} bytes on {device.facts.model} {device.index}"
-                )
-            self.pointer = int(pointer)
+class Event:
+    """A place in a stream's work."""
+
+    def __init__(self, index: int, stream: int) -> None:
+        self._index = index
+        with current(index):
+            (self._event,) = check(driver().cuEventCreate(_NO_TIMING), "an event")
+            check(driver().cuEventRecord(self._event, stream), "an event")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stream got here. Failures count: they are raised by the next call."""
+        (status,) = driver().cuEventQuery(self._event)
+        return int(status) != _NOT_READY
 
     def __del__(self) -> None:
-        if self.pointer:
-            with suppress(Exception), _current(self._index):
-                _driver().cuMemFree(self.pointer)
+        with suppress(Exception), current(self._index):
+            driver().cuEventDestroy(self._event)
 
 
-class _current:  # noqa: N801 - used as a function
-    """A block of code for which a GPU's primary context is the thread's current one."""
-
-    __slots__ = ("_context", "_is_pushed")
-
-    def __init__(self, index: int) -> None:
-        self._context = _context(index)
-
-    def __enter__(self) -> None:
-        driver = _driver()
-        status, now = driver.cuCtxGetCurrent()
-        self._is_pushed = int(status) != 0 or int(now) != int(self._context)
-        if self._is_pushed:
-            _check(driver.cuCtxPushCurrent(self._context), "making a GPU current")
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_pushed:
-            _driver().cuCtxPopCurrent()
-
-
-@functools.cache
-def _driver() -> Any:
-    """The driver's functions, initialised. Raises DeviceError, saying what is missing."""
+def missing() -> str | None:
+    """Why there is no GPU to use, in one line; None where there is one."""
     try:
-        from cuda.bindings import driver
-    except ImportError:
-        raise DeviceError(
-            "the cuda target needs cuda-core and cuda-bindings: pip install 'jitdnn[cuda]'"
-        ) from None
-    try:
-        (status,) = driver.cuInit(0)
-    except RuntimeError as error:  # no libcuda.so.1
-        raise DeviceError(f"no NVIDIA driver on this machine: {error}") from None
-    if int(status):
-        raise DeviceError(f"the NVIDIA driver does not start: {_words(driver, status)}")
-    return driver
-
-
-def _words(driver: Any, status: Any) -> str:
-    _, name = driver.cuGetErrorName(status)
-    _, text = driver.cuGetErrorString(status)
-    return f"{(name or b'?').decode()}: {(text or b'?').decode()}"
-
-
-def _check(result: tuple[Any, ...], doing: str) -> tuple[Any, ...]:
-    """What a function of the driver returned beside its status. Raises DeviceError if that is none of success."""
-    if int(result[0]):
-        raise DeviceError(f"{doing}: {_words(_driver(), result[0])}")
-    return result[1:]
-
-
-@functools.cache
-def _context(index: int) -> Any:
-    driver = _driver()
-    (device,) = _check(driver.cuDeviceGet(index), f"GPU {index}")
-    (context,) = _check(driver.cuDevicePrimaryCtxRetain(device), f"GPU {index}")
-    return context
+        (count,) = check(driver().cuDeviceGetCount(), "counting GPUs")
+        if not int(count):
+            return "the NVIDIA driver shows no GPU"
+        compiler_version()
+    except DeviceError as error:
+        return str(error)
+    except (ImportError, RuntimeError) as error:
+        return no_compiler(error)
+    return None
 
 
 def device_count() -> int:
     """GPUs that the driver shows; 0 without a driver or the packages that call it."""
     try:
-        (count,) = _check(_driver().cuDeviceGetCount(), "counting GPUs")
+        (count,) = check(driver().cuDeviceGetCount(), "counting GPUs")
     except DeviceError:
         return 0
     return int(count)
@@ -306,18 +349,19 @@ def device_count() -> int:
 @functools.cache
 def device(index: int = 0) -> CudaDevice:
     """The GPU of this number. Raises DeviceError, in one line, if it is not there or too old."""
-    driver = _driver()
-    (count,) = _check(driver.cuDeviceGetCount(), "counting GPUs")
+    functions = driver()
+    (count,) = check(functions.cuDeviceGetCount(), "counting GPUs")
     if not 0 <= index < int(count):
-        raise DeviceError(f"there is no GPU {index}: the driver shows {int(count)}")
-    (handle,) = _check(driver.cuDeviceGet(index), f"GPU {index}")
+        raise DeviceError(f"there is no GPU {index}: the NVIDIA driver shows {int(count) or 'none'}")
+    (handle,) = check(functions.cuDeviceGet(index), f"GPU {index}")
 
     def attribute(name: str) -> int:
-        key = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(_check(driver.cuDeviceGetAttribute(key, handle), name)[0])
+        key = getattr(functions.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(functions.cuDeviceGetAttribute(key, handle), name)[0])
 
-    (model,) = _check(driver.cuDeviceGetName(128, handle), f"GPU {index}")
-    (memory,) = _check(driver.cuDeviceTotalMem(handle), f"GPU {index}")
+    (model,) = check(functions.cuDeviceGetName(128, handle), f"GPU {index}")
+    (memory,) = check(functions.cuDeviceTotalMem(handle), f"GPU {index}")
+    (version,) = check(functions.cuDriverGetVersion(), f"GPU {index}")
     capability = 10 * attribute("COMPUTE_CAPABILITY_MAJOR") + attribute("COMPUTE_CAPABILITY_MINOR")
     text = model.split(b"\0", 1)[0].decode()
     if capability < OLDEST:
@@ -333,6 +377,8 @@ def device(index: int = 0) -> CudaDevice:
         attribute("L2_CACHE_SIZE"),
         attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         int(memory),
+        f" CUDA {int(version) // 1000}.{int(version) % 1000 // 10}",
+        bool(attribute("MEMORY_POOLS_SUPPORTED")),
     )
     # code for 9.0 may use what only 9.0 has
     return CudaDevice(index, facts, f"sm_{capability}{'a' if capability == 90 else ''}")
@@ -345,53 +391,3 @@ def offline(arch: str) -> CudaDevice:
 
 def _rates(capability: int) -> tuple[int, int, int]:
     return _RATES[max((known for known in _RATES if known <= capability), default=80)]
-
-
-@functools.cache
-def _prelude(dialect: str) -> str:
-    plain = "#define HAS_F64 1\n" + read_text("jitdnn.kernels.gpu", "plain.h")
-    return plain if dialect == "plain" else read_text("jitdnn.kernels.cuda", "instructions.cuh") + plain
-
-
-@functools.cache
-def _compiler_version() -> str:
-    from cuda.bindings import nvrtc
-
-    status, major, minor = nvrtc.nvrtcVersion()
-    return f"nvrtc {major}.{minor}" if not int(status) else "nvrtc"
-
-
-def _compiled(source: Source, arch: str) -> bytes:
-    try:
-        version = _compiler_version()
-    except (ImportError, RuntimeError) as error:
-        raise DeviceError(
-            f"the cuda target needs NVRTC: pip install 'jitdnn[cuda]' brings it ({error})"
-        ) from None
-    text = source.complete(_prelude(source.dialect))
-    key = source_key(source, text, "cuda", arch, version, str(source.spills), _SCHEMA)
-    cache = CodeCache.default()
-    code = cache.get(key)
-    if code is None:
-        code = _compile(source, text, arch)
-        cache.put(key, code)
-    return code
-
-
-def _compile(source: Source, text: str, arch: str) -> bytes:
-    from cuda.core import Program, ProgramOptions
-
-    options = ProgramOptions(
-        name=f"{source.name}.cu", arch=arch, std="c++17", ptxas_options="-v", diag_suppress=177
-    )
-    log = io.StringIO()
-    try:
-        code: bytes = Program(text, "c++", options).compile("cubin", logs=log).code
-    except Exception as error:
-        raise CompileError(f"{source.name} does not compile for {arch}: {error}\n{log.getvalue()}") from None
-    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log.getvalue())]
-    if any(spilled) and not source.spills:
-        raise CompileError(
-            f"{source.name} for {arch} spills {max(spilled)} bytes of registers, which it does not declare"
-        )
-    return code

@@ -11,15 +11,22 @@ so that a launch is one block of bytes. Nothing here needs a driver, a compiler 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Protocol
 
-from jitdnn.errors import InvalidArgument
+from jitdnn.errors import DeviceError, InvalidArgument
+from jitdnn.tensor import Place
 
+TARGETS = ("cuda", "opencl")
+"""Targets whose kernels run in memory of their own."""
 MOST_GROUPS = (2**31 - 1, 65535, 65535)
 """Groups along each axis that every device of either kind can launch."""
+
+
+class OutOfMemory(DeviceError, MemoryError):
+    """A GPU has no room for what was to be allocated."""
 
 
 def read_text(package: str, *names: str) -> str:
@@ -74,7 +81,10 @@ class Launch:
 
 
 class Memory(Protocol):
-    """Memory of a device, freed with the last reference to this object."""
+    """Memory of a device, freed with the last reference to this object, when what `streams` were given is done."""
+
+    streams: set[Any]
+    """Those that use it; the one that it was allocated on at first."""
 
     @property
     def pointer(self) -> int: ...
@@ -100,8 +110,12 @@ class GpuDevice(Protocol):
         """`cuda` or `opencl`."""
 
     @property
+    def place(self) -> Place:
+        """The target and the number of the device."""
+
+    @property
     def name(self) -> str:
-        """The name under which measurements are stored."""
+        """The name under which measurements are stored: the driver is part of it, since it compiles."""
 
     @property
     def arch(self) -> str:
@@ -137,8 +151,34 @@ class GpuDevice(Protocol):
     def tensor_flops(self, dtype: str) -> float:
         """Rate that `mma` instructions reach on products of this type, in operations a second; 0 if there are none."""
 
-    def allocate(self, size: int) -> Memory:
-        """`size` bytes of the device's memory, freed with the last reference. Raises DeviceError without room."""
+    @property
+    def cache_bytes(self) -> int:
+        """The cache that all multiprocessors share."""
+
+    @property
+    def default_stream(self) -> Any:
+        """The stream of calls for which nobody names one. Streams are the driver's numbers, on opencl queues."""
+
+    def stream(self, given: Any) -> Any:
+        """The stream that an object of some library stands for. Raises InvalidArgument."""
+
+    def own_stream(self) -> Any:
+        """A new stream that nobody else uses, as an object that `stream` takes; it ends with the last reference."""
+
+    def order(self, stream: Any, after: Any) -> None:
+        """Let a stream wait for what another one has been given so far; the host does not wait."""
+
+    def is_capturing(self, stream: Any) -> bool:
+        """Whether the stream's work goes into a graph and does not run now."""
+
+    def measure(self, stream: Any, run: Callable[[], None]) -> float:
+        """Seconds that the device takes for what `run` gives to the stream."""
+
+    def allocate(self, size: int, stream: Any = None) -> Memory:
+        """`size` bytes of the device's memory, used by `stream` first, freed with the last reference.
+
+        While that stream is captured they stay where they are as long as the object lives. Raises OutOfMemory.
+        """
 
     def write(self, pointer: int, data: Any, stream: Any = None) -> None:
         """Copy the bytes of a contiguous NumPy array to the device. Returns when the array may be changed."""
@@ -148,6 +188,9 @@ class GpuDevice(Protocol):
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait for all that `stream` was given. Raises DeviceError if any of it failed."""
+
+    def compile(self, source: Source) -> Any:
+        """The machine code of a source, through the cache on disk. Raises CompileError."""
 
     def kernel(
         self,

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from jitdnn.devices.gpu import Kernel, Launch, Memory, Source, read_text, source_key
-from jitdnn.errors import CompileError, DeviceError
+from jitdnn.devices.gpu import Kernel, Launch, Memory, OutOfMemory, Source, read_text, source_key
+from jitdnn.errors import CompileError, DeviceError, InvalidArgument
 from jitdnn.rtcg.cache import CodeCache
-from jitdnn.tensor import compute_dtype, strided_view
+from jitdnn.settings import format_bytes
+from jitdnn.tensor import Place, compute_dtype, strided_view
 
 _SCHEMA = "1"
 _ALIGNMENT = 128  # the most that every OpenCL device grants
 # where a driver does not tell: bytes a second, and operations a clock of a compute unit
+_NO_PACKAGE = "the opencl target needs pyopencl: pip install 'jitdnn[opencl]'"
 _BANDWIDTH, _FLOPS_A_CLOCK = 50e9, 32
 
 
@@ -39,6 +43,14 @@ class OpenClDevice:
     target = "opencl"
     arch = ""
     threads = 1
+
+    @property
+    def place(self) -> Place:
+        return self.target, self.index
+
+    @property
+    def cache_bytes(self) -> int:
+        return int(self.handle.global_mem_cache_size)
 
     @property
     def multiprocessors(self) -> int:
@@ -77,8 +89,45 @@ class OpenClDevice:
     ) -> Kernel:
         return OpenClKernel(self, source, launches, pointers, extras, floats)
 
-    def allocate(self, size: int) -> Memory:
-        return _SharedMemory(self, size)
+    @property
+    def default_stream(self) -> Any:
+        return self.queue
+
+    def stream(self, given: Any) -> Any:
+        import pyopencl as cl
+
+        if not isinstance(given, cl.CommandQueue):
+            raise InvalidArgument(
+                f"the stream is a {type(given).__name__}: on opencl it must be a pyopencl.CommandQueue"
+            )
+        return given
+
+    def own_stream(self) -> Any:
+        import pyopencl as cl
+
+        return cl.CommandQueue(self.context)
+
+    def order(self, stream: Any, after: Any) -> None:
+        import pyopencl as cl
+
+        cl.enqueue_barrier(stream, [cl.enqueue_marker(after)])
+        after.flush()  # what was not sent to the device is not waited for
+
+    def is_capturing(self, stream: Any) -> bool:
+        return False
+
+    def measure(self, stream: Any, run: Callable[[], None]) -> float:
+        stream.finish()
+        start = time.perf_counter()
+        run()
+        stream.finish()
+        return time.perf_counter() - start
+
+    def compile(self, source: Source) -> Any:
+        return _program(self, source)
+
+    def allocate(self, size: int, stream: Any = None) -> Memory:
+        return _SharedMemory(self, size, stream or self.queue)
 
     def write(self, pointer: int, data: Any, stream: Any = None) -> None:
         if data.nbytes:
@@ -147,19 +196,31 @@ def _memory_at(pointer: int, size: int) -> Any:
 
 
 class _SharedMemory:
-    def __init__(self, device: OpenClDevice, size: int) -> None:
+    def __init__(self, device: OpenClDevice, size: int, stream: Any) -> None:
         import pyopencl as cl
 
         self.size, self.pointer, self._memory = size, 0, None
+        self.streams = {stream}
         if size:
             flags = cl.svm_mem_flags.READ_WRITE
+            # some drivers want whole multiples of the alignment
+            whole = -(-size // _ALIGNMENT) * _ALIGNMENT
             try:
-                # some drivers want whole multiples of the alignment
-                whole = -(-size // _ALIGNMENT) * _ALIGNMENT
-                self._memory = cl.SVMAllocation(device.context, whole, _ALIGNMENT, flags, queue=device.queue)
-            except cl.Error as error:
-                raise DeviceError(f"{size} bytes on {device.name}: {error}") from None
+                self._memory = cl.SVMAllocation(device.context, whole, _ALIGNMENT, flags)
+            except (cl.Error, MemoryError):
+                total = format_bytes(int(device.handle.global_mem_size))
+                raise OutOfMemory(
+                    f"no memory for {format_bytes(size)} on {device.name} opencl:{device.index}, which has {total}"
+                ) from None
             self.pointer = int(self._memory.svm_ptr)
+
+    def __del__(self) -> None:
+        if self._memory is not None:
+            with suppress(Exception):  # the driver may be gone already when Python ends
+                *others, last = self.streams
+                for other in others:
+                    other.finish()
+                self._memory.enqueue_release(last)
 
 
 @functools.cache
@@ -217,6 +278,27 @@ def _all() -> tuple[Any, ...]:
         return ()
 
 
+def missing() -> str | None:
+    """Why there is no OpenCL device to use, in one line; None where there is one."""
+    try:
+        import pyopencl as cl
+    except ImportError:
+        return _NO_PACKAGE
+    try:
+        cl.get_platforms()
+    except cl.Error:
+        return "no OpenCL driver is installed (Debian's pocl-opencl-icd is one, which runs on the processor)"
+    if not _all():
+        return "the OpenCL drivers show no device"
+    reasons = []
+    for index in range(len(_all())):
+        try:
+            device(index)
+        except DeviceError as error:
+            reasons.append(str(error))
+    return "; ".join(reasons) if len(reasons) == len(_all()) else None
+
+
 def device_count() -> int:
     """OpenCL devices that there are."""
     return len(_all())
@@ -228,7 +310,7 @@ def device(index: int = 0) -> OpenClDevice:
     try:
         import pyopencl as cl
     except ImportError:
-        raise DeviceError("the opencl target needs pyopencl: pip install 'jitdnn[opencl]'") from None
+        raise DeviceError(_NO_PACKAGE) from None
     found = _all()
     if not 0 <= index < len(found):
         raise DeviceError(f"there is no OpenCL device {index}: the drivers installed show {len(found)}")

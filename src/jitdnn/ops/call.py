@@ -17,6 +17,7 @@ import numpy as np
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle, current_handle
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.ops.gpu_call import GpuCall, common_place
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import parse_bytes
@@ -29,6 +30,7 @@ from jitdnn.tensor import (
     canonical_layout,
     packed_strides,
     require_writable,
+    view,
 )
 
 
@@ -84,6 +86,7 @@ class _Call:
     __slots__ = (
         "allocate",
         "cleared",
+        "gpu",
         "in_place",
         "inputs",
         "operands",
@@ -93,8 +96,16 @@ class _Call:
         "reaches_out",
     )
 
-    def __init__(self, recipe: Recipe, plan: Plan | None, library: str, in_place: Sequence[int]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        plan: Plan | None,
+        library: str,
+        in_place: Sequence[int],
+        gpu: GpuCall | None = None,
+    ) -> None:
         self.plan = plan
+        self.gpu = gpu
         self.inputs = len(recipe.problem.inputs)
         self.outputs = recipe.problem.outputs
         fused = recipe.epilogue.operands if recipe.epilogue is not None else ()
@@ -103,7 +114,8 @@ class _Call:
         self.reaches = [_reach(operand) for operand in self.operands]
         self.reaches_out = [_reach(operand.descriptor) for operand in self.outputs]
         self.allocate = [
-            allocator(library, seen) for seen in _seen_outputs(recipe, [o.descriptor for o in self.outputs])
+            allocator(library, seen, None if gpu is None else gpu.gpu)
+            for seen in _seen_outputs(recipe, [o.descriptor for o in self.outputs])
         ]
         # (output, operand, distance of the addresses) of operands that were found apart from the output
         self.cleared: set[tuple[int, int, int]] = set()
@@ -129,7 +141,8 @@ def call(
 
     `arguments` go to `op.make` and are part of the key; so are the arrays' layouts, the settings, `algorithm`
     and `workspace_limit`. `unkeyed` goes to `op.make` last and is not: what stands for it in `arguments` must
-    differ where it does. The result is alpha * op(arrays) + beta * out.
+    differ where it does. The result is alpha * op(arrays) + beta * out. The arrays say where it is computed: with all
+    of them on a GPU it is there, on a stream that fits, and the call returns before it is done.
 
     Of several `results` `out` is None or a tuple, with None for those to be allocated, and a tuple is returned.
     `states` are updated in place; they are the problem's last outputs. `run` runs the plan in
@@ -164,6 +177,8 @@ def call(
             handle.calls.clear()
         handle.calls[key] = known
 
+    gpu = known.gpu
+    stream = None if gpu is None else gpu.stream(handle, borrowed, targets)
     pointers = [array.pointer for array in borrowed]
     for position, target in enumerate(targets):
         if target is None:
@@ -172,16 +187,21 @@ def call(
                 raise InvalidArgument(
                     f"beta is {beta} and no {name} is given: beta scales what it holds before the call"
                 )
-            owners[position], target = known.allocate[position]()
+            owners[position], target = known.allocate[position](stream)
             targets[position] = target
         else:
             _require_apart(known, names, borrowed, position, targets, is_single)
         pointers.insert(known.inputs + position, target.pointer)
     if known.plan is not None:
-        if run is None:
+        if gpu is not None:
+            gpu.run(handle, stream, known.plan, pointers, alpha, beta)
+            gpu.after(handle, stream, (*borrowed, *targets))
+        elif run is None:
             handle.run(known.plan, pointers, alpha, beta)
         else:
             run(handle, known.plan, pointers, alpha, beta)
+    if gpu is not None:
+        owners[:results] = map(gpu.result, owners[:results])
     return owners[0] if results == 1 else tuple(owners[:results])
 
 
@@ -250,6 +270,10 @@ def _prepare(
 ) -> _Call:
     inputs = [array.descriptor for array in borrowed]
     given = [None if target is None else target.descriptor for target in targets]
+    known = [(name, array) for name, array in zip(names, borrowed, strict=True)]
+    known += [("out", target) for target in targets if target is not None]
+    place = common_place(known)
+    runner = handle.at(place)
     is_single = len(targets) == 1 and results == 1
     rest = arguments if unkeyed is None else (*arguments, unkeyed)
 
@@ -287,9 +311,9 @@ def _prepare(
         request = replace(request, keeps_filter=True)
     # an empty result needs no kernel, but it is checked like every other
     is_empty = all(operand.descriptor.size == 0 for operand in outputs)
-    plan = None if is_empty else handle.plan(recipe.problem, request, recipe.epilogue)
-    owner = next(array for array in (*borrowed, *targets) if array is not None)
-    return _Call(recipe, plan, owner.library, op.in_place)
+    plan = None if is_empty else runner.plan(recipe.problem, request, recipe.epilogue)
+    gpu = None if place is None else GpuCall(handle, runner, [array.library for _, array in known])
+    return _Call(recipe, plan, known[0][1].library, op.in_place, gpu)
 
 
 def _seen_outputs(recipe: Recipe, outputs: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
@@ -356,7 +380,9 @@ def is_shared(first: Array, second: Array) -> bool:
         return False
     try:
         # the stubs know only two of the values that max_work takes
-        return np.shares_memory(first.numpy(), second.numpy(), max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
+        # views of addresses, which may be a GPU's: nothing is read
+        one, other = (view(array.pointer, array.descriptor) for array in (first, second))
+        return np.shares_memory(one, other, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

@@ -12,6 +12,8 @@ from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.handle import Handle, current_handle
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.ops.call import REMEMBERED_CALLS, each_out, is_shared, target_of
+from jitdnn.ops.gpu_call import GpuCall, common_place
+from jitdnn.ops.to_device import number_on
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.formulas import Formula, is_whole
 from jitdnn.tensor import (
@@ -48,10 +50,20 @@ class Prepared:
         workspace: int = 0,
     ) -> None:
         self.kernel, self.numbers, self.workspace = kernel, numpy_dtype(numbers), workspace
+        self.outputs, self.library = (
+            [None if t else o for o, t in zip(outputs, targets, strict=True)],
+            library,
+        )
+        self.allocate: dict[int, Callable[..., Any]] = {}
+        self.gpu: GpuCall | None = None
+
+    def runs_on(self, gpu: GpuCall | None) -> None:
+        """Say where calls of this kind run, once that is known."""
+        self.gpu = gpu
         self.allocate = {
-            position: allocator(library, descriptor)
-            for position, (descriptor, target) in enumerate(zip(outputs, targets, strict=True))
-            if target is None
+            position: allocator(self.library, descriptor, None if gpu is None else gpu.gpu)
+            for position, descriptor in enumerate(self.outputs)
+            if descriptor is not None
         }
 
 
@@ -94,25 +106,39 @@ class UserKernel(ABC):
         key = (self, handle.settings.serial, options, *layouts)
         known: Prepared | None = handle.calls.get(key)
         if known is None:
-            known = self._prepare(borrowed, targets, handle, options)
+            every = zip((*self.inputs, *("out",) * len(targets)), (*borrowed, *targets), strict=True)
+            named = [(name, array) for name, array in every if array is not None]
+            place = common_place(named)
+            runner = handle.at(place) if named else handle
+            known = self._prepare(borrowed, targets, runner, options)
+            libraries = [array.library for _, array in named]
+            known.runs_on(None if place is None else GpuCall(handle, runner, libraries))
             if len(handle.calls) >= REMEMBERED_CALLS:
                 handle.calls.clear()
             handle.calls[key] = known
         given = [target for target in targets if target is not None]
         for target in given:
             self._require_apart(target, borrowed, given)
+        gpu = known.gpu
+        present = [array for array in borrowed if array is not None]
+        stream = handle.stream if gpu is None else gpu.stream(handle, present, targets)
         for position, allocate in known.allocate.items():
-            owners[position], targets[position] = allocate()
+            owners[position], targets[position] = allocate(stream)
         if known.kernel is not None:
+            runner = handle if gpu is None else gpu.runner(handle)
             # numbers are read from memory: another value is not another kernel
             numbers = [
-                np.array([x], known.numbers) if b is None else b
+                b if b is not None else number_on(gpu, runner, x, known.numbers)
                 for x, b in zip(arrays, borrowed, strict=True)
             ]
-            pointers = [n.pointer if isinstance(n, Array) else n.ctypes.data for n in numbers]
+            pointers = [number.pointer for number in numbers]
             pointers += [target.pointer for target in targets if target is not None]
-            with handle.workspace(known.workspace) as workspace:
-                known.kernel(handle.stream, pointers, 1.0, 0.0, workspace)
+            with runner.workspace(known.workspace, stream) as workspace:
+                known.kernel(stream, pointers, 1.0, 0.0, workspace)
+            if gpu is not None:
+                gpu.after(handle, stream, (*numbers, *targets))
+        if gpu is not None:
+            owners = [gpu.result(owner) for owner in owners]
         return owners[0] if self.results == 1 else tuple(owners)
 
     def _require_apart(self, target: Array, borrowed: Sequence[Array | None], given: Sequence[Array]) -> None:

@@ -218,7 +218,8 @@ def decide(
             options[position] = chosen.refused(f"its code does not compile: {error}")
     _warn_of_last_resort(problem, chosen, options, request)
     candidates = [replace(o.candidate, chosen=o is chosen) for o in options]
-    plan = Plan(problem, epilogue, Part(problem, chosen.algorithm, kernel), candidates, request, device.name)
+    part, place = Part(problem, chosen.algorithm, kernel), getattr(device, "place", None)
+    plan = Plan(problem, epilogue, part, candidates, request, device.name, place)
     log.chose(problem, plan)
     return plan
 

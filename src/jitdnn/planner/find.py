@@ -2,31 +2,36 @@
 
 Every candidate is built, run to warm up, and then measured in rounds, one sample of each candidate a round,
 so that a change of clock or a busy neighbour meets all alike. Its time is the median of its samples. Nothing
-of the caller's is touched: operands and workspace are buffers of our own, freed at the end.
+of the caller's is touched: operands and workspace are buffers of our own, freed at the end. On a GPU candidates are
+compiled side by side and timed by events on a stream of their own (`measure_gpu.py`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jitdnn import log
+from jitdnn.devices.gpu import TARGETS
 from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.planner.choose import Option, decide, stored_key, survey
+from jitdnn.planner.measure_gpu import measure_on_gpu
+from jitdnn.planner.operands import make_operand
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.planner.sampling import Contender, measure
 from jitdnn.planner.store import Store
 from jitdnn.problems.problem import Problem
-from jitdnn.tensor import DTYPES, TensorDescriptor, numpy_dtype
 
 DEFAULT_SECONDS = 1.0
 # what its estimate shows this far behind the best is not worth measuring at all
 HOPELESS_ESTIMATE = 30.0
-PATTERN = 1 << 16
 
 
 class _Built(NamedTuple):
@@ -60,11 +65,21 @@ def find(
     is_known = len(promising) == 1 or all(o.candidate.source == "stored" for o in promising)
     if not promising or (is_known and not is_fresh):
         return decide(problem, device, request, epilogue, options)
-    contenders, options = _build(problem, device, epilogue, promising, options)
+    on_gpu = device.target in TARGETS
+    if on_gpu:
+        contenders, options = _build_side_by_side(problem, device, epilogue, promising, options)
+    else:
+        contenders, options = _build(problem, device, epilogue, promising, options)
     if not contenders:
         return decide(problem, device, request, epilogue, options)
     try:
-        _measure(problem, epilogue, contenders, seconds, request.keeps_filter)
+        if on_gpu:
+            kernels = [Contender((c.what.kernel, c.what.workspace)) for c in contenders]
+            measure_on_gpu(problem, epilogue, device, kernels, seconds)
+            for contender, measured in zip(contenders, kernels, strict=True):
+                contender.samples = measured.samples
+        else:
+            _measure(problem, epilogue, contenders, seconds, request.keeps_filter)
     except MemoryError:
         log.fallback_once(
             ("no memory to measure", str(problem)),
@@ -121,6 +136,28 @@ def _build(
     return contenders, result
 
 
+def _build_side_by_side(
+    problem: Problem,
+    device: Device,
+    epilogue: Epilogue | None,
+    promising: Sequence[Option],
+    options: Sequence[Option],
+) -> tuple[list[Contender[_Built]], list[Option]]:
+    """`_build` by several threads: compilers of GPUs work outside of Python's lock."""
+    contenders, result = [], list(options)
+    with ThreadPoolExecutor(min(len(promising), os.cpu_count() or 1), "jitdnn-compile") as pool:
+        # settings in force belong to the thread: each task takes them along
+        tasks = [
+            pool.submit(copy_context().run, _build, problem, device, epilogue, [option], [option])
+            for option in promising
+        ]
+        for option, task in zip(promising, tasks, strict=True):
+            built, (answer,) = task.result()
+            contenders += built
+            result[result.index(option)] = answer
+    return contenders, result
+
+
 def _measure(
     problem: Problem,
     epilogue: Epilogue | None,
@@ -132,7 +169,7 @@ def _measure(
     descriptors = [operand.descriptor for operand in problem.operands]
     descriptors += epilogue.operands if epilogue is not None else ()
     values = [operand.values for operand in problem.operands] + [None] * len(descriptors)
-    buffers = [_operand(*pair) for pair in zip(descriptors, values, strict=False)]
+    buffers = [make_operand(*pair) for pair in zip(descriptors, values, strict=False)]
     pointers = [pointer for _, pointer in buffers]
     scratch = np.zeros(max(c.what.workspace for c in contenders) + 64, np.uint8)
     workspace = scratch.ctypes.data + -scratch.ctypes.data % 64
@@ -153,20 +190,3 @@ def _measure(
         return (perf_counter() - start) / calls
 
     measure(contenders, run, perf_counter() + seconds)
-
-
-def _operand(descriptor: TensorDescriptor, values: tuple[int, int] | None) -> tuple[np.ndarray, int]:
-    """A buffer filled with numbers of ordinary size, and the address of its element at index 0.
-
-    Integers are such as the operand may hold.
-    """
-    low, high = descriptor.span() if descriptor.size else (0, 0)
-    elements, dtype = high - low + 1, numpy_dtype(descriptor.dtype)
-    rng = np.random.default_rng(elements)
-    if dtype.kind in "iub":
-        least, most = values or (0, 1)
-        pattern = rng.integers(least, most, min(elements, PATTERN), endpoint=True).astype(dtype)
-    else:
-        pattern = rng.uniform(-1.0, 1.0, min(elements, PATTERN)).astype(dtype)
-    filled = np.resize(pattern, elements)
-    return filled, filled.ctypes.data - low * DTYPES[descriptor.dtype]

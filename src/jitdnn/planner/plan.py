@@ -10,6 +10,7 @@ from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel
 from jitdnn.planner import workspace as policies
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import Settings, format_bytes
+from jitdnn.tensor import Place
 
 if TYPE_CHECKING:
     from jitdnn.devices.cpu import Kept
@@ -101,6 +102,7 @@ class Plan:
         "kept",
         "kept_key",
         "parts",
+        "place",
         "problem",
         "request",
         "run",
@@ -116,6 +118,7 @@ class Plan:
         candidates: Sequence[Candidate],
         request: Request,
         device_name: str,
+        place: Place | None = None,
     ) -> None:
         (chosen,) = (candidate for candidate in candidates if candidate.chosen)
         assert chosen.seconds is not None
@@ -126,6 +129,8 @@ class Plan:
         self.candidates = list(candidates)
         self.request = request
         self.device_name = device_name
+        #: the GPU that it runs on, None for the processor
+        self.place = place
         self.seconds = chosen.seconds
         self.workspace = chosen.workspace
         self.run: Any = part.kernel

@@ -40,10 +40,16 @@ class Contender(Generic[T]):
         return median(self.samples)
 
 
-def measure(contenders: Sequence[Contender[T]], run: Callable[[T, int], float], deadline: float) -> None:
+def measure(
+    contenders: Sequence[Contender[T]],
+    run: Callable[[T, int], float],
+    deadline: float,
+    settles: bool = True,
+) -> None:
     """Fill in the samples: warm up, then sample in turn until there are enough rounds or the time is over.
 
-    `run(what, calls)` gives the seconds of one call. Each contender runs at least once.
+    `run(what, calls)` gives the seconds of one call. Each contender runs at least once. `settles`: threads of the one
+    before must go to sleep, which on a GPU they need not.
     """
     best = math.inf
     for contender in contenders:
@@ -61,6 +67,7 @@ def measure(contenders: Sequence[Contender[T]], run: Callable[[T, int], float], 
             if perf_counter() > deadline:
                 return
             if len(running) > 1 and contender.samples[0] < LONG_SECONDS:
-                settle()  # threads of the one before go to sleep
+                if settles:
+                    settle()  # threads of the one before go to sleep
                 run(contender.what, 1)  # its own wake up
             contender.samples.append(run(contender.what, contender.calls))

@@ -1,14 +1,7 @@
 """Tensors in memory: descriptors, and arrays that are borrowed from anybody without a copy."""
 
-from jitdnn.tensor.array import (
-    Array,
-    allocator,
-    borrow,
-    empty,
-    require_writable,
-    strided_view,
-    view,
-)
+from jitdnn.tensor.array import allocator, borrow, empty, require_writable
+from jitdnn.tensor.borrowed import Array, Place, strided_view, view
 from jitdnn.tensor.descriptor import (
     MAX_DIMENSIONS,
     TensorDescriptor,
@@ -16,6 +9,7 @@ from jitdnn.tensor.descriptor import (
     layout_order,
     packed_strides,
 )
+from jitdnn.tensor.device_array import DeviceArray
 from jitdnn.tensor.dtypes import DTYPES, REAL_DTYPES, compute_dtype, dtype_name, dtype_of, numpy_dtype
 
 __all__ = [
@@ -23,6 +17,8 @@ __all__ = [
     "MAX_DIMENSIONS",
     "REAL_DTYPES",
     "Array",
+    "DeviceArray",
+    "Place",
     "TensorDescriptor",
     "allocator",
     "borrow",

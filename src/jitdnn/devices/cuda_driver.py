@@ -1,0 +1,165 @@
+"""NVIDIA's driver: its functions, what their failures mean, and the context in which they work."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from jitdnn.devices.gpu import OutOfMemory
+from jitdnn.errors import DeviceError, InvalidArgument
+from jitdnn.settings import format_bytes
+
+_OUT_OF_MEMORY = 2
+_STREAM_CAPTURE = range(900, 910)
+# failures of kernels that ran before: the context takes no more work after any of them
+_STICKY = {
+    700: "a kernel read or wrote beside its memory",
+    702: "a kernel took longer than the system allows",
+    714: "a fault of the hardware",
+    715: "a kernel met an instruction that this GPU does not have",
+    716: "a kernel read or wrote at an address that is not aligned",
+    717: "a kernel read or wrote in an address space that is not allowed",
+    718: "a kernel jumped out of its code",
+    719: "a kernel failed while it ran",
+    710: "an assertion in a kernel failed",
+    214: "an error of the memory that cannot be corrected",
+}
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+@functools.cache
+def driver() -> Any:
+    """The driver's functions, initialised. Raises DeviceError, saying what is missing."""
+    try:
+        from cuda.bindings import driver as functions
+    except ImportError:
+        raise DeviceError(
+            "the cuda target needs cuda-core and cuda-bindings: pip install 'jitdnn[cuda]'"
+        ) from None
+    try:
+        (status,) = functions.cuInit(0)
+    except RuntimeError:  # no libcuda.so.1
+        raise DeviceError("there is no NVIDIA driver on this machine (libcuda is not found)") from None
+    if int(status):
+        raise DeviceError(f"the NVIDIA driver does not start: {_words(functions, status)}")
+    return functions
+
+
+def _words(functions: Any, status: Any) -> str:
+    _, name = functions.cuGetErrorName(status)
+    _, text = functions.cuGetErrorString(status)
+    return f"{(name or b'?').decode()}, {(text or b'?').decode()}"
+
+
+def check(result: tuple[Any, ...], doing: str) -> tuple[Any, ...]:
+    """What a function of the driver returned beside its status. Raises DeviceError if that is not success."""
+    if int(result[0]):
+        raise failure(result[0], doing)
+    return result[1:]
+
+
+def failure(status: Any, doing: str) -> DeviceError:
+    """The error that says what failed, in the driver's words and ours."""
+    words = f"{doing}: {_words(driver(), status)}"
+    number = int(status)
+    if number in _STICKY:
+        return DeviceError(
+            f"{words}: {_STICKY[number]}, maybe one of an earlier call, and this process can use the GPU no more. "
+            "With CUDA_LAUNCH_BLOCKING=1 in the environment the call that is to blame raises the error"
+        )
+    if number in _STREAM_CAPTURE:
+        return DeviceError(f"{words} (the stream, or another one, is being captured into a graph)")
+    return DeviceError(words)
+
+
+def out_of_memory(size: int, where: str) -> OutOfMemory:
+    """One line with what was wanted and what is free; the GPU's context is the current one."""
+    status, free, total = driver().cuMemGetInfo()
+    room = "" if int(status) else f", {format_bytes(int(free))} of {format_bytes(int(total))} are free"
+    return OutOfMemory(f"no memory for {format_bytes(size)} on {where}{room}")
+
+
+def allocated(result: tuple[Any, ...], size: int, where: str) -> int:
+    """The address that an allocation gave. Raises OutOfMemory."""
+    if int(result[0]) == _OUT_OF_MEMORY:
+        raise out_of_memory(size, where)
+    return int(check(result, f"{format_bytes(size)} of memory on {where}")[0])
+
+
+@functools.cache
+def context(index: int) -> Any:
+    """The primary context of a GPU, which all libraries share."""
+    functions = driver()
+    (device,) = check(functions.cuDeviceGet(index), f"GPU {index}")
+    (found,) = check(functions.cuDevicePrimaryCtxRetain(device), f"GPU {index}")
+    return found
+
+
+class current:  # noqa: N801 - used as a function
+    """A block of code for which a GPU's primary context is the thread's current one."""
+
+    __slots__ = ("_context", "_is_pushed")
+
+    def __init__(self, index: int) -> None:
+        self._context = context(index)
+
+    def __enter__(self) -> None:
+        functions = driver()
+        status, now = functions.cuCtxGetCurrent()
+        self._is_pushed = int(status) != 0 or int(now) != int(self._context)
+        if self._is_pushed:
+            check(functions.cuCtxPushCurrent(self._context), "making a GPU current")
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_pushed:
+            driver().cuCtxPopCurrent()
+
+
+class relaxed:  # noqa: N801 - used as a function
+    """A block of code in which this thread may do what a capture into a graph would forbid: allocate, load code."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        functions = driver()
+        mode = functions.CUstreamCaptureMode(_RELAXED)
+        (self._before,) = check(functions.cuThreadExchangeStreamCaptureMode(mode), "capture mode")
+
+    def __exit__(self, *_: object) -> None:
+        driver().cuThreadExchangeStreamCaptureMode(self._before)
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether what the stream is given now goes into a graph, or nothing can be given to it because of one."""
+    status, state = driver().cuStreamIsCapturing(stream)
+    return int(status) != 0 or int(state) != 0
+
+
+def stream_number(stream: Any) -> int:
+    """The driver's number of a stream of PyTorch, CuPy, cuda-core, Numba, or anybody with `__cuda_stream__`.
+
+    Raises InvalidArgument for anything else.
+    """
+    if isinstance(stream, int):
+        return stream
+    own = getattr(stream, "__cuda_stream__", None)
+    if own is not None:
+        return int((own() if callable(own) else own)[1])
+    for name in ("cuda_stream", "ptr", "handle"):
+        found = getattr(stream, name, None)
+        found = getattr(found, "value", found)  # of ctypes
+        if found is not None:
+            return int(found)
+    raise InvalidArgument(
+        f"the stream is a {type(stream).__name__}: it must be a number, a stream of PyTorch, CuPy or cuda-core, or an "
+        "object with __cuda_stream__"
+    )
+
+
+def pointer_device(pointer: int) -> int:
+    """The number of the GPU that has an address. Raises DeviceError if none has."""
+    functions = driver()
+    attribute = functions.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    with current(0):
+        (index,) = check(functions.cuPointerGetAttribute(attribute, pointer), f"address {pointer:#x}")
+    return int(index)

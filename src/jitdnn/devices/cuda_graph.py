@@ -1,0 +1,87 @@
+"""Graphs of CUDA: calls that were captured once, and are launched again as one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from jitdnn.devices.cuda_driver import check, current, driver
+from jitdnn.errors import DeviceError
+
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: a stream that does not wait for the default stream
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on allocating
+
+
+class Stream:
+    """A stream of our own, which waits for no other."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        with current(index):
+            (stream,) = check(driver().cuStreamCreate(_NON_BLOCKING), "making a stream")
+        self.handle = int(stream)
+
+    def __del__(self) -> None:
+        with suppress(Exception), current(self._index):
+            driver().cuStreamDestroy(self.handle)
+
+
+class Graph:
+    """What `Handle.capture` gives: the calls of its block, to be run again by `replay`.
+
+    They use the memory that they were given then, so new values are written into the same arrays, and results are read
+    from the same `out`. The graph keeps that memory alive. It also uses the handle's scratch memory, so that graphs of
+    one handle must not run side by side.
+    """
+
+    def __init__(self, index: int, stream: int, owner: object) -> None:
+        self._index, self._stream, self._owner = index, stream, owner
+        self._executable: Any = None
+        self._kept: list[object] = []
+
+    def keep(self, *owners: object) -> None:
+        """Hold on to memory that the captured calls use."""
+        self._kept.extend(owners)
+
+    def begin(self) -> None:
+        with current(self._index):
+            check(driver().cuCtxSynchronize(), "before a capture")
+            mode = driver().CUstreamCaptureMode(_THREAD_LOCAL)
+            check(driver().cuStreamBeginCapture(self._stream, mode), "beginning a capture")
+
+    def end(self, is_failed: bool = False) -> None:
+        """Make the graph, or give it up."""
+        functions = driver()
+        with current(self._index):
+            result = functions.cuStreamEndCapture(self._stream)
+            if is_failed:
+                if not int(result[0]) and int(result[1]):
+                    functions.cuGraphDestroy(result[1])
+                return
+            (graph,) = check(result, "capturing calls")
+            try:
+                (self._executable,) = check(functions.cuGraphInstantiate(graph, 0), "making a graph")
+            finally:
+                functions.cuGraphDestroy(graph)
+
+    def replay(self, stream: Any = None) -> None:
+        """Run the calls again, on the stream of the capture or another one. Returns before they are done."""
+        from jitdnn.devices.cuda_driver import stream_number
+
+        if self._executable is None:
+            raise DeviceError(
+                "the graph has no calls yet: it can be replayed after the block that captures them"
+            )
+        number = self._stream if stream is None else stream_number(stream)
+        with current(self._index):
+            check(driver().cuGraphLaunch(self._executable, number), "launch of a graph")
+
+    def synchronize(self) -> None:
+        """Wait for what the stream of the capture was given, replays among it."""
+        with current(self._index):
+            check(driver().cuStreamSynchronize(self._stream), "waiting for a graph")
+
+    def __del__(self) -> None:
+        if self._executable is not None:
+            with suppress(Exception), current(self._index):
+                driver().cuGraphExecDestroy(self._executable)

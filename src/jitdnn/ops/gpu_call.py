@@ -1,0 +1,140 @@
+"""What calls on a GPU need beside those on the processor: the device of all arrays, and the stream to run on."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from jitdnn.errors import DeviceError
+from jitdnn.handle import Handle
+from jitdnn.planner.plan import Plan
+from jitdnn.tensor import Array, DeviceArray, Place
+
+# their memory may be used for something else, on streams that nobody tells, as soon as the last reference is gone
+_UNORDERED = ("jax", "dlpack", "interface")
+
+
+def common_place(named: Sequence[tuple[str, Array]]) -> Place | None:
+    """Where all arrays are: a GPU, or None for host memory. Raises DeviceError that names which is where."""
+    if not named:
+        return None
+    place = named[0][1].place
+    if any(array.place != place for _, array in named):
+        places = ", ".join(f"{name} is on {where(array.place)}" for name, array in named)
+        raise DeviceError(
+            f"{places}: the arrays of a call must be on one device (jitdnn.to_device moves them)"
+        )
+    return place
+
+
+def where(place: Place | None) -> str:
+    """A place in words."""
+    return "the host" if place is None else f"{place[0]}:{place[1]}"
+
+
+class GpuCall:
+    """How calls of one kind run on a GPU: found once, used by each.
+
+    `handle` is the one that runs them if that is not the one that was asked.
+    """
+
+    __slots__ = ("_are_ordered", "_current_stream", "_holds", "_makes_jax", "_runner", "gpu")
+
+    def __init__(self, handle: Handle, runner: Handle, libraries: Sequence[str]) -> None:
+        # no reference from what a handle remembers to the handle itself
+        self._runner = None if runner is handle else runner
+        self.gpu = runner.on_gpu
+        self._current_stream = _stream_of_library(libraries, self.gpu.place[1])
+        self._are_ordered = all(library in ("torch", "cupy") for library in libraries)
+        self._holds = any(library in _UNORDERED for library in libraries)
+        self._makes_jax = bool(libraries) and libraries[0] == "jax"
+
+    def runner(self, handle: Handle) -> Handle:
+        """The handle that runs calls given to `handle`."""
+        return self._runner or handle
+
+    def stream(self, handle: Handle, inputs: Sequence[Array], targets: Sequence[Array | None]) -> Any:
+        """The stream to run on, which waits for what others are still to do with the arrays.
+
+        It is that of the handle if it was given one, else the stream in force in PyTorch or CuPy if an array is theirs,
+        else what an array says, else the default stream.
+        """
+        runner = self._runner or handle
+        stream = runner.gpu_stream
+        if stream is None and self._current_stream is not None:
+            stream = self._current_stream()
+        if self._are_ordered:
+            return stream
+        given = [target for target in targets if target is not None]
+        if stream is None:
+            told = (getattr(array, "stream", None) for array in (*inputs, *given))
+            stream = next((one for one in told if one is not None), self.gpu.default_stream)
+        for number, array in enumerate((*inputs, *given)):
+            owner = array.owner
+            if isinstance(owner, DeviceArray):
+                owner.used_on(stream, writes=number >= len(inputs))
+            else:
+                own = getattr(array, "stream", None)
+                if own is not None and own != stream:
+                    self.gpu.order(stream, own)
+        return stream
+
+    def run(
+        self, handle: Handle, stream: Any, plan: Plan, pointers: Sequence[int], alpha: float, beta: float
+    ) -> None:
+        (self._runner or handle).run_on_gpu(stream, plan, pointers, alpha, beta)
+
+    def after(self, handle: Handle, stream: Any, arrays: Sequence[Array | None]) -> None:
+        """Keep alive what must not be freed before the call is done."""
+        graph = (self._runner or handle).graph
+        if graph is not None:
+            graph.keep(*(array.owner for array in arrays if array is not None))
+        elif self._holds and not self.gpu.is_capturing(stream):
+            _hold(self.gpu.event(stream), arrays)
+
+    def result(self, owner: Any) -> Any:
+        """A result in the terms of the library that made the first input."""
+        return _as_jax(owner) if self._makes_jax and isinstance(owner, DeviceArray) else owner
+
+
+def _stream_of_library(libraries: Sequence[str], index: int) -> Callable[[], int] | None:
+    """What gives the stream in force in the first library that has such a thing."""
+    for library in libraries:
+        if library == "torch":
+            torch = sys.modules["torch"]
+            raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without an object around the number
+            return partial(raw, index) if raw is not None else partial(_torch_stream, torch, index)
+        if library == "cupy":
+            return partial(_cupy_stream, sys.modules["cupy"], index)
+    return None
+
+
+def _torch_stream(torch: Any, index: int) -> int:
+    number: int = torch.cuda.current_stream(index).cuda_stream
+    return number
+
+
+def _cupy_stream(cupy: Any, index: int) -> int:
+    number: int = cupy.cuda.get_current_stream(index).ptr
+    return number
+
+
+_held: deque[tuple[Any, Sequence[Array | None]]] = deque()
+
+
+def _hold(event: Any, arrays: Sequence[Array | None]) -> None:
+    with suppress(IndexError):  # another thread was here
+        while _held and _held[0][0].is_done:
+            _held.popleft()
+    _held.append((event, arrays))
+
+
+def _as_jax(owner: DeviceArray) -> Any:
+    try:
+        return sys.modules["jax"].dlpack.from_dlpack(owner)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return owner  # an order of axes that this JAX does not take

@@ -1,0 +1,105 @@
+"""Arrays of our own in the memory of a GPU: moved there, or made there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jitdnn.devices.gpu import TARGETS
+from jitdnn.errors import DeviceError, InvalidArgument
+from jitdnn.handle import Handle, current_handle, find_device
+from jitdnn.ops.gpu_call import GpuCall, where
+from jitdnn.tensor import Array, DeviceArray, TensorDescriptor, borrow, dtype_of, packed_strides
+from jitdnn.tensor.device_array import check_sizes
+
+
+def to_device(x: Any, device: str | None = None, handle: Handle | None = None) -> DeviceArray:
+    """Return x as an array in the memory of a GPU, a copy of one in host memory.
+
+    `x`: what `jd.conv` and the others take, or a list of numbers. `device`: `cuda`, `cuda:1`, `opencl:0`, ...; by
+    default that of the handle, of the `target` setting, or `cuda`. The copy is packed, with its axes in the same order
+    in memory, and is complete when this returns. An array that is there already is returned as it is if it is a
+    `DeviceArray`.
+
+    Raises DeviceError for a device that is not there, or without room for it, and for an array on another GPU.
+    """
+    gpu = _gpu(device, handle)
+    array = borrow(np.asarray(x) if isinstance(x, (list, tuple)) else x, False, "x")
+    if array.place is not None:
+        if isinstance(x, DeviceArray) and x.gpu.place == gpu.place:
+            return x
+        raise DeviceError(
+            f"x is on {where(array.place)}: to_device takes arrays in host memory, and ops take this one where it is"
+        )
+    return moved(array, gpu)
+
+
+def moved(array: Array, gpu: Any, stream: Any = None) -> DeviceArray:
+    """A packed copy of an array in host memory, for use on a stream first."""
+    d = array.descriptor
+    descriptor = TensorDescriptor(d.shape, packed_strides(d.shape, d.order), d.dtype)
+    made = DeviceArray.empty(gpu, descriptor, stream)
+    if d.size:
+        # in the order in memory, in which the copy has no gaps
+        whole = np.ascontiguousarray(array.numpy().transpose(d.order))
+        gpu.write(made.pointer, whole.reshape(-1).view(np.uint8), stream)
+    return made
+
+
+def empty(
+    shape: Sequence[int] | int, dtype: Any = "f32", device: str | None = None, handle: Handle | None = None
+) -> DeviceArray:
+    """Return an array in the memory of a GPU that holds anything; `device` as for `to_device`.
+
+    `dtype`: a name such as "f32", or NumPy's. Raises InvalidShape, InvalidType, and DeviceError as `to_device` does.
+    """
+    extents = check_sizes((shape,) if isinstance(shape, int) else shape)
+    gpu = _gpu(device, handle)
+    owner = handle if handle is not None else current_handle()
+    stream = owner.gpu_stream if owner.on_gpu is gpu else None
+    descriptor = TensorDescriptor(extents, packed_strides(extents), dtype_of(dtype))
+    return DeviceArray.empty(gpu, descriptor, stream)
+
+
+def _gpu(device: str | None, handle: Handle | None) -> Any:
+    """The GPU that is meant."""
+    if device is None:
+        owner = handle if handle is not None else current_handle()
+        if owner.on_gpu is not None:
+            return owner.on_gpu
+        target = owner.settings.target
+        device = target if target in TARGETS else "cuda"
+    if device.partition(":")[0] not in TARGETS:
+        raise InvalidArgument(
+            f"the device is {device!r}: it must be cuda or opencl, or one of them by number, cuda:1"
+        )
+    return find_device(device)
+
+
+def beside(values: np.ndarray[Any, Any], like: Any, handle: Handle | None = None) -> Any:
+    """A small array of the library's own as a call with `like` wants it: where that is."""
+    place = borrow(like).place
+    if place is None:
+        return values
+    owner = (handle if handle is not None else current_handle()).at(place)
+    return moved(borrow(values), owner.on_gpu, owner.gpu_stream)
+
+
+# numbers that are kept on a GPU: most programs pass the same ones again and again
+_MOST_NUMBERS = 1024
+_numbers: dict[tuple[Any, ...], Array] = {}
+
+
+def number_on(gpu: GpuCall | None, runner: Handle, value: float, dtype: np.dtype[Any]) -> Array:
+    """A number in memory, where a kernel of `runner` can read it."""
+    if gpu is None:
+        return borrow(np.array([value], dtype))
+    key = (gpu.gpu.place, dtype, np.array(value, dtype).tobytes())
+    found = _numbers.get(key)
+    if found is None:
+        if len(_numbers) >= _MOST_NUMBERS and runner.graph is None:
+            _numbers.clear()
+        found = _numbers[key] = borrow(moved(borrow(np.array([value], dtype)), gpu.gpu))
+    return found

@@ -1,0 +1,266 @@
+"""Arrays in the memory of a GPU: borrowed from PyTorch, CuPy, JAX and others, and results that are allocated by them.
+
+Objects are known by `__cuda_array_interface__` or DLPack, those of PyTorch and CuPy by their classes because that is
+quicker. No framework is imported: what is not in `sys.modules` has made no array.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from jitdnn.errors import DeviceError, InvalidType
+from jitdnn.tensor.borrowed import Array, Place, describe, known_descriptors, remember
+from jitdnn.tensor.descriptor import TensorDescriptor
+from jitdnn.tensor.device_array import DeviceArray, Gpu
+from jitdnn.tensor.dlpack import open_capsule
+from jitdnn.tensor.dtypes import DTYPES, numpy_dtype
+
+CUDA_KINDS = (2, 13)  # of DLPack: memory of CUDA, and memory that CUDA moves to and fro
+_OTHER_GPUS = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 14: "oneAPI"}
+
+
+class GpuArray(Array):
+    """Borrowed memory of a GPU.
+
+    `stream`: the one on which its owner says that it is used; None where the owner's library has a stream in force
+    (PyTorch, CuPy) or the memory keeps account itself (`DeviceArray`).
+    """
+
+    __slots__ = ("place", "stream")
+
+    def __init__(
+        self,
+        pointer: int,
+        descriptor: TensorDescriptor,
+        owner: object,
+        library: str,
+        is_readonly: bool,
+        key: tuple[Any, ...],
+        place: Place,
+        stream: Any = None,
+    ) -> None:
+        super().__init__(pointer, descriptor, owner, library, is_readonly, key)
+        self.place: Place | None = place
+        self.stream = stream
+
+    def part(self, *ranges: slice | None) -> Array:
+        part = super().part(*ranges)
+        assert self.place is not None
+        key = (*part.key, self.place)
+        return GpuArray(
+            part.pointer,
+            part.descriptor,
+            self.owner,
+            self.library,
+            self.is_readonly,
+            key,
+            self.place,
+            self.stream,
+        )
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        target, index = self.place or ("", 0)
+        raise DeviceError(f"an array on {target}:{index} is read by the host here: pass one in host memory")
+
+
+def _nowhere(pointer: int) -> int:
+    return 0
+
+
+#: finds the number of the GPU that has an address; whoever knows the driver puts its own here
+locate: Callable[[int], int] = _nowhere
+
+
+def borrow_torch(x: Any, torch: Any) -> GpuArray:
+    """Borrow a tensor of PyTorch in CUDA memory."""
+    index: int = x.get_device()
+    key = ("torch", index, x.shape, x.stride(), x.dtype)
+    descriptor = known_descriptors.get(key)
+    if descriptor is None:
+        # asked once for each kind of tensor
+        if x.device.type != "cuda" or torch.version.cuda is None:
+            raise DeviceError(
+                f"a tensor on {x.device}: tensors must be in host memory or on an NVIDIA GPU, use .cpu() or .cuda()"
+            )
+        name = next((name for name in DTYPES if torch_dtype(torch, name) == x.dtype), None)
+        if name is None:
+            raise _no_dtype(x.dtype)
+        descriptor = remember(key, TensorDescriptor(tuple(x.shape), tuple(x.stride()), name).normalized())
+    if x.is_neg():
+        raise InvalidType("a tensor with the lazy negation bit set: use .resolve_neg()")
+    pointer: int = x.data_ptr()
+    _require_aligned(pointer, descriptor, ".clone()")
+    return GpuArray(pointer, descriptor, x, "torch", False, key, ("cuda", index))
+
+
+def torch_dtype(torch: Any, name: str) -> Any:
+    """The PyTorch dtype of a name in `DTYPES`; None where this PyTorch lacks it."""
+    if name == "bf16":
+        return torch.bfloat16
+    return getattr(torch, numpy_dtype(name).name, None)
+
+
+def borrow_gpu(x: Any) -> Array | None:
+    """Borrow an object that has its memory on a GPU; None if this is none that is known.
+
+    A tensor of PyTorch has been asked for before.
+    """
+    if isinstance(x, DeviceArray):
+        return _borrow_own(x)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(x, cupy.ndarray):
+        return _borrow_cupy(x)
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.Array):
+        return _borrow_jax(x)
+    if hasattr(x, "__cuda_array_interface__"):
+        return _borrow_interface(x)
+    return None
+
+
+def _borrow_own(x: DeviceArray) -> GpuArray:
+    place = x.gpu.place
+    key = ("jitdnn", place, x.descriptor)
+    return GpuArray(x.pointer, x.descriptor, x, "jitdnn", False, key, place)
+
+
+def _borrow_cupy(x: Any) -> GpuArray:
+    index: int = x.device.id
+    key = ("cupy", index, x.shape, x.strides, x.dtype)
+    descriptor = known_descriptors.get(key)
+    if descriptor is None:
+        descriptor = remember(key, describe(x.shape, x.strides, x.dtype))
+    pointer: int = x.data.ptr
+    _require_aligned(pointer, descriptor, ".copy()")
+    return GpuArray(pointer, descriptor, x, "cupy", False, key, ("cuda", index))
+
+
+def _borrow_jax(x: Any) -> Array | None:
+    """An array of JAX on one GPU. JAX does not say which stream it uses, so its result is waited for."""
+    if not hasattr(x, "__dlpack_device__") or len(x.devices()) > 1:
+        raise DeviceError(f"an array of JAX spread over {len(x.devices())} devices: pass the part of one")
+    kind, _ = x.__dlpack_device__()
+    if kind not in CUDA_KINDS:
+        return None
+    x.block_until_ready()
+    return borrow_dlpack(x, "jax")
+
+
+def _borrow_interface(x: Any) -> GpuArray:
+    about = x.__cuda_array_interface__
+    shape = tuple(about["shape"])
+    pointer, is_readonly = about["data"]
+    try:
+        dtype = np.dtype(about["typestr"])
+    except TypeError:
+        raise _no_dtype(about["typestr"]) from None
+    if about.get("mask") is not None:
+        raise InvalidType("an array with a mask: it would be ignored, pass a plain one")
+    steps = about.get("strides") or _packed_steps(shape, dtype.itemsize)
+    index = locate(pointer) if pointer else 0
+    key = ("interface", index, shape, steps, dtype)
+    descriptor = known_descriptors.get(key)
+    if descriptor is None:
+        descriptor = remember(key, describe(shape, steps, dtype))
+    _require_aligned(pointer, descriptor, "a copy")
+    stream = about.get("stream")
+    if stream == 0:
+        raise InvalidType(
+            "__cuda_array_interface__ has the stream 0, which may mean two of them: it must be 1 or 2"
+        )
+    # 1 is the legacy default stream, which the driver calls 0
+    stream = None if stream is None else 0 if stream == 1 else int(stream)
+    return GpuArray(pointer, descriptor, x, "interface", bool(is_readonly), key, ("cuda", index), stream)
+
+
+def _packed_steps(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    return tuple(itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def borrow_dlpack(x: Any, library: str = "dlpack") -> GpuArray:
+    """Borrow through DLPack what lies in CUDA memory; it is kept alive as long as the array is referenced."""
+    kind, index = (int(part) for part in x.__dlpack_device__())
+    if kind not in CUDA_KINDS:
+        where = _OTHER_GPUS.get(kind, "an unknown kind of device")
+        raise DeviceError(
+            f"{type(x).__name__} is on DLPack device ({kind}, {index}), {where}: arrays must be in host memory or on "
+            "an NVIDIA GPU"
+        )
+    try:
+        # made ready for the legacy default stream
+        capsule = x.__dlpack__(stream=1)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidType(
+            f"{type(x).__name__} does not hand out its memory through DLPack: {error}"
+        ) from None
+    held = open_capsule(capsule, x)
+    key = ("dlpack", library, index, held.shape, held.strides, held.dtype)
+    descriptor = known_descriptors.get(key)
+    if descriptor is None:
+        if not held.shape:
+            raise describe_scalar()
+        descriptor = remember(key, TensorDescriptor(held.shape, held.strides, held.dtype).normalized())
+    _require_aligned(held.pointer, descriptor, "a copy")
+    # arrays of JAX never change
+    return GpuArray(held.pointer, descriptor, held, library, library == "jax", key, ("cuda", index), 0)
+
+
+def describe_scalar() -> InvalidType:
+    return InvalidType("an array of 0 dimensions: it must have 1 to 8")
+
+
+def _require_aligned(pointer: int, descriptor: TensorDescriptor, copy: str) -> None:
+    if pointer % DTYPES[descriptor.dtype]:
+        raise InvalidType(
+            f"data at address {pointer:#x} is not aligned to its {descriptor.dtype}: pass a copy ({copy})"
+        )
+
+
+def _no_dtype(dtype: Any) -> InvalidType:
+    return InvalidType(
+        f"dtype {dtype}: arrays must be of real, integer or bool type (float16, bfloat16, float32, float64, int8 to "
+        "int64, uint8 to uint64, bool)"
+    )
+
+
+def gpu_allocator(library: str, descriptor: TensorDescriptor, gpu: Gpu) -> Callable[[Any], tuple[Any, Array]]:
+    """A function that allocates results on a GPU, given the stream on which they are written.
+
+    PyTorch and CuPy allocate their own; the others get a `DeviceArray`.
+    """
+    place, kind = gpu.place, DTYPES[descriptor.dtype]
+    shape, strides = descriptor.shape, descriptor.strides
+    key = ("result", library, place, descriptor)
+    if library == "torch":
+        torch = sys.modules["torch"]
+        dtype, where = torch_dtype(torch, descriptor.dtype), torch.device("cuda", place[1])
+        make = torch.empty_strided
+
+        def from_torch(stream: Any) -> tuple[Any, Array]:
+            owner = make(shape, strides, dtype=dtype, device=where)
+            return owner, GpuArray(owner.data_ptr(), descriptor, owner, "torch", False, key, place)
+
+        return from_torch
+    if library == "cupy":
+        cupy = sys.modules["cupy"]
+        elements = descriptor.span()[1] + 1 if descriptor.size else 0
+        steps, cupy_dtype = tuple(stride * kind for stride in strides), numpy_dtype(descriptor.dtype)
+
+        def from_cupy(stream: Any) -> tuple[Any, Array]:
+            with cupy.cuda.Device(place[1]):
+                memory = cupy.cuda.alloc(elements * kind)
+            owner = cupy.ndarray(shape, cupy_dtype, memory, steps)
+            return owner, GpuArray(owner.data.ptr, descriptor, owner, "cupy", False, key, place)
+
+        return from_cupy
+
+    def own(stream: Any) -> tuple[Any, Array]:
+        owner = DeviceArray.empty(gpu, descriptor, stream)
+        return owner, GpuArray(owner.pointer, descriptor, owner, "jitdnn", False, key, place)
+
+    return own
