@@ -13,7 +13,9 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from jitdnn.devices.gpu import Source, read_text
@@ -71,11 +73,11 @@ def _built(name: str, text: str, options: Sequence[str]) -> Path:
     if reason := missing():
         raise DeviceError(reason)
     key = hashlib.sha256("\0".join([text, *options, _machine(), _headers()]).encode()).hexdigest()[:24]
-    folder = Path(tempfile.gettempdir()) / f"jitdnn-emulation-{os.getuid()}"
+    folder = _folder()
     path = folder / f"{name}-{key}.so"
     if path.exists():
+        os.utime(path)
         return path
-    folder.mkdir(mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         stem = Path(scratch) / name
         source, compiled, linked = (str(stem.with_suffix(suffix)) for suffix in (".cpp", ".o", ".so"))
@@ -91,6 +93,18 @@ def _built(name: str, text: str, options: Sequence[str]) -> Path:
         _run(name, [str(COMPILER), "-shared", compiled, "-o", linked])
         Path(linked).rename(path)
     return path
+
+
+@functools.cache
+def _folder() -> Path:
+    """Where shared libraries are kept; those that nobody has used for two days go."""
+    folder = Path(tempfile.gettempdir()) / f"jitdnn-emulation-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for path in folder.glob("*.so"):
+        with suppress(OSError):  # another process may be as fast
+            if path.stat().st_mtime < time.time() - 2 * 86400:
+                path.unlink()
+    return folder
 
 
 def _run(name: str, command: list[str]) -> str:

@@ -3,8 +3,8 @@
 // include path here, so conversions of half precision are PTX instead of cuda_fp16.h.
 //
 // Kernels use no inline assembly and no warp intrinsics of their own: the emulator in tests/gpu/emulation replaces this
-// file by plain C++, and whatever bypasses it could not be tested without a GPU. Kernels' arguments that are macros come
-// before this text, so parameters here have long lower-case names.
+// file by plain C++, and whatever bypasses it could not be tested without a GPU. Kernels' arguments that are macros
+// come before this text, so parameters here have long lower-case names.
 
 #pragma nv_diag_suppress 177  // a source uses some of these functions, never all
 
@@ -38,14 +38,16 @@ FUNCTION u32 smem_address(const void *shared) { return (u32)__cvta_generic_to_sh
 // group; other threads see it after a barrier behind that wait.
 
 FUNCTION void cp_async16(u32 shared, const void *global, bool valid = true) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+                 ::"r"(shared), "l"(global), "r"(valid ? 16 : 0) : "memory");
 }
 FUNCTION void cp_async8(u32 shared, const void *global, bool valid = true) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(valid ? 8 : 0) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
+                 ::"r"(shared), "l"(global), "r"(valid ? 8 : 0) : "memory");
 }
 FUNCTION void cp_async4(u32 shared, const void *global, bool valid = true) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(valid ? 4 : 0) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 ::"r"(shared), "l"(global), "r"(valid ? 4 : 0) : "memory");
 }
 FUNCTION void cp_async16(void *shared, const void *global, bool valid = true) {
     cp_async16(smem_address(shared), global, valid);
@@ -90,9 +92,11 @@ FUNCTION void ldmatrix_x2_trans(u32 (&r)[2], const void *row) { ldmatrix_x2_tran
 
 // ---- d += a * b on the matrix units, by all 32 lanes of a warp ---------------------------------------------------
 // g = lane / 4, t = lane % 4. A is M x K by rows, B is K x N; two elements of a register: the lower half first.
-//   bf16, f16 (m16n8k16)  a: A[g][2t, 2t+1], A[g+8][2t..], A[g][2t+8..], A[g+8][2t+8..]   b: B[2t, 2t+1][g], B[2t+8..][g]
-//   tf32      (m16n8k8)   a: A[g][t], A[g+8][t], A[g][t+4], A[g+8][t+4]                    b: B[t][g], B[t+4][g]
-//   s8        (m16n8k32)  a: A[g][4t..4t+3], A[g+8][4t..], A[g][4t+16..], A[g+8][4t+16..]  b: B[4t..4t+3][g], B[4t+16..][g]
+//   bf16, f16 (m16n8k16)  a: A[g][2t, 2t+1], A[g+8][2t, ..], A[g][2t+8, ..], A[g+8][2t+8, ..]
+//                         b: B[2t, 2t+1][g], B[2t+8, ..][g]
+//   tf32      (m16n8k8)   a: A[g][t], A[g+8][t], A[g][t+4], A[g+8][t+4]   b: B[t][g], B[t+4][g]
+//   s8        (m16n8k32)  a: A[g][4t to 4t+3], A[g+8][4t to ..], A[g][4t+16 to ..], A[g+8][4t+16 to ..]
+//                         b: B[4t to 4t+3][g], B[4t+16 to ..][g]
 //   f64       (m8n8k4)    a: A[g][t]   b: B[t][g]   d: D[g][2t, 2t+1]
 // All but f64: d: D[g][2t, 2t+1], D[g+8][2t, 2t+1].
 
