@@ -1,0 +1,53 @@
+"""Patches without overlap: which taps count as channels, and that the results are those of the convolution as given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cases import make_case
+from convolution_cases import convolution
+from harness import run_algorithm
+from jitdnn.kernels.cuda.convolution_patch import Patch, fold
+
+# what is left: channels and taps
+PROBLEMS = {
+    "n2 c3 h9 w14 k12 r4 s4 stride4 pad0 bf16 nhwc": (12, (4, 1)),
+    "n3 c3 h4 w4 k12 r4 s4 stride4 pad0 f16 nhwc": (48, (1, 1)),  # an image is a patch
+    "n3 c3 h4 w4 k12 r4 s4 stride4 pad0 f16 nchw": (48, (1, 1)),
+    "n2 c3 d4 h6 w6 k8 t2 r3 s3 stride2x3x3 pad0 bf16 nhwc": (9, (2, 3, 1)),
+    "n2 c1 h6 w6 k8 r2 s3 stride2x3 pad0 bf16 nchw": (3, (2, 1)),
+    "n2 c8 h6 w6 k8 r3 s2 stride1x2 pad1x0 bf16 nhwc": (16, (3, 1)),  # the other axis may be anything
+    "n2 c8 w24 k24 s2 stride2 pad0 bf16 nhwc": (16, (1,)),
+    "n2 c8 h8 w8 k8 r2 s1 stride2x1 pad0 f16 nhwc": None,  # rows do not follow each other
+    "n2 c3 h8 w8 k8 r2 s2 stride2 pad1 bf16 nhwc": None,
+    "n2 c3 h8 w8 k8 r2 s2 stride2 pad0 flip bf16 nhwc": None,
+    "n2 c3 h8 w8 k8 r2 s2 stride2 pad0 bf16 nchw": None,
+    "n2 c3 h8 w8 k8 r2 s2 stride1 pad0 bf16 nhwc": None,
+    "n2 c3 h8 w8 k8 r2 s2 stride2 pad0 bf16 nhwc w=nchw": None,
+}
+
+
+@pytest.mark.parametrize("words", PROBLEMS)
+def test_fold(words: str) -> None:
+    folded = fold(convolution(words, "fwd"))
+    assert (folded and (folded.c, folded.filter_spatial)) == PROBLEMS[words]
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("words", [words for words in PROBLEMS if PROBLEMS[words]])
+def test_directions(words: str, direction: str, cuda_device: Any) -> None:
+    problem = convolution(words, direction)
+    reason = Patch().refuse(problem, cuda_device)
+    if direction == "bwd_data" and problem.spatial[-1] % problem.stride[-1]:  # elements that no patch holds
+        assert reason is not None
+        return
+    assert reason is None
+    run_algorithm(Patch(), make_case(problem, None, 0, None), cuda_device)
+
+
+def test_other_types(cuda_device: Any) -> None:
+    reason = Patch().refuse(convolution("n2 c3 h8 w8 k8 r2 s2 stride2 pad0 f32 nhwc", "fwd"), cuda_device)
+    assert reason is not None
+    assert "bf16 and f16" in reason
