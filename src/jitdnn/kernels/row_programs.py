@@ -1,16 +1,43 @@
-"""Programs over rows: the values that `sweeps` makes kernels of. The language is described there."""
+"""Programs that reduce: what a row of elements comes down to, and what is made of every element with it.
+
+A *row* is all elements over the reduced axes for one index of the kept axes. A `Program` is a list of sweeps
+over each row. Softmax, for instance, is
+
+    Sweep(reductions=[("max", x)])
+    Sweep(reductions=[("add", exp(x - max))], scalars=[1 / sum])
+    Sweep(writes=[(0, exp(x - max) * scale)])
+
+What an expression sees, in this order (one with fewer inputs sees the first ones):
+
+    of reductions, writes, keeps   element of each input, [position], keeps so far, row values
+    of scalars                     row values
+
+The row values are the program's `parameters`, then the results of each sweep: its reductions, then its scalars one
+after the other, each of which sees those before it. A keep is an element's intermediate value that later sweeps
+(and the other expressions of its own sweep) take up again; whether it is stored or computed anew is the kernel's
+choice.
+
+Reductions: "add", "multiply", "max", "min" (NaN if any element is), "max_number", "min_number" (which pass over NaN),
+a `Fold` of one's own, "first" (the value at index 0 of the row, before the loops of its sweep), and two that give two
+row values, "argmax" and "argmin": the extreme value and its position, the first one of equals. A position counts the
+row's elements in the order of the axes, the last axis fastest. Kernels for GPUs know two more of two values, which
+need one sweep for what otherwise takes two: "moments", the mean and the sum of squared distances from it, and
+"powers", the greatest number and the sum of exp(x - greatest).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.folds import Fold, Reduction
 
-ARGS = ("argmax", "argmin")  # they give two row values
-REDUCTIONS = ("add", "multiply", "max", "min", "max_number", "min_number", "first", *ARGS)
+ARGS = ("argmax", "argmin")
+JOINT = ("moments", "powers")
+PAIRS = (*ARGS, *JOINT)  # they give two row values
+REDUCTIONS = ("add", "multiply", "max", "min", "max_number", "min_number", "first", *PAIRS)
 
 
 @dataclass(frozen=True)
@@ -106,58 +133,3 @@ def phases_of(program: Program) -> Iterator[Phase]:
         first = number + 1
     if program.row_outputs:
         yield Phase(first, len(program.sweeps), True)
-
-
-class Item(NamedTuple):
-    """Elements' values of a row in the stage: an input or a keep, by the number that expressions have for it.
-
-    `sweep` puts it there, `start` is the first element, and `last` the last sweep that looks for it.
-    """
-
-    number: int
-    sweep: int
-    last: int
-    start: int = 0
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A buffer for what later sweeps take up again."""
-
-    items: tuple[Item, ...] = ()
-    size: int = 0  # elements
-
-    def find(self, number: int) -> Item | None:
-        return next((item for item in self.items if item.number == number), None)
-
-
-def stage_of(program: Program, inputs: Sequence[int], count: int) -> list[Item]:
-    """What is worth a place: the keeps, and those of the `inputs` (of `count`) that several sweeps load."""
-    found: dict[int, Item] = {}
-    before = count + program.position
-    keeps = [(number, e) for number, sweep in enumerate(program.sweeps) for e in sweep.keeps]
-    made = {before + n: sweep for n, (sweep, _) in enumerate(keeps)}
-    for number, sweep in enumerate(program.sweeps):
-        if not sweep.loops:
-            continue
-        used = {i for _, e in (*sweep.folds, *sweep.writes) for i in e.used()}
-        used |= {before + n for n, (s, _) in enumerate(keeps) if s == number}
-        for n in reversed(range(len(keeps))):
-            # a keep of this sweep is made of what it depends on, an earlier one lies in the stage
-            if before + n in used and keeps[n][0] == number:
-                used |= keeps[n][1].used()
-        for i in used & ({*inputs} | made.keys()):
-            item = found.get(i, Item(i, made.get(i, number), number))
-            found[i] = item._replace(last=number)
-    return sorted((i for i in found.values() if i.last > i.sweep), key=lambda item: item.sweep)
-
-
-def placed(items: Sequence[Item], capacity: int) -> Stage:
-    """The items in a buffer of `capacity` elements for each; one may follow another that is not needed any more."""
-    ends: list[int] = []  # for each place, the last sweep that needs what is in it
-    result = []
-    for item in items:
-        free = next((n for n, last in enumerate(ends) if last <= item.sweep), len(ends))
-        ends[free : free + 1] = [item.last]
-        result.append(item._replace(start=free * capacity))
-    return Stage(tuple(result), len(ends) * capacity)

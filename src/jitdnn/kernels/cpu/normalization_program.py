@@ -9,7 +9,7 @@ from typing import Any
 from jitdnn.devices.cpu import CpuKernel
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.sweeps import build_sweeps, estimate_sweeps, workspace_sweeps
-from jitdnn.kernels.cpu.sweeps_program import Program, Sweep
+from jitdnn.kernels.row_programs import Program, Sweep
 from jitdnn.problems.normalization import Normalization
 from jitdnn.rtcg.expression import Expression, Graph, Traced
 from jitdnn.tensor import DTYPES, TensorDescriptor

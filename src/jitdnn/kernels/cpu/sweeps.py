@@ -1,27 +1,4 @@
-"""Programs that reduce: what a row of elements comes down to, and what is made of every element with it.
-
-A *row* is all elements over the reduced axes for one index of the kept axes. A `Program` is a list of sweeps
-over each row. Softmax, for instance, is
-
-    Sweep(reductions=[("max", x)])
-    Sweep(reductions=[("add", exp(x - max))], scalars=[1 / sum])
-    Sweep(writes=[(0, exp(x - max) * scale)])
-
-What an expression sees, in this order (one with fewer inputs sees the first ones):
-
-    of reductions, writes, keeps   element of each input, [position], keeps so far, row values
-    of scalars                     row values
-
-The row values are the program's `parameters`, then the results of each sweep: its reductions, then its scalars one
-after the other, each of which sees those before it. A keep is an element's intermediate value that later sweeps
-(and the other expressions of its own sweep) take up again; whether it is stored or computed anew is the kernel's
-choice.
-
-Reductions: "add", "multiply", "max", "min" (NaN if any element is), "max_number", "min_number" (which pass over NaN),
-a `Fold` of one's own, "first" (the value at index 0 of the row, before the loops of its sweep), and "argmax" and
-"argmin", which give two row values: the extreme value and its position, the first one of equals. A position counts
-the row's elements in the order of the axes, the last axis fastest.
-"""
+"""Programs over rows (`row_programs`) as kernels: one layout of the loops, vectors along a row or across many."""
 
 from __future__ import annotations
 
@@ -49,8 +26,9 @@ from jitdnn.kernels.cpu.sweeps_layout import (
     Wants,
     lay_out,
 )
-from jitdnn.kernels.cpu.sweeps_program import Program, Stage, Sweep, placed, stage_of
+from jitdnn.kernels.cpu.sweeps_stage import Stage, placed, stage_of
 from jitdnn.kernels.cpu.timing import LAUNCH_SECONDS
+from jitdnn.kernels.row_programs import Program, Sweep
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.operations import OPERATIONS
 from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype

@@ -10,7 +10,8 @@ from jitdnn.kernels.cpu.loops import Counter, Slots
 from jitdnn.kernels.cpu.sweeps_fold import State, fold, fold_lanes, identity, only
 from jitdnn.kernels.cpu.sweeps_layout import CONSTANT_STRIDES
 from jitdnn.kernels.cpu.sweeps_loop import Loop, Spot
-from jitdnn.kernels.cpu.sweeps_program import ARGS, Phase, Program, Stage, Sweep, phases_of
+from jitdnn.kernels.cpu.sweeps_stage import Stage
+from jitdnn.kernels.row_programs import ARGS, Phase, Program, Sweep, phases_of
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.folds import Reduction

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from jitdnn.kernels.cpu.sweeps_program import ARGS
+from jitdnn.kernels.row_programs import ARGS
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.folds import Fold, Reduction
 from jitdnn.rtcg.lowering import lower

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jitdnn.kernels.cpu.loops import Counter
 from jitdnn.kernels.cpu.sweeps_fold import State, fold, fold_all, fold_lanes, identity, only
-from jitdnn.kernels.cpu.sweeps_program import ARGS
+from jitdnn.kernels.row_programs import ARGS
 from jitdnn.rtcg.builder import Pointer, Register, Value
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.folds import Reduction

@@ -1,0 +1,437 @@
+"""One sweep over a row as text: load some vectors, reduce them, write what is made of them; then the next ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jitdnn.kernels.gpu.rows_fold import State, counted, folded, states_of, team_text
+from jitdnn.kernels.row_programs import ARGS, JOINT, Sweep
+from jitdnn.rtcg.c_source import c_constant
+from jitdnn.rtcg.folds import Reduction
+from jitdnn.tensor import DTYPES
+
+if TYPE_CHECKING:
+    from jitdnn.kernels.gpu.rows_code import Text
+
+
+def write_sweep(text: Text, number: int) -> None:
+    """The sweep's loop, and its reductions over the team; the results are in the arrays s<number>_<reduction>."""
+    sweep = text.program.sweeps[number]
+    writer = _Sweep(text, number, sweep)
+    for r, (name, expression) in enumerate(sweep.reductions):
+        if name == "first":
+            writer.first(r, expression)
+    if sweep.loops:
+        writer.loop()
+
+
+class _Sweep:
+    def __init__(self, text: Text, number: int, sweep: Sweep) -> None:
+        self.text, self.number, self.sweep = text, number, sweep
+        self.layout, self.code = text.layout, text.code
+        self.vector, self.steps = self.layout.vector, self.layout.steps
+        self.across = self.layout.is_across
+        self.real, self.index = text.real, text.index
+        self.stride = 1 if text.in_order else self.layout.team
+        if not self.across:
+            self.stride *= self.vector
+
+    def states(self, r: int) -> list[State]:
+        return states_of(self.sweep.reductions[r][0], f"s{self.number}_{r}", self.real, self.index)
+
+    # ---- the first element
+
+    def first(self, r: int, expression: object) -> None:
+        text = self.text
+        (state,) = self.states(r)
+        lane = "column * lane0_{}" if self.across else "0"
+        values = [
+            text.element(t)
+            if text.kind(t) == "own"
+            else f"LOAD({self.code.dtypes[t]}, x{t}, {lane.format(t)})"
+            for t in range(self.code.inputs)
+        ]
+        values += ["0"] * (text.program.position + len(text.kept)) + text.bound
+        value = text.call(expression, values)  # type: ignore[arg-type]
+        text.put(f"{self.real} {state.name}[{text.width}];")
+        if self.across:
+            text.put(*text.over_columns(f"{state.name}[v] = is_column && n > 0 ? {value} : 0;"))
+        else:
+            text.put(f"{state.name}[0] = is_on && n > 0 ? {value} : 0;")
+
+    # ---- the loop
+
+    def loop(self) -> None:
+        text, sweep = self.text, self.sweep
+        folds = [(r, name) for r, (name, _) in enumerate(sweep.reductions) if name != "first"]
+        for r, name in folds:
+            self._declare(r, name)
+        inputs = text.used([sweep])
+        if self.layout.is_held:
+            text.put(f"{{ const {self.index} base = start;")
+            inputs = [t for t in inputs if t not in text.loaded]
+            text.loaded |= {*inputs}
+        else:
+            end = "base + mine < end" if text.in_order else "base - shift < end"
+            chunk = self.stride * self.steps
+            text.put(f"for ({self.index} base = start; {end}; base += {chunk}) {{")
+            text.put(*(text.registers(t) for t in inputs if text.kind(t) != "own"))
+        self._load([t for t in inputs if text.kind(t) != "own"])
+        self._keep_and_fold(folds)
+        if sweep.writes:
+            self._write()
+        text.put("}")
+        for r, name in folds:
+            self._gather(r, name)
+        made = len(text.kept)
+        text.kept += [(self.number, e) for e in sweep.keeps]
+        assert made <= len(text.kept)
+
+    def _is_lone(self, name: Reduction) -> bool:
+        """Along rows, whether there is one result for all elements of a vector."""
+        return not self.across and name in JOINT
+
+    def _declare(self, r: int, name: Reduction) -> None:
+        width = 1 if self._is_lone(name) else self.vector
+        for s in self.states(r):
+            count = 1 if s.is_single else width
+            stem = s.name if self.across or self._is_lone(name) else s.name + "_v"
+            self.text.put(
+                f"{s.type} {stem}[{count}];",
+                f"UNROLL for (int v = 0; v < {count}; v++) {stem}[v] = {s.nothing};",
+            )
+
+    def _gather(self, r: int, name: Reduction) -> None:
+        """The results of a thread's vectors as one, and those of the team's threads."""
+        text, states = self.text, self.states(r)
+        if not self.across and not self._is_lone(name):
+            text.put(*(f"{s.type} {s.name}[1]; {s.name}[0] = {s.name}_v[0];" for s in states))
+            if self.vector > 1:
+                a, b = [f"{s.name}[0]" for s in states], [f"{s.name}_v[v]" for s in states]
+                text.put(
+                    f"UNROLL for (int v = 1; v < {self.vector}; v++) {{",
+                    *folded(name, a, b, self.real, text.fold_call),
+                    "}",
+                )
+        layout = self.layout
+        text.put(*team_text(name, states, self.real, text.fold_call, text.width, layout.columns, layout.team))
+
+    # ---- elements
+
+    def _over_vectors(self, body: Sequence[str], whole: Sequence[str] | None = None) -> list[str]:
+        """Along: `body` for every element (u, v) that there is, which is `i`; `whole` for vectors that are all there."""
+        n = self.vector
+        every = f"UNROLL for (int v = 0; v < {n}; v++) {{ const {self.index} i = first + v * element_step;"
+        return [
+            f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
+            f"const {self.index} first = base + mine + u * {self.stride} - shift, last = first + {n - 1} * element_step;",
+            "if (first >= lo && last < end) {",
+            *([every, *body, "}"] if whole is None else whole),
+            "} else if (last >= lo && first < end) {",
+            every, "if (i >= lo && i < end) {", *body, "}", "}", "}", "}",
+        ]  # fmt: skip
+
+    def _over_rows(self, body: Sequence[str]) -> list[str]:
+        """Across: `body` for every vector u that there is, of the elements number `i`."""
+        return [
+            f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
+            f"const {self.index} i = base + mine + u * {self.stride};",
+            "if (i < end) {",
+            *body,
+            "}",
+            "}",
+        ]
+
+    def _over_elements(self, body: Sequence[str]) -> list[str]:
+        if not self.across:
+            return self._over_vectors(body)
+        return self._over_rows([f"UNROLL for (int v = 0; v < {self.vector}; v++) {{", *body, "}"])
+
+    def _values(self, expressions: Sequence[object]) -> tuple[list[str], list[str]]:
+        """Statements that make what expressions see of the element (u, v), and their arguments."""
+        text, program = self.text, self.text.program
+        lines = []
+        arguments = [text.element(t) if text.kind(t) != "" else "0" for t in range(self.code.inputs)]
+        if program.places:
+            place = text.offset(len(self.code.dtypes))
+            if place == "d0" and len(self.layout.reduced) == 1:
+                place = "i"
+            else:
+                lines += text.offset_lines("i")
+            lines.append(f"const {self.index} place = {place};")
+        if program.position:
+            arguments.append("place")
+        keeps = [*text.kept, *((self.number, e) for e in self.sweep.keeps)]
+        before = len(arguments)
+        needed: set[int] = set()
+        for expression in expressions:
+            needed |= expression.used()  # type: ignore[attr-defined]
+        own = set()
+        for n in reversed(range(len(keeps))):
+            sweep, expression = keeps[n]
+            if sweep == self.number or (before + n in needed and not self.layout.is_held):
+                own.add(n)
+                needed |= expression.used()
+        for n, (sweep, expression) in enumerate(keeps):
+            if n in own:
+                # row values known when the keep was made, of which there are as many as its sweep had
+                bound = text.bound[: text.known[sweep]]
+                lines.append(f"const {self.real} e{n} = {text.call(expression, [*arguments, *bound])};")
+                if self.layout.is_held:
+                    lines.append(f"k{n}[u * {self.vector} + v] = e{n};")
+            elif before + n in needed:
+                lines.append(f"const {self.real} e{n} = k{n}[u * {self.vector} + v];")
+            arguments.append(f"e{n}")
+        return lines, [*arguments, *text.bound]
+
+    def _keep_and_fold(self, folds: Sequence[tuple[int, Reduction]]) -> None:
+        text, sweep = self.text, self.sweep
+        if not folds and not sweep.keeps:
+            return
+        lines, arguments = self._values([e for r, e in enumerate([e for _, e in sweep.reductions])])
+        plain, joint = [], []
+        for r, name in folds:
+            value = text.call(sweep.reductions[r][1], arguments)
+            names = [s.name if self.across else s.name + "_v" for s in self.states(r)]
+            if name in JOINT:
+                joint.append((r, name, value))
+            elif name in ARGS:
+                plain += ["{", f"const {self.real} value = {value};"]
+                plain += [
+                    *folded(name, [f"{s}[v]" for s in names], ["value", "place"], self.real, text.fold_call),
+                    "}",
+                ]
+            else:
+                plain += folded(name, [f"{s}[v]" for s in names], [value], self.real, text.fold_call)
+        if plain or sweep.keeps:
+            text.put(*self._over_elements([*lines, *plain]))
+        for r, name, value in joint:
+            getattr(self, f"_{name}")(r, lines, value)
+
+    @property
+    def _wide(self) -> int:
+        """Results of joint reductions that a thread has."""
+        return self.vector if self.across else 1
+
+    def _moments(self, r: int, lines: Sequence[str], value: str) -> None:
+        """The mean of a few elements, their distances from it, and both put behind what there is."""
+        text, real, states = self.text, self.real, self.states(r)
+        # along, each place of a vector adds up for itself
+        text.put(
+            "{", f"{real} total[{self.vector}], squares[{self.vector}], mean[{self._wide}]; {real} count = 0;"
+        )
+        text.put(f"UNROLL for (int v = 0; v < {self.vector}; v++) total[v] = squares[v] = 0;")
+        one = "count += 1;" if not self.across else "if (v == 0) count += 1;"
+        text.put(*self._over_elements([*lines, f"total[v] += {value};", one]))
+        text.put(f"const {real} share = count > 0 ? 1 / count : 0;")
+        self._summed("total")
+        text.put(f"UNROLL for (int v = 0; v < {self._wide}; v++) mean[v] = total[v] * share;")
+        mean = "mean[v]" if self.across else "mean[0]"
+        apart = [f"const {real} distance = {value} - {mean};", "squares[v] += distance * distance;"]
+        text.put(*self._over_elements([*lines, *apart]))
+        self._summed("squares")
+        a = [f"{s.name}[{'0' if s.is_single else 'v'}]" for s in states]
+        b = ["mean[v]", "squares[v]", "count"]
+        text.put(
+            f"UNROLL for (int v = 0; v < {self._wide}; v++) {{",
+            *folded("moments", a, b, real, text.fold_call),
+            "}",
+            *counted("moments", a, b),
+            "}",
+        )
+
+    def _powers(self, r: int, lines: Sequence[str], value: str) -> None:
+        """The greatest of a few elements and what there is, and the sum of powers from there on."""
+        text, real, (top, total) = self.text, self.real, self.states(r)
+        least = c_constant(-float("inf"), real)
+        text.put("{", f"{real} most[{self.vector}], powers[{self.vector}], origin[{self._wide}];")
+        text.put(f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ most[v] = {least}; powers[v] = 0; }}")
+        text.put(
+            *self._over_elements(
+                [
+                    *lines,
+                    f"const {real} value = {value};",
+                    f"most[v] = fold_max_number_{real}(most[v], value);",
+                ]
+            )
+        )
+        if not self.across and self.vector > 1:
+            text.put(
+                f"UNROLL for (int v = 1; v < {self.vector}; v++) most[0] = fold_max_number_{real}(most[0], most[v]);"
+            )
+        text.put(
+            f"UNROLL for (int v = 0; v < {self._wide}; v++) {{",
+            f"most[v] = fold_max_number_{real}(most[v], {top.name}[v]);",
+            f"origin[v] = most[v] == {least} ? 0 : most[v];",
+            f"if ({top.name}[v] != {least}) {total.name}[v] *= exp({top.name}[v] - origin[v]);",
+            f"{top.name}[v] = most[v];",
+            "}",
+        )
+        origin = "origin[v]" if self.across else "origin[0]"
+        text.put(*self._over_elements([*lines, f"powers[v] += exp({value} - {origin});"]))
+        self._summed("powers")
+        text.put(f"UNROLL for (int v = 0; v < {self._wide}; v++) {total.name}[v] += powers[v];", "}")
+
+    def _summed(self, name: str) -> None:
+        """Along: the places of a vector added up, neighbours first."""
+        if self.across:
+            return
+        distance = self.vector // 2
+        while distance:
+            self.text.put(f"UNROLL for (int v = 0; v < {distance}; v++) {name}[v] += {name}[v + {distance}];")
+            distance //= 2
+
+    # ---- loads
+
+    def _bits(self, t: int, place: str) -> str:
+        """A statement that puts the element v of a vector among its words."""
+        size, words = DTYPES[self.code.dtypes[t]], self.text.words(t)
+        kind = {1: "u8", 2: "u16", 4: "u32"}[size]
+        return f"w{t}[u * {words} + v * {size} / 4] |= (u32)((GLOBAL const {kind} *)x{t})[{place}] << (v * {size} % 4 * 8);"
+
+    def _load(self, inputs: Sequence[int]) -> None:
+        if inputs:
+            self.text.put(*(self._load_across(inputs) if self.across else self._load_along(inputs)))
+
+    def _load_along(self, inputs: Sequence[int]) -> list[str]:
+        text, v = self.text, self.vector
+        vectors, ones, none = list(text.offset_lines("first")), list(text.offset_lines("i")), []
+        for t in inputs:
+            kind, dtype, words = text.kind(t), self.code.dtypes[t], text.words(t)
+            place, value = text.offset(t), f"w{t}[u * {v} + v]"
+            if kind == "words":
+                none.append(f"UNROLL for (int k = 0; k < {words}; k++) w{t}[u * {words} + k] = 0;")
+                vectors.append(
+                    f"load_words(w{t} + u * {words}, (GLOBAL const u8 *)(x{t} + {place}), {words});"
+                )
+                ones.append(self._bits(t, place))
+                continue
+            none.append(f"UNROLL for (int v = 0; v < {v}; v++) {value} = 0;")
+            ones.append(f"{value} = LOAD({dtype}, x{t}, {place});")
+            step = self.layout.reduced[-1][1][t]
+            last = len(self.layout.reduced) - 1
+            each = f"{place} + v * ({self.index})reduced{last}_{t}" if step else place
+            vectors.append(f"UNROLL for (int v = 0; v < {v}; v++) {value} = LOAD({dtype}, x{t}, {each});")
+        lines = [
+            f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
+            f"const {self.index} first = base + mine + u * {self.stride} - shift, last = first + {v - 1} * element_step;",
+        ]
+        if v > 1:
+            lines += ["if (is_vector && first >= lo && last < end) {", *vectors, "} else"]
+        return [
+            *lines, "{", *none,
+            f"UNROLL for (int v = 0; v < {v}; v++) {{ const {self.index} i = first + v * element_step;",
+            "if (i >= lo && i < end) {", *ones, "}", "}", "}", "}",
+        ]  # fmt: skip
+
+    def _load_across(self, inputs: Sequence[int]) -> list[str]:
+        text, v = self.text, self.vector
+        lines = list(text.offset_lines("i"))
+        for t in inputs:
+            kind, dtype, words = text.kind(t), self.code.dtypes[t], text.words(t)
+            place = text.offset(t)
+            if kind == "same":
+                lines.append(f"w{t}[u] = LOAD({dtype}, x{t}, {place});")
+            elif kind == "words":
+                lines += [
+                    "if (is_vector) {",
+                    f"if (column0 < lanes) load_words(w{t} + u * {words}, (GLOBAL const u8 *)(x{t} + {place} + column0), "
+                    f"{words});",
+                    "} else {",
+                    f"UNROLL for (int k = 0; k < {words}; k++) w{t}[u * {words} + k] = 0;",
+                    *text.over_columns("if (is_column) " + self._bits(t, f"{place} + column")),
+                    "}",
+                ]  # fmt: skip
+            else:
+                value = f"is_column ? ({self.real})LOAD({dtype}, x{t}, {place} + column * lane0_{t}) : 0"
+                lines += text.over_columns(f"w{t}[u * {v} + v] = {value};")
+        return self._over_rows(lines)
+
+    # ---- writes
+
+    def _write(self) -> None:
+        text, v = self.text, self.vector
+        lines, arguments = self._values([e for _, e in self.sweep.writes])
+        declared, made = [], list(lines)
+        for n, (output, expression) in enumerate(self.sweep.writes):
+            value = text.call(expression, arguments)
+            declared.append(f"{self.real} out{n}[{v}];")
+            made.append(
+                f"out{n}[v] = {value};" if output in self.code.plain else f"out{n}[v] = alpha * {value};"
+            )
+        every = [f"UNROLL for (int v = 0; v < {v}; v++) {{"]
+        if self.across:
+            body = [*declared, *every, *made, "}", *text.offset_lines("i")]
+            for n, (output, _) in enumerate(self.sweep.writes):
+                body += self._store_across(n, output)
+            text.put(*self._over_rows(body))
+            return
+        here = f"const {self.index} i = first + v * element_step;"
+        stores = []
+        for n, (output, _) in enumerate(self.sweep.writes):
+            stores += self._store_along(n, output)
+        text.put(
+            f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
+            f"const {self.index} first = base + mine + u * {self.stride} - shift, last = first + {v - 1} * element_step;",
+            "if (last >= lo && first < end) {", *declared, *every, here, *made, "}", *stores, "}", "}",
+        )  # fmt: skip
+
+    def _is_unit(self, t: int) -> bool:
+        walked = self.layout.lanes if self.across else self.layout.reduced[-1]
+        is_real = self.code.dtypes[t] in ("f16", "bf16", "f32")
+        return walked[1][t] == 1 and is_real and self.vector > 1
+
+    def _one(self, n: int, output: int, place: str) -> list[str]:
+        """Store element v of a result."""
+        t = self.code.inputs + output
+        dtype, lines = self.code.dtypes[t], [f"{self.real} result = out{n}[v];"]
+        if output not in self.code.plain:
+            lines.append(f"if (beta != 0) result += beta * ({self.real})LOAD({dtype}, x{t}, {place});")
+        return [*lines, f"STORE({dtype}, x{t}, {place}, result);"]
+
+    def _vector_store(self, n: int, output: int, place: str) -> list[str]:
+        """Store a whole vector of a result."""
+        t = self.code.inputs + output
+        dtype, words, v = self.code.dtypes[t], self.text.words(t), self.vector
+        size = DTYPES[dtype]
+        lines = ["{", f"GLOBAL u8 *target = (GLOBAL u8 *)(x{t} + {place});", f"u32 packed[{words}];"]
+        if output not in self.code.plain:
+            lines += [
+                "if (beta != 0) {",
+                f"load_words(packed, target, {words});",
+                f"UNROLL for (int v = 0; v < {v}; v++) "
+                f"out{n}[v] += beta * element_{dtype}(packed[v * {size} / 4], v * {size} % 4);",
+                "}",
+            ]
+        return [
+            *lines,
+            f"UNROLL for (int k = 0; k < {words}; k++) packed[k] = 0;",
+            f"UNROLL for (int v = 0; v < {v}; v++) "
+            f"packed[v * {size} / 4] |= (u32)bits_{dtype}(out{n}[v]) << (v * {size} % 4 * 8);",
+            f"store_words(target, packed, {words});",
+            "}",
+        ]
+
+    def _store_along(self, n: int, output: int) -> list[str]:
+        text, t, v = self.text, self.code.inputs + output, self.vector
+        here = f"const {self.index} i = first + v * element_step;"
+        ones = [
+            f"UNROLL for (int v = 0; v < {v}; v++) {{ {here}", "if (i >= lo && i < end) {", *text.offset_lines("i"),
+            *self._one(n, output, text.offset(t)), "}", "}",
+        ]  # fmt: skip
+        if not self._is_unit(t):
+            return ones
+        whole = ["{", *text.offset_lines("first"), *self._vector_store(n, output, text.offset(t)), "}"]
+        return ["if (is_vector && first >= lo && last < end)", *whole, "else {", *ones, "}"]
+
+    def _store_across(self, n: int, output: int) -> list[str]:
+        text, t = self.text, self.code.inputs + output
+        place = text.offset(t)
+        ones = text.over_columns(
+            "if (is_column) {", *self._one(n, output, f"{place} + column * lane0_{t}"), "}"
+        )
+        if not self._is_unit(t):
+            return ones
+        whole = self._vector_store(n, output, f"{place} + column0")
+        return ["if (is_vector) {", "if (column0 < lanes)", *whole, "} else {", *ones, "}"]
