@@ -6,14 +6,14 @@ from typing import ClassVar, cast
 
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.elementwise import build_elementwise, estimate_elementwise
-from jitdnn.kernels.cpu.transform import COPY, constant
+from jitdnn.kernels.tensor_expressions import add_expression, op_expression
+from jitdnn.kernels.transform_parts import constant
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
-from jitdnn.rtcg.expression import Expression, apply, trace
+from jitdnn.rtcg.expression import Expression
 from jitdnn.tensor import compute_dtype
 
-_SUM, _ONE = trace(lambda a, b: a + b), constant(1.0)
-_OPERATIONS = {"add": "add", "mul": "multiply", "min": "minimum", "max": "maximum", "sqrt": "sqrt"}
+_ONE = constant(1.0)
 
 
 class _Elementwise(Algorithm):
@@ -46,7 +46,7 @@ class ElementwiseAdd(_Elementwise):
     problem = AddTensor
 
     def _expression(self, problem: Problem) -> Expression:
-        return COPY if cast(AddTensor, problem).b is None else _SUM
+        return add_expression(cast(AddTensor, problem))
 
 
 class ElementwiseOp(_Elementwise):
@@ -55,13 +55,7 @@ class ElementwiseOp(_Elementwise):
     problem = OpTensor
 
     def _expression(self, problem: Problem) -> Expression:
-        op = cast(OpTensor, problem)
-        if op.operation == "not":
-            return trace(lambda a: 1.0 - op.a_scale * a)
-        name = _OPERATIONS[op.operation]
-        if op.b is None:
-            return trace(lambda a: apply(name, op.a_scale * a))
-        return trace(lambda a, b: apply(name, op.a_scale * a, op.b_scale * b))
+        return op_expression(cast(OpTensor, problem))
 
 
 class ElementwiseFill(_Elementwise):

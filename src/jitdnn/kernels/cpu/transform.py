@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import cast
 
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.elementwise import build_elementwise, estimate_elementwise
+from jitdnn.kernels.transform_parts import Part, build_parts, concatenate_parts, transform_parts
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.transform import Concatenate, Transform
-from jitdnn.rtcg.expression import Expression, Graph, trace
-from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype
-
-COPY = trace(lambda a: a)
-# an expression, and the operands it is about with the part of each: the last one is the output
-Part = tuple[Expression, list[tuple[int, TensorDescriptor]]]
-
-
-class PartsKernel:
-    """Kernels that follow each other, each on parts of some of the operands."""
-
-    def __init__(self, parts: Sequence[tuple[Kernel, Sequence[tuple[int, int]]]]) -> None:
-        self._parts = parts
-
-    def __call__(
-        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
-    ) -> None:
-        for kernel, places in self._parts:
-            kernel(stream, [pointers[number] + offset for number, offset in places], alpha, beta, workspace)
-
-
-def constant(value: float) -> Expression:
-    """The expression of no inputs that is always `value`."""
-    graph = Graph(())
-    return graph.finish(graph.constant(value))
 
 
 class _Parts(Algorithm):
+    name = "elementwise"
     deterministic = True
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
@@ -50,17 +27,12 @@ class _Parts(Algorithm):
         return 2.0 * UNIT_ROUNDOFF[problem.dtype]
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        kernels = []
-        for expression, tensors in self._parts(problem):
-            if tensors[-1][1].size == 0:
-                continue
-            dtypes = {d.dtype for _, d in tensors}
-            is_whole = expression is COPY and len(dtypes) == 1 and not dtypes & set(REAL_DTYPES)
-            computing = tensors[-1][1].dtype if is_whole else compute_dtype(*dtypes)
-            flat = [TensorDescriptor(d.shape, d.strides, d.dtype) for _, d in tensors]
-            places = [(number, d.offset * DTYPES[d.dtype]) for number, d in tensors]
-            kernels.append((build_elementwise(expression, flat, device, computing=computing), places))
-        return PartsKernel(kernels)
+        return build_parts(
+            self._parts(problem),
+            lambda expression, tensors, computing: build_elementwise(
+                expression, tensors, device, computing=computing
+            ),
+        )
 
     def _parts(self, problem: Problem) -> Iterator[Part]:
         raise NotImplementedError
@@ -69,69 +41,16 @@ class _Parts(Algorithm):
 class CopyTransform(_Parts):
     """One pass over the elements, and one over each side of the border."""
 
-    name = "elementwise"
     problem = Transform
 
     def _parts(self, problem: Problem) -> Iterator[Part]:
-        transform = cast(Transform, problem)
-        x, y = transform.x, transform.y
-        if transform.how != "transform":
-            many, few = (x, y) if transform.how == "fold" else (y, x)
-            views = {id(many): split_space(many, transform.factors), id(few): split_channels(few, transform)}
-            yield COPY, [(0, views[id(x)]), (1, views[id(y)])]
-            return
-        ranges = [
-            slice(before, before + extent)
-            for extent, (before, _) in zip(x.shape, transform.padding, strict=True)
-        ]
-        yield COPY, [(0, x), (1, y.slice(*ranges))]
-        value = constant(transform.value)
-        for axis, (before, after) in enumerate(transform.padding):
-            # of axes that are done already only the inside is left
-            inside: list[slice | None] = [*ranges[:axis]]
-            for side in (slice(0, before), slice(y.shape[axis] - after, y.shape[axis])):
-                if side.stop > side.start:
-                    yield value, [(1, y.slice(*inside, side))]
-
-
-def split_space(tensor: TensorDescriptor, factors: Sequence[int]) -> TensorDescriptor:
-    """(N, C, blocks of each axis, elements in a block of each axis)."""
-    shape, strides = tensor.shape, tensor.strides
-    blocks = [extent // factor for extent, factor in zip(shape[2:], factors, strict=True)]
-    steps = [stride * factor for stride, factor in zip(strides[2:], factors, strict=True)]
-    return TensorDescriptor(
-        (*shape[:2], *blocks, *factors), (*strides[:2], *steps, *strides[2:]), tensor.dtype
-    )
-
-
-def split_channels(tensor: TensorDescriptor, transform: Transform) -> TensorDescriptor:
-    """The same axes of a tensor whose channels hold the elements of the blocks."""
-    factors, (batch, step, *space) = transform.factors, tensor.strides
-    channels = tensor.shape[1]
-    for factor in factors:
-        channels //= factor
-    inner = step if transform.order == "crd" else step * channels
-    steps: list[int] = []
-    for factor in reversed(factors):
-        steps.insert(0, inner)
-        inner *= factor
-    own = inner if transform.order == "crd" else step
-    return TensorDescriptor(
-        (tensor.shape[0], channels, *tensor.shape[2:], *factors), (batch, own, *space, *steps), tensor.dtype
-    )
+        return transform_parts(cast(Transform, problem))
 
 
 class CopyConcatenate(_Parts):
     """One pass over each part."""
 
-    name = "elementwise"
     problem = Concatenate
 
     def _parts(self, problem: Problem) -> Iterator[Part]:
-        joined = cast(Concatenate, problem)
-        start = 0
-        for number, part in enumerate(joined.parts):
-            stop = start + part.shape[joined.axis]
-            ranges: list[slice | None] = [*(None,) * joined.axis, slice(start, stop)]
-            yield COPY, [(number, part), (len(joined.parts), joined.out.slice(*ranges))]
-            start = stop
+        return concatenate_parts(cast(Concatenate, problem))
