@@ -19,6 +19,13 @@
 #define FAR_OUTSIDE (-(1 << 30))
 #define ALIGNED __attribute__((aligned(16)))
 #define UNROLL _Pragma("unroll")
+/* Elements of g that a thread loads for a tile, and their rows: neighbouring threads take neighbouring k, or rows. */
+#define G_LOADS (TG * TK / GROUP_THREADS)
+#define P_LOADS ((TP * TK + GROUP_THREADS - 1) / GROUP_THREADS)
+#define OWN_ROWS (G_ALONG_K || GROUP_THREADS % TG != 0 ? G_LOADS : 1)
+#define ITEM(n) (thread + (n) * GROUP_THREADS)
+#define ROW_LOADED(n) (G_ALONG_K ? ITEM(n) / TK : ITEM(n) % TG)
+#define K_LOADED(n) (G_ALONG_K ? ITEM(n) % TK : ITEM(n) / TG)
 /* The rows and columns of a thread: runs of up to four neighbours, spread over the tile. */
 #define ROW_RUN (RG < 4 ? RG : 4)
 #define COLUMN_RUN (RP < 4 ? RP : 4)
@@ -139,7 +146,8 @@ void contract(
   if (last_step > steps) last_step = steps;
 
   g += base_g;
-  p += base_p;
+  p += base_p + first_column * column_p;
+  const i32 columns_left = (i32)(columns - first_column < TP ? columns - first_column : TP);
   for (i32 i = thread; i < TG; i += GROUP_THREADS) {
     i64 row = first_row + i, free_digit;
     i32 space[AXES];
@@ -159,6 +167,17 @@ void contract(
     row_place[i] = place;
   }
 
+  BARRIER();
+  /* A thread loads the same rows, or the same k, of every tile: what it needs of the table of rows stays in registers. */
+  INDEX my_place[OWN_ROWS];
+  i32 my_space[OWN_ROWS][AXES];
+  UNROLL
+  for (i32 n = 0; n < OWN_ROWS; n++) {
+    const i32 row = ROW_LOADED(n);
+    my_place[n] = row_place[row];
+    UNROLL
+    for (i32 a = 0; a < AXES; a++) my_space[n][a] = row_space[a][row];
+  }
   SUM sums[RG][RP];
   UNROLL
   for (i32 i = 0; i < RG; i++)
@@ -166,15 +185,19 @@ void contract(
     for (i32 j = 0; j < RP; j++) sums[i][j] = 0;
   const i32 lane_p = LANES_ALONG_P ? thread % (TP / RP) : thread / (TG / RG);
   const i32 lane_g = LANES_ALONG_P ? thread / (TP / RP) : thread % (TG / RG);
-  SUM next_g[TG * TK / GROUP_THREADS], next_p[(TP * TK + GROUP_THREADS - 1) / GROUP_THREADS];
+  SUM next_g[G_LOADS], next_p[P_LOADS];
 
-  for (i64 step = first_step - 1; step < last_step; step++) {
-    const i64 coming = step + 1;
-    const i32 into = (i32)(coming & 1), from = (i32)(step & 1);
-    if (coming < last_step) {
-      if ((coming - first_step) % (TABLE_SIZE / TK) == 0) {
+  const i32 step_count = (i32)(last_step - first_step);
+  const i32 last_left = (i32)(terms - first_step * TK); /* terms from here on; of tiles before the last all are used */
+  const i64 first_term = first_step * TK;
+  for (i32 step = -1; step < step_count; step++) {
+    const i32 coming = step + 1;
+    const i32 into = coming & 1, from = step & 1;
+    u32 inside_g = 0, inside_p = 0; /* a bit for each load */
+    if (coming < step_count) {
+      if (coming % (TABLE_SIZE / TK) == 0) {
         BARRIER(); /* nobody reads the old table any more */
-        const i64 k = coming * TK + thread;
+        const i64 k = first_term + coming * TK + thread;
         i64 free_digit;
         i32 space[AXES];
         INDEX place_g = 0, place_p = 0;
@@ -193,29 +216,28 @@ void contract(
         k_place_p[thread] = place_p;
         BARRIER();
       }
-      const i32 table = (i32)((coming - first_step) % (TABLE_SIZE / TK)) * TK;
-      const i64 left = terms - coming * TK;
+      const i32 table = coming % (TABLE_SIZE / TK) * TK;
+      const i32 left = last_left - coming * TK;
       UNROLL
-      for (i32 n = 0; n < TG * TK / GROUP_THREADS; n++) {
-        const i32 item = thread + n * GROUP_THREADS;
-        const i32 k = G_ALONG_K ? item % TK : item / TG, row = G_ALONG_K ? item / TK : item % TG;
+      for (i32 n = 0; n < G_LOADS; n++) {
+        const i32 k = K_LOADED(n), own = OWN_ROWS == 1 ? 0 : n;
         i32 is_inside = k < left;
         UNROLL
         for (i32 a = 0; a < AXES; a++)
-          is_inside &= (u32)(row_space[a][row] + k_space[a][table + k]) < (u32)extents[a];
-        next_g[n] = is_inside ? (SUM)LOAD(G_TYPE, g, row_place[row] + k_place_g[table + k]) : (SUM)0;
+          is_inside &= (u32)(my_space[own][a] + k_space[a][table + k]) < (u32)extents[a];
+        /* what is outside reads the first element in its place, and becomes 0 when it is stored: no branch, no wait */
+        next_g[n] = (SUM)LOAD(G_TYPE, g, is_inside ? my_place[own] + k_place_g[table + k] : 0);
+        inside_g |= (u32)is_inside << n;
       }
       UNROLL
-      for (i32 n = 0; n < (TP * TK + GROUP_THREADS - 1) / GROUP_THREADS; n++) {
-        const i32 item = thread + n * GROUP_THREADS;
-        const i32 k = P_ALONG_K ? item % TK : item / TP, column = P_ALONG_K ? item / TK : item % TP;
-        const i32 is_inside = item < TP * TK && k < left && first_column + column < columns;
-        next_p[n] = is_inside
-                        ? (SUM)LOAD(P_TYPE, p, (INDEX)((first_column + column) * column_p) + k_place_p[table + k])
-                        : (SUM)0;
+      for (i32 n = 0; n < P_LOADS; n++) {
+        const i32 k = P_ALONG_K ? ITEM(n) % TK : ITEM(n) / TP, column = P_ALONG_K ? ITEM(n) / TK : ITEM(n) % TP;
+        const i32 is_inside = (TP * TK % GROUP_THREADS == 0 || ITEM(n) < TP * TK) && k < left && column < columns_left;
+        next_p[n] = (SUM)LOAD(P_TYPE, p, is_inside ? (INDEX)column * (INDEX)column_p + k_place_p[table + k] : 0);
+        inside_p |= (u32)is_inside << n;
       }
     }
-    if (step >= first_step) {
+    if (step >= 0) {
       UNROLL
       for (i32 k = 0; k < TK; k++) {
         SUM left_side[RG], right_side[RP];
@@ -229,18 +251,15 @@ void contract(
           for (i32 j = 0; j < RP; j++) sums[i][j] += left_side[i] * right_side[j];
       }
     }
-    if (coming < last_step) {
+    if (coming < step_count) {
       UNROLL
-      for (i32 n = 0; n < TG * TK / GROUP_THREADS; n++) {
-        const i32 item = thread + n * GROUP_THREADS;
-        tile_g[into][G_ALONG_K ? item % TK : item / TG][G_ALONG_K ? item / TK : item % TG] = next_g[n];
-      }
+      for (i32 n = 0; n < G_LOADS; n++)
+        tile_g[into][K_LOADED(n)][ROW_LOADED(n)] = inside_g >> n & 1 ? next_g[n] : (SUM)0;
       UNROLL
-      for (i32 n = 0; n < (TP * TK + GROUP_THREADS - 1) / GROUP_THREADS; n++) {
-        const i32 item = thread + n * GROUP_THREADS;
-        if (item < TP * TK)
-          tile_p[into][P_ALONG_K ? item % TK : item / TP][P_ALONG_K ? item / TK : item % TP] = next_p[n];
-      }
+      for (i32 n = 0; n < P_LOADS; n++)
+        if (TP * TK % GROUP_THREADS == 0 || ITEM(n) < TP * TK)
+          tile_p[into][P_ALONG_K ? ITEM(n) % TK : ITEM(n) / TP][P_ALONG_K ? ITEM(n) / TK : ITEM(n) % TP] =
+              inside_p >> n & 1 ? next_p[n] : (SUM)0;
     }
     BARRIER();
   }
