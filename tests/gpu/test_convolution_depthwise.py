@@ -13,6 +13,7 @@ from convolution_cases import convolution
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cuda import convolution_depthwise_axes as axes
 from jitdnn.kernels.cuda import convolution_depthwise_banded as banded
+from jitdnn.kernels.cuda import convolution_depthwise_banded_filter as banded_filter
 from jitdnn.kernels.cuda import convolution_depthwise_sliding as sliding
 from jitdnn.kernels.cuda import convolution_depthwise_sliding_filter as sliding_filter
 from jitdnn.kernels.cuda.convolution_depthwise import DepthwiseBanded, DepthwiseSliding
@@ -79,11 +80,15 @@ def test_sliding(words: str, direction: str, cuda_device: Any, monkeypatch: pyte
     check_plans(problem, cuda_device, plans, monkeypatch)
 
 
-@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("words", BANDED)
 def test_banded(words: str, direction: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = convolution(words, direction)
-    check_plans(problem, cuda_device, list(banded.choices(axes.lower(problem))), monkeypatch)
+    window = axes.lower(problem)
+    plans: list[Any] = list(
+        banded_filter.choices(window, cuda_device) if direction == "bwd_filter" else banded.choices(window)
+    )
+    check_plans(problem, cuda_device, plans, monkeypatch)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

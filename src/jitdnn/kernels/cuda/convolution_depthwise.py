@@ -15,6 +15,7 @@ from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cuda import convolution_depthwise_axes as axes
 from jitdnn.kernels.cuda import convolution_depthwise_banded as banded
+from jitdnn.kernels.cuda import convolution_depthwise_banded_filter as banded_filter
 from jitdnn.kernels.cuda import convolution_depthwise_sliding as sliding
 from jitdnn.kernels.cuda import convolution_depthwise_sliding_filter as sliding_filter
 from jitdnn.problems.convolution import Convolution
@@ -101,6 +102,8 @@ class DepthwiseBanded(_Depthwise):
 @functools.lru_cache(4096)
 def _banded(problem: Convolution, device: Any) -> Sequence[Any]:
     window = axes.lower(problem)
+    if problem.direction == "bwd_filter":
+        return _best(list(banded_filter.choices(window, device)), device)
     return _best(list(banded.choices(window)), device)
 
 

@@ -113,11 +113,11 @@ class Banded:
 
     @property
     def plane(self) -> int:
-        return _skewed(self.slots * self.cut.lines * self.line_blocks * 4)
+        return skewed(self.slots * self.cut.lines * self.line_blocks * 4)
 
     @property
     def out_plane(self) -> int:
-        return _skewed(self.cut.rows * 64 * self.cut.tiles)
+        return skewed(self.cut.rows * 64 * self.cut.tiles)
 
     @property
     def is_rolling(self) -> bool:
@@ -139,7 +139,7 @@ class Banded:
         """Pairs of packs that a thread has on their way."""
         cut = self.cut
         tasks = cut.rows * cut.lines * self.blocks_read * 4 * (cut.channels // self.width)
-        return -(-tasks // (32 * cut.warps))
+        return -(-tasks // self.threads)
 
     @property
     def registers(self) -> int:
@@ -150,10 +150,15 @@ class Banded:
 
     @property
     def resident(self) -> int:
-        threads = 32 * self.cut.warps
+        threads = self.threads
         registers = 8 * math.ceil(min(255, self.registers) / 8)
         by_shared = MOST_SHARED // (self.shared + 2048)
         return max(1, min(by_shared, REGISTER_FILE // (registers * threads), 2048 // threads))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a group."""
+        return 32 * self.cut.warps
 
     @property
     def line_count(self) -> int:
@@ -169,7 +174,7 @@ class Banded:
 
     @property
     def fits(self) -> bool:
-        return self.shared <= MOST_SHARED - 1024 and self.registers <= 235
+        return self.shared <= MOST_SHARED - 1024 and self.registers <= min(235, REGISTER_FILE // self.threads)
 
     def clocks_of_group(self) -> tuple[float, int]:
         """Clocks of a multiprocessor that a group keeps busy, and its steps."""
@@ -214,7 +219,7 @@ class Banded:
     def defines(self) -> Defines:
         cut = self.cut
         registers = 8 * math.ceil(self.registers / 8)
-        blocks = max(1, min(self.resident, REGISTER_FILE // (registers * 32 * cut.warps)))
+        blocks = max(1, min(self.resident, REGISTER_FILE // (registers * self.threads)))
         return (
             *defines_of_window(self.window, self.axes),
             *self.shape_defines(),
@@ -240,10 +245,10 @@ class Banded:
         source = Source(
             "depthwise_banded", read_text("jitdnn.kernels.cuda", *files), self.defines(), "cuda", spills=True
         )
-        return source, [Launch("depthwise", self.groups, 32 * self.cut.warps, self.shared)]
+        return source, [Launch("depthwise", self.groups, self.threads, self.shared)]
 
 
-def _skewed(words: int) -> int:
+def skewed(words: int) -> int:
     """At least so many words, 4 more than a multiple of 32: neighbouring planes begin in other banks."""
     return (words + 27) // 32 * 32 + 4
 
