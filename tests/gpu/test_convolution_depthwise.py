@@ -9,7 +9,7 @@ import pytest
 
 import cases
 import harness
-from convolution_cases import convolution
+from convolution_cases import convolution, fused
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cuda import convolution_depthwise_axes as axes
 from jitdnn.kernels.cuda import convolution_depthwise_banded as banded
@@ -96,6 +96,25 @@ def test_the_table_has_them(direction: str, cuda_device: Any) -> None:
     problem = convolution("n2 c16 h10 w12 k16 r5 s5 pad2 g16 bf16 nhwc", direction)
     names = harness.check(problem, cuda_device, only=["depthwise_sliding", "depthwise_banded"])
     assert names >= {"depthwise_sliding"}
+
+
+@pytest.mark.parametrize("expression", ["activation", "bias", "residual", "scalar"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_fwd n2 c16 h10 w12 k16 r5 s5 pad2 g16 bf16 nhwc",
+        "conv_bwd_data n1 c8 h9 w19 k8 r3 s3 pad1 dil2 g8 f16 nhwc",
+        "conv_bwd_data n1 c8 h9 w19 k8 r3 s3 pad1 stride2 g8 f32 nhwc",
+        "conv_fwd n1 c8 w150 k8 s31 pad15 g8 bf16 nhwc",
+        "conv_fwd n1 c4 d4 h5 w6 k4 t3 r3 s3 pad1 g4 f32",
+    ],
+)
+def test_epilogues(words: str, expression: str, cuda_device: Any) -> None:
+    problem = convolution(words)
+    case = cases.make_case(problem, fused(problem, expression))
+    for algorithm in (DepthwiseSliding(), DepthwiseBanded()):
+        if algorithm.refuse(problem, cuda_device, case.epilogue) is None:
+            harness.run_algorithm(algorithm, case, cuda_device)
 
 
 def test_a_multiplier_forward(cuda_device: Any) -> None:

@@ -52,8 +52,9 @@ class _Depthwise(Algorithm):
         return summation_bound(problem)
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        source, launches = self.plan(problem, device).launch()
-        kernel: Kernel = device.kernel(source, launches, pointers=3)  # type: ignore[attr-defined]
+        source, launches = self.plan(problem, device).launch(epilogue)
+        operands = len(epilogue.operands) if epilogue else 0
+        kernel: Kernel = device.kernel(source, launches, pointers=3 + operands)  # type: ignore[attr-defined]
         return kernel
 
 
@@ -64,8 +65,8 @@ class DepthwiseSliding(_Depthwise):
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         assert isinstance(problem, Convolution)
-        if epilogue is not None:
-            return "it takes no epilogue: apply it to the result"
+        if epilogue is not None and problem.direction == "bwd_filter":
+            return "a filter's gradient takes no epilogue: apply it to the result"
         if reason := axes.refuse(problem):
             return reason
         if problem.direction == "bwd_data" and problem.k != problem.c:
@@ -86,8 +87,8 @@ class DepthwiseBanded(_Depthwise):
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         assert isinstance(problem, Convolution)
-        if epilogue is not None:
-            return "it takes no epilogue: apply it to the result"
+        if epilogue is not None and problem.direction == "bwd_filter":
+            return "a filter's gradient takes no epilogue: apply it to the result"
         if reason := axes.refuse(problem) or banded.refuse(axes.lower(problem)):
             return reason
         if not self.plans(problem, device):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution_depthwise_axes import Axis, Window
 from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
     CLOCK,
@@ -17,6 +18,7 @@ from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
     REGISTER_FILE,
     Defines,
     defines_of_window,
+    epilogue_text,
     reach,
     widths,
 )
@@ -240,11 +242,11 @@ class Banded:
         yield from (("ROW_FIRST", self.first_row), ("ROW_END", self.end_row), ("WARPS", cut.warps))
         yield from (("ROW_SHIFT", 8 * cut.segment if cut.along else 0), ("LINE_COUNT", self.line_count))
 
-    def launch(self) -> tuple[Source, list[Launch]]:
+    def launch(self, epilogue: Epilogue | None = None) -> tuple[Source, list[Launch]]:
+        functions, defines = epilogue_text(self.window, self.axes, epilogue)
         files = ("depthwise.cuh", "depthwise_planes.cuh", "depthwise_banded.cu")
-        source = Source(
-            "depthwise_banded", read_text("jitdnn.kernels.cuda", *files), self.defines(), "cuda", spills=True
-        )
+        text = functions + read_text("jitdnn.kernels.cuda", *files)
+        source = Source("depthwise_banded", text, (*self.defines(), *defines), "cuda", spills=True)
         return source, [Launch("depthwise", self.groups, self.threads, self.shared)]
 
 

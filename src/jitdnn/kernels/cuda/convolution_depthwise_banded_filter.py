@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution_depthwise_axes import Axis, Window
 from jitdnn.kernels.cuda.convolution_depthwise_banded import (
     MMA_TIME,
@@ -150,7 +151,7 @@ class BandedFilter(Banded):
             ("OFFSET", self.window.shift(reach(self.window))),
         )
 
-    def launch(self) -> tuple[Source, list[Launch]]:
+    def launch(self, epilogue: Epilogue | None = None) -> tuple[Source, list[Launch]]:
         files = ("depthwise.cuh", "depthwise_planes.cuh", "depthwise_banded_filter.cu", "depthwise_sum.cu")
         text = read_text("jitdnn.kernels.cuda", *files)
         source = Source("depthwise_banded_filter", text, self.defines(), "cuda", spills=True)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution_depthwise_axes import Axis, Window
+from jitdnn.kernels.gpu.epilogue import epilogue_source
 from jitdnn.tensor.dtypes import DTYPES
 
 Defines = tuple[tuple[str, object], ...]
@@ -227,18 +229,26 @@ class Sliding:
             ("OFFSET", self.window.shift(reach(self.window))),
         )
 
-    def launch(self) -> tuple[Source, list[Launch]]:
-        text = read_text("jitdnn.kernels.cuda", "depthwise.cuh", "depthwise_sliding.cu")
-        source = Source("depthwise_sliding", text, (*self.defines(), *NO_EPILOGUE), "cuda")
+    def launch(self, epilogue: Epilogue | None = None) -> tuple[Source, list[Launch]]:
+        functions, defines = epilogue_text(self.window, self.axes, epilogue)
+        text = functions + read_text("jitdnn.kernels.cuda", "depthwise.cuh", "depthwise_sliding.cu")
+        source = Source("depthwise_sliding", text, (*self.defines(), *defines), "cuda", spills=True)
         return source, [Launch("depthwise", self.groups, self.tile.threads)]
 
 
-NO_EPILOGUE: Defines = (
-    ("EPILOGUE(sum, n, c, d, h, w)", "(sum)"),
-    ("EPILOGUE_PARAMETERS", ""),
-    ("EPILOGUE_ARGUMENTS", ""),
-    ("EPILOGUE_NAMES", ""),
-)
+def epilogue_text(window: Window, axes: Sequence[Axis], epilogue: Epilogue | None) -> tuple[str, Defines]:
+    """The functions of an epilogue, and the macros through which a kernel with its axes in this order calls them."""
+    code = epilogue_source(epilogue, window.output, "f32", first=3)
+    space = ["d", "w", "h"] if axes[1] is window.axes[2] else ["d", "h", "w"]
+    result = code.apply("(sum)", ["n", "c", *space[5 - len(window.output.shape) :]])
+    names = "".join(f", e{number}" for number in range(3, 3 + len(code.operands)))
+    return code.functions, (
+        ("HAS_EPILOGUE", int(epilogue is not None)),
+        ("EPILOGUE(sum, n, c, d, h, w)", f"({result})"),
+        ("EPILOGUE_PARAMETERS", code.parameters),
+        ("EPILOGUE_ARGUMENTS", code.parameters),
+        ("EPILOGUE_NAMES", names),
+    )
 
 
 def _reads(axis: Axis, results: int) -> int:
@@ -281,6 +291,8 @@ def choices(window: Window) -> list[Sliding]:
                                 -(-threads // side) * side if side < threads and threads % side else threads
                             )
                             size = warps if warps <= 384 and warps % 32 == 0 else threads
+                            if whole.registers * 1.06 + 20 > min(255, REGISTER_FILE // size):
+                                continue
                             found.append(
                                 Sliding(window, axes, Tile(channels, columns, depths, rows, side, size))
                             )

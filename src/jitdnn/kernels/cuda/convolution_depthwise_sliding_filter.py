@@ -137,10 +137,10 @@ class SlidingFilter:
             ("OFFSET", self.window.shift(reach(self.window))),
         )
 
-    def launch(self) -> tuple[Source, list[Launch]]:
+    def launch(self, epilogue: None = None) -> tuple[Source, list[Launch]]:
         files = ("depthwise.cuh", "depthwise_sliding_filter.cu", "depthwise_sum.cu")
         text = read_text("jitdnn.kernels.cuda", *files)
-        source = Source("depthwise_sliding_filter", text, self.defines(), "cuda")
+        source = Source("depthwise_sliding_filter", text, self.defines(), "cuda", spills=True)
         grid = (self.strips, self.tile.parts)
         return source, [Launch("depthwise_filter", grid, self.tile.threads), sum_launch(self.window)]
 
@@ -162,6 +162,8 @@ def choices(window: Window, device: GpuDevice) -> list[SlidingFilter]:
                         continue
                     for threads in (64, 128, 192, 256, 384):
                         if threads < side or (threads // side) * side * 8 < threads * 7:
+                            continue
+                        if least.registers * 1.06 + 20 > min(255, REGISTER_FILE // threads):
                             continue
                         for chunks in (1, 2, 4, 8, 16, 32):
                             rows = -(-slide.count // chunks)

@@ -10,7 +10,8 @@
 // registers. A number that is not finite spreads to results up to 15 columns away.
 //
 // Macros beside those of depthwise_planes.cuh: CW (channels of a warp), PR, ROLLING, SLOTS (rows of the planes), PLANE and
-// OUT_PLANE (words of a channel), ROW_FIRST, ROW_END (rows of a line that are not all padding), MIN_BLOCKS.
+// OUT_PLANE (words of a channel), ROW_FIRST, ROW_END (rows of a line that are not all padding), MIN_BLOCKS, and the epilogue as
+// in depthwise_sliding.cu.
 
 constexpr int HALVES = (BLOCKS + 1) / 2, GROUPS_OF_ROWS = (HB + PR - 1) / PR;
 constexpr int TABLE = 4 * BLOCKS + 4;  // words of a row of taps, of which there are two copies: of even and of odd starts
@@ -32,7 +33,7 @@ FUNCTION u32 tap_pair(const element *__restrict__ w, int c, int r, int s) {
 
 template <bool aligned>
 FUNCTION void convolve(const element *__restrict__ x, const element *__restrict__ w, element *y, f32 alpha, f32 beta,
-                       u32 *shared, LineStart *lines) {
+                       u32 *shared, LineStart *lines EPILOGUE_PARAMETERS) {
     u32 *out = shared + CH * PLANE, *table = out + CH * OUT_PLANE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int c0 = blockIdx.x % CHANNEL_STRIPS * CH, line0 = blockIdx.x / CHANNEL_STRIPS * LINES;
@@ -112,6 +113,20 @@ FUNCTION void convolve(const element *__restrict__ x, const element *__restrict_
                         multiply(sums[p][c][m], a, b);
                     }
                 }
+    };
+
+    // the result of a sum: of row p of a step, at column `column` of a tile
+    auto finish = [&](f32 sum, int row, int c, int item, int column) {
+#if HAS_EPILOGUE
+        int channel = c0 + warp * CW + c;
+        if (item >= LINES * SEG || row >= HB || channel >= CHANNELS) return 0.f;
+        const LineStart &line = lines[item / SEG];
+        int h = line.h_out + (ROW_SHIFT ? 0 : row * H_OUT_PITCH);
+        int q = line.w_out + W_OUT_PITCH * (item % SEG * 8 + column + row * ROW_SHIFT);
+        if (!line.is_there || !OUT_HAS(H, h) || !OUT_HAS(W, q)) return 0.f;
+        sum = EPILOGUE(sum, line.n, channel, line.d, h, q);
+#endif
+        return alpha * sum;
     };
 
     auto flush = [&](int step) {
@@ -209,23 +224,26 @@ FUNCTION void convolve(const element *__restrict__ x, const element *__restrict_
 #pragma unroll
                 for (int m = 0; m < MT; m++)
 #pragma unroll
-                    for (int half = 0; half < 2; half++)
-                        out[(warp * CW + c) * OUT_PLANE + (p * ITEMS + 16 * m + 8 * half + g) * 4 + t] =
-                            narrow_pair(alpha * sums[p][c][m][2 * half], alpha * sums[p][c][m][2 * half + 1]);
+                    for (int half = 0; half < 2; half++) {
+                        int item = 16 * m + 8 * half + g;
+                        f32 low = finish(sums[p][c][m][2 * half], row0 + p, c, item, 2 * t);
+                        f32 high = finish(sums[p][c][m][2 * half + 1], row0 + p, c, item, 2 * t + 1);
+                        out[(warp * CW + c) * OUT_PLANE + (p * ITEMS + item) * 4 + t] = narrow_pair(low, high);
+                    }
     }
     __syncthreads();
     flush(GROUPS_OF_ROWS - 1);
 }
 
 KERNEL2(32 * WARPS, MIN_BLOCKS)
-void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y, u8 *workspace, f64 alpha,
+void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_ARGUMENTS, u8 *workspace, f64 alpha,
                f64 beta) {
     extern __shared__ uint4 shared_memory[];
     u32 *shared_words = (u32 *)shared_memory;
     __shared__ LineStart lines[LINES];
     bool aligned = ((u64)x | (u64)y) % (V * sizeof(element)) == 0;
     if (V == 1 || aligned)
-        convolve<true>(x, w, y, (f32)alpha, (f32)beta, shared_words, lines);
+        convolve<true>(x, w, y, (f32)alpha, (f32)beta, shared_words, lines EPILOGUE_NAMES);
     else
-        convolve<false>(x, w, y, (f32)alpha, (f32)beta, shared_words, lines);
+        convolve<false>(x, w, y, (f32)alpha, (f32)beta, shared_words, lines EPILOGUE_NAMES);
 }

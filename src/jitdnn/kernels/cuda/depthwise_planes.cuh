@@ -16,12 +16,12 @@ constexpr int ITEMS = 16 * MT, LINE_BLOCKS_READ = SEG + BLOCKS - 1;
 struct LineStart {
     const element *x;
     element *y;
-    int h_in, w_in, h_out, w_out;
+    int h_in, w_in, h_out, w_out, n, d;
     bool has_input, is_there;
 };
 
 FUNCTION LineStart line_start(const element *x, element *y, int number) {
-    LineStart line = {x, y, 0, 0, 0, 0, false, number < LINE_COUNT};
+    LineStart line = {x, y, 0, 0, 0, 0, 0, 0, false, number < LINE_COUNT};
     if (!line.is_there) return line;
     i64 t = number;
     int segment = t % SEGMENTS;
@@ -36,6 +36,8 @@ FUNCTION LineStart line_start(const element *x, element *y, int number) {
     int n = (int)(t / D_COUNT);
     int d_in = IN_POSITION(D, D_START + depth, 0), d_out = OUT_POSITION(D, D_START + depth, 0);
     int h0 = H_START + (ROW_SHIFT ? 0 : chunk * HB), w0 = W_START + (ROW_SHIFT ? chunk * HB : segment) * SEG * 8;
+    line.n = n;
+    line.d = d_out;
     line.has_input = IN_HAS(D, d_in);
     line.x = x + (n * (i64)X_N + (line.has_input ? d_in * (i64)D_IN_STEP : 0));
     line.y = y + (n * (i64)Y_N + d_out * (i64)D_OUT_STEP);

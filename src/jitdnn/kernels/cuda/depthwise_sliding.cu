@@ -7,7 +7,8 @@
 //
 // Macros beside those of depthwise.cuh: CPT, QB, DB, HB, CB (packs of channels that lie side by side in a block),
 // THREAD_COUNT, MIN_BLOCKS, IMAGES, CHANNELS (of y), MULTIPLIER, INDEX (type of a thread's number), OFFSET (type of an
-// offset within an image), X_N, X_C, Y_N, Y_C, W_C, W_BASE (elements), EPILOGUE(sum, n, c, d, h, w) if there is one.
+// offset within an image), X_N, X_C, Y_N, Y_C, W_C, W_BASE (elements), and of the epilogue
+// EPILOGUE(sum, n, c, d, h, w), which is the sum if there is none, and its operands.
 
 constexpr int ROWS_IN = H_SCATTERED ? 1 : H_STRIDE, ROWS_OUT = H_SCATTERED ? H_STRIDE : 1;
 constexpr int STEPS = (H_TAPS + H_STRIDE - 1) / H_STRIDE;
