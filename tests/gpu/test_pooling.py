@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 import cases
 from cases import ARRANGEMENTS, arranged
 from harness import check
+from jitdnn.kernels.gpu.pooling_geometry import Geometry
+from jitdnn.kernels.gpu.pooling_sliding import form_of
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Problem, parse
 from strategies import poolings
@@ -70,7 +72,46 @@ def alignment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("words", SHAPES)
 def test_awkward_shapes(words: str, mode: str, direction: str, device: Any, alignment: str) -> None:
-    assert "window" in check(pooling(words, mode, direction), device)
+    ran = check(pooling(words, mode, direction), device)
+    is_sliding = not any(
+        word in words for word in ("adaptive", "dil", "window2x3x2", "d4", "7", "60", "pad2")
+    )
+    assert {"window", *(["sliding"] if is_sliding else [])} <= ran
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("mode", ["max", "avg"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "n2 c16 h40 w50 window40x50",
+        "n2 c16 h40 w50 window40x50 nhwc",
+        "n1 c3 h31 w33 window31x33 f64",
+        "n1 c8 h64 w64 window64 bf16",
+        "n1 c24 h64 w64 window64 bf16 nhwc",
+    ],
+)
+def test_whole_planes(words: str, mode: str, direction: str, device: Any, alignment: str) -> None:
+    assert "groups" in check(pooling(words, mode, direction), device)
+    if direction == "fwd" and mode == "max":
+        assert "groups" in check(parse(f"pool_fwd max indices32 {words}"), device)
+
+
+def test_vectors() -> None:
+    """What one thread does, by the order in memory and the extents."""
+    for words, expected in (
+        ("fwd max n2 c64 h16 w16 window3 stride1 pad1 bf16 nhwc", (8, 1, 1, 1)),
+        ("fwd max n2 c64 h16 w16 window3 stride1 pad1 bf16", (1, 8, 8, 8)),
+        ("fwd avg n2 c64 h16 w16 window2 bf16", (1, 4, 8, 4)),
+        ("fwd avg n2 c64 h16 w14 window2 bf16", (1, 1, 2, 1)),
+        ("fwd avg n2 c64 h16 w15 window2", (1, 1, 1, 1)),
+        ("bwd avg n2 c64 h16 w16 window3 stride2 pad1 f32", (1, 2, 4, 2)),
+        ("bwd max n2 c64 h16 w16 window2 bf16 nhwc", (8, 1, 1, 1)),
+    ):
+        problem = parse(f"pool_{words}")
+        form = form_of(problem, Geometry.of(problem))
+        assert form is not None
+        assert (form.lanes, form.columns, form.vector, form.vector_out) == expected, words
 
 
 @pytest.mark.parametrize("bits", [32, 64])

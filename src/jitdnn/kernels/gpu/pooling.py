@@ -101,7 +101,7 @@ class PoolingWindow(PlainPooling):
             "LANES": lanes,
             "CHANNELS_INNER": int(lanes > 1 or geometry.is_channels_last((0, wide[-1]))),
         }
-        texts = ("pooling_access.c", "pooling_window.c")
+        texts = ("pooling_access.c", "pooling_bounds.c", "pooling_window.c")
         source = Source(
             "pooling_window", read_text("jitdnn.kernels.gpu", *texts), tuple(defines.items()), spills=True
         )

@@ -19,21 +19,6 @@
 #define KEPT_ROWS (KH > SH ? KH - SH : 0) /* rows of x that the next window has too */
 #define NEEDS_PLACES (MAX && (!FORWARD || defined(INDEX)))
 
-#if FORWARD && defined(INDEX)
-#define OPERANDS GLOBAL const X *x, GLOBAL X *y, GLOBAL INDEX *indices
-#define TENSORS STEPS(x), STEPS(y), STEPS(indices)
-#elif FORWARD
-#define OPERANDS GLOBAL const X *x, GLOBAL X *y
-#define TENSORS STEPS(x), STEPS(y)
-#elif MAX
-#define OPERANDS GLOBAL const X *dy, GLOBAL const X *x, GLOBAL const X *y, GLOBAL X *dx
-#define TENSORS STEPS(dy), STEPS(x), STEPS(y), STEPS(dx)
-#else
-#define OPERANDS GLOBAL const X *dy, GLOBAL X *dx
-#define TENSORS STEPS(dy), STEPS(dx)
-#endif
-#define STEPS(t) i64 t##_n, i64 t##_c, i64 t##_d, i64 t##_h, i64 t##_w
-
 #if MAX
 #define NOTHING (-LARGEST)
 #else

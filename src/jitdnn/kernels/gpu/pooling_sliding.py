@@ -14,7 +14,7 @@ from jitdnn.kernels.gpu.pooling import (
     PlainPooling,
     common_defines,
 )
-from jitdnn.kernels.gpu.pooling_geometry import Geometry
+from jitdnn.kernels.gpu.pooling_geometry import Axis, Geometry
 from jitdnn.problems.pooling import QUANTIZED, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES
@@ -74,13 +74,13 @@ class PoolingSliding(PlainPooling):
         depth, height, width = geometry.axes
         defines = {
             **common_defines(pooling, gpu, geometry),
-            "KH": height.window, "KW": width.window, "SH": height.stride, "SW": width.stride,
+            "ADAPTIVE": 0, "KH": height.window, "KW": width.window, "SH": height.stride, "SW": width.stride,
             "BEFORE_H": height.before, "BEFORE_W": width.before,
             "FIRST_H": f"({form.first[0]})", "FIRST_W": f"({form.first[1]})",
             "LAST_H": form.last[0], "LAST_W": form.last[1],
             "LANES": form.lanes, "COLUMNS": form.columns, "VECTOR": form.vector, "VECTOR_OUT": form.vector_out,
         }  # fmt: skip
-        texts = ("pooling_access.c", "pooling_sliding.c")
+        texts = ("pooling_access.c", "pooling_bounds.c", "pooling_sliding.c")
         text = read_text("jitdnn.kernels.gpu", *texts)
         source = Source("pooling_sliding", text, tuple(defines.items()), spills=True)
         is_forward = pooling.direction == "fwd"
@@ -125,14 +125,14 @@ def form_of(problem: Pooling, geometry: Geometry) -> Form | None:
     item, last = DTYPES[problem.x.dtype], len(geometry.tensors) - 1
     is_forward = problem.direction == "fwd"
     # tensors of x's extents, and of y's
-    large, small = ((0,), (1,)) if is_forward else ((last,), (0,))
+    large: tuple[int, ...] = (0,) if is_forward else (last,)
+    small = (1,) if is_forward else (0,)
     if not is_forward and problem.mode == "max":
         large = (1, last)
-    first = last_ = (0, 0)
+    first, last_ = (0, 0), (0, 0)
     if not is_forward:
-        axes = (height, width)
-        first = tuple(-((a.window - 1 - a.before) // a.stride) for a in axes)  # type: ignore[assignment]
-        last_ = tuple((a.stride - 1 + a.before) // a.stride for a in axes)  # type: ignore[assignment]
+        reaches = _reach(height), _reach(width)
+        first, last_ = (reaches[0][0], reaches[1][0]), (reaches[0][1], reaches[1][1])
     lanes = geometry.lanes((*large, *small)) if item <= 4 else 1
     wide = [geometry.columns(t, 16 // item) for t in large] if item <= 4 else [1]
     vector = 1 if lanes > 1 else min(wide)
@@ -144,6 +144,11 @@ def form_of(problem: Pooling, geometry: Geometry) -> Form | None:
         if max(lanes, vector) == 1:
             return None
         lanes, vector = max(1, lanes // 2), max(1, vector // 2)
+
+
+def _reach(axis: Axis) -> tuple[int, int]:
+    """The first and the last window, counted from the tile's own, that an element of a tile may lie in."""
+    return -((axis.window - 1 - axis.before) // axis.stride), (axis.stride - 1 + axis.before) // axis.stride
 
 
 def _values(
@@ -177,5 +182,4 @@ def _neighbours(vectors: int) -> int:
     """Vectors of channels that are neighbours in a group: a divisor, so that windows side by side share a cache."""
     if vectors <= NEIGHBOURS:
         return vectors
-    found = next((n for n in range(NEIGHBOURS, 7, -1) if vectors % n == 0), vectors)
-    return found
+    return next((n for n in range(NEIGHBOURS, 7, -1) if vectors % n == 0), vectors)

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.gpu.activation import ElementwiseActivation
 from jitdnn.kernels.gpu.convolution_direct import Direct
 from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.kernels.gpu.pooling import PoolingWindow
+from jitdnn.kernels.gpu.pooling_groups import PoolingGroups
 from jitdnn.kernels.gpu.pooling_sliding import PoolingSliding
+from jitdnn.kernels.gpu.normalization import RowsNormalization
 from jitdnn.kernels.gpu.reduce import RowsReduce
 from jitdnn.kernels.gpu.softmax import RowsSoftmax
+from jitdnn.kernels.gpu.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
+from jitdnn.kernels.gpu.transform import CopyConcatenate, CopyTransform
+from jitdnn.problems.activation import Activation
+from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
+from jitdnn.problems.group_norm import GroupNorm
+from jitdnn.problems.layer_norm import LayerNorm
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.reduce import Reduce
 from jitdnn.problems.softmax import Softmax
+from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
+from jitdnn.problems.transform import Concatenate, Transform
 
-_POOLING = (PoolingSliding(), PoolingWindow())
+_POOLING = (PoolingSliding(), PoolingGroups(), PoolingWindow())
+
+_NORMALIZATION = (RowsNormalization(),)
 
 # (problem class, direction or None for problems that have only one)
 PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
@@ -24,7 +37,21 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (MatMul, None): (TiledGemm(),),
     (Pooling, "fwd"): _POOLING,
     (Pooling, "bwd"): _POOLING,
+    (BatchNorm, "fwd"): _NORMALIZATION,
+    (BatchNorm, "inference"): _NORMALIZATION,
+    (BatchNorm, "bwd"): _NORMALIZATION,
+    (LayerNorm, "fwd"): _NORMALIZATION,
+    (LayerNorm, "bwd"): _NORMALIZATION,
+    (GroupNorm, "fwd"): _NORMALIZATION,
+    (GroupNorm, "bwd"): _NORMALIZATION,
     (Reduce, None): (RowsReduce(),),
     (Softmax, "fwd"): (RowsSoftmax(),),
     (Softmax, "bwd"): (RowsSoftmax(),),
+    (Activation, "fwd"): (ElementwiseActivation(),),
+    (Activation, "bwd"): (ElementwiseActivation(),),
+    (AddTensor, None): (ElementwiseAdd(),),
+    (OpTensor, None): (ElementwiseOp(),),
+    (Fill, None): (ElementwiseFill(),),
+    (Transform, None): (CopyTransform(),),
+    (Concatenate, None): (CopyConcatenate(),),
 }
