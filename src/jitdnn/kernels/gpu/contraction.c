@@ -138,7 +138,6 @@ void contract(
   }
   const i64 rows = rows_free * product(axes.grid);
   const i64 first_row = row_tile * TG, first_column = column_tile * TP;
-  if (first_row >= rows) return;
   const i64 terms = k_free * product(axes.taps);
   const i64 steps = (terms + TK - 1) / TK;
   const i64 first_step = split * split_steps;
@@ -187,7 +186,9 @@ void contract(
   const i32 lane_g = LANES_ALONG_P ? thread / (TP / RP) : thread % (TG / RG);
   SUM next_g[G_LOADS], next_p[P_LOADS];
 
-  const i32 step_count = (i32)(last_step - first_step);
+  /* A residue with fewer rows than others has nothing to do here. It does not return: some compilers of OpenCL take no
+   * return before a barrier. */
+  const i32 step_count = first_row < rows && last_step > first_step ? (i32)(last_step - first_step) : 0;
   const i32 last_left = (i32)(terms - first_step * TK); /* terms from here on; of tiles before the last all are used */
   const i64 first_term = first_step * TK;
   for (i32 step = -1; step < step_count; step++) {
