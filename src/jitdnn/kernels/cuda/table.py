@@ -3,10 +3,51 @@
 from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.cuda.convolution_depthwise import DepthwiseBanded, DepthwiseSliding
+from jitdnn.kernels.cuda.convolution_grouped import Grouped
+from jitdnn.kernels.cuda.convolution_implicit_gemm import ImplicitGemm, ImplicitGemmInPlace
+from jitdnn.kernels.cuda.convolution_implicit_gemm_filter import ImplicitGemmFilter, ImplicitGemmFilterInPlace
+from jitdnn.kernels.cuda.convolution_patch import Patch
+from jitdnn.kernels.cuda.convolution_stem import Stem
+from jitdnn.kernels.gpu.elementwise import build_elementwise
 from jitdnn.kernels.gpu.table import PLAIN
+from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 
 # (problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     **PLAIN,
+    (Convolution, "fwd"): (
+        DepthwiseSliding(),
+        DepthwiseBanded(),
+        ImplicitGemm(),
+        ImplicitGemmInPlace(),
+        Stem(),
+        Grouped(),
+        Patch(),
+        *PLAIN.get((Convolution, "fwd"), ()),
+    ),
+    (Convolution, "bwd_data"): (
+        DepthwiseSliding(),
+        DepthwiseBanded(),
+        ImplicitGemm(),
+        ImplicitGemmInPlace(),
+        Stem(),
+        Grouped(),
+        Patch(),
+        *PLAIN.get((Convolution, "bwd_data"), ()),
+    ),
+    (Convolution, "bwd_filter"): (
+        DepthwiseSliding(),
+        DepthwiseBanded(),
+        ImplicitGemmFilter(),
+        ImplicitGemmFilterInPlace(),
+        Stem(),
+        Grouped(),
+        Patch(),
+        *PLAIN.get((Convolution, "bwd_filter"), ()),
+    ),
 }
+
+# kernels of one's own formulas
+ELEMENTWISE = build_elementwise

@@ -44,6 +44,7 @@ _GROUPS_TO_FILL = 16  # groups a multiprocessor should have before threads do mo
 _SECTOR = 32  # bytes that memory is read in
 _MOST_ARGUMENTS = 100  # of all devices: beyond it, extents and strides are written into the text
 _MOST_I32 = 2**31 - 1
+_SPILLS = True  # a user's expression may need any number of registers
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ def build_elementwise(
     if len(numbers) + len(tensors) > _MOST_ARGUMENTS:
         defines, numbers = (*defines, *literal_defines(code)), []
     text = read_text("jitdnn.kernels.gpu", "vectors.h") + code.functions() + text
-    return gpu.kernel(Source("elementwise", text, defines), [launch], len(tensors), [nest.size, *numbers])
+    source = Source("elementwise", text, defines, spills=_SPILLS)
+    return gpu.kernel(source, [launch], len(tensors), [nest.size, *numbers])
 
 
 def _index_dtype(nest: Nest) -> str:

@@ -57,7 +57,7 @@ class Code:
         target = f"({place})"
         pack = f"pack_{dtype}_{vector}"
         loop = f"#pragma unroll\n        for (int j = 0; j < {vector}; ++j)"
-        scale, result = self.computing, f"r{number}[j]"
+        result = f"r{number}[j]"
         read = f"const {pack} old = load_{dtype}_{vector}({place});" if is_whole else ""
         old = "old.items[j]" if is_whole else f"{target}[j{step}]"
         made = f"{pack} made;" if is_whole else ""
@@ -66,19 +66,19 @@ class Code:
         if number in self.plain:
             return f"""      {{
         {made}
-{loop} {item} = item_{dtype}_{scale}({result});
+{loop} {item} = item_{dtype}_{self.computing}({result});
         {put}
       }}
 """
-        if scale != "i64":
+        if self.computing != "i64":
             return f"""      {{
         {made}
-{loop} {result} *= ({scale})alpha;
-        if (beta != 0) {{
+{loop} {result} *= scale;
+        if (is_blended) {{
           {read}
-{loop} {result} = fma(({scale})beta, ({scale})number_{dtype}({old}), {result});
+{loop} {result} = fma(blend, ({self.computing})number_{dtype}({old}), {result});
         }}
-{loop} {item} = item_{dtype}_{scale}({result});
+{loop} {item} = item_{dtype}_{self.computing}({result});
         {put}
       }}
 """
@@ -134,5 +134,9 @@ def signature(code: Code) -> str:
 
 
 def base_lines(code: Code) -> str:
-    """Move every pointer to the element where the loops begin."""
-    return "".join(f"  p{t} += base{t};\n" for t in range(len(code.dtypes)))
+    """Move every pointer to the element where the loops begin; alpha and beta in the type of the arithmetic."""
+    moves = "".join(f"  p{t} += base{t};\n" for t in range(len(code.dtypes)))
+    if code.computing == "i64":
+        return moves
+    real = code.computing
+    return f"{moves}  const {real} scale = ({real})alpha, blend = ({real})beta;\n  const int is_blended = beta != 0;\n"

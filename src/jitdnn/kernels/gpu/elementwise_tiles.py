@@ -42,6 +42,8 @@ def estimate_tiles(nest: Nest, dtypes: Sequence[str]) -> frozenset[int]:
 def tiled_launch(code: Code) -> tuple[str, Launch, Nest] | None:
     """The text, the launch, and the nest in the order of the text; None where squares do not help."""
     nest, moves = _crossed(code.nest)
+    if nest.size == 0:
+        return None
     crossing = [t for t, move in enumerate(moves) if move == CROSSED]
     if not crossing:
         return None
@@ -124,7 +126,6 @@ KERNEL({THREADS}) void elementwise({signature(code)}) {{
     def _start(self) -> str:
         """Which square it is, and every tensor's pointer at its first element."""
         lines = [
-            "  if (total == 0) return;\n",
             "  i64 rest = GROUP_ID(0);\n",
             f"  const i64 blocks = (n{self.axes - 1} + {self.width - 1}) / {self.width};\n",
             f"  const INDEX across = (INDEX)(rest % blocks) * {self.width};\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.gpu.elementwise import build_elementwise
 from jitdnn.kernels.gpu.table import PLAIN
 from jitdnn.problems.problem import Problem
 
@@ -10,3 +11,6 @@ from jitdnn.problems.problem import Problem
 ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     **PLAIN,
 }
+
+# kernels of one's own formulas
+ELEMENTWISE = build_elementwise
