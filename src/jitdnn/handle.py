@@ -271,7 +271,8 @@ class Handle:
         """
         if plan.place is not None:
             self.at(plan.place).run_on_gpu(None, plan, pointers, alpha, beta)
-        elif kept:
+            return
+        if kept:
             assert plan.kept is not None
             block = _take(self._blocks, plan.workspace - plan.kept.bytes)
             try:
@@ -306,6 +307,8 @@ class Handle:
                 plan.run(stream, pointers, alpha, beta, 0)
         except DeviceError as error:
             raise type(error)(f"{plan.problem}: {error}") from None
+        if log.is_enabled(logging.DEBUG):
+            log.ran(plan.problem, plan.algorithm)
 
     @contextmanager
     def capture(self) -> Iterator[Graph]:

@@ -11,7 +11,7 @@ import functools
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ __all__ = ["CudaDevice", "Graph", "device", "device_count", "missing", "offline"
 _STATIC_SHARED = 48 << 10  # bytes of dynamic group memory that need no leave
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _NOT_READY = 600
+_NO_CONTEXT = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
+_NOTHING = nullcontext()
 OLDEST = 80  # compute capability 8.0: asynchronous copies, bf16
 
 # operations a clock of one multiprocessor, by compute capability: ordinary f32, f64, and 16-bit `mma` with f32 sums. On
@@ -228,12 +230,15 @@ class CudaKernel:
         except IndexError:
             block = _Block(self._count, self._head.size, self._numbers)
         self._head.pack_into(block.memory, 0, *pointers, workspace, alpha, beta)
-        functions, parameters, stream = driver(), block.parameters, stream or 0
-        with current(self._device.index):
+        launch, parameters, stream = driver().cuLaunchKernel, block.parameters, stream or 0
+        # with one GPU its context is mostly the current one already: where it is not, the driver refuses and says so
+        is_checked = _gpus() > 1
+        with current(self._device.index) if is_checked else _NOTHING:
             for name, function, x, y, z, threads, shared in ready:
-                (status,) = functions.cuLaunchKernel(
-                    function, x, y, z, threads, 1, 1, shared, stream, parameters, 0
-                )
+                (status,) = launch(function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)
+                if status and not is_checked and int(status) in _NO_CONTEXT:
+                    with current(self._device.index):
+                        (status,) = launch(function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)
                 if status:
                     raise failure(status, f"launch of {name} ({self._source.name})")
         self._free.append(block)
@@ -337,6 +342,11 @@ def missing() -> str | None:
     return None
 
 
+@functools.cache
+def _gpus() -> int:
+    return device_count()
+
+
 def device_count() -> int:
     """GPUs that the driver shows; 0 without a driver or the packages that call it."""
     try:
@@ -346,9 +356,13 @@ def device_count() -> int:
     return int(count)
 
 
-@functools.cache
 def device(index: int = 0) -> CudaDevice:
     """The GPU of this number. Raises DeviceError, in one line, if it is not there or too old."""
+    return _found(index)
+
+
+@functools.cache
+def _found(index: int) -> CudaDevice:
     functions = driver()
     (count,) = check(functions.cuDeviceGetCount(), "counting GPUs")
     if not 0 <= index < int(count):

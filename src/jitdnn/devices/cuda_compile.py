@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import io
 import re
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from jitdnn.devices.gpu import Source, read_text, source_key
 from jitdnn.errors import CompileError, DeviceError
@@ -56,19 +57,30 @@ def no_compiler(error: Exception) -> str:
 
 
 def _compile(source: Source, text: str, arch: str) -> bytes:
-    from cuda.core import Program, ProgramOptions
+    from cuda.bindings import nvrtc
 
-    options = ProgramOptions(
-        name=f"{source.name}.cu", arch=arch, std="c++17", ptxas_options="-v", diag_suppress=177
-    )
-    log = io.StringIO()
+    options = (f"-arch={arch}", "--std=c++17", "--ptxas-options=-v", "--diag-suppress=177")
+    status, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{source.name}.cu".encode(), 0, [], [])
+    if int(status):
+        raise CompileError(f"{source.name} for {arch}: NVRTC refuses to begin ({status.name})")
     try:
-        code: bytes = Program(text, "c++", options).compile("cubin", logs=log).code
-    except Exception as error:
-        raise CompileError(f"{source.name} does not compile for {arch}: {error}\n{log.getvalue()}") from None
-    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log.getvalue())]
-    if any(spilled) and not source.spills:
-        raise CompileError(
-            f"{source.name} for {arch} spills {max(spilled)} bytes of registers, which it does not declare"
-        )
-    return code
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode()
+        if int(status):
+            raise CompileError(f"{source.name} does not compile for {arch} ({status.name}):\n{log}")
+        spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
+        if any(spilled) and not source.spills:
+            raise CompileError(
+                f"{source.name} for {arch} spills {max(spilled)} bytes of registers, which it does not declare"
+            )
+        return _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _fetch(measure: Callable[..., Any], fetch: Callable[..., Any], program: Any) -> bytes:
+    """What NVRTC writes into a buffer of the size that it says."""
+    status, size = measure(program)
+    buffer = b" " * (0 if int(status) else size)
+    (status,) = fetch(program, buffer)
+    return b"" if int(status) else buffer

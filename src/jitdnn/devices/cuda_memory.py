@@ -11,39 +11,42 @@ class DeviceMemory:
     """Memory of one GPU, in the order of the stream where the driver can do that."""
 
     def __init__(self, index: int, has_pools: bool, size: int, stream: int, where: str) -> None:
-        self.pointer, self.size, self.streams = 0, size, {stream}
+        self.pointer, self.size, self.streams = 0, size, frozenset((stream,))
         self._index, self._is_pooled = index, False
         if not size:
             return
         functions = driver()
-        _free_later()
-        with current(index), relaxed():
+        if _unfreed:
+            _free_later()
+        with current(index):
             if has_pools and not is_capturing(stream):
                 self.pointer = allocated(functions.cuMemAllocAsync(size, stream), size, where)
                 self._is_pooled = True
-            else:
+                return
+            with relaxed():
                 self.pointer = allocated(functions.cuMemAlloc(size), size, where)
 
     def __del__(self) -> None:
         if self.pointer:
             with suppress(Exception):  # the driver may be gone already when Python ends
-                _free(self._index, self.pointer, self.streams if self._is_pooled else set())
+                _free(self._index, self.pointer, self.streams if self._is_pooled else frozenset())
 
 
 #: memory that nobody uses and that cannot be freed before a capture is over
-_unfreed: list[tuple[int, int, set[int]]] = []
+_unfreed: list[tuple[int, int, frozenset[int]]] = []
 
 
-def _free(index: int, pointer: int, streams: set[int]) -> None:
+def _free(index: int, pointer: int, streams: frozenset[int]) -> None:
     """Free memory after what the streams were given; without one, or with several, after all that the GPU was given."""
     functions = driver()
-    with current(index), relaxed():
+    with current(index):
         if any(map(is_capturing, streams)):
             _unfreed.append((index, pointer, streams))
         elif len(streams) == 1:
             functions.cuMemFreeAsync(pointer, next(iter(streams)))
         else:
-            functions.cuMemFree(pointer)
+            with relaxed():
+                functions.cuMemFree(pointer)
 
 
 def _free_later() -> None:

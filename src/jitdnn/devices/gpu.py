@@ -83,7 +83,7 @@ class Launch:
 class Memory(Protocol):
     """Memory of a device, freed with the last reference to this object, when what `streams` were given is done."""
 
-    streams: set[Any]
+    streams: frozenset[Any]
     """Those that use it; the one that it was allocated on at first."""
 
     @property

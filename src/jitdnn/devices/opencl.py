@@ -200,7 +200,7 @@ class _SharedMemory:
         import pyopencl as cl
 
         self.size, self.pointer, self._memory = size, 0, None
-        self.streams = {stream}
+        self.streams = frozenset((stream,))
         if size:
             flags = cl.svm_mem_flags.READ_WRITE
             # some drivers want whole multiples of the alignment
@@ -304,9 +304,13 @@ def device_count() -> int:
     return len(_all())
 
 
-@functools.cache
 def device(index: int = 0) -> OpenClDevice:
     """The OpenCL device of this number. Raises DeviceError, in one line, if it is not there or cannot be used."""
+    return _found(index)
+
+
+@functools.cache
+def _found(index: int) -> OpenClDevice:
     try:
         import pyopencl as cl
     except ImportError:

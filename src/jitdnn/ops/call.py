@@ -194,13 +194,15 @@ def call(
         pointers.insert(known.inputs + position, target.pointer)
     if known.plan is not None:
         if gpu is not None:
-            gpu.run(handle, stream, known.plan, pointers, alpha, beta)
-            gpu.after(handle, stream, (*borrowed, *targets))
+            runner = gpu.runner(handle)
+            runner.run_on_gpu(stream, known.plan, pointers, alpha, beta)
+            if gpu.holds or runner.graph is not None:
+                gpu.after(handle, stream, (*borrowed, *targets))
         elif run is None:
             handle.run(known.plan, pointers, alpha, beta)
         else:
             run(handle, known.plan, pointers, alpha, beta)
-    if gpu is not None:
+    if gpu is not None and gpu.makes_jax:
         owners[:results] = map(gpu.result, owners[:results])
     return owners[0] if results == 1 else tuple(owners[:results])
 

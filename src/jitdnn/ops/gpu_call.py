@@ -11,7 +11,6 @@ from typing import Any
 
 from jitdnn.errors import DeviceError
 from jitdnn.handle import Handle
-from jitdnn.planner.plan import Plan
 from jitdnn.tensor import Array, DeviceArray, Place
 
 # their memory may be used for something else, on streams that nobody tells, as soon as the last reference is gone
@@ -42,7 +41,7 @@ class GpuCall:
     `handle` is the one that runs them if that is not the one that was asked.
     """
 
-    __slots__ = ("_are_ordered", "_current_stream", "_holds", "_makes_jax", "_runner", "gpu")
+    __slots__ = ("_are_ordered", "_current_stream", "_runner", "gpu", "holds", "makes_jax")
 
     def __init__(self, handle: Handle, runner: Handle, libraries: Sequence[str]) -> None:
         # no reference from what a handle remembers to the handle itself
@@ -50,8 +49,8 @@ class GpuCall:
         self.gpu = runner.on_gpu
         self._current_stream = _stream_of_library(libraries, self.gpu.place[1])
         self._are_ordered = all(library in ("torch", "cupy") for library in libraries)
-        self._holds = any(library in _UNORDERED for library in libraries)
-        self._makes_jax = bool(libraries) and libraries[0] == "jax"
+        self.holds = any(library in _UNORDERED for library in libraries)
+        self.makes_jax = bool(libraries) and libraries[0] == "jax"
 
     def runner(self, handle: Handle) -> Handle:
         """The handle that runs calls given to `handle`."""
@@ -63,8 +62,7 @@ class GpuCall:
         It is that of the handle if it was given one, else the stream in force in PyTorch or CuPy if an array is theirs,
         else what an array says, else the default stream.
         """
-        runner = self._runner or handle
-        stream = runner.gpu_stream
+        stream = (self._runner or handle).gpu_stream
         if stream is None and self._current_stream is not None:
             stream = self._current_stream()
         if self._are_ordered:
@@ -83,22 +81,17 @@ class GpuCall:
                     self.gpu.order(stream, own)
         return stream
 
-    def run(
-        self, handle: Handle, stream: Any, plan: Plan, pointers: Sequence[int], alpha: float, beta: float
-    ) -> None:
-        (self._runner or handle).run_on_gpu(stream, plan, pointers, alpha, beta)
-
     def after(self, handle: Handle, stream: Any, arrays: Sequence[Array | None]) -> None:
         """Keep alive what must not be freed before the call is done."""
-        graph = (self._runner or handle).graph
+        graph = self.runner(handle).graph
         if graph is not None:
             graph.keep(*(array.owner for array in arrays if array is not None))
-        elif self._holds and not self.gpu.is_capturing(stream):
+        elif self.holds and not self.gpu.is_capturing(stream):
             _hold(self.gpu.event(stream), arrays)
 
     def result(self, owner: Any) -> Any:
         """A result in the terms of the library that made the first input."""
-        return _as_jax(owner) if self._makes_jax and isinstance(owner, DeviceArray) else owner
+        return _as_jax(owner) if self.makes_jax and isinstance(owner, DeviceArray) else owner
 
 
 def _stream_of_library(libraries: Sequence[str], index: int) -> Callable[[], int] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Final
 
@@ -107,7 +108,8 @@ def borrow(x: Any, writable: bool = False, name: str = "array") -> Array:
     DeviceError (memory of a device of another kind), InvalidArgument (an output that cannot be written).
     """
     try:
-        array = _borrow_numpy(x, x, "numpy") if type(x) is np.ndarray else _borrow_other(x)
+        kind = type(x)
+        array = _borrow_numpy(x, x, "numpy") if kind is np.ndarray else _BORROWERS.get(kind, _borrow_other)(x)
     except (InvalidArgument, InvalidType, DeviceError) as error:
         raise type(error)(f"{name}: {error}") from None
     if writable:
@@ -121,9 +123,15 @@ def borrow(x: Any, writable: bool = False, name: str = "array") -> Array:
     return array
 
 
+# what is borrowed quickly: filled in as soon as one of a class is seen
+_BORROWERS: dict[type, Callable[[Any], Array]] = {}
+
+
 def _borrow_other(x: Any) -> Array:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
+        if type(x) is torch.Tensor:
+            _BORROWERS[torch.Tensor] = partial(_borrow_torch, torch=torch)
         return _borrow_torch(x, torch)
     if isinstance(x, Array):
         return x

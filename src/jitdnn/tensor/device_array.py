@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from jitdnn.tensor.dtypes import DTYPES, numpy_dtype
 class Memory(Protocol):
     """Memory of a GPU, freed with the last reference, after what `streams` were given."""
 
-    streams: set[Any]
+    streams: frozenset[Any]
 
     @property
     def pointer(self) -> int: ...
@@ -41,6 +42,9 @@ class Gpu(Protocol):
     def synchronize(self, stream: Any = None) -> None: ...
 
     def order(self, stream: Any, after: Any) -> None: ...
+
+
+_lock = threading.Lock()
 
 
 class DeviceArray:
@@ -186,7 +190,7 @@ class DeviceArray:
 
     def wait(self) -> None:
         """Wait until what calls were given to do with this memory is done."""
-        for stream in tuple(self.memory.streams):
+        for stream in self.memory.streams:
             self.gpu.synchronize(stream)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -198,17 +202,18 @@ class DeviceArray:
     def used_on(self, stream: Any, writes: bool) -> None:
         """Before work on a stream: it waits for work of other streams on this memory.
 
-        Readers may go side by side: each waits only for what was written before it began.
+        Readers may go side by side: a stream waits at its first use since the last write, and not again.
         """
         streams = self.memory.streams
         if stream in streams and (not writes or len(streams) == 1):
             return
-        for other in streams:
-            if other != stream:
-                self.gpu.order(stream, other)
-        if writes:
-            streams.clear()
-        streams.add(stream)
+        with _lock:
+            streams = self.memory.streams
+            for other in streams:
+                if other != stream:
+                    self.gpu.order(stream, other)
+            # a new set: another thread may be looking at the old one
+            self.memory.streams = frozenset((stream,)) if writes else streams | {stream}
 
     def _require_cuda(self) -> None:
         if self.gpu.place[0] != "cuda":

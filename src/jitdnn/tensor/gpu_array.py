@@ -44,7 +44,13 @@ class GpuArray(Array):
         place: Place,
         stream: Any = None,
     ) -> None:
-        super().__init__(pointer, descriptor, owner, library, is_readonly, key)
+        # not by super(): one is made for every array of every call
+        self.pointer = pointer
+        self.descriptor = descriptor
+        self.owner = owner
+        self.library = library
+        self.is_readonly = is_readonly
+        self.key = key
         self.place: Place | None = place
         self.stream = stream
 
@@ -259,8 +265,11 @@ def gpu_allocator(library: str, descriptor: TensorDescriptor, gpu: Gpu) -> Calla
 
         return from_cupy
 
+    size = (descriptor.span()[1] + 1) * kind if descriptor.size else 0
+
     def own(stream: Any) -> tuple[Any, Array]:
-        owner = DeviceArray.empty(gpu, descriptor, stream)
+        memory = gpu.allocate(size, stream)
+        owner = DeviceArray(gpu, memory, memory.pointer, descriptor)
         return owner, GpuArray(owner.pointer, descriptor, owner, "jitdnn", False, key, place)
 
     return own

@@ -1,0 +1,507 @@
+"""The runtime of CUDA over a stand-in for NVIDIA's driver, called through the real bindings.
+
+`test_runtime.py` runs this file in a process of its own, where `libcuda.so.1` is what `fake_driver.c` makes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitdnn as jd
+from jitdnn.devices import cuda, cuda_driver
+from jitdnn.devices.scratch import Scratch
+from jitdnn.tensor import DeviceArray, borrow
+from jitdnn.tensor.dlpack import open_capsule
+
+FAKE = ctypes.CDLL("libcuda.so.1")
+FAKE.fake_calls.restype = ctypes.c_long
+FAKE.fake_bytes.restype = ctypes.c_long
+FAKE.fake_launched.restype = ctypes.c_uint64
+FAKE.fake_context.restype = ctypes.c_void_p
+FAKE.fake_set_capturing.argtypes = (ctypes.c_void_p,)
+
+
+def calls(name: str) -> int:
+    return int(FAKE.fake_calls(name.encode()))
+
+
+def fail(name: str, status: int) -> None:
+    FAKE.fake_fail(name.encode(), status)
+
+
+def launched() -> tuple[int, ...]:
+    """Stream, groups, threads, bytes of group memory, and the values of four arguments of the last launch."""
+    return tuple(int(FAKE.fake_launched(n)) for n in range(8))
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Nothing is kept on disk, and no call fails that was not asked to."""
+    with jd.settings(cache=False):
+        yield
+    FAKE.fake_set_capturing(None)
+    jd.current_handle().forget()
+
+
+def on_gpu(shape: tuple[int, ...] = (1, 2, 8, 8), device: str = "cuda:0") -> DeviceArray:
+    return jd.to_device(np.random.default_rng(0).standard_normal(shape).astype(np.float32), device)
+
+
+class Interface:
+    """An array of somebody else."""
+
+    def __init__(self, array: DeviceArray, stream: int | None = None, **more: Any) -> None:
+        about = dict(array.__cuda_array_interface__)
+        self.array, self.__cuda_array_interface__ = array, about | {"stream": stream} | more
+
+
+def test_the_device_is_described() -> None:
+    device = cuda.device(1)
+    assert device.place == ("cuda", 1)
+    assert (device.name, device.arch) == ("NVIDIA Fake 1 sm_90a CUDA 13.0", "sm_90a")
+    assert cuda.missing() is None
+    with pytest.raises(jd.DeviceError, match="there is no GPU 7: the NVIDIA driver shows 2"):
+        cuda.device(7)
+
+
+def test_an_old_device_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda._found.cache_clear()
+    # the C library sees what the process changes
+    ctypes.CDLL(None).setenv(b"FAKE_MAJOR", b"7", 1)
+    try:
+        with pytest.raises(jd.DeviceError, match=r"GPU 0, NVIDIA Fake 0, has compute capability 7\.0: 8\.0"):
+            cuda.device(0)
+    finally:
+        ctypes.CDLL(None).unsetenv(b"FAKE_MAJOR")
+        cuda._found.cache_clear()
+
+
+def test_values_come_back() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    array = jd.to_device(x.transpose(2, 0, 1), "cuda")
+    assert array.strides == x.transpose(2, 0, 1).strides
+    np.testing.assert_array_equal(array.numpy(), x.transpose(2, 0, 1))
+    np.testing.assert_array_equal(array[1:, ::-1, 2].numpy(), x.transpose(2, 0, 1)[1:, ::-1, 2])
+
+
+def test_a_call_is_launched_on_its_device_and_allocates_a_result() -> None:
+    for index in (0, 1):
+        x = on_gpu(device=f"cuda:{index}")
+        before = calls("cuLaunchKernel")
+        y = jd.max_pool(x, 2)
+        assert isinstance(y, DeviceArray)
+        assert (y.shape, y.device) == ((1, 2, 4, 4), f"cuda:{index}")
+        assert calls("cuLaunchKernel") == before + 1
+        assert launched()[0] == 0
+        assert launched()[4:6] == (x.pointer, y.pointer)
+        assert FAKE.fake_context() == 0x1000 + index
+
+
+def test_a_warmed_call_allocates_and_loads_nothing() -> None:
+    x = on_gpu()
+    out = jd.max_pool(x, 2)
+    names = ("cuMemAlloc_v2", "cuMemAllocAsync", "cuLibraryLoadData", "cuStreamSynchronize", "cuEventCreate")
+    before = [calls(name) for name in names]
+    for _ in range(3):
+        assert jd.max_pool(x, 2, out=out) is out
+    assert [calls(name) for name in names] == before
+
+
+def test_memory_is_freed_in_the_order_of_its_stream() -> None:
+    gc.collect()
+    before, frees = FAKE.fake_bytes(), calls("cuMemFreeAsync")
+    x = on_gpu()
+    assert FAKE.fake_bytes() == before + 512
+    view = x[:, 1]
+    del x
+    assert calls("cuMemFreeAsync") == frees, "the view keeps it"
+    del view
+    assert FAKE.fake_bytes() == before
+    assert calls("cuMemFreeAsync") == frees + 1
+
+
+def test_memory_that_several_streams_used_is_freed_after_all_of_them() -> None:
+    x = on_gpu()
+    first, second = jd.Handle("cuda", 0x90), jd.Handle("cuda", 0xA0)
+    waits = calls("cuStreamWaitEvent")
+    jd.max_pool(x, 2, handle=first)
+    assert calls("cuStreamWaitEvent") == waits + 1, "for the stream of to_device"
+    jd.max_pool(x, 2, handle=first)
+    assert calls("cuStreamWaitEvent") == waits + 1
+    jd.max_pool(x, 2, handle=second)
+    assert calls("cuStreamWaitEvent") == waits + 3
+    frees = calls("cuMemFree_v2")
+    del x
+    assert calls("cuMemFree_v2") == frees + 1
+
+
+def test_without_room_one_line_says_so() -> None:
+    fail("cuMemAllocAsync", 2)
+    expected = r"^no memory for 2 KiB on NVIDIA Fake 0 cuda:0, 1 GiB of 80 GiB are free$"
+    with pytest.raises(jd.DeviceError, match=expected):
+        jd.empty((512,), device="cuda")
+
+
+def test_failures_of_the_driver_name_kernel_and_problem() -> None:
+    x = on_gpu()
+    jd.max_pool(x, 2)
+    fail("cuLaunchKernel", 1)
+    expected = r"^pool_fwd max .*: launch of \w+ \(\w+\): CUDA_ERROR_FAKE, a failure that was asked for$"
+    with pytest.raises(jd.DeviceError, match=expected):
+        jd.max_pool(x, 2)
+    fail("cuLaunchKernel", 700)
+    with pytest.raises(
+        jd.DeviceError, match=r"beside its memory, maybe one of an earlier call.*CUDA_LAUNCH_BLOCKING=1"
+    ):
+        jd.max_pool(x, 2)
+    jd.max_pool(x, 2)
+
+
+def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = on_gpu()
+    jd.max_pool(x, 2)
+    monkeypatch.setattr(cuda, "_gpus", lambda: 1)
+    fail("cuLaunchKernel", 201)
+    before = calls("cuLaunchKernel")
+    jd.max_pool(x, 2)
+    assert calls("cuLaunchKernel") == before + 2
+    assert FAKE.fake_context() == 0x1000
+
+
+def test_arrays_are_on_one_device() -> None:
+    with pytest.raises(
+        jd.DeviceError, match=r"^a is on cuda:0, b is on cuda:1: the arrays of a call must be"
+    ):
+        jd.add(on_gpu(), on_gpu(device="cuda:1"))
+    with pytest.raises(jd.DeviceError, match=r"x is on cuda:0, out is on the host"):
+        jd.max_pool(on_gpu(), 2, out=np.empty((1, 2, 4, 4), np.float32))
+    with pytest.raises(jd.DeviceError, match=r"arrays are on cuda:0, and the handle is for those on cuda:1"):
+        jd.max_pool(on_gpu(), 2, handle=jd.Handle("cuda:1"))
+    with jd.settings(target="cuda"), pytest.raises(jd.DeviceError, match=r"jitdnn\.to_device\(x, 'cuda'\)"):
+        jd.max_pool(np.zeros((1, 2, 4, 4), np.float32), 2)
+
+
+class TestStreams:
+    @pytest.mark.parametrize(
+        "stream",
+        [
+            0x40,
+            types.SimpleNamespace(cuda_stream=0x40),
+            types.SimpleNamespace(ptr=0x40),
+            types.SimpleNamespace(handle=ctypes.c_void_p(0x40)),
+            types.SimpleNamespace(__cuda_stream__=lambda: (0, 0x40)),
+        ],
+        ids=["number", "torch", "cupy", "numba", "protocol"],
+    )
+    def test_of_a_handle(self, stream: Any) -> None:
+        for handle in (jd.Handle("cuda", stream), jd.Handle(stream=stream)):
+            jd.max_pool(on_gpu(), 2, handle=handle)
+            assert launched()[0] == 0x40
+
+    def test_of_another_kind(self) -> None:
+        with pytest.raises(jd.InvalidArgument, match="the stream is a list"):
+            jd.Handle("cuda", [1])
+
+    def test_that_the_owner_names(self) -> None:
+        x = on_gpu()
+        jd.max_pool(Interface(x, 0x70), 2)
+        assert launched()[0] == 0x70
+        jd.max_pool(Interface(x, 1), 2)
+        assert launched()[0] == 0
+        waits = calls("cuStreamWaitEvent")
+        out = Interface(jd.empty((1, 2, 4, 4), device="cuda"), 0x80)
+        assert jd.max_pool(Interface(x, 0x70), 2, out=out) is out
+        assert launched()[0] == 0x70
+        assert calls("cuStreamWaitEvent") == waits + 1, "for what stream 0x80 was to do with out"
+        with pytest.raises(jd.InvalidType, match="stream 0"):
+            jd.max_pool(Interface(x, 0), 2)
+
+    def test_in_force_in_cupy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        module = stand_in_for_cupy()
+        monkeypatch.setitem(sys.modules, "cupy", module)
+        x = module.ndarray((1, 2, 8, 8), np.dtype(np.float32), on_gpu(), (512, 256, 32, 4))
+        y = jd.max_pool(x, 2)
+        assert type(y) is module.ndarray
+        assert (y.shape, y.strides, y.dtype) == ((1, 2, 4, 4), (128, 64, 16, 4), np.float32)
+        assert launched()[0] == 0x60
+        assert launched()[4:6] == (x.data.ptr, y.data.ptr)
+
+
+def stand_in_for_cupy() -> Any:
+    """As much of CuPy as is used."""
+
+    class ndarray:  # noqa: N801
+        def __init__(self, shape: Any, dtype: Any, memory: Any, strides: Any) -> None:
+            self.shape, self.dtype, self.strides, self.memory = shape, np.dtype(dtype), strides, memory
+            self.data = types.SimpleNamespace(ptr=memory.pointer)
+            self.device = types.SimpleNamespace(id=0)
+
+    class Device:
+        def __init__(self, index: int) -> None: ...
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+
+    module: Any = types.ModuleType("cupy")
+    module.ndarray = ndarray
+    module.cuda = types.SimpleNamespace(
+        Device=Device,
+        alloc=lambda size: jd.empty((size,), "u8", "cuda"),
+        get_current_stream=lambda index: types.SimpleNamespace(ptr=0x60),
+    )
+    return module
+
+
+class TestProtocols:
+    def test_interface(self) -> None:
+        x = on_gpu((3, 4))
+        borrowed = borrow(Interface(x))
+        assert (borrowed.library, borrowed.pointer, borrowed.place) == ("interface", x.pointer, ("cuda", 0))
+        assert borrowed.descriptor == x.descriptor
+        FAKE.fake_pointer_device(1)
+        try:
+            assert borrow(Interface(x)).place == ("cuda", 1)
+        finally:
+            FAKE.fake_pointer_device(0)
+        with pytest.raises(jd.InvalidType, match="mask"):
+            borrow(Interface(x, mask=x))
+        with pytest.raises(jd.InvalidArgument, match="read-only"):
+            jd.max_pool(on_gpu(), 2, out=Interface(jd.empty((1, 2, 4, 4)), data=(x.pointer, True)))
+
+    def test_dlpack(self) -> None:
+        x = on_gpu((3, 4))[:, ::-2]
+
+        class OnlyDlpack:
+            def __dlpack_device__(self) -> Any:
+                return x.__dlpack_device__()
+
+            def __dlpack__(self, **options: Any) -> Any:
+                return x.__dlpack__(**options)
+
+        references = sys.getrefcount(x)
+        borrowed = borrow(OnlyDlpack())
+        assert (borrowed.library, borrowed.pointer, borrowed.place) == ("dlpack", x.pointer, ("cuda", 0))
+        assert borrowed.descriptor == x.descriptor
+        assert sys.getrefcount(x) == references + 1
+        del borrowed
+        assert sys.getrefcount(x) == references
+        capsule = x.__dlpack__()
+        del capsule
+        assert sys.getrefcount(x) == references, "given back by a capsule that nobody took"
+        capsule = x.__dlpack__()
+        open_capsule(capsule, None)
+        with pytest.raises(jd.InvalidType, match="used before"):
+            open_capsule(capsule, None)
+
+    def test_dlpack_waits_for_the_consumer(self) -> None:
+        x = on_gpu()
+        waits = calls("cuStreamWaitEvent")
+        x.__dlpack__(stream=0x50)
+        assert calls("cuStreamWaitEvent") == waits + 1
+        x.__dlpack__(stream=-1)
+        assert calls("cuStreamWaitEvent") == waits + 1
+        with pytest.raises(BufferError):
+            x.__dlpack__(copy=True)
+
+    def test_jax(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Array:
+            """An array of JAX as it looks from outside."""
+
+            def __init__(self, inner: DeviceArray) -> None:
+                self.inner, self.waited = inner, 0
+
+            def devices(self) -> set[int]:
+                return {0}
+
+            def block_until_ready(self) -> None:
+                self.waited += 1
+
+            def __dlpack_device__(self) -> Any:
+                return self.inner.__dlpack_device__()
+
+            def __dlpack__(self, **options: Any) -> Any:
+                return self.inner.__dlpack__(**options)
+
+        module: Any = types.ModuleType("jax")
+        module.Array, module.dlpack = Array, types.SimpleNamespace(from_dlpack=Array)
+        monkeypatch.setitem(sys.modules, "jax", module)
+        x = Array(on_gpu())
+        y = jd.max_pool(x, 2)
+        assert type(y) is Array
+        assert type(y.inner) is DeviceArray
+        assert x.waited == 1
+        with pytest.raises(jd.InvalidArgument, match="read-only"):
+            jd.max_pool(x, 2, out=y)
+
+
+class TestScratch:
+    def test_grows_and_is_shared_by_calls_of_a_stream(self) -> None:
+        device = cuda.device(0)
+        scratch = Scratch(device)
+        with scratch.reserve(0x10, 1000) as first:
+            pass
+        with scratch.reserve(0x10, 500) as second:
+            assert second == first
+        with scratch.reserve(0x20, 500) as third:
+            assert third != first
+        frees = calls("cuMemFreeAsync")
+        with scratch.reserve(0x10, 1 << 20):
+            assert calls("cuMemFreeAsync") == frees + 1
+        assert scratch.bytes == (1 << 20) + (1 << 16)
+        scratch.trim()
+        assert scratch.bytes == 0
+
+    def test_what_a_graph_refers_to_stays(self) -> None:
+        scratch = Scratch(cuda.device(0))
+        FAKE.fake_set_capturing(0x10)
+        allocations = calls("cuMemAlloc_v2")
+        with scratch.reserve(0x10, 1000) as first:
+            pass
+        assert calls("cuMemAlloc_v2") == allocations + 1, "not in the order of the stream, which is captured"
+        FAKE.fake_set_capturing(None)
+        scratch.trim()
+        before = FAKE.fake_bytes()
+        with scratch.reserve(0x10, 1 << 20) as larger:
+            assert larger != first
+        assert FAKE.fake_bytes() == before + (1 << 20)
+
+    def test_launches_of_threads_are_not_mixed(self) -> None:
+        scratch, inside, clashes = Scratch(cuda.device(0)), [0], [0]
+
+        def work() -> None:
+            for size in range(1, 200):
+                with scratch.reserve(0x10, 100 * size):
+                    inside[0] += 1
+                    clashes[0] += inside[0] != 1
+                    inside[0] -= 1
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert clashes == [0]
+
+    def test_given_back_after_an_error(self) -> None:
+        scratch = Scratch(cuda.device(0))
+        fail("cuMemAllocAsync", 2)
+        with pytest.raises(MemoryError):
+            scratch.reserve(0x10, 1000)
+        with scratch.reserve(0x10, 1000) as pointer:
+            assert pointer
+
+
+class TestGraphs:
+    def test_capture_and_replay(self) -> None:
+        x, handle = on_gpu(), jd.Handle("cuda")
+        out = jd.max_pool(x, 2, handle=handle)
+        before = {name: calls(name) for name in ("cuMemAllocAsync", "cuMemAlloc_v2", "cuLibraryLoadData")}
+        with handle.capture() as graph:
+            assert jd.current_handle() is handle
+            jd.max_pool(x, 2, out=out)
+            stream = launched()[0]
+            assert stream not in (0, None)
+        assert {name: calls(name) for name in before} == before
+        launches = calls("cuGraphLaunch")
+        graph.replay()
+        graph.replay(0x30)
+        assert calls("cuGraphLaunch") == launches + 2
+        graph.synchronize()
+        jd.max_pool(x, 2, out=out, handle=handle)
+        assert launched()[0] == 0
+
+    def test_results_made_in_a_capture_stay(self) -> None:
+        x, handle = on_gpu(), jd.Handle(target="cuda")
+        jd.max_pool(x, 2, handle=handle)
+        with handle.capture() as graph:
+            y = jd.max_pool(x, 2)
+        pointer, references = y.pointer, sys.getrefcount(y)
+        assert references > 2, "the graph keeps it"
+        graph.replay()
+        assert y.pointer == pointer
+
+    def test_an_error_in_the_block_gives_the_graph_up(self) -> None:
+        x, handle = on_gpu(), jd.Handle("cuda", 0x20)
+        with pytest.raises(jd.InvalidArgument), handle.capture() as graph:
+            jd.max_pool(x, -1)
+        with pytest.raises(jd.DeviceError, match="no calls yet"):
+            graph.replay()
+        jd.max_pool(x, 2, handle=handle)
+        assert launched()[0] == 0x20
+
+    def test_only_cuda_has_them(self) -> None:
+        with pytest.raises(jd.DeviceError, match="the handle is for cpu"), jd.Handle("cpu").capture():
+            pass
+
+    def test_memory_dropped_in_a_capture_is_freed_later(self) -> None:
+        x = on_gpu()
+        stream = next(iter(x.memory.streams))
+        FAKE.fake_set_capturing(stream or 0x10)
+        x.memory.streams = frozenset((0x10,))
+        frees = calls("cuMemFreeAsync")
+        del x
+        assert calls("cuMemFreeAsync") == frees
+        FAKE.fake_set_capturing(None)
+        on_gpu()
+        assert calls("cuMemFreeAsync") >= frees + 1
+
+
+def test_find_measures_by_events() -> None:
+    with jd.settings(choice="find", target="cuda"):
+        events = calls("cuEventRecord")
+        plan = jd.plan("pool_fwd max n1 c2 h16 w16 window3 stride1 pad0 f32 nchw")
+        assert {c.source for c in plan.candidates if c.refused is None} == {"measured"}
+        assert plan.place == ("cuda", 0)
+        assert calls("cuEventRecord") > events
+    assert plan.seconds == pytest.approx(1e-5, rel=1)
+
+
+def test_numbers_of_own_kernels_are_on_the_device() -> None:
+    kernel = jd.elementwise("a, x: a * x")
+    x = on_gpu((8,))
+    kernel(2.0, x)
+    before = calls("cuMemcpyHtoDAsync_v2")
+    kernel(2.0, x)
+    assert calls("cuMemcpyHtoDAsync_v2") == before
+
+
+def test_threads_and_handles() -> None:
+    x, errors = on_gpu(), []
+
+    def work(index: int) -> None:
+        try:
+            handle = jd.Handle("cuda", 0x100 + 16 * index)
+            for _ in range(20):
+                jd.max_pool(x, 2, handle=handle)
+        except Exception as error:
+            errors.append(error)
+
+    before = calls("cuLaunchKernel")
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert calls("cuLaunchKernel") == before + 120
+
+
+def test_info_lists_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    from jitdnn.cli.info import gather
+
+    assert (
+        gather()["targets"]["cuda"] == "0: NVIDIA Fake 0 sm_90a CUDA 13.0; 1: NVIDIA Fake 1 sm_90a CUDA 13.0"
+    )
+
+
+def test_words_of_the_driver() -> None:
+    assert "asked for" in str(cuda_driver.failure(1, "testing"))
+    assert "captured into a graph" in str(cuda_driver.failure(900, "testing"))
