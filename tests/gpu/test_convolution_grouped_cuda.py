@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import cases
 from cases import make_case
-from convolution_cases import convolution
+from convolution_cases import convolution, fused
 from harness import run_algorithm
-from jitdnn.kernels.cuda.convolution_grouped import Grouped
+from jitdnn.kernels.cuda.convolution_grouped import Grouped, launches, plan_of, source
 from jitdnn.problems import Convolution
 from strategies import convolutions
 
@@ -89,6 +89,19 @@ def test_refusals(words: str, cuda_device: Any) -> None:
     assert REFUSED[words] in reason
 
 
+EPILOGUES = ("activation", "bias", "residual")
+
+
+@pytest.mark.parametrize("expression", EPILOGUES)
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+def test_epilogues(direction: str, expression: str, cuda_device: Any) -> None:
+    for words in list(PROBLEMS)[:3]:
+        problem = convolution(words, direction)
+        epilogue = fused(problem, expression)
+        assert Grouped().refuse(problem, cuda_device, epilogue) is None
+        run_algorithm(Grouped(), make_case(problem, epilogue, 0, None), cuda_device)
+
+
 LAYERS = """
 n64 c128 h56 w56 k128 r3 s3 stride1 pad1 g32 bf16 nhwc
 n64 c256 h56 w56 k256 r3 s3 stride2 pad1 g32 bf16 nhwc
@@ -101,4 +114,7 @@ n64 c1024 h7 w7 k1024 r3 s3 stride1 pad1 g32 bf16 nhwc
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
 @pytest.mark.parametrize("words", LAYERS)
 def test_layers_compile(words: str, direction: str, architecture: Any) -> None:
-    Grouped().build(convolution(words, direction), architecture)
+    problem = convolution(words, direction)
+    plan = plan_of(problem, architecture)
+    assert plan is not None
+    architecture.kernel(source(problem, plan), launches(problem, plan), 3)

@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 import cases
 from cases import make_case
-from convolution_cases import convolution
+from convolution_cases import convolution, fused
 from harness import run_algorithm
-from jitdnn.kernels.cuda.convolution_stem import Stem
+from jitdnn.kernels.cuda.convolution_stem import Stem, launches, source
+from jitdnn.kernels.cuda.convolution_stem_data_plan import data_plan
 from jitdnn.kernels.cuda.convolution_stem_geometry import Rows, Shape
+from jitdnn.kernels.cuda.convolution_stem_plan import filter_plan, forward_plan
 from jitdnn.problems import Convolution
 from strategies import convolutions
 
+PLANS = {"fwd": forward_plan, "bwd_data": data_plan, "bwd_filter": filter_plan}
 ALIGNED = 1024  # elements in front of a tensor, so that it begins at a multiple of 16 bytes
 
 # how rows are staged: (bytes at once, planes of channels), and whether neighbouring outputs begin at odd distances
@@ -99,6 +102,19 @@ def test_refusals(words: str, cuda_device: Any) -> None:
         assert REFUSED[words] in reason
 
 
+EPILOGUES = ("activation", "bias", "residual")
+
+
+@pytest.mark.parametrize("expression", EPILOGUES)
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+def test_epilogues(direction: str, expression: str, cuda_device: Any) -> None:
+    for words in list(PROBLEMS)[:3]:
+        problem = convolution(words, direction)
+        epilogue = fused(problem, expression)
+        assert Stem().refuse(problem, cuda_device, epilogue) is None
+        run_algorithm(Stem(), make_case(problem, epilogue, 0, None), cuda_device)
+
+
 LAYERS = """
 n256 c3 h224 w224 k64 r7 s7 stride2 pad3 bf16 nhwc
 n256 c3 h227 w227 k96 r11 s11 stride4 pad0 bf16 nhwc
@@ -112,5 +128,5 @@ n2 c1 d128 h128 w128 k32 t3 r3 s3 stride1 pad1 bf16 nhwc
 @pytest.mark.parametrize("words", LAYERS)
 def test_first_layers_compile(words: str, direction: str, architecture: Any) -> None:
     problem = convolution(words, direction)
-    if Stem().refuse(problem, architecture) is None:
-        Stem().build(problem, architecture)
+    plan = PLANS[direction](problem, architecture)
+    architecture.kernel(source(problem, plan), launches(problem, plan), 3)

@@ -19,7 +19,9 @@ from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, summation_bound
+from jitdnn.kernels.cuda.convolution_stem import compiled
 from jitdnn.kernels.cuda.convolution_stem_data_plan import Axis, axis_choice
+from jitdnn.kernels.cuda.convolution_stem_epilogue import in_store, pointers_of
 from jitdnn.kernels.cuda.convolution_stem_geometry import (
     HALVES,
     Defines,
@@ -69,8 +71,8 @@ class Grouped(Algorithm):
                 f"a group has {c} channels in and {k} out, and more than {MOST_CHANNELS} are better off without their "
                 "neighbours: implicit_gemm takes large groups"
             )
-        if epilogue is not None:
-            return "it fuses no epilogue yet"
+        if epilogue is not None and problem.direction == "bwd_filter":
+            return "a filter's gradient takes no epilogue here"
         shape = Shape(problem)
         if shape.taps[0] != 1 or shape.stride[0] != 1 or shape.before[0] or shape.spatial[0] != shape.out[0]:
             return "along d it takes one tap, stride 1 and no padding: direct takes any"
@@ -78,7 +80,7 @@ class Grouped(Algorithm):
             return f"backward data must have dilation 1, it is {problem.dilation}: direct takes any"
         if farthest(problem.w) >= 1 << 30:
             return "the filter spans more than 2^30 elements of memory: pack it"
-        if _plan(problem, device) is None:  # type: ignore[arg-type]
+        if plan_of(problem, device) is None:  # type: ignore[arg-type]
             return (
                 f"a filter of {problem.filter_spatial} taps, {c} channels in and {k} out does not fit into registers: "
                 "implicit_gemm takes large filters"
@@ -100,24 +102,21 @@ class Grouped(Algorithm):
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, Convolution)
-        gpu: GpuDevice = device  # type: ignore[assignment]
         plan = _chosen(problem, device)
-        return gpu.kernel(source(problem, plan), launches(problem, plan), 3)
+        return compiled(
+            device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
+        )
 
 
-def source(problem: Convolution, plan: Plan) -> Source:
+def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:
     """The text of the kernels."""
-    hooks = (
-        ("EXTRA_POINTERS", ""),
-        ("PLACE_PARAMETERS", ""),
-        ("PLACE_ARGUMENTS", ""),
-        ("FINISH(sum, k)", "(sum)"),
-    )
+    halves = read_text(_PACKAGE, "stem_halves.cuh")
     if problem.direction == "bwd_filter":
-        text = read_text(_PACKAGE, "stem_halves.cuh", "grouped_filter.cu")
+        text = halves + read_text(_PACKAGE, "grouped_filter.cu")
         return Source("grouped_filter", text, plan.defines, dialect="cuda")
-    text = read_text(_PACKAGE, "stem_halves.cuh", "stem_store.cuh", "grouped.cu")
-    return Source("grouped", text, (*plan.defines, *hooks), dialect="cuda")
+    functions, hooks = in_store(problem, epilogue, ("image[h] / PLANES", "image[h] % PLANES", "y", "x"))
+    text = halves + functions + "\n" + read_text(_PACKAGE, "stem_store.cuh", "grouped.cu")
+    return Source("grouped", text, (*plan.defines, *hooks.items()), dialect="cuda")
 
 
 def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
@@ -129,12 +128,13 @@ def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
 
 
 def _chosen(problem: Convolution, device: Device) -> Plan:
-    plan = _plan(problem, device)  # type: ignore[arg-type]
+    plan = plan_of(problem, device)  # type: ignore[arg-type]
     assert plan is not None
     return plan
 
 
-def _plan(problem: Convolution, device: GpuDevice) -> Plan | None:
+def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
+    """The cheapest plan; None if the filter does not fit into registers."""
     return _best(problem, device.multiprocessors, device.bandwidth)
 
 

@@ -13,11 +13,15 @@ bytes; for the data there are products of 105, 23, 20 and 24 GFLOP, so that byte
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
+from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, summation_bound
 from jitdnn.kernels.cuda.convolution_stem_data_plan import data_plan
-from jitdnn.kernels.cuda.convolution_stem_geometry import HALVES, MOST_CHANNELS, Shape, farthest
+from jitdnn.kernels.cuda.convolution_stem_epilogue import in_kernel, in_store, pointers_of
+from jitdnn.kernels.cuda.convolution_stem_geometry import HALVES, MOST_CHANNELS, Defines, Shape, farthest
 from jitdnn.kernels.cuda.convolution_stem_plan import Plan, filter_plan, forward_plan
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -44,8 +48,8 @@ class Stem(Algorithm):
             return f"it is for at most {MOST_CHANNELS} input channels, there are {problem.c}: implicit_gemm takes more"
         if 0 in problem.x.shape or 0 in problem.y.shape:
             return "a tensor is empty: direct takes those"
-        if epilogue is not None:
-            return "it fuses no epilogue yet"
+        if epilogue is not None and problem.direction == "bwd_filter":
+            return "a filter's gradient takes no epilogue here"
         if problem.direction != "bwd_data" and Shape(problem).dilation[2] != 1:
             return f"taps must be neighbours along w, the dilation there is {problem.dilation[-1]}: direct takes any"
         if problem.direction == "bwd_data" and max(Shape(problem).dilation) != 1:
@@ -74,9 +78,19 @@ class Stem(Algorithm):
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, Convolution)
-        gpu: GpuDevice = device  # type: ignore[assignment]
         plan = _plan(problem, device)
-        return gpu.kernel(_source(problem, plan), _launches(problem, plan), 3)
+        return compiled(
+            device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
+        )
+
+
+def compiled(device: Device, source: Source, launches: Sequence[Launch], pointers: int) -> Kernel:
+    """The kernel; where a shape asks for a few registers more than there are, the compiler may spill them."""
+    gpu: GpuDevice = device  # type: ignore[assignment]
+    try:
+        return gpu.kernel(source, launches, pointers)
+    except CompileError:
+        return gpu.kernel(replace(source, spills=True), launches, pointers)
 
 
 def _plan(problem: Convolution, device: Device) -> Plan:
@@ -85,24 +99,25 @@ def _plan(problem: Convolution, device: Device) -> Plan:
     return plan
 
 
-_HOOKS = (
-    ("EXTRA_POINTERS", ""), ("PLACE_PARAMETERS", ""), ("PLACE_ARGUMENTS", ""),
-)  # fmt: skip
-
-
-def _source(problem: Convolution, plan: Plan) -> Source:
-    files = {
-        "fwd": ("stem_halves.cuh", "stem_store.cuh", "stem.cuh", "stem_forward.cu"),
-        "bwd_data": ("stem_halves.cuh", "stem_data.cu"),
-        "bwd_filter": ("stem_halves.cuh", "stem.cuh", "stem_filter.cu"),
+def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:
+    """The text of the kernels."""
+    name, files = {
+        "fwd": ("stem_forward", ("stem_store.cuh", "stem.cuh", "stem_forward.cu")),
+        "bwd_data": ("stem_data", ("stem_data.cu",)),
+        "bwd_filter": ("stem_filter", ("stem.cuh", "stem_filter.cu")),
     }[problem.direction]
-    finish = {"fwd": "FINISH(sum, k)", "bwd_data": "FINISH(sum, n, c, d, h, w)"}.get(problem.direction)
-    hooks = (*_HOOKS, (finish, "(sum)")) if finish else ()
-    name = "stem_" + {"fwd": "forward", "bwd_data": "data", "bwd_filter": "filter"}[problem.direction]
-    return Source(name, read_text(_PACKAGE, *files), (*plan.defines, *hooks), dialect="cuda")
+    functions = ""
+    hooks: Defines = {}
+    if problem.direction == "fwd":
+        functions, hooks = in_store(problem, epilogue, ("at.n", "at.o", "p", "q"))
+    elif problem.direction == "bwd_data":
+        functions, hooks = in_kernel(problem, epilogue)
+    text = read_text(_PACKAGE, "stem_halves.cuh") + functions + "\n" + read_text(_PACKAGE, *files)
+    return Source(name, text, (*plan.defines, *hooks.items()), dialect="cuda")
 
 
-def _launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
+def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
+    """What one call runs."""
     name = {"fwd": "stem_forward", "bwd_data": "stem_data", "bwd_filter": "stem_filter"}[problem.direction]
     main = Launch(name, plan.groups, plan.threads, plan.shared)
     if problem.direction != "bwd_filter":

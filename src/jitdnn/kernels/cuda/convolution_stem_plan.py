@@ -117,6 +117,22 @@ def _tile_ns(filters: int, phases: int, warps: int) -> Iterator[tuple[int, int, 
         yield n + n % 2, groups, shares
 
 
+def _together(reads: float, products: float, instructions: float) -> float:
+    """Clocks of what goes on side by side, none of it quite hidden behind the longest."""
+    longest = max(reads, products, instructions)
+    return 0.8 * longest + 0.2 * (reads + products + instructions)
+
+
+def _forward_step(m: int, n: int) -> float:
+    """Clocks of a warp's m x n tiles for 8 words."""
+    return _together(4 * m + 2 * n + 1, _MMA * m * n, (12 * m + 3 * n + m * n) / 4)
+
+
+def _filter_step(m: int, n: int) -> float:
+    """Clocks of a warp's m tiles of channels and n of words for 16 outputs."""
+    return _together(4 * m + 4 * n, _MMA * 2 * m * n, (60 + 8 * n + 2 * m * n) / 4)
+
+
 def _forward(problem: Convolution, facts: Facts) -> Iterator[Plan]:
     multiprocessors, room, rate = facts
     shape = Shape(problem)
@@ -133,7 +149,7 @@ def _forward(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 if not resident:
                     continue
                 turns = -(-rows.slots // (slot_warps * 16 * m))
-                step = warps * max(4 * m + 2 * n + 1, _MMA * m * n, (12 * m + 3 * n + m * n) / 4)
+                step = warps * _forward_step(m, n)
                 compute = turns * (steps * step + warps * m * (60 + 10 * n) / 4) + rows.fetch_clocks()
                 outputs = rows.down * rows.across
                 writes = 2 * outputs * min(problem.k, n * groups * 8) / rate
@@ -146,7 +162,7 @@ def _forward(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
                     "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
                     "RESULT_C": "Y_C",
-                    "UNROLL_STEPS": steps if steps * m * n <= 64 else 2 if m * n < 16 or steps <= 24 else 1,
+                    "UNROLL_STEPS": 1 if m > 2 or steps > 24 or (rows.phases == 2 and steps > 4) else 2,
                 }  # fmt: skip
                 yield Plan(
                     tuple(defines.items()), warps * 32, (blocks, shares), shared, clocks / CLOCK + 4e-6
@@ -167,7 +183,7 @@ def _filter(problem: Convolution, facts: Facts) -> Iterator[Plan]:
             stage = rows.bytes + -(-(outputs + 1) * (chunks | 1) // 1) * 16
             slot_warps = warps // (channel_groups * word_groups * rows.phases)
             turns = -(-rows.slots // (slot_warps * 16))
-            step = warps * max(4 * m + 4 * words, _MMA * 2 * m * words, (60 + 8 * words + 2 * m * words) / 4)
+            step = warps * _filter_step(m, words)
             fetch = rows.fetch_clocks() + outputs * chunks / 32 * (4 if is_wide else 64)
             reads = (2 * outputs * problem.k + 0.7 * rows.bytes) / rate
             for stages in (2, 1):
@@ -198,11 +214,11 @@ def _filter_tilings(filters: int, words: int, phases: int) -> tuple[tuple[int, i
         if warps % (m_groups * n_groups * phases):
             continue
         threads_limit = 65536 // (warps * 32)
-        needed = sums + 4 * m + 2 * n + (64 if warps <= 8 else 72)
+        needed = sums + 4 * m + 2 * n + (64 if warps <= 8 else 84)
         if needed > min(255, threads_limit):
             continue
         most = min(2, threads_limit // needed)
-        price = m_groups * n_groups * max(4 * m + 4 * n, _MMA * 2 * m * n, (60 + 8 * n + 2 * m * n) / 4)
+        price = m_groups * n_groups * _filter_step(m, n)
         found.append(
             (
                 price * (1.0 if warps * most >= 16 else 1.1 if warps >= 8 else 1.5),

@@ -70,6 +70,7 @@ FUNCTION bool row_place(Strip at, int row, INDEX &start) {
 // Rows of any layout, an element at a time.
 FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
     const int low = at.q * STRIDE_W - PAD_W;
+#pragma unroll 4
     for (int i = threadIdx.x; i < ROWS * SPAN * CHANNELS; i += BLOCK_THREADS) {
         int row = i / (SPAN * CHANNELS), inside = i % (SPAN * CHANNELS);
 #if X_PLANES
@@ -90,6 +91,7 @@ FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
 FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
     constexpr int size = X_BYTES / 2, pieces = (SHIFT + SPAN * CHANNELS + size - 1) / size;
     const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT;
+#pragma unroll 2
     for (int i = threadIdx.x; i < ROWS * pieces; i += BLOCK_THREADS) {
         int row = i / pieces, element = low + i % pieces * size;
         INDEX start;
@@ -112,6 +114,7 @@ FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
 FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
     constexpr int pieces = (SHIFT / CHANNELS + SPAN + 7) / 8;
     const int low = at.q * STRIDE_W - PAD_W - SHIFT / CHANNELS;  // a multiple of 8
+#pragma unroll 1
     for (int i = threadIdx.x; i < ROWS * pieces; i += BLOCK_THREADS) {
         int row = i / pieces, column = low + i % pieces * 8;
         INDEX start;

@@ -49,6 +49,7 @@ FUNCTION int stage_place(int row, int position) {
 FUNCTION void fetch(u16 *stage, const u16 *dy, Tile at, int step_d, bool is_aligned) {
 #if Y_VECTOR == 8
     if (is_aligned) {
+#pragma unroll 2
         for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS; i += BLOCK_THREADS) {
             int k = i % CHUNKS * 8, position = i / CHUNKS % POSITIONS, row = i / (CHUNKS * POSITIONS);
             INDEX start;
@@ -58,6 +59,7 @@ FUNCTION void fetch(u16 *stage, const u16 *dy, Tile at, int step_d, bool is_alig
         return;
     }
 #endif
+#pragma unroll 4
     for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS * 8; i += BLOCK_THREADS) {
 #if Y_PLANES
         int position = i % POSITIONS, k = i / POSITIONS % (CHUNKS * 8);
@@ -89,6 +91,7 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     const bool dy_aligned = is_aligned_to(dy, 16), dx_aligned = is_aligned_to(dx, 4);
 
+#pragma unroll 1
     for (int i = threadIdx.x; i < REACH_D * REACH_W * CHANNEL_STEPS * REACH_H * COLUMN_TILES * 64; i += BLOCK_THREADS) {
         int e = i % 2, owner = i / 2 % 32, rest = i / 64;
         int column = rest % COLUMN_TILES * 8 + owner / 4;

@@ -16,6 +16,7 @@ constexpr int COLUMNS = RUNS * RUN;                     // taps of an output cha
 FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at, bool is_aligned) {
 #if Y_VECTOR == 8
     if (is_aligned) {
+#pragma unroll 2
         for (int i = threadIdx.x; i < OUTPUTS * CHUNKS; i += BLOCK_THREADS) {
             int output = i / CHUNKS, k = i % CHUNKS * 8, p = at.p + output / BLOCK_Q, q = at.q + output % BLOCK_Q;
             bool is_inside = p < OUT_P && q < OUT_Q && k < FILTERS;
@@ -25,6 +26,7 @@ FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at, bool is_aligne
         return;
     }
 #endif
+#pragma unroll 4
     for (int i = threadIdx.x; i < OUTPUTS * CHUNKS * 8; i += BLOCK_THREADS) {
 #if Y_PLANES
         int output = i % OUTPUTS, k = i / OUTPUTS;
@@ -116,6 +118,7 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
     f32 *total = (f32 *)memory;  // [channel][tap]
     for (int i = threadIdx.x; i < FILTERS * COLUMNS; i += BLOCK_THREADS) total[i] = 0.0f;
     __syncthreads();
+#pragma unroll 1
     for (int turn = 0; turn < SLOT_WARPS * PHASES; turn++) {
         if (turn == slot_warp * PHASES + phase) {
 #pragma unroll

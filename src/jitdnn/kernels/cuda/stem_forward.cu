@@ -29,6 +29,7 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     const bool x_aligned = is_aligned_to(x, X_BYTES), y_aligned = is_aligned_to(y, 2 * RESULT_VECTOR);
 
+#pragma unroll 1
     for (int i = threadIdx.x; i < PHASES * STEPS * BLOCK_COLUMNS * 8; i += BLOCK_THREADS) {
         int e = i % 4, owner = i / 4 % 32, tile = i / 128 % (COLUMN_GROUPS * TILE_N / 2) * 2 + e / 2;
         int step = i / 128 / (COLUMN_GROUPS * TILE_N / 2);
@@ -41,6 +42,7 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
         }
         ((u32 *)filter)[i] = half[0] | half[1] << 16;
     }
+#pragma unroll 1
     for (int i = threadIdx.x; i < PHASES * STEPS * 8; i += BLOCK_THREADS)
         places[i] = word_place(i % (STEPS * 8), phase_lead(i / (STEPS * 8)));
 
