@@ -14,6 +14,7 @@ from jitdnn.kernels.gpu.reduce import RowsReduce
 from jitdnn.kernels.gpu.softmax import RowsSoftmax
 from jitdnn.kernels.gpu.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
 from jitdnn.kernels.gpu.transform import CopyConcatenate, CopyTransform
+from jitdnn.kernels.gpu.unpooling import PlainUnpooling
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
@@ -22,6 +23,7 @@ from jitdnn.problems.layer_norm import LayerNorm
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
+from jitdnn.problems.unpooling import Unpooling
 from jitdnn.problems.reduce import Reduce
 from jitdnn.problems.softmax import Softmax
 from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
@@ -37,6 +39,8 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (MatMul, None): (TiledGemm(),),
     (Pooling, "fwd"): _POOLING,
     (Pooling, "bwd"): _POOLING,
+    (Unpooling, "fwd"): (PlainUnpooling(),),
+    (Unpooling, "bwd"): (PlainUnpooling(),),
     (BatchNorm, "fwd"): _NORMALIZATION,
     (BatchNorm, "inference"): _NORMALIZATION,
     (BatchNorm, "bwd"): _NORMALIZATION,
