@@ -5,11 +5,16 @@ from __future__ import annotations
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.gpu.activation import ElementwiseActivation
 from jitdnn.kernels.gpu.convolution_direct import Direct
+from jitdnn.kernels.gpu.divisive_norm import PlainDivisiveNorm
+from jitdnn.kernels.gpu.dropout import PhiloxDropout
+from jitdnn.kernels.gpu.lrn import PlainLRN
 from jitdnn.kernels.gpu.matmul import TiledGemm
+from jitdnn.kernels.gpu.normalization import RowsNormalization
 from jitdnn.kernels.gpu.pooling import PoolingWindow
 from jitdnn.kernels.gpu.pooling_groups import PoolingGroups
 from jitdnn.kernels.gpu.pooling_sliding import PoolingSliding
-from jitdnn.kernels.gpu.normalization import RowsNormalization
+from jitdnn.kernels.gpu.prelu import PReluBackward, PReluForward
+from jitdnn.kernels.gpu.random import PhiloxFill
 from jitdnn.kernels.gpu.reduce import RowsReduce
 from jitdnn.kernels.gpu.softmax import RowsSoftmax
 from jitdnn.kernels.gpu.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
@@ -18,16 +23,21 @@ from jitdnn.kernels.gpu.unpooling import PlainUnpooling
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
+from jitdnn.problems.divisive_norm import DivisiveNorm
+from jitdnn.problems.dropout import Dropout
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.layer_norm import LayerNorm
+from jitdnn.problems.lrn import LRN
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.pooling import Pooling
+from jitdnn.problems.prelu import PRelu
 from jitdnn.problems.problem import Problem
-from jitdnn.problems.unpooling import Unpooling
+from jitdnn.problems.random import Random
 from jitdnn.problems.reduce import Reduce
 from jitdnn.problems.softmax import Softmax
 from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
 from jitdnn.problems.transform import Concatenate, Transform
+from jitdnn.problems.unpooling import Unpooling
 
 _POOLING = (PoolingSliding(), PoolingGroups(), PoolingWindow())
 
@@ -41,6 +51,10 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Pooling, "bwd"): _POOLING,
     (Unpooling, "fwd"): (PlainUnpooling(),),
     (Unpooling, "bwd"): (PlainUnpooling(),),
+    (LRN, "fwd"): (PlainLRN(),),
+    (LRN, "bwd"): (PlainLRN(),),
+    (DivisiveNorm, "fwd"): (PlainDivisiveNorm(),),
+    (DivisiveNorm, "bwd"): (PlainDivisiveNorm(),),
     (BatchNorm, "fwd"): _NORMALIZATION,
     (BatchNorm, "inference"): _NORMALIZATION,
     (BatchNorm, "bwd"): _NORMALIZATION,
@@ -58,4 +72,8 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Fill, None): (ElementwiseFill(),),
     (Transform, None): (CopyTransform(),),
     (Concatenate, None): (CopyConcatenate(),),
+    (Dropout, None): (PhiloxDropout(),),
+    (PRelu, "fwd"): (PReluForward(),),
+    (PRelu, "bwd"): (PReluBackward(),),
+    (Random, None): (PhiloxFill(),),
 }
