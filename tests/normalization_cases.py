@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance import ARRANGEMENTS, accepting, check, make_case, run
-from jitdnn.devices.cpu import host
+from cases import ARRANGEMENTS, make_case
 from jitdnn.problems import parse
 from jitdnn.problems.normalization import Normalization
 from jitdnn.tensor import TensorDescriptor, numpy_dtype
@@ -39,6 +38,8 @@ def inputs_of(problem: Normalization, seed: int = 0, mean: float = 0.0) -> list[
 
 def check_it(problem: Normalization, **options: Any) -> set[str]:
     """`check` with inputs that have a meaning."""
+    from conformance import check
+
     return check(problem, inputs=inputs_of(problem), **options)
 
 
@@ -58,6 +59,9 @@ def rearranged(problem: Normalization, arrangement: str) -> Normalization:
 
 def everything(problem: Normalization, arrays: list[AnyArray], threads: int = 1) -> dict[str, list[AnyArray]]:
     """All outputs of every algorithm but the reference, and under "reference" those of the definition."""
+    from conformance import accepting, run
+    from jitdnn.devices.cpu import host
+
     case, device = make_case(problem, given=arrays), host(threads)
     found = {"reference": case.results}
     for algorithm in accepting(problem, device):

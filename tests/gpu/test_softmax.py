@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, arranged, make_case
 from harness import check, run
@@ -15,6 +15,8 @@ from jitdnn.problems import Problem, Softmax, parse
 from strategies import softmaxes
 
 ROWS = RowsSoftmax()
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+FIXTURES = (HealthCheck.function_scoped_fixture,)
 ALGORITHMS = ("fast", "accurate", "log")
 DIRECTIONS = ("fwd", "bwd")
 
@@ -67,10 +69,12 @@ def test_algorithms(words: str, algorithm: str, device: Any) -> None:
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_orders_in_memory(direction: str, arrangement: str, device: Any) -> None:
-    assert "rows" in check(arranged(softmax("shape3x5x18 axis1x2", "accurate", direction), arrangement), device)
+    assert "rows" in check(
+        arranged(softmax("shape3x5x18 axis1x2", "accurate", direction), arrangement), device
+    )
 
 
-@settings(max_examples=20, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=20, deadline=None, phases=PHASES, suppress_health_check=FIXTURES)
 @given(problem=softmaxes())
 def test_any_softmax(device: Any, problem: Problem) -> None:
     check(problem, device, scales=((1.5, 0.0), (1.0, 1.0)))
@@ -115,7 +119,10 @@ def test_extremes(row: str, axis: int, length: int, device: Any) -> None:
         np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=1e-30, err_msg=algorithm)
 
 
-@pytest.mark.parametrize("words", ["shape64x4096 axis1 bf16", "shape4x32768 axis1", "shape4x65536 axis1", "shape8x21x64x64 axis1 f16"])
+@pytest.mark.parametrize(
+    "words",
+    ["shape64x4096 axis1 bf16", "shape4x32768 axis1", "shape4x65536 axis1", "shape8x21x64x64 axis1 f16"],
+)
 def test_compiles(words: str, architecture: Any) -> None:
     for direction in DIRECTIONS:
         ROWS.build(softmax(words, "accurate", direction), architecture)

@@ -9,7 +9,7 @@ wait for memory at each. So each image's channels are done in a row, and put tog
 
 from __future__ import annotations
 
-from jitdnn.kernels.cpu.normalization_formulas import (
+from jitdnn.kernels.normalization_formulas import (
     STATISTICS,
     channel_moments,
     gradient_of,
@@ -17,7 +17,7 @@ from jitdnn.kernels.cpu.normalization_formulas import (
     result_of,
     xhat,
 )
-from jitdnn.kernels.cpu.normalization_program import Formula, Names, Plan, Rows
+from jitdnn.kernels.normalization_programs import Formula, Names, Plan, Rows
 from jitdnn.problems.batch_norm import BatchNorm
 
 _IMAGE, _SPACE = 0, 2  # axes of the grid

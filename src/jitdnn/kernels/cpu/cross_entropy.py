@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from jitdnn.devices.cpu import CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.cpu.normalization_program import Formula, Names, Rows
 from jitdnn.kernels.cpu.sweeps import build_sweeps, estimate_sweeps, workspace_sweeps
+from jitdnn.kernels.normalization_programs import Formula, Names, Rows
 from jitdnn.kernels.row_programs import Program
 from jitdnn.problems.cross_entropy import CrossEntropy, rows_shape
 from jitdnn.problems.problem import Problem

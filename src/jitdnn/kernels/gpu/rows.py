@@ -82,15 +82,18 @@ class RowsKernel:
 
     def source(self) -> tuple[Source, list[Launch]]:
         """The text and what is launched of it."""
-        text, layout = Text(self.code), self.layout
-        body = text.complete()
+        writer, layout = Text(self.code), self.layout
+        body = writer.complete()
         launches = [
             Launch(name, layout.join_groups, 128)
             if name.startswith("join")
             else Launch(name, (layout.groups, layout.parts), layout.threads)
-            for name in text.names
+            for name in writer.names
         ]
-        return Source("rows", read_text("jitdnn.kernels.gpu", "reduce.h") + body), launches
+        # a row that fills all registers of a group leaves a few numbers no place
+        spills = layout.is_held and layout.threads > 512
+        text = read_text("jitdnn.kernels.gpu", "reduce.h") + body
+        return Source("rows", text, spills=spills), launches
 
     def build(self) -> Kernel:
         source, launches = self.source()

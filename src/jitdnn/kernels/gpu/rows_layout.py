@@ -1,7 +1,7 @@
 """How the rows of a program lie over the threads of a GPU: axes, teams of threads, parts of long rows.
 
-    along     neighbouring threads have neighbouring elements of a row: a team of 1 to 32 threads, or a whole group, to a row
-    across    neighbouring threads have neighbouring rows: a group is some columns of threads times some walking down the rows
+    along     neighbouring threads have neighbouring elements: a team of 1 to 32 threads, or a whole group, to a row
+    across    neighbouring threads have neighbouring rows: a group is columns of threads that go down the rows together
 
 A thread takes `steps` vectors of `vector` elements at a time, all loaded before any is used. A row that fits into the
 team's registers is read once. Rows that are too few to keep the device busy are cut into parts.
@@ -24,7 +24,7 @@ Axis = tuple[int, tuple[int, ...]]
 
 _SUBGROUP = 32
 _CHUNK = 16  # elements of a thread that are loaded at once
-_HELD = 32  # registers of a thread that may hold elements, where a group has 1024 threads; twice as many in smaller groups
+_HELD = 32  # registers of a thread that may hold elements in a group of 1024 threads; twice as many in smaller ones
 _WAVES = 4  # groups for every place on the device, where rows are cut
 _JOIN_THREADS = 128
 _MOST_PARTS = 4096
@@ -122,7 +122,8 @@ def lay_out(
     others = [*kept, *(reduced if is_across else reduced[:-1])]
     vector = _vector(tensors, walked, others, is_across or len(reduced) > 1, ordered and not is_across)
     reach = sum((extent - 1) * max(map(abs, steps)) for extent, steps in (*reduced, lanes) if extent)
-    sizer = _Sizes(program, tensors, device, compute, kept, reduced, lanes, vector, reach >= 2**31 - 2**16)
+    is_wide = max(reach, prod(extent for extent, _ in reduced)) >= 2**31 - 2**16
+    sizer = _Sizes(program, tensors, device, compute, kept, reduced, lanes, vector, is_wide)
     return sizer.across() if is_across else sizer.along()
 
 
@@ -229,14 +230,18 @@ class _Sizes:
         self.reduces = any(sweep.folds for sweep in loops)
         count = len(self.tensors) - self.program.outputs
         moving = [*self.reduced, self.lanes]
-        used = {
-            i for s in loops for e in (*(e for _, e in (*s.folds, *s.writes)), *s.keeps) for i in e.used()
-        }
-        held = [t for t in range(count) if t in used and any(steps[t] for _, steps in moving)]
+        uses = [
+            {i for e in (*(e for _, e in (*s.folds, *s.writes)), *s.keeps) for i in e.used()} for s in loops
+        ]
         wide = 2.0 if self.compute == "f64" else 1.0
-        # registers for an element
-        self.weight = sum(max(0.25, DTYPES[self.tensors[t].dtype] / 4) for t in held) or 0.5
-        self.weight += wide * sum(len(sweep.keeps) for sweep in loops)
+        # registers for an element: of what several sweeps need as long as the row takes, of others for a while
+        self.weight = wide * sum(len(sweep.keeps) for sweep in loops)
+        for t in range(count):
+            times = sum(t in use for use in uses)
+            if times and any(steps[t] for _, steps in moving):
+                size = max(0.25, DTYPES[self.tensors[t].dtype] / 4)
+                self.weight += size if times > 1 or len(loops) == 1 else size / 2
+        self.weight = self.weight or 0.5
         self.most_threads = 1 << (min(1024, self.device.max_threads).bit_length() - 1)
         self.row = prod(extent for extent, _ in self.reduced)
 
@@ -304,12 +309,17 @@ class _Sizes:
         parts = 1 if is_enough else min(_WAVES * places // whole.groups, -(-covered // chunk), _MOST_PARTS)
         if parts <= 1:
             return whole
-        per_part = -(-(-(-covered // parts)) // chunk) * chunk
+        per_part = _up(_up(covered, parts) // parts, chunk)
         parts = -(-covered // per_part)
         return Layout(
             is_across, whole.kept, whole.reduced, whole.lanes, whole.vector, steps, columns, team, threads,
             False, parts, per_part, whole.wide,
         )  # fmt: skip
+
+
+def _up(number: int, step: int) -> int:
+    """The number or the next multiple of `step`."""
+    return -(-number // step) * step
 
 
 def computing_dtype(tensors: Sequence[TensorDescriptor], inputs: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from jitdnn.kernels.cpu.normalization_program import Formula, Names, Plan, Rows
+from jitdnn.kernels.normalization_programs import Formula, Names, Plan, Rows
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.normalization import Normalization
 from jitdnn.rtcg.activations import activation
@@ -88,11 +88,17 @@ def next_statistics(problem: Normalization) -> Running:
 def channel_moments(plan: Plan, space: Sequence[int]) -> int:
     """Add a step that takes mean and sum of squared distances from it over space, for every channel of an image.
 
-    They are in the arrays `channel_mean` and `channel_squares`, in f64. Returns the number of elements of each.
+    They are in the arrays `channel_mean` and `channel_squares`. Returns the number of elements of each.
     """
     size = prod(plan.problem.grid[axis] for axis in space)
-    plan.array("channel_mean", space, "f64")
-    plan.array("channel_squares", space, "f64")
+    dtype = None if plan.has_moments else "f64"
+    plan.array("channel_mean", space, dtype)
+    plan.array("channel_squares", space, dtype)
+    if plan.has_moments:
+        rows = Rows(["x"], ["channel_mean", "channel_squares"])
+        rows.sweep(joint={("moments", "mean", "rest"): lambda v: v.x})
+        plan.step(rows, {"channel_mean": "mean", "channel_squares": "rest"}, space)
+        return size
     # distances from the first element: squares of numbers far from 0 would cancel
     rows = Rows(["x"], ["channel_mean", "channel_squares"], {"share": 1.0 / size})
     rows.sweep({"first": lambda v: v.x})

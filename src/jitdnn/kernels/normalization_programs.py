@@ -1,4 +1,4 @@
-"""Programs over rows written with names for numbers, and kernels of several such programs in a chain."""
+"""Programs over rows written with names for numbers, and plans of several such programs, one after the other."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitdnn.devices.cpu import CpuKernel
-from jitdnn.kernels.algorithm import Device
-from jitdnn.kernels.cpu.sweeps import build_sweeps, estimate_sweeps, workspace_sweeps
 from jitdnn.kernels.row_programs import Program, Sweep
 from jitdnn.problems.normalization import Normalization
 from jitdnn.rtcg.expression import Expression, Graph, Traced
-from jitdnn.tensor import DTYPES, TensorDescriptor
+from jitdnn.tensor import TensorDescriptor
 
 Formula = Callable[["Names"], Any]
 
@@ -50,15 +47,19 @@ class Rows:
         scalars: Mapping[str, Formula] | None = None,
         writes: Mapping[str, Formula] | None = None,
         most: Mapping[str, Formula] | None = None,
+        joint: Mapping[tuple[str, str, str], Formula] | None = None,
     ) -> None:
         """One more sweep: values of the first element, sums, maxima (`most`), numbers made of them, and elements to
-        write."""
+        write. `joint` reductions are named by their kind and their two results."""
         before = [*self.inputs, *(["position"] if self.position else []), *self.values]
         reductions = []
         for kind, formulas in (("first", first or {}), ("add", add or {}), ("max", most or {})):
             for name, formula in formulas.items():
                 reductions.append((kind, _traced(before, formula)))
                 self.values.append(name)
+        for (kind, *names), formula in (joint or {}).items():
+            reductions.append((kind, _traced(before, formula)))
+            self.values += names
         made = []
         for name, formula in (scalars or {}).items():
             made.append(_traced(self.values, formula))
@@ -90,49 +91,10 @@ class Step:
     plain: tuple[int, ...] = ()
     compute: str | None = None
 
-    def build(self, device: Device, pointers: int, pieces: int = 1) -> CpuKernel:
-        return build_sweeps(
-            self.program, self.tensors, self.axes, device, self.plain, self.operands, pointers, self.compute,
-            pieces=pieces,
-        )  # fmt: skip
-
     def shortened(self, axis: int, extent: int) -> Step:
         """The step over so many indices of an axis."""
         tensors = tuple(_shortened(tensor, {axis: extent}) for tensor in self.tensors)
         return replace(self, tensors=tensors)
-
-    def estimate(self, device: Device) -> float:
-        return estimate_sweeps(self.program, self.tensors, self.axes, device, self.compute)
-
-    def workspace(self, device: Device) -> int:
-        return workspace_sweeps(self.program, self.tensors, self.axes, device, self.compute)
-
-
-class Chain:
-    """Kernels one after the other, which share pointers, and arrays between them in the workspace.
-
-    Each entry of `turns` is (indices of the axis that is cut to go back by, kernels): the kernels run with all
-    pointers moved there. `moves` are the bytes from one index of that axis to the next, for each pointer.
-    """
-
-    def __init__(
-        self,
-        turns: Sequence[tuple[int, Sequence[CpuKernel]]],
-        moves: Sequence[int],
-        arrays: Sequence[int],
-        start: int,
-    ) -> None:
-        self._turns, self._moves, self._arrays, self._start = turns, moves, arrays, start
-
-    def __call__(
-        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
-    ) -> None:
-        every = (*pointers, *(workspace + offset for offset in self._arrays))
-        workspace += self._start
-        for index, kernels in self._turns:
-            here = [p + index * move for p, move in zip(every, self._moves, strict=True)] if index else every
-            for kernel in kernels:
-                kernel(stream, here, alpha, beta, workspace)
 
 
 class Plan:
@@ -140,10 +102,12 @@ class Plan:
 
     With `cut` = (axis, extent) the grid is done in pieces of so many indices of an axis that no step sums over: all
     steps for one piece, while it is in the cache, then for the next. Steps that are `last` follow over all of it.
+
+    `has_moments`: the target has the reduction "moments"; else there are sums in f64, or several sweeps.
     """
 
-    def __init__(self, problem: Normalization) -> None:
-        self.problem = problem
+    def __init__(self, problem: Normalization, has_moments: bool = False) -> None:
+        self.problem, self.has_moments = problem, has_moments
         self.steps: list[Step] = []
         self.last: list[Step] = []
         self.cut: tuple[int, int] | None = None
@@ -187,26 +151,7 @@ class Plan:
         step = Step(rows.program(row_outputs), tensors, numbers, tuple(axes), tuple(plain), compute)
         (self.last if is_last else self.steps).append(step)
 
-    def build(self, device: Device) -> Chain | CpuKernel:
-        if len(self.steps) == 1 and not self.last and self.cut is None and not self.offsets:
-            return self.steps[0].build(device, self.pointers)
-        turns: list[tuple[int, Sequence[CpuKernel]]] = []
-        known: dict[int, Sequence[CpuKernel]] = {}
-        pieces = list(self._pieces())
-        for start, steps in pieces:
-            extent = steps[0].tensors[0].shape[self.cut[0]] if self.cut else 0
-            if extent not in known:
-                known[extent] = [step.build(device, self.pointers, len(pieces)) for step in steps]
-            turns.append((start, known[extent]))
-        turns.append((0, [step.build(device, self.pointers) for step in self.last]))
-        moves = [0] * self.pointers
-        if self.cut:
-            for name, number in self.numbers.items():
-                tensor = self.tensors[name]
-                moves[number] = tensor.strides[self.cut[0]] * DTYPES[tensor.dtype]
-        return Chain(turns, moves, self.offsets, self.room)
-
-    def _pieces(self) -> Iterator[tuple[int, list[Step]]]:
+    def pieces(self) -> Iterator[tuple[int, list[Step]]]:
         """Where each piece begins, and its steps."""
         if self.cut is None:
             yield 0, self.steps
@@ -215,13 +160,6 @@ class Plan:
         whole = self.problem.grid[axis]
         for start in range(0, whole, extent):
             yield start, [step.shortened(axis, min(extent, whole - start)) for step in self.steps]
-
-    def estimate(self, device: Device) -> float:
-        return sum(step.estimate(device) for step in (*self.steps, *self.last))
-
-    def workspace(self, device: Device) -> int:
-        pieces = [step for _, steps in self._pieces() for step in steps]
-        return self.room + max((step.workspace(device) for step in {*pieces, *self.last}), default=0)
 
 
 def _shortened(tensor: TensorDescriptor, extents: Mapping[int, int]) -> TensorDescriptor:
