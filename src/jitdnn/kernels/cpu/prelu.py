@@ -7,23 +7,11 @@ from typing import cast
 
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.elementwise import build_elementwise, estimate_elementwise
-from jitdnn.kernels.cpu.sweeps import Program, Sweep
 from jitdnn.kernels.cpu.sweeps_algorithm import Rows, Swept
+from jitdnn.kernels.prelu_programs import BACKWARD, FORWARD, prelu_tensors
 from jitdnn.problems.prelu import PRelu
 from jitdnn.problems.problem import Problem
-from jitdnn.rtcg.expression import trace, where
-from jitdnn.tensor import TensorDescriptor, compute_dtype
-
-_FORWARD = trace(lambda x, weight: where(x > 0.0, x, weight * x))
-_BACKWARD = Program(
-    sweeps=(
-        Sweep(
-            reductions=(("add", trace(lambda dy, x: where(x > 0.0, 0.0, dy * x))),),
-            writes=((0, trace(lambda dy, x, weight: where(x > 0.0, dy, weight * dy))),),
-        ),
-    ),
-    row_outputs=((1, 0),),
-)
+from jitdnn.tensor import compute_dtype
 
 
 class PReluForward(Algorithm):
@@ -37,13 +25,13 @@ class PReluForward(Algorithm):
         return "an activation takes no epilogue: it is one itself" if epilogue is not None else None
 
     def estimate(self, problem: Problem, device: Device) -> float:
-        return estimate_elementwise(_FORWARD, _tensors(cast(PRelu, problem)), device)
+        return estimate_elementwise(FORWARD, prelu_tensors(cast(PRelu, problem)), device)
 
     def error_bound(self, problem: Problem) -> float:
         return 4.0 * UNIT_ROUNDOFF[problem.dtype]
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        return build_elementwise(_FORWARD, _tensors(cast(PRelu, problem)), device)
+        return build_elementwise(FORWARD, prelu_tensors(cast(PRelu, problem)), device)
 
 
 class PReluBackward(Swept):
@@ -54,16 +42,9 @@ class PReluBackward(Swept):
 
     def rows(self, problem: Problem) -> Rows:
         prelu = cast(PRelu, problem)
-        return Rows(_BACKWARD, _tensors(prelu), prelu.sums)
+        return Rows(BACKWARD, prelu_tensors(prelu), prelu.sums)
 
     def error_bound(self, problem: Problem) -> float:
         prelu = cast(PRelu, problem)
         terms = prelu.x.size / max(1, prelu.weight.size)
         return summation_bound(problem) + UNIT_ROUNDOFF[compute_dtype(problem.dtype)] * sqrt(terms)
-
-
-def _tensors(problem: PRelu) -> list[TensorDescriptor]:
-    return [
-        problem.spread(operand.descriptor) if "weight" in operand.name else operand.descriptor
-        for operand in problem.operands
-    ]

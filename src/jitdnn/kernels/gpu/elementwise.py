@@ -111,7 +111,7 @@ def build_elementwise(
     if computing not in REAL_DTYPES:
         computing = "i64"
     nest = Nest.of(tensors, len(tensors) - len(expressions))
-    code = Code(computing, dtypes, expressions, tuple(plain), nest, _index_dtype(nest))
+    code = Code(computing, dtypes, expressions, tuple(plain), nest, index_dtype(nest))
     numbers = [*nest.extents, *nest.bases, *(step for steps in nest.strides for step in steps)]
     tiled = tiled_launch(code)
     if tiled is not None:
@@ -128,7 +128,7 @@ def build_elementwise(
     return gpu.kernel(source, [launch], len(tensors), [nest.size, *numbers])
 
 
-def _index_dtype(nest: Nest) -> str:
+def index_dtype(nest: Nest) -> str:
     """i32 where every place, and every number up to the end of the last group, fits in it."""
     reaches = [
         sum((n - 1) * abs(s) for n, s in zip(nest.extents, steps, strict=True)) for steps in nest.strides

@@ -49,41 +49,57 @@ class Code:
         return "".join([*lines, "      }\n"])
 
     def store(self, number: int, place: str, vector: int, step: str, is_whole: bool) -> str:
-        """Scale and store the vector of an output at the pointer `place`: in one piece if `is_whole`.
-
-        Otherwise element j goes to place[j `step`], where `step` is empty or like " * (INDEX)s".
-        """
+        """Scale and store the vector r<number> of an output, as `store_vector` does."""
         dtype = self.dtypes[self.nest.inputs + number]
-        target = f"({place})"
-        pack = f"pack_{dtype}_{vector}"
-        loop = f"#pragma unroll\n        for (int j = 0; j < {vector}; ++j)"
-        result = f"r{number}[j]"
-        read = f"const {pack} old = load_{dtype}_{vector}({place});" if is_whole else ""
-        old = "old.items[j]" if is_whole else f"{target}[j{step}]"
-        made = f"{pack} made;" if is_whole else ""
-        item = "made.items[j]" if is_whole else f"{target}[j{step}]"
-        put = f"store_{dtype}_{vector}({place}, made);" if is_whole else ""
-        if number in self.plain:
-            return f"""      {{
+        is_plain = number in self.plain
+        return store_vector(self.computing, dtype, f"r{number}", place, vector, step, is_whole, is_plain)
+
+
+def store_vector(
+    computing: str,
+    dtype: str,
+    results: str,
+    place: str,
+    vector: int,
+    step: str = "",
+    is_whole: bool = True,
+    is_plain: bool = False,
+) -> str:
+    """Text that scales and stores an array of results at the pointer `place`: in one piece if `is_whole`.
+
+    Otherwise element j goes to place[j `step`], where `step` is empty or like " * (INDEX)s". Around it, `scale`,
+    `blend` and `is_blended` must be what `scale_line` makes them. Results that are plain are not scaled.
+    """
+    target = f"({place})"
+    pack = f"pack_{dtype}_{vector}"
+    loop = f"#pragma unroll\n        for (int j = 0; j < {vector}; ++j)"
+    result = f"{results}[j]"
+    read = f"const {pack} old = load_{dtype}_{vector}({place});" if is_whole else ""
+    old = "old.items[j]" if is_whole else f"{target}[j{step}]"
+    made = f"{pack} made;" if is_whole else ""
+    item = "made.items[j]" if is_whole else f"{target}[j{step}]"
+    put = f"store_{dtype}_{vector}({place}, made);" if is_whole else ""
+    if is_plain:
+        return f"""      {{
         {made}
-{loop} {item} = item_{dtype}_{self.computing}({result});
+{loop} {item} = item_{dtype}_{computing}({result});
         {put}
       }}
 """
-        if self.computing != "i64":
-            return f"""      {{
+    if computing != "i64":
+        return f"""      {{
         {made}
 {loop} {result} *= scale;
         if (is_blended) {{
           {read}
-{loop} {result} = fma(blend, ({self.computing})number_{dtype}({old}), {result});
+{loop} {result} = fma(blend, ({computing})number_{dtype}({old}), {result});
         }}
-{loop} {item} = item_{dtype}_{self.computing}({result});
+{loop} {item} = item_{dtype}_{computing}({result});
         {put}
       }}
 """
-        # whole numbers are exact where they are not scaled, and scaled as reals
-        return f"""      {{
+    # whole numbers are exact where they are not scaled, and scaled as reals
+    return f"""      {{
         {made}
         if (alpha == 1 && beta == 0) {{
 {loop} {item} = item_{dtype}_i64({result});
@@ -136,7 +152,11 @@ def signature(code: Code) -> str:
 def base_lines(code: Code) -> str:
     """Move every pointer to the element where the loops begin; alpha and beta in the type of the arithmetic."""
     moves = "".join(f"  p{t} += base{t};\n" for t in range(len(code.dtypes)))
-    if code.computing == "i64":
-        return moves
-    real = code.computing
-    return f"{moves}  const {real} scale = ({real})alpha, blend = ({real})beta;\n  const int is_blended = beta != 0;\n"
+    return moves if code.computing == "i64" else moves + scale_line(code.computing)
+
+
+def scale_line(real: str) -> str:
+    """Alpha and beta in the type of the arithmetic."""
+    return (
+        f"  const {real} scale = ({real})alpha, blend = ({real})beta;\n  const int is_blended = beta != 0;\n"
+    )
