@@ -20,12 +20,14 @@ from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
     defines_of_window,
     epilogue_text,
     reach,
+    resident_groups,
     widths,
 )
 
 TILE = 8  # results of a row of a product
 MOST_SHARED = 227 << 10
 HALF_SHARED = 113 << 10
+UNKNOWN = 1.15  # what the account of this method leaves out, so that the other is taken where they come close
 MMA_TIME = 1.6  # clocks of a multiprocessor for a 16 x 8 x 16 product, all units busy
 
 
@@ -152,10 +154,8 @@ class Banded:
 
     @property
     def resident(self) -> int:
-        threads = self.threads
-        registers = 8 * math.ceil(min(255, self.registers) / 8)
         by_shared = MOST_SHARED // (self.shared + 2048)
-        return max(1, min(by_shared, REGISTER_FILE // (registers * threads), 2048 // threads))
+        return max(1, min(by_shared, resident_groups(self.registers, self.threads)))
 
     @property
     def threads(self) -> int:
@@ -216,12 +216,10 @@ class Banded:
         busy = waves * max(clocks * together * 1.25, waiting + clocks)
         transfer = self.window.bytes_moved * (self.blocks_read / self.cut.segment + 3) / 4 / device.bandwidth
         wasted = waves * width / max(1, self.groups)
-        return LAUNCH + max(busy / CLOCK, transfer * min(1.5, wasted) * 1.15)
+        return float(LAUNCH + UNKNOWN * max(busy / CLOCK, transfer * min(1.5, wasted) * 1.15))
 
     def defines(self) -> Defines:
         cut = self.cut
-        registers = 8 * math.ceil(self.registers / 8)
-        blocks = max(1, min(self.resident, REGISTER_FILE // (registers * self.threads)))
         return (
             *defines_of_window(self.window, self.axes),
             *self.shape_defines(),
@@ -229,7 +227,7 @@ class Banded:
             ("CW", self.own_channels),
             ("ROLLING", int(self.is_rolling)),
             ("OUT_PLANE", self.out_plane),
-            ("MIN_BLOCKS", min(blocks, 2)),
+            ("MIN_BLOCKS", min(self.resident, 2)),
             ("OFFSET", self.window.shift(reach(self.window))),
         )
 

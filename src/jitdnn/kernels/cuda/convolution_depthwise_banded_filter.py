@@ -16,6 +16,7 @@ from jitdnn.kernels.cuda.convolution_depthwise_axes import Axis, Window
 from jitdnn.kernels.cuda.convolution_depthwise_banded import (
     MMA_TIME,
     MOST_SHARED,
+    UNKNOWN,
     Banded,
     Cut,
     bands,
@@ -25,10 +26,10 @@ from jitdnn.kernels.cuda.convolution_depthwise_banded import (
 from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
     CLOCK,
     LAUNCH,
-    REGISTER_FILE,
     Defines,
     defines_of_window,
     reach,
+    resident_groups,
     widths,
 )
 from jitdnn.kernels.cuda.convolution_depthwise_sliding_filter import sum_launch, sum_seconds
@@ -80,10 +81,8 @@ class BandedFilter(Banded):
 
     @property
     def resident(self) -> int:
-        threads = self.threads
-        registers = 8 * math.ceil(min(255, self.registers) / 8)
         by_shared = MOST_SHARED // (self.shared + 2048)
-        return max(1, min(by_shared, REGISTER_FILE // (registers * threads), 2048 // threads))
+        return max(1, min(by_shared, resident_groups(self.registers, self.threads)))
 
     @property
     def strips(self) -> int:
@@ -132,11 +131,13 @@ class BandedFilter(Banded):
         used = min(1.0, groups / device.multiprocessors)
         again = -(-self.tap_groups // self.tap_warps)
         transfer = self.window.bytes_moved * (1 + 0.4 * (again - 1)) / device.bandwidth / used
-        return LAUNCH + max(busy / CLOCK, transfer * 1.15) + sum_seconds(self.window, self.parts, device)
+        return (
+            LAUNCH
+            + UNKNOWN * max(busy / CLOCK, transfer * 1.15)
+            + sum_seconds(self.window, self.parts, device)
+        )
 
     def defines(self) -> Defines:
-        registers = 8 * math.ceil(self.registers / 8)
-        blocks = max(1, min(self.resident, REGISTER_FILE // (registers * self.threads)))
         return (
             *defines_of_window(self.window, self.axes),
             *(pair for pair in self.shape_defines() if pair[0] != "WARPS"),
@@ -147,7 +148,7 @@ class BandedFilter(Banded):
             ("TAP_WARPS", self.tap_warps),
             ("DY_PLANE", self.dy_plane),
             ("PARTS", self.parts),
-            ("MIN_BLOCKS", min(blocks, 2)),
+            ("MIN_BLOCKS", min(self.resident, 2)),
             ("OFFSET", self.window.shift(reach(self.window))),
         )
 

@@ -20,7 +20,7 @@ Defines = tuple[tuple[str, object], ...]
 
 MOST_REGISTERS = 200  # that a tile may be thought to need; the compiler adds addresses and bounds
 REGISTER_FILE = 65536
-CLOCK = 1.6e9
+CLOCK = 1.75e9
 LAUNCH = 2.5e-6
 
 
@@ -178,8 +178,7 @@ class Sliding:
     @property
     def resident(self) -> int:
         """Groups that a multiprocessor has at a time."""
-        registers = min(255, 8 * math.ceil((self.registers + 28) / 8))
-        return max(1, min(REGISTER_FILE // (registers * self.tile.threads), 2048 // self.tile.threads, 32))
+        return min(32, resident_groups(self.registers + 8, self.tile.threads))
 
     def seconds(self, device: GpuDevice) -> float:
         tile = self.tile
@@ -202,20 +201,16 @@ class Sliding:
         waves = math.ceil(self.groups / width) if self.groups < 4 * width else self.groups / width + 0.5
         filled = waves * width / max(1, self.groups)
         # few warps leave gaps between dependent instructions
-        gaps = 1.35 + 2.0 / max(1.0, self.resident * tile.threads / 128)
+        gaps = 1.15 + 0.9 / max(0.75, self.resident * tile.threads / 128)
         clocks = steps * warps * max(issued / 4 * gaps, accesses) / device.multiprocessors
         # a step waits for its rows: what is on its way at once bounds the bandwidth
         in_flight = self.resident * tile.threads * reads * tile.channels * self.element
-        latency = min(1.0, in_flight / 24e3)
-        transfer = self.window.bytes_moved / (device.bandwidth * (0.55 + 0.45 * latency))
+        transfer = self.window.bytes_moved / (device.bandwidth * share_of_bandwidth(in_flight))
         busy = clocks / CLOCK
         return float(LAUNCH + max(busy, transfer) * filled**0.8 + 0.15 * min(busy, transfer))
 
     def defines(self) -> Defines:
         tile = self.tile
-        blocks = max(
-            1, min(self.resident, 1024 // tile.threads if self.registers < 90 else 512 // tile.threads)
-        )
         return (
             *defines_of_window(self.window, self.axes),
             ("CPT", tile.channels),
@@ -224,7 +219,7 @@ class Sliding:
             ("HB", tile.rows),
             ("CB", tile.side),
             ("THREAD_COUNT", tile.threads),
-            ("MIN_BLOCKS", 1 if self.registers > 90 else blocks),
+            ("MIN_BLOCKS", min(self.resident, max(1, 1024 // tile.threads))),
             ("INDEX", "u32" if self.units + 1024 < 2**32 else "u64"),
             ("OFFSET", self.window.shift(reach(self.window))),
         )
@@ -249,6 +244,17 @@ def epilogue_text(window: Window, axes: Sequence[Axis], epilogue: Epilogue | Non
         ("EPILOGUE_ARGUMENTS", code.parameters),
         ("EPILOGUE_NAMES", names),
     )
+
+
+def resident_groups(registers: int, threads: int) -> int:
+    """Groups of threads with so many registers each that a multiprocessor has at a time, of which it has four parts."""
+    warps = 4 * (512 // (8 * math.ceil(min(255, registers) / 8)))
+    return max(1, min(warps // math.ceil(threads / 32), 2048 // threads))
+
+
+def share_of_bandwidth(in_flight: float) -> float:
+    """Of the memory's bandwidth, what a multiprocessor's bytes on their way at a time reach."""
+    return float(0.45 + 0.48 * min(1.0, in_flight / 32e3) ** 0.75)
 
 
 def _reads(axis: Axis, results: int) -> int:

@@ -16,6 +16,8 @@ from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
     defines_of_window,
     orders,
     reach,
+    resident_groups,
+    share_of_bandwidth,
     sides,
     tilings,
     widths,
@@ -93,8 +95,7 @@ class SlidingFilter:
 
     @property
     def resident(self) -> int:
-        registers = min(255, 8 * math.ceil((self.registers + 30) / 8))
-        return max(1, min(REGISTER_FILE // (registers * self.tile.threads), 2048 // self.tile.threads, 7))
+        return min(7, resident_groups(self.registers + 16, self.tile.threads))
 
     def seconds(self, device: GpuDevice) -> float:
         tile = self.tile
@@ -109,13 +110,11 @@ class SlidingFilter:
         waves = math.ceil(groups / (device.multiprocessors * self.resident))
         here = min(self.resident, -(-groups // device.multiprocessors))
         warps = here * tile.threads / 32
-        gaps = 1.35 + 2.0 / max(1.0, warps / 4)
+        gaps = 1.0 + 0.7 / max(0.75, warps / 4)
         clocks = waves * rounds * steps * warps * max(issued / 4 * gaps, accesses) + 3000
         in_flight = warps * 32 * reads * tile.channels * self.element
         used = min(1.0, groups / device.multiprocessors)
-        transfer = self.window.bytes_moved / (
-            device.bandwidth * used * (0.5 + 0.5 * min(1.0, in_flight / 24e3))
-        )
+        transfer = self.window.bytes_moved / (device.bandwidth * used * share_of_bandwidth(in_flight))
         return LAUNCH + max(clocks / CLOCK, transfer) + sum_seconds(self.window, tile.parts, device)
 
     @property

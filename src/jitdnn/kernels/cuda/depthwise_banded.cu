@@ -31,23 +31,17 @@ FUNCTION u32 tap_pair(const element *__restrict__ w, int c, int r, int s) {
     return low | high << 16;
 }
 
-template <bool aligned>
-FUNCTION void convolve(const element *__restrict__ x, const element *__restrict__ w, element *y, f32 alpha, f32 beta,
-                       u32 *shared, LineStart *lines EPILOGUE_PARAMETERS) {
+KERNEL2(32 * WARPS, MIN_BLOCKS)
+void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_ARGUMENTS,
+               u8 *workspace, f64 alpha_given, f64 beta_given) {
+    extern __shared__ uint4 shared_memory[];
+    __shared__ LineStart lines[LINES];
+    u32 *shared = (u32 *)shared_memory;
+    f32 alpha = (f32)alpha_given, beta = (f32)beta_given;
+    bool aligned = ((u64)x | (u64)y) % (V * sizeof(element)) == 0;
     u32 *out = shared + CH * PLANE, *table = out + CH * OUT_PLANE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int c0 = blockIdx.x % CHANNEL_STRIPS * CH, line0 = blockIdx.x / CHANNEL_STRIPS * LINES;
-    if (threadIdx.x < LINES) lines[threadIdx.x] = line_start(x, y, line0 + threadIdx.x);
-    __syncthreads();
-
-    Rows<aligned, PR, LINE_BLOCKS_READ, LINE_BLOCKS, SLOTS, PLANE, false> rows;
-#pragma unroll 1
-    for (int row = H_TAPS - 1 - (H_TAPS - 1 + PR - 1) / PR * PR; row < H_TAPS - 1; row += PR) {
-        rows.load(lines, c0, row, ROW_FIRST, ROW_END);
-        rows.put(shared, row, ROW_FIRST, ROW_END);
-    }
-    rows.load(lines, c0, H_TAPS - 1, ROW_FIRST, ROW_END);
-
 #if ROLLING
     for (int i = threadIdx.x; i < CH * H_TAPS * 2 * TABLE; i += THREAD_COUNT) {
         int word = i % TABLE, odd = i / TABLE % 2, r = i / TABLE / 2 % H_TAPS, c = c0 + i / TABLE / 2 / H_TAPS;
@@ -74,6 +68,13 @@ FUNCTION void convolve(const element *__restrict__ x, const element *__restrict_
                 taps[r][c][b] = b < BLOCKS && channel < CHANNELS ? tap_pair(w, channel, r, 8 * b + SHIFT + 2 * t - g) : 0;
             }
 #endif
+
+    if (threadIdx.x < LINES) lines[threadIdx.x] = line_start(x, y, line0 + threadIdx.x);
+    __syncthreads();
+
+    using InputRows = Rows<PR, LINE_BLOCKS_READ, LINE_BLOCKS, SLOTS, PLANE, false>;
+    InputRows rows;
+    fill<InputRows>(rows, shared, lines, c0, aligned);
 
     // where a lane finds the row of 16 bytes that it hands to ldmatrix: of tile lane % 16, block lane / 16
     int from[MT];
@@ -129,7 +130,8 @@ FUNCTION void convolve(const element *__restrict__ x, const element *__restrict_
         return alpha * sum;
     };
 
-    auto flush = [&](int step) {
+    auto flush_as = [&](int step, auto is_aligned) {
+        constexpr bool whole = decltype(is_aligned)::value;
 #pragma unroll 1
         for (int i = threadIdx.x; i < OUT_TASKS; i += THREAD_COUNT) {
             int lane_of = i % LANES_OF_CHANNELS, c = c0 + lane_of * V, pair = i / LANES_OF_CHANNELS % (SEG * 4);
@@ -159,13 +161,20 @@ FUNCTION void convolve(const element *__restrict__ x, const element *__restrict_
                     for (int j = 0; j < V; j++) values[j] += beta * widen(other[j]);
                     Pack<V> sum;
                     sum.put(values);
-                    sum.template store<aligned>(other);
+                    sum.template store<whole>(other);
                 }
                 continue;
             }
-            if (OUT_HAS(W, q)) first.template store<aligned>(to);
-            if (OUT_HAS(W, q + W_OUT_PITCH)) second.template store<aligned>(to + (OFFSET)W_OUT_PITCH * (OFFSET)W_OUT_STEP);
+            if (OUT_HAS(W, q)) first.template store<whole>(to);
+            if (OUT_HAS(W, q + W_OUT_PITCH)) second.template store<whole>(to + (OFFSET)W_OUT_PITCH * (OFFSET)W_OUT_STEP);
         }
+    };
+
+    auto flush = [&](int step) {
+        if (V == 1 || aligned)
+            flush_as(step, Yes());
+        else
+            flush_as(step, No());
     };
 
 #pragma unroll 1
@@ -173,7 +182,7 @@ FUNCTION void convolve(const element *__restrict__ x, const element *__restrict_
         int row0 = step * PR;
         rows.put(shared, row0 + H_TAPS - 1, ROW_FIRST, ROW_END);
         __syncthreads();
-        if (step + 1 < GROUPS_OF_ROWS) rows.load(lines, c0, row0 + PR + H_TAPS - 1, ROW_FIRST, ROW_END);
+        if (step + 1 < GROUPS_OF_ROWS) rows.load(lines, c0, row0 + PR + H_TAPS - 1, ROW_FIRST, ROW_END, aligned);
         if (step > 0) flush(step - 1);
 #pragma unroll
         for (int p = 0; p < PR; p++)
@@ -233,17 +242,4 @@ FUNCTION void convolve(const element *__restrict__ x, const element *__restrict_
     }
     __syncthreads();
     flush(GROUPS_OF_ROWS - 1);
-}
-
-KERNEL2(32 * WARPS, MIN_BLOCKS)
-void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_ARGUMENTS, u8 *workspace, f64 alpha,
-               f64 beta) {
-    extern __shared__ uint4 shared_memory[];
-    u32 *shared_words = (u32 *)shared_memory;
-    __shared__ LineStart lines[LINES];
-    bool aligned = ((u64)x | (u64)y) % (V * sizeof(element)) == 0;
-    if (V == 1 || aligned)
-        convolve<true>(x, w, y, (f32)alpha, (f32)beta, shared_words, lines EPILOGUE_NAMES);
-    else
-        convolve<false>(x, w, y, (f32)alpha, (f32)beta, shared_words, lines EPILOGUE_NAMES);
 }

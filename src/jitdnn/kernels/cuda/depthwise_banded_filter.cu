@@ -13,9 +13,14 @@ constexpr int HALVES = (BLOCKS + 1) / 2, STEPS = (HB + PR - 1) / PR;
 constexpr int CHANNEL_STRIPS = (CHANNELS + CH - 1) / CH, LINE_GROUPS = (LINE_COUNT + LINES - 1) / LINES;
 constexpr int TAPS = H_TAPS * W_TAPS;
 
-template <bool aligned>
-FUNCTION void correlate(const element *__restrict__ x, const element *__restrict__ dy, f32 *__restrict__ parts,
-                        u32 *shared, LineStart *lines) {
+KERNEL2(32 * WARPS, MIN_BLOCKS)
+void depthwise_filter(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace,
+                      f64 alpha, f64 beta) {
+    extern __shared__ uint4 shared_memory[];
+    __shared__ LineStart lines[LINES];
+    u32 *shared = (u32 *)shared_memory;
+    f32 *parts = (f32 *)workspace;
+    bool aligned = ((u64)x | (u64)dy) % (V * sizeof(element)) == 0;
     u32 *gradients = shared + CH * PLANE, *zero = gradients + CH * DY_PLANE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int own = warp % (CH / CW) * CW, c0 = blockIdx.x % CHANNEL_STRIPS * CH;
@@ -32,20 +37,16 @@ FUNCTION void correlate(const element *__restrict__ x, const element *__restrict
     const u8 *bytes = (const u8 *)shared, *dy_bytes = (const u8 *)gradients, *nothing = (const u8 *)zero;
 
     f32 sums[CW][RG][HALVES][4] = {};
-    Rows<aligned, PR, LINE_BLOCKS_READ, LINE_BLOCKS, SLOTS, PLANE, false> rows;
-    Rows<aligned, PR, SEG, SEG, 2 * PR, DY_PLANE, true> dy_rows;
+    using InputRows = Rows<PR, LINE_BLOCKS_READ, LINE_BLOCKS, SLOTS, PLANE, false>;
+    InputRows rows;
+    Rows<PR, SEG, SEG, 2 * PR, DY_PLANE, true> dy_rows;
 #pragma unroll 1
     for (int line_group = blockIdx.y; line_group < LINE_GROUPS; line_group += PARTS) {
         __syncthreads();  // the planes and the lines are free
         if (threadIdx.x < LINES) lines[threadIdx.x] = line_start(x, (element *)dy, line_group * LINES + threadIdx.x);
         __syncthreads();
-#pragma unroll 1
-        for (int row = H_TAPS - 1 - (H_TAPS - 1 + PR - 1) / PR * PR; row < H_TAPS - 1; row += PR) {
-            rows.load(lines, c0, row, ROW_FIRST, ROW_END);
-            rows.put(shared, row, ROW_FIRST, ROW_END);
-        }
-        rows.load(lines, c0, H_TAPS - 1, ROW_FIRST, ROW_END);
-        dy_rows.load(lines, c0, 0, 0, STEPS * PR);
+        fill<InputRows>(rows, shared, lines, c0, aligned);
+        dy_rows.load(lines, c0, 0, 0, STEPS * PR, aligned);
 #pragma unroll 1
         for (int step = 0; step < STEPS; step++) {
             int row0 = step * PR;
@@ -53,8 +54,8 @@ FUNCTION void correlate(const element *__restrict__ x, const element *__restrict
             dy_rows.put(gradients, row0, 0, STEPS * PR);
             __syncthreads();
             if (step + 1 < STEPS) {
-                rows.load(lines, c0, row0 + PR + H_TAPS - 1, ROW_FIRST, ROW_END);
-                dy_rows.load(lines, c0, row0 + PR, 0, STEPS * PR);
+                rows.load(lines, c0, row0 + PR + H_TAPS - 1, ROW_FIRST, ROW_END, aligned);
+                dy_rows.load(lines, c0, row0 + PR, 0, STEPS * PR, aligned);
             }
             if (tap_row0 >= H_TAPS) continue;
             int slot = ((row0 + tap_row0 - ROW_FIRST) % SLOTS + SLOTS) % SLOTS;
@@ -110,17 +111,4 @@ FUNCTION void correlate(const element *__restrict__ x, const element *__restrict
                 part[(i64)((tap_row0 + r) * W_TAPS + s) * CHANNELS + c0 + own + c] = sum;
             }
         }
-}
-
-KERNEL2(32 * WARPS, MIN_BLOCKS)
-void depthwise_filter(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace,
-                      f64 alpha, f64 beta) {
-    extern __shared__ uint4 shared_memory[];
-    u32 *shared_words = (u32 *)shared_memory;
-    __shared__ LineStart lines[LINES];
-    bool aligned = ((u64)x | (u64)dy) % (V * sizeof(element)) == 0;
-    if (V == 1 || aligned)
-        correlate<true>(x, dy, (f32 *)workspace, shared_words, lines);
-    else
-        correlate<false>(x, dy, (f32 *)workspace, shared_words, lines);
 }

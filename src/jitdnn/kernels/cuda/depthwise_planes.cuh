@@ -90,13 +90,21 @@ FUNCTION void part(const u32 (&words)[V], Pack<V> &first, Pack<V> &second) {
 
 // `rows` rows of the input of all lines and channels of the group, as pairs of columns in registers: `load` fetches those from
 // `row0` on, `put` writes them to slots of the planes. Rows outside of first ... end - 1 are left alone.
-template <bool aligned, int rows, int blocks, int line_blocks, int slots, int plane, bool is_output>
+template <int rows, int blocks, int line_blocks, int slots, int plane, bool is_output>
 struct Rows {
     static constexpr int PAIRS = LINES * blocks * 4, TASKS = rows * PAIRS * LANES_OF_CHANNELS;
     static constexpr int EACH = (TASKS + THREAD_COUNT - 1) / THREAD_COUNT;
     Pack<V> values[EACH][2];
 
-    __device__ __forceinline__ void load(const LineStart *lines, int c0, int row0, int first, int end) {
+    // tensors that begin at an odd element are rare, and read by smaller accesses
+    __device__ __forceinline__ void load(const LineStart *lines, int c0, int row0, int first, int end, bool aligned) {
+        if (V == 1 || aligned)
+            load_as<true>(lines, c0, row0, first, end);
+        else
+            load_as<false>(lines, c0, row0, first, end);
+    }
+    template <bool aligned>
+    __device__ __forceinline__ void load_as(const LineStart *lines, int c0, int row0, int first, int end) {
 #pragma unroll
         for (int k = 0; k < EACH; k++) {
             int i = k * THREAD_COUNT + threadIdx.x;
@@ -144,3 +152,18 @@ struct Rows {
         }
     }
 };
+
+// The rows of a line that the first step needs beside those that it adds, which are left in `rows`; the next are always on
+// their way.
+template <typename InputRows>
+FUNCTION void fill(InputRows &rows, u32 *planes, const LineStart *lines, int c0, bool aligned) {
+    constexpr int BEFORE = (H_TAPS - 1 + PR - 1) / PR;
+    rows.load(lines, c0, H_TAPS - 1 - BEFORE * PR, ROW_FIRST, ROW_END, aligned);
+#pragma unroll 1
+    for (int row = H_TAPS - 1 - BEFORE * PR; row < H_TAPS - 1; row += PR) {
+        InputRows next;
+        next.load(lines, c0, row + PR, ROW_FIRST, ROW_END, aligned);
+        rows.put(planes, row, ROW_FIRST, ROW_END);
+        rows = next;
+    }
+}
