@@ -56,5 +56,5 @@ def cuda_device(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(params=ARCHITECTURES)
 def architecture(request: pytest.FixtureRequest) -> Any:
     """A CUDA device on paper, which compiles and launches nothing."""
-    pytest.importorskip("cuda.bindings", reason="cuda-core is not installed")
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     return cuda.offline(request.param)

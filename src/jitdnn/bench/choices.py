@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitdnn.bench import provenance
 from jitdnn.bench.driver import Options, input_sets, labels_of, own_candidate, poisoned_result
 from jitdnn.bench.gate import Gate
 from jitdnn.bench.suites import Layer
 from jitdnn.bench.timing import Neighbours, geometric_mean, interleaved, median
-from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.errors import JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.planner.choose import get, survey
@@ -23,6 +22,9 @@ from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Store
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import current, settings
+
+if TYPE_CHECKING:
+    from jitdnn.devices.cpu import CpuDevice
 
 #: An algorithm whose first calls take this many times as long as the best one's is not measured any further.
 HOPELESS = 4.0
@@ -66,8 +68,10 @@ def run_choices(
     progress: Callable[[int, str], None] = lambda done, label: None,
 ) -> Iterator[ChoiceRow]:
     """Measure all algorithms of each of `layers`; of the options `threads`, `workspace_limit` and `method` count."""
+    from jitdnn.devices import cpu  # and with it the compiler of the CPU's kernels
+
     with settings(**options.given("threads", "workspace_limit")) as values:
-        device = host(values.threads, values.cpu)
+        device = cpu.host(values.threads, values.cpu)
         blank = ChoiceRow(
             "", "", "", 0, device=device.name, threads=values.threads, system=provenance.system(),
             commit=provenance.commit(),

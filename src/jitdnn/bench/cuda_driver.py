@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitdnn.bench import provenance
+from jitdnn.bench.cuda_timing import interleaved
 from jitdnn.bench.driver import Options, PeerResult, Row, labels_of
 from jitdnn.bench.suites import Layer
 from jitdnn.devices import cuda
@@ -31,8 +32,6 @@ from jitdnn.settings import current, settings
 PEERS = ("cudnn",)
 #: Sets of tensors: together at least so many times the cache, but no more than this many.
 CACHES, MOST_SETS = 3, 12
-#: Seconds that one replay of a graph lasts at least.
-REPLAY = 5e-4
 _TORCH_TYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
 _PEER_BOUND = {"f64": 1e-10, "f32": 2e-3, "f16": 1e-2, "bf16": 5e-2}
 _ORDERS = ("nhwc", "nchw")
@@ -69,7 +68,7 @@ def run(
         math_mode = values.math
         blank = Row(
             "", "", "", 0, device=device.name, threads=1, system=provenance.system(),
-            versions=provenance.versions(("numpy", "torch", "cuda-core")), commit=provenance.commit(),
+            versions=provenance.versions(("numpy", "torch", "cuda-bindings")), commit=provenance.commit(),
         )  # fmt: skip
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = math_mode == "tf32"
@@ -120,7 +119,7 @@ def _measure(
             else:
                 refused[peer.name] = f"another result: relative error {errors[peer.name]:.3g}"
     del expected
-    times = _interleaved(torch, candidates, count, options.method.rounds)
+    times = interleaved(torch, [one.run for one in candidates], count, options.method.rounds)
     seconds = statistics.median(times[0])
     results = {
         one.name: PeerResult(statistics.median(taken), errors[one.name], statistics.median(taken) / seconds)
@@ -225,44 +224,3 @@ def _error(torch: Any, result: Any, expected: Any) -> float:
     difference = (result.to(expected.dtype) - expected).norm().double()
     error = float(difference / expected.norm().double().clamp_min(1e-30))
     return error if math.isfinite(error) else math.inf
-
-
-def _interleaved(torch: Any, candidates: Sequence[_Candidate], sets: int, rounds: int) -> list[list[float]]:
-    """Seconds a call of each candidate, round by round."""
-    graphs = []
-    for candidate in candidates:
-        once = _captured(torch, candidate, sets, 1)
-        repeats = max(1, math.ceil(REPLAY / max(_replayed(torch, once), 1e-7)))
-        graphs.append((_captured(torch, candidate, sets, repeats), sets * repeats))
-    times: list[list[float]] = [[] for _ in candidates]
-    for graph, _ in graphs:
-        _replayed(torch, graph)
-    for _ in range(max(rounds, 7)):
-        for (graph, calls), taken in zip(graphs, times, strict=True):
-            taken.append(_replayed(torch, graph) / calls)
-    return times
-
-
-def _captured(torch: Any, candidate: _Candidate, sets: int, repeats: int) -> Any:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # what is searched, compiled or allocated once
-        for number in range(sets):
-            candidate.run(number)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            for number in range(sets):
-                candidate.run(number)
-    return graph
-
-
-def _replayed(torch: Any, graph: Any) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3

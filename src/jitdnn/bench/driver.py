@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,15 @@ from jitdnn.bench.gate import Gate
 from jitdnn.bench.peers import PEER_BOUND, Peer, torch_peers
 from jitdnn.bench.suites import Layer
 from jitdnn.bench.timing import Method, Neighbours, interleaved, median, ratio
-from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.errors import InvalidArgument, JitdnnError, NotSupported
 from jitdnn.handle import Handle
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import current, settings
 from jitdnn.tensor import TensorDescriptor, allocator, borrow, numpy_dtype
+
+if TYPE_CHECKING:
+    from jitdnn.devices.cpu import CpuDevice
 
 FloatArray = npt.NDArray[np.floating[Any]]
 
@@ -120,13 +122,15 @@ def run(
 
     Raises InvalidArgument at the start for a peer that is unknown or not installed.
     """
+    from jitdnn.devices import cpu  # and with it the compiler of the CPU's kernels: GPUs do without
+
     families = _families(options.peers)
     given = options.given("threads", "workspace_limit", "choice")
     with settings(**given) as values, ExitStack() as stack:
         if options.threads is not None and options.peers:
             for context in _thread_limits(options.peers, families, values.threads):
                 stack.enter_context(context)
-        device = host(values.threads, values.cpu)
+        device = cpu.host(values.threads, values.cpu)
         handle = stack.enter_context(Handle(device))
         blank = Row(
             "", "", "", 0, device=device.name, threads=values.threads, system=provenance.system(),

@@ -163,11 +163,15 @@ def bench(
         bool,
         typer.Option("--choices", help="Measure every algorithm of each problem, beside the planner's pick."),
     ] = False,
-    target: Annotated[str, typer.Option(help="Where to measure: cpu, or cuda (convolutions only).")] = "cpu",
+    target: Annotated[
+        str, typer.Option(help="Where to measure: cpu, or cuda (convolutions and --memory-bound).")
+    ] = "cpu",
     dtype: Annotated[
         str | None, typer.Option(help="Element type in place of the suite's: f32, bf16, f16 or f64.")
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="Memory order in place of the suite's: nchw or nhwc.")] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Memory order in place of the suite's: nchw or nhwc.")
+    ] = None,
     list_suites: Annotated[bool, typer.Option("--list", help="List the built-in suites and stop.")] = False,
     memory_bound: Annotated[
         bool,
@@ -177,6 +181,14 @@ def bench(
             "and a copy of as many bytes.",
         ),
     ] = False,
+    tensor_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "--tensor-bytes",
+            metavar="SIZE",
+            help="Size of a tensor with --memory-bound --target cuda.  [default: 256MiB]",
+        ),
+    ] = None,
     formulas: Annotated[
         bool, typer.Option("--formulas", help="Measure elementwise formulas beside NumPy's expressions.")
     ] = False,
@@ -185,11 +197,21 @@ def bench(
     ] = False,
 ) -> None:
     """Measure problems or suites, beside other libraries if wanted."""
-    from jitdnn.cli.bench import list_built_in, run_bench, run_formulas, run_memory_bound, run_sequences
+    from jitdnn.cli.bench import (
+        list_built_in,
+        run_bench,
+        run_cuda_memory_bound,
+        run_formulas,
+        run_memory_bound,
+        run_sequences,
+    )
 
     if list_suites:
         list_built_in()
         return
+    size = parse_bytes(tensor_bytes) if tensor_bytes else None
+    if memory_bound and target == "cuda":
+        raise typer.Exit(run_cuda_memory_bound(problems or [], dtype, layout, size, find, json_rows))
     if memory_bound:
         raise typer.Exit(run_memory_bound(problems or [], threads, json_rows, seconds))
     if formulas:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from jitdnn.bench import cuda_driver, memory_bound
+from jitdnn.bench import cuda_cases, cuda_driver, cuda_memory_bound, memory_bound
 from jitdnn.bench import sequences as sequence_cases
 from jitdnn.bench.choices import run_choices, summary_lines
 from jitdnn.bench.driver import Options, Row, run
@@ -273,6 +273,51 @@ def run_memory_bound(only: Sequence[str], threads: int | None, json_rows: Path |
     busiest = max((row.neighbours or 0.0 for row in rows), default=0.0)
     if busiest > QUIET:
         say(f"other programs kept up to {busiest:.1f} processors busy: these times and ratios say little")
+    return 1 if any(row.failure for row in rows) else 0
+
+
+def run_cuda_memory_bound(
+    only: Sequence[str],
+    dtype: str | None,
+    layout: str | None,
+    nbytes: int | None,
+    is_found: bool,
+    json_rows: Path | None,
+) -> int:
+    """Measure operations that move memory on a GPU and print them. Returns 1 if any has no time, else 0."""
+    layouts = cuda_cases.LAYOUTS if layout is None else (layout,)
+    dtypes = cuda_memory_bound.DTYPES if dtype is None else (dtype,)
+    with ExitStack() as stack:
+        stream = _open(json_rows, stack)
+        found = cuda_memory_bound.run(dtypes, layouts, only, nbytes or cuda_memory_bound.BYTES, is_found)
+        rows = _collect(found, stream)
+    if not rows:
+        raise InvalidArgument(f"no operation has any of {', '.join(only)} in its name")
+    if stream is sys.stdout:
+        return 1 if any(row.failure for row in rows) else 0
+    cells = [
+        [row.name, row.layout, row.dtype, "-", "-", "-", "-"]
+        if row.seconds is None or row.torch_seconds is None
+        else [
+            row.name, row.layout, row.dtype, f"{1e3 * row.seconds:.3f}", f"{1e3 * row.torch_seconds:.3f}",
+            f"{row.ratio:.2f}", f"{row.share:.0%}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    columns = ["operation", "layout", "dtype", "ms", "torch ms", "x torch", "of copy"]
+    print_table(f"{rows[0].device}, {rows[0].date}", columns, cells, "lllrrrr")
+    for row in rows:
+        if row.failure:
+            say(f"FAILED {row.name} {row.layout} {row.dtype}: {row.failure}")
+    least = cuda_memory_bound.SHARE
+    for kind in dict.fromkeys(row.dtype for row in rows):
+        done = [r for r in rows if r.dtype == kind and r.ratio is not None and r.share is not None]
+        mean = geometric_mean([r.ratio for r in done if r.ratio is not None])
+        low = [f"{r.name} {r.layout}" for r in done if r.share is not None and r.share < least]
+        slow = [f"{r.name} {r.layout}" for r in done if r.ratio is not None and r.ratio < 1.0]
+        say(f"{kind}, {len(done)} operations: geometric mean x{mean:.2f} of PyTorch")
+        say(f"  slower than PyTorch: {', '.join(slow) or 'none'}")
+        say(f"  below {least:.0%} of a copy: {', '.join(low) or 'none'}")
     return 1 if any(row.failure for row in rows) else 0
 
 

@@ -34,7 +34,7 @@ def driver() -> Any:
         from cuda.bindings import driver as functions
     except ImportError:
         raise DeviceError(
-            "the cuda target needs cuda-core and cuda-bindings: pip install 'jitdnn[cuda]'"
+            "the cuda target needs cuda-bindings: pip install 'jitdnn[cuda]'"
         ) from None
     try:
         (status,) = functions.cuInit(0)

@@ -1,0 +1,70 @@
+"""The benchmarks of GPUs, as far as they go without one: what is compared, and what they need to begin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jitdnn
+from jitdnn.bench import cuda_cases, cuda_memory_bound
+from jitdnn.devices import cuda
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+# jitdnn where llvmlite is not: the machine that has the GPU need not have it
+_WITHOUT_LLVMLITE = """
+import sys
+sys.modules["llvmlite"] = None
+import {module}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_operations_that_move_memory_compute_what_pytorch_does(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very calls that are timed on a GPU, on small tensors of the CPU."""
+    monkeypatch.setattr(cuda_cases, "SPACE", 8)
+    kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    nbytes = 2 * cuda_cases.CHANNELS * 8 * 8 * kind.itemsize
+    layouts = cuda_cases.LAYOUTS if dtype == "f32" else ("nhwc",)
+    names = []
+    with torch.no_grad():
+        for name, layout, make in cuda_cases.cases(torch, kind, nbytes, layouts, "cpu"):
+            error = cuda_memory_bound.error(torch, make())
+            assert error <= cuda_memory_bound.BOUND[dtype], f"{name} {layout}"
+            names.append((name, layout))
+    assert len(names) == len(set(names)) > 30
+
+
+def test_a_wrong_result_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_cases, "SPACE", 8)
+    monkeypatch.setattr(jitdnn, "relu", lambda x, out: out.copy_(x))
+    found = list(cuda_cases.cases(torch, torch.float32, 1 << 16, ("nchw",), "cpu", ("relu",)))
+    assert [name for name, _, _ in found] == ["relu", "relu backward"]
+    assert cuda_memory_bound.error(torch, found[0][2]()) > 0.1
+    assert cuda_memory_bound.error(torch, found[1][2]()) == 0.0
+
+
+@pytest.mark.skipif(bool(cuda.device_count()), reason="there is a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    with pytest.raises(jitdnn.DeviceError):
+        next(cuda_memory_bound.run())
+
+
+@pytest.mark.parametrize("module", ["jitdnn.cli.bench", "jitdnn.bench.cuda_driver", "jitdnn.ops.call"])
+def test_no_compiler_of_cpu_code_is_needed(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_LLVMLITE.format(module=module)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_script_for_gpu_machines_names_its_parts() -> None:
+    script = Path(__file__).parents[1] / "benchmarks" / "gpu.sh"
+    done = subprocess.run([script, "nothing"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "check, neglected, dense and memory" in done.stderr
