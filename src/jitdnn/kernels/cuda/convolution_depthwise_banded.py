@@ -95,8 +95,8 @@ class Banded:
 
     @property
     def slots(self) -> int:
-        """Rows that the planes hold: those of a step and those that the next one adds."""
-        return max(1, min(self.axes[1].taps + 2 * self.cut.rows - 1, self.end_row - self.first_row))
+        """Rows that the planes hold: those of a step."""
+        return max(1, min(self.axes[1].taps + self.cut.rows - 1, self.end_row - self.first_row))
 
     @property
     def blocks_read(self) -> int:
@@ -215,6 +215,8 @@ class Banded:
         waiting = 2500 + 700 * steps
         busy = waves * max(clocks * together * 1.25, waiting + clocks)
         transfer = self.window.bytes_moved * (self.blocks_read / self.cut.segment + 3) / 4 / device.bandwidth
+        if self.cut.channels * 2 < 32 < self.window.channels * 2:
+            transfer *= 1.35  # half of what memory hands out at a time is for another group
         wasted = waves * width / max(1, self.groups)
         return float(LAUNCH + UNKNOWN * max(busy / CLOCK, transfer * min(1.5, wasted) * 1.15))
 

@@ -56,6 +56,11 @@ class BandedFilter(Banded):
         return self.cut.channels * self.tap_warps
 
     @property
+    def slots(self) -> int:
+        """Rows that the planes hold: those of a step and those that the next one adds."""
+        return max(1, min(self.axes[1].taps + 2 * self.cut.rows - 1, self.end_row - self.first_row))
+
+    @property
     def threads(self) -> int:
         return 32 * self.warps
 

@@ -4,7 +4,7 @@
 //   rows m     16 tiles of 8 results: side by side, of several rows' lines, of several images
 //   columns n  the 8 results of a tile        k   16 columns of the input
 //   B[k][n] = w[row][8 * block + SHIFT + k - n], zero where there is no such tap
-// A step makes PR rows of results from the PR + H_TAPS - 1 rows that lie in the planes (depthwise_planes.cuh), one barrier a
+// A step makes PR rows of results from the PR + H_TAPS - 1 rows that lie in the planes (depthwise_planes.cuh), two barriers a
 // step; the rows that the next step adds are on their way meanwhile, and results go out through planes of their own.
 // ROLLING: the taps' fragments come from shared memory, those of PR rows in registers at a time; otherwise all are in
 // registers. A number that is not finite spreads to results up to 15 columns away.
@@ -225,7 +225,7 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
                              });
         }
 #endif
-        if (step > 0) __syncthreads();  // the step before is out
+        if (GROUPS_OF_ROWS > 1) __syncthreads();  // the step before is out, and this one's rows are used
 #pragma unroll
         for (int p = 0; p < PR; p++)
 #pragma unroll
