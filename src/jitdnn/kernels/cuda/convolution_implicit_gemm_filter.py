@@ -245,9 +245,7 @@ def source_of(plan: Plan) -> Source:
     step = _linear_step(plan)
     defines = (
         *type_defines(problem.x.dtype, dw.dtype),
-        *cut.tile.defines,
-        ("PARTS", cut.parts),
-        ("PARTS_AT", f"{plan.parts_at}ll"),
+        *cut.defines([plan.work], plan.parts_at),
         ("INDEX", plan.index),
         ("DEPTH", plan.depth),
         ("CHANNELS", problem.c // groups),
@@ -287,9 +285,8 @@ def source_of(plan: Plan) -> Source:
         ("FILTER_AT", f"{plan.outer_pack.at if plan.outer_pack else 0}ll"),
         ("EPILOGUE_PARAMETERS", ""),
     )
-    return Source(
-        "implicit_gemm_filter", text, defines, dialect="cuda", spills=not (plan.copy_a and plan.copy_b)
-    )
+    # a few bytes spill where a tile takes all registers; tests hold the common problems to none
+    return Source("implicit_gemm_filter", text, defines, dialect="cuda", spills=True)
 
 
 def _linear_step(plan: Plan) -> int | None:
@@ -311,18 +308,16 @@ def _linear_step(plan: Plan) -> int | None:
 def launches_of(plan: Plan) -> list[Launch]:
     """Packing, the product, and the sum of its parts."""
     cut, groups, tile = plan.cut, plan.problem.groups, plan.cut.tile
-    tiles = cut.tiles(plan.work) // groups
     launches: list[Launch] = []
     if plan.data_pack:
         launches.append(Launch("pack_data", plan.data_pack.blocks, 256))
     if plan.outer_pack:
         launches.append(Launch("pack_filter", plan.outer_pack.blocks, 256))
     stages = tile.stages * (tile.m + tile.n) * tile.k_bytes
-    staged = tile.m * (tile.n + 8) * 4 if cut.parts == 1 else 0
-    launches.append(
-        Launch("implicit_gemm_filter", (tiles, groups, cut.parts), tile.threads, max(stages, staged))
-    )
+    staged = tile.m * (tile.n + 8) * 4
+    grid = cut.blocks([plan.work]), groups
+    launches.append(Launch("implicit_gemm_filter", grid, tile.threads, max(stages, staged)))
     if cut.parts > 1:
         pieces = -(-tile.m * (tile.n // 8) // 256)
-        launches.append(Launch("add_parts", (tiles, groups, pieces), 256))
+        launches.append(Launch("add_parts", (cut.divided([plan.work]), groups, pieces), 256))
     return launches

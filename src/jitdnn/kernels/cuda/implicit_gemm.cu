@@ -6,7 +6,7 @@
 // inside. A strided backward data is several of these, one for each residue of the place modulo the stride ("class"):
 // results of a class are at residue + stride * place, and only its own taps meet them.
 //
-// Blocks: axis 0 tiles, columns inside; axis 1 groups; axis 2 parts of the reduction within classes.
+// Blocks: axis 0 tiles, columns inside, and their parts; axis 1 groups; axis 2 classes. TILES of the largest class.
 //
 // Macros beside those of implicit_gemm.cuh: DEPTH (channels of a group), WIDTH (columns of a group), IMAGES,
 // CLASSES, CLASS_TABLE (see Class), SHIFTS, FILTER_STEPS (of a tap along the three axes), MOVES (results per step of
@@ -150,6 +150,7 @@ struct Loader {
     const DTYPE *filter;  // at the first column of the tile
     const Tap *taps;
     int tap_count, columns;  // columns that the tile has
+    int blocks;              // of the reduction
 
     METHOD Tap tap_at(int k, int &channel) const {
         const int tap = k / DEPTH;
@@ -157,14 +158,16 @@ struct Loader {
         return taps[min(tap, tap_count)];
     }
 
+    template <int SHARE>
     METHOD void load(u8 *stage, int number) {
-        load_data(stage, number * BK);
+        load_data<SHARE>(stage, number * BK);
         if constexpr (FILTER_ACROSS)
-            load_filter_across(stage + A_BYTES, number * BK);
+            load_filter_across<SHARE>(stage + A_BYTES, number * BK);
         else
-            load_filter(stage + A_BYTES, number * BK);
+            load_filter<SHARE>(stage + A_BYTES, number * BK);
     }
 
+    template <int SHARE>
     METHOD void load_data(u8 *stage, int k) {
         const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
         k += chunk * CHUNK;
@@ -176,7 +179,7 @@ struct Loader {
                 int channel;
                 const Tap tap = tap_at(k + e, channel);
 #pragma unroll
-                for (int line = 0; line < A_LINES; ++line)
+                for (int line = LINES_OF(SHARE, A_LINES); line < LINES_OF(SHARE + 1, A_LINES); ++line)
                     copy_async<COPY_A>(to + place<CHUNKS_K>(row + line * A_STEP, chunk) + e * ELEMENT_BYTES,
                                        data + (rows.start[line] + (tap.data + channel)), rows.is_inside(line, tap));
             }
@@ -186,7 +189,7 @@ struct Loader {
                 const Tap tap = tap_at(k + e, channel);
                 const INDEX from = tap.data + (INDEX)(channel * (i64)DATA_CHANNEL);
 #pragma unroll
-                for (int line = 0; line < A_LINES; ++line) {
+                for (int line = LINES_OF(SHARE, A_LINES); line < LINES_OF(SHARE + 1, A_LINES); ++line) {
                     u8 *to = stage + place<CHUNKS_K>(row + line * A_STEP, chunk) + e * ELEMENT_BYTES;
                     *(DTYPE *)to = rows.is_inside(line, tap) ? data[rows.start[line] + from] : (DTYPE)0;
                 }
@@ -195,10 +198,11 @@ struct Loader {
     }
 
     // [column][reduction]
+    template <int SHARE>
     METHOD void load_filter(u8 *stage, int k) {
         const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
         k += chunk * CHUNK;
-        constexpr int piece = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
+        constexpr int piece = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1, lines = (BN + A_STEP - 1) / A_STEP;
         const u32 to = smem_address(stage);
 #pragma unroll
         for (int e = 0; e < CHUNK; e += piece) {
@@ -207,7 +211,7 @@ struct Loader {
             const bool is_tap = k + e < tap_count * DEPTH && channel < FILTER_DEPTH;
             const DTYPE *from = filter + tap.filter + (INDEX)(channel * (i64)FILTER_CHANNEL);
 #pragma unroll
-            for (int line = 0; line < (BN + A_STEP - 1) / A_STEP; ++line) {
+            for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
                 const int column = row + line * A_STEP;
                 if (BN % A_STEP != 0 && column >= BN) break;
                 const bool is_valid = is_tap && column < columns;
@@ -222,12 +226,13 @@ struct Loader {
     }
 
     // [reduction][column]
+    template <int SHARE>
     METHOD void load_filter_across(u8 *stage, int k) {
-        constexpr int step = BLOCK / CHUNKS_N, piece = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
+        constexpr int step = BLOCK / CHUNKS_N, piece = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1, lines = (BK + step - 1) / step;
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
         const u32 to = smem_address(stage);
 #pragma unroll
-        for (int line = 0; line < (BK + step - 1) / step; ++line) {
+        for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
             const int depth = row + line * step;
             if (BK % step != 0 && depth >= BK) break;
             int channel;
@@ -248,15 +253,14 @@ struct Loader {
     }
 };
 
-// Where a block's tile lies.
+// Where a tile lies.
 struct Tile {
     INDEX row, column;  // the first ones
-    int group, part;
+    int group;
 };
 
-FUNCTION Tile tile_of_block() {
-    return {(INDEX)(blockIdx.x / TILES_WIDE) * BM, (INDEX)(blockIdx.x % TILES_WIDE) * BN, (int)blockIdx.y,
-            (int)(blockIdx.z % PARTS)};
+FUNCTION Tile tile_at(u32 number) {
+    return {(INDEX)(number / TILES_WIDE) * BM, (INDEX)(number % TILES_WIDE) * BN, (int)blockIdx.y};
 }
 
 // Stores eight columns of a row of a tile, after the epilogue.
@@ -285,20 +289,14 @@ FUNCTION void finish_run(const Class &c, const Tile &tile, INDEX m, int column, 
     store_results<IS_RESULT_VECTOR>(result + start, (INDEX)RESULT_COLUMN, results, count, alpha, beta);
 }
 
-FUNCTION SUM *partial_of(u8 *workspace, const Tile &tile, int number) {
-    const i64 tiles = (i64)gridDim.x * gridDim.y * CLASSES;
-    const i64 own = ((i64)number * gridDim.y + tile.group) * gridDim.x + blockIdx.x;
-    return (SUM *)(workspace + PARTS_AT) + (tile.part * tiles + own) * (BM * BN);
-}
-
 KERNEL2(BLOCK, RESIDENT)
 void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha,
                    SCALE beta) {
     extern __shared__ __align__(128) u8 shared[];
-    const int number = blockIdx.z / PARTS;
-    const Class c = class_of(number);
+    const Class c = class_of(blockIdx.z);
     const INDEX pixels = (INDEX)IMAGES * c.results[0] * c.results[1] * c.results[2];
-    const Tile tile = tile_of_block();
+    const Share share = share_of_block(TILES);
+    const Tile tile = tile_at(share.tile);
     if (tile.row >= pixels) return;
 
     Tap *taps = (Tap *)(shared + STAGES * STAGE_BYTES);
@@ -314,12 +312,14 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
     __syncthreads();
 
     SUM sums[TILES_M][TILES_N][4] = {};
-    const int blocks = (loader.tap_count * DEPTH + BK - 1) / BK;
-    const int begin = (int)((i64)blocks * tile.part / PARTS), end = (int)((i64)blocks * (tile.part + 1) / PARTS);
+    loader.blocks = (loader.tap_count * DEPTH + BK - 1) / BK;
+    const int begin = (int)((i64)loader.blocks * share.part / share.parts);
+    const int end = (int)((i64)loader.blocks * (share.part + 1) / share.parts);
     accumulate<false, FILTER_ACROSS>(sums, loader, shared, begin, end - begin);
 
-    if constexpr (PARTS > 1) {
-        stage_sums(sums, partial_of(workspace, tile, number), BN);
+    if (PARTS > 1 && share.parts > 1) {
+        const int plane = blockIdx.z * gridDim.y + blockIdx.y;
+        stage_sums(sums, partial_of(workspace, TILES, plane, gridDim.y * CLASSES, share.tile, share.part), BN);
     } else {
         SUM *staged = (SUM *)shared;
         stage_sums(sums, staged, LINE);
@@ -336,23 +336,26 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
     }
 }
 
-// Adds the parts of every tile in their order. Blocks as before; axis 2 has pieces of tiles within classes.
+// Adds the parts of a divided tile in their order. Axis 0: such tiles; axis 1 groups; axis 2 pieces of tiles within classes.
 KERNEL(256)
 void add_parts(const DTYPE *, const DTYPE *, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
     constexpr int pieces = (BM * RUNS + 255) / 256;
     const int number = blockIdx.z / pieces, run = blockIdx.z % pieces * 256 + threadIdx.x;
     const Class c = class_of(number);
     const INDEX pixels = (INDEX)IMAGES * c.results[0] * c.results[1] * c.results[2];
-    Tile tile = tile_of_block();
+    const u32 divided = WHOLE + blockIdx.x;
+    const Tile tile = tile_at(divided);
     const int row = ROWS_FIRST ? run % BM : run / RUNS;
     const int column = (ROWS_FIRST ? run / BM : run % RUNS) * RUN;
     if (run >= BM * RUNS || tile.row + row >= pixels || tile.column + column >= WIDTH) return;
     SUM values[RUN] = {};
-    for (tile.part = 0; tile.part < PARTS; ++tile.part) {
-        SUM part[RUN];
-        read_run(partial_of(workspace, tile, number) + row * BN + column, part);
+#pragma unroll 8
+    for (int part = 0; part < PARTS; ++part) {
+        SUM more[RUN];
+        read_run(partial_of(workspace, TILES, number * gridDim.y + blockIdx.y, gridDim.y * CLASSES, divided, part) +
+                     row * BN + column, more);
 #pragma unroll
-        for (int e = 0; e < RUN; ++e) values[e] += part[e];
+        for (int e = 0; e < RUN; ++e) values[e] += more[e];
     }
     finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS, (REAL)alpha, (REAL)beta);
 }

@@ -12,7 +12,8 @@
 // that ldmatrix reads at once lie in different banks.
 //
 // Macros: DTYPE, SUM (f32, or i32 for i8), DTYPE_IS_INTEGER, MULTIPLY, RESULT, REAL (of alpha times a sum), PACK,
-// BM, BN, BK_BYTES, WM, WN, STAGES, BUFFERS (of fragments).
+// BM, BN, BK_BYTES, WM, WN, STAGES, BUFFERS (of fragments),
+// WHOLE, PARTS, PARTS_AT (bytes into the workspace).
 
 #define METHOD __device__ __forceinline__
 
@@ -29,7 +30,7 @@ constexpr bool IS_TF32 = ELEMENT_BYTES == 4;
 
 // What the exchange of chunks XORs in a row.
 template <int CHUNKS>
-FUNCTION int twist(int row) {
+FUNCTION constexpr int twist(int row) {
     if constexpr (CHUNKS >= 8)
         return row & 7;
     else
@@ -71,16 +72,22 @@ FUNCTION void read_16(u32 (&r)[4], const LanePlace &lane, u32 operand, int numbe
         ldmatrix_x4(r, operand + lane.line + number * (16 * CHUNKS * 16) + (lane.chunk ^ (step * 32)));
 }
 
-// The same of 4-byte elements that lie across, which ldmatrix cannot transpose: r[i] is the element at row (column)
-// first + t1 and reduction step * 8 + t2, with t1 = g or g + 8 and t2 = t or t + 4.
+// The same for 4-byte elements that lie across, which ldmatrix cannot transpose. A lane reads the element of row (column)
+// g or g + 8 at t or t + 4 of the reduction, with g = lane / 4 and t = lane % 4.
+template <int CHUNKS>
+FUNCTION LanePlace lane_place_of_words(int first) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    return {(u32)(t * CHUNKS * 16 + g % 4 * 4), (u32)(((first + g) / 4 ^ twist<CHUNKS>(t)) * 16)};
+}
+
 template <int CHUNKS, bool IS_A>
-FUNCTION void gather_16(u32 (&r)[4], const u8 *operand, int first, int step) {
-    const int lane = threadIdx.x % 32;
+FUNCTION void read_words(u32 (&r)[4], const LanePlace &lane, const u8 *operand, int number, int step) {
+    constexpr int next = twist<CHUNKS>(4);  // what four rows further down is exchanged beside
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int side = IS_A ? i % 2 : i / 2, depth = IS_A ? i / 2 : i % 2;
-        const int at = first + lane / 4 + side * 8, row = step * 8 + lane % 4 + depth * 4;
-        r[i] = *(const u32 *)(operand + place<CHUNKS>(row, at / 4) + at % 4 * 4);
+        const u32 chunk = lane.chunk ^ ((number * 4 + side * 2) ^ depth * next) * 16;
+        r[i] = *(const u32 *)(operand + lane.line + (step * 8 + depth * 4) * (CHUNKS * 16) + chunk);
     }
 }
 
@@ -105,27 +112,52 @@ FUNCTION void multiply(SUM (&sums)[TILES_M][TILES_N][4], const Fragments &f) {
     }
 }
 
-// Adds the products of `count` blocks of the reduction from number `first` on. `loader.load(stage, number)` starts the
-// copies of one block into a stage, zeros where there is nothing.
+// The lines of `count` that share `share` of LOADS has.
+#define LINES_OF(share, count) ((count) * (share) / LOADS)
+
+// A stage is asked for in so many shares, one in each step but the last, so that addresses are made while sums are.
+constexpr int LOADS = STEPS > 2 ? STEPS - 1 : 1;
+
+// Adds the products of `count` blocks of the reduction from number `first` on. `loader.load<share>(stage, number)` starts
+// a share of the copies of one block into a stage, zeros where there is nothing, as in block `loader.blocks`: asking for
+// that one behind the last keeps branches out of the loop.
+template <int SHARE, class Loader>
+FUNCTION void load_shares(Loader &loader, u8 *stage, int number) {
+    loader.template load<SHARE>(stage, number);
+    if constexpr (SHARE + 1 < LOADS) load_shares<SHARE + 1>(loader, stage, number);
+}
+
+template <class Loader>
+FUNCTION void load_share(Loader &loader, int share, u8 *stage, int number) {
+    if (share == 0) loader.template load<0>(stage, number);
+    if constexpr (LOADS > 1)
+        if (share == 1) loader.template load<1>(stage, number);
+    if constexpr (LOADS > 2)
+        if (share == 2) loader.template load<2>(stage, number);
+}
+
 template <bool A_ACROSS, bool B_ACROSS, class Loader>
 FUNCTION void accumulate(SUM (&sums)[TILES_M][TILES_N][4], Loader &loader, u8 *stages, int first, int count) {
     const int warp = threadIdx.x / 32, warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
-    const LanePlace lane_a = lane_place<A_ACROSS, A_ACROSS ? CHUNKS_M : CHUNKS_K, true>(warp_m);
-    const LanePlace lane_b = lane_place<B_ACROSS, B_ACROSS ? CHUNKS_N : CHUNKS_K, false>(warp_n);
+    constexpr bool words_a = A_ACROSS && IS_TF32, words_b = B_ACROSS && IS_TF32;
+    const LanePlace lane_a = words_a ? lane_place_of_words<CHUNKS_M>(warp_m)
+                                     : lane_place<A_ACROSS, A_ACROSS ? CHUNKS_M : CHUNKS_K, true>(warp_m);
+    const LanePlace lane_b = words_b ? lane_place_of_words<CHUNKS_N>(warp_n)
+                                     : lane_place<B_ACROSS, B_ACROSS ? CHUNKS_N : CHUNKS_K, false>(warp_n);
     const u32 base = smem_address(stages);
 
     auto read = [&](Fragments &f, int stage, int step) {
 #pragma unroll
         for (int i = 0; i < TILES_M; ++i) {
-            if constexpr (A_ACROSS && IS_TF32)
-                gather_16<CHUNKS_M, true>(f.a[i], stages + stage, warp_m + i * 16, step);
+            if constexpr (words_a)
+                read_words<CHUNKS_M, true>(f.a[i], lane_a, stages + stage, i, step);
             else
                 read_16<A_ACROSS, A_ACROSS ? CHUNKS_M : CHUNKS_K>(f.a[i], lane_a, base + stage, i, step);
         }
 #pragma unroll
         for (int j = 0; j < TILES_N / 2; ++j) {
-            if constexpr (B_ACROSS && IS_TF32)
-                gather_16<CHUNKS_N, false>(f.b[j], stages + stage + A_BYTES, warp_n + j * 16, step);
+            if constexpr (words_b)
+                read_words<CHUNKS_N, false>(f.b[j], lane_b, stages + stage + A_BYTES, j, step);
             else
                 read_16<B_ACROSS, B_ACROSS ? CHUNKS_N : CHUNKS_K>(f.b[j], lane_b, base + stage + A_BYTES, j, step);
         }
@@ -133,7 +165,7 @@ FUNCTION void accumulate(SUM (&sums)[TILES_M][TILES_N][4], Loader &loader, u8 *s
 
 #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s) {
-        if (s < count) loader.load(stages + s * STAGE_BYTES, first + s);
+        load_shares<0>(loader, stages + s * STAGE_BYTES, s < count ? first + s : loader.blocks);
         cp_async_commit();
     }
     cp_async_wait<STAGES - 2>();
@@ -152,8 +184,9 @@ FUNCTION void accumulate(SUM (&sums)[TILES_M][TILES_N][4], Loader &loader, u8 *s
                 reading = reading == (STAGES - 1) * STAGE_BYTES ? 0 : reading + STAGE_BYTES;
             }
             if constexpr (BUFFERS == 2) read(fragments[(step + 1) % 2], reading, (step + 1) % STEPS);
-            if (step == 0) {
-                if (i + STAGES - 1 < count) loader.load(stages + writing, first + i + STAGES - 1);
+            if (step < LOADS)
+                load_share(loader, step, stages + writing, i + STAGES - 1 < count ? first + i + STAGES - 1 : loader.blocks);
+            if (step == LOADS - 1) {
                 cp_async_commit();
                 writing = writing == (STAGES - 1) * STAGE_BYTES ? 0 : writing + STAGE_BYTES;
             }
@@ -162,6 +195,28 @@ FUNCTION void accumulate(SUM (&sums)[TILES_M][TILES_N][4], Loader &loader, u8 *s
     }
     cp_async_wait<0>();
     __syncthreads();
+}
+
+// ---- Which tile a block has ---------------------------------------------------------------------------------------
+//
+// Along axis 0 the first WHOLE tiles have a block each. The others, which would leave the machine half empty, are divided
+// along the reduction into PARTS blocks each, all first parts first.
+
+struct Share {
+    u32 tile;
+    int part, parts;
+};
+
+FUNCTION Share share_of_block(u32 tiles) {
+    if (PARTS == 1 || blockIdx.x < WHOLE) return {blockIdx.x, 0, 1};
+    const u32 rest = tiles - WHOLE, block = blockIdx.x - WHOLE;
+    return {WHOLE + block % rest, (int)(block / rest), PARTS};
+}
+
+// Where the sums of a part lie until they are added; the plane is one of those along axes 1 and 2.
+FUNCTION SUM *partial_of(u8 *workspace, u32 tiles, int plane, int planes, u32 tile, int part) {
+    const i64 own = (i64)plane * (tiles - WHOLE) + (tile - WHOLE);
+    return (SUM *)(workspace + PARTS_AT) + ((i64)planes * (tiles - WHOLE) * part + own) * (BM * BN);
 }
 
 // ---- Copies into a stage -----------------------------------------------------------------------------------------

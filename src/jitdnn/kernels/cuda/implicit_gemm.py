@@ -8,7 +8,7 @@ channels innermost).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,14 @@ COPY_BYTES = (16, 8, 4)
 LAUNCH = 2.5e-6
 """Seconds from the end of a launch to the end of an empty one behind it."""
 
-_START = 1.8e-6  # seconds until a block's first products: its addresses, and the first stages on their way
-_L2 = 40.0  # bytes that a multiprocessor gets from L2 in a cycle, as copies of tiles reach it
-_CLOCK = 1.7e9  # Hz; cancels where both rates are given in cycles
+# Of a Hopper multiprocessor, at the clock that long products run at; where they differ elsewhere, so do all alike.
+_CLOCK = 1.6e9  # Hz
+_L2 = 40.0  # bytes a cycle from L2, as copies of tiles reach it
+_SHARED = 128.0  # bytes a cycle from and to shared memory
+_START = 2500.0  # cycles until a block's first products: its addresses, and the first stages on their way
+_END = 1200.0  # cycles of a block's end beside what it moves
+_STEP = 110.0  # cycles of a step of one warp that waits for its own results
+
 _LEAST_INDEX64 = 2**31 - 2**26  # elements from which offsets need 64 bits: room for taps that lie outside
 
 
@@ -73,16 +78,17 @@ class Tile:
 TILES = (
     Tile(256, 128, 128, 64, 64, 3, 2, 1, 1.0),
     Tile(128, 256, 128, 64, 64, 3, 2, 1, 1.0),
-    Tile(128, 128, 128, 64, 32, 3, 1, 2, 0.95),
-    Tile(128, 128, 64, 64, 32, 4, 1, 2, 0.9),
-    Tile(256, 64, 64, 64, 32, 4, 1, 2, 0.85),
-    Tile(64, 128, 128, 32, 32, 3, 2, 2, 0.8),
-    Tile(128, 64, 128, 32, 32, 3, 2, 2, 0.8),
-    Tile(128, 64, 64, 32, 32, 4, 2, 2, 0.75),
-    Tile(64, 64, 128, 32, 32, 4, 2, 3, 0.7),
-    Tile(64, 64, 64, 32, 32, 4, 2, 3, 0.65),
-    Tile(128, 32, 64, 32, 32, 4, 2, 3, 0.6),
-    Tile(128, 16, 64, 32, 16, 4, 2, 4, 0.4),
+    Tile(128, 128, 128, 64, 64, 3, 2, 2, 1.0),
+    Tile(256, 64, 64, 64, 64, 5, 2, 2, 1.0),
+    Tile(64, 256, 64, 64, 64, 5, 2, 2, 1.0),
+    Tile(128, 128, 128, 64, 32, 3, 1, 2, 1.0),
+    Tile(128, 64, 128, 64, 32, 3, 2, 3, 1.0),
+    Tile(64, 128, 128, 32, 64, 3, 2, 3, 1.0),
+    Tile(64, 64, 128, 32, 32, 4, 2, 3, 1.0),
+    Tile(64, 64, 64, 32, 32, 4, 2, 4, 1.0),
+    Tile(128, 32, 64, 32, 32, 4, 2, 4, 1.0),
+    Tile(32, 128, 64, 32, 32, 4, 2, 4, 1.0),
+    Tile(128, 16, 64, 32, 16, 4, 2, 4, 1.0),
 )
 """Tiles worth trying. To time them all on a device: build each with `ImplicitGemm(tiles=(tile,))`."""
 
@@ -99,55 +105,95 @@ class Work:
 
 @dataclass(frozen=True)
 class Cut:
-    """A tile and the parts that the reduction is divided into, each with sums of its own."""
+    """A tile, and how many tiles of a product have one block for the whole reduction: `whole` of them.
+
+    The reduction of the others is divided into `parts`, each with a block and sums of its own.
+    """
 
     tile: Tile
-    parts: int
+    parts: int = 1
+    whole: int = 0
 
     def tiles(self, work: Work) -> int:
-        return -(-work.rows // self.tile.m) * -(-work.columns // self.tile.n) * work.groups
+        """Of one group."""
+        return -(-work.rows // self.tile.m) * -(-work.columns // self.tile.n)
+
+    def divided(self, works: Sequence[Work]) -> int:
+        """Tiles of a group that are divided; every product has the tiles of the largest."""
+        return max(self.tiles(work) for work in works) - self.whole if self.parts > 1 else 0
+
+    def blocks(self, works: Sequence[Work]) -> int:
+        """Along the first axis of the grid."""
+        tiles, divided = max(self.tiles(work) for work in works), self.divided(works)
+        return tiles - divided + divided * self.parts
 
     def partial_bytes(self, works: Sequence[Work]) -> int:
-        """Bytes of the sums of parts; every product has the tiles of the largest."""
-        if self.parts == 1:
-            return 0
-        most = max(self.tiles(work) for work in works)
-        return len(works) * most * self.parts * self.tile.m * self.tile.n * 4
+        """Bytes of the sums of parts."""
+        return len(works) * works[0].groups * self.divided(works) * self.parts * self.tile.m * self.tile.n * 4
+
+    def defines(self, works: Sequence[Work], parts_at: int) -> tuple[tuple[str, object], ...]:
+        return (
+            *self.tile.defines,
+            ("TILES", f"{max(self.tiles(work) for work in works)}u"),
+            ("WHOLE", f"{self.whole}u"),
+            ("PARTS", self.parts),
+            ("PARTS_AT", f"{parts_at}ll"),
+        )
 
 
 def seconds(works: Sequence[Work], cut: Cut, dtype: str, device: GpuDevice, bytes_moved: int) -> float:
     """Expected time of a launch that computes all the products.
 
-    A multiprocessor runs `resident` blocks side by side; they share its matrix units and its way to L2. The last wave
-    costs as much as a full one does, and no launch is faster than its operands come from memory.
+    A multiprocessor runs `resident` blocks side by side; they share its matrix units, its shared memory and its way to
+    L2, and hide each other's beginnings and ends. The last wave costs as much as its blocks have to do one by one. No
+    launch is faster than its operands come from memory.
     """
     tile, size = cut.tile, DTYPES[dtype]
-    bk = tile.k_bytes // size
-    resident = max(1, min(tile.resident, device.shared_bytes // (tile.shared + 2048), 2048 // tile.threads))
-    rate = device.tensor_flops(dtype) / device.multiprocessors * tile.share
+    bk, warps = tile.k_bytes // size, tile.threads // 32
+    resident = resident_blocks(tile, device)
     stage = (tile.m + tile.n) * tile.k_bytes
-    products = 2.0 * tile.m * tile.n * bk / rate
-    copies = stage / (_L2 * _CLOCK)
-    out = tile.m * tile.n * (8 if cut.parts > 1 else 4) / (_L2 * _CLOCK)
-    # alone on a multiprocessor, a block waits for every stage in turn and cannot hide its beginning and end
-    total, blocks = 0.0, 0
+    fragments = warps * (tile.wm + tile.wn) * tile.k_bytes
+    busy = max(
+        2.0 * tile.m * tile.n * bk * device.multiprocessors / (device.tensor_flops(dtype) * tile.share),
+        (stage + fragments) / (_SHARED * _CLOCK),
+        stage / (_L2 * _CLOCK),
+    )
+    lonely = max(busy, tile.k_bytes / 32 * _STEP * max(1.0, warps / 8) / _CLOCK)
+    sums = tile.m * tile.n * 4
+    out = (_END + 2 * sums / _SHARED + sums / (_L2 if cut.parts > 1 else 1.5 * _L2)) / _CLOCK
+    start = _START / _CLOCK
+    whole = divided = steps = 0
     for work in works:
-        count = cut.tiles(work) * cut.parts
-        steps = -(-work.k // (bk * cut.parts))
-        total += count * (steps * max(products, copies) + out)
-        blocks += count
-    slots = device.multiprocessors * resident
-    waves = -(-blocks // slots)
-    per_block = total / max(1, blocks)
-    # a wave that is not full: its blocks have the multiprocessor to fewer, but are no faster than one alone can be
-    full, rest = divmod(blocks, slots)
-    alone = max(1.0, math.ceil(rest / device.multiprocessors)) if rest else 0.0
-    busy = full * resident * per_block + alone * per_block * (1.25 if alone == 1 and resident > 1 else 1.0)
-    time = busy + waves * _START * (1.0 if resident == 1 else 0.6)
+        count, length = cut.tiles(work) * work.groups, -(-work.k // bk)
+        undivided = count if cut.parts == 1 else cut.whole
+        whole, divided = whole + undivided, divided + (count - undivided) * cut.parts
+        steps += count * length
+    mean = steps / max(1, whole + divided / cut.parts)
+    hidden = 1.0 if resident == 1 else 0.45
+
+    def wave(count: int, length: float) -> float:
+        """Of so many blocks on a multiprocessor."""
+        own = length * max(busy, lonely / count)
+        return count * own + (start + out * count) * (1.0 if count == 1 else hidden)
+
+    def waves(blocks: int, length: float) -> float:
+        full, rest = divmod(blocks, device.multiprocessors * resident)
+        return full * wave(resident, length) + (
+            wave(-(-rest // device.multiprocessors), length) if rest else 0.0
+        )
+
+    time = waves(whole, mean) + waves(divided, math.ceil(mean / cut.parts))
+    if whole + divided > device.multiprocessors and resident > 1:
+        time += start + out  # of the first and the last blocks, which nothing hides
     if cut.parts > 1:
-        moved = cut.partial_bytes(works)
-        time += LAUNCH + 2 * moved / (2.5 * device.bandwidth if moved < 30e6 else device.bandwidth)
+        rate = min(_L2 * _CLOCK * device.multiprocessors * 0.6, 2 * device.bandwidth)
+        time += LAUNCH + 1.5e-6 + cut.partial_bytes(works) / rate
     return max(time, bytes_moved / device.bandwidth) + LAUNCH
+
+
+def resident_blocks(tile: Tile, device: GpuDevice) -> int:
+    """Blocks that a multiprocessor runs side by side."""
+    return max(1, min(tile.resident, (device.shared_bytes + 1024) // (tile.shared + 2048)))
 
 
 def best_cut(
@@ -157,27 +203,41 @@ def best_cut(
     device: GpuDevice,
     bytes_moved: int,
     most_parts: int,
+    room: int = 0,
 ) -> Cut:
-    """The cut that is expected to be fastest; the first of equals."""
+    """The cut that is expected to be fastest; the first of equals.
+
+    `room`: bytes of shared memory that are needed beside a tile's own.
+    """
     size = DTYPES[dtype]
     best, least = None, math.inf
     for tile in tiles:
-        if tile.shared + 16 * 1024 > device.shared_bytes and tile.shared > 96 * 1024:
+        if tile.shared + room > device.shared_bytes:
             continue
-        steps = max(-(-work.k // (tile.k_bytes // size)) for work in works)
-        one = sum(Cut(tile, 1).tiles(work) for work in works)
-        slots = device.multiprocessors * tile.resident
-        counts = {1}
-        for waves in (1, 2, 3, 4):
-            counts |= {min(waves * slots // max(1, one), steps // 4)}
-        for parts in sorted(counts):
-            if not 1 <= parts <= most_parts:
-                continue
-            time = seconds(works, Cut(tile, parts), dtype, device, bytes_moved)
+        for cut in _cuts(works, tile, tile.k_bytes // size, device, most_parts):
+            time = seconds(works, cut, dtype, device, bytes_moved)
             if time < least:
-                best, least = Cut(tile, parts), time
-    assert best is not None
-    return best
+                best, least = cut, time
+    return best or Cut(min(tiles, key=lambda tile: tile.shared))
+
+
+def _cuts(works: Sequence[Work], tile: Tile, bk: int, device: GpuDevice, most_parts: int) -> Iterator[Cut]:
+    """Cuts by a tile: all tiles whole, all divided, or those divided that do not fill the machine any more."""
+    yield Cut(tile)
+    if most_parts == 1:
+        return
+    longest = max(-(-work.k // bk) for work in works) // 3  # parts of at least three stages
+    one = sum(Cut(tile).tiles(work) * work.groups for work in works)
+    slots = device.multiprocessors * resident_blocks(tile, device)
+    if not one:
+        return
+    for parts in sorted({min(waves * slots // one, longest, most_parts) for waves in (1, 2, 3, 4, 6)}):
+        if parts > 1:
+            yield Cut(tile, parts)
+    rest = one % slots
+    parts = min(slots // rest, longest, most_parts) if rest else 1
+    if len(works) == works[0].groups == 1 and one > slots and parts > 1:
+        yield Cut(tile, parts, one - rest)
 
 
 def copy_bytes(dtype: str, step: int, multiples: Sequence[int]) -> int:

@@ -5,7 +5,7 @@
 // with rows = channels of dy, columns = taps with the channels of x inside, and the reduction over the pixels of dy
 // (image, place). Channels are innermost in memory, so both operands have the reduction across.
 //
-// Blocks: axis 0 tiles, columns inside; axis 1 groups; axis 2 parts of the reduction.
+// Blocks: axis 0 tiles (TILES), columns inside, and their parts; axis 1 groups.
 //
 // Macros beside those of implicit_gemm.cuh: HEIGHT (channels of dy in a group; OUTER_CHANNELS
 // packed), DEPTH (channels of x in a group, packed; CHANNELS of them count), TAPS_*, PLACES (of an image),
@@ -57,17 +57,22 @@ struct Loader {
     const DTYPE *data;
     int rows;  // that the tile has
 
+    static constexpr int blocks = (int)((PIXELS + BK - 1) / BK);  // of the reduction
+
+    template <int SHARE>
     METHOD void load(u8 *stage, int number) {
-        load_outer(stage, (INDEX)number * BK);
-        load_data(stage + A_BYTES, (INDEX)number * BK);
+        load_outer<SHARE>(stage, (INDEX)number * BK);
+        load_data<SHARE>(stage + A_BYTES, (INDEX)number * BK);
     }
 
+    template <int SHARE>
     METHOD void load_outer(u8 *stage, INDEX first) {
+        constexpr int lines = (BK + STEP_A - 1) / STEP_A;
         constexpr i64 strides[3] = {OUTER_STRIDES};
         const int chunk = threadIdx.x % CHUNKS_M, row = threadIdx.x / CHUNKS_M;
         const u32 to = smem_address(stage);
 #pragma unroll
-        for (int line = 0; line < (BK + STEP_A - 1) / STEP_A; ++line) {
+        for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
             const int depth = row + line * STEP_A;
             if (BK % STEP_A != 0 && depth >= BK) break;
             const INDEX m = first + depth;
@@ -91,13 +96,15 @@ struct Loader {
         }
     }
 
+    template <int SHARE>
     METHOD void load_data(u8 *stage, INDEX first) {
+        constexpr int lines = (BK + STEP_B - 1) / STEP_B;
         constexpr i64 strides[3] = {DATA_STRIDES};
         constexpr int moves[3] = {MOVES}, extents[3] = {EXTENTS};
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
         const u32 to = smem_address(stage);
 #pragma unroll
-        for (int line = 0; line < (BK + STEP_B - 1) / STEP_B; ++line) {
+        for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
             const int depth = row + line * STEP_B;
             if (BK % STEP_B != 0 && depth >= BK) break;
             const INDEX m = first + depth;
@@ -126,13 +133,14 @@ struct Loader {
     }
 };
 
+// Where a tile lies.
 struct Tile {
     int row, column;  // the first ones
-    int group, part;
+    int group;
 };
 
-FUNCTION Tile tile_of_block() {
-    return {(int)(blockIdx.x / TILES_WIDE) * BM, (int)(blockIdx.x % TILES_WIDE) * BN, (int)blockIdx.y, (int)blockIdx.z};
+FUNCTION Tile tile_at(u32 number) {
+    return {(int)(number / TILES_WIDE) * BM, (int)(number % TILES_WIDE) * BN, (int)blockIdx.y};
 }
 
 // Stores eight columns of a row of a tile.
@@ -166,15 +174,11 @@ FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums
     }
 }
 
-FUNCTION SUM *partial_of(u8 *workspace, const Tile &tile) {
-    const i64 tiles = (i64)gridDim.x * gridDim.y;
-    return (SUM *)(workspace + PARTS_AT) + (tile.part * tiles + (i64)tile.group * gridDim.x + blockIdx.x) * (BM * BN);
-}
-
 KERNEL2(BLOCK, RESIDENT)
 void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *result, u8 *workspace, SCALE alpha, SCALE beta) {
     extern __shared__ __align__(128) u8 shared[];
-    const Tile tile = tile_of_block();
+    const Share share = share_of_block(TILES);
+    const Tile tile = tile_at(share.tile);
     Loader loader;
     loader.data = (IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) + tile.group * (i64)DATA_GROUP;
     loader.outer = (IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) + tile.group * (i64)OUTER_GROUP +
@@ -185,12 +189,12 @@ void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *resul
         loader.columns[piece].set(tile.column + (int)threadIdx.x % CHUNKS_N * CHUNK + piece * PIECE_B);
 
     SUM sums[TILES_M][TILES_N][4] = {};
-    constexpr int blocks = (int)((PIXELS + BK - 1) / BK);
-    const int begin = (int)((i64)blocks * tile.part / PARTS), end = (int)((i64)blocks * (tile.part + 1) / PARTS);
+    const int begin = (int)((i64)Loader::blocks * share.part / share.parts);
+    const int end = (int)((i64)Loader::blocks * (share.part + 1) / share.parts);
     accumulate<true, true>(sums, loader, shared, begin, end - begin);
 
-    if constexpr (PARTS > 1) {
-        stage_sums(sums, partial_of(workspace, tile), BN);
+    if (PARTS > 1 && share.parts > 1) {
+        stage_sums(sums, partial_of(workspace, TILES, blockIdx.y, gridDim.y, share.tile, share.part), BN);
     } else {
         SUM *staged = (SUM *)shared;
         stage_sums(sums, staged, LINE);
@@ -205,19 +209,21 @@ void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *resul
     }
 }
 
-// Adds the parts of every tile in their order. Blocks as before; axis 2 has pieces of tiles.
+// Adds the parts of a divided tile in their order. Axis 0: such tiles; axis 1 groups; axis 2 pieces of tiles.
 KERNEL(256)
 void add_parts(const DTYPE *, const DTYPE *, RESULT *result, u8 *workspace, SCALE alpha, SCALE beta) {
     const int run = blockIdx.z * 256 + threadIdx.x;
-    Tile tile = tile_of_block();
+    const u32 divided = WHOLE + blockIdx.x;
+    const Tile tile = tile_at(divided);
     const int row = run / RUNS, column = run % RUNS * RUN;
     if (run >= BM * RUNS || tile.row + row >= HEIGHT || tile.column + column >= COLUMNS) return;
     SUM values[RUN] = {};
-    for (tile.part = 0; tile.part < PARTS; ++tile.part) {
-        SUM part[RUN];
-        read_run(partial_of(workspace, tile) + row * BN + column, part);
+#pragma unroll 8
+    for (int part = 0; part < PARTS; ++part) {
+        SUM more[RUN];
+        read_run(partial_of(workspace, TILES, blockIdx.y, gridDim.y, divided, part) + row * BN + column, more);
 #pragma unroll
-        for (int e = 0; e < RUN; ++e) values[e] += part[e];
+        for (int e = 0; e < RUN; ++e) values[e] += more[e];
     }
     finish_run(tile, tile.row + row, tile.column + column, values, result, (REAL)alpha, (REAL)beta);
 }
