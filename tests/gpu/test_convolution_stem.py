@@ -13,13 +13,21 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run_algorithm
 from jitdnn.kernels.cuda.convolution_stem import Stem, launches, source
-from jitdnn.kernels.cuda.convolution_stem_data_plan import data_plan
+from jitdnn.kernels.cuda.convolution_stem_data_plan import data_plan, data_plans
 from jitdnn.kernels.cuda.convolution_stem_geometry import Rows, Shape
-from jitdnn.kernels.cuda.convolution_stem_plan import filter_plan, forward_plan
+from jitdnn.kernels.cuda.convolution_stem_plan import (
+    Plan,
+    facts_of,
+    filter_plan,
+    filter_plans,
+    forward_plan,
+    forward_plans,
+)
 from jitdnn.problems import Convolution
 from strategies import convolutions
 
 PLANS = {"fwd": forward_plan, "bwd_data": data_plan, "bwd_filter": filter_plan}
+GENERATORS: Any = {"fwd": forward_plans, "bwd_data": data_plans, "bwd_filter": filter_plans}
 ALIGNED = 1024  # elements in front of a tensor, so that it begins at a multiple of 16 bytes
 
 # how rows are staged: (bytes at once, planes of channels), and whether neighbouring outputs begin at odd distances
@@ -82,6 +90,48 @@ def test_any(problem: Convolution, cuda_device: Any) -> None:
         assert max(problem.dilation) > 1
         return
     run_algorithm(Stem(), make_case(problem, None, 0, None), cuda_device)
+
+
+class Chosen(Stem):
+    """With a plan of our choice."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def plan_of(self, problem: Convolution, device: Any) -> Plan:
+        return self._plan
+
+
+# what the cheapest plans of small problems never have
+FEATURES = {
+    "fwd": [{"STAGES": 1}, {"TILE_M": 3}, {"TILE_N": 2}, {"COLUMN_GROUPS": 2}, {"BLOCK_P": 3}],
+    "bwd_filter": [{"STAGES": 1}, {"TILE_M": 1}, {"WORD_GROUPS": 2}, {"CHANNEL_GROUPS": 2}, {"BLOCK_THREADS": 512}],
+    "bwd_data": [
+        {"STAGES": 1, "TILE_PLANES": 2}, {"TILE_PLANES": 3, "TILE_ROWS": 2}, {"STEP_H": 2, "STEP_W": 2},
+        {"STEP_W": 4}, {"STEP_H": 4}, {"CHANNEL_PARTS": 2, "TILE_PLANES": 2}, {"WARPS_ACROSS": 2, "STEP_W": 2},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "n1 c3 d5 h18 w38 k72 t3 r3 s3 stride1 pad1 bf16 nhwc",
+        "n2 c1 d6 h17 w40 k40 t3 r5 s5 stride2 pad2 f16 nhwc",
+    ],
+)
+def test_other_plans(words: str, direction: str, cuda_device: Any) -> None:
+    problem = convolution(words, direction)
+    plans = sorted(GENERATORS[direction](problem, facts_of(cuda_device)), key=lambda plan: plan.seconds)
+    case = make_case(problem, None, 0, None)
+    ran = 0
+    for feature in FEATURES[direction]:
+        found = [plan for plan in plans if feature.items() <= dict(plan.defines).items()]
+        for plan in found[:1]:
+            run_algorithm(Chosen(plan), case, cuda_device, ((1.0, 0.0),))
+            ran += 1
+    assert ran >= 2
 
 
 REFUSED = {

@@ -80,29 +80,39 @@ class Grouped(Algorithm):
             return f"backward data must have dilation 1, it is {problem.dilation}: direct takes any"
         if farthest(problem.w) >= 1 << 30:
             return "the filter spans more than 2^30 elements of memory: pack it"
-        if plan_of(problem, device) is None:  # type: ignore[arg-type]
+        if self.plan_of(problem, device) is None:
             return (
                 f"a filter of {problem.filter_spatial} taps, {c} channels in and {k} out does not fit into registers: "
                 "implicit_gemm takes large filters"
             )
         return None
 
+    def plan_of(self, problem: Convolution, device: Device) -> Plan | None:
+        """How the problem is cut on this device; None if the filter does not fit into registers."""
+        return plan_of(problem, device)  # type: ignore[arg-type]
+
+    def plan(self, problem: Convolution, device: Device) -> Plan:
+        """The same for a problem that is not refused."""
+        plan = self.plan_of(problem, device)
+        assert plan is not None
+        return plan
+
     def workspace(self, problem: Problem, device: Device) -> int:
         assert isinstance(problem, Convolution)
         if problem.direction != "bwd_filter":
             return 0
-        return 4 * math.prod(problem.w.shape) * _chosen(problem, device).workers
+        return 4 * math.prod(problem.w.shape) * self.plan(problem, device).workers
 
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(problem, Convolution)
-        return _chosen(problem, device).seconds
+        return self.plan(problem, device).seconds
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, Convolution)
-        plan = _chosen(problem, device)
+        plan = self.plan(problem, device)
         return compiled(
             device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
         )
@@ -127,12 +137,6 @@ def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
     return Launch("grouped_filter", plan.groups, plan.threads), finish
 
 
-def _chosen(problem: Convolution, device: Device) -> Plan:
-    plan = plan_of(problem, device)  # type: ignore[arg-type]
-    assert plan is not None
-    return plan
-
-
 def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The cheapest plan; None if the filter does not fit into registers."""
     return _best(problem, device.multiprocessors, device.bandwidth)
@@ -140,11 +144,12 @@ def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
 
 @lru_cache(512)
 def _best(problem: Convolution, multiprocessors: int, bandwidth: float) -> Plan | None:
-    plans = _filter_plans if problem.direction == "bwd_filter" else _image_plans
+    plans = filter_plans if problem.direction == "bwd_filter" else image_plans
     return min(plans(problem, multiprocessors, bandwidth), key=lambda plan: plan.seconds, default=None)
 
 
-def _image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+    """Every plan of forward and backward data."""
     shape = Shape(problem)
     is_forward = problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
@@ -247,7 +252,8 @@ def _space(tensor: TensorDescriptor) -> tuple[int, int, int]:
     return d, h, w
 
 
-def _filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+def filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+    """Every plan of the filter's gradient."""
     shape = Shape(problem)
     group_in, group_out = problem.w.shape[1], problem.k // problem.groups
     slice_groups = max(1, min(16 // group_in, 16 // group_out))

@@ -56,29 +56,39 @@ class Stem(Algorithm):
             return f"the dilation must be 1, it is {problem.dilation}: direct takes any"
         if farthest(problem.w) >= 1 << 30:
             return "the filter spans more than 2^30 elements of memory: pack it"
-        if _PLANS[problem.direction](problem, gpu) is None:
+        if self.plan_of(problem, device) is None:
             return (
                 f"filter and rows of the image do not fit together into {gpu.shared_bytes} bytes of shared memory: "
                 "implicit_gemm takes large filters"
             )
         return None
 
+    def plan_of(self, problem: Convolution, device: Device) -> Plan | None:
+        """How the problem is cut on this device; None if nothing fits."""
+        return _PLANS[problem.direction](problem, device)  # type: ignore[arg-type]
+
+    def plan(self, problem: Convolution, device: Device) -> Plan:
+        """The same for a problem that is not refused."""
+        plan = self.plan_of(problem, device)
+        assert plan is not None
+        return plan
+
     def workspace(self, problem: Problem, device: Device) -> int:
         assert isinstance(problem, Convolution)
         if problem.direction != "bwd_filter":
             return 0
-        return 4 * _plan(problem, device).parts * math.prod(problem.w.shape)
+        return 4 * self.plan(problem, device).parts * math.prod(problem.w.shape)
 
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(problem, Convolution)
-        return _plan(problem, device).seconds
+        return self.plan(problem, device).seconds
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, Convolution)
-        plan = _plan(problem, device)
+        plan = self.plan(problem, device)
         return compiled(
             device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
         )
@@ -91,12 +101,6 @@ def compiled(device: Device, source: Source, launches: Sequence[Launch], pointer
         return gpu.kernel(source, launches, pointers)
     except CompileError:
         return gpu.kernel(replace(source, spills=True), launches, pointers)
-
-
-def _plan(problem: Convolution, device: Device) -> Plan:
-    plan = _PLANS[problem.direction](problem, device)  # type: ignore[arg-type]
-    assert plan is not None
-    return plan
 
 
 def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:

@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.cuda.convolution_stem_geometry import Shape, strides_of
-from jitdnn.kernels.cuda.convolution_stem_plan import CLOCK, Plan, _facts, _resident, _rounds
+from jitdnn.kernels.cuda.convolution_stem_geometry import Defines, Shape, strides_of
+from jitdnn.kernels.cuda.convolution_stem_plan import (
+    CLOCK,
+    Facts,
+    Plan,
+    facts_of,
+    resident_blocks,
+    together,
+    total_clocks,
+)
 from jitdnn.problems.convolution import Convolution
 
 _MMA = 1.6
 _LETTERS = "DHW"
+_WARPS = ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2), (2, 4), (1, 8))  # of a block, down and across
 
 
 @dataclass(frozen=True)
@@ -45,71 +54,158 @@ def axis_choice(shape: Shape, axis: int, step: int) -> Axis:
 
 def data_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The cheapest plan; None if the filter leaves no room in shared memory."""
-    return _best(problem, _facts(device))
+    return _best(problem, facts_of(device))
 
 
 @lru_cache(512)
-def _best(problem: Convolution, facts: tuple[int, int, float]) -> Plan | None:
-    return min(_plans(problem, facts), key=lambda plan: plan.seconds, default=None)
+def _best(problem: Convolution, facts: Facts) -> Plan | None:
+    return min(data_plans(problem, facts), key=lambda plan: plan.seconds, default=None)
 
 
-def _plans(problem: Convolution, facts: tuple[int, int, float]) -> Iterator[Plan]:
+@dataclass(frozen=True)
+class Tiling:
+    """What a warp computes and a block stages: see stem_data.cu. `steps` of 16 channels are staged at a time."""
+
+    axes: tuple[Axis, Axis, Axis]
+    columns: int
+    planes: int
+    rows: int
+    down: int
+    across: int
+    steps: int
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 8 columns."""
+        return -(-self.columns // 8)
+
+    @property
+    def warps(self) -> int:
+        return self.down * self.across
+
+    @property
+    def registers(self) -> int:
+        d, h, _ = self.axes
+        fragments = 2 * min(self.planes, d.reach) * h.reach * self.tiles
+        return 4 * self.planes * self.rows * self.tiles + fragments + 56 + 4 * self.tiles
+
+    @property
+    def staged_planes(self) -> int:
+        return self.planes + self.axes[0].reach - 1
+
+    @property
+    def staged_rows(self) -> int:
+        h = self.axes[1]
+        return h.step * (self.rows * self.down - 1) + h.reach
+
+    @property
+    def positions(self) -> int:
+        w = self.axes[2]
+        return w.step * (16 * self.across - 1) + w.reach
+
+    @property
+    def stage_bytes(self) -> int:
+        step = self.axes[2].step
+        return self.staged_rows * step * -(-self.positions // step) * ((2 * self.steps) | 1) * 16
+
+    def work(self, images: int) -> int:
+        """Tiles of blocks."""
+        d, h, w = self.axes
+        blocks = -(-h.blocks // (self.rows * self.down)) * -(-w.blocks // (16 * self.across))
+        return blocks * -(-d.blocks // self.planes) * images
+
+    def clocks(self, steps: int, is_wide: bool) -> float:
+        """Clocks of a multiprocessor for a tile: products, stores, and the start of copies."""
+        d, h, w = self.axes
+        fragments = self.planes * d.reach * 2 * h.reach * self.tiles
+        reads = self.staged_planes * 4 * (h.step * (self.rows - 1) + h.reach) + fragments
+        products = _MMA * self.planes * d.reach * self.rows * h.reach * self.tiles
+        clocks = w.reach * steps * self.warps * together(reads, products, 0.0)
+        clocks += self.warps * self.planes * self.rows * self.tiles * 2 * 24 / 4
+        return clocks + self.staged_planes * self.reads(steps) / 16 / 32 * (4 if is_wide else 80)
+
+    def reads(self, steps: int) -> int:
+        """Bytes of dy that a plane of a tile takes."""
+        return self.staged_rows * self.positions * steps * 32
+
+    @property
+    def writes(self) -> int:
+        return self.planes * 16 * self.across * self.rows * self.down * self.columns * 2
+
+    def defines(self) -> Defines:
+        return {
+            "BLOCK_THREADS": self.warps * 32, "TILE_ROWS": self.rows, "TILE_PLANES": self.planes,
+            "WARPS_DOWN": self.down, "WARPS_ACROSS": self.across, "CHANNEL_STEPS": self.steps,
+            "STEP_H": self.axes[1].step, "STEP_W": self.axes[2].step,
+            "UNROLL_STEPS": 2 if self.steps % 2 == 0 and self.planes == 1 else 1,
+        }  # fmt: skip
+
+
+def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
+    """Every plan of the data's gradient."""
     multiprocessors, room, rate = facts
     shape = Shape(problem)
-    channels = problem.w.shape[1]
     steps = -(-problem.k // 16)
-    pitch = (2 * steps) | 1
     is_wide = shape.y_vector == 8 and problem.k % 8 == 0
-    d, h = axis_choice(shape, 0, 1), axis_choice(shape, 1, 1)
-    for step_w in (1, 2, 4, 8):
-        w = axis_choice(shape, 2, step_w)
-        columns = d.unit * h.unit * w.unit * channels
-        tiles = -(-columns // 8)
-        filter_bytes = d.reach * w.reach * steps * h.reach * tiles * 256
-        if columns > 64 or filter_bytes > room or (step_w > 1 and w.unit > 2 * shape.spatial[2]):
+    for tiling in _tilings(shape, steps):
+        d, h, w = tiling.axes
+        parts = -(-steps // tiling.steps)
+        whole = parts * tiling.steps
+        filter_bytes = d.reach * w.reach * whole * h.reach * tiling.tiles * 256
+        limit = min(255, 65536 // (tiling.warps * 32))
+        if filter_bytes > room or tiling.registers > limit:
             continue
-        for rows, (down, across) in itertools.product(
-            (1, 2, 3, 4, 6, 8), ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2), (2, 4), (1, 8))
-        ):
-            registers = 4 * rows * tiles + 2 * h.reach * tiles + 40 + 10 * tiles
-            warps = down * across
-            limit = min(255, 65536 // (warps * 32))
-            if registers > limit or (rows * down > 2 * h.blocks and rows * down > 1):
+        most = min(4, 16 // tiling.warps if tiling.registers < 110 else limit // tiling.registers)
+        work = tiling.work(problem.n)
+        compute = tiling.clocks(whole, is_wide)
+        # what several blocks read comes from the cache for most of them
+        once = 2 * problem.y.size / work
+        reading = (once + 0.4 * max(0.0, tiling.staged_planes * tiling.reads(whole) - once)) / rate
+        for stages in (2, 1):
+            shared = stages * tiling.stage_bytes + filter_bytes
+            resident = resident_blocks(shared, most, room)
+            if not resident:
                 continue
-            positions = w.step * (16 * across - 1) + w.reach
-            sequence = -(-positions // w.step)
-            stage = (rows * down + h.reach - 1) * w.step * sequence * pitch * 16
-            work = -(-h.blocks // (rows * down)) * -(-w.blocks // (16 * across)) * d.blocks * problem.n
-            reads = (rows * down + h.reach - 1) * positions * steps * 32
-            writes = 16 * across * rows * down * columns * 2
-            inner = max(4 * (rows + h.reach - 1) + 2 * h.reach * tiles, _MMA * rows * h.reach * tiles)
-            compute = d.reach * w.reach * steps * warps * inner + warps * rows * tiles * 2 * 60 / 4
-            compute += d.reach * reads / 16 / 32 * (4 if is_wide else 80)
-            # a plane of dy that several planes of outputs meet comes from the cache
-            reading = d.reach * (0.5 * reads + 0.5 * reads / d.reach) / rate
-            for stages in (2, 1):
-                shared = stages * stage + filter_bytes
-                resident = _resident(
-                    shared, min(4, 16 // warps if registers < 110 else limit // registers), room
-                )
-                if not resident:
-                    continue
-                waiting = (d.reach - 1) * (150.0 if stages == 2 else 900.0 / resident)
-                clocks = _rounds(
-                    work, multiprocessors, resident, warps, stages, compute + waiting, reading, writes / rate
-                )
-                blocks = min(work, multiprocessors * resident)
-                defines = shape.defines() | _axis_defines((d, h, w)) | {
-                    "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_ROWS": rows,
-                    "WARPS_DOWN": down, "WARPS_ACROSS": across, "CHANNEL_STEPS": steps, "STEP_W": w.step,
-                    "Y_VECTOR": 8 if is_wide else 1, "X_PAIRS": int(_has_pairs(shape, w)),
-                    "UNROLL_STEPS": 2 if steps % 2 == 0 else 1,
-                }  # fmt: skip
-                yield Plan(tuple(defines.items()), warps * 32, (blocks, 1), shared, clocks / CLOCK + 4e-6)
+            waiting = (tiling.staged_planes * parts - 1) * (150.0 if stages == 2 else 900.0) / resident
+            clocks = total_clocks(
+                work,
+                multiprocessors,
+                resident,
+                tiling.warps,
+                stages,
+                compute + waiting,
+                reading,
+                tiling.writes / rate,
+            )
+            blocks = min(work, multiprocessors * resident)
+            defines = shape.defines() | _axis_defines(tiling.axes) | tiling.defines() | {
+                "RESIDENT": resident, "STAGES": stages, "CHANNEL_PARTS": parts, "Y_VECTOR": 8 if is_wide else 1,
+                "X_PAIRS": int(_has_pairs(shape, w)),
+            }  # fmt: skip
+            yield Plan(tuple(defines.items()), tiling.warps * 32, (blocks, 1), shared, clocks / CLOCK + 4e-6)
 
 
-def _axis_defines(axes: tuple[Axis, Axis, Axis]) -> dict[str, object]:
-    names: dict[str, object] = {}
+def _tilings(shape: Shape, steps: int) -> Iterator[Tiling]:
+    d = axis_choice(shape, 0, 1)
+    for step_h, step_w in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)):
+        h, w = axis_choice(shape, 1, step_h), axis_choice(shape, 2, step_w)
+        columns = d.unit * h.unit * w.unit * shape.problem.w.shape[1]
+        if columns > (64 if step_h * step_w == 1 else 16):
+            continue
+        if (step_w > 1 and w.unit > 2 * shape.spatial[2]) or (step_h > 1 and h.unit > 2 * shape.spatial[1]):
+            continue
+        for planes, rows, (down, across), part in itertools.product(
+            (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), _WARPS, sorted({steps, min(steps, 4), min(steps, 2)})
+        ):
+            if planes > max(1, 2 * (d.reach - 1)) or planes > d.blocks:
+                continue
+            if rows * down > 1 and rows * down > 2 * h.blocks:
+                continue
+            yield Tiling((d, h, w), columns, planes, rows, down, across, part)
+
+
+def _axis_defines(axes: tuple[Axis, Axis, Axis]) -> Defines:
+    names: Defines = {}
     for letter, axis in zip(_LETTERS, axes, strict=True):
         names |= {
             f"UNIT_{letter}": axis.unit, f"DELTA_{letter}": axis.delta, f"LEAD_{letter}": axis.lead,

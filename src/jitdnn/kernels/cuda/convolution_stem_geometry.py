@@ -221,7 +221,7 @@ class Rows:
 def _quiet(least: int, column: int, run_words: int, words: int, taps: int, halo: int, dilation: int) -> int:
     def conflicts(row: int) -> int:
         total = 0
-        for first in range(0, min(words, 128), 4):
+        for first in range(0, min(words, 48), 4):
             banks: dict[int, set[int]] = {}
             for kk in range(first, min(first + 4, words)):
                 run, word = divmod(kk, run_words)

@@ -37,12 +37,12 @@ class Plan:
 
 def forward_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The cheapest plan of a forward convolution; None if the filter leaves no room for rows."""
-    return _best(problem, _facts(device), _forward)
+    return _best(problem, facts_of(device), forward_plans)
 
 
 def filter_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The cheapest plan of the filter's gradient; None if it does not fit into shared memory."""
-    return _best(problem, _facts(device), _filter)
+    return _best(problem, facts_of(device), filter_plans)
 
 
 Facts = tuple[
@@ -50,7 +50,8 @@ Facts = tuple[
 ]  # multiprocessors, bytes of shared memory of a block, bytes a clock of a multiprocessor
 
 
-def _facts(device: GpuDevice) -> Facts:
+def facts_of(device: GpuDevice) -> Facts:
+    """What plans depend on."""
     return device.multiprocessors, device.shared_bytes, device.bandwidth / CLOCK / device.multiprocessors
 
 
@@ -76,12 +77,12 @@ def _strips(shape: Shape) -> Iterator[Rows]:
             yield Rows(shape, down, across)
 
 
-def _resident(shared: int, most: int, room: int) -> int:
+def resident_blocks(shared: int, most: int, room: int) -> int:
     """Blocks that a multiprocessor holds, 0 if one has no room."""
     return min(most, (room + _BLOCK_OVERHEAD) // (shared + _BLOCK_OVERHEAD)) if shared <= room else 0
 
 
-def _rounds(
+def total_clocks(
     strips: int,
     multiprocessors: int,
     resident: int,
@@ -117,7 +118,7 @@ def _tile_ns(filters: int, phases: int, warps: int) -> Iterator[tuple[int, int, 
         yield n + n % 2, groups, shares
 
 
-def _together(reads: float, products: float, instructions: float) -> float:
+def together(reads: float, products: float, instructions: float) -> float:
     """Clocks of what goes on side by side, none of it quite hidden behind the longest."""
     longest = max(reads, products, instructions)
     return 0.8 * longest + 0.2 * (reads + products + instructions)
@@ -125,15 +126,16 @@ def _together(reads: float, products: float, instructions: float) -> float:
 
 def _forward_step(m: int, n: int) -> float:
     """Clocks of a warp's m x n tiles for 8 words."""
-    return _together(4 * m + 2 * n + 1, _MMA * m * n, (12 * m + 3 * n + m * n) / 4)
+    return together(4 * m + 2 * n + 1, _MMA * m * n, (12 * m + 3 * n + m * n) / 4)
 
 
 def _filter_step(m: int, n: int) -> float:
     """Clocks of a warp's m tiles of channels and n of words for 16 outputs."""
-    return _together(4 * m + 4 * n, _MMA * 2 * m * n, (60 + 8 * n + 2 * m * n) / 4)
+    return together(4 * m + 4 * n, _MMA * 2 * m * n, (60 + 8 * n + 2 * m * n) / 4)
 
 
-def _forward(problem: Convolution, facts: Facts) -> Iterator[Plan]:
+def forward_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
+    """Every plan of a forward convolution."""
     multiprocessors, room, rate = facts
     shape = Shape(problem)
     for rows in _strips(shape):
@@ -145,7 +147,7 @@ def _forward(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 if m * n > 16 or (m > 1 and slot_warps * 16 * (m - 1) >= rows.slots):
                     continue
                 shared = stages * rows.bytes + filter_bytes
-                resident = _resident(shared, 2, room)
+                resident = resident_blocks(shared, 2, room)
                 if not resident:
                     continue
                 turns = -(-rows.slots // (slot_warps * 16 * m))
@@ -154,7 +156,7 @@ def _forward(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 outputs = rows.down * rows.across
                 writes = 2 * outputs * min(problem.k, n * groups * 8) / rate
                 reads = 0.7 * rows.bytes / rate
-                clocks = shares * _rounds(
+                clocks = shares * total_clocks(
                     rows.strips, multiprocessors, resident, warps, stages, compute, reads, writes
                 )
                 blocks = min(rows.strips, multiprocessors * resident)
@@ -169,7 +171,8 @@ def _forward(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 )
 
 
-def _filter(problem: Convolution, facts: Facts) -> Iterator[Plan]:
+def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
+    """Every plan of the filter's gradient."""
     multiprocessors, room, rate = facts
     shape = Shape(problem)
     columns = math.prod(shape.taps) * problem.w.shape[1]
@@ -188,11 +191,13 @@ def _filter(problem: Convolution, facts: Facts) -> Iterator[Plan]:
             reads = (2 * outputs * problem.k + 0.7 * rows.bytes) / rate
             for stages in (2, 1):
                 shared = max(stages * stage, sums_bytes)
-                resident = _resident(shared, most, room)
+                resident = resident_blocks(shared, most, room)
                 if not resident:
                     continue
                 compute = turns * step + fetch
-                clocks = _rounds(rows.strips, multiprocessors, resident, warps, stages, compute, reads, 0.0)
+                clocks = total_clocks(
+                    rows.strips, multiprocessors, resident, warps, stages, compute, reads, 0.0
+                )
                 blocks = min(rows.strips, multiprocessors * resident)
                 finish = 3 * sums_bytes * blocks / (rate * multiprocessors) + 4000
                 defines = shape.defines() | rows.defines() | {

@@ -3,23 +3,28 @@
 // Along each axis UNIT outputs belong together: output u = UNIT * b + e - DELTA, for e below UNIT, meets position
 // STEP * b + i of dy in tap e + pad - DELTA - stride * i, if there is one, for REACH values of i from LEAST on. The
 // outputs of a b, (e_d, e_h, e_w, channel), are the columns of the product, the positions b its rows, and REACH_D *
-// REACH_H * REACH_W * channels of dy is what is summed over. STEP is 1 but along w, where UNIT may be a multiple of the
-// stride.
+// REACH_H * REACH_W * channels of dy is what is summed over. STEP is 1 but along h and w, where UNIT may be a
+// multiple of the stride.
 //
-// A warp computes TILE_ROWS rows of 16 b's: each piece of dy that it reads from shared memory serves the rows of b that
-// meet it, up to REACH_H of them. The positions of a row of dy are staged in STEP sequences, so that those which a warp
-// reads together follow each other.
+// A warp computes TILE_PLANES planes of TILE_ROWS rows of 16 b's: each piece of dy that it reads from shared memory
+// serves the planes and rows of b that meet it, up to REACH_D * REACH_H of them. A block stages one plane of dy after
+// the other, CHANNEL_STEPS * 16 channels at a time. The positions of a row of dy are staged in STEP_W sequences, so that those which a warp reads together follow
+// each other.
 
 constexpr int CHUNKS = CHANNEL_STEPS * 2;        // 16-byte pieces of channels
 constexpr int PITCH = (CHUNKS | 1) * 8;          // elements; odd in pieces, so that 8 rows meet no bank twice
 constexpr int TILE_DOWN = TILE_ROWS * WARPS_DOWN, TILE_ACROSS = 16 * WARPS_ACROSS;
-constexpr int STAGED_ROWS = TILE_DOWN + REACH_H - 1;
+constexpr int STAGED_ROWS = STEP_H * (TILE_DOWN - 1) + REACH_H;
 constexpr int POSITIONS = STEP_W * (TILE_ACROSS - 1) + REACH_W;  // of a staged row
 constexpr int SEQUENCE = (POSITIONS + STEP_W - 1) / STEP_W;
 constexpr int STAGE_ELEMENTS = STAGED_ROWS * STEP_W * SEQUENCE * PITCH;
 constexpr int COLUMNS = UNIT_D * UNIT_H * UNIT_W * CHANNELS;
 constexpr int COLUMN_TILES = (COLUMNS + 7) / 8;
-constexpr int TILES = IMAGES * BLOCKS_D * ((BLOCKS_H + TILE_DOWN - 1) / TILE_DOWN) *
+constexpr int STAGED_PLANES = TILE_PLANES + REACH_D - 1;
+constexpr int STEPS = STAGED_PLANES * CHANNEL_PARTS;  // stages of a tile
+constexpr int PART_FRAGMENTS = REACH_D * REACH_W * CHANNEL_STEPS * REACH_H * COLUMN_TILES * 32;
+constexpr int PLANE_BLOCKS = (BLOCKS_D + TILE_PLANES - 1) / TILE_PLANES;
+constexpr int TILES = IMAGES * PLANE_BLOCKS * ((BLOCKS_H + TILE_DOWN - 1) / TILE_DOWN) *
                       ((BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS);
 
 struct Tile { int n, d, h, w; };  // the first b along each axis
@@ -31,13 +36,13 @@ FUNCTION Tile tile_of(int index) {
     index /= across;
     at.h = index % down * TILE_DOWN;
     index /= down;
-    at.d = index % BLOCKS_D;
-    at.n = index / BLOCKS_D;
+    at.d = index % PLANE_BLOCKS * TILE_PLANES;
+    at.n = index / PLANE_BLOCKS;
     return at;
 }
 
-FUNCTION bool gradient_place(Tile at, int row, int position, int step_d, INDEX &start) {
-    int o = at.d + LEAST_D + step_d, p = at.h + LEAST_H + row, q = STEP_W * at.w + LEAST_W + position;
+FUNCTION bool gradient_place(Tile at, int row, int position, int plane, INDEX &start) {
+    int o = at.d + LEAST_D + plane, p = STEP_H * at.h + LEAST_H + row, q = STEP_W * at.w + LEAST_W + position;
     start = (INDEX)at.n * Y_N + (INDEX)o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W;
     return (u32)o < OUT_O && (u32)p < OUT_P && (u32)q < OUT_Q;
 }
@@ -46,15 +51,17 @@ FUNCTION int stage_place(int row, int position) {
     return ((row * STEP_W + position % STEP_W) * SEQUENCE + position / STEP_W) * PITCH;
 }
 
-FUNCTION void fetch(u16 *stage, const u16 *dy, Tile at, int step_d, bool is_aligned) {
+FUNCTION void fetch(u16 *stage, const u16 *dy, Tile at, int step, bool is_aligned) {
+    const int plane = step / CHANNEL_PARTS, first = step % CHANNEL_PARTS * (CHUNKS * 8);
 #if Y_VECTOR == 8
     if (is_aligned) {
 #pragma unroll 2
         for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS; i += BLOCK_THREADS) {
-            int k = i % CHUNKS * 8, position = i / CHUNKS % POSITIONS, row = i / (CHUNKS * POSITIONS);
+            int part = i % CHUNKS * 8, k = first + part;
+            int position = i / CHUNKS % POSITIONS, row = i / (CHUNKS * POSITIONS);
             INDEX start;
-            bool is_inside = gradient_place(at, row, position, step_d, start) && k < FILTERS;
-            cp_async16(stage + stage_place(row, position) + k, is_inside ? dy + start + k : dy, is_inside);
+            bool is_inside = gradient_place(at, row, position, plane, start) && k < FILTERS;
+            cp_async16(stage + stage_place(row, position) + part, is_inside ? dy + start + k : dy, is_inside);
         }
         return;
     }
@@ -62,15 +69,15 @@ FUNCTION void fetch(u16 *stage, const u16 *dy, Tile at, int step_d, bool is_alig
 #pragma unroll 4
     for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS * 8; i += BLOCK_THREADS) {
 #if Y_PLANES
-        int position = i % POSITIONS, k = i / POSITIONS % (CHUNKS * 8);
+        int position = i % POSITIONS, part = i / POSITIONS % (CHUNKS * 8);
 #else
-        int k = i % (CHUNKS * 8), position = i / (CHUNKS * 8) % POSITIONS;
+        int part = i % (CHUNKS * 8), position = i / (CHUNKS * 8) % POSITIONS;
 #endif
-        int row = i / (CHUNKS * 8 * POSITIONS);
+        int row = i / (CHUNKS * 8 * POSITIONS), k = first + part;
         INDEX start;
         u16 value = 0;
-        if (gradient_place(at, row, position, step_d, start) && k < FILTERS) value = dy[start + (INDEX)k * Y_C];
-        stage[stage_place(row, position) + k] = value;
+        if (gradient_place(at, row, position, plane, start) && k < FILTERS) value = dy[start + (INDEX)k * Y_C];
+        stage[stage_place(row, position) + part] = value;
     }
 }
 
@@ -80,27 +87,80 @@ FUNCTION int tap_of(int e, int i, int lead, int least, int stride, int taps) {
     return tap >= 0 && tap < taps ? tap : -1;
 }
 
+struct Lane { int warp_across, warp_down, g, t, lane; };
+typedef f32 Sums[TILE_PLANES][TILE_ROWS][COLUMN_TILES][4];
+
+// Adds what plane `plane` of the staged ones contributes to the planes of sums that meet it.
+template <int plane>
+FUNCTION void add_plane(Sums &sums, const u16 *stage, const uint2 *filter, Lane at) {
+    constexpr int first = plane - (TILE_PLANES - 1) > 0 ? plane - (TILE_PLANES - 1) : 0;  // positions i along d
+    constexpr int last = plane < REACH_D - 1 ? plane : REACH_D - 1;
+    const uint2 *fragment = filter + at.lane;  // [w][channel step][d][h][column tile][lane]
+#pragma unroll 1
+    for (int i_w = 0; i_w < REACH_W; i_w++) {
+        const u16 *from = stage + stage_place(at.warp_down * (STEP_H * TILE_ROWS), i_w) +
+                          (at.warp_across * 16 + at.lane / 8 % 2 * 8 + at.lane % 8) * PITCH + at.lane / 16 * 8;
+#pragma unroll UNROLL_STEPS
+        for (int k = 0; k < CHANNEL_STEPS; k++) {
+            u32 b[last - first + 1][REACH_H][COLUMN_TILES][2];
+#pragma unroll
+            for (int i = 0; i < (last - first + 1) * REACH_H * COLUMN_TILES; i++) {
+                const uint2 both = fragment[(first * REACH_H * COLUMN_TILES + i) * 32];
+                u32(&to)[2] = b[i / (REACH_H * COLUMN_TILES)][i / COLUMN_TILES % REACH_H][i % COLUMN_TILES];
+                to[0] = both.x, to[1] = both.y;
+            }
+            fragment += REACH_D * REACH_H * COLUMN_TILES * 32;
+#pragma unroll
+            for (int row = 0; row < STEP_H * (TILE_ROWS - 1) + REACH_H; row++) {
+                u32 a[4];
+                ldmatrix_x4(a, from + row * (STEP_W * SEQUENCE * PITCH) + k * 16);
+#pragma unroll
+                for (int i_d = first; i_d <= last; i_d++)
+#pragma unroll
+                    for (int i = 0; i < REACH_H; i++)
+                        if (row - i >= 0 && (row - i) % STEP_H == 0 && (row - i) / STEP_H < TILE_ROWS)
+#pragma unroll
+                            for (int j = 0; j < COLUMN_TILES; j++)
+                                MMA(sums[plane - i_d][(row - i) / STEP_H][j], a, b[i_d - first][i][j]);
+            }
+        }
+    }
+}
+
+// The same for a plane that is not known to the compiler.
+template <int plane>
+FUNCTION void add(Sums &sums, const u16 *stage, const uint2 *filter, Lane at, int wanted) {
+    if (plane == wanted) {
+        add_plane<plane>(sums, stage, filter, at);
+        return;
+    }
+    if constexpr (plane + 1 < STAGED_PLANES) add<plane + 1>(sums, stage, filter, at, wanted);
+}
+
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POINTERS, u8 *workspace, f64 alpha64,
                f64 beta64) {
     extern __shared__ uint4 memory[];
     u16 *stages = (u16 *)memory;
-    uint2 *filter = (uint2 *)(memory + STAGES * STAGE_ELEMENTS / 8);  // [d][w][channel step][h][column tile][lane]
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int warp_across = warp % WARPS_ACROSS, warp_down = warp / WARPS_ACROSS;
+    uint2 *filter = (uint2 *)(memory + STAGES * STAGE_ELEMENTS / 8);  // [part], then as add_plane reads it
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Lane me = {warp % WARPS_ACROSS, warp / WARPS_ACROSS, lane / 4, lane % 4, lane};
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
-    const bool dy_aligned = is_aligned_to(dy, 16), dx_aligned = is_aligned_to(dx, 4);
+    const bool dy_aligned = is_aligned_to(dy, 16), has_words = X_PAIRS && beta == 0.0f && is_aligned_to(dx, 4);
 
 #pragma unroll 1
-    for (int i = threadIdx.x; i < REACH_D * REACH_W * CHANNEL_STEPS * REACH_H * COLUMN_TILES * 64; i += BLOCK_THREADS) {
+    for (int i = threadIdx.x; i < CHANNEL_PARTS * PART_FRAGMENTS * 2; i += BLOCK_THREADS) {
         int e = i % 2, owner = i / 2 % 32, rest = i / 64;
         int column = rest % COLUMN_TILES * 8 + owner / 4;
         rest /= COLUMN_TILES;
         int i_h = rest % REACH_H;
         rest /= REACH_H;
+        int i_d = rest % REACH_D;
+        rest /= REACH_D;
         int k = rest % CHANNEL_STEPS * 16 + owner % 4 * 2 + e * 8;
         rest /= CHANNEL_STEPS;
-        int i_w = rest % REACH_W, i_d = rest / REACH_W;
+        int i_w = rest % REACH_W;
+        k += rest / REACH_W * (CHANNEL_STEPS * 16);
         int c = column % CHANNELS, e_w = column / CHANNELS % UNIT_W, e_h = column / (CHANNELS * UNIT_W) % UNIT_H;
         int e_d = column / (CHANNELS * UNIT_W * UNIT_H);
         int d = tap_of(e_d, i_d, LEAD_D, LEAST_D, STRIDE_D, TAPS_T), h = tap_of(e_h, i_h, LEAD_H, LEAST_H, STRIDE_H, TAPS_R);
@@ -114,33 +174,37 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
         ((u32 *)filter)[i] = half[0] | half[1] << 16;
     }
 
-    // where a lane's columns go, relative to the first output of b
+    // where a lane's columns go, relative to the first output of b; columns beyond the last have no channel
     int place_d[COLUMN_TILES][2], place_h[COLUMN_TILES][2], place_w[COLUMN_TILES][2], channel[COLUMN_TILES][2];
+    INDEX relative[COLUMN_TILES][2];
 #pragma unroll
     for (int j = 0; j < COLUMN_TILES; j++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            int column = j * 8 + 2 * t + e;
+            int column = j * 8 + 2 * me.t + e;
             channel[j][e] = column < COLUMNS ? column % CHANNELS : -1;
             place_w[j][e] = column / CHANNELS % UNIT_W;
             place_h[j][e] = column / (CHANNELS * UNIT_W) % UNIT_H;
             place_d[j][e] = column / (CHANNELS * UNIT_W * UNIT_H);
+            relative[j][e] = (INDEX)place_d[j][e] * X_D + (INDEX)place_h[j][e] * X_H + (INDEX)place_w[j][e] * X_W +
+                             (INDEX)channel[j][e] * X_C;
         }
 
-    f32 sums[TILE_ROWS][COLUMN_TILES][4] = {};
-    const int stages_ahead = STAGES - 1;
+    Sums sums = {};
     int work = 0, buffer = 0;
-    const int amount = ((int)blockIdx.x < TILES ? (TILES - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0) * REACH_D;
+    const int amount =
+        ((int)blockIdx.x < TILES ? (TILES - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0) * STEPS;
     if (STAGES == 2 && amount > 0) {
         fetch(stages, dy, tile_of(blockIdx.x), 0, dy_aligned);
         cp_async_commit();
     }
+#pragma unroll 1
     for (; work < amount; work++) {
-        const Tile at = tile_of(blockIdx.x + work / REACH_D * gridDim.x);
-        const int step_d = work % REACH_D, next = work + stages_ahead;
+        const Tile at = tile_of(blockIdx.x + work / STEPS * gridDim.x);
+        const int step = work % STEPS, next = work + STAGES - 1;
         if (next < amount) {
             fetch(stages + (STAGES == 2 ? buffer ^ 1 : 0) * STAGE_ELEMENTS, dy,
-                  tile_of(blockIdx.x + next / REACH_D * gridDim.x), next % REACH_D, dy_aligned);
+                  tile_of(blockIdx.x + next / STEPS * gridDim.x), next % STEPS, dy_aligned);
             cp_async_commit();
         }
         if (STAGES == 2 && next < amount)
@@ -148,82 +212,52 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
         else
             cp_async_wait<0>();
         __syncthreads();
-        const u16 *stage = stages + buffer * STAGE_ELEMENTS;
-        const uint2 *fragment = filter + step_d * (REACH_W * CHANNEL_STEPS * REACH_H * COLUMN_TILES * 32) + lane;
-#pragma unroll 1
-        for (int i_w = 0; i_w < REACH_W; i_w++) {
-            const u16 *from = stage + stage_place(warp_down * TILE_ROWS, i_w) +
-                              (warp_across * 16 + lane / 8 % 2 * 8 + lane % 8) * PITCH + lane / 16 * 8;
-#pragma unroll UNROLL_STEPS
-            for (int k = 0; k < CHANNEL_STEPS; k++) {
-                u32 b[REACH_H][COLUMN_TILES][2];
+        add<0>(sums, stages + buffer * STAGE_ELEMENTS, filter + step % CHANNEL_PARTS * PART_FRAGMENTS, me,
+               step / CHANNEL_PARTS);
+        __syncthreads();
+        if (STAGES == 2) buffer ^= 1;
+        if (step < STEPS - 1) continue;
 #pragma unroll
-                for (int i = 0; i < REACH_H; i++)
-#pragma unroll
-                    for (int j = 0; j < COLUMN_TILES; j++) {
-                        const uint2 both = fragment[(i * COLUMN_TILES + j) * 32];
-                        b[i][j][0] = both.x, b[i][j][1] = both.y;
-                    }
-                fragment += REACH_H * COLUMN_TILES * 32;
-#pragma unroll
-                for (int row = 0; row < TILE_ROWS + REACH_H - 1; row++) {
-                    u32 a[4];
-                    ldmatrix_x4(a, from + row * (STEP_W * SEQUENCE * PITCH) + k * 16);
-#pragma unroll
-                    for (int i = 0; i < REACH_H; i++)
-                        if (row - i >= 0 && row - i < TILE_ROWS)
-#pragma unroll
-                            for (int j = 0; j < COLUMN_TILES; j++) MMA(sums[row - i][j], a, b[i][j]);
-                }
-            }
-        }
-        if (step_d == REACH_D - 1) {
+        for (int b_d = 0; b_d < TILE_PLANES; b_d++)
 #pragma unroll
             for (int row = 0; row < TILE_ROWS; row++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const int b_w = at.w + warp_across * 16 + half * 8 + g;
-                    const int d0 = UNIT_D * at.d - DELTA_D, h0 = UNIT_H * (at.h + warp_down * TILE_ROWS + row) - DELTA_H;
-                    const int w0 = UNIT_W * b_w - DELTA_W;
+                    const int d0 = UNIT_D * (at.d + b_d) - DELTA_D;
+                    const int h0 = UNIT_H * (at.h + me.warp_down * TILE_ROWS + row) - DELTA_H;
+                    const int w0 = UNIT_W * (at.w + me.warp_across * 16 + half * 8 + me.g) - DELTA_W;
+                    const INDEX start = (INDEX)at.n * X_N + (INDEX)d0 * X_D + (INDEX)h0 * X_H + (INDEX)w0 * X_W;
+                    const bool is_whole = d0 >= 0 && d0 + UNIT_D <= DEPTH && h0 >= 0 && h0 + UNIT_H <= HEIGHT && w0 >= 0 &&
+                                          w0 + UNIT_W <= WIDTH;
 #pragma unroll
                     for (int j = 0; j < COLUMN_TILES; j++) {
-                        INDEX to[2];
+                        f32 value[2];
                         bool is_inside[2];
 #pragma unroll
                         for (int e = 0; e < 2; e++) {
-                            int d = d0 + place_d[j][e], h = h0 + place_h[j][e], column = w0 + place_w[j][e];
-                            is_inside[e] = channel[j][e] >= 0 && (u32)d < DEPTH && (u32)h < HEIGHT && (u32)column < WIDTH;
-                            to[e] = (INDEX)at.n * X_N + (INDEX)d * X_D + (INDEX)h * X_H + (INDEX)column * X_W +
-                                    (INDEX)channel[j][e] * X_C;
-                        }
-                        f32 value[2];
-#pragma unroll
-                        for (int e = 0; e < 2; e++) {
+                            const int d = d0 + place_d[j][e], h = h0 + place_h[j][e], column = w0 + place_w[j][e];
+                            is_inside[e] = is_whole || ((u32)d < DEPTH && (u32)h < HEIGHT && (u32)column < WIDTH);
+                            if (COLUMNS % 8) is_inside[e] = is_inside[e] && channel[j][e] >= 0;
                             value[e] = 0.0f;
                             if (is_inside[e])
-                                value[e] = alpha * FINISH(sums[row][j][2 * half + e], at.n, channel[j][e], d0 + place_d[j][e],
-                                                          h0 + place_h[j][e], w0 + place_w[j][e]);
+                                value[e] =
+                                    alpha * FINISH(sums[b_d][row][j][2 * half + e], at.n, channel[j][e], d, h, column);
                         }
-                        if (X_PAIRS && beta == 0.0f && dx_aligned && is_inside[0] && is_inside[1]) {
-                            store4(dx + to[0], PACK(value[0], value[1]));
+                        if (has_words && is_inside[0] && is_inside[1]) {
+                            store4(dx + start + relative[j][0], PACK(value[0], value[1]));
                             continue;
                         }
 #pragma unroll
                         for (int e = 0; e < 2; e++)
                             if (is_inside[e]) {
-                                if (beta != 0.0f) value[e] += beta * FROM_HALF(dx[to[e]]);
-                                dx[to[e]] = TO_HALF(value[e]);
+                                u16 *to = dx + start + relative[j][e];
+                                if (beta != 0.0f) value[e] += beta * FROM_HALF(*to);
+                                *to = TO_HALF(value[e]);
                             }
                     }
                 }
 #pragma unroll
-            for (int row = 0; row < TILE_ROWS; row++)
-#pragma unroll
-                for (int j = 0; j < COLUMN_TILES; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) sums[row][j][e] = 0.0f;
-        }
-        __syncthreads();
-        if (STAGES == 2) buffer ^= 1;
+        for (int i = 0; i < TILE_PLANES * TILE_ROWS * COLUMN_TILES * 4; i++)
+            sums[i / (TILE_ROWS * COLUMN_TILES * 4)][i / (COLUMN_TILES * 4) % TILE_ROWS][i / 4 % COLUMN_TILES][i % 4] = 0.0f;
     }
 }
