@@ -33,9 +33,7 @@ def driver() -> Any:
     try:
         from cuda.bindings import driver as functions
     except ImportError:
-        raise DeviceError(
-            "the cuda target needs cuda-bindings: pip install 'jitdnn[cuda]'"
-        ) from None
+        raise DeviceError("the cuda target needs cuda-bindings: pip install 'jitdnn[cuda]'") from None
     try:
         (status,) = functions.cuInit(0)
     except RuntimeError:  # no libcuda.so.1

@@ -29,21 +29,21 @@ class DeviceMemory:
     def __del__(self) -> None:
         if self.pointer:
             with suppress(Exception):  # the driver may be gone already when Python ends
-                _free(self._index, self.pointer, self.streams if self._is_pooled else frozenset())
+                _free(self._index, self.pointer, self.streams, self._is_pooled)
 
 
 #: memory that nobody uses and that cannot be freed before a capture is over
-_unfreed: list[tuple[int, int, frozenset[int]]] = []
+_unfreed: list[tuple[int, int, frozenset[int], bool]] = []
 
 
-def _free(index: int, pointer: int, streams: frozenset[int]) -> None:
-    """Free memory after what the streams were given; without one, or with several, after all that the GPU was given."""
+def _free(index: int, pointer: int, streams: frozenset[int], is_pooled: bool) -> None:
+    """Free memory after what its stream was given; where there are several, after all that the GPU was given."""
     functions = driver()
     with current(index):
         if any(map(is_capturing, streams)):
-            _unfreed.append((index, pointer, streams))
-        elif len(streams) == 1:
-            functions.cuMemFreeAsync(pointer, next(iter(streams)))
+            _unfreed.append((index, pointer, streams, is_pooled))
+        elif is_pooled and len(streams) <= 1:
+            functions.cuMemFreeAsync(pointer, next(iter(streams), 0))
         else:
             with relaxed():
                 functions.cuMemFree(pointer)

@@ -200,7 +200,7 @@ class _SharedMemory:
         import pyopencl as cl
 
         self.size, self.pointer, self._memory = size, 0, None
-        self.streams = frozenset((stream,))
+        self.streams, self._queue = frozenset((stream,)), device.queue
         if size:
             flags = cl.svm_mem_flags.READ_WRITE
             # some drivers want whole multiples of the alignment
@@ -217,7 +217,7 @@ class _SharedMemory:
     def __del__(self) -> None:
         if self._memory is not None:
             with suppress(Exception):  # the driver may be gone already when Python ends
-                *others, last = self.streams
+                *others, last = self.streams or (self._queue,)
                 for other in others:
                     other.finish()
                 self._memory.enqueue_release(last)

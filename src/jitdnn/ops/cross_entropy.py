@@ -93,6 +93,8 @@ def _check_classes(x: Any, target: Any, ignore_index: int) -> bool:
     labels = borrow(target, False, "target")
     if labels.descriptor.dtype in REAL_DTYPES:
         return False
+    if labels.place is not None:
+        return True  # the host would have to wait for the GPU
     shape = borrow(x, False, "x").descriptor.shape
     values = labels.numpy()
     if len(shape) < 2 or values.size == 0 or values.dtype.kind not in "iu":

@@ -10,6 +10,7 @@ import numpy as np
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order, whole_array
+from jitdnn.ops.to_device import beside
 from jitdnn.problems.ctc_loss import INDEX_DTYPES, CtcLoss
 from jitdnn.tensor import TensorDescriptor, borrow
 
@@ -118,7 +119,8 @@ def _checked(
         raise InvalidArgument(
             f"targets has label {wrong[0]}: labels are 0 to {symbols - 1}, the symbols of x, without the blank {blank}"
         )
-    return (arrays[0][0], arrays[1][0], arrays[2][0]), longest
+    first, second, third = (beside(array, x) for array, _ in arrays)
+    return (first, second, third), longest
 
 
 def _check_range(name: str, lengths: Any, most: int) -> None:

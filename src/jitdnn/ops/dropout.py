@@ -11,6 +11,7 @@ import numpy.typing as npt
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order
+from jitdnn.ops.to_device import beside
 from jitdnn.problems.dropout import Dropout
 from jitdnn.tensor import TensorDescriptor
 
@@ -101,11 +102,19 @@ def dropout(
     number = _probability(p)
     if return_mask:
         y, mask = call(
-            _MASKED, ("x", "state"), (x, used.words()), (number,), (out, None), alpha, beta, handle, results=2
+            _MASKED,
+            ("x", "state"),
+            (x, beside(used.words(), x)),
+            (number,),
+            (out, None),
+            alpha,
+            beta,
+            handle,
+            results=2,
         )
         state.advance()
         return y, used, mask
-    y = call(_DROPOUT, ("x", "state"), (x, used.words()), (number,), out, alpha, beta, handle)
+    y = call(_DROPOUT, ("x", "state"), (x, beside(used.words(), x)), (number,), out, alpha, beta, handle)
     state.advance()
     return y, used
 
@@ -124,7 +133,7 @@ def dropout_backward(
     `p` and `reserve` are those of the forward call; `reserve` is not changed. `out` may be dy itself. Arguments
     and errors as for `dropout`.
     """
-    words = _state(reserve).words()
+    words = beside(_state(reserve).words(), dy)
     return call(_DROPOUT, ("dy", "reserve"), (dy, words), (_probability(p),), out, alpha, beta, handle)
 
 

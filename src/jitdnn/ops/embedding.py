@@ -24,7 +24,8 @@ def embedding(
     """Return y = alpha * weight[indices] + beta * out, of the shape (*indices.shape, columns).
 
     `weight`: (rows, columns), a real dtype. `indices`: int32 or int64, 1 to 7 dims, each from 0 to rows - 1. Raises
-    InvalidArgument for an index that is not, with its place; InvalidShape and InvalidType.
+    InvalidArgument for an index that is not, with its place, but on a GPU, where the host looks at none; InvalidShape
+    and InvalidType.
     """
     _check(indices, borrow(weight, False, "weight").descriptor.shape[0])
     return call(_FORWARD, ("weight", "indices"), (weight, indices), (), out, alpha, beta, handle)
@@ -63,6 +64,8 @@ def _check(indices: Any, rows: int) -> None:
     array = borrow(indices, False, "indices")
     if array.descriptor.dtype not in INDEX_DTYPES:
         raise InvalidType(f"indices is {array.descriptor.dtype}: it must be i32 or i64 (int32 or int64)")
+    if array.place is not None:
+        return  # the host would have to wait for the GPU: its kernels read no row beyond the table
     values = array.numpy()
     if values.size == 0 or (values.min() >= 0 and values.max() < rows):
         return

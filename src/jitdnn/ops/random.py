@@ -9,6 +9,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call
 from jitdnn.ops.dropout import DropoutState
+from jitdnn.ops.to_device import beside, is_for_gpu, to_device
 from jitdnn.problems.random import Random
 from jitdnn.tensor import TensorDescriptor
 
@@ -23,7 +24,8 @@ def uniform(
     out: Any = None,
     handle: Handle | None = None,
 ) -> Any:
-    """Return numbers evenly distributed from `low` to below `high` (rounding may reach it), a NumPy array.
+    """Return numbers evenly distributed from `low` to below `high` (rounding may reach it), a NumPy array; a
+    `DeviceArray` where the handle or the setting `target` is for a GPU.
 
     `shape`: 1 to 8 extents; `dtype`: "f16", "bf16", "f32" or "f64"; `layout`: the order in memory. With `out`
     that array is filled, and shape, dtype and layout are its own (pass None as the shape). The numbers follow
@@ -86,7 +88,12 @@ def _fill(
     except (TypeError, ValueError):
         raise InvalidArgument(f"{distribution} of {a!r} and {b!r}: they must be numbers") from None
     arguments = (distribution, *numbers, shape, dtype, layout)
-    result = call(_FILL, ("state",), (state.words(),), arguments, out, handle=handle)
+    words: Any = state.words()
+    if out is not None:
+        words = beside(words, out)
+    elif is_for_gpu(handle):
+        words = to_device(words, handle=handle)
+    result = call(_FILL, ("state",), (words,), arguments, out, handle=handle)
     state.advance()
     return result
 

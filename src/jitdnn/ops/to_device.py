@@ -45,6 +45,7 @@ def moved(array: Array, gpu: Any, stream: Any = None) -> DeviceArray:
         # in the order in memory, in which the copy has no gaps
         whole = np.ascontiguousarray(array.numpy().transpose(d.order))
         gpu.write(made.pointer, whole.reshape(-1).view(np.uint8), stream)
+    made.memory.streams = frozenset()  # it is written: nobody needs to wait
     return made
 
 
@@ -78,13 +79,16 @@ def _gpu(device: str | None, handle: Handle | None) -> Any:
     return find_device(device)
 
 
-def beside(values: np.ndarray[Any, Any], like: Any, handle: Handle | None = None) -> Any:
-    """A small array of the library's own as a call with `like` wants it: where that is."""
+def is_for_gpu(handle: Handle | None) -> bool:
+    """Whether calls without arrays are for a GPU."""
+    owner = handle if handle is not None else current_handle()
+    return owner.on_gpu is not None or owner.settings.target in TARGETS
+
+
+def beside(values: np.ndarray[Any, Any], like: Any) -> Any:
+    """A small array of the library's own where a call with `like` wants it: on the same device."""
     place = borrow(like).place
-    if place is None:
-        return values
-    owner = (handle if handle is not None else current_handle()).at(place)
-    return moved(borrow(values), owner.on_gpu, owner.gpu_stream)
+    return values if place is None else moved(borrow(values), find_device(f"{place[0]}:{place[1]}"))
 
 
 # numbers that are kept on a GPU: most programs pass the same ones again and again
