@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.gpu.activation import ElementwiseActivation
+from jitdnn.kernels.gpu.convolution_bias import RowsBias
 from jitdnn.kernels.gpu.convolution_direct import Direct
+from jitdnn.kernels.gpu.cross_entropy import RowsCrossEntropy
 from jitdnn.kernels.gpu.divisive_norm import PlainDivisiveNorm
 from jitdnn.kernels.gpu.dropout import PhiloxDropout
+from jitdnn.kernels.gpu.embedding import EmbeddingRows
 from jitdnn.kernels.gpu.lrn import PlainLRN
 from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.kernels.gpu.normalization import RowsNormalization
@@ -16,6 +19,7 @@ from jitdnn.kernels.gpu.pooling_sliding import PoolingSliding
 from jitdnn.kernels.gpu.prelu import PReluBackward, PReluForward
 from jitdnn.kernels.gpu.random import PhiloxFill
 from jitdnn.kernels.gpu.reduce import RowsReduce
+from jitdnn.kernels.gpu.resize import PlainResize
 from jitdnn.kernels.gpu.softmax import RowsSoftmax
 from jitdnn.kernels.gpu.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
 from jitdnn.kernels.gpu.transform import CopyConcatenate, CopyTransform
@@ -23,8 +27,11 @@ from jitdnn.kernels.gpu.unpooling import PlainUnpooling
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
+from jitdnn.problems.convolution_bias import BiasGradient
+from jitdnn.problems.cross_entropy import CrossEntropy
 from jitdnn.problems.divisive_norm import DivisiveNorm
 from jitdnn.problems.dropout import Dropout
+from jitdnn.problems.embedding import Embedding
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.layer_norm import LayerNorm
 from jitdnn.problems.lrn import LRN
@@ -34,6 +41,7 @@ from jitdnn.problems.prelu import PRelu
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.random import Random
 from jitdnn.problems.reduce import Reduce
+from jitdnn.problems.resize import Resize
 from jitdnn.problems.softmax import Softmax
 from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
 from jitdnn.problems.transform import Concatenate, Transform
@@ -51,10 +59,15 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Pooling, "bwd"): _POOLING,
     (Unpooling, "fwd"): (PlainUnpooling(),),
     (Unpooling, "bwd"): (PlainUnpooling(),),
+    (Resize, "fwd"): (PlainResize(),),
+    (Resize, "bwd"): (PlainResize(),),
     (LRN, "fwd"): (PlainLRN(),),
     (LRN, "bwd"): (PlainLRN(),),
     (DivisiveNorm, "fwd"): (PlainDivisiveNorm(),),
     (DivisiveNorm, "bwd"): (PlainDivisiveNorm(),),
+    (BiasGradient, None): (RowsBias(),),
+    (CrossEntropy, "fwd"): (RowsCrossEntropy(),),
+    (CrossEntropy, "bwd"): (RowsCrossEntropy(),),
     (BatchNorm, "fwd"): _NORMALIZATION,
     (BatchNorm, "inference"): _NORMALIZATION,
     (BatchNorm, "bwd"): _NORMALIZATION,
@@ -76,4 +89,6 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (PRelu, "fwd"): (PReluForward(),),
     (PRelu, "bwd"): (PReluBackward(),),
     (Random, None): (PhiloxFill(),),
+    (Embedding, "fwd"): (EmbeddingRows(),),
+    (Embedding, "bwd"): (EmbeddingRows(),),
 }
