@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import cases
+import harness
 from cases import Buffer
 from harness import _Mirror
 from jitdnn.kernels.cpu.nest import Nest
@@ -20,6 +21,7 @@ from jitdnn.kernels.gpu.elementwise import build_elementwise, found
 from jitdnn.kernels.gpu.elementwise_tiles import estimate_tiles
 from jitdnn.kernels.reference import rounded
 from jitdnn.kernels.tables import elementwise_kernel
+from jitdnn.problems import parse
 from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.tensor import DTYPES, TensorDescriptor, packed_strides
 
@@ -244,6 +246,19 @@ def test_kernels_of_ones_own(device: Any) -> None:
     kernel = elementwise_kernel([trace(lambda a: a * a)], [x.descriptor, y.descriptor], device, "f32")
     run(device, kernel, [x, y], 1.0, 0.0)
     np.testing.assert_array_equal(y.values, np.arange(100.0) ** 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "activation_bwd gelu shape70 bf16", "add shape3x4x7 b=s0,1,0", "transform shape1x16x4x8 pad0 f16 y=nhwc",
+        "dropout p0.3 shape16x9", "random normal mean0.5 std2.0 shape8x4", "embedding_bwd rows9 columns6 shape20",
+        "concat shape4x9 axis1 parts2x7 i64",
+    ],
+)  # fmt: skip
+def test_emulated(cuda_device: Any, guard: int, text: str) -> None:
+    """Plain kernels as CUDA code, with every barrier and every access to shared memory checked."""
+    assert harness.check(parse(text), cuda_device, scales=((-0.75, 0.5),))
 
 
 def test_places_beyond_32_bits(architecture: Any) -> None:
