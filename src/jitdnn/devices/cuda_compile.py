@@ -59,7 +59,7 @@ def no_compiler(error: Exception) -> str:
 def _compile(source: Source, text: str, arch: str) -> bytes:
     from cuda.bindings import nvrtc
 
-    options = (f"-arch={arch}", "--std=c++17", "--ptxas-options=-v", "--diag-suppress=177")
+    options = (f"-arch={arch}", "--std=c++17", "--ptxas-options=-v", "--diag-suppress=177", "-default-device")
     status, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{source.name}.cu".encode(), 0, [], [])
     if int(status):
         raise CompileError(f"{source.name} for {arch}: NVRTC refuses to begin ({status.name})")
