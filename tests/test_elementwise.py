@@ -14,8 +14,9 @@ from conformance import INSTRUCTION_SETS, Buffer
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu import elementwise
 from jitdnn.kernels.cpu.elementwise import build_elementwise
+from jitdnn.kernels.cpu.elementwise_key import ElementwiseCode
 from jitdnn.kernels.cpu.elementwise_tiles import trace_tiles
-from jitdnn.kernels.cpu.nest import CROSSED, REPEATED, STRIDED, UNIT, ElementwiseCode, Nest
+from jitdnn.kernels.nest import CROSSED, REPEATED, STRIDED, UNIT, Nest
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import assembly
 from jitdnn.rtcg.expression import Expression, trace

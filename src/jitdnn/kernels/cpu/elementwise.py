@@ -23,10 +23,11 @@ from typing import Any, cast
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device
+from jitdnn.kernels.cpu.elementwise_key import ElementwiseCode
 from jitdnn.kernels.cpu.elementwise_tiles import block_size, trace_tiles
 from jitdnn.kernels.cpu.loops import Counter, share, task_count
-from jitdnn.kernels.cpu.nest import CROSSED, REPEATED, STRIDED, UNIT, ElementwiseCode, Nest
 from jitdnn.kernels.cpu.timing import LAUNCH_SECONDS
+from jitdnn.kernels.nest import CROSSED, REPEATED, STRIDED, UNIT, Nest
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.expression import Expression

@@ -14,9 +14,10 @@ of a crossed input, more of them than a processor follows by itself: the next bl
 from __future__ import annotations
 
 from jitdnn.devices.cpu import Arguments
+from jitdnn.kernels.cpu.elementwise_key import ElementwiseCode
 from jitdnn.kernels.cpu.loops import Counter, Scale
-from jitdnn.kernels.cpu.nest import CROSSED, REPEATED, UNIT, ElementwiseCode
 from jitdnn.kernels.cpu.transpose import transpose
+from jitdnn.kernels.nest import CROSSED, REPEATED, UNIT
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.lowering import lower

@@ -21,8 +21,8 @@ from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.elementwise import STREAM_BYTES
 from jitdnn.kernels.cpu.loops import Counter, Scale, share
-from jitdnn.kernels.cpu.nest import Nest
 from jitdnn.kernels.cpu.timing import LAUNCH_SECONDS
+from jitdnn.kernels.nest import Nest
 from jitdnn.problems.embedding import Embedding
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value

@@ -16,8 +16,8 @@ from typing import Any, cast
 from jitdnn.devices.cpu import Arguments, CpuDevice
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, terms
 from jitdnn.kernels.cpu.loops import Counter, Scale, Slots
-from jitdnn.kernels.cpu.nest import Nest
 from jitdnn.kernels.cpu.timing import LAUNCH_SECONDS
+from jitdnn.kernels.nest import Nest
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.spatial_transformer import GridSample
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value

@@ -25,7 +25,7 @@ from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.elementwise import STREAM_BYTES
 from jitdnn.kernels.cpu.loops import Counter, share, task_count
-from jitdnn.kernels.cpu.nest import Nest
+from jitdnn.kernels.nest import Nest
 from jitdnn.problems.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, part_extent, split_axis
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load

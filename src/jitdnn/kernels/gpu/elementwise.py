@@ -30,10 +30,10 @@ from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Device
-from jitdnn.kernels.cpu.nest import REPEATED, STRIDED, UNIT, Nest
 from jitdnn.kernels.gpu.elementwise_code import THREADS, Code, base_lines, literal_defines, packs, signature
 from jitdnn.kernels.gpu.elementwise_tiles import estimate_tiles, tiled_launch
 from jitdnn.kernels.gpu.names import refuse_doubles
+from jitdnn.kernels.nest import REPEATED, STRIDED, UNIT, Nest
 from jitdnn.rtcg.expression import Expression
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype, packed_strides
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jitdnn.kernels.cpu.nest import Nest
 from jitdnn.kernels.gpu.names import storage_type
+from jitdnn.kernels.nest import Nest
 from jitdnn.rtcg.c_source import c_function
 from jitdnn.rtcg.expression import Expression
 from jitdnn.tensor import DTYPES

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from math import prod
 
 from jitdnn.devices.gpu import Launch
-from jitdnn.kernels.cpu.nest import CROSSED, REPEATED, STRIDED, UNIT, Nest
 from jitdnn.kernels.gpu.elementwise_code import THREADS, Code, base_lines, packs, signature
+from jitdnn.kernels.nest import CROSSED, REPEATED, STRIDED, UNIT, Nest
 from jitdnn.tensor import DTYPES
 
 _LEAST = 8  # elements of the shorter axis, or squares are not worth it

@@ -17,9 +17,9 @@ from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.cpu.nest import Nest
 from jitdnn.kernels.gpu.elementwise import LAUNCH_SECONDS, refuse_elementwise
 from jitdnn.kernels.gpu.elementwise_code import THREADS, packs, scale_line, store_vector
+from jitdnn.kernels.nest import Nest
 from jitdnn.problems.embedding import Embedding
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype

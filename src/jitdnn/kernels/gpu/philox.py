@@ -17,10 +17,10 @@ from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Device, Kernel
-from jitdnn.kernels.cpu.nest import Nest
 from jitdnn.kernels.gpu.elementwise import LAUNCH_SECONDS, index_dtype
 from jitdnn.kernels.gpu.elementwise_code import THREADS, packs, scale_line, store_vector
 from jitdnn.kernels.gpu.names import storage_type
+from jitdnn.kernels.nest import Nest
 from jitdnn.kernels.transform_parts import PartsKernel
 from jitdnn.problems.philox import part_extent, split_axis
 from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype, packed_strides
