@@ -120,11 +120,11 @@ def test_divided_tiles(words: str, whole: int, cuda_device: Any, monkeypatch: py
     (tile,) = (one for one in TILES if (one.m, one.n, one.k_bytes) == (64, 64, 64))
     for module in (convolution_implicit_gemm, convolution_implicit_gemm_filter):
         monkeypatch.setattr(module, "best_cut", lambda *_: Cut(tile, 3, whole))
-        module._plan.cache_clear()
+        module.plan_of.cache_clear()
     problem = convolution(words)
     run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
     for module in (convolution_implicit_gemm, convolution_implicit_gemm_filter):
-        module._plan.cache_clear()
+        module.plan_of.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
@@ -161,7 +161,7 @@ def test_wide_indices(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None
     """Offsets of 64 bits, though the tensors here are small."""
     for module in (convolution_implicit_gemm, convolution_implicit_gemm_filter):
         monkeypatch.setattr(module, "index_type", lambda *_: "i64")
-        module._plan.cache_clear()
+        module.plan_of.cache_clear()
     for words in (
         "conv_fwd n2 c5 h9 w7 k6 r3 s3 pad1 stride2 bf16",
         "conv_bwd_data n2 c16 h9 w7 k8 r3 s3 pad1 stride2 f16 nhwc",
@@ -170,7 +170,7 @@ def test_wide_indices(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None
     ):
         check(convolution(words), cuda_device)
     for module in (convolution_implicit_gemm, convolution_implicit_gemm_filter):
-        module._plan.cache_clear()
+        module.plan_of.cache_clear()
 
 
 def test_refusals(cuda_device: Any) -> None:
@@ -197,7 +197,7 @@ def test_compiles(words: str, architecture: Any) -> None:
     for tile in TILES if architecture.arch == "sm_90a" else TILES[:3]:
         if architecture.arch in ("sm_80", "sm_90a"):
             plan: Any = algorithms_of(problem, (tile,))[0].plan(problem, architecture)  # type: ignore[attr-defined]
-            source = filter_source(plan) if isinstance(plan, FilterPlan) else source_of(plan, problem, None)
+            source = filter_source(plan) if isinstance(plan, FilterPlan) else source_of(plan, problem.output, None)
             architecture.compile(replace(source, spills=False))
         else:
             algorithms_of(problem, (tile,))[0].build(problem, architecture)

@@ -38,7 +38,7 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     packing_text,
     seconds,
 )
-from jitdnn.kernels.cuda.implicit_gemm_form import Form, View, alignments, form_of
+from jitdnn.kernels.cuda.implicit_gemm_form import Batch, Form, View, alignments, form_of
 from jitdnn.kernels.gpu.epilogue import epilogue_source
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -112,7 +112,7 @@ class ImplicitGemm(Algorithm):
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         assert isinstance(problem, Convolution)
-        return refuse_units(problem, device) or _refuse_extents(problem)
+        return refuse_units(problem.x.dtype, problem.groups, device) or _refuse_extents(problem)
 
     def arithmetic(self, problem: Problem) -> str:
         return arithmetic_of(problem)
@@ -123,7 +123,7 @@ class ImplicitGemm(Algorithm):
     def plan(self, problem: Problem, device: Device) -> Plan:
         """How the problem is cut on this device."""
         assert isinstance(problem, Convolution)
-        return _plan(problem, device, self._tiles, self.uses_workspace)  # type: ignore[arg-type]
+        return plan_of(problem, device, self._tiles, self.uses_workspace)  # type: ignore[arg-type]
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return self.plan(problem, device).workspace if problem.output.size else 0
@@ -135,15 +135,7 @@ class ImplicitGemm(Algorithm):
         assert isinstance(problem, Convolution)
         if not problem.output.size:
             return Nothing()
-        gpu: GpuDevice = device  # type: ignore[assignment]
-        plan = self.plan(problem, device)
-        pointers = 3 + (len(epilogue.operands) if epilogue else 0)
-
-        def kernel(plan: Plan) -> Kernel:
-            return gpu.kernel(source_of(plan, problem, epilogue), launches_of(plan), pointers)
-
-        fast, plain = plan, plan.elementwise
-        return kernel(fast) if fast == plain else ByAlignment(kernel(fast), kernel(plain), plan.alignments)
+        return kernel_of(self.plan(problem, device), problem.output, device, epilogue)
 
 
 class ImplicitGemmInPlace(ImplicitGemm):
@@ -153,37 +145,50 @@ class ImplicitGemmInPlace(ImplicitGemm):
     uses_workspace: ClassVar[bool] = False
 
 
-def refuse_units(problem: Convolution, device: Device) -> str | None:
-    """What the matrix units cannot do of any convolution."""
-    dtype = problem.x.dtype
+def kernel_of(
+    plan: Plan,
+    output: TensorDescriptor,
+    device: Device,
+    epilogue: Epilogue | None,
+    indices: Sequence[str] | None = None,
+) -> Kernel:
+    """The kernels of a plan. `indices`: those of an element of the output, see `source_of`."""
+    gpu: GpuDevice = device  # type: ignore[assignment]
+    pointers = 3 + (len(epilogue.operands) if epilogue else 0)
+
+    def kernel(plan: Plan) -> Kernel:
+        return gpu.kernel(source_of(plan, output, epilogue, indices), launches_of(plan), pointers)
+
+    fast, plain = plan, plan.elementwise
+    return kernel(fast) if fast == plain else ByAlignment(kernel(fast), kernel(plain), plan.alignments)
+
+
+def refuse_units(dtype: str, groups: int, device: Device) -> str | None:
+    """What the matrix units cannot do of any product."""
     if dtype not in FUNCTIONS:
         return f"the matrix units multiply {', '.join(FUNCTIONS)} here, and the tensors are {dtype}"
     units: GpuDevice = device  # type: ignore[assignment]
     if not units.tensor_flops(dtype):
         return f"{device.name} has no matrix units for {dtype}"
-    if problem.groups > _MOST_GROUPS:
-        return f"{problem.groups} groups are more than {_MOST_GROUPS}, which a launch can have"
+    if groups > _MOST_GROUPS:
+        return f"{groups} groups are more than {_MOST_GROUPS}, which a launch can have"
     return None
 
 
 def arithmetic_of(problem: Problem) -> str:
     """f32 tensors are multiplied as tf32; products of two numbers of half precision are exact."""
-    assert isinstance(problem, Convolution)
-    return "tf32" if problem.x.dtype == "f32" else "fp32"
+    return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
 
 
 def units_bound(problem: Problem) -> float:
     """The matrix units cut off as they add, so their error grows with the number of terms itself, not its root."""
-    assert isinstance(problem, Convolution)
-    bound = summation_bound(problem)
-    if problem.is_integer:
+    bound, dtype = summation_bound(problem), problem.inputs[0].descriptor.dtype
+    if dtype == "i8":
         return bound
     bound += terms(problem) * 2.0**-26
-    if problem.x.dtype == "f32":
+    if dtype == "f32":
         bound += 2.0**-10  # both factors are rounded to 11 bits
-    elif bound < 2.0 * storing_roundoff(problem):
-        bound = 2.0 * storing_roundoff(problem)
-    return bound
+    return max(bound, 2.0 * storing_roundoff(problem))
 
 
 def _refuse_extents(problem: Convolution) -> str | None:
@@ -205,14 +210,19 @@ def _refuse_extents(problem: Convolution) -> str | None:
 
 
 @lru_cache(512)
-def _plan(problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool) -> Plan:
+def plan_of(
+    problem: Convolution,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    uses_workspace: bool,
+    batch: Batch | None = None,
+) -> Plan:
+    """The plan that is expected to be fastest, of the problem or of a batch of such."""
     choices = [(False, False)]
-    if uses_workspace:
+    if uses_workspace and batch is None:
         choices += [(True, False), (False, True), (True, True)]
-    plans = [
-        plan for choice in choices if (plan := _candidate(problem, device, tiles, uses_workspace, *choice))
-    ]
-    return min(plans, key=lambda plan: plan.seconds)
+    plans = [_candidate(problem, device, tiles, uses_workspace, batch, *choice) for choice in choices]
+    return min((plan for plan in plans if plan), key=lambda plan: plan.seconds)
 
 
 def _candidate(
@@ -220,11 +230,14 @@ def _candidate(
     device: GpuDevice,
     tiles: tuple[Tile, ...],
     uses_workspace: bool,
+    batch: Batch | None,
     packs_data: bool,
     packs_filter: bool,
 ) -> Plan | None:
     """The best cut of the problem with these operands packed; None if that is no choice."""
     form, dtype = form_of(problem), problem.x.dtype
+    if batch:
+        form = form.repeated(batch)
     is_forward = problem.direction == "fwd"
     data, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
     filter_depth, filter_columns, time, at = form.depth, form.width, 0.0, 0
@@ -266,11 +279,11 @@ def _candidate(
     is_vector = run > 0 and form.result.channel == 1 and all(n % run == 0 for n in multiples)
     rows_first = form.result.channel != 1
     most_parts = _MOST_PARTS if uses_workspace and len(form.classes) == 1 else 1
-    moved = data.nbytes + problem.w.nbytes + result.nbytes
+    moved = batch.nbytes if batch else data.nbytes + problem.w.nbytes + result.nbytes
     cut = best_cut(form.works, tiles, dtype, device, moved, most_parts, (form.most_taps + 1) * 32)
     slow = {16: 1.0, 8: 1.15, 4: 1.4, 0: _BLOCKWISE}
     time += seconds(form.works, cut, dtype, device, moved) * max(slow[copy_a], slow[copy_b])
-    tensors: list[TensorDescriptor] = [problem.x, problem.w, problem.y]
+    tensors = batch.tensors if batch else (problem.x, problem.w, problem.y)
     packed = [pack.bytes // DTYPES[dtype] for pack in (data_pack, filter_pack) if pack]
     rows = max(work.rows for work in form.works) + 4096
     return Plan(
@@ -279,14 +292,20 @@ def _candidate(
     )  # fmt: skip
 
 
-def source_of(plan: Plan, problem: Problem, epilogue: Epilogue | None) -> Source:
-    """The text of the kernel, with all that is known of the problem."""
+def source_of(
+    plan: Plan, output: TensorDescriptor, epilogue: Epilogue | None, indices: Sequence[str] | None = None
+) -> Source:
+    """The text of the kernel, with all that is known of the problem.
+
+    `indices`: C expressions of the index of an element of the output by `image`, `channel` (over all groups) and its
+    place `a`, `b`, `c`; those of a convolution's result if there are none.
+    """
     form, cut = plan.form, plan.cut
-    result = problem.output.dtype
-    code = epilogue_source(epilogue, problem.output, "f64" if plan.dtype == "i8" else "f32", first=3)
+    result = output.dtype
+    code = epilogue_source(epilogue, output, "f64" if plan.dtype == "i8" else "f32", first=3)
     names = "".join(f", e{number}" for number in range(3, 3 + len(code.operands)))
-    indices = ["image", "channel", "a", "b", "c"]
-    indices[2:] = indices[len(indices) + 2 - len(problem.output.shape) :]
+    if indices is None:
+        indices = ["image", "channel", *("a", "b", "c")[5 - len(output.shape) :]]
     text = read_text("jitdnn.kernels.cuda", "implicit_gemm.cuh") + code.functions
     text += read_text("jitdnn.kernels.cuda", "implicit_gemm.cu")
     text += packing_text(plan.data_pack, plan.filter_pack)

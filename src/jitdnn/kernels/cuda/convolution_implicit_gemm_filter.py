@@ -35,7 +35,7 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     seconds,
     three,
 )
-from jitdnn.kernels.cuda.implicit_gemm_form import View, alignments, view_of
+from jitdnn.kernels.cuda.implicit_gemm_form import Batch, View, alignments, view_of
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES
@@ -49,6 +49,7 @@ class Plan:
     """How a problem is computed. `depth` and `height` are the channels of x and dy in a group, packed ones extended."""
 
     problem: Convolution
+    batch: Batch | None
     data: View
     outer: View
     depth: int
@@ -69,7 +70,11 @@ class Plan:
 
     @property
     def work(self) -> Work:
-        return _work(self.problem, self.depth)
+        return _work(self.problem, self.depth, self.groups)
+
+    @property
+    def groups(self) -> int:
+        return self.batch.count if self.batch else self.problem.groups
 
     @property
     def workspace(self) -> int:
@@ -108,7 +113,7 @@ class ImplicitGemmFilter(Algorithm):
         columns = math.prod(problem.w.shape[1:])
         if columns >= 2**30:
             return f"{columns} numbers of a filter are more than the {2**30} that are numbered here"
-        return refuse_units(problem, device)
+        return refuse_units(problem.x.dtype, problem.groups, device)
 
     def arithmetic(self, problem: Problem) -> str:
         return arithmetic_of(problem)
@@ -119,7 +124,7 @@ class ImplicitGemmFilter(Algorithm):
     def plan(self, problem: Problem, device: Device) -> Plan:
         """How the problem is cut on this device."""
         assert isinstance(problem, Convolution)
-        return _plan(problem, device, self._tiles, self.uses_workspace)  # type: ignore[arg-type]
+        return plan_of(problem, device, self._tiles, self.uses_workspace)  # type: ignore[arg-type]
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return self.plan(problem, device).workspace
@@ -128,14 +133,7 @@ class ImplicitGemmFilter(Algorithm):
         return self.plan(problem, device).seconds
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        gpu: GpuDevice = device  # type: ignore[assignment]
-        plan = self.plan(problem, device)
-
-        def kernel(plan: Plan) -> Kernel:
-            return gpu.kernel(source_of(plan), launches_of(plan), 3)
-
-        fast, plain = plan, plan.elementwise
-        return kernel(fast) if fast == plain else ByAlignment(kernel(fast), kernel(plain), plan.alignments)
+        return kernel_of(self.plan(problem, device), device)
 
 
 class ImplicitGemmFilterInPlace(ImplicitGemmFilter):
@@ -145,21 +143,37 @@ class ImplicitGemmFilterInPlace(ImplicitGemmFilter):
     uses_workspace: ClassVar[bool] = False
 
 
-def _work(problem: Convolution, depth: int) -> Work:
+def kernel_of(plan: Plan, device: Device) -> Kernel:
+    """The kernels of a plan."""
+    gpu: GpuDevice = device  # type: ignore[assignment]
+
+    def kernel(plan: Plan) -> Kernel:
+        return gpu.kernel(source_of(plan), launches_of(plan), 3)
+
+    fast, plain = plan, plan.elementwise
+    return kernel(fast) if fast == plain else ByAlignment(kernel(fast), kernel(plain), plan.alignments)
+
+
+def _work(problem: Convolution, depth: int, groups: int) -> Work:
     pixels = problem.n * math.prod(problem.output_spatial)
     taps = math.prod(problem.filter_spatial)
-    return Work(problem.k // problem.groups, taps * depth, pixels, problem.groups)
+    return Work(problem.k // problem.groups, taps * depth, pixels, groups)
 
 
 @lru_cache(512)
-def _plan(problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool) -> Plan:
+def plan_of(
+    problem: Convolution,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    uses_workspace: bool,
+    batch: Batch | None = None,
+) -> Plan:
+    """The plan that is expected to be fastest, of the problem or of a batch of such."""
     choices = [(False, False)]
-    if uses_workspace and problem.n:
+    if uses_workspace and problem.n and batch is None:
         choices += [(True, False), (False, True), (True, True)]
-    plans = [
-        plan for choice in choices if (plan := _candidate(problem, device, tiles, uses_workspace, *choice))
-    ]
-    return min(plans, key=lambda plan: plan.seconds)
+    plans = [_candidate(problem, device, tiles, uses_workspace, batch, *choice) for choice in choices]
+    return min((plan for plan in plans if plan), key=lambda plan: plan.seconds)
 
 
 def _candidate(
@@ -167,12 +181,15 @@ def _candidate(
     device: GpuDevice,
     tiles: tuple[Tile, ...],
     uses_workspace: bool,
+    batch: Batch | None,
     packs_data: bool,
     packs_outer: bool,
 ) -> Plan | None:
     """The best cut of the problem with these operands packed; None if that is no choice."""
     dtype, groups = problem.x.dtype, problem.groups
     data, outer = view_of(problem.x, groups), view_of(problem.y, groups)
+    if batch:
+        data, outer = replace(data, group=batch.data), replace(outer, group=batch.filter)
     depth, height = problem.c // groups, problem.k // groups
     data_pack = outer_pack = None
     time, at = 0.0, 0
@@ -197,15 +214,18 @@ def _candidate(
         and _is_run(dw.strides[2:], dw.shape[2:], dw.strides[1], depth)
         and columns % run == 0
         and dw.strides[0] % run == 0
+        and (batch is None or batch.result % run == 0)
     )
-    work = _work(problem, depth)
-    moved = problem.x.nbytes + problem.y.nbytes + dw.nbytes
+    work = _work(problem, depth, batch.count if batch else groups)
+    tensors = batch.tensors if batch else (problem.x, problem.y, dw)
+    moved = sum(tensor.nbytes for tensor in tensors)
     cut = best_cut([work], tiles, dtype, device, moved, _MOST_PARTS if uses_workspace else 1)
     time += seconds([work], cut, dtype, device, moved) * max(_SLOW[copy_a], _SLOW[copy_b])
     packed = [pack.bytes // DTYPES[dtype] for pack in (data_pack, outer_pack) if pack]
-    index = index_type([problem.x, problem.y, dw], work.k + 4096, *packed)
+    index = index_type(tensors, work.k + 4096, *packed)
     return Plan(
         problem,
+        batch,
         data,
         outer,
         depth,
@@ -272,7 +292,7 @@ def source_of(plan: Plan) -> Source:
         ("IS_OUTER_LINEAR", int(step is not None)),
         ("OUTER_STEP", step or 0),
         ("RESULT_BASE", base),
-        ("RESULT_GROUP", problem.k // groups * dw.strides[0]),
+        ("RESULT_GROUP", plan.batch.result if plan.batch else problem.k // groups * dw.strides[0]),
         ("RESULT_ROW", dw.strides[0]),
         ("RESULT_CHANNEL", dw.strides[1]),
         ("RESULT_STRIDES", listed(three(space, 0))),
@@ -307,7 +327,7 @@ def _linear_step(plan: Plan) -> int | None:
 
 def launches_of(plan: Plan) -> list[Launch]:
     """Packing, the product, and the sum of its parts."""
-    cut, groups, tile = plan.cut, plan.problem.groups, plan.cut.tile
+    cut, groups, tile = plan.cut, plan.groups, plan.cut.tile
     launches: list[Launch] = []
     if plan.data_pack:
         launches.append(Launch("pack_data", plan.data_pack.blocks, 256))

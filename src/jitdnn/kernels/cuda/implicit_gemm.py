@@ -365,6 +365,20 @@ class ByAlignment:
         (self.kernel if is_aligned else self.plain)(stream, pointers, alpha, beta, workspace)
 
 
+@dataclass(frozen=True)
+class Reordered:
+    """A kernel that takes its first pointers in another order: its i-th is number `order[i]` of the problem's."""
+
+    kernel: GpuKernel
+    order: tuple[int, ...]
+
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None:
+        first = [pointers[number] for number in self.order]
+        self.kernel(stream, [*first, *pointers[len(first) :]], alpha, beta, workspace)
+
+
 class Nothing:
     """The kernel of a result without elements."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitdnn.kernels.cuda.implicit_gemm import Pack, Work, three
 from jitdnn.problems.convolution import Convolution
@@ -65,6 +65,25 @@ class FormAxis:
         return False
 
 
+@dataclass(frozen=True)
+class Batch:
+    """A product that is repeated: `count` times, with these distances between tensors in elements.
+
+    The problem beside it is one of the products, and `tensors` are the whole ones.
+    """
+
+    count: int
+    data: int
+    filter: int
+    result: int
+    tensors: tuple[TensorDescriptor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors together."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
 _NO_AXIS = FormAxis((ClassAxis(1, 0, 1, 0, 0),), 0, 0, 1, 1, 1)
 
 
@@ -106,6 +125,16 @@ class Form:
     data: View
     filter: FilterView
     result: View
+
+    def repeated(self, batch: Batch) -> Form:
+        """The same for every product of a batch."""
+        return replace(
+            self,
+            groups=batch.count,
+            data=replace(self.data, group=batch.data),
+            filter=replace(self.filter, group=batch.filter),
+            result=replace(self.result, group=batch.result),
+        )
 
     @property
     def classes(self) -> tuple[tuple[ClassAxis, ...], ...]:

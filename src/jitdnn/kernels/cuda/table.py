@@ -9,9 +9,11 @@ from jitdnn.kernels.cuda.convolution_implicit_gemm import ImplicitGemm, Implicit
 from jitdnn.kernels.cuda.convolution_implicit_gemm_filter import ImplicitGemmFilter, ImplicitGemmFilterInPlace
 from jitdnn.kernels.cuda.convolution_patch import Patch
 from jitdnn.kernels.cuda.convolution_stem import Stem
+from jitdnn.kernels.cuda.matmul import MatrixUnits, MatrixUnitsInPlace
 from jitdnn.kernels.gpu.elementwise import build_elementwise
 from jitdnn.kernels.gpu.table import PLAIN
 from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 
 # (problem class, direction or None for problems that have only one)
@@ -47,6 +49,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
         Patch(),
         *PLAIN.get((Convolution, "bwd_filter"), ()),
     ),
+    (MatMul, None): (MatrixUnits(), MatrixUnitsInPlace(), *PLAIN.get((MatMul, None), ())),
 }
 
 # kernels of one's own formulas

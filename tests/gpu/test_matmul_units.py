@@ -1,0 +1,88 @@
+"""Matrix products on CUDA's matrix units: every way to see them, batches, epilogues, tensors anywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import cases
+from cases import make_case
+from harness import run_algorithm
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cuda.matmul import MatrixUnits, MatrixUnitsInPlace
+from jitdnn.problems import MatMul, parse
+from jitdnn.rtcg.expression import apply, trace
+from jitdnn.tensor import TensorDescriptor
+from strategies import matmuls
+
+ALIGNED = 1024  # elements in front of a tensor, so that it begins at a multiple of 16 bytes
+
+
+def product(words: str) -> MatMul:
+    problem = parse(f"matmul {words}")
+    assert isinstance(problem, MatMul)
+    return problem
+
+
+def check(problem: MatMul, device: Any, epilogue: Epilogue | None = None) -> None:
+    case = make_case(problem, epilogue)
+    for algorithm in (MatrixUnits(), MatrixUnitsInPlace()):
+        if problem.a.dtype == "f64" or 0 in problem.c.shape or problem.k == 0:
+            assert algorithm.refuse(problem, device, epilogue)
+        elif algorithm.refuse(problem, device, epilogue) is None:
+            run_algorithm(algorithm, case, device)
+
+
+WAYS = {
+    "m40 k72 n24 bf16": "rows",
+    "m40 k72 n24 bf16 b=columns": "rows",
+    "m40 k70 n24 bf16 a=columns b=columns": "columns",
+    "m40 k72 n24 f16 a=columns": "across",
+    "m200 k640 n136 f32 a=columns": "across",
+    "m130 k20 n70 f32": "rows",
+    "batch3 m40 k72 n24 bf16": "rows",
+    "batch2x3 m24 k40 n16 f16 a=columns": "across",
+    "batch2x2 m24 k40 n16 bf16 a=columns b=columns": "columns",
+    "batch4 m24 k40 n16 bf16 a=s0,40,1": "rows",
+}
+
+
+@pytest.mark.parametrize("alignment", ["aligned", "anywhere"])
+@pytest.mark.parametrize("words", WAYS)
+def test_every_way(words: str, alignment: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if alignment == "aligned":
+        monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    problem = product(words)
+    assert MatrixUnits().refuse(problem, cuda_device) is None
+    assert MatrixUnits().plan(problem, cuda_device, False)[0].way == WAYS[words]
+    check(problem, cuda_device)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["m19 k9 n37 bf16", "m16 k300 n24 f16 b=columns", "batch2x3 m10 k24 n16 bf16", "m17 k24 n8 a=columns"],
+)
+def test_epilogues(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    problem = product(words)
+    shape = problem.c.shape
+    bias = TensorDescriptor(shape, (*[0] * (len(shape) - 1), 1), "f32")
+    residual = TensorDescriptor.packed(shape, problem.a.dtype)
+    expression = trace(lambda acc, bias, residual: apply("relu", acc + bias) + residual)
+    check(problem, cuda_device, Epilogue(expression, (bias, residual)))
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)  # fmt: skip
+@given(problem=matmuls())
+def test_any_product(problem: MatMul, cuda_device: Any) -> None:
+    check(problem, cuda_device)
+
+
+def test_refusals(cuda_device: Any) -> None:
+    uneven = product("batch2x2 m4 k4 n4 bf16 a=s100,16,4,1")
+    assert "steps" in str(MatrixUnits().refuse(uneven, cuda_device))
+    assert "f64" in str(MatrixUnits().refuse(product("m4 k4 n4 f64"), cuda_device))
