@@ -15,13 +15,14 @@ from typing import Any
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.tables import TARGETS, algorithms, table
+from jitdnn.kernels.tables import TARGETS, algorithms, has_generator, table
 from jitdnn.problems import parse
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.isa import isa
 from jitdnn.settings import format_bytes, table_markdown
 
 DOCS = Path(__file__).resolve().parent
+_ELSEWHERE = "see the module's text"
 _BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # What each page shows as examples: sizes that bring out who refuses what, and why.
@@ -163,25 +164,91 @@ def _summary(algorithm: Algorithm) -> str:
     module = sys.modules[kind.__module__]
     neighbours = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == kind.__module__]
     alone = sum(issubclass(neighbour, Algorithm) for neighbour in neighbours) == 1
-    text = (module.__doc__ if alone else kind.__doc__) or ""
-    return " ".join(text.strip().split("\n\n")[0].split()).rstrip(".")
+    text = _first(kind.__doc__)
+    if alone or text.lower().startswith(_ELSEWHERE):
+        text = _first(module.__doc__)
+    return text.removesuffix(f"; {_ELSEWHERE}")
+
+
+def _first(text: str | None) -> str:
+    return " ".join((text or "").strip().split("\n\n")[0].split()).rstrip(".")
 
 
 def algorithm_table(page: str) -> str:
-    """Every algorithm for the kinds of problem on a page: what it is, and whether it is deterministic."""
+    """Which targets run the kinds of problem on a page, and every algorithm: what it is, and whether it is
+    deterministic."""
     owners = {type(parse(example)) for example in EXAMPLES[page]}
-    rows: dict[str, tuple[Algorithm, list[str]]] = {}
+    rows: dict[tuple[str, str], tuple[Algorithm, dict[str, list[str]]]] = {}
     every = ((target, key, listed) for target in TARGETS for key, listed in table(target).items())
     for target, (owner, direction), listed in every:
         if owner in owners:
             for algorithm in listed:
-                kinds = [kind for kind, known in Problem.registry.items() if known is owner]
-                where = f"{target} {direction or ' '.join(kinds)}"
-                rows.setdefault(algorithm.name, (algorithm, []))[1].append(where)
-    lines = ["| algorithm | for | what it does | deterministic |", "| --- | --- | --- | --- |"]
-    for name, (algorithm, where) in rows.items():
+                name = algorithm.name, _summary(algorithm)
+                where = rows.setdefault(name, (algorithm, {}))[1].setdefault(target, [])
+                where.append(direction or " ".join(_kinds(owner)))
+    lines = [_targets_of(page), ""]
+    lines += ["| algorithm | for | what it does | deterministic |", "| --- | --- | --- | --- |"]
+    for (name, summary), (algorithm, where) in rows.items():
         deterministic = "yes" if algorithm.deterministic else "no"
-        lines.append(f"| `{name}` | {', '.join(where)} | {_summary(algorithm)} | {deterministic} |")
+        lines.append(f"| `{name}` | {_places(where)} | {summary} | {deterministic} |")
+    return "\n".join(lines) + "\n"
+
+
+def _kinds(owner: type[Problem]) -> list[str]:
+    return [kind for kind, known in Problem.registry.items() if known is owner]
+
+
+def _places(where: dict[str, list[str]]) -> str:
+    """Targets and what an algorithm runs there, those that run the same together: `cuda opencl: fwd, bwd`."""
+    alike: dict[str, list[str]] = {}
+    for target, directions in where.items():
+        alike.setdefault(", ".join(directions), []).append(target)
+    return "; ".join(f"{' '.join(targets)}: {directions}" for directions, targets in alike.items())
+
+
+def _missing(page: str, target: str) -> list[str]:
+    """What a page is about and a target does not run, as kinds of problem strings."""
+    owners = dict.fromkeys(type(parse(example)) for example in EXAMPLES[page])
+    there = table(target)
+    found = []
+    for owner, direction in table("cpu"):
+        if owner in owners and (owner, direction) not in there:
+            kinds = _kinds(owner)
+            found += [kind for kind in kinds if direction is None or kind.endswith(f"_{direction}")] or kinds
+    return list(dict.fromkeys(found))
+
+
+def _targets_of(page: str) -> str:
+    """A sentence on the targets that run what a page is about."""
+    lacking = {target: _missing(page, target) for target in TARGETS}
+    kinds = [
+        kind for owner in dict.fromkeys(type(parse(e)) for e in EXAMPLES[page]) for kind in _kinds(owner)
+    ]
+    having = [target for target in TARGETS if not lacking[target]]
+    if having == ["cpu"] and all(set(lacking[target]) >= set(kinds) for target in TARGETS[1:]):
+        return "Runs on `cpu` only so far: arrays on a GPU are refused."
+    lines = [f"Runs on {', '.join(f'`{target}`' for target in having)}."]
+    for target, missing in lacking.items():
+        if missing:
+            names = ", ".join(f"`{name}`" for name in missing)
+            lines.append(f"On `{target}` {names} {'is' if len(missing) == 1 else 'are'} not there yet.")
+    return " ".join(lines)
+
+
+def targets_table() -> str:
+    """What runs on which target, by page."""
+    lines = ["| operator | " + " | ".join(TARGETS) + " |", "| --- |" + " --- |" * len(TARGETS)]
+    for page in EXAMPLES:
+        kinds = {kind for e in EXAMPLES[page] for kind in _kinds(type(parse(e)))}
+        cells = []
+        for target in TARGETS:
+            missing = _missing(page, target)
+            none = kinds <= set(missing)
+            cells.append("no" if none else f"yes, but for {', '.join(missing)}" if missing else "yes")
+        lines.append(f"| [{page.replace('_', ' ')}](ops/{page}.md) | {' | '.join(cells)} |")
+    for name in ("elementwise", "reduction", "scan"):
+        cells = ["yes" if has_generator(name, target) else "no" for target in TARGETS]
+        lines.append(f"| [`jd.{name}`](ops/user_kernels.md) | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -284,6 +351,7 @@ def torch_samples() -> str:
 SEVERAL = "(several)"  # tests of graphs of several operators
 TABLES: dict[str, Callable[[], str]] = {
     "settings": table_markdown,
+    "targets": targets_table,
     "onnx-counts": onnx_counts,
     "onnx-refused": onnx_refused,
     "torch-samples": torch_samples,

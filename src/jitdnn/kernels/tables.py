@@ -82,6 +82,11 @@ def scan_kernel(
     return found
 
 
+def has_generator(name: str, target: str) -> bool:
+    """Whether a target makes kernels of one's own formulas: `elementwise`, `reduction` or `scan`."""
+    return hasattr(_module(target), name.upper())
+
+
 def _own(device: Device, generator: str) -> Callable[..., Any]:
     """A target's generator of kernels of one's own formulas."""
     found: Callable[..., Any] | None = getattr(_module(device.target), generator, None)
