@@ -11,6 +11,8 @@ from jitdnn.kernels.cuda.convolution_patch import Patch
 from jitdnn.kernels.cuda.convolution_stem import Stem
 from jitdnn.kernels.cuda.matmul import MatrixUnits, MatrixUnitsInPlace
 from jitdnn.kernels.gpu.elementwise import build_elementwise
+from jitdnn.kernels.gpu.reduce import build_reduction
+from jitdnn.kernels.gpu.scan import build_scan
 from jitdnn.kernels.gpu.table import PLAIN
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
@@ -54,3 +56,5 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
 
 # kernels of one's own formulas
 ELEMENTWISE = build_elementwise
+REDUCTION = build_reduction
+SCAN = build_scan

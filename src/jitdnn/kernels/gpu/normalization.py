@@ -6,12 +6,11 @@ sums of a row, then dx. Group normalization goes by way of the channels where a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
-from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.gpu.rows import RowsKernel, refuse_f64
+from jitdnn.kernels.gpu.rows_chain import Chain, step_kernel
 from jitdnn.kernels.group_norm_steps import add_channels, suits_channels
 from jitdnn.kernels.normalization_formulas import (
     OLD_STATISTICS,
@@ -20,7 +19,7 @@ from jitdnn.kernels.normalization_formulas import (
     next_statistics,
     result_of,
 )
-from jitdnn.kernels.normalization_programs import Formula, Plan, Step
+from jitdnn.kernels.normalization_programs import Formula, Plan
 from jitdnn.kernels.normalization_steps import (
     add_inference,
     add_own_gradients,
@@ -33,20 +32,6 @@ from jitdnn.kernels.normalization_steps import (
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.normalization import Normalization
 from jitdnn.problems.problem import Problem
-
-
-class Chain:
-    """Kernels one after the other, which share pointers, and arrays between them at offsets of the workspace."""
-
-    def __init__(self, kernels: Sequence[Kernel], offsets: Sequence[int], room: int) -> None:
-        self._kernels, self._offsets, self._room = kernels, offsets, room
-
-    def __call__(
-        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
-    ) -> None:
-        every = (*pointers, *(workspace + offset for offset in self._offsets))
-        for kernel in self._kernels:
-            kernel(stream, every, alpha, beta, workspace + self._room)
 
 
 def plan_of(problem: Normalization) -> Plan:
@@ -89,14 +74,7 @@ def _forward(plan: Plan) -> None:
 
 def kernels_of(plan: Plan, device: Device) -> list[RowsKernel]:
     """The kernels of a plan, in order."""
-    return [_kernel(step, plan.pointers, device) for step in (*plan.steps, *plan.last)]
-
-
-def _kernel(step: Step, pointers: int, device: Device) -> RowsKernel:
-    return RowsKernel(
-        step.program, step.tensors, step.axes, cast(GpuDevice, device), step.plain, step.operands, pointers,
-        step.compute,
-    )  # fmt: skip
+    return [step_kernel(step, plan.pointers, device) for step in (*plan.steps, *plan.last)]
 
 
 class RowsNormalization(Algorithm):
