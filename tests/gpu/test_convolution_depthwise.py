@@ -86,7 +86,9 @@ def test_banded(words: str, direction: str, cuda_device: Any, monkeypatch: pytes
     problem = convolution(words, direction)
     window = axes.lower(problem)
     plans: list[Any] = list(
-        banded_filter.choices(window, cuda_device) if direction == "bwd_filter" else banded.choices(window)
+        banded_filter.choices(window, cuda_device)
+        if direction == "bwd_filter"
+        else banded.choices(window, cuda_device)
     )
     check_plans(problem, cuda_device, plans, monkeypatch)
 

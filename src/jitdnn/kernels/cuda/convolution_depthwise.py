@@ -105,7 +105,7 @@ def _banded(problem: Convolution, device: Any) -> Sequence[Any]:
     window = axes.lower(problem)
     if problem.direction == "bwd_filter":
         return _best(list(banded_filter.choices(window, device)), device)
-    return _best(list(banded.choices(window)), device)
+    return _best(list(banded.choices(window, device)), device)
 
 
 @functools.lru_cache(4096)

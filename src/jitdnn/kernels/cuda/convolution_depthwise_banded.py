@@ -15,18 +15,16 @@ from jitdnn.kernels.cuda.convolution_depthwise_axes import Axis, Window
 from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
     CLOCK,
     LAUNCH,
-    REGISTER_FILE,
     Defines,
     defines_of_window,
     epilogue_text,
+    most_registers,
     reach,
     resident_groups,
     widths,
 )
 
 TILE = 8  # results of a row of a product
-MOST_SHARED = 227 << 10
-HALF_SHARED = 113 << 10
 UNKNOWN = 1.15  # what the account of this method leaves out, so that the other is taken where they come close
 MMA_TIME = 1.6  # clocks of a multiprocessor for a 16 x 8 x 16 product, all units busy
 
@@ -68,6 +66,7 @@ class Banded:
     width: int
     cut: Cut
     band: Band
+    most_shared: int
 
     @property
     def taps(self) -> tuple[int, int]:
@@ -154,8 +153,13 @@ class Banded:
 
     @property
     def resident(self) -> int:
-        by_shared = MOST_SHARED // (self.shared + 2048)
+        by_shared = (self.most_shared + 1024) // (self.shared + self.line_bytes + 1024)
         return max(1, min(by_shared, resident_groups(self.registers, self.threads)))
+
+    @property
+    def line_bytes(self) -> int:
+        """Shared memory for what a group knows of its lines."""
+        return 64 * self.cut.lines + 64
 
     @property
     def threads(self) -> int:
@@ -176,7 +180,8 @@ class Banded:
 
     @property
     def fits(self) -> bool:
-        return self.shared <= MOST_SHARED - 1024 and self.registers <= min(235, REGISTER_FILE // self.threads)
+        is_small = self.shared + self.line_bytes <= self.most_shared
+        return is_small and self.registers <= min(235, most_registers(self.threads) - 4)
 
     def clocks_of_group(self) -> tuple[float, int]:
         """Clocks of a multiprocessor that a group keeps busy, and its steps."""
@@ -323,7 +328,7 @@ def _strips(base: Cut, count: int) -> Iterator[Cut]:
             yield replace(base, rows=rows, strip=strip, chunks=-(-count // strip))
 
 
-def choices(window: Window) -> list[Banded]:
+def choices(window: Window, device: GpuDevice) -> list[Banded]:
     """Every sensible cut; none if the rows do not fit into shared memory."""
     found = []
     width = widths(window)[0]
@@ -333,7 +338,9 @@ def choices(window: Window) -> list[Banded]:
         orders = [*orders, (depth, wide, height)]
     for axes in orders:
         for cut in cuts(window, axes, width):
-            plan = Banded(window, axes, width, cut, bands(axes[2], cut.segments, cut.segment))
+            plan = Banded(
+                window, axes, width, cut, bands(axes[2], cut.segments, cut.segment), device.shared_bytes
+            )
             if plan.fits:
                 found.append(plan)
     return found

@@ -15,7 +15,6 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution_depthwise_axes import Axis, Window
 from jitdnn.kernels.cuda.convolution_depthwise_banded import (
     MMA_TIME,
-    MOST_SHARED,
     UNKNOWN,
     Banded,
     Cut,
@@ -86,7 +85,7 @@ class BandedFilter(Banded):
 
     @property
     def resident(self) -> int:
-        by_shared = MOST_SHARED // (self.shared + 2048)
+        by_shared = (self.most_shared + 1024) // (self.shared + self.line_bytes + 1024)
         return max(1, min(by_shared, resident_groups(self.registers, self.threads)))
 
     @property
@@ -183,7 +182,7 @@ def choices(window: Window, device: GpuDevice) -> list[BandedFilter]:
             most = max(1, min(axes[1].taps, 112 // (4 * halves)))
             rows = -(-axes[1].taps // -(-axes[1].taps // most))
             for tap_warps in sorted({1, min(2, -(-axes[1].taps // rows))}):
-                plan = BandedFilter(window, axes, width, cut, band, rows, tap_warps)
+                plan = BandedFilter(window, axes, width, cut, band, device.shared_bytes, rows, tap_warps)
                 if plan.warps <= 16 and plan.fits:
                     found.append(_with_parts(plan, device))
     return found

@@ -5,9 +5,10 @@ Forward and backward to the data: depthwise_sliding.cu; the filter's gradient: d
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
@@ -29,7 +30,7 @@ class Tile:
     """What a thread does: `channels` neighbours, `columns` x `depths` results, `rows` blocks of rows in turn.
 
     `side`: packs of channels that lie side by side in a block of `threads` threads. For a filter's gradient `parts`
-    says into how many parts its sums are split.
+    says into how many parts its sums are split. `ahead`: steps whose rows are on their way.
     """
 
     channels: int
@@ -39,6 +40,7 @@ class Tile:
     side: int
     threads: int
     parts: int = 1
+    ahead: int = 1
 
 
 def defines_of_axis(letter: str, axis: Axis) -> Iterator[tuple[str, object]]:
@@ -90,6 +92,18 @@ def widths(window: Window) -> list[int]:
     for axis in window.axes:
         steps += [axis.input.step, axis.output.step]
     return [n for n in (8, 4, 2, 1) if n * size <= 16 and all(step % n == 0 for step in steps)]
+
+
+def is_dense(window: Window, axes: Sequence[Axis]) -> bool:
+    """Whether the taps of all channels are one run of memory, channel after channel."""
+    if not window.is_channels_last or window.filter.strides[0] != window.taps:
+        return False
+    base = sum(axis.tap_base for axis in axes)
+    places = (
+        base + sum(i * axis.tap_step for i, axis in zip(index, axes, strict=True))
+        for index in itertools.product(*(range(axis.taps) for axis in axes))
+    )
+    return sorted(places) == list(range(window.taps))
 
 
 def sides(packs: int, size: int, most: int = 64) -> int:
@@ -148,8 +162,9 @@ class Sliding:
         tile, taps = self.tile, self.window.taps
         sums = self.steps * self.rows_out * tile.depths * tile.columns * tile.channels
         reads = self.rows_in * self.planes_read * self.columns_read
-        ahead = reads * max(1, tile.channels * self.element // 4)
-        return taps * tile.channels + sums + reads * tile.channels + ahead
+        ahead = tile.ahead * reads * max(1, tile.channels * self.element // 4)
+        # numbers that are read are widened as they are used, a part of them at a time
+        return taps * tile.channels + sums + int(0.8 * reads * tile.channels) + ahead
 
     @property
     def products(self) -> float:
@@ -178,7 +193,7 @@ class Sliding:
     @property
     def resident(self) -> int:
         """Groups that a multiprocessor has at a time."""
-        return min(32, resident_groups(self.registers + 8, self.tile.threads))
+        return min(32, resident_groups(self.registers + 10, self.tile.threads))
 
     def seconds(self, device: GpuDevice) -> float:
         tile = self.tile
@@ -192,7 +207,8 @@ class Sliding:
             + writes * (1.5 * tile.channels + 3)
             + 12
         )
-        accesses = (reads + writes) * max(1.0, tile.channels * self.element * 32 / 128)
+        apart = tile.channels if self.window.is_channels_last else tile.columns
+        accesses = (reads + writes) * max(1.0, apart * self.element * 32 / 128)
         steps = tile.rows + self.steps - 1
         if tile.rows >= self.blocks:
             steps = max(self.axes[1].input.extent // self.axes[1].input.pitch // self.rows_in, 1)
@@ -204,7 +220,7 @@ class Sliding:
         gaps = 1.15 + 0.9 / max(0.75, self.resident * tile.threads / 128)
         clocks = steps * warps * max(issued / 4 * gaps, accesses) / device.multiprocessors
         # a step waits for its rows: what is on its way at once bounds the bandwidth
-        in_flight = self.resident * tile.threads * reads * tile.channels * self.element
+        in_flight = tile.ahead * self.resident * tile.threads * reads * tile.channels * self.element
         transfer = self.window.bytes_moved / (device.bandwidth * share_of_bandwidth(in_flight))
         busy = clocks / CLOCK
         return float(LAUNCH + max(busy, transfer) * filled**0.8 + 0.15 * min(busy, transfer))
@@ -217,6 +233,8 @@ class Sliding:
             ("QB", tile.columns),
             ("DB", tile.depths),
             ("HB", tile.rows),
+            ("AHEAD", tile.ahead),
+            ("W_DENSE", int(is_dense(self.window, self.axes))),
             ("CB", tile.side),
             ("THREAD_COUNT", tile.threads),
             ("MIN_BLOCKS", min(self.resident, max(1, 1024 // tile.threads))),
@@ -252,6 +270,11 @@ def resident_groups(registers: int, threads: int) -> int:
     return max(1, min(warps // math.ceil(threads / 32), 2048 // threads))
 
 
+def most_registers(threads: int) -> int:
+    """Registers that each thread of a group may have, if the group is to run at all."""
+    return min(255, 512 // math.ceil(threads / 128) // 8 * 8)
+
+
 def share_of_bandwidth(in_flight: float) -> float:
     """Of the memory's bandwidth, what a multiprocessor's bytes on their way at a time reach."""
     return float(0.45 + 0.48 * min(1.0, in_flight / 32e3) ** 0.75)
@@ -276,33 +299,34 @@ def orders(window: Window) -> list[tuple[Axis, Axis, Axis]]:
 
 def choices(window: Window) -> list[Sliding]:
     """Every sensible tile, cheapest first by the model's account; none if the filter is too large for registers."""
-    found = []
+    found: list[Sliding] = []
     for axes in orders(window):
         depth, _, width = axes
         for channels in widths(window):
             packs = window.channels // channels
             side = sides(packs, channels * DTYPES[window.dtype]) if window.is_channels_last else 1
             for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
-                for depths in tilings(depth, (1, 2, 3, 4)):
-                    tile = Tile(channels, columns, depths, 1, side, 128)
-                    whole = Sliding(window, axes, tile)
-                    if whole.registers > MOST_REGISTERS or whole.products > 1600:
-                        continue
-                    for chunks in (1, 2, 4, 8, 16, 32):
-                        rows = -(-whole.blocks // chunks)
-                        if chunks > 1 and rows < 2 * whole.steps:
-                            break
-                        for threads in (64, 128, 256):
-                            warps = (
-                                -(-threads // side) * side if side < threads and threads % side else threads
-                            )
-                            size = warps if warps <= 384 and warps % 32 == 0 else threads
-                            if whole.registers * 1.06 + 20 > min(255, REGISTER_FILE // size):
-                                continue
-                            found.append(
-                                Sliding(window, axes, Tile(channels, columns, depths, rows, side, size))
-                            )
+                for depths, ahead in itertools.product(tilings(depth, (1, 2, 3, 4)), (1, 2)):
+                    tile = Tile(channels, columns, depths, 1, side, 128, ahead=ahead)
+                    found += _divided(Sliding(window, axes, tile))
     return found
+
+
+def _divided(whole: Sliding) -> Iterator[Sliding]:
+    """The plan with its rows and threads divided among groups in every sensible way."""
+    if whole.registers > MOST_REGISTERS or whole.products > 1600:
+        return
+    side = whole.tile.side
+    for threads in (64, 128, 256):
+        even = -(-threads // side) * side
+        size = even if even <= 384 and even % 32 == 0 else threads
+        if whole.registers + 10 > most_registers(size):
+            continue
+        for chunks in (1, 2, 4, 8, 16, 32):
+            rows = -(-whole.blocks // chunks)
+            if chunks > 1 and rows < 2 * whole.steps:
+                break
+            yield replace(whole, tile=replace(whole.tile, rows=rows, threads=size))
 
 
 def tilings(axis: Axis, counts: Sequence[int]) -> list[int]:

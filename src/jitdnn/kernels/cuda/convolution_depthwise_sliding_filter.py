@@ -10,10 +10,10 @@ from jitdnn.kernels.cuda.convolution_depthwise_axes import Axis, Window
 from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
     CLOCK,
     LAUNCH,
-    REGISTER_FILE,
     Defines,
     Tile,
     defines_of_window,
+    most_registers,
     orders,
     reach,
     resident_groups,
@@ -162,7 +162,7 @@ def choices(window: Window, device: GpuDevice) -> list[SlidingFilter]:
                     for threads in (64, 128, 192, 256, 384):
                         if threads < side or (threads // side) * side * 8 < threads * 7:
                             continue
-                        if least.registers * 1.06 + 20 > min(255, REGISTER_FILE // threads):
+                        if least.registers + 16 > most_registers(threads):
                             continue
                         for chunks in (1, 2, 4, 8, 16, 32):
                             rows = -(-slide.count // chunks)

@@ -3,11 +3,12 @@
 // A thread has CPT neighbouring channels of a tile of DB x QB results, and slides down HB blocks of rows. A step reads
 // ROWS_IN rows of the input and adds them to the STEPS blocks of ROWS_OUT rows of results that they reach; sums[j] is the
 // block that j steps have reached before, so moving on renames sums[j - 1] to sums[j], which the first products of each
-// do for nothing. The next rows are on their way while these are multiplied.
+// do for nothing. The rows of the AHEAD next steps are on their way while these are multiplied.
 //
-// Macros beside those of depthwise.cuh: CPT, QB, DB, HB, CB (packs of channels that lie side by side in a block),
+// Macros beside those of depthwise.cuh: CPT, QB, DB, HB, AHEAD, CB (packs of channels that lie side by side in a block),
 // THREAD_COUNT, MIN_BLOCKS, IMAGES, CHANNELS (of y), MULTIPLIER, INDEX (type of a thread's number), OFFSET (type of an
-// offset within an image), X_N, X_C, Y_N, Y_C, W_C, W_BASE (elements), and of the epilogue
+// offset within an image), X_N, X_C, Y_N, Y_C, W_C, W_BASE (elements), W_DENSE (the filters are one run of
+// memory), and of the epilogue
 // EPILOGUE(sum, n, c, d, h, w), which is the sum if there is none, and its operands.
 
 constexpr int ROWS_IN = H_SCATTERED ? 1 : H_STRIDE, ROWS_OUT = H_SCATTERED ? H_STRIDE : 1;
@@ -15,6 +16,7 @@ constexpr int STEPS = (H_TAPS + H_STRIDE - 1) / H_STRIDE;
 // sums[j] in step t belongs to block t + LEAD - j
 constexpr int LEAD = H_SCATTERED ? STEPS - 1 : 0;
 
+constexpr int TAPS = D_TAPS * H_TAPS * W_TAPS;
 constexpr int W_RESIDUE = W_START - floor_divide(W_START, W_STRIDE) * W_STRIDE;
 constexpr int D_RESIDUE = D_START - floor_divide(D_START, D_STRIDE) * D_STRIDE;
 constexpr int W_FIRST = first_place(W_SCATTERED, W_STRIDE, W_RESIDUE, QB, W_TAPS);
@@ -33,6 +35,11 @@ static constexpr __device__ int tap_of(int j, int u, int v) {
 }
 static constexpr __device__ bool is_column_read(int j) { return is_read(W_SCATTERED, W_STRIDE, W_RESIDUE, QB, W_TAPS, W_FIRST + j); }
 static constexpr __device__ bool is_plane_read(int e) { return is_read(D_SCATTERED, D_STRIDE, D_RESIDUE, DB, D_TAPS, D_FIRST + e); }
+
+// where tap i of a channel lies in its filter
+static constexpr __device__ i64 offset_of(int i) {
+    return W_BASE + i / (H_TAPS * W_TAPS) * D_TAP_STEP + i / W_TAPS % H_TAPS * H_TAP_STEP + i % W_TAPS * W_TAP_STEP;
+}
 
 template <bool aligned>
 FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w, element *y, f32 alpha,
@@ -57,13 +64,29 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     if (t >= IMAGES) return;
     int n = (int)t, c = group * CPT;
 
-    f32 taps[D_TAPS * H_TAPS * W_TAPS][CPT];
+    f32 taps[TAPS][CPT];
+#if W_DENSE
+    // the filters of a thread's channels are one run of memory, as many packs as there are taps
+    f32 run[TAPS][CPT];
 #pragma unroll
-    for (int i = 0; i < D_TAPS * H_TAPS * W_TAPS; i++)
+    for (int i = 0; i < TAPS; i++) {
+        Pack<CPT> pack;
+        pack.template load<aligned>(w + (i64)c * TAPS + i * CPT);
+        pack.get(run[i]);
+    }
 #pragma unroll
-        for (int k = 0; k < CPT; k++)
-            taps[i][k] = widen(w[W_BASE + (i64)(c + k) * W_C + i / (H_TAPS * W_TAPS) * D_TAP_STEP +
-                                 i / W_TAPS % H_TAPS * H_TAP_STEP + i % W_TAPS * W_TAP_STEP]);
+    for (int i = 0; i < TAPS; i++)
+#pragma unroll
+        for (int k = 0; k < CPT; k++) {
+            int place = k * TAPS + (int)offset_of(i);
+            taps[i][k] = run[place / CPT][place % CPT];
+        }
+#else
+#pragma unroll
+    for (int i = 0; i < TAPS; i++)
+#pragma unroll
+        for (int k = 0; k < CPT; k++) taps[i][k] = widen(w[(i64)(c + k) * W_C + offset_of(i)]);
+#endif
 
     const element *source = x + n * (i64)X_N + c / MULTIPLIER * (i64)X_C;
     element *result = y + n * (i64)Y_N + c * (i64)Y_C;
@@ -72,8 +95,8 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     int m0 = (W_SCATTERED ? floor_divide(W_START, W_STRIDE) + strip * (QB / W_STRIDE) : k0 * W_STRIDE) + W_FIRST;
     int l0 = (D_SCATTERED ? floor_divide(D_START, D_STRIDE) + depth * (DB / D_STRIDE) : e0 * D_STRIDE) + D_FIRST;
 
-    Pack<CPT> next[ROWS_IN][PLANES][COLUMNS];
-    auto load = [&](int step) {
+    Pack<CPT> ahead[AHEAD][ROWS_IN][PLANES][COLUMNS];
+    auto load = [&](int step, Pack<CPT>(&next)[ROWS_IN][PLANES][COLUMNS]) {
 #pragma unroll
         for (int u = 0; u < ROWS_IN; u++) {
             int h = IN_POSITION(H, step * ROWS_IN + u, phase_h);
@@ -132,7 +155,9 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     int first = floor_divide(-floor_divide(origin, H_IN_PITCH), ROWS_IN);
     int last = floor_divide(floor_divide(H_IN_EXTENT - 1 - origin, H_IN_PITCH), ROWS_IN);
     int start = max(b0 - LEAD, first), end = min(b1 - 1 - LEAD + STEPS - 1, last);
-    if (start <= end) load(start);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        if (start + i <= end) load(start + i, ahead[i]);
 #pragma unroll 1
     for (int step = start; step <= end; step++) {
         f32 values[ROWS_IN][PLANES][COLUMNS][CPT];
@@ -142,8 +167,12 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
             for (int e = 0; e < PLANES; e++)
 #pragma unroll
                 for (int j = 0; j < COLUMNS; j++)
-                    if (is_plane_read(e) && is_column_read(j)) next[u][e][j].get(values[u][e][j]);
-        if (step < end) load(step + 1);
+                    if (is_plane_read(e) && is_column_read(j)) {
+                        ahead[0][u][e][j].get(values[u][e][j]);
+#pragma unroll
+                        for (int i = 1; i < AHEAD; i++) ahead[i - 1][u][e][j] = ahead[i][u][e][j];
+                    }
+        if (step + AHEAD <= end) load(step + AHEAD, ahead[AHEAD - 1]);
 #pragma unroll
         for (int j = STEPS - 1; j >= 0; j--)
 #pragma unroll
@@ -198,7 +227,7 @@ KERNEL2(THREAD_COUNT, MIN_BLOCKS)
 void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_ARGUMENTS, u8 *workspace, f64 alpha,
                f64 beta) {
     // tensors that begin at an odd element are rare, and the same code with smaller accesses
-    bool aligned = ((u64)x | (u64)y) % (CPT * sizeof(element)) == 0;
+    bool aligned = ((u64)x | (u64)y | (W_DENSE ? (u64)w : 0)) % (CPT * sizeof(element)) == 0;
     if (CPT == 1 || aligned)
         slide<true>(x, w, y, (f32)alpha, (f32)beta EPILOGUE_NAMES);
     else
