@@ -62,6 +62,13 @@ def test_orders_in_memory(mode: str, direction: str, arrangement: str, device: A
     check(arranged(lrn(f"{mode} shape2x5x7x18 size3 alpha0.5", direction), arrangement), device)
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_wide_offsets(direction: str, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code for tensors beyond 2^31 elements."""
+    monkeypatch.setattr("jitdnn.kernels.gpu.lrn.offset_type", lambda tensors: "i64")
+    check(lrn("across shape2x7x5x9 size5 alpha0.3", direction), device)
+
+
 @settings(
     max_examples=20,
     deadline=None,

@@ -107,6 +107,8 @@ def test_vectors() -> None:
         ("fwd avg n2 c64 h16 w15 window2", (1, 1, 1, 1)),
         ("bwd avg n2 c64 h16 w16 window3 stride2 pad1 f32", (1, 2, 4, 2)),
         ("bwd max n2 c64 h16 w16 window2 bf16 nhwc", (8, 1, 1, 1)),
+        ("bwd max n2 c64 h16 w16 window3 stride1 pad1 bf16 nhwc", (1, 4, 1, 1)),
+        ("bwd max n2 c64 h16 w16 window3 stride1 pad1 bf16", (1, 4, 4, 4)),
     ):
         problem = parse(f"pool_{words}")
         form = form_of(problem, Geometry.of(problem))
@@ -149,6 +151,20 @@ def test_half_precision(
 def test_integers_of_8_bits(words: str, mode: str, dtype: str, device: Any) -> None:
     for layout in ("nchw", "nhwc"):
         check(pooling(f"{words} {dtype} {layout}", mode, "fwd"), device)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("mode", ["max", "avg"])
+def test_wide_offsets(mode: str, direction: str, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code for tensors beyond 2^31 elements."""
+    for name in ("offset_type", "place_type"):
+        monkeypatch.setattr(Geometry, name, "i64")
+    for words in (
+        "n2 c8 h9 w10 window3 stride2 pad1",
+        "n2 c8 h9 w10 window9x10",
+        "n1 c8 h9 w10 adaptive4x3 nhwc",
+    ):
+        check(pooling(words, mode, direction), device)
 
 
 @settings(

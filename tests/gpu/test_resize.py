@@ -65,6 +65,13 @@ def test_orders_in_memory(arrangement: str, direction: str, device: Any) -> None
     check(arranged(parse(f"resize_{direction} linear shape2x3x4x18 out8x27"), arrangement), device)
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_wide_offsets(direction: str, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code for tensors beyond 2^31 elements."""
+    monkeypatch.setattr("jitdnn.kernels.gpu.resize.offset_type", lambda tensors: "i64")
+    check(parse(f"resize_{direction} linear shape2x3x5x7 out10x9"), device)
+
+
 @st.composite
 def resizes(draw: st.DrawFn) -> Resize:
     rank, dtype = draw(st.integers(1, 3)), draw(st.sampled_from(REAL_DTYPES))

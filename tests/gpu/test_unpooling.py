@@ -40,6 +40,13 @@ def test_orders_in_memory(direction: str, arrangement: str, device: Any) -> None
     check(arranged(parse(f"unpool_{direction} shape2x5x4x5 to9x7"), arrangement), device)
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_wide_offsets(direction: str, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code for tensors beyond 2^31 elements."""
+    monkeypatch.setattr("jitdnn.kernels.gpu.unpooling.offset_type", lambda tensors: "i64")
+    check(parse(f"unpool_{direction} shape2x3x4x5 to9x11"), device)
+
+
 @settings(
     max_examples=25,
     deadline=None,

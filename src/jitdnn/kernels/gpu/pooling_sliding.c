@@ -9,7 +9,7 @@
  * Backward, tile (t, u) is rows t * SH .. and columns u * SW .. of dx; the windows that reach it begin FIRST_H and FIRST_W
  * behind output (t, u), and end at LAST_H and LAST_W.
  */
-#define GROUP 256
+#define GROUP 128
 #define UNROLL _Pragma("unroll")
 #define WINDOWS (COLUMNS + LAST_W - FIRST_W) /* of one row that a thread looks at */
 #define SPAN ((WINDOWS - 1) * SW + KW)       /* columns of x that they cover */
@@ -155,18 +155,39 @@ FUNCTION void slide(GLOBAL const X *x, GLOBAL X *y,
 
 #else
 
+#define NEW_ROWS (KH - KEPT_ROWS)
+#define GRADIENTS ((MAX ? WINDOWS : TILE) * LANES) /* of a row: those of windows, or what elements get of them */
+/* what the windows of row p bring: gradients, and the rows of x that those before them have not */
+#define LOAD_WINDOWS(p)                                                                                              \
+  {                                                                                                                  \
+    const int is_row = (p) < last + LAST_H;                                                                          \
+    load_row(dy + (p) * dy_h, is_row && (p) >= 0 && (p) < s.outputs_h, first, s.outputs_w, dy_w, is_aligned, WINDOWS, \
+             -FIRST_W, VECTOR_OUT, 0, next);                                                                         \
+    LOAD_NEW_ROWS(p)                                                                                                 \
+  }
+#if MAX
+#define LOAD_NEW_ROWS(p)                                                                                     \
+  UNROLL for (int i = 0; i < NEW_ROWS; ++i) {                                                                \
+    const OFFSET h = (p) * SH - BEFORE_H + KEPT_ROWS + i;                                                    \
+    load_row(x + h * x_h, is_row && h >= 0 && h < s.inputs_h, first * SW, s.inputs_w, x_w, is_aligned, SPAN, \
+             HALO, VECTOR, NOTHING, v[i]);                                                                   \
+  }
+#else
+#define LOAD_NEW_ROWS(p)
+#endif
+
 FUNCTION void slide(GLOBAL const X *dy, GLOBAL const X *x, GLOBAL X *dx, Shape s, OFFSET dy_h, OFFSET dy_w, OFFSET x_h, OFFSET x_w,
                     OFFSET dx_h, OFFSET dx_w, OFFSET row, OFFSET tile, NUMBER alpha, NUMBER beta, int is_aligned) {
-  NUMBER gradients[WINDOW_ROWS][WINDOWS * LANES];
+  NUMBER gradients[WINDOW_ROWS][GRADIENTS], next[WINDOWS * LANES];
   const OFFSET first = tile * COLUMNS, tiles = (s.inputs_h + SH - 1) / SH;
   const OFFSET last = row + s.rows < tiles ? row + s.rows : tiles;
 #if MAX
-  NUMBER results[KH][WINDOWS * LANES], v[SPAN * LANES];
+  NUMBER results[KH][WINDOWS * LANES], v[NEW_ROWS][SPAN * LANES];
   int taps[KH][WINDOWS * LANES], chosen[WINDOW_ROWS][WINDOWS * LANES];
   UNROLL for (int i = 0; i < KEPT_ROWS; ++i) {
     const OFFSET h = (row + FIRST_H) * SH - BEFORE_H + i;
-    load_row(x + h * x_h, h >= 0 && h < s.inputs_h, first * SW, s.inputs_w, x_w, is_aligned, SPAN, HALO, VECTOR, NOTHING, v);
-    windows_of_row(v, results[i], taps[i]);
+    load_row(x + h * x_h, h >= 0 && h < s.inputs_h, first * SW, s.inputs_w, x_w, is_aligned, SPAN, HALO, VECTOR, NOTHING, v[0]);
+    windows_of_row(v[0], results[i], taps[i]);
   }
 #else
   NUMBER inverse[WINDOWS];
@@ -174,16 +195,29 @@ FUNCTION void slide(GLOBAL const X *dy, GLOBAL const X *x, GLOBAL X *dx, Shape s
     inverse[q] = 1 / counted((first + FIRST_W + q) * SW - BEFORE_W, KW, s.inputs_w, s.after_w);
   }
 #endif
+  LOAD_WINDOWS(row + FIRST_H)
   for (OFFSET p = row + FIRST_H; p < last + LAST_H; ++p) {
     const OFFSET start = p * SH - BEFORE_H, t = p - LAST_H;
-    load_row(dy + p * dy_h, p >= 0 && p < s.outputs_h, first, s.outputs_w, dy_w, is_aligned, WINDOWS, -FIRST_W, VECTOR_OUT, 0,
-             gradients[WINDOW_ROWS - 1]);
 #if MAX
-    UNROLL for (int i = KEPT_ROWS; i < KH; ++i) {
-      const OFFSET h = start + i;
-      load_row(x + h * x_h, h >= 0 && h < s.inputs_h, first * SW, s.inputs_w, x_w, is_aligned, SPAN, HALO, VECTOR, NOTHING, v);
-      windows_of_row(v, results[i], taps[i]);
+    UNROLL for (int n = 0; n < WINDOWS * LANES; ++n) gradients[WINDOW_ROWS - 1][n] = next[n];
+    UNROLL for (int i = 0; i < NEW_ROWS; ++i) windows_of_row(v[i], results[KEPT_ROWS + i], taps[KEPT_ROWS + i]);
+#else
+    const NUMBER share = 1 / counted(start, KH, s.inputs_h, s.after_h);
+    UNROLL for (int n = 0; n < GRADIENTS; ++n) gradients[WINDOW_ROWS - 1][n] = 0;
+    UNROLL for (int q = 0; q < WINDOWS; ++q) {
+      const NUMBER weight = share * inverse[q];
+      UNROLL for (int n = 0; n < LANES; ++n) {
+        const NUMBER gradient = weight * next[q * LANES + n];
+        UNROLL for (int c = 0; c < TILE; ++c) {
+          const int kw = c + BEFORE_W - (FIRST_W + q) * SW;
+          if (kw >= 0 && kw < KW) gradients[WINDOW_ROWS - 1][c * LANES + n] += gradient;
+        }
+      }
     }
+#endif
+    /* read while what follows is computed */
+    LOAD_WINDOWS(p + 1)
+#if MAX
     UNROLL for (int q = 0; q < WINDOWS; ++q) {
       const OFFSET column = (first + FIRST_W + q) * SW - BEFORE_W;
       UNROLL for (int n = 0; n < LANES; ++n) {
@@ -197,11 +231,6 @@ FUNCTION void slide(GLOBAL const X *dy, GLOBAL const X *x, GLOBAL X *dx, Shape s
         chosen[WINDOW_ROWS - 1][q * LANES + n] = tap;
       }
     }
-#else
-    const NUMBER share = 1 / counted(start, KH, s.inputs_h, s.after_h);
-    UNROLL for (int q = 0; q < WINDOWS; ++q) {
-      UNROLL for (int n = 0; n < LANES; ++n) gradients[WINDOW_ROWS - 1][q * LANES + n] *= share * inverse[q];
-    }
 #endif
     if (t >= row) {
       UNROLL for (int r = 0; r < SH; ++r) {
@@ -213,15 +242,15 @@ FUNCTION void slide(GLOBAL const X *dy, GLOBAL const X *x, GLOBAL X *dx, Shape s
             UNROLL for (int m = 0; m < WINDOW_ROWS; ++m) {
               const int kh = r + BEFORE_H - (FIRST_H + m) * SH;
               if (kh < 0 || kh >= KH) continue;
+#if MAX
               UNROLL for (int q = 0; q < WINDOWS; ++q) {
                 const int kw = c + BEFORE_W - (FIRST_W + q) * SW;
                 if (kw < 0 || kw >= KW) continue;
-#if MAX
                 if (chosen[m][q * LANES + n] == kh * KW + kw) sum += gradients[m][q * LANES + n];
-#else
-                sum += gradients[m][q * LANES + n];
-#endif
               }
+#else
+              sum += gradients[m][c * LANES + n];
+#endif
             }
             sums[c * LANES + n] = sum;
           }
@@ -237,7 +266,7 @@ FUNCTION void slide(GLOBAL const X *dy, GLOBAL const X *x, GLOBAL X *dx, Shape s
         }
       }
     }
-    UNROLL for (int n = 0; n < WINDOWS * LANES; ++n) {
+    UNROLL for (int n = 0; n < GRADIENTS; ++n) {
       UNROLL for (int m = 0; m + 1 < WINDOW_ROWS; ++m) {
         gradients[m][n] = gradients[m + 1][n];
 #if MAX

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.gpu.pooling import (
-    GROUP,
     LAUNCH_SECONDS,
     PlainPooling,
     common_defines,
@@ -19,8 +19,9 @@ from jitdnn.problems.pooling import QUANTIZED, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES
 
+GROUP = 128
 MOST_STRIDE = 4
-MOST_VALUES = 112  # that a thread keeps in registers
+MOST_VALUES = 104  # that a thread keeps in registers
 THREADS_OF_A_UNIT = 2048  # of one multiprocessor, at most
 MOST_ROWS = 16  # that one thread goes down
 NEIGHBOURS = 32  # vectors of channels that lie side by side in a group
@@ -136,14 +137,27 @@ def form_of(problem: Pooling, geometry: Geometry) -> Form | None:
     lanes = geometry.lanes((*large, *small)) if item <= 4 else 1
     wide = [geometry.columns(t, 16 // item) for t in large] if item <= 4 else [1]
     vector = 1 if lanes > 1 else min(wide)
-    while True:
-        columns = vector // gcd(vector, width.stride)
-        if _values(problem, geometry, lanes, columns, first, last_) <= MOST_VALUES:
-            vector_out = 1 if lanes > 1 else min(geometry.columns(t, columns & -columns) for t in small)
-            return Form(lanes, columns, vector, vector_out, first, last_)
-        if max(lanes, vector) == 1:
-            return None
-        lanes, vector = max(1, lanes // 2), max(1, vector // 2)
+    for form in _forms(lanes, vector, width.stride, problem.mode == "max" and last_[1] - first[1] > 1):
+        if _values(problem, geometry, form.lanes, form.columns, first, last_) <= MOST_VALUES:
+            columns = form.columns & -form.columns
+            vector_out = min(geometry.columns(t, columns) for t in small) if form.vector > 1 else 1
+            return replace(form, vector_out=vector_out, first=first, last=last_)
+    return None
+
+
+def _forms(lanes: int, vector: int, stride: int, is_shared: bool) -> Iterator[Form]:
+    """From the widest down. `is_shared`: neighbouring tiles look for the maxima of the same windows, so that threads
+    rather take more tiles than more channels."""
+    if is_shared and vector == 1:
+        yield from (Form(1, columns, 1, 1) for columns in (4, 2))
+        lanes = 1
+    while lanes > 1:
+        yield Form(lanes, 1, 1, 1)
+        lanes //= 2
+    while vector > 1:
+        yield Form(1, vector // gcd(vector, stride), vector, 1)
+        vector //= 2
+    yield Form(1, 1, 1, 1)
 
 
 def _reach(axis: Axis) -> tuple[int, int]:
@@ -164,12 +178,13 @@ def _values(
     windows = columns + last[1] - first[1]
     span = (windows - 1) * width.stride + width.window
     rows = last[0] - first[0] + 1
-    is_chosen = problem.mode == "max" and (problem.direction == "bwd" or problem.indices is not None)
-    values = span if problem.direction == "fwd" or is_chosen else 0
-    if problem.direction == "fwd" or is_chosen:
-        values += height.window * windows * (2 if is_chosen else 1)
-    if problem.direction == "bwd":
-        values += rows * windows * (2 if is_chosen else 1) + columns * width.stride
+    fresh = min(height.window, height.stride)
+    if problem.direction == "fwd":
+        values = span + height.window * windows * (2 if problem.indices is not None else 1)
+    elif problem.mode == "max":
+        values = fresh * span + 2 * (height.window + rows) * windows + windows + columns * width.stride
+    else:
+        values = rows * columns * width.stride + windows + columns * width.stride
     return values * lanes * (2 if problem.x.dtype == "f64" else 1)
 
 
