@@ -1,41 +1,70 @@
 // A tensor of any order and any strides copied to the workspace with its channels innermost, those of a group extended
 // by zeros to a number that wide copies divide:  packed[image][place][group][channel].
 //
-// A group takes PIXELS places of CHANNELS channels through shared memory, so that neighbouring threads read neighbours
-// of the one order and write neighbours of the other.
+// A block takes `places` places of `lanes` packed channels through shared memory, so that neighbouring threads read
+// neighbours of the one order and write neighbours of the other.
+
+template <int COUNT>
+struct __align__(COUNT * sizeof(DTYPE)) Neighbours {
+    DTYPE channel[COUNT];
+};
 
 template <class P>
 FUNCTION void pack(const DTYPE *tensor, u8 *workspace) {
-    constexpr int lanes = P::group_channels * P::groups >= 64 ? 64 : 16;  // packed channels of a tile
-    constexpr int places = 4096 / lanes;
     constexpr int packed = P::group_channels * P::groups;
+    constexpr int lanes = packed >= 64 ? 64 : 16, places = 4096 / lanes;
+    constexpr int beside = packed % 4 == 0 ? 4 : 1;  // channels that are stored together
     constexpr i64 space = (i64)P::extents[0] * P::extents[1] * P::extents[2];
     constexpr int wide = (packed + lanes - 1) / lanes;
     constexpr i64 high = (space + places - 1) / places;
     __shared__ DTYPE tile[lanes][places + 2];
 
     i64 block = blockIdx.x;
-    const int first_lane = (int)(block % wide) * lanes;
+    const int first_lane = (int)(block % wide) * lanes, t = threadIdx.x;
     block /= wide;
     const i64 first_place = block % high * places, image = block / high;
-    for (int i = threadIdx.x; i < 4096; i += 256) {
-        const int lane = P::is_along_channels ? i % lanes : i / places;
-        const int place = P::is_along_channels ? i / lanes : i % places;
+
+    // where a place lies, and where a packed channel; -1 for one that is not there
+    auto place_at = [&](i64 place) {
+        const i64 rest = place / P::extents[2], last = place - rest * P::extents[2];
+        return image * P::image + rest / P::extents[1] * P::strides[0] + rest % P::extents[1] * P::strides[1] +
+               last * P::strides[2];
+    };
+    auto channel_of = [&](int lane) {
         const int channel = (first_lane + lane) % P::group_channels, group = (first_lane + lane) / P::group_channels;
-        const i64 at = first_place + place;
-        DTYPE value = 0;
-        if (at < space && channel < P::channels && group < P::groups) {
-            const int rest = (int)(at / P::extents[2]), last = (int)(at - (i64)rest * P::extents[2]);
-            const i64 from = image * P::image + rest / P::extents[1] * P::strides[0] + rest % P::extents[1] * P::strides[1] +
-                             last * P::strides[2];
-            value = tensor[from + (i64)(group * P::channels + channel) * P::channel];
+        return channel < P::channels && group < P::groups ? group * P::channels + channel : -1;
+    };
+    if constexpr (P::is_along_channels) {
+        constexpr int step = 256 / lanes;
+        const int lane = t % lanes, channel = channel_of(lane);
+#pragma unroll 8
+        for (int place = t / lanes; place < places; place += step) {
+            const bool is_there = channel >= 0 && first_place + place < space;
+            tile[lane][place] = is_there ? tensor[place_at(first_place + place) + channel * P::channel] : (DTYPE)0;
         }
-        tile[lane][place] = value;
+    } else {
+        constexpr int step = 256 / places;
+        const int place = t % places;
+        const bool is_place = first_place + place < space;
+        const DTYPE *from = tensor + (is_place ? place_at(first_place + place) : 0);
+#pragma unroll 8
+        for (int lane = t / places; lane < lanes; lane += step) {
+            const int channel = channel_of(lane);
+            tile[lane][place] = is_place && channel >= 0 ? from[channel * P::channel] : (DTYPE)0;
+        }
     }
     __syncthreads();
+
     DTYPE *to = (DTYPE *)(workspace + P::at) + (image * space + first_place) * packed + first_lane;
-    for (int i = threadIdx.x; i < 4096; i += 256) {
-        const int lane = i % lanes, place = i / lanes;
-        if (first_place + place < space && first_lane + lane < packed) to[(i64)place * packed + lane] = tile[lane][place];
+    constexpr int runs = lanes / beside;
+    const int lane = t % runs * beside;
+    if (first_lane + lane >= packed) return;
+#pragma unroll 4
+    for (int place = t / runs; place < places; place += 256 / runs) {
+        if (first_place + place >= space) break;
+        Neighbours<beside> next;
+#pragma unroll
+        for (int i = 0; i < beside; ++i) next.channel[i] = tile[lane + i][place];
+        *(Neighbours<beside> *)(to + (i64)place * packed + lane) = next;
     }
 }
