@@ -40,9 +40,11 @@ PROBLEMS = {
     "n1 c1 d5 h9 w10 k12 t3 r3 s3 stride1 pad1 bf16 nhwc": (4, False, 2),
     "n1 c2 d4 h7 w8 k9 t2 r3 s1 stride2x1x3 pad1 dil2x2x1 f16 nhwc": (16, False, 1),
     "n1 c4 h11 w13 k20 r5 s4 stride3 pad2 bf16 nhwc": (8, False, 1),
+    "n1 c3 h9 w11 k16 r3 s3 stride2 pad1 bf16 nhwc": (2, False, 1),  # rows of odd sizes
     "n2 c3 h23 w21 k7 r11 s11 stride4 pad2 bf16 nchw": (2, True, 1),
     "n2 c8 h5 w6 k72 r2 s3 stride1 pad1 flip bf16 nhwc": (16, False, 1),
     "n2 c1 w700 k24 s10 stride5 pad0 bf16 nhwc": (8, False, 2),
+    "n1 c1 h8 w16 k200 r3 s3 stride1 pad1 bf16 nhwc": (16, False, 2),  # blocks share the output channels
     "n1 c3 h6 w300 k8 r1 s2 stride1 pad0 bf16 nhwc": (8, False, 2),  # rows in pieces
 }
 

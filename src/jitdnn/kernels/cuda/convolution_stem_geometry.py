@@ -125,11 +125,17 @@ class Rows:
         return self.shape.problem.w.shape[1]
 
     @property
+    def is_dense(self) -> bool:
+        """Whether the pixels of a row of x follow each other, and the channels of a pixel."""
+        _, c, _, _, w = strides_of(self.shape.problem.x)
+        return (self.channels == 1 or c == 1) and (w == self.channels or self.shape.spatial[2] == 1)
+
+    @property
     def x_bytes(self) -> int:
         """Bytes that a copy takes at once: 16, 8, 4, or 2 for an element at a time."""
         n, c, d, h, w = strides_of(self.shape.problem.x)
         width = self.shape.spatial[2]
-        if (self.channels == 1 or c == 1) and (w == self.channels or width == 1):
+        if self.is_dense:
             return max(2, 2 * power_of_two((n, d, h, width * self.channels), 8))
         if self.channels > 1 and w == 1 and power_of_two((n, c, d, h, width), 8) == 8:
             return 16
@@ -208,13 +214,13 @@ class Rows:
         return {
             "BLOCK_P": self.down, "BLOCK_Q": self.across, "HALO_H": self.halo, "ROW_WORDS": self.row_words,
             "SHIFT": self.shift, "PHASES": self.phases, "RUN_WORDS": self.run_words, "X_BYTES": self.x_bytes,
-            "X_PLANES": int(self.is_planar), "STRIPS": self.strips,
+            "X_PLANES": int(self.is_planar), "X_IS_DENSE": int(self.is_dense), "STRIPS": self.strips,
         }  # fmt: skip
 
     def fetch_clocks(self) -> float:
         """Clocks of a multiprocessor to stage the rows of a strip, beside the wait for memory."""
         elements = self.rows * self.span * self.channels
-        return elements / (self.x_bytes / 2) / 32 * (4 if self.x_bytes > 2 else 8)
+        return elements / (self.x_bytes / 2) / 32 * (4 if self.x_bytes > 2 or self.is_dense else 8)
 
 
 @lru_cache(4096)

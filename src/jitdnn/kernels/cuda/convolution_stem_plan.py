@@ -144,10 +144,11 @@ def forward_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
             filter_bytes = rows.phases * steps * (groups * n * 8 * 32 + 32)
             slot_warps = warps // (groups * rows.phases)
             for m, stages in itertools.product((1, 2, 3, 4), (2, 1)):
-                if m * n > 16 or (m > 1 and slot_warps * 16 * (m - 1) >= rows.slots):
+                # sums take 4 registers a tile: with more than 16 only one block has room
+                if m * n > 32 or (m > 1 and slot_warps * 16 * (m - 1) >= rows.slots):
                     continue
                 shared = stages * rows.bytes + filter_bytes
-                resident = resident_blocks(shared, 2, room)
+                resident = resident_blocks(shared, 2 if m * n <= 16 else 1, room)
                 if not resident:
                     continue
                 turns = -(-rows.slots // (slot_warps * 16 * m))
@@ -164,7 +165,7 @@ def forward_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
                     "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
                     "RESULT_C": "Y_C",
-                    "UNROLL_STEPS": 1 if m > 2 or steps > 24 or (rows.phases == 2 and steps > 4) else 2,
+                    "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 else 1,
                 }  # fmt: skip
                 yield Plan(
                     tuple(defines.items()), warps * 32, (blocks, shares), shared, clocks / CLOCK + 4e-6
@@ -176,45 +177,55 @@ def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
     multiprocessors, room, rate = facts
     shape = Shape(problem)
     columns = math.prod(shape.taps) * problem.w.shape[1]
-    sums_bytes = 4 * problem.k * columns
     is_wide = shape.y_vector == 8 and problem.k % 8 == 0
-    for rows in _strips(shape):
-        for tiling in _filter_tilings(problem.k, rows.words, rows.phases):
+    for rows, shares in itertools.product(_strips(shape), _shares(problem.k)):
+        for tiling in _filter_tilings(-(-problem.k // (16 * shares)), rows.words, rows.phases):
             m, words, channel_groups, word_groups, warps, most = tiling
-            chunks = channel_groups * m * 2
+            channels = channel_groups * m * 16
+            if channels * (shares - 1) >= problem.k:
+                continue  # fewer shares would do
+            sums_bytes = 4 * min(problem.k, channels) * columns
             outputs = rows.down * rows.across
-            stage = rows.bytes + -(-(outputs + 1) * (chunks | 1) // 1) * 16
+            stage = rows.bytes + (outputs + 1) * (channels // 8 | 1) * 16
             slot_warps = warps // (channel_groups * word_groups * rows.phases)
             turns = -(-rows.slots // (slot_warps * 16))
-            step = warps * _filter_step(m, words)
-            fetch = rows.fetch_clocks() + outputs * chunks / 32 * (4 if is_wide else 64)
-            reads = (2 * outputs * problem.k + 0.7 * rows.bytes) / rate
+            fetch = rows.fetch_clocks() + outputs * channels / 256 * (4 if is_wide else 64)
+            compute = turns * warps * _filter_step(m, words) + fetch
+            reads = (2 * outputs * min(problem.k, channels) + 0.7 * rows.bytes) / rate
             for stages in (2, 1):
                 shared = max(stages * stage, sums_bytes)
                 resident = resident_blocks(shared, most, room)
                 if not resident:
                     continue
-                compute = turns * step + fetch
                 clocks = total_clocks(
-                    rows.strips, multiprocessors, resident, warps, stages, compute, reads, 0.0
+                    rows.strips * shares, multiprocessors, resident, warps, stages, compute, reads, 0.0
                 )
-                blocks = min(rows.strips, multiprocessors * resident)
-                finish = 3 * sums_bytes * blocks / (rate * multiprocessors) + 4000
+                blocks = min(rows.strips, max(1, multiprocessors * resident // shares))
+                finish = 3 * sums_bytes * shares * blocks / (rate * multiprocessors) + 4000
                 defines = shape.defines() | rows.defines() | {
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
                     "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
                     "Y_VECTOR": 8 if is_wide else 1, "PARTS": blocks,
                 }  # fmt: skip
                 seconds = (clocks + finish) / CLOCK + 6e-6
-                yield Plan(tuple(defines.items()), warps * 32, (blocks, 1), shared, seconds, blocks)
+                yield Plan(tuple(defines.items()), warps * 32, (blocks, shares), shared, seconds, blocks)
+
+
+def _shares(filters: int) -> list[int]:
+    """Blocks that may share the output channels."""
+    tiles = -(-filters // 16)
+    return [share for share in (1, 2, 3, 4, 6, 8, 16, 32, 64) if share <= tiles and tiles <= 12 * share]
 
 
 @lru_cache(256)
-def _filter_tilings(filters: int, words: int, phases: int) -> tuple[tuple[int, int, int, int, int, int], ...]:
-    """(channel tiles and word tiles of a warp, groups of both, warps, blocks of a multiprocessor), the best few."""
+def _filter_tilings(tiles: int, words: int, phases: int) -> tuple[tuple[int, int, int, int, int, int], ...]:
+    """(channel tiles and word tiles of a warp, groups of both, warps, blocks of a multiprocessor), the best few.
+
+    `tiles`: tiles of 16 output channels of a block.
+    """
     found = []
     for m, n, warps in itertools.product((1, 2, 3, 4), range(1, 9), (4, 8, 12, 16)):
-        m_groups, n_groups = -(-filters // (16 * m)), -(-words // (8 * n))
+        m_groups, n_groups = -(-tiles // m), -(-words // (8 * n))
         sums = 8 * m * n
         if warps % (m_groups * n_groups * phases):
             continue

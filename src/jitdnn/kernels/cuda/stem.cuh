@@ -67,6 +67,33 @@ FUNCTION bool row_place(Strip at, int row, INDEX &start) {
     return (u32)d < DEPTH && (u32)h < HEIGHT;
 }
 
+#if X_IS_DENSE
+// Rows whose pixels follow each other from any address on, two elements at a time.
+FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
+    constexpr int pairs = (SHIFT + SPAN * CHANNELS + 1) / 2;
+    const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < ROWS * pairs; i += BLOCK_THREADS) {
+        const int row = i / pairs, element = low + i % pairs * 2;
+        INDEX start;
+        u32 pair = 0;
+        if (row_place(at, row, start)) {
+            const u16 *from = x + start + element;
+            if (element >= 0 && element + 1 < WIDTH * CHANNELS) {
+                if (is_aligned_to(from, 4))
+                    pair = load4(from);
+                else
+                    pair = from[0] | (u32)from[1] << 16;
+            } else if ((u32)element < WIDTH * CHANNELS) {
+                pair = from[0];
+            } else if ((u32)(element + 1) < WIDTH * CHANNELS) {
+                pair = (u32)from[1] << 16;
+            }
+        }
+        ((u32 *)stage)[row * ROW_WORDS + i % pairs] = pair;
+    }
+}
+#else
 // Rows of any layout, an element at a time.
 FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
     const int low = at.q * STRIDE_W - PAD_W;
@@ -85,6 +112,7 @@ FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
         stage[row * (2 * ROW_WORDS) + SHIFT + column * CHANNELS + channel] = value;
     }
 }
+#endif
 
 #if X_BYTES > 2 && !X_PLANES
 // Rows whose pixels follow each other, X_BYTES at a time.

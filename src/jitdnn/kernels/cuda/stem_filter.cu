@@ -12,16 +12,19 @@ constexpr int PITCH = (CHUNKS | 1) * 8;                 // elements; odd in piec
 constexpr int OUTPUTS = BLOCK_P * BLOCK_Q;              // of a strip; one more row is zero
 constexpr int DY_WORDS = (OUTPUTS + 1) * PITCH / 2;
 constexpr int COLUMNS = RUNS * RUN;                     // taps of an output channel
+constexpr int SHARE = CHUNKS * 8;                       // output channels of a block: blockIdx.y says which
 
 FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at, bool is_aligned) {
+    const int first = (int)blockIdx.y * SHARE;
 #if Y_VECTOR == 8
     if (is_aligned) {
 #pragma unroll 2
         for (int i = threadIdx.x; i < OUTPUTS * CHUNKS; i += BLOCK_THREADS) {
-            int output = i / CHUNKS, k = i % CHUNKS * 8, p = at.p + output / BLOCK_Q, q = at.q + output % BLOCK_Q;
+            int output = i / CHUNKS, part = i % CHUNKS * 8, k = first + part;
+            int p = at.p + output / BLOCK_Q, q = at.q + output % BLOCK_Q;
             bool is_inside = p < OUT_P && q < OUT_Q && k < FILTERS;
             const u16 *from = dy + (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W + k;
-            cp_async16(stage + output * PITCH + k, is_inside ? from : dy, is_inside);
+            cp_async16(stage + output * PITCH + part, is_inside ? from : dy, is_inside);
         }
         return;
     }
@@ -29,15 +32,15 @@ FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at, bool is_aligne
 #pragma unroll 4
     for (int i = threadIdx.x; i < OUTPUTS * CHUNKS * 8; i += BLOCK_THREADS) {
 #if Y_PLANES
-        int output = i % OUTPUTS, k = i / OUTPUTS;
+        int output = i % OUTPUTS, part = i / OUTPUTS;
 #else
-        int output = i / (CHUNKS * 8), k = i % (CHUNKS * 8);
+        int output = i / (CHUNKS * 8), part = i % (CHUNKS * 8);
 #endif
-        int p = at.p + output / BLOCK_Q, q = at.q + output % BLOCK_Q;
+        int k = first + part, p = at.p + output / BLOCK_Q, q = at.q + output % BLOCK_Q;
         INDEX from = (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W + (INDEX)k * Y_C;
         u16 value = 0;
         if (p < OUT_P && q < OUT_Q && k < FILTERS) value = dy[from];
-        stage[output * PITCH + k] = value;
+        stage[output * PITCH + part] = value;
     }
 }
 
@@ -116,7 +119,9 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
     }
 
     f32 *total = (f32 *)memory;  // [channel][tap]
-    for (int i = threadIdx.x; i < FILTERS * COLUMNS; i += BLOCK_THREADS) total[i] = 0.0f;
+    const int first_channel = (int)blockIdx.y * SHARE;
+    const int mine = (FILTERS - first_channel < SHARE ? FILTERS - first_channel : SHARE) * COLUMNS;
+    for (int i = threadIdx.x; i < mine; i += BLOCK_THREADS) total[i] = 0.0f;
     __syncthreads();
 #pragma unroll 1
     for (int turn = 0; turn < SLOT_WARPS * PHASES; turn++) {
@@ -132,14 +137,14 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
                             int k = (channel_group * TILE_M + m) * 16 + g + e / 2 * 8;
                             int kk = (word_group * TILE_WORDS + i) * 8 + 2 * t + e % 2;
                             int element = 2 * (kk % RUN_WORDS) + half - lead;
-                            if (k < FILTERS && kk < WORDS && element >= 0 && element < RUN)
+                            if (first_channel + k < FILTERS && kk < WORDS && element >= 0 && element < RUN)
                                 total[k * COLUMNS + kk / RUN_WORDS * RUN + element] += sums[m][i][half][e];
                         }
         }
         __syncthreads();
     }
-    f32 *part = (f32 *)workspace + (i64)blockIdx.x * (FILTERS * COLUMNS);
-    for (int i = threadIdx.x; i < FILTERS * COLUMNS; i += BLOCK_THREADS) part[i] = total[i];
+    f32 *part = (f32 *)workspace + (i64)blockIdx.x * (FILTERS * COLUMNS) + first_channel * COLUMNS;
+    for (int i = threadIdx.x; i < mine; i += BLOCK_THREADS) part[i] = total[i];
 }
 
 // The sums of all blocks: 32 elements of dw for a block, 8 threads each.

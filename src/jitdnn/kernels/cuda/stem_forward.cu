@@ -81,9 +81,11 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
                     base[i][h] = slot_word(slot < SLOTS ? slot : 0, phase);
                 }
             f32 sums[TILE_M][TILE_N][4] = {};
+            u32 next_low = my_places[0], next_high = my_places[4];
 #pragma unroll UNROLL_STEPS
             for (int step = 0; step < STEPS; step++) {
-                const u32 low = my_places[step * 8], high = my_places[step * 8 + 4];
+                const u32 low = next_low, high = next_high;
+                if (step + 1 < STEPS) next_low = my_places[step * 8 + 8], next_high = my_places[step * 8 + 12];
                 const u32 low_mask = place_mask(low), high_mask = place_mask(high);
                 const int low_at = (int)(low & 0x3fffffffu), high_at = (int)(high & 0x3fffffffu);
                 u32 a[TILE_M][4];
