@@ -34,8 +34,10 @@ _ALIGNMENT = 64
 
 
 def _host(values: Settings) -> Device:
-    from jitdnn.devices import cpu  # and with it the compiler of the CPU's kernels
-
+    try:
+        from jitdnn.devices import cpu  # and with it the compiler of the CPU's kernels
+    except ImportError as error:
+        raise DeviceError(f"the cpu target needs llvmlite: pip install llvmlite ({error})") from None
     return cpu.host(values.threads, values.cpu)
 
 

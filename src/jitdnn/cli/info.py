@@ -10,35 +10,21 @@ from typing import Any
 from jitdnn.bench import provenance
 from jitdnn.cli.console import print_table, say
 from jitdnn.devices import cuda, opencl
-from jitdnn.devices.cpu import host
 from jitdnn.errors import DeviceError
 from jitdnn.planner.store import Store
 from jitdnn.rtcg.cache import CodeCache
-from jitdnn.rtcg.isa import NAMES, runnable
-from jitdnn.settings import TABLE, current, format_bytes
-
-TARGETS = ("cpu", "cuda", "opencl")
+from jitdnn.settings import TABLE, Settings, current, format_bytes
 
 
 def gather() -> dict[str, Any]:
     """Everything that `jitdnn info` prints, as JSON's types."""
     values = current()
-    device = host(values.threads, values.cpu)
-    runs = runnable()
     stats = CodeCache.default().stats()
     store = Store.default().stats()
     return {
         "versions": provenance.versions(("numpy", "llvmlite")),
         "system": provenance.system(),
-        "device": device.name,
-        "threads": device.threads,
-        "instruction_sets": {
-            name: "in use" if name == device.isa.name else "runs here" if name in runs else _why_not(name)
-            for name in NAMES
-        },
-        "peak_gflops": {dtype: device.measure_peak(dtype) / 1e9 for dtype in ("f32", "f64")},
-        "bandwidth_gbytes": device.bandwidth / 1e9,
-        "targets": {"cpu": "available", "cuda": _gpus(cuda), "opencl": _gpus(opencl)},
+        **_processor(values),
         "code_cache": {
             "folder": str(stats.path) if stats.path else None,
             "entries": stats.entries,
@@ -51,6 +37,29 @@ def gather() -> dict[str, Any]:
             "bytes": store.bytes,
         },
         "settings": {row.name: _plain(getattr(values, row.name)) for row in TABLE},
+    }
+
+
+def _processor(values: Settings) -> dict[str, Any]:
+    """The processor, if there is the compiler of its kernels, and which targets there are."""
+    targets = {"cpu": "available", "cuda": _gpus(cuda), "opencl": _gpus(opencl)}
+    try:
+        from jitdnn.devices.cpu import host
+        from jitdnn.rtcg.isa import NAMES, runnable
+    except ImportError:
+        missing = "not here: the cpu target needs llvmlite: pip install llvmlite"
+        return {"device": None, "instruction_sets": {}, "targets": targets | {"cpu": missing}}
+    device, runs = host(values.threads, values.cpu), runnable()
+    return {
+        "device": device.name,
+        "threads": device.threads,
+        "instruction_sets": {
+            name: "in use" if name == device.isa.name else "runs here" if name in runs else _why_not(name)
+            for name in NAMES
+        },
+        "peak_gflops": {dtype: device.measure_peak(dtype) / 1e9 for dtype in ("f32", "f64")},
+        "bandwidth_gbytes": device.bandwidth / 1e9,
+        "targets": targets,
     }
 
 
@@ -85,11 +94,12 @@ def show_info(as_json: bool) -> None:
         say(json.dumps(found, default=str))
         return
     say("  ".join(f"{name} {number}" for name, number in found["versions"].items()) + "  " + found["system"])
-    say(f"device: {found['device']}")
-    say(
-        f"measured now: {found['peak_gflops']['f32']:.1f} GFLOP/s float32, {found['peak_gflops']['f64']:.1f} "
-        f"GFLOP/s float64, {found['bandwidth_gbytes']:.1f} GB/s copy"
-    )
+    if found["device"]:
+        say(f"device: {found['device']}")
+        say(
+            f"measured now: {found['peak_gflops']['f32']:.1f} GFLOP/s float32, {found['peak_gflops']['f64']:.1f} "
+            f"GFLOP/s float64, {found['bandwidth_gbytes']:.1f} GB/s copy"
+        )
     rows = [["target", *row] for row in found["targets"].items()]
     rows += [["instruction set", *row] for row in found["instruction_sets"].items()]
     print_table("", ("what", "name", "state"), rows)

@@ -11,7 +11,7 @@ import functools
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,16 +144,17 @@ class CudaDevice:
 
     def order(self, stream: int, after: int) -> None:
         functions = driver()
-        if is_capturing(stream) or is_capturing(after):
-            return  # a graph knows its own order, and nothing outside of it can wait
         with current(self.index):
+            if is_capturing(stream) or is_capturing(after):
+                return  # a graph knows its own order, and nothing outside of it can wait
             (event,) = check(functions.cuEventCreate(_NO_TIMING), "an event")
             check(functions.cuEventRecord(event, after), "an event")
             check(functions.cuStreamWaitEvent(stream, event, 0), "waiting for an event")
             functions.cuEventDestroy(event)  # which happens once it was waited for
 
     def is_capturing(self, stream: int) -> bool:
-        return is_capturing(stream)
+        with current(self.index):
+            return is_capturing(stream)
 
     def capture(self, stream: int, owner: object) -> Graph:
         """A graph that captures what this stream is given between its `begin` and `end`."""
@@ -296,8 +297,10 @@ class _Library:
             return function
 
     def __del__(self) -> None:
-        with suppress(Exception):  # the driver may be gone already when Python ends
+        try:
             self._driver.cuLibraryUnload(self._library)
+        except Exception:
+            return  # when Python ends, names and the driver may be gone
 
 
 _libraries: dict[tuple[int, bytes], _Library] = {}
@@ -324,8 +327,11 @@ class Event:
         return int(status) != _NOT_READY
 
     def __del__(self) -> None:
-        with suppress(Exception), current(self._index):
-            driver().cuEventDestroy(self._event)
+        try:
+            with current(self._index):
+                driver().cuEventDestroy(self._event)
+        except Exception:
+            return  # when Python ends, names and the driver may be gone
 
 
 def missing() -> str | None:

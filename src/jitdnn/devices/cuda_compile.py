@@ -10,7 +10,7 @@ from typing import Any
 
 from jitdnn.devices.gpu import Source, read_text, source_key
 from jitdnn.errors import CompileError, DeviceError
-from jitdnn.rtcg.cache import CodeCache
+from jitdnn.rtcg.cache import CodeCache, note_compiled
 
 _SCHEMA = "1"  # raise when the meaning of a cached binary changes without a change of its text
 
@@ -44,6 +44,7 @@ def compiled(source: Source, arch: str) -> bytes:
             code = cache.get(key)
             if code is None:
                 code = _compile(source, text, arch)
+                note_compiled()
                 cache.put(key, code)
         _compiling.pop(key, None)
     return code

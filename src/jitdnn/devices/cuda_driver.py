@@ -24,6 +24,9 @@ _STICKY = {
     710: "an assertion in a kernel failed",
     214: "an error of the memory that cannot be corrected",
 }
+_CAPTURE_IMPLICIT = (
+    906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the default stream while another one is captured
+)
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
@@ -128,9 +131,12 @@ class relaxed:  # noqa: N801 - used as a function
 
 
 def is_capturing(stream: int) -> bool:
-    """Whether what the stream is given now goes into a graph, or nothing can be given to it because of one."""
+    """Whether what the stream is given now goes into a graph, or nothing can be given to it because of one.
+
+    The GPU of the stream must be the current one.
+    """
     status, state = driver().cuStreamIsCapturing(stream)
-    return int(status) != 0 or int(state) != 0
+    return int(status) == _CAPTURE_IMPLICIT or (not int(status) and int(state) != 0)
 
 
 def stream_number(stream: Any) -> int:

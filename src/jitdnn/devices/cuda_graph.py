@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 from jitdnn.devices.cuda_driver import check, current, driver
@@ -22,8 +21,11 @@ class Stream:
         self.handle = int(stream)
 
     def __del__(self) -> None:
-        with suppress(Exception), current(self._index):
-            driver().cuStreamDestroy(self.handle)
+        try:
+            with current(self._index):
+                driver().cuStreamDestroy(self.handle)
+        except Exception:
+            return  # when Python ends, names and the driver may be gone
 
 
 class Graph:
@@ -83,5 +85,8 @@ class Graph:
 
     def __del__(self) -> None:
         if self._executable is not None:
-            with suppress(Exception), current(self._index):
-                driver().cuGraphExecDestroy(self._executable)
+            try:
+                with current(self._index):
+                    driver().cuGraphExecDestroy(self._executable)
+            except Exception:
+                return  # when Python ends, names and the driver may be gone

@@ -28,8 +28,10 @@ class DeviceMemory:
 
     def __del__(self) -> None:
         if self.pointer:
-            with suppress(Exception):  # the driver may be gone already when Python ends
+            try:
                 _free(self._index, self.pointer, self.streams, self._is_pooled)
+            except Exception:
+                return  # when Python ends, names and the driver may be gone
 
 
 #: memory that nobody uses and that cannot be freed before a capture is over

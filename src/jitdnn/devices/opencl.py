@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from jitdnn.devices.gpu import Kernel, Launch, Memory, OutOfMemory, Source, read_text, source_key
 from jitdnn.errors import CompileError, DeviceError, InvalidArgument
-from jitdnn.rtcg.cache import CodeCache
+from jitdnn.rtcg.cache import CodeCache, note_compiled
 from jitdnn.settings import format_bytes
 from jitdnn.tensor import Place, compute_dtype, strided_view
 
@@ -216,11 +215,13 @@ class _SharedMemory:
 
     def __del__(self) -> None:
         if self._memory is not None:
-            with suppress(Exception):  # the driver may be gone already when Python ends
+            try:
                 *others, last = self.streams or (self._queue,)
                 for other in others:
                     other.finish()
                 self._memory.enqueue_release(last)
+            except Exception:
+                return  # when Python ends, names and the driver may be gone
 
 
 @functools.cache
@@ -260,6 +261,7 @@ def _program(device: OpenClDevice, source: Source) -> Any:
             program = cl.Program(device.context, text).build(options=["-cl-std=CL1.2"])
         except cl.Error as error:
             raise CompileError(f"{source.name} does not compile for {device.name}: {error}") from None
+    note_compiled()
     (binary,) = program.get_info(cl.program_info.BINARIES)
     cache.put(key, binary)
     return program

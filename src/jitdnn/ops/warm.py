@@ -1,8 +1,9 @@
 """Planning and compiling many problems at once, in several processes, into the disk cache.
 
 Tracing a kernel and printing it for LLVM is Python and holds the interpreter, so threads would wait for each other;
-processes do not. The workers are fresh interpreters that are told what to do through their standard input: nothing of
-the caller's program is imported in them, and it need not be guarded against that.
+processes do not. (Compilers of GPUs let the interpreter go on: there threads it is.) The workers are fresh interpreters
+that are told what to do through their standard input: nothing of the caller's program is imported in them, and it need
+not be guarded against that.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import IO, Any, NamedTuple
 
+from jitdnn.devices.gpu import TARGETS
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.planner.plan import Request
 from jitdnn.problems import Problem, parse
-from jitdnn.rtcg.compile import compiled_here
+from jitdnn.rtcg.cache import compiled_here
 from jitdnn.settings import Settings, settings
 
 # the whole program of a worker; it finds this package where its parent did
@@ -124,23 +127,30 @@ class _Team:
         self._lock = threading.Lock()
 
     def run(self, values: Settings, count: int) -> dict[Wanted, Warmed]:
-        workers = [_Worker(values) for _ in range(count - 1)]
+        on_gpu = values.target in TARGETS
+        workers = [] if on_gpu else [_Worker(values) for _ in range(count - 1)]
         threads = [threading.Thread(target=self._drive, args=(worker,), daemon=True) for worker in workers]
+        if on_gpu:
+            # settings in force belong to the thread: each takes them along
+            threads = [
+                threading.Thread(target=copy_context().run, args=(self._alone,)) for _ in range(count - 1)
+            ]
         try:
             for thread in threads:
                 thread.start()
-            with Handle() as handle:
-                self._work(lambda wanted: _plan(handle, wanted))
+            self._alone()
             for thread in threads:
                 thread.join()
-            # of workers that died
-            with Handle() as handle:
-                self._work(lambda wanted: _plan(handle, wanted))
+            self._alone()  # of workers that died
         finally:
             self._left.clear()
             for worker in workers:
                 worker.end()
         return self._found
+
+    def _alone(self) -> None:
+        with Handle() as handle:
+            self._work(lambda wanted: _plan(handle, wanted))
 
     def _drive(self, worker: _Worker) -> None:
         self._work(worker.plan)

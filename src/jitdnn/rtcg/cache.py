@@ -22,6 +22,7 @@ import hashlib
 import os
 import re
 import secrets
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +38,19 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _ENTRY = re.compile(r"[0-9a-f]{64}\.bin")
 _TEMPORARY_SUFFIX = ".tmp"
 _ABANDONED_SECONDS = 3600.0  # no writer needs an hour for one entry
+
+
+_here = threading.local()
+
+
+def compiled_here() -> int:
+    """How many modules this thread has compiled, for whatever target: none for code that was in a cache."""
+    return getattr(_here, "compiled", 0)
+
+
+def note_compiled() -> None:
+    """Whoever compiles a module says so."""
+    _here.compiled = compiled_here() + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,13 @@ import llvmlite.binding as llvm
 
 from jitdnn.errors import CompileError
 from jitdnn.rtcg.builder import Module
-from jitdnn.rtcg.cache import CodeCache
+from jitdnn.rtcg.cache import CodeCache, note_compiled
 from jitdnn.rtcg.isa import Isa
 
 SCHEMA = 1  # raise when the meaning of a cached object changes without a change of any generator
 
 _lock = threading.Lock()
 _loaded: dict[str, Library] = {}
-_here = threading.local()
-
-
-def compiled_here() -> int:
-    """How many modules this thread has compiled: none for code that was in memory or in the disk cache."""
-    return getattr(_here, "compiled", 0)
 
 
 class Library:
@@ -133,7 +127,7 @@ def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], None
         module = Module(name, isa)
         generate(module)
         code = compile_object(module)
-        _here.compiled = compiled_here() + 1
+        note_compiled()
         cache.put(key, code)
     library = Library(code, _target_machine(isa))
     with _lock:
