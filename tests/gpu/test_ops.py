@@ -178,11 +178,18 @@ def test_arrays_of_two_devices_are_refused(case: Case, own: Library) -> None:
 
 
 def test_a_handle_elsewhere_is_refused(own: Library) -> None:
+    pytest.importorskip("llvmlite", reason="the cpu target needs it")
     x = own.put(np.ones((1, 3, 4, 4), np.float32))
     with jd.Handle("cpu"), pytest.raises(jd.DeviceError, match=f"on {own.target}:0.*in host memory"):
         jd.max_pool(x, 2)
     with jd.settings(target=own.target), pytest.raises(jd.DeviceError, match="to_device"):
         jd.max_pool(np.ones((1, 3, 4, 4), np.float32), 2)
+
+
+def pooled(x: Any) -> Any:
+    """Maxima over windows of 2x2 side by side."""
+    n, c, h, w = x.shape
+    return x[:, :, : h // 2 * 2, : w // 2 * 2].reshape(n, c, h // 2, 2, w // 2, 2).max((3, 5))
 
 
 def test_empty_arrays(own: Library) -> None:
@@ -194,17 +201,16 @@ def test_empty_arrays(own: Library) -> None:
 def test_channels_last_stays_so(own: Library) -> None:
     x = np.random.default_rng(0).standard_normal((2, 6, 7, 3)).astype(np.float32).transpose(0, 3, 1, 2)
     result = jd.max_pool(own.put(x), 2)
-    assert result.strides == jd.max_pool(x, 2).strides
-    np.testing.assert_array_equal(own.get(result), jd.max_pool(x, 2))
+    assert result.strides == (3 * 3 * 3 * 4, 4, 3 * 3 * 4, 3 * 4)
+    np.testing.assert_array_equal(own.get(result), pooled(x))
 
 
 def test_the_second_call_of_a_kind_makes_no_plan(own: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = jd.Handle()
     x = np.random.default_rng(0).standard_normal((2, 3, 6, 6)).astype(np.float32)
     jd.max_pool(own.put(x), 2, handle=handle)
-    expected = jd.max_pool(x + 1, 2)
     monkeypatch.setattr(jd.Handle, "plan", None)
-    np.testing.assert_array_equal(own.get(jd.max_pool(own.put(x + 1), 2, handle=handle)), expected)
+    np.testing.assert_array_equal(own.get(jd.max_pool(own.put(x + 1), 2, handle=handle)), pooled(x + 1))
     assert len(handle.calls) == 1
 
 

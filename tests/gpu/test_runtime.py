@@ -29,6 +29,13 @@ KERNEL(64) void add(GLOBAL const f32 *x, GLOBAL f32 *y, GLOBAL u8 *workspace, SC
 """
 
 
+def pooled(x: Any, window: int) -> Any:
+    """Maxima over windows side by side, by NumPy alone: a machine with a GPU may lack the CPU's compiler."""
+    n, c, h, w = x.shape
+    cut = x[:, :, : h // window * window, : w // window * window]
+    return cut.reshape(n, c, h // window, window, w // window, window).max((3, 5))
+
+
 def adder(device: Any, n: int, value: float, groups: int = 4) -> Any:
     return device.kernel(Source("add", ADD), [Launch("add", groups, 64)], 2, [n], [value])
 
@@ -216,7 +223,7 @@ class TestDevice:
         for handle in (jd.Handle(device), jd.Handle(target=device.target)):
             plan = handle.plan(jd.parse("pool_fwd max n1 c2 h6 w6 window2 stride2 pad0 f32 nchw"))
             handle.run(plan, [given.pointer, out.pointer])
-            np.testing.assert_array_equal(out.numpy(), jd.max_pool(x, 2))
+            np.testing.assert_array_equal(out.numpy(), pooled(x, 2))
             handle.trim()
             handle.forget()
 
@@ -236,7 +243,7 @@ class TestRealGpu:
             given.fill_from(x)
             graph.replay()
             graph.synchronize()
-            np.testing.assert_array_equal(out.numpy(), jd.max_pool(x, 3))
+            np.testing.assert_array_equal(out.numpy(), pooled(x, 3))
 
     def test_graph_with_scratch_memory(self) -> None:
         """A convolution's, after which the scratch memory grows."""
@@ -282,7 +289,7 @@ except jd.DeviceError as error:
             y = jd.max_pool(jd.to_device(x, f"cuda:{index}"), 3)
             assert isinstance(y, DeviceArray)
             assert y.device == f"cuda:{index}"
-            np.testing.assert_array_equal(y.numpy(), jd.max_pool(x, 3))
+            np.testing.assert_array_equal(y.numpy(), pooled(x, 3))
 
     def test_cold_compile_and_disk(self, tmp_path: Path) -> None:
         """Under three seconds by the compiler, under five milliseconds from the disk, in a process of its own."""
