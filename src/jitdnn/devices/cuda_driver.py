@@ -130,6 +130,10 @@ class relaxed:  # noqa: N801 - used as a function
         driver().cuThreadExchangeStreamCaptureMode(self._before)
 
 
+#: streams that are there as long as the process: the default ones, and our own
+own_streams = {0, 1, 2}
+
+
 def is_capturing(stream: int) -> bool:
     """Whether what the stream is given now goes into a graph, or nothing can be given to it because of one.
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitdnn.devices.cuda_driver import check, current, driver
+from jitdnn.devices.cuda_driver import check, current, driver, own_streams
 from jitdnn.errors import DeviceError
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: a stream that does not wait for the default stream
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on allocating
+
+
+#: streams that nobody uses, by GPU. They are never destroyed: memory may still wait to be freed in their order
+_idle: dict[int, list[int]] = {}
 
 
 class Stream:
@@ -16,16 +20,20 @@ class Stream:
 
     def __init__(self, index: int) -> None:
         self._index = index
-        with current(index):
-            (stream,) = check(driver().cuStreamCreate(_NON_BLOCKING), "making a stream")
-        self.handle = int(stream)
+        try:
+            # list.pop is atomic: nobody else gets the same stream
+            self.handle = _idle.setdefault(index, []).pop()
+        except IndexError:
+            with current(index):
+                (stream,) = check(driver().cuStreamCreate(_NON_BLOCKING), "making a stream")
+            self.handle = int(stream)
+            own_streams.add(self.handle)
 
     def __del__(self) -> None:
         try:
-            with current(self._index):
-                driver().cuStreamDestroy(self.handle)
+            _idle[self._index].append(self.handle)
         except Exception:
-            return  # when Python ends, names and the driver may be gone
+            return  # it could not be made, or Python ends
 
 
 class Graph:

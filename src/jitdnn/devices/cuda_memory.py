@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from jitdnn.devices.cuda_driver import allocated, current, driver, is_capturing, relaxed
+from jitdnn.devices.cuda_driver import allocated, current, driver, is_capturing, own_streams, relaxed
 
 
 class DeviceMemory:
@@ -42,7 +42,10 @@ def _free(index: int, pointer: int, streams: frozenset[int], is_pooled: bool) ->
     """Free memory after what its stream was given; where there are several, after all that the GPU was given."""
     functions = driver()
     with current(index):
-        if any(map(is_capturing, streams)):
+        if not streams <= own_streams:  # somebody's stream, which may be gone: to ask about it would be the end
+            with relaxed():
+                functions.cuMemFree(pointer)
+        elif any(map(is_capturing, streams)):
             _unfreed.append((index, pointer, streams, is_pooled))
         elif is_pooled and len(streams) <= 1:
             functions.cuMemFreeAsync(pointer, next(iter(streams), 0))

@@ -14,7 +14,10 @@ FUNCTION i64 remainder_i64(i64 a, i64 b) {
   i64 left = fmod_i64(a, b);
   return left != 0 && (left ^ b) < 0 ? left + b : left;
 }
-FUNCTION i64 floor_divide_i64(i64 a, i64 b) { return divide_i64(subtract_i64(a, remainder_i64(a, b)), b); }
+FUNCTION i64 floor_divide_i64(i64 a, i64 b) {
+  i64 left = fmod_i64(a, b);
+  return divide_i64(a, b) - (left != 0 && (left ^ b) < 0);
+}
 /* by way of real numbers, rounded: exact up to 2^53 or nearly so */
 FUNCTION i64 power_i64(i64 a, i64 b) {
   const SCALE limit = (SCALE)4611686018427387904;
