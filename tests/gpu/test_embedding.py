@@ -38,6 +38,16 @@ def test_awkward_shapes(
     assert check(parse(f"{kind} {SHAPES[number]} {dtype}"), device) == {"rows"}
 
 
+@pytest.mark.parametrize("words", ["rows30 columns150 f32", "rows700 columns8 bf16", "rows3 columns9 f64"])
+def test_crowded_rows(device: Any, words: str) -> None:
+    """Most indices name the same few rows."""
+    problem = parse(f"embedding_bwd {words} shape6000")
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(problem.inputs[0].descriptor.shape)
+    indices = np.where(rng.random(6000) < 0.7, 1, rng.integers(0, problem.rows, 6000))
+    check(problem, device, inputs=[values, indices])
+
+
 @pytest.mark.parametrize("kind", KINDS[:2])
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_orders_in_memory(device: Any, kind: str, arrangement: str) -> None:

@@ -3,8 +3,8 @@
  * FIND(i) is the statements that make index_place and row_place, where index i and its row of dy are. The group of a
  * range goes through all indices; a thread takes LIST of them that follow each other, so that lists keep the order.
  *
- *   workspace    for each range how many belong to it, and where its list begins; then the lists: places of dy's
- *                rows, and the rows of the table that they belong to
+ *   workspace    for each range how many belong to it, and where its list begins; the ranges with long lists; then the
+ *                lists: places of dy's rows, and the rows of the table that they belong to
  */
 #ifdef __OPENCL_VERSION__
 #define SHARED __local
@@ -14,7 +14,8 @@
 #define LIST 4
 #define COUNTS ((GLOBAL i64 *)workspace)
 #define STARTS (COUNTS + ranges)
-#define PLACES (STARTS + ranges)
+#define CROWDED (STARTS + ranges)
+#define PLACES (CROWDED + ranges)
 #define ROWS (PLACES + count)
 #define IS_WANTED(index) ((index) >= first && (index) < last && (index) != padding)
 
@@ -30,18 +31,18 @@ FUNCTION i64 group_total(SHARED i64 *shared, i64 mine) {
   return shared[0];
 }
 
-/* the sum over the threads before this one; the sum over all goes to *total */
-FUNCTION i64 group_before(SHARED i64 *shared, i64 mine, i64 *total) {
+/* the sum over the threads before this one of a group of `threads`; the sum over all goes to *total */
+FUNCTION i64 group_before(SHARED i64 *shared, i64 mine, i64 *total, int threads) {
   BARRIER();
   shared[THREAD_ID] = mine;
   BARRIER();
-  for (int step = 1; step < THREADS_; step *= 2) {
+  for (int step = 1; step < threads; step *= 2) {
     const i64 other = THREAD_ID >= step ? shared[THREAD_ID - step] : 0;
     BARRIER();
     shared[THREAD_ID] += other;
     BARRIER();
   }
-  *total = shared[THREADS_ - 1];
+  *total = shared[threads - 1];
   return shared[THREAD_ID] - mine;
 }
 
@@ -83,7 +84,7 @@ KERNEL(THREADS_) void list_range(SIGNATURE) {
         }
       }
     }
-    at = end + group_before(shared, found, &all);
+    at = end + group_before(shared, found, &all, THREADS_);
     for (int j = 0; j < LIST; ++j) {
       if (wanted[j] >= 0) {
         PLACES[at] = places[j];
@@ -93,4 +94,19 @@ KERNEL(THREADS_) void list_range(SIGNATURE) {
     }
     end += all;
   }
+}
+
+/* the ranges whose lists have more than `most` entries, one after the other, then -1 */
+KERNEL(THREADS_) void list_crowded(SIGNATURE) {
+  LOCAL i64 shared[THREADS_];
+  i64 end = 0;
+  for (i64 begin = 0; begin < ranges; begin += THREADS_) {
+    const i64 range = begin + THREAD_ID;
+    const int is_crowded = range < ranges && COUNTS[range] > most;
+    i64 all;
+    const i64 before = group_before(shared, is_crowded, &all, THREADS_);
+    if (is_crowded) CROWDED[end + before] = range;
+    end += all;
+  }
+  for (i64 range = end + THREAD_ID; range < ranges; range += THREADS_) CROWDED[range] = -1;
 }

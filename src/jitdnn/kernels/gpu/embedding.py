@@ -5,6 +5,7 @@
                list:  the same again, now that every range knows where its list begins
                sum:   a group has a row of the table, or some columns of it: from the list of its range it takes those
                       that belong to the row, adds them up in registers and writes the row once
+               sum_crowded: the same for ranges with long lists, of which a group has teams of threads
 
 Lists keep the order of the indices, so that sums are the same from run to run: nothing is added to memory that others
 add to. An index that is no row of the table is never used as one.
@@ -24,8 +25,11 @@ from jitdnn.problems.embedding import Embedding
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
-_UNROLL = 4  # vectors of a thread on their way at once
+_UNROLL = 4  # vectors of a thread on their way at once, forward
+_TOGETHER = (2, 4)  # backward: of a group with one team, and of one with more
 _RANGES = 512  # at most, of the table's rows
+_CROWDED = 2048  # entries of a list for which groups with teams are worth it
+_TEAMS, _LANES = 16, 32  # of such a group
 _INDEX_SECONDS = 2e-11  # for an index in each range's group, all groups side by side
 
 
@@ -69,6 +73,7 @@ class _Text:
             ("row_step", problem.weight.strides[0]),
             ("ranges", self.ranges),
             ("per_range", self.per_range),
+            ("most", _CROWDED),
             *((f"n{axis}", extent) for axis, extent in enumerate(nest.extents)),
             *((f"base{t}", base) for t, base in enumerate(nest.bases)),
             *((f"s{t}_{a}", step) for t, steps in enumerate(nest.strides) for a, step in enumerate(steps)),
@@ -94,13 +99,25 @@ class _Text:
             groups = -(-self.count * vectors // (THREADS * _UNROLL))
             launches = [Launch("gather", max(1, groups), THREADS)]
         else:
-            text = read_text("jitdnn.kernels.gpu", "vectors.h", "embedding.c") + declared + self._sum()
+            text = (
+                read_text("jitdnn.kernels.gpu", "vectors.h", "embedding.c")
+                + declared
+                + self._sum("sum", 1, self.threads)
+            )
             blocks = -(-vectors // self.threads)
             launches = [
                 Launch("count_range", self.ranges, self.threads),
                 Launch("list_range", self.ranges, self.threads),
                 Launch("sum", self.problem.rows * blocks, self.threads),
             ]
+            if self.count > _CROWDED:
+                text += self._sum("sum_crowded", _TEAMS, _LANES)
+                most = min(self.ranges, self.count // _CROWDED) * self.per_range
+                groups = most * -(-vectors // _LANES)
+                launches += [
+                    Launch("list_crowded", 1, self.threads),
+                    Launch("sum_crowded", groups, _TEAMS * _LANES),
+                ]
         return device.kernel(Source("embedding", text, defines), launches, 3, extras)
 
     def _find(self) -> str:
@@ -171,39 +188,82 @@ KERNEL({THREADS}) void gather(SIGNATURE) {{
 }}
 """
 
-    def _sum(self) -> str:
-        vector, threads = self.vector, self.threads
+    def _adding(self, teams: int, load: str) -> str:
+        """Add up the rows of dy that were found: some are on their way before the first is added."""
+        vector, together = self.vector, _TOGETHER[teams > 1]
+        loop = (
+            f"#pragma unroll\n        for (int k = 0; k < {together}; ++k) {{\n"
+            f"          const int at = n + k * {teams};\n"
+        )
+        return f"""      for (int n = team; n < found; n += {together * teams}) {{
+        pack_{self.dtype}_{vector} q[{together}];
+{loop}          if (at < found) {load}
+        }}
+{loop}          if (at < found) {{
+#pragma unroll
+            for (int j = 0; j < {vector}; ++j) r[j] += ({self.real})number_{self.dtype}(q[k].items[j]);
+          }}
+        }}
+      }}
+"""
+
+    def _sum(self, name: str, teams: int, lanes: int) -> str:
+        """Groups of `teams` teams, each of `lanes` threads side by side along the columns.
+
+        One team is for ranges with short lists, several for those with long ones.
+        """
+        vector, threads, real = self.vector, teams * lanes, self.real
+        kind = f"{self.dtype}_{vector}"
+        adding = self._adding(teams, f"q[k] = load_{kind}(source + (places[at] + column * source_step));")
+        if vector > 1:
+            each = f"for (int j = 0; j < {vector}; ++j) q[k].items[j] = source[places[at] + column + j];"
+            adding = (
+                f"      if (is_aligned) {{\n{adding}      }} else {{\n{self._adding(teams, each)}      }}\n"
+            )
+        if teams == 1:
+            which = """  const i64 row = GROUP_ID(0) / blocks, range = row / per_range;
+  const int is_here = COUNTS[range] <= most;
+"""
+            joining = joined = ""
+        else:
+            which = """  const i64 crowded = CROWDED[GROUP_ID(0) / blocks / per_range];
+  const i64 range = crowded < 0 ? 0 : crowded;
+  const i64 row = range * per_range + GROUP_ID(0) / blocks % per_range;
+  const int is_here = crowded >= 0 && row < rows;
+"""
+            joining = f"  LOCAL {real} sums[{threads * vector}];\n"
+            joined = f"""  for (int j = 0; j < {vector}; ++j) sums[j * {threads} + THREAD_ID] = r[j];
+  BARRIER();
+  for (int other = 1; other < {teams}; ++other) {{
+#pragma unroll
+    for (int j = 0; j < {vector}; ++j)
+      if (team == 0) r[j] += sums[j * {threads} + other * {lanes} + THREAD_ID];
+  }}
+"""
         return f"""
-KERNEL({threads}) void sum(SIGNATURE) {{
+KERNEL({threads}) void {name}(SIGNATURE) {{
   LOCAL i64 shared[{threads}];
   LOCAL i64 places[{threads}];
-  source += base1;
-{scale_line(self.real)}{self._aligned()}  const i64 blocks = (columns / {vector} + {threads - 1}) / {threads};
-  const i64 row = GROUP_ID(0) / blocks;
-  const i64 column = (GROUP_ID(0) % blocks * {threads} + THREAD_ID) * {vector};
-  const int is_column = column < columns;
-  const i64 start = STARTS[row / per_range], end = start + COUNTS[row / per_range];
-  {self.real} r[{vector}];
+{joining}  source += base1;
+{scale_line(real)}{self._aligned()}  const i64 blocks = (columns / {vector} + {lanes - 1}) / {lanes};
+{which}  const int team = THREAD_ID / {lanes};
+  const i64 column = (GROUP_ID(0) % blocks * {lanes} + THREAD_ID % {lanes}) * {vector};
+  const int is_column = is_here && column < columns;
+  const i64 start = STARTS[range], end = is_here ? start + COUNTS[range] : start;
+  {real} r[{vector}];
 #pragma unroll
   for (int j = 0; j < {vector}; ++j) r[j] = 0;
   for (i64 begin = start; begin < end; begin += {threads}) {{
     const i64 mine = begin + THREAD_ID;
     const int is_mine = mine < end && ROWS[mine] == row;
     i64 found;
-    const i64 before = group_before(shared, is_mine, &found);
+    const i64 before = group_before(shared, is_mine, &found, {threads});
     if (is_mine) places[before] = PLACES[mine];
     BARRIER();
     if (is_column) {{
-#pragma unroll 4
-      for (int n = 0; n < found; ++n) {{
-        pack_{self.dtype}_{vector} q;
-        {self._load("q", "places[n] + column * source_step")}
-#pragma unroll
-        for (int j = 0; j < {vector}; ++j) r[j] += ({self.real})number_{self.dtype}(q.items[j]);
-      }}
-    }}
+{adding}    }}
   }}
-  if (is_column) {{
+{joined}  if (is_column && team == 0) {{
 {self._store("row * row_step + column * target_step")}  }}
 }}
 """
@@ -225,7 +285,7 @@ class EmbeddingRows(Algorithm):
         embedding = cast(Embedding, problem)
         if embedding.direction == "fwd":
             return 0
-        return 16 * (min(embedding.rows, _RANGES) + embedding.indices.size)
+        return 24 * min(embedding.rows, _RANGES) + 16 * embedding.indices.size
 
     def estimate(self, problem: Problem, device: Device) -> float:
         embedding = cast(Embedding, problem)
