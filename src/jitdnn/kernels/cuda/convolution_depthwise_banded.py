@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Epilogue
@@ -101,7 +102,7 @@ class Banded:
     def blocks_read(self) -> int:
         return self.cut.segment + self.band.blocks - 1
 
-    @property
+    @cached_property
     def line_blocks(self) -> int:
         """Blocks from one line to the next, so that 8 tiles lie in different banks as far as can be."""
         return min(range(self.blocks_read, self.blocks_read + 8), key=self._conflicts)

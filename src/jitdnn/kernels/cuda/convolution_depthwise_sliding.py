@@ -23,6 +23,7 @@ MOST_REGISTERS = 200  # that a tile may be thought to need; the compiler adds ad
 REGISTER_FILE = 65536
 CLOCK = 1.75e9
 LAUNCH = 2.5e-6
+LATENCY = 0.65e-6  # of the memory, when it is busy
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,8 @@ class Sliding:
         reads = self.rows_in * self.planes_read * self.columns_read
         writes = self.rows_out * tile.depths * tile.columns
         # instructions of a step: products, numbers widened and narrowed, accesses with their bounds and addresses
-        issued = (
+        moves = (tile.ahead - 1) * reads * max(1.0, tile.channels * self.element / 4)
+        issued = moves + (
             self.products
             + 1.2 * reads * tile.channels
             + 2.5 * reads
@@ -223,7 +225,9 @@ class Sliding:
         in_flight = tile.ahead * self.resident * tile.threads * reads * tile.channels * self.element
         transfer = self.window.bytes_moved / (device.bandwidth * share_of_bandwidth(in_flight))
         busy = clocks / CLOCK
-        return float(LAUNCH + max(busy, transfer) * filled**0.8 + 0.15 * min(busy, transfer))
+        # and steps follow one another
+        chain = math.ceil(self.groups / width) * LATENCY * (1.5 + steps / tile.ahead)
+        return float(LAUNCH + max(chain, max(busy, transfer) * filled**0.8 + 0.15 * min(busy, transfer)))
 
     def defines(self) -> Defines:
         tile = self.tile
@@ -306,7 +310,7 @@ def choices(window: Window) -> list[Sliding]:
             packs = window.channels // channels
             side = sides(packs, channels * DTYPES[window.dtype]) if window.is_channels_last else 1
             for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
-                for depths, ahead in itertools.product(tilings(depth, (1, 2, 3, 4)), (1, 2)):
+                for depths, ahead in itertools.product(tilings(depth, (1, 2, 3, 4)), (1, 2, 4)):
                     tile = Tile(channels, columns, depths, 1, side, 128, ahead=ahead)
                     found += _divided(Sliding(window, axes, tile))
     return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.cuda.convolution_depthwise_axes import Axis, Window
 from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
     CLOCK,
+    LATENCY,
     LAUNCH,
     Defines,
     Tile,
@@ -71,7 +73,7 @@ class SlidingFilter:
     def registers(self) -> int:
         tile = self.tile
         words = max(1.0, tile.channels * self.element / 4)
-        ahead = int((self.reads + self.results) * words)
+        ahead = int((self.reads + self.results) * words) * tile.ahead
         return (self.window.taps + self.reads + self.steps * self.results) * tile.channels + ahead
 
     @property
@@ -100,8 +102,9 @@ class SlidingFilter:
     def seconds(self, device: GpuDevice) -> float:
         tile = self.tile
         products = self.window.taps * self.results * tile.channels
-        moves = (self.steps - 1) * self.results * tile.channels
+        moves = 1.0 * (self.steps - 1) * self.results * tile.channels
         reads = self.reads + self.results
+        moves += (tile.ahead - 1) * reads * max(1.0, tile.channels * self.element / 4)
         issued = products + moves + 1.2 * reads * tile.channels + 2.5 * reads + 12
         accesses = reads * max(1.0, tile.channels * self.element * 32 / 128)
         steps = tile.rows + (self.steps - 1) / (2 if tile.rows >= self.axes[1].count else 1) + 1.5
@@ -112,10 +115,12 @@ class SlidingFilter:
         warps = here * tile.threads / 32
         gaps = 1.0 + 0.7 / max(0.75, warps / 4)
         clocks = waves * rounds * steps * warps * max(issued / 4 * gaps, accesses) + 3000
-        in_flight = warps * 32 * reads * tile.channels * self.element
+        in_flight = tile.ahead * warps * 32 * reads * tile.channels * self.element
         used = min(1.0, groups / device.multiprocessors)
         transfer = self.window.bytes_moved / (device.bandwidth * used * share_of_bandwidth(in_flight))
-        return LAUNCH + max(clocks / CLOCK, transfer) + sum_seconds(self.window, tile.parts, device)
+        chain = waves * rounds * (steps / tile.ahead + 1.0) * LATENCY
+        busy = max(clocks / CLOCK, transfer, chain)
+        return LAUNCH + busy + sum_seconds(self.window, tile.parts, device)
 
     @property
     def workspace(self) -> int:
@@ -128,6 +133,7 @@ class SlidingFilter:
             ("CPT", tile.channels),
             ("QB", tile.columns),
             ("DB", tile.depths),
+            ("AHEAD", tile.ahead),
             ("HB", tile.rows),
             ("CB", tile.side),
             ("PARTS", tile.parts),
@@ -155,8 +161,9 @@ def choices(window: Window, device: GpuDevice) -> list[SlidingFilter]:
             if not window.is_channels_last:
                 side = 1
             for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
-                for depths in tilings(depth, (1, 2)):
-                    least = SlidingFilter(window, axes, Tile(channels, columns, depths, 1, side, 128))
+                for depths, ahead in itertools.product(tilings(depth, (1, 2)), (1, 2)):
+                    tile = Tile(channels, columns, depths, 1, side, 128, ahead=ahead)
+                    least = SlidingFilter(window, axes, tile)
                     if least.registers > MOST_REGISTERS:
                         continue
                     for threads in (64, 128, 192, 256, 384):
@@ -168,8 +175,7 @@ def choices(window: Window, device: GpuDevice) -> list[SlidingFilter]:
                             rows = -(-slide.count // chunks)
                             if chunks > 1 and rows < 3 * least.steps:
                                 break
-                            tile = Tile(channels, columns, depths, rows, side, threads)
-                            plan = SlidingFilter(window, axes, tile)
+                            plan = replace(least, tile=replace(tile, rows=rows, threads=threads))
                             found.append(with_parts(plan, device))
     return found
 
@@ -186,5 +192,5 @@ def with_parts(plan: SlidingFilter, device: GpuDevice) -> SlidingFilter:
     return SlidingFilter(
         plan.window,
         plan.axes,
-        Tile(tile.channels, tile.columns, tile.depths, tile.rows, tile.side, tile.threads, parts),
+        replace(tile, parts=parts),
     )

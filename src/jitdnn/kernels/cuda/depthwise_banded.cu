@@ -31,6 +31,16 @@ FUNCTION u32 tap_pair(const element *__restrict__ w, int c, int r, int s) {
     return low | high << 16;
 }
 
+// Adds beta times what is in memory, element by element: rare.
+FUNCTION void blend(Pack<V> &pack, const element *place, bool is_there, f32 beta) {
+    if (!is_there) return;
+    f32 values[V];
+    pack.get(values);
+#pragma unroll
+    for (int i = 0; i < V; i++) values[i] += beta * widen(place[i]);
+    pack.put(values);
+}
+
 KERNEL2(32 * WARPS, MIN_BLOCKS)
 void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_ARGUMENTS,
                u8 *workspace, f64 alpha_given, f64 beta_given) {
@@ -151,19 +161,8 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
             part(words, first, second);
             element *to = line.y + (c + (OFFSET)h * (OFFSET)H_OUT_STEP + (OFFSET)q * (OFFSET)W_OUT_STEP);
             if (beta != 0) {
-#pragma unroll 1
-                for (int k = 0; k < 2; k++) {
-                    element *other = to + k * (OFFSET)W_OUT_PITCH * (OFFSET)W_OUT_STEP;
-                    if (!OUT_HAS(W, q + k * W_OUT_PITCH)) continue;
-                    f32 values[V];
-                    (k ? second : first).get(values);
-#pragma unroll
-                    for (int j = 0; j < V; j++) values[j] += beta * widen(other[j]);
-                    Pack<V> sum;
-                    sum.put(values);
-                    sum.template store<whole>(other);
-                }
-                continue;
+                blend(first, to, OUT_HAS(W, q), beta);
+                blend(second, to + (OFFSET)W_OUT_PITCH * (OFFSET)W_OUT_STEP, OUT_HAS(W, q + W_OUT_PITCH), beta);
             }
             if (OUT_HAS(W, q)) first.template store<whole>(to);
             if (OUT_HAS(W, q + W_OUT_PITCH)) second.template store<whole>(to + (OFFSET)W_OUT_PITCH * (OFFSET)W_OUT_STEP);

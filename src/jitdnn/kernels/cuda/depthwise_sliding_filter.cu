@@ -38,8 +38,11 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
     int k0 = strip * QB, e0 = depth * DB, m0 = k0 * W_STRIDE, l0 = e0 * D_STRIDE;
     int b0 = chunk * HB, b1 = min(b0 + HB, H_COUNT);
 
-    Pack<CPT> next[ROWS_IN][PLANES][COLUMNS], ahead[DB][QB];
-    auto load = [&](int step) {
+    struct Step {
+        Pack<CPT> x[ROWS_IN][PLANES][COLUMNS], dy[DB][QB];
+    };
+    Step ahead[AHEAD];
+    auto load = [&](int step, Step &next) {
 #pragma unroll
         for (int u = 0; u < ROWS_IN; u++) {
             int h = IN_POSITION(H, step * ROWS_IN + u, phase_h);
@@ -54,9 +57,9 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
                     if (!is_column_read(j)) continue;
                     int q = IN_POSITION(W, m0 + j, phase_w);
                     if (inside && IN_HAS(W, q))
-                        next[u][e][j].template load<aligned>(row + (OFFSET)q * (OFFSET)W_IN_STEP);
+                        next.x[u][e][j].template load<aligned>(row + (OFFSET)q * (OFFSET)W_IN_STEP);
                     else
-                        next[u][e][j].zero();
+                        next.x[u][e][j].zero();
                 }
             }
         }
@@ -70,9 +73,9 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
             for (int q = 0; q < QB; q++) {
                 int p = OUT_POSITION(W, k0 + q, phase_w);
                 if (inside && OUT_HAS(W, p))
-                    ahead[e][q].template load<aligned>(row + (OFFSET)p * (OFFSET)W_OUT_STEP);
+                    next.dy[e][q].template load<aligned>(row + (OFFSET)p * (OFFSET)W_OUT_STEP);
                 else
-                    ahead[e][q].zero();
+                    next.dy[e][q].zero();
             }
         }
     };
@@ -83,7 +86,9 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
     int first = floor_divide(-floor_divide(origin, H_IN_PITCH), ROWS_IN);
     int last = floor_divide(floor_divide(H_IN_EXTENT - 1 - origin, H_IN_PITCH), ROWS_IN);
     int end = min(b1 - 1 + STEPS - 1, last);
-    if (b0 <= end) load(b0);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        if (b0 + i <= end) load(b0 + i, ahead[i]);
 #pragma unroll 1
     for (int step = b0; step <= end; step++) {
         f32 values[ROWS_IN][PLANES][COLUMNS][CPT];
@@ -93,7 +98,11 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
             for (int e = 0; e < PLANES; e++)
 #pragma unroll
                 for (int j = 0; j < COLUMNS; j++)
-                    if (is_plane_read(e) && is_column_read(j)) next[u][e][j].get(values[u][e][j]);
+                    if (is_plane_read(e) && is_column_read(j)) {
+                        ahead[0].x[u][e][j].get(values[u][e][j]);
+#pragma unroll
+                        for (int i = 1; i < AHEAD; i++) ahead[i - 1].x[u][e][j] = ahead[i].x[u][e][j];
+                    }
 #pragma unroll
         for (int e = 0; e < DB; e++)
 #pragma unroll
@@ -102,9 +111,11 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
                 for (int j = STEPS - 1; j > 0; j--)
 #pragma unroll
                     for (int k = 0; k < CPT; k++) window[j][e][q][k] = window[j - 1][e][q][k];
-                ahead[e][q].get(window[0][e][q]);
+                ahead[0].dy[e][q].get(window[0][e][q]);
+#pragma unroll
+                for (int i = 1; i < AHEAD; i++) ahead[i - 1].dy[e][q] = ahead[i].dy[e][q];
             }
-        if (step < end) load(step + 1);
+        if (step + AHEAD <= end) load(step + AHEAD, ahead[AHEAD - 1]);
         if (step < first) continue;
 #pragma unroll
         for (int j = 0; j < STEPS; j++)
