@@ -153,6 +153,8 @@ def stream_number(stream: Any) -> int:
     own = getattr(stream, "__cuda_stream__", None)
     if own is not None:
         return int((own() if callable(own) else own)[1])
+    if type(stream).__name__ == "Stream" and hasattr(stream, "cuda_stream"):
+        own_streams.add(int(stream.cuda_stream))  # PyTorch never destroys its streams
     for name in ("cuda_stream", "ptr", "handle"):
         found = getattr(stream, name, None)
         found = getattr(found, "value", found)  # of ctypes

@@ -26,10 +26,20 @@ class DeviceMemory:
             with relaxed():
                 self.pointer = allocated(functions.cuMemAlloc(size), size, where)
 
+    def free(self) -> None:
+        pointer, self.pointer = self.pointer, 0
+        if pointer:
+            _free(self._index, pointer, self.streams, self._is_pooled)
+
     def __del__(self) -> None:
         if self.pointer:
             try:
-                _free(self._index, self.pointer, self.streams, self._is_pooled)
+                if self.streams <= own_streams:
+                    self.free()
+                    return
+                # somebody's stream, which may be gone: only to ask about it would be the end of the process
+                with current(self._index), relaxed():
+                    driver().cuMemFree(self.pointer)
             except Exception:
                 return  # when Python ends, names and the driver may be gone
 
@@ -42,10 +52,7 @@ def _free(index: int, pointer: int, streams: frozenset[int], is_pooled: bool) ->
     """Free memory after what its stream was given; where there are several, after all that the GPU was given."""
     functions = driver()
     with current(index):
-        if not streams <= own_streams:  # somebody's stream, which may be gone: to ask about it would be the end
-            with relaxed():
-                functions.cuMemFree(pointer)
-        elif any(map(is_capturing, streams)):
+        if any(map(is_capturing, streams)):
             _unfreed.append((index, pointer, streams, is_pooled))
         elif is_pooled and len(streams) <= 1:
             functions.cuMemFreeAsync(pointer, next(iter(streams), 0))

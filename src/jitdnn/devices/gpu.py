@@ -93,6 +93,9 @@ class Memory(Protocol):
     def size(self) -> int:
         """Bytes."""
 
+    def free(self) -> None:
+        """Free it now, without waiting: nobody uses it any more, and its streams are all still there."""
+
 
 class Kernel(Protocol):
     """Launches ready to run over addresses of the device's memory."""

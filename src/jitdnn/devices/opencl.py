@@ -174,7 +174,7 @@ class OpenClKernel:
 
         queue = stream or self._device.queue
         nothing = _nothing(self._device)
-        addresses = [_memory_at(p or nothing, 1) for p in (*pointers, workspace)]
+        addresses = [_address(p or nothing) for p in (*pointers, workspace)]
         with self._lock:
             for kernel, whole, group in self._launches:
                 for number, address in enumerate(addresses):
@@ -185,6 +185,12 @@ class OpenClKernel:
                     cl.enqueue_nd_range_kernel(queue, kernel, whole, group)
                 except cl.Error as error:
                     raise DeviceError(f"launch of {self._name}: {error}") from None
+
+
+@functools.lru_cache(8192)
+def _address(pointer: int) -> Any:
+    """An argument of a kernel: only the number counts, so it may be kept."""
+    return _memory_at(pointer, 1)
 
 
 def _memory_at(pointer: int, size: int) -> Any:
@@ -213,13 +219,18 @@ class _SharedMemory:
                 ) from None
             self.pointer = int(self._memory.svm_ptr)
 
+    def free(self) -> None:
+        if self._memory is not None:
+            *others, last = self.streams or (self._queue,)
+            for other in others:
+                other.finish()
+            self._memory.enqueue_release(last)
+            self._memory = None
+
     def __del__(self) -> None:
         if self._memory is not None:
             try:
-                *others, last = self.streams or (self._queue,)
-                for other in others:
-                    other.finish()
-                self._memory.enqueue_release(last)
+                self.free()
             except Exception:
                 return  # when Python ends, names and the driver may be gone
 

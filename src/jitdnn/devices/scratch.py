@@ -47,7 +47,8 @@ class Block:
         self._lock.acquire()
         try:
             if self.size < size:
-                # freed before the larger one is allocated
+                if self._memory is not None and not self._is_pinned:
+                    self._memory.free()  # before the larger one is allocated
                 self._memory, self.size, self._is_pinned = None, 0, False
                 whole = -(-size // _ROUND) * _ROUND
                 self._memory = self._device.allocate(whole, self._stream)
