@@ -198,6 +198,8 @@ def _refuse_extents(problem: Convolution) -> str | None:
     depth = (
         math.prod(problem.w.shape[1:]) if problem.direction == "fwd" else problem.k // problem.groups * taps
     )
+    if max(problem.spatial + problem.output_spatial) >= 2**28:
+        return f"images of more than {2**28} places along an axis are not numbered here"
     if depth >= 2**30:
         return f"a sum has {depth} terms: at most {2**30} are numbered here"
     if problem.is_integer and depth > _EXACT_I32:
@@ -380,8 +382,7 @@ def launches_of(plan: Plan) -> list[Launch]:
         launches.append(Launch("pack_data", plan.data_pack.blocks, 256))
     if plan.filter_pack:
         launches.append(Launch("pack_filter", plan.filter_pack.blocks, 256))
-    tap_bytes = (2 * (8 if plan.index == "i64" else 4)) + (4 if form.has_mask else 12)
-    tap_bytes = -(-tap_bytes // 8) * 8 if plan.index == "i64" else tap_bytes
+    tap_bytes = 16 if plan.index == "i32" and form.has_mask else 32
     stages = tile.stages * (tile.m + tile.n) * tile.k_bytes + (form.most_taps + 1) * tap_bytes
     staged = tile.m * (tile.n + 8) * 4
     grid = cut.blocks(form.works), form.groups, classes

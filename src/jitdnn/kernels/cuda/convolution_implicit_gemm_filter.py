@@ -35,7 +35,7 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     seconds,
     three,
 )
-from jitdnn.kernels.cuda.implicit_gemm_form import Batch, View, alignments, view_of
+from jitdnn.kernels.cuda.implicit_gemm_form import Batch, View, alignments, form_of, view_of
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES
@@ -281,6 +281,7 @@ def source_of(plan: Plan) -> Source:
         ("MOVES", listed(three(problem.stride, 1))),
         ("SHIFTS", listed(three(problem.dilation, 1))),
         ("OFFSETS", listed(three([-before for before, _ in problem.padding], 0))),
+        ("MASK_AXES", listed(three([int(outside) for outside in _leaves(problem)], 0))),
         ("DATA_IMAGE", plan.data.image),
         ("DATA_GROUP", plan.data.group),
         ("DATA_CHANNEL", plan.data.channel),
@@ -307,6 +308,12 @@ def source_of(plan: Plan) -> Source:
     )
     # a few bytes spill where a tile takes all registers; tests hold the common problems to none
     return Source("implicit_gemm_filter", text, defines, dialect="cuda", spills=True)
+
+
+def _leaves(problem: Convolution) -> list[bool]:
+    """For each axis of space, whether some tap of some pixel of dy meets no pixel of x."""
+    forward = form_of(replace(problem, direction="fwd"))
+    return [axis.is_masked for axis in forward.axes[3 - len(problem.spatial) :]]
 
 
 def _linear_step(plan: Plan) -> int | None:

@@ -17,7 +17,7 @@ struct Class {
     int results[3], residue[3], taps[3], offset[3], start[3];  // start: bias of the first tap in the filter
 };
 
-struct Tap {
+struct __align__(16) Tap {
     INDEX data, filter;  // elements from the pixel's, and from the column's
 #if IS_MASKED
     u32 bits;  // of it in a row's mask
@@ -26,6 +26,7 @@ struct Tap {
 #endif
 };
 
+constexpr int PIECE_A = COPY_A > 0 ? COPY_A / ELEMENT_BYTES : 1, PIECE_B = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
 constexpr u32 ROW_BIT = 1u << 30, NO_TAP = 1u << 31;
 constexpr INDEX TILES_WIDE = (WIDTH + BN - 1) / BN;
 
@@ -152,98 +153,111 @@ struct Loader {
     int tap_count, columns;  // columns that the tile has
     int blocks;              // of the reduction
 
+    // The tap and the channel of number k of the reduction. Behind the last: a tap that no pixel has.
     METHOD Tap tap_at(int k, int &channel) const {
         const int tap = k / DEPTH;
         channel = k - tap * DEPTH;
         return taps[min(tap, tap_count)];
     }
 
-    template <int SHARE>
-    METHOD void load(u8 *stage, int number) {
-        load_data<SHARE>(stage, number * BK);
-        if constexpr (FILTER_ACROSS)
-            load_filter_across<SHARE>(stage + A_BYTES, number * BK);
-        else
-            load_filter<SHARE>(stage + A_BYTES, number * BK);
-    }
+    METHOD bool is_inside(int k, int channel) const { return k < tap_count * DEPTH && channel < FILTER_DEPTH; }
 
     template <int SHARE>
-    METHOD void load_data(u8 *stage, int k) {
-        const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
-        k += chunk * CHUNK;
-        if constexpr (COPY_A > 0) {
-            constexpr int piece = COPY_A > 0 ? COPY_A / ELEMENT_BYTES : 1;
-            const u32 to = smem_address(stage);
-#pragma unroll
-            for (int e = 0; e < CHUNK; e += piece) {
-                int channel;
-                const Tap tap = tap_at(k + e, channel);
-#pragma unroll
-                for (int line = LINES_OF(SHARE, A_LINES); line < LINES_OF(SHARE + 1, A_LINES); ++line)
-                    copy_async<COPY_A>(to + place<CHUNKS_K>(row + line * A_STEP, chunk) + e * ELEMENT_BYTES,
-                                       data + (rows.start[line] + (tap.data + channel)), rows.is_inside(line, tap));
-            }
+    METHOD void load(u8 *stage, int number) {
+        const int own = number * BK + (int)threadIdx.x % CHUNKS_K * CHUNK;
+        if constexpr (COPY_A == 16 && COPY_B == 16) {  // a chunk is of one tap, for both
+            int channel;
+            const Tap tap = tap_at(own, channel);
+            load_data<SHARE, COPY_A>(stage, 0, tap, channel);
+            if constexpr (!FILTER_ACROSS) load_filter<SHARE, COPY_B>(stage, 0, tap, channel, is_inside(own, channel));
         } else {
-            for (int e = 0; e < CHUNK; ++e) {
-                int channel;
-                const Tap tap = tap_at(k + e, channel);
-                const INDEX from = tap.data + (INDEX)(channel * (i64)DATA_CHANNEL);
 #pragma unroll
-                for (int line = LINES_OF(SHARE, A_LINES); line < LINES_OF(SHARE + 1, A_LINES); ++line) {
-                    u8 *to = stage + place<CHUNKS_K>(row + line * A_STEP, chunk) + e * ELEMENT_BYTES;
-                    *(DTYPE *)to = rows.is_inside(line, tap) ? data[rows.start[line] + from] : (DTYPE)0;
+            for (int e = 0; e < CHUNK; e += PIECE_A) {
+                int channel;
+                const Tap tap = tap_at(own + e, channel);
+                load_data<SHARE, COPY_A>(stage, e, tap, channel);
+            }
+            if constexpr (!FILTER_ACROSS) {
+#pragma unroll
+                for (int e = 0; e < CHUNK; e += PIECE_B) {
+                    int channel;
+                    const Tap tap = tap_at(own + e, channel);
+                    load_filter<SHARE, COPY_B>(stage, e, tap, channel, is_inside(own + e, channel));
                 }
             }
         }
+        if constexpr (FILTER_ACROSS) load_filter_across<SHARE>(stage + A_BYTES, number * BK);
     }
 
-    // [column][reduction]
-    template <int SHARE>
-    METHOD void load_filter(u8 *stage, int k) {
+    // Element e of this thread's chunk and its neighbours.
+    template <int SHARE, int COPY>
+    METHOD void load_data(u8 *stage, int e, const Tap &tap, int channel) {
         const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
-        k += chunk * CHUNK;
-        constexpr int piece = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1, lines = (BN + A_STEP - 1) / A_STEP;
         const u32 to = smem_address(stage);
+        const INDEX from = tap.data + (INDEX)(channel * (i64)DATA_CHANNEL);
 #pragma unroll
-        for (int e = 0; e < CHUNK; e += piece) {
-            int channel;
-            const Tap tap = tap_at(k + e, channel);
-            const bool is_tap = k + e < tap_count * DEPTH && channel < FILTER_DEPTH;
-            const DTYPE *from = filter + tap.filter + (INDEX)(channel * (i64)FILTER_CHANNEL);
+        for (int line = LINES_OF(SHARE, A_LINES); line < LINES_OF(SHARE + 1, A_LINES); ++line) {
+            const int at = place<CHUNKS_K>(row + line * A_STEP, chunk) + e * ELEMENT_BYTES;
+            const DTYPE *p = data + (rows.start[line] + from);
+            const bool is_valid = rows.is_inside(line, tap);
+            if constexpr (COPY > 0)
+                copy_async<COPY>(to + at, p, is_valid);
+            else
+                *(DTYPE *)(stage + at) = is_valid ? *p : (DTYPE)0;
+        }
+    }
+
+    // True if the tile has this column; always, where tiles have no rest.
+    METHOD bool has(int column) const { return FILTER_COLUMNS % BN == 0 || column < columns; }
+
+    // [column][reduction]
+    template <int SHARE, int COPY>
+    METHOD void load_filter(u8 *stage, int e, const Tap &tap, int channel, bool is_tap) {
+        constexpr int lines = (BN + A_STEP - 1) / A_STEP;
+        const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
+        const u32 to = smem_address(stage) + A_BYTES;
+        const DTYPE *from = filter + tap.filter + (INDEX)(channel * (i64)FILTER_CHANNEL + row * (i64)FILTER_COLUMN);
 #pragma unroll
-            for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
-                const int column = row + line * A_STEP;
-                if (BN % A_STEP != 0 && column >= BN) break;
-                const bool is_valid = is_tap && column < columns;
-                const DTYPE *p = from + (INDEX)(column * (i64)FILTER_COLUMN);
-                const int at = place<CHUNKS_K>(column, chunk) + e * ELEMENT_BYTES;
-                if constexpr (COPY_B > 0)
-                    copy_async<COPY_B>(to + at, p, is_valid);
-                else
-                    *(DTYPE *)(stage + at) = is_valid ? *p : (DTYPE)0;
-            }
+        for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
+            const int column = row + line * A_STEP;
+            if (BN % A_STEP != 0 && column >= BN) break;
+            const bool is_valid = is_tap && has(column);
+            const DTYPE *p = from + line * (A_STEP * (i64)FILTER_COLUMN);
+            const int at = place<CHUNKS_K>(column, chunk) + e * ELEMENT_BYTES;
+            if constexpr (COPY > 0)
+                copy_async<COPY>(to + at, p, is_valid);
+            else
+                *(DTYPE *)(stage + A_BYTES + at) = is_valid ? *p : (DTYPE)0;
         }
     }
 
     // [reduction][column]
     template <int SHARE>
     METHOD void load_filter_across(u8 *stage, int k) {
-        constexpr int step = BLOCK / CHUNKS_N, piece = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1, lines = (BK + step - 1) / step;
+        constexpr int step = BLOCK / CHUNKS_N, lines = (BK + step - 1) / step;
+        constexpr bool is_of_one_tap = DEPTH % BK == 0;  // every block of the reduction
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
         const u32 to = smem_address(stage);
+        const DTYPE *own = filter + (INDEX)(chunk * CHUNK * (i64)FILTER_COLUMN);
+        int first;
+        const Tap only = tap_at(k, first);
+        const DTYPE *linear = own + (only.filter + (INDEX)((first + row) * (i64)FILTER_CHANNEL));
 #pragma unroll
         for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
             const int depth = row + line * step;
             if (BK % step != 0 && depth >= BK) break;
-            int channel;
-            const Tap tap = tap_at(k + depth, channel);
-            const bool is_tap = k + depth < tap_count * DEPTH && channel < FILTER_DEPTH;
-            const DTYPE *from = filter + tap.filter + (INDEX)(channel * (i64)FILTER_CHANNEL);
+            int channel = first + depth;
+            const DTYPE *from = linear + line * (step * (i64)FILTER_CHANNEL);
+            if constexpr (!is_of_one_tap) {
+                const Tap tap = tap_at(k + depth, channel);
+                from = own + (tap.filter + (INDEX)(channel * (i64)FILTER_CHANNEL));
+            }
+            const bool is_tap = is_inside(k + depth, channel);
 #pragma unroll
-            for (int e = 0; e < CHUNK; e += piece) {
+            for (int e = 0; e < CHUNK; e += PIECE_B) {
                 const int column = chunk * CHUNK + e, at = place<CHUNKS_N>(depth, chunk) + e * ELEMENT_BYTES;
-                const bool is_valid = is_tap && column < columns;
-                const DTYPE *p = from + (INDEX)(column * (i64)FILTER_COLUMN);
+                const bool is_valid = is_tap && has(column);
+                const DTYPE *p = from + e * (i64)FILTER_COLUMN;
                 if constexpr (COPY_B > 0)
                     copy_async<COPY_B>(to + at, p, is_valid);
                 else

@@ -10,7 +10,7 @@
 // Macros beside those of implicit_gemm.cuh: HEIGHT (channels of dy in a group; OUTER_CHANNELS
 // packed), DEPTH (channels of x in a group, packed; CHANNELS of them count), TAPS_*, PLACES (of an image),
 // IMAGES, RESULTS (extents of dy), EXTENTS (of x), MOVES (step of x per result), SHIFTS (of x per tap), OFFSETS (of the
-// first tap), DATA_* (strides of x), OUTER_* (of dy), RESULT_* (of dw), COPY_A, COPY_B, PARTS, INDEX.
+// first tap), MASK_AXES (taps may lie outside), DATA_* (strides of x), OUTER_* (of dy), RESULT_* (of dw), COPY_A, COPY_B, PARTS, INDEX.
 
 constexpr int COLUMNS = TAPS_0 * TAPS_1 * TAPS_2 * DEPTH;
 constexpr INDEX TILES_WIDE = (COLUMNS + BN - 1) / BN;
@@ -21,6 +21,7 @@ constexpr int STEP_A = BLOCK / CHUNKS_M, STEP_B = BLOCK / CHUNKS_N;  // pixels o
 struct Column {
     INDEX from;  // elements of x
     int moved[3];
+    bool is_there;
 
     METHOD void set(int number) {
         constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2}, shifts[3] = {SHIFTS}, offsets[3] = {OFFSETS};
@@ -33,7 +34,7 @@ struct Column {
             tap /= taps[axis];
             from += (INDEX)(moved[axis] * strides[axis]);
         }
-        if (number >= COLUMNS) moved[0] = 1 << 29;  // outside of every image
+        is_there = COLUMNS % BN == 0 || number < COLUMNS;
     }
 };
 
@@ -71,23 +72,26 @@ struct Loader {
         constexpr i64 strides[3] = {OUTER_STRIDES};
         const int chunk = threadIdx.x % CHUNKS_M, row = threadIdx.x / CHUNKS_M;
         const u32 to = smem_address(stage);
+        const DTYPE *own = outer + chunk * (CHUNK * (i64)OUTER_CHANNEL);
+        const DTYPE *linear = own + (first + row) * (INDEX)OUTER_STEP;
 #pragma unroll
         for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
             const int depth = row + line * STEP_A;
             if (BK % STEP_A != 0 && depth >= BK) break;
             const INDEX m = first + depth;
-            INDEX from = m * (INDEX)OUTER_STEP;
+            const DTYPE *from = linear + line * (STEP_A * (i64)OUTER_STEP);
             if constexpr (!IS_OUTER_LINEAR) {
                 int at[3];
-                from = pixel_place(m, at) * (INDEX)OUTER_IMAGE;
+                INDEX start = pixel_place(m, at) * (INDEX)OUTER_IMAGE;
 #pragma unroll
-                for (int axis = 0; axis < 3; ++axis) from += (INDEX)(at[axis] * strides[axis]);
+                for (int axis = 0; axis < 3; ++axis) start += (INDEX)(at[axis] * strides[axis]);
+                from = own + start;
             }
 #pragma unroll
             for (int e = 0; e < CHUNK; e += PIECE_A) {
                 const int channel = chunk * CHUNK + e, at = place<CHUNKS_M>(depth, chunk) + e * ELEMENT_BYTES;
-                const DTYPE *p = outer + (from + (INDEX)(channel * (i64)OUTER_CHANNEL));
-                const bool is_valid = m < PIXELS && channel < rows;
+                const DTYPE *p = from + e * (i64)OUTER_CHANNEL;
+                const bool is_valid = m < PIXELS && (OUTER_CHANNELS % BM == 0 || channel < rows);
                 if constexpr (COPY_A > 0)
                     copy_async<COPY_A>(to + at, p, is_valid);
                 else
@@ -101,6 +105,7 @@ struct Loader {
         constexpr int lines = (BK + STEP_B - 1) / STEP_B;
         constexpr i64 strides[3] = {DATA_STRIDES};
         constexpr int moves[3] = {MOVES}, extents[3] = {EXTENTS};
+        constexpr bool is_masked[3] = {MASK_AXES};
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
         const u32 to = smem_address(stage);
 #pragma unroll
@@ -118,10 +123,11 @@ struct Loader {
 #pragma unroll
             for (int piece = 0; piece < CHUNK / PIECE_B; ++piece) {
                 const Column &column = columns[piece];
-                bool is_valid = m < PIXELS;
+                bool is_valid = m < PIXELS && column.is_there;
 #pragma unroll
                 for (int axis = 0; axis < 3; ++axis)
-                    is_valid = is_valid && (u32)(at[axis] + column.moved[axis]) < (u32)extents[axis];
+                    if (is_masked[axis])
+                        is_valid = is_valid && (u32)(at[axis] + column.moved[axis]) < (u32)extents[axis];
                 const int to_byte = place<CHUNKS_N>(depth, chunk) + piece * PIECE_B * ELEMENT_BYTES;
                 const DTYPE *p = data + (from + column.from);
                 if constexpr (COPY_B > 0)
