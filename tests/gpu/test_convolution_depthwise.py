@@ -28,6 +28,8 @@ SLIDING = (
     "n2 c4 h13 w12 k4 r3 s2 pad0x3 dil3x2 stride2x3 g4 bf16 nhwc",
     "n1 c4 h14 w12 k4 r3 s2 pad1:0x2:5 stride2 g4 flip f32 nhwc",
     "n2 c3 h14 w12 k3 r3 s3 pad4 g3 f16",
+    "n2 c3 h12 w16 k3 r3 s3 pad1 g3 bf16",
+    "n2 c3 h12 w24 k3 r5 s5 pad2 stride2 g3 f32",
     "n1 c4 d5 h6 w7 k4 t3 r3 s3 pad1 stride2x1x2 g4 bf16 nhwc",
     "n1 c8 w40 k8 s4 pad3:0 g8 bf16 nhwc",
     "n1 c3 w40 k3 s2 pad0 stride5 g3 bf16 nhwc",

@@ -95,6 +95,27 @@ def widths(window: Window) -> list[int]:
     return [n for n in (8, 4, 2, 1) if n * size <= 16 and all(step % n == 0 for step in steps)]
 
 
+def column_packs(window: Window, width: Axis, columns: int) -> tuple[int, int]:
+    """Columns that an access of the input takes, and one of the output, where a row's columns are neighbours."""
+    counts = []
+    for tensor, line, is_apt, count in (
+        (
+            window.input,
+            width.input,
+            not width.is_scattered and width.input.origin <= 0,
+            columns * width.stride,
+        ),
+        (window.output, width.output, width.output.origin + width.start == 0, columns),
+    ):
+        others = [line.extent, count, tensor.strides[0], tensor.strides[1]]
+        others += tensor.strides[2:-1]
+        is_apt &= line.step == line.pitch == width.phases == 1
+        size = DTYPES[window.dtype]
+        fitting = (n for n in (8, 4, 2) if n * size <= 16 and all(other % n == 0 for other in others))
+        counts.append(next(fitting, 1) if is_apt and not window.is_channels_last else 1)
+    return counts[0], counts[1]
+
+
 def is_dense(window: Window, axes: Sequence[Axis]) -> bool:
     """Whether the taps of all channels are one run of memory, channel after channel."""
     if not window.is_channels_last or window.filter.strides[0] != window.taps:
@@ -210,7 +231,12 @@ class Sliding:
             + 12
         )
         apart = tile.channels if self.window.is_channels_last else tile.columns
-        accesses = (reads + writes) * max(1.0, apart * self.element * 32 / 128)
+        # packs of columns are one access for several
+        read_packs, write_packs = column_packs(self.window, self.axes[2], tile.columns)
+        own = self.rows_in * self.planes_read * tile.columns * self.axes[2].stride
+        fewer = own * (1 - 1 / read_packs) + writes * (1 - 1 / write_packs)
+        issued -= 2.5 * fewer
+        accesses = (reads + writes - fewer) * max(1.0, apart * self.element * 32 / 128)
         steps = tile.rows + self.steps - 1
         if tile.rows >= self.blocks:
             steps = max(self.axes[1].input.extent // self.axes[1].input.pitch // self.rows_in, 1)
@@ -231,6 +257,7 @@ class Sliding:
 
     def defines(self) -> Defines:
         tile = self.tile
+        packs = column_packs(self.window, self.axes[2], tile.columns)
         return (
             *defines_of_window(self.window, self.axes),
             ("CPT", tile.channels),
@@ -239,6 +266,9 @@ class Sliding:
             ("HB", tile.rows),
             ("AHEAD", tile.ahead),
             ("W_DENSE", int(is_dense(self.window, self.axes))),
+            ("IN_PACK", packs[0]),
+            ("OUT_PACK", packs[1]),
+            ("ALIGNMENT", max(tile.channels, *packs)),
             ("CB", tile.side),
             ("THREAD_COUNT", tile.threads),
             ("MIN_BLOCKS", min(self.resident, max(1, 1024 // tile.threads))),

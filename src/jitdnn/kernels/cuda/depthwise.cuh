@@ -123,6 +123,16 @@ struct Pack<1> {
 };
 #endif
 
+// Element i of a pack, alone.
+template <int count>
+FUNCTION void pick(const Pack<count> &pack, int i, Pack<1> &one) {
+#if defined(DTYPE_f32)
+    one.word[0] = pack.word[i];
+#else
+    one.half = (u16)(pack.word[i / 2] >> 16 * (i % 2));
+#endif
+}
+
 // Places of the input relative to the first that a tile reads. A tile's first result lies at a place that leaves `residue`
 // when divided by the stride of a scattered axis; NOWHERE if the tap does not lead to a whole place.
 constexpr int NOWHERE = -1000000;

@@ -6,7 +6,7 @@
 // do for nothing. The rows of the AHEAD next steps are on their way while these are multiplied.
 //
 // Macros beside those of depthwise.cuh: CPT, QB, DB, HB, AHEAD, CB (packs of channels that lie side by side in a block),
-// THREAD_COUNT, MIN_BLOCKS, IMAGES, CHANNELS (of y), MULTIPLIER, INDEX (type of a thread's number), OFFSET (type of an
+// THREAD_COUNT, MIN_BLOCKS, IN_PACK, OUT_PACK, ALIGNMENT (elements that accesses are aligned to), IMAGES, CHANNELS (of y), MULTIPLIER, INDEX (type of a thread's number), OFFSET (type of an
 // offset within an image), X_N, X_C, Y_N, Y_C, W_C, W_BASE (elements), W_DENSE (the filters are one run of
 // memory), and of the epilogue
 // EPILOGUE(sum, n, c, d, h, w), which is the sum if there is none, and its operands.
@@ -35,6 +35,19 @@ static constexpr __device__ int tap_of(int j, int u, int v) {
 }
 static constexpr __device__ bool is_column_read(int j) { return is_read(W_SCATTERED, W_STRIDE, W_RESIDUE, QB, W_TAPS, W_FIRST + j); }
 static constexpr __device__ bool is_plane_read(int e) { return is_read(D_SCATTERED, D_STRIDE, D_RESIDUE, DB, D_TAPS, D_FIRST + e); }
+
+// of the columns that a tile reads, those at its own place: where neighbouring columns are neighbours in memory, they come in
+// packs of IN_PACK, and results go in packs of OUT_PACK
+constexpr int OWN = IN_PACK > 1 ? -W_IN_ORIGIN : 0;
+static constexpr __device__ bool is_in_pack(int j) {
+    return j >= OWN && j < OWN + QB * W_STRIDE && OWN + (j - OWN) / IN_PACK * IN_PACK + IN_PACK <= COLUMNS;
+}
+template <int count>
+FUNCTION void split(const Pack<count> &columns, int i, Pack<CPT> &one) {
+#if IN_PACK > 1
+    pick(columns, i, one);
+#endif
+}
 
 // where tap i of a channel lies in its filter
 static constexpr __device__ i64 offset_of(int i) {
@@ -95,6 +108,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     int m0 = (W_SCATTERED ? floor_divide(W_START, W_STRIDE) + strip * (QB / W_STRIDE) : k0 * W_STRIDE) + W_FIRST;
     int l0 = (D_SCATTERED ? floor_divide(D_START, D_STRIDE) + depth * (DB / D_STRIDE) : e0 * D_STRIDE) + D_FIRST;
 
+    constexpr bool is_packed = IN_PACK > 1 && aligned;
     Pack<CPT> ahead[AHEAD][ROWS_IN][PLANES][COLUMNS];
     auto load = [&](int step, Pack<CPT>(&next)[ROWS_IN][PLANES][COLUMNS]) {
 #pragma unroll
@@ -106,9 +120,22 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
                 int d = IN_POSITION(D, l0 + e, phase_d);
                 bool inside = IN_HAS(H, h) && IN_HAS(D, d);
                 const element *row = source + ((OFFSET)h * (OFFSET)H_IN_STEP + (OFFSET)d * (OFFSET)D_IN_STEP);
+                if (is_packed) {
+#pragma unroll
+                    for (int j = OWN; j + IN_PACK <= COLUMNS && j < OWN + QB * W_STRIDE; j += IN_PACK) {
+                        int q = IN_POSITION(W, m0 + j, phase_w);
+                        Pack<IN_PACK == 1 ? CPT : IN_PACK> columns;
+                        if (inside && IN_HAS(W, q))
+                            columns.template load<true>(row + q);
+                        else
+                            columns.zero();
+#pragma unroll
+                        for (int i = 0; i < IN_PACK; i++) split(columns, i, next[u][e][j + i]);
+                    }
+                }
 #pragma unroll
                 for (int j = 0; j < COLUMNS; j++) {
-                    if (!is_column_read(j)) continue;
+                    if (!is_column_read(j) || (is_packed && is_in_pack(j))) continue;
                     int q = IN_POSITION(W, m0 + j, phase_w);
                     if (inside && IN_HAS(W, q))
                         next[u][e][j].template load<aligned>(row + (OFFSET)q * (OFFSET)W_IN_STEP);
@@ -129,6 +156,24 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
                 int d = OUT_POSITION(D, e0 + e, phase_d);
                 if (!(OUT_HAS(H, h) && OUT_HAS(D, d))) continue;
                 element *row = result + ((OFFSET)h * (OFFSET)H_OUT_STEP + (OFFSET)d * (OFFSET)D_OUT_STEP);
+                if (OUT_PACK > 1 && aligned) {
+#pragma unroll
+                    for (int q = 0; q < QB; q += OUT_PACK) {
+                        int p = OUT_POSITION(W, k0 + q, phase_w);
+                        if (!OUT_HAS(W, p)) continue;
+                        constexpr int WIDTH = OUT_PACK == 1 ? CPT : OUT_PACK;
+                        f32 value[WIDTH];
+#pragma unroll
+                        for (int i = 0; i < OUT_PACK; i++) {
+                            value[i] = alpha * EPILOGUE(ready[v][e][q + i < QB ? q + i : 0][0], n, c, d, h, (p + i));
+                            if (beta != 0) value[i] += beta * widen(row[p + i]);
+                        }
+                        Pack<WIDTH> pack;
+                        pack.put(value);
+                        pack.template store<true>(row + p);
+                    }
+                    continue;
+                }
 #pragma unroll
                 for (int q = 0; q < QB; q++) {
                     int p = OUT_POSITION(W, k0 + q, phase_w);
@@ -227,8 +272,8 @@ KERNEL2(THREAD_COUNT, MIN_BLOCKS)
 void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_ARGUMENTS, u8 *workspace, f64 alpha,
                f64 beta) {
     // tensors that begin at an odd element are rare, and the same code with smaller accesses
-    bool aligned = ((u64)x | (u64)y | (W_DENSE ? (u64)w : 0)) % (CPT * sizeof(element)) == 0;
-    if (CPT == 1 || aligned)
+    bool aligned = ((u64)x | (u64)y | (W_DENSE ? (u64)w : 0)) % (ALIGNMENT * sizeof(element)) == 0;
+    if (ALIGNMENT == 1 || aligned)
         slide<true>(x, w, y, (f32)alpha, (f32)beta EPILOGUE_NAMES);
     else
         slide<false>(x, w, y, (f32)alpha, (f32)beta EPILOGUE_NAMES);
