@@ -206,6 +206,21 @@ class TestStreams:
             jd.max_pool(on_gpu(), 2, handle=handle)
             assert launched()[0] == 0x40
 
+    def test_that_are_gone_are_not_named_to_the_driver(self) -> None:
+        class Stream:
+            ptr = 0xB0
+
+        x, stream = on_gpu(), Stream()
+        handle = jd.Handle("cuda", stream)
+        y = jd.max_pool(x, 2, handle=handle)
+        del handle, stream
+        gc.collect()
+        names = ("cuEventRecord", "cuStreamSynchronize", "cuCtxSynchronize")
+        before = [calls(name) for name in names]
+        jd.max_pool(x, 2, out=y)
+        assert [calls(name) for name in names] == [before[0], before[1], before[2] + 2]
+        y.numpy()
+
     def test_of_another_kind(self) -> None:
         with pytest.raises(jd.InvalidArgument, match="the stream is a list"):
             jd.Handle("cuda", [1])
@@ -414,8 +429,13 @@ class TestGraphs:
         graph.replay(0x30)
         assert calls("cuGraphLaunch") == launches + 2
         graph.synchronize()
+        waits = calls("cuStreamWaitEvent")
         jd.max_pool(x, 2, out=out, handle=handle)
         assert launched()[0] == 0
+        assert calls("cuStreamWaitEvent") > waits, "for the replay"
+        waits = calls("cuStreamWaitEvent")
+        graph.replay()
+        assert calls("cuStreamWaitEvent") > waits, "for the call"
 
     def test_results_made_in_a_capture_stay(self) -> None:
         x, handle = on_gpu(), jd.Handle(target="cuda")

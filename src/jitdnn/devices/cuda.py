@@ -21,6 +21,7 @@ from jitdnn.devices.cuda_driver import (
     check,
     current,
     driver,
+    ended_streams,
     failure,
     is_capturing,
     pointer_device,
@@ -145,6 +146,10 @@ class CudaDevice:
     def order(self, stream: int, after: int) -> None:
         functions = driver()
         with current(self.index):
+            if after in ended_streams:
+                if not is_capturing(stream):
+                    check(functions.cuCtxSynchronize(), "waiting for the GPU")
+                return
             if is_capturing(stream) or is_capturing(after):
                 return  # a graph knows its own order, and nothing outside of it can wait
             (event,) = check(functions.cuEventCreate(_NO_TIMING), "an event")
@@ -202,7 +207,10 @@ class CudaDevice:
 
     def synchronize(self, stream: int | None = None) -> None:
         with current(self.index):
-            check(driver().cuStreamSynchronize(stream or 0), "waiting for a stream")
+            if stream in ended_streams:
+                check(driver().cuCtxSynchronize(), "waiting for the GPU")
+            else:
+                check(driver().cuStreamSynchronize(stream or 0), "waiting for a stream")
 
 
 class CudaKernel:

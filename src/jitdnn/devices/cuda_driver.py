@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import weakref
+from contextlib import suppress
 from typing import Any
 
 from jitdnn.devices.gpu import OutOfMemory
@@ -143,6 +145,10 @@ def is_capturing(stream: int) -> bool:
     return int(status) == _CAPTURE_IMPLICIT or (not int(status) and int(state) != 0)
 
 
+#: numbers of streams whose objects are gone, and they with them, perhaps: to name one to the driver may end the process
+ended_streams: set[int] = set()
+
+
 def stream_number(stream: Any) -> int:
     """The driver's number of a stream of PyTorch, CuPy, cuda-core, Numba, or anybody with `__cuda_stream__`.
 
@@ -150,11 +156,20 @@ def stream_number(stream: Any) -> int:
     """
     if isinstance(stream, int):
         return stream
+    number = _number_of(stream)
+    if type(stream).__module__.split(".")[0] == "torch":
+        own_streams.add(number)  # PyTorch never destroys its streams
+    elif number not in own_streams:
+        ended_streams.discard(number)
+        with suppress(TypeError):  # what cannot be watched is the caller's to keep
+            weakref.finalize(stream, ended_streams.add, number).atexit = False
+    return number
+
+
+def _number_of(stream: Any) -> int:
     own = getattr(stream, "__cuda_stream__", None)
     if own is not None:
         return int((own() if callable(own) else own)[1])
-    if type(stream).__name__ == "Stream" and hasattr(stream, "cuda_stream"):
-        own_streams.add(int(stream.cuda_stream))  # PyTorch never destroys its streams
     for name in ("cuda_stream", "ptr", "handle"):
         found = getattr(stream, name, None)
         found = getattr(found, "value", found)  # of ctypes

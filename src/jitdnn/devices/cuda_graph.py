@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitdnn.devices.cuda_driver import check, current, driver, own_streams
+from jitdnn.devices.cuda_driver import check, current, driver, own_streams, stream_number
 from jitdnn.errors import DeviceError
+from jitdnn.tensor import DeviceArray
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: a stream that does not wait for the default stream
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on allocating
@@ -47,11 +48,15 @@ class Graph:
     def __init__(self, index: int, stream: int, owner: object) -> None:
         self._index, self._stream, self._owner = index, stream, owner
         self._executable: Any = None
-        self._kept: list[object] = []
+        self._kept: dict[int, object] = {}
+        self._arrays: dict[int, DeviceArray] = {}
 
     def keep(self, *owners: object) -> None:
         """Hold on to memory that the captured calls use."""
-        self._kept.extend(owners)
+        for owner in owners:
+            self._kept[id(owner)] = owner
+            if isinstance(owner, DeviceArray):
+                self._arrays[id(owner.memory)] = owner
 
     def begin(self) -> None:
         with current(self._index):
@@ -75,14 +80,18 @@ class Graph:
                 functions.cuGraphDestroy(graph)
 
     def replay(self, stream: Any = None) -> None:
-        """Run the calls again, on the stream of the capture or another one. Returns before they are done."""
-        from jitdnn.devices.cuda_driver import stream_number
+        """Run the calls again, on the stream of the capture or another one. Returns before they are done.
 
+        `DeviceArray`s see to it that what other streams were given to do with them comes first. For arrays of others
+        see to that yourself: replay on their stream.
+        """
         if self._executable is None:
             raise DeviceError(
                 "the graph has no calls yet: it can be replayed after the block that captures them"
             )
         number = self._stream if stream is None else stream_number(stream)
+        for array in self._arrays.values():
+            array.used_on(number, writes=True)  # which of them are written is not known any more
         with current(self._index):
             check(driver().cuGraphLaunch(self._executable, number), "launch of a graph")
 

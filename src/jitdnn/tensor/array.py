@@ -20,9 +20,16 @@ import numpy as np
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape, InvalidType
 from jitdnn.tensor.borrowed import Array, describe, known_descriptors, remember
 from jitdnn.tensor.descriptor import TensorDescriptor, packed_strides
-from jitdnn.tensor.device_array import Gpu
+from jitdnn.tensor.device_array import DeviceArray, Gpu
 from jitdnn.tensor.dtypes import DTYPES, numpy_dtype
-from jitdnn.tensor.gpu_array import borrow_dlpack, borrow_gpu, borrow_torch, gpu_allocator, torch_dtype
+from jitdnn.tensor.gpu_array import (
+    borrow_dlpack,
+    borrow_gpu,
+    borrow_own,
+    borrow_torch,
+    gpu_allocator,
+    torch_dtype,
+)
 
 # `ndarray.ctypes.data` costs a microsecond, reading the field `data` of PyArrayObject (which follows the
 # object header in NumPy's public C ABI) a tenth of that. It is used where it provably gives the same answer.
@@ -124,7 +131,7 @@ def borrow(x: Any, writable: bool = False, name: str = "array") -> Array:
 
 
 # what is borrowed quickly: filled in as soon as one of a class is seen
-_BORROWERS: dict[type, Callable[[Any], Array]] = {}
+_BORROWERS: dict[type, Callable[[Any], Array]] = {DeviceArray: borrow_own}
 
 
 def _borrow_other(x: Any) -> Array:

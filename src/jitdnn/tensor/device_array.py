@@ -163,7 +163,7 @@ class DeviceArray:
         low, high = descriptor.span()
         raw = np.empty(high - low + 1, self.dtype)
         itemsize = DTYPES[descriptor.dtype]
-        self.gpu.read(raw, self.pointer + low * itemsize, next(iter(self.memory.streams), None))
+        self.gpu.read(raw, self.pointer + low * itemsize)
         whole: np.ndarray[Any, Any] = np.ndarray(
             self.shape, self.dtype, raw, -low * itemsize, tuple(s * itemsize for s in descriptor.strides)
         )
@@ -179,14 +179,14 @@ class DeviceArray:
             return
         low, high = self.descriptor.span()
         itemsize, count = DTYPES[self.descriptor.dtype], high - low + 1
-        start, stream = self.pointer + low * itemsize, next(iter(self.memory.streams), None)
+        start = self.pointer + low * itemsize
         raw = np.empty(count, self.dtype)
         self.wait()
         if count != self.size:
-            self.gpu.read(raw, start, stream)  # what lies between the elements stays
+            self.gpu.read(raw, start)  # what lies between the elements stays
         steps = tuple(s * itemsize for s in self.descriptor.strides)
         np.ndarray(self.shape, self.dtype, raw, -low * itemsize, steps)[...] = given
-        self.gpu.write(start, raw, stream)
+        self.gpu.write(start, raw)
 
     def wait(self) -> None:
         """Wait until what calls were given to do with this memory is done."""

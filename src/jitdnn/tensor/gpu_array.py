@@ -117,7 +117,7 @@ def borrow_gpu(x: Any) -> Array | None:
     A tensor of PyTorch has been asked for before.
     """
     if isinstance(x, DeviceArray):
-        return _borrow_own(x)
+        return borrow_own(x)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(x, cupy.ndarray):
         return _borrow_cupy(x)
@@ -129,7 +129,8 @@ def borrow_gpu(x: Any) -> Array | None:
     return None
 
 
-def _borrow_own(x: DeviceArray) -> GpuArray:
+def borrow_own(x: DeviceArray) -> GpuArray:
+    """Borrow an array of our own."""
     place = x.gpu.place
     key = ("jitdnn", place, x.descriptor)
     return GpuArray(x.pointer, x.descriptor, x, "jitdnn", False, key, place)
