@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, summation_bound
+from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.devices.gpu import Kernel as GpuKernel
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cuda.convolution_stem import compiled
 from jitdnn.kernels.cuda.convolution_stem_data_plan import Axis, axis_choice
 from jitdnn.kernels.cuda.convolution_stem_epilogue import in_store, pointers_of
@@ -26,10 +27,13 @@ from jitdnn.kernels.cuda.convolution_stem_geometry import (
     HALVES,
     Defines,
     Shape,
+    alignments_of,
+    elementwise,
     farthest,
     power_of_two,
     strides_of,
 )
+from jitdnn.kernels.cuda.implicit_gemm import ByAlignment
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
@@ -48,6 +52,16 @@ class Plan:
     groups: int
     seconds: float
     workers: int
+
+    @property
+    def alignments(self) -> tuple[int, int, int]:
+        """What the addresses of the operands must be multiples of, in bytes."""
+        return alignments_of(dict(self.defines))
+
+    @property
+    def elementwise(self) -> Plan:
+        """The same for operands at any address."""
+        return replace(self, defines=elementwise(self.defines))
 
 
 class Grouped(Algorithm):
@@ -113,9 +127,14 @@ class Grouped(Algorithm):
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, Convolution)
         plan = self.plan(problem, device)
-        return compiled(
-            device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
-        )
+
+        def kernel(plan: Plan) -> GpuKernel:
+            return compiled(
+                device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
+            )
+
+        plain = plan.elementwise
+        return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)
 
 
 def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:
@@ -202,7 +221,7 @@ def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) ->
         defines = shape.defines() | _roles(problem, source, result) | _axis_defines(h, w) | {
             "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,
             "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers, "BLOCK_THREADS": 128,
-            "RESIDENT": resident, "SOURCE_IS_WIDE": int(is_wide), "RESULT_VECTOR": vector, "RESULT_C": result_c,
+            "RESIDENT": resident, "SOURCE_PIECE": piece * is_wide, "RESULT_VECTOR": vector, "RESULT_C": result_c,
         }  # fmt: skip
         yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)
 

@@ -16,13 +16,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
+from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.errors import CompileError
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, summation_bound
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cuda.convolution_stem_data_plan import data_plan
 from jitdnn.kernels.cuda.convolution_stem_epilogue import in_kernel, in_store, pointers_of
 from jitdnn.kernels.cuda.convolution_stem_geometry import HALVES, MOST_CHANNELS, Defines, Shape, farthest
 from jitdnn.kernels.cuda.convolution_stem_plan import Plan, filter_plan, forward_plan
+from jitdnn.kernels.cuda.implicit_gemm import ByAlignment
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 
@@ -89,12 +91,17 @@ class Stem(Algorithm):
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, Convolution)
         plan = self.plan(problem, device)
-        return compiled(
-            device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
-        )
+
+        def kernel(plan: Plan) -> GpuKernel:
+            return compiled(
+                device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
+            )
+
+        plain = plan.elementwise
+        return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)
 
 
-def compiled(device: Device, source: Source, launches: Sequence[Launch], pointers: int) -> Kernel:
+def compiled(device: Device, source: Source, launches: Sequence[Launch], pointers: int) -> GpuKernel:
     """The kernel; where a shape asks for a few registers more than there are, the compiler may spill them."""
     gpu: GpuDevice = device  # type: ignore[assignment]
     try:

@@ -238,3 +238,32 @@ def _quiet(least: int, column: int, run_words: int, words: int, taps: int, halo:
         return total
 
     return min(range(least, least + _BANKS, 4), key=lambda row: (conflicts(row), row))
+
+
+# macros of how wide an operand is accessed: the operand's number, bytes of a unit, and the value that asks nothing
+_WIDTHS: dict[str, tuple[int, int, int]] = {
+    "X_BYTES": (0, 1, 2),
+    "X_IS_EVEN": (0, 4, 0),
+    "Y_IS_EVEN": (1, 4, 0),
+    "SOURCE_PIECE": (0, 2, 0),
+    "RESULT_VECTOR": (2, 2, 1),
+    "X_PAIRS": (2, 4, 0),
+}
+
+
+def alignments_of(names: Defines) -> tuple[int, int, int]:
+    """What the addresses of the operands must be multiples of, in bytes."""
+    found = [2, 2, 2]
+    for name, (operand, unit, _) in _WIDTHS.items():
+        found[operand] = max(found[operand], unit * int(str(names.get(name, 0))))
+    if (
+        names.get("Y_VECTOR") == 8
+    ):  # dy is the first operand of the data's gradient, the second of the filter's
+        found[0 if "STEP_W" in names else 1] = 16
+    return found[0], found[1], found[2]
+
+
+def elementwise(defines: Sequence[tuple[str, object]]) -> tuple[tuple[str, object], ...]:
+    """The macros for operands at any address."""
+    least = {name: value for name, (_, _, value) in _WIDTHS.items()} | {"Y_VECTOR": 1}
+    return tuple((name, least.get(name, value)) for name, value in defines)

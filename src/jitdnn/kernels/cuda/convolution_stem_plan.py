@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.cuda.convolution_stem_geometry import Rows, Shape
+from jitdnn.kernels.cuda.convolution_stem_geometry import Rows, Shape, alignments_of, elementwise
 from jitdnn.problems.convolution import Convolution
 
 CLOCK = 1.755e9  # Hz
@@ -33,6 +33,16 @@ class Plan:
     shared: int
     seconds: float
     parts: int = 0
+
+    @property
+    def alignments(self) -> tuple[int, int, int]:
+        """What the addresses of the operands must be multiples of, in bytes."""
+        return alignments_of(dict(self.defines))
+
+    @property
+    def elementwise(self) -> Plan:
+        """The same for operands at any address."""
+        return replace(self, defines=elementwise(self.defines))
 
 
 def forward_plan(problem: Convolution, device: GpuDevice) -> Plan | None:

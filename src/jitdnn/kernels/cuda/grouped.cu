@@ -11,6 +11,7 @@ constexpr int TAPS = TAPS_R * TAPS_S;
 constexpr int PIECE = 4 * CHANNEL_STEPS;                   // source channels of a lane
 constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
 constexpr int PARTS = (SLICE_OUT + 8 * TILE_N - 1) / (8 * TILE_N);  // warps that share the outputs of a slice
+constexpr bool IS_FULL = GROUPS_OF_CHANNELS % SLICE_GROUPS == 0 && SLICE_IN == 16 * CHANNEL_STEPS;
 constexpr int SLICES = (GROUPS_OF_CHANNELS + SLICE_GROUPS - 1) / SLICE_GROUPS;
 constexpr int SOURCE_ROWS = (TILE_ROWS - 1) * STEP_H + REACH_H;
 constexpr int STRIPS_ACROSS = (BLOCKS_W + 7) / 8, ROW_BLOCKS = (BLOCKS_H + TILE_ROWS - 1) / TILE_ROWS;
@@ -38,29 +39,24 @@ FUNCTION constexpr bool is_used(int i) {
 
 struct Piece { u32 words[2 * CHANNEL_STEPS]; };
 
-FUNCTION Piece load_piece(const u16 *source, INDEX at, int channel, int limit, bool is_inside, bool is_aligned) {
+FUNCTION Piece load_piece(const u16 *source, INDEX at, int channel, int limit, bool is_inside) {
     Piece piece;
 #pragma unroll
     for (int i = 0; i < 2 * CHANNEL_STEPS; i++) piece.words[i] = 0;
-#if SOURCE_IS_WIDE
-    if (is_aligned) {
-        if (is_inside && channel < limit) {
-            const u16 *from = source + at + channel;
-#if CHANNEL_STEPS == 1
-            const uint2 both = load8(from);
-            piece.words[0] = both.x, piece.words[1] = both.y;
+#if SOURCE_PIECE && CHANNEL_STEPS == 1
+    uint2 both = make_uint2(0, 0);
+    if (is_inside && (IS_FULL || channel < limit)) both = load8(source + at + channel);
+    piece.words[0] = both.x, piece.words[1] = both.y;
+#elif SOURCE_PIECE
+    uint4 all = make_uint4(0, 0, 0, 0);
+    if (is_inside && (IS_FULL || channel < limit)) all = load16(source + at + channel);
+    piece.words[0] = all.x, piece.words[1] = all.y, piece.words[2] = all.z, piece.words[3] = all.w;
 #else
-            const uint4 all = load16(from);
-            piece.words[0] = all.x, piece.words[1] = all.y, piece.words[2] = all.z, piece.words[3] = all.w;
-#endif
-        }
-        return piece;
-    }
-#endif
     if (is_inside)
 #pragma unroll
         for (int i = 0; i < PIECE; i++)
             if (channel + i < limit) piece.words[i / 2] |= (u32)source[at + (INDEX)(channel + i) * S_C] << (i % 2 * 16);
+#endif
     return piece;
 }
 
@@ -71,7 +67,6 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTR
     const int g = lane / 4, t = lane % 4;
     const int part = warp % PARTS, slice = warp / PARTS % SLICES, worker = warp / (PARTS * SLICES);
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
-    const bool source_aligned = is_aligned_to(source, 2 * PIECE), result_aligned = is_aligned_to(result, 2 * RESULT_VECTOR);
     if (worker >= WORKERS) return;
 
     // lane t has source channels PIECE * t ... of the slice: 4 of them for each step; columns are dealt so that a lane's
@@ -132,7 +127,7 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTR
                         for (int h = 0; h < 2; h++)
                             pieces[(row + 1) & 1][i][h] = load_piece(
                                 source, start[h] + (INDEX)(row + 1) * S_H + (INDEX)i * S_W, channel, in_limit,
-                                is_row && image[h] >= 0 && (u32)(STEP_W * b_w[h] + LEAST_W + i) < SOURCE_W, source_aligned);
+                                is_row && image[h] >= 0 && (u32)(STEP_W * b_w[h] + LEAST_W + i) < SOURCE_W);
             }
             if (row < 0) continue;
 #pragma unroll
@@ -172,8 +167,9 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTR
 #pragma unroll
                     for (int i = 0; i < 2 * TILE_N; i++)
                         mine[i] = sums[b][e / UNIT_W][e % UNIT_W][i / 2][2 * h + i % 2];
-                    store_channels<2 * TILE_N>(result, plane + (INDEX)y * R_H + (INDEX)x * R_W, out_channel, out_limit, mine,
-                                               alpha, beta, result_aligned PLACE_ARGUMENTS);
+                    store_channels<2 * TILE_N, IS_FULL && SLICE_OUT % (8 * TILE_N) == 0>(
+                        result, plane + (INDEX)y * R_H + (INDEX)x * R_W, out_channel, out_limit, mine, alpha,
+                        beta PLACE_ARGUMENTS);
                 }
         }
     }

@@ -17,11 +17,11 @@ constexpr int UNITS = PAIRS * ROW_BLOCKS;
 constexpr int ELEMENTS = GROUPS_OF_CHANNELS * GROUP_OUT * GROUP_IN * TAPS;
 constexpr int SOURCE_ROWS = (TILE_ROWS - 1) * STRIDE_H + (TILE_TAPS - 1) * DILATION_H + 1;
 
-// Channels `at`, of which `count` exist, and the next.
-template <int stride>
-FUNCTION u32 load_pair(const u16 *tensor, INDEX at, int count, bool is_inside, bool is_aligned) {
+// Channels `at`, of which `count` exist, and the next; `is_even`: both or none exist, at an aligned address.
+template <int stride, bool is_even>
+FUNCTION u32 load_pair(const u16 *tensor, INDEX at, int count, bool is_inside) {
     u32 pair = 0;
-    if (stride == 1 && is_aligned) {
+    if (is_even) {
         if (is_inside && count > 0) pair = load4(tensor + at);
     } else if (is_inside) {
         if (count > 0) pair = tensor[at];
@@ -39,7 +39,6 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
     const int first_tap = rest % PARTS_TAPS * TILE_TAPS, slice = rest / PARTS_TAPS % SLICES;
     const int worker = rest / (PARTS_TAPS * SLICES);
     if (worker >= WORKERS) return;
-    const bool x_aligned = X_IS_EVEN && is_aligned_to(x, 4), dy_aligned = Y_IS_EVEN && is_aligned_to(dy, 4);
     const int in_channel = slice * SLICE_IN + part_in * 16 + 2 * g, out_channel = slice * SLICE_OUT + part_out * 16 + 2 * g;
     const int in_limit = min((slice + 1) * SLICE_IN, GROUPS_OF_CHANNELS * GROUP_IN);
     const int out_limit = min((slice + 1) * SLICE_OUT, GROUPS_OF_CHANNELS * GROUP_OUT);
@@ -71,16 +70,16 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
                 for (int s = 0; s < TAPS_S; s++)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        x_words[next & 1][s][e] = load_pair<X_C>(
+                        x_words[next & 1][s][e] = load_pair<X_C, X_IS_EVEN>(
                             x, x_start[e] + (INDEX)next * X_H + (INDEX)s * (DILATION_W * X_W), in_limit - in_channel,
-                            is_row && (u32)(column[e] + s * DILATION_W) < WIDTH, x_aligned);
+                            is_row && (u32)(column[e] + s * DILATION_W) < WIDTH);
                 if (next % STRIDE_H == 0 && next / STRIDE_H < TILE_ROWS) {
                     const int b = next / STRIDE_H;
                     u32 word[4];
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        word[e] = load_pair<Y_C>(dy, y_start[e] + (INDEX)b * Y_H, out_limit - out_channel,
-                                                 p0 + b < OUT_P && column[e] > -(1 << 28), dy_aligned);
+                        word[e] = load_pair<Y_C, Y_IS_EVEN>(dy, y_start[e] + (INDEX)b * Y_H, out_limit - out_channel,
+                                                 p0 + b < OUT_P && column[e] > -(1 << 28));
                     y_words[b][0] = byte_permute(word[0], word[1], 0x5410);
                     y_words[b][1] = byte_permute(word[0], word[1], 0x7632);
                     y_words[b][2] = byte_permute(word[2], word[3], 0x5410);

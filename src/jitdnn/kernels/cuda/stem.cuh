@@ -67,7 +67,7 @@ FUNCTION bool row_place(Strip at, int row, INDEX &start) {
     return (u32)d < DEPTH && (u32)h < HEIGHT;
 }
 
-#if X_IS_DENSE
+#if X_BYTES == 2 && X_IS_DENSE
 // Rows whose pixels follow each other from any address on, two elements at a time.
 FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
     constexpr int pairs = (SHIFT + SPAN * CHANNELS + 1) / 2;
@@ -93,7 +93,7 @@ FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
         ((u32 *)stage)[row * ROW_WORDS + i % pairs] = pair;
     }
 }
-#else
+#elif X_BYTES == 2
 // Rows of any layout, an element at a time.
 FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
     const int low = at.q * STRIDE_W - PAD_W;
@@ -173,13 +173,11 @@ FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
 }
 #endif
 
-FUNCTION void fetch_rows(u32 *stage, const u16 *x, Strip at, bool is_aligned) {
+FUNCTION void fetch_rows(u32 *stage, const u16 *x, Strip at) {
 #if X_BYTES > 2
-    if (is_aligned) {
-        fetch_pieces((u16 *)stage, x, at);
-        return;
-    }
-#endif
+    fetch_pieces((u16 *)stage, x, at);
+#else
     fetch_elements((u16 *)stage, x, at);
+#endif
 }
 

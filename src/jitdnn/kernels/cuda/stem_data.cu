@@ -51,21 +51,18 @@ FUNCTION int stage_place(int row, int position) {
     return ((row * STEP_W + position % STEP_W) * SEQUENCE + position / STEP_W) * PITCH;
 }
 
-FUNCTION void fetch(u16 *stage, const u16 *dy, Tile at, int step, bool is_aligned) {
+FUNCTION void fetch(u16 *stage, const u16 *dy, Tile at, int step) {
     const int plane = step / CHANNEL_PARTS, first = step % CHANNEL_PARTS * (CHUNKS * 8);
 #if Y_VECTOR == 8
-    if (is_aligned) {
 #pragma unroll 2
-        for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS; i += BLOCK_THREADS) {
-            int part = i % CHUNKS * 8, k = first + part;
-            int position = i / CHUNKS % POSITIONS, row = i / (CHUNKS * POSITIONS);
-            INDEX start;
-            bool is_inside = gradient_place(at, row, position, plane, start) && k < FILTERS;
-            cp_async16(stage + stage_place(row, position) + part, is_inside ? dy + start + k : dy, is_inside);
-        }
-        return;
+    for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS; i += BLOCK_THREADS) {
+        int part = i % CHUNKS * 8, k = first + part;
+        int position = i / CHUNKS % POSITIONS, row = i / (CHUNKS * POSITIONS);
+        INDEX start;
+        bool is_inside = gradient_place(at, row, position, plane, start) && k < FILTERS;
+        cp_async16(stage + stage_place(row, position) + part, is_inside ? dy + start + k : dy, is_inside);
     }
-#endif
+#else
 #pragma unroll 4
     for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS * 8; i += BLOCK_THREADS) {
 #if Y_PLANES
@@ -79,6 +76,7 @@ FUNCTION void fetch(u16 *stage, const u16 *dy, Tile at, int step, bool is_aligne
         if (gradient_place(at, row, position, plane, start) && k < FILTERS) value = dy[start + (INDEX)k * Y_C];
         stage[stage_place(row, position) + part] = value;
     }
+#endif
 }
 
 // The tap of the filter that output e of an axis meets at the i-th position, -1 if it is none.
@@ -146,7 +144,7 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Lane me = {warp % WARPS_ACROSS, warp / WARPS_ACROSS, lane / 4, lane % 4, lane};
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
-    const bool dy_aligned = is_aligned_to(dy, 16), has_words = X_PAIRS && beta == 0.0f && is_aligned_to(dx, 4);
+    const bool has_words = X_PAIRS && beta == 0.0f;
 
 #pragma unroll 1
     for (int i = threadIdx.x; i < CHANNEL_PARTS * PART_FRAGMENTS * 2; i += BLOCK_THREADS) {
@@ -195,7 +193,7 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
     const int amount =
         ((int)blockIdx.x < TILES ? (TILES - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0) * STEPS;
     if (STAGES == 2 && amount > 0) {
-        fetch(stages, dy, tile_of(blockIdx.x), 0, dy_aligned);
+        fetch(stages, dy, tile_of(blockIdx.x), 0);
         cp_async_commit();
     }
 #pragma unroll 1
@@ -204,7 +202,7 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
         const int step = work % STEPS, next = work + STAGES - 1;
         if (next < amount) {
             fetch(stages + (STAGES == 2 ? buffer ^ 1 : 0) * STAGE_ELEMENTS, dy,
-                  tile_of(blockIdx.x + next / STEPS * gridDim.x), next % STEPS, dy_aligned);
+                  tile_of(blockIdx.x + next / STEPS * gridDim.x), next % STEPS);
             cp_async_commit();
         }
         if (STAGES == 2 && next < amount)

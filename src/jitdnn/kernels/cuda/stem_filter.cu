@@ -14,21 +14,18 @@ constexpr int DY_WORDS = (OUTPUTS + 1) * PITCH / 2;
 constexpr int COLUMNS = RUNS * RUN;                     // taps of an output channel
 constexpr int SHARE = CHUNKS * 8;                       // output channels of a block: blockIdx.y says which
 
-FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at, bool is_aligned) {
+FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at) {
     const int first = (int)blockIdx.y * SHARE;
 #if Y_VECTOR == 8
-    if (is_aligned) {
 #pragma unroll 2
-        for (int i = threadIdx.x; i < OUTPUTS * CHUNKS; i += BLOCK_THREADS) {
-            int output = i / CHUNKS, part = i % CHUNKS * 8, k = first + part;
-            int p = at.p + output / BLOCK_Q, q = at.q + output % BLOCK_Q;
-            bool is_inside = p < OUT_P && q < OUT_Q && k < FILTERS;
-            const u16 *from = dy + (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W + k;
-            cp_async16(stage + output * PITCH + part, is_inside ? from : dy, is_inside);
-        }
-        return;
+    for (int i = threadIdx.x; i < OUTPUTS * CHUNKS; i += BLOCK_THREADS) {
+        int output = i / CHUNKS, part = i % CHUNKS * 8, k = first + part;
+        int p = at.p + output / BLOCK_Q, q = at.q + output % BLOCK_Q;
+        bool is_inside = p < OUT_P && q < OUT_Q && k < FILTERS;
+        const u16 *from = dy + (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W + k;
+        cp_async16(stage + output * PITCH + part, is_inside ? from : dy, is_inside);
     }
-#endif
+#else
 #pragma unroll 4
     for (int i = threadIdx.x; i < OUTPUTS * CHUNKS * 8; i += BLOCK_THREADS) {
 #if Y_PLANES
@@ -42,6 +39,7 @@ FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at, bool is_aligne
         if (p < OUT_P && q < OUT_Q && k < FILTERS) value = dy[from];
         stage[output * PITCH + part] = value;
     }
+#endif
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
@@ -54,7 +52,6 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
     const int phase = warp / (CHANNEL_GROUPS * WORD_GROUPS) % PHASES;
     const int slot_warp = warp / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);
     const int lead = phase_lead(phase);
-    const bool x_aligned = is_aligned_to(x, X_BYTES), dy_aligned = is_aligned_to(dy, 16);
 
     for (int i = threadIdx.x; i < STAGES * PITCH / 2; i += BLOCK_THREADS)
         stages[i / (PITCH / 2) * stage_words + STAGE_WORDS + OUTPUTS * (PITCH / 2) + i % (PITCH / 2)] = 0;
@@ -66,16 +63,16 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
     f32 sums[TILE_M][TILE_WORDS][2][4] = {};
     int index = blockIdx.x, buffer = 0;
     if (STAGES == 2 && index < STRIPS) {
-        fetch_gradient((u16 *)(stages + STAGE_WORDS), dy, strip_of(index), dy_aligned);
-        fetch_rows(stages, x, strip_of(index), x_aligned);
+        fetch_gradient((u16 *)(stages + STAGE_WORDS), dy, strip_of(index));
+        fetch_rows(stages, x, strip_of(index));
         cp_async_commit();
     }
     for (; index < STRIPS; index += gridDim.x) {
         const int next = STAGES == 2 ? index + (int)gridDim.x : index;
         u32 *other = stages + (STAGES == 2 ? buffer ^ 1 : 0) * stage_words;
         if (next < STRIPS) {
-            fetch_gradient((u16 *)(other + STAGE_WORDS), dy, strip_of(next), dy_aligned);
-            fetch_rows(other, x, strip_of(next), x_aligned);
+            fetch_gradient((u16 *)(other + STAGE_WORDS), dy, strip_of(next));
+            fetch_rows(other, x, strip_of(next));
             cp_async_commit();
         }
         if (STAGES == 2 && next < STRIPS)

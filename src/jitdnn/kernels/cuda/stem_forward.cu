@@ -8,6 +8,7 @@ constexpr int WARPS = BLOCK_THREADS / 32;
 constexpr int SLOT_WARPS = WARPS / (COLUMN_GROUPS * PHASES);  // warps that share the outputs of a phase
 constexpr int TILE = 16 * TILE_M;                             // outputs of a warp at a time
 constexpr int BLOCK_COLUMNS = COLUMN_GROUPS * TILE_N * 8;     // output channels of a block
+constexpr bool is_full = FILTERS % BLOCK_COLUMNS == 0;
 
 // The output channel of column n of tile j, relative to the first one of the warp: a lane (columns 2t, 2t + 1 of each
 // tile) owns 8 neighbours of four tiles, or 4 of the last two.
@@ -27,7 +28,6 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
     const int column_group = warp % COLUMN_GROUPS, phase = warp / COLUMN_GROUPS % PHASES;
     const int slot_warp = warp / (COLUMN_GROUPS * PHASES), first_channel = (int)blockIdx.y * BLOCK_COLUMNS;
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
-    const bool x_aligned = is_aligned_to(x, X_BYTES), y_aligned = is_aligned_to(y, 2 * RESULT_VECTOR);
 
 #pragma unroll 1
     for (int i = threadIdx.x; i < PHASES * STEPS * BLOCK_COLUMNS * 8; i += BLOCK_THREADS) {
@@ -50,21 +50,21 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
     const u32 *my_places = places + phase * STEPS * 8 + t;
     int index = blockIdx.x, buffer = 0;
     if (STAGES == 2 && index < STRIPS) {
-        fetch_rows(stages, x, strip_of(index), x_aligned);
+        fetch_rows(stages, x, strip_of(index));
         cp_async_commit();
     }
     for (; index < STRIPS; index += gridDim.x) {
         const Strip at = strip_of(index);
         if (STAGES == 2) {
             if (index + (int)gridDim.x < STRIPS) {
-                fetch_rows(stages + (buffer ^ 1) * STAGE_WORDS, x, strip_of(index + gridDim.x), x_aligned);
+                fetch_rows(stages + (buffer ^ 1) * STAGE_WORDS, x, strip_of(index + gridDim.x));
                 cp_async_commit();
                 cp_async_wait<1>();
             } else {
                 cp_async_wait<0>();
             }
         } else {
-            fetch_rows(stages, x, at, x_aligned);
+            fetch_rows(stages, x, at);
             cp_async_commit();
             cp_async_wait<0>();
         }
@@ -122,15 +122,15 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
                         f32 mine[8];
 #pragma unroll
                         for (int e = 0; e < 8; e++) mine[e] = sums[i][j + e / 2][2 * h + e % 2];
-                        store_channels<8>(y, to, channel + j * 8 + t * 8, FILTERS, mine, alpha, beta,
-                                          y_aligned PLACE_ARGUMENTS);
+                        store_channels<8, is_full>(y, to, channel + j * 8 + t * 8, FILTERS, mine, alpha,
+                                                   beta PLACE_ARGUMENTS);
                     }
                     if (TILE_N % 4) {
                         f32 mine[4];
 #pragma unroll
                         for (int e = 0; e < 4; e++) mine[e] = sums[i][TILE_N - 2 + e / 2][2 * h + e % 2];
-                        store_channels<4>(y, to, channel + (TILE_N - 2) * 8 + t * 4, FILTERS, mine, alpha, beta,
-                                          y_aligned PLACE_ARGUMENTS);
+                        store_channels<4, is_full>(y, to, channel + (TILE_N - 2) * 8 + t * 4, FILTERS, mine, alpha,
+                                                   beta PLACE_ARGUMENTS);
                     }
                 }
         }

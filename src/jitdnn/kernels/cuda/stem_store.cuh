@@ -1,47 +1,42 @@
-// Neighbouring channels of one output on their way to memory, as wide as their strides allow.
+// Neighbouring channels of one output on their way to memory, as wide as strides and addresses allow.
 // RESULT_VECTOR: channels that may be stored at once; RESULT_C: the stride from one channel to the next.
 
-// `count` sums for the channels from `k` on, of which those below `limit` are stored; `to` is the place of channel 0.
-template <int count>
-FUNCTION void store_channels(u16 *result, INDEX to, int k, int limit, const f32 (&sums)[count], f32 alpha, f32 beta,
-                             bool is_aligned PLACE_PARAMETERS) {
+// `count` sums for the channels from `k` on, of which those below `limit` are stored: all of them where `is_full` says so.
+// `to` is the place of channel 0.
+template <int count, bool is_full>
+FUNCTION void store_channels(u16 *result, INDEX to, int k, int limit, const f32 (&sums)[count], f32 alpha, f32 beta
+                             PLACE_PARAMETERS) {
     constexpr int width = count < RESULT_VECTOR ? count : RESULT_VECTOR;
     f32 value[count];
 #pragma unroll
     for (int i = 0; i < count; i++) {
         value[i] = 0.0f;
-        if (k + i < limit) value[i] = alpha * FINISH(sums[i], k + i);
+        if (is_full || k + i < limit) value[i] = alpha * FINISH(sums[i], k + i);
     }
-    if (width > 1 && is_aligned) {
 #pragma unroll
-        for (int first = 0; first < count; first += width) {
-            if (k + first + width > limit) {  // the last few
-#pragma unroll
-                for (int i = first; i < first + width; i++)
-                    if (k + i < limit) {
-                        if (beta != 0.0f) value[i] += beta * FROM_HALF(result[to + k + i]);
-                        result[to + k + i] = TO_HALF(value[i]);
-                    }
-                continue;
-            }
+    for (int first = 0; first < count; first += width) {
+        if (width > 1 && (is_full || k + first + width <= limit)) {
             u32 *at = (u32 *)(result + to + k + first), word[width / 2 + 1];
+            if (beta != 0.0f) {
 #pragma unroll
-            for (int i = 0; i < width / 2; i++) {
-                f32 low = value[first + 2 * i], high = value[first + 2 * i + 1];
-                if (beta != 0.0f) low += beta * LOW(at[i]), high += beta * HIGH(at[i]);
-                word[i] = PACK(low, high);
+                for (int i = 0; i < width / 2; i++) {
+                    value[first + 2 * i] += beta * LOW(at[i]);
+                    value[first + 2 * i + 1] += beta * HIGH(at[i]);
+                }
             }
+#pragma unroll
+            for (int i = 0; i < width / 2; i++) word[i] = PACK(value[first + 2 * i], value[first + 2 * i + 1]);
             if (width == 8) store16(at, make_uint4(word[0], word[1], word[width / 2 - 2], word[width / 2 - 1]));
             if (width == 4) store8(at, make_uint2(word[0], word[width / 2 - 1]));
             if (width == 2) store4(at, word[0]);
+            continue;
         }
-        return;
-    }
 #pragma unroll
-    for (int i = 0; i < count; i++) {
-        if (k + i >= limit) break;
-        u16 *at = result + to + (INDEX)(k + i) * RESULT_C;
-        if (beta != 0.0f) value[i] += beta * FROM_HALF(*at);
-        *at = TO_HALF(value[i]);
+        for (int i = first; i < first + width; i++) {
+            if (!is_full && k + i >= limit) break;
+            u16 *at = result + to + (INDEX)(k + i) * RESULT_C;
+            if (beta != 0.0f) value[i] += beta * FROM_HALF(*at);
+            *at = TO_HALF(value[i]);
+        }
     }
 }
