@@ -91,6 +91,17 @@ FUNCTION u16 bits_of_bf16(float x) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
   return bits;
 }
+/* two of them, the first in the low half */
+FUNCTION u32 bits_of_two_bf16(float low, float high) {
+  u32 bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+FUNCTION u32 bits_of_two_f16(float low, float high) {
+  u32 bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
 /* the larger number, or NaN if either is */
 FUNCTION float max_nan_f32(float a, float b) {
   float larger;
@@ -124,6 +135,8 @@ FUNCTION u16 bits_of_bf16(float x) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits >> 16) | 0x40u); /* NaN stays NaN */
   return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);                 /* ties to even */
 }
+FUNCTION u32 bits_of_two_bf16(float low, float high) { return bits_of_bf16(low) | (u32)bits_of_bf16(high) << 16; }
+FUNCTION u32 bits_of_two_f16(float low, float high) { return bits_of_f16(low) | (u32)bits_of_f16(high) << 16; }
 FUNCTION float max_nan_f32(float a, float b) { return a != a || a > b ? a : b; }
 #endif
 FUNCTION void store_bf16(GLOBAL u16 *p, i64 i, float x) { p[i] = bits_of_bf16(x); }

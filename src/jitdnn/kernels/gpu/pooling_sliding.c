@@ -2,7 +2,7 @@
  * to the windows that it is in.
  *
  * Defines beside those of pooling_access.c: MAX 1 or 0 (average); COUNTS_PADDING; FORWARD; INDEX, if the places of the
- * maxima are a result, its type; PLACE; KH, KW the window; SH, SW the stride; BEFORE_H, BEFORE_W the padding; LANES
+ * maxima are a result, its type; HAS_EMPTY 1 if windows may see nothing of the image; PLACE; KH, KW the window; SH, SW the stride; BEFORE_H, BEFORE_W the padding; LANES
  * neighbouring channels of a thread; COLUMNS, its outputs in a row, or backward tiles of SH x SW elements; VECTOR and
  * VECTOR_OUT, neighbouring columns of x and dx, and of y and dy, that are accessed at once (1 if LANES are more).
  *
@@ -10,7 +10,6 @@
  * behind output (t, u), and end at LAST_H and LAST_W.
  */
 #define GROUP 128
-#define UNROLL _Pragma("unroll")
 #define WINDOWS (COLUMNS + LAST_W - FIRST_W) /* of one row that a thread looks at */
 #define SPAN ((WINDOWS - 1) * SW + KW)       /* columns of x that they cover */
 #define HALO (BEFORE_W - FIRST_W * SW)       /* those before the column of the first tile */
@@ -20,33 +19,61 @@
 #define NEEDS_PLACES (MAX && (!FORWARD || defined(INDEX)))
 
 #if MAX
-#define NOTHING (-LARGEST)
+#define NOTHING (-LARGEST) /* what padding counts as */
 #else
 #define NOTHING 0
 #endif
+/* the same in the bits of storage, as often as a word holds it */
+#define LEAST_f32 0xff800000u
+#define LEAST_f16 0xfc00fc00u
+#define LEAST_bf16 0xff80ff80u
+#define UNSIGNED_i32 u32
+#define UNSIGNED_i64 u64
+#define IS_BELOW(i, extent) ((JOIN(UNSIGNED_, OFFSET))(i) < (JOIN(UNSIGNED_, OFFSET))(extent)) /* and not negative */
 
 /* `span` columns of a row, for all lanes: `halo` of them before column `first`. Where they are not in the image, or
- * `is_inside` is 0, they are `nothing`. Behind the halo, `vector` columns are read at once. */
+ * `is_inside` is 0, they are padding of x if `is_x`, and else 0. Behind the halo, `vector` columns are read at once.
+ * All are read before any is looked at. */
 FUNCTION void load_row(GLOBAL const X *p, int is_inside, OFFSET first, OFFSET extent, OFFSET step, int is_aligned, int span,
-                       int halo, int vector, NUMBER nothing, NUMBER *v) {
-  UNROLL for (int j = 0; j < span * LANES; ++j) v[j] = nothing;
-  if (!is_inside) return;
+                       int halo, int vector, int is_x, NUMBER *v) {
+  const OFFSET limit = is_inside ? extent : 0;
+#define IS_WHOLE(j) (vector > 1 && (j) >= halo && (j) < halo + (span - halo) / vector * vector)
+#if PACKED
+  u32 words[SPAN * LANES];
   UNROLL for (int j = 0; j < span; ++j) {
     const OFFSET column = first - halo + j;
-    if (vector == 1 || j < halo || j >= halo + (span - halo) / vector * vector) {
-      if (column >= 0 && column < extent) load_vector(p, column * step, LANES, is_aligned, v + j * LANES);
+    if (!IS_WHOLE(j)) {
+      UNROLL for (int n = 0; n < (LANES + A_WORD - 1) / A_WORD; ++n) {
+        words[j * LANES + n] = MAX && is_x ? JOIN(LEAST_, X) : 0;
+      }
+      if (IS_BELOW(column, limit)) load_words(p, column * step, LANES, is_aligned, words + j * LANES);
     } else if ((j - halo) % vector == 0) {
-      if (column < extent) load_vector(p, column, vector, is_aligned, v + j);
+      UNROLL for (int n = 0; n < vector / A_WORD; ++n) words[j + n] = MAX && is_x ? JOIN(LEAST_, X) : 0;
+      if (IS_BELOW(column, limit)) load_words(p, column, vector, is_aligned, words + j);
     }
   }
+  UNROLL for (int j = 0; j < span; ++j) {
+    if (!IS_WHOLE(j)) {
+      unpack(words + j * LANES, LANES, v + j * LANES);
+    } else if ((j - halo) % vector == 0) {
+      unpack(words + j, vector, v + j);
+    }
+  }
+#else
+  UNROLL for (int j = 0; j < span; ++j) {
+    const OFFSET column = first - halo + j;
+    UNROLL for (int n = 0; n < LANES; ++n) v[j * LANES + n] = is_x ? NOTHING : 0;
+    if (IS_BELOW(column, limit)) load_vector(p, column * step, LANES, is_aligned, v + j * LANES);
+  }
+#endif
 }
 
-/* the maximum of several numbers, or their sum; `taps` are what the first of equal ones came from */
-FUNCTION void accumulate(NUMBER value, int tap, NUMBER *result, int *taps) {
+/* the maximum of several numbers, or their sum; `tap` is what the first of equal ones came from */
+FUNCTION void accumulate(NUMBER value, int place, NUMBER *result, int *tap) {
 #if NEEDS_PLACES
   if (!(value <= *result) && *result == *result) {
     *result = value;
-    *taps = tap;
+    *tap = place;
   }
 #elif MAX
   *result = LARGER(*result, value);
@@ -59,13 +86,18 @@ FUNCTION void accumulate(NUMBER value, int tap, NUMBER *result, int *taps) {
 FUNCTION void windows_of_row(const NUMBER *v, NUMBER *results, int *taps) {
   UNROLL for (int q = 0; q < WINDOWS; ++q) {
     UNROLL for (int n = 0; n < LANES; ++n) {
-      NUMBER result = NOTHING;
-      int tap = -1;
-      UNROLL for (int k = 0; k < KW; ++k) accumulate(v[(q * SW + k) * LANES + n], k, &result, &tap);
+      NUMBER result = v[q * SW * LANES + n];
+      int tap = 0;
+      UNROLL for (int k = 1; k < KW; ++k) accumulate(v[(q * SW + k) * LANES + n], k, &result, &tap);
       results[q * LANES + n] = result;
       taps[q * LANES + n] = tap;
     }
   }
+}
+
+/* the tap that a window's maximum comes from: of nothing but -infinity, the first in the image */
+FUNCTION int first_of(NUMBER result, int tap, OFFSET start, OFFSET column) {
+  return result == -LARGEST ? (start < 0 ? (int)-start : 0) * KW + (column < 0 ? (int)-column : 0) : tap;
 }
 
 /* how many elements an average of this window counts along one axis */
@@ -74,6 +106,13 @@ FUNCTION NUMBER counted(OFFSET start, OFFSET window, OFFSET extent, OFFSET after
   const OFFSET count = (end < limit ? end : limit) - (COUNTS_PADDING || start > 0 ? start : 0);
   return (NUMBER)(count > 1 ? count : 1);
 }
+
+#define STORE_RESULT(p, i, count, is_aligned, v)              \
+  if (is_plain) {                                             \
+    store_vector(p, i, count, is_aligned, v);                 \
+  } else {                                                    \
+    store_scaled(p, i, count, is_aligned, v, alpha, beta);    \
+  }
 
 typedef struct {
   OFFSET inputs_h, inputs_w, outputs_h, outputs_w, after_h, after_w; /* extents and padding */
@@ -86,7 +125,7 @@ FUNCTION void slide(GLOBAL const X *x, GLOBAL X *y,
                     GLOBAL INDEX *indices, OFFSET indices_c, OFFSET indices_h, OFFSET indices_w,
 #endif
                     Shape s, OFFSET x_h, OFFSET x_w, OFFSET y_h, OFFSET y_w, OFFSET row, OFFSET tile, NUMBER alpha, NUMBER beta,
-                    int is_aligned) {
+                    int is_aligned, int is_plain) {
   NUMBER results[KH][WINDOWS * LANES], v[SPAN * LANES], inverse[WINDOWS];
   int taps[KH][WINDOWS * LANES];
   const OFFSET first = tile * COLUMNS, last = row + s.rows < s.outputs_h ? row + s.rows : s.outputs_h;
@@ -97,14 +136,14 @@ FUNCTION void slide(GLOBAL const X *x, GLOBAL X *y,
 #endif
   UNROLL for (int i = 0; i < KEPT_ROWS; ++i) {
     const OFFSET h = row * SH - BEFORE_H + i;
-    load_row(x + h * x_h, h >= 0 && h < s.inputs_h, first * SW, s.inputs_w, x_w, is_aligned, SPAN, HALO, VECTOR, NOTHING, v);
+    load_row(x + h * x_h, h >= 0 && h < s.inputs_h, first * SW, s.inputs_w, x_w, is_aligned, SPAN, HALO, VECTOR, 1, v);
     windows_of_row(v, results[i], taps[i]);
   }
   for (OFFSET p = row; p < last; ++p) {
     const OFFSET start = p * SH - BEFORE_H;
     UNROLL for (int i = KEPT_ROWS; i < KH; ++i) {
       const OFFSET h = start + i;
-      load_row(x + h * x_h, h >= 0 && h < s.inputs_h, first * SW, s.inputs_w, x_w, is_aligned, SPAN, HALO, VECTOR, NOTHING, v);
+      load_row(x + h * x_h, h >= 0 && h < s.inputs_h, first * SW, s.inputs_w, x_w, is_aligned, SPAN, HALO, VECTOR, 1, v);
       windows_of_row(v, results[i], taps[i]);
     }
     NUMBER out[WINDOWS * LANES];
@@ -114,22 +153,21 @@ FUNCTION void slide(GLOBAL const X *x, GLOBAL X *y,
     UNROLL for (int q = 0; q < WINDOWS; ++q) {
       const OFFSET column = (first + q) * SW - BEFORE_W;
       UNROLL for (int n = 0; n < LANES; ++n) {
-        NUMBER result = NOTHING;
-        int tap = -1;
-        UNROLL for (int i = 0; i < KH; ++i) {
+        NUMBER result = results[0][q * LANES + n];
+        int tap = taps[0][q * LANES + n];
+        UNROLL for (int i = 1; i < KH; ++i) {
           accumulate(results[i][q * LANES + n], i * KW + taps[i][q * LANES + n], &result, &tap);
         }
 #if MAX
-        const int is_empty = start >= s.inputs_h || column >= s.inputs_w;
-        if (is_empty) result = EMPTY_MAX;
+        const int is_empty = HAS_EMPTY && (start >= s.inputs_h || column >= s.inputs_w);
 #ifdef INDEX
-        /* all are -infinity: the first */
-        if (tap < 0) tap = (start < 0 ? (int)-start : 0) * KW + (column < 0 ? (int)-column : 0);
+        tap = first_of(result, tap, start, column);
         const PLACE place = (PLACE)(start + tap / KW) * (PLACE)s.inputs_w + (PLACE)(column + tap % KW);
         if (first + q < s.outputs_w) {
           indices[n * indices_c + p * indices_h + (first + q) * indices_w] = (INDEX)(is_empty ? -1 : place);
         }
 #endif
+        if (is_empty) result = EMPTY_MAX;
 #else
         result *= share * inverse[q];
 #endif
@@ -139,9 +177,9 @@ FUNCTION void slide(GLOBAL const X *x, GLOBAL X *y,
     UNROLL for (int q = 0; q < WINDOWS; ++q) {
       if (first + q >= s.outputs_w) break;
       if (VECTOR_OUT == 1) {
-        store_scaled(y + p * y_h, (first + q) * y_w, LANES, is_aligned, out + q * LANES, alpha, beta);
+        STORE_RESULT(y + p * y_h, (first + q) * y_w, LANES, is_aligned, out + q * LANES);
       } else if (q % VECTOR_OUT == 0) {
-        store_scaled(y + p * y_h, first + q, VECTOR_OUT, is_aligned, out + q, alpha, beta);
+        STORE_RESULT(y + p * y_h, first + q, VECTOR_OUT, is_aligned, out + q);
       }
     }
     UNROLL for (int i = 0; i < KEPT_ROWS; ++i) {
@@ -170,14 +208,15 @@ FUNCTION void slide(GLOBAL const X *x, GLOBAL X *y,
   UNROLL for (int i = 0; i < NEW_ROWS; ++i) {                                                                \
     const OFFSET h = (p) * SH - BEFORE_H + KEPT_ROWS + i;                                                    \
     load_row(x + h * x_h, is_row && h >= 0 && h < s.inputs_h, first * SW, s.inputs_w, x_w, is_aligned, SPAN, \
-             HALO, VECTOR, NOTHING, v[i]);                                                                   \
+             HALO, VECTOR, 1, v[i]);                                                                   \
   }
 #else
 #define LOAD_NEW_ROWS(p)
 #endif
 
 FUNCTION void slide(GLOBAL const X *dy, GLOBAL const X *x, GLOBAL X *dx, Shape s, OFFSET dy_h, OFFSET dy_w, OFFSET x_h, OFFSET x_w,
-                    OFFSET dx_h, OFFSET dx_w, OFFSET row, OFFSET tile, NUMBER alpha, NUMBER beta, int is_aligned) {
+                    OFFSET dx_h, OFFSET dx_w, OFFSET row, OFFSET tile, NUMBER alpha, NUMBER beta, int is_aligned,
+                    int is_plain) {
   NUMBER gradients[WINDOW_ROWS][GRADIENTS], next[WINDOWS * LANES];
   const OFFSET first = tile * COLUMNS, tiles = (s.inputs_h + SH - 1) / SH;
   const OFFSET last = row + s.rows < tiles ? row + s.rows : tiles;
@@ -186,7 +225,7 @@ FUNCTION void slide(GLOBAL const X *dy, GLOBAL const X *x, GLOBAL X *dx, Shape s
   int taps[KH][WINDOWS * LANES], chosen[WINDOW_ROWS][WINDOWS * LANES];
   UNROLL for (int i = 0; i < KEPT_ROWS; ++i) {
     const OFFSET h = (row + FIRST_H) * SH - BEFORE_H + i;
-    load_row(x + h * x_h, h >= 0 && h < s.inputs_h, first * SW, s.inputs_w, x_w, is_aligned, SPAN, HALO, VECTOR, NOTHING, v[0]);
+    load_row(x + h * x_h, h >= 0 && h < s.inputs_h, first * SW, s.inputs_w, x_w, is_aligned, SPAN, HALO, VECTOR, 1, v[0]);
     windows_of_row(v[0], results[i], taps[i]);
   }
 #else
@@ -221,14 +260,12 @@ FUNCTION void slide(GLOBAL const X *dy, GLOBAL const X *x, GLOBAL X *dx, Shape s
     UNROLL for (int q = 0; q < WINDOWS; ++q) {
       const OFFSET column = (first + FIRST_W + q) * SW - BEFORE_W;
       UNROLL for (int n = 0; n < LANES; ++n) {
-        NUMBER result = NOTHING;
-        int tap = -1;
-        UNROLL for (int i = 0; i < KH; ++i) {
+        NUMBER result = results[0][q * LANES + n];
+        int tap = taps[0][q * LANES + n];
+        UNROLL for (int i = 1; i < KH; ++i) {
           accumulate(results[i][q * LANES + n], i * KW + taps[i][q * LANES + n], &result, &tap);
         }
-        /* all are -infinity: the first */
-        if (tap < 0) tap = (start < 0 ? (int)-start : 0) * KW + (column < 0 ? (int)-column : 0);
-        chosen[WINDOW_ROWS - 1][q * LANES + n] = tap;
+        chosen[WINDOW_ROWS - 1][q * LANES + n] = first_of(result, tap, start, column);
       }
     }
 #endif
@@ -259,9 +296,9 @@ FUNCTION void slide(GLOBAL const X *dy, GLOBAL const X *x, GLOBAL X *dx, Shape s
         UNROLL for (int c = 0; c < TILE; ++c) {
           if (first * SW + c >= s.inputs_w) break;
           if (VECTOR == 1) {
-            store_scaled(to, (first * SW + c) * dx_w, LANES, is_aligned, sums + c * LANES, alpha, beta);
+            STORE_RESULT(to, (first * SW + c) * dx_w, LANES, is_aligned, sums + c * LANES);
           } else if (c % VECTOR == 0) {
-            store_scaled(to, first * SW + c, VECTOR, is_aligned, sums + c, alpha, beta);
+            STORE_RESULT(to, first * SW + c, VECTOR, is_aligned, sums + c);
           }
         }
       }
@@ -315,24 +352,26 @@ void pooling_sliding(OPERANDS, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i6
 #else
 #define PLACES
 #endif
-  const int is_aligned = in + out > 2 && is_multiple(x, in_bytes) && is_multiple(y, out_bytes);
-#define SLIDE(is_aligned)                                                                                             \
+  const int is_aligned = is_multiple(x, in_bytes) && is_multiple(y, out_bytes);
+#define SLIDE(is_aligned, is_plain)                                                                                            \
   slide(PLANE(x), PLANE(y), PLACES s, (OFFSET)x_h, (OFFSET)x_w, (OFFSET)y_h, (OFFSET)y_w, row, tile, (NUMBER)alpha,    \
-        (NUMBER)beta, is_aligned)
+        (NUMBER)beta, is_aligned, is_plain)
 #else
 #if MAX
 #define FROM PLANE(x), PLANE(dx), s, (OFFSET)dy_h, (OFFSET)dy_w, (OFFSET)x_h, (OFFSET)x_w
-  const int is_aligned = in + out > 2 && is_multiple(x, in_bytes) && is_multiple(dx, in_bytes) && is_multiple(dy, out_bytes);
+  const int is_aligned = is_multiple(x, in_bytes) && is_multiple(dx, in_bytes) && is_multiple(dy, out_bytes);
 #else
 #define FROM PLANE(dy), PLANE(dx), s, (OFFSET)dy_h, (OFFSET)dy_w, 0, 0
-  const int is_aligned = in + out > 2 && is_multiple(dx, in_bytes) && is_multiple(dy, out_bytes);
+  const int is_aligned = is_multiple(dx, in_bytes) && is_multiple(dy, out_bytes);
 #endif
-#define SLIDE(is_aligned)                                                                                          \
-  slide(PLANE(dy), FROM, (OFFSET)dx_h, (OFFSET)dx_w, row, tile, (NUMBER)alpha, (NUMBER)beta, is_aligned)
+#define SLIDE(is_aligned, is_plain)                                                                                         \
+  slide(PLANE(dy), FROM, (OFFSET)dx_h, (OFFSET)dx_w, row, tile, (NUMBER)alpha, (NUMBER)beta, is_aligned, is_plain)
 #endif
-  if (is_aligned) {
-    SLIDE(1);
+  if (is_aligned && alpha == 1 && beta == 0) {
+    SLIDE(1, 1);
+  } else if (is_aligned) {
+    SLIDE(1, 0);
   } else {
-    SLIDE(0);
+    SLIDE(0, 0);
   }
 }

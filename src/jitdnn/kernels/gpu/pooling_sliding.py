@@ -75,6 +75,7 @@ class PoolingSliding(PlainPooling):
         depth, height, width = geometry.axes
         defines = {
             **common_defines(pooling, gpu, geometry),
+            "HAS_EMPTY": int(any(axis.has_empty_windows for axis in geometry.axes)),
             "ADAPTIVE": 0, "KH": height.window, "KW": width.window, "SH": height.stride, "SW": width.stride,
             "BEFORE_H": height.before, "BEFORE_W": width.before,
             "FIRST_H": f"({form.first[0]})", "FIRST_W": f"({form.first[1]})",
