@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, make_case
 from harness import check, run
+from jitdnn.kernels.gpu.layer_norm import FusedLayerNorm
 from jitdnn.kernels.gpu.normalization import RowsNormalization, kernels_of, plan_of
 from jitdnn.problems.normalization import Normalization
 from normalization_cases import inputs_of, normalization, rearranged
 from strategies import normalizations
 
-ROWS = RowsNormalization()
+ROWS, FUSED = RowsNormalization(), FusedLayerNorm()
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 FIXTURES = (HealthCheck.function_scoped_fixture,)
 
@@ -107,6 +108,25 @@ def test_awkward_shapes(text: str, device: Any) -> None:
     check_it(normalization(text), device)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "layer_norm_bwd shape200x64 axis1 bf16",
+        "rms_norm_bwd shape9x17x6 axis1",
+        "layer_norm_bwd no_weight shape4x1000 axis1 bf16 narrow",
+        "layer_norm_bwd no_bias shape300x4099 axis1 f16",
+    ],
+)
+def test_gradients_in_one_pass(text: str, device: Any) -> None:
+    problem = normalization(text)
+    assert "fused" in check(problem, device, inputs=inputs_of(problem), only=["fused"])
+
+
+def test_rows_that_no_group_holds_are_refused(device: Any) -> None:
+    reason = FUSED.refuse(normalization("layer_norm_bwd shape2x50000 axis1"), device)
+    assert reason == "a row has 50000 elements: at most 8192 stay in the registers of a group"
+
+
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 @pytest.mark.parametrize(
     "text",
@@ -190,4 +210,7 @@ def test_a_row_is_read_once(device: Any) -> None:
 )
 def test_compiles(words: str, architecture: Any) -> None:
     for direction in ("fwd", "bwd"):
-        ROWS.build(normalization(words.format(direction)), architecture)
+        problem = normalization(words.format(direction))
+        ROWS.build(problem, architecture)
+        if "layer" in words and direction == "bwd" and not FUSED.refuse(problem, architecture):
+            FUSED.build(problem, architecture)

@@ -10,8 +10,9 @@ from typing import NamedTuple, cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.gpu.rows_code import RowsCode, Text, partial_states, region_bytes
+from jitdnn.kernels.gpu.rows_code import RowsCode, Text
 from jitdnn.kernels.gpu.rows_layout import Layout, common_shape, computing_dtype, lay_out
+from jitdnn.kernels.gpu.rows_parts import partial_states, region_bytes
 from jitdnn.kernels.row_programs import Program
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor
@@ -85,15 +86,14 @@ class RowsKernel:
         writer, layout = Text(self.code), self.layout
         body = writer.complete()
         launches = [
-            Launch(name, layout.join_groups, 128)
+            Launch(name, layout.join_groups, layout.join_threads)
             if name.startswith("join")
             else Launch(name, (layout.groups, layout.parts), layout.threads)
             for name in writer.names
         ]
-        # a row that fills all registers of a group leaves a few numbers no place
-        spills = layout.is_held and layout.threads > 512
         text = read_text("jitdnn.kernels.gpu", "reduce.h") + body
-        return Source("rows", text, spills=spills), launches
+        # rows that fill the registers leave a few numbers no place
+        return Source("rows", text, spills=True), launches
 
     def build(self) -> Kernel:
         source, launches = self.source()

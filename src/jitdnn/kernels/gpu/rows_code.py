@@ -1,8 +1,8 @@
 """Programs over rows as text: one kernel for whole rows, or one for each phase of rows in parts.
 
-The names in the text: `t` is the thread's number in its team, `x<n>` where the row begins in tensor n, `w<n>` the loaded
-words of an input, `s<n>_<r>` what reduction r of sweep n has so far, `v<n>` the row values, `i` an element's number in
-the row; `u` counts vectors and `v` the elements of one.
+The names in the text: `t` is the thread's number in its team, `x<n>` where the row begins in tensor n, `w<n>` the
+loaded words of an input, `s<n>_<r>` what reduction r of sweep n has so far, `v<n>` the row values, `i` the number of an
+element in the row; `u` counts vectors and `v` the elements of one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jitdnn.kernels.gpu.rows_fold import State, counted, folded, states_of, team_text
+from jitdnn.kernels.gpu.rows_fold import states_of
 from jitdnn.kernels.gpu.rows_layout import Layout, keeps_order
+from jitdnn.kernels.gpu.rows_parts import leave, region_bytes, restore, write_join
 from jitdnn.kernels.gpu.rows_sweep import write_sweep
 from jitdnn.kernels.row_programs import ARGS, PAIRS, Phase, Program, Sweep, phases_of
 from jitdnn.rtcg.c_source import c_function
@@ -75,20 +76,6 @@ def magic_of(divisor: int) -> tuple[int, int]:
     return (2**32 * (2**shift - divisor)) // divisor + 1, shift
 
 
-def partial_states(program: Program, compute: str, index: str) -> list[State]:
-    """Every number that a part leaves, of all sweeps."""
-    found = []
-    for number, sweep in enumerate(program.sweeps):
-        for r, (name, _) in enumerate(sweep.reductions):
-            found += states_of(name, f"s{number}_{r}", compute, index)
-    return found
-
-
-def region_bytes(layout: Layout) -> int:
-    """Bytes of the workspace for one number of every part and of every row."""
-    return layout.rows * (layout.parts + 1) * 8
-
-
 @dataclass
 class Text:
     """Writes the functions of a kernel."""
@@ -97,11 +84,14 @@ class Text:
     lines: list[str] = field(default_factory=list)
     functions: dict[str, str] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
+    bound: list[str] = field(default_factory=list)  # row values in the text
+    known: dict[int, int] = field(default_factory=dict)  # how many there were before a sweep
+    is_join: bool = False
 
     def __post_init__(self) -> None:
         self.real, self.index = self.code.compute, self.code.index
         self.layout, self.program = self.code.layout, self.code.program
-        self.bound: list[str] = []
+        self.width = 1
 
     # ---- the whole
 
@@ -115,7 +105,7 @@ class Text:
             for number, phase in enumerate(phases):
                 self._function(f"phase{number}", phase, goes_back=number % 2 == 1)
                 if number in reducing:
-                    self._join(f"join{number}", phase, is_last=number == reducing[-1])
+                    write_join(self, f"join{number}", phase, is_last=number == reducing[-1])
         return "\n".join([*self.functions.values(), *self.lines])
 
     def _reduces(self, phase: Phase) -> bool:
@@ -145,34 +135,35 @@ class Text:
             else:
                 self.lines.append(line)
 
-    def _open(self, name: str, threads: int) -> None:
+    def begin(self, name: str, threads: int) -> None:
         self.names.append(name)
         pointers = "".join(f"GLOBAL u8 *p{n}, " for n in range(self.code.pointers))
         extras = "".join(f", i64 {extra}" for extra, _ in self.code.extras)
         floats = "".join(f", SCALE parameter{n}" for n in range(len(self.program.parameters)))
         self.put(
-            f"KERNEL({threads}) void {name}({pointers}GLOBAL u8 *workspace, SCALE scale, SCALE blend{extras}{floats}) {{",
+            f"KERNEL({threads}) void {name}({pointers}GLOBAL u8 *workspace, SCALE scale, SCALE blend{extras}{floats})",
+            "{",
             f"EXCHANGE_SPACE({threads})",
         )
         self._beginning = len(self.lines)
         self.put(
             f"const {self.real} alpha = ({self.real})scale, beta = ({self.real})blend;",
         )
-        self.bound, self.known = [], {}  # row values in the text, and how many there were before a sweep
+        self.bound, self.known = [], {}
         for n in range(len(self.program.parameters)):
             self.put(f"const {self.real} v{n}[1] = {{({self.real})parameter{n}}};")
             self.bound.append(f"v{n}[0]")
 
     def _function(self, name: str, phase: Phase | None, goes_back: bool = False) -> None:
         layout, sweeps = self.layout, self.program.sweeps
-        self._open(name, layout.threads)
+        self.begin(name, layout.threads)
         self.width = layout.vector if layout.is_across else 1
         self._place(goes_back)
         first, end = (0, len(sweeps)) if phase is None else (phase.first, phase.end)
         self._vectors(sweeps[first:end])
         self._own_inputs(sweeps[first:end])
         for number in range(first):
-            self._restore(number)
+            restore(self, number)
         self.loaded: set[int] = set()
         self.kept: list[tuple[int, Expression]] = []
         for number, sweep in enumerate(sweeps[:first]):
@@ -183,10 +174,10 @@ class Text:
             self.known[number] = len(self.bound)
             self._sweep(number)
             if phase is not None and sweeps[number].reductions:
-                self._leave(number)
-            self._values(number)
+                leave(self, number)
+            self.add_values(number)
         if phase is None:
-            self._write_rows("t == 0" + ("" if layout.is_across else " && is_on"))
+            self.put_row_outputs("t == 0" + ("" if layout.is_across else " && is_on"))
         self.put("}", "")
 
     # ---- where the group is
@@ -211,7 +202,7 @@ class Text:
         self.put(
             "const i64 number = unit;" if not layout.is_across else "const i64 number = (i64)unit * lanes;"
         )
-        self._bases(kind, [(f"kept{a}", f"kept{a}") for a in range(len(layout.kept))])
+        self.put_bases(kind, [(f"kept{a}", f"kept{a}") for a in range(len(layout.kept))])
         if code.is_split:
             part = "parts - 1 - (i64)GROUP_ID(1)" if goes_back else "(i64)GROUP_ID(1)"
             self.put(
@@ -220,7 +211,7 @@ class Text:
         else:
             self.put(f"const {self.index} start = 0;")
 
-    def _bases(self, kind: str, axes: Sequence[tuple[str, str]]) -> None:
+    def put_bases(self, kind: str, axes: Sequence[tuple[str, str]]) -> None:
         """Pointers to where the row begins, from its number `unit`; the number is used up."""
         tensors = range(len(self.code.dtypes))
         self.put(*(f"i64 base{t} = 0;" for t in tensors))
@@ -297,7 +288,7 @@ class Text:
             )
 
     def over_columns(self, *lines: str) -> list[str]:
-        """Across: statements for every column v of the thread, `column` its number and `is_column` whether it is one."""
+        """Across: statements for every column v of the thread, its number `column`, and whether it `is_column`."""
         return [
             f"UNROLL for (int v = 0; v < {self.width}; v++) {{",
             "const i64 column = column0 + (i64)v * column_step; const int is_column = is_on && column < lanes;",
@@ -432,7 +423,7 @@ class Text:
         return [*lines, f"const {self.index} d0 = {rest};"]
 
     def offset(self, t: int) -> str:
-        """How far the element of the digits is from the row's beginning, in tensor t; of the position for the last one."""
+        """How far the element of the digits is from the row's beginning, in tensor t; for the last one its position."""
         terms = []
         for a, (extent, steps) in enumerate(self.layout.reduced):
             if extent != 1 and steps[t]:
@@ -445,7 +436,7 @@ class Text:
     def _sweep(self, number: int) -> None:
         write_sweep(self, number)
 
-    def _values(self, number: int) -> None:
+    def add_values(self, number: int) -> None:
         """The row values of a sweep: its reductions' results are there, its scalars are made."""
         sweep = self.program.sweeps[number]
         for r, (name, _) in enumerate(sweep.reductions):
@@ -464,7 +455,7 @@ class Text:
 
     # ---- row outputs
 
-    def _write_rows(self, condition: str) -> None:
+    def put_row_outputs(self, condition: str) -> None:
         if not self.program.row_outputs:
             return
         self.put(f"if ({condition}) {{")
@@ -479,8 +470,6 @@ class Text:
             else:
                 self.put("{", *self._stored_row(output, t, value, "0"), "}")
         self.put("}")
-
-    is_join = False
 
     def _stored_row(self, output: int, t: int, value: str, place: str) -> list[str]:
         dtype = self.code.dtypes[t]
@@ -503,110 +492,6 @@ class Text:
                 if kind in ARGS and name == f"s{number}_{r}b":
                     return True
         return False
-
-    # ---- parts of rows
-
-    def _cells(self, number: int) -> list[tuple[State, int]]:
-        """The states of a sweep and the regions of the workspace that they have."""
-        every = partial_states(self.program, self.real, self.index)
-        return [(s, n) for n, s in enumerate(every) if s.name.startswith(f"s{number}_")]
-
-    def _leave(self, number: int) -> None:
-        """Store what the part has of a sweep's reductions."""
-        self.put("if (t == 0 && is_on) {")
-        for state, region in self._cells(number):
-            stored = "i64" if state.type != self.real else self.real
-            cell = f"((GLOBAL {stored} *)(workspace + {region} * region))"
-            if self.layout.is_across:
-                index = "0" if state.is_single else "v" if self.width > 1 else "0"
-                self.put(
-                    *self.over_columns(
-                        f"if (is_column) {cell}[part * rows + number + column] = {state.name}[{index}];"
-                    )
-                )
-            else:
-                self.put(f"{cell}[number * parts + part] = {state.name}[0];")
-        self.put("}")
-
-    def _restore(self, number: int) -> None:
-        """The row values of a sweep, from what its join left."""
-        self.known[number] = len(self.bound)
-        for state, region in self._cells(number):
-            stored = "i64" if state.type != self.real else self.real
-            cell = f"((GLOBAL {stored} *)(workspace + {region} * region))[parts * rows + number"
-            self.put(f"{state.type} {state.name}[{self.width}];")
-            if self.layout.is_across:
-                place = f"is_column ? ({state.type}){cell} + column] : 0"
-                self.put(*self.over_columns(f"{state.name}[v] = {place};"))
-            else:
-                self.put(f"{state.name}[0] = is_on ? ({state.type}){cell}] : 0;")
-        self._values(number)
-
-    def _join(self, name: str, phase: Phase, is_last: bool) -> None:
-        """The results of all parts as one, for every row; after the last reductions, the row outputs."""
-        layout, sweeps = self.layout, self.program.sweeps
-        self._open(name, 128)
-        self.width, self.is_join = 1, True
-        kind = "u32" if layout.rows < 2**31 else "i64"
-        self.put(
-            "const int t = THREAD_ID % 32;",
-            f"{kind} unit = ({kind})GROUP_ID(0) * 4 + THREAD_ID / 32;",
-            f"const int is_on = unit < ({kind})rows;",
-            "const i64 number = unit;",
-        )
-        axes = [(f"kept{a}", f"kept{a}") for a in range(len(layout.kept))]
-        axes += [("lanes", "lane0")] if layout.is_across else []
-        self._bases(kind, axes)
-        self.put("const i64 share = (parts + 31) / 32, from = t * share;")
-        self.put("const i64 to = !is_on ? from : from + share < parts ? from + share : parts;")
-        across = layout.is_across
-        for number in range(phase.first):
-            self._restore_joined(number)
-        for number in range(phase.first, phase.end):
-            for r, (reduction, _) in enumerate(sweeps[number].reductions):
-                states = states_of(reduction, f"s{number}_{r}", self.real, self.index)
-                cells = dict((s.name, region) for s, region in self._cells(number))
-                loads = []
-                for state in states:
-                    stored = "i64" if state.type != self.real else self.real
-                    cell = f"((GLOBAL {stored} *)(workspace + {cells[state.name]} * region))"
-                    place = "part * rows + number" if across else "number * parts + part"
-                    self.put(f"{state.type} {state.name}[1] = {{{state.nothing}}};")
-                    loads.append(f"const {state.type} {state.name}_n = ({state.type}){cell}[{place}];")
-                if reduction == "first":
-                    self.put(
-                        "{ const i64 part = 0; if (is_on) {",
-                        *loads,
-                        f"{states[0].name}[0] = {states[0].name}_n; }} }}",
-                    )
-                    continue
-                a, b = [f"{s.name}[0]" for s in states], [f"{s.name}_n" for s in states]
-                merged = [*folded(reduction, a, b, self.real, self.fold_call), *counted(reduction, a, b)]
-                self.put("for (i64 part = from; part < to; part++) {", *loads, *merged, "}")
-                self.put(*team_text(reduction, states, self.real, self.fold_call, 1, 1, 32))
-            if sweeps[number].reductions:
-                self.put("if (t == 0 && is_on) {")
-                for state, region in self._cells(number):
-                    stored = "i64" if state.type != self.real else self.real
-                    self.put(
-                        f"((GLOBAL {stored} *)(workspace + {region} * region))[parts * rows + number] = {state.name}[0];"
-                    )
-                self.put("}")
-            self._values(number)
-        if is_last and self.program.row_outputs:
-            for number in range(phase.end, len(sweeps)):
-                assert not sweeps[number].reductions, "the last reductions are those of the phase"
-                self._values(number)
-            self._write_rows("t == 0 && is_on")
-        self.put("}", "")
-        self.is_join = False
-
-    def _restore_joined(self, number: int) -> None:
-        for state, region in self._cells(number):
-            stored = "i64" if state.type != self.real else self.real
-            cell = f"((GLOBAL {stored} *)(workspace + {region} * region))[parts * rows + number]"
-            self.put(f"{state.type} {state.name}[1] = {{is_on ? ({state.type}){cell} : 0}};")
-        self._values(number)
 
 
 def _stored(dtype: str) -> str:

@@ -23,11 +23,14 @@ Axis = tuple[int, tuple[int, ...]]
 """An extent, and the stride of each tensor and of the position."""
 
 _SUBGROUP = 32
-_CHUNK = 16  # elements of a thread that are loaded at once
+_CHUNK = 64  # bytes of a thread that are loaded at once
+_MOST_HELD = 32  # elements of a thread
 _HELD = 32  # registers of a thread that may hold elements in a group of 1024 threads; twice as many in smaller ones
-_WAVES = 4  # groups for every place on the device, where rows are cut
-_JOIN_THREADS = 128
-_MOST_PARTS = 4096
+_WAVES = 2  # groups for every place on the device, where rows are cut
+_THREADS = 128  # of a group, where rows are so short that it has several
+_CHUNKS = 4  # of a part, or its own costs would show
+_MANY_PARTS = 64
+_WIDE_JOIN = 256
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,18 @@ class Layout:
         return self.units * self.lanes[0]
 
     @property
+    def join_team(self) -> int:
+        """Threads that put the parts of a row together."""
+        return _WIDE_JOIN if self.parts > _MANY_PARTS and self.threads >= _WIDE_JOIN else _SUBGROUP
+
+    @property
+    def join_threads(self) -> int:
+        return max(_THREADS, self.join_team)
+
+    @property
     def join_groups(self) -> int:
         """Groups that put the parts of all rows together."""
-        return max(1, -(-self.rows * _SUBGROUP // _JOIN_THREADS))
+        return max(1, -(-self.rows * self.join_team // self.join_threads))
 
 
 def common_shape(tensors: Sequence[TensorDescriptor]) -> tuple[int, ...]:
@@ -120,7 +132,9 @@ def lay_out(
         reduced = [(1, (0,) * (len(tensors) + 1))]
     walked = lanes if is_across else reduced[-1]
     others = [*kept, *(reduced if is_across else reduced[:-1])]
-    vector = _vector(tensors, walked, others, is_across or len(reduced) > 1, ordered and not is_across)
+    vector = _vector(tensors, walked, others, is_across, is_across or len(reduced) > 1)
+    if ordered and not is_across:
+        vector = 1
     reach = sum((extent - 1) * max(map(abs, steps)) for extent, steps in (*reduced, lanes) if extent)
     is_wide = max(reach, prod(extent for extent, _ in reduced)) >= 2**31 - 2**16
     sizer = _Sizes(program, tensors, device, compute, kept, reduced, lanes, vector, is_wide)
@@ -192,17 +206,18 @@ def _vector(
     tensors: Sequence[TensorDescriptor],
     walked: Axis,
     others: Sequence[Axis],
+    is_across: bool,
     is_strict: bool,
-    is_scalar: bool,
 ) -> int:
     """Elements that are loaded as one: 16 bytes of the smallest type of those whose elements are neighbours.
 
     `is_strict`: a vector must not leave the axis, so all of them begin at its multiples.
     """
     unit = [t for t, tensor in enumerate(tensors) if walked[1][t] == 1 and DTYPES[tensor.dtype] <= 4]
-    if not unit or is_scalar:
+    if not unit:
         return 1
-    vector = min(8, 16 // min(DTYPES[tensors[t].dtype] for t in unit))
+    # a thread with several rows has their results in registers
+    vector = min(4 if is_across else 8, 16 // min(DTYPES[tensors[t].dtype] for t in unit))
     while is_strict and vector > 1:
         if walked[0] % vector == 0 and all(s[t] % vector == 0 for _, s in others for t in unit):
             break
@@ -229,7 +244,6 @@ class _Sizes:
         self.loops = len(loops)
         self.reduces = any(sweep.folds for sweep in loops)
         count = len(self.tensors) - self.program.outputs
-        moving = [*self.reduced, self.lanes]
         uses = [
             {i for e in (*(e for _, e in (*s.folds, *s.writes)), *s.keeps) for i in e.used()} for s in loops
         ]
@@ -238,17 +252,31 @@ class _Sizes:
         self.weight = wide * sum(len(sweep.keeps) for sweep in loops)
         for t in range(count):
             times = sum(t in use for use in uses)
-            if times and any(steps[t] for _, steps in moving):
-                size = max(0.25, DTYPES[self.tensors[t].dtype] / 4)
-                self.weight += size if times > 1 or len(loops) == 1 else size / 2
+            size = self._size(t) / 4
+            self.weight += size if times > 1 or len(loops) == 1 else size / 2 if times else 0.0
         self.weight = self.weight or 0.5
+        # elements that are loaded at once, by what the first sweep loads from memory, and not from a cache
+        large = max(map(_reach, self.tensors)) // 4
+        loaded = (
+            sum(self._size(t) for t in uses[0] if self._size(t) and _reach(self.tensors[t]) > large)
+            if uses
+            else 0
+        )
+        self.chunk = int(max(8.0, min(_MOST_HELD, _CHUNK / max(1.0, loaded))))
         self.most_threads = 1 << (min(1024, self.device.max_threads).bit_length() - 1)
         self.row = prod(extent for extent, _ in self.reduced)
+
+    def _size(self, t: int) -> float:
+        """Bytes of an element of an input; 0 where a row has one number."""
+        if t >= len(self.tensors) - self.program.outputs:
+            return 0.0
+        moves = any(steps[t] for _, steps in (*self.reduced, self.lanes))
+        return float(DTYPES[self.tensors[t].dtype]) if moves else 0.0
 
     def _room(self, threads: int) -> int:
         """Elements that a thread may hold."""
         registers = _HELD if threads > 512 else 2 * _HELD
-        return max(1, int(min(registers / self.weight, 2 * _CHUNK)))
+        return max(1, int(min(registers / self.weight, _MOST_HELD)))
 
     def along(self) -> Layout:
         v, row = self.vector, self.row
@@ -258,17 +286,19 @@ class _Sizes:
             slack = slack if any(s[t] % v for _, s in self.kept for t in units) else 0
         vectors = -(-(row + slack) // v)
         if not self.loops:
-            return self._made(False, 1, 1, 1, _JOIN_THREADS, True)
+            return self._made(False, 1, 1, 1, _THREADS, True)
         team = 1
         while team <= self.most_threads:
             steps = -(-vectors // team)
-            most = self._room(team) if team <= _SUBGROUP or team >= min(512, self.most_threads) else _CHUNK
+            most = (
+                self._room(team) if team <= _SUBGROUP or team >= min(512, self.most_threads) else self.chunk
+            )
             if (team >= min(8, vectors) or team == self.most_threads) and steps * v <= max(v, most):
-                threads = max(team, min(_JOIN_THREADS, self.most_threads))
+                threads = max(team, min(_THREADS, self.most_threads))
                 return self._made(False, max(1, steps), 1, team, threads, True)
             team *= 2
         threads = min(512 if self.loops > 1 else 256, self.most_threads)
-        return self._cut(False, max(1, min(_CHUNK, self._room(threads)) // v), 1, threads, threads)
+        return self._cut(False, max(1, min(self.chunk, self._room(threads)) // v), 1, threads, threads)
 
     def across(self) -> Layout:
         v, lanes, row = self.vector, self.lanes[0], self.row
@@ -277,10 +307,10 @@ class _Sizes:
         walkers = 1
         while walkers * columns <= self.most_threads:
             steps, threads = -(-row // walkers), walkers * columns
-            most = self._room(threads) if threads >= min(512, self.most_threads) else _CHUNK
+            most = self._room(threads) if threads >= min(512, self.most_threads) else self.chunk
             if steps * v <= max(v, most):
                 if walkers == 1:
-                    columns = min(wanted, _JOIN_THREADS)
+                    columns = min(wanted, _THREADS)
                     columns = max(columns, _SUBGROUP)
                 while walkers * columns < _SUBGROUP:
                     walkers *= 2
@@ -288,7 +318,7 @@ class _Sizes:
             walkers *= 2
         threads = min(256, self.most_threads)
         walkers = threads // columns
-        return self._cut(True, max(1, min(_CHUNK, self._room(threads)) // v), columns, walkers, threads)
+        return self._cut(True, max(1, min(self.chunk, self._room(threads)) // v), columns, walkers, threads)
 
     def _made(
         self, is_across: bool, steps: int, columns: int, team: int, threads: int, is_held: bool
@@ -306,7 +336,9 @@ class _Sizes:
         is_enough = whole.groups >= (places // 2 if self.loops > 1 and self.reduces else _WAVES * places)
         chunk = team * steps * (1 if is_across else self.vector)
         covered = self.row + (0 if is_across else self.vector)
-        parts = 1 if is_enough else min(_WAVES * places // whole.groups, -(-covered // chunk), _MOST_PARTS)
+        # not more than there is work for, unless the device would stand idle
+        sensible = max(-(-covered // (_CHUNKS * chunk)), 2 * self.device.multiprocessors // whole.groups)
+        parts = 1 if is_enough else min(_WAVES * places // whole.groups, sensible, -(-covered // chunk))
         if parts <= 1:
             return whole
         per_part = _up(_up(covered, parts) // parts, chunk)

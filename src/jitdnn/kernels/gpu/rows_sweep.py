@@ -119,13 +119,20 @@ class _Sweep:
 
     # ---- elements
 
+    def _vector_ends(self) -> list[str]:
+        """The numbers of a vector's first and last element."""
+        return [
+            f"const {self.index} first = base + mine + u * {self.stride} - shift;",
+            f"const {self.index} last = first + {self.vector - 1} * element_step;",
+        ]
+
     def _over_vectors(self, body: Sequence[str], whole: Sequence[str] | None = None) -> list[str]:
-        """Along: `body` for every element (u, v) that there is, which is `i`; `whole` for vectors that are all there."""
+        """Along: `body` for every element (u, v) that there is, number `i`; `whole` for vectors that are all there."""
         n = self.vector
         every = f"UNROLL for (int v = 0; v < {n}; v++) {{ const {self.index} i = first + v * element_step;"
         return [
             f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
-            f"const {self.index} first = base + mine + u * {self.stride} - shift, last = first + {n - 1} * element_step;",
+            *self._vector_ends(),
             "if (first >= lo && last < end) {",
             *([every, *body, "}"] if whole is None else whole),
             "} else if (last >= lo && first < end) {",
@@ -288,7 +295,8 @@ class _Sweep:
         """A statement that puts the element v of a vector among its words."""
         size, words = DTYPES[self.code.dtypes[t]], self.text.words(t)
         kind = {1: "u8", 2: "u16", 4: "u32"}[size]
-        return f"w{t}[u * {words} + v * {size} / 4] |= (u32)((GLOBAL const {kind} *)x{t})[{place}] << (v * {size} % 4 * 8);"
+        bits = f"(u32)((GLOBAL const {kind} *)x{t})[{place}]"
+        return f"w{t}[u * {words} + v * {size} / 4] |= {bits} << (v * {size} % 4 * 8);"
 
     def _load(self, inputs: Sequence[int]) -> None:
         if inputs:
@@ -315,7 +323,7 @@ class _Sweep:
             vectors.append(f"UNROLL for (int v = 0; v < {v}; v++) {value} = LOAD({dtype}, x{t}, {each});")
         lines = [
             f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
-            f"const {self.index} first = base + mine + u * {self.stride} - shift, last = first + {v - 1} * element_step;",
+            *self._vector_ends(),
         ]
         if v > 1:
             lines += ["if (is_vector && first >= lo && last < end) {", *vectors, "} else"]
@@ -334,10 +342,10 @@ class _Sweep:
             if kind == "same":
                 lines.append(f"w{t}[u] = LOAD({dtype}, x{t}, {place});")
             elif kind == "words":
+                begin = f"(GLOBAL const u8 *)(x{t} + {place} + column0)"
                 lines += [
                     "if (is_vector) {",
-                    f"if (column0 < lanes) load_words(w{t} + u * {words}, (GLOBAL const u8 *)(x{t} + {place} + column0), "
-                    f"{words});",
+                    f"if (column0 < lanes) load_words(w{t} + u * {words}, {begin}, {words});",
                     "} else {",
                     f"UNROLL for (int k = 0; k < {words}; k++) w{t}[u * {words} + k] = 0;",
                     *text.over_columns("if (is_column) " + self._bits(t, f"{place} + column")),
@@ -373,7 +381,7 @@ class _Sweep:
             stores += self._store_along(n, output)
         text.put(
             f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
-            f"const {self.index} first = base + mine + u * {self.stride} - shift, last = first + {v - 1} * element_step;",
+            *self._vector_ends(),
             "if (last >= lo && first < end) {", *declared, *every, here, *made, "}", *stores, "}", "}",
         )  # fmt: skip
 

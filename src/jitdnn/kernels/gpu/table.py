@@ -10,6 +10,7 @@ from jitdnn.kernels.gpu.cross_entropy import RowsCrossEntropy
 from jitdnn.kernels.gpu.divisive_norm import PlainDivisiveNorm
 from jitdnn.kernels.gpu.dropout import PhiloxDropout
 from jitdnn.kernels.gpu.embedding import EmbeddingRows
+from jitdnn.kernels.gpu.layer_norm import FusedLayerNorm
 from jitdnn.kernels.gpu.lrn import PlainLRN
 from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.kernels.gpu.normalization import RowsNormalization
@@ -72,7 +73,7 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (BatchNorm, "inference"): _NORMALIZATION,
     (BatchNorm, "bwd"): _NORMALIZATION,
     (LayerNorm, "fwd"): _NORMALIZATION,
-    (LayerNorm, "bwd"): _NORMALIZATION,
+    (LayerNorm, "bwd"): (FusedLayerNorm(), *_NORMALIZATION),
     (GroupNorm, "fwd"): _NORMALIZATION,
     (GroupNorm, "bwd"): _NORMALIZATION,
     (Reduce, None): (RowsReduce(),),
