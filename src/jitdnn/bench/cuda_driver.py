@@ -14,6 +14,9 @@ import importlib
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +27,7 @@ from jitdnn.bench.suites import Layer
 from jitdnn.devices import cuda
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.handle import Handle
+from jitdnn.planner.choose import get
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Operand
@@ -73,6 +77,7 @@ def run(
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = math_mode == "tf32"
         torch.backends.cuda.matmul.allow_tf32 = math_mode == "tf32"
+        _compile_ahead(layers, device, options)
         for number, layer in enumerate(layers):
             progress(number, layer.label)
             row = replace(blank, **labels_of(layer))
@@ -83,6 +88,19 @@ def run(
             except torch.cuda.OutOfMemoryError as error:
                 yield replace(row, failure=f"out of memory: {str(error).splitlines()[0]}")
             torch.cuda.empty_cache()
+
+
+def _compile_ahead(layers: Sequence[Layer], device: cuda.CudaDevice, options: Options) -> None:
+    """Fill the code cache, on as many processors as there are. What fails will fail again, where it is reported."""
+    request = Request.of(current(), options.algorithm)
+    context = copy_context()  # the settings in force, which threads do not inherit
+
+    def compiled(layer: Layer) -> None:
+        with suppress(JitdnnError):
+            context.copy().run(get, layer.problem, device, request)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compiled, layers))
 
 
 def _measure(
