@@ -158,6 +158,8 @@ class CudaDevice:
             functions.cuEventDestroy(event)  # which happens once it was waited for
 
     def is_capturing(self, stream: int) -> bool:
+        if stream <= 1:
+            return False  # the default stream, of which there are no graphs
         with current(self.index):
             return is_capturing(stream)
 
