@@ -171,14 +171,14 @@ struct Loader {
             load_data<SHARE, COPY_A>(stage, 0, tap, channel);
             if constexpr (!FILTER_ACROSS) load_filter<SHARE, COPY_B>(stage, 0, tap, channel, is_inside(own, channel));
         } else {
-#pragma unroll
+#pragma unroll UNROLLED(COPY_A)
             for (int e = 0; e < CHUNK; e += PIECE_A) {
                 int channel;
                 const Tap tap = tap_at(own + e, channel);
                 load_data<SHARE, COPY_A>(stage, e, tap, channel);
             }
             if constexpr (!FILTER_ACROSS) {
-#pragma unroll
+#pragma unroll UNROLLED(COPY_B)
                 for (int e = 0; e < CHUNK; e += PIECE_B) {
                     int channel;
                     const Tap tap = tap_at(own + e, channel);
@@ -253,7 +253,7 @@ struct Loader {
                 from = own + (tap.filter + (INDEX)(channel * (i64)FILTER_CHANNEL));
             }
             const bool is_tap = is_inside(k + depth, channel);
-#pragma unroll
+#pragma unroll UNROLLED(COPY_B)
             for (int e = 0; e < CHUNK; e += PIECE_B) {
                 const int column = chunk * CHUNK + e, at = place<CHUNKS_N>(depth, chunk) + e * ELEMENT_BYTES;
                 const bool is_valid = is_tap && has(column);

@@ -219,6 +219,9 @@ FUNCTION SUM *partial_of(u8 *workspace, u32 tiles, int plane, int planes, u32 ti
     return (SUM *)(workspace + PARTS_AT) + ((i64)planes * (tiles - WHOLE) * part + own) * (BM * BN);
 }
 
+// Elements that are copied one by one are so in a loop: code for each would be long, and is rarely needed.
+#define UNROLLED(copy) ((copy) > 0 ? CHUNK : 1)
+
 // ---- Copies into a stage -----------------------------------------------------------------------------------------
 
 template <int BYTES>

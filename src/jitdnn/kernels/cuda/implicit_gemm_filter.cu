@@ -53,12 +53,28 @@ FUNCTION INDEX pixel_place(INDEX m, int (&at)[3]) {
 constexpr INDEX PIXELS = (INDEX)IMAGES * PLACES;
 
 struct Loader {
-    Column columns[CHUNK / PIECE_B];
+    Column columns[COPY_B > 0 ? CHUNK / PIECE_B : 1];
+    int first_column;  // of this thread's chunk
     const DTYPE *outer;  // dy at the first row of the tile
     const DTYPE *data;
     int rows;  // that the tile has
 
     static constexpr int blocks = (int)((PIXELS + BK - 1) / BK);  // of the reduction
+
+    METHOD void set_columns(int first) {
+        first_column = first + (int)threadIdx.x % CHUNKS_N * CHUNK;
+        if constexpr (COPY_B > 0) {
+#pragma unroll
+            for (int piece = 0; piece < CHUNK / PIECE_B; ++piece) columns[piece].set(first_column + piece * PIECE_B);
+        }
+    }
+
+    METHOD Column column_of(int piece) const {
+        if constexpr (COPY_B > 0) return columns[piece];
+        Column column;
+        column.set(first_column + piece);
+        return column;
+    }
 
     template <int SHARE>
     METHOD void load(u8 *stage, int number) {
@@ -87,7 +103,7 @@ struct Loader {
                 for (int axis = 0; axis < 3; ++axis) start += (INDEX)(at[axis] * strides[axis]);
                 from = own + start;
             }
-#pragma unroll
+#pragma unroll UNROLLED(COPY_A)
             for (int e = 0; e < CHUNK; e += PIECE_A) {
                 const int channel = chunk * CHUNK + e, at = place<CHUNKS_M>(depth, chunk) + e * ELEMENT_BYTES;
                 const DTYPE *p = from + e * (i64)OUTER_CHANNEL;
@@ -120,9 +136,9 @@ struct Loader {
                 at[axis] *= moves[axis];
                 from += (INDEX)(at[axis] * strides[axis]);
             }
-#pragma unroll
+#pragma unroll UNROLLED(COPY_B)
             for (int piece = 0; piece < CHUNK / PIECE_B; ++piece) {
-                const Column &column = columns[piece];
+                const Column column = column_of(piece);
                 bool is_valid = m < PIXELS && column.is_there;
 #pragma unroll
                 for (int axis = 0; axis < 3; ++axis)
@@ -190,9 +206,7 @@ void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *resul
     loader.outer = (IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) + tile.group * (i64)OUTER_GROUP +
                    tile.row * (i64)OUTER_CHANNEL;
     loader.rows = OUTER_CHANNELS - tile.row;
-#pragma unroll
-    for (int piece = 0; piece < CHUNK / PIECE_B; ++piece)
-        loader.columns[piece].set(tile.column + (int)threadIdx.x % CHUNKS_N * CHUNK + piece * PIECE_B);
+    loader.set_columns(tile.column);
 
     SUM sums[TILES_M][TILES_N][4] = {};
     const int begin = (int)((i64)Loader::blocks * share.part / share.parts);
