@@ -23,6 +23,7 @@ from jitdnn.settings import format_bytes
 from jitdnn.tensor import Place, compute_dtype, strided_view
 
 _SCHEMA = "1"
+_POCL = "Portable Computing Language"
 _ALIGNMENT = 128  # the most that every OpenCL device grants
 # where a driver does not tell: bytes a second, and operations a clock of a compute unit
 _NO_PACKAGE = "the opencl target needs pyopencl: pip install 'jitdnn[opencl]'"
@@ -251,7 +252,10 @@ def _prelude(has_f64: bool) -> str:
 
 
 def _program(device: OpenClDevice, source: Source) -> Any:
-    """The built program: from the disk cache, or from its text. Raises CompileError."""
+    """The built program: from the disk cache, or from its text. Raises CompileError.
+
+    PoCL keeps what it compiles itself; asked for a binary it compiles everything once more.
+    """
     import pyopencl as cl
 
     if source.dialect != "plain":
@@ -259,8 +263,9 @@ def _program(device: OpenClDevice, source: Source) -> Any:
     text = source.complete(_prelude(device.has_f64))
     driver = f"{device.handle.version} {device.handle.driver_version}"
     key = source_key(source, text, "opencl", device.name, driver, _SCHEMA)
+    is_kept_by_driver = device.handle.platform.name == _POCL
     cache = CodeCache.default()
-    binary = cache.get(key)
+    binary = None if is_kept_by_driver else cache.get(key)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # compilers' notes on code that compiles
         if binary is not None:
@@ -273,8 +278,9 @@ def _program(device: OpenClDevice, source: Source) -> Any:
         except cl.Error as error:
             raise CompileError(f"{source.name} does not compile for {device.name}: {error}") from None
     note_compiled()
-    (binary,) = program.get_info(cl.program_info.BINARIES)
-    cache.put(key, binary)
+    if not is_kept_by_driver:
+        (binary,) = program.get_info(cl.program_info.BINARIES)
+        cache.put(key, binary)
     return program
 
 
