@@ -275,8 +275,9 @@ class _Sizes:
 
     def _room(self, threads: int) -> int:
         """Elements that a thread may hold."""
-        registers = _HELD if threads > 512 else 2 * _HELD
-        return max(1, int(min(registers / self.weight, _MOST_HELD)))
+        if threads > 512:  # all that there is
+            return max(1, int(min(_HELD / self.weight, 2 * _MOST_HELD)))
+        return max(1, int(min(2 * _HELD / self.weight, _MOST_HELD)))
 
     def along(self) -> Layout:
         v, row = self.vector, self.row
@@ -290,15 +291,21 @@ class _Sizes:
         team = 1
         while team <= self.most_threads:
             steps = -(-vectors // team)
-            most = (
-                self._room(team) if team <= _SUBGROUP or team >= min(512, self.most_threads) else self.chunk
-            )
+            is_last = team >= min(512, self.most_threads) and self.loops > 1
+            most = self._room(team) if team <= _SUBGROUP or is_last else min(self.chunk, self._room(team))
             if (team >= min(8, vectors) or team == self.most_threads) and steps * v <= max(v, most):
                 threads = max(team, min(_THREADS, self.most_threads))
                 return self._made(False, max(1, steps), 1, team, threads, True)
             team *= 2
         threads = min(512 if self.loops > 1 else 256, self.most_threads)
-        return self._cut(False, max(1, min(self.chunk, self._room(threads)) // v), 1, threads, threads)
+        steps = max(1, min(self.chunk, self._room(threads)) // v)
+        layout = self._cut(False, steps, 1, threads, threads)
+        if layout.parts == 1 and self.loops > 1 and self.reduces:
+            # fewer rows at a time, so that the cache has them from one sweep to the next
+            threads = self.most_threads
+            steps = max(1, min(self.chunk, int(_HELD * 0.75 / self.weight)) // v)
+            return self._made(False, steps, 1, threads, threads, False)
+        return layout
 
     def across(self) -> Layout:
         v, lanes, row = self.vector, self.lanes[0], self.row
