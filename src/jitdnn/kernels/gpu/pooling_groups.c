@@ -135,6 +135,10 @@ FUNCTION void share_of_window(GLOBAL const X *x, int is_aligned, Item item, Axis
 #endif
 
 #if MAX || FORWARD
+#define SHARE_OF_WINDOW(is_aligned)                                                                                     \
+  share_of_window(x + item.image * x_n + item.c * (OFFSET)x_c, is_aligned, item, ad, ah, aw, (OFFSET)x_d, (OFFSET)x_h, \
+                  (OFFSET)x_w, thread, part, (u32)parts_, result, at)
+
 /* One part of the windows of ITEMS items; the results themselves where there is only one part and FORWARD. */
 KERNEL(GROUP)
 void pooling_reduce(ARGUMENTS) {
@@ -151,8 +155,11 @@ void pooling_reduce(ARGUMENTS) {
   PLACE at[LANES];
   const Item item = item_of(is_item ? number : 0, (OFFSET)channels, ad, ah, aw);
   if (is_item) {
-    share_of_window(x + item.image * x_n + item.c * (OFFSET)x_c, is_aligned, item, ad, ah, aw, (OFFSET)x_d, (OFFSET)x_h,
-                    (OFFSET)x_w, thread, part, (u32)parts_, result, at);
+    if (is_aligned) {
+      SHARE_OF_WINDOW(1);
+    } else {
+      SHARE_OF_WINDOW(0);
+    }
   }
   for (int distance = EACH / 2; distance > 0; distance /= 2) {
     const int here = (mine * EACH + thread) * LANES;

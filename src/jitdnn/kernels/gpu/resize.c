@@ -105,6 +105,35 @@ FUNCTION NUMBER weight_of(Axis axis, OFFSET o, OFFSET i, NUMBER cubic) {
 }
 #endif
 
+/* what all taps of an output come to; whether vectors are aligned is a constant, so that many are read at once */
+#define ADD_TAPS(is_aligned)                                                                                   \
+  for (int i = 0; i < TAPS_D; ++i) {                                                                           \
+    for (int j = 0; j < TAPS_H; ++j) {                                                                         \
+      const OFFSET row = held(first_d + i, ad.inputs) * (OFFSET)x_d + held(first_h + j, ah.inputs) * (OFFSET)x_h; \
+      for (int k = 0; k < TAPS_W; ++k) {                                                                       \
+        const OFFSET from = (OFFSET)x_c * c + row + held(first_w + k, aw.inputs) * (OFFSET)x_w;                \
+        const NUMBER weight = weights_d[i] * weights_h[j] * weights_w[k];                                      \
+        load_lanes(x + image * x_n, from, (OFFSET)x_c, left, is_aligned, values);                              \
+        for (int n = 0; n < LANES; ++n) sums[n] += weight * values[n];                                         \
+      }                                                                                                        \
+    }                                                                                                          \
+  }
+
+/* what all outputs that look at an element give back */
+#define ADD_OUTPUTS(is_aligned)                                                                   \
+  for (OFFSET i = low_d; i < high_d; ++i) {                                                       \
+    const NUMBER weight_d = weight_of(ad, i, d, coefficient);                                     \
+    for (OFFSET j = low_h; j < high_h; ++j) {                                                     \
+      const NUMBER weight_dh = weight_d * weight_of(ah, j, h, coefficient);                       \
+      for (OFFSET k = low_w; k < high_w; ++k) {                                                   \
+        const NUMBER weight = weight_dh * weight_of(aw, k, w, coefficient);                       \
+        if (weight == 0) continue;                                                                \
+        load_lanes(dy + image * dy_n, AT(dy, c, i, j, k), (OFFSET)dy_c, left, is_aligned, values); \
+        for (int n = 0; n < LANES; ++n) sums[n] += weight * values[n];                            \
+      }                                                                                           \
+    }                                                                                             \
+  }
+
 /* A unit is LANES channels at one position of the result. */
 KERNEL(GROUP)
 void resize(OPERANDS, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i64 images, i64 channels, AXIS(d), AXIS(h), AXIS(w),
@@ -136,29 +165,17 @@ void resize(OPERANDS, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i64 images,
     NUMBER sums[LANES], values[LANES];
     for (int n = 0; n < LANES; ++n) sums[n] = 0;
 #if FORWARD
-    for (int i = 0; i < TAPS_D; ++i) {
-      for (int j = 0; j < TAPS_H; ++j) {
-        for (int k = 0; k < TAPS_W; ++k) {
-          const OFFSET from = AT(x, c, held(first_d + i, ad.inputs), held(first_h + j, ah.inputs), held(first_w + k, aw.inputs));
-          const NUMBER weight = weights_d[i] * weights_h[j] * weights_w[k];
-          load_lanes(x + image * x_n, from, (OFFSET)x_c, left, is_aligned, values);
-          for (int n = 0; n < LANES; ++n) sums[n] += weight * values[n];
-        }
-      }
+    if (is_aligned) {
+      ADD_TAPS(1)
+    } else {
+      ADD_TAPS(0)
     }
     store_lanes(y + image * y_n, AT(y, c, d, h, w), (OFFSET)y_c, left, is_aligned, sums, (NUMBER)alpha, (NUMBER)beta);
 #else
-    for (OFFSET i = low_d; i < high_d; ++i) {
-      const NUMBER weight_d = weight_of(ad, i, d, coefficient);
-      for (OFFSET j = low_h; j < high_h; ++j) {
-        const NUMBER weight_dh = weight_d * weight_of(ah, j, h, coefficient);
-        for (OFFSET k = low_w; k < high_w; ++k) {
-          const NUMBER weight = weight_dh * weight_of(aw, k, w, coefficient);
-          if (weight == 0) continue;
-          load_lanes(dy + image * dy_n, AT(dy, c, i, j, k), (OFFSET)dy_c, left, is_aligned, values);
-          for (int n = 0; n < LANES; ++n) sums[n] += weight * values[n];
-        }
-      }
+    if (is_aligned) {
+      ADD_OUTPUTS(1)
+    } else {
+      ADD_OUTPUTS(0)
     }
     store_lanes(dx + image * dx_n, AT(dx, c, d, h, w), (OFFSET)dx_c, left, is_aligned, sums, (NUMBER)alpha, (NUMBER)beta);
 #endif
