@@ -17,30 +17,11 @@ import numpy as np
 import pytest
 
 import jitdnn as jd
+from fake_driver import FAKE, Interface, calls, fail, launched, on_gpu, stand_in_for_cupy
 from jitdnn.devices import cuda, cuda_driver
 from jitdnn.devices.scratch import Scratch
 from jitdnn.tensor import DeviceArray, borrow
 from jitdnn.tensor.dlpack import open_capsule
-
-FAKE = ctypes.CDLL("libcuda.so.1")
-FAKE.fake_calls.restype = ctypes.c_long
-FAKE.fake_bytes.restype = ctypes.c_long
-FAKE.fake_launched.restype = ctypes.c_uint64
-FAKE.fake_context.restype = ctypes.c_void_p
-FAKE.fake_set_capturing.argtypes = (ctypes.c_void_p,)
-
-
-def calls(name: str) -> int:
-    return int(FAKE.fake_calls(name.encode()))
-
-
-def fail(name: str, status: int) -> None:
-    FAKE.fake_fail(name.encode(), status)
-
-
-def launched() -> tuple[int, ...]:
-    """Stream, groups, threads, bytes of group memory, and the values of four arguments of the last launch."""
-    return tuple(int(FAKE.fake_launched(n)) for n in range(8))
 
 
 @pytest.fixture(autouse=True)
@@ -50,18 +31,6 @@ def fresh() -> Iterator[None]:
         yield
     FAKE.fake_set_capturing(None)
     jd.current_handle().forget()
-
-
-def on_gpu(shape: tuple[int, ...] = (1, 2, 8, 8), device: str = "cuda:0") -> DeviceArray:
-    return jd.to_device(np.random.default_rng(0).standard_normal(shape).astype(np.float32), device)
-
-
-class Interface:
-    """An array of somebody else."""
-
-    def __init__(self, array: DeviceArray, stream: int | None = None, **more: Any) -> None:
-        about = dict(array.__cuda_array_interface__)
-        self.array, self.__cuda_array_interface__ = array, about | {"stream": stream} | more
 
 
 def test_the_device_is_described() -> None:
@@ -248,30 +217,6 @@ class TestStreams:
         assert (y.shape, y.strides, y.dtype) == ((1, 2, 4, 4), (128, 64, 16, 4), np.float32)
         assert launched()[0] == 0x60
         assert launched()[4:6] == (x.data.ptr, y.data.ptr)
-
-
-def stand_in_for_cupy() -> Any:
-    """As much of CuPy as is used."""
-
-    class ndarray:  # noqa: N801
-        def __init__(self, shape: Any, dtype: Any, memory: Any, strides: Any) -> None:
-            self.shape, self.dtype, self.strides, self.memory = shape, np.dtype(dtype), strides, memory
-            self.data = types.SimpleNamespace(ptr=memory.pointer)
-            self.device = types.SimpleNamespace(id=0)
-
-    class Device:
-        def __init__(self, index: int) -> None: ...
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_: object) -> None: ...
-
-    module: Any = types.ModuleType("cupy")
-    module.ndarray = ndarray
-    module.cuda = types.SimpleNamespace(
-        Device=Device,
-        alloc=lambda size: jd.empty((size,), "u8", "cuda"),
-        get_current_stream=lambda index: types.SimpleNamespace(ptr=0x60),
-    )
-    return module
 
 
 class TestProtocols:
