@@ -427,6 +427,14 @@ def test_find_measures_by_events() -> None:
     assert plan.seconds == pytest.approx(1e-5, rel=1)
 
 
+def test_find_goes_on_without_what_cannot_be_launched() -> None:
+    with jd.settings(choice="find", target="cuda"):
+        fail("cuLaunchKernel", 1)
+        plan = jd.plan("pool_fwd max n1 c2 h18 w18 window3 stride1 pad0 f32 nchw")
+    refused = [c.refused for c in plan.candidates if c.refused is not None]
+    assert any(reason.startswith("it cannot be launched: launch of") for reason in refused)
+
+
 def test_numbers_of_own_kernels_are_on_the_device() -> None:
     kernel = jd.elementwise("a, x: a * x")
     x = on_gpu((8,))

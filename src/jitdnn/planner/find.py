@@ -75,9 +75,13 @@ def find(
     try:
         if on_gpu:
             kernels = [Contender((c.what.kernel, c.what.workspace)) for c in contenders]
-            measure_on_gpu(problem, epilogue, device, kernels, seconds)
-            for contender, measured in zip(contenders, kernels, strict=True):
+            failed = measure_on_gpu(problem, epilogue, device, kernels, seconds)
+            for number, (contender, measured) in enumerate(zip(contenders, kernels, strict=True)):
                 contender.samples = measured.samples
+                if number in failed:
+                    at = options.index(contender.what.option)
+                    options[at] = options[at].refused(f"it cannot be launched: {failed[number]}")
+            contenders = [c for number, c in enumerate(contenders) if number not in failed]
         else:
             _measure(problem, epilogue, contenders, seconds, request.keeps_filter)
     except MemoryError:

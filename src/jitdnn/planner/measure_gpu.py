@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 
 from jitdnn.devices.gpu import GpuDevice, Memory
+from jitdnn.errors import DeviceError
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.planner.operands import make_operand
 from jitdnn.planner.sampling import Contender, measure
@@ -27,8 +28,11 @@ def measure_on_gpu(
     device: Device,
     contenders: Sequence[Contender[tuple[Kernel, int]]],
     seconds: float,
-) -> None:
-    """Fill in the samples of (kernel, bytes of workspace). Raises OutOfMemory, a MemoryError, without room."""
+) -> dict[int, str]:
+    """Fill in the samples of (kernel, bytes of workspace); returns why not, for those that the driver does not launch.
+
+    Raises OutOfMemory, a MemoryError, without room, and DeviceError if nothing can be launched.
+    """
     gpu = cast(GpuDevice, device)
     own = gpu.own_stream()
     stream = gpu.stream(own)
@@ -68,6 +72,14 @@ def measure_on_gpu(
 
         return gpu.measure(stream, give) / calls
 
-    for contender in contenders:
-        run(contender.what, 1)  # loads the code, which must not be in the first sample
-    measure(contenders, run, perf_counter() + seconds, settles=False)
+    failed: dict[int, str] = {}
+    for number, contender in enumerate(contenders):
+        try:
+            run(contender.what, 1)  # loads the code, which must not be in the first sample
+        except DeviceError as error:
+            failed[number] = str(error)
+            if len(failed) == len(contenders):
+                raise
+    running = [contender for number, contender in enumerate(contenders) if number not in failed]
+    measure(running, run, perf_counter() + seconds, settles=False)
+    return failed
