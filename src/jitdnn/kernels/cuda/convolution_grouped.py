@@ -194,7 +194,7 @@ def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) ->
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 10):
         if rows > 1 and rows >= h.blocks + 2:
             continue
-        registers = 4 * tiles * rows * h.unit * w.unit + 2 * taps * steps * tiles + 8 * steps * w.reach + 44
+        registers = 4 * tiles * rows * h.unit * w.unit + 2 * taps * steps * tiles + 8 * steps * w.reach + 52
         if registers > 250:
             continue
         resident = max(1, min(8, _REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
