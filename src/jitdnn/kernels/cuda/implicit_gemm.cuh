@@ -28,11 +28,14 @@ constexpr int CHUNKS_K = BK_BYTES / 16, CHUNKS_M = BM / CHUNK, CHUNKS_N = BN / C
 constexpr int A_BYTES = BM * BK_BYTES, STAGE_BYTES = (BM + BN) * BK_BYTES;
 constexpr bool IS_TF32 = ELEMENT_BYTES == 4;
 
-// What the exchange of chunks XORs in a row.
+// What the exchange of chunks XORs in a row: the rows of a matrix fall into all eight groups of banks.
 template <int CHUNKS>
 FUNCTION constexpr int twist(int row) {
-    if constexpr (CHUNKS >= 8)
+    static_assert(CHUNKS % 8 == 0 || CHUNKS == 12 || CHUNKS == 4 || CHUNKS == 2, "an exchange stays in its row");
+    if constexpr (CHUNKS % 8 == 0)
         return row & 7;
+    else if constexpr (CHUNKS == 12)  // every second row begins half a line of banks further on
+        return row / 2 & 3;
     else
         return row / (8 / CHUNKS) & (CHUNKS - 1);
 }
@@ -91,6 +94,14 @@ FUNCTION void read_words(u32 (&r)[4], const LanePlace &lane, const u8 *operand, 
     }
 }
 
+template <bool ACROSS, int CHUNKS, bool IS_A>
+FUNCTION LanePlace operand_place(int first) {
+    if constexpr (ACROSS && IS_TF32)
+        return lane_place_of_words<CHUNKS>(first);
+    else
+        return lane_place<ACROSS, CHUNKS, IS_A>(first);
+}
+
 struct Fragments {
     u32 a[TILES_M][4];
     u32 b[TILES_N / 2][4];
@@ -140,10 +151,8 @@ template <bool A_ACROSS, bool B_ACROSS, class Loader>
 FUNCTION void accumulate(SUM (&sums)[TILES_M][TILES_N][4], Loader &loader, u8 *stages, int first, int count) {
     const int warp = threadIdx.x / 32, warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
     constexpr bool words_a = A_ACROSS && IS_TF32, words_b = B_ACROSS && IS_TF32;
-    const LanePlace lane_a = words_a ? lane_place_of_words<CHUNKS_M>(warp_m)
-                                     : lane_place<A_ACROSS, A_ACROSS ? CHUNKS_M : CHUNKS_K, true>(warp_m);
-    const LanePlace lane_b = words_b ? lane_place_of_words<CHUNKS_N>(warp_n)
-                                     : lane_place<B_ACROSS, B_ACROSS ? CHUNKS_N : CHUNKS_K, false>(warp_n);
+    const LanePlace lane_a = operand_place<A_ACROSS, A_ACROSS ? CHUNKS_M : CHUNKS_K, true>(warp_m);
+    const LanePlace lane_b = operand_place<B_ACROSS, B_ACROSS ? CHUNKS_N : CHUNKS_K, false>(warp_n);
     const u32 base = smem_address(stages);
 
     auto read = [&](Fragments &f, int stage, int step) {
