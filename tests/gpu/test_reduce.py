@@ -186,3 +186,14 @@ def test_long_rows_are_cut(device: Any) -> None:
 def test_compiles(words: str, architecture: Any) -> None:
     for op in ("add", "max indices_i64", "norm2"):
         ROWS.build(parse(f"reduce {op} {words}"), architecture)
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 5), (4, 70, 2)])
+def test_bytes_in_short_runs(shape: tuple[int, int, int], device: Any) -> None:
+    """Two neighbouring bytes are no word."""
+    x = np.random.default_rng(0).integers(0, 200, shape)
+    row = (shape[0], 1, 1)
+    strides = (shape[1] * (shape[2] + 2), shape[2] + 2, 1)
+    tensors = [TensorDescriptor(shape, strides, "u8"), TensorDescriptor.packed(row, "f32")]
+    (ours,) = own(device, [trace(lambda x: x)], ["add"], tensors, (1, 2), [x])
+    np.testing.assert_array_equal(ours.ravel(), x.sum((1, 2)))

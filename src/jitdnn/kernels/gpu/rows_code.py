@@ -250,7 +250,8 @@ class Text:
         step = walked[1][t]
         if walked[0] == 1 or (step == 0 and layout.is_across):
             return "same" if layout.is_across else "each"
-        if step == 1 and DTYPES[self.code.dtypes[t]] <= 4 and layout.vector > 1:
+        size = DTYPES[self.code.dtypes[t]]
+        if step == 1 and size <= 4 and layout.vector > 1 and layout.vector * size >= 4:
             return "words"
         return "same" if step == 0 and layout.vector > 1 else "each"
 
