@@ -40,6 +40,7 @@ from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype, 
 LAUNCH_SECONDS = 3e-6
 _DENSE, _SCATTERED = "dense", "scattered"
 _MOST_IN_FLIGHT = 4  # vectors that a thread loads before it uses the first
+_SINGLES = 4  # elements, where vectors cannot be
 _GROUPS_TO_FILL = 16  # groups a multiprocessor should have before threads do more than one vector
 _SECTOR = 32  # bytes that memory is read in
 _MOST_ARGUMENTS = 100  # of all devices: beyond it, extents and strides are written into the text
@@ -189,34 +190,43 @@ class _Linear:
 
     def text(self) -> str:
         code, vector, unroll = self.code, self.vector, self.unroll
-        packed = {(d, vector) for t, d in enumerate(code.dtypes) if self.moves[t] != REPEATED}
+        kinds = {(dtype, count) for dtype in code.dtypes for count in (1, vector)}
         checks = " && ".join(
             f"IS_ALIGNED(p{t}, {min(16, vector * DTYPES[d])})"
             for t, d in enumerate(code.dtypes)
             if self.moves[t] in (_DENSE, UNIT)
         )
-        held = "".join(f"    {self._holder(t)} q{t}[{unroll}];\n" for t in range(self.inputs))
-        loop = f"#pragma unroll\n    for (int u = 0; u < {unroll}; ++u) {{\n"
-        at = f"      const INDEX at = first + (u * {THREADS} + THREAD_ID) * {vector};\n"
-        return f"""{packs(packed)}
+        group, together = THREADS * vector * unroll, min(_SINGLES, vector * unroll)
+        return f"""{packs(kinds)}
 KERNEL({THREADS}) void elementwise({signature(code)}) {{
-{base_lines(code)}  const INDEX first = (INDEX)GROUP_ID(0) * {THREADS * vector * unroll};
-  const INDEX last = first + {THREADS * vector * unroll};
-  if (last <= total && {checks or 1}) {{
-{held}{loop}{at}{self._digits()}{"".join(self._load(t) for t in range(self.inputs))}    }}
-{loop}{at}{self._digits()}{self._finish()}    }}
-  }} else {{
-    for (INDEX at = first + THREAD_ID; at < (last < total ? last : (INDEX)total); at += {THREADS}) {{
-{self._digits()}{self._single()}    }}
+{base_lines(code)}  const INDEX group = (INDEX)GROUP_ID(0) * {group};
+  if (group + {group} <= total && {checks or 1}) {{
+    const INDEX first = group;
+{self._steps(vector, unroll, is_sure=True)}  }} else {{
+    for (INDEX first = group; first < group + {group} && first < total; first += {THREADS * together}) {{
+{self._steps(1, together, is_sure=False)}    }}
   }}
 }}
 """
 
-    def _holder(self, tensor: int) -> str:
-        dtype = self.code.dtypes[tensor]
-        if self.moves[tensor] == REPEATED:
-            return self.code.computing
-        return f"pack_{dtype}_{self.vector}"
+    def _steps(self, vector: int, unroll: int, is_sure: bool) -> str:
+        """Some vectors of each thread, from the number `first` on: load all, then compute and store all.
+
+        Where they are not sure to be within the tensors, vectors must be single elements.
+        """
+        code = self.code
+        held = "".join(
+            f"    {code.computing if self.moves[t] == REPEATED else f'pack_{d}_{vector}'} q{t}[{unroll}];\n"
+            for t, d in enumerate(code.dtypes[: self.inputs])
+        )
+        loop = (
+            f"#pragma unroll\n    for (int u = 0; u < {unroll}; ++u) {{\n"
+            f"      const INDEX at = first + (u * {THREADS} + THREAD_ID) * {vector};\n"
+        )
+        opening, closing = ("", "    }\n") if is_sure else ("      if (at < total) {\n", "      }\n    }\n")
+        loads = "".join(self._load(t, vector) for t in range(self.inputs))
+        loading = f"{held}{loop}{opening}{self._digits()}{loads}{closing}" if self.inputs else ""
+        return f"{loading}{loop}{opening}{self._digits()}{self._finish(vector)}{closing}"
 
     def _place(self, tensor: int) -> str:
         return f"o{tensor}" if tensor in self.apart else "at"
@@ -239,17 +249,19 @@ KERNEL({THREADS}) void elementwise({signature(code)}) {{
             lines.append(f"      const INDEX o{t} = {' + '.join(terms) or '0'};\n")
         return "".join(lines)
 
-    def _load(self, tensor: int) -> str:
+    def _load(self, tensor: int, vector: int) -> str:
         """Bring what a vector needs of an input into registers."""
         dtype, move, place = self.code.dtypes[tensor], self.moves[tensor], self._place(tensor)
-        if move in (_DENSE, UNIT):
-            return f"      q{tensor}[u] = load_{dtype}_{self.vector}(p{tensor} + {place});\n"
         if move == REPEATED:
             return f"      q{tensor}[u] = ({self.code.computing})number_{dtype}(p{tensor}[{place}]);\n"
+        if vector == 1:
+            return f"      q{tensor}[u].items[0] = p{tensor}[{place}];\n"
+        if move in (_DENSE, UNIT):
+            return f"      q{tensor}[u] = load_{dtype}_{vector}(p{tensor} + {place});\n"
         if move == STRIDED:
             step = f"(INDEX)s{tensor}_{self.axes - 1}"
             return (
-                f"#pragma unroll\n      for (int j = 0; j < {self.vector}; ++j)\n"
+                f"#pragma unroll\n      for (int j = 0; j < {vector}; ++j)\n"
                 f"        q{tensor}[u].items[j] = p{tensor}[{place} + j * {step}];\n"
             )
         return self._walk(tensor)
@@ -276,28 +288,16 @@ KERNEL({THREADS}) void elementwise({signature(code)}) {{
       }}
 """
 
-    def _finish(self) -> str:
+    def _finish(self, vector: int) -> str:
         code = self.code
         values = [
             f"q{t}[u]" if self.moves[t] == REPEATED else f"({code.computing})number_{d}(q{t}[u].items[j])"
             for t, d in enumerate(code.dtypes[: self.inputs])
         ]
-        text = code.results(values, self.vector)
+        text = code.results(values, vector)
         for number in range(len(code.expressions)):
             t = self.inputs + number
-            is_whole = self.moves[t] in (_DENSE, UNIT)
-            step = "" if is_whole else f" * (INDEX)s{t}_{self.axes - 1}"
-            text += code.store(number, f"p{t} + {self._place(t)}", self.vector, step, is_whole)
-        return text
-
-    def _single(self) -> str:
-        code = self.code
-        values = [
-            f"({code.computing})number_{d}(p{t}[{self._place(t)}])"
-            for t, d in enumerate(code.dtypes[: self.inputs])
-        ]
-        text = code.results(values, 1)
-        for number in range(len(code.expressions)):
-            t = self.inputs + number
-            text += code.store(number, f"p{t} + {self._place(t)}", 1, "", False)
+            is_whole = vector > 1 and self.moves[t] in (_DENSE, UNIT)
+            step = "" if is_whole or vector == 1 else f" * (INDEX)s{t}_{self.axes - 1}"
+            text += code.store(number, f"p{t} + {self._place(t)}", vector, step, is_whole)
         return text
