@@ -25,13 +25,20 @@ VARIANTS = 3  # of each method that are kept for a tuner, best first by the mode
 
 
 class _Depthwise(Algorithm):
-    """What the methods share: a list of plans, cheapest first, of which `number` is taken."""
+    """What the methods share: a list of plans, cheapest first, of which `number` is taken (`variants` has them all)."""
 
     problem = Convolution
     deterministic = True
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
+        if number:
+            self.name = f"{type(self).name}_{number + 1}"  # type: ignore[misc]
+
+    @classmethod
+    def variants(cls) -> list[Algorithm]:
+        """The algorithm with its first, second, ... plan, for a tuner to choose from."""
+        return [cls(number) for number in range(VARIANTS)]
 
     def plans(self, problem: Convolution, device: Any) -> Sequence[Any]:
         """The plans for a problem that has a window."""
@@ -120,5 +127,10 @@ def _sliding(problem: Convolution, device: Any) -> Sequence[Any]:
 
 
 def _best(found: list[Any], device: GpuDevice) -> Sequence[Any]:
-    """The cheapest plans, each of another tile."""
-    return tuple(sorted(found, key=lambda plan: plan.seconds(device))[:VARIANTS])
+    """The cheapest plans, no two of the same shape of tile."""
+    chosen: dict[Any, Any] = {}
+    for plan in sorted(found, key=lambda plan: float(plan.seconds(device))):
+        chosen.setdefault(plan.shape, plan)
+        if len(chosen) == VARIANTS:
+            break
+    return tuple(chosen.values())

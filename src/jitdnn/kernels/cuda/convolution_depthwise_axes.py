@@ -99,6 +99,11 @@ class Window:
         return self.multiplier == 1 and self.input.strides[1] == self.output.strides[1] == 1
 
     @property
+    def has_channel_lanes(self) -> bool:
+        """Whether neighbouring threads take neighbouring channels: of several results of a channel, these."""
+        return self.is_channels_last or (self.multiplier > 1 and self.output.strides[1] == 1)
+
+    @property
     def bytes_moved(self) -> int:
         return self.input.nbytes + self.output.nbytes
 

@@ -145,6 +145,11 @@ class Sliding:
     axes: tuple[Axis, Axis, Axis]
     tile: Tile
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What makes plans different enough to be worth measuring both."""
+        return self.tile.channels, self.tile.columns, self.tile.depths, self.tile.ahead
+
     @cached_property
     def element(self) -> int:
         return DTYPES[self.window.dtype]
@@ -230,7 +235,7 @@ class Sliding:
             + writes * (1.5 * tile.channels + 3)
             + 12
         )
-        apart = tile.channels if self.window.is_channels_last else tile.columns
+        apart = tile.channels if self.window.has_channel_lanes else tile.columns
         # packs of columns are one access for several
         read_packs, write_packs = column_packs(self.window, self.axes[2], tile.columns)
         own = self.rows_in * self.planes_read * tile.columns * self.axes[2].stride
@@ -338,7 +343,7 @@ def choices(window: Window) -> list[Sliding]:
         depth, _, width = axes
         for channels in widths(window):
             packs = window.channels // channels
-            side = sides(packs, channels * DTYPES[window.dtype]) if window.is_channels_last else 1
+            side = sides(packs, channels * DTYPES[window.dtype]) if window.has_channel_lanes else 1
             for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
                 for depths, ahead in itertools.product(tilings(depth, (1, 2, 3, 4)), (1, 2, 4)):
                     tile = Tile(channels, columns, depths, 1, side, 128, ahead=ahead)

@@ -49,6 +49,11 @@ class SlidingFilter:
     tile: Tile
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """What makes plans different enough to be worth measuring both."""
+        return self.tile.channels, self.tile.columns, self.tile.depths, self.tile.ahead
+
+    @property
     def element(self) -> int:
         return DTYPES[self.window.dtype]
 
@@ -158,7 +163,7 @@ def choices(window: Window, device: GpuDevice) -> list[SlidingFilter]:
         for channels in widths(window):
             packs = window.channels // channels
             side = sides(packs, channels * DTYPES[window.dtype])
-            if not window.is_channels_last:
+            if not window.has_channel_lanes:
                 side = 1
             for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
                 for depths, ahead in itertools.product(tilings(depth, (1, 2)), (1, 2)):
