@@ -89,6 +89,8 @@ def test_awkward_shapes(words: str, mode: str, direction: str, device: Any, alig
         "n1 c3 h31 w33 window31x33 f64",
         "n1 c8 h64 w64 window64 bf16",
         "n1 c24 h64 w64 window64 bf16 nhwc",
+        "n5 c33 h7 w7 window7 bf16",  # planes that follow one another
+        "n3 c70 h5 w9 window5x9",
     ],
 )
 def test_whole_planes(words: str, mode: str, direction: str, device: Any, alignment: str) -> None:

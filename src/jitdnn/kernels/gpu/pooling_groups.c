@@ -5,10 +5,18 @@
  * where they have neighbouring elements; WHOLE 1 if a window is a plane whose elements lie at equal distances, of which
  * VECTOR neighbours are accessed at once; PLACE, an integer that holds a place in a plane.
  *
+ * FLAT 1 where the planes of a tensor follow one another without gaps: a group then takes the planes of its items as one
+ * run of memory, by VECTOR elements (16 bytes), and has room for STAGED numbers.
+ *
  * An item is LANES channels of one output. `parts` groups share the windows of the same items: each leaves what it found in
  * workspace, PLACE [parts][items][LANES] if MAX, and behind these as many NUMBER.
  */
 #define GROUP 256
+#ifdef __OPENCL_VERSION__
+#define LOCAL_POINTER __local
+#else
+#define LOCAL_POINTER
+#endif
 #define EACH (GROUP / ITEMS)
 #define UNROLL_4 _Pragma("unroll 4")
 #define ARGUMENTS                                                                                                          \
@@ -60,6 +68,22 @@ FUNCTION void enter(NUMBER value, PLACE place, NUMBER *result, PLACE *at) {
   *result += value;
 #endif
 }
+
+#if FLAT
+#define RUN(t) ((t) + GROUP_ID(0) * ITEMS * (i64)count)
+/* the elements of the group's planes, as numbers; those behind the last plane are left out */
+FUNCTION void stage(GLOBAL const X *run, OFFSET end, int is_aligned, LOCAL_POINTER NUMBER *staged) {
+  NUMBER values[VECTOR];
+  UNROLL_4 for (OFFSET i = THREAD_ID * VECTOR; i < end; i += GROUP * VECTOR) {
+    if (i + VECTOR <= end) {
+      load_vector(run, i, VECTOR, is_aligned, values);
+      UNROLL for (int v = 0; v < VECTOR; ++v) staged[i + v] = values[v];
+    } else {
+      for (int v = 0; i + v < end; ++v) staged[i + v] = (NUMBER)LOAD(X, run, i + v);
+    }
+  }
+}
+#endif
 
 #if MAX || FORWARD
 /* what this thread's elements of one part of a window come to */
@@ -154,6 +178,21 @@ void pooling_reduce(ARGUMENTS) {
   NUMBER result[LANES];
   PLACE at[LANES];
   const Item item = item_of(is_item ? number : 0, (OFFSET)channels, ad, ah, aw);
+#if FLAT
+  LOCAL NUMBER staged[STAGED];
+  const OFFSET count = ad.extent * ah.extent * aw.extent;
+  const i64 left = items_ - GROUP_ID(0) * ITEMS;
+  const OFFSET end = (OFFSET)(left < ITEMS ? left : ITEMS) * count;
+  if (is_multiple(x, VECTOR * (int)sizeof(X))) {
+    stage(RUN(x), end, 1, staged);
+  } else {
+    stage(RUN(x), end, 0, staged);
+  }
+  BARRIER();
+  result[0] = MAX ? -LARGEST : 0;
+  at[0] = -1;
+  for (OFFSET i = thread; is_item && i < count; i += EACH) enter(staged[mine * count + i], (PLACE)i, result, at);
+#else
   if (is_item) {
     if (is_aligned) {
       SHARE_OF_WINDOW(1);
@@ -161,6 +200,7 @@ void pooling_reduce(ARGUMENTS) {
       SHARE_OF_WINDOW(0);
     }
   }
+#endif
   for (int distance = EACH / 2; distance > 0; distance /= 2) {
     const int here = (mine * EACH + thread) * LANES;
     BARRIER();
@@ -235,6 +275,53 @@ void pooling_join(ARGUMENTS) {
 }
 #else
 
+#if FLAT
+/* The gradient of whole planes that follow one another: the group's as one run of memory. */
+KERNEL(GROUP)
+void pooling_spread(ARGUMENTS) {
+  LOCAL NUMBER gradients[ITEMS];
+  LOCAL PLACE chosen[ITEMS];
+  const Axis ad = MAKE_AXIS(d), ah = MAKE_AXIS(h), aw = MAKE_AXIS(w);
+  const OFFSET count = ad.extent * ah.extent * aw.extent;
+  const i64 left = items_ - GROUP_ID(0) * ITEMS;
+  const OFFSET planes = (OFFSET)(left < ITEMS ? left : ITEMS), end = planes * count;
+  for (OFFSET n = THREAD_ID; n < planes; n += GROUP) {
+    const u32 number = (u32)GROUP_ID(0) * ITEMS + (u32)n;
+    const Item item = item_of(number, (OFFSET)channels, ad, ah, aw);
+    const NUMBER gradient = (NUMBER)LOAD(X, dy + item.image * dy_n, (OFFSET)dy_c * item.c);
+#if MAX
+    NUMBER result[1];
+    PLACE at[1];
+    join(workspace, number, parts_, items_, result, at);
+    chosen[n] = at[0];
+    gradients[n] = gradient;
+#else
+    gradients[n] = gradient / (NUMBER)count;
+#endif
+  }
+  BARRIER();
+  const int is_aligned = is_multiple(dx, VECTOR * (int)sizeof(X));
+  GLOBAL X *run = RUN(dx);
+  for (OFFSET i = THREAD_ID * VECTOR; i < end; i += GROUP * VECTOR) {
+    NUMBER values[VECTOR];
+    OFFSET plane = i / count, place = i - plane * count;
+    UNROLL for (int v = 0; v < VECTOR; ++v) {
+      if (i + v >= end) break;
+#if MAX
+      values[v] = chosen[plane] == (PLACE)place ? gradients[plane] : 0;
+#else
+      values[v] = gradients[plane];
+#endif
+      if (++place == count) place = 0, ++plane;
+    }
+    if (i + VECTOR <= end) {
+      store_scaled(run, i, VECTOR, is_aligned, values, (NUMBER)alpha, (NUMBER)beta);
+    } else {
+      for (int v = 0; i + v < end; ++v) store_scaled(run, i + v, 1, 0, values + v, (NUMBER)alpha, (NUMBER)beta);
+    }
+  }
+}
+#else
 /* The gradient of whole planes: a share for every element, or all for the largest. */
 KERNEL(GROUP)
 void pooling_spread(ARGUMENTS) {
@@ -270,4 +357,5 @@ void pooling_spread(ARGUMENTS) {
     store_scaled(to, i * VECTOR * (OFFSET)dx_w, LANES * VECTOR, is_aligned, values, (NUMBER)alpha, (NUMBER)beta);
   }
 }
+#endif
 #endif

@@ -26,6 +26,8 @@ A_THREAD = 8  # accesses of one thread, about
 NEIGHBOURS = 8  # vectors of channels that lie side by side in a group
 WANTED = 16  # groups for each multiprocessor
 MOST_PARTS = 256
+FLAT_ELEMENTS = 4096  # of the planes that a group takes as one run of memory
+A_RUN = 16  # planes whose elements are a whole number of 16 bytes
 MOST_ITEMS = 1 << 30
 
 
@@ -41,6 +43,7 @@ class Form:
     count: int  # items of the problem
     parts: int
     spread: int  # groups that write to the same planes
+    is_flat: bool = False  # planes follow one another
 
 
 class PoolingGroups(PlainPooling):
@@ -100,6 +103,8 @@ class PoolingGroups(PlainPooling):
             "CHANNELS_INNER": int(form.is_inner),
             "WHOLE": int(form.is_whole),
             "VECTOR": form.vector,
+            "FLAT": int(form.is_flat),
+            "STAGED": -(-form.items * geometry.inputs // 1024) * 1024 if form.is_flat else 0,
         }
         texts = ("pooling_access.c", "pooling_bounds.c", "pooling_groups.c")
         text = read_text("jitdnn.kernels.gpu", *texts)
@@ -128,6 +133,12 @@ def form_of(problem: Pooling, device: GpuDevice) -> Form:
     taps, vector = prod(axis.window for axis in geometry.axes), 1
     if is_whole and lanes == 1 and problem.x.dtype in PACKED:
         vector = min(_run(geometry, t, 16 // item) for t in large)
+    if is_whole and not is_inner and vector < 16 // item and _is_flat(geometry, large):
+        items = FLAT_ELEMENTS // geometry.inputs // A_RUN * A_RUN
+        items = next((n for n in (256, 128, 64, 32, 16) if n <= items), 0)
+        if items:
+            count = geometry.images * geometry.channels
+            return Form(1, items, False, True, 16 // item, count, 1, 1, True)
     accesses = max(1, taps // vector)
     vectors = geometry.channels // lanes
     count = geometry.images * vectors * geometry.outputs
@@ -144,6 +155,13 @@ def form_of(problem: Pooling, device: GpuDevice) -> Form:
     if not is_forward:
         parts = parts if problem.mode == "max" else 1
     return Form(lanes, items, is_inner, is_whole, vector, count, parts, spread)
+
+
+def _is_flat(geometry: Geometry, large: tuple[int, ...]) -> bool:
+    """The planes of these tensors follow one another without gaps, and are of real numbers of 4 bytes or less."""
+    packed = (geometry.channels * geometry.inputs, geometry.inputs)
+    is_real = geometry.tensors[0].dtype in PACKED
+    return is_real and all(geometry.steps[t] == packed and geometry.axes[-1].steps[t] == 1 for t in large)
 
 
 def _place_type(problem: Pooling, device: GpuDevice) -> str:

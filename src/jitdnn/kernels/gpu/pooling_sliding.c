@@ -2,8 +2,9 @@
  * to the windows that it is in.
  *
  * Defines beside those of pooling_access.c: MAX 1 or 0 (average); COUNTS_PADDING; FORWARD; INDEX, if the places of the
- * maxima are a result, its type; HAS_EMPTY 1 if windows may see nothing of the image; PLACE; KH, KW the window; SH, SW the stride; BEFORE_H, BEFORE_W the padding; LANES
- * neighbouring channels of a thread; COLUMNS, its outputs in a row, or backward tiles of SH x SW elements; VECTOR and
+ * maxima are a result, its type; PLACE, an integer that holds a place in a plane; HAS_EMPTY 1 if windows may see nothing of
+ * the image; KH, KW the window; SH, SW the stride; BEFORE_H, BEFORE_W the padding; LANES neighbouring channels of a thread;
+ * COLUMNS, its outputs in a row, or backward tiles of SH x SW elements; VECTOR and
  * VECTOR_OUT, neighbouring columns of x and dx, and of y and dy, that are accessed at once (1 if LANES are more).
  *
  * Backward, tile (t, u) is rows t * SH .. and columns u * SW .. of dx; the windows that reach it begin FIRST_H and FIRST_W
@@ -214,8 +215,8 @@ FUNCTION void slide(GLOBAL const X *x, GLOBAL X *y,
 #define LOAD_NEW_ROWS(p)
 #endif
 
-FUNCTION void slide(GLOBAL const X *dy, GLOBAL const X *x, GLOBAL X *dx, Shape s, OFFSET dy_h, OFFSET dy_w, OFFSET x_h, OFFSET x_w,
-                    OFFSET dx_h, OFFSET dx_w, OFFSET row, OFFSET tile, NUMBER alpha, NUMBER beta, int is_aligned,
+FUNCTION void slide(GLOBAL const X *dy, GLOBAL const X *x, GLOBAL X *dx, Shape s, OFFSET dy_h, OFFSET dy_w, OFFSET x_h,
+                    OFFSET x_w, OFFSET dx_h, OFFSET dx_w, OFFSET row, OFFSET tile, NUMBER alpha, NUMBER beta, int is_aligned,
                     int is_plain) {
   NUMBER gradients[WINDOW_ROWS][GRADIENTS], next[WINDOWS * LANES];
   const OFFSET first = tile * COLUMNS, tiles = (s.inputs_h + SH - 1) / SH;

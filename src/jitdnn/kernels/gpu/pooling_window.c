@@ -2,8 +2,8 @@
  * windows that its elements lie in.
  *
  * Defines beside those of pooling_access.c: MAX 1 or 0 (average); COUNTS_PADDING; ADAPTIVE; LANES; CHANNELS_INNER 1 where
- * neighbouring threads have neighbouring channels, 0 for neighbouring columns; INDEX, if the
- * places of the maxima are a result, its type; PLACE, an integer that holds a place in a plane; FORWARD.
+ * neighbouring threads have neighbouring channels, 0 for neighbouring columns; INDEX, if the places of the maxima are a
+ * result, its type; PLACE, an integer that holds a place in a plane; FORWARD.
  *
  * A unit is LANES channels at one position of one image. Offsets within an image are of type OFFSET.
  */

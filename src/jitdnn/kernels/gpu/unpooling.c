@@ -61,7 +61,9 @@ FUNCTION void store(GLOBAL X *p, OFFSET i, NUMBER value, NUMBER alpha, NUMBER be
 #define LARGE_PLACE(number) place_of(c, number, (OFFSET)large_height, (OFFSET)large_width)
 
 #if FORWARD
-#define LAST_AT(number) ((i64)image * channels * LARGE_SIZE + (CHANNELS_INNER ? (number) * (OFFSET)channels + c : c * LARGE_SIZE + (number)))
+#define LAST_AT(number)                    \
+  ((i64)image * channels * LARGE_SIZE +    \
+   (CHANNELS_INNER ? (number) * (OFFSET)channels + c : c * LARGE_SIZE + (number)))
 
 KERNEL(GROUP)
 void unpooling_clear(ARGUMENTS) {
