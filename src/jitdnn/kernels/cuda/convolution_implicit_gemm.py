@@ -34,6 +34,7 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     best_cut,
     copy_bytes,
     index_type,
+    linear_step,
     listed,
     packing_text,
     seconds,
@@ -311,6 +312,10 @@ def source_of(
     text = read_text("jitdnn.kernels.cuda", "implicit_gemm.cuh") + code.functions
     text += read_text("jitdnn.kernels.cuda", "implicit_gemm.cu")
     text += packing_text(plan.data_pack, plan.filter_pack)
+    step = None
+    if len(form.classes) == 1:
+        results = [axis.classes[0].results for axis in form.axes]
+        step = linear_step((form.images, *results), (form.result.image, *form.result.space))
     defines = (
         *type_defines(plan.dtype, result),
         *cut.defines(form.works, plan.parts_at),
@@ -338,6 +343,8 @@ def source_of(
         ("FILTER_DEPTH", plan.filter_depth),
         ("FILTER_COLUMNS", plan.filter_columns),
         ("FILTER_ACROSS", int(plan.is_across)),
+        ("IS_RESULT_LINEAR", int(step is not None)),
+        ("RESULT_STEP", step or 0),
         ("RESULT_IMAGE", form.result.image),
         ("RESULT_GROUP", form.result.group),
         ("RESULT_COLUMN", form.result.channel),

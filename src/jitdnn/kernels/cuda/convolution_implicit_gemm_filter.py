@@ -30,6 +30,7 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     best_cut,
     copy_bytes,
     index_type,
+    linear_step,
     listed,
     packing_text,
     seconds,
@@ -262,7 +263,7 @@ def source_of(plan: Plan) -> Source:
     text = read_text("jitdnn.kernels.cuda", "implicit_gemm.cuh", "implicit_gemm_filter.cu")
     text += packing_text(plan.data_pack, plan.outer_pack)
     a, b, c = three(taps, 1)
-    step = _linear_step(plan)
+    step = linear_step((problem.n, *three(problem.output_spatial, 1)), (plan.outer.image, *plan.outer.space))
     defines = (
         *type_defines(problem.x.dtype, dw.dtype),
         *cut.defines([plan.work], plan.parts_at),
@@ -314,22 +315,6 @@ def _leaves(problem: Convolution) -> list[bool]:
     """For each axis of space, whether some tap of some pixel of dy meets no pixel of x."""
     forward = form_of(replace(problem, direction="fwd"))
     return [axis.is_masked for axis in forward.axes[3 - len(problem.spatial) :]]
-
-
-def _linear_step(plan: Plan) -> int | None:
-    """The distance from pixel to pixel of dy, if all of them are equally far apart."""
-    extents = (plan.problem.n, *three(plan.problem.output_spatial, 1))
-    strides = (plan.outer.image, *plan.outer.space)
-    step: int | None = None
-    run = 1
-    for extent, stride in zip(reversed(extents), reversed(strides), strict=True):
-        if extent > 1:
-            if step is None:
-                step = stride
-            elif stride != step * run:
-                return None
-            run *= extent
-    return step or 0
 
 
 def launches_of(plan: Plan) -> list[Launch]:

@@ -1,6 +1,6 @@
 // Convolution forward and backward to the data, and the matrix product: an implicit matrix product
 //
-//     result[pixel, column] = sum over taps and channels of  data[pixel moved by tap, channel] * filter[column, tap, channel]
+//     result[pixel, column] = sum over (tap, channel) of data[pixel moved by tap, channel] * filter[column, tap, channel]
 //
 // with rows = pixels (image, place), columns = channels of the result, and the reduction over (tap, channel), channels
 // inside. A strided backward data is several of these, one for each residue of the place modulo the stride ("class"):
@@ -8,13 +8,15 @@
 //
 // Blocks: axis 0 tiles, columns inside, and their parts; axis 1 groups; axis 2 classes. TILES of the largest class.
 //
-// Macros beside those of implicit_gemm.cuh: DEPTH (channels of a group), WIDTH (columns of a group), IMAGES,
-// CLASSES, CLASS_TABLE (see Class), SHIFTS, FILTER_STEPS (of a tap along the three axes), MOVES (results per step of
-// data), SPREAD (results of a class lie so far apart), EXTENTS (of the data), DATA_*, FILTER_*, RESULT_* (strides),
-// MASK_AXES, COPY_A, COPY_B (bytes of an asynchronous copy; 0: element by element), FILTER_ACROSS, PARTS, INDEX.
+// Macros beside those of implicit_gemm.cuh: DEPTH (channels of a group; FILTER_DEPTH of them the filter has), WIDTH
+// (columns of a group; FILTER_COLUMNS may be read), IMAGES, CLASSES, CLASS_TABLE (see Class), SHIFTS, FILTER_STEPS (of a
+// tap along the three axes), MOVES (of the data from result to result), SPREAD (results of a class lie so far apart),
+// EXTENTS (of the data), MASK_AXES (taps may lie outside), IS_MASKED (their bits fit), DATA_*, FILTER_*, RESULT_*
+// (strides; RESULT_STEP from pixel to pixel if IS_RESULT_LINEAR), COPY_A, COPY_B (bytes of an asynchronous copy; 0:
+// element by element), FILTER_ACROSS, INDEX.
 
 struct Class {
-    int results[3], residue[3], taps[3], offset[3], start[3];  // start: bias of the first tap in the filter
+    int results[3], residue[3], taps[3], offset[3], start[3];  // start: the first tap's place in the filter
 };
 
 struct __align__(16) Tap {
@@ -290,6 +292,7 @@ FUNCTION void finish_run(const Class &c, const Tile &tile, INDEX m, int column, 
         at[axis] = at[axis] * spread[axis] + c.residue[axis];
         start += (INDEX)(at[axis] * strides[axis]);
     }
+    if constexpr (IS_RESULT_LINEAR) start = m * (INDEX)RESULT_STEP;
     const int count = min(RUN, (int)(WIDTH - column));
     const INDEX channel = (INDEX)tile.group * WIDTH + column;
     start += (INDEX)(tile.group * (i64)RESULT_GROUP + column * (i64)RESULT_COLUMN);
@@ -304,8 +307,8 @@ FUNCTION void finish_run(const Class &c, const Tile &tile, INDEX m, int column, 
 }
 
 KERNEL2(BLOCK, RESIDENT)
-void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha,
-                   SCALE beta) {
+void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace,
+                   SCALE alpha, SCALE beta) {
     extern __shared__ __align__(128) u8 shared[];
     const Class c = class_of(blockIdx.z);
     const INDEX pixels = (INDEX)IMAGES * c.results[0] * c.results[1] * c.results[2];
@@ -344,15 +347,16 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
             if (tile.row + row >= pixels || tile.column + column >= WIDTH) continue;
             SUM values[RUN];
             read_run(staged + row * LINE + column, values);
-            finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS, (REAL)alpha,
-                       (REAL)beta);
+            finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS,
+                       (REAL)alpha, (REAL)beta);
         }
     }
 }
 
-// Adds the parts of a divided tile in their order. Axis 0: such tiles; axis 1 groups; axis 2 pieces of tiles within classes.
+// Adds the parts of a divided tile in their order. Axis 0: such tiles; axis 1 groups; axis 2 pieces of them in classes.
 KERNEL(256)
-void add_parts(const DTYPE *, const DTYPE *, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
+void add_parts(const DTYPE *, const DTYPE *, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha,
+               SCALE beta) {
     constexpr int pieces = (BM * RUNS + 255) / 256;
     const int number = blockIdx.z / pieces, run = blockIdx.z % pieces * 256 + threadIdx.x;
     const Class c = class_of(number);
@@ -371,5 +375,6 @@ void add_parts(const DTYPE *, const DTYPE *, RESULT *result EPILOGUE_PARAMETERS,
 #pragma unroll
         for (int e = 0; e < RUN; ++e) values[e] += more[e];
     }
-    finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS, (REAL)alpha, (REAL)beta);
+    finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS, (REAL)alpha,
+               (REAL)beta);
 }

@@ -12,8 +12,7 @@
 // that ldmatrix reads at once lie in different banks.
 //
 // Macros: DTYPE, SUM (f32, or i32 for i8), DTYPE_IS_INTEGER, MULTIPLY, RESULT, REAL (of alpha times a sum), PACK,
-// BM, BN, BK_BYTES, WM, WN, STAGES, BUFFERS (of fragments),
-// WHOLE, PARTS, PARTS_AT (bytes into the workspace).
+// BM, BN, BK_BYTES, WM, WN, STAGES, BUFFERS (of fragments), TILES, WHOLE, PARTS, PARTS_AT (bytes into the workspace).
 
 #define METHOD __device__ __forceinline__
 
@@ -75,8 +74,8 @@ FUNCTION void read_16(u32 (&r)[4], const LanePlace &lane, u32 operand, int numbe
         ldmatrix_x4(r, operand + lane.line + number * (16 * CHUNKS * 16) + (lane.chunk ^ (step * 32)));
 }
 
-// The same for 4-byte elements that lie across, which ldmatrix cannot transpose. A lane reads the element of row (column)
-// g or g + 8 at t or t + 4 of the reduction, with g = lane / 4 and t = lane % 4.
+// The same for 4-byte elements that lie across, which ldmatrix cannot transpose. A lane reads the elements of rows
+// (columns) g and g + 8 at t and t + 4 of the reduction, with g = lane / 4 and t = lane % 4.
 template <int CHUNKS>
 FUNCTION LanePlace lane_place_of_words(int first) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -129,9 +128,9 @@ FUNCTION void multiply(SUM (&sums)[TILES_M][TILES_N][4], const Fragments &f) {
 // A stage is asked for in so many shares, one in each step but the last, so that addresses are made while sums are.
 constexpr int LOADS = STEPS > 2 ? STEPS - 1 : 1;
 
-// Adds the products of `count` blocks of the reduction from number `first` on. `loader.load<share>(stage, number)` starts
-// a share of the copies of one block into a stage, zeros where there is nothing, as in block `loader.blocks`: asking for
-// that one behind the last keeps branches out of the loop.
+// Adds the products of `count` blocks of the reduction from number `first` on. `loader.load<share>(stage, number)`
+// starts a share of the copies of one block into a stage, zeros where there is nothing, as in block `loader.blocks`:
+// asking for that one behind the last keeps branches out of the loop.
 template <int SHARE, class Loader>
 FUNCTION void load_shares(Loader &loader, u8 *stage, int number) {
     loader.template load<SHARE>(stage, number);
@@ -194,7 +193,8 @@ FUNCTION void accumulate(SUM (&sums)[TILES_M][TILES_N][4], Loader &loader, u8 *s
             }
             if constexpr (BUFFERS == 2) read(fragments[(step + 1) % 2], reading, (step + 1) % STEPS);
             if (step < LOADS)
-                load_share(loader, step, stages + writing, i + STAGES - 1 < count ? first + i + STAGES - 1 : loader.blocks);
+                load_share(loader, step, stages + writing,
+                           i + STAGES - 1 < count ? first + i + STAGES - 1 : loader.blocks);
             if (step == LOADS - 1) {
                 cp_async_commit();
                 writing = writing == (STAGES - 1) * STAGE_BYTES ? 0 : writing + STAGE_BYTES;
@@ -208,8 +208,8 @@ FUNCTION void accumulate(SUM (&sums)[TILES_M][TILES_N][4], Loader &loader, u8 *s
 
 // ---- Which tile a block has ---------------------------------------------------------------------------------------
 //
-// Along axis 0 the first WHOLE tiles have a block each. The others, which would leave the machine half empty, are divided
-// along the reduction into PARTS blocks each, all first parts first.
+// Along axis 0 the first WHOLE tiles have a block each. The others, which would leave the machine half empty, are
+// divided along the reduction into PARTS blocks each, all first parts first.
 
 struct Share {
     u32 tile;

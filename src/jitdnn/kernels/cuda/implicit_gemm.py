@@ -270,6 +270,20 @@ def three(numbers: Sequence[int], fill: int) -> tuple[int, int, int]:
     return a, b, c
 
 
+def linear_step(extents: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The distance from element to element of nested axes, outermost first, if it is always the same."""
+    step, run = 0, 1
+    for extent, stride in zip(reversed(extents), reversed(strides), strict=True):
+        if extent <= 1:
+            continue
+        if run == 1:
+            step = stride
+        elif stride != step * run:
+            return None
+        run *= extent
+    return step
+
+
 def listed(numbers: Sequence[object]) -> str:
     """Numbers as the inside of a C initializer."""
     return ", ".join(str(number).lower() if isinstance(number, bool) else str(number) for number in numbers)

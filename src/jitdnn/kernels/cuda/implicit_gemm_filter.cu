@@ -7,10 +7,10 @@
 //
 // Blocks: axis 0 tiles (TILES), columns inside, and their parts; axis 1 groups.
 //
-// Macros beside those of implicit_gemm.cuh: HEIGHT (channels of dy in a group; OUTER_CHANNELS
-// packed), DEPTH (channels of x in a group, packed; CHANNELS of them count), TAPS_*, PLACES (of an image),
-// IMAGES, RESULTS (extents of dy), EXTENTS (of x), MOVES (step of x per result), SHIFTS (of x per tap), OFFSETS (of the
-// first tap), MASK_AXES (taps may lie outside), DATA_* (strides of x), OUTER_* (of dy), RESULT_* (of dw), COPY_A, COPY_B, PARTS, INDEX.
+// Macros beside those of implicit_gemm.cuh: HEIGHT (channels of dy in a group; OUTER_CHANNELS packed), DEPTH (channels
+// of x in a group, packed; CHANNELS of them count), TAPS_*, IMAGES, PLACES (of an image), RESULTS (extents of dy), EXTENTS
+// (of x), MOVES (step of x per result), SHIFTS (of x per tap), OFFSETS (of the first tap), MASK_AXES (taps may lie
+// outside), DATA_* (strides of x), OUTER_* (of dy), RESULT_* (of dw), COPY_A, COPY_B, INDEX.
 
 constexpr int COLUMNS = TAPS_0 * TAPS_1 * TAPS_2 * DEPTH;
 constexpr INDEX TILES_WIDE = (COLUMNS + BN - 1) / BN;
@@ -166,7 +166,8 @@ FUNCTION Tile tile_at(u32 number) {
 }
 
 // Stores eight columns of a row of a tile.
-FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums)[RUN], RESULT *result, REAL alpha, REAL beta) {
+FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums)[RUN], RESULT *result, REAL alpha,
+                         REAL beta) {
     constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2};
     constexpr i64 strides[3] = {RESULT_STRIDES};
     result += RESULT_BASE + (INDEX)(tile.group * (i64)RESULT_GROUP + row * (i64)RESULT_ROW);
@@ -197,14 +198,15 @@ FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums
 }
 
 KERNEL2(BLOCK, RESIDENT)
-void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *result, u8 *workspace, SCALE alpha, SCALE beta) {
+void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *result, u8 *workspace, SCALE alpha,
+                          SCALE beta) {
     extern __shared__ __align__(128) u8 shared[];
     const Share share = share_of_block(TILES);
     const Tile tile = tile_at(share.tile);
     Loader loader;
     loader.data = (IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) + tile.group * (i64)DATA_GROUP;
-    loader.outer = (IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) + tile.group * (i64)OUTER_GROUP +
-                   tile.row * (i64)OUTER_CHANNEL;
+    loader.outer = (IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) +
+                   tile.group * (i64)OUTER_GROUP + tile.row * (i64)OUTER_CHANNEL;
     loader.rows = OUTER_CHANNELS - tile.row;
     loader.set_columns(tile.column);
 

@@ -20,7 +20,7 @@ from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cuda import convolution_implicit_gemm as product
 from jitdnn.kernels.cuda import convolution_implicit_gemm_filter as gradient
-from jitdnn.kernels.cuda.implicit_gemm import TILES, Reordered, Tile
+from jitdnn.kernels.cuda.implicit_gemm import TILES, Reordered, Tile, linear_step
 from jitdnn.kernels.cuda.implicit_gemm_form import Batch
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
@@ -103,19 +103,9 @@ class MatrixUnitsInPlace(MatrixUnits):
 
 def batch_steps(problem: MatMul) -> tuple[int, int, int] | None:
     """The distance from product to product in a, b and c; None if it is not always the same."""
-    steps = []
-    for tensor in (problem.a, problem.b, problem.c):
-        step, run = 0, 1
-        for extent, stride in zip(reversed(tensor.shape[:-2]), reversed(tensor.strides[:-2]), strict=True):
-            if extent == 1:
-                continue
-            if run == 1:
-                step = stride
-            elif stride != step * run:
-                return None
-            run *= extent
-        steps.append(step)
-    return steps[0], steps[1], steps[2]
+    tensors = problem.a, problem.b, problem.c
+    a, b, c = (linear_step(tensor.shape[:-2], tensor.strides[:-2]) for tensor in tensors)
+    return None if a is None or b is None or c is None else (a, b, c)
 
 
 def view_of(problem: MatMul, way: str) -> View:
