@@ -21,7 +21,9 @@ def pytest_configure(config: pytest.Config) -> None:
     hash of all that it depends on. Measured times are not, so that none of an earlier run decides
     anything."""
     os.environ["JITDNN_CACHE_DIR"] = str(_CACHE)
-    os.environ["POCL_CACHE_DIR"] = str(_CACHE / "pocl")  # the OpenCL driver's own
+    # the OpenCL driver's own cache; its optimiser takes longer than small kernels run
+    os.environ["POCL_CACHE_DIR"] = str(_CACHE / "pocl")
+    os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
     if not hasattr(config, "workerinput"):  # once, not in every worker
         for store in _CACHE.glob("tuning-*"):
             store.unlink(missing_ok=True)
