@@ -108,7 +108,9 @@ def test_every_operation(device: Any, dtype: str) -> None:
         is_number = np.isfinite(expected)
         np.testing.assert_array_equal(actual[~is_number], expected[~is_number], err_msg=name)
         bound = BOUNDS.get(name, 6.0) * eps
-        if name in ("normal_tail", "normal_density") and dtype == "f64":  # of which NumPy's own argument is rounded
+        if (
+            name in ("normal_tail", "normal_density") and dtype == "f64"
+        ):  # of which NumPy's own argument is rounded
             bound = 1e-12
         np.testing.assert_allclose(
             actual[is_number], expected[is_number], rtol=bound, atol=smallest, err_msg=name
