@@ -168,7 +168,7 @@ def test_what_banded_refuses(words: str, reason: str, cuda_device: Any) -> None:
         "conv_fwd n16 c768 w1000 k768 s31 pad15 g768 bf16 nhwc",
     ],
 )
-def test_layers_of_networks_compile_without_spills(words: str, architecture: Any) -> None:
+def test_layers_of_networks_compile(words: str, architecture: Any) -> None:
     problem = convolution(words)
     for algorithm in (DepthwiseSliding(), DepthwiseBanded()):
         if algorithm.refuse(problem, architecture) is None:

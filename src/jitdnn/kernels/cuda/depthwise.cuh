@@ -133,8 +133,8 @@ FUNCTION void pick(const Pack<count> &pack, int i, Pack<1> &one) {
 #endif
 }
 
-// Places of the input relative to the first that a tile reads. A tile's first result lies at a place that leaves `residue`
-// when divided by the stride of a scattered axis; NOWHERE if the tap does not lead to a whole place.
+// Places of the input relative to the first that a tile reads. A tile's first result lies at a place that leaves
+// `residue` when divided by the stride of a scattered axis; NOWHERE if the tap does not lead to a whole place.
 constexpr int NOWHERE = -1000000;
 
 static constexpr __device__ int floor_divide(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }

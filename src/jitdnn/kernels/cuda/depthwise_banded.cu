@@ -4,17 +4,18 @@
 //   rows m     16 tiles of 8 results: side by side, of several rows' lines, of several images
 //   columns n  the 8 results of a tile        k   16 columns of the input
 //   B[k][n] = w[row][8 * block + SHIFT + k - n], zero where there is no such tap
-// A step makes PR rows of results from the PR + H_TAPS - 1 rows that lie in the planes (depthwise_planes.cuh), two barriers a
-// step; the rows that the next step adds are on their way meanwhile, and results go out through planes of their own.
-// ROLLING: the taps' fragments come from shared memory, those of PR rows in registers at a time; otherwise all are in
-// registers. A number that is not finite spreads to results up to 15 columns away.
+// A step makes PR rows of results from the PR + H_TAPS - 1 rows that lie in the planes (depthwise_planes.cuh), two
+// barriers a step; the rows that the next step adds are on their way meanwhile, and results go out through planes of
+// their own. ROLLING: the taps' fragments come from shared memory, those of PR rows in registers at a time; otherwise
+// all are in registers. A number that is not finite spreads to results up to 15 columns away.
 //
-// Macros beside those of depthwise_planes.cuh: CW (channels of a warp), PR, ROLLING, SLOTS (rows of the planes), PLANE and
-// OUT_PLANE (words of a channel), ROW_FIRST, ROW_END (rows of a line that are not all padding), MIN_BLOCKS, and the epilogue as
-// in depthwise_sliding.cu.
+// Macros beside those of depthwise_planes.cuh: CW (channels of a warp), PR, ROLLING, SLOTS (rows of the planes), PLANE
+// and OUT_PLANE (words of a channel), ROW_FIRST, ROW_END (rows of a line that are not all padding), MIN_BLOCKS, and the
+// epilogue as in depthwise_sliding.cu.
 
 constexpr int HALVES = (BLOCKS + 1) / 2, GROUPS_OF_ROWS = (HB + PR - 1) / PR;
-constexpr int TABLE = 4 * BLOCKS + 4;  // words of a row of taps, of which there are two copies: of even and of odd starts
+// words of a row of taps, of which there are two copies: of even and of odd starts
+constexpr int TABLE = 4 * BLOCKS + 4;
 constexpr int OUT_TASKS = PR * LINES * SEG * 4 * LANES_OF_CHANNELS;
 constexpr int CHANNEL_STRIPS = (CHANNELS + CH - 1) / CH;
 
@@ -75,7 +76,8 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
 #pragma unroll
             for (int b = 0; b < 2 * HALVES; b++) {
                 int channel = c0 + warp * CW + c;
-                taps[r][c][b] = b < BLOCKS && channel < CHANNELS ? tap_pair(w, channel, r, 8 * b + SHIFT + 2 * t - g) : 0;
+                bool is_tap = b < BLOCKS && channel < CHANNELS;
+                taps[r][c][b] = is_tap ? tap_pair(w, channel, r, 8 * b + SHIFT + 2 * t - g) : 0;
             }
 #endif
 
@@ -97,7 +99,8 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
     const u8 *bytes = (const u8 *)shared;
     f32 sums[PR][CW][MT][4];
 
-    // the products of one row of the input, `j` rows behind the first of the step, with PR rows of taps; `inner`: all are taps
+    // the products of one row of the input, `j` rows behind the first of the step, with PR rows of taps; `inner`: all
+    // are taps
     auto multiply_row = [&](int j, int slot, auto inner, auto tap_rows) {
         const u8 *row = bytes + slot * (LINES * LINE_BLOCKS * 16);
 #pragma unroll
@@ -165,7 +168,8 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
                 blend(second, to + (OFFSET)W_OUT_PITCH * (OFFSET)W_OUT_STEP, OUT_HAS(W, q + W_OUT_PITCH), beta);
             }
             if (OUT_HAS(W, q)) first.template store<whole>(to);
-            if (OUT_HAS(W, q + W_OUT_PITCH)) second.template store<whole>(to + (OFFSET)W_OUT_PITCH * (OFFSET)W_OUT_STEP);
+            if (OUT_HAS(W, q + W_OUT_PITCH))
+                second.template store<whole>(to + (OFFSET)W_OUT_PITCH * (OFFSET)W_OUT_STEP);
         }
     };
 

@@ -1,13 +1,14 @@
 // The gradient of a depthwise filter of stride 1 on the matrix units.
 //
-// Of one channel and one row of taps, x columns i of a tile's band times dy columns n of the tile, summed over tiles, rows
-// and images, is an ordinary product of 16 tiles at a time: D[i][n] = sum of x[tile][i] * dy[tile][n]. The gradient of tap s
-// is the sum of D along the diagonal i - n + SHIFT = s. A warp has CW channels and RG rows of taps; a step takes PR rows of
-// dy and the rows of x that they meet. Groups go through every PARTS-th group of lines and leave their sums in the workspace,
-// [PARTS][taps][CHANNELS] f32, which `sum_parts` adds in a fixed order: no atomics, the same result every time.
+// Of one channel and one row of taps, x columns i of a tile's band times dy columns n of the tile, summed over tiles,
+// rows and images, is an ordinary product of 16 tiles at a time: D[i][n] = sum of x[tile][i] * dy[tile][n]. The
+// gradient of tap s is the sum of D along the diagonal i - n + SHIFT = s. A warp has CW channels and RG rows of taps; a
+// step takes PR rows of dy and the rows of x that they meet. Groups go through every PARTS-th group of lines and leave
+// their sums in the workspace, [PARTS][taps][CHANNELS] f32, which `sum_parts` adds in a fixed order: no atomics, the
+// same result every time.
 //
-// Macros beside those of depthwise_planes.cuh: CW, PR, RG, TAP_GROUPS (of RG rows of taps), TAP_WARPS (of them that a group
-// has), SLOTS, PLANE, DY_PLANE (words of a channel), ROW_FIRST, ROW_END, PARTS, MIN_BLOCKS.
+// Macros beside those of depthwise_planes.cuh: CW, PR, RG, TAP_GROUPS (of RG rows of taps), TAP_WARPS (of them that a
+// group has), SLOTS, PLANE, DY_PLANE (words of a channel), ROW_FIRST, ROW_END, PARTS, MIN_BLOCKS.
 
 constexpr int HALVES = (BLOCKS + 1) / 2, STEPS = (HB + PR - 1) / PR;
 constexpr int CHANNEL_STRIPS = (CHANNELS + CH - 1) / CH, LINE_GROUPS = (LINE_COUNT + LINES - 1) / LINES;
@@ -27,8 +28,8 @@ void depthwise_filter(const element *__restrict__ x, const element *__restrict__
     int tap_row0 = (blockIdx.x / CHANNEL_STRIPS * TAP_WARPS + warp / (CH / CW)) * RG;
     if (threadIdx.x < 4) zero[threadIdx.x] = 0;
 
-    // where a lane finds the 16 bytes that it hands to ldmatrix, in x (even and odd last blocks) and in dy; tiles that a group
-    // does not have are zeros
+    // where a lane finds the 16 bytes that it hands to ldmatrix, in x (even and odd last blocks) and in dy; tiles that
+    // a group does not have are zeros
     int item = lane % 8 + lane / 16 * 8, dy_item = lane % 16;
     bool is_item = item < LINES * SEG, is_dy_item = dy_item < LINES * SEG;
     int from = (own * PLANE + 4 * (item / SEG * LINE_BLOCKS + item % SEG)) * 4;
@@ -64,7 +65,8 @@ void depthwise_filter(const element *__restrict__ x, const element *__restrict__
                 u32 b[PR][2];
 #pragma unroll
                 for (int p = 0; p < PR; p++) {
-                    const u8 *place = dy_bytes + (step % 2 * PR + p) * (LINES * SEG * 16) + dy_from + c * (DY_PLANE * 4);
+                    int row = (step % 2 * PR + p) * (LINES * SEG * 16);
+                    const u8 *place = dy_bytes + row + dy_from + c * (DY_PLANE * 4);
                     ldmatrix_x2_trans(b[p], is_dy_item ? place : nothing);
                 }
 #pragma unroll
@@ -79,8 +81,10 @@ void depthwise_filter(const element *__restrict__ x, const element *__restrict__
                         const u8 *place = line + 32 * i + (2 * i + 1 < BLOCKS ? second : 0);
                         ldmatrix_x4_trans(a, is_item ? place : nothing);
 #pragma unroll
-                        for (int p = 0; p < PR; p++)
-                            if (j - p >= 0 && j - p < RG) multiply(sums[c][j - p >= 0 && j - p < RG ? j - p : 0][i], a, b[p]);
+                        for (int p = 0; p < PR; p++) {
+                            bool is_here = j - p >= 0 && j - p < RG;
+                            if (is_here) multiply(sums[c][is_here ? j - p : 0][i], a, b[p]);
+                        }
                     }
                 }
             }

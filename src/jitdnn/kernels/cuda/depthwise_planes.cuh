@@ -1,14 +1,15 @@
-// Planes of shared memory for depthwise convolutions on the matrix units: one channel's rows, 8 neighbouring columns in 16
-// bytes, so that one ldmatrix takes 16 tiles of 8 columns of a channel to the fragments of an mma.
+// Planes of shared memory for depthwise convolutions on the matrix units: one channel's rows, 8 neighbouring columns in
+// 16 bytes, so that one ldmatrix takes 16 tiles of 8 columns of a channel to the fragments of an mma.
 //
-// A line is what one row of one image (or of a strip, segment or phase of it) becomes: SEG tiles of 8 results, side by side.
-// A group has LINES lines, whose tiles are the 16 * MT rows of its products, and CH channels; a line's rows are counted from
-// its first result. Tile i of the group reads the blocks of 8 columns i / SEG * LINE_BLOCKS + i % SEG + (0 ... BLOCKS - 1).
+// A line is what one row of one image (or of a strip, segment or phase of it) becomes: SEG tiles of 8 results, side by
+// side. A group has LINES lines, whose tiles are the 16 * MT rows of its products, and CH channels; a line's rows are
+// counted from its first result. Tile i of the group reads the blocks of 8 columns i / SEG * LINE_BLOCKS + i % SEG + (0
+// ... BLOCKS - 1).
 //
-// Macros beside those of depthwise.cuh: CH, V (channels of an access), SEG, SEGMENTS, LINES, LINE_BLOCKS, BLOCKS, SHIFT (the
-// first column of a line's first block is place SHIFT of the segment), MT, CHUNKS (strips of HB rows), ROW_SHIFT (columns
-// that the next row lies further, where the rows of a line are segments of one long row), LINE_COUNT, WARPS, and the steps of
-// depthwise_sliding.cu.
+// Macros beside those of depthwise.cuh: CH, V (channels of an access), SEG, SEGMENTS, LINES, LINE_BLOCKS, BLOCKS, SHIFT
+// (the first column of a line's first block is place SHIFT of the segment), MT, CHUNKS (strips of HB rows), ROW_SHIFT
+// (columns that the next row lies further, where the rows of a line are segments of one long row), LINE_COUNT, WARPS,
+// and the steps of depthwise_sliding.cu.
 
 constexpr int THREAD_COUNT = 32 * WARPS, LANES_OF_CHANNELS = CH / V;
 constexpr int ITEMS = 16 * MT, LINE_BLOCKS_READ = SEG + BLOCKS - 1;
@@ -48,9 +49,12 @@ FUNCTION LineStart line_start(const element *x, element *y, int number) {
     return line;
 }
 
-// Exchanges words so that lanes with neighbouring channels touch different banks: a plane is 4 words more than a multiple of
-// 32, and lane l of LANES_OF_CHANNELS takes word i ^ turn(l) at step i.
-FUNCTION int turn_of(int lane_of_channels) { return lane_of_channels % LANES_OF_CHANNELS * (V / LANES_OF_CHANNELS > 0 ? V / LANES_OF_CHANNELS : 1) % V; }
+// Exchanges words so that lanes with neighbouring channels touch different banks: a plane is 4 words more than a
+// multiple of 32, and lane l of LANES_OF_CHANNELS takes word i ^ turn(l) at step i.
+FUNCTION int turn_of(int lane_of_channels) {
+    constexpr int APART = V > LANES_OF_CHANNELS ? V / LANES_OF_CHANNELS : 1;
+    return lane_of_channels % LANES_OF_CHANNELS * APART % V;
+}
 FUNCTION void turn(u32 (&words)[V], int by) {
 #pragma unroll
     for (int bit = 1; bit < V; bit *= 2)
@@ -88,8 +92,8 @@ FUNCTION void part(const u32 (&words)[V], Pack<V> &first, Pack<V> &second) {
 #endif
 }
 
-// `rows` rows of the input of all lines and channels of the group, as pairs of columns in registers: `load` fetches those from
-// `row0` on, `put` writes them to slots of the planes. Rows outside of first ... end - 1 are left alone.
+// `rows` rows of the input of all lines and channels of the group, as pairs of columns in registers: `load` fetches
+// those from `row0` on, `put` writes them to slots of the planes. Rows outside of first ... end - 1 are left alone.
 template <int rows, int blocks, int line_blocks, int slots, int plane, bool is_output>
 struct Rows {
     static constexpr int PAIRS = LINES * blocks * 4, TASKS = rows * PAIRS * LANES_OF_CHANNELS;
@@ -124,14 +128,16 @@ struct Rows {
                 there = line.is_there && OUT_HAS(H, h) && row < HB;
                 p = line.y + (c0 + c + (OFFSET)h * (OFFSET)H_OUT_STEP + (OFFSET)w * (OFFSET)W_OUT_STEP);
                 if (there && OUT_HAS(W, w)) values[k][0].template load<aligned>(p);
-                if (there && OUT_HAS(W, w + W_OUT_PITCH)) values[k][1].template load<aligned>(p + (OFFSET)W_OUT_PITCH * (OFFSET)W_OUT_STEP);
+                if (there && OUT_HAS(W, w + W_OUT_PITCH))
+                    values[k][1].template load<aligned>(p + (OFFSET)W_OUT_PITCH * (OFFSET)W_OUT_STEP);
             } else {
                 h = line.h_in + (ROW_SHIFT ? 0 : row * H_IN_PITCH);
                 w = line.w_in + W_IN_PITCH * (2 * pair + SHIFT + row * ROW_SHIFT);
                 there = line.has_input && IN_HAS(H, h);
                 p = line.x + (c0 + c + (OFFSET)h * (OFFSET)H_IN_STEP + (OFFSET)w * (OFFSET)W_IN_STEP);
                 if (there && IN_HAS(W, w)) values[k][0].template load<aligned>(p);
-                if (there && IN_HAS(W, w + W_IN_PITCH)) values[k][1].template load<aligned>(p + (OFFSET)W_IN_PITCH * (OFFSET)W_IN_STEP);
+                if (there && IN_HAS(W, w + W_IN_PITCH))
+                    values[k][1].template load<aligned>(p + (OFFSET)W_IN_PITCH * (OFFSET)W_IN_STEP);
             }
         }
     }
@@ -153,8 +159,8 @@ struct Rows {
     }
 };
 
-// The rows of a line that the first step needs beside those that it adds, which are left in `rows`; the next are always on
-// their way.
+// The rows of a line that the first step needs beside those that it adds, which are left in `rows`; the next are always
+// on their way.
 template <typename InputRows>
 FUNCTION void fill(InputRows &rows, u32 *planes, const LineStart *lines, int c0, bool aligned) {
     constexpr int BEFORE = (H_TAPS - 1 + PR - 1) / PR;

@@ -1,15 +1,15 @@
 // Depthwise convolution, forward and backward to the data, on the ordinary units: rows slide through registers.
 //
 // A thread has CPT neighbouring channels of a tile of DB x QB results, and slides down HB blocks of rows. A step reads
-// ROWS_IN rows of the input and adds them to the STEPS blocks of ROWS_OUT rows of results that they reach; sums[j] is the
-// block that j steps have reached before, so moving on renames sums[j - 1] to sums[j], which the first products of each
-// do for nothing. The rows of the AHEAD next steps are on their way while these are multiplied.
+// ROWS_IN rows of the input and adds them to the STEPS blocks of ROWS_OUT rows of results that they reach; sums[j] is
+// the block that j steps have reached before, so moving on renames sums[j - 1] to sums[j], which the first products of
+// each do for nothing. The rows of the AHEAD next steps are on their way while these are multiplied.
 //
-// Macros beside those of depthwise.cuh: CPT, QB, DB, HB, AHEAD, CB (packs of channels that lie side by side in a block),
-// THREAD_COUNT, MIN_BLOCKS, IN_PACK, OUT_PACK, ALIGNMENT (elements that accesses are aligned to), IMAGES, CHANNELS (of y), MULTIPLIER, INDEX (type of a thread's number), OFFSET (type of an
-// offset within an image), X_N, X_C, Y_N, Y_C, W_C, W_BASE (elements), W_DENSE (the filters are one run of
-// memory), and of the epilogue
-// EPILOGUE(sum, n, c, d, h, w), which is the sum if there is none, and its operands.
+// Macros beside those of depthwise.cuh: CPT, QB, DB, HB, AHEAD, CB (packs of channels that lie side by side in a
+// block), THREAD_COUNT, MIN_BLOCKS, IN_PACK, OUT_PACK, ALIGNMENT (elements that accesses are aligned to), IMAGES,
+// CHANNELS (of y), MULTIPLIER, INDEX (type of a thread's number), OFFSET (type of an offset within an image), X_N, X_C,
+// Y_N, Y_C, W_C, W_BASE (elements), W_DENSE (the filters are one run of memory), and of the epilogue EPILOGUE(sum, n,
+// c, d, h, w), which is the sum if there is none, and its operands.
 
 constexpr int ROWS_IN = H_SCATTERED ? 1 : H_STRIDE, ROWS_OUT = H_SCATTERED ? H_STRIDE : 1;
 constexpr int STEPS = (H_TAPS + H_STRIDE - 1) / H_STRIDE;
@@ -33,11 +33,15 @@ constexpr int CHUNKS = (BLOCK_COUNT + HB - 1) / HB, GROUPS_OF_CHANNELS = CHANNEL
 static constexpr __device__ int tap_of(int j, int u, int v) {
     return H_SCATTERED ? ROWS_OUT * (STEPS - 1 - j) + v : ROWS_IN * j + u;
 }
-static constexpr __device__ bool is_column_read(int j) { return is_read(W_SCATTERED, W_STRIDE, W_RESIDUE, QB, W_TAPS, W_FIRST + j); }
-static constexpr __device__ bool is_plane_read(int e) { return is_read(D_SCATTERED, D_STRIDE, D_RESIDUE, DB, D_TAPS, D_FIRST + e); }
+static constexpr __device__ bool is_column_read(int j) {
+    return is_read(W_SCATTERED, W_STRIDE, W_RESIDUE, QB, W_TAPS, W_FIRST + j);
+}
+static constexpr __device__ bool is_plane_read(int e) {
+    return is_read(D_SCATTERED, D_STRIDE, D_RESIDUE, DB, D_TAPS, D_FIRST + e);
+}
 
-// of the columns that a tile reads, those at its own place: where neighbouring columns are neighbours in memory, they come in
-// packs of IN_PACK, and results go in packs of OUT_PACK
+// of the columns that a tile reads, those at its own place: where neighbouring columns are neighbours in memory, they
+// come in packs of IN_PACK, and results go in packs of OUT_PACK
 constexpr int OWN = IN_PACK > 1 ? -W_IN_ORIGIN : 0;
 static constexpr __device__ bool is_in_pack(int j) {
     return j >= OWN && j < OWN + QB * W_STRIDE && OWN + (j - OWN) / IN_PACK * IN_PACK + IN_PACK <= COLUMNS;
@@ -269,8 +273,8 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
 }
 
 KERNEL2(THREAD_COUNT, MIN_BLOCKS)
-void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_ARGUMENTS, u8 *workspace, f64 alpha,
-               f64 beta) {
+void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_ARGUMENTS,
+               u8 *workspace, f64 alpha, f64 beta) {
     // tensors that begin at an odd element are rare, and the same code with smaller accesses
     bool aligned = ((u64)x | (u64)y | (W_DENSE ? (u64)w : 0)) % (ALIGNMENT * sizeof(element)) == 0;
     if (ALIGNMENT == 1 || aligned)

@@ -1,8 +1,9 @@
 // The gradient of a depthwise filter on the ordinary units: rows slide through registers.
 //
-// A thread has CPT neighbouring channels, a sum for each of their taps, and a window of the STEPS last rows of dy. An item
-// is a tile of DB x QB columns of dy over HB rows; a thread takes every (gridDim.y * SLOTS)-th item. The threads of a group
-// add their sums in a fixed order, `sum_parts` adds those of the groups: no atomics, the same result every time.
+// A thread has CPT neighbouring channels, a sum for each of their taps, and a window of the STEPS last rows of dy. An
+// item is a tile of DB x QB columns of dy over HB rows; a thread takes every (gridDim.y * SLOTS)-th item. The threads
+// of a group add their sums in a fixed order, `sum_parts` adds those of the groups: no atomics, the same result every
+// time.
 //
 // Macros: those of depthwise_sliding.cu; PARTS is gridDim.y. The workspace is [PARTS][taps][CHANNELS] f32.
 
