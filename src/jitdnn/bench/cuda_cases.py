@@ -22,13 +22,15 @@ EPSILON = 1e-5
 class Case:
     """One operation: `ours` writes to memory that is there already, `theirs` gets `inputs`.
 
-    `truth` makes the expected results of ours, where what PyTorch computes is no guide."""
+    `truth` makes the expected results of ours, where what PyTorch computes is no guide. `is_captured`: whether a graph
+    can hold our call, which must not get anything new from the host."""
 
     inputs: tuple[Any, ...]
     ours: Callable[[], Any]
     theirs: Callable[..., Any]
     bytes: int
     truth: Callable[..., Any] | None = None
+    is_captured: bool = True
 
 
 Make = Callable[[], Case]
@@ -159,6 +161,7 @@ def _dropout(t: _Tensors) -> Case:
 
     return Case((x,), lambda: jd.dropout(x, 0.5, state, out=y)[0],
         lambda x: t.torch.nn.functional.dropout(x, 0.5, True), 2 * x.nbytes, truth,
+        is_captured=False,  # each call has another state
     )  # fmt: skip
 
 

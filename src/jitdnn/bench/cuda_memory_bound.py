@@ -110,7 +110,7 @@ def _measure(row: Row, torch: Any, case: Case, source: Any, target: Any) -> Row:
     calls = [
         lambda _: case.ours(), lambda _: case.theirs(*case.inputs), lambda _: target.copy_(source),
     ]  # fmt: skip
-    times = interleaved(torch, calls, 1, _ROUNDS)
+    times = interleaved(torch, calls, 1, _ROUNDS, case.is_captured)
     moved = case.bytes / (2 * source.nbytes)
     return replace(
         row, seconds=median(times[0]), torch_seconds=median(times[1]), copy_seconds=median(times[2]) * moved,
