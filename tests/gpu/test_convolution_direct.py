@@ -57,7 +57,7 @@ PRODUCTS = [
 
 @pytest.mark.parametrize("problem", PRODUCTS, ids=str)
 def test_matrix_product(problem: Problem, device: Any) -> None:
-    assert check(problem, device) == {"tiled_gemm"}
+    assert "tiled_gemm" in check(problem, device)
 
 
 def test_terms_that_are_split_are_added_in_order(device: Any) -> None:

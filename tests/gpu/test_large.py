@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,13 @@ def torch() -> Any:
     if not cuda.device_count():
         pytest.skip("no NVIDIA GPU")
     torch = pytest.importorskip("torch")
+    # one at a time, whatever the number of processes: the memory is enough for one
+    with (Path(tempfile.gettempdir()) / "jitdnn-large-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield from _with_room(torch)
+
+
+def _with_room(torch: Any) -> Any:
     if torch.cuda.mem_get_info()[0] < NEEDED:
         pytest.skip(f"{NEEDED >> 30} GiB of free GPU memory are needed")
     yield torch

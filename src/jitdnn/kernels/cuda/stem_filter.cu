@@ -123,6 +123,9 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
 #pragma unroll 1
     for (int turn = 0; turn < SLOT_WARPS * PHASES; turn++) {
         if (turn == slot_warp * PHASES + phase) {
+            // asked for anew, so that the places of all sums are not worked out before the loop, for which there are no
+            // registers
+            const int row = shuffle((i32)g, lane), pair = shuffle((i32)t, lane);
 #pragma unroll
             for (int m = 0; m < TILE_M; m++)
 #pragma unroll
@@ -131,8 +134,8 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
                     for (int half = 0; half < 2; half++)
 #pragma unroll
                         for (int e = 0; e < 4; e++) {
-                            int k = (channel_group * TILE_M + m) * 16 + g + e / 2 * 8;
-                            int kk = (word_group * TILE_WORDS + i) * 8 + 2 * t + e % 2;
+                            int k = (channel_group * TILE_M + m) * 16 + row + e / 2 * 8;
+                            int kk = (word_group * TILE_WORDS + i) * 8 + 2 * pair + e % 2;
                             int element = 2 * (kk % RUN_WORDS) + half - lead;
                             if (first_channel + k < FILTERS && kk < WORDS && element >= 0 && element < RUN)
                                 total[k * COLUMNS + kk / RUN_WORDS * RUN + element] += sums[m][i][half][e];

@@ -153,7 +153,8 @@ class _Text:
         defines = (("INDEX", index), ("COUNT", f"u{index[1:]}"))
         launch = Launch("draw", -(-self.nest.size // (THREADS * self.vector)), THREADS)
         extras = [number for _, number in names]
-        source = Source("philox", text, defines)
+        # older compilers run out of registers by a few bytes where a normal draw has both its logarithm and its angle
+        source = Source("philox", text, defines, spills=True)
         return device.kernel(source, [launch], len(self.operands) + 1, extras, self.body.reals)
 
     def _numbers(self) -> list[tuple[str, int]]:
