@@ -74,9 +74,7 @@ def survey(
             f"there are {', '.join(names)}"
         )
     reasons = [algorithm.refuse(problem, device, epilogue) for algorithm in table]
-    limit = _error_limit(
-        problem, request.accuracy, [a for a, r in zip(table, reasons, strict=True) if r is None]
-    )
+    limit = _error_limit(problem, request, [a for a, r in zip(table, reasons, strict=True) if r is None])
     options = [
         _consider(algorithm, problem, device, request, reason, limit)
         for algorithm, reason in zip(table, reasons, strict=True)
@@ -118,25 +116,33 @@ def _consider(
     return Option(algorithm, candidate)
 
 
-def allowed_error(problem: Problem, accuracy: str) -> float:
+# what operands are rounded to where a request allows less than the type of the tensors has
+_MATH_ROUNDOFF = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+
+
+def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
     """The largest relative error an algorithm may declare.
 
     "strict" allows that of a plain sum in the arithmetic of the problem's type, and at least the roundings of a
     function such as exp. "standard" allows 84 unit roundoffs, which is 5e-6 in fp32, or that of a plain sum where it is
-    more: so algorithms that save multiplications are taken where they keep to it.
+    more: so algorithms that save multiplications are taken where they keep to it. Where `math` is coarser than the type,
+    its rounding counts.
     """
-    plain, unit = summation_bound(problem), UNIT_ROUNDOFF[problem.dtype]
+    unit = UNIT_ROUNDOFF[problem.dtype]
+    if problem.dtype != "f64":
+        unit = max(unit, _MATH_ROUNDOFF.get(math, 0.0))
+    plain = summation_bound(problem)
     return max(plain, 32.0 * unit) if accuracy == "strict" else max(plain, 84.0 * unit)
 
 
-def _error_limit(problem: Problem, accuracy: str, takers: Sequence[Algorithm]) -> float:
+def _error_limit(problem: Problem, request: Request, takers: Sequence[Algorithm]) -> float:
     """What `allowed_error` says, or what the most exact of the algorithms that take the problem promises.
 
     Where results go through several sums and functions none may come under the first. The reference does not count:
     it is exact, and no choice.
     """
     bounds = [a.error_bound(problem) for a in takers if a is not REFERENCE]
-    return max(allowed_error(problem, accuracy), min(bounds, default=0.0))
+    return max(allowed_error(problem, request.accuracy, request.math), min(bounds, default=0.0))
 
 
 def _refuse_request(
