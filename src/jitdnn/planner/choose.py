@@ -125,8 +125,8 @@ def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
 
     "strict" allows that of a plain sum in the arithmetic of the problem's type, and at least the roundings of a
     function such as exp. "standard" allows 84 unit roundoffs, which is 5e-6 in fp32, or that of a plain sum where it is
-    more: so algorithms that save multiplications are taken where they keep to it. Where `math` is coarser than the type,
-    its rounding counts.
+    more: so algorithms that save multiplications are taken where they keep to it. Where `math` is coarser than the
+    type, its rounding counts.
     """
     unit = UNIT_ROUNDOFF[problem.dtype]
     if problem.dtype != "f64":

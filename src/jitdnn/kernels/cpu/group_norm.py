@@ -1,4 +1,4 @@
-"""Group normalization by way of the channels, some images at a time, so that their second reading finds them in the cache."""
+"""Group normalization by way of the channels, some images at a time: their second reading finds them in the cache."""
 
 from __future__ import annotations
 
