@@ -12,7 +12,9 @@ import cases
 from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run_algorithm
+from jitdnn.kernels.cuda import convolution_grouped
 from jitdnn.kernels.cuda.convolution_grouped import Grouped, launches, plan_of, source
+from jitdnn.kernels.cuda.convolution_grouped_filter import Plan, tiled_plans
 from jitdnn.problems import Convolution
 from strategies import convolutions
 
@@ -47,6 +49,50 @@ def test_directions(words: str, direction: str, alignment: str, cuda_device: Any
     problem = convolution(words, direction)
     assert Grouped().refuse(problem, cuda_device) is None
     run_algorithm(Grouped(), make_case(problem, None, 0, None), cuda_device)
+
+
+TILED = (
+    "n2 c32 h9 w11 k32 r3 s3 stride1 pad1 g8 bf16 nhwc",
+    "n2 c32 h9 w11 k64 r3 s3 stride2 pad1 g8 bf16 nhwc",  # a slice of 16 channels in and 32 out
+    "n2 c64 h5 w6 k32 r3 s3 stride1 pad1 g32 f16 nhwc",
+    "n2 c16 h5 w6 k16 r3 s3 stride1 pad1 g16 bf16 nhwc",
+    "n3 c64 h7 w7 k64 r3 s3 stride1 pad1 g2 bf16 nhwc",  # groups of two operands
+    "n1 c48 h9 w12 k48 r3 s2 stride1x3 pad1:2x0:1 g6 flip f16 nhwc",
+    "n2 c32 h9 w11 k32 r5 s5 stride2x1 pad2 dil1x2 g4 bf16 nhwc",  # the rows of taps in parts
+    "n1 c16 d3 h5 w6 k16 t1 r3 s3 stride1 pad0x1x1 g4 bf16 nhwc",
+    "n9 c40 h4 w5 k40 r3 s3 stride1 pad1 g5 bf16 nhwc",  # tiles of several images; half a slice is left over
+    "n2 c32 w40 k32 s3 stride1 pad1 g4 bf16 nhwc",
+    "n2 c32 h6 w6 k32 r1 s1 stride2 pad0 g2 bf16 nhwc",
+)
+
+
+@pytest.mark.parametrize("words", TILED)
+def test_tiles(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filter's gradient through shared memory, in the cheapest plan and others."""
+    monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    problem = convolution(words, "bwd_filter")
+    device = cuda_device
+    plans = list(tiled_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes))
+    plans.sort(key=lambda plan: plan.seconds)
+    assert plans
+    for chosen in (plans[0], plans[len(plans) // 2]):
+
+        def only(problem: Convolution, device: Any, chosen: Plan = chosen) -> Plan:
+            return chosen
+
+        monkeypatch.setattr(convolution_grouped, "plan_of", only)
+        run_algorithm(Grouped(), make_case(problem, None, 0, None), device)
+
+
+def test_elements_have_no_tiles(cuda_device: Any) -> None:
+    device = cuda_device
+    for words in (
+        "n1 c12 h7 w9 k24 r3 s2 stride1x2 pad1 g4 bf16 nchw",
+        "n3 c20 h6 w5 k10 r5 s5 stride1 pad2 g5 bf16 nhwc",
+        "n1 c48 h6 w8 k48 r3 s3 stride1 pad1 g4 f16 nhwc",
+    ):
+        problem = convolution(words, "bwd_filter")
+        assert not [*tiled_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)]
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_filter"])
@@ -117,4 +163,5 @@ def test_layers_compile(words: str, direction: str, architecture: Any) -> None:
     problem = convolution(words, direction)
     plan = plan_of(problem, architecture)
     assert plan is not None
+    assert bool(plan.shared) == (direction == "bwd_filter")
     architecture.kernel(source(problem, plan), launches(problem, plan), 3)

@@ -13,13 +13,14 @@ of the others in its sixteen channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.cuda.convolution_grouped_filter import Plan, filter_plans, tiled_plans
 from jitdnn.kernels.cuda.convolution_stem import compiled
 from jitdnn.kernels.cuda.convolution_stem_data_plan import Axis, axis_choice
 from jitdnn.kernels.cuda.convolution_stem_epilogue import in_store, pointers_of
@@ -27,8 +28,6 @@ from jitdnn.kernels.cuda.convolution_stem_geometry import (
     HALVES,
     Defines,
     Shape,
-    alignments_of,
-    elementwise,
     farthest,
     power_of_two,
     strides_of,
@@ -43,25 +42,6 @@ _PACKAGE = "jitdnn.kernels.cuda"
 _MOST_FRAGMENTS = 80  # registers of the filter
 _CLOCK = 1.755e9
 _REGISTERS = 65536
-
-
-@dataclass(frozen=True)
-class Plan:
-    defines: tuple[tuple[str, object], ...]
-    threads: int
-    groups: int
-    seconds: float
-    workers: int
-
-    @property
-    def alignments(self) -> tuple[int, int, int]:
-        """What the addresses of the operands must be multiples of, in bytes."""
-        return alignments_of(dict(self.defines))
-
-    @property
-    def elementwise(self) -> Plan:
-        """The same for operands at any address."""
-        return replace(self, defines=elementwise(self.defines))
 
 
 class Grouped(Algorithm):
@@ -115,7 +95,17 @@ class Grouped(Algorithm):
         assert isinstance(problem, Convolution)
         if problem.direction != "bwd_filter":
             return 0
-        return 4 * math.prod(problem.w.shape) * self.plan(problem, device).workers
+        plan = self.plan(problem, device)
+        return (
+            4 * math.prod(problem.w.shape) * max(plan.workers, self.anywhere(problem, device, plan).workers)
+        )
+
+    def anywhere(self, problem: Convolution, device: Device, plan: Plan) -> Plan:
+        """The plan for operands at any address."""
+        if not plan.shared:
+            return plan.elementwise
+        gpu: GpuDevice = device  # type: ignore[assignment]
+        return _registers(problem, gpu.multiprocessors, gpu.bandwidth).elementwise
 
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(problem, Convolution)
@@ -133,7 +123,7 @@ class Grouped(Algorithm):
                 device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
             )
 
-        plain = plan.elementwise
+        plain = self.anywhere(problem, device, plan)
         return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)
 
 
@@ -141,9 +131,10 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
     """The text of the kernels."""
     halves = read_text(_PACKAGE, "stem_halves.cuh")
     if problem.direction == "bwd_filter":
-        text = halves + read_text(_PACKAGE, "grouped_filter.cu")
+        first = "grouped_filter_tiles.cu" if plan.shared else "grouped_filter.cu"
+        text = halves + read_text(_PACKAGE, first, "grouped_filter_sum.cu")
         # the sums of nine taps leave few registers: some that say which rows there are go to memory, 8 to 24 bytes
-        return Source("grouped_filter", text, plan.defines, dialect="cuda", spills=True)
+        return Source("grouped_filter", text, plan.defines, dialect="cuda", spills=not plan.shared)
     functions, hooks = in_store(problem, epilogue, ("image[h] / PLANES", "image[h] % PLANES", "y", "x"))
     text = halves + functions + "\n" + read_text(_PACKAGE, "stem_store.cuh", "grouped.cu")
     return Source("grouped", text, (*plan.defines, *hooks.items()), dialect="cuda")
@@ -154,18 +145,29 @@ def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
     if problem.direction != "bwd_filter":
         return (Launch("grouped", plan.groups, plan.threads),)
     finish = Launch("grouped_filter_sum", -(-math.prod(problem.w.shape) // 32), 256)
-    return Launch("grouped_filter", plan.groups, plan.threads), finish
+    return Launch("grouped_filter", plan.groups, plan.threads, plan.shared), finish
 
 
 def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The cheapest plan; None if the filter does not fit into registers."""
-    return _best(problem, device.multiprocessors, device.bandwidth)
+    return _best(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
 
 
 @lru_cache(512)
-def _best(problem: Convolution, multiprocessors: int, bandwidth: float) -> Plan | None:
-    plans = filter_plans if problem.direction == "bwd_filter" else image_plans
-    return min(plans(problem, multiprocessors, bandwidth), key=lambda plan: plan.seconds, default=None)
+def _best(problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int) -> Plan | None:
+    plans: Iterable[Plan]
+    if problem.direction != "bwd_filter":
+        plans = image_plans(problem, multiprocessors, bandwidth)
+    else:
+        tiled = tiled_plans(problem, multiprocessors, bandwidth, shared_bytes)
+        plans = chain(tiled, filter_plans(problem, multiprocessors, bandwidth))
+    return min(plans, key=lambda plan: plan.seconds, default=None)
+
+
+@lru_cache(512)
+def _registers(problem: Convolution, multiprocessors: int, bandwidth: float) -> Plan:
+    """The plan of the filter's gradient for operands at any address."""
+    return min(filter_plans(problem, multiprocessors, bandwidth), key=lambda plan: plan.seconds)
 
 
 def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
@@ -270,59 +272,3 @@ def _roles(problem: Convolution, source: TensorDescriptor, result: TensorDescrip
 def _space(tensor: TensorDescriptor) -> tuple[int, int, int]:
     d, h, w = (1,) * (5 - len(tensor.shape)) + tensor.shape[2:]
     return d, h, w
-
-
-def filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
-    """Every plan of the filter's gradient."""
-    shape = Shape(problem)
-    group_in, group_out = problem.w.shape[1], problem.k // problem.groups
-    slice_groups = max(1, min(16 // group_in, 16 // group_out))
-    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
-    planes, p, q = shape.out
-    stride, taps = shape.stride[1], shape.taps
-    strips = problem.n * planes * -(-q // 8)
-    is_even = {
-        letter: int(c == 1 and slice_size % 2 == 0 and power_of_two((n, *space), 2) == 2)
-        for letter, slice_size, (n, c, *space) in (
-            ("X", slice_in, strides_of(problem.x)),
-            ("Y", slice_out, strides_of(problem.y)),
-        )
-    }
-    for tile_taps in range(1, taps[1] + 1):
-        sums = 8 * tile_taps * taps[2]
-        live = -(-((tile_taps - 1) * shape.dilation[1] + 1) // stride) + 1
-        registers = sums + 10 * taps[2] + 4 * live + 44
-        if registers > 250:
-            continue
-        resident = max(1, min(5, _REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
-        kinds = -(-problem.groups // slice_groups) * -(-slice_in // 16) * -(-slice_out // 16)
-        kinds *= -(-taps[1] // tile_taps)
-        for rows in (1, 2, 3, 4, 5, 6, 7, 8):
-            if rows > 1 and (rows >= p + 2 or (rows * taps[2] * tile_taps > 96)):
-                continue
-            units = -(-strips // 2) * -(-p // rows)
-            source_rows = (rows - 1) * stride + (tile_taps - 1) * shape.dilation[1] + 1
-            for share in (1, 2, 4, 8):
-                workers = max(1, min(units, multiprocessors * resident * 4 // kinds // share))
-                turns = -(-units // workers)
-                workers = -(-units // turns)
-                reads = source_rows * taps[2] * (4 if is_even["X"] else 16) + rows * (
-                    4 if is_even["Y"] else 16
-                )
-                products = rows * tile_taps * taps[2] * 2
-                unit = max(1.6 * products, 4.0 * reads) + 60
-                total = workers * kinds
-                compute = turns * (-(-total // multiprocessors) * unit * 1.2 + 1000) + 2500
-                partial = 4.0 * workers * math.prod(problem.w.shape)
-                memory = (2.0 * (problem.x.size + problem.y.size) + 1.5 * partial) / bandwidth
-                if total < multiprocessors * 8:
-                    memory *= 1.3
-                seconds = max(memory, compute / _CLOCK) + 0.15 * min(memory, compute / _CLOCK) + 6e-6
-                seconds += workers / 8 * 60e-9
-                defines = shape.defines() | {
-                    "PLANES": planes, "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
-                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "TILE_TAPS": tile_taps, "TILE_ROWS": rows,
-                    "WORKERS": workers, "BLOCK_THREADS": 128, "RESIDENT": resident, "X_IS_EVEN": is_even["X"],
-                    "Y_IS_EVEN": is_even["Y"],
-                }  # fmt: skip
-                yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)

@@ -103,41 +103,29 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
         }
     }
 
-    // [worker][channel of y][channel of a group of x][tap]
+    // [worker][tap][channel of y][channel of a group of x]: a lane has four neighbouring channels of x
     f32 *total = (f32 *)workspace + (i64)worker * ELEMENTS;
 #pragma unroll
-    for (int r = 0; r < TILE_TAPS; r++)
+    for (int r = 0; r < TILE_TAPS; r++) {
+        if (first_tap + r >= TAPS_R) continue;
 #pragma unroll
         for (int s = 0; s < TAPS_S; s++)
 #pragma unroll
-            for (int odd = 0; odd < 2; odd++)
+            for (int i = 0; i < 2; i++) {
+                const int out = part_out * 16 + 2 * g + i, in = part_in * 16 + 4 * t, k = slice * SLICE_OUT + out;
+                if (out >= SLICE_OUT || k >= out_limit) continue;
+                f32 *to = total + (((first_tap + r) * TAPS_S + s) * (GROUPS_OF_CHANNELS * GROUP_OUT) + k) * GROUP_IN;
+                const f32 four[4] = {sums[r][s][0][2 * i], sums[r][s][1][2 * i], sums[r][s][0][2 * i + 1],
+                                     sums[r][s][1][2 * i + 1]};
+                if (GROUP_IN % 4 == 0) {
+                    if (in < SLICE_IN && out / GROUP_OUT == in / GROUP_IN)
+                        store16(to + in % GROUP_IN, make_uint4(__float_as_uint(four[0]), __float_as_uint(four[1]),
+                                                               __float_as_uint(four[2]), __float_as_uint(four[3])));
+                } else {
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int out = part_out * 16 + 2 * g + e / 2, in = part_in * 16 + 2 * (2 * t + e % 2) + odd;
-                    const int k = slice * SLICE_OUT + out;
-                    if (first_tap + r < TAPS_R && out < SLICE_OUT && in < SLICE_IN && k < out_limit &&
-                        out / GROUP_OUT == in / GROUP_IN)
-                        total[(k * GROUP_IN + in % GROUP_IN) * TAPS + (first_tap + r) * TAPS_S + s] = sums[r][s][odd][e];
+                    for (int e = 0; e < 4; e++)
+                        if (in + e < SLICE_IN && out / GROUP_OUT == (in + e) / GROUP_IN) to[(in + e) % GROUP_IN] = four[e];
                 }
-}
-
-// The sums of all workers: 32 elements of dw for a block, 8 threads each.
-KERNEL(256) void grouped_filter_sum(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
-    __shared__ f32 some[8][32];
-    const int column = threadIdx.x % 32, turn = threadIdx.x / 32, element = (int)blockIdx.x * 32 + column;
-    const f32 *part = (const f32 *)workspace + element;
-    f32 sum = 0.0f;
-    if (element < ELEMENTS) {
-#pragma unroll 8
-        for (int i = turn; i < WORKERS; i += 8) sum += part[(i64)i * ELEMENTS];
+            }
     }
-    some[turn][column] = sum;
-    __syncthreads();
-    if (turn > 0 || element >= ELEMENTS) return;
-    for (int i = 1; i < 8; i++) sum += some[i][column];
-    const int tap = element % TAPS, c = element / TAPS % GROUP_IN, k = element / (TAPS * GROUP_IN);
-    u16 *to = dw + W_BASE + (INDEX)k * W_K + (INDEX)c * W_C + (INDEX)(tap / TAPS_S) * W_R + (INDEX)(tap % TAPS_S) * W_S;
-    f32 value = (f32)alpha * sum;
-    if (beta != 0.0) value += (f32)beta * FROM_HALF(*to);
-    *to = TO_HALF(value);
 }

@@ -1,0 +1,220 @@
+"""How the gradient of a grouped convolution's filter is cut: through shared memory, or straight into registers.
+
+Channels-last tensors of whole 16 bytes go through shared memory (grouped_filter_tiles.cu): every output is read
+once and every pixel of x about once, whatever taps it meets in, and the sums of a block's warps are added up before
+they leave it. All others go from global memory into registers (grouped_filter.cu), each tap on its own, and every warp
+writes its sums. Either way each of `workers` writes no more than the filter's elements, in the order in which a second
+kernel adds them up. An infinity in x makes NaN of the other taps as well, where there are zeros instead of outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from jitdnn.kernels.cuda.convolution_stem_geometry import (
+    Shape,
+    alignments_of,
+    elementwise,
+    power_of_two,
+    strides_of,
+)
+from jitdnn.problems.convolution import Convolution
+
+_CLOCK = 1.755e9
+_REGISTERS = 65536
+_WARPS = 8  # of a block through shared memory
+_MOST_WORKERS = 64  # of such blocks: the second kernel reads all their sums
+_LEVEL_TWO = 4.5e12  # bytes a second
+_SCATTERED = 0.5e12  # of the sums that each warp writes from its registers
+
+
+@dataclass(frozen=True)
+class Plan:
+    defines: tuple[tuple[str, object], ...]
+    threads: int
+    groups: int
+    seconds: float
+    workers: int
+    shared: int = 0  # bytes of shared memory of a block; 0: grouped_filter.cu
+
+    @property
+    def alignments(self) -> tuple[int, int, int]:
+        """What the addresses of the operands must be multiples of, in bytes."""
+        return (16, 16, 2) if self.shared else alignments_of(dict(self.defines))
+
+    @property
+    def elementwise(self) -> Plan:
+        """The same for operands at any address."""
+        return replace(self, defines=elementwise(self.defines))
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Outputs that are staged at once, and what that takes; see grouped_filter_tiles.cu."""
+
+    shape: Shape
+    images: int
+    rows: int
+    columns: int
+    taps: int  # rows of taps
+
+    @property
+    def steps(self) -> int:
+        """Steps of 16 outputs."""
+        return -(-self.images * self.rows * self.columns // 16)
+
+    @property
+    def places(self) -> int:
+        """Pixels of x."""
+        (_, stride_h, stride_w), (_, dilation_h, dilation_w) = self.shape.stride, self.shape.dilation
+        down = (self.rows - 1) * stride_h + (self.taps - 1) * dilation_h + 1
+        across = (self.columns - 1) * stride_w + (self.shape.taps[2] - 1) * dilation_w + 1
+        return self.images * down * -(-across // stride_w) * stride_w
+
+    @property
+    def units(self) -> int:
+        planes, p, q = self.shape.out
+        return -(-self.shape.problem.n * planes // self.images) * -(-p // self.rows) * -(-q // self.columns)
+
+
+def _slice_groups(problem: Convolution) -> int:
+    """Groups whose channels fill whole operands of 16, in and out; 0 if that takes more than two operands."""
+    group_in, group_out = problem.w.shape[1], problem.k // problem.groups
+    groups = math.lcm(16 // math.gcd(16, group_in), 16 // math.gcd(16, group_out))
+    return groups if groups * max(group_in, group_out) <= 32 else 0
+
+
+def _is_whole(problem: Convolution) -> bool:
+    """Whether channels come in units of 16 bytes at addresses that are multiples of 16."""
+    for tensor in (problem.x, problem.y):
+        n, c, *space = strides_of(tensor)
+        if c != 1 or tensor.shape[1] % 8 or power_of_two((n, *space), 8) < 8:
+            return False
+    return True
+
+
+def _tiles(shape: Shape, taps: int) -> Iterator[_Tile]:
+    _, p, q = shape.out
+    for columns in sorted({-(-q // parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16)}):
+        for rows in sorted({-(-p // parts) for parts in range(1, p + 1)}):
+            for images in (1, 2, 3, 4, 6, 8) if rows == p and columns == q else (1,):
+                if 16 <= images * rows * columns <= 1024 or (images == 8 and rows == p) or p * q > 1024:
+                    yield _Tile(shape, images, rows, columns, taps)
+
+
+def tiled_plans(
+    problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int
+) -> Iterator[Plan]:
+    """Every plan of the filter's gradient through shared memory."""
+    shape = Shape(problem)
+    slice_groups = _slice_groups(problem)
+    if not slice_groups or not _is_whole(problem):
+        return
+    group_in, group_out = problem.w.shape[1], problem.k // problem.groups
+    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
+    elements = math.prod(problem.w.shape)
+    slices = -(-problem.groups // slice_groups)
+    for tile_taps in range(1, shape.taps[1] + 1):
+        all_taps = tile_taps * shape.taps[2]
+        if all_taps > 12 or shape.taps[2] > 11:  # more sums than registers, here or for operands anywhere
+            continue
+        for tile in _tiles(shape, tile_taps):
+            for block_slices in (1, 2, 4):
+                kinds = block_slices * slice_in * slice_out // 256
+                if kinds > _WARPS or (block_slices > 1 and block_slices >= 2 * slices):
+                    continue
+                splits = _WARPS // kinds
+                x_bytes = tile.places * (2 * block_slices * slice_in + 16)
+                y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
+                blocks = -(-slices // block_slices) * -(-shape.taps[1] // tile_taps)
+                resident = 2
+                workers = max(1, min(tile.units, multiprocessors * resident // blocks, _MOST_WORKERS))
+                turns = -(-tile.units // workers)
+                workers = -(-tile.units // turns)
+                shared = max(min(2, turns) * (x_bytes + y_bytes), 4 * kinds * all_taps * 256)
+                if shared + 1024 > shared_bytes // resident:
+                    continue
+                total = workers * blocks
+                # clocks of a multiprocessor for a tile: shared memory, products, addresses of what is staged
+                steps = -(-tile.steps // splits) * splits * kinds
+                chunks = (tile.places * slice_in + 16 * tile.steps * slice_out) * block_slices / 8
+                reads = steps * (1 + all_taps) * 4 + chunks / 8
+                products = steps * all_taps * 3.2
+                issue = (chunks * 40 / 32 + steps * (20 + 3 * all_taps)) / 4
+                clocks = max(reads, products, issue) * 1.15
+                sharing = -(-total // multiprocessors)
+                compute = (
+                    turns * (sharing * clocks + 700) + sharing * (600 * splits + 10 * all_taps * kinds) + 3000
+                )
+                staged = 2.0 * block_slices * (tile.places * slice_in + 16 * tile.steps * slice_out)
+                staged *= tile.units * blocks
+                memory = max(2.0 * (problem.x.size + problem.y.size) / bandwidth, staged / _LEVEL_TWO)
+                memory *= 1.0 + 0.5 * max(0.0, 1 - total / (resident * multiprocessors))
+                parts = 8.0 * workers * elements / _LEVEL_TWO
+                seconds = max(memory, compute / _CLOCK) + 0.25 * min(memory, compute / _CLOCK) + parts + 7e-6
+                defines = shape.defines() | {
+                    "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
+                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
+                    "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
+                    "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * _WARPS,
+                    "RESIDENT": resident,
+                }  # fmt: skip
+                yield Plan(tuple(defines.items()), 32 * _WARPS, total, seconds, workers, shared)
+
+
+def filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+    """Every plan of the filter's gradient straight into registers."""
+    shape = Shape(problem)
+    group_in, group_out = problem.w.shape[1], problem.k // problem.groups
+    slice_groups = max(1, min(16 // group_in, 16 // group_out))
+    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
+    planes, p, q = shape.out
+    stride, taps = shape.stride[1], shape.taps
+    strips = problem.n * planes * -(-q // 8)
+    is_even = {
+        letter: int(c == 1 and slice_size % 2 == 0 and power_of_two((n, *space), 2) == 2)
+        for letter, slice_size, (n, c, *space) in (
+            ("X", slice_in, strides_of(problem.x)),
+            ("Y", slice_out, strides_of(problem.y)),
+        )
+    }
+    for tile_taps in range(1, taps[1] + 1):
+        sums = 8 * tile_taps * taps[2]
+        live = -(-((tile_taps - 1) * shape.dilation[1] + 1) // stride) + 1
+        registers = sums + 10 * taps[2] + 4 * live + 44
+        if registers > 250:
+            continue
+        resident = max(1, min(5, _REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
+        kinds = -(-problem.groups // slice_groups) * -(-slice_in // 16) * -(-slice_out // 16)
+        kinds *= -(-taps[1] // tile_taps)
+        for rows in (1, 2, 3, 4, 5, 6, 7, 8):
+            if rows > 1 and (rows >= p + 2 or (rows * taps[2] * tile_taps > 96)):
+                continue
+            units = -(-strips // 2) * -(-p // rows)
+            source_rows = (rows - 1) * stride + (tile_taps - 1) * shape.dilation[1] + 1
+            for share in (1, 2, 4, 8):
+                workers = max(1, min(units, multiprocessors * resident * 4 // kinds // share))
+                turns = -(-units // workers)
+                workers = -(-units // turns)
+                reads = source_rows * taps[2] * (4 if is_even["X"] else 16) + rows * (
+                    4 if is_even["Y"] else 16
+                )
+                products = rows * tile_taps * taps[2] * 2
+                unit = max(1.6 * products, 4.0 * reads) + 60
+                total = workers * kinds
+                compute = turns * (-(-total // multiprocessors) * unit * 1.2 + 1000) + 2500
+                partial = 4.0 * workers * math.prod(problem.w.shape)
+                memory = 2.0 * (problem.x.size + problem.y.size) / bandwidth
+                if total < multiprocessors * 8:
+                    memory *= 1.3
+                seconds = max(memory, compute / _CLOCK) + 0.15 * min(memory, compute / _CLOCK) + 6e-6
+                seconds += workers / 8 * 60e-9 + partial / _SCATTERED
+                defines = shape.defines() | {
+                    "PLANES": planes, "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
+                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "TILE_TAPS": tile_taps, "TILE_ROWS": rows,
+                    "WORKERS": workers, "BLOCK_THREADS": 128, "RESIDENT": resident, "X_IS_EVEN": is_even["X"],
+                    "Y_IS_EVEN": is_even["Y"],
+                }  # fmt: skip
+                yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)
