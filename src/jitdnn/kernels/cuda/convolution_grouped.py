@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, product
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
@@ -193,10 +193,16 @@ def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) ->
     piece = 4 * steps
     is_wide = s_c == 1 and slice_in % piece == 0 and power_of_two((*space, strides_of(source)[0]), 8) >= piece
     vector, result_c = _vector(result)
-    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 10):
+    others = 12 if h.unit * w.unit > 1 else 36 if w.step == 1 else 44  # registers
+    for rows, ahead in product((1, 2, 3, 4, 5, 6, 7, 8, 10), (1, 2)):
         if rows > 1 and rows >= h.blocks + 2:
             continue
-        registers = 4 * tiles * rows * h.unit * w.unit + 2 * taps * steps * tiles + 8 * steps * w.reach + 52
+        registers = (
+            4 * tiles * rows * h.unit * w.unit
+            + 2 * taps * steps * tiles
+            + 4 * steps * w.reach * (ahead + 1)
+            + others
+        )
         if registers > 250:
             continue
         resident = max(1, min(8, _REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
@@ -215,7 +221,9 @@ def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) ->
         unit = max(1.6 * products, reads + stores) + 40
         total = workers * kinds
         sharing = -(-total // multiprocessors)
-        compute = turns * sharing * unit * 1.2 + 900 * turns + 2500
+        # a row waits for memory, the longer the more of its pixels are its own; two rows do not wait together for long
+        latency = (600 + 25 * (7 * w.step + w.reach)) / (1.0 if ahead == 1 else 1.6)
+        compute = turns * (max(sharing * unit * 1.2, source_rows * latency) + 900) + 2500
         refetched = source.size * (source_rows / (rows * h.step) - 1) * 0.2
         memory = 2 * (source.size + result.size + max(0.0, refetched)) / bandwidth
         if total < multiprocessors * 8:
@@ -224,7 +232,8 @@ def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) ->
         defines = shape.defines() | _roles(problem, source, result) | _axis_defines(h, w) | {
             "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,
             "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers, "BLOCK_THREADS": 128,
-            "RESIDENT": resident, "SOURCE_PIECE": piece * is_wide, "RESULT_VECTOR": vector, "RESULT_C": result_c,
+            "RESIDENT": resident, "AHEAD": ahead, "SOURCE_PIECE": piece * is_wide,
+            "RESULT_VECTOR": vector, "RESULT_C": result_c,
         }  # fmt: skip
         yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)
 

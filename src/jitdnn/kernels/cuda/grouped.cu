@@ -5,7 +5,8 @@
 // round. A slice is SLICE_GROUPS neighbouring groups, whose source channels fill CHANNEL_STEPS times 16. A warp keeps the
 // fragments of its slice's filter in registers and takes one unit after the other: TILE_ROWS rows of two strips of 8
 // positions b, whichever image each is of. Source pixels go straight from global memory into the fragments: a lane
-// reads 4 * CHANNEL_STEPS neighbouring channels of its pixel, in one load where they are aligned.
+// reads 4 * CHANNEL_STEPS neighbouring channels of its pixel, in one load where they are aligned. Rows are read AHEAD of
+// the products: a row waits for memory ten times as long as its products take.
 
 constexpr int TAPS = TAPS_R * TAPS_S;
 constexpr int PIECE = 4 * CHANNEL_STEPS;                   // source channels of a lane
@@ -115,18 +116,19 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTR
                        (INDEX)(STEP_W * b_w[h] + LEAST_W) * S_W + (INDEX)(STEP_H * b_h + LEAST_H) * S_H;
         }
         f32 sums[TILE_ROWS][UNIT_H][UNIT_W][TILE_N][4] = {};
-        Piece pieces[2][REACH_W][2];  // [this row or the next][position][half]
+        Piece pieces[AHEAD + 1][REACH_W][2];  // [row modulo AHEAD + 1][position][half]
 #pragma unroll
-        for (int row = -1; row < SOURCE_ROWS; row++) {
-            if (row + 1 < SOURCE_ROWS) {
-                const bool is_row = (u32)(STEP_H * b_h + LEAST_H + row + 1) < SOURCE_H;
+        for (int row = -AHEAD; row < SOURCE_ROWS; row++) {
+            const int next = row + AHEAD;
+            if (next < SOURCE_ROWS) {
+                const bool is_row = (u32)(STEP_H * b_h + LEAST_H + next) < SOURCE_H;
 #pragma unroll
                 for (int i = 0; i < REACH_W; i++)
                     if (is_used(i))
 #pragma unroll
                         for (int h = 0; h < 2; h++)
-                            pieces[(row + 1) & 1][i][h] = load_piece(
-                                source, start[h] + (INDEX)(row + 1) * S_H + (INDEX)i * S_W, channel, in_limit,
+                            pieces[next % (AHEAD + 1)][i][h] = load_piece(
+                                source, start[h] + (INDEX)next * S_H + (INDEX)i * S_W, channel, in_limit,
                                 is_row && image[h] >= 0 && (u32)(STEP_W * b_w[h] + LEAST_W + i) < SOURCE_W);
             }
             if (row < 0) continue;
@@ -135,7 +137,7 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTR
 #pragma unroll
                 for (int step = 0; step < CHANNEL_STEPS; step++) {
                     if (!is_used(i)) continue;
-                    const Piece &first = pieces[row & 1][i][0], &second = pieces[row & 1][i][1];
+                    const Piece &first = pieces[row % (AHEAD + 1)][i][0], &second = pieces[row % (AHEAD + 1)][i][1];
                     const u32 a[4] = {first.words[2 * step], second.words[2 * step], first.words[2 * step + 1],
                                       second.words[2 * step + 1]};
 #pragma unroll
