@@ -32,6 +32,7 @@ PROBLEMS = (
     "n2 c32 w40 k16 s3 stride1 pad1 g4 bf16 nhwc",
     "n1 c16 d3 h5 w6 k16 t1 r3 s3 stride1 pad0x1x1 g4 bf16 nhwc",  # planes are images
     "n2 c24 h5 w6 k24 r1 s1 stride1 pad0 g2 bf16 nhwc",
+    "n1 c3 h1 w1 k3 r1 s1 stride1 pad0 g3 bf16 nhwc",  # a pixel of fewer channels than a load
 )
 
 

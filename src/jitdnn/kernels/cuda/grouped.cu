@@ -126,10 +126,10 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTR
                 for (int i = 0; i < REACH_W; i++)
                     if (is_used(i))
 #pragma unroll
-                        for (int h = 0; h < 2; h++)
+                        for (int h = 0; h < 2; h++)  // & and not &&: a load that depends on a predicate, not on a branch
                             pieces[next % (AHEAD + 1)][i][h] = load_piece(
                                 source, start[h] + (INDEX)next * S_H + (INDEX)i * S_W, channel, in_limit,
-                                is_row && image[h] >= 0 && (u32)(STEP_W * b_w[h] + LEAST_W + i) < SOURCE_W);
+                                is_row & (image[h] >= 0) & ((u32)(STEP_W * b_w[h] + LEAST_W + i) < SOURCE_W));
             }
             if (row < 0) continue;
 #pragma unroll
