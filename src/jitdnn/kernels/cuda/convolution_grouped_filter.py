@@ -153,7 +153,7 @@ def tiled_plans(
                 memory = max(2.0 * (problem.x.size + problem.y.size) / bandwidth, staged / _LEVEL_TWO)
                 memory *= 1.0 + 0.5 * max(0.0, 1 - total / (resident * multiprocessors))
                 parts = 8.0 * workers * elements / _LEVEL_TWO
-                seconds = max(memory, compute / _CLOCK) + 0.25 * min(memory, compute / _CLOCK) + parts + 7e-6
+                seconds = max(memory, compute / _CLOCK) + 0.25 * min(memory, compute / _CLOCK) + parts + 5e-6
                 defines = shape.defines() | {
                     "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
                     "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
