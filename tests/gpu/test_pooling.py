@@ -133,8 +133,7 @@ def test_orders_in_memory(mode: str, direction: str, arrangement: str, device: A
     )
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(("dtype", "layout"), [("f16", "nchw"), ("bf16", "nchw"), ("bf16", "nhwc")])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from jitdnn.kernels.cuda.implicit_gemm import (
 from jitdnn.kernels.cuda.implicit_gemm_form import Batch, View, alignments, form_of, view_of
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
-from jitdnn.tensor import DTYPES
+from jitdnn.tensor import DTYPES, TensorDescriptor
 
 _MOST_PARTS = 512
 _SLOW = {16: 1.0, 8: 1.15, 4: 1.4, 0: 4.0}  # how much longer stages take by the width of copies, a guess
@@ -313,7 +313,9 @@ def source_of(plan: Plan) -> Source:
 
 def _leaves(problem: Convolution) -> list[bool]:
     """For each axis of space, whether some tap of some pixel of dy meets no pixel of x."""
-    forward = form_of(replace(problem, direction="fwd"))
+    # dy is an input here, which may overlap itself, as no result may
+    y = TensorDescriptor.packed(problem.y.shape, problem.y.dtype)
+    forward = form_of(replace(problem, direction="fwd", y=y))
     return [axis.is_masked for axis in forward.axes[3 - len(problem.spatial) :]]
 
 
