@@ -83,7 +83,7 @@ def _places(problem: Resize, step: Fraction, inputs: int, outputs: int) -> Place
         start = step / 2 - _HALF
     if outputs == 1:
         slope = Fraction(0)
-    if (slope, start) == (1, 0) and inputs == outputs:
+    if slope == 1 and start == 0 and inputs == outputs:
         return Places(1, 0, 1, 1)
     taps = {"nearest": 1, "linear": 2, "cubic": 4}[problem.mode]
     if problem.mode != "nearest":
