@@ -10,37 +10,28 @@ from jitdnn.kernels.cuda.convolution_implicit_gemm_filter import ImplicitGemmFil
 from jitdnn.kernels.cuda.convolution_patch import Patch
 from jitdnn.kernels.cuda.convolution_stem import Stem
 from jitdnn.kernels.cuda.matmul import MatrixUnits, MatrixUnitsInPlace
-from jitdnn.kernels.gpu.elementwise import build_elementwise
-from jitdnn.kernels.gpu.reduce import build_reduction
-from jitdnn.kernels.gpu.scan import build_scan
-from jitdnn.kernels.gpu.table import PLAIN
+from jitdnn.kernels.gpu.table import ELEMENTWISE, PLAIN, REDUCTION, SCAN
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 
+__all__ = ["ALGORITHMS", "ELEMENTWISE", "REDUCTION", "SCAN"]
+
+_CORRELATION = (
+    DepthwiseSliding(),
+    DepthwiseBanded(),
+    ImplicitGemm(),
+    ImplicitGemmInPlace(),
+    Stem(),
+    Grouped(),
+    Patch(),
+)
+
 # (problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     **PLAIN,
-    (Convolution, "fwd"): (
-        DepthwiseSliding(),
-        DepthwiseBanded(),
-        ImplicitGemm(),
-        ImplicitGemmInPlace(),
-        Stem(),
-        Grouped(),
-        Patch(),
-        *PLAIN.get((Convolution, "fwd"), ()),
-    ),
-    (Convolution, "bwd_data"): (
-        DepthwiseSliding(),
-        DepthwiseBanded(),
-        ImplicitGemm(),
-        ImplicitGemmInPlace(),
-        Stem(),
-        Grouped(),
-        Patch(),
-        *PLAIN.get((Convolution, "bwd_data"), ()),
-    ),
+    (Convolution, "fwd"): (*_CORRELATION, *PLAIN[Convolution, "fwd"]),
+    (Convolution, "bwd_data"): (*_CORRELATION, *PLAIN[Convolution, "bwd_data"]),
     (Convolution, "bwd_filter"): (
         DepthwiseSliding(),
         DepthwiseBanded(),
@@ -49,12 +40,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
         Stem(),
         Grouped(),
         Patch(),
-        *PLAIN.get((Convolution, "bwd_filter"), ()),
+        *PLAIN[Convolution, "bwd_filter"],
     ),
-    (MatMul, None): (MatrixUnits(), MatrixUnitsInPlace(), *PLAIN.get((MatMul, None), ())),
+    (MatMul, None): (MatrixUnits(), MatrixUnitsInPlace(), *PLAIN[MatMul, None]),
 }
-
-# kernels of one's own formulas
-ELEMENTWISE = build_elementwise
-REDUCTION = build_reduction
-SCAN = build_scan

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Epilogue
@@ -73,7 +73,7 @@ class Contraction:
     dtype: str  # of the arithmetic
     p_base: int = 0
     y_base: int = 0
-    sums: str = field(default="")
+    sums: str = ""
 
     @property
     def by_residues(self) -> bool:
@@ -346,4 +346,5 @@ def _is_nearer(term: int, row: int, steps: Sequence[int], c: Contraction) -> boo
     """Whether neighbouring terms of the gathered operand are closer than neighbouring rows."""
     if _is_first(term, steps):
         return True
-    return bool(c.sums == "" and c.place[0] != "free_digit" and not _is_first(row, steps))
+    # where rows are pixels, neighbours are close enough
+    return c.place[0] != "free_digit" and not _is_first(row, steps)

@@ -9,6 +9,7 @@ from jitdnn.kernels.gpu.convolution_direct import Direct
 from jitdnn.kernels.gpu.cross_entropy import RowsCrossEntropy
 from jitdnn.kernels.gpu.divisive_norm import PlainDivisiveNorm
 from jitdnn.kernels.gpu.dropout import PhiloxDropout
+from jitdnn.kernels.gpu.elementwise import build_elementwise
 from jitdnn.kernels.gpu.embedding import EmbeddingRows
 from jitdnn.kernels.gpu.layer_norm import FusedLayerNorm
 from jitdnn.kernels.gpu.lrn import PlainLRN
@@ -19,8 +20,9 @@ from jitdnn.kernels.gpu.pooling_groups import PoolingGroups
 from jitdnn.kernels.gpu.pooling_sliding import PoolingSliding
 from jitdnn.kernels.gpu.prelu import PReluBackward, PReluForward
 from jitdnn.kernels.gpu.random import PhiloxFill
-from jitdnn.kernels.gpu.reduce import RowsReduce
+from jitdnn.kernels.gpu.reduce import RowsReduce, build_reduction
 from jitdnn.kernels.gpu.resize import PlainResize
+from jitdnn.kernels.gpu.scan import build_scan
 from jitdnn.kernels.gpu.softmax import RowsSoftmax
 from jitdnn.kernels.gpu.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
 from jitdnn.kernels.gpu.transform import CopyConcatenate, CopyTransform
@@ -93,3 +95,8 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Embedding, "fwd"): (EmbeddingRows(),),
     (Embedding, "bwd"): (EmbeddingRows(),),
 }
+
+# kernels of one's own formulas
+ELEMENTWISE = build_elementwise
+REDUCTION = build_reduction
+SCAN = build_scan
