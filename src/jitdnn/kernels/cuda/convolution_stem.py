@@ -12,7 +12,6 @@ bytes; for the data there are products of 105, 23, 20 and 24 GFLOP, so that byte
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -77,9 +76,7 @@ class Stem(Algorithm):
 
     def workspace(self, problem: Problem, device: Device) -> int:
         assert isinstance(problem, Convolution)
-        if problem.direction != "bwd_filter":
-            return 0
-        return 4 * self.plan(problem, device).parts * math.prod(problem.w.shape)
+        return self.plan(problem, device).workspace
 
     def estimate(self, problem: Problem, device: Device) -> float:
         assert isinstance(problem, Convolution)
@@ -131,6 +128,4 @@ def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
     """What one call runs."""
     name = {"fwd": "stem_forward", "bwd_data": "stem_data", "bwd_filter": "stem_filter"}[problem.direction]
     main = Launch(name, plan.groups, plan.threads, plan.shared)
-    if problem.direction != "bwd_filter":
-        return (main,)
-    return main, Launch("stem_filter_sum", -(-math.prod(problem.w.shape) // 32), 256)
+    return tuple(launch for launch in (plan.before, main, plan.after) if launch is not None)

@@ -7,12 +7,11 @@ A multiprocessor reads 32 words of shared memory a clock, starts an m16n8k16 pro
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.kernels.cuda.convolution_stem_geometry import Rows, Shape, alignments_of, elementwise
 from jitdnn.problems.convolution import Convolution
 
@@ -25,14 +24,16 @@ _LATENCY = 900.0  # clocks until the first bytes of a strip come
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice: its macros, its launch and its price."""
+    """A choice: its macros, its launch and those around it, bytes of workspace, and its price."""
 
     defines: tuple[tuple[str, object], ...]
     threads: int
     groups: tuple[int, int]
     shared: int
     seconds: float
-    parts: int = 0
+    workspace: int = 0
+    before: Launch | None = None
+    after: Launch | None = None
 
     @property
     def alignments(self) -> tuple[int, int, int]:
@@ -186,7 +187,6 @@ def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
     """Every plan of the filter's gradient."""
     multiprocessors, room, rate = facts
     shape = Shape(problem)
-    columns = math.prod(shape.taps) * problem.w.shape[1]
     is_wide = shape.y_vector == 8 and problem.k % 8 == 0
     for rows, shares in itertools.product(_strips(shape), _shares(problem.k)):
         for tiling in _filter_tilings(-(-problem.k // (16 * shares)), rows.words, rows.phases):
@@ -194,16 +194,17 @@ def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
             channels = channel_groups * m * 16
             if channels * (shares - 1) >= problem.k:
                 continue  # fewer shares would do
-            sums_bytes = 4 * min(problem.k, channels) * columns
+            groups = channel_groups * word_groups * rows.phases
+            block_sums = groups * 8 * m * words * 32
             outputs = rows.down * rows.across
             stage = rows.bytes + (outputs + 1) * (channels // 8 | 1) * 16
-            slot_warps = warps // (channel_groups * word_groups * rows.phases)
+            slot_warps = warps // groups
             turns = -(-rows.slots // (slot_warps * 16))
             fetch = rows.fetch_clocks() + outputs * channels / 256 * (4 if is_wide else 64)
             compute = turns * warps * _filter_step(m, words) + fetch
             reads = (2 * outputs * min(problem.k, channels) + 0.7 * rows.bytes) / rate
             for stages in (2, 1):
-                shared = max(stages * stage, sums_bytes)
+                shared = max(stages * stage, 4 * block_sums * (slot_warps // 2))
                 resident = resident_blocks(shared, most, room)
                 if not resident:
                     continue
@@ -211,14 +212,20 @@ def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                     rows.strips * shares, multiprocessors, resident, warps, stages, compute, reads, 0.0
                 )
                 blocks = min(rows.strips, max(1, multiprocessors * resident // shares))
-                finish = 3 * sums_bytes * shares * blocks / (rate * multiprocessors) + 4000
+                # within a block by halves; then parts are written, and read from the cache by the second launch
+                finish = 2.0 * block_sums / 32 * slot_warps * resident + 1000
+                finish += 2 * 4 * block_sums * shares * blocks / (rate * multiprocessors)
                 defines = shape.defines() | rows.defines() | {
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
                     "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
-                    "Y_VECTOR": 8 if is_wide else 1, "PARTS": blocks,
+                    "Y_VECTOR": 8 if is_wide else 1, "PARTS": blocks, "SHARES": shares,
                 }  # fmt: skip
                 seconds = (clocks + finish) / CLOCK + 6e-6
-                yield Plan(tuple(defines.items()), warps * 32, (blocks, shares), shared, seconds, blocks)
+                second = Launch("stem_filter_sum", shares * block_sums // (32 * rows.phases), 256)
+                workspace = 4 * block_sums * shares * blocks
+                yield Plan(
+                    tuple(defines.items()), warps * 32, (blocks, shares), shared, seconds, workspace, after=second
+                )
 
 
 def _shares(filters: int) -> list[int]:

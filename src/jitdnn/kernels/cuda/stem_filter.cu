@@ -3,7 +3,7 @@
 // An mma sums over 16 outputs. A is dy transposed, 16 output channels x 16 outputs, by ldmatrix. For B a lane reads a word
 // of the runs of 4 outputs; two byte permutations pair the lower halves (one tile of 8 columns: even elements of 8 words)
 // and the upper halves (another tile). Each block sums its strips in registers, then its warps' sums in a fixed order, and
-// writes them to the workspace; stem_filter_sum adds up the blocks'.
+// writes them to the workspace as they lie in registers; stem_filter_sum adds up the blocks' and knows what is where.
 
 constexpr int WARPS = BLOCK_THREADS / 32;
 constexpr int SLOT_WARPS = WARPS / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);  // warps that share the outputs of a phase
@@ -11,8 +11,17 @@ constexpr int CHUNKS = CHANNEL_GROUPS * TILE_M * 2;     // 16-byte pieces of cha
 constexpr int PITCH = (CHUNKS | 1) * 8;                 // elements; odd in pieces, so that 8 rows meet no bank twice
 constexpr int OUTPUTS = BLOCK_P * BLOCK_Q;              // of a strip; one more row is zero
 constexpr int DY_WORDS = (OUTPUTS + 1) * PITCH / 2;
-constexpr int COLUMNS = RUNS * RUN;                     // taps of an output channel
 constexpr int SHARE = CHUNKS * 8;                       // output channels of a block: blockIdx.y says which
+constexpr int PHASE_GROUPS = CHANNEL_GROUPS * WORD_GROUPS, GROUPS = PHASE_GROUPS * PHASES;  // warps with other sums
+constexpr int SUMS = TILE_M * TILE_WORDS * 8;           // of a lane
+constexpr int PART = SHARES * GROUPS * SUMS * 32;       // sums that the blocks of one strip leave
+
+// Does something with each sum of a lane, and its number j.
+#define EACH_SUM(something)                                                            \
+    _Pragma("unroll") for (int j = 0; j < SUMS; j++) {                                 \
+        f32 &sum = sums[j / (8 * TILE_WORDS)][j / 8 % TILE_WORDS][j / 4 % 2][j % 4];   \
+        something;                                                                     \
+    }
 
 FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at) {
     const int first = (int)blockIdx.y * SHARE;
@@ -51,7 +60,7 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
     const int channel_group = warp % CHANNEL_GROUPS, word_group = warp / CHANNEL_GROUPS % WORD_GROUPS;
     const int phase = warp / (CHANNEL_GROUPS * WORD_GROUPS) % PHASES;
     const int slot_warp = warp / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);
-    const int lead = phase_lead(phase);
+    const int lead = phase_lead(phase), group = warp % GROUPS;
 
     for (int i = threadIdx.x; i < STAGES * PITCH / 2; i += BLOCK_THREADS)
         stages[i / (PITCH / 2) * stage_words + STAGE_WORDS + OUTPUTS * (PITCH / 2) + i % (PITCH / 2)] = 0;
@@ -115,55 +124,62 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
         if (STAGES == 2) buffer ^= 1;
     }
 
-    f32 *total = (f32 *)memory;  // [channel][tap]
-    const int first_channel = (int)blockIdx.y * SHARE;
-    const int mine = (FILTERS - first_channel < SHARE ? FILTERS - first_channel : SHARE) * COLUMNS;
-    for (int i = threadIdx.x; i < mine; i += BLOCK_THREADS) total[i] = 0.0f;
-    __syncthreads();
+    // of the warps with the same sums the upper half hand theirs to the lower, until one is left
+    f32 *handed = (f32 *)memory + group * (SUMS * 32) + lane;  // [slot warp][group][sum][lane]
 #pragma unroll 1
-    for (int turn = 0; turn < SLOT_WARPS * PHASES; turn++) {
-        if (turn == slot_warp * PHASES + phase) {
-            // asked for anew, so that the places of all sums are not worked out before the loop, for which there are no
-            // registers
-            const int row = shuffle((i32)g, lane), pair = shuffle((i32)t, lane);
-#pragma unroll
-            for (int m = 0; m < TILE_M; m++)
-#pragma unroll
-                for (int i = 0; i < TILE_WORDS; i++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            int k = (channel_group * TILE_M + m) * 16 + row + e / 2 * 8;
-                            int kk = (word_group * TILE_WORDS + i) * 8 + 2 * pair + e % 2;
-                            int element = 2 * (kk % RUN_WORDS) + half - lead;
-                            if (first_channel + k < FILTERS && kk < WORDS && element >= 0 && element < RUN)
-                                total[k * COLUMNS + kk / RUN_WORDS * RUN + element] += sums[m][i][half][e];
-                        }
+    for (int left = SLOT_WARPS; left > 1; left = (left + 1) / 2) {
+        const int keep = (left + 1) / 2;
+        if (slot_warp >= keep && slot_warp < left) {
+            f32 *to = handed + (slot_warp - keep) * (GROUPS * SUMS * 32);
+            EACH_SUM(to[j * 32] = sum);
+        }
+        __syncthreads();
+        if (slot_warp < left - keep) {
+            const f32 *from = handed + slot_warp * (GROUPS * SUMS * 32);
+            EACH_SUM(sum += from[j * 32]);
         }
         __syncthreads();
     }
-    f32 *part = (f32 *)workspace + (i64)blockIdx.x * (FILTERS * COLUMNS) + first_channel * COLUMNS;
-    for (int i = threadIdx.x; i < mine; i += BLOCK_THREADS) part[i] = total[i];
+    if (slot_warp > 0) return;
+    f32 *part = (f32 *)workspace + (i64)blockIdx.x * PART + ((int)blockIdx.y * GROUPS + group) * (SUMS * 32) + lane;
+    EACH_SUM(part[j * 32] = sum);
 }
 
-// The sums of all blocks: 32 elements of dw for a block, 8 threads each.
+// The sums of all blocks: those of the lanes of a warp for a block, 8 threads each. Where there are two phases they meet
+// here: the place of a tap is that of the first.
 KERNEL(256) void stem_filter_sum(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
     __shared__ f32 some[8][32];
-    const int column = threadIdx.x % 32, slice = threadIdx.x / 32;
-    const int element = (int)blockIdx.x * 32 + column;
-    const f32 *part = (const f32 *)workspace + element;
+    const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
+    const int j = (int)blockIdx.x % SUMS, group = (int)blockIdx.x / SUMS % PHASE_GROUPS;
+    const int share = (int)blockIdx.x / (SUMS * PHASE_GROUPS);
+    const int channel_group = group % CHANNEL_GROUPS, word_group = group / CHANNEL_GROUPS;
+    const int m = j / (8 * TILE_WORDS), word = j / 8 % TILE_WORDS, half = j / 4 % 2, e = j % 4;
+    const int k = share * SHARE + (channel_group * TILE_M + m) * 16 + lane / 4 + e / 2 * 8;
+    const int kk = (word_group * TILE_WORDS + word) * 8 + lane % 4 * 2 + e % 2;
+    const int run = kk / RUN_WORDS, element = 2 * (kk % RUN_WORDS) + half - phase_lead(0);
+    const bool is_tap = k < FILTERS && kk < WORDS && element >= 0 && element < RUN;
     f32 sum = 0.0f;
-    if (element < FILTERS * COLUMNS) {
-#pragma unroll 8
-        for (int i = slice; i < PARTS; i += 8) sum += part[(i64)i * (FILTERS * COLUMNS)];
+    if (is_tap) {
+#pragma unroll
+        for (int phase = 0; phase < PHASES; phase++) {
+            int at = (share * GROUPS + group) * (SUMS * 32) + j * 32 + lane;
+            if (phase > 0) {
+                const int moved = element + phase_lead(phase), other = run * RUN_WORDS + moved / 2, tile = other / 8;
+                const int owner = lane / 4 * 4 + other % 8 / 2;
+                const int number = ((m * TILE_WORDS + tile % TILE_WORDS) * 2 + moved % 2) * 4 + e / 2 * 2 + other % 2;
+                const int its = channel_group + CHANNEL_GROUPS * (tile / TILE_WORDS + WORD_GROUPS * phase);
+                at = ((share * GROUPS + its) * SUMS + number) * 32 + owner;
+            }
+            const f32 *part = (const f32 *)workspace + at;
+#pragma unroll 16
+            for (int i = slice; i < PARTS; i += 8) sum += part[(i64)i * PART];
+        }
     }
-    some[slice][column] = sum;
+    some[slice][lane] = sum;
     __syncthreads();
-    if (slice > 0 || element >= FILTERS * COLUMNS) return;
-    for (int i = 1; i < 8; i++) sum += some[i][column];
-    const int k = element / COLUMNS, tap = element % COLUMNS / CHANNELS, c = element % CHANNELS;
-    const int s = tap % TAPS_S, r = tap / TAPS_S % TAPS_R, d = tap / (TAPS_S * TAPS_R);
+    if (slice > 0 || !is_tap) return;
+    for (int i = 1; i < 8; i++) sum += some[i][lane];
+    const int s = element / CHANNELS, c = element % CHANNELS, r = run % TAPS_R, d = run / TAPS_R;
     u16 *to = dw + W_BASE + (INDEX)k * W_K + (INDEX)d * W_T + (INDEX)r * W_R + (INDEX)s * W_S + (INDEX)c * W_C;
     f32 value = (f32)alpha * sum;
     if (beta != 0.0) value += (f32)beta * FROM_HALF(*to);
