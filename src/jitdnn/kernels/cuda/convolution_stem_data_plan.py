@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.kernels.cuda.convolution_stem_geometry import Defines, Shape, strides_of
 from jitdnn.kernels.cuda.convolution_stem_plan import (
     CLOCK,
     Facts,
     Plan,
     facts_of,
+    filter_setup,
     resident_blocks,
     together,
     total_clocks,
@@ -21,8 +22,13 @@ from jitdnn.kernels.cuda.convolution_stem_plan import (
 from jitdnn.problems.convolution import Convolution
 
 _MMA = 1.6
+_CHAINED = 33.0  # clocks from one product to the next that adds to its sums
 _LETTERS = "DHW"
-_WARPS = ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2), (2, 4), (1, 8))  # of a block, down and across
+# warps of a block, down and across, and those that share the channels
+_WARPS = (
+    *((4, 1, 1), (2, 2, 1), (1, 4, 1), (8, 1, 1), (4, 2, 1), (2, 4, 1), (1, 8, 1)),
+    *((4, 1, 2), (2, 1, 2), (2, 1, 4), (4, 1, 4), (1, 4, 2), (1, 2, 4), (1, 4, 4)),
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,7 @@ class Tiling:
     rows: int
     down: int
     across: int
+    deep: int
     steps: int
 
     @property
@@ -81,7 +88,7 @@ class Tiling:
 
     @property
     def warps(self) -> int:
-        return self.down * self.across
+        return self.down * self.across * self.deep
 
     @property
     def registers(self) -> int:
@@ -120,9 +127,23 @@ class Tiling:
         fragments = self.planes * d.reach * 2 * h.reach * self.tiles
         reads = self.staged_planes * 4 * (h.step * (self.rows - 1) + h.reach) + fragments
         products = _MMA * self.planes * d.reach * self.rows * h.reach * self.tiles
-        clocks = w.reach * steps * self.warps * together(reads, products, 0.0)
-        clocks += self.warps * self.planes * self.rows * self.tiles * 2 * 24 / 4
+        clocks = w.reach * steps * self.down * self.across * together(reads, products, 0.0)
+        clocks += self.down * self.across * self.planes * self.rows * self.tiles * 2 * 24 / 4
+        clocks += (self.warps * 2 * self.handed / 128 + 200) * (self.deep > 1)
         return clocks + self.staged_planes * self.reads(steps) / 16 / 32 * (4 if is_wide else 80)
+
+    def chain(self, steps: int) -> float:
+        """Clocks of the products of a sum, one after the other, and of reading their operands."""
+        d, h, w = self.axes
+        products = max(
+            h.reach * d.reach * _CHAINED, 0.3 * _CHAINED * h.reach * d.reach * self.rows * self.tiles
+        )
+        return w.reach * steps / self.deep * (products + 35.0 * self.staged_planes)
+
+    @property
+    def handed(self) -> int:
+        """Bytes of a warp's sums."""
+        return 4 * self.planes * self.rows * self.tiles * 128
 
     def reads(self, steps: int) -> int:
         """Bytes of dy that a plane of a tile takes."""
@@ -135,9 +156,10 @@ class Tiling:
     def defines(self) -> Defines:
         return {
             "BLOCK_THREADS": self.warps * 32, "TILE_ROWS": self.rows, "TILE_PLANES": self.planes,
-            "WARPS_DOWN": self.down, "WARPS_ACROSS": self.across, "CHANNEL_STEPS": self.steps,
+            "WARPS_DOWN": self.down, "WARPS_ACROSS": self.across, "WARPS_DEEP": self.deep,
+            "CHANNEL_STEPS": self.steps,
             "STEP_H": self.axes[1].step, "STEP_W": self.axes[2].step,
-            "UNROLL_STEPS": 2 if self.steps % 2 == 0 and self.planes == 1 else 1,
+            "UNROLL_STEPS": 2 if self.steps // self.deep % 2 == 0 and self.planes == 1 else 1,
         }  # fmt: skip
 
 
@@ -154,6 +176,8 @@ def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
         filter_bytes = d.reach * w.reach * whole * h.reach * tiling.tiles * 256
         limit = min(255, 65536 // (tiling.warps * 32))
         if filter_bytes > room or tiling.registers > limit:
+            continue
+        if (tiling.deep - 1) * tiling.down * tiling.across * tiling.handed > tiling.stage_bytes:
             continue
         most = min(4, 16 // tiling.warps if tiling.registers < 110 else limit // tiling.registers)
         work = tiling.work(problem.n)
@@ -173,16 +197,28 @@ def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 resident,
                 tiling.warps,
                 stages,
-                compute + waiting,
+                max(compute, tiling.chain(whole) / min(resident, -(-work // multiprocessors))) + waiting,
                 reading,
                 tiling.writes / rate,
             )
             blocks = min(work, multiprocessors * resident)
+            setup, is_packed = filter_setup(
+                filter_bytes // 8, 8, tiling.warps * 32, min(resident, -(-blocks // multiprocessors)), 4, 110
+            )
+            pack = Launch("stem_data_pack", -(-filter_bytes // 2048), 256)
             defines = shape.defines() | _axis_defines(tiling.axes) | tiling.defines() | {
                 "RESIDENT": resident, "STAGES": stages, "CHANNEL_PARTS": parts, "Y_VECTOR": 8 if is_wide else 1,
-                "X_PAIRS": int(_has_pairs(shape, w)),
+                "X_PAIRS": int(_has_pairs(shape, w)), "IS_PACKED": int(is_packed),
             }  # fmt: skip
-            yield Plan(tuple(defines.items()), tiling.warps * 32, (blocks, 1), shared, clocks / CLOCK + 4e-6)
+            yield Plan(
+                tuple(defines.items()),
+                tiling.warps * 32,
+                (blocks, 1),
+                shared,
+                (clocks + setup) / CLOCK + 3.5e-6,
+                workspace=filter_bytes if is_packed else 0,
+                before=pack if is_packed else None,
+            )
 
 
 def _tilings(shape: Shape, steps: int) -> Iterator[Tiling]:
@@ -194,14 +230,16 @@ def _tilings(shape: Shape, steps: int) -> Iterator[Tiling]:
             continue
         if (step_w > 1 and w.unit > 2 * shape.spatial[2]) or (step_h > 1 and h.unit > 2 * shape.spatial[1]):
             continue
-        for planes, rows, (down, across), part in itertools.product(
+        for planes, rows, (down, across, deep), part in itertools.product(
             (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), _WARPS, sorted({steps, min(steps, 4), min(steps, 2)})
         ):
+            if deep > 1 and (part % deep or planes * rows > 2):
+                continue
             if planes > max(1, 2 * (d.reach - 1)) or planes > d.blocks:
                 continue
             if rows * down > 1 and rows * down > 2 * h.blocks:
                 continue
-            yield Tiling((d, h, w), columns, planes, rows, down, across, part)
+            yield Tiling((d, h, w), columns, planes, rows, down, across, deep, part)
 
 
 def _axis_defines(axes: tuple[Axis, Axis, Axis]) -> Defines:

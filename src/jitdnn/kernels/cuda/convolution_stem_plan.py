@@ -20,6 +20,8 @@ _MMA = 1.6
 _BLOCK_OVERHEAD = 1 << 10  # bytes of shared memory that the system takes of every block
 _BARRIER = 300.0  # clocks in which a block waits for its slowest warp and the first words of a strip
 _LATENCY = 900.0  # clocks until the first bytes of a strip come
+_LAUNCH = 4000.0  # clocks that one more launch takes
+_CACHE_BYTES = 40.0  # that a multiprocessor gets of the second-level cache in a clock
 
 
 @dataclass(frozen=True)
@@ -124,15 +126,32 @@ def _tile_ns(filters: int, phases: int, warps: int) -> Iterator[tuple[int, int, 
     for groups in (1, 2, 4, 8):
         if warps % (groups * phases):
             continue
-        shares = -(-tiles // (8 * groups))
-        n = -(-tiles // (groups * shares))
-        yield n + n % 2, groups, shares
+        least = -(-tiles // (8 * groups))
+        for shares in (least, 2 * least, 4 * least, 8 * least):
+            n = -(-tiles // (groups * shares))
+            n += n % 2
+            if n * groups * (shares - 1) < tiles:  # else fewer would do
+                yield n, groups, shares
 
 
 def together(reads: float, products: float, instructions: float) -> float:
     """Clocks of what goes on side by side, none of it quite hidden behind the longest."""
     longest = max(reads, products, instructions)
     return 0.8 * longest + 0.2 * (reads + products + instructions)
+
+
+def filter_setup(
+    fragments: int, size: int, threads: int, resident: int, at_once: int, instructions: int
+) -> tuple[float, bool]:
+    """Clocks until a block has its fragments of the filter, and whether a launch of its own should arrange them.
+
+    `fragments` of `size` bytes each are gathered element by element by the block's threads, `at_once` a thread: few of
+    them by every block on the way, many once for all blocks, which then copy them.
+    """
+    turns = -(-fragments // (threads * at_once))
+    gathered = turns * _LATENCY + fragments / 32 * instructions / 4 * resident
+    copied = _LAUNCH + _LATENCY + fragments * size * resident / _CACHE_BYTES
+    return min(gathered, copied), copied < gathered
 
 
 def _forward_step(m: int, n: int) -> float:
@@ -168,18 +187,28 @@ def forward_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 outputs = rows.down * rows.across
                 writes = 2 * outputs * min(problem.k, n * groups * 8) / rate
                 reads = 0.7 * rows.bytes / rate
-                clocks = shares * total_clocks(
-                    rows.strips, multiprocessors, resident, warps, stages, compute, reads, writes
+                clocks = total_clocks(
+                    rows.strips * shares, multiprocessors, resident, warps, stages, compute, reads, writes
                 )
-                blocks = min(rows.strips, multiprocessors * resident)
+                blocks = min(rows.strips, max(1, multiprocessors * resident // shares))
+                fragments = rows.phases * steps * groups * n * 16
+                together_on_one = min(resident, -(-blocks * shares // multiprocessors))
+                setup, is_packed = filter_setup(fragments, 16, warps * 32, together_on_one, 2, 160)
+                pack = Launch("stem_forward_pack", -(-shares * fragments // 256), 256)
                 defines = shape.defines() | rows.defines() | {
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
                     "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
-                    "RESULT_C": "Y_C",
+                    "RESULT_C": "Y_C", "SHARES": shares, "IS_PACKED": int(is_packed),
                     "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 else 1,
                 }  # fmt: skip
                 yield Plan(
-                    tuple(defines.items()), warps * 32, (blocks, shares), shared, clocks / CLOCK + 4e-6
+                    tuple(defines.items()),
+                    warps * 32,
+                    (blocks, shares),
+                    shared,
+                    (clocks + setup) / CLOCK + 3.5e-6,
+                    workspace=16 * shares * fragments if is_packed else 0,
+                    before=pack if is_packed else None,
                 )
 
 
@@ -224,7 +253,13 @@ def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 second = Launch("stem_filter_sum", shares * block_sums // (32 * rows.phases), 256)
                 workspace = 4 * block_sums * shares * blocks
                 yield Plan(
-                    tuple(defines.items()), warps * 32, (blocks, shares), shared, seconds, workspace, after=second
+                    tuple(defines.items()),
+                    warps * 32,
+                    (blocks, shares),
+                    shared,
+                    seconds,
+                    workspace,
+                    after=second,
                 )
 
 

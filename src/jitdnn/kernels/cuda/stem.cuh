@@ -54,10 +54,11 @@ FUNCTION int slot_word(int slot, int phase) {
            (phase_start(phase) - phase_lead(phase)) / 2;
 }
 
-// The offset of element `kk, half` of the filter for an output channel; -1 if it is none of its taps.
+// The offset of element `kk, half` of the filter for an output channel; NO_TAP if it is none of its taps.
+constexpr int NO_TAP = -2147483647;
 FUNCTION int filter_offset(int kk, int half, int lead) {
     int run = kk / RUN_WORDS, element = 2 * (kk % RUN_WORDS) + half - lead;
-    if (kk >= WORDS || element < 0 || element >= RUN) return -1;
+    if (kk >= WORDS || element < 0 || element >= RUN) return NO_TAP;
     return W_BASE + run / TAPS_R * W_T + run % TAPS_R * W_R + element / CHANNELS * W_S + element % CHANNELS * W_C;
 }
 

@@ -8,8 +8,9 @@
 //
 // A warp computes TILE_PLANES planes of TILE_ROWS rows of 16 b's: each piece of dy that it reads from shared memory
 // serves the planes and rows of b that meet it, up to REACH_D * REACH_H of them. A block stages one plane of dy after
-// the other, CHANNEL_STEPS * 16 channels at a time. The positions of a row of dy are staged in STEP_W sequences, so that those which a warp reads together follow
-// each other.
+// the other, CHANNEL_STEPS * 16 channels at a time. The positions of a row of dy are staged in STEP_W sequences, so that
+// those which a warp reads together follow each other. WARPS_DEEP warps share the channels of a tile where there are few
+// tiles; they hand their sums over in the end.
 
 constexpr int CHUNKS = CHANNEL_STEPS * 2;        // 16-byte pieces of channels
 constexpr int PITCH = (CHUNKS | 1) * 8;          // elements; odd in pieces, so that 8 rows meet no bank twice
@@ -22,7 +23,9 @@ constexpr int COLUMNS = UNIT_D * UNIT_H * UNIT_W * CHANNELS;
 constexpr int COLUMN_TILES = (COLUMNS + 7) / 8;
 constexpr int STAGED_PLANES = TILE_PLANES + REACH_D - 1;
 constexpr int STEPS = STAGED_PLANES * CHANNEL_PARTS;  // stages of a tile
-constexpr int PART_FRAGMENTS = REACH_D * REACH_W * CHANNEL_STEPS * REACH_H * COLUMN_TILES * 32;
+constexpr int STEP_FRAGMENTS = REACH_D * REACH_H * COLUMN_TILES * 32;  // 8 bytes each
+constexpr int PART_FRAGMENTS = REACH_W * CHANNEL_STEPS * STEP_FRAGMENTS;
+constexpr int FRAGMENTS = CHANNEL_PARTS * PART_FRAGMENTS;
 constexpr int PLANE_BLOCKS = (BLOCKS_D + TILE_PLANES - 1) / TILE_PLANES;
 constexpr int TILES = IMAGES * PLANE_BLOCKS * ((BLOCKS_H + TILE_DOWN - 1) / TILE_DOWN) *
                       ((BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS);
@@ -85,7 +88,37 @@ FUNCTION int tap_of(int e, int i, int lead, int least, int stride, int taps) {
     return tap >= 0 && tap < taps ? tap : -1;
 }
 
-struct Lane { int warp_across, warp_down, g, t, lane; };
+// What a lane holds of the filter for 16 channels and 8 columns: [part][w][channel step][d][h][column tile][lane].
+FUNCTION uint2 filter_fragment(const u16 *w, int i) {
+    const int owner = i % 32;
+    int rest = i / 32;
+    const int column = rest % COLUMN_TILES * 8 + owner / 4;
+    rest /= COLUMN_TILES;
+    const int i_h = rest % REACH_H;
+    rest /= REACH_H;
+    const int i_d = rest % REACH_D;
+    rest /= REACH_D;
+    int k = rest % CHANNEL_STEPS * 16 + owner % 4 * 2;
+    rest /= CHANNEL_STEPS;
+    const int i_w = rest % REACH_W;
+    k += rest / REACH_W * (CHANNEL_STEPS * 16);
+    const int c = column % CHANNELS, e_w = column / CHANNELS % UNIT_W, e_h = column / (CHANNELS * UNIT_W) % UNIT_H;
+    const int e_d = column / (CHANNELS * UNIT_W * UNIT_H);
+    const int d = tap_of(e_d, i_d, LEAD_D, LEAST_D, STRIDE_D, TAPS_T);
+    const int h = tap_of(e_h, i_h, LEAD_H, LEAST_H, STRIDE_H, TAPS_R);
+    const int s = tap_of(e_w, i_w, LEAD_W, LEAST_W, STRIDE_W, TAPS_S);
+    const bool is_tap = column < COLUMNS && d >= 0 && h >= 0 && s >= 0;
+    const u16 *from = w + W_BASE + (INDEX)k * W_K + (INDEX)d * W_T + (INDEX)h * W_R + (INDEX)s * W_S + (INDEX)c * W_C;
+    u32 half[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const int later = j % 2 + j / 2 * 8;
+        if (is_tap && k + later < FILTERS) half[j] = from[(INDEX)later * W_K];
+    }
+    return make_uint2(half[0] | half[1] << 16, half[2] | half[3] << 16);
+}
+
+struct Lane { int warp_across, warp_down, warp_deep, g, t, lane; };
 typedef f32 Sums[TILE_PLANES][TILE_ROWS][COLUMN_TILES][4];
 
 // Adds what plane `plane` of the staged ones contributes to the planes of sums that meet it.
@@ -93,13 +126,14 @@ template <int plane>
 FUNCTION void add_plane(Sums &sums, const u16 *stage, const uint2 *filter, Lane at) {
     constexpr int first = plane - (TILE_PLANES - 1) > 0 ? plane - (TILE_PLANES - 1) : 0;  // positions i along d
     constexpr int last = plane < REACH_D - 1 ? plane : REACH_D - 1;
-    const uint2 *fragment = filter + at.lane;  // [w][channel step][d][h][column tile][lane]
+    const uint2 *fragment = filter + at.warp_deep * STEP_FRAGMENTS + at.lane;
 #pragma unroll 1
     for (int i_w = 0; i_w < REACH_W; i_w++) {
         const u16 *from = stage + stage_place(at.warp_down * (STEP_H * TILE_ROWS), i_w) +
-                          (at.warp_across * 16 + at.lane / 8 % 2 * 8 + at.lane % 8) * PITCH + at.lane / 16 * 8;
+                          (at.warp_across * 16 + at.lane / 8 % 2 * 8 + at.lane % 8) * PITCH + at.lane / 16 * 8 +
+                          at.warp_deep * 16;
 #pragma unroll UNROLL_STEPS
-        for (int k = 0; k < CHANNEL_STEPS; k++) {
+        for (int k = 0; k < CHANNEL_STEPS; k += WARPS_DEEP) {
             u32 b[last - first + 1][REACH_H][COLUMN_TILES][2];
 #pragma unroll
             for (int i = 0; i < (last - first + 1) * REACH_H * COLUMN_TILES; i++) {
@@ -107,7 +141,7 @@ FUNCTION void add_plane(Sums &sums, const u16 *stage, const uint2 *filter, Lane 
                 u32(&to)[2] = b[i / (REACH_H * COLUMN_TILES)][i / COLUMN_TILES % REACH_H][i % COLUMN_TILES];
                 to[0] = both.x, to[1] = both.y;
             }
-            fragment += REACH_D * REACH_H * COLUMN_TILES * 32;
+            fragment += WARPS_DEEP * STEP_FRAGMENTS;
 #pragma unroll
             for (int row = 0; row < STEP_H * (TILE_ROWS - 1) + REACH_H; row++) {
                 u32 a[4];
@@ -135,42 +169,42 @@ FUNCTION void add(Sums &sums, const u16 *stage, const uint2 *filter, Lane at, in
     if constexpr (plane + 1 < STAGED_PLANES) add<plane + 1>(sums, stage, filter, at, wanted);
 }
 
+#if IS_PACKED
+// The fragments of the filter, once for all blocks.
+KERNEL(256) void stem_data_pack(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POINTERS, u8 *workspace,
+                                f64 alpha, f64 beta) {
+    const int i = (int)(blockIdx.x * 256 + threadIdx.x);
+    if (i < FRAGMENTS) ((uint2 *)workspace)[i] = filter_fragment(w, i);
+}
+#endif
+
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POINTERS, u8 *workspace, f64 alpha64,
                f64 beta64) {
     extern __shared__ uint4 memory[];
     u16 *stages = (u16 *)memory;
-    uint2 *filter = (uint2 *)(memory + STAGES * STAGE_ELEMENTS / 8);  // [part], then as add_plane reads it
+    uint2 *filter = (uint2 *)(memory + STAGES * STAGE_ELEMENTS / 8);  // as filter_fragment says
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Lane me = {warp % WARPS_ACROSS, warp / WARPS_ACROSS, lane / 4, lane % 4, lane};
+    const Lane me = {warp % WARPS_ACROSS, warp / WARPS_ACROSS % WARPS_DOWN, warp / (WARPS_ACROSS * WARPS_DOWN), lane / 4,
+                     lane % 4, lane};
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     const bool has_words = X_PAIRS && beta == 0.0f;
 
-#pragma unroll 1
-    for (int i = threadIdx.x; i < CHANNEL_PARTS * PART_FRAGMENTS * 2; i += BLOCK_THREADS) {
-        int e = i % 2, owner = i / 2 % 32, rest = i / 64;
-        int column = rest % COLUMN_TILES * 8 + owner / 4;
-        rest /= COLUMN_TILES;
-        int i_h = rest % REACH_H;
-        rest /= REACH_H;
-        int i_d = rest % REACH_D;
-        rest /= REACH_D;
-        int k = rest % CHANNEL_STEPS * 16 + owner % 4 * 2 + e * 8;
-        rest /= CHANNEL_STEPS;
-        int i_w = rest % REACH_W;
-        k += rest / REACH_W * (CHANNEL_STEPS * 16);
-        int c = column % CHANNELS, e_w = column / CHANNELS % UNIT_W, e_h = column / (CHANNELS * UNIT_W) % UNIT_H;
-        int e_d = column / (CHANNELS * UNIT_W * UNIT_H);
-        int d = tap_of(e_d, i_d, LEAD_D, LEAST_D, STRIDE_D, TAPS_T), h = tap_of(e_h, i_h, LEAD_H, LEAST_H, STRIDE_H, TAPS_R);
-        int s = tap_of(e_w, i_w, LEAD_W, LEAST_W, STRIDE_W, TAPS_S);
-        u32 half[2] = {0, 0};
-        if (column < COLUMNS && d >= 0 && h >= 0 && s >= 0)
-            for (int j = 0; j < 2; j++)
-                if (k + j < FILTERS)
-                    half[j] = w[W_BASE + (INDEX)(k + j) * W_K + (INDEX)d * W_T + (INDEX)h * W_R + (INDEX)s * W_S +
-                                (INDEX)c * W_C];
-        ((u32 *)filter)[i] = half[0] | half[1] << 16;
+    int work = 0, buffer = 0;
+    const int amount =
+        ((int)blockIdx.x < TILES ? (TILES - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0) * STEPS;
+    if (STAGES == 2 && amount > 0) {
+        fetch(stages, dy, tile_of(blockIdx.x), 0);
+        cp_async_commit();
     }
+#if IS_PACKED
+    for (int i = threadIdx.x; i < FRAGMENTS / 2; i += BLOCK_THREADS)
+        cp_async16(filter + 2 * i, (const uint2 *)workspace + 2 * i, true);
+    cp_async_commit();
+#else
+#pragma unroll 4
+    for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) filter[i] = filter_fragment(w, i);
+#endif
 
     // where a lane's columns go, relative to the first output of b; columns beyond the last have no channel
     int place_d[COLUMN_TILES][2], place_h[COLUMN_TILES][2], place_w[COLUMN_TILES][2], channel[COLUMN_TILES][2];
@@ -189,13 +223,6 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
         }
 
     Sums sums = {};
-    int work = 0, buffer = 0;
-    const int amount =
-        ((int)blockIdx.x < TILES ? (TILES - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0) * STEPS;
-    if (STAGES == 2 && amount > 0) {
-        fetch(stages, dy, tile_of(blockIdx.x), 0);
-        cp_async_commit();
-    }
 #pragma unroll 1
     for (; work < amount; work++) {
         const Tile at = tile_of(blockIdx.x + work / STEPS * gridDim.x);
@@ -213,8 +240,30 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
         add<0>(sums, stages + buffer * STAGE_ELEMENTS, filter + step % CHANNEL_PARTS * PART_FRAGMENTS, me,
                step / CHANNEL_PARTS);
         __syncthreads();
+        f32 *handed = (f32 *)(stages + buffer * STAGE_ELEMENTS);  // [warp][sum][lane], until the stage is filled again
         if (STAGES == 2) buffer ^= 1;
         if (step < STEPS - 1) continue;
+        if (WARPS_DEEP > 1) {
+            constexpr int many = TILE_PLANES * TILE_ROWS * COLUMN_TILES * 4, tiles = WARPS_ACROSS * WARPS_DOWN;
+            f32(&flat)[many] = *(f32(*)[many])sums;
+            f32 *place = handed + warp % tiles * (many * 32) + lane;
+            if (me.warp_deep > 0) {
+#pragma unroll
+                for (int i = 0; i < many; i++) place[((me.warp_deep - 1) * tiles * many + i) * 32] = flat[i];
+            }
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < many; i++) {
+                if (me.warp_deep == 0) {
+#pragma unroll
+                    for (int other = 0; other < WARPS_DEEP - 1; other++) flat[i] += place[(other * tiles * many + i) * 32];
+                } else {
+                    flat[i] = 0.0f;
+                }
+            }
+            __syncthreads();
+            if (me.warp_deep > 0) continue;
+        }
 #pragma unroll
         for (int b_d = 0; b_d < TILE_PLANES; b_d++)
 #pragma unroll

@@ -8,6 +8,7 @@ constexpr int WARPS = BLOCK_THREADS / 32;
 constexpr int SLOT_WARPS = WARPS / (COLUMN_GROUPS * PHASES);  // warps that share the outputs of a phase
 constexpr int TILE = 16 * TILE_M;                             // outputs of a warp at a time
 constexpr int BLOCK_COLUMNS = COLUMN_GROUPS * TILE_N * 8;     // output channels of a block
+constexpr int FRAGMENTS = PHASES * STEPS * BLOCK_COLUMNS * 2;  // of a block, 16 bytes each
 constexpr bool is_full = FILTERS % BLOCK_COLUMNS == 0;
 
 // The output channel of column n of tile j, relative to the first one of the warp: a lane (columns 2t, 2t + 1 of each
@@ -17,34 +18,49 @@ FUNCTION int column_channel(int j, int n) {
     return j < full ? j / 4 * 32 + n / 2 * 8 + j % 4 * 2 + n % 2 : full * 8 + n / 2 * 4 + (j - full) * 2 + n % 2;
 }
 
+// What a lane holds of the filter for 8 words and two tiles of output channels.
+FUNCTION uint4 filter_fragment(const u16 *w, int first_channel, int i) {
+    constexpr int pairs = COLUMN_GROUPS * TILE_N / 2;
+    const int owner = i % 32, pair = i / 32 % pairs, step = i / (32 * pairs), tile = pair * 2 % TILE_N;
+    const int lead = phase_lead(step / STEPS), low = step % STEPS * 8 + owner % 4;
+    const int group = first_channel + pair * 2 / TILE_N * (TILE_N * 8);
+    const int channel[2] = {group + column_channel(tile, owner / 4), group + column_channel(tile + 1, owner / 4)};
+    const int tap[2][2] = {{filter_offset(low, 0, lead), filter_offset(low, 1, lead)},
+                           {filter_offset(low + 4, 0, lead), filter_offset(low + 4, 1, lead)}};
+    u32 word[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int k = channel[e / 2];
+        u32 half[2] = {0, 0};
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (tap[e % 2][h] != NO_TAP && k < FILTERS) half[h] = w[(INDEX)k * W_K + tap[e % 2][h]];
+        word[e] = half[0] | half[1] << 16;
+    }
+    return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+#if IS_PACKED
+// The fragments of all blocks, for many blocks or large filters: [share of the channels][fragment].
+KERNEL(256) void stem_forward_pack(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POINTERS, u8 *workspace,
+                                   f64 alpha, f64 beta) {
+    const int i = (int)(blockIdx.x * 256 + threadIdx.x);
+    if (i < SHARES * FRAGMENTS)
+        ((uint4 *)workspace)[i] = filter_fragment(w, i / FRAGMENTS * BLOCK_COLUMNS, i % FRAGMENTS);
+}
+#endif
+
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POINTERS, u8 *workspace, f64 alpha64,
                   f64 beta64) {
     extern __shared__ uint4 memory[];
     u32 *stages = (u32 *)memory;
     uint4 *filter = memory + STAGES * STAGE_WORDS / 4;             // [phase][step][column group][pair of tiles][lane]
-    u32 *places = (u32 *)(filter + PHASES * STEPS * BLOCK_COLUMNS * 2);  // [phase][step][8]
+    u32 *places = (u32 *)(filter + FRAGMENTS);  // [phase][step][8]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int column_group = warp % COLUMN_GROUPS, phase = warp / COLUMN_GROUPS % PHASES;
     const int slot_warp = warp / (COLUMN_GROUPS * PHASES), first_channel = (int)blockIdx.y * BLOCK_COLUMNS;
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
-
-#pragma unroll 1
-    for (int i = threadIdx.x; i < PHASES * STEPS * BLOCK_COLUMNS * 8; i += BLOCK_THREADS) {
-        int e = i % 4, owner = i / 4 % 32, tile = i / 128 % (COLUMN_GROUPS * TILE_N / 2) * 2 + e / 2;
-        int step = i / 128 / (COLUMN_GROUPS * TILE_N / 2);
-        int lead = phase_lead(step / STEPS), kk = step % STEPS * 8 + e % 2 * 4 + owner % 4;
-        int k = first_channel + tile / TILE_N * (TILE_N * 8) + column_channel(tile % TILE_N, owner / 4);
-        u32 half[2] = {0, 0};
-        for (int h = 0; h < 2; h++) {
-            int offset = filter_offset(kk, h, lead);
-            if (offset >= 0 && k < FILTERS) half[h] = w[(INDEX)k * W_K + offset];
-        }
-        ((u32 *)filter)[i] = half[0] | half[1] << 16;
-    }
-#pragma unroll 1
-    for (int i = threadIdx.x; i < PHASES * STEPS * 8; i += BLOCK_THREADS)
-        places[i] = word_place(i % (STEPS * 8), phase_lead(i / (STEPS * 8)));
 
     const uint4 *my_filter = filter + (phase * STEPS * COLUMN_GROUPS + column_group) * (TILE_N / 2 * 32) + lane;
     const u32 *my_places = places + phase * STEPS * 8 + t;
@@ -53,6 +69,18 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
         fetch_rows(stages, x, strip_of(index));
         cp_async_commit();
     }
+#if IS_PACKED
+    const uint4 *packed = (const uint4 *)workspace + blockIdx.y * FRAGMENTS;
+    for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) cp_async16(filter + i, packed + i, true);
+    cp_async_commit();
+#else
+#pragma unroll 2
+    for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) filter[i] = filter_fragment(w, first_channel, i);
+#endif
+#pragma unroll 1
+    for (int i = threadIdx.x; i < PHASES * STEPS * 8; i += BLOCK_THREADS)
+        places[i] = word_place(i % (STEPS * 8), phase_lead(i / (STEPS * 8)));
+
     for (; index < STRIPS; index += gridDim.x) {
         const Strip at = strip_of(index);
         if (STAGES == 2) {
