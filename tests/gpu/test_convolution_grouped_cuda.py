@@ -14,7 +14,9 @@ from convolution_cases import convolution, fused
 from harness import run_algorithm
 from jitdnn.kernels.cuda import convolution_grouped
 from jitdnn.kernels.cuda.convolution_grouped import Grouped, launches, plan_of, source
-from jitdnn.kernels.cuda.convolution_grouped_filter import Plan, tiled_plans
+from jitdnn.kernels.cuda.convolution_grouped_filter import tiled_plans
+from jitdnn.kernels.cuda.convolution_grouped_geometry import Plan
+from jitdnn.kernels.cuda.convolution_grouped_tiles import image_tiles
 from jitdnn.problems import Convolution
 from strategies import convolutions
 
@@ -83,6 +85,51 @@ def test_tiles(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(convolution_grouped, "plan_of", only)
         run_algorithm(Grouped(), make_case(problem, None, 0, None), device)
+
+
+IMAGE_TILED = (
+    "n2 c32 h9 w11 k32 r3 s3 stride1 pad1 g8 bf16 nhwc",
+    "n2 c32 h9 w11 k64 r3 s3 stride2 pad1 g8 bf16 nhwc",  # a slice of 16 channels on one side and 32 on the other
+    "n2 c64 h5 w6 k32 r3 s3 stride1 pad1 g32 f16 nhwc",
+    "n2 c16 h5 w6 k16 r3 s3 stride1 pad1 g16 bf16 nhwc",
+    "n3 c64 h7 w7 k64 r3 s3 stride1 pad1 g2 bf16 nhwc",  # groups of two operands
+    "n1 c48 h9 w12 k48 r3 s2 stride1x3 pad1:2x0:1 g6 flip f16 nhwc",
+    "n1 c16 d3 h5 w6 k16 t1 r3 s3 stride1 pad0x1x1 g4 bf16 nhwc",  # planes are images
+    "n9 c40 h4 w5 k40 r3 s3 stride1 pad1 g5 bf16 nhwc",  # half a slice is left over
+    "n2 c32 w40 k32 s3 stride1 pad1 g4 bf16 nhwc",
+    "n2 c32 h6 w6 k32 r1 s1 stride2 pad0 g2 bf16 nhwc",
+    "n2 c24 h5 w6 k24 r3 s3 stride1 pad1 g24 bf16 nhwc",  # a filter whose parts are no whole 16 bytes
+)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("words", IMAGE_TILED)
+def test_image_tiles(words: str, direction: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward data through shared memory, in the cheapest plan and others."""
+    monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    problem = convolution(words, direction)
+    device = cuda_device
+    plans = list(image_tiles(problem, device.multiprocessors, device.bandwidth, device.shared_bytes))
+    plans.sort(key=lambda plan: plan.seconds)
+    assert plans
+    for chosen in (plans[0], plans[len(plans) // 3], plans[len(plans) * 2 // 3]):
+
+        def only(problem: Convolution, device: Any, chosen: Plan = chosen) -> Plan:
+            return chosen
+
+        monkeypatch.setattr(convolution_grouped, "plan_of", only)
+        run_algorithm(Grouped(), make_case(problem, None, 0, None), device)
+
+
+def test_tiles_with_epilogue(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    problem = convolution(IMAGE_TILED[0], "fwd")
+    device = cuda_device
+    plans = image_tiles(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
+    chosen = min(plans, key=lambda plan: plan.seconds)
+    monkeypatch.setattr(convolution_grouped, "plan_of", lambda problem, device: chosen)
+    for expression in EPILOGUES:
+        run_algorithm(Grouped(), make_case(problem, fused(problem, expression), 0, None), device)
 
 
 def test_elements_have_no_tiles(cuda_device: Any) -> None:

@@ -20,13 +20,13 @@ from itertools import chain, product
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cuda.convolution_grouped_filter import Plan, filter_plans, tiled_plans
+from jitdnn.kernels.cuda.convolution_grouped_filter import filter_plans, tiled_plans
+from jitdnn.kernels.cuda.convolution_grouped_geometry import Plan, axis_defines, meeting, roles, vector_of
+from jitdnn.kernels.cuda.convolution_grouped_tiles import image_tiles
 from jitdnn.kernels.cuda.convolution_stem import compiled
-from jitdnn.kernels.cuda.convolution_stem_data_plan import Axis, axis_choice
 from jitdnn.kernels.cuda.convolution_stem_epilogue import in_store, pointers_of
 from jitdnn.kernels.cuda.convolution_stem_geometry import (
     HALVES,
-    Defines,
     Shape,
     farthest,
     power_of_two,
@@ -35,7 +35,6 @@ from jitdnn.kernels.cuda.convolution_stem_geometry import (
 from jitdnn.kernels.cuda.implicit_gemm import ByAlignment
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
-from jitdnn.tensor import TensorDescriptor
 
 MOST_CHANNELS = 32
 _PACKAGE = "jitdnn.kernels.cuda"
@@ -135,16 +134,21 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
         text = halves + read_text(_PACKAGE, first, "grouped_filter_sum.cu")
         # the sums of nine taps leave few registers: some that say which rows there are go to memory, 8 to 24 bytes
         return Source("grouped_filter", text, plan.defines, dialect="cuda", spills=not plan.shared)
-    functions, hooks = in_store(problem, epilogue, ("image[h] / PLANES", "image[h] % PLANES", "y", "x"))
-    text = halves + functions + "\n" + read_text(_PACKAGE, "stem_store.cuh", "grouped.cu")
-    return Source("grouped", text, (*plan.defines, *hooks.items()), dialect="cuda")
+    image, name = ("image", "grouped_tiles") if plan.shared else ("image[h]", "grouped")
+    functions, hooks = in_store(problem, epilogue, (f"{image} / PLANES", f"{image} % PLANES", "y", "x"))
+    text = halves + functions + "\n" + read_text(_PACKAGE, "stem_store.cuh", "grouped.cuh", f"{name}.cu")
+    return Source(name, text, (*plan.defines, *hooks.items()), dialect="cuda")
 
 
 def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
     """What one call runs."""
     if problem.direction != "bwd_filter":
-        return (Launch("grouped", plan.groups, plan.threads),)
-    finish = Launch("grouped_filter_sum", -(-math.prod(problem.w.shape) // 32), 256)
+        return (
+            Launch("grouped_tiles" if plan.shared else "grouped", plan.groups, plan.threads, plan.shared),
+        )
+    names = dict(plan.defines)
+    places = 256 // int(str(names["SUM_SHARES"])) * int(str(names["SUM_VECTOR"]))
+    finish = Launch("grouped_filter_sum", -(-math.prod(problem.w.shape) // places), 256)
     return Launch("grouped_filter", plan.groups, plan.threads, plan.shared), finish
 
 
@@ -157,7 +161,8 @@ def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
 def _best(problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int) -> Plan | None:
     plans: Iterable[Plan]
     if problem.direction != "bwd_filter":
-        plans = image_plans(problem, multiprocessors, bandwidth)
+        tiled = image_tiles(problem, multiprocessors, bandwidth, shared_bytes)
+        plans = chain(tiled, image_plans(problem, multiprocessors, bandwidth))
     else:
         tiled = tiled_plans(problem, multiprocessors, bandwidth, shared_bytes)
         plans = chain(tiled, filter_plans(problem, multiprocessors, bandwidth))
@@ -166,8 +171,9 @@ def _best(problem: Convolution, multiprocessors: int, bandwidth: float, shared_b
 
 @lru_cache(512)
 def _registers(problem: Convolution, multiprocessors: int, bandwidth: float) -> Plan:
-    """The plan of the filter's gradient for operands at any address."""
-    return min(filter_plans(problem, multiprocessors, bandwidth), key=lambda plan: plan.seconds)
+    """The plan for operands at any address."""
+    plans = filter_plans if problem.direction == "bwd_filter" else image_plans
+    return min(plans(problem, multiprocessors, bandwidth), key=lambda plan: plan.seconds)
 
 
 def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
@@ -186,14 +192,14 @@ def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) ->
     tiles = 2 if tiles == 3 else tiles
     if 2 * taps * steps * tiles > _MOST_FRAGMENTS:
         return
-    h, w = (_meeting(shape, axis, is_forward) for axis in (1, 2))
+    h, w = (meeting(shape, axis, is_forward) for axis in (1, 2))
     parts = -(-slice_out // (8 * tiles))
     slices = -(-problem.groups // slice_groups)
     _, s_c, *space = strides_of(source)
     piece = 4 * steps
     is_whole = slice_in % piece == 0 and source.shape[1] % piece == 0
     is_wide = s_c == 1 and is_whole and power_of_two((*space, strides_of(source)[0]), 8) >= piece
-    vector, result_c = _vector(result)
+    vector, result_c = vector_of(result)
     others = 12 if h.unit * w.unit > 1 else 36 if w.step == 1 else 44  # registers
     for rows, ahead in product((1, 2, 3, 4, 5, 6, 7, 8, 10), (1, 2)):
         if rows > 1 and rows >= h.blocks + 2:
@@ -230,55 +236,10 @@ def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) ->
         if total < multiprocessors * 8:
             memory *= 1.3
         seconds = max(memory, compute / _CLOCK) + 0.15 * min(memory, compute / _CLOCK) + 4e-6
-        defines = shape.defines() | _roles(problem, source, result) | _axis_defines(h, w) | {
+        defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
             "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,
             "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers, "BLOCK_THREADS": 128,
             "RESIDENT": resident, "AHEAD": ahead, "SOURCE_PIECE": piece * is_wide,
             "RESULT_VECTOR": vector, "RESULT_C": result_c,
         }  # fmt: skip
         yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)
-
-
-def _meeting(shape: Shape, axis: int, is_forward: bool) -> Axis:
-    """Which positions of the source an output meets."""
-    if not is_forward:
-        return axis_choice(shape, axis, 1)
-    reach = (shape.taps[axis] - 1) * shape.dilation[axis] + 1
-    return Axis(1, shape.stride[axis], 0, 0, -shape.before[axis], reach, shape.out[axis])
-
-
-def _axis_defines(h: Axis, w: Axis) -> Defines:
-    names: Defines = {}
-    for letter, axis in (("H", h), ("W", w)):
-        names |= {
-            f"UNIT_{letter}": axis.unit, f"STEP_{letter}": axis.step, f"DELTA_{letter}": axis.delta,
-            f"LEAD_{letter}": axis.lead, f"LEAST_{letter}": axis.least, f"REACH_{letter}": axis.reach,
-            f"BLOCKS_{letter}": axis.blocks, f"STEP_OUT_{letter}": f"STRIDE_{letter}",
-        }  # fmt: skip
-    return names
-
-
-def _vector(result: TensorDescriptor) -> tuple[int, int]:
-    """Neighbouring channels that may be stored at once, and the stride between channels."""
-    n, c, *space = strides_of(result)
-    return (power_of_two((n, *space), 8) if c == 1 else 1), c
-
-
-def _roles(problem: Convolution, source: TensorDescriptor, result: TensorDescriptor) -> Defines:
-    """Strides and extents by what a tensor is to the kernel. Images count their planes along d as their own."""
-    names: Defines = {}
-    for letter, tensor in (("S", source), ("R", result)):
-        names |= dict(zip([f"{letter}_{axis}" for axis in "NCDHW"], strides_of(tensor), strict=True))
-    (_, names["SOURCE_H"], names["SOURCE_W"]) = _space(source)
-    (planes, names["RESULT_H"], names["RESULT_W"]) = _space(result)
-    names |= {"PLANES": planes, "IMAGES": problem.n * planes, "GROUPS_OF_CHANNELS": problem.groups}
-    k, c, *_ = strides_of(problem.w)
-    forward = problem.direction == "fwd"
-    names |= {"W_IN": c if forward else k, "W_OUT": k if forward else c}
-    names["W_GROUP"] = k * (problem.k // problem.groups)
-    return names
-
-
-def _space(tensor: TensorDescriptor) -> tuple[int, int, int]:
-    d, h, w = (1,) * (5 - len(tensor.shape)) + tensor.shape[2:]
-    return d, h, w

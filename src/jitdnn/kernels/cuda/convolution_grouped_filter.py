@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from jitdnn.kernels.cuda.convolution_grouped_geometry import Plan
 from jitdnn.kernels.cuda.convolution_stem_geometry import (
+    Defines,
     Shape,
-    alignments_of,
-    elementwise,
     power_of_two,
     strides_of,
 )
@@ -28,26 +28,6 @@ _WARPS = 8  # of a block through shared memory
 _MOST_WORKERS = 64  # of such blocks: the second kernel reads all their sums
 _LEVEL_TWO = 4.5e12  # bytes a second
 _SCATTERED = 0.5e12  # of the sums that each warp writes from its registers
-
-
-@dataclass(frozen=True)
-class Plan:
-    defines: tuple[tuple[str, object], ...]
-    threads: int
-    groups: int
-    seconds: float
-    workers: int
-    shared: int = 0  # bytes of shared memory of a block; 0: grouped_filter.cu
-
-    @property
-    def alignments(self) -> tuple[int, int, int]:
-        """What the addresses of the operands must be multiples of, in bytes."""
-        return (16, 16, 2) if self.shared else alignments_of(dict(self.defines))
-
-    @property
-    def elementwise(self) -> Plan:
-        """The same for operands at any address."""
-        return replace(self, defines=elementwise(self.defines))
 
 
 @dataclass(frozen=True)
@@ -77,6 +57,16 @@ class _Tile:
     def units(self) -> int:
         planes, p, q = self.shape.out
         return -(-self.shape.problem.n * planes // self.images) * -(-p // self.rows) * -(-q // self.columns)
+
+
+def _sum_defines(workers: int, group_in: int) -> Defines:
+    """How the second kernel is cut: a thread has 8 loads under way."""
+    return {"SUM_SHARES": power_of_two_above(-(-workers // 8), 32), "SUM_VECTOR": 4 if group_in % 4 == 0 else 1}
+
+
+def power_of_two_above(number: int, most: int) -> int:
+    """The least power of two, up to `most`, that is no less than the number."""
+    return min(most, 1 << max(0, number - 1).bit_length())
 
 
 def _slice_groups(problem: Convolution) -> int:
@@ -159,7 +149,7 @@ def tiled_plans(
                     "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
                     "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
                     "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * _WARPS,
-                    "RESIDENT": resident,
+                    "RESIDENT": resident, **_sum_defines(workers, group_in),
                 }  # fmt: skip
                 yield Plan(tuple(defines.items()), 32 * _WARPS, total, seconds, workers, shared)
 
@@ -215,6 +205,6 @@ def filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -
                     "PLANES": planes, "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
                     "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "TILE_TAPS": tile_taps, "TILE_ROWS": rows,
                     "WORKERS": workers, "BLOCK_THREADS": 128, "RESIDENT": resident, "X_IS_EVEN": is_even["X"],
-                    "Y_IS_EVEN": is_even["Y"],
+                    "Y_IS_EVEN": is_even["Y"], **_sum_defines(workers, group_in),
                 }  # fmt: skip
                 yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)

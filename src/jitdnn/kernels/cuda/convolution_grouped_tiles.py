@@ -1,0 +1,203 @@
+"""How forward and backward data of a grouped convolution are cut through shared memory: grouped_tiles.cu.
+
+Channels-last sources of whole 16 bytes, in slices of 16 or 32 channels that groups fill. A source pixel comes from
+memory once for each tile that it is in, whatever taps it meets there, in copies that keep no registers: 40 kB under
+way on each multiprocessor saturate an H100's memory, and registers alone do not hold as much. All other sources go
+straight into registers (grouped.cu).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jitdnn.kernels.cuda.convolution_grouped_geometry import Plan, axis_defines, meeting, roles, vector_of
+from jitdnn.kernels.cuda.convolution_stem_data_plan import Axis
+from jitdnn.kernels.cuda.convolution_stem_geometry import Shape, power_of_two, strides_of
+from jitdnn.problems.convolution import Convolution
+
+_CLOCK = 1.755e9
+_REGISTERS = 65536
+_RESERVED = 1024  # bytes of shared memory that a block does not see
+_IN_FLIGHT = 40_000  # bytes of a multiprocessor
+_START = 3.5e-6  # a launch, the first pixels' way
+_REACHED = 0.875  # of the memory's bandwidth, by copies
+_MOST_FRAGMENTS = 80  # registers of the filter
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """What a block stages at once; see grouped_tiles.cu."""
+
+    h: Axis
+    w: Axis
+    images: int
+    down: int
+    across: int
+    tile_rows: int
+
+    @property
+    def rows(self) -> int:
+        return (self.down * self.tile_rows - 1) * self.h.step + self.h.reach
+
+    @property
+    def columns(self) -> int:
+        return (self.across - 1) * self.w.step + self.w.reach
+
+    @property
+    def places(self) -> int:
+        """Pixels in shared memory."""
+        return self.images * self.rows * -(-self.columns // self.w.step) * self.w.step
+
+    @property
+    def steps(self) -> int:
+        """Steps of 16 positions."""
+        return -(-self.images * self.down * self.across // 16)
+
+    def units(self, images: int) -> int:
+        across, down = -(-self.w.blocks // self.across), -(-self.h.blocks // (self.down * self.tile_rows))
+        return -(-images // self.images) * down * across
+
+
+def _parts(extent: int, most: int) -> list[int]:
+    """Lengths that cut an extent into equal parts."""
+    return sorted({-(-extent // parts) for parts in range(1, min(extent, most) + 1)})
+
+
+def _tiles(h: Axis, w: Axis, images: int) -> Iterator[_Tile]:
+    for tile_rows in (1, 2, 3, 4, 5, 7):
+        if tile_rows > 1 and tile_rows > h.blocks:
+            continue
+        row_blocks = -(-h.blocks // tile_rows)
+        for across in _parts(w.blocks, 4):
+            for down in _parts(row_blocks, 28):
+                whole = across == w.blocks and down == row_blocks
+                for count in (1, 2, 3, 4, 6, 8, 16) if whole else (1,):
+                    if count == 1 or count <= images:
+                        yield _Tile(h, w, count, down, across, tile_rows)
+
+
+def _is_whole(problem: Convolution, is_forward: bool) -> bool:
+    """Whether channels of the source come in units of 16 bytes at addresses that are multiples of 16."""
+    source = problem.x if is_forward else problem.y
+    n, c, *space = strides_of(source)
+    return c == 1 and source.shape[1] % 8 == 0 and power_of_two((n, *space), 8) == 8
+
+
+def _is_packed(problem: Convolution) -> bool:
+    """Whether the filter of neighbouring groups is contiguous."""
+    k, c, *taps = strides_of(problem.w)
+    if min(k, c, *taps) < 0 or math.prod(problem.w.shape) % 8:
+        return False
+    extents = (1,) * (5 - len(problem.w.shape)) + problem.w.shape[2:]
+    expected = 1
+    for stride, extent in sorted(zip((c, *taps), (problem.w.shape[1], *extents), strict=True)):
+        if extent > 1 and stride != expected:
+            return False
+        expected *= extent
+    return k == expected
+
+
+def image_tiles(
+    problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int
+) -> Iterator[Plan]:
+    """Every plan of forward and backward data through shared memory."""
+    shape = Shape(problem)
+    is_forward = problem.direction == "fwd"
+    source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
+    group_in, group_out = source.shape[1] // problem.groups, result.shape[1] // problem.groups
+    slice_groups = max(1, 16 // group_in)
+    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
+    if slice_in % 16 or not _is_whole(problem, is_forward):
+        return
+    steps, taps = slice_in // 16, math.prod(shape.taps)
+    tiles = 4 if slice_out % 32 == 0 else 2 if slice_out > 8 else 1
+    while tiles > 1 and 2 * taps * steps * tiles > _MOST_FRAGMENTS:
+        tiles //= 2
+    if 2 * taps * steps * tiles > _MOST_FRAGMENTS:
+        return
+    parts = -(-slice_out // (8 * tiles))
+    slices = -(-problem.groups // slice_groups)
+    h, w = (meeting(shape, axis, is_forward) for axis in (1, 2))
+    planes = problem.n * shape.out[0]
+    vector, result_c = vector_of(result)
+    is_packed = _is_packed(problem)
+    filter_row = taps * problem.w.shape[1]
+    for block_slices in (1, 2, 4, 8):
+        block_groups = block_slices * slice_groups
+        if block_slices > 1 and block_slices >= 2 * slices:
+            continue
+        filter_elements = block_groups * (problem.k // problem.groups) * filter_row
+        is_staged = is_packed and filter_elements % 8 == 0
+        filter_bytes = filter_elements * 2
+        if filter_row % 16 == 0:
+            filter_bytes += filter_bytes // filter_row * 8
+        kinds, blocks = block_slices * parts, -(-slices // block_slices)
+        threads = 256
+        if kinds > threads // 32:
+            continue
+        splits = threads // 32 // kinds
+        for tile in _tiles(h, w, planes):
+            sums = 4 * tiles * tile.tile_rows * h.unit * w.unit
+            registers = sums + 2 * taps * steps * tiles + 56
+            if registers > 250:
+                continue
+            by_registers = _REGISTERS // (threads * -(-registers // 8) * 8)
+            tile_bytes = tile.places * (2 * block_slices * slice_in + 16)
+            for resident in range(1, min(3, by_registers) + 1):
+                units = tile.units(planes)
+                workers = max(1, min(units, multiprocessors * resident // blocks))
+                turns = -(-units // workers)
+                workers = -(-units // turns)
+                stages = min(
+                    3, turns, (shared_bytes // resident - _RESERVED - filter_bytes * is_staged) // tile_bytes
+                )
+                if stages < 1:
+                    continue
+                shared = stages * tile_bytes + filter_bytes * is_staged
+                seconds = _seconds(
+                    problem, tile, multiprocessors, bandwidth, block_slices * slice_in, kinds, splits,
+                    taps, steps, tiles, workers * blocks, turns, stages, vector
+                )  # fmt: skip
+                defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
+                    "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out,
+                    "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices, "CHANNEL_STEPS": steps,
+                    "TILE_N": tiles, "TILE_ROWS": tile.tile_rows, "TILE_DOWN": tile.down, "TILE_ACROSS": tile.across,
+                    "TILE_IMAGES": tile.images, "STAGES": stages, "WORKERS": workers, "BLOCK_THREADS": threads,
+                    "RESIDENT": resident, "FILTER_STAGED": int(is_staged), "RESULT_VECTOR": vector,
+                    "RESULT_C": result_c,
+                }  # fmt: skip
+                yield Plan(
+                    tuple(defines.items()), threads, workers * blocks, seconds, workers, shared, 2 * vector
+                )
+
+
+def _seconds(
+    problem: Convolution, tile: _Tile, multiprocessors: int, bandwidth: float, block_in: int, kinds: int, splits: int,
+    taps: int, channel_steps: int, tiles: int, total: int, turns: int, stages: int, vector: int,
+) -> float:  # fmt: skip
+    h, w = tile.h, tile.w
+    is_forward = problem.direction == "fwd"
+    source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
+    # clocks of a multiprocessor for a tile: shared memory, products, instructions
+    copies = tile.images * tile.rows * tile.columns * block_in / 8 / 32
+    position_rows = (tile.tile_rows - 1) * h.step + h.reach
+    steps = -(-tile.steps // splits) * splits * kinds
+    reads = position_rows * w.reach * channel_steps
+    products = tile.tile_rows * taps * channel_steps * tiles
+    stores = tile.tile_rows * h.unit * w.unit * 2
+    shared = copies * 4 + steps * (reads * 4 + stores * 4)
+    issue = copies * 14 + steps * (reads + products + stores * (12 if vector > 1 else 60) + 60)
+    clocks = max(shared, steps * products * 1.8, issue / 4) * 1.3 + 500
+    sharing = -(-total // multiprocessors)
+    compute = sharing * turns * clocks / _CLOCK
+    under_way = min(sharing, total / multiprocessors) * stages * copies * 512
+    uneven = sharing * turns * multiprocessors / max(1.0, total * turns)
+    memory = 2.0 * (source.size + result.size) / (bandwidth * _REACHED) * (0.5 + 0.5 * uneven)
+    memory *= max(1.0, _IN_FLIGHT / under_way) * (1.0 + 1.6 / block_in)
+    # what a tile fetches beside its own pixels is near, but takes its way
+    fetched = 2.0 * source.size * (tile.rows / (tile.down * tile.tile_rows * h.step) - 1)
+    fetched += 2.0 * source.size * (tile.columns / (tile.across * w.step) - 1)
+    memory += 0.25 * max(0.0, fetched) / bandwidth
+    return max(memory, compute) + 0.7 * min(memory, compute) / turns + _START
