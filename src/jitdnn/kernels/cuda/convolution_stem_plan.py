@@ -73,12 +73,12 @@ def _best(problem: Convolution, facts: Facts, plans: object) -> Plan | None:
     return min(plans(problem, facts), key=lambda plan: plan.seconds, default=None)  # type: ignore[operator]
 
 
-def _strips(shape: Shape) -> Iterator[Rows]:
-    """Blocks of outputs worth a thought: whole rows, or pieces of long ones."""
+def _strips(shape: Shape, whole: int = 2) -> Iterator[Rows]:
+    """Blocks of outputs worth a thought: whole rows, also filled up to a multiple of `whole`, or pieces of long ones."""
     _, p, q = shape.out
     even = -(-q // 2) * 2
     widths = (
-        [even]
+        sorted({even, -(-q // whole) * whole})
         if even <= 256
         else [*(w for w in (64, 128, 192, 256, 512) if w < even), *([even] if even <= 600 else [])]
     )
@@ -159,9 +159,10 @@ def _forward_step(m: int, n: int) -> float:
     return together(4 * m + 2 * n + 1, _MMA * m * n, (12 * m + 3 * n + m * n) / 4)
 
 
-def _filter_step(m: int, n: int) -> float:
-    """Clocks of a warp's m tiles of channels and n of words for 16 outputs."""
-    return together(4 * m + 4 * n, _MMA * 2 * m * n, (60 + 8 * n + 2 * m * n) / 4)
+def _filter_step(m: int, n: int, has_eights: bool = True) -> float:
+    """Clocks of a warp's m tiles of channels and n of words for 16 outputs; of which eight always are in one row?"""
+    places = 30 if has_eights else 60
+    return together(4 * m + 4 * n, _MMA * 2 * m * n, (places + 8 * n + 2 * m * n) / 4)
 
 
 def forward_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
@@ -217,7 +218,7 @@ def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
     multiprocessors, room, rate = facts
     shape = Shape(problem)
     is_wide = shape.y_vector == 8 and problem.k % 8 == 0
-    for rows, shares in itertools.product(_strips(shape), _shares(problem.k)):
+    for rows, shares in itertools.product(_strips(shape, 16), _shares(problem.k)):
         for tiling in _filter_tilings(-(-problem.k // (16 * shares)), rows.words, rows.phases):
             m, words, channel_groups, word_groups, warps, most = tiling
             channels = channel_groups * m * 16
@@ -230,7 +231,7 @@ def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
             slot_warps = warps // groups
             turns = -(-rows.slots // (slot_warps * 16))
             fetch = rows.fetch_clocks() + outputs * channels / 256 * (4 if is_wide else 64)
-            compute = turns * warps * _filter_step(m, words) + fetch
+            compute = turns * warps * _filter_step(m, words, rows.across % (8 * rows.phases) == 0) + fetch
             reads = (2 * outputs * min(problem.k, channels) + 0.7 * rows.bytes) / rate
             for stages in (2, 1):
                 shared = max(stages * stage, 4 * block_sums * (slot_warps // 2))

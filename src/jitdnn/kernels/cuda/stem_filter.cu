@@ -94,8 +94,7 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
 #pragma unroll 1
         for (int first = slot_warp * 16; first < SLOTS; first += SLOT_WARPS * 16) {
             const int mine = first + lane / 16 * 8 + lane % 8;
-            const int output =
-                mine < SLOTS ? mine / PHASE_COLUMNS * BLOCK_Q + mine % PHASE_COLUMNS * PHASES + phase : OUTPUTS;
+            const int output = SLOTS % 16 == 0 || mine < SLOTS ? mine * PHASES + phase : OUTPUTS;
             const u16 *row = gradient + output * PITCH + channel_group * (TILE_M * 16) + lane / 8 % 2 * 8;
             u32 a[TILE_M][4];
 #pragma unroll
@@ -103,8 +102,12 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
             int base[4];
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                int slot = first + e / 2 * 8 + 2 * t + e % 2;
-                base[e] = slot_word(slot < SLOTS ? slot : 0, phase);
+                const int eight = first + e / 2 * 8, inside = 2 * t + e % 2;
+                if (PHASE_COLUMNS % 8 == 0) {  // eight outputs never are in two rows
+                    base[e] = slot_word(SLOTS % 16 == 0 || eight < SLOTS ? eight : 0, phase) + inside * COLUMN_WORDS;
+                } else {
+                    base[e] = slot_word(eight + inside < SLOTS ? eight + inside : 0, phase);
+                }
             }
 #pragma unroll
             for (int i = 0; i < TILE_WORDS; i++) {
