@@ -52,12 +52,23 @@
 /* n / d for n below 2^31, where `magic` and `shift` belong to d */
 FUNCTION u32 quotient_u32(u32 n, u32 magic, u32 shift) { return (HIGH_PRODUCT(n, magic) + n) >> shift; }
 
+/* exp for numbers of 16 bits: the product is rounded, which changes the result by |x| / 2^24 of it, less than they tell */
+#ifdef HAS_NATIVE_NARROWING
+FUNCTION f32 short_exp(f32 x) {
+  f32 power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.4426950408889634f));
+  return power;
+}
+#else
+FUNCTION f32 short_exp(f32 x) { return exp(x); }
+#endif
+
 /* Extremes. max and min are NaN where an argument is; the _number ones pass over a NaN b. */
 #define EXTREMES(type)                                                                                  \
   FUNCTION type fold_max_##type(type a, type b) { return a != a || a > b ? a : b; }                     \
   FUNCTION type fold_min_##type(type a, type b) { return a != a || a < b ? a : b; }                     \
-  FUNCTION type fold_max_number_##type(type a, type b) { return b > a ? b : a; }                        \
-  FUNCTION type fold_min_number_##type(type a, type b) { return b < a ? b : a; }                        \
+  FUNCTION type fold_max_number_##type(type a, type b) { return fmax(a, b); }                           \
+  FUNCTION type fold_min_number_##type(type a, type b) { return fmin(a, b); }                           \
   /* whether value at `here` comes before best at `at`: the greater, NaN above all, the first of equals */ \
   FUNCTION int is_beyond_max_##type(type best, i64 at, type value, i64 here) {                          \
     int is_nan = value != value, was_nan = best != best;                                                \

@@ -7,6 +7,7 @@ element in the row; `u` counts vectors and `v` the elements of one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,6 +47,13 @@ class RowsCode:
     @property
     def is_split(self) -> bool:
         return self.layout.parts > 1
+
+    @property
+    def is_short(self) -> bool:
+        """Whether all elements of rows are numbers of 16 bits."""
+        axes = [*self.layout.reduced, self.layout.lanes]
+        moving = {dtype for t, dtype in enumerate(self.dtypes) if any(steps[t] for _, steps in axes)}
+        return self.compute == "f32" and moving <= {"f16", "bf16"}
 
     @property
     def extras(self) -> list[tuple[str, int]]:
@@ -92,6 +100,7 @@ class Text:
         self.real, self.index = self.code.compute, self.code.index
         self.layout, self.program = self.code.layout, self.code.program
         self.width = 1
+        self.exp = "short_exp" if self.code.is_short else "exp"
 
     # ---- the whole
 
@@ -116,7 +125,8 @@ class Text:
         name = f"row_{len(self.functions)}"
         known = next((n for n, text in self.functions.items() if n.partition(" ")[2] == expression.key), None)
         if known is None:
-            self.functions[f"{name} {expression.key}"] = c_function(expression, name, self.real)
+            function = c_function(expression, name, self.real)
+            self.functions[f"{name} {expression.key}"] = re.sub(r"\bexp\(", f"{self.exp}(", function)
         else:
             name = known.partition(" ")[0]
         used = expression.used()

@@ -16,6 +16,7 @@ _NOTHING = {
 }  # fmt: skip
 _NOWHERE = {"i32": "2147483647", "i64": "9223372036854775807"}  # the position of the value of no element
 _ORDERED = ("moments", "powers")  # which would be rounded otherwise if they changed places
+_SYMMETRIC = ("add", "multiply", "max_number", "min_number")  # the same of two numbers in either order
 
 
 class State(NamedTuple):
@@ -102,10 +103,15 @@ def _exchanged(
 ) -> list[str]:
     """Threads of a subgroup, whose numbers differ in one bit after the other."""
     many, single = [s for s in states if not s.is_single], [s for s in states if s.is_single]
-    lines = [
-        f"UNROLL for (int d = {first}; d < {end}; d <<= 1) {{",
-        "const int is_later = (THREAD_ID & d) != 0;",
-    ]
+    loop = f"UNROLL for (int d = {first}; d < {end}; d <<= 1) {{"
+    if name in _SYMMETRIC:
+        (s,) = states
+        together = folded(name, [f"{s.name}[v]"], [f"{s.name}_o"], real, own)
+        return [
+            loop, f"UNROLL for (int v = 0; v < {width}; v++) {{", f"{s.type} {s.name}_o;",
+            f"EXCHANGE({s.type}, {s.name}[v], d, {s.name}_o)", *together, "}", "}",
+        ]  # fmt: skip
+    lines = [loop, "const int is_later = (THREAD_ID & d) != 0;"]
     for s in single:
         lines += [
             f"{s.type} {s.name}_o;",
@@ -143,7 +149,7 @@ def _over_subgroups(
     columns: int,
     count: int,
 ) -> list[str]:
-    """Subgroups, one after the other, by way of the group's memory."""
+    """Subgroups by way of the group's memory: by exchanges again, or one after the other where columns differ."""
     many, single = [s for s in states if not s.is_single], [s for s in states if s.is_single]
     lines = ["{"]
     for s in states:
@@ -154,6 +160,13 @@ def _over_subgroups(
     lines.append(f"UNROLL for (int v = 0; v < {width}; v++) {{")
     lines += [f"{s.name}_space[{at} * {width} + v] = {s.name}[v];" for s in many]
     lines += ["}", "}", "BARRIER();"]
+    if columns == 1:
+        # every subgroup takes up the results of all
+        at = f"(THREAD_ID % {count})"
+        lines += [f"{s.name}[0] = {s.name}_space[{at}];" for s in single]
+        lines.append(f"UNROLL for (int v = 0; v < {width}; v++) {{")
+        lines += [*(f"{s.name}[v] = {s.name}_space[{at} * {width} + v];" for s in many), "}"]
+        return [*lines, *_exchanged(name, states, real, own, width, 1, count), "}"]
     at = f"(THREAD_ID % {columns})"
     lines += [f"{s.name}[0] = {s.name}_space[{at}];" for s in single]
     lines.append(f"UNROLL for (int v = 0; v < {width}; v++) {{")
@@ -166,4 +179,4 @@ def _over_subgroups(
     a = [f"{s.name}[0]" if s.is_single else f"{s.name}[v]" for s in states]
     b = [f"{s.name}_z" for s in states]
     lines += [*folded(name, a, b, real, own), "}", *counted(name, a, b), "}"]
-    return [*lines, "BARRIER();", "}"]
+    return [*lines, "}"]

@@ -50,6 +50,7 @@ class Layout:
     parts: int
     per_part: int
     wide: bool  # offsets within a row need 64 bits
+    is_even: bool = False  # along: rows are whole vectors, at multiples of them if the first is
 
     @property
     def row(self) -> int:
@@ -265,6 +266,11 @@ class _Sizes:
         self.chunk = int(max(8.0, min(_MOST_HELD, _CHUNK / max(1.0, loaded))))
         self.most_threads = 1 << (min(1024, self.device.max_threads).bit_length() - 1)
         self.row = prod(extent for extent, _ in self.reduced)
+        # with several axes no vector leaves the last one
+        self.is_even = len(self.reduced) > 1
+        if len(self.reduced) == 1 and self.row % self.vector == 0:
+            units = [t for t in range(len(self.tensors)) if self.reduced[0][1][t] == 1]
+            self.is_even = not any(s[t] % self.vector for _, s in self.kept for t in units)
 
     def _size(self, t: int) -> float:
         """Bytes of an element of an input; 0 where a row has one number."""
@@ -281,10 +287,7 @@ class _Sizes:
 
     def along(self) -> Layout:
         v, row = self.vector, self.row
-        slack = v - 1 if len(self.reduced) == 1 else 0
-        if len(self.reduced) == 1 and row % v == 0:
-            units = [t for t in range(len(self.tensors)) if self.reduced[0][1][t] == 1]
-            slack = slack if any(s[t] % v for _, s in self.kept for t in units) else 0
+        slack = 0 if self.is_even else v - 1
         vectors = -(-(row + slack) // v)
         if not self.loops:
             return self._made(False, 1, 1, 1, _THREADS, True)
@@ -332,7 +335,7 @@ class _Sizes:
     ) -> Layout:
         return Layout(
             is_across, tuple(self.kept), tuple(self.reduced), self.lanes, self.vector, steps, columns, team,
-            threads, is_held, 1, self.row + self.vector, self.wide,
+            threads, is_held, 1, self.row + self.vector, self.wide, self.is_even,
         )  # fmt: skip
 
     def _cut(self, is_across: bool, steps: int, columns: int, team: int, threads: int) -> Layout:
@@ -352,7 +355,7 @@ class _Sizes:
         parts = -(-covered // per_part)
         return Layout(
             is_across, whole.kept, whole.reduced, whole.lanes, whole.vector, steps, columns, team, threads,
-            False, parts, per_part, whole.wide,
+            False, parts, per_part, whole.wide, whole.is_even,
         )  # fmt: skip
 
 

@@ -73,20 +73,36 @@ class _Sweep:
             inputs = [t for t in inputs if t not in text.loaded]
             text.loaded |= {*inputs}
         else:
-            end = "base + mine < end" if text.in_order else "base - shift < end"
-            chunk = self.stride * self.steps
-            text.put(f"for ({self.index} base = start; {end}; base += {chunk}) {{")
+            text.put(self._chunks())
             text.put(*(text.registers(t) for t in inputs if text.kind(t) != "own"))
+        if not self.across:
+            text.put(*self._which_are_full())
         self._load([t for t in inputs if text.kind(t) != "own"])
         self._keep_and_fold(folds)
         if sweep.writes:
             self._write()
         text.put("}")
         for r, name in folds:
-            self._gather(r, name)
+            if not self._is_complete(name):
+                self._gather(r, name)
         made = len(text.kept)
         text.kept += [(self.number, e) for e in sweep.keeps]
         assert made <= len(text.kept)
+
+    def _chunks(self) -> str:
+        """The head of the loop over a row that is not held. Every other sweep goes back, to what was read last."""
+        text, index, chunk = self.text, self.index, self.stride * self.steps
+        if text.in_order:
+            return f"for ({index} base = start; base + mine < end; base += {chunk}) {{"
+        before = sum(sweep.loops for sweep in text.program.sweeps[: self.number])
+        if self.across or self.code.is_split or before % 2 == 0:
+            return f"for ({index} base = start; base - shift < end; base += {chunk}) {{"
+        last = f"start + (end - 1 + shift - start) / {chunk} * {chunk}"
+        return f"for ({index} base = {last}; base >= start; base -= {chunk}) {{"
+
+    def _is_complete(self, name: Reduction) -> bool:
+        """Whether the loop itself leaves the result of the whole team."""
+        return self.layout.is_held and name in JOINT
 
     def _is_lone(self, name: Reduction) -> bool:
         """Along rows, whether there is one result for all elements of a vector."""
@@ -126,18 +142,58 @@ class _Sweep:
             f"const {self.index} last = first + {self.vector - 1} * element_step;",
         ]
 
-    def _over_vectors(self, body: Sequence[str], whole: Sequence[str] | None = None) -> list[str]:
-        """Along: `body` for every element (u, v) that there is, number `i`; `whole` for vectors that are all there."""
-        n = self.vector
-        every = f"UNROLL for (int v = 0; v < {n}; v++) {{ const {self.index} i = first + v * element_step;"
+    @property
+    def _full(self) -> tuple[int, int]:
+        """Along: the vectors, first and end, of which most threads have every element."""
+        exact = self.layout.row % (self.stride * self.steps) == 0
+        return (0 if self.layout.is_even else 1), self.steps - (0 if self.layout.is_even and exact else 1)
+
+    def _which_are_full(self) -> list[str]:
+        """Along: whether the thread has every element of the vectors of `_full`."""
+        begin, end = self._full
+        if begin >= end or self.text.in_order:
+            return []
+        first = f"base + mine + {begin * self.stride} - shift >= lo"
+        last = f"base + mine + {(end - 1) * self.stride + self.vector - 1} - shift < end"
+        return [f"const int is_full = is_vector && {first} && {last};"]
+
+    def _over_vectors(self, whole: Sequence[str], checked: Sequence[str]) -> list[str]:
+        """Along: statements for every vector u: `whole` where all its elements are there, else `checked`.
+
+        Vectors that most threads have as a whole are worked through without a branch between them.
+        """
+        ends, (begin, end) = self._vector_ends(), self._full
+
+        def loop(first: int, last: int, body: Sequence[str]) -> list[str]:
+            head = f"UNROLL for (int u = {first}; u < {last}; u++) {{"
+            return [head, *ends, *body, "}"] if first < last else []
+
+        if begin >= end or self.text.in_order:
+            return loop(0, self.steps, checked)
         return [
-            f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
-            *self._vector_ends(),
-            "if (first >= lo && last < end) {",
-            *([every, *body, "}"] if whole is None else whole),
-            "} else if (last >= lo && first < end) {",
-            every, "if (i >= lo && i < end) {", *body, "}", "}", "}", "}",
+            *loop(0, begin, checked),
+            "if (is_full) {", *loop(begin, end, whole), "} else {", *loop(begin, end, checked), "}",
+            *loop(end, self.steps, checked),
         ]  # fmt: skip
+
+    def _over_elements(self, body: Sequence[str]) -> list[str]:
+        """`body` for every element (u, v) that there is, number `i` (as a real number `i_real`)."""
+        if self.across:
+            each = f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ const {self.real} i_real = ({self.real})i;"
+            return self._over_rows([each, *body, "}"])
+        every = f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ const {self.index} i = first + v"
+        own = f"const {self.real} i_real = ({self.real})i;"
+        whole = [
+            f"const {self.real} first_real = ({self.real})first;",
+            f"{every}; const {self.real} i_real = first_real + ({self.real})v;", *body, "}",
+        ]  # fmt: skip
+        checked = [
+            "if (first >= lo && last < end) {",
+            f"{every} * element_step; {own}", *body, "}",
+            "} else if (last >= lo && first < end) {",
+            f"{every} * element_step; {own}", "if (i >= lo && i < end) {", *body, "}", "}", "}",
+        ]  # fmt: skip
+        return self._over_vectors(whole, checked)
 
     def _over_rows(self, body: Sequence[str]) -> list[str]:
         """Across: `body` for every vector u that there is, of the elements number `i`."""
@@ -149,11 +205,6 @@ class _Sweep:
             "}",
             "}",
         ]
-
-    def _over_elements(self, body: Sequence[str]) -> list[str]:
-        if not self.across:
-            return self._over_vectors(body)
-        return self._over_rows([f"UNROLL for (int v = 0; v < {self.vector}; v++) {{", *body, "}"])
 
     def _values(self, expressions: Sequence[object]) -> tuple[list[str], list[str]]:
         """Statements that make what expressions see of the element (u, v), and their arguments."""
@@ -168,7 +219,9 @@ class _Sweep:
                 lines += text.offset_lines("i")
             lines.append(f"const {self.index} place = {place};")
         if program.position:
-            arguments.append("place")
+            # sums of whole numbers that f32 has are exact
+            is_exact = self.real == "f64" or self.layout.row < 2**24
+            arguments.append("i_real" if is_exact and place == "i" else "place")
         keeps = [*text.kept, *((self.number, e) for e in self.sweep.keeps)]
         before = len(arguments)
         needed: set[int] = set()
@@ -211,33 +264,46 @@ class _Sweep:
                 ]
             else:
                 plain += folded(name, [f"{s}[v]" for s in names], [value], self.real, text.fold_call)
-        if plain or sweep.keeps:
+        if (plain or sweep.keeps) and not joint:
             text.put(*self._over_elements([*lines, *plain]))
         for r, name, value in joint:
-            getattr(self, f"_{name}")(r, lines, value)
+            # the first of them has the others beside it
+            getattr(self, f"_{name}")(r, [*lines, *plain] if r == joint[0][0] else lines, lines, value)
 
     @property
     def _wide(self) -> int:
         """Results of joint reductions that a thread has."""
         return self.vector if self.across else 1
 
-    def _moments(self, r: int, lines: Sequence[str], value: str) -> None:
-        """The mean of a few elements, their distances from it, and both put behind what there is."""
-        text, real, states = self.text, self.real, self.states(r)
+    def _moments(self, r: int, once: Sequence[str], lines: Sequence[str], value: str) -> None:
+        """The mean of a few elements, their distances from it, and both put behind what there is.
+
+        A row that is held has its mean before the distances. `once`: statements of other reductions too.
+        """
+        text, real, states, held = self.text, self.real, self.states(r), self.layout.is_held
         # along, each place of a vector adds up for itself
         text.put(
             "{", f"{real} total[{self.vector}], squares[{self.vector}], mean[{self._wide}]; {real} count = 0;"
         )
         text.put(f"UNROLL for (int v = 0; v < {self.vector}; v++) total[v] = squares[v] = 0;")
-        one = "count += 1;" if not self.across else "if (v == 0) count += 1;"
-        text.put(*self._over_elements([*lines, f"total[v] += {value};", one]))
+        one = "" if held else "count += 1;" if not self.across else "if (v == 0) count += 1;"
+        text.put(*self._over_elements([*once, f"total[v] += {value};", one]))
+        if held:
+            text.put(f"count = ({real})n;")
         text.put(f"const {real} share = count > 0 ? 1 / count : 0;")
         self._summed("total")
-        text.put(f"UNROLL for (int v = 0; v < {self._wide}; v++) mean[v] = total[v] * share;")
+        if held:
+            self._joined("total", states[0], "add")
+        mean = "total" if not held else states[0].name
+        text.put(f"UNROLL for (int v = 0; v < {self._wide}; v++) mean[v] = {mean}[v] * share;")
         mean = "mean[v]" if self.across else "mean[0]"
         apart = [f"const {real} distance = {value} - {mean};", "squares[v] += distance * distance;"]
         text.put(*self._over_elements([*lines, *apart]))
         self._summed("squares")
+        if held:
+            self._joined("squares", states[1], "add")
+            text.put(f"UNROLL for (int v = 0; v < {self._wide}; v++) {states[0].name}[v] = mean[v];", "}")
+            return
         a = [f"{s.name}[{'0' if s.is_single else 'v'}]" for s in states]
         b = ["mean[v]", "squares[v]", "count"]
         text.put(
@@ -248,37 +314,50 @@ class _Sweep:
             "}",
         )
 
-    def _powers(self, r: int, lines: Sequence[str], value: str) -> None:
-        """The greatest of a few elements and what there is, and the sum of powers from there on."""
-        text, real, (top, total) = self.text, self.real, self.states(r)
+    def _powers(self, r: int, once: Sequence[str], lines: Sequence[str], value: str) -> None:
+        """The greatest of a few elements and what there is, and the sum of powers from there on.
+
+        A row that is held has its greatest element before the powers. `once`: statements of other reductions too.
+        """
+        text, real, held, (top, total) = self.text, self.real, self.layout.is_held, self.states(r)
         least = c_constant(-float("inf"), real)
         text.put("{", f"{real} most[{self.vector}], powers[{self.vector}], origin[{self._wide}];")
         text.put(f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ most[v] = {least}; powers[v] = 0; }}")
-        text.put(
-            *self._over_elements(
-                [
-                    *lines,
-                    f"const {real} value = {value};",
-                    f"most[v] = fold_max_number_{real}(most[v], value);",
-                ]
-            )
-        )
+        text.put(*self._over_elements([*lines, f"most[v] = fold_max_number_{real}(most[v], {value});"]))
         if not self.across and self.vector > 1:
             text.put(
                 f"UNROLL for (int v = 1; v < {self.vector}; v++) most[0] = fold_max_number_{real}(most[0], most[v]);"
             )
-        text.put(
-            f"UNROLL for (int v = 0; v < {self._wide}; v++) {{",
+        if held:
+            self._joined("most", top, "max_number")
+        before = [
             f"most[v] = fold_max_number_{real}(most[v], {top.name}[v]);",
             f"origin[v] = most[v] == {least} ? 0 : most[v];",
             f"if ({top.name}[v] != {least}) {total.name}[v] *= exp({top.name}[v] - origin[v]);",
             f"{top.name}[v] = most[v];",
+        ]
+        text.put(
+            f"UNROLL for (int v = 0; v < {self._wide}; v++) {{",
+            *([f"origin[v] = {top.name}[v] == {least} ? 0 : {top.name}[v];"] if held else before),
             "}",
         )
         origin = "origin[v]" if self.across else "origin[0]"
-        text.put(*self._over_elements([*lines, f"powers[v] += exp({value} - {origin});"]))
+        text.put(*self._over_elements([*once, f"powers[v] += {text.exp}({value} - {origin});"]))
         self._summed("powers")
-        text.put(f"UNROLL for (int v = 0; v < {self._wide}; v++) {total.name}[v] += powers[v];", "}")
+        if held:
+            self._joined("powers", total, "add")
+            text.put("}")
+        else:
+            text.put(f"UNROLL for (int v = 0; v < {self._wide}; v++) {total.name}[v] += powers[v];", "}")
+
+    def _joined(self, name: str, state: State, reduction: Reduction) -> None:
+        """The numbers of an array over the team, in the state's array."""
+        text, layout = self.text, self.layout
+        one = State(state.name, state.type, "")
+        text.put(f"UNROLL for (int v = 0; v < {self._wide}; v++) {state.name}[v] = {name}[v];")
+        text.put(
+            *team_text(reduction, [one], self.real, text.fold_call, text.width, layout.columns, layout.team)
+        )
 
     def _summed(self, name: str) -> None:
         """Along: the places of a vector added up, neighbours first."""
@@ -321,17 +400,14 @@ class _Sweep:
             last = len(self.layout.reduced) - 1
             each = f"{place} + v * ({self.index})reduced{last}_{t}" if step else place
             vectors.append(f"UNROLL for (int v = 0; v < {v}; v++) {value} = LOAD({dtype}, x{t}, {each});")
-        lines = [
-            f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
-            *self._vector_ends(),
-        ]
-        if v > 1:
-            lines += ["if (is_vector && first >= lo && last < end) {", *vectors, "} else"]
-        return [
-            *lines, "{", *none,
+        checked = [
+            "{", *none,
             f"UNROLL for (int v = 0; v < {v}; v++) {{ const {self.index} i = first + v * element_step;",
-            "if (i >= lo && i < end) {", *ones, "}", "}", "}", "}",
+            "if (i >= lo && i < end) {", *ones, "}", "}", "}",
         ]  # fmt: skip
+        if v > 1:
+            checked = ["if (is_vector && first >= lo && last < end) {", *vectors, "} else", *checked]
+        return self._over_vectors(vectors, checked)
 
     def _load_across(self, inputs: Sequence[int]) -> list[str]:
         text, v = self.text, self.vector
@@ -370,20 +446,23 @@ class _Sweep:
             )
         every = [f"UNROLL for (int v = 0; v < {v}; v++) {{"]
         if self.across:
+            every.append(f"const {self.real} i_real = ({self.real})i;")
             body = [*declared, *every, *made, "}", *text.offset_lines("i")]
             for n, (output, _) in enumerate(self.sweep.writes):
                 body += self._store_across(n, output)
             text.put(*self._over_rows(body))
             return
-        here = f"const {self.index} i = first + v * element_step;"
-        stores = []
+        here = [
+            f"const {self.index} i = first + v * element_step;",
+            f"const {self.real} i_real = ({self.real})i;",
+        ]
+        stores, whole = [], []
         for n, (output, _) in enumerate(self.sweep.writes):
-            stores += self._store_along(n, output)
-        text.put(
-            f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
-            *self._vector_ends(),
-            "if (last >= lo && first < end) {", *declared, *every, here, *made, "}", *stores, "}", "}",
-        )  # fmt: skip
+            checked_store = self._store_along(n, output)
+            stores += checked_store
+            whole += self._whole_store(n, output) or checked_store
+        checked = ["if (last >= lo && first < end) {", *declared, *every, *here, *made, "}", *stores, "}"]
+        text.put(*self._over_vectors([*declared, *every, *here, *made, "}", *whole], checked))
 
     def _is_unit(self, t: int) -> bool:
         walked = self.layout.lanes if self.across else self.layout.reduced[-1]
@@ -428,10 +507,17 @@ class _Sweep:
             f"UNROLL for (int v = 0; v < {v}; v++) {{ {here}", "if (i >= lo && i < end) {", *text.offset_lines("i"),
             *self._one(n, output, text.offset(t)), "}", "}",
         ]  # fmt: skip
-        if not self._is_unit(t):
+        whole = self._whole_store(n, output)
+        if not whole:
             return ones
-        whole = ["{", *text.offset_lines("first"), *self._vector_store(n, output, text.offset(t)), "}"]
         return ["if (is_vector && first >= lo && last < end)", *whole, "else {", *ones, "}"]
+
+    def _whole_store(self, n: int, output: int) -> list[str]:
+        """Along: store a vector that is there as a whole, if it may be stored as such."""
+        text, t = self.text, self.code.inputs + output
+        if not self._is_unit(t):
+            return []
+        return ["{", *text.offset_lines("first"), *self._vector_store(n, output, text.offset(t)), "}"]
 
     def _store_across(self, n: int, output: int) -> list[str]:
         text, t = self.text, self.code.inputs + output
