@@ -131,12 +131,17 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
     halves = read_text(_PACKAGE, "stem_halves.cuh")
     if problem.direction == "bwd_filter":
         first = "grouped_filter_tiles.cu" if plan.shared else "grouped_filter.cu"
-        text = halves + read_text(_PACKAGE, first, "grouped_filter_sum.cu")
+        text = halves + read_text(_PACKAGE, "grouped_stage.cuh", first, "grouped_filter_sum.cu")
         # the sums of nine taps leave few registers: some that say which rows there are go to memory, 8 to 24 bytes
         return Source("grouped_filter", text, plan.defines, dialect="cuda", spills=not plan.shared)
     image, name = ("image", "grouped_tiles") if plan.shared else ("image[h]", "grouped")
     functions, hooks = in_store(problem, epilogue, (f"{image} / PLANES", f"{image} % PLANES", "y", "x"))
-    text = halves + functions + "\n" + read_text(_PACKAGE, "stem_store.cuh", "grouped.cuh", f"{name}.cu")
+    text = (
+        halves
+        + functions
+        + "\n"
+        + read_text(_PACKAGE, "stem_store.cuh", "grouped.cuh", "grouped_stage.cuh", f"{name}.cu")
+    )
     return Source(name, text, (*plan.defines, *hooks.items()), dialect="cuda")
 
 

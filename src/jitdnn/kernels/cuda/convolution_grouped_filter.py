@@ -24,6 +24,7 @@ from jitdnn.problems.convolution import Convolution
 
 _CLOCK = 1.755e9
 _REGISTERS = 65536
+_RESERVED = 1024  # bytes of shared memory that a block does not see
 _WARPS = 8  # of a block through shared memory
 _MOST_WORKERS = 64  # of such blocks: the second kernel reads all their sums
 _LEVEL_TWO = 4.5e12  # bytes a second
@@ -61,7 +62,10 @@ class _Tile:
 
 def _sum_defines(workers: int, group_in: int) -> Defines:
     """How the second kernel is cut: a thread has 8 loads under way."""
-    return {"SUM_SHARES": power_of_two_above(-(-workers // 8), 32), "SUM_VECTOR": 4 if group_in % 4 == 0 else 1}
+    return {
+        "SUM_SHARES": power_of_two_above(-(-workers // 8), 32),
+        "SUM_VECTOR": 4 if group_in % 4 == 0 else 1,
+    }
 
 
 def power_of_two_above(number: int, most: int) -> int:
@@ -119,39 +123,40 @@ def tiled_plans(
                 x_bytes = tile.places * (2 * block_slices * slice_in + 16)
                 y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
                 blocks = -(-slices // block_slices) * -(-shape.taps[1] // tile_taps)
-                resident = 2
-                workers = max(1, min(tile.units, multiprocessors * resident // blocks, _MOST_WORKERS))
-                turns = -(-tile.units // workers)
-                workers = -(-tile.units // turns)
-                shared = max(min(2, turns) * (x_bytes + y_bytes), 4 * kinds * all_taps * 256)
-                if shared + 1024 > shared_bytes // resident:
-                    continue
-                total = workers * blocks
-                # clocks of a multiprocessor for a tile: shared memory, products, addresses of what is staged
-                steps = -(-tile.steps // splits) * splits * kinds
-                chunks = (tile.places * slice_in + 16 * tile.steps * slice_out) * block_slices / 8
-                reads = steps * (1 + all_taps) * 4 + chunks / 8
-                products = steps * all_taps * 3.2
-                issue = (chunks * 40 / 32 + steps * (20 + 3 * all_taps)) / 4
-                clocks = max(reads, products, issue) * 1.15
-                sharing = -(-total // multiprocessors)
-                compute = (
-                    turns * (sharing * clocks + 700) + sharing * (600 * splits + 10 * all_taps * kinds) + 3000
-                )
-                staged = 2.0 * block_slices * (tile.places * slice_in + 16 * tile.steps * slice_out)
-                staged *= tile.units * blocks
-                memory = max(2.0 * (problem.x.size + problem.y.size) / bandwidth, staged / _LEVEL_TWO)
-                memory *= 1.0 + 0.5 * max(0.0, 1 - total / (resident * multiprocessors))
-                parts = 8.0 * workers * elements / _LEVEL_TWO
-                seconds = max(memory, compute / _CLOCK) + 0.25 * min(memory, compute / _CLOCK) + parts + 5e-6
-                defines = shape.defines() | {
-                    "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
-                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
-                    "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
-                    "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * _WARPS,
-                    "RESIDENT": resident, **_sum_defines(workers, group_in),
-                }  # fmt: skip
-                yield Plan(tuple(defines.items()), 32 * _WARPS, total, seconds, workers, shared)
+                for resident in (1, 2):
+                    workers = max(1, min(tile.units, multiprocessors * resident // blocks, _MOST_WORKERS))
+                    turns = -(-tile.units // workers)
+                    workers = -(-tile.units // turns)
+                    room = shared_bytes // resident - _RESERVED
+                    stages = min(3, turns, room // (x_bytes + y_bytes))
+                    shared = max(stages * (x_bytes + y_bytes), 4 * _WARPS * all_taps * 256)
+                    if stages < 1 or shared > room:
+                        continue
+                    total = workers * blocks
+                    # clocks of a multiprocessor for a tile: shared memory, products, addresses of what is staged
+                    steps = -(-tile.steps // splits) * splits * kinds
+                    chunks = (tile.places * slice_in + 16 * tile.steps * slice_out) * block_slices / 8
+                    reads = steps * (1 + all_taps) * 4 + chunks / 8
+                    products = steps * all_taps * 3.2
+                    issue = (chunks * 20 / 32 + steps * (20 + 3 * all_taps)) / 4
+                    clocks = max(reads, products, issue) * 1.15
+                    sharing = -(-total // multiprocessors)
+                    compute = turns * (sharing * clocks + 700) + 3000
+                    staged = 2.0 * block_slices * (tile.places * slice_in + 16 * tile.steps * slice_out)
+                    staged *= tile.units * blocks
+                    memory = max(2.0 * (problem.x.size + problem.y.size) / bandwidth, staged / _LEVEL_TWO)
+                    memory *= 1.0 + 0.5 * max(0.0, 1 - total / (resident * multiprocessors))
+                    parts = 8.0 * workers * elements / _LEVEL_TWO
+                    small = min(memory, compute / _CLOCK)
+                    seconds = max(memory, compute / _CLOCK) + 0.7 * small / turns + parts + 6e-6
+                    defines = shape.defines() | {
+                        "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
+                        "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
+                        "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
+                        "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * _WARPS,
+                        "STAGES": stages, "RESIDENT": resident, **_sum_defines(workers, group_in),
+                    }  # fmt: skip
+                    yield Plan(tuple(defines.items()), 32 * _WARPS, total, seconds, workers, shared)
 
 
 def filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:

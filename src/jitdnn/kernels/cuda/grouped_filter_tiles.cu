@@ -1,7 +1,7 @@
 // Few channels a group, gradient of the filter, through shared memory. See convolution_grouped_filter.py.
 //
 // A block takes BLOCK_SLICES slices of SLICE_GROUPS neighbouring groups and TILE_TAPS rows of taps, and one tile after the
-// other: TILE_ROWS x TILE_COLUMNS outputs of TILE_IMAGES images, while the pixels of the next tile arrive. Staged are dy,
+// other: TILE_ROWS x TILE_COLUMNS outputs of TILE_IMAGES images; STAGES tiles are in use or under way. Staged are dy,
 // output after output, with zeros up to a multiple of 16, and the rows of x that they meet; columns of x that lie STRIDE_W
 // apart are neighbours, so that a tap is a constant distance and 8 outputs are in 8 different places of the banks. A warp
 // sums 16 channels of dy times 16 of x over some of the tile's steps of 16 outputs, each with one fragment of dy and one of
@@ -25,7 +25,6 @@ constexpr int STAGE_BYTES = Y_START + STEPS * 16 * Y_PITCH;
 constexpr int ACROSS = (OUT_Q + TILE_COLUMNS - 1) / TILE_COLUMNS, DOWN = (OUT_P + TILE_ROWS - 1) / TILE_ROWS;
 constexpr int PLANES_ALL = IMAGES * PLANES;
 constexpr int UNITS = (PLANES_ALL + TILE_IMAGES - 1) / TILE_IMAGES * DOWN * ACROSS;
-constexpr int SUM_PITCH = 256;  // of a tap's 16 x 16 sums
 
 struct Tile { int image, p, q; };
 
@@ -34,31 +33,16 @@ FUNCTION Tile tile_of(int unit) {
 }
 
 FUNCTION void stage_x(u32 shared, const u16 *x, Tile tile, int first_tap, int channel) {
-    constexpr int CHUNKS = BLOCK_IN / 8;
-    const int chunk = threadIdx.x % CHUNKS, c = channel + chunk * 8;
-    const int h0 = tile.p * STRIDE_H - PAD_H + first_tap * DILATION_H, w0 = tile.q * STRIDE_W - PAD_W;
-#pragma unroll 2
-    for (int place = threadIdx.x / CHUNKS; place < X_PLACES; place += BLOCK_THREADS / CHUNKS) {
-        const int column = place % X_ROW, row = place / X_ROW;
-        const int image = tile.image + row / X_ROWS, h = h0 + row % X_ROWS;
-        const int w = w0 + column % PHASE * STRIDE_W + column / PHASE;
-        const bool is_inside = (u32)h < HEIGHT && (u32)w < WIDTH && image < PLANES_ALL && c < ALL_IN;
-        const INDEX at = (INDEX)(image / PLANES) * X_N + (INDEX)(image % PLANES) * X_D + (INDEX)h * X_H + (INDEX)w * X_W + c;
-        cp_async16(shared + place * X_PITCH + chunk * 16, x + (is_inside ? at : 0), is_inside);
-    }
+    stage_pixels<BLOCK_IN, TILE_IMAGES, X_ROWS, X_COLUMNS, STRIDE_W, X_PITCH, HEIGHT, WIDTH>(
+        shared, x, {X_N, X_D, X_H, X_W}, tile.image, tile.p * STRIDE_H - PAD_H + first_tap * DILATION_H,
+        tile.q * STRIDE_W - PAD_W, channel, ALL_IN, PLANES_ALL);
 }
 
 FUNCTION void stage_dy(u32 shared, const u16 *dy, Tile tile, int channel) {
-    constexpr int CHUNKS = BLOCK_OUT / 8;
-    const int chunk = threadIdx.x % CHUNKS, k = channel + chunk * 8;
-#pragma unroll 2
-    for (int place = threadIdx.x / CHUNKS; place < STEPS * 16; place += BLOCK_THREADS / CHUNKS) {
-        const int row = place / TILE_COLUMNS, image = tile.image + row / TILE_ROWS;
-        const int p = tile.p + row % TILE_ROWS, q = tile.q + place % TILE_COLUMNS;
-        const bool is_inside = place < PIXELS && p < OUT_P && q < OUT_Q && image < PLANES_ALL && k < ALL_OUT;
-        const INDEX at = (INDEX)(image / PLANES) * Y_N + (INDEX)(image % PLANES) * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W + k;
-        cp_async16(shared + place * Y_PITCH + chunk * 16, dy + (is_inside ? at : 0), is_inside);
-    }
+    stage_pixels<BLOCK_OUT, TILE_IMAGES, TILE_ROWS, TILE_COLUMNS, 1, Y_PITCH, OUT_P, OUT_Q>(
+        shared, dy, {Y_N, Y_D, Y_H, Y_W}, tile.image, tile.p, tile.q, channel, ALL_OUT, PLANES_ALL);
+    for (int i = threadIdx.x; i < (STEPS * 16 - PIXELS) * (BLOCK_OUT / 8); i += BLOCK_THREADS)
+        cp_async16(shared + (PIXELS + i / (BLOCK_OUT / 8)) * Y_PITCH + i % (BLOCK_OUT / 8) * 16, dy, false);
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
@@ -76,18 +60,19 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
 
     f32 sums[TILE_ALL][2][4] = {};
     const auto stage = [&](int unit, int turn) {
-        const Tile tile = tile_of(unit);
-        stage_x(stages + turn * STAGE_BYTES, x, tile, first_tap, block * BLOCK_IN);
-        stage_dy(stages + turn * STAGE_BYTES + Y_START, dy, tile, block * BLOCK_OUT);
+        if (unit < UNITS) {
+            const Tile tile = tile_of(unit);
+            stage_x(stages + turn * STAGE_BYTES, x, tile, first_tap, block * BLOCK_IN);
+            stage_dy(stages + turn * STAGE_BYTES + Y_START, dy, tile, block * BLOCK_OUT);
+        }
+        cp_async_commit();
     };
-    stage(worker, 0);
-    cp_async_commit();
+#pragma unroll 1
+    for (int turn = 0; turn < STAGES; turn++) stage(worker + turn * WORKERS, turn);
     int turn = 0;
 #pragma unroll 1
-    for (int unit = worker; unit < UNITS; unit += WORKERS, turn ^= 1) {
-        if (unit + WORKERS < UNITS) stage(unit + WORKERS, turn ^ 1);
-        cp_async_commit();
-        cp_async_wait<1>();
+    for (int unit = worker; unit < UNITS; unit += WORKERS) {
+        cp_async_wait<STAGES - 1>();
         __syncthreads();
         const u32 staged = stages + turn * STAGE_BYTES;
 #pragma unroll 1
@@ -110,35 +95,33 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
             }
         }
         __syncthreads();
+        stage(unit + STAGES * WORKERS, turn);
+        turn = turn + 1 < STAGES ? turn + 1 : 0;
     }
 
-    // the warps of the same channels, one after the other: [kind][tap][channel of dy][channel of x]
+    // each warp's sums: [warp][tap][channel / 8 of x][channel / 8 of dy][lane][2]
     cp_async_wait<0>();
-    f32 *total = (f32 *)shared + kind * (TILE_ALL * SUM_PITCH);
-#pragma unroll 1
-    for (int other = 0; other < SPLITS; other++) {
-        if (other == split)
+    __syncthreads();
+    float2 *own = (float2 *)shared + warp * (TILE_ALL * 128) + lane;
 #pragma unroll
-            for (int tap = 0; tap < TILE_ALL; tap++)
+    for (int tap = 0; tap < TILE_ALL; tap++)
 #pragma unroll
-                for (int e = 0; e < 8; e++) {
-                    f32 *to = total + tap * SUM_PITCH + (lane / 4 + e / 2 % 2 * 8) * 16 +
-                              e / 4 * 8 + lane % 4 * 2 + e % 2;
-                    *to = (other ? *to : 0.0f) + sums[tap][e / 4][e % 4];
-                }
-        __syncthreads();
-    }
+        for (int e = 0; e < 4; e++) own[(tap * 4 + e) * 32] = make_float2(sums[tap][e / 2][e % 2 * 2], sums[tap][e / 2][e % 2 * 2 + 1]);
+    __syncthreads();
 
     // [worker][tap][channel of y][channel of a group of x]
     f32 *results = (f32 *)workspace + (i64)worker * ELEMENTS;
     const f32 *all = (const f32 *)shared;
-#pragma unroll 4
+#pragma unroll 2
     for (int i = threadIdx.x; i < BLOCK_OUT * GROUP_IN * TILE_ALL; i += BLOCK_THREADS) {
         const int c = i % GROUP_IN, o = i / GROUP_IN % BLOCK_OUT, tap = i / (GROUP_IN * BLOCK_OUT);
         const int k = block * BLOCK_OUT + o, m = o % SLICE_OUT, n = m / GROUP_OUT * GROUP_IN + c;
         const int of = (o / SLICE_OUT * PARTS_OUT + m / 16) * PARTS_IN + n / 16;
+        const f32 *from = all + ((of * TILE_ALL + tap) * 4 + n % 16 / 8 * 2 + m % 16 / 8) * 64 + m % 8 * 8 + n % 8;
+        f32 sum = 0.0f;
+#pragma unroll
+        for (int other = 0; other < SPLITS; other++) sum += from[other * (KINDS * TILE_ALL * 256)];
         if (k < ALL_OUT && first_tap + tap / TAPS_S < TAPS_R)
-            results[((first_tap * TAPS_S + tap) * ALL_OUT + k) * GROUP_IN + c] =
-                all[(of * TILE_ALL + tap) * SUM_PITCH + m % 16 * 16 + n % 16];
+            results[((first_tap * TAPS_S + tap) * ALL_OUT + k) * GROUP_IN + c] = sum;
     }
 }

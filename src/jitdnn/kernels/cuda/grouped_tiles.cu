@@ -47,27 +47,10 @@ FUNCTION Tile tile_of(int unit) {
     return {unit / (DOWN * ACROSS) * TILE_IMAGES, unit / ACROSS % DOWN * (TILE_DOWN * TILE_ROWS), unit % ACROSS * TILE_ACROSS};
 }
 
-// A thread copies 8 channels of one column, or of every LANES-th, in every LINES-th row.
-FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int first_channel) {
-    constexpr int CHUNKS = BLOCK_IN / 8, PIXELS = BLOCK_THREADS / CHUNKS;
-    constexpr int TURNS = (COLUMNS + PIXELS - 1) / PIXELS, LANES = (COLUMNS + TURNS - 1) / TURNS, LINES = PIXELS / LANES;
-    const int chunk = threadIdx.x % CHUNKS, pixel = threadIdx.x / CHUNKS, lane = pixel % LANES, line = pixel / LANES;
-    const int h0 = tile.b_h * STEP_H + LEAST_H, w0 = tile.b_w * STEP_W + LEAST_W, channel = first_channel + chunk * 8;
-    if (line >= LINES) return;
-#pragma unroll
-    for (int turn = 0; turn < TURNS; turn++) {
-        const int column = lane + turn * LANES, w = w0 + column;
-        if (TURNS * LANES > COLUMNS && column >= COLUMNS) break;
-        const bool is_column = (u32)w < SOURCE_W && channel < ALL_IN;
-        const u32 to = shared + (column % STEP_W * PHASE + column / STEP_W) * PITCH + chunk * 16;
-#pragma unroll 4
-        for (int row = line; row < TILE_IMAGES * ROWS; row += LINES) {
-            const int image = tile.image + (TILE_IMAGES > 1 ? row / ROWS : 0), h = h0 + (TILE_IMAGES > 1 ? row % ROWS : row);
-            const bool is_inside = is_column && (u32)h < SOURCE_H && (TILE_IMAGES == 1 || image < IMAGES);
-            const INDEX at = (INDEX)(image / PLANES) * S_N + (INDEX)(image % PLANES) * S_D + (INDEX)h * S_H + (INDEX)w * S_W;
-            cp_async16(to + row * (ROW * PITCH), source + (is_inside ? at + channel : 0), is_inside);
-        }
-    }
+FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int channel) {
+    stage_pixels<BLOCK_IN, TILE_IMAGES, ROWS, COLUMNS, STEP_W, PITCH, SOURCE_H, SOURCE_W>(
+        shared, source, {S_N, S_D, S_H, S_W}, tile.image, tile.b_h * STEP_H + LEAST_H, tile.b_w * STEP_W + LEAST_W, channel,
+        ALL_IN, IMAGES);
 }
 
 // All of the block's filter, which is contiguous.
@@ -88,7 +71,8 @@ void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *resul
     extern __shared__ uint4 shared[];
     const int block = blockIdx.x % BLOCKS, worker = blockIdx.x / BLOCKS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int part = warp % PARTS, own_slice = warp / PARTS % BLOCK_SLICES, split = warp / KINDS;
+    const int part = warp % PARTS, own_slice = warp / PARTS % BLOCK_SLICES;
+    const int split = warp / KINDS < SPLITS ? warp / KINDS : STEPS;
     const int slice = block * BLOCK_SLICES + own_slice;
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     const u32 stages = smem_address(shared);

@@ -1,0 +1,31 @@
+// Pixels of channels-last tensors on their way to shared memory.
+
+struct Strides { INDEX n, d, h, w; };
+
+// `rows` rows of `columns` pixels from (h0, w0) on of `tile_images` images, `channels` channels of each: zeros where the
+// tensor of `height` x `width` pixels has none. Columns `step` apart are neighbours; a pixel takes `pitch` bytes. A thread
+// copies 8 channels of one column, or of every LANES-th, in every LINES-th row.
+template <int channels, int tile_images, int rows, int columns, int step, int pitch, int height, int width>
+FUNCTION void stage_pixels(u32 shared, const u16 *tensor, const Strides &strides, int image0, int h0, int w0, int channel0,
+                           int all_channels, int all_images) {
+    constexpr int CHUNKS = channels / 8, PIXELS = BLOCK_THREADS / CHUNKS, APART = (columns + step - 1) / step;
+    constexpr int TURNS = (columns + PIXELS - 1) / PIXELS, LANES = (columns + TURNS - 1) / TURNS, LINES = PIXELS / LANES;
+    const int chunk = threadIdx.x % CHUNKS, pixel = threadIdx.x / CHUNKS, lane = pixel % LANES, line = pixel / LANES;
+    const int channel = channel0 + chunk * 8;
+    if (line >= LINES) return;
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        const int column = lane + turn * LANES, w = w0 + column;
+        if (TURNS * LANES > columns && column >= columns) break;
+        const bool is_column = (u32)w < width && channel < all_channels;
+        const u32 to = shared + (column % step * APART + column / step) * pitch + chunk * 16;
+#pragma unroll 4
+        for (int row = line; row < tile_images * rows; row += LINES) {
+            const int image = image0 + (tile_images > 1 ? row / rows : 0), h = h0 + (tile_images > 1 ? row % rows : row);
+            const bool is_inside = is_column && (u32)h < height && (tile_images == 1 || image < all_images);
+            const INDEX at = (INDEX)(image / PLANES) * strides.n + (INDEX)(image % PLANES) * strides.d +
+                             (INDEX)h * strides.h + (INDEX)w * strides.w;
+            cp_async16(to + row * (step * APART * pitch), tensor + (is_inside ? at + channel : 0), is_inside);
+        }
+    }
+}
