@@ -175,6 +175,7 @@ class Text:
         for number in range(first):
             restore(self, number)
         self.loaded: set[int] = set()
+        self.late: set[int] = set()
         self.kept: list[tuple[int, Expression]] = []
         for number, sweep in enumerate(sweeps[:first]):
             self.kept += [(number, e) for e in sweep.keeps]

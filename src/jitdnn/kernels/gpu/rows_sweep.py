@@ -33,6 +33,7 @@ class _Sweep:
         self.vector, self.steps = self.layout.vector, self.layout.steps
         self.across = self.layout.is_across
         self.real, self.index = text.real, text.index
+        self.late: list[int] = []
         self.stride = 1 if text.in_order else self.layout.team
         if not self.across:
             self.stride *= self.vector
@@ -71,13 +72,16 @@ class _Sweep:
         if self.layout.is_held:
             text.put(f"{{ const {self.index} base = start;")
             inputs = [t for t in inputs if t not in text.loaded]
+            self.late = [t for t in inputs if t in text.late]
             text.loaded |= {*inputs}
         else:
             text.put(self._chunks())
             text.put(*(text.registers(t) for t in inputs if text.kind(t) != "own"))
         if not self.across:
             text.put(*self._which_are_full())
-        self._load([t for t in inputs if text.kind(t) != "own"])
+        self._load([t for t in inputs if text.kind(t) != "own" and t not in self.late])
+        if self.layout.is_held and not text.late:
+            self._load_early()
         self._keep_and_fold(folds)
         if sweep.writes:
             self._write()
@@ -88,6 +92,33 @@ class _Sweep:
         made = len(text.kept)
         text.kept += [(self.number, e) for e in sweep.keeps]
         assert made <= len(text.kept)
+
+    def _load_early(self) -> None:
+        """Along: the first vectors of what only a later sweep writes with, and all rows share.
+
+        The others follow one by one when they are needed, from a cache, and take no registers before.
+        """
+        text, sweeps = self.text, self.text.program.sweeps
+        if self.across or self.steps == 1:
+            return
+        for number in range(self.number + 1, len(sweeps)):
+            sweep = sweeps[number]
+            fresh = {t for t in text.used([sweep]) if t not in text.loaded and text.kind(t) != "own"}
+            if sweep.writes and not sweep.folds and not sweep.keeps:
+                text.late |= {t for t in fresh if any(extent > 1 and not s[t] for extent, s in self.layout.kept)}
+        if text.late:
+            _, checked = self._loads_along(sorted(text.late))
+            text.put("{ const int u = 0;", *self._vector_ends(), *checked, "}")
+
+    def _next_loads(self) -> tuple[list[str], list[str]]:
+        """Statements that load the vector behind u of what is loaded late: where u is full, and otherwise."""
+        if not self.late:
+            return [], []
+        vectors, checked = self._loads_along(self.late)
+        _, end = self._full
+        head = ["{ const int behind = u + 1; {", "const int u = behind;", *self._vector_ends()]
+        others = [f"if (u < {self.steps}) {{", *checked, "}", "} }"]
+        return [*head, f"if (u < {end}) {{", *vectors, "} else", *others], [*head, *others]
 
     def _chunks(self) -> str:
         """The head of the loop over a row that is not held. Every other sweep goes back, to what was read last."""
@@ -379,9 +410,11 @@ class _Sweep:
 
     def _load(self, inputs: Sequence[int]) -> None:
         if inputs:
-            self.text.put(*(self._load_across(inputs) if self.across else self._load_along(inputs)))
+            lines = self._load_across(inputs) if self.across else self._over_vectors(*self._loads_along(inputs))
+            self.text.put(*lines)
 
-    def _load_along(self, inputs: Sequence[int]) -> list[str]:
+    def _loads_along(self, inputs: Sequence[int]) -> tuple[list[str], list[str]]:
+        """Statements that load the vector u: a whole one, and any."""
         text, v = self.text, self.vector
         vectors, ones, none = list(text.offset_lines("first")), list(text.offset_lines("i")), []
         for t in inputs:
@@ -407,7 +440,7 @@ class _Sweep:
         ]  # fmt: skip
         if v > 1:
             checked = ["if (is_vector && first >= lo && last < end) {", *vectors, "} else", *checked]
-        return self._over_vectors(vectors, checked)
+        return vectors, checked
 
     def _load_across(self, inputs: Sequence[int]) -> list[str]:
         text, v = self.text, self.vector
@@ -462,7 +495,9 @@ class _Sweep:
             stores += checked_store
             whole += self._whole_store(n, output) or checked_store
         checked = ["if (last >= lo && first < end) {", *declared, *every, *here, *made, "}", *stores, "}"]
-        text.put(*self._over_vectors([*declared, *every, *here, *made, "}", *whole], checked))
+        ahead, ahead_checked = self._next_loads()
+        body = [*declared, *every, *here, *made, "}", *whole]
+        text.put(*self._over_vectors([*ahead, *body], [*ahead_checked, *checked]))
 
     def _is_unit(self, t: int) -> bool:
         walked = self.layout.lanes if self.across else self.layout.reduced[-1]
