@@ -47,9 +47,14 @@ KERNEL(THREADS_OF_ROW) void rows(PARAMETERS) {
 #endif
   }
   u32 words_dy[VECTORS * WORDS], words_x[VECTORS * WORDS], next_dy[VECTORS * WORDS], next_x[VECTORS * WORDS];
+  f32 next_rstd = 0, next_mean = 0;
   i64 row = GROUP_ID(0);
   if (row < rows) {
     PLACE(row)
+    next_rstd = rstd[0];
+#if HAS_MEAN
+    next_mean = mean[0];
+#endif
     load_row(next_dy, dy, (i32)n);
     load_row(next_x, x, (i32)n);
   }
@@ -59,18 +64,17 @@ KERNEL(THREADS_OF_ROW) void rows(PARAMETERS) {
       words_dy[k] = next_dy[k];
       words_x[k] = next_x[k];
     }
+    const f32 r = next_rstd, m = next_mean;
     if (row + GROUPS(0) < rows) {
       const i64 after = row + GROUPS(0);
       PLACE_NEXT(after)
+      next_rstd = rstd_next[0];
+#if HAS_MEAN
+      next_mean = mean_next[0];
+#endif
       load_row(next_dy, dy_next, (i32)n);
       load_row(next_x, x_next, (i32)n);
     }
-    const f32 r = rstd[0];
-#if HAS_MEAN
-    const f32 m = mean[0];
-#else
-    const f32 m = 0;
-#endif
     f32 a = 0, b = 0;
     UNROLL for (int e = 0; e < COUNT; e++) {
       const f32 d = ELEMENT(words_dy, e), xhat = (ELEMENT(words_x, e) - m) * r, g = d * weights[e];
@@ -93,10 +97,14 @@ KERNEL(THREADS_OF_ROW) void rows(PARAMETERS) {
         space_b[turn * SUBGROUPS + THREAD_ID / 32] = b;
       }
       BARRIER();
-      a = b = 0;
-      UNROLL for (int s = 0; s < SUBGROUPS; s++) {
-        a += space_a[turn * SUBGROUPS + s];
-        b += space_b[turn * SUBGROUPS + s];
+      a = space_a[turn * SUBGROUPS + THREAD_ID % SUBGROUPS];
+      b = space_b[turn * SUBGROUPS + THREAD_ID % SUBGROUPS];
+      UNROLL for (int d = 1; d < SUBGROUPS; d <<= 1) {
+        f32 other_a, other_b;
+        EXCHANGE(f32, a, d, other_a)
+        EXCHANGE(f32, b, d, other_b)
+        a += other_a;
+        b += other_b;
       }
     }
     a *= HAS_MEAN ? share : 0;

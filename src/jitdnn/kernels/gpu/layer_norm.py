@@ -142,7 +142,7 @@ def _text(problem: LayerNorm, axes: int, extras: list[str]) -> str:
         "GRADIENT": names.get("dweight", names.get("dbias", "f32")),
         "PARAMETERS": ", ".join(parameters),
         "PLACE(number)": place({name: name for name in of_rows}),
-        "PLACE_NEXT(number)": place({"dy": "dy_next", "x": "x_next"}),
+        "PLACE_NEXT(number)": place({name: f"{name}_next" for name in of_rows if name != "dx"}),
         "HAS_MEAN": int("mean" in names),
         "HAS_WEIGHT": int("weight" in names),
         "HAS_DWEIGHT": int("dweight" in names),
