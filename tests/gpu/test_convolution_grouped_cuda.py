@@ -211,5 +211,8 @@ def test_layers_compile(words: str, direction: str, architecture: Any) -> None:
     problem = convolution(words, direction)
     plan = plan_of(problem, architecture)
     assert plan is not None
-    assert bool(plan.shared) == (direction == "bwd_filter")
+    assert plan.shared
     architecture.kernel(source(problem, plan), launches(problem, plan), 3)
+    anywhere = Grouped().anywhere(problem, architecture, plan)
+    assert not anywhere.shared
+    architecture.kernel(source(problem, anywhere), launches(problem, anywhere), 3)
