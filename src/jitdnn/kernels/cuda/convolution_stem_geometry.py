@@ -102,6 +102,7 @@ class Shape:
             base = sum(s * (e - 1) for s, e in zip(taps, self.taps, strict=True))
             taps = [-s for s in taps]
         names |= _axes(["W_BASE", "W_K", "W_C", "W_T", "W_R", "W_S"], (base, k, c, *taps))
+        names["X_LOW"], names["X_HIGH"] = problem.x.span()
         _, y_c, *y_space = strides_of(problem.y)
         closest = min((abs(s) for s in y_space if s), default=1 << 62)
         names["Y_PLANES"] = int(y_c != 1 and closest < abs(y_c))
@@ -220,7 +221,9 @@ class Rows:
     def fetch_clocks(self) -> float:
         """Clocks of a multiprocessor to stage the rows of a strip, beside the wait for memory."""
         elements = self.rows * self.span * self.channels
-        return elements / (self.x_bytes / 2) / 32 * (4 if self.x_bytes > 2 or self.is_dense else 8)
+        if self.is_dense and self.x_bytes == 2:  # copied 8 at a time, then moved
+            return elements / 8 / 32 * 16 + 300
+        return elements / (self.x_bytes / 2) / 32 * (4 if self.x_bytes > 2 else 8)
 
 
 @lru_cache(4096)

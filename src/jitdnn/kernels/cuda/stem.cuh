@@ -69,29 +69,68 @@ FUNCTION bool row_place(Strip at, int row, INDEX &start) {
 }
 
 #if X_BYTES == 2 && X_IS_DENSE
-// Rows whose pixels follow each other from any address on, two elements at a time.
-FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
-    constexpr int pairs = (SHIFT + SPAN * CHANNELS + 1) / 2;
+// Rows whose pixels follow each other from any address on. They are copied 16 bytes at a time from the multiple of 16
+// bytes at or before their first element, and moved to where they belong when they have come.
+constexpr int ROW_PIECES = (SHIFT + SPAN * CHANNELS + 7) / 8;  // when moved; one more before
+
+// By how many elements a row lies behind its place.
+FUNCTION int row_delay(const u16 *x, Strip at, INDEX start) {
     const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < ROWS * pairs; i += BLOCK_THREADS) {
-        const int row = i / pairs, element = low + i % pairs * 2;
+    return (int)((u64)(x + start + low) / 2 % 8);
+}
+
+FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
+    const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < ROWS * (ROW_PIECES + 1); i += BLOCK_THREADS) {
+        const int row = i / (ROW_PIECES + 1), piece = i % (ROW_PIECES + 1);
         INDEX start;
-        u32 pair = 0;
-        if (row_place(at, row, start)) {
-            const u16 *from = x + start + element;
-            if (element >= 0 && element + 1 < WIDTH * CHANNELS) {
-                if (is_aligned_to(from, 4))
-                    pair = load4(from);
-                else
-                    pair = from[0] | (u32)from[1] << 16;
-            } else if ((u32)element < WIDTH * CHANNELS) {
-                pair = from[0];
-            } else if ((u32)(element + 1) < WIDTH * CHANNELS) {
-                pair = (u32)from[1] << 16;
-            }
+        const bool is_row = row_place(at, row, start);
+        const int element = low - row_delay(x, at, start) + piece * 8;
+        const bool is_inside = is_row && element + 7 >= 0 && element < WIDTH * CHANNELS;
+        u16 *to = stage + row * (2 * ROW_WORDS) + piece * 8;
+        const INDEX from = start + element;
+        if (!is_inside || (from >= X_LOW && from + 7 <= X_HIGH)) {
+            cp_async16(to, is_inside ? x + from : x, is_inside);
+        } else {  // the first or the last piece of the tensor
+            for (int e = 0; e < 8; e++) to[e] = from + e >= X_LOW && from + e <= X_HIGH ? x[from + e] : (u16)0;
         }
-        ((u32 *)stage)[row * ROW_WORDS + i % pairs] = pair;
+    }
+}
+
+// Moves the rows that have come, a warp a row at a time.
+FUNCTION void move_rows(u32 *stage, const u16 *x, Strip at) {
+    const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT, lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int row = threadIdx.x / 32; row < ROWS; row += BLOCK_THREADS / 32) {
+        INDEX start;
+        if (!row_place(at, row, start)) continue;
+        const int delay = row_delay(x, at, start);
+        uint4 *pieces = (uint4 *)(stage + row * ROW_WORDS);
+#pragma unroll 1
+        for (int first = 0; first < ROW_PIECES; first += 32) {
+            const int piece = first + lane < ROW_PIECES ? first + lane : ROW_PIECES - 1, element = low + piece * 8;
+            const uint4 a = pieces[piece], b = pieces[piece + 1];
+            u32 word[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            if (delay & 4)
+#pragma unroll
+                for (int i = 0; i < 6; i++) word[i] = word[i + 2 < 8 ? i + 2 : 7];
+            if (delay & 2)
+#pragma unroll
+                for (int i = 0; i < 5; i++) word[i] = word[i + 1];
+            if (delay & 1)
+#pragma unroll
+                for (int i = 0; i < 4; i++) word[i] = byte_permute(word[i], word[i + 1], 0x5432);
+            if (element < 0 || element + 7 >= WIDTH * CHANNELS)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    if ((u32)(element + 2 * i) >= WIDTH * CHANNELS) word[i] &= 0xffff0000u;
+                    if ((u32)(element + 2 * i + 1) >= WIDTH * CHANNELS) word[i] &= 0xffffu;
+                }
+            __syncwarp();
+            if (first + lane < ROW_PIECES) pieces[piece] = make_uint4(word[0], word[1], word[2], word[3]);
+            __syncwarp();
+        }
     }
 }
 #elif X_BYTES == 2
@@ -173,6 +212,14 @@ FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
     }
 }
 #endif
+
+// Call it between barriers when rows have come.
+FUNCTION void rows_have_come(u32 *stage, const u16 *x, Strip at) {
+#if X_BYTES == 2 && X_IS_DENSE
+    move_rows(stage, x, at);
+    __syncthreads();
+#endif
+}
 
 FUNCTION void fetch_rows(u32 *stage, const u16 *x, Strip at) {
 #if X_BYTES > 2

@@ -89,6 +89,7 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
         else
             cp_async_wait<0>();
         __syncthreads();
+        rows_have_come(stages + buffer * stage_words, x, strip_of(index));
         const u32 *stage = stages + buffer * stage_words;
         const u16 *gradient = (const u16 *)(stage + STAGE_WORDS);
 #pragma unroll 1

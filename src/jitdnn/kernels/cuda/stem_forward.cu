@@ -97,6 +97,7 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
             cp_async_wait<0>();
         }
         __syncthreads();
+        rows_have_come(stages + buffer * STAGE_WORDS, x, at);
         const u32 *stage = stages + buffer * STAGE_WORDS;
 #pragma unroll 1
         for (int first = slot_warp * TILE; first < SLOTS; first += SLOT_WARPS * TILE) {
