@@ -19,6 +19,8 @@
 #endif
 #define EACH (GROUP / ITEMS)
 #define UNROLL_4 _Pragma("unroll 4")
+#define AHEAD 4 /* accesses of a thread at once */
+#define WORDS ((LANES * VECTOR + A_WORD - 1) / A_WORD)
 #define ARGUMENTS                                                                                                          \
   OPERANDS, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i64 images, i64 channels, AXIS(d), AXIS(h), AXIS(w), TENSORS,     \
       i64 parts_, i64 items_
@@ -97,7 +99,31 @@ FUNCTION void share_of_window(GLOBAL const X *x, int is_aligned, Item item, Axis
   NUMBER values[LANES * VECTOR];
   const OFFSET count = ad.extent * ah.extent * aw.extent / VECTOR, share = (count + (OFFSET)parts_ - 1) / (OFFSET)parts_;
   const OFFSET end = least(count, share * (OFFSET)(part + 1));
-  UNROLL_4 for (OFFSET i = share * (OFFSET)part + thread; i < end; i += EACH) {
+  OFFSET i = share * (OFFSET)part + thread;
+#if PACKED && !MAX
+  /* some accesses are on their way while those before them are added up */
+  u32 next[AHEAD][WORDS], words[AHEAD][WORDS];
+#define LOAD_NEXT(from)                                                                            \
+  UNROLL for (int a = 0; a < AHEAD; ++a) {                                                         \
+    const OFFSET at_a = (from) + a * EACH;                                                         \
+    UNROLL for (int w = 0; w < WORDS; ++w) next[a][w] = 0;                                         \
+    if (at_a < end) load_words(x, at_a * VECTOR * x_w, LANES * VECTOR, is_aligned, next[a]);       \
+  }
+  LOAD_NEXT(i)
+  for (; i < end; i += AHEAD * EACH) {
+    UNROLL for (int a = 0; a < AHEAD; ++a) {
+      UNROLL for (int w = 0; w < WORDS; ++w) words[a][w] = next[a][w];
+    }
+    LOAD_NEXT(i + AHEAD * EACH)
+    UNROLL for (int a = 0; a < AHEAD; ++a) {
+      unpack(words[a], LANES * VECTOR, values);
+      UNROLL for (int v = 0; v < VECTOR; ++v) {
+        UNROLL for (int n = 0; n < LANES; ++n) result[n] += values[v * LANES + n];
+      }
+    }
+  }
+#else
+  UNROLL_4 for (; i < end; i += EACH) {
     load_vector(x, i * VECTOR * x_w, LANES * VECTOR, is_aligned, values);
     for (int v = 0; v < VECTOR; ++v) {
       for (int n = 0; n < LANES; ++n) {
@@ -113,6 +139,7 @@ FUNCTION void share_of_window(GLOBAL const X *x, int is_aligned, Item item, Axis
       }
     }
   }
+#endif
 #else
   NUMBER values[LANES];
   const Bounds bd = bounds_of(ad, item.d), bh = bounds_of(ah, item.h), bw = bounds_of(aw, item.w);
