@@ -41,6 +41,11 @@ PROBLEMS = {
     "n1 c2 d4 h7 w8 k9 t2 r3 s1 stride2x1x3 pad1 dil2x2x1 f16 nhwc": (16, False, 1),
     "n1 c4 h11 w13 k20 r5 s4 stride3 pad2 bf16 nhwc": (8, False, 1),
     "n1 c3 h9 w11 k16 r3 s3 stride2 pad1 bf16 nhwc": (2, False, 1),  # rows of odd sizes
+    "n2 c3 h5 w95 k16 r3 s3 stride2 pad2x1 f16 nhwc": (
+        2,
+        False,
+        1,
+    ),  # the same, longer than a warp moves at once
     "n2 c3 h23 w21 k7 r11 s11 stride4 pad2 bf16 nchw": (2, True, 1),
     "n2 c8 h5 w6 k72 r2 s3 stride1 pad1 flip bf16 nhwc": (16, False, 1),
     "n2 c1 w700 k24 s10 stride5 pad0 bf16 nhwc": (8, False, 2),
@@ -106,11 +111,12 @@ class Chosen(Stem):
 
 # what the cheapest plans of small problems never have
 FEATURES = {
-    "fwd": [{"STAGES": 1}, {"TILE_M": 3}, {"TILE_N": 2}, {"COLUMN_GROUPS": 2}, {"BLOCK_P": 3}],
+    "fwd": [{"STAGES": 1}, {"TILE_M": 3}, {"TILE_N": 2}, {"COLUMN_GROUPS": 2}, {"BLOCK_P": 3}, {"IS_PACKED": 1}, {"SHARES": 2}],
     "bwd_filter": [{"STAGES": 1}, {"TILE_M": 1}, {"WORD_GROUPS": 2}, {"CHANNEL_GROUPS": 2}, {"BLOCK_THREADS": 512}],
     "bwd_data": [
         {"STAGES": 1, "TILE_PLANES": 2}, {"TILE_PLANES": 3, "TILE_ROWS": 2}, {"STEP_H": 2, "STEP_W": 2},
         {"STEP_W": 4}, {"STEP_H": 4}, {"CHANNEL_PARTS": 2, "TILE_PLANES": 2}, {"WARPS_ACROSS": 2, "STEP_W": 2},
+        {"WARPS_DEEP": 2}, {"WARPS_DEEP": 4, "CHANNEL_PARTS": 2}, {"WARPS_DEEP": 4}, {"IS_PACKED": 0}, {"IS_PACKED": 1},
     ],
 }  # fmt: skip
 
