@@ -98,6 +98,8 @@ IMAGE_TILED = (
     "n9 c40 h4 w5 k40 r3 s3 stride1 pad1 g5 bf16 nhwc",  # half a slice is left over
     "n2 c32 w40 k32 s3 stride1 pad1 g4 bf16 nhwc",
     "n2 c32 h6 w6 k32 r1 s1 stride2 pad0 g2 bf16 nhwc",
+    "n2 c128 h7 w6 k128 r3 s3 stride1 pad1 g2 bf16 nhwc",  # groups of four operands
+    "n1 c96 h7 w6 k96 r3 s3 stride2 pad1 g2 bf16 nhwc",  # and three; warps that have nothing to do
     "n2 c24 h5 w6 k24 r3 s3 stride1 pad1 g24 bf16 nhwc",  # a filter whose parts are no whole 16 bytes
 )
 
@@ -169,7 +171,8 @@ def test_any(problem: Convolution, cuda_device: Any) -> None:
 REFUSED = {
     "n1 c8 h8 w8 k8 r3 s3 stride1 pad1 g2 f32 nhwc": "bf16 and f16",
     "n1 c8 h8 w8 k8 r3 s3 stride1 pad1 bf16 nhwc": "one group",
-    "n1 c96 h8 w8 k96 r3 s3 stride1 pad1 g2 bf16 nhwc": "more than 32",
+    "n1 c160 h8 w8 k160 r3 s3 stride1 pad1 g2 bf16 nhwc": "more than 64",
+    "n1 c96 h8 w8 k96 r3 s3 stride1 pad1 g2 bf16 nchw": "registers",
     "n0 c8 h8 w8 k8 r3 s3 stride1 pad1 g2 bf16 nhwc": "empty",
     "n1 c8 d4 h8 w8 k8 t3 r3 s3 stride1 pad1 g2 bf16 nhwc": "along d",
     "n1 c32 h32 w32 k32 r15 s15 stride1 pad7 g8 bf16 nhwc": "registers",

@@ -36,7 +36,9 @@ from jitdnn.kernels.cuda.implicit_gemm import ByAlignment
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 
-MOST_CHANNELS = 32
+MOST_CHANNELS = (
+    64  # of a group; half as many for the filter's gradient, and where pixels are no whole 16 bytes
+)
 _PACKAGE = "jitdnn.kernels.cuda"
 _MOST_FRAGMENTS = 80  # registers of the filter
 _CLOCK = 1.755e9
@@ -59,9 +61,10 @@ class Grouped(Algorithm):
         if 0 in problem.x.shape or 0 in problem.y.shape:
             return "a tensor is empty: direct takes those"
         c, k = problem.w.shape[1], problem.k // problem.groups
-        if max(c, k) > MOST_CHANNELS:
+        most = MOST_CHANNELS // 2 if problem.direction == "bwd_filter" else MOST_CHANNELS
+        if max(c, k) > most:
             return (
-                f"a group has {c} channels in and {k} out, and more than {MOST_CHANNELS} are better off without their "
+                f"a group has {c} channels in and {k} out, and more than {most} are better off without their "
                 "neighbours: implicit_gemm takes large groups"
             )
         if epilogue is not None and problem.direction == "bwd_filter":
@@ -75,8 +78,8 @@ class Grouped(Algorithm):
             return "the filter spans more than 2^30 elements of memory: pack it"
         if self.plan_of(problem, device) is None:
             return (
-                f"a filter of {problem.filter_spatial} taps, {c} channels in and {k} out does not fit into registers: "
-                "implicit_gemm takes large filters"
+                f"a filter of {problem.filter_spatial} taps, {c} channels in and {k} out does not fit into registers, "
+                f"or its pixels are no whole 16 bytes: implicit_gemm takes large filters"
             )
         return None
 
@@ -165,12 +168,16 @@ def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
 @lru_cache(512)
 def _best(problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int) -> Plan | None:
     plans: Iterable[Plan]
-    if problem.direction != "bwd_filter":
-        tiled = image_tiles(problem, multiprocessors, bandwidth, shared_bytes)
-        plans = chain(tiled, image_plans(problem, multiprocessors, bandwidth))
-    else:
+    if problem.direction == "bwd_filter":
         tiled = tiled_plans(problem, multiprocessors, bandwidth, shared_bytes)
         plans = chain(tiled, filter_plans(problem, multiprocessors, bandwidth))
+    else:
+        anywhere = [*image_plans(problem, multiprocessors, bandwidth)]
+        if not anywhere:
+            return None
+        is_large = max(problem.w.shape[1], problem.k // problem.groups) > MOST_CHANNELS // 2
+        tiled = image_tiles(problem, multiprocessors, bandwidth, shared_bytes)
+        plans = tiled if is_large else chain(tiled, anywhere)
     return min(plans, key=lambda plan: plan.seconds, default=None)
 
 
@@ -202,7 +209,7 @@ def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) ->
     slices = -(-problem.groups // slice_groups)
     _, s_c, *space = strides_of(source)
     piece = 4 * steps
-    is_whole = slice_in % piece == 0 and source.shape[1] % piece == 0
+    is_whole = steps <= 2 and slice_in % piece == 0 and source.shape[1] % piece == 0
     is_wide = s_c == 1 and is_whole and power_of_two((*space, strides_of(source)[0]), 8) >= piece
     vector, result_c = vector_of(result)
     others = 12 if h.unit * w.unit > 1 else 36 if w.step == 1 else 44  # registers

@@ -1,6 +1,6 @@
 """How forward and backward data of a grouped convolution are cut through shared memory: grouped_tiles.cu.
 
-Channels-last sources of whole 16 bytes, in slices of 16 or 32 channels that groups fill. A source pixel comes from
+Channels-last sources of whole 16 bytes, in slices of up to 64 channels that groups fill. A source pixel comes from
 memory once for each tile that it is in, whatever taps it meets there, in copies that keep no registers: 40 kB under
 way on each multiprocessor saturate an H100's memory, and registers alone do not hold as much. All other sources go
 straight into registers (grouped.cu).
@@ -24,6 +24,7 @@ _IN_FLIGHT = 40_000  # bytes of a multiprocessor
 _START = 3.5e-6  # a launch, the first pixels' way
 _REACHED = 0.875  # of the memory's bandwidth, by copies
 _MOST_FRAGMENTS = 80  # registers of the filter
+_MOST_FRAGMENTS_LARGE = 150  # where a group has more than 32 channels: one block a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,10 @@ def image_tiles(
         return
     steps, taps = slice_in // 16, math.prod(shape.taps)
     tiles = 4 if slice_out % 32 == 0 else 2 if slice_out > 8 else 1
-    while tiles > 1 and 2 * taps * steps * tiles > _MOST_FRAGMENTS:
+    most = _MOST_FRAGMENTS if steps <= 2 else _MOST_FRAGMENTS_LARGE
+    while tiles > 1 and 2 * taps * steps * tiles > most:
         tiles //= 2
-    if 2 * taps * steps * tiles > _MOST_FRAGMENTS:
+    if 2 * taps * steps * tiles > most:
         return
     parts = -(-slice_out // (8 * tiles))
     slices = -(-problem.groups // slice_groups)
