@@ -116,7 +116,7 @@ FEATURES = {
     "bwd_data": [
         {"STAGES": 1, "TILE_PLANES": 2}, {"TILE_PLANES": 3, "TILE_ROWS": 2}, {"STEP_H": 2, "STEP_W": 2},
         {"STEP_W": 4}, {"STEP_H": 4}, {"CHANNEL_PARTS": 2, "TILE_PLANES": 2}, {"WARPS_ACROSS": 2, "STEP_W": 2},
-        {"WARPS_DEEP": 2}, {"WARPS_DEEP": 4, "CHANNEL_PARTS": 2}, {"WARPS_DEEP": 4}, {"IS_PACKED": 0}, {"IS_PACKED": 1},
+        {"WARPS_DEEP": 2}, {"WARPS_DEEP": 4, "CHANNEL_PARTS": 2}, {"WARPS_DEEP": 4}, {"IS_STREAMED": 1}, {"IS_PACKED": 0}, {"IS_PACKED": 1},
     ],
 }  # fmt: skip
 

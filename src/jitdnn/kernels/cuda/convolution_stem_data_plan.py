@@ -10,6 +10,7 @@ from functools import lru_cache
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.kernels.cuda.convolution_stem_geometry import Defines, Shape, strides_of
 from jitdnn.kernels.cuda.convolution_stem_plan import (
+    CACHE_BYTES,
     CLOCK,
     Facts,
     Plan,
@@ -173,9 +174,9 @@ def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
         d, h, w = tiling.axes
         parts = -(-steps // tiling.steps)
         whole = parts * tiling.steps
-        filter_bytes = d.reach * w.reach * whole * h.reach * tiling.tiles * 256
+        part_bytes = d.reach * w.reach * tiling.steps * h.reach * tiling.tiles * 256
         limit = min(255, 65536 // (tiling.warps * 32))
-        if filter_bytes > room or tiling.registers > limit:
+        if tiling.registers > limit:
             continue
         if (tiling.deep - 1) * tiling.down * tiling.across * tiling.handed > tiling.stage_bytes:
             continue
@@ -185,11 +186,20 @@ def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
         # what several blocks read comes from the cache for most of them
         once = 2 * problem.y.size / work
         reading = (once + 0.4 * max(0.0, tiling.staged_planes * tiling.reads(whole) - once)) / rate
-        for stages in (2, 1):
-            shared = stages * tiling.stage_bytes + filter_bytes
+        is_large = parts * part_bytes > room // 3
+        if tiling.steps == 1 and steps > 2 and not is_large:
+            continue
+        for stages, is_streamed in (
+            ((2, False), (1, False), (2, True)) if is_large else ((2, False), (1, False))
+        ):
+            if is_streamed and parts == 1:
+                continue
+            stage_bytes = tiling.stage_bytes + (part_bytes if is_streamed else 0)
+            shared = stages * stage_bytes + (0 if is_streamed else parts * part_bytes)
             resident = resident_blocks(shared, most, room)
             if not resident:
                 continue
+            streamed = tiling.staged_planes * parts * part_bytes / CACHE_BYTES if is_streamed else 0.0
             waiting = (tiling.staged_planes * parts - 1) * (150.0 if stages == 2 else 900.0) / resident
             clocks = total_clocks(
                 work,
@@ -198,17 +208,23 @@ def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 tiling.warps,
                 stages,
                 max(compute, tiling.chain(whole) / min(resident, -(-work // multiprocessors))) + waiting,
-                reading,
+                reading + streamed,
                 tiling.writes / rate,
             )
             blocks = min(work, multiprocessors * resident)
             setup, is_packed = filter_setup(
-                filter_bytes // 8, 8, tiling.warps * 32, min(resident, -(-blocks // multiprocessors)), 4, 110
+                parts * part_bytes // 8,
+                8,
+                tiling.warps * 32,
+                min(resident, -(-blocks // multiprocessors)),
+                4,
+                110,
             )
-            pack = Launch("stem_data_pack", -(-filter_bytes // 2048), 256)
+            is_packed = is_packed or is_streamed
+            pack = Launch("stem_data_pack", -(-parts * part_bytes // 2048), 256)
             defines = shape.defines() | _axis_defines(tiling.axes) | tiling.defines() | {
                 "RESIDENT": resident, "STAGES": stages, "CHANNEL_PARTS": parts, "Y_VECTOR": 8 if is_wide else 1,
-                "X_PAIRS": int(_has_pairs(shape, w)), "IS_PACKED": int(is_packed),
+                "X_PAIRS": int(_has_pairs(shape, w)), "IS_PACKED": int(is_packed), "IS_STREAMED": int(is_streamed),
             }  # fmt: skip
             yield Plan(
                 tuple(defines.items()),
@@ -216,7 +232,7 @@ def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 (blocks, 1),
                 shared,
                 (clocks + setup) / CLOCK + 3.5e-6,
-                workspace=filter_bytes if is_packed else 0,
+                workspace=parts * part_bytes if is_packed else 0,
                 before=pack if is_packed else None,
             )
 
@@ -231,7 +247,7 @@ def _tilings(shape: Shape, steps: int) -> Iterator[Tiling]:
         if (step_w > 1 and w.unit > 2 * shape.spatial[2]) or (step_h > 1 and h.unit > 2 * shape.spatial[1]):
             continue
         for planes, rows, (down, across, deep), part in itertools.product(
-            (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), _WARPS, sorted({steps, min(steps, 4), min(steps, 2)})
+            (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), _WARPS, sorted({steps, min(steps, 4), min(steps, 2), 1})
         ):
             if deep > 1 and (part % deep or planes * rows > 2):
                 continue

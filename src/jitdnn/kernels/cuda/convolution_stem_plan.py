@@ -21,7 +21,7 @@ _BLOCK_OVERHEAD = 1 << 10  # bytes of shared memory that the system takes of eve
 _BARRIER = 300.0  # clocks in which a block waits for its slowest warp and the first words of a strip
 _LATENCY = 900.0  # clocks until the first bytes of a strip come
 _LAUNCH = 4000.0  # clocks that one more launch takes
-_CACHE_BYTES = 40.0  # that a multiprocessor gets of the second-level cache in a clock
+CACHE_BYTES = 40.0  # that a multiprocessor gets of the second-level cache in a clock
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _best(problem: Convolution, facts: Facts, plans: object) -> Plan | None:
 
 
 def _strips(shape: Shape, whole: int = 2) -> Iterator[Rows]:
-    """Blocks of outputs worth a thought: whole rows, also filled up to a multiple of `whole`, or pieces of long ones."""
+    """Blocks of outputs worth a thought: rows, also filled up to a multiple of `whole`, or pieces of long ones."""
     _, p, q = shape.out
     even = -(-q // 2) * 2
     widths = (
@@ -150,7 +150,7 @@ def filter_setup(
     """
     turns = -(-fragments // (threads * at_once))
     gathered = turns * _LATENCY + fragments / 32 * instructions / 4 * resident
-    copied = _LAUNCH + _LATENCY + fragments * size * resident / _CACHE_BYTES
+    copied = _LAUNCH + _LATENCY + fragments * size * resident / CACHE_BYTES
     return min(gathered, copied), copied < gathered
 
 

@@ -10,7 +10,8 @@
 // serves the planes and rows of b that meet it, up to REACH_D * REACH_H of them. A block stages one plane of dy after
 // the other, CHANNEL_STEPS * 16 channels at a time. The positions of a row of dy are staged in STEP_W sequences, so that
 // those which a warp reads together follow each other. WARPS_DEEP warps share the channels of a tile where there are few
-// tiles; they hand their sums over in the end.
+// tiles; they hand their sums over in the end. The filter stays in shared memory; if IS_STREAMED, what a stage needs of it
+// comes with the stage.
 
 constexpr int CHUNKS = CHANNEL_STEPS * 2;        // 16-byte pieces of channels
 constexpr int PITCH = (CHUNKS | 1) * 8;          // elements; odd in pieces, so that 8 rows meet no bank twice
@@ -26,6 +27,7 @@ constexpr int STEPS = STAGED_PLANES * CHANNEL_PARTS;  // stages of a tile
 constexpr int STEP_FRAGMENTS = REACH_D * REACH_H * COLUMN_TILES * 32;  // 8 bytes each
 constexpr int PART_FRAGMENTS = REACH_W * CHANNEL_STEPS * STEP_FRAGMENTS;
 constexpr int FRAGMENTS = CHANNEL_PARTS * PART_FRAGMENTS;
+constexpr int STAGE_BYTES = STAGE_ELEMENTS * 2 + (IS_STREAMED ? PART_FRAGMENTS * 8 : 0);
 constexpr int PLANE_BLOCKS = (BLOCKS_D + TILE_PLANES - 1) / TILE_PLANES;
 constexpr int TILES = IMAGES * PLANE_BLOCKS * ((BLOCKS_H + TILE_DOWN - 1) / TILE_DOWN) *
                       ((BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS);
@@ -54,7 +56,13 @@ FUNCTION int stage_place(int row, int position) {
     return ((row * STEP_W + position % STEP_W) * SEQUENCE + position / STEP_W) * PITCH;
 }
 
-FUNCTION void fetch(u16 *stage, const u16 *dy, Tile at, int step) {
+FUNCTION void fetch(u8 *memory, const u16 *dy, const u8 *packed, Tile at, int step) {
+    u16 *stage = (u16 *)memory;
+#if IS_STREAMED
+    const u8 *fragments = packed + (i64)(step % CHANNEL_PARTS) * (PART_FRAGMENTS * 8);
+    for (int i = threadIdx.x; i < PART_FRAGMENTS / 2; i += BLOCK_THREADS)
+        cp_async16(memory + STAGE_ELEMENTS * 2 + i * 16, fragments + i * 16, true);
+#endif
     const int plane = step / CHANNEL_PARTS, first = step % CHANNEL_PARTS * (CHUNKS * 8);
 #if Y_VECTOR == 8
 #pragma unroll 2
@@ -182,8 +190,8 @@ KERNEL2(BLOCK_THREADS, RESIDENT)
 void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POINTERS, u8 *workspace, f64 alpha64,
                f64 beta64) {
     extern __shared__ uint4 memory[];
-    u16 *stages = (u16 *)memory;
-    uint2 *filter = (uint2 *)(memory + STAGES * STAGE_ELEMENTS / 8);  // as filter_fragment says
+    u8 *stages = (u8 *)memory;
+    uint2 *filter = (uint2 *)(stages + STAGES * STAGE_BYTES);  // as filter_fragment says
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Lane me = {warp % WARPS_ACROSS, warp / WARPS_ACROSS % WARPS_DOWN, warp / (WARPS_ACROSS * WARPS_DOWN), lane / 4,
                      lane % 4, lane};
@@ -194,10 +202,11 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
     const int amount =
         ((int)blockIdx.x < TILES ? (TILES - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0) * STEPS;
     if (STAGES == 2 && amount > 0) {
-        fetch(stages, dy, tile_of(blockIdx.x), 0);
+        fetch(stages, dy, workspace, tile_of(blockIdx.x), 0);
         cp_async_commit();
     }
-#if IS_PACKED
+#if IS_STREAMED
+#elif IS_PACKED
     for (int i = threadIdx.x; i < FRAGMENTS / 2; i += BLOCK_THREADS)
         cp_async16(filter + 2 * i, (const uint2 *)workspace + 2 * i, true);
     cp_async_commit();
@@ -228,7 +237,7 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
         const Tile at = tile_of(blockIdx.x + work / STEPS * gridDim.x);
         const int step = work % STEPS, next = work + STAGES - 1;
         if (next < amount) {
-            fetch(stages + (STAGES == 2 ? buffer ^ 1 : 0) * STAGE_ELEMENTS, dy,
+            fetch(stages + (STAGES == 2 ? buffer ^ 1 : 0) * STAGE_BYTES, dy, workspace,
                   tile_of(blockIdx.x + next / STEPS * gridDim.x), next % STEPS);
             cp_async_commit();
         }
@@ -237,10 +246,12 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
         else
             cp_async_wait<0>();
         __syncthreads();
-        add<0>(sums, stages + buffer * STAGE_ELEMENTS, filter + step % CHANNEL_PARTS * PART_FRAGMENTS, me,
-               step / CHANNEL_PARTS);
+        const u8 *stage = stages + buffer * STAGE_BYTES;
+        const uint2 *fragments = IS_STREAMED ? (const uint2 *)(stage + STAGE_ELEMENTS * 2)
+                                             : filter + step % CHANNEL_PARTS * PART_FRAGMENTS;
+        add<0>(sums, (const u16 *)stage, fragments, me, step / CHANNEL_PARTS);
         __syncthreads();
-        f32 *handed = (f32 *)(stages + buffer * STAGE_ELEMENTS);  // [warp][sum][lane], until the stage is filled again
+        f32 *handed = (f32 *)(stages + buffer * STAGE_BYTES);  // [warp][sum][lane], until the stage is filled again
         if (STAGES == 2) buffer ^= 1;
         if (step < STEPS - 1) continue;
         if (WARPS_DEEP > 1) {
