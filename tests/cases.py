@@ -162,6 +162,12 @@ def make_case(
         scales[0] = max(scales[0], norm(wide[0]) / max(1, problem.x.size // max(1, results[0].size)))
     if isinstance(problem, CrossEntropy) and problem.direction == "fwd" and problem.lse is not None:
         scales[1] = max(scales[1], float(np.sqrt(results[1].size)))
+    if isinstance(problem, CrossEntropy) and problem.direction == "bwd":
+        # probability and target may be equal, and all that is left are roundings: what counts is the target's term
+        names = [operand.name for operand in problem.sources]
+        nowhere = [np.full_like(a, np.inf) if n == "lse" else a for n, a in zip(names, wide, strict=True)]
+        term = np.asarray(problem.reference(*nowhere))
+        scales[0] = max(scales[0], norm(term[np.isfinite(term)]))
     if isinstance(problem, CtcLoss) and problem.direction == "bwd":
         # what is likely anyway and what is said may be equal: both are at most 1
         share = problem.x.shape[1] * problem.longest if problem.reduction == "mean" else 1
