@@ -66,6 +66,8 @@ TILED = (
     "n9 c40 h4 w5 k40 r3 s3 stride1 pad1 g5 bf16 nhwc",  # tiles of several images; half a slice is left over
     "n2 c32 w40 k32 s3 stride1 pad1 g4 bf16 nhwc",
     "n2 c32 h6 w6 k32 r1 s1 stride2 pad0 g2 bf16 nhwc",
+    "n2 c128 h7 w6 k128 r3 s3 stride1 pad1 g2 bf16 nhwc",  # groups of four operands: a block has half of the outputs
+    "n1 c96 h7 w6 k96 r3 s3 stride2 pad1 g2 bf16 nhwc",  # and three; warps that have nothing to do
 )
 
 

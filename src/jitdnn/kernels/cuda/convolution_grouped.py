@@ -61,10 +61,9 @@ class Grouped(Algorithm):
         if 0 in problem.x.shape or 0 in problem.y.shape:
             return "a tensor is empty: direct takes those"
         c, k = problem.w.shape[1], problem.k // problem.groups
-        most = MOST_CHANNELS // 2 if problem.direction == "bwd_filter" else MOST_CHANNELS
-        if max(c, k) > most:
+        if max(c, k) > MOST_CHANNELS:
             return (
-                f"a group has {c} channels in and {k} out, and more than {most} are better off without their "
+                f"a group has {c} channels in and {k} out, and more than {MOST_CHANNELS} are better off without their "
                 "neighbours: implicit_gemm takes large groups"
             )
         if epilogue is not None and problem.direction == "bwd_filter":
@@ -167,17 +166,16 @@ def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
 
 @lru_cache(512)
 def _best(problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int) -> Plan | None:
-    plans: Iterable[Plan]
     if problem.direction == "bwd_filter":
+        anywhere = [*filter_plans(problem, multiprocessors, bandwidth)]
         tiled = tiled_plans(problem, multiprocessors, bandwidth, shared_bytes)
-        plans = chain(tiled, filter_plans(problem, multiprocessors, bandwidth))
     else:
         anywhere = [*image_plans(problem, multiprocessors, bandwidth)]
-        if not anywhere:
-            return None
-        is_large = max(problem.w.shape[1], problem.k // problem.groups) > MOST_CHANNELS // 2
         tiled = image_tiles(problem, multiprocessors, bandwidth, shared_bytes)
-        plans = tiled if is_large else chain(tiled, anywhere)
+    if not anywhere:
+        return None
+    is_large = max(problem.w.shape[1], problem.k // problem.groups) > MOST_CHANNELS // 2
+    plans: Iterable[Plan] = tiled if is_large else chain(tiled, anywhere)
     return min(plans, key=lambda plan: plan.seconds, default=None)
 
 

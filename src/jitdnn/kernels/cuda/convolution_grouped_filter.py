@@ -74,10 +74,19 @@ def power_of_two_above(number: int, most: int) -> int:
 
 
 def _slice_groups(problem: Convolution) -> int:
-    """Groups whose channels fill whole operands of 16, in and out; 0 if that takes more than two operands."""
+    """Groups whose channels fill whole operands of 16, in and out; 0 if several groups take more than two operands."""
     group_in, group_out = problem.w.shape[1], problem.k // problem.groups
     groups = math.lcm(16 // math.gcd(16, group_in), 16 // math.gcd(16, group_out))
-    return groups if groups * max(group_in, group_out) <= 32 else 0
+    return groups if groups == 1 or groups * max(group_in, group_out) <= 32 else 0
+
+
+def _slice_parts(slice_in: int, slice_out: int) -> int:
+    """Blocks that share the outputs of a slice, so that a block has no more operands by operands of 16 than warps."""
+    operands = slice_out // 16
+    fits = (
+        n for n in range(1, operands + 1) if operands % n == 0 and slice_in * slice_out // n // 256 <= _WARPS
+    )
+    return next(fits, 0)
 
 
 def _is_whole(problem: Convolution) -> bool:
@@ -110,6 +119,10 @@ def tiled_plans(
     slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
     elements = math.prod(problem.w.shape)
     slices = -(-problem.groups // slice_groups)
+    slice_parts = _slice_parts(slice_in, slice_out)
+    if not slice_parts:
+        return
+    slice_out //= slice_parts
     for tile_taps in range(1, shape.taps[1] + 1):
         all_taps = tile_taps * shape.taps[2]
         if all_taps > 12 or shape.taps[2] > 11:  # more sums than registers, here or for operands anywhere
@@ -117,12 +130,12 @@ def tiled_plans(
         for tile in _tiles(shape, tile_taps):
             for block_slices in (1, 2, 4):
                 kinds = block_slices * slice_in * slice_out // 256
-                if kinds > _WARPS or (block_slices > 1 and block_slices >= 2 * slices):
+                if kinds > _WARPS or (block_slices > 1 and (slice_parts > 1 or block_slices >= 2 * slices)):
                     continue
                 splits = _WARPS // kinds
                 x_bytes = tile.places * (2 * block_slices * slice_in + 16)
                 y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
-                blocks = -(-slices // block_slices) * -(-shape.taps[1] // tile_taps)
+                blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
                 for resident in (1, 2):
                     workers = max(1, min(tile.units, multiprocessors * resident // blocks, _MOST_WORKERS))
                     turns = -(-tile.units // workers)
@@ -152,6 +165,7 @@ def tiled_plans(
                     defines = shape.defines() | {
                         "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
                         "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
+                        "SLICE_PARTS": slice_parts,
                         "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
                         "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * _WARPS,
                         "STAGES": stages, "RESIDENT": resident, **_sum_defines(workers, group_in),

@@ -1,6 +1,7 @@
 // Few channels a group, gradient of the filter, through shared memory. See convolution_grouped_filter.py.
 //
-// A block takes BLOCK_SLICES slices of SLICE_GROUPS neighbouring groups and TILE_TAPS rows of taps, and one tile after the
+// A block takes BLOCK_SLICES slices of SLICE_GROUPS neighbouring groups, or one of the SLICE_PARTS parts of the outputs of a
+// slice of one large group, and TILE_TAPS rows of taps, and one tile after the
 // other: TILE_ROWS x TILE_COLUMNS outputs of TILE_IMAGES images; STAGES tiles are in use or under way. Staged are dy,
 // output after output, with zeros up to a multiple of 16, and the rows of x that they meet; columns of x that lie STRIDE_W
 // apart are neighbours, so that a tap is a constant distance and 8 outputs are in 8 different places of the banks. A warp
@@ -8,12 +9,12 @@
 // x for each tap. Warps of the same channels add up in shared memory, and only what is within groups leaves the block.
 
 constexpr int TAPS = TAPS_R * TAPS_S, TILE_ALL = TILE_TAPS * TAPS_S;
-constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
+constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT / SLICE_PARTS;
 constexpr int BLOCK_IN = BLOCK_SLICES * SLICE_IN, BLOCK_OUT = BLOCK_SLICES * SLICE_OUT;
 constexpr int PARTS_IN = SLICE_IN / 16, PARTS_OUT = SLICE_OUT / 16, PARTS_TAPS = (TAPS_R + TILE_TAPS - 1) / TILE_TAPS;
 constexpr int KINDS = BLOCK_SLICES * PARTS_IN * PARTS_OUT, SPLITS = BLOCK_THREADS / 32 / KINDS;
 constexpr int ALL_IN = GROUPS_OF_CHANNELS * GROUP_IN, ALL_OUT = GROUPS_OF_CHANNELS * GROUP_OUT;
-constexpr int BLOCKS = (GROUPS_OF_CHANNELS + BLOCK_SLICES * SLICE_GROUPS - 1) / (BLOCK_SLICES * SLICE_GROUPS);
+constexpr int BLOCKS = (GROUPS_OF_CHANNELS + BLOCK_SLICES * SLICE_GROUPS - 1) / (BLOCK_SLICES * SLICE_GROUPS) * SLICE_PARTS;
 constexpr int ELEMENTS = ALL_OUT * GROUP_IN * TAPS;
 constexpr int X_PITCH = 2 * BLOCK_IN + 16, Y_PITCH = 2 * BLOCK_OUT + 16;  // bytes of a pixel: an odd number of 16
 constexpr int PIXELS = TILE_IMAGES * TILE_ROWS * TILE_COLUMNS, STEPS = (PIXELS + 15) / 16;
@@ -50,7 +51,8 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
     extern __shared__ uint4 shared[];
     const int block = blockIdx.x % BLOCKS, first_tap = blockIdx.x / BLOCKS % PARTS_TAPS * TILE_TAPS;
     const int worker = blockIdx.x / (BLOCKS * PARTS_TAPS);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kind = warp % KINDS, split = warp / KINDS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kind = warp % KINDS;
+    const int split = warp / KINDS < SPLITS ? warp / KINDS : STEPS;
     const u32 stages = smem_address(shared);
 
     // a lane gives the address of 8 channels of one of 16 outputs: of dy channels 0 to 7 first, of x outputs 0 to 7
@@ -62,7 +64,7 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
     const auto stage = [&](int unit, int turn) {
         if (unit < UNITS) {
             const Tile tile = tile_of(unit);
-            stage_x(stages + turn * STAGE_BYTES, x, tile, first_tap, block * BLOCK_IN);
+            stage_x(stages + turn * STAGE_BYTES, x, tile, first_tap, block / SLICE_PARTS * BLOCK_IN);
             stage_dy(stages + turn * STAGE_BYTES + Y_START, dy, tile, block * BLOCK_OUT);
         }
         cp_async_commit();
