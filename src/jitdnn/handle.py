@@ -158,6 +158,8 @@ class Handle:
         self.stream = stream
         #: for the public functions: calls by what is known before a problem is made; forgotten with the plans
         self.calls: dict[Hashable, Any] = {}
+        #: those of them on a GPU that need no more than a glance at their arrays, by what it shows
+        self.glanced: dict[Hashable, Any] = {}
         self._device = find_device(device) if isinstance(device, str) else device
         self._overrides = settings
         self._plans: dict[Hashable, Plan] = {}
@@ -308,9 +310,13 @@ class Handle:
             else:
                 plan.run(stream, pointers, alpha, beta, 0)
         except DeviceError as error:
-            raise type(error)(f"{plan.problem}: {error}") from None
+            raise self.explained(error, plan) from None
         if log.is_enabled(logging.DEBUG):
             log.ran(plan.problem, plan.algorithm)
+
+    def explained(self, error: DeviceError, plan: Plan) -> DeviceError:
+        """The error of a plan that could not be run, with its problem."""
+        return type(error)(f"{plan.problem}: {error}")
 
     @contextmanager
     def capture(self) -> Iterator[Graph]:
@@ -352,6 +358,7 @@ class Handle:
         """Drop all plans, so that the next calls plan anew (with times stored meanwhile, for one)."""
         self._plans.clear()
         self.calls.clear()
+        self.glanced.clear()
         for other in tuple(self._elsewhere.values()):
             other.forget()
 

@@ -138,6 +138,11 @@ R cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsign
     for (int n = 0; n < 4; n++) last_launch[4 + n] = *(uint64_t *)arguments[n];
     return 0;
 }
+struct config { unsigned x, y, z, a, b, c, m; void *stream, *attributes; unsigned count; };
+R cuLaunchKernelEx(const struct config *l, void *f, void **arguments, void **extra) {
+    if (l->attributes || l->count) return 1;
+    return cuLaunchKernel(f, l->x, l->y, l->z, l->a, l->b, l->c, l->m, l->stream, arguments, extra);
+}
 R cuGetErrorName(R status, const char **text) { *text = status == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE"; return 0; }
 R cuGetErrorString(R status, const char **text) { *text = status == 2 ? "out of memory" : "a failure that was asked for"; return 0; }
 

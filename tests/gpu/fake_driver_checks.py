@@ -135,9 +135,9 @@ def test_failures_of_the_driver_name_kernel_and_problem() -> None:
 
 
 def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_gpus", lambda: 1)
     x = on_gpu()
     jd.max_pool(x, 2)
-    monkeypatch.setattr(cuda, "_gpus", lambda: 1)
     fail("cuLaunchKernel", 201)
     before = calls("cuLaunchKernel")
     jd.max_pool(x, 2)

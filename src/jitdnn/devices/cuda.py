@@ -11,19 +11,20 @@ import functools
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from jitdnn.devices.cuda_compile import compiled, compiler_version, no_compiler
 from jitdnn.devices.cuda_compile import prelude as _prelude  # noqa: F401 - for tools that compile by hand
 from jitdnn.devices.cuda_driver import (
+    LaunchConfig,
     check,
     current,
     driver,
     ended_streams,
     failure,
     is_capturing,
+    launcher,
     pointer_device,
     relaxed,
     stream_number,
@@ -40,7 +41,6 @@ _STATIC_SHARED = 48 << 10  # bytes of dynamic group memory that need no leave
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _NOT_READY = 600
 _NO_CONTEXT = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
-_NOTHING = nullcontext()
 OLDEST = 80  # compute capability 8.0: asynchronous copies, bf16
 
 # operations a clock of one multiprocessor, by compute capability: ordinary f32, f64, and 16-bit `mma` with f32 sums. On
@@ -227,60 +227,94 @@ class CudaKernel:
         self._code = device.compile(source)
         self._numbers = struct.pack(f"{len(extras)}q{len(floats)}d", *extras, *floats)
         self._head = struct.Struct(f"{pointers + 1}Q2d")
+        self._pack = self._head.pack_into
         self._count = pointers + 3 + len(extras) + len(floats)
-        self._ready: list[tuple[str, Any, int, int, int, int, int]] | None = None
+        self._functions: list[int] = []
+        self._launch: Any = None
+        # with one GPU its context is mostly the current one already: where it is not, the driver refuses and says so
+        self._is_alone = False
         self._free: list[_Block] = []
         self._lock = threading.Lock()
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
-        ready = self._ready or self._load()
         try:
             # list.pop is atomic: threads never share a block
             block = self._free.pop()
         except IndexError:
-            block = _Block(self._count, self._head.size, self._numbers)
-        self._head.pack_into(block.memory, 0, *pointers, workspace, alpha, beta)
-        launch, parameters, stream = driver().cuLaunchKernel, block.parameters, stream or 0
-        # with one GPU its context is mostly the current one already: where it is not, the driver refuses and says so
-        is_checked = _gpus() > 1
-        with current(self._device.index) if is_checked else _NOTHING:
-            for name, function, x, y, z, threads, shared in ready:
-                (status,) = launch(function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)
-                if status and not is_checked and int(status) in _NO_CONTEXT:
-                    with current(self._device.index):
-                        (status,) = launch(function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)
+            block = self._new_block()
+        self._pack(block.memory, 0, *pointers, workspace, alpha, beta)
+        if stream != block.stream:
+            block.set_stream(stream)
+        if self._is_alone:
+            for config, function in block.launches:
+                status = self._launch(config, function, block.parameters, None)
                 if status:
-                    raise failure(status, f"launch of {name} ({self._source.name})")
+                    self._launch_again(status, block, function, config)
+        else:
+            with current(self._device.index):
+                for config, function in block.launches:
+                    status = self._launch(config, function, block.parameters, None)
+                    if status:
+                        self._fail(status, block, function)
         self._free.append(block)
 
-    def _load(self) -> list[tuple[str, Any, int, int, int, int, int]]:
+    def _launch_again(self, status: int, block: _Block, function: Any, config: Any) -> None:
+        """What the driver refused, with the GPU's context as the current one. Raises DeviceError if that is not why."""
+        if status in _NO_CONTEXT:
+            with current(self._device.index):
+                status = self._launch(config, function, block.parameters, None)
+        if status:
+            self._fail(status, block, function)
+
+    def _fail(self, status: int, block: _Block, function: Any) -> None:
+        number = next(n for n, (_, other) in enumerate(block.launches) if other is function)
+        name = self._launches[number].function
+        raise failure(status, f"launch of {name} ({self._source.name})")
+
+    def _new_block(self) -> _Block:
+        if not self._functions:
+            self._load()
+        return _Block(self._count, self._head.size, self._numbers, self._launches, self._functions)
+
+    def _load(self) -> None:
         if self._device.index < 0:
             raise DeviceError(
                 f"{self._source.name} was compiled for a device on paper: it cannot be launched"
             )
         with self._lock:
-            if self._ready is None:
+            if not self._functions:
                 library = _library(self._device.index, self._code, self._source.name)
-                self._ready = [
-                    (one.function, library.function(one), *one.grid, one.threads, one.shared)
-                    for one in self._launches
-                ]
-            return self._ready
+                self._launch, self._is_alone = launcher(), _gpus() == 1
+                self._functions = [int(library.function(one)) for one in self._launches]
 
 
 class _Block:
-    """The arguments of a launch, and the addresses of each."""
+    """What the driver is given for the launches of a kernel, for one caller at a time."""
 
-    __slots__ = ("_addresses", "memory", "parameters")
+    __slots__ = ("_addresses", "_configs", "launches", "memory", "parameters", "stream")
 
-    def __init__(self, count: int, head: int, numbers: bytes) -> None:
+    def __init__(
+        self, count: int, head: int, numbers: bytes, launches: Sequence[Launch], functions: Sequence[int]
+    ) -> None:
+        #: the arguments: 8 bytes each, those that change first
         self.memory = ctypes.create_string_buffer(8 * count)
         start = ctypes.addressof(self.memory)
         ctypes.memmove(start + head, numbers, len(numbers))
         self._addresses = (ctypes.c_void_p * count)(*(start + 8 * n for n in range(count)))
-        self.parameters = ctypes.addressof(self._addresses)
+        self.parameters = ctypes.byref(self._addresses)
+        self._configs = [LaunchConfig(*one.grid, one.threads, 1, 1, one.shared) for one in launches]
+        self.launches = [
+            (ctypes.byref(config), ctypes.c_void_p(function))
+            for config, function in zip(self._configs, functions, strict=True)
+        ]
+        self.stream: Any = None  # the default one
+
+    def set_stream(self, stream: Any) -> None:
+        for config in self._configs:
+            config.stream = stream
+        self.stream = stream
 
 
 class _Library:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import weakref
 from contextlib import suppress
@@ -29,6 +30,7 @@ _STICKY = {
 _CAPTURE_IMPLICIT = (
     906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the default stream while another one is captured
 )
+_FAST_VERSION = 12000  # of CUDA, in which the functions are those that `_fast` knows
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
@@ -48,7 +50,42 @@ def driver() -> Any:
     return functions
 
 
+def _fast(name: str) -> Any:
+    """A function of the driver that takes objects of ctypes as they are, and returns its status as a number.
+
+    The bindings look at every argument, which takes longer than some functions run.
+    """
+    (address, *_) = check(driver().cuGetProcAddress(name.encode(), _FAST_VERSION, 0), name)
+    return ctypes.CFUNCTYPE(ctypes.c_int)(int(address))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig: groups along three axes, threads of a group, its memory, the stream."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("x", "y", "z", "threads_x", "threads_y", "threads_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+@functools.cache
+def launcher() -> Any:
+    """cuLaunchKernelEx(a LaunchConfig by reference, function, addresses of the arguments, None)."""
+    return _fast("cuLaunchKernelEx")
+
+
+@functools.cache
+def _current_context() -> Any:
+    return _fast("cuCtxGetCurrent")
+
+
 def _words(functions: Any, status: Any) -> str:
+    try:
+        status = functions.CUresult(int(status))
+    except ValueError:
+        return f"CUDA error {int(status)}"
     _, name = functions.cuGetErrorName(status)
     _, text = functions.cuGetErrorString(status)
     return f"{(name or b'?').decode()}, {(text or b'?').decode()}"
@@ -90,28 +127,28 @@ def allocated(result: tuple[Any, ...], size: int, where: str) -> int:
 
 
 @functools.cache
-def context(index: int) -> Any:
-    """The primary context of a GPU, which all libraries share."""
+def context(index: int) -> tuple[Any, int]:
+    """The primary context of a GPU, which all libraries share, and its number."""
     functions = driver()
     (device,) = check(functions.cuDeviceGet(index), f"GPU {index}")
     (found,) = check(functions.cuDevicePrimaryCtxRetain(device), f"GPU {index}")
-    return found
+    return found, int(found)
 
 
 class current:  # noqa: N801 - used as a function
     """A block of code for which a GPU's primary context is the thread's current one."""
 
-    __slots__ = ("_context", "_is_pushed")
+    __slots__ = ("_context", "_is_pushed", "_number")
 
     def __init__(self, index: int) -> None:
-        self._context = context(index)
+        self._context, self._number = context(index)
 
     def __enter__(self) -> None:
-        functions = driver()
-        status, now = functions.cuCtxGetCurrent()
-        self._is_pushed = int(status) != 0 or int(now) != int(self._context)
+        now = ctypes.c_void_p()
+        status = _current_context()(ctypes.byref(now))
+        self._is_pushed = status != 0 or now.value != self._number
         if self._is_pushed:
-            check(functions.cuCtxPushCurrent(self._context), "making a GPU current")
+            check(driver().cuCtxPushCurrent(self._context), "making a GPU current")
 
     def __exit__(self, *_: object) -> None:
         if self._is_pushed:

@@ -1,17 +1,24 @@
-"""What calls on a GPU need beside those on the processor: the device of all arrays, and the stream to run on."""
+"""What calls on a GPU need beside those on the processor: the device of all arrays, the stream to run on, little time.
+
+Kernels of small problems take a few microseconds, and the host must be quicker than they are. So a call that was made
+before is known at a glance: its key is made of what the arrays say of themselves, without borrowing any, and what
+follows the look-up is what every call must do: mind the streams, keep results apart from inputs, allocate, launch.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from jitdnn.errors import DeviceError
 from jitdnn.handle import Handle
+from jitdnn.settings import current
 from jitdnn.tensor import Array, DeviceArray, Place
+from jitdnn.tensor.gpu_array import GLANCES
 
 # their memory may be used for something else, on streams that nobody tells, as soon as the last reference is gone
 _UNORDERED = ("jax", "dlpack", "interface")
@@ -38,23 +45,30 @@ def where(place: Place | None) -> str:
 class GpuCall:
     """How calls of one kind run on a GPU: found once, used by each.
 
-    `handle` is the one that runs them if that is not the one that was asked.
+    `handle` is the one that was asked, `runner` the one that runs them; `other` is that one if they differ.
+    `keeps_account`: some of the arrays are of our own, and remember the streams that use them. `stream_in_force` gives
+    the stream of the library of the arrays, the default one if it has none.
     """
 
-    __slots__ = ("_are_ordered", "_current_stream", "_runner", "gpu", "holds", "makes_jax")
+    __slots__ = (
+        "_are_ordered", "_has_stream", "gpu", "holds", "keeps_account", "makes_jax", "other", "stream_in_force",
+    )  # fmt: skip
 
     def __init__(self, handle: Handle, runner: Handle, libraries: Sequence[str]) -> None:
         # no reference from what a handle remembers to the handle itself
-        self._runner = None if runner is handle else runner
+        self.other = None if runner is handle else runner
         self.gpu = runner.on_gpu
-        self._current_stream = _stream_of_library(libraries, self.gpu.place[1])
+        in_force = _stream_of_library(libraries, self.gpu.place[1])
+        self._has_stream = in_force is not None
+        self.stream_in_force = in_force or partial(getattr, self.gpu, "default_stream")
         self._are_ordered = all(library in ("torch", "cupy") for library in libraries)
+        self.keeps_account = "jitdnn" in libraries
         self.holds = any(library in _UNORDERED for library in libraries)
         self.makes_jax = bool(libraries) and libraries[0] == "jax"
 
     def runner(self, handle: Handle) -> Handle:
         """The handle that runs calls given to `handle`."""
-        return self._runner or handle
+        return self.other or handle
 
     def stream(self, handle: Handle, inputs: Sequence[Array], targets: Sequence[Array | None]) -> Any:
         """The stream to run on, which waits for what others are still to do with the arrays.
@@ -62,9 +76,9 @@ class GpuCall:
         It is that of the handle if it was given one, else the stream in force in PyTorch or CuPy if an array is theirs,
         else what an array says, else the default stream.
         """
-        stream = (self._runner or handle).gpu_stream
-        if stream is None and self._current_stream is not None:
-            stream = self._current_stream()
+        stream = (self.other or handle).gpu_stream
+        if stream is None and self._has_stream:
+            stream = self.stream_in_force()
         if self._are_ordered:
             return stream
         given = [target for target in targets if target is not None]
@@ -81,6 +95,14 @@ class GpuCall:
                     self.gpu.order(stream, own)
         return stream
 
+    def account(self, stream: Any, inputs: Sequence[Any], out: Any) -> None:
+        """Tell the arrays of our own among these objects which stream is about to use them."""
+        for array in inputs:
+            if type(array) is DeviceArray:
+                array.used_on(stream, False)
+        if type(out) is DeviceArray:
+            out.used_on(stream, True)
+
     def after(self, handle: Handle, stream: Any, arrays: Sequence[Array | None]) -> None:
         """Keep alive what must not be freed before the call is done."""
         graph = self.runner(handle).graph
@@ -92,6 +114,84 @@ class GpuCall:
     def result(self, owner: Any) -> Any:
         """A result in the terms of the library that made the first input."""
         return _as_jax(owner) if self.makes_jax and isinstance(owner, DeviceArray) else owner
+
+
+def glance_at(
+    op: Hashable,
+    arrays: Sequence[Any],
+    arguments: tuple[Any, ...],
+    algorithm: str | None,
+    workspace_limit: Any,
+    out: Any,
+    pointers: list[int | None],
+) -> Hashable:
+    """What tells a call over arrays of a GPU from others; `pointers` get the addresses, that of `out` last.
+
+    None for arrays of other kinds, in host memory, or such as no call can use.
+    """
+    key: list[Any] = [op, current().serial, arguments, algorithm, workspace_limit, out is None]
+    try:
+        for x in arrays if out is None else (*arrays, out):
+            pointer, layout = GLANCES[type(x)](x)
+            pointers.append(pointer)
+            key.append(layout)
+    except (KeyError, RuntimeError):
+        return None
+    return None if None in pointers else tuple(key)
+
+
+def run_again(
+    op: Hashable,
+    arrays: Sequence[Any],
+    arguments: tuple[Any, ...],
+    algorithm: str | None,
+    workspace_limit: Any,
+    out: Any,
+    alpha: float,
+    beta: float,
+    handle: Handle,
+) -> Any:
+    """The result of a call on a GPU that was made before; None if there was none, or if it needs a closer look."""
+    pointers: list[Any] = []
+    try:
+        known = handle.glanced.get(
+            glance_at(op, arrays, arguments, algorithm, workspace_limit, out, pointers)
+        )
+    except TypeError:  # lists as arguments
+        return None
+    if known is None:
+        return None
+    gpu, plan = known.gpu, known.plan
+    runner = gpu.other or handle
+    if runner.graph is not None:
+        return None
+    if out is None:
+        target = 0
+        if beta != 0.0:
+            return None
+    else:
+        target = pointers.pop()
+        if type(out) is not DeviceArray and out.requires_grad:
+            return None
+        for pointer, (low, high, cleared) in zip(pointers, known.near[0]):  # noqa: B905 - the time that it takes
+            if low < target - pointer < high and target - pointer not in cleared:
+                return None
+    stream = runner.gpu_stream
+    if stream is None:
+        stream = gpu.stream_in_force()
+    if gpu.keeps_account:
+        gpu.account(stream, arrays, out)
+    if out is None:
+        out, target = known.allocate[0].make(stream)
+    pointers.insert(known.inputs, target)
+    if known.is_simple:
+        try:
+            plan.run(stream, pointers, alpha, beta, 0)
+        except DeviceError as error:
+            raise runner.explained(error, plan) from None
+    else:
+        runner.run_on_gpu(stream, plan, pointers, alpha, beta)
+    return out
 
 
 def _stream_of_library(libraries: Sequence[str], index: int) -> Callable[[], int] | None:

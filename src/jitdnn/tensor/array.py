@@ -23,11 +23,13 @@ from jitdnn.tensor.descriptor import TensorDescriptor, packed_strides
 from jitdnn.tensor.device_array import DeviceArray, Gpu
 from jitdnn.tensor.dtypes import DTYPES, numpy_dtype
 from jitdnn.tensor.gpu_array import (
+    GLANCES,
+    GpuAllocator,
     borrow_dlpack,
     borrow_gpu,
     borrow_own,
     borrow_torch,
-    gpu_allocator,
+    glance_torch,
     torch_dtype,
 )
 
@@ -137,8 +139,9 @@ _BORROWERS: dict[type, Callable[[Any], Array]] = {DeviceArray: borrow_own}
 def _borrow_other(x: Any) -> Array:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        if type(x) is torch.Tensor:
-            _BORROWERS[torch.Tensor] = partial(_borrow_torch, torch=torch)
+        for kind in (torch.Tensor, torch.nn.Parameter):
+            if type(x) is kind:
+                _BORROWERS[kind], GLANCES[kind] = partial(_borrow_torch, torch=torch), glance_torch
         return _borrow_torch(x, torch)
     if isinstance(x, Array):
         return x
@@ -243,7 +246,7 @@ def allocator(
     shape, order = descriptor.shape, descriptor.order
     place = TensorDescriptor(shape, descriptor.strides, descriptor.dtype)
     if gpu is not None:
-        return gpu_allocator(library, place, gpu)
+        return GpuAllocator(library, place, gpu)
     if library == "torch":
         torch = sys.modules["torch"]
         element = torch_dtype(torch, place.dtype)

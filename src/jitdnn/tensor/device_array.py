@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -45,6 +46,21 @@ class Gpu(Protocol):
 
 
 _lock = threading.Lock()
+# numbers of what arrays may be alike in, never given twice
+_numbers = itertools.count(1)
+_known_layouts: dict[tuple[Place, TensorDescriptor], int] = {}
+_MOST_LAYOUTS = 4096
+
+
+def layout_number(place: Place, descriptor: TensorDescriptor) -> int:
+    """The number that arrays of this descriptor on this GPU have in common: quicker to compare than the two."""
+    key = place, descriptor
+    found = _known_layouts.get(key)
+    if found is None:
+        if len(_known_layouts) >= _MOST_LAYOUTS:
+            _known_layouts.clear()
+        found = _known_layouts.setdefault(key, next(_numbers))
+    return found
 
 
 class DeviceArray:
@@ -58,10 +74,14 @@ class DeviceArray:
     is freed in the order of the stream, after the last use.
     """
 
-    __slots__ = ("__weakref__", "descriptor", "gpu", "memory", "pointer")
+    __slots__ = ("__weakref__", "descriptor", "gpu", "layout", "memory", "pointer")
 
-    def __init__(self, gpu: Gpu, memory: Memory, pointer: int, descriptor: TensorDescriptor) -> None:
+    def __init__(
+        self, gpu: Gpu, memory: Memory, pointer: int, descriptor: TensorDescriptor, layout: int = 0
+    ) -> None:
         self.gpu, self.memory = gpu, memory
+        #: its `layout_number`; 0 until somebody asks
+        self.layout = layout
         #: the address of the element at index 0
         self.pointer = pointer
         self.descriptor = descriptor
