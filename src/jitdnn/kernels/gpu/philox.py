@@ -182,24 +182,27 @@ class _Text:
         kinds = {(dtype, count) for dtype in self.dtypes for count in (1, vector)}
         bases = "".join(f"  p{t} += base{self.places[t]};\n" for t in tensors)
         checks = " && ".join(f"IS_ALIGNED(p{t}, {vector * DTYPES[d]})" for t, d in enumerate(self.dtypes))
-        single = f"""    for (INDEX at = first; at < first + {vector} && at < total; ++at) {{
-{self._positions(1)}    }}
+        every = f"""    for (INDEX at = first; at < first + {vector} && at < total; ++at) {{
+{self._places()}{self._loads(1)}{self._results(1)}    }}
 """
         if vector > 1:
-            single = f"""  if (first + {vector} <= total && {checks}) {{
-    const INDEX at = first;
-{self._positions(vector)}  }} else {{
-{single}  }}
+            # behind a barrier no load can come, so that the words are made while memory answers
+            early = f"  if (is_whole) {{\n{self._loads(vector)}  }}\n  BARRIER();\n" if self.inputs else ""
+            every = f"""  const int is_whole = first + {vector} <= total && {checks};
+  const INDEX at = first;
+{self._places()}{self._declared(vector)}{early}  if (is_whole) {{
+{self._results(vector)}  }} else {{
+{every}  }}
 """
         return f"""{packs(kinds)}
 KERNEL({THREADS}) void draw({self._signature(names)}) {{
 {bases}{scale_line(self.real)}  const u32 key0 = state[0], key1 = state[1], low = state[2], high = state[3];
   const INDEX first = ((INDEX)GROUP_ID(0) * {THREADS} + THREAD_ID) * {vector};
-{single}}}
+{every}}}
 """
 
-    def _positions(self, vector: int) -> str:
-        """Everything about the positions from `at` on."""
+    def _places(self) -> str:
+        """Where the elements of the position `at` are in each tensor, and the number of its block."""
         lines = ["      COUNT rest = (COUNT)at;\n"]
         for axis in range(self.axes - 1, 0, -1):
             lines.append(f"      const COUNT d{axis} = rest % (COUNT)n{axis};\n")
@@ -209,12 +212,25 @@ KERNEL({THREADS}) void draw({self._signature(names)}) {{
             terms = [f"(INDEX)d{axis} * (INDEX)s{place}_{axis}" for axis in range(self.axes)]
             lines.append(f"      const INDEX o{t} = {' + '.join(terms)};\n")
         terms = [f"(i64)d{axis} * s{self.blocks}_{axis}" for axis in range(self.axes)]
-        lines.append(f"      const i64 block = base{self.blocks} + {' + '.join(terms)};\n")
+        return "".join([*lines, f"      const i64 block = base{self.blocks} + {' + '.join(terms)};\n"])
+
+    def _declared(self, vector: int) -> str:
+        """Room for the inputs' elements."""
+        names = ", ".join(f"q{part}" for part in range(self.active))
+        return f"      pack_{self.dtypes[0]}_{vector} {names};\n" if self.inputs else ""
+
+    def _loads(self, vector: int) -> str:
+        """The elements of all parts, by vectors."""
+        lines = [self._declared(vector)] if vector == 1 else []
         for t in range(self.inputs):
-            pack = f"{self.dtypes[t]}_{vector}"
             for part in range(self.active):
                 place = f"p{t} + o{t} + {part} * part{t}"
-                lines.append(f"      const pack_{pack} q{part} = load_{pack}({place});\n")
+                lines.append(f"      q{part} = load_{self.dtypes[t]}_{vector}({place});\n")
+        return "".join(lines)
+
+    def _results(self, vector: int) -> str:
+        """The words of the positions from `at` on, and what becomes of them."""
+        lines: list[str] = []
         step = f"s{self.blocks}_{self.axes - 1}"
         lines.append(f"""      u32 w[{vector}][4];
 #pragma unroll
