@@ -131,7 +131,7 @@ class Tiling:
         clocks = w.reach * steps * self.down * self.across * together(reads, products, 0.0)
         clocks += self.down * self.across * self.planes * self.rows * self.tiles * 2 * 24 / 4
         clocks += (self.warps * 2 * self.handed / 128 + 200) * (self.deep > 1)
-        return clocks + self.staged_planes * self.reads(steps) / 16 / 32 * (4 if is_wide else 80)
+        return clocks + self.staged_planes * self.reads(steps) / 16 / 32 * (3 if is_wide else 80)
 
     def chain(self, steps: int) -> float:
         """Clocks of the products of a sum, one after the other, and of reading their operands."""
@@ -176,7 +176,7 @@ def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
         whole = parts * tiling.steps
         part_bytes = d.reach * w.reach * tiling.steps * h.reach * tiling.tiles * 256
         limit = min(255, 65536 // (tiling.warps * 32))
-        if tiling.registers > limit:
+        if tiling.registers > limit or 2 * tiling.steps > tiling.warps * 32:
             continue
         if (tiling.deep - 1) * tiling.down * tiling.across * tiling.handed > tiling.stage_bytes:
             continue

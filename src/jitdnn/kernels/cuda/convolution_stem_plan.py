@@ -230,7 +230,7 @@ def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
             stage = rows.bytes + (outputs + 1) * (channels // 8 | 1) * 16
             slot_warps = warps // groups
             turns = -(-rows.slots // (slot_warps * 16))
-            fetch = rows.fetch_clocks() + outputs * channels / 256 * (4 if is_wide else 64)
+            fetch = rows.fetch_clocks() + outputs * channels / 256 * (3 if is_wide else 64)
             compute = turns * warps * _filter_step(m, words, rows.across % (8 * rows.phases) == 0) + fetch
             reads = (2 * outputs * min(problem.k, channels) + 0.7 * rows.bytes) / rate
             for stages in (2, 1):

@@ -65,13 +65,21 @@ FUNCTION void fetch(u8 *memory, const u16 *dy, const u8 *packed, Tile at, int st
 #endif
     const int plane = step / CHANNEL_PARTS, first = step % CHANNEL_PARTS * (CHUNKS * 8);
 #if Y_VECTOR == 8
-#pragma unroll 2
-    for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS; i += BLOCK_THREADS) {
-        int part = i % CHUNKS * 8, k = first + part;
-        int position = i / CHUNKS % POSITIONS, row = i / (CHUNKS * POSITIONS);
-        INDEX start;
-        bool is_inside = gradient_place(at, row, position, plane, start) && k < FILTERS;
-        cp_async16(stage + stage_place(row, position) + part, is_inside ? dy + start + k : dy, is_inside);
+    constexpr int at_once = BLOCK_THREADS / CHUNKS;  // positions, one at least; a thread keeps its piece
+    const int mine = threadIdx.x / CHUNKS, part = threadIdx.x % CHUNKS * 8, k = first + part;
+    const int p = STEP_H * at.h + LEAST_H, q = STEP_W * at.w + LEAST_W;
+    INDEX start;
+    gradient_place(at, 0, 0, plane, start);
+    const bool is_here = (u32)(at.d + LEAST_D + plane) < OUT_O && k < FILTERS;
+    const u16 *from = dy + start + k;
+    if (mine >= at_once) return;
+#pragma unroll 4
+    for (int i = mine; i < STAGED_ROWS * POSITIONS; i += at_once) {
+        const int row = i / POSITIONS, position = i % POSITIONS;
+        const bool is_inside = is_here && (u32)(p + row) < OUT_P && (u32)(q + position) < OUT_Q;
+        const INDEX away = (INDEX)row * Y_H + (INDEX)position * Y_W;
+        const int place = STEP_W == 1 ? i * PITCH : stage_place(row, position);
+        cp_async16(stage + place + part, is_inside ? from + away : dy, is_inside);
     }
 #else
 #pragma unroll 4

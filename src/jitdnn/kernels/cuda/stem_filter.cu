@@ -26,13 +26,18 @@ constexpr int PART = SHARES * GROUPS * SUMS * 32;       // sums that the blocks 
 FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at) {
     const int first = (int)blockIdx.y * SHARE;
 #if Y_VECTOR == 8
-#pragma unroll 2
-    for (int i = threadIdx.x; i < OUTPUTS * CHUNKS; i += BLOCK_THREADS) {
-        int output = i / CHUNKS, part = i % CHUNKS * 8, k = first + part;
-        int p = at.p + output / BLOCK_Q, q = at.q + output % BLOCK_Q;
-        bool is_inside = p < OUT_P && q < OUT_Q && k < FILTERS;
-        const u16 *from = dy + (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W + k;
-        cp_async16(stage + output * PITCH + part, is_inside ? from : dy, is_inside);
+    constexpr int at_once = BLOCK_THREADS / CHUNKS;  // outputs; a thread keeps its piece
+    constexpr bool is_whole = BLOCK_Q == OUT_Q && Y_H == (INDEX)OUT_Q * Y_W;  // the outputs follow each other
+    const int mine = threadIdx.x / CHUNKS, part = threadIdx.x % CHUNKS * 8, k = first + part;
+    const u16 *from = dy + (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)at.p * Y_H + (INDEX)at.q * Y_W + k;
+    const int rows = OUT_P - at.p, columns = OUT_Q - at.q;
+    if (mine >= at_once) return;
+#pragma unroll 4
+    for (int output = mine; output < OUTPUTS; output += at_once) {
+        const int row = output / BLOCK_Q, column = output % BLOCK_Q;
+        const bool is_inside = (is_whole ? output < rows * BLOCK_Q : row < rows && column < columns) && k < FILTERS;
+        const INDEX away = is_whole ? (INDEX)output * Y_W : (INDEX)row * Y_H + (INDEX)column * Y_W;
+        cp_async16(stage + output * PITCH + part, is_inside ? from + away : dy, is_inside);
     }
 #else
 #pragma unroll 4
