@@ -240,6 +240,7 @@ class Banded:
             ("CW", self.own_channels),
             ("ROLLING", int(self.is_rolling)),
             ("OUT_PLANE", self.out_plane),
+            ("ALTERNATE", 1),
             ("MIN_BLOCKS", min(self.resident, 2)),
             ("OFFSET", self.window.shift(reach(self.window))),
         )

@@ -19,7 +19,8 @@ from jitdnn.tensor.dtypes import DTYPES
 
 Defines = tuple[tuple[str, object], ...]
 
-MOST_REGISTERS = 200  # that a tile may be thought to need; the compiler adds addresses and bounds
+MOST_REGISTERS = 200  # that a tile's numbers may take
+EXTRA_REGISTERS = 24  # that the compiler adds for addresses and bounds
 REGISTER_FILE = 65536
 CLOCK = 1.75e9
 LAUNCH = 2.5e-6
@@ -184,6 +185,14 @@ class Sliding:
         return _reads(self.axes[0], self.tile.depths)
 
     @property
+    def own(self) -> float:
+        """Packs of a step that no other thread reads."""
+        each = 1.0
+        for axis, count in ((self.axes[0], self.tile.depths), (self.axes[2], self.tile.columns)):
+            each *= count / axis.stride if axis.is_scattered else count * min(axis.stride, axis.taps)
+        return self.rows_in * each
+
+    @property
     def registers(self) -> int:
         """Registers that a thread's numbers take."""
         tile, taps = self.tile, self.window.taps
@@ -220,21 +229,15 @@ class Sliding:
     @property
     def resident(self) -> int:
         """Groups that a multiprocessor has at a time."""
-        return min(32, resident_groups(self.registers + 10, self.tile.threads))
+        return min(32, resident_groups(self.registers + EXTRA_REGISTERS, self.tile.threads))
 
     def seconds(self, device: GpuDevice) -> float:
         tile = self.tile
         reads = self.rows_in * self.planes_read * self.columns_read
         writes = self.rows_out * tile.depths * tile.columns
         # instructions of a step: products, numbers widened and narrowed, accesses with their bounds and addresses
-        moves = (tile.ahead - 1) * reads * max(1.0, tile.channels * self.element / 4)
-        issued = moves + (
-            self.products
-            + 1.2 * reads * tile.channels
-            + 2.5 * reads
-            + writes * (1.5 * tile.channels + 3)
-            + 12
-        )
+        issued = self.products + 1.2 * reads * tile.channels + 2.5 * reads + 12
+        issued += writes * (1.5 * tile.channels + 3)
         apart = tile.channels if self.window.has_channel_lanes else tile.columns
         # packs of columns are one access for several
         read_packs, write_packs = column_packs(self.window, self.axes[2], tile.columns)
@@ -253,7 +256,8 @@ class Sliding:
         gaps = 1.15 + 0.9 / max(0.75, self.resident * tile.threads / 128)
         clocks = steps * warps * max(issued / 4 * gaps, accesses) / device.multiprocessors
         # a step waits for its rows: what is on its way at once bounds the bandwidth
-        in_flight = tile.ahead * self.resident * tile.threads * reads * tile.channels * self.element
+        threads = tile.threads * min(self.resident, self.groups / device.multiprocessors)
+        in_flight = tile.ahead * threads * self.own * tile.channels * self.element
         transfer = self.window.bytes_moved / (device.bandwidth * share_of_bandwidth(in_flight))
         busy = clocks / CLOCK
         # and steps follow one another
@@ -359,7 +363,7 @@ def _divided(whole: Sliding) -> Iterator[Sliding]:
     for threads in (64, 128, 256):
         even = -(-threads // side) * side
         size = even if even <= 384 and even % 32 == 0 else threads
-        if whole.registers + 10 > most_registers(size):
+        if whole.registers + EXTRA_REGISTERS > most_registers(size):
             continue
         for chunks in (1, 2, 4, 8, 16, 32):
             rows = -(-whole.blocks // chunks)

@@ -27,6 +27,7 @@ from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
 from jitdnn.tensor.dtypes import DTYPES
 
 MOST_REGISTERS = 205
+EXTRA_REGISTERS = 36  # that the compiler adds for addresses and bounds
 
 
 def sum_launch(window: Window) -> Launch:
@@ -60,6 +61,17 @@ class SlidingFilter:
     @property
     def steps(self) -> int:
         return -(-self.axes[1].taps // self.axes[1].stride)
+
+    @property
+    def round(self) -> int:
+        """Steps that the loop's body makes: a multiple of those on their way, of whole windows unless that is long."""
+        whole = math.lcm(self.tile.ahead, self.steps)
+        return whole if whole * self.products <= 800 else self.tile.ahead
+
+    @property
+    def products(self) -> int:
+        """Products in a step."""
+        return self.window.taps * self.results * self.tile.channels
 
     @property
     def reads(self) -> int:
@@ -102,15 +114,14 @@ class SlidingFilter:
 
     @property
     def resident(self) -> int:
-        return min(7, resident_groups(self.registers + 16, self.tile.threads))
+        return min(7, resident_groups(self.registers + EXTRA_REGISTERS, self.tile.threads))
 
     def seconds(self, device: GpuDevice) -> float:
         tile = self.tile
-        products = self.window.taps * self.results * tile.channels
-        moves = 1.0 * (self.steps - 1) * self.results * tile.channels
+        is_ring = self.round % self.steps == 0
+        moves = 0 if is_ring else (self.steps - 1) * self.results * tile.channels
         reads = self.reads + self.results
-        moves += (tile.ahead - 1) * reads * max(1.0, tile.channels * self.element / 4)
-        issued = products + moves + 1.2 * reads * tile.channels + 2.5 * reads + 12
+        issued = self.products + moves + 1.2 * reads * tile.channels + 2.5 * reads + 12
         accesses = reads * max(1.0, tile.channels * self.element * 32 / 128)
         steps = tile.rows + (self.steps - 1) / (2 if tile.rows >= self.axes[1].count else 1) + 1.5
         rounds = math.ceil(self.items / (tile.parts * self.slots))
@@ -120,9 +131,10 @@ class SlidingFilter:
         warps = here * tile.threads / 32
         gaps = 1.0 + 0.7 / max(0.75, warps / 4)
         clocks = waves * rounds * steps * warps * max(issued / 4 * gaps, accesses) + 3000
-        in_flight = tile.ahead * warps * 32 * reads * tile.channels * self.element
-        used = min(1.0, groups / device.multiprocessors)
-        transfer = self.window.bytes_moved / (device.bandwidth * used * share_of_bandwidth(in_flight))
+        own = self.results * (1 + min(self.axes[2].stride, self.axes[2].taps) * self.axes[1].stride)
+        together = min(here, groups / device.multiprocessors)
+        in_flight = tile.ahead * together * tile.threads * own * tile.channels * self.element
+        transfer = self.window.bytes_moved / (device.bandwidth * share_of_bandwidth(in_flight))
         chain = waves * rounds * (steps / tile.ahead + 1.0) * LATENCY
         busy = max(clocks / CLOCK, transfer, chain)
         return LAUNCH + busy + sum_seconds(self.window, tile.parts, device)
@@ -139,11 +151,12 @@ class SlidingFilter:
             ("QB", tile.columns),
             ("DB", tile.depths),
             ("AHEAD", tile.ahead),
+            ("ROUND", self.round),
             ("HB", tile.rows),
             ("CB", tile.side),
             ("PARTS", tile.parts),
             ("THREAD_COUNT", tile.threads),
-            ("MIN_BLOCKS", 1),
+            ("MIN_BLOCKS", self.resident),
             ("OFFSET", self.window.shift(reach(self.window))),
         )
 
@@ -174,7 +187,7 @@ def choices(window: Window, device: GpuDevice) -> list[SlidingFilter]:
                     for threads in (64, 128, 192, 256, 384):
                         if threads < side or (threads // side) * side * 8 < threads * 7:
                             continue
-                        if least.registers + 16 > most_registers(threads):
+                        if least.registers + EXTRA_REGISTERS > most_registers(threads):
                             continue
                         for chunks in (1, 2, 4, 8, 16, 32):
                             rows = -(-slide.count // chunks)
@@ -186,16 +199,12 @@ def choices(window: Window, device: GpuDevice) -> list[SlidingFilter]:
 
 
 def with_parts(plan: SlidingFilter, device: GpuDevice) -> SlidingFilter:
-    """The plan with as many parts as fill the device once, and not more than have items."""
-    tile = plan.tile
-    wanted = max(1, device.multiprocessors * plan.resident // plan.strips)
-    most = max(1, -(-plan.items // plan.slots))
-    parts = min(wanted, most, 4096)
-    # fewer parts with the same rounds
-    rounds = -(-plan.items // (parts * plan.slots))
-    parts = max(1, -(-plan.items // (rounds * plan.slots)))
-    return SlidingFilter(
-        plan.window,
-        plan.axes,
-        replace(tile, parts=parts),
-    )
+    """The plan with as many parts as give each multiprocessor the same, by the model the best number, of groups."""
+    found = []
+    for each in range(1, plan.resident + 1):
+        wanted = max(1, min(device.multiprocessors * each // plan.strips, 4096))
+        rounds = -(-plan.items // (wanted * plan.slots))
+        # fewer parts with the same rounds
+        parts = max(1, -(-plan.items // (rounds * plan.slots)))
+        found.append(replace(plan, tile=replace(plan.tile, parts=parts)))
+    return min(found, key=lambda plan: plan.seconds(device))

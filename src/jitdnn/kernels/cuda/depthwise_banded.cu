@@ -186,7 +186,9 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
         rows.put(shared, row0 + H_TAPS - 1, ROW_FIRST, ROW_END);
         __syncthreads();
         if (step + 1 < GROUPS_OF_ROWS) rows.load(lines, c0, row0 + PR + H_TAPS - 1, ROW_FIRST, ROW_END, aligned);
-        if (step > 0) flush(step - 1);
+        // half of the warps of each quarter store while the others multiply
+        bool stores_first = !ALTERNATE || warp / 4 % 2 == 0;
+        if (step > 0 && stores_first) flush(step - 1);
 #pragma unroll
         for (int p = 0; p < PR; p++)
 #pragma unroll
@@ -228,6 +230,7 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
                              });
         }
 #endif
+        if (step > 0 && !stores_first) flush(step - 1);
         if (GROUPS_OF_ROWS > 1) __syncthreads();  // the step before is out, and this one's rows are used
 #pragma unroll
         for (int p = 0; p < PR; p++)

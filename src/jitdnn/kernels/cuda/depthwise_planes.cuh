@@ -160,16 +160,26 @@ struct Rows {
 };
 
 // The rows of a line that the first step needs beside those that it adds, which are left in `rows`; the next are always
-// on their way.
+// on their way, to two places in turn: a copy from one to the other would wait for them.
 template <typename InputRows>
 FUNCTION void fill(InputRows &rows, u32 *planes, const LineStart *lines, int c0, bool aligned) {
     constexpr int BEFORE = (H_TAPS - 1 + PR - 1) / PR;
-    rows.load(lines, c0, H_TAPS - 1 - BEFORE * PR, ROW_FIRST, ROW_END, aligned);
+    InputRows other;
+    auto load = [&](InputRows &to, int row) { to.load(lines, c0, row, ROW_FIRST, ROW_END, aligned); };
+    int row = H_TAPS - 1 - BEFORE * PR;
+    if (BEFORE % 2 == 0) {
+        load(rows, row);
+    } else {
+        load(other, row);
+        load(rows, row + PR);
+        other.put(planes, row, ROW_FIRST, ROW_END);
+        row += PR;
+    }
 #pragma unroll 1
-    for (int row = H_TAPS - 1 - BEFORE * PR; row < H_TAPS - 1; row += PR) {
-        InputRows next;
-        next.load(lines, c0, row + PR, ROW_FIRST, ROW_END, aligned);
+    for (; row < H_TAPS - 1; row += 2 * PR) {
+        load(other, row + PR);
         rows.put(planes, row, ROW_FIRST, ROW_END);
-        rows = next;
+        load(rows, row + 2 * PR);
+        other.put(planes, row + PR, ROW_FIRST, ROW_END);
     }
 }

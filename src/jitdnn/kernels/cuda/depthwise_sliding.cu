@@ -114,7 +114,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
 
     constexpr bool is_packed = IN_PACK > 1 && aligned;
     Pack<CPT> ahead[AHEAD][ROWS_IN][PLANES][COLUMNS];
-    auto load = [&](int step, Pack<CPT>(&next)[ROWS_IN][PLANES][COLUMNS]) {
+    auto load = [&](int step, bool is_step, Pack<CPT>(&next)[ROWS_IN][PLANES][COLUMNS]) {
 #pragma unroll
         for (int u = 0; u < ROWS_IN; u++) {
             int h = IN_POSITION(H, step * ROWS_IN + u, phase_h);
@@ -122,7 +122,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
             for (int e = 0; e < PLANES; e++) {
                 if (!is_plane_read(e)) continue;
                 int d = IN_POSITION(D, l0 + e, phase_d);
-                bool inside = IN_HAS(H, h) && IN_HAS(D, d);
+                bool inside = is_step && IN_HAS(H, h) && IN_HAS(D, d);
                 const element *row = source + ((OFFSET)h * (OFFSET)H_IN_STEP + (OFFSET)d * (OFFSET)D_IN_STEP);
                 if (is_packed) {
 #pragma unroll
@@ -204,11 +204,9 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     int first = floor_divide(-floor_divide(origin, H_IN_PITCH), ROWS_IN);
     int last = floor_divide(floor_divide(H_IN_EXTENT - 1 - origin, H_IN_PITCH), ROWS_IN);
     int start = max(b0 - LEAD, first), end = min(b1 - 1 - LEAD + STEPS - 1, last);
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (start + i <= end) load(start + i, ahead[i]);
-#pragma unroll 1
-    for (int step = start; step <= end; step++) {
+    // adds the rows of a step to the results, and sends for those of the step that takes their registers next: a copy
+    // from one register to another would wait for the memory
+    auto advance = [&](int step, Pack<CPT>(&rows)[ROWS_IN][PLANES][COLUMNS]) {
         f32 values[ROWS_IN][PLANES][COLUMNS][CPT];
 #pragma unroll
         for (int u = 0; u < ROWS_IN; u++)
@@ -216,12 +214,8 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
             for (int e = 0; e < PLANES; e++)
 #pragma unroll
                 for (int j = 0; j < COLUMNS; j++)
-                    if (is_plane_read(e) && is_column_read(j)) {
-                        ahead[0][u][e][j].get(values[u][e][j]);
-#pragma unroll
-                        for (int i = 1; i < AHEAD; i++) ahead[i - 1][u][e][j] = ahead[i][u][e][j];
-                    }
-        if (step + AHEAD <= end) load(step + AHEAD, ahead[AHEAD - 1]);
+                    if (is_plane_read(e) && is_column_read(j)) rows[u][e][j].get(values[u][e][j]);
+        load(step + AHEAD, step + AHEAD <= end, rows);
 #pragma unroll
         for (int j = STEPS - 1; j >= 0; j--)
 #pragma unroll
@@ -257,6 +251,16 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
             }
         int block = step + LEAD - (STEPS - 1);
         if (block >= b0) store(block, sums[STEPS - 1]);
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) load(start + i, start + i <= end, ahead[i]);
+#pragma unroll 1
+    for (int round = start; round <= end; round += AHEAD) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (round + i > end) break;
+            advance(round + i, ahead[i]);
+        }
     }
     // blocks that would wait for rows behind the last, and blocks that no row reaches
 #pragma unroll

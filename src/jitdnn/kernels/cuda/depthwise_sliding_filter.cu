@@ -5,7 +5,7 @@
 // of a group add their sums in a fixed order, `sum_parts` adds those of the groups: no atomics, the same result every
 // time.
 //
-// Macros: those of depthwise_sliding.cu; PARTS is gridDim.y. The workspace is [PARTS][taps][CHANNELS] f32.
+// Macros: those of depthwise_sliding.cu; ROUND (steps of the unrolled loop, a multiple of AHEAD), PARTS is gridDim.y. The workspace is [PARTS][taps][CHANNELS] f32.
 
 constexpr int ROWS_IN = H_STRIDE, STEPS = (H_TAPS + H_STRIDE - 1) / H_STRIDE;
 constexpr int COLUMNS = (QB - 1) * W_STRIDE + W_TAPS, PLANES = (DB - 1) * D_STRIDE + D_TAPS;
@@ -43,7 +43,7 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
         Pack<CPT> x[ROWS_IN][PLANES][COLUMNS], dy[DB][QB];
     };
     Step ahead[AHEAD];
-    auto load = [&](int step, Step &next) {
+    auto load = [&](int step, bool is_step, Step &next) {
 #pragma unroll
         for (int u = 0; u < ROWS_IN; u++) {
             int h = IN_POSITION(H, step * ROWS_IN + u, phase_h);
@@ -51,7 +51,7 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
             for (int e = 0; e < PLANES; e++) {
                 if (!is_plane_read(e)) continue;
                 int d = IN_POSITION(D, l0 + e, phase_d);
-                bool inside = IN_HAS(H, h) && IN_HAS(D, d);
+                bool inside = is_step && IN_HAS(H, h) && IN_HAS(D, d);
                 const element *row = source + ((OFFSET)h * (OFFSET)H_IN_STEP + (OFFSET)d * (OFFSET)D_IN_STEP);
 #pragma unroll
                 for (int j = 0; j < COLUMNS; j++) {
@@ -68,7 +68,7 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
 #pragma unroll
         for (int e = 0; e < DB; e++) {
             int d = OUT_POSITION(D, e0 + e, phase_d);
-            bool inside = step < b1 && OUT_HAS(H, h) && OUT_HAS(D, d);
+            bool inside = is_step && step < b1 && OUT_HAS(H, h) && OUT_HAS(D, d);
             const element *row = gradient + ((OFFSET)h * (OFFSET)H_OUT_STEP + (OFFSET)d * (OFFSET)D_OUT_STEP);
 #pragma unroll
             for (int q = 0; q < QB; q++) {
@@ -81,62 +81,67 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
         }
     };
 
+    // slot_of(i, j): where step i of a round finds the row of dy that is j steps old; a copy from slot to slot costs an
+    // instruction a number, which is saved where a round is a whole number of windows
     f32 window[STEPS][DB][QB][CPT] = {};
+    auto slot_of = [](int i, int j) { return ROUND % STEPS == 0 ? (i + STEPS - j) % STEPS : j; };
     // steps that read nothing but padding have nothing to add
     int origin = H_IN_ORIGIN + H_IN_SLOPE * phase_h;
     int first = floor_divide(-floor_divide(origin, H_IN_PITCH), ROWS_IN);
     int last = floor_divide(floor_divide(H_IN_EXTENT - 1 - origin, H_IN_PITCH), ROWS_IN);
     int end = min(b1 - 1 + STEPS - 1, last);
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (b0 + i <= end) load(b0 + i, ahead[i]);
+    for (int i = 0; i < AHEAD; i++) load(b0 + i, b0 + i <= end, ahead[i]);
 #pragma unroll 1
-    for (int step = b0; step <= end; step++) {
-        f32 values[ROWS_IN][PLANES][COLUMNS][CPT];
+    for (int round = b0; round <= end; round += ROUND) {
 #pragma unroll
-        for (int u = 0; u < ROWS_IN; u++)
+        for (int i = 0; i < ROUND; i++) {
+            int step = round + i;
+            if (step > end) break;
+            Step &here = ahead[i % AHEAD];
+            f32 values[ROWS_IN][PLANES][COLUMNS][CPT];
 #pragma unroll
-            for (int e = 0; e < PLANES; e++)
+            for (int u = 0; u < ROWS_IN; u++)
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++)
-                    if (is_plane_read(e) && is_column_read(j)) {
-                        ahead[0].x[u][e][j].get(values[u][e][j]);
+                for (int e = 0; e < PLANES; e++)
 #pragma unroll
-                        for (int i = 1; i < AHEAD; i++) ahead[i - 1].x[u][e][j] = ahead[i].x[u][e][j];
-                    }
+                    for (int j = 0; j < COLUMNS; j++)
+                        if (is_plane_read(e) && is_column_read(j)) here.x[u][e][j].get(values[u][e][j]);
 #pragma unroll
-        for (int e = 0; e < DB; e++)
+            for (int e = 0; e < DB; e++)
 #pragma unroll
-            for (int q = 0; q < QB; q++) {
+                for (int q = 0; q < QB; q++) {
+                    if (ROUND % STEPS != 0)
 #pragma unroll
-                for (int j = STEPS - 1; j > 0; j--)
+                        for (int j = STEPS - 1; j > 0; j--)
 #pragma unroll
-                    for (int k = 0; k < CPT; k++) window[j][e][q][k] = window[j - 1][e][q][k];
-                ahead[0].dy[e][q].get(window[0][e][q]);
+                            for (int k = 0; k < CPT; k++) window[j][e][q][k] = window[j - 1][e][q][k];
+                    here.dy[e][q].get(window[slot_of(i, 0)][e][q]);
+                }
+            // into the same registers: a copy of rows that are on their way would wait for them
+            load(step + AHEAD, step + AHEAD <= end, here);
+            if (step < first) continue;
 #pragma unroll
-                for (int i = 1; i < AHEAD; i++) ahead[i - 1].dy[e][q] = ahead[i].dy[e][q];
-            }
-        if (step + AHEAD <= end) load(step + AHEAD, ahead[AHEAD - 1]);
-        if (step < first) continue;
+            for (int j = 0; j < STEPS; j++)
 #pragma unroll
-        for (int j = 0; j < STEPS; j++)
+                for (int u = 0; u < ROWS_IN; u++) {
+                    if (j * ROWS_IN + u >= H_TAPS) continue;
 #pragma unroll
-            for (int u = 0; u < ROWS_IN; u++) {
-                if (j * ROWS_IN + u >= H_TAPS) continue;
+                    for (int z = 0; z < D_TAPS; z++)
 #pragma unroll
-                for (int z = 0; z < D_TAPS; z++)
+                        for (int e = 0; e < DB; e++)
 #pragma unroll
-                    for (int e = 0; e < DB; e++)
+                            for (int q = 0; q < QB; q++)
 #pragma unroll
-                        for (int q = 0; q < QB; q++)
+                                for (int s = 0; s < W_TAPS; s++)
 #pragma unroll
-                            for (int s = 0; s < W_TAPS; s++)
-#pragma unroll
-                                for (int k = 0; k < CPT; k++) {
-                                    f32 &sum = sums[(z * H_TAPS + j * ROWS_IN + u) * W_TAPS + s][k];
-                                    sum = fmaf(window[j][e][q][k], values[u][e * D_STRIDE + z][q * W_STRIDE + s][k], sum);
-                                }
-            }
+                                    for (int k = 0; k < CPT; k++) {
+                                        f32 &sum = sums[(z * H_TAPS + j * ROWS_IN + u) * W_TAPS + s][k];
+                                        sum = fmaf(window[slot_of(i, j)][e][q][k],
+                                                   values[u][e * D_STRIDE + z][q * W_STRIDE + s][k], sum);
+                                    }
+                }
+        }
     }
 }
 
