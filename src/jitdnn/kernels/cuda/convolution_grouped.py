@@ -153,10 +153,13 @@ def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
         return (
             Launch("grouped_tiles" if plan.shared else "grouped", plan.groups, plan.threads, plan.shared),
         )
+    first = Launch("grouped_filter", plan.groups, plan.threads, plan.shared)
+    if plan.shared and plan.workers == 1:
+        return (first,)
     names = dict(plan.defines)
     places = 256 // int(str(names["SUM_SHARES"])) * int(str(names["SUM_VECTOR"]))
     finish = Launch("grouped_filter_sum", -(-math.prod(problem.w.shape) // places), 256)
-    return Launch("grouped_filter", plan.groups, plan.threads, plan.shared), finish
+    return first, finish
 
 
 def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:

@@ -4,7 +4,8 @@ Channels-last tensors of whole 16 bytes go through shared memory (grouped_filter
 once and every pixel of x about once, whatever taps it meets in, and the sums of a block's warps are added up before
 they leave it. All others go from global memory into registers (grouped_filter.cu), each tap on its own, and every warp
 writes its sums. Either way each of `workers` writes no more than the filter's elements, in the order in which a second
-kernel adds them up. An infinity in x makes NaN of the other taps as well, where there are zeros instead of outputs.
+kernel adds them up; one worker alone writes the result. An infinity in x makes NaN of the other taps as well, where
+there are zeros instead of outputs.
 """
 
 from __future__ import annotations
@@ -136,8 +137,10 @@ def tiled_plans(
                 x_bytes = tile.places * (2 * block_slices * slice_in + 16)
                 y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
                 blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
-                for resident in (1, 2):
-                    workers = max(1, min(tile.units, multiprocessors * resident // blocks, _MOST_WORKERS))
+                for resident, most in ((1, _MOST_WORKERS), (2, _MOST_WORKERS), (1, 1)):
+                    if most == 1 and 2 * blocks < multiprocessors:
+                        continue
+                    workers = max(1, min(tile.units, multiprocessors * resident // blocks, most))
                     turns = -(-tile.units // workers)
                     workers = -(-tile.units // turns)
                     room = shared_bytes // resident - _RESERVED
@@ -159,9 +162,9 @@ def tiled_plans(
                     staged *= tile.units * blocks
                     memory = max(2.0 * (problem.x.size + problem.y.size) / bandwidth, staged / _LEVEL_TWO)
                     memory *= 1.0 + 0.5 * max(0.0, 1 - total / (resident * multiprocessors))
-                    parts = 8.0 * workers * elements / _LEVEL_TWO
+                    parts = 8.0 * workers * elements / _LEVEL_TWO + 3e-6 if workers > 1 else 0.0
                     small = min(memory, compute / _CLOCK)
-                    seconds = max(memory, compute / _CLOCK) + 0.7 * small / turns + parts + 6e-6
+                    seconds = max(memory, compute / _CLOCK) + 0.7 * small / turns + parts + 3e-6
                     defines = shape.defines() | {
                         "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
                         "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,

@@ -111,7 +111,7 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
         for (int e = 0; e < 4; e++) own[(tap * 4 + e) * 32] = make_float2(sums[tap][e / 2][e % 2 * 2], sums[tap][e / 2][e % 2 * 2 + 1]);
     __syncthreads();
 
-    // [worker][tap][channel of y][channel of a group of x]
+    // [worker][tap][channel of y][channel of a group of x]; a worker that is alone finishes its sums itself
     f32 *results = (f32 *)workspace + (i64)worker * ELEMENTS;
     const f32 *all = (const f32 *)shared;
 #pragma unroll 2
@@ -123,7 +123,14 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
         f32 sum = 0.0f;
 #pragma unroll
         for (int other = 0; other < SPLITS; other++) sum += from[other * (KINDS * TILE_ALL * 256)];
-        if (k < ALL_OUT && first_tap + tap / TAPS_S < TAPS_R)
+        if (k >= ALL_OUT || first_tap + tap / TAPS_S >= TAPS_R) continue;
+        if (WORKERS > 1) {
             results[((first_tap * TAPS_S + tap) * ALL_OUT + k) * GROUP_IN + c] = sum;
+        } else {
+            u16 *to = dw + W_BASE + (INDEX)k * W_K + (INDEX)c * W_C + (INDEX)(first_tap + tap / TAPS_S) * W_R + (INDEX)(tap % TAPS_S) * W_S;
+            f32 value = (f32)alpha * sum;
+            if (beta != 0.0) value += (f32)beta * FROM_HALF(*to);
+            *to = TO_HALF(value);
+        }
     }
 }
