@@ -21,33 +21,16 @@ from jitdnn.kernels.cuda import convolution_depthwise_sliding_filter as sliding_
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 
-VARIANTS = 3  # of each method that are kept for a tuner, best first by the model
-
 
 class _Depthwise(Algorithm):
-    """What the methods share: a list of plans, cheapest first, of which `number` is taken (`variants` has them all)."""
+    """What the methods share: the plan that their model finds cheapest."""
 
     problem = Convolution
     deterministic = True
 
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-        if number:
-            self.name = f"{type(self).name}_{number + 1}"  # type: ignore[misc]
-
-    @classmethod
-    def variants(cls) -> list[Algorithm]:
-        """The algorithm with its first, second, ... plan, for a tuner to choose from."""
-        return [cls(number) for number in range(VARIANTS)]
-
-    def plans(self, problem: Convolution, device: Any) -> Sequence[Any]:
-        """The plans for a problem that has a window."""
+    def plan(self, problem: Problem, device: Any) -> Any:
+        """The plan for a problem that has a window; None if no tile fits."""
         raise NotImplementedError
-
-    def plan(self, problem: Problem, device: Device) -> Any:
-        assert isinstance(problem, Convolution)
-        plans = self.plans(problem, device)
-        return plans[min(self.number, len(plans) - 1)]
 
     def workspace(self, problem: Problem, device: Device) -> int:
         return int(getattr(self.plan(problem, device), "workspace", 0))
@@ -78,12 +61,12 @@ class DepthwiseSliding(_Depthwise):
             return reason
         if problem.direction == "bwd_data" and problem.k != problem.c:
             return f"backward to the data it takes one result of each channel, not {problem.k // problem.c}"
-        if not self.plans(problem, device):
+        if self.plan(problem, device) is None:
             taps = "x".join(map(str, problem.filter_spatial))
             return f"the sums of {taps} taps do not fit into registers: up to about 7x7 or 3x3x3 do"
         return None
 
-    def plans(self, problem: Convolution, device: Any) -> Sequence[Any]:
+    def plan(self, problem: Problem, device: Any) -> Any:
         return _sliding(problem, device)
 
 
@@ -98,39 +81,30 @@ class DepthwiseBanded(_Depthwise):
             return "a filter's gradient takes no epilogue: apply it to the result"
         if reason := axes.refuse(problem) or banded.refuse(axes.lower(problem)):
             return reason
-        if not self.plans(problem, device):
+        if self.plan(problem, device) is None:
             taps = "x".join(map(str, problem.filter_spatial))
             return f"the rows that {taps} taps reach do not fit into the shared memory of a multiprocessor"
         return None
 
-    def plans(self, problem: Convolution, device: Any) -> Sequence[Any]:
+    def plan(self, problem: Problem, device: Any) -> Any:
         return _banded(problem, device)
 
 
 @functools.lru_cache(4096)
-def _banded(problem: Convolution, device: Any) -> Sequence[Any]:
+def _banded(problem: Convolution, device: Any) -> Any:
     window = axes.lower(problem)
     if problem.direction == "bwd_filter":
-        return _best(list(banded_filter.choices(window, device)), device)
-    return _best(list(banded.choices(window, device)), device)
+        return _cheapest(banded_filter.choices(window, device), device)
+    return _cheapest(banded.choices(window, device), device)
 
 
 @functools.lru_cache(4096)
-def _sliding(problem: Convolution, device: Any) -> Sequence[Any]:
+def _sliding(problem: Convolution, device: Any) -> Any:
     window = axes.lower(problem)
-    found: list[Any]
     if problem.direction == "bwd_filter":
-        found = list(sliding_filter.choices(window, device))
-    else:
-        found = list(sliding.choices(window))
-    return _best(found, device)
+        return _cheapest(sliding_filter.choices(window, device), device)
+    return _cheapest(sliding.choices(window), device)
 
 
-def _best(found: list[Any], device: GpuDevice) -> Sequence[Any]:
-    """The cheapest plans, no two of the same shape of tile."""
-    chosen: dict[Any, Any] = {}
-    for plan in sorted(found, key=lambda plan: float(plan.seconds(device))):
-        chosen.setdefault(plan.shape, plan)
-        if len(chosen) == VARIANTS:
-            break
-    return tuple(chosen.values())
+def _cheapest(found: Sequence[Any], device: GpuDevice) -> Any:
+    return min(found, key=lambda plan: float(plan.seconds(device)), default=None)

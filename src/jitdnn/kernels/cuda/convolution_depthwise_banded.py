@@ -70,11 +70,6 @@ class Banded:
     most_shared: int
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """What makes plans different enough to be worth measuring both."""
-        return self.cut.channels, self.threads, self.cut.tiles, int(self.cut.rows > 4)
-
-    @property
     def taps(self) -> tuple[int, int]:
         return self.axes[1].taps, self.axes[2].taps
 

@@ -146,11 +146,6 @@ class Sliding:
     axes: tuple[Axis, Axis, Axis]
     tile: Tile
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """What makes plans different enough to be worth measuring both."""
-        return self.tile.channels, self.tile.columns, self.tile.depths, self.tile.ahead
-
     @cached_property
     def element(self) -> int:
         return DTYPES[self.window.dtype]

@@ -50,11 +50,6 @@ class SlidingFilter:
     tile: Tile
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """What makes plans different enough to be worth measuring both."""
-        return self.tile.channels, self.tile.columns, self.tile.depths, self.tile.ahead
-
-    @property
     def element(self) -> int:
         return DTYPES[self.window.dtype]
 
