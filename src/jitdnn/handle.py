@@ -367,6 +367,7 @@ class Handle:
         self._blocks.clear()
         if self._gpu is not None:
             self._scratch.trim()
+            self._gpu.trim()
         for other in tuple(self._elsewhere.values()):
             other.trim()
 

@@ -18,7 +18,7 @@ import pytest
 
 import jitdnn as jd
 from fake_driver import FAKE, Interface, calls, fail, launched, on_gpu, stand_in_for_cupy
-from jitdnn.devices import cuda, cuda_driver
+from jitdnn.devices import cuda, cuda_driver, cuda_memory
 from jitdnn.devices.scratch import Scratch
 from jitdnn.tensor import DeviceArray, borrow
 from jitdnn.tensor.dlpack import open_capsule
@@ -27,6 +27,9 @@ from jitdnn.tensor.dlpack import open_capsule
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Nothing is kept on disk, and no call fails that was not asked to."""
+    gc.collect()
+    for index in (0, 1):
+        cuda_memory.trim(index)
     with jd.settings(cache=False):
         yield
     FAKE.fake_set_capturing(None)
@@ -86,16 +89,46 @@ def test_a_warmed_call_allocates_and_loads_nothing() -> None:
 
 
 def test_memory_is_freed_in_the_order_of_its_stream() -> None:
-    gc.collect()
+    size = 5 << 20
     before, frees = FAKE.fake_bytes(), calls("cuMemFreeAsync")
-    x = on_gpu()
-    assert FAKE.fake_bytes() == before + 512
-    view = x[:, 1]
+    x = jd.empty((2, size // 2), "u8", "cuda")
+    assert FAKE.fake_bytes() == before + size
+    view = x[1:]
     del x
     assert calls("cuMemFreeAsync") == frees, "the view keeps it"
     del view
     assert FAKE.fake_bytes() == before
     assert calls("cuMemFreeAsync") == frees + 1
+
+
+def test_small_blocks_are_kept_for_their_stream() -> None:
+    before, allocations = FAKE.fake_bytes(), calls("cuMemAllocAsync")
+    x = jd.empty((900,), "u8", "cuda")
+    pointer = x.pointer
+    assert FAKE.fake_bytes() == before + 1024
+    del x
+    side = jd.Handle("cuda", cuda.device().own_stream())
+    other = jd.empty((1000,), "u8", handle=side)
+    assert other.pointer != pointer, "another stream"
+    x = jd.empty((1000,), "u8", "cuda")
+    assert x.pointer == pointer
+    assert jd.empty((1000,), "u8", "cuda").pointer != pointer
+    assert calls("cuMemAllocAsync") == allocations + 3
+    del x, other
+    assert FAKE.fake_bytes() == before + 3072
+    side.trim()
+    assert FAKE.fake_bytes() == before
+
+
+def test_not_too_many_blocks_are_kept() -> None:
+    before = FAKE.fake_bytes()
+    held = [jd.empty((1 << 20,), "u8", "cuda") for _ in range(10)]
+    assert FAKE.fake_bytes() == before + (10 << 20)
+    held.clear()
+    assert FAKE.fake_bytes() == before + (4 << 20)
+    fail("cuMemAllocAsync", 2)
+    assert jd.empty((512,), device="cuda").size == 512
+    assert FAKE.fake_bytes() == before + 2048, "what was kept is given back where there is no room"
 
 
 def test_memory_that_several_streams_used_is_freed_after_all_of_them() -> None:
@@ -406,9 +439,9 @@ class TestGraphs:
             pass
 
     def test_memory_dropped_in_a_capture_is_freed_later(self) -> None:
-        x = on_gpu()
-        FAKE.fake_set_capturing(0x10)
-        x.memory.streams = frozenset((0x10,))
+        x, held = on_gpu(), cuda.device().own_stream()
+        FAKE.fake_set_capturing(held.handle)
+        x.memory.streams = frozenset((held.handle,))
         frees = calls("cuMemFreeAsync")
         del x
         assert calls("cuMemFreeAsync") == frees

@@ -30,7 +30,7 @@ from jitdnn.devices.cuda_driver import (
     stream_number,
 )
 from jitdnn.devices.cuda_graph import Graph, Stream
-from jitdnn.devices.cuda_memory import DeviceMemory
+from jitdnn.devices.cuda_memory import DeviceMemory, trim
 from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
 from jitdnn.errors import DeviceError
 from jitdnn.tensor import Place, compute_dtype
@@ -190,9 +190,10 @@ class CudaDevice:
 
     def allocate(self, size: int, stream: int | None = None) -> Memory:
         facts = self.facts
-        return DeviceMemory(
-            self.index, facts.has_pools, size, stream or 0, f"{facts.model} {self.target}:{self.index}"
-        )
+        return DeviceMemory(self.index, facts.has_pools, size, stream or 0, facts.model)
+
+    def trim(self) -> None:
+        trim(self.index)
 
     def write(self, pointer: int, data: Any, stream: int | None = None) -> None:
         if data.nbytes:

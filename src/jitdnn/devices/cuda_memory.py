@@ -1,30 +1,73 @@
-"""Memory of NVIDIA's GPUs: allocated and freed in the order of a stream, also while calls are captured into graphs."""
+"""Memory of NVIDIA's GPUs: allocated and freed in the order of a stream, also while calls are captured into graphs.
+
+To allocate and to free take the driver longer than a small kernel runs, so small blocks that are free are kept for the
+next allocation on the same stream, whose work comes after what used them before.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
-from jitdnn.devices.cuda_driver import allocated, current, driver, is_capturing, own_streams, relaxed
+from jitdnn.devices.cuda_driver import (
+    allocated,
+    check,
+    current,
+    driver,
+    is_capturing,
+    own_streams,
+    relaxed,
+)
+
+_OUT_OF_MEMORY = 2
+_MOST_KEPT = 4 << 20  # bytes, in blocks of one size on one stream; larger ones are not kept at all
+_DEFAULT_STREAMS = (0, 1, 2)  # which are never captured
+
+#: addresses of blocks that nobody uses, by GPU, stream and bytes
+_kept: dict[tuple[int, int, int], list[int]] = {}
+_only: dict[int, frozenset[int]] = {}
+
+
+def _block_bytes(size: int) -> int:
+    """The bytes of the block for so many: in steps of 512 or of a quarter at most, so that blocks are found again."""
+    step = max(512, 1 << size.bit_length() >> 3)
+    return -(-size // step) * step
 
 
 class DeviceMemory:
     """Memory of one GPU, in the order of the stream where the driver can do that."""
 
-    def __init__(self, index: int, has_pools: bool, size: int, stream: int, where: str) -> None:
-        self.pointer, self.size, self.streams = 0, size, frozenset((stream,))
+    __slots__ = ("__weakref__", "_bytes", "_index", "_is_pooled", "pointer", "size", "streams")
+
+    def __init__(self, index: int, has_pools: bool, size: int, stream: int, model: str) -> None:
+        self.pointer, self.size = 0, size
+        self.streams = _only.get(stream) or _only.setdefault(stream, frozenset((stream,)))
         self._index, self._is_pooled = index, False
+        #: of a block that can be kept; 0 for others
+        self._bytes = _block_bytes(size) if size <= _MOST_KEPT and has_pools else 0
         if not size:
             return
-        functions = driver()
         if _unfreed:
             _free_later()
-        with current(index):
-            if has_pools and not is_capturing(stream):
-                self.pointer = allocated(functions.cuMemAllocAsync(size, stream), size, where)
+        kept = _kept.get((index, stream, self._bytes))
+        if kept and (stream in _DEFAULT_STREAMS or not _captures(index, stream)):
+            with suppress(IndexError):  # another thread took the last one
+                self.pointer = kept.pop()
                 self._is_pooled = True
                 return
-            with relaxed():
-                self.pointer = allocated(functions.cuMemAlloc(size), size, where)
+        with current(index):
+            self._is_pooled = has_pools and not is_capturing(stream)
+            size, where = self._bytes or size, f"{model} cuda:{index}"
+            result = self._allocate(size, stream)
+            if int(result[0]) == _OUT_OF_MEMORY and trim(index):
+                result = self._allocate(size, stream)
+            self.pointer = allocated(result, self.size, where)
+
+    def _allocate(self, size: int, stream: int) -> Any:
+        if self._is_pooled:
+            return driver().cuMemAllocAsync(size, stream)
+        with relaxed():
+            return driver().cuMemAlloc(size)
 
     def free(self) -> None:
         pointer, self.pointer = self.pointer, 0
@@ -35,13 +78,47 @@ class DeviceMemory:
         if self.pointer:
             try:
                 if self.streams <= own_streams:
-                    self.free()
+                    if not self._keep():
+                        self.free()
                     return
                 # somebody's stream, which may be gone: only to ask about it would be the end of the process
                 with current(self._index), relaxed():
                     driver().cuMemFree(self.pointer)
             except Exception:
                 return  # when Python ends, names and the driver may be gone
+
+    def _keep(self) -> bool:
+        """Leave the block to the next allocation on its stream, if it is small and there are not many."""
+        if not self._is_pooled or not self._bytes or len(self.streams) > 1:
+            return False
+        stream = next(iter(self.streams), 0)
+        if stream not in _DEFAULT_STREAMS and _captures(self._index, stream):
+            return False
+        kept = _kept.setdefault((self._index, stream, self._bytes), [])
+        if (len(kept) + 1) * self._bytes > _MOST_KEPT:
+            return False
+        kept.append(self.pointer)
+        return True
+
+
+def trim(index: int) -> int:
+    """Give the blocks of a GPU that nobody uses back to the driver; the number of blocks."""
+    count = 0
+    with current(index):
+        for key, kept in tuple(_kept.items()):
+            if key[0] == index and (key[1] in _DEFAULT_STREAMS or not is_capturing(key[1])):
+                with suppress(IndexError):  # until it is empty
+                    while True:
+                        driver().cuMemFreeAsync(kept.pop(), key[1])
+                        count += 1
+        if count:
+            check(driver().cuCtxSynchronize(), "freeing memory")
+    return count
+
+
+def _captures(index: int, stream: int) -> bool:
+    with current(index):
+        return is_capturing(stream)
 
 
 #: memory that nobody uses and that cannot be freed before a capture is over

@@ -183,6 +183,9 @@ class GpuDevice(Protocol):
         While that stream is captured they stay where they are as long as the object lives. Raises OutOfMemory.
         """
 
+    def trim(self) -> None:
+        """Give memory that is kept for later allocations back to the driver."""
+
     def write(self, pointer: int, data: Any, stream: Any = None) -> None:
         """Copy the bytes of a contiguous NumPy array to the device. Returns when the array may be changed."""
 

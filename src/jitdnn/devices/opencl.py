@@ -129,6 +129,9 @@ class OpenClDevice:
     def allocate(self, size: int, stream: Any = None) -> Memory:
         return _SharedMemory(self, size, stream or self.queue)
 
+    def trim(self) -> None:
+        """Nothing is kept."""
+
     def write(self, pointer: int, data: Any, stream: Any = None) -> None:
         if data.nbytes:
             self._copy(_memory_at(pointer, data.nbytes), data.reshape(-1).view(np.uint8), stream)

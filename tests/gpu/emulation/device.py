@@ -76,6 +76,9 @@ class EmulatedCudaDevice:
     def allocate(self, size: int) -> HostMemory:
         return HostMemory(size)
 
+    def trim(self) -> None:
+        """Nothing is kept."""
+
     def write(self, pointer: int, data: Any, stream: Any = None) -> None:
         ctypes.memmove(pointer, data.ctypes.data, data.nbytes)
 
