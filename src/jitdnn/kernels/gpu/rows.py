@@ -10,9 +10,10 @@ from typing import NamedTuple, cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.gpu.rows_code import RowsCode, Text
+from jitdnn.kernels.gpu.rows_code import RowsCode
 from jitdnn.kernels.gpu.rows_layout import Layout, common_shape, computing_dtype, lay_out
 from jitdnn.kernels.gpu.rows_parts import partial_states, region_bytes
+from jitdnn.kernels.gpu.rows_text import Text
 from jitdnn.kernels.row_programs import Program
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor

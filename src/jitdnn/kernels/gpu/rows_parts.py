@@ -12,7 +12,7 @@ from jitdnn.kernels.gpu.rows_layout import Layout
 from jitdnn.kernels.row_programs import Phase, Program
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.gpu.rows_code import Text
+    from jitdnn.kernels.gpu.rows_text import Text
 
 
 def partial_states(program: Program, compute: str, index: str) -> list[State]:

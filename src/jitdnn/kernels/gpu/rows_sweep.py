@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jitdnn.kernels.gpu.rows_fold import State, counted, folded, states_of, team_text
+from jitdnn.kernels.gpu.rows_vectors import Vectors
 from jitdnn.kernels.row_programs import ARGS, JOINT, Sweep
 from jitdnn.rtcg.c_source import c_constant
 from jitdnn.rtcg.folds import Reduction
-from jitdnn.tensor import DTYPES
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.gpu.rows_code import Text
+    from jitdnn.kernels.gpu.rows_text import Text
 
 
 def write_sweep(text: Text, number: int) -> None:
@@ -26,17 +26,10 @@ def write_sweep(text: Text, number: int) -> None:
         writer.loop()
 
 
-class _Sweep:
+class _Sweep(Vectors):
     def __init__(self, text: Text, number: int, sweep: Sweep) -> None:
-        self.text, self.number, self.sweep = text, number, sweep
-        self.layout, self.code = text.layout, text.code
-        self.vector, self.steps = self.layout.vector, self.layout.steps
-        self.across = self.layout.is_across
-        self.real, self.index = text.real, text.index
-        self.late: list[int] = []
-        self.stride = 1 if text.in_order else self.layout.team
-        if not self.across:
-            self.stride *= self.vector
+        super().__init__(text, number, sweep)
+        self.late: list[int] = []  # inputs that are loaded when they are needed
 
     def states(self, r: int) -> list[State]:
         return states_of(self.sweep.reductions[r][0], f"s{self.number}_{r}", self.real, self.index)
@@ -78,7 +71,7 @@ class _Sweep:
             text.put(self._chunks())
             text.put(*(text.registers(t) for t in inputs if text.kind(t) != "own"))
         if not self.across:
-            text.put(*self._which_are_full())
+            text.put(*self.which_are_full())
         self._load([t for t in inputs if text.kind(t) != "own" and t not in self.late])
         if self.layout.is_held and not text.late:
             self._load_early()
@@ -105,18 +98,20 @@ class _Sweep:
             sweep = sweeps[number]
             fresh = {t for t in text.used([sweep]) if t not in text.loaded and text.kind(t) != "own"}
             if sweep.writes and not sweep.folds and not sweep.keeps:
-                text.late |= {t for t in fresh if any(extent > 1 and not s[t] for extent, s in self.layout.kept)}
+                text.late |= {
+                    t for t in fresh if any(extent > 1 and not s[t] for extent, s in self.layout.kept)
+                }
         if text.late:
-            _, checked = self._loads_along(sorted(text.late))
-            text.put("{ const int u = 0;", *self._vector_ends(), *checked, "}")
+            _, checked = self.loads_along(sorted(text.late))
+            text.put("{ const int u = 0;", *self.vector_ends(), *checked, "}")
 
     def _next_loads(self) -> tuple[list[str], list[str]]:
         """Statements that load the vector behind u of what is loaded late: where u is full, and otherwise."""
         if not self.late:
             return [], []
-        vectors, checked = self._loads_along(self.late)
-        _, end = self._full
-        head = ["{ const int behind = u + 1; {", "const int u = behind;", *self._vector_ends()]
+        vectors, checked = self.loads_along(self.late)
+        _, end = self.full
+        head = ["{ const int behind = u + 1; {", "const int u = behind;", *self.vector_ends()]
         others = [f"if (u < {self.steps}) {{", *checked, "}", "} }"]
         return [*head, f"if (u < {end}) {{", *vectors, "} else", *others], [*head, *others]
 
@@ -165,77 +160,6 @@ class _Sweep:
         text.put(*team_text(name, states, self.real, text.fold_call, text.width, layout.columns, layout.team))
 
     # ---- elements
-
-    def _vector_ends(self) -> list[str]:
-        """The numbers of a vector's first and last element."""
-        return [
-            f"const {self.index} first = base + mine + u * {self.stride} - shift;",
-            f"const {self.index} last = first + {self.vector - 1} * element_step;",
-        ]
-
-    @property
-    def _full(self) -> tuple[int, int]:
-        """Along: the vectors, first and end, of which most threads have every element."""
-        exact = self.layout.row % (self.stride * self.steps) == 0
-        return (0 if self.layout.is_even else 1), self.steps - (0 if self.layout.is_even and exact else 1)
-
-    def _which_are_full(self) -> list[str]:
-        """Along: whether the thread has every element of the vectors of `_full`."""
-        begin, end = self._full
-        if begin >= end or self.text.in_order:
-            return []
-        first = f"base + mine + {begin * self.stride} - shift >= lo"
-        last = f"base + mine + {(end - 1) * self.stride + self.vector - 1} - shift < end"
-        return [f"const int is_full = is_vector && {first} && {last};"]
-
-    def _over_vectors(self, whole: Sequence[str], checked: Sequence[str]) -> list[str]:
-        """Along: statements for every vector u: `whole` where all its elements are there, else `checked`.
-
-        Vectors that most threads have as a whole are worked through without a branch between them.
-        """
-        ends, (begin, end) = self._vector_ends(), self._full
-
-        def loop(first: int, last: int, body: Sequence[str]) -> list[str]:
-            head = f"UNROLL for (int u = {first}; u < {last}; u++) {{"
-            return [head, *ends, *body, "}"] if first < last else []
-
-        if begin >= end or self.text.in_order:
-            return loop(0, self.steps, checked)
-        return [
-            *loop(0, begin, checked),
-            "if (is_full) {", *loop(begin, end, whole), "} else {", *loop(begin, end, checked), "}",
-            *loop(end, self.steps, checked),
-        ]  # fmt: skip
-
-    def _over_elements(self, body: Sequence[str]) -> list[str]:
-        """`body` for every element (u, v) that there is, number `i` (as a real number `i_real`)."""
-        if self.across:
-            each = f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ const {self.real} i_real = ({self.real})i;"
-            return self._over_rows([each, *body, "}"])
-        every = f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ const {self.index} i = first + v"
-        own = f"const {self.real} i_real = ({self.real})i;"
-        whole = [
-            f"const {self.real} first_real = ({self.real})first;",
-            f"{every}; const {self.real} i_real = first_real + ({self.real})v;", *body, "}",
-        ]  # fmt: skip
-        checked = [
-            "if (first >= lo && last < end) {",
-            f"{every} * element_step; {own}", *body, "}",
-            "} else if (last >= lo && first < end) {",
-            f"{every} * element_step; {own}", "if (i >= lo && i < end) {", *body, "}", "}", "}",
-        ]  # fmt: skip
-        return self._over_vectors(whole, checked)
-
-    def _over_rows(self, body: Sequence[str]) -> list[str]:
-        """Across: `body` for every vector u that there is, of the elements number `i`."""
-        return [
-            f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
-            f"const {self.index} i = base + mine + u * {self.stride};",
-            "if (i < end) {",
-            *body,
-            "}",
-            "}",
-        ]
 
     def _values(self, expressions: Sequence[object]) -> tuple[list[str], list[str]]:
         """Statements that make what expressions see of the element (u, v), and their arguments."""
@@ -296,7 +220,7 @@ class _Sweep:
             else:
                 plain += folded(name, [f"{s}[v]" for s in names], [value], self.real, text.fold_call)
         if (plain or sweep.keeps) and not joint:
-            text.put(*self._over_elements([*lines, *plain]))
+            text.put(*self.over_elements([*lines, *plain]))
         for r, name, value in joint:
             # the first of them has the others beside it
             getattr(self, f"_{name}")(r, [*lines, *plain] if r == joint[0][0] else lines, lines, value)
@@ -318,7 +242,7 @@ class _Sweep:
         )
         text.put(f"UNROLL for (int v = 0; v < {self.vector}; v++) total[v] = squares[v] = 0;")
         one = "" if held else "count += 1;" if not self.across else "if (v == 0) count += 1;"
-        text.put(*self._over_elements([*once, f"total[v] += {value};", one]))
+        text.put(*self.over_elements([*once, f"total[v] += {value};", one]))
         if held:
             text.put(f"count = ({real})n;")
         text.put(f"const {real} share = count > 0 ? 1 / count : 0;")
@@ -329,7 +253,7 @@ class _Sweep:
         text.put(f"UNROLL for (int v = 0; v < {self._wide}; v++) mean[v] = {mean}[v] * share;")
         mean = "mean[v]" if self.across else "mean[0]"
         apart = [f"const {real} distance = {value} - {mean};", "squares[v] += distance * distance;"]
-        text.put(*self._over_elements([*lines, *apart]))
+        text.put(*self.over_elements([*lines, *apart]))
         self._summed("squares")
         if held:
             self._joined("squares", states[1], "add")
@@ -354,7 +278,7 @@ class _Sweep:
         least = c_constant(-float("inf"), real)
         text.put("{", f"{real} most[{self.vector}], powers[{self.vector}], origin[{self._wide}];")
         text.put(f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ most[v] = {least}; powers[v] = 0; }}")
-        text.put(*self._over_elements([*lines, f"most[v] = fold_max_number_{real}(most[v], {value});"]))
+        text.put(*self.over_elements([*lines, f"most[v] = fold_max_number_{real}(most[v], {value});"]))
         if not self.across and self.vector > 1:
             text.put(
                 f"UNROLL for (int v = 1; v < {self.vector}; v++) most[0] = fold_max_number_{real}(most[0], most[v]);"
@@ -373,7 +297,7 @@ class _Sweep:
             "}",
         )
         origin = "origin[v]" if self.across else "origin[0]"
-        text.put(*self._over_elements([*once, f"powers[v] += {text.exp}({value} - {origin});"]))
+        text.put(*self.over_elements([*once, f"powers[v] += {text.exp}({value} - {origin});"]))
         self._summed("powers")
         if held:
             self._joined("powers", total, "add")
@@ -401,69 +325,10 @@ class _Sweep:
 
     # ---- loads
 
-    def _bits(self, t: int, place: str) -> str:
-        """A statement that puts the element v of a vector among its words."""
-        size, words = DTYPES[self.code.dtypes[t]], self.text.words(t)
-        kind = {1: "u8", 2: "u16", 4: "u32"}[size]
-        bits = f"(u32)((GLOBAL const {kind} *)x{t})[{place}]"
-        return f"w{t}[u * {words} + v * {size} / 4] |= {bits} << (v * {size} % 4 * 8);"
-
     def _load(self, inputs: Sequence[int]) -> None:
         if inputs:
-            lines = self._load_across(inputs) if self.across else self._over_vectors(*self._loads_along(inputs))
+            lines = self.load_across(inputs) if self.across else self.over_vectors(*self.loads_along(inputs))
             self.text.put(*lines)
-
-    def _loads_along(self, inputs: Sequence[int]) -> tuple[list[str], list[str]]:
-        """Statements that load the vector u: a whole one, and any."""
-        text, v = self.text, self.vector
-        vectors, ones, none = list(text.offset_lines("first")), list(text.offset_lines("i")), []
-        for t in inputs:
-            kind, dtype, words = text.kind(t), self.code.dtypes[t], text.words(t)
-            place, value = text.offset(t), f"w{t}[u * {v} + v]"
-            if kind == "words":
-                none.append(f"UNROLL for (int k = 0; k < {words}; k++) w{t}[u * {words} + k] = 0;")
-                vectors.append(
-                    f"load_words(w{t} + u * {words}, (GLOBAL const u8 *)(x{t} + {place}), {words});"
-                )
-                ones.append(self._bits(t, place))
-                continue
-            none.append(f"UNROLL for (int v = 0; v < {v}; v++) {value} = 0;")
-            ones.append(f"{value} = LOAD({dtype}, x{t}, {place});")
-            step = self.layout.reduced[-1][1][t]
-            last = len(self.layout.reduced) - 1
-            each = f"{place} + v * ({self.index})reduced{last}_{t}" if step else place
-            vectors.append(f"UNROLL for (int v = 0; v < {v}; v++) {value} = LOAD({dtype}, x{t}, {each});")
-        checked = [
-            "{", *none,
-            f"UNROLL for (int v = 0; v < {v}; v++) {{ const {self.index} i = first + v * element_step;",
-            "if (i >= lo && i < end) {", *ones, "}", "}", "}",
-        ]  # fmt: skip
-        if v > 1:
-            checked = ["if (is_vector && first >= lo && last < end) {", *vectors, "} else", *checked]
-        return vectors, checked
-
-    def _load_across(self, inputs: Sequence[int]) -> list[str]:
-        text, v = self.text, self.vector
-        lines = list(text.offset_lines("i"))
-        for t in inputs:
-            kind, dtype, words = text.kind(t), self.code.dtypes[t], text.words(t)
-            place = text.offset(t)
-            if kind == "same":
-                lines.append(f"w{t}[u] = LOAD({dtype}, x{t}, {place});")
-            elif kind == "words":
-                begin = f"(GLOBAL const u8 *)(x{t} + {place} + column0)"
-                lines += [
-                    "if (is_vector) {",
-                    f"if (column0 < lanes) load_words(w{t} + u * {words}, {begin}, {words});",
-                    "} else {",
-                    f"UNROLL for (int k = 0; k < {words}; k++) w{t}[u * {words} + k] = 0;",
-                    *text.over_columns("if (is_column) " + self._bits(t, f"{place} + column")),
-                    "}",
-                ]  # fmt: skip
-            else:
-                value = f"is_column ? ({self.real})LOAD({dtype}, x{t}, {place} + column * lane0_{t}) : 0"
-                lines += text.over_columns(f"w{t}[u * {v} + v] = {value};")
-        return self._over_rows(lines)
 
     # ---- writes
 
@@ -482,8 +347,8 @@ class _Sweep:
             every.append(f"const {self.real} i_real = ({self.real})i;")
             body = [*declared, *every, *made, "}", *text.offset_lines("i")]
             for n, (output, _) in enumerate(self.sweep.writes):
-                body += self._store_across(n, output)
-            text.put(*self._over_rows(body))
+                body += self.store_across(n, output)
+            text.put(*self.over_rows(body))
             return
         here = [
             f"const {self.index} i = first + v * element_step;",
@@ -491,76 +356,10 @@ class _Sweep:
         ]
         stores, whole = [], []
         for n, (output, _) in enumerate(self.sweep.writes):
-            checked_store = self._store_along(n, output)
+            checked_store = self.store_along(n, output)
             stores += checked_store
-            whole += self._whole_store(n, output) or checked_store
+            whole += self.whole_store(n, output) or checked_store
         checked = ["if (last >= lo && first < end) {", *declared, *every, *here, *made, "}", *stores, "}"]
         ahead, ahead_checked = self._next_loads()
         body = [*declared, *every, *here, *made, "}", *whole]
-        text.put(*self._over_vectors([*ahead, *body], [*ahead_checked, *checked]))
-
-    def _is_unit(self, t: int) -> bool:
-        walked = self.layout.lanes if self.across else self.layout.reduced[-1]
-        is_real = self.code.dtypes[t] in ("f16", "bf16", "f32")
-        return walked[1][t] == 1 and is_real and self.vector > 1
-
-    def _one(self, n: int, output: int, place: str) -> list[str]:
-        """Store element v of a result."""
-        t = self.code.inputs + output
-        dtype, lines = self.code.dtypes[t], [f"{self.real} result = out{n}[v];"]
-        if output not in self.code.plain:
-            lines.append(f"if (beta != 0) result += beta * ({self.real})LOAD({dtype}, x{t}, {place});")
-        return [*lines, f"STORE({dtype}, x{t}, {place}, result);"]
-
-    def _vector_store(self, n: int, output: int, place: str) -> list[str]:
-        """Store a whole vector of a result."""
-        t = self.code.inputs + output
-        dtype, words, v = self.code.dtypes[t], self.text.words(t), self.vector
-        size = DTYPES[dtype]
-        lines = ["{", f"GLOBAL u8 *target = (GLOBAL u8 *)(x{t} + {place});", f"u32 packed[{words}];"]
-        if output not in self.code.plain:
-            lines += [
-                "if (beta != 0) {",
-                f"load_words(packed, target, {words});",
-                f"UNROLL for (int v = 0; v < {v}; v++) "
-                f"out{n}[v] += beta * element_{dtype}(packed[v * {size} / 4], v * {size} % 4);",
-                "}",
-            ]
-        return [
-            *lines,
-            f"UNROLL for (int k = 0; k < {words}; k++) packed[k] = 0;",
-            f"UNROLL for (int v = 0; v < {v}; v++) "
-            f"packed[v * {size} / 4] |= (u32)bits_{dtype}(out{n}[v]) << (v * {size} % 4 * 8);",
-            f"store_words(target, packed, {words});",
-            "}",
-        ]
-
-    def _store_along(self, n: int, output: int) -> list[str]:
-        text, t, v = self.text, self.code.inputs + output, self.vector
-        here = f"const {self.index} i = first + v * element_step;"
-        ones = [
-            f"UNROLL for (int v = 0; v < {v}; v++) {{ {here}", "if (i >= lo && i < end) {", *text.offset_lines("i"),
-            *self._one(n, output, text.offset(t)), "}", "}",
-        ]  # fmt: skip
-        whole = self._whole_store(n, output)
-        if not whole:
-            return ones
-        return ["if (is_vector && first >= lo && last < end)", *whole, "else {", *ones, "}"]
-
-    def _whole_store(self, n: int, output: int) -> list[str]:
-        """Along: store a vector that is there as a whole, if it may be stored as such."""
-        text, t = self.text, self.code.inputs + output
-        if not self._is_unit(t):
-            return []
-        return ["{", *text.offset_lines("first"), *self._vector_store(n, output, text.offset(t)), "}"]
-
-    def _store_across(self, n: int, output: int) -> list[str]:
-        text, t = self.text, self.code.inputs + output
-        place = text.offset(t)
-        ones = text.over_columns(
-            "if (is_column) {", *self._one(n, output, f"{place} + column * lane0_{t}"), "}"
-        )
-        if not self._is_unit(t):
-            return ones
-        whole = self._vector_store(n, output, f"{place} + column0")
-        return ["if (is_vector) {", "if (column0 < lanes)", *whole, "} else {", *ones, "}"]
+        text.put(*self.over_vectors([*ahead, *body], [*ahead_checked, *checked]))
