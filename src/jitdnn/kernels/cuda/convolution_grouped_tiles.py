@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from jitdnn.kernels.cuda.convolution_grouped_geometry import Plan, axis_defines, meeting, roles, vector_of
 from jitdnn.kernels.cuda.convolution_stem_data_plan import Axis
@@ -126,7 +127,8 @@ def image_tiles(
     vector, result_c = vector_of(result)
     is_packed = _is_packed(problem)
     filter_row = taps * problem.w.shape[1]
-    for block_slices in (1, 2, 4, 8):
+    # blocks of half the warps leave room for a third where the filter takes many registers
+    for block_slices, threads in product((1, 2, 4, 8), (256, 128) if steps > 1 else (256,)):
         block_groups = block_slices * slice_groups
         if block_slices > 1 and block_slices >= 2 * slices:
             continue
@@ -136,7 +138,6 @@ def image_tiles(
         if filter_row % 16 == 0:
             filter_bytes += filter_bytes // filter_row * 8
         kinds, blocks = block_slices * parts, -(-slices // block_slices)
-        threads = 256
         if kinds > threads // 32:
             continue
         splits = threads // 32 // kinds
@@ -147,7 +148,7 @@ def image_tiles(
                 continue
             by_registers = _REGISTERS // (threads * -(-registers // 8) * 8)
             tile_bytes = tile.places * (2 * block_slices * slice_in + 16)
-            for resident in range(1, min(3, by_registers) + 1):
+            for resident in range(1, min(4 if threads == 128 else 3, by_registers) + 1):
                 units = tile.units(planes)
                 workers = max(1, min(units, multiprocessors * resident // blocks))
                 turns = -(-units // workers)
@@ -159,7 +160,7 @@ def image_tiles(
                     continue
                 shared = stages * tile_bytes + filter_bytes * is_staged
                 seconds = _seconds(
-                    problem, tile, multiprocessors, bandwidth, block_slices * slice_in, kinds, splits,
+                    problem, tile, multiprocessors, bandwidth, block_slices * slice_in, threads // 32, kinds, splits,
                     taps, steps, tiles, workers * blocks, turns, stages, vector
                 )  # fmt: skip
                 defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
@@ -176,7 +177,7 @@ def image_tiles(
 
 
 def _seconds(
-    problem: Convolution, tile: _Tile, multiprocessors: int, bandwidth: float, block_in: int, kinds: int, splits: int,
+    problem: Convolution, tile: _Tile, multiprocessors: int, bandwidth: float, block_in: int, warps: int, kinds: int, splits: int,
     taps: int, channel_steps: int, tiles: int, total: int, turns: int, stages: int, vector: int,
 ) -> float:  # fmt: skip
     h, w = tile.h, tile.w
@@ -191,8 +192,9 @@ def _seconds(
     stores = tile.tile_rows * h.unit * w.unit * 2
     shared = copies * 4 + steps * (reads * 4 + stores * 4)
     issue = copies * 14 + steps * (reads + products + stores * (12 if vector > 1 else 60) + 60)
-    clocks = max(shared, steps * products * 1.8, issue / 4) * 1.3 + 500
     sharing = -(-total // multiprocessors)
+    few = 1.0 + 4.0 / (sharing * warps)  # warps that do not cover each other's waits
+    clocks = max(shared, steps * products * 1.8, issue / 4) * few + 500
     compute = sharing * turns * clocks / _CLOCK
     under_way = min(sharing, total / multiprocessors) * stages * copies * 512
     uneven = sharing * turns * multiprocessors / max(1.0, total * turns)
