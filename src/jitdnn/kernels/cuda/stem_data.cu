@@ -295,6 +295,19 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
                     const INDEX start = (INDEX)at.n * X_N + (INDEX)d0 * X_D + (INDEX)h0 * X_H + (INDEX)w0 * X_W;
                     const bool is_whole = d0 >= 0 && d0 + UNIT_D <= DEPTH && h0 >= 0 && h0 + UNIT_H <= HEIGHT && w0 >= 0 &&
                                           w0 + UNIT_W <= WIDTH;
+                    if (is_whole && has_words) {  // most of an image: nothing to ask for each column
+#pragma unroll
+                        for (int j = 0; j < COLUMN_TILES; j++) {
+                            if (COLUMNS % 8 && channel[j][0] < 0) continue;
+                            f32 value[2];
+#pragma unroll
+                            for (int e = 0; e < 2; e++)
+                                value[e] = alpha * FINISH(sums[b_d][row][j][2 * half + e], at.n, channel[j][e],
+                                                          d0 + place_d[j][e], h0 + place_h[j][e], w0 + place_w[j][e]);
+                            store4(dx + start + relative[j][0], PACK(value[0], value[1]));
+                        }
+                        continue;
+                    }
 #pragma unroll
                     for (int j = 0; j < COLUMN_TILES; j++) {
                         f32 value[2];
