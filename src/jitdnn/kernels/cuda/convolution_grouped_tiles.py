@@ -177,8 +177,8 @@ def image_tiles(
 
 
 def _seconds(
-    problem: Convolution, tile: _Tile, multiprocessors: int, bandwidth: float, block_in: int, warps: int, kinds: int, splits: int,
-    taps: int, channel_steps: int, tiles: int, total: int, turns: int, stages: int, vector: int,
+    problem: Convolution, tile: _Tile, multiprocessors: int, bandwidth: float, block_in: int, warps: int, kinds: int,
+    splits: int, taps: int, channel_steps: int, tiles: int, total: int, turns: int, stages: int, vector: int,
 ) -> float:  # fmt: skip
     h, w = tile.h, tile.w
     is_forward = problem.direction == "fwd"
