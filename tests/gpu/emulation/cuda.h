@@ -69,6 +69,10 @@ EMULATION_COPY(16)
 EMULATION_COPY(8)
 EMULATION_COPY(4)
 #undef EMULATION_COPY
+template <class T>
+static inline T *in_register(T *pointer) {
+    return pointer;
+}
 static inline void cp_async_commit() { emulation::emulation_commit(); }
 template <int pending>
 static inline void cp_async_wait() {

@@ -36,7 +36,7 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     seconds,
     three,
 )
-from jitdnn.kernels.cuda.implicit_gemm_form import Batch, View, alignments, form_of, view_of
+from jitdnn.kernels.cuda.implicit_gemm_form import MASK_BITS, Batch, View, alignments, form_of, view_of
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor
@@ -263,6 +263,7 @@ def source_of(plan: Plan) -> Source:
     text = read_text("jitdnn.kernels.cuda", "implicit_gemm.cuh", "implicit_gemm_filter.cu")
     text += packing_text(plan.data_pack, plan.outer_pack)
     a, b, c = three(taps, 1)
+    leaves = _leaves(problem)
     step = linear_step((problem.n, *three(problem.output_spatial, 1)), (plan.outer.image, *plan.outer.space))
     defines = (
         *type_defines(problem.x.dtype, dw.dtype),
@@ -282,7 +283,8 @@ def source_of(plan: Plan) -> Source:
         ("MOVES", listed(three(problem.stride, 1))),
         ("SHIFTS", listed(three(problem.dilation, 1))),
         ("OFFSETS", listed(three([-before for before, _ in problem.padding], 0))),
-        ("MASK_AXES", listed(three([int(outside) for outside in _leaves(problem)], 0))),
+        ("MASK_AXES", listed(three([int(outside) for outside in leaves], 0))),
+        ("IS_MASKED", int(sum(n for n, outside in zip(taps, leaves, strict=True) if outside) <= MASK_BITS)),
         ("DATA_IMAGE", plan.data.image),
         ("DATA_GROUP", plan.data.group),
         ("DATA_CHANNEL", plan.data.channel),

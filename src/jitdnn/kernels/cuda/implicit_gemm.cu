@@ -22,14 +22,14 @@ struct Class {
 struct __align__(16) Tap {
     INDEX data, filter;  // elements from the pixel's, and from the column's
 #if IS_MASKED
-    u32 bits;  // of it in a row's mask
+    u32 bits;  // those of a row that say it is outside
 #else
     int moved[3];
 #endif
 };
 
 constexpr int PIECE_A = COPY_A > 0 ? COPY_A / ELEMENT_BYTES : 1, PIECE_B = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
-constexpr u32 ROW_BIT = 1u << 30, NO_TAP = 1u << 31;
+constexpr u32 NO_ROW = 1u << 30, NO_TAP = 1u << 31;
 constexpr INDEX TILES_WIDE = (WIDTH + BN - 1) / BN;
 
 FUNCTION Class class_of(int number) {
@@ -60,7 +60,7 @@ FUNCTION void fill_taps(const Class &c, Tap *taps, int count) {
         Tap tap = {};
         int rest = t;
 #if IS_MASKED
-        tap.bits = t == count ? NO_TAP : ROW_BIT;
+        tap.bits = t == count ? NO_TAP : NO_ROW;
         int bit = 0;
 #endif
         if (t < count) {
@@ -94,7 +94,7 @@ static_assert(A_LINES * A_STEP == BM, "the threads divide the rows of a tile eve
 struct Rows {
     INDEX start[A_LINES];  // element of the data at the pixel, before any tap
 #if IS_MASKED
-    u32 mask[A_LINES];  // a bit for each tap of an axis that lies inside, and the row's own
+    u32 outside[A_LINES];  // a bit for each tap of an axis that lies outside, and for a row that is not there
 #else
     int place[A_LINES][3];
 #endif
@@ -109,7 +109,7 @@ struct Rows {
             int at[3];
             start[line] = pixel_place(c, m, at) * (INDEX)DATA_IMAGE;
 #if IS_MASKED
-            mask[line] = m < pixels ? ROW_BIT : 0;
+            outside[line] = m < pixels ? NO_TAP : NO_TAP | NO_ROW;
             int bit = 0;
 #endif
 #pragma unroll
@@ -119,23 +119,20 @@ struct Rows {
 #if IS_MASKED
                 if (is_masked[axis]) {
                     for (int i = 0; i < c.taps[axis]; ++i)
-                        if ((u32)(at[axis] + c.offset[axis] + i * shifts[axis]) < (u32)extents[axis])
-                            mask[line] |= 1u << (bit + i);
+                        if ((u32)(at[axis] + c.offset[axis] + i * shifts[axis]) >= (u32)extents[axis])
+                            outside[line] |= 1u << (bit + i);
                     bit += c.taps[axis];
                 }
 #else
                 place[line][axis] = m < pixels ? at[axis] : 1 << 29;
 #endif
             }
-#if IS_MASKED
-            if (m >= pixels) mask[line] = 0;
-#endif
         }
     }
 
     METHOD bool is_inside(int line, const Tap &tap) const {
 #if IS_MASKED
-        return (mask[line] & tap.bits) == tap.bits;
+        return (outside[line] & tap.bits) == 0;
 #else
         constexpr int extents[3] = {EXTENTS};
         bool inside = true;
@@ -147,13 +144,25 @@ struct Rows {
     }
 };
 
+// Every chunk of a stage is one copy, of one tap: what a thread asks for is found once for all its lines.
+constexpr bool IS_WIDE = COPY_A == 16 && COPY_B == 16 && (!FILTER_ACROSS || DEPTH % BK == 0);
+
 struct Loader {
+    static constexpr bool IS_PREPARED = false;
+
     Rows rows;
     const DTYPE *data;
     const DTYPE *filter;  // at the first column of the tile
     const Tap *taps;
     int tap_count, columns;  // columns that the tile has
     int blocks;              // of the reduction
+
+    // This thread's part of the block that is asked for, if IS_WIDE.
+    Tap tap;
+    INDEX moved;           // elements from a row's pixel
+    const DTYPE *weights;  // of its first line
+    int first_channel;     // of that line, if FILTER_ACROSS
+    bool has_weights;      // if not
 
     // The tap and the channel of number k of the reduction. Behind the last: a tap that no pixel has.
     METHOD Tap tap_at(int k, int &channel) const {
@@ -162,58 +171,115 @@ struct Loader {
         return taps[min(tap, tap_count)];
     }
 
-    METHOD bool is_inside(int k, int channel) const { return k < tap_count * DEPTH && channel < FILTER_DEPTH; }
+    METHOD bool is_inside(int k, int channel) const { return k < tap_count * DEPTH && has_channel(channel); }
+
+    METHOD bool has_channel(int channel) const { return FILTER_DEPTH >= DEPTH || channel < FILTER_DEPTH; }
+
+    // True if the tile has this column; always, where tiles have no rest.
+    METHOD bool has(int column) const { return FILTER_COLUMNS % BN == 0 || column < columns; }
 
     template <int SHARE>
     METHOD void load(u8 *stage, int number) {
+        if constexpr (IS_WIDE) {
+            if (SHARE == 0) seek(number);
+            copy_rows<SHARE>(smem_address(stage));
+            copy_filter<SHARE>(smem_address(stage) + A_BYTES);
+            return;
+        }
         const int own = number * BK + (int)threadIdx.x % CHUNKS_K * CHUNK;
-        if constexpr (COPY_A == 16 && COPY_B == 16) {  // a chunk is of one tap, for both
-            int channel;
-            const Tap tap = tap_at(own, channel);
-            load_data<SHARE, COPY_A>(stage, 0, tap, channel);
-            if constexpr (!FILTER_ACROSS) load_filter<SHARE, COPY_B>(stage, 0, tap, channel, is_inside(own, channel));
-        } else {
 #pragma unroll UNROLLED(COPY_A)
-            for (int e = 0; e < CHUNK; e += PIECE_A) {
+        for (int e = 0; e < CHUNK; e += PIECE_A) {
+            int channel;
+            const Tap tap = tap_at(own + e, channel);
+            load_data<SHARE>(stage, e, tap, channel);
+        }
+        if constexpr (FILTER_ACROSS) {
+            load_filter_across<SHARE>(stage + A_BYTES, number * BK);
+        } else {
+#pragma unroll UNROLLED(COPY_B)
+            for (int e = 0; e < CHUNK; e += PIECE_B) {
                 int channel;
                 const Tap tap = tap_at(own + e, channel);
-                load_data<SHARE, COPY_A>(stage, e, tap, channel);
-            }
-            if constexpr (!FILTER_ACROSS) {
-#pragma unroll UNROLLED(COPY_B)
-                for (int e = 0; e < CHUNK; e += PIECE_B) {
-                    int channel;
-                    const Tap tap = tap_at(own + e, channel);
-                    load_filter<SHARE, COPY_B>(stage, e, tap, channel, is_inside(own + e, channel));
-                }
+                load_filter<SHARE>(stage, e, tap, channel, is_inside(own + e, channel));
             }
         }
-        if constexpr (FILTER_ACROSS) load_filter_across<SHARE>(stage + A_BYTES, number * BK);
     }
 
+    // ---- Whole chunks ----
+
+    // Lines of the filter: columns, or across channels, B_STEP apart.
+    static constexpr int B_CHUNKS = FILTER_ACROSS ? CHUNKS_N : CHUNKS_K, B_ROWS = FILTER_ACROSS ? BK : BN;
+    static constexpr int B_STEP = BLOCK / B_CHUNKS, B_LINES = (B_ROWS + B_STEP - 1) / B_STEP;
+
+    METHOD void seek(int number) {
+        const int own = (int)threadIdx.x % CHUNKS_K * CHUNK;
+        int channel;
+        if constexpr (DEPTH % BK == 0) {  // all threads have the same tap
+            const u32 turn = (u32)number / (DEPTH / BK);
+            tap = taps[turn];
+            channel = (number - (int)turn * (DEPTH / BK)) * BK + own;
+            has_weights = has_channel(channel);
+        } else {
+            tap = tap_at(number * BK + own, channel);
+            has_weights = is_inside(number * BK + own, channel);
+        }
+        moved = tap.data + channel;
+        const int line = threadIdx.x / B_CHUNKS;
+        if constexpr (FILTER_ACROSS) {
+            first_channel = channel - own + line;
+            const int column = (int)threadIdx.x % B_CHUNKS * CHUNK;
+            weights = filter + (tap.filter + (INDEX)(first_channel * (i64)FILTER_CHANNEL + column));
+        } else {
+            weights = filter + (tap.filter + (INDEX)(channel + line * (i64)FILTER_COLUMN));
+        }
+    }
+
+    template <int SHARE>
+    METHOD void copy_rows(u32 to) const {
+        const int chunk = threadIdx.x % CHUNKS_K, first = threadIdx.x / CHUNKS_K;
+#pragma unroll
+        for (int line = LINES_OF(SHARE, A_LINES); line < LINES_OF(SHARE + 1, A_LINES); ++line)
+            cp_async16(to + place_of_line<CHUNKS_K, A_STEP>(first, chunk, line), data + (rows.start[line] + moved),
+                       rows.is_inside(line, tap));
+    }
+
+    template <int SHARE>
+    METHOD void copy_filter(u32 to) const {
+        constexpr i64 step = B_STEP * (FILTER_ACROSS ? FILTER_CHANNEL : FILTER_COLUMN);
+        const int chunk = threadIdx.x % B_CHUNKS, first = threadIdx.x / B_CHUNKS;
+#pragma unroll
+        for (int line = LINES_OF(SHARE, B_LINES); line < LINES_OF(SHARE + 1, B_LINES); ++line) {
+            const int row = first + line * B_STEP;
+            if (B_ROWS % B_STEP != 0 && row >= B_ROWS) break;
+            const bool is_valid = FILTER_ACROSS ? has(chunk * CHUNK) && has_channel(first_channel + line * B_STEP)
+                                                : has_weights && has(row);
+            cp_async16(to + place_of_line<B_CHUNKS, B_STEP>(first, chunk, line), weights + line * step, is_valid);
+        }
+    }
+
+    // ---- Pieces of chunks, or elements ----
+
     // Element e of this thread's chunk and its neighbours.
-    template <int SHARE, int COPY>
+    template <int SHARE>
     METHOD void load_data(u8 *stage, int e, const Tap &tap, int channel) {
         const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
         const u32 to = smem_address(stage);
         const INDEX from = tap.data + (INDEX)(channel * (i64)DATA_CHANNEL);
 #pragma unroll
         for (int line = LINES_OF(SHARE, A_LINES); line < LINES_OF(SHARE + 1, A_LINES); ++line) {
-            const int at = place<CHUNKS_K>(row + line * A_STEP, chunk) + e * ELEMENT_BYTES;
+            const int at = place_of_line<CHUNKS_K, A_STEP>(row, chunk, line) + e * ELEMENT_BYTES;
             const DTYPE *p = data + (rows.start[line] + from);
             const bool is_valid = rows.is_inside(line, tap);
-            if constexpr (COPY > 0)
-                copy_async<COPY>(to + at, p, is_valid);
+            if constexpr (COPY_A > 0)
+                copy_async<COPY_A>(to + at, p, is_valid);
             else
                 *(DTYPE *)(stage + at) = is_valid ? *p : (DTYPE)0;
         }
     }
 
-    // True if the tile has this column; always, where tiles have no rest.
-    METHOD bool has(int column) const { return FILTER_COLUMNS % BN == 0 || column < columns; }
 
     // [column][reduction]
-    template <int SHARE, int COPY>
+    template <int SHARE>
     METHOD void load_filter(u8 *stage, int e, const Tap &tap, int channel, bool is_tap) {
         constexpr int lines = (BN + A_STEP - 1) / A_STEP;
         const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
@@ -226,8 +292,8 @@ struct Loader {
             const bool is_valid = is_tap && has(column);
             const DTYPE *p = from + line * (A_STEP * (i64)FILTER_COLUMN);
             const int at = place<CHUNKS_K>(column, chunk) + e * ELEMENT_BYTES;
-            if constexpr (COPY > 0)
-                copy_async<COPY>(to + at, p, is_valid);
+            if constexpr (COPY_B > 0)
+                copy_async<COPY_B>(to + at, p, is_valid);
             else
                 *(DTYPE *)(stage + A_BYTES + at) = is_valid ? *p : (DTYPE)0;
         }
@@ -293,7 +359,7 @@ FUNCTION void finish_run(const Class &c, const Tile &tile, INDEX m, int column, 
         start += (INDEX)(at[axis] * strides[axis]);
     }
     if constexpr (IS_RESULT_LINEAR) start = m * (INDEX)RESULT_STEP;
-    const int count = min(RUN, (int)(WIDTH - column));
+    const int count = WIDTH % RUN == 0 ? RUN : min(RUN, (int)(WIDTH - column));
     const INDEX channel = (INDEX)tile.group * WIDTH + column;
     start += (INDEX)(tile.group * (i64)RESULT_GROUP + column * (i64)RESULT_COLUMN);
     REAL results[RUN];
@@ -322,9 +388,10 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
     loader.taps = taps;
     fill_taps(c, taps, loader.tap_count);
     loader.rows.set(c, tile.row, pixels);
-    loader.data = (IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) + tile.group * (i64)DATA_GROUP;
-    loader.filter = (IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) +
-                    tile.group * (i64)FILTER_GROUP + tile.column * (i64)FILTER_COLUMN;
+    loader.data = in_register((IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) +
+                              tile.group * (i64)DATA_GROUP);
+    loader.filter = in_register((IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) +
+                                tile.group * (i64)FILTER_GROUP + tile.column * (i64)FILTER_COLUMN);
     loader.columns = (int)(FILTER_COLUMNS - tile.column);
     __syncthreads();
 
@@ -336,20 +403,16 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
 
     if (PARTS > 1 && share.parts > 1) {
         const int plane = blockIdx.z * gridDim.y + blockIdx.y;
-        stage_sums(sums, partial_of(workspace, TILES, plane, gridDim.y * CLASSES, share.tile, share.part), BN);
+        stage_sums<false>(sums, partial_of(workspace, TILES, plane, gridDim.y * CLASSES, share.tile, share.part), BN);
     } else {
         SUM *staged = (SUM *)shared;
-        stage_sums(sums, staged, LINE);
+        stage_sums<true>(sums, staged, LINE);
         __syncthreads();
-        for (int run = threadIdx.x; run < BM * RUNS; run += BLOCK) {
-            const int row = ROWS_FIRST ? run % BM : run / RUNS;
-            const int column = (ROWS_FIRST ? run / BM : run % RUNS) * RUN;
-            if (tile.row + row >= pixels || tile.column + column >= WIDTH) continue;
-            SUM values[RUN];
-            read_run(staged + row * LINE + column, values);
+        each_staged_run<ROWS_FIRST>(staged, [&](int row, int column, const SUM(&values)[RUN]) {
+            if (tile.row + row >= pixels || tile.column + column >= WIDTH) return;
             finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS,
                        (REAL)alpha, (REAL)beta);
-        }
+        });
     }
 }
 
@@ -370,8 +433,8 @@ void add_parts(const DTYPE *, const DTYPE *, RESULT *result EPILOGUE_PARAMETERS,
 #pragma unroll 8
     for (int part = 0; part < PARTS; ++part) {
         SUM more[RUN];
-        read_run(partial_of(workspace, TILES, number * gridDim.y + blockIdx.y, gridDim.y * CLASSES, divided, part) +
-                     row * BN + column, more);
+        read_run<false>(partial_of(workspace, TILES, number * gridDim.y + blockIdx.y, gridDim.y * CLASSES, divided, part) +
+                            row * BN, column, more);
 #pragma unroll
         for (int e = 0; e < RUN; ++e) values[e] += more[e];
     }

@@ -45,6 +45,15 @@ FUNCTION int place(int row, int chunk) {
     return (row * CHUNKS + (chunk ^ twist<CHUNKS>(row))) * 16;
 }
 
+// The same for one of the lines that a thread copies, STEP rows apart from the first.
+template <int CHUNKS, int STEP>
+FUNCTION int place_of_line(int first, int chunk, int line) {
+    if constexpr (STEP % 8 == 0)  // all are exchanged alike
+        return place<CHUNKS>(first, chunk) + line * (STEP * CHUNKS * 16);
+    else
+        return place<CHUNKS>(first + line * STEP, chunk);
+}
+
 // What a lane addresses of an operand, for the first step and the first 16 rows (or columns) of its warp.
 struct LanePlace {
     u32 line;   // bytes to its row of the stage
@@ -130,7 +139,8 @@ constexpr int LOADS = STEPS > 2 ? STEPS - 1 : 1;
 
 // Adds the products of `count` blocks of the reduction from number `first` on. `loader.load<share>(stage, number)`
 // starts a share of the copies of one block into a stage, zeros where there is nothing, as in block `loader.blocks`:
-// asking for that one behind the last keeps branches out of the loop.
+// asking for that one behind the last keeps branches out of the loop. `loader.prepare(number)`, with a barrier behind it,
+// comes before the first share of a block.
 template <int SHARE, class Loader>
 FUNCTION void load_shares(Loader &loader, u8 *stage, int number) {
     loader.template load<SHARE>(stage, number);
@@ -171,11 +181,17 @@ FUNCTION void accumulate(SUM (&sums)[TILES_M][TILES_N][4], Loader &loader, u8 *s
         }
     };
 
+    auto number = [&](int turn) { return turn < count ? first + turn : (int)loader.blocks; };
 #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s) {
-        load_shares<0>(loader, stages + s * STAGE_BYTES, s < count ? first + s : loader.blocks);
+        if constexpr (Loader::IS_PREPARED) {
+            loader.prepare(number(s));
+            __syncthreads();
+        }
+        load_shares<0>(loader, stages + s * STAGE_BYTES, number(s));
         cp_async_commit();
     }
+    if constexpr (Loader::IS_PREPARED) loader.prepare(number(STAGES - 1));
     cp_async_wait<STAGES - 2>();
     __syncthreads();
 
@@ -192,9 +208,9 @@ FUNCTION void accumulate(SUM (&sums)[TILES_M][TILES_N][4], Loader &loader, u8 *s
                 reading = reading == (STAGES - 1) * STAGE_BYTES ? 0 : reading + STAGE_BYTES;
             }
             if constexpr (BUFFERS == 2) read(fragments[(step + 1) % 2], reading, (step + 1) % STEPS);
-            if (step < LOADS)
-                load_share(loader, step, stages + writing,
-                           i + STAGES - 1 < count ? first + i + STAGES - 1 : loader.blocks);
+            if (step < LOADS) load_share(loader, step, stages + writing, number(i + STAGES - 1));
+            if constexpr (Loader::IS_PREPARED)
+                if (step == 0) loader.prepare(number(i + STAGES));
             if (step == LOADS - 1) {
                 cp_async_commit();
                 writing = writing == (STAGES - 1) * STAGE_BYTES ? 0 : writing + STAGE_BYTES;
@@ -258,10 +274,15 @@ FUNCTION SUM sum_of_bits(u32 bits) {
         return (SUM)__uint_as_float(bits);
 }
 
-FUNCTION void read_run(const SUM *from, SUM (&run)[RUN]) {
+// Where a column lies in a row of staged sums. Threads side by side read runs side by side, four sums at a time: every
+// second four runs have their halves exchanged, so that eight threads meet all banks.
+FUNCTION int staged_column(int column) { return column ^ (column / 8 & 4); }
+
+template <bool IS_STAGED>
+FUNCTION void read_run(const SUM *row, int column, SUM (&run)[RUN]) {
 #pragma unroll
     for (int e = 0; e < RUN; e += 4) {
-        const uint4 four = *(const uint4 *)(from + e);
+        const uint4 four = *(const uint4 *)(row + (IS_STAGED ? staged_column(column + e) : column + e));
         run[e] = sum_of_bits(four.x);
         run[e + 1] = sum_of_bits(four.y);
         run[e + 2] = sum_of_bits(four.z);
@@ -269,6 +290,8 @@ FUNCTION void read_run(const SUM *from, SUM (&run)[RUN]) {
     }
 }
 
+// The sums of a tile into shared memory, or those of a part into the workspace, in rows of `line`.
+template <bool IS_STAGED>
 FUNCTION void stage_sums(const SUM (&sums)[TILES_M][TILES_N][4], SUM *to, int line) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = warp / WARPS_N * WM + lane / 4, column = warp % WARPS_N * WN + lane % 4 * 2;
@@ -279,8 +302,29 @@ FUNCTION void stage_sums(const SUM (&sums)[TILES_M][TILES_N][4], SUM *to, int li
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const uint2 pair = {sum_bits(sums[i][j][half * 2]), sum_bits(sums[i][j][half * 2 + 1])};
-                *(uint2 *)(to + (row + i * 16 + half * 8) * line + column + j * 8) = pair;
+                const int at = IS_STAGED ? staged_column(column + j * 8) : column + j * 8;
+                *(uint2 *)(to + (row + i * 16 + half * 8) * line + at) = pair;
             }
+}
+
+// All runs of a staged tile, dealt out to the threads; a batch of them is read before the first is stored.
+template <bool IS_DOWN_ROWS, class Finish>
+FUNCTION void each_staged_run(const SUM *staged, Finish finish) {
+    constexpr u32 all = BM * RUNS, batch = all / BLOCK >= 4 ? 4 : 1;
+    for (u32 first = threadIdx.x; first < all; first += batch * BLOCK) {
+        SUM values[batch][RUN];
+        auto row_of = [&](u32 b) { return (int)(IS_DOWN_ROWS ? (first + b * BLOCK) % BM : (first + b * BLOCK) / RUNS); };
+        auto column_of = [&](u32 b) {
+            return (int)(IS_DOWN_ROWS ? (first + b * BLOCK) / BM : (first + b * BLOCK) % RUNS) * RUN;
+        };
+#pragma unroll
+        for (u32 b = 0; b < batch; ++b)
+            if (all % (batch * BLOCK) == 0 || first + b * BLOCK < all)
+                read_run<true>(staged + row_of(b) * LINE, column_of(b), values[b]);
+#pragma unroll
+        for (u32 b = 0; b < batch; ++b)
+            if (all % (batch * BLOCK) == 0 || first + b * BLOCK < all) finish(row_of(b), column_of(b), values[b]);
+    }
 }
 
 // Eight results side by side: alpha times them, plus beta times what is there. `step` is between neighbours.

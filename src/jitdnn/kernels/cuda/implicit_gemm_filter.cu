@@ -10,56 +10,126 @@
 // Macros beside those of implicit_gemm.cuh: HEIGHT (channels of dy in a group; OUTER_CHANNELS packed), DEPTH (channels
 // of x in a group, packed; CHANNELS of them count), TAPS_*, IMAGES, PLACES (of an image), RESULTS (extents of dy), EXTENTS
 // (of x), MOVES (step of x per result), SHIFTS (of x per tap), OFFSETS (of the first tap), MASK_AXES (taps may lie
-// outside), DATA_* (strides of x), OUTER_* (of dy), RESULT_* (of dw), COPY_A, COPY_B, INDEX.
+// outside), IS_MASKED (their bits fit), DATA_* (strides of x), OUTER_* (of dy), RESULT_* (of dw), COPY_A, COPY_B, INDEX.
 
 constexpr int COLUMNS = TAPS_0 * TAPS_1 * TAPS_2 * DEPTH;
 constexpr INDEX TILES_WIDE = (COLUMNS + BN - 1) / BN;
 constexpr int PIECE_A = COPY_A > 0 ? COPY_A / ELEMENT_BYTES : 1, PIECE_B = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
 constexpr int STEP_A = BLOCK / CHUNKS_M, STEP_B = BLOCK / CHUNKS_N;  // pixels of a stage between those of a thread
 
+constexpr INDEX PIXELS = (INDEX)IMAGES * PLACES;
+constexpr u32 NO_PIXEL = 1u << 30, NO_COLUMN = 1u << 31;
+
+// A pixel of dy, as what all columns need of it.
+struct __align__(16) Pixel {
+    INDEX data;  // elements of x at the pixel, before any tap
+#if IS_MASKED
+    u32 outside;  // a bit for each tap of an axis that meets no pixel of x, and for a pixel that is not there
+#else
+    int place[3];  // in x
+#endif
+    INDEX outer;  // elements of dy
+
+    METHOD void set(INDEX m) {
+        constexpr int results[3] = {RESULTS}, moves[3] = {MOVES};
+        constexpr i64 data_strides[3] = {DATA_STRIDES}, outer_strides[3] = {OUTER_STRIDES};
+        INDEX rest = m, from = 0, from_outer = 0;
+#if IS_MASKED
+        constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2}, shifts[3] = {SHIFTS}, offsets[3] = {OFFSETS};
+        constexpr int extents[3] = {EXTENTS};
+        constexpr bool is_masked[3] = {MASK_AXES};
+        u32 bits = m < PIXELS ? NO_COLUMN : NO_COLUMN | NO_PIXEL;
+        int bit = 0;
+#endif
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            const INDEX outer = rest / results[axis];
+            const int at = (int)(rest - outer * results[axis]), moved = at * moves[axis];
+            rest = outer;
+            from += (INDEX)(moved * data_strides[axis]);
+            from_outer += (INDEX)(at * outer_strides[axis]);
+#if IS_MASKED
+            if (is_masked[axis]) {
+#pragma unroll
+                for (int tap = 0; tap < taps[axis]; ++tap, ++bit)
+                    if ((u32)(moved + offsets[axis] + tap * shifts[axis]) >= (u32)extents[axis]) bits |= 1u << bit;
+            }
+#else
+            place[axis] = m < PIXELS ? moved : 1 << 30;
+#endif
+        }
+        data = from + rest * (INDEX)DATA_IMAGE;
+        outer = from_outer + rest * (INDEX)OUTER_IMAGE;
+#if IS_MASKED
+        outside = bits;
+#endif
+    }
+};
+
 // A column of the product, as what it adds to a pixel.
 struct Column {
     INDEX from;  // elements of x
+#if IS_MASKED
+    u32 bits;  // those of a pixel that say it is outside
+#else
     int moved[3];
     bool is_there;
+#endif
 
     METHOD void set(int number) {
         constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2}, shifts[3] = {SHIFTS}, offsets[3] = {OFFSETS};
         constexpr i64 strides[3] = {DATA_STRIDES};
-        int tap = number / DEPTH;
-        from = (INDEX)((number - tap * DEPTH) * (i64)DATA_CHANNEL);
+        int rest = number / DEPTH;
+        from = (INDEX)((number - rest * DEPTH) * (i64)DATA_CHANNEL);
+        const bool is_one = COLUMNS % BN == 0 || number < COLUMNS;
+#if IS_MASKED
+        constexpr bool is_masked[3] = {MASK_AXES};
+        bits = is_one ? NO_PIXEL : NO_COLUMN;
+        int bit = 0;
+#else
+        is_there = is_one;
+#endif
 #pragma unroll
         for (int axis = 2; axis >= 0; --axis) {
-            moved[axis] = offsets[axis] + tap % taps[axis] * shifts[axis];
-            tap /= taps[axis];
-            from += (INDEX)(moved[axis] * strides[axis]);
+            const int tap = rest % taps[axis], shift = offsets[axis] + tap * shifts[axis];
+            rest /= taps[axis];
+            from += (INDEX)(shift * strides[axis]);
+#if IS_MASKED
+            if (is_masked[axis]) {
+                bits |= 1u << (bit + tap);
+                bit += taps[axis];
+            }
+#else
+            moved[axis] = shift;
+#endif
         }
-        is_there = COLUMNS % BN == 0 || number < COLUMNS;
+    }
+
+    METHOD bool meets(const Pixel &pixel) const {
+#if IS_MASKED
+        return (pixel.outside & bits) == 0;
+#else
+        constexpr int extents[3] = {EXTENTS};
+        bool is_met = is_there;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis)
+            is_met = is_met && (u32)(pixel.place[axis] + moved[axis]) < (u32)extents[axis];
+        return is_met;
+#endif
     }
 };
 
-// Pixel number m: its image, and its place along the axes.
-FUNCTION INDEX pixel_place(INDEX m, int (&at)[3]) {
-    constexpr int results[3] = {RESULTS};
-#pragma unroll
-    for (int axis = 2; axis >= 0; --axis) {
-        const INDEX rest = m / results[axis];
-        at[axis] = (int)(m - rest * results[axis]);
-        m = rest;
-    }
-    return m;
-}
-
-constexpr INDEX PIXELS = (INDEX)IMAGES * PLACES;
-
 struct Loader {
+    static constexpr bool IS_PREPARED = true;
+    static constexpr int blocks = (int)((PIXELS + BK - 1) / BK);  // of the reduction
+
     Column columns[COPY_B > 0 ? CHUNK / PIECE_B : 1];
     int first_column;  // of this thread's chunk
     const DTYPE *outer;  // dy at the first row of the tile
     const DTYPE *data;
-    int rows;  // that the tile has
-
-    static constexpr int blocks = (int)((PIXELS + BK - 1) / BK);  // of the reduction
+    int rows;              // that the tile has
+    Pixel *pixels;         // two blocks of them
+    int prepared, loading;  // where the next block's begin, and those of the block that is asked for
 
     METHOD void set_columns(int first) {
         first_column = first + (int)threadIdx.x % CHUNKS_N * CHUNK;
@@ -76,16 +146,27 @@ struct Loader {
         return column;
     }
 
+    // Where the pixels of a block lie is found once for all threads and columns.
+    METHOD void prepare(int number) {
+        prepared ^= BK;
+        static_assert(BLOCK >= BK, "a thread has one pixel of a block, or none");
+        if (threadIdx.x < BK) {
+            Pixel pixel;
+            pixel.set((INDEX)number * BK + threadIdx.x);
+            pixels[prepared + threadIdx.x] = pixel;
+        }
+    }
+
     template <int SHARE>
     METHOD void load(u8 *stage, int number) {
+        if (SHARE == 0) loading = prepared;
         load_outer<SHARE>(stage, (INDEX)number * BK);
-        load_data<SHARE>(stage + A_BYTES, (INDEX)number * BK);
+        load_data<SHARE>(stage + A_BYTES);
     }
 
     template <int SHARE>
     METHOD void load_outer(u8 *stage, INDEX first) {
         constexpr int lines = (BK + STEP_A - 1) / STEP_A;
-        constexpr i64 strides[3] = {OUTER_STRIDES};
         const int chunk = threadIdx.x % CHUNKS_M, row = threadIdx.x / CHUNKS_M;
         const u32 to = smem_address(stage);
         const DTYPE *own = outer + chunk * (CHUNK * (i64)OUTER_CHANNEL);
@@ -94,20 +175,15 @@ struct Loader {
         for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
             const int depth = row + line * STEP_A;
             if (BK % STEP_A != 0 && depth >= BK) break;
-            const INDEX m = first + depth;
             const DTYPE *from = linear + line * (STEP_A * (i64)OUTER_STEP);
-            if constexpr (!IS_OUTER_LINEAR) {
-                int at[3];
-                INDEX start = pixel_place(m, at) * (INDEX)OUTER_IMAGE;
-#pragma unroll
-                for (int axis = 0; axis < 3; ++axis) start += (INDEX)(at[axis] * strides[axis]);
-                from = own + start;
-            }
+            if constexpr (!IS_OUTER_LINEAR) from = own + pixels[loading + depth].outer;
+            const bool is_pixel = PIXELS % BK == 0 ? first < PIXELS : first + depth < PIXELS;
 #pragma unroll UNROLLED(COPY_A)
             for (int e = 0; e < CHUNK; e += PIECE_A) {
-                const int channel = chunk * CHUNK + e, at = place<CHUNKS_M>(depth, chunk) + e * ELEMENT_BYTES;
+                const int channel = chunk * CHUNK + e;
+                const int at = place_of_line<CHUNKS_M, STEP_A>(row, chunk, line) + e * ELEMENT_BYTES;
                 const DTYPE *p = from + e * (i64)OUTER_CHANNEL;
-                const bool is_valid = m < PIXELS && (OUTER_CHANNELS % BM == 0 || channel < rows);
+                const bool is_valid = is_pixel && (OUTER_CHANNELS % BM == 0 || channel < rows);
                 if constexpr (COPY_A > 0)
                     copy_async<COPY_A>(to + at, p, is_valid);
                 else
@@ -117,39 +193,29 @@ struct Loader {
     }
 
     template <int SHARE>
-    METHOD void load_data(u8 *stage, INDEX first) {
+    METHOD void load_data(u8 *stage) {
         constexpr int lines = (BK + STEP_B - 1) / STEP_B;
-        constexpr i64 strides[3] = {DATA_STRIDES};
-        constexpr int moves[3] = {MOVES}, extents[3] = {EXTENTS};
-        constexpr bool is_masked[3] = {MASK_AXES};
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
         const u32 to = smem_address(stage);
+        constexpr int begin = LINES_OF(SHARE, lines), end = LINES_OF(SHARE + 1, lines);
+        Pixel near[end > begin ? end - begin : 1];  // all read before the first copy is started, behind which reads wait
 #pragma unroll
-        for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
-            const int depth = row + line * STEP_B;
-            if (BK % STEP_B != 0 && depth >= BK) break;
-            const INDEX m = first + depth;
-            int at[3];
-            INDEX from = pixel_place(m, at) * (INDEX)DATA_IMAGE;
+        for (int line = begin; line < end; ++line)
+            near[line - begin] = pixels[loading + min(row + line * STEP_B, BK - 1)];
 #pragma unroll
-            for (int axis = 0; axis < 3; ++axis) {
-                at[axis] *= moves[axis];
-                from += (INDEX)(at[axis] * strides[axis]);
-            }
+        for (int line = begin; line < end; ++line) {
+            if (BK % STEP_B != 0 && row + line * STEP_B >= BK) break;
+            const Pixel &pixel = near[line - begin];
 #pragma unroll UNROLLED(COPY_B)
             for (int piece = 0; piece < CHUNK / PIECE_B; ++piece) {
                 const Column column = column_of(piece);
-                bool is_valid = m < PIXELS && column.is_there;
-#pragma unroll
-                for (int axis = 0; axis < 3; ++axis)
-                    if (is_masked[axis])
-                        is_valid = is_valid && (u32)(at[axis] + column.moved[axis]) < (u32)extents[axis];
-                const int to_byte = place<CHUNKS_N>(depth, chunk) + piece * PIECE_B * ELEMENT_BYTES;
-                const DTYPE *p = data + (from + column.from);
+                const int at = place_of_line<CHUNKS_N, STEP_B>(row, chunk, line) + piece * PIECE_B * ELEMENT_BYTES;
+                const bool is_valid = column.meets(pixel);
+                const DTYPE *p = data + (pixel.data + column.from);
                 if constexpr (COPY_B > 0)
-                    copy_async<COPY_B>(to + to_byte, p, is_valid);
+                    copy_async<COPY_B>(to + at, p, is_valid);
                 else
-                    *(DTYPE *)(stage + to_byte) = is_valid ? *p : (DTYPE)0;
+                    *(DTYPE *)(stage + at) = is_valid ? *p : (DTYPE)0;
             }
         }
     }
@@ -171,7 +237,7 @@ FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums
     constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2};
     constexpr i64 strides[3] = {RESULT_STRIDES};
     result += RESULT_BASE + (INDEX)(tile.group * (i64)RESULT_GROUP + row * (i64)RESULT_ROW);
-    const int count = min(RUN, COLUMNS - column);
+    const int count = COLUMNS % RUN == 0 ? RUN : min(RUN, COLUMNS - column);
     REAL results[RUN];
 #pragma unroll
     for (int e = 0; e < RUN; ++e) results[e] = (REAL)sums[e];
@@ -204,10 +270,14 @@ void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *resul
     const Share share = share_of_block(TILES);
     const Tile tile = tile_at(share.tile);
     Loader loader;
-    loader.data = (IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) + tile.group * (i64)DATA_GROUP;
-    loader.outer = (IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) +
-                   tile.group * (i64)OUTER_GROUP + tile.row * (i64)OUTER_CHANNEL;
+    __shared__ Pixel pixels[2 * BK];
+    loader.data = in_register((IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) +
+                              tile.group * (i64)DATA_GROUP);
+    loader.outer = in_register((IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) +
+                               tile.group * (i64)OUTER_GROUP + tile.row * (i64)OUTER_CHANNEL);
     loader.rows = OUTER_CHANNELS - tile.row;
+    loader.pixels = pixels;
+    loader.prepared = loader.loading = 0;
     loader.set_columns(tile.column);
 
     SUM sums[TILES_M][TILES_N][4] = {};
@@ -216,18 +286,15 @@ void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *resul
     accumulate<true, true>(sums, loader, shared, begin, end - begin);
 
     if (PARTS > 1 && share.parts > 1) {
-        stage_sums(sums, partial_of(workspace, TILES, blockIdx.y, gridDim.y, share.tile, share.part), BN);
+        stage_sums<false>(sums, partial_of(workspace, TILES, blockIdx.y, gridDim.y, share.tile, share.part), BN);
     } else {
         SUM *staged = (SUM *)shared;
-        stage_sums(sums, staged, LINE);
+        stage_sums<true>(sums, staged, LINE);
         __syncthreads();
-        for (int run = threadIdx.x; run < BM * RUNS; run += BLOCK) {
-            const int row = run / RUNS, column = run % RUNS * RUN;
-            if (tile.row + row >= HEIGHT || tile.column + column >= COLUMNS) continue;
-            SUM values[RUN];
-            read_run(staged + row * LINE + column, values);
+        each_staged_run<false>(staged, [&](int row, int column, const SUM(&values)[RUN]) {
+            if (tile.row + row >= HEIGHT || tile.column + column >= COLUMNS) return;
             finish_run(tile, tile.row + row, tile.column + column, values, result, (REAL)alpha, (REAL)beta);
-        }
+        });
     }
 }
 
@@ -243,7 +310,7 @@ void add_parts(const DTYPE *, const DTYPE *, RESULT *result, u8 *workspace, SCAL
 #pragma unroll 8
     for (int part = 0; part < PARTS; ++part) {
         SUM more[RUN];
-        read_run(partial_of(workspace, TILES, blockIdx.y, gridDim.y, divided, part) + row * BN + column, more);
+        read_run<false>(partial_of(workspace, TILES, blockIdx.y, gridDim.y, divided, part) + row * BN, column, more);
 #pragma unroll
         for (int e = 0; e < RUN; ++e) values[e] += more[e];
     }

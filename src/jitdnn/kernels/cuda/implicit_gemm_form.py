@@ -18,7 +18,7 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
 
 _Three = tuple[int, int, int]
-_MASK_BITS = 30  # of a row's mask, for the taps of all axes together
+MASK_BITS = 30  # of a row's mask, for the taps of all axes together
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Form:
     @property
     def has_mask(self) -> bool:
         """True if the taps that lie inside of the data fit into the bits of a mask."""
-        return sum(axis.most_taps for axis in self.axes if axis.is_masked) <= _MASK_BITS
+        return sum(axis.most_taps for axis in self.axes if axis.is_masked) <= MASK_BITS
 
     @property
     def works(self) -> tuple[Work, ...]:

@@ -32,6 +32,13 @@ typedef double f64;
 
 FUNCTION u32 smem_address(const void *shared) { return (u32)__cvta_generic_to_shared(shared); }
 
+// The pointer as a value of its own: an offset is then added to it in one instruction, instead of to what it was made of.
+template <class T>
+FUNCTION T *in_register(T *pointer) {
+    asm("" : "+l"(pointer));
+    return pointer;
+}
+
 // ---- Asynchronous copies from global to shared memory ------------------------------------------------------------
 // Both addresses are aligned to the size. Where `valid` is false the destination is filled with zeros and `global` is
 // not read, though it must still be a pointer. A copy has arrived when the thread that started it has waited for its
