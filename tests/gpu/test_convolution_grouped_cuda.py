@@ -154,6 +154,21 @@ def test_dilation(direction: str, cuda_device: Any) -> None:
     run_algorithm(Grouped(), make_case(problem, None, 0, None), cuda_device)
 
 
+def test_dilation_of_tiles(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    for words in (
+        "n2 c32 h9 w12 k32 r3 s2 stride2x1 pad2 dil2x3 g4 bf16 nhwc",
+        "n2 c32 h9 w12 k32 r2 s3 stride1x2 pad2 dil3x1 g4 f16 nhwc",
+        "n2 c32 h9 w12 k32 r1 s1 stride3x2 pad0 g4 bf16 nhwc",
+    ):
+        problem = convolution(words, "fwd")
+        device = cuda_device
+        plans = image_tiles(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
+        chosen = min(plans, key=lambda plan: plan.seconds)
+        monkeypatch.setattr(convolution_grouped, "plan_of", lambda problem, device, chosen=chosen: chosen)
+        run_algorithm(Grouped(), make_case(problem, None, 0, None), device)
+
+
 @st.composite
 def groups(draw: st.DrawFn) -> Convolution:
     """Convolutions in several groups, of any strides and dtypes of half precision."""
