@@ -103,6 +103,26 @@ def check_it(problem: Normalization, device: Any, **options: Any) -> None:
     assert "rows" in check(problem, device, inputs=inputs_of(problem), **options)
 
 
+@pytest.mark.parametrize("kind", ["layer_norm_fwd", "rms_norm_fwd", "rms_norm_fwd no_weight"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "shape3x1000 axis1 bf16",
+        "shape5x2053 axis1 f16",
+        "shape2x4096 axis1",
+        "shape3x1030 axis1",
+        "shape4x3x600 axis2",
+    ],
+)
+def test_rows_of_several_vectors(words: str, kind: str, device: Any) -> None:
+    """Weights come vector by vector while the row is held."""
+    problem = normalization(f"{kind} {words}")
+    (kernel,) = kernels_of(plan_of(problem), device)
+    assert kernel.layout.is_held
+    assert kernel.layout.steps > 1
+    check(problem, device, scales=((1.0, 0.0), (1.5, 0.5)))
+
+
 @pytest.mark.parametrize("text", [*BATCH, *PARTS, *LAYER, *GROUP])
 def test_awkward_shapes(text: str, device: Any) -> None:
     check_it(normalization(text), device)

@@ -28,6 +28,8 @@ SHAPES = [
     "shape4x65 axis1 bf16",
     "shape2x1000 axis1",
     "shape2x1536 axis1 bf16",
+    "shape3x2053 axis1 f16",
+    "shape2x40960 axis1 bf16",
     "shape2x70001 axis1",  # does not fit into registers
     "shape7000x3 axis0",
     "shape67x3 axis1",
@@ -78,6 +80,19 @@ def test_orders_in_memory(direction: str, arrangement: str, device: Any) -> None
 @given(problem=softmaxes())
 def test_any_softmax(device: Any, problem: Problem) -> None:
     check(problem, device, scales=((1.5, 0.0), (1.0, 1.0)))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_whole_rows_that_are_not_held(direction: str, device: Any) -> None:
+    """Enough of them keep the device busy without being cut; the second sweep goes back."""
+    count = 4 * device.multiprocessors
+    if count > 32:
+        pytest.skip("takes long where so many rows are needed")
+    problem = softmax(f"shape{count}x70001 axis1", "accurate", direction)
+    layout = ROWS.rows(problem, device).kernel(device).layout
+    assert not layout.is_held
+    assert layout.parts == 1
+    assert "rows" in check(problem, device)
 
 
 def test_which_rows_are_held(device: Any) -> None:
