@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import jitdnn as jd
 from jitdnn.devices import cuda
+from memory_lock import alone_on_the_gpu
 
 MANY = 2**31 + 77
 NEEDED = 24 << 30
@@ -22,9 +20,7 @@ def torch() -> Any:
     if not cuda.device_count():
         pytest.skip("no NVIDIA GPU")
     torch = pytest.importorskip("torch")
-    # one at a time, whatever the number of processes: the memory is enough for one
-    with (Path(tempfile.gettempdir()) / "jitdnn-large-tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone_on_the_gpu():  # the memory is enough for one
         yield from _with_room(torch)
 
 
