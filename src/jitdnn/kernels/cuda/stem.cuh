@@ -91,7 +91,7 @@ FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
         u16 *to = stage + row * (2 * ROW_WORDS) + piece * 8;
         const INDEX from = start + element;
         if (!is_inside || (from >= X_LOW && from + 7 <= X_HIGH)) {
-            cp_async16(to, is_inside ? x + from : x, is_inside);
+            cp_async16(to, x + from, is_inside);
         } else {  // the first or the last piece of the tensor
             for (int e = 0; e < 8; e++) to[e] = from + e >= X_LOW && from + e <= X_HIGH ? x[from + e] : (u16)0;
         }
@@ -164,7 +164,7 @@ FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
         int row = i / pieces, element = low + i % pieces * size;
         INDEX start;
         bool is_inside = row_place(at, row, start) && (u32)element < WIDTH * CHANNELS;
-        const u16 *from = is_inside ? x + start + element : x;
+        const u16 *from = x + start + element;
         u16 *to = stage + row * (2 * ROW_WORDS) + i % pieces * size;
 #if X_BYTES == 16
         cp_async16(to, from, is_inside);

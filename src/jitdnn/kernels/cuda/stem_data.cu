@@ -79,7 +79,7 @@ FUNCTION void fetch(u8 *memory, const u16 *dy, const u8 *packed, Tile at, int st
         const bool is_inside = is_here && (u32)(p + row) < OUT_P && (u32)(q + position) < OUT_Q;
         const INDEX away = (INDEX)row * Y_H + (INDEX)position * Y_W;
         const int place = STEP_W == 1 ? i * PITCH : stage_place(row, position);
-        cp_async16(stage + place + part, is_inside ? from + away : dy, is_inside);
+        cp_async16(stage + place + part, from + away, is_inside);
     }
 #else
 #pragma unroll 4

@@ -37,7 +37,7 @@ FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at) {
         const int row = output / BLOCK_Q, column = output % BLOCK_Q;
         const bool is_inside = (is_whole ? output < rows * BLOCK_Q : row < rows && column < columns) && k < FILTERS;
         const INDEX away = is_whole ? (INDEX)output * Y_W : (INDEX)row * Y_H + (INDEX)column * Y_W;
-        cp_async16(stage + output * PITCH + part, is_inside ? from + away : dy, is_inside);
+        cp_async16(stage + output * PITCH + part, from + away, is_inside);
     }
 #else
 #pragma unroll 4
