@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jitdnn.kernels.cuda.convolution_grouped_geometry import Plan
+from jitdnn.kernels.cuda.convolution_grouped_geometry import Plan, pads
 from jitdnn.kernels.cuda.convolution_stem_geometry import (
     Defines,
     Shape,
@@ -47,13 +47,15 @@ class _Tile:
         """Steps of 16 outputs."""
         return -(-self.images * self.rows * self.columns // 16)
 
-    @property
-    def places(self) -> int:
-        """Pixels of x."""
+    def layout(self, channels: int) -> tuple[int, int, int]:
+        """Bytes of x in shared memory, and what goes behind each row and image in units of 16 bytes."""
         (_, stride_h, stride_w), (_, dilation_h, dilation_w) = self.shape.stride, self.shape.dilation
         down = (self.rows - 1) * stride_h + (self.taps - 1) * dilation_h + 1
         across = (self.columns - 1) * stride_w + (self.shape.taps[2] - 1) * dilation_w + 1
-        return self.images * down * -(-across // stride_w) * stride_w
+        down, across = -(-down // stride_h) * stride_h, -(-across // stride_w) * stride_w
+        unit = channels // 8 + 1
+        row_pad, image_pad = pads(unit, across, down, self.columns, self.rows, 1)
+        return 16 * self.images * (down * (across * unit + row_pad) + image_pad), row_pad, image_pad
 
     @property
     def units(self) -> int:
@@ -134,7 +136,8 @@ def tiled_plans(
                 if kinds > _WARPS or (block_slices > 1 and (slice_parts > 1 or block_slices >= 2 * slices)):
                     continue
                 splits = _WARPS // kinds
-                x_bytes = tile.places * (2 * block_slices * slice_in + 16)
+                x_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
+                places = x_bytes // (2 * block_slices * slice_in + 16)
                 y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
                 blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
                 for resident, most in ((1, _MOST_WORKERS), (2, _MOST_WORKERS), (1, 1)):
@@ -151,14 +154,14 @@ def tiled_plans(
                     total = workers * blocks
                     # clocks of a multiprocessor for a tile: shared memory, products, addresses of what is staged
                     steps = -(-tile.steps // splits) * splits * kinds
-                    chunks = (tile.places * slice_in + 16 * tile.steps * slice_out) * block_slices / 8
+                    chunks = (places * slice_in + 16 * tile.steps * slice_out) * block_slices / 8
                     reads = steps * (1 + all_taps) * 4 + chunks / 8
                     products = steps * all_taps * 3.2
                     issue = (chunks * 20 / 32 + steps * (20 + 3 * all_taps)) / 4
                     clocks = max(reads, products, issue) * 1.15
                     sharing = -(-total // multiprocessors)
                     compute = turns * (sharing * clocks + 700) + 3000
-                    staged = 2.0 * block_slices * (tile.places * slice_in + 16 * tile.steps * slice_out)
+                    staged = 2.0 * block_slices * (places * slice_in + 16 * tile.steps * slice_out)
                     staged *= tile.units * blocks
                     memory = max(2.0 * (problem.x.size + problem.y.size) / bandwidth, staged / _LEVEL_TWO)
                     memory *= 1.0 + 0.5 * max(0.0, 1 - total / (resident * multiprocessors))
@@ -168,7 +171,7 @@ def tiled_plans(
                     defines = shape.defines() | {
                         "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
                         "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
-                        "SLICE_PARTS": slice_parts,
+                        "SLICE_PARTS": slice_parts, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
                         "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
                         "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * _WARPS,
                         "STAGES": stages, "RESIDENT": resident, **_sum_defines(workers, group_in),

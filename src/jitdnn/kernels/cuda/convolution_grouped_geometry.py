@@ -81,3 +81,16 @@ def roles(problem: Convolution, source: TensorDescriptor, result: TensorDescript
 def _space(tensor: TensorDescriptor) -> tuple[int, int, int]:
     d, h, w = (1,) * (5 - len(tensor.shape)) + tensor.shape[2:]
     return d, h, w
+
+
+def pads(unit: int, places: int, rows: int, across: int, down: int, row_step: int) -> tuple[int, int]:
+    """16-byte units behind each staged row and image, such that positions in a row go on in the next one's banks.
+
+    `unit`: 16-byte units of a pixel, an odd number; a row has `places` pixels and an image `rows` rows. Positions are
+    `across` in a row, `down` rows of them in an image, and lie `row_step` staged rows apart.
+    """
+    row = places * unit
+    row_pad = next((pad for pad in range(8) if (row_step * (row + pad) - unit * across) % 8 == 0), 0)
+    if down == 1:
+        row_pad = 0
+    return row_pad, (unit * across * down - rows * (row + row_pad)) % 8

@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from jitdnn.kernels.cuda.convolution_grouped_geometry import Plan, axis_defines, meeting, roles, vector_of
+from jitdnn.kernels.cuda.convolution_grouped_geometry import (
+    Plan,
+    axis_defines,
+    meeting,
+    pads,
+    roles,
+    vector_of,
+)
 from jitdnn.kernels.cuda.convolution_stem_data_plan import Axis
 from jitdnn.kernels.cuda.convolution_stem_geometry import Shape, power_of_two, strides_of
 from jitdnn.problems.convolution import Convolution
@@ -47,10 +54,13 @@ class _Tile:
     def columns(self) -> int:
         return (self.across - 1) * self.w.step + self.w.reach
 
-    @property
-    def places(self) -> int:
-        """Pixels in shared memory."""
-        return self.images * self.rows * -(-self.columns // self.w.step) * self.w.step
+    def layout(self, channels: int) -> tuple[int, int, int]:
+        """Bytes in shared memory, and what goes behind each row and image in units of 16 bytes."""
+        unit = channels // 8 + 1
+        places = -(-self.columns // self.w.step) * self.w.step
+        rows = -(-self.rows // self.h.step) * self.h.step
+        row_pad, image_pad = pads(unit, places, rows, self.across, self.down, self.tile_rows)
+        return 16 * self.images * (rows * (places * unit + row_pad) + image_pad), row_pad, image_pad
 
     @property
     def steps(self) -> int:
@@ -147,7 +157,7 @@ def image_tiles(
             if registers > 250:
                 continue
             by_registers = _REGISTERS // (threads * -(-registers // 8) * 8)
-            tile_bytes = tile.places * (2 * block_slices * slice_in + 16)
+            tile_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
             for resident in range(1, min(4 if threads == 128 else 3, by_registers) + 1):
                 units = tile.units(planes)
                 workers = max(1, min(units, multiprocessors * resident // blocks))
@@ -169,7 +179,7 @@ def image_tiles(
                     "TILE_N": tiles, "TILE_ROWS": tile.tile_rows, "TILE_DOWN": tile.down, "TILE_ACROSS": tile.across,
                     "TILE_IMAGES": tile.images, "STAGES": stages, "WORKERS": workers, "BLOCK_THREADS": threads,
                     "RESIDENT": resident, "FILTER_STAGED": int(is_staged), "RESULT_VECTOR": vector,
-                    "RESULT_C": result_c,
+                    "RESULT_C": result_c, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
                 }  # fmt: skip
                 yield Plan(
                     tuple(defines.items()), threads, workers * blocks, seconds, workers, shared, 2 * vector

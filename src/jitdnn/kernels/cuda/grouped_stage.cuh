@@ -3,12 +3,15 @@
 struct Strides { INDEX n, d, h, w; };
 
 // `rows` rows of `columns` pixels from (h0, w0) on of `tile_images` images, `channels` channels of each: zeros where the
-// tensor of `height` x `width` pixels has none. Columns `step` apart are neighbours; a pixel takes `pitch` bytes. A thread
-// copies 8 channels of one column, or of every LANES-th, in every LINES-th row.
-template <int channels, int tile_images, int rows, int columns, int step, int pitch, int height, int width>
+// tensor of `height` x `width` pixels has none. Rows step_h apart are neighbours, and so are columns step_w apart; a pixel
+// takes `pitch` bytes, a row row_bytes, an image image_bytes. A thread copies 8 channels of one column, or of every
+// LANES-th, in every LINES-th row.
+template <int channels, int tile_images, int rows, int columns, int step_h, int step_w, int pitch, int row_bytes,
+          int image_bytes, int height, int width>
 FUNCTION void stage_pixels(u32 shared, const u16 *tensor, const Strides &strides, int image0, int h0, int w0, int channel0,
                            int all_channels, int all_images) {
-    constexpr int CHUNKS = channels / 8, PIXELS = BLOCK_THREADS / CHUNKS, APART = (columns + step - 1) / step;
+    constexpr int CHUNKS = channels / 8, PIXELS = BLOCK_THREADS / CHUNKS;
+    constexpr int APART_H = (rows + step_h - 1) / step_h, APART_W = (columns + step_w - 1) / step_w;
     constexpr int TURNS = (columns + PIXELS - 1) / PIXELS, LANES = (columns + TURNS - 1) / TURNS, LINES = PIXELS / LANES;
     const int chunk = threadIdx.x % CHUNKS, pixel = threadIdx.x / CHUNKS, lane = pixel % LANES, line = pixel / LANES;
     const int channel = channel0 + chunk * 8;
@@ -18,14 +21,16 @@ FUNCTION void stage_pixels(u32 shared, const u16 *tensor, const Strides &strides
         const int column = lane + turn * LANES, w = w0 + column;
         if (TURNS * LANES > columns && column >= columns) break;
         const bool is_column = (u32)w < width && channel < all_channels;
-        const u32 to = shared + (column % step * APART + column / step) * pitch + chunk * 16;
+        const u32 to = shared + (column % step_w * APART_W + column / step_w) * pitch + chunk * 16;
 #pragma unroll 4
-        for (int row = line; row < tile_images * rows; row += LINES) {
-            const int image = image0 + (tile_images > 1 ? row / rows : 0), h = h0 + (tile_images > 1 ? row % rows : row);
+        for (int i = line; i < tile_images * rows; i += LINES) {
+            const int own = tile_images > 1 ? i / rows : 0, row = tile_images > 1 ? i % rows : i;
+            const int image = image0 + own, h = h0 + row;
             const bool is_inside = is_column && (u32)h < height && (tile_images == 1 || image < all_images);
             const INDEX at = (INDEX)(image / PLANES) * strides.n + (INDEX)(image % PLANES) * strides.d +
                              (INDEX)h * strides.h + (INDEX)w * strides.w;
-            cp_async16(to + row * (step * APART * pitch), tensor + (is_inside ? at + channel : 0), is_inside);
+            cp_async16(to + own * image_bytes + (row % step_h * APART_H + row / step_h) * row_bytes,
+                       tensor + (is_inside ? at + channel : 0), is_inside);
         }
     }
 }

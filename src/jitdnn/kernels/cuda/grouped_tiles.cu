@@ -2,8 +2,9 @@
 //
 // What outputs meet is as in grouped.cu. A block takes BLOCK_SLICES slices of neighbouring groups and one tile after the
 // other: of TILE_IMAGES images TILE_DOWN times TILE_ROWS rows of TILE_ACROSS positions b, while the source pixels of the
-// next tiles arrive: STAGES tiles are under way or in use. Columns of the source that lie STEP_W apart are neighbours in
-// shared memory, so that a tap is a constant distance and 8 positions are in 8 different places of the banks. A warp keeps
+// next tiles arrive: STAGES tiles are under way or in use. Rows of the source that lie STEP_H apart and columns that lie
+// STEP_W apart are neighbours in shared memory, so that a tap is a constant distance; ROW_PAD and IMAGE_PAD times 16 bytes
+// behind each row and image put 8 positions into 8 different places of the banks where they can. A warp keeps
 // the fragments of the filter for 16 * CHANNEL_STEPS channels in and 8 * TILE_N out in registers, and takes 16 positions
 // at a time, whichever row or image each is of, TILE_ROWS rows down from each.
 
@@ -18,8 +19,9 @@ constexpr int ALL_IN = GROUPS_OF_CHANNELS * GROUP_IN, ALL_OUT = GROUPS_OF_CHANNE
 constexpr int PITCH = 2 * BLOCK_IN + 16;  // bytes of a pixel: an odd number of 16
 constexpr int POSITION_ROWS = (TILE_ROWS - 1) * STEP_H + REACH_H;
 constexpr int ROWS = (TILE_DOWN * TILE_ROWS - 1) * STEP_H + REACH_H, COLUMNS = (TILE_ACROSS - 1) * STEP_W + REACH_W;
-constexpr int PHASE = (COLUMNS + STEP_W - 1) / STEP_W, ROW = STEP_W * PHASE;
-constexpr int STAGE_BYTES = TILE_IMAGES * ROWS * ROW * PITCH;
+constexpr int APART_H = (ROWS + STEP_H - 1) / STEP_H, APART_W = (COLUMNS + STEP_W - 1) / STEP_W;
+constexpr int ROW_BYTES = STEP_W * APART_W * PITCH + 16 * ROW_PAD;
+constexpr int IMAGE_BYTES = STEP_H * APART_H * ROW_BYTES + 16 * IMAGE_PAD, STAGE_BYTES = TILE_IMAGES * IMAGE_BYTES;
 constexpr int POSITIONS = TILE_IMAGES * TILE_DOWN * TILE_ACROSS, STEPS = (POSITIONS + 15) / 16;
 constexpr int DOWN = (BLOCKS_H + TILE_DOWN * TILE_ROWS - 1) / (TILE_DOWN * TILE_ROWS);
 constexpr int ACROSS = (BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS;
@@ -48,7 +50,7 @@ FUNCTION Tile tile_of(int unit) {
 }
 
 FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int channel) {
-    stage_pixels<BLOCK_IN, TILE_IMAGES, ROWS, COLUMNS, STEP_W, PITCH, SOURCE_H, SOURCE_W>(
+    stage_pixels<BLOCK_IN, TILE_IMAGES, ROWS, COLUMNS, STEP_H, STEP_W, PITCH, ROW_BYTES, IMAGE_BYTES, SOURCE_H, SOURCE_W>(
         shared, source, {S_N, S_D, S_H, S_W}, tile.image, tile.b_h * STEP_H + LEAST_H, tile.b_w * STEP_W + LEAST_W, channel,
         ALL_IN, IMAGES);
 }
@@ -136,7 +138,7 @@ void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *resul
         for (int step = split; step < STEPS; step += SPLITS) {
             const int own = min(step * 16 + lane % 16, POSITIONS - 1), line = own / TILE_ACROSS;
             const u32 from = lane_start + turn * STAGE_BYTES + own % TILE_ACROSS * PITCH +
-                             (line / TILE_DOWN * ROWS + line % TILE_DOWN * (TILE_ROWS * STEP_H)) * (ROW * PITCH);
+                             line / TILE_DOWN * IMAGE_BYTES + line % TILE_DOWN * (TILE_ROWS * ROW_BYTES);
             f32 sums[TILE_ROWS][UNIT_H][UNIT_W][TILE_N][4] = {};
 #pragma unroll
             for (int row = 0; row < POSITION_ROWS; row++) {
@@ -147,7 +149,8 @@ void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *resul
 #pragma unroll
                     for (int k = 0; k < CHANNEL_STEPS; k++) {
                         u32 a[4];
-                        ldmatrix_x4(a, from + (row * ROW + i % STEP_W * PHASE + i / STEP_W) * PITCH + k * 32);
+                        ldmatrix_x4(a, from + (row % STEP_H * APART_H + row / STEP_H) * ROW_BYTES +
+                                           (i % STEP_W * APART_W + i / STEP_W) * PITCH + k * 32);
 #pragma unroll
                         for (int b = 0; b < TILE_ROWS; b++) {
                             const int i_h = row - b * STEP_H;
