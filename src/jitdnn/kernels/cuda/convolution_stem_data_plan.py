@@ -187,7 +187,7 @@ def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
         once = 2 * problem.y.size / work
         reading = (once + 0.4 * max(0.0, tiling.staged_planes * tiling.reads(whole) - once)) / rate
         is_large = parts * part_bytes > room // 3
-        if tiling.steps == 1 and steps > 2 and not is_large:
+        if tiling.steps == 1 < steps and not is_large:
             continue
         for stages, is_streamed in (
             ((2, False), (1, False), (2, True)) if is_large else ((2, False), (1, False))

@@ -161,8 +161,9 @@ def _forward_step(m: int, n: int) -> float:
 
 def _filter_step(m: int, n: int, has_eights: bool = True) -> float:
     """Clocks of a warp's m tiles of channels and n of words for 16 outputs; of which eight always are in one row?"""
-    places = 30 if has_eights else 60
-    return together(4 * m + 4 * n, _MMA * 2 * m * n, (places + 8 * n + 2 * m * n) / 4)
+    instructions = ((30 if has_eights else 60) + 8 * n + 2 * m * n) / 4
+    # as measured: time grows with the sum of all three
+    return 0.57 * (4 * m + 4 * n + _MMA * 2 * m * n + instructions)
 
 
 def forward_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
@@ -184,6 +185,8 @@ def forward_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                     continue
                 turns = -(-rows.slots // (slot_warps * 16 * m))
                 step = warps * _forward_step(m, n)
+                if m * n >= 24 and steps >= 16:  # long sums of much that is independent wait less
+                    step *= 0.87
                 compute = turns * (steps * step + warps * m * (60 + 10 * n) / 4) + rows.fetch_clocks()
                 outputs = rows.down * rows.across
                 writes = 2 * outputs * min(problem.k, n * groups * 8) / rate
@@ -195,6 +198,7 @@ def forward_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 fragments = rows.phases * steps * groups * n * 16
                 together_on_one = min(resident, -(-blocks * shares // multiprocessors))
                 setup, is_packed = filter_setup(fragments, 16, warps * 32, together_on_one, 2, 160)
+                setup += 5 * m * n  # the last tiles, behind which nothing hides
                 pack = Launch("stem_forward_pack", -(-shares * fragments // 256), 256)
                 defines = shape.defines() | rows.defines() | {
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
@@ -250,7 +254,7 @@ def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                     "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
                     "Y_VECTOR": 8 if is_wide else 1, "PARTS": blocks, "SHARES": shares,
                 }  # fmt: skip
-                seconds = (clocks + finish) / CLOCK + 6e-6
+                seconds = (clocks + finish) / CLOCK + 5e-6
                 second = Launch("stem_filter_sum", shares * block_sums // (32 * rows.phases), 256)
                 workspace = 4 * block_sums * shares * blocks
                 yield Plan(
