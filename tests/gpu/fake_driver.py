@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
 import jitdnn as jd
+from jitdnn.devices import cuda_memory
 from jitdnn.tensor import DeviceArray
 
 FAKE = ctypes.CDLL("libcuda.so.1")
@@ -17,6 +21,18 @@ FAKE.fake_bytes.restype = ctypes.c_long
 FAKE.fake_launched.restype = ctypes.c_uint64
 FAKE.fake_context.restype = ctypes.c_void_p
 FAKE.fake_set_capturing.argtypes = (ctypes.c_void_p,)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Nothing is kept on disk, and no call fails that was not asked to."""
+    gc.collect()
+    for index in (0, 1):
+        cuda_memory.trim(index)
+    with jd.settings(cache=False):
+        yield
+    FAKE.fake_set_capturing(None)
+    jd.current_handle().forget()
 
 
 def calls(name: str) -> int:

@@ -42,17 +42,25 @@ def adder(device: Any, n: int, value: float, groups: int = 4) -> Any:
 
 
 def test_cuda_over_a_stand_in_for_the_driver(tmp_path: Path) -> None:
-    """`fake_driver_checks.py` in a process whose libcuda has memory, streams and graphs, and no GPU."""
+    """The files `fake_driver*_checks.py` in a process whose libcuda has memory, streams and graphs, and no GPU."""
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         pytest.skip("a C compiler makes the stand-in, for Linux")
     library = tmp_path / "libcuda.so.1"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", "-o", library]
+    command: list[str | Path] = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-Wl,-soname,libcuda.so.1",
+        "-o",
+        library,
+    ]
     subprocess.run([*command, HERE / "fake_driver.c", "-ldl"], check=True)
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, HERE / "fake_driver_checks.py"],
+        [sys.executable, "-m", "pytest", *options, *HERE.glob("fake_driver*_checks.py")],
         env={**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}"},
         cwd=HERE.parent.parent,
         capture_output=True,

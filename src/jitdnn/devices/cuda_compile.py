@@ -82,6 +82,9 @@ def _compile(source: Source, text: str, arch: str) -> bytes:
 def _fetch(measure: Callable[..., Any], fetch: Callable[..., Any], program: Any) -> bytes:
     """What NVRTC writes into a buffer of the size that it says."""
     status, size = measure(program)
-    buffer = b" " * (0 if int(status) else size)
+    if int(status):
+        return b""
+    # a byte more: Python has but one object for all single spaces, and all would become what is written into it
+    buffer = b" " * (size + 1)
     (status,) = fetch(program, buffer)
-    return b"" if int(status) else buffer
+    return b"" if int(status) else buffer[:size]

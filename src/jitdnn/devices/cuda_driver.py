@@ -30,6 +30,7 @@ _STICKY = {
 _CAPTURE_IMPLICIT = (
     906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the default stream while another one is captured
 )
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _FAST_VERSION = 12000  # of CUDA, in which the functions are those that `_fast` knows
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -79,6 +80,11 @@ def launcher() -> Any:
 @functools.cache
 def _current_context() -> Any:
     return _fast("cuCtxGetCurrent")
+
+
+@functools.cache
+def _pointer_attribute() -> Any:
+    return _fast("cuPointerGetAttribute")
 
 
 def _words(functions: Any, status: Any) -> str:
@@ -220,8 +226,12 @@ def _number_of(stream: Any) -> int:
 
 def pointer_device(pointer: int) -> int:
     """The number of the GPU that has an address. Raises DeviceError if none has."""
-    functions = driver()
-    attribute = functions.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    index = ctypes.c_int()
     with current(0):
-        (index,) = check(functions.cuPointerGetAttribute(attribute, pointer), f"address {pointer:#x}")
-    return int(index)
+        # cuda-bindings 13.2 and 13.3 say 0 of every address
+        status = _pointer_attribute()(
+            ctypes.byref(index), ctypes.c_int(_DEVICE_ORDINAL), ctypes.c_uint64(pointer)
+        )
+        if status:
+            raise failure(status, f"address {pointer:#x}")
+    return index.value

@@ -44,6 +44,8 @@ class _Setting(enum.Enum):
     def __repr__(self) -> str:
         return "SETTING"
 
+    __hash__ = object.__hash__  # Enum's own is slow, and this is part of every call's key
+
 
 #: default of arguments that a setting decides where they are not given
 SETTING: Final = _Setting.SETTING

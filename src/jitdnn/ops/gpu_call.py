@@ -123,7 +123,7 @@ def glance_at(
     algorithm: str | None,
     workspace_limit: Any,
     out: Any,
-    pointers: list[int | None],
+    pointers: list[int],
 ) -> Hashable:
     """What tells a call over arrays of a GPU from others; `pointers` get the addresses, that of `out` last.
 
@@ -133,11 +133,13 @@ def glance_at(
     try:
         for x in arrays if out is None else (*arrays, out):
             pointer, layout = GLANCES[type(x)](x)
+            if layout is None:
+                return None
             pointers.append(pointer)
             key.append(layout)
     except (KeyError, RuntimeError):
         return None
-    return None if None in pointers else tuple(key)
+    return tuple(key)
 
 
 def run_again(
@@ -152,7 +154,7 @@ def run_again(
     handle: Handle,
 ) -> Any:
     """The result of a call on a GPU that was made before; None if there was none, or if it needs a closer look."""
-    pointers: list[Any] = []
+    pointers: list[int] = []
     try:
         known = handle.glanced.get(
             glance_at(op, arrays, arguments, algorithm, workspace_limit, out, pointers)
@@ -163,13 +165,9 @@ def run_again(
         return None
     gpu, plan = known.gpu, known.plan
     runner = gpu.other or handle
-    if runner.graph is not None:
+    if runner.graph is not None or (out is None and beta != 0.0):
         return None
-    if out is None:
-        target = 0
-        if beta != 0.0:
-            return None
-    else:
+    if out is not None:
         target = pointers.pop()
         if type(out) is not DeviceArray and out.requires_grad:
             return None

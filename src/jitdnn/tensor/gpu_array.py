@@ -104,8 +104,8 @@ def borrow_torch(x: Any, torch: Any) -> GpuArray:
     return GpuArray(pointer, descriptor, x, "torch", False, key, ("cuda", index))
 
 
-Glance = tuple[int | None, Any]
-"""The address of an array on a GPU, and its layout in the owner's terms; None for an address in host memory."""
+Glance = tuple[int, Any]
+"""The address of an array on a GPU, and its layout in the owner's terms, which is None in host memory."""
 
 
 def glance_torch(x: Any) -> Glance:
@@ -115,7 +115,7 @@ def glance_torch(x: Any) -> Glance:
     """
     index: int = x.get_device()
     if index < 0:
-        return None, None
+        return 0, None
     pointer: int = x.data_ptr()
     # `& 7`: what is not aligned to its elements is not what was used before
     return pointer, (index, pointer & 7, x.shape, x.stride(), x.dtype, x.is_neg())
