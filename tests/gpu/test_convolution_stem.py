@@ -152,7 +152,7 @@ REFUSED = {
     "n1 c4 h8 w8 k8 r3 s3 stride1 pad1 g2 bf16 nhwc": "one group",
     "n0 c3 h8 w8 k8 r3 s3 stride1 pad1 bf16 nhwc": "empty",
     "n1 c3 h8 w8 k8 r3 s3 stride1 pad2 dil2 bf16 nhwc": "dilation",
-    "n1 c3 h64 w64 k768 r32 s32 stride32 pad0 bf16 nhwc": "fit",
+    "n1 c8 h192 w192 k768 r96 s96 stride96 pad0 bf16 nhwc": "fit",
 }
 
 
