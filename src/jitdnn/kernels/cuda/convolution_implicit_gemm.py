@@ -33,13 +33,14 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     Tile,
     best_cut,
     copy_bytes,
+    crossing,
     index_type,
     linear_step,
     listed,
     packing_text,
     seconds,
 )
-from jitdnn.kernels.cuda.implicit_gemm_form import Batch, Form, View, alignments, form_of
+from jitdnn.kernels.cuda.implicit_gemm_form import Batch, Form, View, alignments, form_of, rows_of
 from jitdnn.kernels.gpu.epilogue import epilogue_source
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -285,7 +286,15 @@ def _candidate(
     moved = batch.nbytes if batch else data.nbytes + problem.w.nbytes + result.nbytes
     cut = best_cut(form.works, tiles, dtype, device, moved, most_parts, (form.most_taps + 1) * 32)
     slow = {16: 1.0, 8: 1.15, 4: 1.4, 0: _BLOCKWISE}
-    time += seconds(form.works, cut, dtype, device, moved) * max(slow[copy_a], slow[copy_b])
+    crossed = max(
+        crossing(dtype, form.depth, rows_of(form.data, form.images, extents)),
+        crossing(
+            dtype,
+            form.width if is_across else form.depth,
+            [form.filter.channel if is_across else form.filter.column],
+        ),
+    )
+    time += seconds(form.works, cut, dtype, device, moved) * max(slow[copy_a], slow[copy_b]) * crossed
     tensors = batch.tensors if batch else (problem.x, problem.w, problem.y)
     packed = [pack.bytes // DTYPES[dtype] for pack in (data_pack, filter_pack) if pack]
     rows = max(work.rows for work in form.works) + 4096

@@ -29,6 +29,7 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     Work,
     best_cut,
     copy_bytes,
+    crossing,
     index_type,
     linear_step,
     listed,
@@ -36,12 +37,22 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     seconds,
     three,
 )
-from jitdnn.kernels.cuda.implicit_gemm_form import MASK_BITS, Batch, View, alignments, form_of, view_of
+from jitdnn.kernels.cuda.implicit_gemm_form import (
+    MASK_BITS,
+    Batch,
+    View,
+    alignments,
+    form_of,
+    rows_of,
+    view_of,
+)
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
 _MOST_PARTS = 512
+_PIXEL_BYTES = 32  # of what is known of a pixel; those of two blocks of the reduction lie in shared memory
+_ROOM = 2 * 64 * _PIXEL_BYTES  # at most
 _SLOW = {16: 1.0, 8: 1.15, 4: 1.4, 0: 4.0}  # how much longer stages take by the width of copies, a guess
 
 
@@ -220,8 +231,12 @@ def _candidate(
     work = _work(problem, depth, batch.count if batch else groups)
     tensors = batch.tensors if batch else (problem.x, problem.y, dw)
     moved = sum(tensor.nbytes for tensor in tensors)
-    cut = best_cut([work], tiles, dtype, device, moved, _MOST_PARTS if uses_workspace else 1)
-    time += seconds([work], cut, dtype, device, moved) * max(_SLOW[copy_a], _SLOW[copy_b])
+    cut = best_cut([work], tiles, dtype, device, moved, _MOST_PARTS if uses_workspace else 1, _ROOM)
+    crossed = max(
+        crossing(dtype, depth, rows_of(data, problem.n, three(problem.spatial, 1))),
+        crossing(dtype, height, rows_of(outer, problem.n, three(problem.output_spatial, 1))),
+    )
+    time += seconds([work], cut, dtype, device, moved) * max(_SLOW[copy_a], _SLOW[copy_b]) * crossed
     packed = [pack.bytes // DTYPES[dtype] for pack in (data_pack, outer_pack) if pack]
     index = index_type(tensors, work.k + 4096, *packed)
     return Plan(
@@ -330,6 +345,7 @@ def launches_of(plan: Plan) -> list[Launch]:
     if plan.outer_pack:
         launches.append(Launch("pack_filter", plan.outer_pack.blocks, 256))
     stages = tile.stages * (tile.m + tile.n) * tile.k_bytes
+    stages += 2 * (tile.k_bytes // DTYPES[plan.problem.x.dtype]) * _PIXEL_BYTES
     staged = tile.m * (tile.n + 8) * 4
     grid = cut.blocks([plan.work]), groups
     launches.append(Launch("implicit_gemm_filter", grid, tile.threads, max(stages, staged)))

@@ -28,10 +28,14 @@ LAUNCH = 2.5e-6
 # Of a Hopper multiprocessor, at the clock that long products run at; where they differ elsewhere, so do all alike.
 _CLOCK = 1.6e9  # Hz
 _L2 = 40.0  # bytes a cycle from L2, as copies of tiles reach it
-_SHARED = 128.0  # bytes a cycle from and to shared memory
+_SHARED = 145.0  # bytes a cycle from and to shared memory, whose clock is higher where it is what limits
 _START = 2500.0  # cycles until a block's first products: its addresses, and the first stages on their way
 _END = 1200.0  # cycles of a block's end beside what it moves
 _STEP = 110.0  # cycles of a step of one warp that waits for its own results
+
+_SECTOR, _LINE = 32, 128  # bytes that memory and L2 move and number together
+_LONG = 512  # bytes of a row that is packed to whole lines
+_CROSSING = 1.4  # how much longer stages take whose rows begin inside sectors
 
 _LEAST_INDEX64 = 2**31 - 2**26  # elements from which offsets need 64 bits: room for taps that lie outside
 
@@ -79,10 +83,10 @@ TILES = (
     Tile(256, 128, 128, 64, 64, 3, 2, 1, 1.0),
     Tile(128, 256, 128, 64, 64, 3, 2, 1, 1.0),
     Tile(128, 128, 128, 64, 64, 3, 2, 2, 1.0),
-    Tile(128, 96, 128, 32, 96, 3, 2, 2, 1.0),
-    Tile(256, 64, 64, 64, 64, 5, 2, 2, 1.0),
-    Tile(64, 256, 64, 64, 64, 5, 2, 2, 1.0),
-    Tile(128, 128, 128, 64, 32, 3, 1, 2, 1.0),
+    Tile(128, 96, 128, 32, 96, 3, 2, 2, 0.9),
+    Tile(256, 64, 64, 64, 64, 5, 2, 2, 0.87),
+    Tile(64, 256, 64, 64, 64, 5, 2, 2, 0.9),
+    Tile(128, 128, 128, 64, 32, 3, 1, 2, 0.9),
     Tile(128, 64, 128, 64, 32, 3, 2, 3, 1.0),
     Tile(64, 128, 128, 32, 64, 3, 2, 3, 1.0),
     Tile(64, 64, 128, 32, 32, 4, 2, 3, 1.0),
@@ -170,7 +174,7 @@ def seconds(works: Sequence[Work], cut: Cut, dtype: str, device: GpuDevice, byte
         whole, divided = whole + undivided, divided + (count - undivided) * cut.parts
         steps += count * length
     mean = steps / max(1, whole + divided / cut.parts)
-    hidden = 1.0 if resident == 1 else 0.45
+    hidden = 0.35 + 0.65 / resident**1.5
 
     def wave(count: int, length: float) -> float:
         """Of so many blocks on a multiprocessor."""
@@ -257,11 +261,24 @@ def copy_bytes(dtype: str, step: int, multiples: Sequence[int]) -> int:
 
 def padded(count: int, dtype: str) -> int:
     """The channels that a group of `count` is extended to when it is packed, for wide copies."""
-    chunk = 16 // DTYPES[dtype]
-    least = max(1, 4 // DTYPES[dtype])
+    size = DTYPES[dtype]
+    chunk = 16 // size
+    least = max(1, 4 // size)
     while least < min(count, chunk):
         least *= 2
+    if count * size >= _LONG:
+        least = _LINE // size
     return -(-count // least) * least
+
+
+def crossing(dtype: str, channels: int, strides: Sequence[int]) -> float:
+    """How much longer a stage takes whose rows, `strides` elements apart, begin anywhere in a sector of memory.
+
+    Short rows share their sectors with their neighbours.
+    """
+    size = DTYPES[dtype]
+    is_crossed = channels * size >= _LONG and any(stride * size % _SECTOR for stride in strides)
+    return _CROSSING if is_crossed else 1.0
 
 
 def three(numbers: Sequence[int], fill: int) -> tuple[int, int, int]:

@@ -270,13 +270,12 @@ void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *resul
     const Share share = share_of_block(TILES);
     const Tile tile = tile_at(share.tile);
     Loader loader;
-    __shared__ Pixel pixels[2 * BK];
     loader.data = in_register((IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) +
                               tile.group * (i64)DATA_GROUP);
     loader.outer = in_register((IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) +
                                tile.group * (i64)OUTER_GROUP + tile.row * (i64)OUTER_CHANNEL);
     loader.rows = OUTER_CHANNELS - tile.row;
-    loader.pixels = pixels;
+    loader.pixels = (Pixel *)(shared + STAGES * STAGE_BYTES);
     loader.prepared = loader.loading = 0;
     loader.set_columns(tile.column);
 

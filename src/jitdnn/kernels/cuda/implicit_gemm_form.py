@@ -234,3 +234,9 @@ def _axis(problem: Convolution, number: int) -> FormAxis:
 def alignments(view: View, depth: int, extents: Sequence[int]) -> tuple[int, ...]:
     """The numbers of elements of which all addresses of neighbouring channels are sums."""
     return (depth, view.image, view.group, *(s for s, n in zip(view.space, extents, strict=True) if n > 1))
+
+
+def rows_of(view: View, images: int, extents: Sequence[int]) -> list[int]:
+    """The distances between the places of a tensor in elements, along the axes that it has."""
+    axes = ((view.image, images), *zip(view.space, extents, strict=True))
+    return [stride for stride, extent in axes if extent > 1]
