@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -131,7 +131,7 @@ class Geometry:
         """Channels of all these tensors that lie side by side in 16 bytes, or 1."""
         lanes = max(1, 16 // DTYPES[self.tensors[0].dtype])
         for t in names:
-            others = [self.steps[t][0], *(axis.steps[t] for axis in self.axes)]
+            others = self._strides(t, (0, *range(2, len(self.tensors[t].shape))))
             if self.steps[t][1] != 1 or any(step % lanes for step in others):
                 return 1
         return lanes if self.channels % lanes == 0 else 1
@@ -141,10 +141,15 @@ class Geometry:
         width = self.tensors[t].shape[-1]
         if self.axes[-1].steps[t] != 1:
             return 1
-        steps = [*self.steps[t], *(axis.steps[t] for axis in self.axes[:-1])]
+        steps = self._strides(t, range(len(self.tensors[t].shape) - 1))
         while most > 1 and (width % most or any(step % most for step in steps)):
             most //= 2
         return most
+
+    def _strides(self, t: int, axes: Iterable[int]) -> list[int]:
+        """Those of some axes of tensor t; where there is one index only, the stride may be anything."""
+        tensor = self.tensors[t]
+        return [tensor.strides[axis] for axis in axes if tensor.shape[axis] > 1]
 
     def numbers(self) -> list[int]:
         """What kernels over `AXIS(d), AXIS(h), AXIS(w)` and the `STEPS` of all tensors take."""

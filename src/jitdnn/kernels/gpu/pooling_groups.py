@@ -24,7 +24,7 @@ from jitdnn.tensor import DTYPES
 LEAST_TAPS = 16
 A_THREAD = 8  # accesses of one thread, about
 NEIGHBOURS = 8  # vectors of channels that lie side by side in a group
-WANTED = 16  # groups for each multiprocessor
+WANTED = 8  # groups for each multiprocessor
 MOST_PARTS = 256
 FLAT_ELEMENTS = 4096  # of the planes that a group takes as one run of memory
 A_RUN = 16  # planes whose elements are a whole number of 16 bytes

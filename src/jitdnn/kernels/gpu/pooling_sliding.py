@@ -138,7 +138,8 @@ def form_of(problem: Pooling, geometry: Geometry) -> Form | None:
     lanes = geometry.lanes((*large, *small)) if item <= 4 else 1
     wide = [geometry.columns(t, 16 // item) for t in large] if item <= 4 else [1]
     vector = 1 if lanes > 1 else min(wide)
-    for form in _forms(lanes, vector, width.stride, problem.mode == "max" and last_[1] - first[1] > 1):
+    shared = last_[1] - first[1] if problem.mode == "max" else 0
+    for form in _forms(lanes, vector, width.stride, shared, item):
         if _values(problem, geometry, form.lanes, form.columns, first, last_) <= MOST_VALUES:
             columns = form.columns & -form.columns
             vector_out = min(geometry.columns(t, columns) for t in small) if form.vector > 1 else 1
@@ -146,12 +147,14 @@ def form_of(problem: Pooling, geometry: Geometry) -> Form | None:
     return None
 
 
-def _forms(lanes: int, vector: int, stride: int, is_shared: bool) -> Iterator[Form]:
-    """From the widest down. `is_shared`: neighbouring tiles look for the maxima of the same windows, so that threads
-    rather take more tiles than more channels."""
-    if is_shared and vector == 1:
+def _forms(lanes: int, vector: int, stride: int, shared: int, item: int) -> Iterator[Form]:
+    """From the widest down. `shared`: windows that neighbouring tiles both look for the maxima of, so that threads
+    rather take more tiles than more channels; of one window only where elements of 2 bytes keep threads busy."""
+    if shared > 1 and vector == 1:
         yield from (Form(1, columns, 1, 1) for columns in (4, 2))
         lanes = 1
+    elif shared == 1 and item == 2:
+        yield from (Form(wide, 2, 1, 1) for wide in (8, 4, 2) if wide <= lanes)
     while lanes > 1:
         yield Form(lanes, 1, 1, 1)
         lanes //= 2
