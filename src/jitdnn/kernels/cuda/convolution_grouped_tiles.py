@@ -1,7 +1,7 @@
 """How forward and backward data of a grouped convolution are cut through shared memory: grouped_tiles.cu.
 
 Channels-last sources of whole 16 bytes, in slices of up to 64 channels that groups fill. A source pixel comes from
-memory once for each tile that it is in, whatever taps it meets there, in copies that keep no registers: 40 kB under
+memory once for each tile that it is in, whatever taps it meets there, in copies that keep no registers: 50 kB under
 way on each multiprocessor saturate an H100's memory, and registers alone do not hold as much. All other sources go
 straight into registers (grouped.cu).
 """
@@ -28,9 +28,9 @@ from jitdnn.problems.convolution import Convolution
 _CLOCK = 1.755e9
 _REGISTERS = 65536
 _RESERVED = 1024  # bytes of shared memory that a block does not see
-_IN_FLIGHT = 40_000  # bytes of a multiprocessor
-_START = 3.5e-6  # a launch, the first pixels' way
-_REACHED = 0.875  # of the memory's bandwidth, by copies
+_IN_FLIGHT = 20_000  # bytes of a multiprocessor
+_START = 3.8e-6  # a launch, the first pixels' way
+_REACHED = 0.905  # of the memory's bandwidth, by copies
 _MOST_FRAGMENTS = 80  # registers of the filter
 _MOST_FRAGMENTS_LARGE = 150  # where a group has more than 32 channels: one block a multiprocessor
 
@@ -61,6 +61,13 @@ class _Tile:
         rows = -(-self.rows // self.h.step) * self.h.step
         row_pad, image_pad = pads(unit, places, rows, self.across, self.down, self.tile_rows)
         return 16 * self.images * (rows * (places * unit + row_pad) + image_pad), row_pad, image_pad
+
+    def is_quiet(self, channels: int) -> bool:
+        """Whether 8 positions are always in 8 different places of the banks."""
+        unit = channels // 8 + 1
+        places = -(-self.columns // self.w.step) * self.w.step
+        row = places * unit + self.layout(channels)[1]
+        return self.down == 1 or (self.tile_rows * row - unit * self.across) % 8 == 0
 
     @property
     def steps(self) -> int:
@@ -193,25 +200,26 @@ def _seconds(
     h, w = tile.h, tile.w
     is_forward = problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
-    # clocks of a multiprocessor for a tile: shared memory, products, instructions
+    # clocks of a multiprocessor for a tile: shared memory, products, instructions; fitted to measurements on an H100
     copies = tile.images * tile.rows * tile.columns * block_in / 8 / 32
     position_rows = (tile.tile_rows - 1) * h.step + h.reach
     steps = -(-tile.steps // splits) * splits * kinds
-    reads = position_rows * w.reach * channel_steps
+    reads = position_rows * w.reach * channel_steps * (1.0 if tile.is_quiet(block_in) else 1.5)
     products = tile.tile_rows * taps * channel_steps * tiles
     stores = tile.tile_rows * h.unit * w.unit * 2
     shared = copies * 4 + steps * (reads * 4 + stores * 4)
     issue = copies * 14 + steps * (reads + products + stores * (12 if vector > 1 else 60) + 60)
     sharing = -(-total // multiprocessors)
-    few = 1.0 + 4.0 / (sharing * warps)  # warps that do not cover each other's waits
-    clocks = max(shared, steps * products * 1.8, issue / 4) * few + 500
+    few = 1.0 + 3.5 / (sharing * warps)  # warps that do not cover each other's waits
+    clocks = max(shared, steps * products * 2.2, 0.5 * issue / 4) * few
     compute = sharing * turns * clocks / _CLOCK
-    under_way = min(sharing, total / multiprocessors) * stages * copies * 512
-    uneven = sharing * turns * multiprocessors / max(1.0, total * turns)
-    memory = 2.0 * (source.size + result.size) / (bandwidth * _REACHED) * (0.5 + 0.5 * uneven)
-    memory *= max(1.0, _IN_FLIGHT / under_way) * (1.0 + 1.6 / block_in)
+    under_way = total / multiprocessors * stages * copies * 512
+    uneven = sharing * multiprocessors / total
+    memory = 2.0 * (source.size + result.size) / (bandwidth * _REACHED) * (0.3 + 0.7 * uneven)
+    memory *= max(1.0, _IN_FLIGHT / under_way) * (1.0 + 0.7 / block_in)
     # what a tile fetches beside its own pixels is near, but takes its way
     fetched = 2.0 * source.size * (tile.rows / (tile.down * tile.tile_rows * h.step) - 1)
     fetched += 2.0 * source.size * (tile.columns / (tile.across * w.step) - 1)
-    memory += 0.25 * max(0.0, fetched) / bandwidth
-    return max(memory, compute) + 0.7 * min(memory, compute) / turns + _START
+    memory += 0.4 * max(0.0, fetched) / bandwidth
+    together = (memory**4 + compute**4) ** 0.25  # each hides most of the other
+    return together + 0.5 * min(memory, compute) / turns + _START
