@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from contextvars import copy_context
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -214,6 +216,104 @@ def test_the_second_call_of_a_kind_makes_no_plan(own: Library, monkeypatch: pyte
     assert len(handle.calls) == 1
 
 
+class TestAgain:
+    """Calls that were made before, which are known at a glance at their arrays."""
+
+    @pytest.fixture(params=["opencl", "cuda", "torch"])
+    def some(self, request: pytest.FixtureRequest) -> Library:
+        return LIBRARIES[request.param]()
+
+    @pytest.fixture
+    def x(self) -> AnyArray:
+        return np.random.default_rng(0).standard_normal((2, 3, 6, 6)).astype(np.float32)
+
+    def test_borrow_nothing(self, some: Library, x: AnyArray, monkeypatch: pytest.MonkeyPatch) -> None:
+        out = some.put(np.zeros((2, 3, 3, 3), np.float32))
+        for options in ({}, {"out": out}):
+            jd.max_pool(some.put(x), 2, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr("jitdnn.ops.call.borrow", None)
+            np.testing.assert_array_equal(some.get(jd.max_pool(some.put(x + 1), 2)), pooled(x + 1))
+            assert jd.max_pool(some.put(x + 2), 2, out=out) is out
+        np.testing.assert_array_equal(some.get(out), pooled(x + 2))
+
+    def test_operands_of_an_epilogue_come_after_the_output(self, some: Library, x: AnyArray) -> None:
+        w, bias = np.ones((4, 3, 1, 1), np.float32), np.arange(4, dtype=np.float32)
+        expected = x.sum(1, keepdims=True) + bias[:, None, None]
+        for _ in range(3):
+            result = jd.conv(some.put(x), some.put(w), bias=some.put(bias))
+            np.testing.assert_allclose(some.get(result), expected, rtol=1e-5, atol=1e-5)
+
+    def test_with_other_layouts(self, some: Library, x: AnyArray) -> None:
+        for _ in range(2):
+            for given in (x, x.transpose(0, 1, 3, 2), x[:, :, 1:], x[:1], x.astype(np.float64)):
+                result = some.get(jd.max_pool(some.put(np.array(given)), 2))
+                np.testing.assert_array_equal(result, pooled(np.array(given)))
+                assert result.dtype == given.dtype
+                np.testing.assert_array_equal(
+                    some.get(jd.max_pool(some.put(given)[:, 1:], 2)), pooled(given[:, 1:])
+                )
+
+    def test_with_other_settings_and_arguments(self, some: Library, x: AnyArray) -> None:
+        handle, given = jd.Handle(), some.put(x)
+        for _ in range(2):
+            jd.max_pool(given, 2, handle=handle)
+            with jd.settings(deterministic=True):
+                jd.max_pool(given, 2, handle=handle)
+            jd.max_pool(given, 3, handle=handle)
+            jd.max_pool(given, [2, 2], handle=handle)
+        assert len(handle.glanced) == 4
+        handle.forget()
+        assert not handle.glanced
+
+    def test_keep_results_apart_from_inputs(self, some: Library) -> None:
+        whole = some.put(np.arange(96, dtype=np.float32).reshape(1, 1, 12, 8))
+        for _ in range(2):
+            jd.max_pool(whole[:, :, :4], 1, out=whole[:, :, 8:])
+            with pytest.raises(jd.InvalidArgument, match="shares memory"):
+                jd.max_pool(whole[:, :, :4], 1, out=whole[:, :, 3:7])
+        for _ in range(3):
+            assert jd.relu(whole, out=whole) is whole
+        values = some.get(whole)
+        np.testing.assert_array_equal(values[:, :, :8].ravel(), np.arange(64))
+        np.testing.assert_array_equal(values[:, :, 8:], values[:, :, :4])
+
+    def test_are_refused_what_the_first_was(self, some: Library, x: AnyArray) -> None:
+        given, wrong = some.put(x), cast("float", "two")
+        for _ in range(2):
+            jd.max_pool(given, 2)
+            with pytest.raises(jd.InvalidArgument, match="beta is"):
+                jd.max_pool(given, 2, beta=1.0)
+            with pytest.raises(jd.InvalidType, match="alpha is"):
+                jd.max_pool(given, 2, alpha=wrong)
+
+    def test_are_logged(self, some: Library, x: AnyArray, caplog: pytest.LogCaptureFixture) -> None:
+        given = some.put(x)
+        with jd.settings(log="debug"):
+            for _ in range(3):
+                jd.max_pool(given, 2)
+        assert caplog.text.count("ran pool_fwd") == 3
+
+    def test_of_many_threads(self, some: Library, x: AnyArray) -> None:
+        errors = []
+
+        def work(number: int) -> None:
+            for step in range(20):
+                result = some.get(jd.max_pool(some.put(x + number + step), 2))
+                if not np.array_equal(result, pooled(x + number + step)):
+                    errors.append(number)
+
+        with jd.Handle():  # which they share
+            threads = [
+                threading.Thread(target=copy_context().run, args=(work, number)) for number in range(4)
+            ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+
+
 class TestOwnKernels:
     def test_elementwise_with_numbers(self, own: Library) -> None:
         kernel = jd.elementwise("a, x, y: a * x + y")
@@ -271,8 +371,18 @@ class TestTorch:
         x = torch.randn(1, 3, 4, 4, device="cuda", requires_grad=True)
         assert not jd.max_pool(x, 2).requires_grad
         out = torch.empty(1, 3, 2, 2, device="cuda", requires_grad=True)
-        with pytest.raises(jd.InvalidArgument, match="out records gradients"):
-            jd.max_pool(x, 2, out=out)
+        for _ in range(2):
+            jd.max_pool(x, 2, out=out.detach())
+            with pytest.raises(jd.InvalidArgument, match="out records gradients"):
+                jd.max_pool(x, 2, out=out)
+
+    def test_lazy_negation_is_refused(self, torch: Any) -> None:
+        x = torch.zeros(2, 3, dtype=torch.complex64, device="cuda").imag
+        y = torch.zeros(2, 3, dtype=torch.complex64, device="cuda").conj().imag
+        for _ in range(2):
+            jd.relu(x)
+            with pytest.raises(jd.InvalidType, match="lazy negation"):
+                jd.relu(y)
 
     def test_mixed_with_arrays_of_our_own(self, torch: Any) -> None:
         x = torch.randn(3, 4, device="cuda")

@@ -29,15 +29,6 @@ def compiler_version() -> str:
     return f"nvrtc {major}.{minor}" if not int(status) else "nvrtc"
 
 
-@functools.cache
-def _has_cache() -> bool:
-    """Whether this NVRTC keeps compiled code on disk itself."""
-    from cuda.bindings import nvrtc
-
-    status, major, minor = nvrtc.nvrtcVersion()
-    return not int(status) and (major, minor) >= (12, 9)
-
-
 def compiled(source: Source, arch: str) -> bytes:
     try:
         version = compiler_version()
@@ -69,9 +60,10 @@ def no_compiler(error: Exception) -> str:
 def _compile(source: Source, text: str, arch: str) -> bytes:
     from cuda.bindings import nvrtc
 
-    options = [f"-arch={arch}", "--std=c++17", "--ptxas-options=-v", "--diag-suppress=177", "-default-device"]
-    if _has_cache():
-        options.append("--no-cache")  # which would keep what ours keeps, and forget what the assembler said
+    # without NVRTC's own cache, which would keep what ours keeps, and forget what the assembler said
+    options = (
+        f"-arch={arch}", "--std=c++17", "--ptxas-options=-v", "--no-cache", "--diag-suppress=177", "-default-device",
+    )  # fmt: skip
     status, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{source.name}.cu".encode(), 0, [], [])
     if int(status):
         raise CompileError(f"{source.name} for {arch}: NVRTC refuses to begin ({status.name})")
