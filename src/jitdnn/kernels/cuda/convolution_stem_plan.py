@@ -254,7 +254,7 @@ def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                     "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
                     "Y_VECTOR": 8 if is_wide else 1, "PARTS": blocks, "SHARES": shares,
                 }  # fmt: skip
-                seconds = (clocks + finish) / CLOCK + 5e-6
+                seconds = (clocks + finish) / CLOCK + 4.5e-6
                 second = Launch("stem_filter_sum", shares * block_sums // (32 * rows.phases), 256)
                 workspace = 4 * block_sums * shares * blocks
                 yield Plan(
