@@ -38,6 +38,7 @@
     into = (i64)other_bits;                              \
   }
 #define HIGH_PRODUCT(a, b) mul_hi(a, b)
+#define KERNEL_OF_TWO(threads) KERNEL(threads)
 #else
 #define EXCHANGE_SPACE(threads)
 #define EXCHANGE_f32(x, distance, into) into = __shfl_xor_sync(0xffffffffu, x, distance);
@@ -45,6 +46,8 @@
 #define EXCHANGE_i32(x, distance, into) into = __shfl_xor_sync(0xffffffffu, x, distance);
 #define EXCHANGE_i64(x, distance, into) into = __shfl_xor_sync(0xffffffffu, x, distance);
 #define HIGH_PRODUCT(a, b) __umulhi(a, b)
+/* with registers for two groups of a multiprocessor */
+#define KERNEL_OF_TWO(threads) extern "C" __global__ __launch_bounds__(threads, 2)
 #endif
 #define UNROLL _Pragma("unroll")
 #define EXCHANGE(type, x, distance, into) JOIN(EXCHANGE_, type)(x, distance, into)
@@ -52,14 +55,34 @@
 /* n / d for n below 2^31, where `magic` and `shift` belong to d */
 FUNCTION u32 quotient_u32(u32 n, u32 magic, u32 shift) { return (HIGH_PRODUCT(n, magic) + n) >> shift; }
 
-/* exp for numbers of 16 bits: the product is rounded, which changes the result by |x| / 2^24 of it, less than they tell */
+/* Numbers of 16 bits. exp: the product is rounded, which changes the result by |x| / 2^24 of it, less than they tell */
 #ifdef HAS_NATIVE_NARROWING
+/* of both halves the larger number */
+FUNCTION u32 max_number_pair_bf16(u32 a, u32 b) {
+  u32 larger;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+FUNCTION u32 max_number_pair_f16(u32 a, u32 b) {
+  u32 larger;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
 FUNCTION f32 short_exp(f32 x) {
   f32 power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.4426950408889634f));
   return power;
 }
 #else
+FUNCTION u32 max_number_pair_bf16(u32 a, u32 b) {
+  const f32 low = fmax(f32_of_bits(a << 16), f32_of_bits(b << 16));
+  const f32 high = fmax(f32_of_bits(a & 0xffff0000u), f32_of_bits(b & 0xffff0000u));
+  return bits_of_two_bf16(low, high);
+}
+FUNCTION u32 max_number_pair_f16(u32 a, u32 b) {
+  const f32 low = fmax(f32_of_f16((u16)a), f32_of_f16((u16)b));
+  return bits_of_two_f16(low, fmax(f32_of_f16((u16)(a >> 16)), f32_of_f16((u16)(b >> 16))));
+}
 FUNCTION f32 short_exp(f32 x) { return exp(x); }
 #endif
 

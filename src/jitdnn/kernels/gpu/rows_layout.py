@@ -26,6 +26,7 @@ _SUBGROUP = 32
 _CHUNK = 64  # bytes of a thread that are loaded at once
 _MOST_HELD = 32  # elements of a thread
 _HELD = 32  # registers of a thread that may hold elements in a group of 1024 threads; twice as many in smaller ones
+_STREAMING = 256  # threads of a group for long rows that are gone through once
 _WAVES = 2  # groups for every place on the device, where rows are cut
 _THREADS = 128  # of a group, where rows are so short that it has several
 _CHUNKS = 4  # of a part, or its own costs would show
@@ -283,6 +284,8 @@ class _Sizes:
         """Elements that a thread may hold."""
         if threads > 512:  # all that there is
             return max(1, int(min(_HELD / self.weight, 2 * _MOST_HELD)))
+        if threads == 512 and self.weight <= 0.5:  # two groups have their rows side by side
+            return 2 * _MOST_HELD
         return max(1, int(min(2 * _HELD / self.weight, _MOST_HELD)))
 
     def along(self) -> Layout:
@@ -292,10 +295,15 @@ class _Sizes:
         if not self.loops:
             return self._made(False, 1, 1, 1, _THREADS, True)
         team = 1
-        while team <= self.most_threads:
+        # of rows that are gone through once nothing is kept: enough of them are better read by smaller groups
+        places = self.device.multiprocessors * (2048 // _STREAMING)
+        is_streamed = self.loops == 1 and prod(extent for extent, _ in self.kept) >= _WAVES * places
+        while team <= (_STREAMING if is_streamed else self.most_threads):
             steps = -(-vectors // team)
             is_last = team >= min(512, self.most_threads) and self.loops > 1
             most = self._room(team) if team <= _SUBGROUP or is_last else min(self.chunk, self._room(team))
+            if team <= _SUBGROUP and self.loops == 1:
+                most = max(most, min(2 * self.chunk, 2 * _MOST_HELD))
             if (team >= min(8, vectors) or team == self.most_threads) and steps * v <= max(v, most):
                 threads = max(team, min(_THREADS, self.most_threads))
                 return self._made(False, max(1, steps), 1, team, threads, True)
@@ -306,7 +314,7 @@ class _Sizes:
         if layout.parts == 1 and self.loops > 1 and self.reduces:
             # fewer rows at a time, so that the cache has them from one sweep to the next
             threads = self.most_threads
-            steps = max(1, min(self.chunk, int(_HELD * 0.75 / self.weight)) // v)
+            steps = max(1, min(2 * self.chunk, int(_HELD / self.weight)) // v)
             return self._made(False, steps, 1, threads, threads, False)
         return layout
 

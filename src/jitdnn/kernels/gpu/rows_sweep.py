@@ -62,17 +62,29 @@ class _Sweep(Vectors):
         for r, name in folds:
             self._declare(r, name)
         inputs = text.used([sweep])
+        again: list[int] = []
         if self.layout.is_held:
             text.put(f"{{ const {self.index} base = start;")
             inputs = [t for t in inputs if t not in text.loaded]
             self.late = [t for t in inputs if t in text.late]
             text.loaded |= {*inputs}
+        elif self._turns:
+            if self._loops_before:
+                again = [t for t in inputs if t in text.loaded and text.kind(t) != "own"]
+            text.loaded = {*inputs}
+            self._put_turn()
+            text.put(self._chunks())
         else:
             text.put(self._chunks())
             text.put(*(text.registers(t) for t in inputs if text.kind(t) != "own"))
         if not self.across:
             text.put(*self.which_are_full())
-        self._load([t for t in inputs if text.kind(t) != "own" and t not in self.late])
+        if again:
+            # the first chunk is the last one of the sweep before
+            text.put("if (base != turn) {")
+            self._load(again)
+            text.put("}")
+        self._load([t for t in inputs if text.kind(t) != "own" and t not in self.late and t not in again])
         if self.layout.is_held and not text.late:
             self._load_early()
         self._keep_and_fold(folds)
@@ -120,11 +132,27 @@ class _Sweep(Vectors):
         text, index, chunk = self.text, self.index, self.stride * self.steps
         if text.in_order:
             return f"for ({index} base = start; base + mine < end; base += {chunk}) {{"
-        before = sum(sweep.loops for sweep in text.program.sweeps[: self.number])
-        if self.across or self.code.is_split or before % 2 == 0:
+        if not self._turns or self._loops_before % 2 == 0:
             return f"for ({index} base = start; base - shift < end; base += {chunk}) {{"
-        last = f"start + (end - 1 + shift - start) / {chunk} * {chunk}"
-        return f"for ({index} base = {last}; base >= start; base -= {chunk}) {{"
+        return f"for ({index} base = final; base >= start; base -= {chunk}) {{"
+
+    def _put_turn(self) -> None:
+        """The last chunk of a row, and the one that the sweep before ended with."""
+        text, index, chunk = self.text, self.index, self.stride * self.steps
+        if not self._loops_before:
+            text.put(f"const {index} final = start + (end - 1 + shift - start) / {chunk} * {chunk};")
+            text.put(f"{index} turn = final;")
+        elif self._loops_before > 1:
+            text.put(f"turn = {'start' if self._loops_before % 2 == 0 else 'final'};")
+
+    @property
+    def _turns(self) -> bool:
+        """Whether every other sweep goes back: along whole rows that are not held."""
+        return not (self.across or self.layout.is_held or self.code.is_split or self.text.in_order)
+
+    @property
+    def _loops_before(self) -> int:
+        return sum(sweep.loops for sweep in self.text.program.sweeps[: self.number])
 
     def _is_complete(self, name: Reduction) -> bool:
         """Whether the loop itself leaves the result of the whole team."""
@@ -278,7 +306,9 @@ class _Sweep(Vectors):
         least = c_constant(-float("inf"), real)
         text.put("{", f"{real} most[{self.vector}], powers[{self.vector}], origin[{self._wide}];")
         text.put(f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ most[v] = {least}; powers[v] = 0; }}")
-        text.put(*self.over_elements([*lines, f"most[v] = fold_max_number_{real}(most[v], {value});"]))
+        larger = [*lines, f"most[v] = fold_max_number_{real}(most[v], {value});"]
+        pairs = self._pairs(r)
+        text.put(*pairs[0], *self.over_elements(larger, pairs[1]), *pairs[2])
         if not self.across and self.vector > 1:
             text.put(
                 f"UNROLL for (int v = 1; v < {self.vector}; v++) most[0] = fold_max_number_{real}(most[0], most[v]);"
@@ -304,6 +334,29 @@ class _Sweep(Vectors):
             text.put("}")
         else:
             text.put(f"UNROLL for (int v = 0; v < {self._wide}; v++) {total.name}[v] += powers[v];", "}")
+
+    def _pairs(self, r: int) -> tuple[list[str], list[str], list[str]]:
+        """Statements for the greatest of two elements at once, where they are two of 16 bits: before whole vectors, for
+        one, and behind all; none elsewhere."""
+        text, expression = self.text, self.sweep.reductions[r][1]
+        step = expression.instructions[-1]
+        if self.across or step.operation != "input" or step.arguments[0] >= self.code.inputs:
+            return [], [], []
+        t = step.arguments[0]
+        dtype, words = self.code.dtypes[t], text.words(t)
+        if text.kind(t) != "words" or dtype not in ("f16", "bf16"):
+            return [], [], []
+        every = f"UNROLL for (int k = 0; k < {words}; k++)"
+        least = {"f16": "0xfc00fc00u", "bf16": "0xff80ff80u"}[dtype]
+        behind = [
+            f"most[{half}] = fold_max_number_{self.real}(most[{half}], element_{dtype}(pairs[k], {2 * half}));"
+            for half in (0, 1)
+        ]
+        return (
+            [f"u32 pairs[{words}]; {every} pairs[k] = {least};"],
+            [f"{every} pairs[k] = max_number_pair_{dtype}(pairs[k], w{t}[u * {words} + k]);"],
+            [f"{every} {{", *behind, "}"],
+        )
 
     def _joined(self, name: str, state: State, reduction: Reduction) -> None:
         """The numbers of an array over the team, in the state's array."""

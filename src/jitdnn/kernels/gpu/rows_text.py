@@ -90,9 +90,13 @@ class Text:
         self.names.append(name)
         pointers = "".join(f"GLOBAL u8 *p{n}, " for n in range(self.code.pointers))
         extras = "".join(f", i64 {extra}" for extra, _ in self.code.extras)
+        # two groups side by side, one of which may load while the other computes
+        kernel = (
+            "KERNEL_OF_TWO" if threads == 512 and self.layout.is_held and self.code.is_short else "KERNEL"
+        )
         floats = "".join(f", SCALE parameter{n}" for n in range(len(self.program.parameters)))
         self.put(
-            f"KERNEL({threads}) void {name}({pointers}GLOBAL u8 *workspace, SCALE scale, SCALE blend{extras}{floats})",
+            f"{kernel}({threads}) void {name}({pointers}GLOBAL u8 *workspace, SCALE scale, SCALE blend{extras}{floats})",
             "{",
             f"EXCHANGE_SPACE({threads})",
         )
@@ -120,7 +124,7 @@ class Text:
         self.kept: list[tuple[int, Expression]] = []
         for number, sweep in enumerate(sweeps[:first]):
             self.kept += [(number, e) for e in sweep.keeps]
-        if layout.is_held:
+        if layout.is_held or not (layout.is_across or self.code.is_split or self.in_order):
             self._declare(sweeps[first:end])
         for number in range(first, end):
             self.known[number] = len(self.bound)

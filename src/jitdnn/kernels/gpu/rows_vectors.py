@@ -69,8 +69,11 @@ class Vectors:
             *loop(end, self.steps, checked),
         ]  # fmt: skip
 
-    def over_elements(self, body: Sequence[str]) -> list[str]:
-        """`body` for every element (u, v) that there is, number `i` (as a real number `i_real`)."""
+    def over_elements(self, body: Sequence[str], instead: Sequence[str] = ()) -> list[str]:
+        """`body` for every element (u, v) that there is, number `i` (as a real number `i_real`).
+
+        Along, `instead` is for whole vectors.
+        """
         if self.across:
             each = f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ const {self.real} i_real = ({self.real})i;"
             return self.over_rows([each, *body, "}"])
@@ -86,7 +89,7 @@ class Vectors:
             "} else if (last >= lo && first < end) {",
             f"{every} * element_step; {own}", "if (i >= lo && i < end) {", *body, "}", "}", "}",
         ]  # fmt: skip
-        return self.over_vectors(whole, checked)
+        return self.over_vectors(instead or whole, checked)
 
     def over_rows(self, body: Sequence[str]) -> list[str]:
         """Across: `body` for every vector u that there is, of the elements number `i`."""
