@@ -28,9 +28,9 @@ from jitdnn.problems.convolution import Convolution
 _CLOCK = 1.755e9
 _REGISTERS = 65536
 _RESERVED = 1024  # bytes of shared memory that a block does not see
-_IN_FLIGHT = 20_000  # bytes of a multiprocessor
+_IN_FLIGHT = 5_000  # bytes of a multiprocessor: a wait for memory is felt as 1 part to that many times more
 _START = 3.8e-6  # a launch, the first pixels' way
-_REACHED = 0.905  # of the memory's bandwidth, by copies
+_REACHED = 0.93  # of the memory's bandwidth, by copies
 _MOST_FRAGMENTS = 80  # registers of the filter
 _MOST_FRAGMENTS_LARGE = 150  # where a group has more than 32 channels: one block a multiprocessor
 
@@ -144,7 +144,7 @@ def image_tiles(
     vector, result_c = vector_of(result)
     is_packed = _is_packed(problem)
     filter_row = taps * problem.w.shape[1]
-    # blocks of half the warps leave room for a third where the filter takes many registers
+    # two blocks of half the warps where the filter takes many registers
     for block_slices, threads in product((1, 2, 4, 8), (256, 128) if steps > 1 else (256,)):
         block_groups = block_slices * slice_groups
         if block_slices > 1 and block_slices >= 2 * slices:
@@ -165,7 +165,7 @@ def image_tiles(
                 continue
             by_registers = _REGISTERS // (threads * -(-registers // 8) * 8)
             tile_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
-            for resident in range(1, min(4 if threads == 128 else 3, by_registers) + 1):
+            for resident in range(1, min(2, by_registers) + 1):
                 units = tile.units(planes)
                 workers = max(1, min(units, multiprocessors * resident // blocks))
                 turns = -(-units // workers)
@@ -180,6 +180,7 @@ def image_tiles(
                     problem, tile, multiprocessors, bandwidth, block_slices * slice_in, threads // 32, kinds, splits,
                     taps, steps, tiles, workers * blocks, turns, stages, vector
                 )  # fmt: skip
+                seconds *= _seen(tile, resident < min(2, by_registers), 3 if stages == turns else stages)
                 defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
                     "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out,
                     "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices, "CHANNEL_STEPS": steps,
@@ -191,6 +192,14 @@ def image_tiles(
                 yield Plan(
                     tuple(defines.items()), threads, workers * blocks, seconds, workers, shared, 2 * vector
                 )
+
+
+def _seen(tile: _Tile, is_alone: bool, stages: int) -> float:
+    """What measurements say beside the model: more for one block where there is room for two, for few stages, and for
+    narrow parts of rows."""
+    factor = 1.08 if is_alone else 1.0
+    factor *= (1.08, 1.025, 1.0)[stages - 1]
+    return factor * (1.04 if tile.across < min(8, tile.w.blocks) else 1.0)
 
 
 def _seconds(
@@ -211,12 +220,13 @@ def _seconds(
     issue = copies * 14 + steps * (reads + products + stores * (12 if vector > 1 else 60) + 60)
     sharing = -(-total // multiprocessors)
     few = 1.0 + 3.5 / (sharing * warps)  # warps that do not cover each other's waits
-    clocks = max(shared, steps * products * 2.2, 0.5 * issue / 4) * few
+    products *= 2.2 * steps
+    clocks = (max(shared, products, 0.5 * issue / 4) + 0.15 * min(shared, products)) * few
     compute = sharing * turns * clocks / _CLOCK
     under_way = total / multiprocessors * stages * copies * 512
     uneven = sharing * multiprocessors / total
     memory = 2.0 * (source.size + result.size) / (bandwidth * _REACHED) * (0.3 + 0.7 * uneven)
-    memory *= max(1.0, _IN_FLIGHT / under_way) * (1.0 + 0.7 / block_in)
+    memory *= (1.0 + _IN_FLIGHT / under_way) * (1.0 + 0.7 / block_in)
     # what a tile fetches beside its own pixels is near, but takes its way
     fetched = 2.0 * source.size * (tile.rows / (tile.down * tile.tile_rows * h.step) - 1)
     fetched += 2.0 * source.size * (tile.columns / (tile.across * w.step) - 1)
