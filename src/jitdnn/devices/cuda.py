@@ -24,6 +24,7 @@ from jitdnn.devices.cuda_driver import (
     ended_streams,
     failure,
     is_capturing,
+    is_current,
     launcher,
     pointer_device,
     relaxed,
@@ -248,31 +249,27 @@ class CudaKernel:
         self._pack(block.memory, 0, *pointers, workspace, alpha, beta)
         if stream != block.stream:
             block.set_stream(stream)
-        if self._is_alone:
+        if self._is_alone or is_current(self._device.index):
             for config, function in block.launches:
                 status = self._launch(config, function, block.parameters, None)
                 if status:
-                    self._launch_again(status, block, function, config)
+                    self._launch_again(status, block, config, function)
         else:
             with current(self._device.index):
                 for config, function in block.launches:
                     status = self._launch(config, function, block.parameters, None)
                     if status:
-                        self._fail(status, block, function)
+                        self._launch_again(status, block, config, function)
         self._free.append(block)
 
-    def _launch_again(self, status: int, block: _Block, function: Any, config: Any) -> None:
+    def _launch_again(self, status: int, block: _Block, config: Any, function: Any) -> None:
         """What the driver refused, with the GPU's context as the current one. Raises DeviceError if that is not why."""
         if status in _NO_CONTEXT:
             with current(self._device.index):
                 status = self._launch(config, function, block.parameters, None)
         if status:
-            self._fail(status, block, function)
-
-    def _fail(self, status: int, block: _Block, function: Any) -> None:
-        number = next(n for n, (_, other) in enumerate(block.launches) if other is function)
-        name = self._launches[number].function
-        raise failure(status, f"launch of {name} ({self._source.name})")
+            name = self._launches[block.launches.index((config, function))].function
+            raise failure(status, f"launch of {name} ({self._source.name})")
 
     def _new_block(self) -> _Block:
         if not self._functions:

@@ -83,6 +83,11 @@ def _current_context() -> Any:
 
 
 @functools.cache
+def _stream_state() -> Any:
+    return _fast("cuStreamIsCapturing")
+
+
+@functools.cache
 def _pointer_attribute() -> Any:
     return _fast("cuPointerGetAttribute")
 
@@ -141,20 +146,25 @@ def context(index: int) -> tuple[Any, int]:
     return found, int(found)
 
 
+def is_current(index: int) -> bool:
+    """Whether the GPU's primary context is the current one of this thread."""
+    now = ctypes.c_void_p()
+    status = _current_context()(ctypes.byref(now))
+    return not status and now.value == context(index)[1]
+
+
 class current:  # noqa: N801 - used as a function
     """A block of code for which a GPU's primary context is the thread's current one."""
 
-    __slots__ = ("_context", "_is_pushed", "_number")
+    __slots__ = ("_index", "_is_pushed")
 
     def __init__(self, index: int) -> None:
-        self._context, self._number = context(index)
+        self._index = index
 
     def __enter__(self) -> None:
-        now = ctypes.c_void_p()
-        status = _current_context()(ctypes.byref(now))
-        self._is_pushed = status != 0 or now.value != self._number
+        self._is_pushed = not is_current(self._index)
         if self._is_pushed:
-            check(driver().cuCtxPushCurrent(self._context), "making a GPU current")
+            check(driver().cuCtxPushCurrent(context(self._index)[0]), "making a GPU current")
 
     def __exit__(self, *_: object) -> None:
         if self._is_pushed:
@@ -184,8 +194,9 @@ def is_capturing(stream: int) -> bool:
 
     The GPU of the stream must be the current one.
     """
-    status, state = driver().cuStreamIsCapturing(stream)
-    return int(status) == _CAPTURE_IMPLICIT or (not int(status) and int(state) != 0)
+    state = ctypes.c_int()
+    status = _stream_state()(ctypes.c_void_p(stream), ctypes.byref(state))
+    return bool(status == _CAPTURE_IMPLICIT or (not status and state.value))
 
 
 #: numbers of streams whose objects are gone, and they with them, perhaps: to name one to the driver may end the process
