@@ -250,7 +250,7 @@ def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) ->
             memory *= 1.3
         # lanes that read a pixel for several taps wait for each: as measured on an H100
         memory *= 1.3 if w.step == 1 and w.reach > 1 else 1.1
-        seconds = max(memory, compute / _CLOCK) + 0.15 * min(memory, compute / _CLOCK) + 4e-6
+        seconds = max(memory, compute / _CLOCK) + 0.15 * min(memory, compute / _CLOCK) + 6e-6
         defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
             "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,
             "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers, "BLOCK_THREADS": 128,

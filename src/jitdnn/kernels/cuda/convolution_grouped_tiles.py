@@ -137,9 +137,11 @@ def image_tiles(
         tiles //= 2
     if 2 * taps * steps * tiles > most:
         return
+    h, w = (meeting(shape, axis, is_forward) for axis in (1, 2))
+    # whether tiles of one row leave registers for two blocks of 256 threads
+    has_room = (4 * h.unit * w.unit + 2 * taps * steps) * tiles + 56 <= 128
     parts = -(-slice_out // (8 * tiles))
     slices = -(-problem.groups // slice_groups)
-    h, w = (meeting(shape, axis, is_forward) for axis in (1, 2))
     planes = problem.n * shape.out[0]
     vector, result_c = vector_of(result)
     is_packed = _is_packed(problem)
@@ -180,7 +182,7 @@ def image_tiles(
                     problem, tile, multiprocessors, bandwidth, block_slices * slice_in, threads // 32, kinds, splits,
                     taps, steps, tiles, workers * blocks, turns, stages, vector
                 )  # fmt: skip
-                seconds *= _seen(tile, resident < min(2, by_registers), 3 if stages == turns else stages)
+                seconds *= _seen(tile, resident == 1 and has_room, 3 if stages == turns else stages)
                 defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
                     "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out,
                     "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices, "CHANNEL_STEPS": steps,
@@ -232,4 +234,4 @@ def _seconds(
     fetched += 2.0 * source.size * (tile.columns / (tile.across * w.step) - 1)
     memory += 0.4 * max(0.0, fetched) / bandwidth
     together = (memory**4 + compute**4) ** 0.25  # each hides most of the other
-    return together + 0.5 * min(memory, compute) / turns + _START
+    return 0.91 * (together + 0.5 * min(memory, compute) / turns + _START)
