@@ -6,8 +6,11 @@
  *   HAS_MEAN, HAS_WEIGHT, HAS_DWEIGHT, HAS_DBIAS
  *   THREADS_OF_ROW, VECTOR, VECTORS    a thread has VECTORS vectors of VECTOR elements of every row
  *   WORDS                     words of a vector of DATA
+ *   WEIGHT_IS_DATA            weights have the type of x
+ *   GROUPS_BESIDE             groups that a multiprocessor runs side by side
+ *   ROWS_AHEAD                rows that are loaded before they are used: 1 or 2
  *
- * A group goes from row to row, and loads the next one while it works. What it adds up for dweight and dbias stays in
+ * A group goes from row to row, and loads later ones while it works. What it adds up for dweight and dbias stays in
  * registers; a second launch adds up what the groups have.
  */
 
@@ -33,111 +36,151 @@ FUNCTION void load_row(u32 *words, GLOBAL const DATA *row, i32 n) {
 #define ELEMENT(words, e) \
   JOIN(element_, DATA)(words[(e) / VECTOR * WORDS + (e) % VECTOR * WORDS / VECTOR], (e) % VECTOR * (int)sizeof(DATA) % 4)
 
-KERNEL(THREADS_OF_ROW) void rows(PARAMETERS) {
+/* the thread's part of a row, and the row's statistics */
+typedef struct {
+  u32 dy[VECTORS * WORDS], x[VECTORS * WORDS];
+  f32 mean, rstd;
+} Row;
+
+FUNCTION void load_all(Row *into, GLOBAL const DATA *dy, GLOBAL const DATA *x, f32 mean, f32 rstd, i32 n) {
+  into->mean = mean;
+  into->rstd = rstd;
+  load_row(into->dy, dy, n);
+  load_row(into->x, x, n);
+}
+#if HAS_MEAN
+#define MEAN_NEXT mean_next[0]
+#else
+#define MEAN_NEXT 0
+#endif
+/* the row that is `ahead` turns from here */
+#define LOAD_AHEAD(into, ahead)                                             \
+  if (row + (ahead) * GROUPS(0) < rows) {                                   \
+    const i64 later = row + (ahead) * GROUPS(0);                            \
+    PLACE_NEXT(later)                                                       \
+    load_all(&into, dy_next, x_next, MEAN_NEXT, rstd_next[0], (i32)n);      \
+  }
+#if WEIGHT_IS_DATA
+#define WEIGHT_OF(e) ELEMENT(weights, e)
+#else
+#define WEIGHT_OF(e) weights[e]
+#endif
+
+/* One row: `here` is what was loaded of it; meanwhile `into` is loaded with a later one. */
+#define ROW(here, into)                                                                                     \
+  {                                                                                                         \
+    LOAD_AHEAD(into, ROWS_AHEAD)                                                                            \
+    f32 a = 0, b = 0;                                                                                       \
+    UNROLL for (int e = 0; e < COUNT; e++) {                                                                \
+      const f32 d = ELEMENT(here.dy, e), g = d * WEIGHT_OF(e);                                              \
+      const f32 xhat = (ELEMENT(here.x, e) - here.mean) * here.rstd;                                        \
+      dw[e] += d * xhat; /* beyond the end d is 0 */                                                        \
+      db[e] += d;                                                                                           \
+      a += g;                                                                                               \
+      b += g * xhat;                                                                                        \
+    }                                                                                                       \
+    SUM_OVER_GROUP(a, b)                                                                                    \
+    a *= HAS_MEAN ? share : 0;                                                                              \
+    b *= share;                                                                                             \
+    PLACE(row)                                                                                              \
+    UNROLL for (int k = 0; k < VECTORS; k++) {                                                              \
+      f32 result[VECTOR];                                                                                   \
+      UNROLL for (int v = 0; v < VECTOR; v++) {                                                             \
+        const int e = k * VECTOR + v;                                                                       \
+        const f32 xhat = (ELEMENT(here.x, e) - here.mean) * here.rstd;                                      \
+        result[v] = alpha * (here.rstd * (ELEMENT(here.dy, e) * WEIGHT_OF(e) - a - xhat * b));              \
+      }                                                                                                     \
+      store_result(dx, COLUMN(k), (i32)n, result, beta);                                                    \
+    }                                                                                                       \
+    row += GROUPS(0);                                                                                       \
+    turn ^= 1;                                                                                              \
+  }
+
+/* both sums over the threads of the group, which has two places in its memory by turns: one barrier is enough */
+#define EXCHANGE_SUMS(end)                    \
+  UNROLL for (int d = 1; d < end; d <<= 1) {  \
+    f32 other_a, other_b;                     \
+    EXCHANGE(f32, a, d, other_a)              \
+    EXCHANGE(f32, b, d, other_b)              \
+    a += other_a;                             \
+    b += other_b;                             \
+  }
+#define SUM_OVER_GROUP(a, b)                                       \
+  EXCHANGE_SUMS(32)                                                \
+  if (SUBGROUPS > 1) {                                             \
+    if (THREAD_ID % 32 == 0) {                                     \
+      space_a[turn * SUBGROUPS + THREAD_ID / 32] = a;              \
+      space_b[turn * SUBGROUPS + THREAD_ID / 32] = b;              \
+    }                                                              \
+    BARRIER();                                                     \
+    a = space_a[turn * SUBGROUPS + THREAD_ID % SUBGROUPS];         \
+    b = space_b[turn * SUBGROUPS + THREAD_ID % SUBGROUPS];         \
+    EXCHANGE_SUMS(SUBGROUPS)                                       \
+  }
+
+/* a vector of dx, from its column on */
+FUNCTION void store_result(GLOBAL DATA *dx, int column, i32 n, f32 *result, f32 beta) {
+  if ((u64)dx % 16 == 0 && column + VECTOR <= n) {
+    u32 packed[WORDS];
+    GLOBAL u8 *target = (GLOBAL u8 *)(dx + column);
+    if (beta != 0) {
+      load_words(packed, target, WORDS);
+      UNROLL for (int v = 0; v < VECTOR; v++) result[v] += beta * ELEMENT(packed, v);
+    }
+    UNROLL for (int w = 0; w < WORDS; w++) packed[w] = 0;
+    UNROLL for (int v = 0; v < VECTOR; v++)
+      packed[v * WORDS / VECTOR] |= (u32)JOIN(bits_, DATA)(result[v]) << (v * sizeof(DATA) % 4 * 8);
+    store_words(target, packed, WORDS);
+  } else {
+    UNROLL for (int v = 0; v < VECTOR; v++) {
+      if (column + v < n) {
+        if (beta != 0) result[v] += beta * LOAD(DATA, dx, column + v);
+        STORE(DATA, dx, column + v, result[v]);
+      }
+    }
+  }
+}
+
+KERNEL_BESIDE(THREADS_OF_ROW, GROUPS_BESIDE) void rows(PARAMETERS) {
   EXCHANGE_SPACE(THREADS_OF_ROW)
   LOCAL f32 space_a[2 * SUBGROUPS], space_b[2 * SUBGROUPS];
   const f32 alpha = (f32)scale, beta = (f32)blend, share = 1.0f / (f32)n;
-  f32 dw[COUNT], db[COUNT], weights[COUNT];
+  f32 dw[COUNT], db[COUNT];
+  UNROLL for (int e = 0; e < COUNT; e++) dw[e] = db[e] = 0;
+#if WEIGHT_IS_DATA
+  u32 weights[VECTORS * WORDS];
+  load_row(weights, weight, (i32)n);
+#else
+  f32 weights[COUNT];
   UNROLL for (int e = 0; e < COUNT; e++) {
-    const int column = COLUMN(e / VECTOR) + e % VECTOR;
-    dw[e] = db[e] = 0;
     weights[e] = 1;
 #if HAS_WEIGHT
+    const int column = COLUMN(e / VECTOR) + e % VECTOR;
     weights[e] = column < n ? LOAD(WEIGHT, weight, column) : 0;
 #endif
   }
-  u32 words_dy[VECTORS * WORDS], words_x[VECTORS * WORDS], next_dy[VECTORS * WORDS], next_x[VECTORS * WORDS];
-  f32 next_rstd = 0, next_mean = 0;
+#endif
+  Row first, second;
+  int turn = 0;
   i64 row = GROUP_ID(0);
-  if (row < rows) {
-    PLACE(row)
-    next_rstd = rstd[0];
-#if HAS_MEAN
-    next_mean = mean[0];
-#endif
-    load_row(next_dy, dy, (i32)n);
-    load_row(next_x, x, (i32)n);
+  LOAD_AHEAD(first, 0)
+#if ROWS_AHEAD == 2
+  /* by turns: nothing is copied, since that would wait for what is on its way */
+  Row third;
+  LOAD_AHEAD(second, 1)
+  while (row < rows) {
+    ROW(first, third)
+    if (row >= rows) break;
+    ROW(second, first)
+    if (row >= rows) break;
+    ROW(third, second)
   }
-  for (int turn = 0; row < rows; row += GROUPS(0), turn ^= 1) {
-    PLACE(row)
-    UNROLL for (int k = 0; k < VECTORS * WORDS; k++) {
-      words_dy[k] = next_dy[k];
-      words_x[k] = next_x[k];
-    }
-    const f32 r = next_rstd, m = next_mean;
-    if (row + GROUPS(0) < rows) {
-      const i64 after = row + GROUPS(0);
-      PLACE_NEXT(after)
-      next_rstd = rstd_next[0];
-#if HAS_MEAN
-      next_mean = mean_next[0];
-#endif
-      load_row(next_dy, dy_next, (i32)n);
-      load_row(next_x, x_next, (i32)n);
-    }
-    f32 a = 0, b = 0;
-    UNROLL for (int e = 0; e < COUNT; e++) {
-      const f32 d = ELEMENT(words_dy, e), xhat = (ELEMENT(words_x, e) - m) * r, g = d * weights[e];
-      dw[e] += d * xhat; /* beyond the end d is 0 */
-      db[e] += d;
-      a += g;
-      b += g * xhat;
-    }
-    UNROLL for (int d = 1; d < 32; d <<= 1) {
-      f32 other_a, other_b;
-      EXCHANGE(f32, a, d, other_a)
-      EXCHANGE(f32, b, d, other_b)
-      a += other_a;
-      b += other_b;
-    }
-    if (SUBGROUPS > 1) {
-      /* two places by turns: one barrier is enough */
-      if (THREAD_ID % 32 == 0) {
-        space_a[turn * SUBGROUPS + THREAD_ID / 32] = a;
-        space_b[turn * SUBGROUPS + THREAD_ID / 32] = b;
-      }
-      BARRIER();
-      a = space_a[turn * SUBGROUPS + THREAD_ID % SUBGROUPS];
-      b = space_b[turn * SUBGROUPS + THREAD_ID % SUBGROUPS];
-      UNROLL for (int d = 1; d < SUBGROUPS; d <<= 1) {
-        f32 other_a, other_b;
-        EXCHANGE(f32, a, d, other_a)
-        EXCHANGE(f32, b, d, other_b)
-        a += other_a;
-        b += other_b;
-      }
-    }
-    a *= HAS_MEAN ? share : 0;
-    b *= share;
-    const int is_aligned = (u64)dx % 16 == 0;
-    UNROLL for (int k = 0; k < VECTORS; k++) {
-      f32 result[VECTOR];
-      UNROLL for (int v = 0; v < VECTOR; v++) {
-        const int e = k * VECTOR + v;
-        const f32 xhat = (ELEMENT(words_x, e) - m) * r;
-        result[v] = alpha * (r * (ELEMENT(words_dy, e) * weights[e] - a - xhat * b));
-      }
-      if (is_aligned && COLUMN(k) + VECTOR <= n) {
-        u32 packed[WORDS];
-        GLOBAL u8 *target = (GLOBAL u8 *)(dx + COLUMN(k));
-        if (beta != 0) {
-          load_words(packed, target, WORDS);
-          UNROLL for (int v = 0; v < VECTOR; v++) result[v] += beta * ELEMENT(packed, v);
-        }
-        UNROLL for (int w = 0; w < WORDS; w++) packed[w] = 0;
-        UNROLL for (int v = 0; v < VECTOR; v++)
-          packed[v * WORDS / VECTOR] |= (u32)JOIN(bits_, DATA)(result[v]) << (v * sizeof(DATA) % 4 * 8);
-        store_words(target, packed, WORDS);
-      } else {
-        UNROLL for (int v = 0; v < VECTOR; v++) {
-          if (COLUMN(k) + v < n) {
-            if (beta != 0) result[v] += beta * LOAD(DATA, dx, COLUMN(k) + v);
-            STORE(DATA, dx, COLUMN(k) + v, result[v]);
-          }
-        }
-      }
-    }
+#else
+  while (row < rows) {
+    second = first;
+    ROW(second, first)
   }
+#endif
   GLOBAL f32 *sums = (GLOBAL f32 *)workspace + GROUP_ID(0) * 2 * n;
   UNROLL for (int e = 0; e < COUNT; e++) {
     const int column = COLUMN(e / VECTOR) + e % VECTOR;

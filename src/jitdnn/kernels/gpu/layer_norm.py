@@ -16,6 +16,10 @@ from jitdnn.tensor import DTYPES
 _COLUMN = ("weight", "dweight", "dbias")  # one number for each element of a row
 _MOST_THREADS = 512
 _MOST_ELEMENTS = 16  # of a row that a thread has
+_ROWS_AHEAD = {
+    2: 2,
+    4: 1,
+}  # that are loaded before they are used, by bytes of an element: there are registers for so many
 _RESIDENT = 512  # threads of a multiprocessor that have registers enough
 
 
@@ -141,7 +145,7 @@ def _text(problem: LayerNorm, axes: int, extras: list[str]) -> str:
         "WEIGHT": names.get("weight", "f32"),
         "GRADIENT": names.get("dweight", names.get("dbias", "f32")),
         "PARAMETERS": ", ".join(parameters),
-        "PLACE(number)": place({name: name for name in of_rows}),
+        "PLACE(number)": place({"dx": "dx"}),
         "PLACE_NEXT(number)": place({name: f"{name}_next" for name in of_rows if name != "dx"}),
         "HAS_MEAN": int("mean" in names),
         "HAS_WEIGHT": int("weight" in names),
@@ -151,6 +155,9 @@ def _text(problem: LayerNorm, axes: int, extras: list[str]) -> str:
         "VECTOR": vector,
         "VECTORS": vectors,
         "WORDS": 4,
+        "WEIGHT_IS_DATA": int(names.get("weight") == data),
+        "GROUPS_BESIDE": max(1, _RESIDENT // threads),
+        "ROWS_AHEAD": _ROWS_AHEAD[size],
     }
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     package = "jitdnn.kernels.gpu"

@@ -38,7 +38,7 @@
     into = (i64)other_bits;                              \
   }
 #define HIGH_PRODUCT(a, b) mul_hi(a, b)
-#define KERNEL_OF_TWO(threads) KERNEL(threads)
+#define KERNEL_BESIDE(threads, groups) KERNEL(threads)
 #else
 #define EXCHANGE_SPACE(threads)
 #define EXCHANGE_f32(x, distance, into) into = __shfl_xor_sync(0xffffffffu, x, distance);
@@ -46,8 +46,8 @@
 #define EXCHANGE_i32(x, distance, into) into = __shfl_xor_sync(0xffffffffu, x, distance);
 #define EXCHANGE_i64(x, distance, into) into = __shfl_xor_sync(0xffffffffu, x, distance);
 #define HIGH_PRODUCT(a, b) __umulhi(a, b)
-/* with registers for two groups of a multiprocessor */
-#define KERNEL_OF_TWO(threads) extern "C" __global__ __launch_bounds__(threads, 2)
+/* with registers for so many groups of a multiprocessor */
+#define KERNEL_BESIDE(threads, groups) extern "C" __global__ __launch_bounds__(threads, groups)
 #endif
 #define UNROLL _Pragma("unroll")
 #define EXCHANGE(type, x, distance, into) JOIN(EXCHANGE_, type)(x, distance, into)

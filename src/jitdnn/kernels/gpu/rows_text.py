@@ -91,12 +91,11 @@ class Text:
         pointers = "".join(f"GLOBAL u8 *p{n}, " for n in range(self.code.pointers))
         extras = "".join(f", i64 {extra}" for extra, _ in self.code.extras)
         # two groups side by side, one of which may load while the other computes
-        kernel = (
-            "KERNEL_OF_TWO" if threads == 512 and self.layout.is_held and self.code.is_short else "KERNEL"
-        )
+        beside = threads == 512 and self.layout.is_held and self.code.is_short
+        head = f"KERNEL_BESIDE({threads}, 2)" if beside else f"KERNEL({threads})"
         floats = "".join(f", SCALE parameter{n}" for n in range(len(self.program.parameters)))
         self.put(
-            f"{kernel}({threads}) void {name}({pointers}GLOBAL u8 *workspace, SCALE scale, SCALE blend{extras}{floats})",
+            f"{head} void {name}({pointers}GLOBAL u8 *workspace, SCALE scale, SCALE blend{extras}{floats})",
             "{",
             f"EXCHANGE_SPACE({threads})",
         )
