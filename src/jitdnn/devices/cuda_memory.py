@@ -11,7 +11,6 @@ from typing import Any
 
 from jitdnn.devices.cuda_driver import (
     allocated,
-    check,
     current,
     driver,
     is_capturing,
@@ -59,7 +58,8 @@ class DeviceMemory:
             self._is_pooled = has_pools and not is_capturing(stream)
             size, where = self._bytes or size, f"{model} cuda:{index}"
             result = self._allocate(size, stream)
-            if int(result[0]) == _OUT_OF_MEMORY and trim(index):
+            if self._is_pooled and int(result[0]) == _OUT_OF_MEMORY and trim(index):
+                driver().cuCtxSynchronize()  # then what was given back is there
                 result = self._allocate(size, stream)
             self.pointer = allocated(result, self.size, where)
 
@@ -111,8 +111,6 @@ def trim(index: int) -> int:
                     while True:
                         driver().cuMemFreeAsync(kept.pop(), key[1])
                         count += 1
-        if count:
-            check(driver().cuCtxSynchronize(), "freeing memory")
     return count
 
 
