@@ -325,8 +325,11 @@ def source_of(
     if len(form.classes) == 1:
         results = [axis.classes[0].results for axis in form.axes]
         step = linear_step((form.images, *results), (form.result.image, *form.result.space))
+    extents = {tuple(axis.results for axis in one) for one in form.classes}
+    same = [("SAME_RESULTS", listed(extents.pop()))] if len(extents) == 1 else []
     defines = (
         *type_defines(plan.dtype, result),
+        *same,
         *cut.defines(form.works, plan.parts_at),
         ("INDEX", plan.index),
         ("DEPTH", form.depth),

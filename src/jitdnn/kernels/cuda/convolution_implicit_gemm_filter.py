@@ -51,7 +51,9 @@ from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
 _MOST_PARTS = 512
-_PIXEL_BYTES = 32  # of what is known of a pixel; those of two blocks of the reduction lie in shared memory
+_PIXEL_BYTES = (
+    32  # most of what is known of a pixel; those of two blocks of the reduction lie in shared memory
+)
 _ROOM = 2 * 64 * _PIXEL_BYTES  # at most
 _SLOW = {16: 1.0, 8: 1.15, 4: 1.4, 0: 4.0}  # how much longer stages take by the width of copies, a guess
 
@@ -280,6 +282,9 @@ def source_of(plan: Plan) -> Source:
     a, b, c = three(taps, 1)
     leaves = _leaves(problem)
     step = linear_step((problem.n, *three(problem.output_spatial, 1)), (plan.outer.image, *plan.outer.space))
+    data_step = None
+    if max(taps) == 1 and max(problem.stride) == 1 and not any(leaves):
+        data_step = linear_step((problem.n, *three(problem.spatial, 1)), (plan.data.image, *plan.data.space))
     defines = (
         *type_defines(problem.x.dtype, dw.dtype),
         *cut.defines([plan.work], plan.parts_at),
@@ -299,7 +304,7 @@ def source_of(plan: Plan) -> Source:
         ("SHIFTS", listed(three(problem.dilation, 1))),
         ("OFFSETS", listed(three([-before for before, _ in problem.padding], 0))),
         ("MASK_AXES", listed(three([int(outside) for outside in leaves], 0))),
-        ("IS_MASKED", int(sum(n for n, outside in zip(taps, leaves, strict=True) if outside) <= MASK_BITS)),
+        ("IS_MASKED", int(_is_masked(problem))),
         ("DATA_IMAGE", plan.data.image),
         ("DATA_GROUP", plan.data.group),
         ("DATA_CHANNEL", plan.data.channel),
@@ -310,6 +315,8 @@ def source_of(plan: Plan) -> Source:
         ("OUTER_STRIDES", listed(plan.outer.space)),
         ("IS_OUTER_LINEAR", int(step is not None)),
         ("OUTER_STEP", step or 0),
+        ("IS_DATA_LINEAR", int(data_step is not None)),
+        ("DATA_STEP", data_step or 0),
         ("RESULT_BASE", base),
         ("RESULT_GROUP", plan.batch.result if plan.batch else problem.k // groups * dw.strides[0]),
         ("RESULT_ROW", dw.strides[0]),
@@ -336,6 +343,12 @@ def _leaves(problem: Convolution) -> list[bool]:
     return [axis.is_masked for axis in forward.axes[3 - len(problem.spatial) :]]
 
 
+def _is_masked(problem: Convolution) -> bool:
+    """True if the taps that may lie outside of x fit into the bits of a mask."""
+    taps = [n for n, outside in zip(problem.filter_spatial, _leaves(problem), strict=True) if outside]
+    return sum(taps) <= MASK_BITS
+
+
 def launches_of(plan: Plan) -> list[Launch]:
     """Packing, the product, and the sum of its parts."""
     cut, groups, tile = plan.cut, plan.groups, plan.cut.tile
@@ -345,7 +358,8 @@ def launches_of(plan: Plan) -> list[Launch]:
     if plan.outer_pack:
         launches.append(Launch("pack_filter", plan.outer_pack.blocks, 256))
     stages = tile.stages * (tile.m + tile.n) * tile.k_bytes
-    stages += 2 * (tile.k_bytes // DTYPES[plan.problem.x.dtype]) * _PIXEL_BYTES
+    pixel = 16 if plan.index == "i32" and _is_masked(plan.problem) else _PIXEL_BYTES
+    stages += 2 * (tile.k_bytes // DTYPES[plan.problem.x.dtype]) * pixel
     staged = tile.m * (tile.n + 8) * 4
     grid = cut.blocks([plan.work]), groups
     launches.append(Launch("implicit_gemm_filter", grid, tile.threads, max(stages, staged)))

@@ -9,11 +9,11 @@
 // Blocks: axis 0 tiles, columns inside, and their parts; axis 1 groups; axis 2 classes. TILES of the largest class.
 //
 // Macros beside those of implicit_gemm.cuh: DEPTH (channels of a group; FILTER_DEPTH of them the filter has), WIDTH
-// (columns of a group; FILTER_COLUMNS may be read), IMAGES, CLASSES, CLASS_TABLE (see Class), SHIFTS, FILTER_STEPS (of a
-// tap along the three axes), MOVES (of the data from result to result), SPREAD (results of a class lie so far apart),
-// EXTENTS (of the data), MASK_AXES (taps may lie outside), IS_MASKED (their bits fit), DATA_*, FILTER_*, RESULT_*
-// (strides; RESULT_STEP from pixel to pixel if IS_RESULT_LINEAR), COPY_A, COPY_B (bytes of an asynchronous copy; 0:
-// element by element), FILTER_ACROSS, INDEX.
+// (columns of a group; FILTER_COLUMNS may be read), IMAGES, CLASSES, CLASS_TABLE (see Class), SAME_RESULTS (those of all
+// classes, if they are the same), SHIFTS, FILTER_STEPS (of a tap along the three axes), MOVES (of the data from result to
+// result), SPREAD (results of a class lie so far apart), EXTENTS (of the data), MASK_AXES (taps may lie outside),
+// IS_MASKED (their bits fit), DATA_*, FILTER_*, RESULT_* (strides; RESULT_STEP from pixel to pixel if
+// IS_RESULT_LINEAR), COPY_A, COPY_B (bytes of an asynchronous copy; 0: element by element), FILTER_ACROSS, INDEX.
 
 struct Class {
     int results[3], residue[3], taps[3], offset[3], start[3];  // start: the first tap's place in the filter
@@ -38,7 +38,13 @@ FUNCTION Class class_of(int number) {
     return only;
 #else
     static CONSTANT_TABLE Class all[CLASSES] = {CLASS_TABLE};
-    return all[number];
+    Class one = all[number];
+#ifdef SAME_RESULTS  // of all classes: divisions by them are by constants
+    constexpr int results[3] = {SAME_RESULTS};
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) one.results[axis] = results[axis];
+#endif
+    return one;
 #endif
 }
 
@@ -405,14 +411,12 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
         const int plane = blockIdx.z * gridDim.y + blockIdx.y;
         stage_sums<false>(sums, partial_of(workspace, TILES, plane, gridDim.y * CLASSES, share.tile, share.part), BN);
     } else {
-        SUM *staged = (SUM *)shared;
-        stage_sums<true>(sums, staged, LINE);
-        __syncthreads();
-        each_staged_run<ROWS_FIRST>(staged, [&](int row, int column, const SUM(&values)[RUN]) {
+        auto finish = [&](int row, int column, const SUM(&values)[RUN]) {
             if (tile.row + row >= pixels || tile.column + column >= WIDTH) return;
             finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS,
                        (REAL)alpha, (REAL)beta);
-        });
+        };
+        finish_tile<ROWS_FIRST>(sums, (SUM *)shared, finish);
     }
 }
 

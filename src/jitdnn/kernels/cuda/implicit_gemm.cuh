@@ -219,7 +219,6 @@ FUNCTION void accumulate(SUM (&sums)[TILES_M][TILES_N][4], Loader &loader, u8 *s
         }
     }
     cp_async_wait<0>();
-    __syncthreads();
 }
 
 // ---- Which tile a block has ---------------------------------------------------------------------------------------
@@ -307,6 +306,45 @@ FUNCTION void stage_sums(const SUM (&sums)[TILES_M][TILES_N][4], SUM *to, int li
             }
 }
 
+// A lane holds two columns of each of four tiles side by side; it gets all eight columns of one of them, of the same row.
+FUNCTION void exchange_columns(SUM (&run)[RUN]) {
+    const int lane = threadIdx.x;
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+        const bool is_upper = lane & step;
+#pragma unroll
+        for (int pair = 0; pair < RUN / 2; ++pair) {
+            if (pair & step) continue;
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                SUM &lower = run[pair * 2 + e], &upper = run[(pair | step) * 2 + e];
+                const SUM other = shuffle_xor(is_upper ? lower : upper, step);
+                lower = is_upper ? other : lower;
+                upper = is_upper ? upper : other;
+            }
+        }
+    }
+}
+
+// All runs of the sums that a warp holds. Four lanes have 64 bytes of a row of 2-byte results.
+constexpr bool HAS_RUNS = TILES_N % 4 == 0;
+
+template <class Finish>
+FUNCTION void each_own_run(const SUM (&sums)[TILES_M][TILES_N][4], Finish finish) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row = warp / WARPS_N * WM + lane / 4, column = warp % WARPS_N * WN + lane % 4 * RUN;
+#pragma unroll
+    for (int i = 0; i < 2 * TILES_M; ++i)
+#pragma unroll
+        for (int four = 0; four < TILES_N / 4; ++four) {
+            SUM run[RUN];
+#pragma unroll
+            for (int e = 0; e < RUN; ++e) run[e] = sums[i / 2][four * 4 + e / 2][i % 2 * 2 + e % 2];
+            exchange_columns(run);
+            finish(row + i * 8, column + four * 32, run);
+        }
+}
+
 // All runs of a staged tile, dealt out to the threads; a batch of them is read before the first is stored.
 template <bool IS_DOWN_ROWS, class Finish>
 FUNCTION void each_staged_run(const SUM *staged, Finish finish) {
@@ -324,6 +362,19 @@ FUNCTION void each_staged_run(const SUM *staged, Finish finish) {
 #pragma unroll
         for (u32 b = 0; b < batch; ++b)
             if (all % (batch * BLOCK) == 0 || first + b * BLOCK < all) finish(row_of(b), column_of(b), values[b]);
+    }
+}
+
+// All runs of a tile, out of the registers where they are along rows of the result, else through the stages.
+template <bool IS_DOWN_ROWS, class Finish>
+FUNCTION void finish_tile(const SUM (&sums)[TILES_M][TILES_N][4], SUM *staged, Finish finish) {
+    if constexpr (HAS_RUNS && !IS_DOWN_ROWS) {
+        each_own_run(sums, finish);
+    } else {
+        __syncthreads();
+        stage_sums<true>(sums, staged, LINE);
+        __syncthreads();
+        each_staged_run<IS_DOWN_ROWS>(staged, finish);
     }
 }
 

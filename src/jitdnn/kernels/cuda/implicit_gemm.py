@@ -35,7 +35,7 @@ _STEP = 110.0  # cycles of a step of one warp that waits for its own results
 
 _SECTOR, _LINE = 32, 128  # bytes that memory and L2 move and number together
 _LONG = 512  # bytes of a row that is packed to whole lines
-_CROSSING = 1.4  # how much longer stages take whose rows begin inside sectors
+_CROSSING = 1.55  # how much longer stages take whose rows begin inside sectors
 
 _LEAST_INDEX64 = 2**31 - 2**26  # elements from which offsets need 64 bits: room for taps that lie outside
 
@@ -343,8 +343,8 @@ class Pack:
         """Groups of 256 threads that do it."""
         packed = self.groups * self.wide
         lanes = 64 if packed >= 64 else 16
-        space = math.prod(self.tensor.shape[2:])
-        return self.tensor.shape[0] * -(-packed // lanes) * -(-space // (4096 // lanes))
+        places = self.tensor.shape[0] * math.prod(self.tensor.shape[2:])
+        return -(-packed // lanes) * -(-places // (4096 // lanes))
 
     def seconds(self, device: GpuDevice) -> float:
         return LAUNCH + 1.3 * (self.tensor.nbytes + self.bytes) / device.bandwidth
@@ -356,7 +356,8 @@ class Pack:
         return f"""
 struct {function}_form {{
     static constexpr i64 image = {n}, channel = {c}, at = {self.at};
-    static constexpr int groups = {self.groups}, channels = {self.channels}, group_channels = {self.wide};
+    static constexpr int images = {self.tensor.shape[0]}, groups = {self.groups};
+    static constexpr int channels = {self.channels}, group_channels = {self.wide};
     static constexpr i64 strides[3] = {{{listed(three(space, 0))}}};
     static constexpr int extents[3] = {{{listed(three(self.tensor.shape[2:], 1))}}};
     static constexpr bool is_along_channels = {str(along).lower()};

@@ -10,7 +10,7 @@
 // Macros beside those of implicit_gemm.cuh: HEIGHT (channels of dy in a group; OUTER_CHANNELS packed), DEPTH (channels
 // of x in a group, packed; CHANNELS of them count), TAPS_*, IMAGES, PLACES (of an image), RESULTS (extents of dy), EXTENTS
 // (of x), MOVES (step of x per result), SHIFTS (of x per tap), OFFSETS (of the first tap), MASK_AXES (taps may lie
-// outside), IS_MASKED (their bits fit), DATA_* (strides of x), OUTER_* (of dy), RESULT_* (of dw), COPY_A, COPY_B, INDEX.
+// outside), IS_MASKED (their bits fit), IS_DATA_LINEAR (one tap, and pixels lie DATA_STEP apart), DATA_* (strides of x), OUTER_* (of dy), RESULT_* (of dw), COPY_A, COPY_B, INDEX.
 
 constexpr int COLUMNS = TAPS_0 * TAPS_1 * TAPS_2 * DEPTH;
 constexpr INDEX TILES_WIDE = (COLUMNS + BN - 1) / BN;
@@ -73,7 +73,7 @@ struct Column {
     u32 bits;  // those of a pixel that say it is outside
 #else
     int moved[3];
-    bool is_there;
+    bool has_number;
 #endif
 
     METHOD void set(int number) {
@@ -84,10 +84,10 @@ struct Column {
         const bool is_one = COLUMNS % BN == 0 || number < COLUMNS;
 #if IS_MASKED
         constexpr bool is_masked[3] = {MASK_AXES};
-        bits = is_one ? NO_PIXEL : NO_COLUMN;
+        bits = is_one ? NO_PIXEL : NO_PIXEL | NO_COLUMN;
         int bit = 0;
 #else
-        is_there = is_one;
+        has_number = is_one;
 #endif
 #pragma unroll
         for (int axis = 2; axis >= 0; --axis) {
@@ -105,12 +105,20 @@ struct Column {
         }
     }
 
+    METHOD bool is_there() const {
+#if IS_MASKED
+        return (bits & NO_COLUMN) == 0;
+#else
+        return has_number;
+#endif
+    }
+
     METHOD bool meets(const Pixel &pixel) const {
 #if IS_MASKED
         return (pixel.outside & bits) == 0;
 #else
         constexpr int extents[3] = {EXTENTS};
-        bool is_met = is_there;
+        bool is_met = has_number;
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis)
             is_met = is_met && (u32)(pixel.place[axis] + moved[axis]) < (u32)extents[axis];
@@ -120,7 +128,7 @@ struct Column {
 };
 
 struct Loader {
-    static constexpr bool IS_PREPARED = true;
+    static constexpr bool IS_PREPARED = !IS_OUTER_LINEAR || !IS_DATA_LINEAR;
     static constexpr int blocks = (int)((PIXELS + BK - 1) / BK);  // of the reduction
 
     Column columns[COPY_B > 0 ? CHUNK / PIECE_B : 1];
@@ -161,7 +169,7 @@ struct Loader {
     METHOD void load(u8 *stage, int number) {
         if (SHARE == 0) loading = prepared;
         load_outer<SHARE>(stage, (INDEX)number * BK);
-        load_data<SHARE>(stage + A_BYTES);
+        load_data<SHARE>(stage + A_BYTES, (INDEX)number * BK);
     }
 
     template <int SHARE>
@@ -193,15 +201,18 @@ struct Loader {
     }
 
     template <int SHARE>
-    METHOD void load_data(u8 *stage) {
+    METHOD void load_data(u8 *stage, INDEX first) {
         constexpr int lines = (BK + STEP_B - 1) / STEP_B;
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
         const u32 to = smem_address(stage);
         constexpr int begin = LINES_OF(SHARE, lines), end = LINES_OF(SHARE + 1, lines);
         Pixel near[end > begin ? end - begin : 1];  // all read before the first copy is started, behind which reads wait
+        if constexpr (!IS_DATA_LINEAR) {
 #pragma unroll
-        for (int line = begin; line < end; ++line)
-            near[line - begin] = pixels[loading + min(row + line * STEP_B, BK - 1)];
+            for (int line = begin; line < end; ++line)
+                near[line - begin] = pixels[loading + min(row + line * STEP_B, BK - 1)];
+        }
+        const DTYPE *linear = data + (first + row) * (INDEX)DATA_STEP;
 #pragma unroll
         for (int line = begin; line < end; ++line) {
             if (BK % STEP_B != 0 && row + line * STEP_B >= BK) break;
@@ -210,8 +221,15 @@ struct Loader {
             for (int piece = 0; piece < CHUNK / PIECE_B; ++piece) {
                 const Column column = column_of(piece);
                 const int at = place_of_line<CHUNKS_N, STEP_B>(row, chunk, line) + piece * PIECE_B * ELEMENT_BYTES;
-                const bool is_valid = column.meets(pixel);
-                const DTYPE *p = data + (pixel.data + column.from);
+                bool is_valid;
+                const DTYPE *p;
+                if constexpr (IS_DATA_LINEAR) {  // one tap, which every pixel of dy meets
+                    is_valid = (PIXELS % BK == 0 ? first : first + row + line * STEP_B) < PIXELS && column.is_there();
+                    p = linear + (line * (STEP_B * (i64)DATA_STEP) + column.from);
+                } else {
+                    is_valid = column.meets(pixel);
+                    p = data + (pixel.data + column.from);
+                }
                 if constexpr (COPY_B > 0)
                     copy_async<COPY_B>(to + at, p, is_valid);
                 else
@@ -287,13 +305,11 @@ void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *resul
     if (PARTS > 1 && share.parts > 1) {
         stage_sums<false>(sums, partial_of(workspace, TILES, blockIdx.y, gridDim.y, share.tile, share.part), BN);
     } else {
-        SUM *staged = (SUM *)shared;
-        stage_sums<true>(sums, staged, LINE);
-        __syncthreads();
-        each_staged_run<false>(staged, [&](int row, int column, const SUM(&values)[RUN]) {
+        auto finish = [&](int row, int column, const SUM(&values)[RUN]) {
             if (tile.row + row >= HEIGHT || tile.column + column >= COLUMNS) return;
             finish_run(tile, tile.row + row, tile.column + column, values, result, (REAL)alpha, (REAL)beta);
-        });
+        };
+        finish_tile<false>(sums, (SUM *)shared, finish);
     }
 }
 

@@ -1,12 +1,21 @@
 // A tensor of any order and any strides copied to the workspace with its channels innermost, those of a group extended
 // by zeros to a number that wide copies divide:  packed[image][place][group][channel].
 //
-// A block takes `places` places of `lanes` packed channels through shared memory, so that neighbouring threads read
-// neighbours of the one order and write neighbours of the other.
+// A block takes `places` places, counted through all images, of `lanes` packed channels through shared memory, so that
+// neighbouring threads read neighbours of the one order and write neighbours of the other.
 
 template <int COUNT>
 struct __align__(COUNT * sizeof(DTYPE)) Neighbours {
     DTYPE channel[COUNT];
+};
+
+template <bool IS_SHORT>
+struct Narrowest {
+    using Type = int;
+};
+template <>
+struct Narrowest<false> {
+    using Type = i64;
 };
 
 template <class P>
@@ -14,21 +23,20 @@ FUNCTION void pack(const DTYPE *tensor, u8 *workspace) {
     constexpr int packed = P::group_channels * P::groups;
     constexpr int lanes = packed >= 64 ? 64 : 16, places = 4096 / lanes;
     constexpr int beside = packed % 4 == 0 ? 4 : 1;  // channels that are stored together
-    constexpr i64 space = (i64)P::extents[0] * P::extents[1] * P::extents[2];
+    constexpr i64 all = (i64)P::images * P::extents[0] * P::extents[1] * P::extents[2];
     constexpr int wide = (packed + lanes - 1) / lanes;
-    constexpr i64 high = (space + places - 1) / places;
+    using Number = typename Narrowest<all <= 1 << 30>::Type;
     __shared__ DTYPE tile[lanes][places + 2];
 
-    i64 block = blockIdx.x;
+    const Number block = blockIdx.x;
     const int first_lane = (int)(block % wide) * lanes, t = threadIdx.x;
-    block /= wide;
-    const i64 first_place = block % high * places, image = block / high;
+    const Number first_place = block / wide * places;
 
     // where a place lies, and where a packed channel; -1 for one that is not there
-    auto place_at = [&](i64 place) {
-        const i64 rest = place / P::extents[2], last = place - rest * P::extents[2];
-        return image * P::image + rest / P::extents[1] * P::strides[0] + rest % P::extents[1] * P::strides[1] +
-               last * P::strides[2];
+    auto place_at = [&](Number place) {
+        const Number row = place / P::extents[2], plane = row / P::extents[1], image = plane / P::extents[0];
+        return image * P::image + (plane - image * P::extents[0]) * P::strides[0] +
+               (row - plane * P::extents[1]) * P::strides[1] + (place - row * P::extents[2]) * P::strides[2];
     };
     auto channel_of = [&](int lane) {
         const int channel = (first_lane + lane) % P::group_channels, group = (first_lane + lane) / P::group_channels;
@@ -39,13 +47,13 @@ FUNCTION void pack(const DTYPE *tensor, u8 *workspace) {
         const int lane = t % lanes, channel = channel_of(lane);
 #pragma unroll 8
         for (int place = t / lanes; place < places; place += step) {
-            const bool is_there = channel >= 0 && first_place + place < space;
+            const bool is_there = channel >= 0 && first_place + place < all;
             tile[lane][place] = is_there ? tensor[place_at(first_place + place) + channel * P::channel] : (DTYPE)0;
         }
     } else {
         constexpr int step = 256 / places;
         const int place = t % places;
-        const bool is_place = first_place + place < space;
+        const bool is_place = first_place + place < all;
         const DTYPE *from = tensor + (is_place ? place_at(first_place + place) : 0);
 #pragma unroll 8
         for (int lane = t / places; lane < lanes; lane += step) {
@@ -55,13 +63,13 @@ FUNCTION void pack(const DTYPE *tensor, u8 *workspace) {
     }
     __syncthreads();
 
-    DTYPE *to = (DTYPE *)(workspace + P::at) + (image * space + first_place) * packed + first_lane;
+    DTYPE *to = (DTYPE *)(workspace + P::at) + (i64)first_place * packed + first_lane;
     constexpr int runs = lanes / beside;
     const int lane = t % runs * beside;
     if (first_lane + lane >= packed) return;
 #pragma unroll 4
     for (int place = t / runs; place < places; place += 256 / runs) {
-        if (first_place + place >= space) break;
+        if (first_place + place >= all) break;
         Neighbours<beside> next;
 #pragma unroll
         for (int i = 0; i < beside; ++i) next.channel[i] = tile[lane + i][place];
