@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from jitdnn.kernels.cuda.convolution_grouped_geometry import Plan, pads
 from jitdnn.kernels.cuda.convolution_stem_geometry import (
@@ -26,7 +27,7 @@ from jitdnn.problems.convolution import Convolution
 _CLOCK = 1.755e9
 _REGISTERS = 65536
 _RESERVED = 1024  # bytes of shared memory that a block does not see
-_WARPS = 8  # of a block through shared memory
+_WARPS = (8, 16)  # of a block through shared memory
 _MOST_WORKERS = 64  # of such blocks: the second kernel reads all their sums
 _LEVEL_TWO = 4.5e12  # bytes a second
 _SCATTERED = 0.5e12  # of the sums that each warp writes from its registers
@@ -58,6 +59,15 @@ class _Tile:
         return 16 * self.images * (down * (across * unit + row_pad) + image_pad), row_pad, image_pad
 
     @property
+    def pixels(self) -> int:
+        """Pixels of x that are copied."""
+        (_, stride_h, stride_w), (_, dilation_h, dilation_w) = self.shape.stride, self.shape.dilation
+        down = (self.rows - 1) * stride_h + (self.taps - 1) * dilation_h + 1
+        return (
+            self.images * down * ((self.columns - 1) * stride_w + (self.shape.taps[2] - 1) * dilation_w + 1)
+        )
+
+    @property
     def units(self) -> int:
         planes, p, q = self.shape.out
         return -(-self.shape.problem.n * planes // self.images) * -(-p // self.rows) * -(-q // self.columns)
@@ -83,11 +93,11 @@ def _slice_groups(problem: Convolution) -> int:
     return groups if groups == 1 or groups * max(group_in, group_out) <= 32 else 0
 
 
-def _slice_parts(slice_in: int, slice_out: int) -> int:
+def _slice_parts(slice_in: int, slice_out: int, warps: int) -> int:
     """Blocks that share the outputs of a slice, so that a block has no more operands by operands of 16 than warps."""
     operands = slice_out // 16
     fits = (
-        n for n in range(1, operands + 1) if operands % n == 0 and slice_in * slice_out // n // 256 <= _WARPS
+        n for n in range(1, operands + 1) if operands % n == 0 and slice_in * slice_out // n // 256 <= warps
     )
     return next(fits, 0)
 
@@ -119,64 +129,61 @@ def tiled_plans(
     if not slice_groups or not _is_whole(problem):
         return
     group_in, group_out = problem.w.shape[1], problem.k // problem.groups
-    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
+    slice_in, all_out = slice_groups * group_in, slice_groups * group_out
     elements = math.prod(problem.w.shape)
     slices = -(-problem.groups // slice_groups)
-    slice_parts = _slice_parts(slice_in, slice_out)
-    if not slice_parts:
-        return
-    slice_out //= slice_parts
-    for tile_taps in range(1, shape.taps[1] + 1):
+    for tile_taps, warps in product(range(1, shape.taps[1] + 1), _WARPS):
         all_taps = tile_taps * shape.taps[2]
         if all_taps > 12 or shape.taps[2] > 11:  # more sums than registers, here or for operands anywhere
             continue
-        for tile in _tiles(shape, tile_taps):
-            for block_slices in (1, 2, 4):
-                kinds = block_slices * slice_in * slice_out // 256
-                if kinds > _WARPS or (block_slices > 1 and (slice_parts > 1 or block_slices >= 2 * slices)):
+        slice_parts = _slice_parts(slice_in, all_out, warps)
+        if not slice_parts or (warps == max(_WARPS) and all_taps > 9):
+            continue
+        slice_out = all_out // slice_parts
+        for tile, block_slices in product(_tiles(shape, tile_taps), (1, 2, 4)):
+            kinds = block_slices * slice_in * slice_out // 256
+            if kinds > warps or (block_slices > 1 and (slice_parts > 1 or block_slices >= 2 * slices)):
+                continue
+            splits = warps // kinds
+            x_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
+            y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
+            blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
+            for resident, most in ((1, _MOST_WORKERS), (2, _MOST_WORKERS), (1, 1)):
+                if resident * warps > 16 or (most == 1 and 2 * blocks < multiprocessors):
                     continue
-                splits = _WARPS // kinds
-                x_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
-                places = x_bytes // (2 * block_slices * slice_in + 16)
-                y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
-                blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
-                for resident, most in ((1, _MOST_WORKERS), (2, _MOST_WORKERS), (1, 1)):
-                    if most == 1 and 2 * blocks < multiprocessors:
-                        continue
-                    workers = max(1, min(tile.units, multiprocessors * resident // blocks, most))
-                    turns = -(-tile.units // workers)
-                    workers = -(-tile.units // turns)
-                    room = shared_bytes // resident - _RESERVED
-                    stages = min(3, turns, room // (x_bytes + y_bytes))
-                    shared = max(stages * (x_bytes + y_bytes), 4 * _WARPS * all_taps * 256)
-                    if stages < 1 or shared > room:
-                        continue
-                    total = workers * blocks
-                    # clocks of a multiprocessor for a tile: shared memory, products, addresses of what is staged
-                    steps = -(-tile.steps // splits) * splits * kinds
-                    chunks = (places * slice_in + 16 * tile.steps * slice_out) * block_slices / 8
-                    reads = steps * (1 + all_taps) * 4 + chunks / 8
-                    products = steps * all_taps * 3.2
-                    issue = (chunks * 20 / 32 + steps * (20 + 3 * all_taps)) / 4
-                    clocks = max(reads, products, issue) * 1.15
-                    sharing = -(-total // multiprocessors)
-                    compute = turns * (sharing * clocks + 700) + 3000
-                    staged = 2.0 * block_slices * (places * slice_in + 16 * tile.steps * slice_out)
-                    staged *= tile.units * blocks
-                    memory = max(2.0 * (problem.x.size + problem.y.size) / bandwidth, staged / _LEVEL_TWO)
-                    memory *= 1.0 + 0.5 * max(0.0, 1 - total / (resident * multiprocessors))
-                    parts = 8.0 * workers * elements / _LEVEL_TWO + 3e-6 if workers > 1 else 0.0
-                    small = min(memory, compute / _CLOCK)
-                    seconds = max(memory, compute / _CLOCK) + 0.7 * small / turns + parts + 3e-6
-                    defines = shape.defines() | {
-                        "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
-                        "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
-                        "SLICE_PARTS": slice_parts, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
-                        "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
-                        "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * _WARPS,
-                        "STAGES": stages, "RESIDENT": resident, **_sum_defines(workers, group_in),
-                    }  # fmt: skip
-                    yield Plan(tuple(defines.items()), 32 * _WARPS, total, seconds, workers, shared)
+                workers = max(1, min(tile.units, multiprocessors * resident // blocks, most))
+                turns = -(-tile.units // workers)
+                workers = -(-tile.units // turns)
+                room = shared_bytes // resident - _RESERVED
+                stages = min(3, turns, room // (x_bytes + y_bytes))
+                shared = max(stages * (x_bytes + y_bytes), 4 * warps * all_taps * 256)
+                if stages < min(2, turns) or shared > room:
+                    continue
+                total = workers * blocks
+                sharing = -(-total // multiprocessors)
+                # clocks of a multiprocessor for a tile: reads and copies, as measured on an H100
+                steps = -(-tile.steps // splits) * splits * kinds
+                copies = block_slices * (tile.pixels * slice_in + 16 * tile.steps * slice_out) / 256
+                few = 1 + 3 / (sharing * warps)  # warps that do not cover each other's waits
+                clocks = (steps * 3.4 * (1 + all_taps) + 4.9 * copies) * few + 150
+                leaving = block_slices * slice_out * group_in * all_taps * splits / 64
+                compute = (sharing * (turns * clocks + leaving) + 4500) / _CLOCK
+                pixels = 2.0 * (problem.x.size + problem.y.size)
+                memory = pixels / (0.94 * bandwidth) * (sharing * multiprocessors / total)
+                memory *= 1 + 2.7 / (block_slices * slice_in)
+                memory += max(0.0, 512 * copies * turns * total - pixels) / bandwidth
+                together = (memory**6 + compute**6) ** (1 / 6) + 0.5 * min(memory, compute) / turns
+                parts = 9.6 * workers * elements / _LEVEL_TWO + 1e-6 if workers > 1 else 0.0
+                defines = shape.defines() | {
+                    "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
+                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
+                    "SLICE_PARTS": slice_parts, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
+                    "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
+                    "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * warps,
+                    "STAGES": stages, "RESIDENT": resident, **_sum_defines(workers, group_in),
+                }  # fmt: skip
+                seconds = 0.86 * (together + parts + 4.2e-6)
+                yield Plan(tuple(defines.items()), 32 * warps, total, seconds, workers, shared)
 
 
 def filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
