@@ -25,6 +25,7 @@ PROBLEMS = [
     "sum shape5x33 classes32 weighted",
     "mean shape3x1000 classes8 smoothing0.3 bf16",
     "none shape2x70001 classes64",
+    "none shape40x9001 classes64 bf16",
     "mean shape2x19x5x7 classes64 weighted smoothing0.25",
     "mean shape2x19x5x8 classes64 nhwc f16",
     "mean shape4x7x3",
