@@ -26,7 +26,7 @@ from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
 )
 
 TILE = 8  # results of a row of a product
-UNKNOWN = 1.15  # what the account of this method leaves out, so that the other is taken where they come close
+UNKNOWN = 1.33  # what the account of this method leaves out
 MMA_TIME = 1.6  # clocks of a multiprocessor for a 16 x 8 x 16 product, all units busy
 
 
@@ -220,6 +220,8 @@ class Banded:
         # a group waits for its first rows, and for the next at each barrier
         waiting = 2500 + 700 * steps
         busy = waves * max(clocks * together * 1.25, waiting + clocks)
+        # two channels of a warp leave it fewer registers to fetch ahead with, taps in shared memory are fetched late
+        busy *= (1.07 if self.own_channels > 1 else 1) * (1.4 if self.is_rolling else 1)
         transfer = self.window.bytes_moved * (self.blocks_read / self.cut.segment + 3) / 4 / device.bandwidth
         if self.cut.channels * 2 < 32 < self.window.channels * 2:
             transfer *= 1.35  # half of what memory hands out at a time is for another group
@@ -235,7 +237,7 @@ class Banded:
             ("CW", self.own_channels),
             ("ROLLING", int(self.is_rolling)),
             ("OUT_PLANE", self.out_plane),
-            ("ALTERNATE", 1),
+            ("ALTERNATE", int(not self.is_rolling)),
             ("MIN_BLOCKS", min(self.resident, 2)),
             ("OFFSET", self.window.shift(reach(self.window))),
         )

@@ -15,7 +15,6 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution_depthwise_axes import Axis, Window
 from jitdnn.kernels.cuda.convolution_depthwise_banded import (
     MMA_TIME,
-    UNKNOWN,
     Banded,
     Cut,
     bands,
@@ -32,6 +31,8 @@ from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
     widths,
 )
 from jitdnn.kernels.cuda.convolution_depthwise_sliding_filter import sum_launch, sum_seconds
+
+UNKNOWN = 1.25  # what the account of this method leaves out
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ class BandedFilter(Banded):
         return max(planes, self.warps * halves * 512)
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether a step has more rows at a time than do it good."""
+        return self.cut.rows > 4 and self.taps[0] > 1
+
+    @property
     def registers(self) -> int:
         halves = -(-self.band.blocks // 2)
         cut = self.cut
@@ -81,7 +87,8 @@ class BandedFilter(Banded):
         chunks = cut.channels // self.width
         loads = -(-cut.rows * cut.lines * self.blocks_read * 4 * chunks // threads)
         loads += -(-cut.rows * cut.lines * cut.segment * 4 * chunks // threads)
-        return self.tap_rows * halves * 4 + cut.rows * 2 + 4 + loads * max(2, self.width) + 40
+        crowd = 12 if self.is_crowded else 0
+        return self.tap_rows * halves * 4 + cut.rows * 2 + 4 + loads * max(2, self.width) + 40 + crowd
 
     @property
     def resident(self) -> int:
@@ -137,7 +144,7 @@ class BandedFilter(Banded):
         transfer = self.window.bytes_moved * (1 + 0.4 * (again - 1)) / device.bandwidth / used
         return (
             LAUNCH
-            + UNKNOWN * max(busy / CLOCK, transfer * 1.15)
+            + UNKNOWN * max(busy / CLOCK, transfer * 1.15) * (1 + 0.04 * self.is_crowded * (cut.rows - 4))
             + sum_seconds(self.window, self.parts, device)
         )
 

@@ -19,12 +19,13 @@ from jitdnn.tensor.dtypes import DTYPES
 
 Defines = tuple[tuple[str, object], ...]
 
+SLIDING_TEXTS = "depthwise.cuh", "depthwise_rows.cuh"
 MOST_REGISTERS = 200  # that a tile's numbers may take
 EXTRA_REGISTERS = 24  # that the compiler adds for addresses and bounds
 REGISTER_FILE = 65536
 CLOCK = 1.75e9
 LAUNCH = 2.5e-6
-LATENCY = 0.65e-6  # of the memory, when it is busy
+LATENCY = 0.7e-6  # of the memory, when it is busy
 
 
 @dataclass(frozen=True)
@@ -245,19 +246,27 @@ class Sliding:
             steps = max(self.axes[1].input.extent // self.axes[1].input.pitch // self.rows_in, 1)
         warps = self.groups * tile.threads / 32
         width = device.multiprocessors * self.resident
-        waves = math.ceil(self.groups / width) if self.groups < 4 * width else self.groups / width + 0.5
-        filled = waves * width / max(1, self.groups)
+        waves = math.ceil(self.groups / width)
+        if waves == 1:
+            filled = math.ceil(self.groups / device.multiprocessors) * device.multiprocessors / self.groups
+        else:
+            filled = waves * width / self.groups if waves < 4 else 1 + 0.5 * width / self.groups
         # few warps leave gaps between dependent instructions
-        gaps = 1.15 + 0.9 / max(0.75, self.resident * tile.threads / 128)
+        gaps = 0.6 + 1.7 / max(0.75, self.resident * tile.threads / 128)
         clocks = steps * warps * max(issued / 4 * gaps, accesses) / device.multiprocessors
+        busy = clocks / CLOCK * filled**0.9
         # a step waits for its rows: what is on its way at once bounds the bandwidth
         threads = tile.threads * min(self.resident, self.groups / device.multiprocessors)
         in_flight = tile.ahead * threads * self.own * tile.channels * self.element
         transfer = self.window.bytes_moved / (device.bandwidth * share_of_bandwidth(in_flight))
-        busy = clocks / CLOCK
+        transfer *= filled**0.4 * (1 + 0.007 * max(0, 8 / (tile.channels * self.element) - 1))
+        if self.axes[1] is self.window.axes[2]:
+            transfer *= 1.1  # what is read at a time lies scattered
         # and steps follow one another
-        chain = math.ceil(self.groups / width) * LATENCY * (1.5 + steps / tile.ahead)
-        return float(LAUNCH + max(chain, max(busy, transfer) * filled**0.8 + 0.15 * min(busy, transfer)))
+        chain = waves * LATENCY * (1.5 + steps / tile.ahead)
+        more_waves = 2.4e-6 * (1 - 1 / waves)
+        together = (busy**4 + transfer**4) ** 0.25
+        return float(LAUNCH + more_waves + max(chain, together + 0.2 * min(busy, transfer)))
 
     def defines(self) -> Defines:
         tile = self.tile
@@ -282,7 +291,7 @@ class Sliding:
 
     def launch(self, epilogue: Epilogue | None = None) -> tuple[Source, list[Launch]]:
         functions, defines = epilogue_text(self.window, self.axes, epilogue)
-        text = functions + read_text("jitdnn.kernels.cuda", "depthwise.cuh", "depthwise_sliding.cu")
+        text = functions + read_text("jitdnn.kernels.cuda", *SLIDING_TEXTS, "depthwise_sliding.cu")
         source = Source("depthwise_sliding", text, (*self.defines(), *defines), "cuda", spills=True)
         return source, [Launch("depthwise", self.groups, self.tile.threads)]
 
@@ -313,9 +322,10 @@ def most_registers(threads: int) -> int:
     return min(255, 512 // math.ceil(threads / 128) // 8 * 8)
 
 
-def share_of_bandwidth(in_flight: float) -> float:
-    """Of the memory's bandwidth, what a multiprocessor's bytes on their way at a time reach."""
-    return float(0.45 + 0.48 * min(1.0, in_flight / 32e3) ** 0.75)
+def share_of_bandwidth(in_flight: float, enough: float = 16e3, excess: float = 0.04) -> float:
+    """Of the memory's bandwidth, what a multiprocessor's bytes on their way reach; too many get in the way."""
+    share = in_flight / enough
+    return float(min(1.0, share) ** 0.5 / (1 + excess * max(0.0, share - 1)))
 
 
 def _reads(axis: Axis, results: int) -> int:

@@ -12,8 +12,10 @@ from jitdnn.kernels.cuda.convolution_depthwise_sliding import (
     CLOCK,
     LATENCY,
     LAUNCH,
+    SLIDING_TEXTS,
     Defines,
     Tile,
+    column_packs,
     defines_of_window,
     most_registers,
     orders,
@@ -36,9 +38,8 @@ def sum_launch(window: Window) -> Launch:
 
 
 def sum_seconds(window: Window, parts: int, device: GpuDevice) -> float:
-    return (
-        LAUNCH / 2 + parts / 64 * 1e-6 + 4 * parts * window.taps * window.channels / (1.5 * device.bandwidth)
-    )
+    moved = 4 * parts * window.taps * window.channels
+    return 2.2e-6 + parts / 200 * 1e-6 + moved / (1.5 * device.bandwidth)
 
 
 @dataclass(frozen=True)
@@ -118,21 +119,29 @@ class SlidingFilter:
         reads = self.reads + self.results
         issued = self.products + moves + 1.2 * reads * tile.channels + 2.5 * reads + 12
         accesses = reads * max(1.0, tile.channels * self.element * 32 / 128)
-        steps = tile.rows + (self.steps - 1) / (2 if tile.rows >= self.axes[1].count else 1) + 1.5
+        is_whole = tile.rows >= self.axes[1].count
+        steps = tile.rows + (self.steps - 1) / (2 if is_whole else 1)
         rounds = math.ceil(self.items / (tile.parts * self.slots))
         groups = self.strips * tile.parts
         waves = math.ceil(groups / (device.multiprocessors * self.resident))
         here = min(self.resident, -(-groups // device.multiprocessors))
         warps = here * tile.threads / 32
-        gaps = 1.0 + 0.7 / max(0.75, warps / 4)
-        clocks = waves * rounds * steps * warps * max(issued / 4 * gaps, accesses) + 3000
+        gaps = 1.0 + 0.95 / max(0.75, warps / 4)
+        busy = waves * rounds * (steps + 1.5) * warps * max(issued / 4 * gaps, accesses) / CLOCK
+        # packs that no other thread reads
         own = self.results * (1 + min(self.axes[2].stride, self.axes[2].taps) * self.axes[1].stride)
-        together = min(here, groups / device.multiprocessors)
-        in_flight = tile.ahead * together * tile.threads * own * tile.channels * self.element
-        transfer = self.window.bytes_moved / (device.bandwidth * share_of_bandwidth(in_flight))
-        chain = waves * rounds * (steps / tile.ahead + 1.0) * LATENCY
-        busy = max(clocks / CLOCK, transfer, chain)
-        return LAUNCH + busy + sum_seconds(self.window, tile.parts, device)
+        used = groups / device.multiprocessors
+        in_flight = tile.ahead * min(here, used) * tile.threads * own * tile.channels * self.element
+        share = share_of_bandwidth(in_flight, 21e3, 0.06)
+        transfer = self.window.bytes_moved / (device.bandwidth * share) / min(1.0, used) ** 0.23
+        transfer *= 1 + 0.016 * max(0, 8 / (tile.channels * self.element) - 1)
+        chain = waves * rounds * (steps / tile.ahead + 1) * 1.35 * LATENCY
+        together = (busy**4 + transfer**4) ** 0.25 + 0.08 * min(busy, transfer)
+        again = 2.9e-6 * (1 - 1 / rounds) + 0.7e-6
+        # wide threads have few registers to spare, narrow ones much to do beside products
+        work = max(chain, together) * (1 if is_whole else 1.02)
+        work *= (1 + 0.02 * max(0, tile.channels - 2)) * (1 if self.results > 2 else 1.06)
+        return float(LAUNCH + again + work + sum_seconds(self.window, tile.parts, device))
 
     @property
     def workspace(self) -> int:
@@ -140,6 +149,7 @@ class SlidingFilter:
 
     def defines(self) -> Defines:
         tile = self.tile
+        pack, _ = column_packs(self.window, self.axes[2], tile.columns)
         return (
             *defines_of_window(self.window, self.axes),
             ("CPT", tile.channels),
@@ -149,6 +159,8 @@ class SlidingFilter:
             ("ROUND", self.round),
             ("HB", tile.rows),
             ("CB", tile.side),
+            ("IN_PACK", pack),
+            ("ALIGNMENT", max(tile.channels, pack)),
             ("PARTS", tile.parts),
             ("THREAD_COUNT", tile.threads),
             ("MIN_BLOCKS", self.resident),
@@ -156,8 +168,8 @@ class SlidingFilter:
         )
 
     def launch(self, epilogue: None = None) -> tuple[Source, list[Launch]]:
-        files = ("depthwise.cuh", "depthwise_sliding_filter.cu", "depthwise_sum.cu")
-        text = read_text("jitdnn.kernels.cuda", *files)
+        files = ("depthwise_sliding_filter.cu", "depthwise_sum.cu")
+        text = read_text("jitdnn.kernels.cuda", *SLIDING_TEXTS, *files)
         source = Source("depthwise_sliding_filter", text, self.defines(), "cuda", spills=True)
         grid = (self.strips, self.tile.parts)
         return source, [Launch("depthwise_filter", grid, self.tile.threads), sum_launch(self.window)]
@@ -179,10 +191,12 @@ def choices(window: Window, device: GpuDevice) -> list[SlidingFilter]:
                     least = SlidingFilter(window, axes, tile)
                     if least.registers > MOST_REGISTERS:
                         continue
+                    # with few rows on their way the compiler can do with less, unless there are planes to address
+                    least_extra = 20 if depth.taps == ahead == 1 else EXTRA_REGISTERS
                     for threads in (64, 128, 192, 256, 384):
                         if threads < side or (threads // side) * side * 8 < threads * 7:
                             continue
-                        if least.registers + EXTRA_REGISTERS > most_registers(threads):
+                        if least.registers + least_extra > most_registers(threads):
                             continue
                         for chunks in (1, 2, 4, 8, 16, 32):
                             rows = -(-slide.count // chunks)

@@ -5,24 +5,15 @@
 // the block that j steps have reached before, so moving on renames sums[j - 1] to sums[j], which the first products of
 // each do for nothing. The rows of the AHEAD next steps are on their way while these are multiplied.
 //
-// Macros beside those of depthwise.cuh: CPT, QB, DB, HB, AHEAD, CB (packs of channels that lie side by side in a
-// block), THREAD_COUNT, MIN_BLOCKS, IN_PACK, OUT_PACK, ALIGNMENT (elements that accesses are aligned to), IMAGES,
-// CHANNELS (of y), MULTIPLIER, INDEX (type of a thread's number), OFFSET (type of an offset within an image), X_N, X_C,
-// Y_N, Y_C, W_C, W_BASE (elements), W_DENSE (the filters are one run of memory), and of the epilogue EPILOGUE(sum, n,
-// c, d, h, w), which is the sum if there is none, and its operands.
+// Macros beside those of depthwise_rows.cuh: HB, AHEAD, CB (packs of channels that lie side by side in a block),
+// THREAD_COUNT, MIN_BLOCKS, OUT_PACK (columns of the output that lie side by side), ALIGNMENT (elements that accesses
+// are aligned to), IMAGES, CHANNELS (of y), MULTIPLIER, INDEX (type of a thread's number), X_N, X_C, Y_N, Y_C, W_C,
+// W_BASE (elements), W_DENSE (the filters are one run of memory), and of the epilogue EPILOGUE(sum, n, c, d, h, w),
+// which is the sum if there is none, and its operands.
 
-constexpr int ROWS_IN = H_SCATTERED ? 1 : H_STRIDE, ROWS_OUT = H_SCATTERED ? H_STRIDE : 1;
-constexpr int STEPS = (H_TAPS + H_STRIDE - 1) / H_STRIDE;
+constexpr int ROWS_OUT = H_SCATTERED ? H_STRIDE : 1;
 // sums[j] in step t belongs to block t + LEAD - j
 constexpr int LEAD = H_SCATTERED ? STEPS - 1 : 0;
-
-constexpr int TAPS = D_TAPS * H_TAPS * W_TAPS;
-constexpr int W_RESIDUE = W_START - floor_divide(W_START, W_STRIDE) * W_STRIDE;
-constexpr int D_RESIDUE = D_START - floor_divide(D_START, D_STRIDE) * D_STRIDE;
-constexpr int W_FIRST = first_place(W_SCATTERED, W_STRIDE, W_RESIDUE, QB, W_TAPS);
-constexpr int D_FIRST = first_place(D_SCATTERED, D_STRIDE, D_RESIDUE, DB, D_TAPS);
-constexpr int COLUMNS = last_place(W_SCATTERED, W_STRIDE, W_RESIDUE, QB, W_TAPS) - W_FIRST + 1;
-constexpr int PLANES = last_place(D_SCATTERED, D_STRIDE, D_RESIDUE, DB, D_TAPS) - D_FIRST + 1;
 
 constexpr int BLOCK_START = floor_divide(H_START, ROWS_OUT);
 constexpr int BLOCK_COUNT = floor_divide(H_START + H_COUNT - 1, ROWS_OUT) + 1 - BLOCK_START;
@@ -33,26 +24,6 @@ constexpr int CHUNKS = (BLOCK_COUNT + HB - 1) / HB, GROUPS_OF_CHANNELS = CHANNEL
 static constexpr __device__ int tap_of(int j, int u, int v) {
     return H_SCATTERED ? ROWS_OUT * (STEPS - 1 - j) + v : ROWS_IN * j + u;
 }
-static constexpr __device__ bool is_column_read(int j) {
-    return is_read(W_SCATTERED, W_STRIDE, W_RESIDUE, QB, W_TAPS, W_FIRST + j);
-}
-static constexpr __device__ bool is_plane_read(int e) {
-    return is_read(D_SCATTERED, D_STRIDE, D_RESIDUE, DB, D_TAPS, D_FIRST + e);
-}
-
-// of the columns that a tile reads, those at its own place: where neighbouring columns are neighbours in memory, they
-// come in packs of IN_PACK, and results go in packs of OUT_PACK
-constexpr int OWN = IN_PACK > 1 ? -W_IN_ORIGIN : 0;
-static constexpr __device__ bool is_in_pack(int j) {
-    return j >= OWN && j < OWN + QB * W_STRIDE && OWN + (j - OWN) / IN_PACK * IN_PACK + IN_PACK <= COLUMNS;
-}
-template <int count>
-FUNCTION void split(const Pack<count> &columns, int i, Pack<CPT> &one) {
-#if IN_PACK > 1
-    pick(columns, i, one);
-#endif
-}
-
 // where tap i of a channel lies in its filter
 static constexpr __device__ i64 offset_of(int i) {
     return W_BASE + i / (H_TAPS * W_TAPS) * D_TAP_STEP + i / W_TAPS % H_TAPS * H_TAP_STEP + i % W_TAPS * W_TAP_STEP;
@@ -112,44 +83,6 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     int m0 = (W_SCATTERED ? floor_divide(W_START, W_STRIDE) + strip * (QB / W_STRIDE) : k0 * W_STRIDE) + W_FIRST;
     int l0 = (D_SCATTERED ? floor_divide(D_START, D_STRIDE) + depth * (DB / D_STRIDE) : e0 * D_STRIDE) + D_FIRST;
 
-    constexpr bool is_packed = IN_PACK > 1 && aligned;
-    Pack<CPT> ahead[AHEAD][ROWS_IN][PLANES][COLUMNS];
-    auto load = [&](int step, bool is_step, Pack<CPT>(&next)[ROWS_IN][PLANES][COLUMNS]) {
-#pragma unroll
-        for (int u = 0; u < ROWS_IN; u++) {
-            int h = IN_POSITION(H, step * ROWS_IN + u, phase_h);
-#pragma unroll
-            for (int e = 0; e < PLANES; e++) {
-                if (!is_plane_read(e)) continue;
-                int d = IN_POSITION(D, l0 + e, phase_d);
-                bool inside = is_step && IN_HAS(H, h) && IN_HAS(D, d);
-                const element *row = source + ((OFFSET)h * (OFFSET)H_IN_STEP + (OFFSET)d * (OFFSET)D_IN_STEP);
-                if (is_packed) {
-#pragma unroll
-                    for (int j = OWN; j + IN_PACK <= COLUMNS && j < OWN + QB * W_STRIDE; j += IN_PACK) {
-                        int q = IN_POSITION(W, m0 + j, phase_w);
-                        Pack<IN_PACK == 1 ? CPT : IN_PACK> columns;
-                        if (inside && IN_HAS(W, q))
-                            columns.template load<true>(row + q);
-                        else
-                            columns.zero();
-#pragma unroll
-                        for (int i = 0; i < IN_PACK; i++) split(columns, i, next[u][e][j + i]);
-                    }
-                }
-#pragma unroll
-                for (int j = 0; j < COLUMNS; j++) {
-                    if (!is_column_read(j) || (is_packed && is_in_pack(j))) continue;
-                    int q = IN_POSITION(W, m0 + j, phase_w);
-                    if (inside && IN_HAS(W, q))
-                        next[u][e][j].template load<aligned>(row + (OFFSET)q * (OFFSET)W_IN_STEP);
-                    else
-                        next[u][e][j].zero();
-                }
-            }
-        }
-    };
-
     f32 sums[STEPS][ROWS_OUT][DB][QB][CPT] = {};
     auto store = [&](int block, const f32 (&ready)[ROWS_OUT][DB][QB][CPT]) {
 #pragma unroll
@@ -204,18 +137,17 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     int first = floor_divide(-floor_divide(origin, H_IN_PITCH), ROWS_IN);
     int last = floor_divide(floor_divide(H_IN_EXTENT - 1 - origin, H_IN_PITCH), ROWS_IN);
     int start = max(b0 - LEAD, first), end = min(b1 - 1 - LEAD + STEPS - 1, last);
-    // adds the rows of a step to the results, and sends for those of the step that takes their registers next: a copy
-    // from one register to another would wait for the memory
-    auto advance = [&](int step, Pack<CPT>(&rows)[ROWS_IN][PLANES][COLUMNS]) {
+    auto load = [&](int step, InputRows<aligned> &rows) {
+        rows.load(source, step, step <= end, l0, m0, phase_d, phase_h, phase_w);
+    };
+    // Adds the rows of a step to the results, and sends for those of the step that takes their registers next: a copy
+    // from one register to another would wait for the memory. Where that is not the next step, it is done when the
+    // products have read the registers, lest the compiler take others, and copy; where it is, at once, and behind a
+    // branch, lest the compiler put it off.
+    auto advance = [&](int step, InputRows<aligned> &rows) {
         f32 values[ROWS_IN][PLANES][COLUMNS][CPT];
-#pragma unroll
-        for (int u = 0; u < ROWS_IN; u++)
-#pragma unroll
-            for (int e = 0; e < PLANES; e++)
-#pragma unroll
-                for (int j = 0; j < COLUMNS; j++)
-                    if (is_plane_read(e) && is_column_read(j)) rows[u][e][j].get(values[u][e][j]);
-        load(step + AHEAD, step + AHEAD <= end, rows);
+        rows.get(values);
+        if (AHEAD == 1 && step < end) load(step + 1, rows);
 #pragma unroll
         for (int j = STEPS - 1; j >= 0; j--)
 #pragma unroll
@@ -249,11 +181,13 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
                                 }
                 }
             }
+        if (AHEAD > 1) load(step + AHEAD, rows);
         int block = step + LEAD - (STEPS - 1);
         if (block >= b0) store(block, sums[STEPS - 1]);
     };
+    InputRows<aligned> ahead[AHEAD];
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) load(start + i, start + i <= end, ahead[i]);
+    for (int i = 0; i < AHEAD; i++) load(start + i, ahead[i]);
 #pragma unroll 1
     for (int round = start; round <= end; round += AHEAD) {
 #pragma unroll

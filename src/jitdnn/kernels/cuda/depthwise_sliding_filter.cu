@@ -5,17 +5,12 @@
 // of a group add their sums in a fixed order, `sum_parts` adds those of the groups: no atomics, the same result every
 // time.
 //
-// Macros: those of depthwise_sliding.cu; ROUND (steps of the unrolled loop, a multiple of AHEAD), PARTS is gridDim.y. The workspace is [PARTS][taps][CHANNELS] f32.
+// Macros: those of depthwise_sliding.cu; ROUND (steps of the loop's body, a multiple of AHEAD), PARTS, which is
+// gridDim.y. The workspace is [PARTS][taps][CHANNELS] f32.
 
-constexpr int ROWS_IN = H_STRIDE, STEPS = (H_TAPS + H_STRIDE - 1) / H_STRIDE;
-constexpr int COLUMNS = (QB - 1) * W_STRIDE + W_TAPS, PLANES = (DB - 1) * D_STRIDE + D_TAPS;
 constexpr int STRIPS = (W_COUNT + QB - 1) / QB, DEPTHS = (D_COUNT + DB - 1) / DB, CHUNKS = (H_COUNT + HB - 1) / HB;
-constexpr int TAPS = D_TAPS * H_TAPS * W_TAPS, SLOTS = THREAD_COUNT / CB;
+constexpr int SLOTS = THREAD_COUNT / CB;
 constexpr i64 ITEMS = (i64)STRIPS * DEPTHS * CHUNKS * W_PHASES * H_PHASES * D_PHASES * IMAGES;
-
-// whether some result of a tile reads column j, or plane e
-static constexpr __device__ bool is_column_read(int j) { return is_read(false, W_STRIDE, 0, QB, W_TAPS, j); }
-static constexpr __device__ bool is_plane_read(int e) { return is_read(false, D_STRIDE, 0, DB, D_TAPS, e); }
 
 template <bool aligned>
 FUNCTION void add_item(const element *__restrict__ x, const element *__restrict__ dy, i64 item, int c,
@@ -23,47 +18,37 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
     i64 t = item;
     int strip = t % STRIPS;
     t /= STRIPS;
-    int chunk = t % CHUNKS;
-    t /= CHUNKS;
     int depth = t % DEPTHS;
     t /= DEPTHS;
     int phase_w = t % W_PHASES;
     t /= W_PHASES;
-    int phase_h = t % H_PHASES;
-    t /= H_PHASES;
     int phase_d = t % D_PHASES;
-    int n = (int)(t / D_PHASES);
+    t /= D_PHASES;
+    int n = t % IMAGES;
+    t /= IMAGES;
+    // what differs in its steps comes last, so that the threads of a warp have the same
+    int phase_h = t % H_PHASES;
+    int chunk = (int)(t / H_PHASES);
 
     const element *source = x + n * (i64)X_N + c / MULTIPLIER * (i64)X_C;
     const element *gradient = dy + n * (i64)Y_N + c * (i64)Y_C;
     int k0 = strip * QB, e0 = depth * DB, m0 = k0 * W_STRIDE, l0 = e0 * D_STRIDE;
     int b0 = chunk * HB, b1 = min(b0 + HB, H_COUNT);
 
+    // steps that read nothing but padding have nothing to add
+    int origin = H_IN_ORIGIN + H_IN_SLOPE * phase_h;
+    int first = floor_divide(-floor_divide(origin, H_IN_PITCH), ROWS_IN);
+    int last = floor_divide(floor_divide(H_IN_EXTENT - 1 - origin, H_IN_PITCH), ROWS_IN);
+    int end = min(b1 - 1 + STEPS - 1, last);
+
     struct Step {
-        Pack<CPT> x[ROWS_IN][PLANES][COLUMNS], dy[DB][QB];
+        InputRows<aligned> x;
+        Pack<CPT> dy[DB][QB];
     };
     Step ahead[AHEAD];
-    auto load = [&](int step, bool is_step, Step &next) {
-#pragma unroll
-        for (int u = 0; u < ROWS_IN; u++) {
-            int h = IN_POSITION(H, step * ROWS_IN + u, phase_h);
-#pragma unroll
-            for (int e = 0; e < PLANES; e++) {
-                if (!is_plane_read(e)) continue;
-                int d = IN_POSITION(D, l0 + e, phase_d);
-                bool inside = is_step && IN_HAS(H, h) && IN_HAS(D, d);
-                const element *row = source + ((OFFSET)h * (OFFSET)H_IN_STEP + (OFFSET)d * (OFFSET)D_IN_STEP);
-#pragma unroll
-                for (int j = 0; j < COLUMNS; j++) {
-                    if (!is_column_read(j)) continue;
-                    int q = IN_POSITION(W, m0 + j, phase_w);
-                    if (inside && IN_HAS(W, q))
-                        next.x[u][e][j].template load<aligned>(row + (OFFSET)q * (OFFSET)W_IN_STEP);
-                    else
-                        next.x[u][e][j].zero();
-                }
-            }
-        }
+    auto load = [&](int step, Step &next) {
+        bool is_step = step <= end;
+        next.x.load(source, step, is_step, l0, m0, phase_d, phase_h, phase_w);
         int h = OUT_POSITION(H, step, phase_h);
 #pragma unroll
         for (int e = 0; e < DB; e++) {
@@ -85,13 +70,8 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
     // instruction a number, which is saved where a round is a whole number of windows
     f32 window[STEPS][DB][QB][CPT] = {};
     auto slot_of = [](int i, int j) { return ROUND % STEPS == 0 ? (i + STEPS - j) % STEPS : j; };
-    // steps that read nothing but padding have nothing to add
-    int origin = H_IN_ORIGIN + H_IN_SLOPE * phase_h;
-    int first = floor_divide(-floor_divide(origin, H_IN_PITCH), ROWS_IN);
-    int last = floor_divide(floor_divide(H_IN_EXTENT - 1 - origin, H_IN_PITCH), ROWS_IN);
-    int end = min(b1 - 1 + STEPS - 1, last);
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) load(b0 + i, b0 + i <= end, ahead[i]);
+    for (int i = 0; i < AHEAD; i++) load(b0 + i, ahead[i]);
 #pragma unroll 1
     for (int round = b0; round <= end; round += ROUND) {
 #pragma unroll
@@ -100,13 +80,7 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
             if (step > end) break;
             Step &here = ahead[i % AHEAD];
             f32 values[ROWS_IN][PLANES][COLUMNS][CPT];
-#pragma unroll
-            for (int u = 0; u < ROWS_IN; u++)
-#pragma unroll
-                for (int e = 0; e < PLANES; e++)
-#pragma unroll
-                    for (int j = 0; j < COLUMNS; j++)
-                        if (is_plane_read(e) && is_column_read(j)) here.x[u][e][j].get(values[u][e][j]);
+            here.x.get(values);
 #pragma unroll
             for (int e = 0; e < DB; e++)
 #pragma unroll
@@ -118,29 +92,31 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
                             for (int k = 0; k < CPT; k++) window[j][e][q][k] = window[j - 1][e][q][k];
                     here.dy[e][q].get(window[slot_of(i, 0)][e][q]);
                 }
-            // into the same registers: a copy of rows that are on their way would wait for them
-            load(step + AHEAD, step + AHEAD <= end, here);
-            if (step < first) continue;
+            // into the same registers, and when the products have read them: see `advance` of depthwise_sliding.cu
+            if (AHEAD == 1 && step < end) load(step + 1, here);
+            if (step >= first) {
 #pragma unroll
-            for (int j = 0; j < STEPS; j++)
+                for (int j = 0; j < STEPS; j++)
 #pragma unroll
-                for (int u = 0; u < ROWS_IN; u++) {
-                    if (j * ROWS_IN + u >= H_TAPS) continue;
+                    for (int u = 0; u < ROWS_IN; u++) {
+                        if (j * ROWS_IN + u >= H_TAPS) continue;
 #pragma unroll
-                    for (int z = 0; z < D_TAPS; z++)
+                        for (int z = 0; z < D_TAPS; z++)
 #pragma unroll
-                        for (int e = 0; e < DB; e++)
+                            for (int e = 0; e < DB; e++)
 #pragma unroll
-                            for (int q = 0; q < QB; q++)
+                                for (int q = 0; q < QB; q++)
 #pragma unroll
-                                for (int s = 0; s < W_TAPS; s++)
+                                    for (int s = 0; s < W_TAPS; s++)
 #pragma unroll
-                                    for (int k = 0; k < CPT; k++) {
-                                        f32 &sum = sums[(z * H_TAPS + j * ROWS_IN + u) * W_TAPS + s][k];
-                                        sum = fmaf(window[slot_of(i, j)][e][q][k],
-                                                   values[u][e * D_STRIDE + z][q * W_STRIDE + s][k], sum);
-                                    }
-                }
+                                        for (int k = 0; k < CPT; k++) {
+                                            f32 &sum = sums[(z * H_TAPS + j * ROWS_IN + u) * W_TAPS + s][k];
+                                            sum = fmaf(window[slot_of(i, j)][e][q][k],
+                                                       values[u][e * D_STRIDE + z][q * W_STRIDE + s][k], sum);
+                                        }
+                    }
+            }
+            if (AHEAD > 1) load(step + AHEAD, here);
         }
     }
 }
@@ -149,11 +125,11 @@ KERNEL2(THREAD_COUNT, MIN_BLOCKS)
 void depthwise_filter(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace,
                       f64 alpha, f64 beta) {
     int slot = threadIdx.x / CB, c = (blockIdx.x * CB + threadIdx.x % CB) * CPT;
-    bool aligned = ((u64)x | (u64)dy) % (CPT * sizeof(element)) == 0;
+    bool aligned = ((u64)x | (u64)dy) % (ALIGNMENT * sizeof(element)) == 0;
     f32 sums[TAPS][CPT] = {};
     if (slot < SLOTS) {
         i64 item = (i64)blockIdx.y * SLOTS + slot;
-        if (CPT == 1 || aligned) {
+        if (ALIGNMENT == 1 || aligned) {
 #pragma unroll 1
             for (; item < ITEMS; item += (i64)PARTS * SLOTS) add_item<true>(x, dy, item, c, sums);
         } else {
