@@ -245,6 +245,7 @@ class _Sizes:
         loops = [sweep for sweep in self.program.sweeps if sweep.loops]
         self.loops = len(loops)
         self.reduces = any(sweep.folds for sweep in loops)
+        self.writes = any(sweep.writes for sweep in loops)
         count = len(self.tensors) - self.program.outputs
         uses = [
             {i for e in (*(e for _, e in (*s.folds, *s.writes)), *s.keeps) for i in e.used()} for s in loops
@@ -302,7 +303,7 @@ class _Sizes:
             steps = -(-vectors // team)
             is_last = team >= min(512, self.most_threads) and self.loops > 1
             most = self._room(team) if team <= _SUBGROUP or is_last else min(self.chunk, self._room(team))
-            if team <= _SUBGROUP and self.loops == 1:
+            if team <= _SUBGROUP and self.loops == 1 and not self.writes:
                 most = max(most, min(2 * self.chunk, 2 * _MOST_HELD))
             if (team >= min(8, vectors) or team == self.most_threads) and steps * v <= max(v, most):
                 threads = max(team, min(_THREADS, self.most_threads))
