@@ -96,6 +96,7 @@ class _Call:
         "inputs",
         "is_simple",
         "near",
+        "near_results",
         "operands",
         "outputs",
         "plan",
@@ -116,6 +117,10 @@ class _Call:
         fused = recipe.epilogue.operands if recipe.epilogue is not None else ()
         self.operands = (*(operand.descriptor for operand in recipe.problem.inputs), *fused)
         self.in_place = {*in_place, *range(self.inputs, len(self.operands))}
+        self.near_results = [
+            [_near(o.descriptor, other.descriptor) for other in self.outputs[:number]]
+            for number, o in enumerate(self.outputs)
+        ]
         self.near = [[_near(o.descriptor, other) for other in self.operands] for o in self.outputs]
         self.allocate = [
             allocator(library, seen, None if gpu is None else gpu.gpu)
@@ -369,9 +374,9 @@ def _require_apart(
                 f"overwritten before it is read: pass another out{can}"
             )
         cleared.add(distance)
-    for earlier in range(number):
+    for earlier, (low, high, _) in enumerate(known.near_results[number]):
         other = targets[earlier]
-        if other is not None and is_shared(other, target):
+        if other is not None and low < target.pointer - other.pointer < high and is_shared(other, target):
             raise InvalidArgument(
                 f"{output.name} shares memory with {known.outputs[earlier].name}: every result needs its own"
             )
