@@ -76,8 +76,8 @@ class BandedFilter(Banded):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a step has more rows at a time than do it good."""
-        return self.cut.rows > 4 and self.taps[0] > 1
+        """Whether a step has more rows at a time, with those of the next on their way, than do it good."""
+        return 4 < self.cut.rows < self.cut.strip and self.taps[0] > 1
 
     @property
     def registers(self) -> int:
