@@ -138,6 +138,7 @@ def image_tiles(
     if 2 * taps * steps * tiles > most:
         return
     h, w = (meeting(shape, axis, is_forward) for axis in (1, 2))
+    least_rows = 4 if steps > 2 else steps
     # whether tiles of one row leave registers for two blocks of 256 threads
     has_room = (4 * h.unit * w.unit + 2 * taps * steps) * tiles + 56 <= 128
     parts = -(-slice_out // (8 * tiles))
@@ -165,6 +166,10 @@ def image_tiles(
             registers = sums + 2 * taps * steps * tiles + 56
             if registers > 250:
                 continue
+            # large groups read much for each product, with few warps: rows share what they read
+            one_more = registers + 4 * tiles * h.unit * w.unit
+            if tile.tile_rows < min(least_rows, h.blocks) and one_more <= 250:
+                continue
             by_registers = _REGISTERS // (threads * -(-registers // 8) * 8)
             tile_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
             for resident in range(1, min(2, by_registers) + 1):
@@ -182,7 +187,9 @@ def image_tiles(
                     problem, tile, multiprocessors, bandwidth, block_slices * slice_in, threads // 32, kinds, splits,
                     taps, steps, tiles, workers * blocks, turns, stages, vector
                 )  # fmt: skip
-                seconds *= _seen(tile, resident == 1 and has_room, 3 if stages == turns else stages)
+                seconds *= _seen(
+                    tile, resident == 1 and (has_room or steps > 1), 3 if stages == turns else stages
+                )
                 defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
                     "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out,
                     "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices, "CHANNEL_STEPS": steps,
@@ -199,7 +206,7 @@ def image_tiles(
 def _seen(tile: _Tile, is_alone: bool, stages: int) -> float:
     """What measurements say beside the model: more for one block where there is room for two, for few stages, and for
     narrow parts of rows."""
-    factor = 1.08 if is_alone else 1.0
+    factor = 1.07 if is_alone else 1.0
     factor *= (1.08, 1.025, 1.0)[stages - 1]
     return factor * (1.04 if tile.across < min(8, tile.w.blocks) else 1.0)
 
@@ -222,7 +229,7 @@ def _seconds(
     issue = copies * 14 + steps * (reads + products + stores * (12 if vector > 1 else 60) + 60)
     sharing = -(-total // multiprocessors)
     few = 1.0 + 3.5 / (sharing * warps)  # warps that do not cover each other's waits
-    products *= 2.2 * steps
+    products *= (2.2 if channel_steps <= 2 else 1.8) * steps
     clocks = (max(shared, products, 0.5 * issue / 4) + 0.15 * min(shared, products)) * few
     compute = sharing * turns * clocks / _CLOCK
     under_way = total / multiprocessors * stages * copies * 512
