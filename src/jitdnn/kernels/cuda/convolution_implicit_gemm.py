@@ -286,14 +286,9 @@ def _candidate(
     moved = batch.nbytes if batch else data.nbytes + problem.w.nbytes + result.nbytes
     cut = best_cut(form.works, tiles, dtype, device, moved, most_parts, (form.most_taps + 1) * 32)
     slow = {16: 1.0, 8: 1.15, 4: 1.4, 0: _BLOCKWISE}
-    crossed = max(
-        crossing(dtype, form.depth, rows_of(form.data, form.images, extents)),
-        crossing(
-            dtype,
-            form.width if is_across else form.depth,
-            [form.filter.channel if is_across else form.filter.column],
-        ),
-    )
+    crossed = crossing(dtype, form.depth, rows_of(form.data, form.images, extents))
+    if not is_across:
+        crossed = max(crossed, crossing(dtype, form.depth, [form.filter.column]))
     time += seconds(form.works, cut, dtype, device, moved) * max(slow[copy_a], slow[copy_b]) * crossed
     tensors = batch.tensors if batch else (problem.x, problem.w, problem.y)
     packed = [pack.bytes // DTYPES[dtype] for pack in (data_pack, filter_pack) if pack]

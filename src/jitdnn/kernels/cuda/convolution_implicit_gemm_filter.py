@@ -29,7 +29,6 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     Work,
     best_cut,
     copy_bytes,
-    crossing,
     index_type,
     linear_step,
     listed,
@@ -43,7 +42,6 @@ from jitdnn.kernels.cuda.implicit_gemm_form import (
     View,
     alignments,
     form_of,
-    rows_of,
     view_of,
 )
 from jitdnn.problems.convolution import Convolution
@@ -233,12 +231,8 @@ def _candidate(
     work = _work(problem, depth, batch.count if batch else groups)
     tensors = batch.tensors if batch else (problem.x, problem.y, dw)
     moved = sum(tensor.nbytes for tensor in tensors)
-    cut = best_cut([work], tiles, dtype, device, moved, _MOST_PARTS if uses_workspace else 1, _ROOM)
-    crossed = max(
-        crossing(dtype, depth, rows_of(data, problem.n, three(problem.spatial, 1))),
-        crossing(dtype, height, rows_of(outer, problem.n, three(problem.output_spatial, 1))),
-    )
-    time += seconds([work], cut, dtype, device, moved) * max(_SLOW[copy_a], _SLOW[copy_b]) * crossed
+    cut = best_cut([work], tiles, dtype, device, moved, _MOST_PARTS if uses_workspace else 1, _ROOM, True)
+    time += seconds([work], cut, dtype, device, moved, True) * max(_SLOW[copy_a], _SLOW[copy_b])
     packed = [pack.bytes // DTYPES[dtype] for pack in (data_pack, outer_pack) if pack]
     index = index_type(tensors, work.k + 4096, *packed)
     return Plan(

@@ -416,7 +416,10 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
             finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS,
                        (REAL)alpha, (REAL)beta);
         };
-        finish_tile<ROWS_FIRST>(sums, (SUM *)shared, finish);
+        constexpr i64 strides[3] = {RESULT_STRIDES};
+        constexpr bool is_in_sectors = IS_RESULT_VECTOR && RESULT_IMAGE % 32 == 0 && RESULT_GROUP % 32 == 0 &&
+                                       strides[0] % 32 == 0 && strides[1] % 32 == 0 && strides[2] % 32 == 0;
+        finish_tile<is_in_sectors, ROWS_FIRST>(sums, (SUM *)shared, finish);
     }
 }
 

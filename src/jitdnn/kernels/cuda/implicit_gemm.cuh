@@ -365,10 +365,10 @@ FUNCTION void each_staged_run(const SUM *staged, Finish finish) {
     }
 }
 
-// All runs of a tile, out of the registers where they are along rows of the result, else through the stages.
-template <bool IS_DOWN_ROWS, class Finish>
+// All runs of a tile: out of the registers where four of them are whole sectors of the result, else through the stages.
+template <bool IS_IN_SECTORS, bool IS_DOWN_ROWS, class Finish>
 FUNCTION void finish_tile(const SUM (&sums)[TILES_M][TILES_N][4], SUM *staged, Finish finish) {
-    if constexpr (HAS_RUNS && !IS_DOWN_ROWS) {
+    if constexpr (HAS_RUNS && IS_IN_SECTORS) {
         each_own_run(sums, finish);
     } else {
         __syncthreads();

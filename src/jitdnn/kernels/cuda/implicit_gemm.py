@@ -46,7 +46,8 @@ class Tile:
 
     `k_bytes`: bytes of the reduction in a stage; `stages` of them; `buffers`: 2 where fragments of the next step are
     read ahead, 1 to save the registers; `resident`: blocks that a multiprocessor is to run side by side; `share`: of
-    the peak rate of the matrix units, where nothing else holds it up.
+    the peak rate of the matrix units, where nothing else holds it up; `across`: of that, where both operands lie
+    across the reduction.
     """
 
     m: int
@@ -58,6 +59,7 @@ class Tile:
     buffers: int
     resident: int
     share: float
+    across: float = 1.0
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k_bytes}b warps {self.wm}x{self.wn} stages {self.stages}"
@@ -80,15 +82,15 @@ class Tile:
 
 
 TILES = (
-    Tile(256, 128, 128, 64, 64, 3, 2, 1, 1.0),
-    Tile(128, 256, 128, 64, 64, 3, 2, 1, 1.0),
-    Tile(128, 128, 128, 64, 64, 3, 2, 2, 1.0),
-    Tile(128, 96, 128, 32, 96, 3, 2, 2, 0.9),
+    Tile(256, 128, 128, 64, 64, 3, 2, 1, 1.0, 0.84),
+    Tile(128, 256, 128, 64, 64, 3, 2, 1, 0.97, 0.82),
+    Tile(128, 128, 128, 64, 64, 3, 2, 2, 1.0, 0.87),
+    Tile(128, 96, 128, 32, 96, 3, 2, 2, 0.92, 0.87),
     Tile(256, 64, 64, 64, 64, 5, 2, 2, 0.87),
-    Tile(64, 256, 64, 64, 64, 5, 2, 2, 0.9),
-    Tile(128, 128, 128, 64, 32, 3, 1, 2, 0.9),
-    Tile(128, 64, 128, 64, 32, 3, 2, 3, 1.0),
-    Tile(64, 128, 128, 32, 64, 3, 2, 3, 1.0),
+    Tile(64, 256, 64, 64, 64, 5, 2, 2, 0.87, 0.92),
+    Tile(128, 128, 128, 64, 32, 3, 1, 2, 0.9, 0.88),
+    Tile(128, 64, 128, 64, 32, 3, 2, 3, 1.0, 0.75),
+    Tile(64, 128, 128, 32, 64, 3, 2, 3, 1.0, 0.75),
     Tile(64, 64, 128, 32, 32, 4, 2, 3, 1.0),
     Tile(64, 64, 64, 32, 32, 4, 2, 4, 1.0),
     Tile(128, 32, 64, 32, 32, 4, 2, 4, 1.0),
@@ -146,7 +148,9 @@ class Cut:
         )
 
 
-def seconds(works: Sequence[Work], cut: Cut, dtype: str, device: GpuDevice, bytes_moved: int) -> float:
+def seconds(
+    works: Sequence[Work], cut: Cut, dtype: str, device: GpuDevice, bytes_moved: int, is_across: bool = False
+) -> float:
     """Expected time of a launch that computes all the products.
 
     A multiprocessor runs `resident` blocks side by side; they share its matrix units, its shared memory and its way to
@@ -154,12 +158,13 @@ def seconds(works: Sequence[Work], cut: Cut, dtype: str, device: GpuDevice, byte
     launch is faster than its operands come from memory.
     """
     tile, size = cut.tile, DTYPES[dtype]
+    share = tile.share * (tile.across if is_across else 1.0)
     bk, warps = tile.k_bytes // size, tile.threads // 32
     resident = resident_blocks(tile, device)
     stage = (tile.m + tile.n) * tile.k_bytes
     fragments = warps * (tile.wm + tile.wn) * tile.k_bytes
     busy = max(
-        2.0 * tile.m * tile.n * bk * device.multiprocessors / (device.tensor_flops(dtype) * tile.share),
+        2.0 * tile.m * tile.n * bk * device.multiprocessors / (device.tensor_flops(dtype) * share),
         (stage + fragments) / (_SHARED * _CLOCK),
         stage / (_L2 * _CLOCK),
     )
@@ -209,6 +214,7 @@ def best_cut(
     bytes_moved: int,
     most_parts: int,
     room: int = 0,
+    is_across: bool = False,
 ) -> Cut:
     """The cut that is expected to be fastest; the first of equals.
 
@@ -220,7 +226,7 @@ def best_cut(
         if tile.shared + room > device.shared_bytes:
             continue
         for cut in _cuts(works, tile, tile.k_bytes // size, device, most_parts):
-            time = seconds(works, cut, dtype, device, bytes_moved)
+            time = seconds(works, cut, dtype, device, bytes_moved, is_across)
             if time < least:
                 best, least = cut, time
     return best or Cut(min(tiles, key=lambda tile: tile.shared))

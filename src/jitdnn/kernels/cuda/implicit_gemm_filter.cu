@@ -309,7 +309,7 @@ void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *resul
             if (tile.row + row >= HEIGHT || tile.column + column >= COLUMNS) return;
             finish_run(tile, tile.row + row, tile.column + column, values, result, (REAL)alpha, (REAL)beta);
         };
-        finish_tile<false>(sums, (SUM *)shared, finish);
+        finish_tile<IS_RESULT_VECTOR && RESULT_ROW % 32 == 0, false>(sums, (SUM *)shared, finish);
     }
 }
 

@@ -18,6 +18,13 @@ struct Narrowest<false> {
     using Type = i64;
 };
 
+// True if places lie whole chunks apart.
+template <class P>
+FUNCTION constexpr bool has_chunks() {
+    return P::image % CHUNK == 0 && P::strides[0] % CHUNK == 0 && P::strides[1] % CHUNK == 0 &&
+           P::strides[2] % CHUNK == 0;
+}
+
 template <class P>
 FUNCTION void pack(const DTYPE *tensor, u8 *workspace) {
     constexpr int packed = P::group_channels * P::groups;
@@ -42,6 +49,22 @@ FUNCTION void pack(const DTYPE *tensor, u8 *workspace) {
         const int channel = (first_lane + lane) % P::group_channels, group = (first_lane + lane) / P::group_channels;
         return channel < P::channels && group < P::groups ? group * P::channels + channel : -1;
     };
+    DTYPE *to = (DTYPE *)(workspace + P::at) + (i64)first_place * packed + first_lane;
+    if constexpr (P::channel == 1 && P::channels % CHUNK == 0 && P::group_channels % CHUNK == 0 && has_chunks<P>()) {
+        if ((u64)tensor % 16 == 0) {  // channels are innermost already
+            constexpr int chunks = lanes / CHUNK;
+            const int lane = t % chunks * CHUNK, channel = channel_of(lane);
+            if (first_lane + lane >= packed) return;
+#pragma unroll 4
+            for (int place = t / chunks; place < places; place += 256 / chunks) {
+                if (first_place + place >= all) break;
+                uint4 chunk = {};
+                if (channel >= 0) chunk = load16(tensor + (place_at(first_place + place) + channel));
+                store16(to + (i64)place * packed + lane, chunk);
+            }
+            return;
+        }
+    }
     if constexpr (P::is_along_channels) {
         constexpr int step = 256 / lanes;
         const int lane = t % lanes, channel = channel_of(lane);
@@ -63,7 +86,6 @@ FUNCTION void pack(const DTYPE *tensor, u8 *workspace) {
     }
     __syncthreads();
 
-    DTYPE *to = (DTYPE *)(workspace + P::at) + (i64)first_place * packed + first_lane;
     constexpr int runs = lanes / beside;
     const int lane = t % runs * beside;
     if (first_lane + lane >= packed) return;
