@@ -278,6 +278,14 @@ class TestAgain:
         np.testing.assert_array_equal(values[:, :, :8].ravel(), np.arange(64))
         np.testing.assert_array_equal(values[:, :, 8:], values[:, :, :4])
 
+    def test_keep_results_apart_from_each_other(self, some: Library, x: AnyArray) -> None:
+        given = some.put(x)
+        for _ in range(2):
+            out = jd.layer_norm(given, save=True)
+            assert jd.layer_norm(given, save=True, out=out) == out
+            with pytest.raises(jd.InvalidArgument, match="every result needs its own"):
+                jd.layer_norm(given, save=True, out=(out[0], out[1], out[1]))
+
     def test_are_refused_what_the_first_was(self, some: Library, x: AnyArray) -> None:
         given, wrong = some.put(x), cast("float", "two")
         for _ in range(2):
