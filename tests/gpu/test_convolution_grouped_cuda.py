@@ -81,7 +81,8 @@ def test_tiles(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) ->
     plans.sort(key=lambda plan: plan.seconds)
     assert plans
     alone = [plan for plan in plans if plan.workers == 1]  # writes dw itself
-    for chosen in (plans[0], plans[len(plans) // 2], *alone[:1]):
+    wide = [plan for plan in plans if plan.threads == 512]
+    for chosen in (plans[0], plans[len(plans) // 2], *alone[:1], *wide[:1]):
 
         def only(problem: Convolution, device: Any, chosen: Plan = chosen) -> Plan:
             return chosen
