@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,9 +93,9 @@ def test_every_way(words: str, cuda_device: Any, alignment: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "conv_fwd n1 c72 h20 w17 k264 r3 s1 pad1 bf16 nhwc",
-        "conv_bwd_data n1 c264 h20 w17 k72 r2 s1 pad1 f16 nhwc",
-        "conv_bwd_filter n1 c40 h17 w20 k264 r3 s3 pad1 bf16 nhwc",
+        "conv_fwd n1 c72 h20 w17 k288 r3 s1 pad1 bf16 nhwc",  # results leave from registers
+        "conv_bwd_data n1 c264 h20 w17 k72 r2 s1 pad1 f16 nhwc",  # and through shared memory
+        "conv_bwd_filter n1 c32 h17 w20 k264 r3 s3 pad1 bf16 nhwc",
     ],
 )
 def test_every_tile(words: str, tile: Tile, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +103,33 @@ def test_every_tile(words: str, tile: Tile, cuda_device: Any, monkeypatch: pytes
     problem = convolution(words)
     algorithm = algorithms_of(problem, (tile,))[0]
     run_algorithm(algorithm, make_case(problem), cuda_device, scales=((-0.75, 0.5),))
+
+
+def dear_crossing(dtype: str, channels: int, strides: Sequence[int]) -> float:
+    return 100.0 if any(stride % 16 for stride in strides) else 1.0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_fwd n3 c264 h3 w2 k17 r1 s1 bf16 nhwc",
+        "conv_fwd n2 c536 h3 w3 k18 r2 s2 g2 pad1 f16 nhwc",
+        "conv_bwd_data n3 c16 h4 w3 k264 r1 s1 stride2x1 bf16 nhwc",
+    ],
+)
+def test_rows_packed_to_lines(
+    words: str, cuda_device: Any, alignment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that begin inside sectors, packed; channels are innermost and chunks where tensors are aligned."""
+    monkeypatch.setattr(convolution_implicit_gemm, "crossing", dear_crossing)
+    convolution_implicit_gemm.plan_of.cache_clear()
+    problem = convolution(words)
+    algorithm = algorithms_of(problem)[0]
+    plan = algorithm.plan(problem, cuda_device)  # type: ignore[attr-defined]
+    assert plan.data_pack is not None
+    assert plan.data_pack.wide % 64 == 0
+    run_algorithm(algorithm, make_case(problem), cuda_device)
+    convolution_implicit_gemm.plan_of.cache_clear()
 
 
 @pytest.mark.parametrize("whole", [0, 1])
