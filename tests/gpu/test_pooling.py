@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import cases
 from cases import ARRANGEMENTS, arranged
 from harness import check
 from jitdnn.kernels.gpu.pooling_geometry import Geometry
+from jitdnn.kernels.gpu.pooling_groups import form_of as form_of_groups
 from jitdnn.kernels.gpu.pooling_sliding import form_of
 from jitdnn.kernels.tables import algorithms
-from jitdnn.problems import Problem, parse
+from jitdnn.problems import Pooling, Problem, parse
+from jitdnn.tensor import TensorDescriptor
 from strategies import poolings
 
 MODES = ("max", "avg", "avg exclude_pad")
@@ -208,3 +211,12 @@ def test_compiles(words: str, mode: str, direction: str, architecture: Any) -> N
         for algorithm in algorithms(problem, "cuda"):
             if algorithm.refuse(problem, architecture) is None:
                 algorithm.build(problem, architecture)
+
+
+def test_strides_of_single_indices(device: Any) -> None:
+    """Where there is only one index its stride is anything, and vectors are accessed all the same."""
+    packed = parse("pool_fwd avg n2 c16 h8 w8 window8 bf16 nhwc")
+    assert isinstance(packed, Pooling)
+    problem = replace(packed, y=TensorDescriptor((2, 16, 1, 1), (16, 1, 1, 1), "bf16"))
+    assert form_of_groups(problem, device).lanes == 8
+    assert "groups" in check(problem, device)
