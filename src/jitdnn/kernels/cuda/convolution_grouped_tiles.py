@@ -229,8 +229,8 @@ def _seconds(
     issue = copies * 14 + steps * (reads + products + stores * (12 if vector > 1 else 60) + 60)
     sharing = -(-total // multiprocessors)
     few = 1.0 + 3.5 / (sharing * warps)  # warps that do not cover each other's waits
-    products *= (2.2 if channel_steps <= 2 else 1.8) * steps
-    clocks = (max(shared, products, 0.5 * issue / 4) + 0.15 * min(shared, products)) * few
+    multiplied = (2.2 if channel_steps <= 2 else 1.8) * steps * products
+    clocks = (max(shared, multiplied, 0.5 * issue / 4) + 0.15 * min(shared, multiplied)) * few
     compute = sharing * turns * clocks / _CLOCK
     under_way = total / multiprocessors * stages * copies * 512
     uneven = sharing * multiprocessors / total
@@ -240,5 +240,5 @@ def _seconds(
     fetched = 2.0 * source.size * (tile.rows / (tile.down * tile.tile_rows * h.step) - 1)
     fetched += 2.0 * source.size * (tile.columns / (tile.across * w.step) - 1)
     memory += 0.4 * max(0.0, fetched) / bandwidth
-    together = (memory**4 + compute**4) ** 0.25  # each hides most of the other
+    together = math.sqrt(math.hypot(memory**2, compute**2))  # each hides most of the other
     return 0.91 * (together + 0.5 * min(memory, compute) / turns + _START)

@@ -36,7 +36,8 @@ FUNCTION Tile tile_of(int unit) {
 }
 
 FUNCTION void stage_x(u32 shared, const u16 *x, Tile tile, int first_tap, int channel) {
-    stage_pixels<BLOCK_IN, TILE_IMAGES, X_ROWS, X_COLUMNS, STRIDE_H, STRIDE_W, X_PITCH, ROW_BYTES, IMAGE_BYTES, HEIGHT, WIDTH>(
+    stage_pixels<BLOCK_IN, TILE_IMAGES, X_ROWS, X_COLUMNS, STRIDE_H, STRIDE_W, X_PITCH, ROW_BYTES, IMAGE_BYTES, HEIGHT,
+                 WIDTH>(
         shared, x, {X_N, X_D, X_H, X_W}, tile.image, tile.p * STRIDE_H - PAD_H + first_tap * DILATION_H,
         tile.q * STRIDE_W - PAD_W, channel, ALL_IN, PLANES_ALL);
 }
@@ -111,7 +112,10 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
 #pragma unroll
     for (int tap = 0; tap < TILE_ALL; tap++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) own[(tap * 4 + e) * 32] = make_float2(sums[tap][e / 2][e % 2 * 2], sums[tap][e / 2][e % 2 * 2 + 1]);
+        for (int e = 0; e < 4; e++) {
+            const f32 *pair = &sums[tap][e / 2][e % 2 * 2];
+            own[(tap * 4 + e) * 32] = make_float2(pair[0], pair[1]);
+        }
     __syncthreads();
 
     // [worker][tap][channel of y][channel of a group of x]; a worker that is alone finishes its sums itself
@@ -120,7 +124,8 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
     constexpr int RUN = GROUP_IN % 4 ? 1 : 4;  // channels of x at once
 #pragma unroll 2
     for (int i = threadIdx.x; i < BLOCK_OUT * (GROUP_IN / RUN) * TILE_ALL; i += BLOCK_THREADS) {
-        const int c = i % (GROUP_IN / RUN) * RUN, o = i / (GROUP_IN / RUN) % BLOCK_OUT, tap = i / (GROUP_IN / RUN * BLOCK_OUT);
+        const int c = i % (GROUP_IN / RUN) * RUN, o = i / (GROUP_IN / RUN) % BLOCK_OUT;
+        const int tap = i / (GROUP_IN / RUN * BLOCK_OUT);
         const int k = block * BLOCK_OUT + o, m = o % SLICE_OUT, n = m / GROUP_OUT * GROUP_IN + c;
         const int of = (o / SLICE_OUT * PARTS_OUT + m / 16) * PARTS_IN + n / 16;
         const f32 *from = all + ((of * TILE_ALL + tap) * 4 + n % 16 / 8 * 2 + m % 16 / 8) * 64 + m % 8 * 8 + n % 8;

@@ -58,7 +58,8 @@ FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int channel
 // All of the block's filter, which is contiguous.
 FUNCTION void stage_filter(u16 *shared, const u16 *w, int first_group) {
     constexpr int CHUNKS_ROW = FILTER_ROW % 8 ? 1 : FILTER_ROW / 8;
-    constexpr int CHUNKS = BLOCK_GROUPS * GROUP_FIRST * FILTER_ROW / 8, ALL = GROUPS_OF_CHANNELS * GROUP_FIRST * FILTER_ROW / 8;
+    constexpr int CHUNKS = BLOCK_GROUPS * GROUP_FIRST * FILTER_ROW / 8;
+    constexpr int ALL = GROUPS_OF_CHANNELS * GROUP_FIRST * FILTER_ROW / 8;
     const int first = first_group * GROUP_FIRST * FILTER_ROW / 8;
     for (int i = threadIdx.x; i < CHUNKS; i += BLOCK_THREADS) {
         const bool is_there = first + i < ALL;
@@ -106,7 +107,8 @@ void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *resul
             for (int e = 0; e < 4; e++) {
                 const int in = step * 16 + e / 2 * 8 + 2 * t + e % 2;
                 const bool is_own = is_there && in / GROUP_IN == out / GROUP_OUT;
-                const int first = IS_FORWARD ? out % GROUP_OUT : in % GROUP_IN, second = IS_FORWARD ? in % GROUP_IN : out % GROUP_OUT;
+                const int first = IS_FORWARD ? out % GROUP_OUT : in % GROUP_IN;
+                const int second = IS_FORWARD ? in % GROUP_IN : out % GROUP_OUT;
                 const u16 *from = FILTER_STAGED ? staged_filter + (own_group * GROUP_FIRST + first) * FILTER_PITCH
                                                 : w + (INDEX)(group * GROUP_FIRST + first) * W_K;
                 from += W_BASE + second * W_C;
