@@ -88,7 +88,8 @@ struct InputRows {
                     bool in_pack = is_packed && is_in_pack(j);
                     if (!is_plane_read(e) || !is_column_read(j)) continue;
                     if (in_pack)
-                        get_column(several[u][e][in_pack ? (j - OWN) / IN_PACK : 0], (j - OWN) % IN_PACK, values[u][e][j]);
+                        get_column(several[u][e][in_pack ? (j - OWN) / IN_PACK : 0], (j - OWN) % IN_PACK,
+                                   values[u][e][j]);
                     else
                         single[u][e][j].get(values[u][e][j]);
                 }
