@@ -37,6 +37,7 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     index_type,
     linear_step,
     listed,
+    narrowness,
     packing_text,
     seconds,
 )
@@ -287,6 +288,7 @@ def _candidate(
     cut = best_cut(form.works, tiles, dtype, device, moved, most_parts, (form.most_taps + 1) * 32)
     slow = {16: 1.0, 8: 1.15, 4: 1.4, 0: _BLOCKWISE}
     crossed = crossing(dtype, form.depth, rows_of(form.data, form.images, extents))
+    crossed *= narrowness(dtype, problem.groups, form.depth)
     if not is_across:
         crossed = max(crossed, crossing(dtype, form.depth, [form.filter.column]))
     time += seconds(form.works, cut, dtype, device, moved) * max(slow[copy_a], slow[copy_b]) * crossed

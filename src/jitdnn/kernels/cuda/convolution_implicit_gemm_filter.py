@@ -32,6 +32,7 @@ from jitdnn.kernels.cuda.implicit_gemm import (
     index_type,
     linear_step,
     listed,
+    narrowness,
     packing_text,
     seconds,
     three,
@@ -232,7 +233,8 @@ def _candidate(
     tensors = batch.tensors if batch else (problem.x, problem.y, dw)
     moved = sum(tensor.nbytes for tensor in tensors)
     cut = best_cut([work], tiles, dtype, device, moved, _MOST_PARTS if uses_workspace else 1, _ROOM, True)
-    time += seconds([work], cut, dtype, device, moved, True) * max(_SLOW[copy_a], _SLOW[copy_b])
+    narrow = narrowness(dtype, groups, depth)
+    time += seconds([work], cut, dtype, device, moved, True) * max(_SLOW[copy_a], _SLOW[copy_b]) * narrow
     packed = [pack.bytes // DTYPES[dtype] for pack in (data_pack, outer_pack) if pack]
     index = index_type(tensors, work.k + 4096, *packed)
     return Plan(

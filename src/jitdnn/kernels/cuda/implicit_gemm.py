@@ -36,6 +36,7 @@ _STEP = 110.0  # cycles of a step of one warp that waits for its own results
 _SECTOR, _LINE = 32, 128  # bytes that memory and L2 move and number together
 _LONG = 512  # bytes of a row that is packed to whole lines
 _CROSSING = 1.55  # how much longer stages take whose rows begin inside sectors
+_NARROW = 1.35  # and those whose rows are a line or less of a group
 
 _LEAST_INDEX64 = 2**31 - 2**26  # elements from which offsets need 64 bits: room for taps that lie outside
 
@@ -285,6 +286,11 @@ def crossing(dtype: str, channels: int, strides: Sequence[int]) -> float:
     size = DTYPES[dtype]
     is_crossed = channels * size >= _LONG and any(stride * size % _SECTOR for stride in strides)
     return _CROSSING if is_crossed else 1.0
+
+
+def narrowness(dtype: str, groups: int, channels: int) -> float:
+    """How much longer a stage takes of which each group has only a piece of every place."""
+    return _NARROW if groups > 1 and channels * DTYPES[dtype] <= _LINE else 1.0
 
 
 def three(numbers: Sequence[int], fill: int) -> tuple[int, int, int]:
