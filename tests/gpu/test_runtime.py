@@ -58,7 +58,7 @@ def test_cuda_over_a_stand_in_for_the_driver(tmp_path: Path) -> None:
         library,
     ]
     subprocess.run([*command, HERE / "fake_driver.c", "-ldl"], check=True)
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *HERE.glob("fake_driver*_checks.py")],
         env={**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}"},

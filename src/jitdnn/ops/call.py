@@ -160,8 +160,8 @@ def call(
         handle = current_handle()
     if type(alpha) is not float or type(beta) is not float:
         alpha, beta = _scale("alpha", alpha), _scale("beta", beta)
-    is_glanced = results == 1 and not states and arrays and type(arrays[0]) in GLANCES
-    if is_glanced:
+    is_simple = results == 1 and not states and bool(arrays)
+    if is_simple and type(arrays[0]) in GLANCES:
         done = run_again(op, arrays, arguments, algorithm, workspace_limit, out, alpha, beta, handle)
         if done is not None:
             return done
@@ -191,7 +191,7 @@ def call(
         handle.calls[key] = known
 
     gpu = known.gpu
-    if is_glanced and gpu is not None and known.plan is not None and current().log != "debug":
+    if is_simple and gpu is not None and known.plan is not None and current().log != "debug":
         glance = glance_at(op, arrays, arguments, algorithm, workspace_limit, out, [])
         if glance is not None:
             if len(handle.glanced) >= REMEMBERED_CALLS:
