@@ -127,6 +127,11 @@ def test_every_algorithm_is_reached(direction: str) -> None:
     assert unreached(problems) == needs_more
 
 
+def test_places_that_no_tap_meets() -> None:
+    """Every second place of x gets zeros; rows of x lie along lanes, with few channels to walk through."""
+    check(parse("conv_bwd_data n3 c1 w8 k9 s1 stride2 pad4 flip f16 x=s9,-3,27 w=s2,2,2 y=s8,24,1"))
+
+
 @settings(
     max_examples=25,
     deadline=None,

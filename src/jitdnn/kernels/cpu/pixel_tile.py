@@ -143,7 +143,7 @@ class _Tile:
         addresses.
         """
         rows, step, x = self.c.axes[1], self.span.step, self.c.x
-        if x.space[2] != 1:
+        if x.space[2] != 1 or not self.c.taps:  # a class of places that no tap meets
             return
         corner = plane + self._first(0, 0)
         if self.tile.rows < rows.results:
