@@ -333,6 +333,20 @@ def test_numbers_of_own_kernels_are_on_the_device() -> None:
     assert calls("cuMemcpyHtoDAsync_v2") == before
 
 
+def test_states_are_sent_without_waiting() -> None:
+    """The words of a random state go along with the call, in the order of the streams."""
+    x, reserve = on_gpu((8,)), jd.DropoutState(7)
+    jd.dropout(x, 0.5, reserve)
+    before = calls("cuStreamSynchronize"), calls("cuMemcpyHtoDAsync_v2"), calls("cuStreamWaitEvent")
+    jd.dropout(x, 0.5, reserve)
+    assert calls("cuStreamSynchronize") == before[0]
+    assert calls("cuMemcpyHtoDAsync_v2") == before[1] + 1
+    assert calls("cuStreamWaitEvent") == before[2]
+    with jd.Handle("cuda", stream=41):
+        jd.dropout(x, 0.5, reserve)
+    assert calls("cuStreamWaitEvent") > before[2]
+
+
 def test_threads_and_handles() -> None:
     x, errors = on_gpu(), []
 

@@ -198,10 +198,14 @@ class CudaDevice:
 
     def write(self, pointer: int, data: Any, stream: int | None = None) -> None:
         if data.nbytes:
-            with current(self.index):
-                result = driver().cuMemcpyHtoDAsync(pointer, data.ctypes.data, data.nbytes, stream or 0)
-                check(result, "copying to the GPU")
-                self.synchronize(stream)
+            self.send(pointer, data, stream)
+            self.synchronize(stream)
+
+    def send(self, pointer: int, data: Any, stream: int | None = None) -> None:
+        # the driver has taken the bytes when it returns, if the memory is not page-locked
+        with current(self.index):
+            result = driver().cuMemcpyHtoDAsync(pointer, data.ctypes.data, data.nbytes, stream or 0)
+            check(result, "copying to the GPU")
 
     def read(self, data: Any, pointer: int, stream: int | None = None) -> None:
         if data.nbytes:

@@ -23,6 +23,8 @@ TARGETS = ("cuda", "opencl")
 """Targets whose kernels run in memory of their own."""
 MOST_GROUPS = (2**31 - 1, 65535, 65535)
 """Groups along each axis that every device of either kind can launch."""
+SENT = 1 << 16
+"""Bytes that a driver takes from ordinary memory at once, and copies in its own time."""
 
 
 class OutOfMemory(DeviceError, MemoryError):
@@ -188,6 +190,9 @@ class GpuDevice(Protocol):
 
     def write(self, pointer: int, data: Any, stream: Any = None) -> None:
         """Copy the bytes of a contiguous NumPy array to the device. Returns when the array may be changed."""
+
+    def send(self, pointer: int, data: Any, stream: Any = None) -> None:
+        """The same for at most `SENT` bytes of ordinary memory, which are there for what `stream` is given after."""
 
     def read(self, data: Any, pointer: int, stream: Any = None) -> None:
         """Copy bytes of the device into a contiguous NumPy array, when what `stream` was given before is done."""

@@ -136,6 +136,8 @@ class OpenClDevice:
         if data.nbytes:
             self._copy(_memory_at(pointer, data.nbytes), data.reshape(-1).view(np.uint8), stream)
 
+    send = write
+
     def read(self, data: Any, pointer: int, stream: Any = None) -> None:
         if data.nbytes:
             self._copy(data.reshape(-1).view(np.uint8), _memory_at(pointer, data.nbytes), stream)

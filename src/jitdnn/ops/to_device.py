@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.devices.gpu import TARGETS
+from jitdnn.devices.gpu import SENT, TARGETS
 from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.handle import Handle, current_handle, find_device
 from jitdnn.ops.gpu_call import GpuCall, where
@@ -36,15 +36,23 @@ def to_device(x: Any, device: str | None = None, handle: Handle | None = None) -
     return moved(array, gpu)
 
 
-def moved(array: Array, gpu: Any, stream: Any = None) -> DeviceArray:
-    """A packed copy of an array in host memory, for use on a stream first."""
+def moved(array: Array, gpu: Any, stream: Any = None, is_awaited: bool = True) -> DeviceArray:
+    """A packed copy of an array in host memory, for use on a stream first.
+
+    Unless it `is_awaited`, a small one may still be on its way, for which other streams wait; the memory of `array`
+    must be ordinary.
+    """
     d = array.descriptor
     descriptor = TensorDescriptor(d.shape, packed_strides(d.shape, d.order), d.dtype)
     made = DeviceArray.empty(gpu, descriptor, stream)
     if d.size:
         # in the order in memory, in which the copy has no gaps
         whole = np.ascontiguousarray(array.numpy().transpose(d.order))
-        gpu.write(made.pointer, whole.reshape(-1).view(np.uint8), stream)
+        raw = whole.reshape(-1).view(np.uint8)
+        if not is_awaited and raw.nbytes <= SENT:
+            gpu.send(made.pointer, raw, stream)
+            return made
+        gpu.write(made.pointer, raw, stream)
     made.memory.streams = frozenset()  # it is written: nobody needs to wait
     return made
 
@@ -86,9 +94,11 @@ def is_for_gpu(handle: Handle | None) -> bool:
 
 
 def beside(values: np.ndarray[Any, Any], like: Any) -> Any:
-    """A small array of the library's own where a call with `like` wants it: on the same device."""
+    """A small array as one of the library's own where a call with `like` wants it: on the same device."""
     place = borrow(like).place
-    return values if place is None else moved(borrow(values), find_device(f"{place[0]}:{place[1]}"))
+    if place is None:
+        return values
+    return moved(borrow(values.copy()), find_device(f"{place[0]}:{place[1]}"), is_awaited=False)
 
 
 # numbers that are kept on a GPU: most programs pass the same ones again and again

@@ -82,6 +82,8 @@ class EmulatedCudaDevice:
     def write(self, pointer: int, data: Any, stream: Any = None) -> None:
         ctypes.memmove(pointer, data.ctypes.data, data.nbytes)
 
+    send = write
+
     def read(self, data: Any, pointer: int, stream: Any = None) -> None:
         ctypes.memmove(data.ctypes.data, pointer, data.nbytes)
 
