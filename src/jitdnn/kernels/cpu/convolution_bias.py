@@ -17,7 +17,14 @@ from math import prod
 from typing import cast
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import (
+    UNIT_ROUNDOFF,
+    Algorithm,
+    Device,
+    Epilogue,
+    Kernel,
+    summation_bound,
+)
 from jitdnn.kernels.cpu.loops import Counter, Scale, share
 from jitdnn.kernels.cpu.timing import seconds_of
 from jitdnn.problems.convolution_bias import BiasGradient
@@ -52,7 +59,7 @@ class _BiasAlgorithm(Algorithm):
         return "the gradient of a bias takes no epilogue" if epilogue is not None else None
 
     def error_bound(self, problem: Problem) -> float:
-        return 16.0 * UNIT_ROUNDOFF[problem.dtype]
+        return max(16.0 * UNIT_ROUNDOFF[problem.dtype], summation_bound(problem))
 
 
 # ---- rows
