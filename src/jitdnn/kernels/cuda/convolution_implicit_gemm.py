@@ -407,8 +407,3 @@ def launches_of(plan: Plan) -> list[Launch]:
         pieces = -(-tile.m * (tile.n // 8) // 256)
         launches.append(Launch("add_parts", (cut.divided(form.works), form.groups, classes * pieces), 256))
     return launches
-
-
-def algorithm_variants(tiles: Sequence[Tile] = TILES) -> tuple[ImplicitGemm, ...]:
-    """One algorithm for each tile, to time them on a device."""
-    return tuple(ImplicitGemm((tile,)) for tile in tiles)

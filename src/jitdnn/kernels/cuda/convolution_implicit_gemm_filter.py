@@ -50,9 +50,7 @@ from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
 _MOST_PARTS = 512
-_PIXEL_BYTES = (
-    32  # most of what is known of a pixel; those of two blocks of the reduction lie in shared memory
-)
+_PIXEL_BYTES = 32  # at most, of what is known of a pixel; two blocks of them lie in shared memory
 _ROOM = 2 * 64 * _PIXEL_BYTES  # at most
 _SLOW = {16: 1.0, 8: 1.15, 4: 1.4, 0: 4.0}  # how much longer stages take by the width of copies, a guess
 

@@ -8,7 +8,6 @@
 // reads 4 * CHANNEL_STEPS neighbouring channels of its pixel, in one load where they are aligned. Rows are read AHEAD of
 // the products: a row waits for memory ten times as long as its products take.
 
-constexpr int TAPS = TAPS_R * TAPS_S;
 constexpr int PIECE = 4 * CHANNEL_STEPS;                   // source channels of a lane
 constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
 constexpr int PARTS = (SLICE_OUT + 8 * TILE_N - 1) / (8 * TILE_N);  // warps that share the outputs of a slice
@@ -121,19 +120,7 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTR
                     const Piece &first = pieces[row % (AHEAD + 1)][i][0], &second = pieces[row % (AHEAD + 1)][i][1];
                     const u32 a[4] = {first.words[2 * step], second.words[2 * step], first.words[2 * step + 1],
                                       second.words[2 * step + 1]};
-#pragma unroll
-                    for (int b = 0; b < TILE_ROWS; b++) {
-                        const int i_h = row - b * STEP_H;
-                        if (i_h < 0 || i_h >= REACH_H) continue;
-#pragma unroll
-                        for (int e = 0; e < UNIT_H * UNIT_W; e++) {
-                            const int r = tap_h(e / UNIT_W, i_h), s = tap_w(e % UNIT_W, i);
-                            if (r < 0 || s < 0) continue;
-#pragma unroll
-                            for (int j = 0; j < TILE_N; j++)
-                                MMA(sums[b][e / UNIT_W][e % UNIT_W][j], a, filter[r * TAPS_S + s][step][j]);
-                        }
-                    }
+                    add_products(sums, a, filter, row, i, step);
                 }
         }
 #pragma unroll

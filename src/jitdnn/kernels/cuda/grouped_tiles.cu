@@ -8,7 +8,6 @@
 // the fragments of the filter for 16 * CHANNEL_STEPS channels in and 8 * TILE_N out in registers, and takes 16 positions
 // at a time, whichever row or image each is of, TILE_ROWS rows down from each.
 
-constexpr int TAPS = TAPS_R * TAPS_S;
 constexpr int SLICE_IN = 16 * CHANNEL_STEPS, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
 constexpr int PARTS = (SLICE_OUT + 8 * TILE_N - 1) / (8 * TILE_N);  // warps that share the outputs of a slice
 constexpr int KINDS = BLOCK_SLICES * PARTS, SPLITS = BLOCK_THREADS / 32 / KINDS;
@@ -153,19 +152,7 @@ void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *resul
                         u32 a[4];
                         ldmatrix_x4(a, from + (row % STEP_H * APART_H + row / STEP_H) * ROW_BYTES +
                                            (i % STEP_W * APART_W + i / STEP_W) * PITCH + k * 32);
-#pragma unroll
-                        for (int b = 0; b < TILE_ROWS; b++) {
-                            const int i_h = row - b * STEP_H;
-                            if (i_h < 0 || i_h >= REACH_H) continue;
-#pragma unroll
-                            for (int e = 0; e < UNIT_H * UNIT_W; e++) {
-                                const int r = tap_h(e / UNIT_W, i_h), s = tap_w(e % UNIT_W, i);
-                                if (r < 0 || s < 0) continue;
-#pragma unroll
-                                for (int j = 0; j < TILE_N; j++)
-                                    MMA(sums[b][e / UNIT_W][e % UNIT_W][j], a, filter[r * TAPS_S + s][k][j]);
-                            }
-                        }
+                        add_products(sums, a, filter, row, i, k);
                     }
                 }
             }

@@ -10,7 +10,8 @@
 // Macros beside those of implicit_gemm.cuh: HEIGHT (channels of dy in a group; OUTER_CHANNELS packed), DEPTH (channels
 // of x in a group, packed; CHANNELS of them count), TAPS_*, IMAGES, PLACES (of an image), RESULTS (extents of dy), EXTENTS
 // (of x), MOVES (step of x per result), SHIFTS (of x per tap), OFFSETS (of the first tap), MASK_AXES (taps may lie
-// outside), IS_MASKED (their bits fit), IS_DATA_LINEAR (one tap, and pixels lie DATA_STEP apart), DATA_* (strides of x), OUTER_* (of dy), RESULT_* (of dw), COPY_A, COPY_B, INDEX.
+// outside), IS_MASKED (their bits fit), DATA_* (strides of x), IS_DATA_LINEAR (one tap, and pixels of x lie DATA_STEP
+// apart), OUTER_* (of dy; OUTER_STEP from pixel to pixel if IS_OUTER_LINEAR), RESULT_* (of dw), COPY_A, COPY_B, INDEX.
 
 constexpr int COLUMNS = TAPS_0 * TAPS_1 * TAPS_2 * DEPTH;
 constexpr INDEX TILES_WIDE = (COLUMNS + BN - 1) / BN;

@@ -9,15 +9,6 @@ struct __align__(COUNT * sizeof(DTYPE)) Neighbours {
     DTYPE channel[COUNT];
 };
 
-template <bool IS_SHORT>
-struct Narrowest {
-    using Type = int;
-};
-template <>
-struct Narrowest<false> {
-    using Type = i64;
-};
-
 // True if places lie whole chunks apart.
 template <class P>
 FUNCTION constexpr bool has_chunks() {
@@ -32,16 +23,15 @@ FUNCTION void pack(const DTYPE *tensor, u8 *workspace) {
     constexpr int beside = packed % 4 == 0 ? 4 : 1;  // channels that are stored together
     constexpr i64 all = (i64)P::images * P::extents[0] * P::extents[1] * P::extents[2];
     constexpr int wide = (packed + lanes - 1) / lanes;
-    using Number = typename Narrowest<all <= 1 << 30>::Type;
     __shared__ DTYPE tile[lanes][places + 2];
 
-    const Number block = blockIdx.x;
+    const INDEX block = blockIdx.x;
     const int first_lane = (int)(block % wide) * lanes, t = threadIdx.x;
-    const Number first_place = block / wide * places;
+    const INDEX first_place = block / wide * places;
 
     // where a place lies, and where a packed channel; -1 for one that is not there
-    auto place_at = [&](Number place) {
-        const Number row = place / P::extents[2], plane = row / P::extents[1], image = plane / P::extents[0];
+    auto place_at = [&](INDEX place) {
+        const INDEX row = place / P::extents[2], plane = row / P::extents[1], image = plane / P::extents[0];
         return image * P::image + (plane - image * P::extents[0]) * P::strides[0] +
                (row - plane * P::extents[1]) * P::strides[1] + (place - row * P::extents[2]) * P::strides[2];
     };
