@@ -49,8 +49,8 @@ convolutions() { # convolutions NAME SUITE...
 for part in "${@:-all}"; do
   if [[ $part == check || $part == all ]]; then
     echo "== tests/gpu"
-    # OpenCL is the processor's here, by PoCL, as where there is no GPU
-    timeout "$limit" "$python" -m pytest tests/gpu -q -n auto -p no:benchmark -k "not opencl" || failed=1
+    # OpenCL is the processor's here, by PoCL, as where there is no GPU; each process takes half a GiB of the GPU's memory
+    timeout "$limit" "$python" -m pytest tests/gpu -q -n auto --maxprocesses 16 -p no:benchmark -k "not opencl" || failed=1
   fi
   if [[ $part == neglected || $part == all ]]; then
     for suite in depthwise grouped stems patches; do convolutions "$suite" "$suite"; done

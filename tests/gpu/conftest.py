@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from jitdnn.devices import cuda, opencl
 
-sys.path.insert(0, str(Path(__file__).parent))  # harness, emulation
+sys.path.insert(0, str(Path(__file__).parent))  # harness, emulation, memory_lock
 
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100", "sm_120")
 
@@ -37,6 +37,18 @@ def _cuda() -> Any:
 
 
 DEVICES: dict[str, Callable[[], Any]] = {"opencl": _opencl, "cuda": _cuda, "cuda-emulated": _emulated}
+
+
+@pytest.fixture(autouse=True)
+def _share_of_memory() -> Iterator[None]:
+    """Tests in other processes that need most of a real GPU's memory wait for this one, and it for them."""
+    if not cuda.device_count():
+        yield
+        return
+    from memory_lock import beside_others_on_the_gpu
+
+    with beside_others_on_the_gpu():
+        yield
 
 
 @pytest.fixture(params=["opencl", "cuda"])

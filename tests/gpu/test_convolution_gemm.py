@@ -132,7 +132,7 @@ def test_rows_packed_to_lines(
     convolution_implicit_gemm.plan_of.cache_clear()
 
 
-@pytest.mark.parametrize("whole", [0, 1])
+@pytest.mark.parametrize(("parts", "whole"), [(3, 0), (3, 1), (13, 0), (41, 1)])
 @pytest.mark.parametrize(
     "words",
     [
@@ -142,11 +142,13 @@ def test_rows_packed_to_lines(
         "conv_bwd_filter n3 c24 h17 w15 k144 r3 s1 pad1x0 g2 f32 nhwc",
     ],
 )
-def test_divided_tiles(words: str, whole: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tiles divided along the reduction, and all but the first."""
+def test_divided_tiles(
+    words: str, parts: int, whole: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tiles divided along the reduction, and all but the first; threads that share the parts of a run."""
     (tile,) = (one for one in TILES if (one.m, one.n, one.k_bytes) == (64, 64, 64))
     for module in (convolution_implicit_gemm, convolution_implicit_gemm_filter):
-        monkeypatch.setattr(module, "best_cut", lambda *_: Cut(tile, 3, whole))
+        monkeypatch.setattr(module, "best_cut", lambda *_: Cut(tile, parts, whole))
         module.plan_of.cache_clear()
     problem = convolution(words)
     run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)

@@ -404,6 +404,6 @@ def launches_of(plan: Plan) -> list[Launch]:
     grid = cut.blocks(form.works), form.groups, classes
     launches.append(Launch("implicit_gemm", grid, tile.threads, max(stages, staged)))
     if cut.parts > 1:
-        pieces = -(-tile.m * (tile.n // 8) // 256)
+        pieces = tile.m * (tile.n // 8) * cut.sharers(form.works) // 256
         launches.append(Launch("add_parts", (cut.divided(form.works), form.groups, classes * pieces), 256))
     return launches

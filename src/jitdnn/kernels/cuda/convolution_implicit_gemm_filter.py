@@ -358,6 +358,6 @@ def launches_of(plan: Plan) -> list[Launch]:
     grid = cut.blocks([plan.work]), groups
     launches.append(Launch("implicit_gemm_filter", grid, tile.threads, max(stages, staged)))
     if cut.parts > 1:
-        pieces = -(-tile.m * (tile.n // 8) // 256)
+        pieces = tile.m * (tile.n // 8) * cut.sharers([plan.work]) // 256
         launches.append(Launch("add_parts", (cut.divided([plan.work]), groups, pieces), 256))
     return launches

@@ -409,7 +409,7 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
 
     if (PARTS > 1 && share.parts > 1) {
         const int plane = blockIdx.z * gridDim.y + blockIdx.y;
-        stage_sums<false>(sums, partial_of(workspace, TILES, plane, gridDim.y * CLASSES, share.tile, share.part), BN);
+        store_part(sums, partial_of(workspace, TILES, plane, gridDim.y * CLASSES, share.tile, share.part));
     } else {
         auto finish = [&](int row, int column, const SUM(&values)[RUN]) {
             if (tile.row + row >= pixels || tile.column + column >= WIDTH) return;
@@ -423,28 +423,23 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
     }
 }
 
-// Adds the parts of a divided tile in their order. Axis 0: such tiles; axis 1 groups; axis 2 pieces of them in classes.
-KERNEL(256)
+// Adds the parts of divided tiles. Axis 0: such tiles; axis 1 groups; axis 2 pieces of them in classes.
+KERNEL(SUMMING)
 void add_parts(const DTYPE *, const DTYPE *, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha,
                SCALE beta) {
-    constexpr int pieces = (BM * RUNS + 255) / 256;
-    const int number = blockIdx.z / pieces, run = blockIdx.z % pieces * 256 + threadIdx.x;
+    constexpr int pieces = BM * RUNS / SUMMED;
+    const int number = blockIdx.z / pieces;
+    const PartRun run((int)(blockIdx.z % pieces) * SUMMED + (int)threadIdx.x % SUMMED);
     const Class c = class_of(number);
     const INDEX pixels = (INDEX)IMAGES * c.results[0] * c.results[1] * c.results[2];
     const u32 divided = WHOLE + blockIdx.x;
     const Tile tile = tile_at(divided);
-    const int row = ROWS_FIRST ? run % BM : run / RUNS;
-    const int column = (ROWS_FIRST ? run / BM : run % RUNS) * RUN;
-    if (run >= BM * RUNS || tile.row + row >= pixels || tile.column + column >= WIDTH) return;
+    const INDEX row = tile.row + run.row, column = tile.column + run.column;
+    const int plane = number * gridDim.y + blockIdx.y, planes = gridDim.y * CLASSES;
+    const SUM *first = partial_of(workspace, TILES, plane, planes, divided, 0);
+    const SUM *second = partial_of(workspace, TILES, plane, planes, divided, 1);
     SUM values[RUN] = {};
-#pragma unroll 8
-    for (int part = 0; part < PARTS; ++part) {
-        SUM more[RUN];
-        read_run<false>(partial_of(workspace, TILES, number * gridDim.y + blockIdx.y, gridDim.y * CLASSES, divided, part) +
-                            row * BN, column, more);
-#pragma unroll
-        for (int e = 0; e < RUN; ++e) values[e] += more[e];
-    }
-    finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS, (REAL)alpha,
-               (REAL)beta);
+    add_shares(values, first + run.at, second - first, row < pixels);
+    if (threadIdx.x < SUMMED && row < pixels && column < WIDTH)
+        finish_run(c, tile, row, (int)column, values, result EPILOGUE_ARGUMENTS, (REAL)alpha, (REAL)beta);
 }

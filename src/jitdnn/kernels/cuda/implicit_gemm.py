@@ -32,11 +32,16 @@ _SHARED = 145.0  # bytes a cycle from and to shared memory, whose clock is highe
 _START = 2500.0  # cycles until a block's first products: its addresses, and the first stages on their way
 _END = 1200.0  # cycles of a block's end beside what it moves
 _STEP = 110.0  # cycles of a step of one warp that waits for its own results
+_LATENCY = 1200.0  # cycles until what is asked for is there, where blocks are too few to ask for more
+_FINISH = 2.2e-6  # seconds of the launch that adds parts, beside reading them
 
 _SECTOR, _LINE = 32, 128  # bytes that memory and L2 move and number together
 _LONG = 512  # bytes of a row that is packed to whole lines
 _CROSSING = 1.55  # how much longer stages take whose rows begin inside sectors
 _NARROW = 1.35  # and those whose rows are a line or less of a group
+
+_ADDING = 2**16  # threads that add parts, at least, where there is enough to add
+_MOST_SHARERS = 64  # of them share a run
 
 _LEAST_INDEX64 = 2**31 - 2**26  # elements from which offsets need 64 bits: room for taps that lie outside
 
@@ -139,6 +144,14 @@ class Cut:
         """Bytes of the sums of parts."""
         return len(works) * works[0].groups * self.divided(works) * self.parts * self.tile.m * self.tile.n * 4
 
+    def sharers(self, works: Sequence[Work]) -> int:
+        """Threads that share the parts of a run of eight sums: so many as keep all multiprocessors reading."""
+        runs = len(works) * works[0].groups * self.divided(works) * self.tile.m * self.tile.n // 8
+        sharers = 1
+        while sharers < _MOST_SHARERS and sharers * runs < _ADDING and sharers * 4 < self.parts:
+            sharers *= 2
+        return sharers
+
     def defines(self, works: Sequence[Work], parts_at: int) -> tuple[tuple[str, object], ...]:
         return (
             *self.tile.defines,
@@ -146,6 +159,7 @@ class Cut:
             ("WHOLE", f"{self.whole}u"),
             ("PARTS", self.parts),
             ("PARTS_AT", f"{parts_at}ll"),
+            ("SHARERS", self.sharers(works)),
         )
 
 
@@ -169,7 +183,8 @@ def seconds(
         (stage + fragments) / (_SHARED * _CLOCK),
         stage / (_L2 * _CLOCK),
     )
-    lonely = max(busy, tile.k_bytes / 32 * _STEP * max(1.0, warps / 8) / _CLOCK)
+    alone = max(tile.k_bytes / 32 * _STEP * max(1.0, warps / 8), _LATENCY / (tile.stages - 1))
+    lonely = max(busy, alone / _CLOCK)
     sums = tile.m * tile.n * 4
     out = (_END + 2 * sums / _SHARED + sums / (_L2 if cut.parts > 1 else 1.5 * _L2)) / _CLOCK
     start = _START / _CLOCK
@@ -196,10 +211,11 @@ def seconds(
     time = waves(whole, mean) + waves(divided, math.ceil(mean / cut.parts))
     if whole + divided > device.multiprocessors and resident > 1:
         time += start + out  # of the first and the last blocks, which nothing hides
+    time = max(time, bytes_moved / device.bandwidth)
     if cut.parts > 1:
-        rate = min(_L2 * _CLOCK * device.multiprocessors * 0.6, 2 * device.bandwidth)
-        time += LAUNCH + 1.5e-6 + cut.partial_bytes(works) / rate
-    return max(time, bytes_moved / device.bandwidth) + LAUNCH
+        rate = min(0.75 * _L2 * _CLOCK * device.multiprocessors, 2.1 * device.bandwidth)
+        time += _FINISH + cut.partial_bytes(works) / rate  # what was just written is read from L2
+    return time + LAUNCH
 
 
 def resident_blocks(tile: Tile, device: GpuDevice) -> int:
@@ -243,7 +259,11 @@ def _cuts(works: Sequence[Work], tile: Tile, bk: int, device: GpuDevice, most_pa
     slots = device.multiprocessors * resident_blocks(tile, device)
     if not one:
         return
-    for parts in sorted({min(waves * slots // one, longest, most_parts) for waves in (1, 2, 3, 4, 6)}):
+    few = range(
+        device.multiprocessors, slots, device.multiprocessors
+    )  # fewer side by side, but fewer parts to add
+    blocks = {*few, *(slots * waves for waves in (1, 2, 3, 4, 6))}
+    for parts in sorted({min(count // one, longest, most_parts) for count in blocks}):
         if parts > 1:
             yield Cut(tile, parts)
     rest = one % slots

@@ -304,7 +304,7 @@ void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *resul
     accumulate<true, true>(sums, loader, shared, begin, end - begin);
 
     if (PARTS > 1 && share.parts > 1) {
-        stage_sums<false>(sums, partial_of(workspace, TILES, blockIdx.y, gridDim.y, share.tile, share.part), BN);
+        store_part(sums, partial_of(workspace, TILES, blockIdx.y, gridDim.y, share.tile, share.part));
     } else {
         auto finish = [&](int row, int column, const SUM(&values)[RUN]) {
             if (tile.row + row >= HEIGHT || tile.column + column >= COLUMNS) return;
@@ -314,21 +314,17 @@ void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *resul
     }
 }
 
-// Adds the parts of a divided tile in their order. Axis 0: such tiles; axis 1 groups; axis 2 pieces of tiles.
-KERNEL(256)
+// Adds the parts of divided tiles. Axis 0: such tiles; axis 1 groups; axis 2 pieces of tiles.
+KERNEL(SUMMING)
 void add_parts(const DTYPE *, const DTYPE *, RESULT *result, u8 *workspace, SCALE alpha, SCALE beta) {
-    const int run = blockIdx.z * 256 + threadIdx.x;
+    const PartRun run((int)blockIdx.z * SUMMED + (int)threadIdx.x % SUMMED);
     const u32 divided = WHOLE + blockIdx.x;
     const Tile tile = tile_at(divided);
-    const int row = run / RUNS, column = run % RUNS * RUN;
-    if (run >= BM * RUNS || tile.row + row >= HEIGHT || tile.column + column >= COLUMNS) return;
+    const int row = tile.row + run.row, column = tile.column + run.column;
+    const SUM *first = partial_of(workspace, TILES, blockIdx.y, gridDim.y, divided, 0);
+    const SUM *second = partial_of(workspace, TILES, blockIdx.y, gridDim.y, divided, 1);
     SUM values[RUN] = {};
-#pragma unroll 8
-    for (int part = 0; part < PARTS; ++part) {
-        SUM more[RUN];
-        read_run<false>(partial_of(workspace, TILES, blockIdx.y, gridDim.y, divided, part) + row * BN, column, more);
-#pragma unroll
-        for (int e = 0; e < RUN; ++e) values[e] += more[e];
-    }
-    finish_run(tile, tile.row + row, tile.column + column, values, result, (REAL)alpha, (REAL)beta);
+    add_shares(values, first + run.at, second - first, row < HEIGHT);
+    if (threadIdx.x < SUMMED && row < HEIGHT && column < COLUMNS)
+        finish_run(tile, row, column, values, result, (REAL)alpha, (REAL)beta);
 }
