@@ -3,7 +3,7 @@
 #
 #   benchmarks/gpu.sh [check] [neglected] [dense] [memory]      (all of them by default)
 #
-#   check      tests/gpu on the real device, but for those of OpenCL
+#   check      tests/gpu on the real device, but for those of OpenCL and those that only compile
 #   neglected  depthwise, grouped, first-layer and patch convolutions beside cuDNN
 #   dense      layers of large networks beside cuDNN
 #   memory     operations that move memory, beside PyTorch and a copy
@@ -49,8 +49,10 @@ convolutions() { # convolutions NAME SUITE...
 for part in "${@:-all}"; do
   if [[ $part == check || $part == all ]]; then
     echo "== tests/gpu"
-    # OpenCL is the processor's here, by PoCL, as where there is no GPU; each process takes half a GiB of the GPU's memory
-    timeout "$limit" "$python" -m pytest tests/gpu -q -n auto --maxprocesses 16 -p no:benchmark -k "not opencl" || failed=1
+    # OpenCL is the processor's here, by PoCL, as where there is no GPU, and what only compiles needs none. Each process takes
+    # half a GiB of the GPU's memory
+    timeout "$limit" "$python" -m pytest tests/gpu -q -n auto --maxprocesses 16 -p no:benchmark \
+      -k "not (opencl or sm_80 or sm_89 or sm_90a or sm_100 or sm_120)" || failed=1
   fi
   if [[ $part == neglected || $part == all ]]; then
     for suite in depthwise grouped stems patches; do convolutions "$suite" "$suite"; done

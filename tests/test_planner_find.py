@@ -41,7 +41,7 @@ class TestFind(Planning):
     def test_refused_ones_are_neither_built_nor_run(self, table: Table) -> None:
         big, picky = Fake("big", needs=100), Fake("picky", refusal="no")
         table(big, picky, Fake("sound"))
-        find(PROBLEM, DEVICE, Request(workspace_limit=0), store=Store(None))
+        find(PROBLEM, DEVICE, Request(workspace_limit=0, division="undivided"), store=Store(None))
         assert (big.builds, picky.builds) == (0, 0)
 
     def test_what_is_hopeless_by_its_estimate_is_not_run(self, table: Table) -> None:
@@ -136,10 +136,27 @@ class TestFind(Planning):
         find(PROBLEM, DEVICE, Request(), store=store, is_fresh=False)
         assert changed.calls
 
+    def test_what_does_not_compile_has_nothing_measured_again(self, table: Table) -> None:
+        one = Fake("one")
+        table(one, Fake("two"), Fake("broken", does_compile=False))
+        store = Store(None)
+        find(PROBLEM, DEVICE, Request(), store=store)
+        runs = len(one.calls)
+        plan = find(PROBLEM, DEVICE, Request(), store=store, is_fresh=False)
+        assert len(one.calls) == runs
+        assert "does not compile" in str(reasons(plan)["broken"])
+
+    def test_what_fits_is_compared_with_what_fits(self, table: Table) -> None:
+        """It may be hopeless beside what needs too much, and all the same all that there is."""
+        table(Fake("big", seconds=1e-6, needs=1 << 20), Fake("slow", seconds=1.0))
+        plan = find(PROBLEM, DEVICE, Request(workspace_limit=0), store=Store(None), seconds=0.05)
+        assert plan.algorithm == "slow"
+
     def test_the_only_choice_need_not_be_measured(self, table: Table) -> None:
         only, big = Fake("only"), Fake("big", needs=100)
         table(only, big)
-        plan = find(PROBLEM, DEVICE, Request(workspace_limit=0), store=Store(None), is_fresh=False)
+        request = Request(workspace_limit=0, division="undivided")
+        plan = find(PROBLEM, DEVICE, request, store=Store(None), is_fresh=False)
         assert (plan.algorithm, plan.candidates[0].source) == ("only", "estimate")
         assert only.calls == []
 
@@ -196,7 +213,7 @@ class TestThroughTheLibrary(Planning):
         x, w, expected = self.arrays()
         im2col = jitdnn.plan(self.TEXT, algorithm="im2col").workspace
         assert im2col > 0
-        with jitdnn.settings(workspace_limit=im2col - 1):
+        with jitdnn.settings(workspace_limit=im2col - 1, division="undivided"):
             assert jitdnn.plan(self.TEXT).workspace < im2col
             with pytest.raises(NotSupported, match=f"set workspace_limit to at least {im2col}"):
                 jitdnn.conv(x, w, padding=1, algorithm="im2col")

@@ -16,9 +16,10 @@ from jitdnn.kernels import tables
 from jitdnn.kernels.algorithm import Epilogue, summation_bound
 from jitdnn.kernels.reference import Reference
 from jitdnn.planner import workspace as policies
-from jitdnn.planner.choose import allowed_error, epilogue_key, get
+from jitdnn.planner.choose import get
 from jitdnn.planner.plan import Plan, Request, format_seconds
 from jitdnn.planner.store import Store
+from jitdnn.planner.survey import allowed_error, epilogue_key
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import trace
@@ -277,7 +278,12 @@ class TestExplain(Planning):
             Fake("big", seconds=1e-6, needs=5 << 20),
             Fake("chosen_one", seconds=1e-3, needs=1 << 20),
         )
-        return get(PROBLEM, DEVICE, Request(workspace_limit=2 << 20, **request), store=Store(None))
+        return get(
+            PROBLEM,
+            DEVICE,
+            Request(workspace_limit=2 << 20, division="undivided", **request),
+            store=Store(None),
+        )
 
     def test_every_candidate_has_a_line(self, table: Table) -> None:
         text = self.plan(table).explain()

@@ -179,7 +179,9 @@ def test_settings_of_one_thread_do_not_reach_another() -> None:
 
 
 def test_unknown_names_and_values_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"'workspace' is no setting: there are workspace_limit, math"):
+    with pytest.raises(
+        InvalidArgument, match=r"'workspace' is no setting: there are workspace_limit, total_workspace"
+    ):
         override(current(), workspace=1)
     with pytest.raises(InvalidArgument, match=r"threads=True: must be a whole number"):
         override(current(), threads=True)

@@ -49,6 +49,7 @@ _HOMES = {
         "MultiHeadGradients MultiHeadSaved multi_head_attention multi_head_attention_backward"
     ),
     "ops.plan": "plan",
+    "ops.plan_net": "plan_net",
     "ops.pooling": "avg_pool avg_pool_backward global_avg_pool global_max_pool max_pool max_pool_backward",
     "ops.prelu": "prelu prelu_backward",
     "ops.random": "bernoulli normal uniform",
@@ -62,6 +63,7 @@ _HOMES = {
     "ops.tensor_ops": "add fill multiply op_tensor scale",
     "ops.to_device": "empty to_device",
     "ops.transform": "concat fold slice split transform unfold",
+    "ops.tune": "tune",
     "ops.unpooling": "max_unpool max_unpool_backward",
     "ops.warm": "warm",
     "problems": "parse",

@@ -85,6 +85,7 @@ from jitdnn.ops.multi_head_attention import MultiHeadSaved as MultiHeadSaved
 from jitdnn.ops.multi_head_attention import multi_head_attention as multi_head_attention
 from jitdnn.ops.multi_head_attention import multi_head_attention_backward as multi_head_attention_backward
 from jitdnn.ops.plan import plan as plan
+from jitdnn.ops.plan_net import plan_net as plan_net
 from jitdnn.ops.pooling import avg_pool as avg_pool
 from jitdnn.ops.pooling import avg_pool_backward as avg_pool_backward
 from jitdnn.ops.pooling import global_avg_pool as global_avg_pool
@@ -126,6 +127,7 @@ from jitdnn.ops.transform import slice as slice
 from jitdnn.ops.transform import split as split
 from jitdnn.ops.transform import transform as transform
 from jitdnn.ops.transform import unfold as unfold
+from jitdnn.ops.tune import tune as tune
 from jitdnn.ops.unpooling import max_unpool as max_unpool
 from jitdnn.ops.unpooling import max_unpool_backward as max_unpool_backward
 from jitdnn.ops.warm import warm as warm

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -20,7 +21,12 @@ from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.kernels.algorithm import Device, Epilogue
 from jitdnn.planner.choose import get
 from jitdnn.planner.find import find
+from jitdnn.planner.fronts import Point
+from jitdnn.planner.net import least, ways
 from jitdnn.planner.plan import Plan, Request
+from jitdnn.planner.shares import shares
+from jitdnn.planner.store import Store
+from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import Settings, current, override
 from jitdnn.tensor import Place, gpu_array
@@ -239,7 +245,23 @@ class Handle:
         values = self.settings
         key = (problem, request, epilogue, values.serial)
         found = self._plans.get(key)
-        return self._make(key, problem, request or Request.of(values), epilogue) if found is None else found
+        if found is not None:
+            return found
+        request = request or Request.of(values)
+        if values.total_workspace is not None and isinstance(problem, Convolution):
+            request = self._within(values.total_workspace, problem, request)
+        return self._make(key, problem, request, epilogue)
+
+    def _within(self, total: int, problem: Problem, request: Request) -> Request:
+        """The request with no more workspace than the handle's share of a budget."""
+        device = self.device
+
+        def front() -> Sequence[Point]:
+            most = least(request.workspace_limit, total)
+            return ways(problem, device, replace(request, workspace_limit=most), Store.default())
+
+        share = shares(device.name, total).limit(self, (problem, request), front)
+        return replace(request, workspace_limit=least(request.workspace_limit, share))
 
     def _make(self, key: Hashable, problem: Problem, request: Request, epilogue: Epilogue | None) -> Plan:
         # one at a time: kernels that are measured must not run against each other

@@ -184,6 +184,31 @@ TABLE: Final[tuple[Setting, ...]] = (
         "Most bytes of workspace that a call may use: a size, `0` for none, `none` for no limit.",
     ),
     Setting(
+        "total_workspace",
+        parse_bytes,
+        lambda: None,
+        "Most bytes of workspace of all streams together, divided among them by what their convolutions gain.",
+    ),
+    Setting(
+        "division",
+        _one_of("power_of_two", "all", "undivided"),
+        lambda: "power_of_two",
+        "Sizes of the parts of a convolution whose fastest algorithm needs more workspace than allowed: powers of two, "
+        "`all`, or `undivided` to take a slower algorithm instead.",
+    ),
+    Setting(
+        "division_axes",
+        _one_of("any", "batch"),
+        lambda: "any",
+        "What is divided then: `any` for images, groups, channels and space, `batch` for images alone.",
+    ),
+    Setting(
+        "vendor",
+        _one_of("off", "also", "only"),
+        lambda: "off",
+        "NVIDIA's cuDNN, where it is installed: `also` chooses among its algorithms and ours, `only` among its own.",
+    ),
+    Setting(
         "math",
         _one_of("fp32", "fp64", "tf32", "bf16", "fp16"),
         lambda: "fp32",
@@ -253,6 +278,10 @@ class Settings:
     """A full set of values; `TABLE` says what each means, `current()` gives those in force."""
 
     workspace_limit: int | None
+    total_workspace: int | None
+    division: str
+    division_axes: str
+    vendor: str
     math: str
     accuracy: str
     deterministic: bool

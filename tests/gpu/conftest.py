@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 from jitdnn.devices import cuda, opencl
 
 sys.path.insert(0, str(Path(__file__).parent))  # harness, emulation, memory_lock
+
+# JAX takes three quarters of a GPU at its first use, unless told not to before it is imported
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100", "sm_120")
 

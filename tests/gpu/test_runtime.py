@@ -19,7 +19,6 @@ from jitdnn.devices import cuda, opencl
 from jitdnn.devices.gpu import Launch, OutOfMemory, Source
 from jitdnn.devices.scratch import Scratch
 from jitdnn.tensor import DeviceArray
-from memory_lock import alone_on_the_gpu
 
 HERE = Path(__file__).parent
 
@@ -238,11 +237,10 @@ class TestDevice:
 
 
 def _output_of(code: str, environment: dict[str, str]) -> str:
-    """What a program that uses the GPU prints. It waits for tests that need most of the memory."""
-    with alone_on_the_gpu():
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
-        )
+    """What a program that uses the GPU prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 

@@ -17,9 +17,10 @@ from jitdnn.bench.suites import Layer
 from jitdnn.bench.timing import Neighbours, geometric_mean, interleaved, median
 from jitdnn.errors import JitdnnError
 from jitdnn.handle import Handle
-from jitdnn.planner.choose import get, survey
+from jitdnn.planner.choose import get
 from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Store
+from jitdnn.planner.survey import survey
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import current, settings
 

@@ -75,6 +75,7 @@ def load_solver(
     dtype: str = "f32",
     algorithm: str | None = None,
     snapshot_prefix: str | None = None,
+    memory_limit: int | str | None = None,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -88,6 +89,7 @@ def load_solver(
         dtype=dtype,
         algorithm=algorithm,
         snapshot_prefix=snapshot_prefix,
+        memory_limit=memory_limit,
     )
 
 

@@ -15,6 +15,7 @@ from jitdnn.caffe.blob import Array, Blob
 from jitdnn.caffe.graph import Node, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
 from jitdnn.caffe.layers.input import InputLayer
+from jitdnn.caffe.memory import Memory
 from jitdnn.caffe.paths import find
 from jitdnn.caffe.rules import filter_net
 from jitdnn.caffe.schema import LayerParameter, NetParameter, NetState
@@ -22,6 +23,8 @@ from jitdnn.caffe.splits import insert_splits
 from jitdnn.caffe.upgrade import upgrade_net
 from jitdnn.caffe.weights import Parameter, collect_parameters, load_weights, save_weights
 from jitdnn.errors import InvalidArgument, InvalidShape, JitdnnError, NotSupported
+from jitdnn.planner.recompute import RecomputePlan
+from jitdnn.settings import parse_bytes
 
 DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 
@@ -71,6 +74,8 @@ class Net:
         self.blobs: dict[str, Blob] = {}
         self.nodes: list[Node] = []
         self.observer: Observer | None = None
+        self._memory: Memory | None = None
+        self._memory_options: dict[str, Any] | None = None  # of limit_memory, while there is a limit
         self._base, self._algorithm = base, algorithm
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         fillers, *seeds = sequence.spawn(1 + len(self.parameter.layer))
@@ -97,7 +102,7 @@ class Net:
     @property
     def weight_count(self) -> int:
         """The number of trained values, shared ones counted once."""
-        return sum(parameter.blob.data.size for parameter in self.parameters)
+        return sum(parameter.blob.size for parameter in self.parameters)
 
     # ---- running
 
@@ -109,6 +114,9 @@ class Net:
         """
         for name, values in inputs.items():
             self._fill(name, values)
+        if self._memory_options is not None:
+            self._planned_memory().forward()
+            return {name: self.blobs[name].data for name in self.outputs}
         observer = self.observer
         for node in self.nodes:
             start = perf_counter() if observer else 0.0
@@ -131,6 +139,9 @@ class Net:
         """Compute the gradients by the loss of the last forward pass; those of weights are added to their
         `diff`.
         """
+        if self._memory_options is not None:
+            self._planned_memory().backward()
+            return
         observer = self.observer
         for node in reversed(self.nodes):
             if node.needs_backward:
@@ -144,6 +155,68 @@ class Net:
         for parameter in self.parameters:
             parameter.blob.diff.fill(0)
 
+    def limit_memory(
+        self,
+        limit: int | str | None,
+        *,
+        extra: int | str = 0,
+        is_trained: bool = True,
+        is_timed: bool | None = None,
+        beside: Net | None = None,
+    ) -> RecomputePlan | None:
+        """Keep the memory of training within `limit` from now on, and return the plan; None lifts the limit.
+
+            plan = net.limit_memory("64 MiB")
+            print(plan.explain())
+
+        The limit counts weights, their gradients, data and gradients of blobs, what layers keep beside them, and
+        workspace; `extra` bytes of it belong to others (a solver's history). "least" is the smallest there is. Memory
+        is released as soon as nobody needs it; convolutions are divided or run by slower algorithms, in less workspace,
+        and results of layers are computed again in the backward pass, whatever costs the least time. For that every
+        layer is run twice now, on zeros. Times are those that the planner expects, so a net is planned alike each time;
+        with `is_timed` (None: if the setting `choice` is "find") they are measured. Without `is_trained` only forward
+        passes are run. `beside` is another net under a limit that never runs at the same time (one that tests, and one
+        that is trained): they share their workspace.
+
+        After a pass only inputs, outputs and what has a loss weight have data; reading other blobs is an error, and
+        each backward pass needs a forward pass before it. After `reshape` the next pass plans anew.
+
+        Raises InvalidArgument, naming the least, if the limit is too small; the net has none then. NotSupported
+        without SciPy.
+        """
+        if self._memory is not None:
+            self._memory.lift()
+        self._memory = self._memory_options = None
+        if limit is None or (isinstance(limit, str) and limit.strip().lower() in ("none", "unlimited")):
+            return None
+        is_least = isinstance(limit, str) and limit.strip().lower() == "least"
+        options: dict[str, Any] = {
+            "limit": None if is_least else parse_bytes(limit),
+            "extra": parse_bytes(extra) or 0,
+            "is_trained": is_trained,
+            "is_timed": is_timed,
+            "beside": None if beside is None else beside._memory,
+        }
+        self._memory = Memory(self, **options)
+        self._memory_options = options
+        return self._memory.plan
+
+    @property
+    def memory_plan(self) -> RecomputePlan | None:
+        """The plan that `limit_memory` made, None without a limit."""
+        return None if self._memory_options is None else self._planned_memory().plan
+
+    def release_memory(self) -> None:
+        """Under a limit on memory: release what the last forward pass keeps for a backward pass that will not come."""
+        if self._memory is not None:
+            self._memory.release()
+
+    def _planned_memory(self) -> Memory:
+        if self._memory is None:  # shapes changed since the last plan
+            assert self._memory_options is not None
+            self._memory = Memory(self, **self._memory_options)
+        return self._memory
+
     def reshape(self, **shapes: Sequence[int]) -> None:
         """Give input blobs other shapes (another batch, another image size) and carry them through all
         layers.
@@ -156,6 +229,9 @@ class Net:
                     for index, blob in enumerate(node.top):
                         if blob.name == name:
                             node.layer.shapes[index] = tuple(shape)
+        if self._memory is not None:
+            self._memory.lift()
+            self._memory = None
         for node in self.nodes:
             self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
             self._set_loss_weights(node)

@@ -26,6 +26,7 @@ from jitdnn.caffe.events import (
     Started,
     Tested,
 )
+from jitdnn.caffe.memory import limit_together
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
@@ -58,6 +59,7 @@ class Solver:
         dtype: str = "f32",
         algorithm: str | None = None,
         snapshot_prefix: str | None = None,
+        memory_limit: int | str | None = None,
     ) -> None:
         """Build the nets and check the fields.
 
@@ -65,7 +67,12 @@ class Solver:
         named after it if the solver has no snapshot_prefix. `seed` and `snapshot_prefix` take the place of
         the solver's own. `dtype` and `algorithm` are those of Net.
 
-        Raises InvalidArgument for a solver or net that is wrong, NotSupported for what the library lacks.
+        `memory_limit` (bytes, or text such as "64 MiB") is the most that weights, their gradients and history, and all
+        that flows through the nets take together; `Net.limit_memory` says how it is kept, and `memory_plan` of `net`
+        what it costs. "least" is the smallest there is.
+
+        Raises InvalidArgument for a solver or net that is wrong, or a limit that is too small, NotSupported for what
+        the library lacks.
         """
         self.parameter = upgrade_solver(parameter)
         _check(self.parameter)
@@ -95,6 +102,9 @@ class Solver:
         self._losses: deque[float] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
         self.snapshot_prefix = _writable_prefix(self.parameter, self.net, file, snapshot_prefix)
+        if memory_limit is not None:
+            history = sum(array.nbytes for array in self.method.history.values())
+            limit_together(self.net, self.test_nets, memory_limit, history)
 
     # ---- training
 
@@ -115,6 +125,7 @@ class Solver:
             if parameter.display and self.iteration % parameter.display == 0:
                 self.net.forward()
                 self._losses.append(self.net.loss)
+                self.net.release_memory()
                 self._tell(Displayed(self.iteration, self._smoothed_loss()))
             if parameter.test_interval and self.iteration % parameter.test_interval == 0:
                 self.test_all()

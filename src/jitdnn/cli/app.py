@@ -39,6 +39,36 @@ Limit = Annotated[
     ),
 ]
 Find = Annotated[bool, typer.Option("--find", help="Measure the algorithms instead of estimating.")]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Most workspace of all layers together: 512MiB."),
+]
+Batch = Annotated[int | None, typer.Option(min=1, help="Images in a batch, in place of the suite's.")]
+
+
+class Vendor(StrEnum):
+    """Whose algorithms are looked at on NVIDIA's GPUs."""
+
+    off = "off"
+    also = "also"
+    only = "only"
+
+
+class Division(StrEnum):
+    """Sizes of the parts that a convolution is divided into."""
+
+    undivided = "undivided"
+    power_of_two = "power_of_two"
+    all = "all"
+
+
+UseVendor = Annotated[
+    Vendor | None, typer.Option(help="NVIDIA's cuDNN: not at all, beside our algorithms, or alone.")
+]
+Divide = Annotated[
+    Division | None,
+    typer.Option(help="Sizes of parts, where the fastest algorithm needs too much workspace."),
+]
 
 
 class Direction(StrEnum):
@@ -83,17 +113,89 @@ def info(as_json: Json = False) -> None:
 
 @app.command()
 def plan(
-    problem: Annotated[
-        str, typer.Argument(help="A problem string: 'conv_fwd n8 c64 h27 w27 k192 r5 s5 pad2'.")
+    problems: Annotated[
+        list[str],
+        typer.Argument(
+            help="A problem string, 'conv_fwd n8 c64 h27 w27 k192 r5 s5 pad2'; or a net: several of them, suites or "
+            "networks (bench --list), .txt, .csv or .prototxt files.",
+        ),
     ],
     workspace_limit: Limit = None,
+    memory: Memory = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="All layers take turns in one workspace, instead of one each.")
+    ] = False,
+    direction: Annotated[
+        Direction | None,
+        typer.Option(
+            help="Direction of the convolutions. (default: all for nets, as given for problem strings)"
+        ),
+    ] = None,
+    batch: Batch = None,
     find: Find = False,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:1, ... (default: that of JITDNN_TARGET, cpu)")
+    ] = None,
+    vendor: UseVendor = None,
+    division: Divide = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw time against workspace of every layer as a PNG.")
+    ] = None,
+    as_json: Json = False,
     threads: Threads = None,
 ) -> None:
-    """Show every algorithm for a problem: the chosen one, the others' times, and why some refuse."""
-    from jitdnn.cli.plan import show_plan
+    """Show every algorithm for a problem, or how the layers of a net share workspace, and why."""
+    from jitdnn.cli.plan import chosen_settings, show_plan
 
-    show_plan(problem, workspace_limit, find, threads)
+    overrides = chosen_settings(workspace_limit, threads, find, vendor, division)
+    is_net = len(problems) > 1 or " " not in problems[0]
+    if is_net or memory is not None or share or plot is not None or as_json or batch or direction:
+        from jitdnn.cli.plan_net import show_net
+
+        towards = None if direction is None else direction.value
+        show_net(problems, memory, share, towards, batch, device, plot, as_json, overrides)
+    else:
+        show_plan(problems[0], device, overrides)
+
+
+@app.command()
+def tune(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Problem strings, suites or networks (bench --list), .txt, .csv or .prototxt files."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, or GPUs of one model: cuda:0,cuda:1 (default: that of JITDNN_TARGET, cpu)"),
+    ] = None,
+    workspace_limit: Limit = None,
+    memory: Memory = None,
+    direction: Annotated[
+        Direction | None,
+        typer.Option(
+            help="Direction of the convolutions. (default: all for nets, as given for problem strings)"
+        ),
+    ] = None,
+    batch: Batch = None,
+    vendor: UseVendor = None,
+    division: Divide = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to measure each problem.")] = 1.0,
+    threads: Threads = None,
+    merge: Annotated[
+        list[Path] | None, typer.Option(help="Take in this exported file first; repeatable.")
+    ] = None,
+    export: Annotated[Path | None, typer.Option(help="Write all that is stored to this file.")] = None,
+) -> None:
+    """Measure problems, and the parts that they may be divided into, ahead, into the tuning store."""
+    from jitdnn.cli.plan import chosen_settings
+    from jitdnn.cli.tune import run_tune
+
+    overrides = chosen_settings(workspace_limit, threads, False, vendor, division, memory)
+    towards = None if direction is None else direction.value
+    code = run_tune(names or [], device, towards, batch, seconds, merge or [], export, overrides)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -257,12 +359,20 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on from this snapshot.")] = None,
     weights: Annotated[str | None, typer.Option(help="Start from the weights of a snapshot or .npz.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write loss and accuracy as a PNG.")] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Most memory for weights, activations, gradients and workspace: what does not fit is computed again. "
+            "1GiB, or `least`.",
+        ),
+    ] = None,
     threads: Threads = None,
 ) -> None:
     """Train the net of a solver."""
     from jitdnn.cli.train import run_train
 
-    raise typer.Exit(run_train(solver, resume, weights, plot, threads))
+    raise typer.Exit(run_train(solver, resume, weights, plot, memory, threads))
 
 
 @app.command()

@@ -1,6 +1,8 @@
-"""`jitdnn plan`: explain how a problem would run."""
+"""`jitdnn plan` with a problem: explain how it would run."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from jitdnn.cli.console import say
 from jitdnn.handle import Handle
@@ -8,15 +10,28 @@ from jitdnn.problems import parse
 from jitdnn.settings import settings
 
 
-def show_plan(text: str, workspace_limit: str | None, find: bool, threads: int | None) -> None:
+def chosen_settings(
+    workspace_limit: str | None,
+    threads: int | None,
+    find: bool,
+    vendor: str | None,
+    division: str | None,
+    total_workspace: str | None = None,
+) -> dict[str, object]:
+    """The settings that options of a command override."""
+    given = {
+        "workspace_limit": workspace_limit,
+        "threads": threads,
+        "choice": "find" if find else None,
+        "vendor": vendor,
+        "division": division,
+        "total_workspace": total_workspace,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def show_plan(text: str, device: str | None, overrides: Mapping[str, object]) -> None:
     """Print the table of candidates for the problem string `text`."""
     problem = parse(text)
-    overrides: dict[str, object] = {}
-    if workspace_limit is not None:
-        overrides["workspace_limit"] = workspace_limit
-    if threads is not None:
-        overrides["threads"] = threads
-    if find:
-        overrides["choice"] = "find"
-    with settings(**overrides), Handle() as handle:
+    with settings(**overrides), Handle(device) as handle:
         say(handle.plan(problem).explain())

@@ -42,7 +42,12 @@ class Reporter:
 
 
 def run_train(
-    solver_file: str, resume: Path | None, weights: str | None, plot: Path | None, threads: int | None
+    solver_file: str,
+    resume: Path | None,
+    weights: str | None,
+    plot: Path | None,
+    memory: str | None,
+    threads: int | None,
 ) -> int:
     """Train. The first interrupt ends the current iteration, takes the snapshot and returns 130."""
     if resume is not None and weights is not None:
@@ -51,7 +56,9 @@ def run_train(
         require_matplotlib()
     with _threads(threads):
         reporter = Reporter()
-        solver = load_solver(solver_file, listener=reporter)
+        solver = load_solver(solver_file, listener=reporter, memory_limit=memory)
+        if solver.net.memory_plan is not None:
+            say(solver.net.memory_plan.explain())
         if weights is not None:
             say(f"weights of {', '.join(solver.net.load_weights(weights))} from {weights}")
         with progress(solver.parameter.max_iter, "training") as reporter.advance, _interruptible(solver):

@@ -207,6 +207,10 @@ class CudaDevice:
             result = driver().cuMemcpyHtoDAsync(pointer, data.ctypes.data, data.nbytes, stream or 0)
             check(result, "copying to the GPU")
 
+    def copy(self, target: int, source: int, size: int, stream: int | None = None) -> None:
+        with current(self.index):
+            check(driver().cuMemcpyDtoDAsync(target, source, size, stream or 0), "copying on the GPU")
+
     def read(self, data: Any, pointer: int, stream: int | None = None) -> None:
         if data.nbytes:
             with current(self.index):

@@ -194,6 +194,9 @@ class GpuDevice(Protocol):
     def send(self, pointer: int, data: Any, stream: Any = None) -> None:
         """The same for at most `SENT` bytes of ordinary memory, which are there for what `stream` is given after."""
 
+    def copy(self, target: int, source: int, size: int, stream: Any = None) -> None:
+        """Copy bytes of the device to another place that does not overlap, for what `stream` is given after."""
+
     def read(self, data: Any, pointer: int, stream: Any = None) -> None:
         """Copy bytes of the device into a contiguous NumPy array, when what `stream` was given before is done."""
 

@@ -138,6 +138,10 @@ class OpenClDevice:
 
     send = write
 
+    def copy(self, target: int, source: int, size: int, stream: Any = None) -> None:
+        if size:
+            self._copy(_memory_at(target, size), _memory_at(source, size), stream)
+
     def read(self, data: Any, pointer: int, stream: Any = None) -> None:
         if data.nbytes:
             self._copy(data.reshape(-1).view(np.uint8), _memory_at(pointer, data.nbytes), stream)

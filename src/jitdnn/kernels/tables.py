@@ -97,7 +97,18 @@ def _own(device: Device, generator: str) -> Callable[..., Any]:
     return found
 
 
-def algorithms(problem: Problem, target: str) -> tuple[Algorithm, ...]:
-    """List the algorithms of a problem on a target, best first; any problem at all has the reference."""
-    direction = getattr(problem, "direction", None)
-    return table(target).get((type(problem), direction), (REFERENCE,))
+def algorithms(problem: Problem, target: str, vendor: str = "off") -> tuple[Algorithm, ...]:
+    """List the algorithms of a problem on a target, best first; any problem at all has the reference.
+
+    `vendor`: whether those of the vendor's own library (cuDNN, on `cuda`) are listed "also", or "only" they where the
+    library has any for such problems. "off" does not even import what calls it.
+    """
+    key = type(problem), getattr(problem, "direction", None)
+    own = table(target).get(key, (REFERENCE,))
+    if vendor == "off" or target != "cuda":
+        return own
+    theirs: tuple[Algorithm, ...] = _module("cudnn").ALGORITHMS.get(key, ())
+    if vendor == "only" and theirs:
+        return theirs
+    last = tuple(algorithm for algorithm in own if algorithm is REFERENCE)
+    return (*(algorithm for algorithm in own if algorithm is not REFERENCE), *theirs, *last)

@@ -3,45 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
+from math import inf
 
 from jitdnn import log
 from jitdnn.errors import CompileError, NotSupported
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.reference import REFERENCE
-from jitdnn.kernels.tables import algorithms
-from jitdnn.planner import workspace as policies
-from jitdnn.planner.plan import Candidate, Part, Plan, Request, format_seconds
+from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.planner.divided import Divided
+from jitdnn.planner.division import MARGIN, Divider, Look, Way, may_be_divided
+from jitdnn.planner.plan import Part, Plan, Request, format_seconds
 from jitdnn.planner.store import Store
+from jitdnn.planner.survey import Option, ratios, survey
+from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
-
-# Math modes from the most exact to the least; a request allows its own and all before it.
-_MATH_MODES = ("fp64", "fp32", "tf32", "fp16", "bf16")
-
-
-@dataclass(frozen=True)
-class Option:
-    """An algorithm of the table beside what the planner knows of it."""
-
-    algorithm: Algorithm
-    candidate: Candidate
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it may be chosen."""
-        return self.candidate.refused is None
-
-    @property
-    def seconds(self) -> float:
-        assert self.candidate.seconds is not None
-        return self.candidate.seconds
-
-    def refused(self, reason: str) -> Option:
-        return Option(self.algorithm, replace(self.candidate, refused=reason))
-
-    def timed(self, seconds: float, source: str) -> Option:
-        return Option(self.algorithm, replace(self.candidate, seconds=seconds, source=source))
 
 
 def get(
@@ -56,135 +30,15 @@ def get(
     A time measured earlier on this device counts instead of the estimate. Raises NotSupported, with the
     reason of every algorithm, if none fulfils the request.
     """
-    options = survey(problem, device, request, epilogue, store or Store.default())
-    return decide(problem, device, request, epilogue, options)
+    store = store or Store.default()
+    options = survey(problem, device, request, epilogue, store)
 
+    found = ratios(problem, device, options)
 
-def survey(
-    problem: Problem, device: Device, request: Request, epilogue: Epilogue | None, store: Store
-) -> list[Option]:
-    """Ask every algorithm of the table about the problem; in the table's order."""
-    table = algorithms(problem, device.target)
-    if request.keeps_filter:
-        table = tuple(algorithm.with_kept_filter() or algorithm for algorithm in table)
-    names = [algorithm.name for algorithm in table]
-    if request.algorithm is not None and request.algorithm not in names:
-        raise NotSupported(
-            f"there is no algorithm {request.algorithm!r} for {problem.kind} on {device.target}: "
-            f"there are {', '.join(names)}"
-        )
-    reasons = [algorithm.refuse(problem, device, epilogue) for algorithm in table]
-    limit = _error_limit(problem, request, [a for a, r in zip(table, reasons, strict=True) if r is None])
-    options = [
-        _consider(algorithm, problem, device, request, reason, limit)
-        for algorithm, reason in zip(table, reasons, strict=True)
-    ]
-    known = store.look_up(str(problem), stored_key(epilogue, request), device.name)
-    return _with_stored_times(options, {key: row.seconds for key, row in known.items()})
+    def look(part: Problem, fused: Epilogue | None) -> Sequence[Option]:
+        return [option.scaled(found) for option in survey(part, device, request, fused, store)]
 
-
-def stored_key(epilogue: Epilogue | None, request: Request) -> str:
-    """What names the kind of call in the store beside its problem: the epilogue, and whether the filter is kept."""
-    return epilogue_key(epilogue) + (" with its filter kept" if request.keeps_filter else "")
-
-
-def epilogue_key(epilogue: Epilogue | None) -> str:
-    """What names an epilogue in the store: empty for none."""
-    if epilogue is None:
-        return ""
-    operands = ", ".join(f"{d.dtype}{list(d.strides)}" for d in epilogue.operands)
-    return f"{epilogue.expression.key} over {operands}"
-
-
-def _consider(
-    algorithm: Algorithm, problem: Problem, device: Device, request: Request, reason: str | None, limit: float
-) -> Option:
-    if reason is not None:
-        blank = Candidate(algorithm.name, reason, None, "", None, None, algorithm.deterministic)
-        return Option(algorithm, blank)
-    bound = algorithm.error_bound(problem)
-    needed = algorithm.workspace(problem, device)
-    candidate = Candidate(
-        algorithm.name,
-        _refuse_request(algorithm, problem, request, bound, limit, needed),
-        algorithm.estimate(problem, device),
-        "estimate",
-        needed,
-        bound,
-        algorithm.deterministic,
-    )
-    return Option(algorithm, candidate)
-
-
-# what operands are rounded to where a request allows less than the type of the tensors has
-_MATH_ROUNDOFF = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
-
-
-def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
-    """The largest relative error an algorithm may declare.
-
-    "strict" allows that of a plain sum in the arithmetic of the problem's type, and at least the roundings of a
-    function such as exp. "standard" allows 84 unit roundoffs, which is 5e-6 in fp32, or that of a plain sum where it is
-    more: so algorithms that save multiplications are taken where they keep to it. Where `math` is coarser than the
-    type, its rounding counts.
-    """
-    unit = UNIT_ROUNDOFF[problem.dtype]
-    if problem.dtype != "f64":
-        unit = max(unit, _MATH_ROUNDOFF.get(math, 0.0))
-    plain = summation_bound(problem)
-    return max(plain, 32.0 * unit) if accuracy == "strict" else max(plain, 84.0 * unit)
-
-
-def _error_limit(problem: Problem, request: Request, takers: Sequence[Algorithm]) -> float:
-    """What `allowed_error` says, or what the most exact of the algorithms that take the problem promises.
-
-    Where results go through several sums and functions none may come under the first. The reference does not count:
-    it is exact, and no choice.
-    """
-    bounds = [a.error_bound(problem) for a in takers if a is not REFERENCE]
-    return max(allowed_error(problem, request.accuracy, request.math), min(bounds, default=0.0))
-
-
-def _refuse_request(
-    algorithm: Algorithm, problem: Problem, request: Request, bound: float, limit: float, needed: int
-) -> str | None:
-    """Why an algorithm that can run the problem does not fulfil the request."""
-    if request.algorithm is not None and algorithm.name != request.algorithm:
-        return f"{request.algorithm} was asked for"
-    if request.deterministic and not algorithm.deterministic:
-        return "its results may differ from run to run, and deterministic ones were asked for"
-    wanted = "fp64" if problem.dtype == "f64" else request.math
-    computed = algorithm.arithmetic(problem)
-    if _MATH_MODES.index(computed) > _MATH_MODES.index(wanted):
-        return f"it computes in {computed}, and {wanted} was asked for"
-    if bound > limit:
-        return f"its error may reach {bound:.1e}, and {request.accuracy} accuracy allows {limit:.1e} here"
-    return policies.refuse(needed, request.workspace_limit)
-
-
-def _with_stored_times(options: Sequence[Option], known: Mapping[tuple[str, int], float]) -> list[Option]:
-    """Put stored times in the place of estimates.
-
-    What was not measured keeps its estimate, scaled by how far the measured ones were off: so a measured
-    algorithm does not lose to one whose model is only as optimistic as its own.
-    """
-    ratios = []
-    for option in options:
-        seconds = known.get((option.algorithm.name, option.algorithm.version))
-        # the reference has no model to speak of, and how wrong it is says nothing about the others
-        if seconds is not None and option.candidate.seconds and option.algorithm.name != "reference":
-            ratios.append(seconds / option.seconds)
-    scale = median(ratios) if ratios else 1.0
-    result = []
-    for option in options:
-        seconds = known.get((option.algorithm.name, option.algorithm.version))
-        if option.candidate.seconds is None:
-            result.append(option)
-        elif seconds is not None:
-            result.append(option.timed(seconds, "stored"))
-        else:
-            result.append(option.timed(scale * option.seconds, "estimate"))
-    return result
+    return decide(problem, device, request, epilogue, options, look)
 
 
 def decide(
@@ -193,41 +47,87 @@ def decide(
     request: Request,
     epilogue: Epilogue | None,
     options: Sequence[Option],
+    look: Look | None = None,
     built: Mapping[str, Kernel] | None = None,
 ) -> Plan:
-    """Take the fastest open option and build its kernel, unless `built` has it already.
+    """Take the fastest open option, or a division that is faster, and build its kernels, unless `built` has it already.
 
-    An algorithm whose code does not compile is refused and the next one taken, with a warning.
+    With `look`, which gives the options for a part, divisions are considered where a faster algorithm needs too much
+    workspace. What does not compile is refused and the next best taken, with a warning.
     """
     options = list(options)
+    ways = _divisions(problem, request, epilogue, options, look) if look is not None else []
     while True:
         chosen = min((o for o in options if o.is_open), key=lambda option: option.seconds, default=None)
-        if chosen is None:
+        way = ways[0] if ways and (chosen is None or ways[0].seconds < MARGIN * chosen.seconds) else None
+        if chosen is None and way is None:
             reasons = {o.algorithm.name: o.candidate.refused or "" for o in options}
             if request.algorithm is not None:
                 reasons = {request.algorithm: reasons[request.algorithm]}
             raise NotSupported(f"no algorithm takes {problem} with {request} on {device.name}:", reasons)
         try:
-            kernel = (built or {}).get(chosen.algorithm.name) or chosen.algorithm.build(
-                problem, device, epilogue
-            )
+            if way is not None:
+                parts, run = build_way(problem, device, epilogue, way)
+                break
+            assert chosen is not None
+            kernel = (built or {}).get(chosen.algorithm.name)
+            kernel = kernel or chosen.algorithm.build(problem, device, epilogue)
+            parts, run = [Part(problem, chosen.algorithm, kernel)], kernel
             break
         except CompileError as error:
             if request.algorithm is not None:
                 raise
-            name = chosen.algorithm.name
+            name = way.candidate.name if way is not None else chosen.algorithm.name if chosen else ""
             log.fallback_once(
                 ("compile", name, str(problem)),
                 f"{name} does not compile for {problem}, another is taken: {error}",
             )
-            position = options.index(chosen)
-            options[position] = chosen.refused(f"its code does not compile: {error}")
-    _warn_of_last_resort(problem, chosen, options, request)
-    candidates = [replace(o.candidate, chosen=o is chosen) for o in options]
-    part, place = Part(problem, chosen.algorithm, kernel), getattr(device, "place", None)
-    plan = Plan(problem, epilogue, part, candidates, request, device.name, place)
+            if way is not None:
+                ways = ways[1:]
+            elif chosen is not None:
+                options[options.index(chosen)] = chosen.refused(f"its code does not compile: {error}")
+    if way is None and chosen is not None:
+        _warn_of_last_resort(problem, chosen, options, request)
+    candidates = [replace(o.candidate, chosen=way is None and o is chosen) for o in options]
+    candidates += [replace(each.candidate, chosen=each is way) for each in ways]
+    place = getattr(device, "place", None)
+    plan = Plan(problem, epilogue, parts, run, candidates, request, device.name, place)
     log.chose(problem, plan)
     return plan
+
+
+def _divisions(
+    problem: Problem,
+    request: Request,
+    epilogue: Epilogue | None,
+    options: Sequence[Option],
+    look: Look | None,
+) -> list[Way]:
+    """Divisions of a problem whose fastest algorithm needs too much workspace, the fastest first."""
+    if look is None or not isinstance(problem, Convolution) or not may_be_divided(problem, request):
+        return []
+    fits = min((o.seconds for o in options if o.is_open), default=inf)
+    unlimited = min((o.seconds for o in options if o.is_too_large), default=inf)
+    if unlimited >= MARGIN * fits:
+        return []
+    return Divider(problem, request, epilogue, look).fastest(request.workspace_limit, unlimited)
+
+
+def build_way(
+    problem: Problem, device: Device, epilogue: Epilogue | None, way: Way
+) -> tuple[list[Part], Kernel]:
+    """The parts of a way, each different kernel built once, and the kernel that runs them in turn."""
+    assert isinstance(problem, Convolution)
+    kernels: dict[tuple[Problem, str, Epilogue | None], Kernel] = {}
+    parts = []
+    for piece, algorithm, fused in way.steps:
+        key = (piece.problem, algorithm.name, fused)
+        if key not in kernels:
+            kernels[key] = algorithm.build(piece.problem, device, fused)
+        parts.append(Part(piece.problem, algorithm, kernels[key]))
+    operands = epilogue.operands if epilogue is not None else ()
+    pairs = [(step.piece, part.kernel) for step, part in zip(way.steps, parts, strict=True)]
+    return parts, Divided(problem, operands, pairs)
 
 
 def _warn_of_last_resort(

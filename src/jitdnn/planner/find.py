@@ -21,17 +21,21 @@ from jitdnn import log
 from jitdnn.devices.gpu import TARGETS
 from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
-from jitdnn.planner.choose import Option, decide, stored_key, survey
+from jitdnn.planner.choose import decide
+from jitdnn.planner.division import may_be_divided
 from jitdnn.planner.measure_gpu import measure_on_gpu
 from jitdnn.planner.operands import make_operand
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.planner.sampling import Contender, measure
 from jitdnn.planner.store import Store
+from jitdnn.planner.survey import Option, stored_key, survey
 from jitdnn.problems.problem import Problem
 
 DEFAULT_SECONDS = 1.0
 # what its estimate shows this far behind the best is not worth measuring at all
 HOPELESS_ESTIMATE = 30.0
+# of the time for a problem that each different part of its divisions is measured for
+PART_SHARE = 0.1
 
 
 class _Built(NamedTuple):
@@ -56,32 +60,52 @@ def find(
     `seconds` bounds the time spent on measuring: at least one run of each candidate whose estimate is not
     hopeless, no new round after it is over. Building the candidates comes on top. Times are kept in the
     store; with `is_fresh=False` nothing is measured if all of them are stored already, or if there is nothing
-    to choose from. If the operands do not fit into memory a second time, a warning says so and the estimates
-    decide. Raises NotSupported as `get` does.
+    to choose from. Where a limit on workspace shuts out a faster algorithm, the parts of divisions are measured too,
+    each for a share of `seconds`. If the operands do not fit into memory a second time, a warning says so and the
+    estimates decide. Raises NotSupported as `get` does.
     """
     store = store or Store.default()
+    # what needs too much workspace is measured too: it tells how much there is to gain by dividing
+    is_whole = not may_be_divided(problem, request)
+    options, built = measured(problem, device, request, epilogue, store, seconds, is_fresh, is_whole)
+
+    def look(part: Problem, fused: Epilogue | None) -> Sequence[Option]:
+        return measured(part, device, request, fused, store, seconds * PART_SHARE, False)[0]
+
+    return decide(problem, device, request, epilogue, options, look, built)
+
+
+def measured(
+    problem: Problem,
+    device: Device,
+    request: Request,
+    epilogue: Epilogue | None,
+    store: Store,
+    seconds: float,
+    is_fresh: bool,
+    fits_only: bool = True,
+) -> tuple[list[Option], dict[str, Kernel]]:
+    """The options with measured times, of those that fit the limit or of all, and the kernels built for that."""
     options = survey(problem, device, request, epilogue, store)
-    promising = _promising(options)
-    is_known = len(promising) == 1 or all(o.candidate.source == "stored" for o in promising)
-    if not promising or (is_known and not is_fresh):
-        return decide(problem, device, request, epilogue, options)
+    promising = _promising(options, fits_only)
+    missing = [o for o in promising if o.candidate.source != "stored"]
+    if not promising or ((len(promising) == 1 or not missing) and not is_fresh):
+        return options, {}
     on_gpu = device.target in TARGETS
-    if on_gpu:
-        contenders, options = _build_side_by_side(problem, device, epilogue, promising, options)
-    else:
-        contenders, options = _build(problem, device, epilogue, promising, options)
+    build = _build_side_by_side if on_gpu else _build
+    contenders, options = build(problem, device, epilogue, missing, options)
+    # what does not compile is never stored: it must not have the others measured again and again
+    if not contenders and not is_fresh:
+        return options, {}
+    stored = [o for o in promising if o not in missing]
+    if stored:
+        more, options = build(problem, device, epilogue, stored, options)
+        contenders += more
     if not contenders:
-        return decide(problem, device, request, epilogue, options)
+        return options, {}
     try:
         if on_gpu:
-            kernels = [Contender((c.what.kernel, c.what.workspace)) for c in contenders]
-            failed = measure_on_gpu(problem, epilogue, device, kernels, seconds)
-            for number, (contender, measured) in enumerate(zip(contenders, kernels, strict=True)):
-                contender.samples = measured.samples
-                if number in failed:
-                    at = options.index(contender.what.option)
-                    options[at] = options[at].refused(f"it cannot be launched: {failed[number]}")
-            contenders = [c for number, c in enumerate(contenders) if number not in failed]
+            contenders, options = _measure_on_gpu(problem, epilogue, device, contenders, options, seconds)
         else:
             _measure(problem, epilogue, contenders, seconds, request.keeps_filter)
     except MemoryError:
@@ -89,7 +113,7 @@ def find(
             ("no memory to measure", str(problem)),
             f"no memory for a second set of operands of {problem}: its algorithm is chosen by estimates",
         )
-        return decide(problem, device, request, epilogue, options)
+        return options, {}
     times = {c.what.option.algorithm.name: c.seconds for c in contenders}
     options = [
         o.timed(times[o.algorithm.name], "measured") if o.algorithm.name in times else o for o in options
@@ -103,16 +127,25 @@ def find(
             for b in (contender.what for contender in contenders)
         ],
     )
-    built = {c.what.option.algorithm.name: c.what.kernel for c in contenders}
     # what was not worth measuring is no choice, whatever its estimate says
     unmeasured = f"not measured: its estimate is more than {HOPELESS_ESTIMATE:.0f} times the best one"
     options = [o if o.algorithm.name in times or not o.is_open else o.refused(unmeasured) for o in options]
-    return decide(problem, device, request, epilogue, options, built)
+    return options, {c.what.option.algorithm.name: c.what.kernel for c in contenders}
 
 
-def _promising(options: Sequence[Option]) -> list[Option]:
-    """The open options without those that are hopeless by their estimates."""
-    candidates = [o for o in options if o.is_open]
+def _promising(options: Sequence[Option], fits_only: bool) -> list[Option]:
+    """The open options, and maybe those that only need too much workspace, without what is hopeless by its estimate.
+
+    What fits is compared with what fits: it may be all that there is to choose from.
+    """
+    fitting = _near_the_best([o for o in options if o.is_open])
+    if fits_only:
+        return fitting
+    near = _near_the_best([o for o in options if o.is_open or o.is_too_large])
+    return [o for o in options if o in fitting or (o.is_too_large and o in near)]
+
+
+def _near_the_best(candidates: Sequence[Option]) -> list[Option]:
     best = min((o.seconds for o in candidates), default=0.0)
     return [o for o in candidates if o.seconds <= HOPELESS_ESTIMATE * best]
 
@@ -160,6 +193,26 @@ def _build_side_by_side(
             contenders += built
             result[result.index(option)] = answer
     return contenders, result
+
+
+def _measure_on_gpu(
+    problem: Problem,
+    epilogue: Epilogue | None,
+    device: Device,
+    contenders: Sequence[Contender[_Built]],
+    options: Sequence[Option],
+    seconds: float,
+) -> tuple[list[Contender[_Built]], list[Option]]:
+    """Fill in the samples of every contender; what the driver does not launch is refused in the list returned."""
+    kernels = [Contender((c.what.kernel, c.what.workspace)) for c in contenders]
+    failed = measure_on_gpu(problem, epilogue, device, kernels, seconds)
+    result = list(options)
+    for number, (contender, found) in enumerate(zip(contenders, kernels, strict=True)):
+        contender.samples = found.samples
+        if number in failed:
+            at = result.index(contender.what.option)
+            result[at] = result[at].refused(f"it cannot be launched: {failed[number]}")
+    return [c for number, c in enumerate(contenders) if number not in failed], result
 
 
 def _measure(

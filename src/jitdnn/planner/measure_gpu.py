@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from jitdnn.devices.gpu import GpuDevice, Memory
 from jitdnn.errors import DeviceError
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
-from jitdnn.planner.operands import make_operand
+from jitdnn.planner.operands import extent, make_pattern
 from jitdnn.planner.sampling import Contender, measure
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES
@@ -41,8 +41,10 @@ def measure_on_gpu(
     if epilogue is not None:
         descriptors += epilogue.operands
         values += [None] * len(epilogue.operands)
-    buffers = [make_operand(*pair) for pair in zip(descriptors, values, strict=True)]
-    whole = max(1, sum(buffer.nbytes for buffer, _ in buffers))
+    patterns = [make_pattern(*pair) for pair in zip(descriptors, values, strict=True)]
+    extents = [extent(descriptor) for descriptor in descriptors]
+    items = [DTYPES[descriptor.dtype] for descriptor in descriptors]
+    whole = max(1, sum(item * each.elements for item, each in zip(items, extents, strict=True)))
     count = min(MOST_SETS, 1 + _CACHES * gpu.cache_bytes // whole)
     memory: list[Memory] = []
 
@@ -50,17 +52,16 @@ def measure_on_gpu(
         memory.append(gpu.allocate(size, stream))
         return memory[-1].pointer
 
-    scratch = place(max(1, *(workspace for _, workspace in (c.what for c in contenders))))
     sets = []
     for number in range(count):
         pointers = []
-        for (buffer, pointer), descriptor in zip(buffers, descriptors, strict=True):
-            start = place(buffer.nbytes)
-            # the first set is copied from the host; the others need not be random anew, but they must be numbers
-            gpu.write(start, np.roll(buffer, number) if buffer.dtype.kind == "f" else buffer, stream)
-            pointers.append(start + pointer - buffer.ctypes.data)
-            assert (pointer - buffer.ctypes.data) % DTYPES[descriptor.dtype] == 0
+        for pattern, each, item in zip(patterns, extents, items, strict=True):
+            start = place(item * each.elements)
+            _fill(gpu, start, item * each.elements, np.roll(pattern, number), stream)
+            pointers.append(start + item * each.origin)
         sets.append(pointers)
+    failed: dict[int, str] = {}
+    scratch = _scratch(place, [workspace for _, workspace in (c.what for c in contenders)], failed)
     turns = itertools.cycle(sets)
 
     def run(what: tuple[Kernel, int], calls: int) -> float:
@@ -72,8 +73,9 @@ def measure_on_gpu(
 
         return gpu.measure(stream, give) / calls
 
-    failed: dict[int, str] = {}
     for number, contender in enumerate(contenders):
+        if number in failed:
+            continue
         try:
             run(contender.what, 1)  # loads the code, which must not be in the first sample
         except DeviceError as error:
@@ -83,3 +85,28 @@ def measure_on_gpu(
     running = [contender for number, contender in enumerate(contenders) if number not in failed]
     measure(running, run, perf_counter() + seconds, settles=False)
     return failed
+
+
+def _fill(gpu: GpuDevice, start: int, size: int, pattern: np.ndarray, stream: Any) -> None:
+    """Fill memory with a pattern: copied from the host once, then from what is filled already."""
+    filled = min(pattern.nbytes, size)
+    gpu.write(start, np.ascontiguousarray(pattern), stream)
+    while filled < size:
+        more = min(filled, size - filled)
+        gpu.copy(start + filled, start, more, stream)
+        filled += more
+
+
+def _scratch(place: Callable[[int], int], needs: Sequence[int], failed: dict[int, str]) -> int:
+    """The address of scratch memory for all contenders that there is room for; the others fail.
+
+    Raises OutOfMemory if there is room for none.
+    """
+    for number in sorted(range(len(needs)), key=lambda i: -needs[i]):
+        try:
+            return place(max(1, needs[number]))
+        except MemoryError as error:
+            failed[number] = str(error)
+            if len(failed) == len(needs):
+                raise
+    return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from jitdnn.tensor import DTYPES, TensorDescriptor, numpy_dtype
@@ -9,18 +11,31 @@ from jitdnn.tensor import DTYPES, TensorDescriptor, numpy_dtype
 PATTERN = 1 << 16
 
 
-def make_operand(descriptor: TensorDescriptor, values: tuple[int, int] | None) -> tuple[np.ndarray, int]:
-    """A buffer filled with numbers of ordinary size, and the address of its element at index 0.
+class Extent(NamedTuple):
+    """The memory of an operand: its elements, and which of them is the one at index 0."""
 
-    Integers are such as the operand may hold.
-    """
+    elements: int
+    origin: int
+
+
+def extent(descriptor: TensorDescriptor) -> Extent:
+    """How much memory a tensor reaches over."""
     low, high = descriptor.span() if descriptor.size else (0, 0)
-    elements, dtype = high - low + 1, numpy_dtype(descriptor.dtype)
+    return Extent(high - low + 1, -low)
+
+
+def make_pattern(descriptor: TensorDescriptor, values: tuple[int, int] | None) -> np.ndarray:
+    """Numbers of ordinary size to fill an operand with, again and again. Integers are such as it may hold."""
+    elements, dtype = extent(descriptor).elements, numpy_dtype(descriptor.dtype)
     rng = np.random.default_rng(elements)
     if dtype.kind in "iub":
         least, most = values or (0, 1)
-        pattern = rng.integers(least, most, min(elements, PATTERN), endpoint=True).astype(dtype)
-    else:
-        pattern = rng.uniform(-1.0, 1.0, min(elements, PATTERN)).astype(dtype)
-    filled = np.resize(pattern, elements)
-    return filled, filled.ctypes.data - low * DTYPES[descriptor.dtype]
+        return rng.integers(least, most, min(elements, PATTERN), endpoint=True).astype(dtype)
+    return rng.uniform(-1.0, 1.0, min(elements, PATTERN)).astype(dtype)
+
+
+def make_operand(descriptor: TensorDescriptor, values: tuple[int, int] | None) -> tuple[np.ndarray, int]:
+    """A buffer filled with a pattern, and the address of its element at index 0."""
+    elements, origin = extent(descriptor)
+    filled = np.resize(make_pattern(descriptor, values), elements)
+    return filled, filled.ctypes.data + origin * DTYPES[descriptor.dtype]

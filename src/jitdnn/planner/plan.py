@@ -22,7 +22,7 @@ class Request:
 
     `workspace_limit` is in bytes, None for no limit. `algorithm` asks for one by name: it is used, or
     NotSupported says why it cannot be. `keeps_filter`: the caller will have the filter prepared once and keep it, so
-    that preparing it does not count.
+    that preparing it does not count; such calls are not divided.
     """
 
     workspace_limit: int | None = policies.FASTEST
@@ -32,6 +32,9 @@ class Request:
     algorithm: str | None = None
     choice: str = "get"
     keeps_filter: bool = False
+    division: str = "power_of_two"
+    division_axes: str = "any"
+    vendor: str = "off"
 
     @classmethod
     def of(cls, values: Settings, algorithm: str | None = None) -> Request:
@@ -43,6 +46,9 @@ class Request:
             values.accuracy,
             algorithm,
             values.choice,
+            division=values.division,
+            division_axes=values.division_axes,
+            vendor=values.vendor,
         )
 
     def __str__(self) -> str:
@@ -87,7 +93,8 @@ class Part:
 class Plan:
     """A problem ready to run, and how it was decided.
 
-    `run` is the kernel: calling it allocates nothing, compiles nothing and waits for nothing. `workspace` is
+    `parts` are several where the problem is divided, which then run one after another in the same workspace. `run`
+    is the kernel of all of them: calling it allocates nothing, compiles nothing and waits for nothing. `workspace` is
     the scratch memory that it must be given, in bytes; `seconds` the time it is expected to take.
 
     Where the request keeps the filter and the kernel prepares one, `kept` says how many bytes (None if not): then
@@ -96,6 +103,7 @@ class Plan:
     """
 
     __slots__ = (
+        "algorithm",
         "candidates",
         "device_name",
         "epilogue",
@@ -114,7 +122,8 @@ class Plan:
         self,
         problem: Problem,
         epilogue: Epilogue | None,
-        part: Part,
+        parts: Sequence[Part],
+        run: Kernel,
         candidates: Sequence[Candidate],
         request: Request,
         device_name: str,
@@ -125,7 +134,7 @@ class Plan:
         assert chosen.workspace is not None
         self.problem = problem
         self.epilogue = epilogue
-        self.parts = [part]
+        self.parts = list(parts)
         self.candidates = list(candidates)
         self.request = request
         self.device_name = device_name
@@ -133,18 +142,16 @@ class Plan:
         self.place = place
         self.seconds = chosen.seconds
         self.workspace = chosen.workspace
-        self.run: Any = part.kernel
-        self.kept: Kept | None = getattr(part.kernel, "kept", None) if request.keeps_filter else None
+        self.run: Any = run
+        self.kept: Kept | None = getattr(run, "kept", None) if request.keeps_filter else None
+        algorithm = parts[0].algorithm
         self.kept_key = (
-            f"{part.algorithm.name} {part.algorithm.version} on {device_name}: {problem} with {epilogue}"
+            f"{algorithm.name} {algorithm.version} on {device_name}: {problem} with {epilogue}"
             if self.kept
             else ""
         )
-
-    @property
-    def algorithm(self) -> str:
-        """Name of the algorithm that runs."""
-        return self.parts[0].algorithm.name
+        #: name of the algorithm that runs, and into which parts it divides the problem
+        self.algorithm = chosen.name
 
     def __str__(self) -> str:
         return (

@@ -84,6 +84,9 @@ class EmulatedCudaDevice:
 
     send = write
 
+    def copy(self, target: int, source: int, size: int, stream: Any = None) -> None:
+        ctypes.memmove(target, source, size)
+
     def read(self, data: Any, pointer: int, stream: Any = None) -> None:
         ctypes.memmove(data.ctypes.data, pointer, data.nbytes)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jitdnn.caffe.blob import Blob, canonical_axis, count
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.caffe.layers.labels import checked_labels
 
 
@@ -34,10 +34,10 @@ class AccuracyLayer(Layer):
         axis = canonical_axis(self.parameter.accuracy_param.axis, len(shape), f"layer {self.name!r}")
         self.view = (count(shape, 0, axis), shape[axis], count(shape, axis + 1))
         places = self.view[0] * self.view[2]
-        if bottom[1].data.size != places:
+        if bottom[1].size != places:
             raise self.invalid(
                 f"scores of shape {shape} with classes in axis {axis} need {places} labels; "
-                f"bottom {bottom[1].name!r} has {bottom[1].data.size}"
+                f"bottom {bottom[1].name!r} has {bottom[1].size}"
             )
         if not 1 <= self.top_k <= self.view[1]:
             raise self.invalid(
@@ -65,3 +65,6 @@ class AccuracyLayer(Layer):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if any(propagate):
             raise self.invalid("an accuracy has no gradient: set no loss_weight on it")
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.errors import NotSupported
 from jitdnn.ops.activation import (
     elu,
@@ -38,17 +38,20 @@ class ActivationLayer(Layer):
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if top[0] is not bottom[0]:
             top[0].reshape(bottom[0].shape)
-        self.output = np.empty_like(top[0].data) if self.is_overwritten else None
+        self.output = self.save("output", bottom[0].shape) if self.is_overwritten else None
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.function(bottom[0].data, out=top[0].data)
         if self.output is not None:
-            np.copyto(self.output, top[0].data)
+            np.copyto(self.output.data, top[0].data)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
-            y = top[0].data if self.output is None else self.output
-            self.gradient(top[0].diff, y=y, out=bottom[0].diff)
+            y = top[0] if self.output is None else self.output
+            self.gradient(top[0].diff, y=y.data, out=bottom[0].diff)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=not self.is_overwritten)
 
 
 class ReLULayer(ActivationLayer):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,13 @@ class Context:
     algorithm: str | None
 
 
+class Reads(NamedTuple):
+    """Whether a backward pass reads the data of the bottoms, and that of the tops."""
+
+    bottom: bool
+    top: bool
+
+
 class Layer(ABC):
     """One layer of a net.
 
@@ -48,6 +55,10 @@ class Layer(ABC):
     tops: ClassVar[tuple[int, int | None]] = (1, 1)
     may_be_in_place: ClassVar[bool] = False
     is_loss: ClassVar[bool] = False
+    # whether forward may be run again on the same bottoms, and does nothing else than fill the tops and `saved`
+    may_rerun: ClassVar[bool] = True
+    # whether forward draws from `context.random`
+    is_random: ClassVar[bool] = False
 
     def __init__(self, parameter: LayerParameter, context: Context) -> None:
         self.parameter = parameter
@@ -55,6 +66,8 @@ class Layer(ABC):
         self.name = parameter.name
         self.weights: list[Blob] = []
         self.weight_needs_gradient: list[bool] = []
+        # what forward leaves for backward beside the blobs, by name (`save`)
+        self.saved: dict[str, Blob] = {}
         # set by the net: whether a later layer writes over a top in place, so that backward cannot rely on it
         self.is_overwritten = False
         # set by the net: for each top, whether a loss depends on it
@@ -76,6 +89,10 @@ class Layer(ABC):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         """Compute gradients from the tops' diff."""
 
+    def backward_reads(self) -> Reads:
+        """Tell which data of the blobs a backward pass reads; all else may be gone by then."""
+        return Reads(bottom=True, top=True)
+
     def may_force_backward(self, index: int) -> bool:
         """Tell whether `force_backward` makes sense for this bottom (not for labels)."""
         return True
@@ -95,6 +112,13 @@ class Layer(ABC):
         fill(filler, blob.data, self.context.fillers)
         self.weights.append(blob)
         self.weight_needs_gradient.append(True)
+
+    def save(self, name: str, shape: Shape) -> Blob:
+        """Return the memory of this shape in which forward leaves something for backward."""
+        if name not in self.saved:
+            self.saved[name] = Blob(f"{self.name}/{name}", self.context.dtype)
+        self.saved[name].reshape(shape)
+        return self.saved[name]
 
     def invalid(self, message: str, field: str | None = None) -> InvalidArgument:
         """Make an error that names the layer and its line."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitdnn.caffe.blob import Array, Blob, Shape, canonical_axis, count
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.ops.convolution import conv, conv_backward_bias, conv_backward_data, conv_backward_filter
 from jitdnn.problems.convolution import Convolution
 
@@ -52,6 +52,8 @@ class ConvolutionLayer(Layer):
         }
         if self.context.algorithm is not None:
             self.arguments["algorithm"] = self.context.algorithm
+        # by direction ("fwd", "bwd_data", "bwd_filter"): the most bytes of workspace, where it is not the setting's
+        self.workspace_limits: dict[str, int] = {}
         self.add_weight((outputs, channels // groups, *self.kernel), parameter.weight_filler)
         if parameter.bias_term:
             self.add_weight((outputs,), parameter.bias_filler)
@@ -76,8 +78,9 @@ class ConvolutionLayer(Layer):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         bias = self.weights[1].data if len(self.weights) == 2 else None
+        arguments = self._arguments("fwd")
         for x, y in zip(bottom, top, strict=True):
-            conv(self._images(x.data), self.weights[0].data, bias, out=self._images(y.data), **self.arguments)
+            conv(self._images(x.data), self.weights[0].data, bias, out=self._images(y.data), **arguments)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         w = self.weights[0]
@@ -87,11 +90,19 @@ class ConvolutionLayer(Layer):
                 conv_backward_bias(dy, out=self.weights[1].diff, beta=1.0)
             if self.weight_needs_gradient[0]:
                 conv_backward_filter(
-                    self._images(x.data), dy, w.shape, out=w.diff, beta=1.0, **self.arguments
+                    self._images(x.data), dy, w.shape, out=w.diff, beta=1.0, **self._arguments("bwd_filter")
                 )
             if is_wanted:
                 dx = self._images(x.diff)
-                conv_backward_data(dy, w.data, dx.shape, out=dx, **self.arguments)
+                conv_backward_data(dy, w.data, dx.shape, out=dx, **self._arguments("bwd_data"))
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=self.weight_needs_gradient[0], top=False)
+
+    def _arguments(self, direction: str) -> dict[str, Any]:
+        if direction not in self.workspace_limits:
+            return self.arguments
+        return {**self.arguments, "workspace_limit": self.workspace_limits[direction]}
 
     def _images(self, array: Array) -> Array:
         """The array as (N, C, spatial)."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.caffe.sources import SUPPORTED, image_shape, open_source
 from jitdnn.caffe.transform import Transformer
 from jitdnn.errors import NotSupported
@@ -24,6 +24,8 @@ class DataLayer(Layer):
     type = "Data"
     bottoms = (0, 0)
     tops = (1, 2)
+    may_rerun = False
+    is_random = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, transform = self.parameter.data_param, self.parameter.transform_param
@@ -77,6 +79,9 @@ class DataLayer(Layer):
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         pass
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=False)
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "position": self.position, "size": len(self.source)}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 
 
 class DropoutLayer(Layer):
@@ -17,6 +17,7 @@ class DropoutLayer(Layer):
 
     type = "Dropout"
     may_be_in_place = True
+    is_random = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.ratio = self.parameter.dropout_param.dropout_ratio
@@ -28,14 +29,15 @@ class DropoutLayer(Layer):
         if top[0] is not bottom[0]:
             top[0].reshape(bottom[0].shape)
         if self.is_training:
-            self.mask = np.empty_like(bottom[0].data)
+            self.mask = self.save("mask", bottom[0].shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if self.is_training:
-            self.context.random.random(out=self.mask, dtype=self.mask.dtype.type)
-            np.greater_equal(self.mask, self.ratio, out=self.mask)
-            self.mask *= 1 / (1 - self.ratio)
-            np.multiply(bottom[0].data, self.mask, out=top[0].data)
+            mask = self.mask.data
+            self.context.random.random(out=mask, dtype=mask.dtype.type)
+            np.greater_equal(mask, self.ratio, out=mask)
+            mask *= 1 / (1 - self.ratio)
+            np.multiply(bottom[0].data, mask, out=top[0].data)
         elif top[0] is not bottom[0]:
             np.copyto(top[0].data, bottom[0].data)
 
@@ -43,6 +45,9 @@ class DropoutLayer(Layer):
         if not propagate[0]:
             return
         if self.is_training:
-            np.multiply(top[0].diff, self.mask, out=bottom[0].diff)
+            np.multiply(top[0].diff, self.mask.data, out=bottom[0].diff)
         elif top[0] is not bottom[0]:
             np.copyto(bottom[0].diff, top[0].diff)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=False)

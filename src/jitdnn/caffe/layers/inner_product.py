@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.caffe.blob import Blob, canonical_axis, count
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.ops.convolution import conv_backward_bias
 from jitdnn.ops.matmul import matmul
 from jitdnn.ops.tensor_ops import add
@@ -69,3 +69,6 @@ class InnerProductLayer(Layer):
         if propagate[0]:
             dx = bottom[0].diff.reshape(self.rows, self.columns)
             matmul(dy, w.data.T if self.is_transposed else w.data, out=dx)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=self.weight_needs_gradient[0], top=False)

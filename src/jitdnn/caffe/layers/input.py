@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 
 
 class InputLayer(Layer):
@@ -14,6 +14,7 @@ class InputLayer(Layer):
     type = "Input"
     bottoms = (0, 0)
     tops = (1, None)
+    may_rerun = False
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shapes = self.parameter.input_param.shape
@@ -35,3 +36,6 @@ class InputLayer(Layer):
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         pass
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.ops.lrn import lrn, lrn_backward
 
 
@@ -41,3 +41,6 @@ class LRNLayer(Layer):
                 top[0].diff, bottom[0].data, self.size, self.factor, self.exponent, self.offset, self.mode,
                 out=bottom[0].diff,
             )  # fmt: skip
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=True, top=False)

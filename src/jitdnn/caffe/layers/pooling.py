@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.errors import NotSupported
 from jitdnn.ops.pooling import avg_pool, avg_pool_backward, max_pool, max_pool_backward
 from jitdnn.problems.pooling import output_shape
@@ -73,14 +73,14 @@ class PoolingLayer(Layer):
         y.reshape(
             output_shape(x.shape, self.window, self.arguments["stride"], padding, self.arguments["rounding"])
         )
-        self.output = np.empty_like(y.data) if self.is_overwritten else y.data
+        self.output = self.save("output", y.shape) if self.is_maximum and self.is_overwritten else y
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         x, y = bottom[0].data, top[0].data
         if self.is_maximum:
-            max_pool(x, self.window, out=self.output, **self.arguments)
+            max_pool(x, self.window, out=self.output.data, **self.arguments)
             if self.is_overwritten:
-                np.copyto(y, self.output)
+                np.copyto(y, self.output.data)
         else:
             avg_pool(x, self.window, out=y, count_include_pad=True, **self.arguments)
 
@@ -89,9 +89,12 @@ class PoolingLayer(Layer):
             return
         dy, x, dx = top[0].diff, bottom[0], bottom[0].diff
         if self.is_maximum:
-            max_pool_backward(dy, x.data, self.output, self.window, out=dx, **self.arguments)
+            max_pool_backward(dy, x.data, self.output.data, self.window, out=dx, **self.arguments)
         else:
             avg_pool_backward(dy, x.shape, self.window, out=dx, count_include_pad=True, **self.arguments)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=self.is_maximum, top=self.is_maximum and not self.is_overwritten)
 
     def _pair(self, name: str, name_h: str, name_w: str) -> tuple[int, int]:
         parameter = self.parameter.pooling_param

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.errors import NotSupported
 from jitdnn.ops.tensor_ops import add
 
@@ -41,3 +41,6 @@ class PowerLayer(Layer):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
             add(top[0].diff, out=bottom[0].diff, alpha=self.scale)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.prelu import prelu, prelu_backward
 
@@ -33,16 +35,23 @@ class PReLULayer(Layer):
             raise self.invalid(
                 f"the bottom has shape {shape}, {shape[1]} channels; the weights are for {weights[0]}"
             )
-        if top[0] is not bottom[0]:
+        if top[0] is bottom[0]:
+            self.x = self.save("x", shape)
+        else:
+            self.x = bottom[0]
             top[0].reshape(shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        self.x = bottom[0].data.copy() if top[0] is bottom[0] else bottom[0].data
-        prelu(self.x, self.weights[0].data.reshape(-1), out=top[0].data)
+        if top[0] is bottom[0]:
+            np.copyto(self.x.data, bottom[0].data)
+        prelu(self.x.data, self.weights[0].data.reshape(-1), out=top[0].data)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         weight = self.weights[0]
         out = (bottom[0].diff, None) if propagate[0] else None
-        _, dweight = prelu_backward(top[0].diff, self.x, weight.data.reshape(-1), out=out)
+        _, dweight = prelu_backward(top[0].diff, self.x.data, weight.data.reshape(-1), out=out)
         if self.weight_needs_gradient[0]:
             weight.diff[...] += dweight.reshape(weight.shape)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom="x" not in self.saved, top=False)

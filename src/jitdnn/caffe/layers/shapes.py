@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jitdnn.caffe.blob import Blob, canonical_axis, count
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.ops.tensor_ops import add
 
 
@@ -43,6 +43,9 @@ class FlattenLayer(Layer):
         if self.is_overwritten and propagate[0]:
             np.copyto(bottom[0].diff, top[0].diff.reshape(bottom[0].shape))
 
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=False)
+
 
 class SplitLayer(Layer):
     """The tops are the bottom; its gradient is the sum of theirs."""
@@ -71,3 +74,6 @@ class SplitLayer(Layer):
         add(sources[0], sources[1], out=dx)
         for source in sources[2:]:
             add(source, out=dx, beta=1.0)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=False)

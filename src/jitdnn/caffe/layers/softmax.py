@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jitdnn.caffe.blob import Blob, canonical_axis, count
-from jitdnn.caffe.layers.base import Layer
+from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.caffe.layers.labels import checked_labels
 from jitdnn.ops.softmax import softmax, softmax_backward
 from jitdnn.ops.tensor_ops import add
@@ -27,16 +27,19 @@ class SoftmaxLayer(Layer):
         shape = bottom[0].shape
         self.axis = canonical_axis(self.parameter.softmax_param.axis, len(shape), f"layer {self.name!r}")
         top[0].reshape(shape)
-        self.output = np.empty_like(top[0].data) if self.is_overwritten else top[0].data
+        self.output = self.save("output", shape) if self.is_overwritten else top[0]
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        softmax(bottom[0].data, axis=self.axis, algorithm="accurate", out=self.output)
+        softmax(bottom[0].data, axis=self.axis, algorithm="accurate", out=self.output.data)
         if self.is_overwritten:
-            np.copyto(top[0].data, self.output)
+            np.copyto(top[0].data, self.output.data)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
-            softmax_backward(top[0].diff, self.output, axis=self.axis, out=bottom[0].diff)
+            softmax_backward(top[0].diff, self.output.data, axis=self.axis, out=bottom[0].diff)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=not self.is_overwritten)
 
 
 class SoftmaxWithLossLayer(Layer):
@@ -65,28 +68,28 @@ class SoftmaxWithLossLayer(Layer):
         self.axis = canonical_axis(self.parameter.softmax_param.axis, len(shape), f"layer {self.name!r}")
         self.view = (count(shape, 0, self.axis), shape[self.axis], count(shape, self.axis + 1))
         places = self.view[0] * self.view[2]
-        if bottom[1].data.size != places:
+        if bottom[1].size != places:
             raise self.invalid(
                 f"scores of shape {shape} with classes in axis {self.axis} need {places} labels; "
-                f"bottom {bottom[1].name!r} has {bottom[1].data.size}"
+                f"bottom {bottom[1].name!r} has {bottom[1].size}"
             )
-        self.probability = np.zeros(shape, self.context.dtype)
+        self.probability = self.save("probability", shape)
         top[0].reshape(())
         if len(top) == 2:
             top[1].reshape(shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        softmax(bottom[0].data, axis=self.axis, algorithm="accurate", out=self.probability)
+        softmax(bottom[0].data, axis=self.axis, algorithm="accurate", out=self.probability.data)
         outer, classes, inner = self.view
         labels, is_counted = checked_labels(self, bottom[1].data, classes, self.ignored)
         self.labels = labels.reshape(outer, 1, inner)
         self.is_counted = is_counted.reshape(outer, 1, inner)
-        picked = np.take_along_axis(self.probability.reshape(self.view), self.labels, axis=1)
+        picked = np.take_along_axis(self.probability.data.reshape(self.view), self.labels, axis=1)
         losses = -np.log(np.maximum(picked, FLT_MIN), dtype=np.float64)
         self.norm = self._norm(int(is_counted.sum()))
         top[0].data[...] = losses.sum(where=self.is_counted) / self.norm
         if len(top) == 2:
-            np.copyto(top[1].data, self.probability)
+            np.copyto(top[1].data, self.probability.data)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[1]:
@@ -94,12 +97,15 @@ class SoftmaxWithLossLayer(Layer):
         if not propagate[0]:
             return
         scale = float(top[0].diff) / self.norm
-        add(self.probability, out=bottom[0].diff, alpha=scale)
+        add(self.probability.data, out=bottom[0].diff, alpha=scale)
         dx = bottom[0].diff.reshape(self.view)
         at_labels = np.take_along_axis(dx, self.labels, axis=1) - self.context.dtype.type(scale)
         np.put_along_axis(dx, self.labels, at_labels, axis=1)
         if self.ignored is not None:
             np.copyto(dx, 0, where=~self.is_counted)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=False)
 
     def may_force_backward(self, index: int) -> bool:
         return index == 0

@@ -1,0 +1,126 @@
+"""`jitdnn plan` with a net: how its layers share workspace, what they gain by it, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jitdnn.bench.suites import Layer, load, towards_each
+from jitdnn.caffe import load_net
+from jitdnn.caffe.layers.convolution import ConvolutionLayer
+from jitdnn.cli import fronts_plot
+from jitdnn.cli.console import print_table, progress, say
+from jitdnn.errors import InvalidArgument
+from jitdnn.handle import Handle
+from jitdnn.ops.plan_net import plan_net
+from jitdnn.planner import net_report
+from jitdnn.problems import Problem, parse
+from jitdnn.problems.convolution import DIRECTIONS, Convolution
+from jitdnn.settings import settings
+
+
+def show_net(
+    names: Sequence[str],
+    memory: str | None,
+    share: bool,
+    direction: str | None,
+    batch: int | None,
+    device: str | None,
+    plot: Path | None,
+    as_json: bool,
+    overrides: Mapping[str, object],
+) -> None:
+    """Plan, print and draw. `direction` None: all of a net, of problem strings what they say."""
+    if plot is not None:
+        fronts_plot.require()
+    layers = select(names, direction, batch)
+    streams = ["one"] * len(layers) if share else None
+    with settings(**overrides), Handle(device) as handle:
+        done = 0
+        with progress(len(layers), "planning", is_quiet=True) as advance:
+
+            def note(name: str) -> None:
+                nonlocal done
+                advance(done, name)
+                done += 1
+
+            plan = plan_net(layers, total=memory, streams=streams, handle=handle, progress=note)
+    if plot is not None:
+        fronts_plot.save_png(plan, plot, ", ".join(name for name in names if " " not in name))
+    if as_json:
+        say(json.dumps(net_report.as_json(plan), indent=2))
+        return
+    print_table("", net_report.COLUMNS, net_report.rows(plan), net_report.RIGHT)
+    say()
+    for line in net_report.summary(plan):
+        say(line)
+    if plot is not None:
+        say(str(plot))
+
+
+def select(names: Sequence[str], direction: str | None, batch: int | None) -> list[tuple[str, Problem]]:
+    """The layers of all names, as often as their networks have them, with names of their own.
+
+    Raises InvalidArgument for what is no suite, no file or no net with convolutions.
+    """
+    found: list[tuple[str, Problem]] = []
+    for name in names:
+        if name.endswith(".prototxt"):
+            layers = _of_prototxt(name, direction or "all")
+        elif " " in name:
+            layers = towards_each([Layer(parse(name))], direction or "given")
+        else:
+            layers = _of_suite(load(name), direction)
+        if batch is not None:
+            layers = [layer.with_batch(batch) for layer in layers]
+        found += [(_label(layer), layer.problem) for layer in layers for _ in range(layer.count)]
+    return found
+
+
+def _label(layer: Layer) -> str:
+    if not layer.name:
+        return str(layer.problem)
+    return f"{layer.name} {layer.problem.direction}" if isinstance(layer.problem, Convolution) else layer.name
+
+
+def _of_suite(layers: Sequence[Layer], direction: str | None) -> list[Layer]:
+    """All directions, unless the suite itself says several, or it is not of convolutions alone."""
+    if direction is None:
+        problems = [layer.problem for layer in layers]
+        is_plain = all(
+            isinstance(problem, Convolution) and problem.direction == "fwd" for problem in problems
+        )
+        direction = "all" if is_plain else "given"
+    return towards_each(layers, direction)
+
+
+def _of_prototxt(source: str, direction: str) -> list[Layer]:
+    """The convolutions of a net in training: what an iteration computes of them, or would if there was a loss."""
+    directions = DIRECTIONS if direction in ("all", "given") else (direction,)
+    with settings(log="off"):
+        net = load_net(source, "TRAIN", seed=0)
+    has_loss = any(node.needs_backward for node in net.nodes)
+    found = []
+    trained: set[str] = set()  # blobs with trained weights upstream
+    for node in net.nodes:
+        layer = node.layer
+        is_trained = any(blob.name in trained for blob in node.bottom)
+        if is_trained or any(layer.weight_needs_gradient):
+            trained |= {blob.name for blob in node.top}
+        if not isinstance(layer, ConvolutionLayer):
+            continue
+        for blob, is_wanted in zip(node.bottom, node.propagate, strict=True):
+            is_computed = {
+                "fwd": True,
+                "bwd_data": node.needs_backward and is_wanted if has_loss else is_trained,
+                "bwd_filter": (node.needs_backward or not has_loss) and layer.weight_needs_gradient[0],
+            }
+            found += [
+                Layer(layer.problem(each, blob.shape), net.name, layer.name)
+                for each in directions
+                if is_computed[each]
+            ]
+    if not found:
+        raise InvalidArgument(f"{source} has no convolutions to plan: give a net that has some")
+    return found

@@ -1,0 +1,56 @@
+"""Plans for the layers of a net together, without arrays: how a budget of workspace is best spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from jitdnn.errors import InvalidArgument
+from jitdnn.handle import Handle, current_handle
+from jitdnn.planner import net
+from jitdnn.planner.net import NetPlan
+from jitdnn.planner.plan import Request
+from jitdnn.problems import Problem, parse
+from jitdnn.settings import override, parse_bytes, settings
+
+Layers = Iterable[Problem | str | tuple[str, Problem | str]]
+
+
+def plan_net(
+    layers: Layers,
+    *,
+    total: int | str | None = None,
+    streams: Sequence[Hashable] | None = None,
+    handle: Handle | None = None,
+    progress: Callable[[str], None] | None = None,
+    **overrides: object,
+) -> NetPlan:
+    """Choose how every layer of a net runs, so that together they take the least time; `.explain()` tells all of it.
+
+        layers = [("conv2", "conv_fwd n256 c64 h27 w27 k192 r5 s5"), ("conv3", "conv_fwd n256 c192 h13 w13 k384 r3 s3")]
+        print(jd.plan_net(layers, total="64 MiB").explain())
+
+    A layer is a problem, a problem string, or a pair of a name and one of these. `total` bytes of workspace, by default
+    what the setting `total_workspace` says, are what they may use together, and the setting `workspace_limit` what each
+    may. `streams` names for each layer the stream that it runs on: layers of one stream share their workspace, as large
+    as the largest of them needs; without it each has its own. `progress` is called with the name of each layer before
+    it is looked at. `overrides` are settings (`workspace_limit`, `division`, `vendor`, `choice`, ...) for these plans.
+
+    Raises ParseError and InvalidShape for text that is no problem, NotSupported with every algorithm's reason if none
+    takes a layer, InvalidArgument for a total that is too small for any choice, or a setting that there is not.
+    """
+    pairs = [named(layer) for layer in layers]
+    if not pairs:
+        raise InvalidArgument("there are no layers to plan: give at least one problem")
+    owner = handle if handle is not None else current_handle()
+    values = override(owner.settings, **overrides)
+    most = values.total_workspace if total is None else parse_bytes(total)
+    with settings(**overrides):
+        return net.plan_net(pairs, owner.device, Request.of(values), most, streams, progress=progress)
+
+
+def named(layer: Problem | str | tuple[str, Problem | str]) -> tuple[str, Problem]:
+    """A layer with its name; a problem without one is called by its string."""
+    name, problem = layer if isinstance(layer, tuple) else (None, layer)
+    if isinstance(problem, str):
+        problem = parse(problem)
+    return name or str(problem), problem

@@ -1,0 +1,331 @@
+"""Measuring many problems ahead, on several devices of one model at once, into the tuning store.
+
+Every GPU but the first has a process of its own: kernels are launched by Python, and two threads that launch would wait
+for each other in the middle of what they measure.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, fields, replace
+from typing import IO, Any, Protocol
+
+from jitdnn.errors import InvalidArgument, JitdnnError
+from jitdnn.handle import current_handle, find_device
+from jitdnn.kernels.algorithm import Device
+from jitdnn.planner.net import least, ways
+from jitdnn.planner.plan import Request
+from jitdnn.planner.store import Measurement, Store
+from jitdnn.problems import Problem, parse
+from jitdnn.settings import Settings, current, override, settings
+
+# the whole program of a worker; it finds this package where its parent did
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from jitdnn.ops.tune import serve; serve()"
+
+
+@dataclass(frozen=True, slots=True)
+class TunedProblem:
+    """What became of a problem: `measured`, the rows that are new in the store (the problem's and those of its parts),
+    on which device by its number in the list; none if all was there. `failure` says why nothing takes it."""
+
+    problem: Problem
+    device: int
+    measured: tuple[Measurement, ...]
+    failure: str | None = None
+
+    @property
+    def was_known(self) -> bool:
+        """Whether the store had all of it."""
+        return not self.measured and self.failure is None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What a call of `tune` did, problem by problem in the order given."""
+
+    problems: tuple[TunedProblem, ...]
+    device_name: str
+
+    @property
+    def measured(self) -> tuple[Measurement, ...]:
+        """All new rows of the store."""
+        return tuple(row for each in self.problems for row in each.measured)
+
+    @property
+    def known(self) -> tuple[Problem, ...]:
+        """The problems of which everything was in the store."""
+        return tuple(each.problem for each in self.problems if each.was_known)
+
+    @property
+    def failures(self) -> dict[Problem, str]:
+        """Why nothing takes a problem, for those."""
+        return {each.problem: each.failure for each in self.problems if each.failure is not None}
+
+
+def tune(
+    problems: Iterable[Problem | str],
+    *,
+    devices: Sequence[Device | str] | None = None,
+    seconds: float = 1.0,
+    store: Store | None = None,
+    progress: Callable[[TunedProblem], None] | None = None,
+    **overrides: object,
+) -> Tuning:
+    """Measure `problems`, and every part that dividing them may need, and keep the times in the tuning store.
+
+        jd.tune(["conv_fwd n64 c64 h27 w27 k192 r5 s5 pad2"], devices=["cuda:0", "cuda:1"], workspace_limit="64 MiB")
+
+    `devices`, by default that of the current handle, work side by side, the largest problem first. They must be of one
+    model, for the times are those of the model. What the store has is not measured again, and what is measured is
+    stored at once, so that nothing is lost if the call is interrupted. Each problem is measured for up to `seconds`,
+    each part for a tenth of that. `store` is another one than that of the settings. `progress` is called after each
+    problem, from one thread at a time. `overrides` are settings (`workspace_limit`, `total_workspace`, `division`,
+    `vendor`, ...): algorithms and parts are those that they allow.
+
+    Raises ParseError and InvalidShape for text that is no problem, InvalidArgument for devices of several models and
+    for a setting that there is not, DeviceError for a device that is not there. A problem that nothing takes is no
+    error: its `failure` says why.
+    """
+    different = list(dict.fromkeys(parse(each) if isinstance(each, str) else each for each in problems))
+    if devices is not None and not devices:
+        raise InvalidArgument("there are no devices to measure on: give at least one, cpu or cuda:0")
+    with settings(**overrides):
+        owner = current_handle()
+        found = [owner.device] if devices is None else [_device(each) for each in devices]
+        _check(found)
+        # an owner's settings that are not in force here count too, as they do for its plans
+        values = override(owner.settings, **overrides)
+        limit = least(values.workspace_limit, values.total_workspace)
+        request = replace(Request.of(values), choice="find", workspace_limit=limit)
+        members: list[_Measures] = []
+        for number, device in enumerate(found[: max(1, len(different))]):
+            name = _name(device)
+            arguments = (number, request, store or Store.default(), seconds)
+            is_here = number == 0 or name is None
+            members.append(_Here(device, *arguments) if is_here else _Worker(str(name), *arguments))
+        results = _Team(different, members, progress).run()
+    return Tuning(tuple(results[problem] for problem in different), found[0].name)
+
+
+def _device(given: Device | str) -> Device:
+    return find_device(given) if isinstance(given, str) else given
+
+
+def _check(devices: Sequence[Device]) -> None:
+    for number, device in enumerate(devices):
+        if device.name != devices[0].name:
+            raise InvalidArgument(
+                f"devices of one model are tuned together, and device 0 is {devices[0].name!r}, device {number} is "
+                f"{device.name!r}: tune them in turn, and merge what is exported"
+            )
+        if any(
+            device is other or (_name(device) and _name(device) == _name(other)) for other in devices[:number]
+        ):
+            raise InvalidArgument(
+                f"device {number} is the same as one before it ({device.name}): two measurements at once would "
+                "disturb each other, give each device once"
+            )
+
+
+def _name(device: Device) -> str | None:
+    """What `find_device` finds it by, in another process too; None for a device that is not one of ours."""
+    place = getattr(device, "place", None)
+    return f"{place[0]}:{place[1]}" if place is not None else "cpu" if device.target == "cpu" else None
+
+
+class _Noting(Store):
+    """A store that notes what is recorded through it."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.path)
+        self._inner = store
+        self.noted: list[Measurement] = []
+
+    def look_up(self, problem: str, epilogue: str, device: str) -> dict[tuple[str, int], Measurement]:
+        return self._inner.look_up(problem, epilogue, device)
+
+    def add(self, rows: Sequence[Measurement]) -> None:
+        self._inner.add(rows)
+        self.noted += rows
+
+
+class _Measures(Protocol):
+    """Who measures: this process, or another one."""
+
+    def measure(self, problem: Problem) -> TunedProblem | None: ...
+
+    def end(self) -> None: ...
+
+
+class _Here:
+    """A device that this process measures on."""
+
+    def __init__(self, device: Device, number: int, request: Request, store: Store, seconds: float) -> None:
+        self._device, self._number = device, number
+        self._request, self._store, self._seconds = request, store, seconds
+
+    def measure(self, problem: Problem) -> TunedProblem:
+        noting = _Noting(self._store)
+        failure = None
+        try:
+            ways(problem, self._device, self._request, noting, self._seconds)
+        except JitdnnError as error:
+            failure = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        # the last of what was measured twice, as a problem and as a part
+        rows = {row.key: row for row in noting.noted}
+        return TunedProblem(problem, self._number, tuple(rows.values()), failure)
+
+    def end(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a worker is told before its problems."""
+
+    settings: dict[str, Any]
+    device: str
+    number: int
+    request: Request
+    seconds: float
+
+
+class _Worker:
+    """A device that another process measures on."""
+
+    def __init__(self, device: str, number: int, request: Request, store: Store, seconds: float) -> None:
+        values: Settings = current()
+        given = {row.name: getattr(values, row.name) for row in fields(values) if row.name != "serial"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._store = store
+        # all that it may find in its own memory, if there is no file that both of them read
+        start = (
+            _Task(given, device, number, request, seconds),
+            store.path,
+            store.rows() if store.path is None else [],
+        )
+        self._is_told = self._tell(start)
+
+    def _tell(self, what: object) -> bool:
+        assert self._process.stdin is not None
+        try:
+            pickle.dump(what, self._process.stdin)
+            self._process.stdin.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def measure(self, problem: Problem) -> TunedProblem | None:
+        """What became of it; None if the process is dead."""
+        assert self._process.stdout is not None
+        if not (self._is_told and self._tell(problem)):
+            return None
+        try:
+            found: TunedProblem = pickle.load(self._process.stdout)
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError):
+            return None
+        # what it could not write to the disk is in its memory alone
+        self._store.add(found.measured)
+        return found
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:
+                    continue
+
+
+def serve() -> None:
+    """What a worker does: measures what it is told to until nobody is left who tells."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
+    source: IO[bytes] = sys.stdin.buffer
+    answers: IO[bytes] = sys.stdout.buffer
+    sys.stdout = sys.stderr  # what anybody prints must not get between the answers
+    task, path, rows = pickle.load(source)
+    with settings(**task.settings):
+        device = find_device(task.device)
+        store = Store(path)
+        store.add(rows)
+        here = _Here(device, task.number, task.request, store, task.seconds)
+        while True:
+            try:
+                problem = pickle.load(source)
+            except EOFError:
+                return
+            pickle.dump(here.measure(problem), answers)
+            answers.flush()
+
+
+class _Team:
+    """The devices, which take one problem after the other."""
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        members: Sequence[_Measures],
+        progress: Callable[[TunedProblem], None] | None,
+    ) -> None:
+        # the largest first: at the end no device works long while the others have nothing left
+        self._left = deque(sorted(problems, key=lambda problem: -problem.flops))
+        self._members, self._progress = members, progress
+        self._found: dict[Problem, TunedProblem] = {}
+        self._errors: list[BaseException] = []
+        self._lock = threading.Lock()
+
+    def run(self) -> dict[Problem, TunedProblem]:
+        # settings in force belong to the thread: each takes them along
+        threads = [
+            threading.Thread(target=copy_context().run, args=(self._guarded, member), daemon=True)
+            for member in self._members[1:]
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            self._work(self._members[0])
+            for thread in threads:
+                thread.join()
+            if not self._errors:
+                self._work(self._members[0])  # of workers that died
+        finally:
+            self._left.clear()
+            for member in self._members:
+                member.end()
+        if self._errors:
+            raise self._errors[0]
+        return self._found
+
+    def _guarded(self, member: _Measures) -> None:
+        try:
+            self._work(member)
+        except BaseException as error:
+            self._left.clear()
+            self._errors.append(error)
+
+    def _work(self, member: _Measures) -> None:
+        while True:
+            try:
+                problem = self._left.popleft()
+            except IndexError:
+                return
+            result = member.measure(problem)
+            if result is None:
+                self._left.append(problem)
+                return
+            with self._lock:
+                self._found[problem] = result
+                if self._progress is not None:
+                    self._progress(result)

@@ -1,0 +1,280 @@
+"""Dividing a convolution into parts small enough for an algorithm that the workspace would not let run whole.
+
+The batch is divided by dynamic programming over the sizes that a policy allows (μ-cuDNN: Oyama et al., CLUSTER 2018).
+What shrinks with the batch is the transformed images; the transformed filter does not, and a batch of one cannot be
+divided. So groups, channels and rows are divided as well, into parts as equal as can be, and each of these again by
+images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import inf, sqrt
+from typing import Any, NamedTuple
+
+from jitdnn.errors import NotSupported
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Epilogue
+from jitdnn.planner import fronts
+from jitdnn.planner.divided import epilogue_piece
+from jitdnn.planner.fronts import Point
+from jitdnn.planner.plan import Candidate, Request
+from jitdnn.planner.survey import Option, allowed_error
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.convolution_parts import Piece, cut, extent, is_summed, whole, within
+from jitdnn.problems.problem import Problem
+
+# into how many parts channels, groups and rows are divided
+COUNTS = (2, 4, 8, 16, 32)
+# parts of channels are multiples of this where they can be: lanes of vectors, tiles of matrix units
+_GRAIN = 16
+# a division must gain as much: times are not known better, and one kernel is simpler than several
+MARGIN = 0.97
+# so many different parts are looked at, for one limit and for a whole front; the batch is divided in any case
+MOST_PARTS = 64
+MOST_PARTS_OF_FRONT = 160
+# channels and rows are not divided further where even the fastest way is so much slower than the fastest of all
+HOPELESS = 2.0
+# of parts of channels and rows, fewer images at a time than this share are not tried
+_FEWEST = 32
+# this near to the fastest algorithm, whatever workspace it needs, no other division is looked for
+NEAR = 1.03
+
+#: the options for a part, with their times, those that do not fit the limit refused
+Look = Callable[[Convolution, Epilogue | None], Sequence[Option]]
+
+
+class Step(NamedTuple):
+    """One part of a divided problem, and what runs it."""
+
+    piece: Piece
+    algorithm: Algorithm
+    epilogue: Epilogue | None
+
+
+@dataclass(frozen=True)
+class Way:
+    """A problem as parts that run one after another; of one part if it is not divided."""
+
+    steps: tuple[Step, ...]
+    candidate: Candidate
+
+    @property
+    def is_divided(self) -> bool:
+        return len(self.steps) > 1
+
+    @property
+    def seconds(self) -> float:
+        assert self.candidate.seconds is not None
+        return self.candidate.seconds
+
+    @property
+    def workspace(self) -> int:
+        assert self.candidate.workspace is not None
+        return self.candidate.workspace
+
+
+def may_be_divided(problem: Problem, request: Request) -> bool:
+    """Whether the request leaves anything to divide."""
+    return (
+        isinstance(problem, Convolution)
+        and request.division != "undivided"
+        and not request.keeps_filter
+        and problem.n > 0
+    )
+
+
+class Divider:
+    """The ways to run one convolution in parts. What `look` says of a part is asked once."""
+
+    def __init__(self, problem: Convolution, request: Request, epilogue: Epilogue | None, look: Look) -> None:
+        self._problem, self._request, self._epilogue = problem, request, epilogue
+        self._look = look
+        self._singles: dict[tuple[Convolution, Epilogue | None], tuple[Point, ...]] = {}
+        self._whole_batches: dict[tuple[Convolution, Epilogue | None], tuple[Point, ...]] = {}
+
+    def fastest(self, limit: int | None, unlimited: float) -> list[Way]:
+        """The fastest division of each kind under `limit` bytes, the fastest of all first; none that is whole.
+
+        `unlimited`: seconds of the problem with any workspace; a division that comes near it ends the search.
+        """
+        found: list[Way] = []
+        for cuts in self._kinds():
+            best: Way | None = None
+            for axis, count in cuts:
+                if axis is not None and self._usable_parts() > MOST_PARTS:
+                    break
+                way = self._fastest_of(axis, count, limit)
+                if way is not None and (best is None or way.seconds < best.seconds):
+                    best = way
+                elif best is not None:
+                    break  # more parts are slower
+                if best is not None and best.seconds <= NEAR * unlimited:
+                    break
+            if best is not None:
+                found.append(best)
+                if best.seconds <= NEAR * unlimited:
+                    break
+        return sorted((way for way in found if way.is_divided), key=lambda way: way.seconds)
+
+    def front(self) -> tuple[Point, ...]:
+        """All ways worth having, by workspace: `what` of a point is a `Way`. The undivided ones are among them."""
+        points: list[Point] = []
+        best = inf
+        kinds = list(self._kinds())
+        while kinds and self._usable_parts() < MOST_PARTS_OF_FRONT:
+            cuts = kinds.pop(0)
+            for axis, count in cuts:
+                pieces = self._pieces(axis, count)
+                ways = fronts.in_turn(self._batches(*part) for part in self._parts(pieces)) if pieces else ()
+                points += (Point(p.seconds, p.workspace, (axis, pieces, p.what)) for p in ways)
+                fastest = min((p.seconds for p in ways), default=inf)
+                best = min(best, fastest)
+                if not ways or fastest < HOPELESS * best:
+                    kinds.append(cuts)  # and so each axis in its turn into more parts
+                break
+        kept = []
+        for point in fronts.front(points):
+            way = self._way(*point.what)
+            if way is not None:
+                kept.append(Point(point.seconds, point.workspace, way))
+        return tuple(kept)
+
+    def _usable_parts(self) -> int:
+        """How many different parts were looked at that something runs."""
+        return sum(1 for points in self._singles.values() if points)
+
+    def _kinds(self) -> Iterator[Iterator[tuple[str | None, int]]]:
+        """The cuts to try, kind by kind: images alone first, then each other axis into ever more parts."""
+        yield iter([(None, 1)])
+        if self._request.division_axes == "batch":
+            return
+        for axis in self._axes():
+            most = extent(self._problem, axis)
+            yield iter([(axis, count) for count in COUNTS if count <= most])
+
+    def _axes(self) -> Iterator[str]:
+        """What can be divided beside the batch: of space the slowest axis alone."""
+        rows = {1: "w", 2: "h", 3: "d"}[len(self._problem.spatial)]
+        for axis in ("g", "k", "c", rows):
+            if extent(self._problem, axis) > 1 and not self._breaks_the_epilogue(self._problem, axis):
+                yield axis
+
+    def _breaks_the_epilogue(self, problem: Convolution, axis: str) -> bool:
+        """A function of a sum is not the sum of the functions of its parts."""
+        return self._epilogue is not None and is_summed(problem, axis)
+
+    def _pieces(self, axis: str | None, count: int) -> tuple[Piece, ...]:
+        if axis is None:
+            return (whole(self._problem),)
+        try:
+            return cut(self._problem, axis, _sizes(extent(self._problem, axis), count))
+        except NotSupported:
+            return ()
+
+    def _parts(self, pieces: Sequence[Piece]) -> list[tuple[Convolution, Epilogue | None]]:
+        return [(piece.problem, epilogue_piece(self._epilogue, piece)) for piece in pieces]
+
+    def _fastest_of(self, axis: str | None, count: int, limit: int | None) -> Way | None:
+        pieces = self._pieces(axis, count)
+        chosen = []
+        for problem, epilogue in self._parts(pieces):
+            singles = self._by_size(problem, epilogue)
+            point = fronts.fastest(problem.n, singles, limit)
+            if point is None:
+                return None
+            chosen.append(point.what)
+        return self._way(axis, pieces, tuple(chosen)) if chosen else None
+
+    def _batches(self, problem: Convolution, epilogue: Epilogue | None) -> tuple[Point, ...]:
+        """The front of dividing a part's images."""
+        key = (problem, epilogue)
+        if key not in self._whole_batches:
+            self._whole_batches[key] = fronts.micro_batches(problem.n, self._by_size(problem, epilogue))
+        return self._whole_batches[key]
+
+    def _by_size(self, problem: Convolution, epilogue: Epilogue | None) -> dict[int, tuple[Point, ...]]:
+        """The front of single kernels for each number of images that the policy allows, the largest first."""
+        may_divide = problem.n > 1 and not self._breaks_the_epilogue(problem, "n")
+        sizes = fronts.sizes(problem.n, self._request.division) if may_divide else (problem.n,)
+        if problem is not self._problem:
+            sizes = tuple(size for size in sizes if size * _FEWEST >= problem.n or size == 1)
+        found = {}
+        for size in sizes:
+            rest = (problem.n - size,) if size < problem.n else ()
+            piece = cut(problem, "n", (size, *rest))[0] if rest else whole(problem)
+            found[size] = self._single(piece.problem, epilogue_piece(epilogue, piece))
+        return found
+
+    def _single(self, problem: Convolution, epilogue: Epilogue | None) -> tuple[Point, ...]:
+        """The front of running a part by one kernel; `what` is the option."""
+        key = (problem, epilogue)
+        if key not in self._singles:
+            options = self._look(problem, epilogue)
+            # the reference is for those that nothing else takes
+            usable = (o for o in options if o.is_open and o.algorithm.name != "reference")
+            self._singles[key] = fronts.front(Point(o.seconds, o.workspace, o) for o in usable)
+        return self._singles[key]
+
+    def _way(self, axis: str | None, pieces: Sequence[Piece], choices: Sequence[Any]) -> Way | None:
+        """The way that a point of the fronts stands for; None if its sums would be less exact than is allowed."""
+        steps: list[Step] = []
+        options: list[Option] = []
+        for piece, batches in zip(pieces, choices, strict=True):
+            sizes = [size for size, _ in batches]
+            inner = cut(piece.problem, "n", sizes) if len(sizes) > 1 else (whole(piece.problem),)
+            for part, (_, option) in zip(inner, batches, strict=True):
+                own = within(piece, part)
+                steps.append(Step(own, option.algorithm, epilogue_piece(self._epilogue, own)))
+                options.append(option)
+        candidate = self._candidate(axis, pieces, choices, steps, options)
+        return None if candidate is None else Way(tuple(steps), candidate)
+
+    def _candidate(
+        self,
+        axis: str | None,
+        pieces: Sequence[Piece],
+        choices: Sequence[Any],
+        steps: Sequence[Step],
+        options: Sequence[Option],
+    ) -> Candidate | None:
+        added = sum(step.piece.is_added for step in steps)
+        bound = max(option.candidate.error_bound or 0.0 for option in options)
+        if added:  # what is added to was rounded before
+            bound += UNIT_ROUNDOFF[self._problem.output.dtype] * sqrt(added)
+            if bound > allowed_error(self._problem, self._request.accuracy, self._request.math):
+                return None
+        sources = {option.candidate.source for option in options}
+        names = list(dict.fromkeys(option.algorithm.name for option in options))
+        words = [_counted(_sizes_along(axis, pieces), axis)] if axis is not None else []
+        words += [_counted([size for size, _ in choices[0]], "n")] if len(choices[0]) > 1 else []
+        return Candidate(
+            " + ".join(names) + (f" in {' of '.join(words)}" if words else ""),
+            None,
+            sum(option.seconds for option in options),
+            next(source for source in ("estimate", "stored", "measured") if source in sources),
+            max(option.workspace for option in options),
+            bound,
+            all(option.algorithm.deterministic for option in options),
+        )
+
+
+def _sizes(total: int, count: int) -> tuple[int, ...]:
+    """`count` parts as equal as can be, of whole grains where there are enough."""
+    grain = next(g for g in (_GRAIN, 8, 4, 1) if total % g == 0 and total // g >= count)
+    return tuple(grain * size for size in fronts.even_sizes(total // grain, count))
+
+
+def _sizes_along(axis: str, pieces: Sequence[Piece]) -> list[int]:
+    if axis in ("d", "h", "w"):
+        dimension = {"d": -3, "h": -2, "w": -1}[axis]
+        return [piece.problem.output.shape[dimension] if piece.problem.direction != "bwd_filter"
+                else piece.problem.y.shape[dimension] for piece in pieces]  # fmt: skip
+    return [extent(piece.problem, axis) for piece in pieces]
+
+
+def _counted(sizes: Sequence[int], axis: str) -> str:
+    """Sizes in words: `7 x n32 + n16`."""
+    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
+    return " + ".join(f"{axis}{size}" if count == 1 else f"{count} x {axis}{size}" for size, count in runs)

@@ -1,0 +1,197 @@
+"""Asking every algorithm of a table about a problem: what it costs, and what speaks against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from jitdnn.errors import NotSupported
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, summation_bound
+from jitdnn.kernels.reference import REFERENCE
+from jitdnn.kernels.tables import algorithms
+from jitdnn.planner import workspace as policies
+from jitdnn.planner.plan import Candidate, Request
+from jitdnn.planner.store import Store
+from jitdnn.problems.problem import Problem
+
+# Math modes from the most exact to the least; a request allows its own and all before it.
+_MATH_MODES = ("fp64", "fp32", "tf32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An algorithm of the table beside what the planner knows of it.
+
+    `is_too_large`: nothing speaks against it but the workspace that it needs.
+    """
+
+    algorithm: Algorithm
+    candidate: Candidate
+    is_too_large: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may be chosen."""
+        return self.candidate.refused is None
+
+    @property
+    def seconds(self) -> float:
+        assert self.candidate.seconds is not None
+        return self.candidate.seconds
+
+    @property
+    def workspace(self) -> int:
+        assert self.candidate.workspace is not None
+        return self.candidate.workspace
+
+    def refused(self, reason: str) -> Option:
+        return Option(self.algorithm, replace(self.candidate, refused=reason))
+
+    def timed(self, seconds: float, source: str) -> Option:
+        return replace(self, candidate=replace(self.candidate, seconds=seconds, source=source))
+
+    def scaled(self, ratios: Mapping[str, float]) -> Option:
+        """The option with an estimate corrected by what its algorithm was measured at elsewhere."""
+        ratio = ratios.get(self.algorithm.name, 1.0)
+        if self.candidate.source != "estimate" or self.candidate.seconds is None or ratio == 1.0:
+            return self
+        return self.timed(ratio * self.candidate.seconds, "estimate")
+
+
+def ratios(problem: Problem, device: Device, options: Sequence[Option]) -> dict[str, float]:
+    """How far stored times of a problem are off their estimates, by algorithm: its parts must be comparable to it."""
+    return {
+        o.algorithm.name: o.seconds / o.algorithm.estimate(problem, device)
+        for o in options
+        if o.candidate.source == "stored"
+    }
+
+
+def survey(
+    problem: Problem, device: Device, request: Request, epilogue: Epilogue | None, store: Store
+) -> list[Option]:
+    """Ask every algorithm of the table about the problem; in the table's order."""
+    table = algorithms(problem, device.target, request.vendor)
+    if request.keeps_filter:
+        table = tuple(algorithm.with_kept_filter() or algorithm for algorithm in table)
+    names = [algorithm.name for algorithm in table]
+    if request.algorithm is not None and request.algorithm not in names:
+        raise NotSupported(
+            f"there is no algorithm {request.algorithm!r} for {problem.kind} on {device.target}: "
+            f"there are {', '.join(names)}"
+        )
+    reasons = [algorithm.refuse(problem, device, epilogue) for algorithm in table]
+    limit = _error_limit(problem, request, [a for a, r in zip(table, reasons, strict=True) if r is None])
+    options = [
+        _consider(algorithm, problem, device, request, reason, limit)
+        for algorithm, reason in zip(table, reasons, strict=True)
+    ]
+    known = store.look_up(str(problem), stored_key(epilogue, request), device.name)
+    return _with_stored_times(options, {key: row.seconds for key, row in known.items()})
+
+
+def stored_key(epilogue: Epilogue | None, request: Request) -> str:
+    """What names the kind of call in the store beside its problem: the epilogue, and whether the filter is kept."""
+    return epilogue_key(epilogue) + (" with its filter kept" if request.keeps_filter else "")
+
+
+def epilogue_key(epilogue: Epilogue | None) -> str:
+    """What names an epilogue in the store: empty for none."""
+    if epilogue is None:
+        return ""
+    operands = ", ".join(f"{d.dtype}{list(d.strides)}" for d in epilogue.operands)
+    return f"{epilogue.expression.key} over {operands}"
+
+
+def _consider(
+    algorithm: Algorithm, problem: Problem, device: Device, request: Request, reason: str | None, limit: float
+) -> Option:
+    if reason is not None:
+        blank = Candidate(algorithm.name, reason, None, "", None, None, algorithm.deterministic)
+        return Option(algorithm, blank)
+    bound = algorithm.error_bound(problem)
+    needed = algorithm.workspace(problem, device)
+    refused = _refuse_request(algorithm, problem, request, bound, limit)
+    too_large = policies.refuse(needed, request.workspace_limit) if refused is None else None
+    candidate = Candidate(
+        algorithm.name,
+        refused or too_large,
+        algorithm.estimate(problem, device),
+        "estimate",
+        needed,
+        bound,
+        algorithm.deterministic,
+    )
+    return Option(algorithm, candidate, too_large is not None)
+
+
+# what operands are rounded to where a request allows less than the type of the tensors has
+_MATH_ROUNDOFF = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+
+
+def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
+    """The largest relative error an algorithm may declare.
+
+    "strict" allows that of a plain sum in the arithmetic of the problem's type, and at least the roundings of a
+    function such as exp. "standard" allows 84 unit roundoffs, which is 5e-6 in fp32, or that of a plain sum where it is
+    more: so algorithms that save multiplications are taken where they keep to it. Where `math` is coarser than the
+    type, its rounding counts.
+    """
+    unit = UNIT_ROUNDOFF[problem.dtype]
+    if problem.dtype != "f64":
+        unit = max(unit, _MATH_ROUNDOFF.get(math, 0.0))
+    plain = summation_bound(problem)
+    return max(plain, 32.0 * unit) if accuracy == "strict" else max(plain, 84.0 * unit)
+
+
+def _error_limit(problem: Problem, request: Request, takers: Sequence[Algorithm]) -> float:
+    """What `allowed_error` says, or what the most exact of the algorithms that take the problem promises.
+
+    Where results go through several sums and functions none may come under the first. The reference does not count:
+    it is exact, and no choice.
+    """
+    bounds = [a.error_bound(problem) for a in takers if a is not REFERENCE]
+    return max(allowed_error(problem, request.accuracy, request.math), min(bounds, default=0.0))
+
+
+def _refuse_request(
+    algorithm: Algorithm, problem: Problem, request: Request, bound: float, limit: float
+) -> str | None:
+    """Why an algorithm that can run the problem does not fulfil the request, its workspace aside."""
+    if request.algorithm is not None and algorithm.name != request.algorithm:
+        return f"{request.algorithm} was asked for"
+    if request.deterministic and not algorithm.deterministic:
+        return "its results may differ from run to run, and deterministic ones were asked for"
+    wanted = "fp64" if problem.dtype == "f64" else request.math
+    computed = algorithm.arithmetic(problem)
+    if _MATH_MODES.index(computed) > _MATH_MODES.index(wanted):
+        return f"it computes in {computed}, and {wanted} was asked for"
+    if bound > limit:
+        return f"its error may reach {bound:.1e}, and {request.accuracy} accuracy allows {limit:.1e} here"
+    return None
+
+
+def _with_stored_times(options: Sequence[Option], known: Mapping[tuple[str, int], float]) -> list[Option]:
+    """Put stored times in the place of estimates.
+
+    What was not measured keeps its estimate, scaled by how far the measured ones were off: so a measured
+    algorithm does not lose to one whose model is only as optimistic as its own.
+    """
+    ratios = []
+    for option in options:
+        seconds = known.get((option.algorithm.name, option.algorithm.version))
+        # the reference has no model to speak of, and how wrong it is says nothing about the others
+        if seconds is not None and option.candidate.seconds and option.algorithm.name != "reference":
+            ratios.append(seconds / option.seconds)
+    scale = median(ratios) if ratios else 1.0
+    result = []
+    for option in options:
+        seconds = known.get((option.algorithm.name, option.algorithm.version))
+        if option.candidate.seconds is None:
+            result.append(option)
+        elif seconds is not None:
+            result.append(option.timed(seconds, "stored"))
+        else:
+            result.append(option.timed(scale * option.seconds, "estimate"))
+    return result
