@@ -102,7 +102,7 @@ class TestBudget(Planning):
         layers = (("one", PROBLEM), ("two", OTHER))
         plan = plan_layers(layers, DEVICE, Request(), 600, store=Store(None))
         assert plan.workspace <= 600
-        assert plan.seconds == pytest.approx(6e-3)
+        assert plan.seconds == pytest.approx(6e-3, rel=0.02)
         assert [len(layer.way.steps) for layer in plan.layers] == [2, 4]
         # undivided the first gets all of it, or the second nothing
         assert plan.undivided_seconds == pytest.approx(2e-3 + 16e-3)

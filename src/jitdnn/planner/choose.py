@@ -33,7 +33,7 @@ def get(
     store = store or Store.default()
     options = survey(problem, device, request, epilogue, store)
 
-    found = ratios(problem, device, options)
+    found = ratios(options)
 
     def look(part: Problem, fused: Epilogue | None) -> Sequence[Option]:
         return [option.scaled(found) for option in survey(part, device, request, fused, store)]

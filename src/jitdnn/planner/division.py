@@ -38,6 +38,8 @@ MOST_PARTS_OF_FRONT = 160
 HOPELESS = 2.0
 # of parts of channels and rows, fewer images at a time than this share are not tried
 _FEWEST = 32
+# to begin a part: a launch on a GPU, or waking the threads of the processor
+LAUNCH_SECONDS = 5e-6
 # this near to the fastest algorithm, whatever workspace it needs, no other division is looked for
 NEAR = 1.03
 
@@ -213,7 +215,9 @@ class Divider:
         if key not in self._singles:
             options = self._look(problem, epilogue)
             # the reference is for those that nothing else takes
-            usable = (o for o in options if o.is_open and o.algorithm.name != "reference")
+            usable = [o for o in options if o.is_open and o.algorithm.name != "reference"]
+            if problem is not self._problem:
+                usable = [_with_launch(option) for option in usable]
             self._singles[key] = fronts.front(Point(o.seconds, o.workspace, o) for o in usable)
         return self._singles[key]
 
@@ -258,6 +262,13 @@ class Divider:
             bound,
             all(option.algorithm.deterministic for option in options),
         )
+
+
+def _with_launch(option: Option) -> Option:
+    """What it costs to begin another part; a measured time has it already."""
+    if option.candidate.source != "estimate":
+        return option
+    return option.timed(option.seconds + LAUNCH_SECONDS, "estimate")
 
 
 def _sizes(total: int, count: int) -> tuple[int, ...]:

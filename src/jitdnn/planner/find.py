@@ -129,7 +129,9 @@ def measured(
     )
     # what was not worth measuring is no choice, whatever its estimate says
     unmeasured = f"not measured: its estimate is more than {HOPELESS_ESTIMATE:.0f} times the best one"
-    options = [o if o.algorithm.name in times or not o.is_open else o.refused(unmeasured) for o in options]
+    options = [
+        o.refused(unmeasured) if o.is_open and o.candidate.source == "estimate" else o for o in options
+    ]
     return options, {c.what.option.algorithm.name: c.what.kernel for c in contenders}
 
 
@@ -146,8 +148,9 @@ def _promising(options: Sequence[Option], fits_only: bool) -> list[Option]:
 
 
 def _near_the_best(candidates: Sequence[Option]) -> list[Option]:
-    best = min((o.seconds for o in candidates), default=0.0)
-    return [o for o in candidates if o.seconds <= HOPELESS_ESTIMATE * best]
+    # by estimates, also of what was measured: the answer must not change with what is in the store
+    best = min((o.estimate for o in candidates), default=0.0)
+    return [o for o in candidates if o.estimate <= HOPELESS_ESTIMATE * best]
 
 
 def _build(

@@ -23,12 +23,14 @@ _MATH_MODES = ("fp64", "fp32", "tf32", "fp16", "bf16")
 class Option:
     """An algorithm of the table beside what the planner knows of it.
 
-    `is_too_large`: nothing speaks against it but the workspace that it needs.
+    `is_too_large`: nothing speaks against it but the workspace that it needs. `estimate`: seconds by its cost model,
+    whatever was measured.
     """
 
     algorithm: Algorithm
     candidate: Candidate
     is_too_large: bool = False
+    estimate: float = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -46,7 +48,7 @@ class Option:
         return self.candidate.workspace
 
     def refused(self, reason: str) -> Option:
-        return Option(self.algorithm, replace(self.candidate, refused=reason))
+        return replace(self, candidate=replace(self.candidate, refused=reason), is_too_large=False)
 
     def timed(self, seconds: float, source: str) -> Option:
         return replace(self, candidate=replace(self.candidate, seconds=seconds, source=source))
@@ -59,13 +61,9 @@ class Option:
         return self.timed(ratio * self.candidate.seconds, "estimate")
 
 
-def ratios(problem: Problem, device: Device, options: Sequence[Option]) -> dict[str, float]:
+def ratios(options: Sequence[Option]) -> dict[str, float]:
     """How far stored times of a problem are off their estimates, by algorithm: its parts must be comparable to it."""
-    return {
-        o.algorithm.name: o.seconds / o.algorithm.estimate(problem, device)
-        for o in options
-        if o.candidate.source == "stored"
-    }
+    return {o.algorithm.name: o.seconds / o.estimate for o in options if o.candidate.source == "stored"}
 
 
 def survey(
@@ -123,7 +121,8 @@ def _consider(
         bound,
         algorithm.deterministic,
     )
-    return Option(algorithm, candidate, too_large is not None)
+    assert candidate.seconds is not None
+    return Option(algorithm, candidate, too_large is not None, candidate.seconds)
 
 
 # what operands are rounded to where a request allows less than the type of the tensors has
