@@ -209,7 +209,7 @@ def look_at(problem: Problem, device: Device, request: Request, store: Store, se
     if isinstance(problem, Convolution) and may_be_divided(problem, request):
         fastest = any_workspace[-1].seconds if any_workspace else 0.0
         divider = Divider(problem, request, None, lambda part, _: look(part))
-        points += [point for point in divider.front() if _is_worth_it(point, single, fastest)]
+        points += [_believed(p, fastest) for p in divider.front() if _is_worth_it(p, single, fastest)]
     if not points:
         reasons = {o.algorithm.name: o.candidate.refused or "" for o in options}
         raise NotSupported(f"no algorithm takes {problem} with {request} on {device.name}:", reasons)
@@ -252,6 +252,16 @@ def _is_worth_it(point: Point, whole: Sequence[Point], fastest: float) -> bool:
     """
     best = min((p.seconds for p in whole if p.workspace <= point.workspace), default=inf)
     return point.what.is_divided and max(point.seconds, fastest) < MARGIN * best
+
+
+def _believed(point: Point, fastest: float) -> Point:
+    """A division as it counts beside whole algorithms, the fastest of which takes `fastest` seconds.
+
+    Estimates are not so good that parts could be known to be faster than the whole: where that fits it is taken.
+    """
+    if point.what.candidate.source != "estimate" or point.seconds > fastest:
+        return point
+    return point._replace(seconds=fastest * (1 + 1e-3))
 
 
 def least(one: int | None, other: int | None) -> int | None:
