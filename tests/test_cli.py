@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import jitdnn
+from command_line import call
 from jitdnn.bench import timing
 from jitdnn.cli import main
 from jitdnn.cli.console import print_table
@@ -46,16 +47,6 @@ SOLVER = """
 net: "net.prototxt" test_iter: 2 test_interval: 10 base_lr: 0.05 momentum: 0.9 lr_policy: "fixed"
 display: 10 max_iter: 20 snapshot: 10 snapshot_prefix: "PREFIX" random_seed: 3
 """
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command."""
-    with pytest.raises(SystemExit) as exited:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    code = exited.value.code
-    assert isinstance(code, int)
-    return code, out, err
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 import jitdnn
+from command_line import call
 from jitdnn.bench.suites import load
-from jitdnn.cli import fronts_plot, main
+from jitdnn.cli import fronts_plot
 from jitdnn.cli.plan_net import select
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.planner.net_report import COLUMNS
@@ -59,16 +60,6 @@ def suite(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.txt"
     path.write_text(SUITE)
     return path
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command."""
-    with pytest.raises(SystemExit) as exited:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    code = exited.value.code
-    assert isinstance(code, int)
-    return code, out, err
 
 
 # ---- which layers

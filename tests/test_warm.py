@@ -80,7 +80,7 @@ def test_what_no_algorithm_takes_is_said(folder: Path) -> None:
 
 
 def test_the_work_of_a_worker_that_dies_is_done_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PROGRAM", "import sys; sys.exit(3)  # {path!r}")
+    monkeypatch.setattr("jitdnn.ops.worker._PROGRAM", "import sys; sys.exit(3)  # {path!r}")
     found = jd.warm(PROBLEMS, workers=2, cache_dir=folder)
     assert [result.failure for result in found] == [None] * len(PROBLEMS)
 

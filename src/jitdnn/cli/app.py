@@ -81,6 +81,12 @@ class Direction(StrEnum):
     all = "all"
 
 
+NetDirection = Annotated[
+    Direction | None,
+    typer.Option(help="Direction of the convolutions. (default: all for nets, as given for problem strings)"),
+]
+
+
 class Phase(StrEnum):
     """Which of its two nets a definition is read as."""
 
@@ -125,12 +131,7 @@ def plan(
     share: Annotated[
         bool, typer.Option("--share", help="All layers take turns in one workspace, instead of one each.")
     ] = False,
-    direction: Annotated[
-        Direction | None,
-        typer.Option(
-            help="Direction of the convolutions. (default: all for nets, as given for problem strings)"
-        ),
-    ] = None,
+    direction: NetDirection = None,
     batch: Batch = None,
     find: Find = False,
     device: Annotated[
@@ -172,12 +173,7 @@ def tune(
     ] = None,
     workspace_limit: Limit = None,
     memory: Memory = None,
-    direction: Annotated[
-        Direction | None,
-        typer.Option(
-            help="Direction of the convolutions. (default: all for nets, as given for problem strings)"
-        ),
-    ] = None,
+    direction: NetDirection = None,
     batch: Batch = None,
     vendor: UseVendor = None,
     division: Divide = None,
@@ -207,9 +203,7 @@ def warm(
         ),
     ],
     direction: Annotated[Direction, typer.Option(help="Direction of the convolutions.")] = Direction.given,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Images in a batch, in place of the suite's.")
-    ] = None,
+    batch: Batch = None,
     threads: Threads = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that compile.  [default: as many as threads]")
@@ -231,9 +225,7 @@ def bench(
         ),
     ] = None,
     direction: Annotated[Direction, typer.Option(help="Direction of the convolutions.")] = Direction.given,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Images in a batch, in place of the suite's.")
-    ] = None,
+    batch: Batch = None,
     threads: Threads = None,
     workspace_limit: Limit = None,
     peer: Annotated[

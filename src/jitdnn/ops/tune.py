@@ -6,28 +6,25 @@ for each other in the middle of what they measure.
 
 from __future__ import annotations
 
-import pickle
 import signal
-import subprocess
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, fields, replace
-from typing import IO, Any, Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
 
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.handle import current_handle, find_device
 from jitdnn.kernels.algorithm import Device
+from jitdnn.ops.worker import WorkerProcess, answer, given
 from jitdnn.planner.net import least, ways
 from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Measurement, Store
 from jitdnn.problems import Problem, parse
-from jitdnn.settings import Settings, current, override, settings
-
-# the whole program of a worker; it finds this package where its parent did
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from jitdnn.ops.tune import serve; serve()"
+from jitdnn.settings import current, override, settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,73 +198,40 @@ class _Worker:
     """A device that another process measures on."""
 
     def __init__(self, device: str, number: int, request: Request, store: Store, seconds: float) -> None:
-        values: Settings = current()
-        given = {row.name: getattr(values, row.name) for row in fields(values) if row.name != "serial"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        task = _Task(given(current()), device, number, request, seconds)
         self._store = store
         # all that it may find in its own memory, if there is no file that both of them read
-        start = (
-            _Task(given, device, number, request, seconds),
-            store.path,
-            store.rows() if store.path is None else [],
-        )
-        self._is_told = self._tell(start)
-
-    def _tell(self, what: object) -> bool:
-        assert self._process.stdin is not None
-        try:
-            pickle.dump(what, self._process.stdin)
-            self._process.stdin.flush()
-        except (OSError, ValueError):
-            return False
-        return True
+        start = (task, store.path, store.rows() if store.path is None else [])
+        self._process = WorkerProcess(__name__, start)
 
     def measure(self, problem: Problem) -> TunedProblem | None:
         """What became of it; None if the process is dead."""
-        assert self._process.stdout is not None
-        if not (self._is_told and self._tell(problem)):
-            return None
-        try:
-            found: TunedProblem = pickle.load(self._process.stdout)
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError):
-            return None
-        # what it could not write to the disk is in its memory alone
-        self._store.add(found.measured)
+        found: TunedProblem | None = self._process.ask(problem)
+        if found is not None:
+            # what it could not write to the disk is in its memory alone
+            self._store.add(found.measured)
         return found
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:
-                    continue
+        self._process.end()
 
 
 def serve() -> None:
-    """What a worker does: measures what it is told to until nobody is left who tells."""
+    """What a worker does: measures what it is told to."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
-    source: IO[bytes] = sys.stdin.buffer
-    answers: IO[bytes] = sys.stdout.buffer
-    sys.stdout = sys.stderr  # what anybody prints must not get between the answers
-    task, path, rows = pickle.load(source)
+    answer(_measuring)
+
+
+@contextmanager
+def _measuring(
+    start: tuple[_Task, Path | None, list[Measurement]],
+) -> Iterator[Callable[[Problem], TunedProblem]]:
+    task, path, rows = start
     with settings(**task.settings):
-        device = find_device(task.device)
         store = Store(path)
         store.add(rows)
-        here = _Here(device, task.number, task.request, store, task.seconds)
-        while True:
-            try:
-                problem = pickle.load(source)
-            except EOFError:
-                return
-            pickle.dump(here.measure(problem), answers)
-            answers.flush()
+        here = _Here(find_device(task.device), task.number, task.request, store, task.seconds)
+        yield here.measure
 
 
 class _Team:

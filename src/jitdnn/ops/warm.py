@@ -1,35 +1,30 @@
 """Planning and compiling many problems at once, in several processes, into the disk cache.
 
 Tracing a kernel and printing it for LLVM is Python and holds the interpreter, so threads would wait for each other;
-processes do not. (Compilers of GPUs let the interpreter go on: there threads it is.) The workers are fresh interpreters
-that are told what to do through their standard input: nothing of the caller's program is imported in them, and it need
-not be guarded against that.
+processes do not. (Compilers of GPUs let the interpreter go on: there threads it is.)
 """
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jitdnn.devices.gpu import TARGETS
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.ops.worker import WorkerProcess, answer, given
 from jitdnn.planner.plan import Request
 from jitdnn.problems import Problem, parse
 from jitdnn.rtcg.cache import compiled_here
 from jitdnn.settings import Settings, settings
-
-# the whole program of a worker; it finds this package where its parent did
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from jitdnn.ops.warm import serve; serve()"
 
 
 class Wanted(NamedTuple):
@@ -175,50 +170,23 @@ class _Worker:
     """Another process that plans."""
 
     def __init__(self, values: Settings) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        self._settings: dict[str, Any] | None = {
-            field.name: getattr(values, field.name) for field in fields(values) if field.name != "serial"
-        }
+        self._process = WorkerProcess(__name__, given(values))
 
     def plan(self, wanted: Wanted) -> Warmed | None:
         """What became of it; None if the process is dead."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            if self._settings is not None:
-                pickle.dump(self._settings, self._process.stdin)
-                self._settings = None
-            pickle.dump(wanted, self._process.stdin)
-            self._process.stdin.flush()
-            found: Warmed = pickle.load(self._process.stdout)
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError):
-            return None
+        found: Warmed | None = self._process.ask(wanted)
         return found
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:
-                    continue
+        self._process.end()
 
 
 def serve() -> None:
-    """What a worker does: plans what it is told to until nobody is left who tells."""
-    source: IO[bytes] = sys.stdin.buffer
-    answers: IO[bytes] = sys.stdout.buffer
-    sys.stdout = sys.stderr  # what anybody prints must not get between the answers
-    with settings(**pickle.load(source)), Handle() as handle:
-        while True:
-            try:
-                wanted = pickle.load(source)
-            except EOFError:
-                return
-            pickle.dump(_plan(handle, wanted), answers)
-            answers.flush()
+    """What a worker does: plans what it is told to."""
+    answer(_planning)
+
+
+@contextmanager
+def _planning(values: dict[str, Any]) -> Iterator[Callable[[Wanted], Warmed]]:
+    with settings(**values), Handle() as handle:
+        yield partial(_plan, handle)

@@ -32,7 +32,6 @@ def get(
     """
     store = store or Store.default()
     options = survey(problem, device, request, epilogue, store)
-
     found = ratios(options)
 
     def look(part: Problem, fused: Epilogue | None) -> Sequence[Option]:

@@ -20,7 +20,7 @@ from jitdnn.planner import fronts
 from jitdnn.planner.divided import epilogue_piece
 from jitdnn.planner.fronts import Point
 from jitdnn.planner.plan import Candidate, Request
-from jitdnn.planner.survey import Option, allowed_error
+from jitdnn.planner.survey import Option, Priced, allowed_error
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_parts import Piece, cut, extent, is_summed, whole, within
 from jitdnn.problems.problem import Problem
@@ -56,7 +56,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Way:
+class Way(Priced):
     """A problem as parts that run one after another; of one part if it is not divided."""
 
     steps: tuple[Step, ...]
@@ -65,16 +65,6 @@ class Way:
     @property
     def is_divided(self) -> bool:
         return len(self.steps) > 1
-
-    @property
-    def seconds(self) -> float:
-        assert self.candidate.seconds is not None
-        return self.candidate.seconds
-
-    @property
-    def workspace(self) -> int:
-        assert self.candidate.workspace is not None
-        return self.candidate.workspace
 
 
 def may_be_divided(problem: Problem, request: Request) -> bool:
@@ -127,15 +117,16 @@ class Divider:
         kinds = list(self._kinds())
         while kinds and self._usable_parts() < MOST_PARTS_OF_FRONT:
             cuts = kinds.pop(0)
-            for axis, count in cuts:
-                pieces = self._pieces(axis, count)
-                ways = fronts.in_turn(self._batches(*part) for part in self._parts(pieces)) if pieces else ()
-                points += (Point(p.seconds, p.workspace, (axis, pieces, p.what)) for p in ways)
-                fastest = min((p.seconds for p in ways), default=inf)
-                best = min(best, fastest)
-                if not ways or fastest < HOPELESS * best:
-                    kinds.append(cuts)  # and so each axis in its turn into more parts
-                break
+            axis, count = next(cuts, (None, 0))
+            if not count:
+                continue
+            pieces = self._pieces(axis, count)
+            ways = fronts.in_turn(self._batches(*part) for part in self._parts(pieces)) if pieces else ()
+            points += [Point(p.seconds, p.workspace, (axis, pieces, p.what)) for p in ways]
+            fastest = min((p.seconds for p in ways), default=inf)
+            best = min(best, fastest)
+            if not ways or fastest < HOPELESS * best:
+                kinds.append(cuts)  # and so each axis in its turn into more parts
         kept = []
         for point in fronts.front(points):
             way = self._way(*point.what)
@@ -251,8 +242,11 @@ class Divider:
                 return None
         sources = {option.candidate.source for option in options}
         names = list(dict.fromkeys(option.algorithm.name for option in options))
-        words = [_counted(_sizes_along(axis, pieces), axis)] if axis is not None else []
-        words += [_counted([size for size, _ in choices[0]], "n")] if len(choices[0]) > 1 else []
+        words = []
+        if axis is not None:
+            words.append(_counted([extent(piece.problem, axis) for piece in pieces], axis))
+        if len(choices[0]) > 1:
+            words.append(_counted([size for size, _ in choices[0]], "n"))
         return Candidate(
             " + ".join(names) + (f" in {' of '.join(words)}" if words else ""),
             None,
@@ -275,14 +269,6 @@ def _sizes(total: int, count: int) -> tuple[int, ...]:
     """`count` parts as equal as can be, of whole grains where there are enough."""
     grain = next(g for g in (_GRAIN, 8, 4, 1) if total % g == 0 and total // g >= count)
     return tuple(grain * size for size in fronts.even_sizes(total // grain, count))
-
-
-def _sizes_along(axis: str, pieces: Sequence[Piece]) -> list[int]:
-    if axis in ("d", "h", "w"):
-        dimension = {"d": -3, "h": -2, "w": -1}[axis]
-        return [piece.problem.output.shape[dimension] if piece.problem.direction != "bwd_filter"
-                else piece.problem.y.shape[dimension] for piece in pieces]  # fmt: skip
-    return [extent(piece.problem, axis) for piece in pieces]
 
 
 def _counted(sizes: Sequence[int], axis: str) -> str:

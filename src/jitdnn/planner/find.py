@@ -34,6 +34,8 @@ from jitdnn.problems.problem import Problem
 DEFAULT_SECONDS = 1.0
 # what its estimate shows this far behind the best is not worth measuring at all
 HOPELESS_ESTIMATE = 30.0
+# how the refusal of what was not worth measuring begins
+UNMEASURED = "not measured"
 # of the time for a problem that each different part of its divisions is measured for
 PART_SHARE = 0.1
 
@@ -128,7 +130,7 @@ def measured(
         ],
     )
     # what was not worth measuring is no choice, whatever its estimate says
-    unmeasured = f"not measured: its estimate is more than {HOPELESS_ESTIMATE:.0f} times the best one"
+    unmeasured = f"{UNMEASURED}: its estimate is more than {HOPELESS_ESTIMATE:.0f} times the best one"
     options = [
         o.refused(unmeasured) if o.is_open and o.candidate.source == "estimate" else o for o in options
     ]

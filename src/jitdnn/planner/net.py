@@ -10,7 +10,7 @@ from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.kernels.algorithm import Device
 from jitdnn.planner import budget, fronts
 from jitdnn.planner.division import MARGIN, Divider, Step, Way, may_be_divided
-from jitdnn.planner.find import PART_SHARE, measured
+from jitdnn.planner.find import PART_SHARE, UNMEASURED, measured
 from jitdnn.planner.fronts import Point
 from jitdnn.planner.net_report import table
 from jitdnn.planner.plan import Candidate, Request
@@ -19,9 +19,6 @@ from jitdnn.planner.survey import Option, survey
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_parts import whole
 from jitdnn.problems.problem import Problem
-
-# how the refusal of what was not worth measuring begins
-UNMEASURED = "not measured"
 
 
 @dataclass(frozen=True)
@@ -227,6 +224,8 @@ def _measured(
     if usable and all(o.candidate.source == "estimate" for o in usable):
         # the only algorithm: there is nothing to choose, but its time is added to others that are measured
         options, _ = measured(problem, device, request, None, store, seconds, True, fits_only)
+    if not any((o.candidate.refused or "").startswith(UNMEASURED) for o in options):
+        return options
     # what is far too slow to be measured may all the same be all that a small limit leaves
     known = survey(problem, device, request, None, store)
     return [
@@ -246,11 +245,11 @@ def _undivided(problem: Problem, option: Option) -> Way:
     return Way(steps, option.candidate)
 
 
-def _is_worth_it(point: Point, whole: Sequence[Point], fastest: float) -> bool:
+def _is_worth_it(point: Point, single: Sequence[Point], fastest: float) -> bool:
     """Whether a call with that limit is divided: a whole algorithm in more workspace is faster than those that fit, and
     dividing gains enough over these. `fastest`: seconds of the fastest whole one.
     """
-    best = min((p.seconds for p in whole if p.workspace <= point.workspace), default=inf)
+    best = min((p.seconds for p in single if p.workspace <= point.workspace), default=inf)
     return point.what.is_divided and max(point.seconds, fastest) < MARGIN * best
 
 

@@ -19,8 +19,24 @@ from jitdnn.problems.problem import Problem
 _MATH_MODES = ("fp64", "fp32", "tf32", "fp16", "bf16")
 
 
+class Priced:
+    """What a candidate stands for, whose time and workspace are known."""
+
+    candidate: Candidate
+
+    @property
+    def seconds(self) -> float:
+        assert self.candidate.seconds is not None
+        return self.candidate.seconds
+
+    @property
+    def workspace(self) -> int:
+        assert self.candidate.workspace is not None
+        return self.candidate.workspace
+
+
 @dataclass(frozen=True)
-class Option:
+class Option(Priced):
     """An algorithm of the table beside what the planner knows of it.
 
     `is_too_large`: nothing speaks against it but the workspace that it needs. `estimate`: seconds by its cost model,
@@ -36,16 +52,6 @@ class Option:
     def is_open(self) -> bool:
         """Whether it may be chosen."""
         return self.candidate.refused is None
-
-    @property
-    def seconds(self) -> float:
-        assert self.candidate.seconds is not None
-        return self.candidate.seconds
-
-    @property
-    def workspace(self) -> int:
-        assert self.candidate.workspace is not None
-        return self.candidate.workspace
 
     def refused(self, reason: str) -> Option:
         return replace(self, candidate=replace(self.candidate, refused=reason), is_too_large=False)

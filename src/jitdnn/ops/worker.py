@@ -1,0 +1,82 @@
+"""Other interpreters that work for this one: told through their standard input, heard through their standard output.
+
+They are fresh: nothing of the caller's program is imported in them, and it need not be guarded against that.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from typing import IO, Any
+
+from jitdnn.settings import Settings
+
+# the whole program of a worker; it finds this package where its parent did
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve()"
+
+
+class WorkerProcess:
+    """A process that runs the `serve` of a module, which is given `start` first."""
+
+    def __init__(self, module: str, start: object) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM.format(path=sys.path, module=module)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._is_told = self._tell(start)
+
+    def _tell(self, what: object) -> bool:
+        assert self._process.stdin is not None
+        try:
+            pickle.dump(what, self._process.stdin)
+            self._process.stdin.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def ask(self, what: object) -> Any:
+        """The answer; None if the process is dead."""
+        assert self._process.stdout is not None
+        if not (self._is_told and self._tell(what)):
+            return None
+        try:
+            return pickle.load(self._process.stdout)
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError):
+            return None
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:
+                    continue
+
+
+def answer(working: Callable[[Any], AbstractContextManager[Callable[[Any], object]]]) -> None:
+    """What a worker does: answers until nobody is left who asks.
+
+    `working` is given what was told at the start, and gives for a `with` block what answers.
+    """
+    source: IO[bytes] = sys.stdin.buffer
+    answers: IO[bytes] = sys.stdout.buffer
+    sys.stdout = sys.stderr  # what anybody prints must not get between the answers
+    with working(pickle.load(source)) as find:
+        while True:
+            try:
+                asked = pickle.load(source)
+            except EOFError:
+                return
+            pickle.dump(find(asked), answers)
+            answers.flush()
+
+
+def given(values: Settings) -> dict[str, Any]:
+    """Settings as they are given to `settings(...)`, there too."""
+    return {row.name: getattr(values, row.name) for row in fields(values) if row.name != "serial"}
