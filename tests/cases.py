@@ -36,9 +36,11 @@ from jitdnn.tensor import TensorDescriptor, numpy_dtype, packed_strides
 
 AnyArray = np.ndarray[Any, Any]
 
+GATED = ("swish", "gelu", "gelu_tanh", "mish", "hard_swish")  # functions x g(x)
 GUARD = 1031  # elements before and after a tensor; odd, so that tensors are not aligned to vectors
 CANARY = 0xA5
-SCALES = ((1.0, 0.0), (-0.75, 0.5))
+BEHIND = 1 << 16  # bytes of canary behind a workspace: what is cut otherwise than planned needs another slab
+SCALES = ((1.0, 0.0), (-0.7, 0.3))  # numbers that no format of these holds exactly
 
 
 class Buffer:
@@ -77,10 +79,10 @@ def _strided(memory: AnyArray, start: int, descriptor: TensorDescriptor) -> AnyA
 
 
 class Workspace:
-    """`size` bytes at a multiple of 64, all NaN, with a canary on both sides."""
+    """`size` bytes at a multiple of 64, all NaN, with a canary on both sides, the longer one behind."""
 
     def __init__(self, size: int) -> None:
-        self.memory = np.full(size + 192, CANARY, np.uint8)
+        self.memory = np.full(size + 128 + BEHIND, CANARY, np.uint8)
         self.start = 64 + -self.memory.ctypes.data % 64
         self.end = self.start + size
         self.memory[self.start : self.end] = 0xFF  # a NaN of either type
@@ -147,6 +149,12 @@ def make_case(
     if isinstance(problem, Softmax) and problem.direction == "bwd":
         # a dy that is constant along the axis cancels to nothing
         scales[0] = max(scales[0], norm(wide[0] * wide[1]))
+    if isinstance(problem, Activation) and problem.direction == "bwd" and problem.function in GATED:
+        # the slope of x g(x) is g(x) + x g'(x), and at one place left of 0 the two cancel: what counts is g(x)
+        x = np.where(wide[1] == 0, 1.0, wide[1])
+        with np.errstate(all="ignore"):
+            terms_ = wide[0] * (problem.definition.forward(x) / x)
+        scales[0] = max(scales[0], norm(terms_[np.isfinite(terms_)]))
     if isinstance(problem, PRelu) and problem.direction == "bwd":
         # the terms of dweight, which may cancel
         scales[1] = max(scales[1], norm(wide[0] * np.minimum(wide[1], 0.0)))
@@ -206,7 +214,8 @@ def random_values(rng: np.random.Generator, operand: Operand) -> AnyArray:
     """Values for an operand: normal reals, integers from all that it may hold."""
     dtype, shape = numpy_dtype(operand.descriptor.dtype), operand.descriptor.shape
     if dtype.kind in "iu":
-        low, high = operand.values or (0, 100)
+        limits = np.iinfo(dtype)  # f64, in which results are expected, holds whole numbers up to 2^53
+        low, high = operand.values or (max(limits.min, -(2**53)), min(limits.max, 2**53))
         return rng.integers(low, high, shape, endpoint=True).astype(dtype)
     if dtype.kind == "b":
         return rng.random(shape) < 0.5

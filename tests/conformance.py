@@ -36,6 +36,7 @@ from cases import (
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel
 from jitdnn.kernels.tables import algorithms
+from jitdnn.planner.choose import build
 from jitdnn.problems import Problem
 from jitdnn.rtcg.isa import runnable
 
@@ -137,9 +138,9 @@ def check(
             device = host(count, cpu)
             try:
                 assert algorithm.refuse(problem, device, epilogue) is None, "refuses other numbers of threads"
-                assert 0 < algorithm.estimate(problem, device) < np.inf
-                kernel = algorithm.build(problem, device, epilogue)
-                room = algorithm.workspace(problem, device)
+                assert 0 < algorithm.estimate(problem, device, epilogue) < np.inf
+                room = algorithm.workspace(problem, device, epilogue)
+                kernel = build(algorithm, problem, device, epilogue, room)
                 if number >= plain:
                     kernel, room = PreparedFilter(kernel, case), room - kernel.kept.bytes
                 for alpha, beta in (*scales, scales[0]):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.problems import Convolution, parse
-from jitdnn.rtcg.expression import apply, trace
+from jitdnn.problems import Convolution, Problem, parse
+from jitdnn.rtcg.expression import Expression, apply, trace
 from jitdnn.tensor import TensorDescriptor
 
 
@@ -33,3 +35,36 @@ def fused(problem: Convolution, expression: str) -> Epilogue:
         ),
         "scalar": Epilogue(trace(lambda acc, scalar: apply("tanh", acc) + scalar), (scalar,)),
     }[expression]
+
+
+def sizes_of(operands: int) -> Expression:
+    """The sum of the sizes of the result and one to three operands: nothing in it cancels."""
+
+    def size(value: Any) -> Any:
+        return apply("absolute", value)
+
+    return {
+        1: trace(lambda acc, a: size(acc) + size(a)),
+        2: trace(lambda acc, a, b: size(acc) + size(a) + size(b)),
+        3: trace(lambda acc, a, b, c: size(acc) + size(a) + size(b) + size(c)),
+    }[operands]
+
+
+def operand_of(problem: Problem, kind: str) -> TensorDescriptor:
+    """An operand of an epilogue, of the result's shape: a bias, a residual in some order, or a broadcast one."""
+    result = problem.output
+    dense = TensorDescriptor.packed(result.shape, result.dtype).strides
+    strides = {
+        "bias": (0, 1, *([0] * (len(result.shape) - 2))),
+        "nchw": dense,
+        "nhwc": TensorDescriptor.packed(result.shape, result.dtype, "nhwc").strides,
+        "gaps": tuple(2 * stride for stride in dense),
+        "row": (*([0] * (len(result.shape) - 1)), 1),
+        "image": (0, *dense[1:]),
+    }
+    return TensorDescriptor(result.shape, strides[kind], result.dtype)
+
+
+def sum_of_sizes(problem: Problem, *kinds: str) -> Epilogue:
+    """An epilogue of as many operands as there are `kinds`; see `operand_of`."""
+    return Epilogue(sizes_of(len(kinds)), tuple(operand_of(problem, kind) for kind in kinds))

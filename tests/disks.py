@@ -24,8 +24,14 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run_without_write_permission(folder: Path, imports: str, script: str) -> str:
-    """Run a script in a process that may read but not write `folder`; return what it wrote to stderr."""
+    """Run a script in a process that may read but not write `folder`; return what it wrote to stderr.
+
+    The files belong to the user of that process, which is nobody where this one is root's.
+    """
     modes = {path: path.stat().st_mode for path in (folder, *folder.iterdir())}
+    if os.getuid() == 0:
+        for path in modes:
+            os.chown(path, 65534, 65534)
     parents = [path for path in folder.parents if not path.stat().st_mode & 0o001]
     modes |= {path: path.stat().st_mode for path in parents}
     try:

@@ -1,26 +1,25 @@
 """Runs problems with every tensor flush against a page that must not be touched; for test_memory_bounds.
 
 Reads problem strings from standard input; the instruction sets to use are its arguments, by default the widest.
+Behind a problem there may be kinds of operands for `convolution_cases.sum_of_sizes`, as in
+`conv_fwd n2 c3 h5 w5 k4 r3 s3 + bias + nhwc`: those run with one, two and four threads.
 Before each kernel it prints its name: a crash tells whose it was.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import conformance
+from convolution_cases import sum_of_sizes
+from guarded_memory import Room
 from jitdnn.devices.cpu import host
 from jitdnn.problems import Problem, parse
 from jitdnn.tensor import TensorDescriptor, numpy_dtype, view
 
-PAGE = mmap.PAGESIZE
-# memory that exists once it is touched, so that strides may span many gigabytes
-SPARSE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which the module mmap does not name
 LARGE = 1 << 24  # elements from which on a tensor is not also made in dense memory
 # the tests that know what inputs of an operation belong together, and what they call that
 INPUTS = {
@@ -29,21 +28,6 @@ INPUTS = {
     "CtcLoss": ("test_ctc_loss", "inputs_for"),
     "Recurrent": ("test_rnn", "arrays_for"),
 }
-_mprotect = ctypes.CDLL(None, use_errno=True).mprotect
-_mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-
-
-class Room:
-    """`size` bytes that end where a forbidden page begins, or begin where one ends."""
-
-    def __init__(self, size: int, at_end: bool) -> None:
-        pages = -(-size // PAGE)
-        self._map = mmap.mmap(-1, (pages + 2) * PAGE, flags=SPARSE)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        for page in (0, pages + 1):
-            if _mprotect(start + page * PAGE, PAGE, 0) != 0:
-                raise OSError(ctypes.get_errno(), "mprotect")
-        self.pointer = start + PAGE + (pages * PAGE - size if at_end else 0)
 
 
 def place(descriptor: TensorDescriptor, at_end: bool) -> tuple[Room, int]:
@@ -64,24 +48,34 @@ def inputs_of(problem: Problem) -> list[Any] | None:
     return [found[operand.name] for operand in problem.sources] if isinstance(found, dict) else found
 
 
-def run(problem: Problem, at_end: bool, cpu: str) -> None:
-    """Every algorithm that takes the problem, compared with the reference."""
+def run(problem: Problem, at_end: bool, cpu: str, kinds: Sequence[str] = ()) -> None:
+    """Every algorithm that takes the problem, compared with the reference; `kinds`: of operands of an epilogue."""
+    epilogue = sum_of_sizes(problem, *kinds) if kinds else None
     spans = [operand.descriptor.span() for operand in problem.operands]
     is_large = max(high - low for low, high in spans) > LARGE
     small = conformance.packed(problem) if is_large else problem
-    case = conformance.make_case(small, given=inputs_of(small))
-    rooms, pointers = zip(*(place(o.descriptor, at_end) for o in problem.operands), strict=True)
+    case = conformance.make_case(small, epilogue, given=inputs_of(small))
+    extra = epilogue.operands if epilogue else ()
+    every = [*(operand.descriptor for operand in problem.operands), *extra]
+    rooms, pointers = zip(*(place(descriptor, at_end) for descriptor in every), strict=True)
     for operand, pointer, buffer in zip(problem.inputs, pointers, case.inputs, strict=False):
         view(pointer, operand.descriptor)[...] = buffer.values
-    device, first = host(2, cpu), len(problem.inputs)
-    for algorithm in conformance.accepting(problem, device):
+    first = len(problem.inputs)
+    for descriptor, pointer, buffer in zip(
+        extra, pointers[len(problem.operands) :], case.operands, strict=True
+    ):
+        view(pointer, descriptor)[...] = buffer.values
+    devices = [host(threads, cpu) for threads in ((1, 2, 4) if kinds else (2,))]
+    pairs = [(d, a) for d in devices for a in conformance.accepting(problem, d, epilogue)]
+    for device, algorithm in pairs:
         edge = "end" if at_end else "start"
-        sys.stdout.write(f"{algorithm.name}, tensors at the {edge} of a page: {problem}\n")
+        named = " + ".join([str(problem), *kinds])
+        sys.stdout.write(f"{algorithm.name}, tensors at the {edge} of a page: {named}\n")
         sys.stdout.flush()
-        size = algorithm.workspace(problem, device)
+        size = algorithm.workspace(problem, device, epilogue)
         workspace = Room(-(-size // 64) * 64, at_end)
-        kernel = algorithm.build(problem, device)
-        outputs = [view(p, o.descriptor) for p, o in zip(pointers[first:], problem.outputs, strict=True)]
+        kernel = algorithm.build(problem, device, epilogue)
+        outputs = [view(p, o.descriptor) for p, o in zip(pointers[first:], problem.outputs, strict=False)]
         for output, operand, previous in zip(outputs, problem.outputs, case.previous, strict=True):
             output[...] = previous if operand.role == "state" else conformance.poison(output.dtype)
         kernel(None, pointers, 1.0, 0.0, workspace.pointer if size else 0)
@@ -90,7 +84,11 @@ def run(problem: Problem, at_end: bool, cpu: str) -> None:
         if variant is not None:
             for output in outputs:
                 output[...] = conformance.poison(output.dtype)
-            run_prepared(variant.build(problem, device), pointers, variant.workspace(problem, device), at_end)
+            kernel, size = (
+                variant.build(problem, device, epilogue),
+                variant.workspace(problem, device, epilogue),
+            )
+            run_prepared(kernel, pointers, size, at_end)
             conformance.compare(outputs, case, 1.0, 0.0, variant.error_bound(problem))
     del rooms
 
@@ -107,7 +105,8 @@ def main() -> None:
     for line in sys.stdin:
         for cpu in sys.argv[1:] or ["host"]:
             for at_end in (True, False):
-                run(parse(line), at_end, cpu)
+                words, *kinds = line.strip().split(" + ")
+                run(parse(words), at_end, cpu, kinds)
 
 
 if __name__ == "__main__":

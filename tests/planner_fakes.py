@@ -58,10 +58,10 @@ class Fake(Algorithm):
     def refuse(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> str | None:
         return self.refusal
 
-    def workspace(self, problem: Problem, device: Any) -> int:
+    def workspace(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> int:
         return self.needs
 
-    def estimate(self, problem: Problem, device: Any) -> float:
+    def estimate(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> float:
         return self.seconds
 
     def error_bound(self, problem: Problem) -> float:

@@ -12,7 +12,20 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import Phase, given, settings
 
 import jitdnn as jd
-from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from cases import takers
+from conformance import (
+    ARRANGEMENTS,
+    INSTRUCTION_SETS,
+    arranged,
+    check,
+    compare,
+    make_case,
+    results_of,
+    run,
+    unreached,
+)
+from jitdnn.devices.cpu import host
+from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Problem, parse
 from jitdnn.problems.activation import FUNCTIONS, Activation
 from strategies import activations
@@ -257,3 +270,17 @@ def test_help_of_the_public_functions() -> None:
         assert function.__name__ == name
         assert "Return" in function.__doc__
         assert "Raises" in function.__doc__
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [("swish", -1.2784645), ("gelu", -0.7517916), ("mish", -1.1924681), ("hard_swish", -1.4999)],
+)
+def test_gradients_where_their_terms_cancel(function: str, x: float, dtype: str) -> None:
+    """Beside the place where the slope of x g(x) is 0, its error is that of g(x)."""
+    problem = Activation.make("bwd", function, (1, 1, 5), dtype=dtype)
+    case = make_case(problem, given=[np.full((1, 1, 5), 0.7), x + np.arange(5).reshape(1, 1, 5) / 64000])
+    for algorithm in takers(algorithms(problem, "cpu"), problem, host(1)):
+        (found,) = run(algorithm.build(problem, host(1)), case, algorithm.workspace(problem, host(1)))
+        compare([found], case, 1.0, 0.0, algorithm.error_bound(problem))

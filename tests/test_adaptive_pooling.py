@@ -89,7 +89,7 @@ def test_bins_of_one_size_are_ordinary_windows() -> None:
 
 def test_what_cannot_be() -> None:
     x = np.zeros((1, 2, 5, 5), np.float32)
-    with pytest.raises(InvalidArgument, match="out is 0: it must be at least 1"):
+    with pytest.raises(InvalidArgument, match="windows is 0: it must be at least 1"):
         jd.adaptive_avg_pool(x, 0)
     with pytest.raises(InvalidArgument, match="3 numbers for 2 spatial axes"):
         jd.adaptive_avg_pool(x, (1, 2, 3))
@@ -99,3 +99,8 @@ def test_what_cannot_be() -> None:
     assert isinstance(packed, Pooling)
     with pytest.raises(InvalidArgument, match="adaptive pooling has none"):
         Pooling("fwd", "avg", packed.x, packed.y, (2, 2), (2, 2), ((1, 1), (0, 0)), rounding="adaptive")
+
+
+def test_more_windows_than_memory_holds_are_refused_before_they_are_counted() -> None:
+    with pytest.raises(jd.InvalidShape, match="1000000000 windows over 8 elements"):
+        jd.adaptive_max_pool(np.ones((1, 1, 8), np.uint8), 10**9)

@@ -296,7 +296,7 @@ class _Wrong(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return None
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return 1e-9
 
     def error_bound(self, problem: Problem) -> float:

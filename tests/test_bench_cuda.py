@@ -67,4 +67,4 @@ def test_the_script_for_gpu_machines_names_its_parts() -> None:
     script = Path(__file__).parents[1] / "benchmarks" / "gpu.sh"
     done = subprocess.run([script, "nothing"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "check, neglected, dense and memory" in done.stderr
+    assert "check, neglected, dense, memory and fuzz" in done.stderr

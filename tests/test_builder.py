@@ -14,7 +14,7 @@ from jitdnn.devices.cpu import Arguments, CpuKernel
 from jitdnn.errors import CompileError
 from jitdnn.kernels.cpu.transpose import copy_transposed, transpose
 from jitdnn.rtcg.builder import Module
-from jitdnn.rtcg.compile import assembly, compile_object, load
+from jitdnn.rtcg.compile import assembly, compile_object, load, moves_signs, optimise
 from jitdnn.rtcg.isa import isa, runnable
 from jitdnn.tensor import DTYPES
 
@@ -187,6 +187,52 @@ def test_code_for_another_machine_is_not_loaded() -> None:
     foreign = isa("neon" if "avx2" in runnable() else "avx2")
     with pytest.raises(CompileError, match="cannot be loaded on this machine"):
         load("test-foreign", "", foreign, lambda module: None)
+
+
+def _spread_masks() -> Module:
+    """So many vectors that the masks come from ymm16 on, and masks that go through an integer (`Pointer.store`)."""
+    module = Module("masks", isa("avx512"))
+    with module.function("spread", x="f64", y="f32", n=None, count=None) as (k, (x, y, n, count), _):
+        kept = [k.register(x.load(8 * i, 8)) for i in range(16)]
+        target = y.as_real("f64")
+        for j in k.range(n):
+            mask = k.mask(count - j, 8)
+            total = k.register(k.constant(0.0, "f64", 8))
+            for i in k.range(n):
+                total += (x + i).load_strided(0, 4, 8, mask)
+                for register in kept:
+                    register.set(k.fma(total.get(), register.get(), register.get()))
+            for i in k.range(n):
+                gathered = (target + i * j).load_strided(0, n, 8, mask)
+                (target + i).store_strided(total.get(), 0, 4, mask)
+                (target + i).store_strided(gathered, j, 4, mask)
+        for i, register in enumerate(kept):
+            target.store(register.get(), 8 * i)
+    return module
+
+
+def test_no_mask_is_taken_from_another_vector() -> None:
+    """vmovmsk reaches 16 registers: LLVM 22 lets it stand for two instructions that reach 32."""
+    code, machine = optimise(_spread_masks())
+    if not moves_signs(bytes(machine.emit_object(code))):
+        pytest.skip("this LLVM does not make vmovmsk of them")
+    assert "movmsk" not in assembly(_spread_masks())
+    assert not moves_signs(compile_object(_spread_masks()))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("c5fc50c4", True),  # vmovmskps %ymm4, %eax
+        ("c4a17c50c4", True),  # the same as LLVM writes it of %ymm20
+        ("c4417d50f7", True),  # vmovmskpd %ymm15, %r14d
+        ("c5fdd7c1", True),  # vpmovmskb %ymm1, %eax
+        ("c5fc10c4", False),  # vmovups
+        ("62f17c4810c4", False),
+    ],
+)
+def test_moves_of_signs_are_found(code: str, expected: bool) -> None:
+    assert moves_signs(bytes.fromhex("9090" + code + "c3")) is expected
 
 
 def _multiply_add(name: str) -> str:

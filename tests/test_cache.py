@@ -25,6 +25,7 @@ import jitdnn
 from disks import environment, run_without_write_permission
 from jitdnn import log
 from jitdnn.errors import InvalidArgument
+from jitdnn.rtcg import cache as cache_module
 from jitdnn.rtcg.cache import CodeCache
 
 LIMIT = 1 << 20
@@ -75,9 +76,15 @@ class TestOneProcess:
         assert cache.stats().entries == 1
 
     def test_only_this_user_may_write_there(self, cache: CodeCache) -> None:
-        cache.put(key_of(1), b"code")
+        mask = os.umask(0o002)  # as systems with a group for every user have it
+        try:
+            cache.put(key_of(1), b"code")
+        finally:
+            os.umask(mask)
         assert cache.directory is not None
         assert cache.directory.stat().st_mode & 0o077 == 0
+        assert only_file(cache).stat().st_mode & 0o077 == 0
+        assert cache.get(key_of(1)) == b"code"
 
     @pytest.mark.parametrize(
         "key", ["", "abc", "A" * 64, "g" * 64, "../" + "a" * 61, "a" * 63 + "\n", "a" * 65]
@@ -196,10 +203,20 @@ class TestLimit:
             path.write_bytes(b"half")
         past = time.time() - 24 * 3600
         os.utime(old, (past, past))
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        orphan, running = (
+            tmp_path / f"{key_of(1)}.{cache_module._HOST}.{number}.abcd.tmp"
+            for number in (ended.pid, os.getpid())
+        )
+        orphan.write_bytes(b"half")
+        running.write_bytes(b"half")
         cache = CodeCache(tmp_path, LIMIT)
         cache.put(key_of(3), b"code")
         assert not old.exists()
+        assert not orphan.exists()
         assert new.exists(), "it may be in the middle of being written"
+        assert running.exists()
         assert cache.stats().entries == 1
         cache.clear()
         assert not new.exists()
@@ -223,19 +240,26 @@ class TestUnwritable:
         (message,) = warnings
         assert "JITDNN_CACHE_DIR" in message
 
-    @pytest.mark.parametrize("function", ["write_bytes", "replace"])
+    @pytest.mark.parametrize("function", ["write", "replace"])
     def test_full_disk(
         self, cache: CodeCache, warnings: list[str], monkeypatch: pytest.MonkeyPatch, function: str
     ) -> None:
-        def full(*arguments: Any) -> None:
-            if function == "write_bytes":
-                arguments[0].touch()
+        def full(*arguments: Any, **names: Any) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(*((Path, "write_bytes") if function == "write_bytes" else (os, "replace")), full)
-        self.works_in_memory(cache)
+        if function == "write":
+            resource = pytest.importorskip("resource", reason="no file can be kept short there")
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))  # of an entry's 52 bytes
+        else:
+            monkeypatch.setattr(os, "replace", full)
+        try:
+            self.works_in_memory(cache)
+        finally:
+            if function == "write":
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
         (message,) = warnings
-        assert os.strerror(errno.ENOSPC) in message
+        assert os.strerror(errno.EFBIG if function == "write" else errno.ENOSPC) in message
         monkeypatch.undo()
         assert cache.directory is not None
         assert list(cache.directory.iterdir()) == [], "no half entry is left"
@@ -253,6 +277,108 @@ class TestUnwritable:
         )
         assert run_without_write_permission(folder, imports, script).count("cannot be written") == 1
         assert [path.stem for path in folder.iterdir()] == [key_of(1)]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owner there")
+class TestOwners:
+    """What somebody else may have written is not run, nor deleted where it is theirs."""
+
+    @pytest.mark.parametrize("mode", [0o664, 0o646, 0o777])
+    def test_an_entry_that_others_may_write(self, cache: CodeCache, warnings: list[str], mode: int) -> None:
+        cache.put(key_of(1), b"code")
+        only_file(cache).chmod(mode)
+        assert cache.get(key_of(1)) is None
+        assert "others may write" in next(iter(warnings))
+        cache.put(key_of(1), b"mine")
+        assert cache.get(key_of(1)) == b"mine"
+
+    def test_a_link_is_not_followed(self, cache: CodeCache, warnings: list[str], tmp_path: Path) -> None:
+        cache.put(key_of(1), b"code")
+        good = only_file(cache)
+        elsewhere = tmp_path / "elsewhere"
+        good.rename(elsewhere)
+        good.symlink_to(elsewhere)
+        assert cache.get(key_of(1)) is None
+        assert "link" in next(iter(warnings))
+        assert not good.is_symlink()
+        assert elsewhere.exists()
+
+    @pytest.mark.parametrize("kind", ["pipe", "folder"])
+    def test_what_is_no_file(self, cache: CodeCache, warnings: list[str], kind: str) -> None:
+        cache.put(key_of(2), b"other")
+        assert cache.directory is not None
+        place = cache.directory / f"{key_of(1)}.bin"
+        os.mkfifo(place, 0o600) if kind == "pipe" else place.mkdir(0o700)
+        assert cache.get(key_of(1)) is None
+        cache.put(key_of(1), b"code")
+        assert cache.get(key_of(1)) == b"code"
+
+    @pytest.mark.parametrize("kind", ["writable", "link"])
+    def test_a_folder_that_others_may_write(
+        self, cache: CodeCache, warnings: list[str], tmp_path: Path, kind: str
+    ) -> None:
+        cache.put(key_of(1), b"code")
+        assert cache.directory is not None
+        if kind == "writable":
+            cache.directory.chmod(0o770)
+        else:
+            cache.directory.rename(tmp_path / "elsewhere")
+            cache.directory.symlink_to(tmp_path / "elsewhere")
+        entries = sorted(cache.directory.iterdir())
+        assert cache.get(key_of(1)) is None
+        cache.put(key_of(1), b"mine")
+        cache.put(key_of(2), b"more")
+        assert (cache.get(key_of(1)), cache.get(key_of(2))) == (b"mine", b"more")
+        assert len(warnings) == 1
+        assert sorted(cache.directory.iterdir()) == entries
+
+    @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give files away")
+    @pytest.mark.parametrize("what", ["folder", "entry"])
+    def test_another_users_are_refused(self, tmp_path: Path, what: str) -> None:
+        """Written by one user, whole and with a hash that fits; read by another, either of them root."""
+        for folder, owner, reader in ((tmp_path / "a", 0, 65534), (tmp_path / "b", 65534, 0)):
+            CodeCache(folder, LIMIT).put(key_of(1), b"planted")
+            entry = folder / f"{key_of(1)}.bin"
+            entry.chmod(0o644)
+            folder.chmod(0o755)
+            os.chown(entry, owner, owner)
+            os.chown(folder, *((owner, owner) if what == "folder" else (reader, reader)))
+            script = BECOME.format(user=reader) + (
+                "from jitdnn.rtcg.cache import CodeCache\n"
+                f"cache = CodeCache(Path({str(folder)!r}), {LIMIT})\n"
+                f"assert cache.get({key_of(1)!r}) is None\n"
+                f"cache.put({key_of(1)!r}, b'mine')\n"
+                f"assert cache.get({key_of(1)!r}) == b'mine'\n"
+            )
+            parents = [path for path in folder.parents if not path.stat().st_mode & 0o001]
+            modes = [path.stat().st_mode for path in parents]
+            try:
+                for path in parents:
+                    path.chmod(0o755)
+                done = subprocess.run(
+                    [sys.executable, "-c", script],
+                    capture_output=True,
+                    text=True,
+                    env=environment(JITDNN_LOG="warning"),
+                )
+            finally:
+                for path, mode in zip(parents, modes, strict=True):
+                    path.chmod(mode)
+            assert done.returncode == 0, done.stderr
+            assert done.stderr.count("belongs to user") == 1, done.stderr
+            if what == "folder":
+                assert entry.read_bytes().endswith(b"planted"), "it is somebody else's"
+
+
+# before anything is opened; imports as root, whose package nobody may be able to read
+BECOME = """
+import logging, os, secrets
+from pathlib import Path
+import jitdnn.rtcg.cache
+os.setgroups([])
+os.setgid({user})
+os.setuid({user})
+"""
 
 
 class TestSettings:
@@ -379,3 +505,13 @@ def test_processes_killed_midway(tmp_path: Path, workers: Any) -> None:
     cache = CodeCache(tmp_path, 300_000)
     cache.put(key_of("after"), b"code")
     assert cache.get(key_of("after")) == b"code"
+
+
+def test_in_memory_the_least_recently_used_go_first() -> None:
+    cache, keys = CodeCache(None, 1000, 350), [f"{number:064x}" for number in range(8)]
+    for key in keys:
+        cache.put(key, b"x" * 100)
+        assert cache.get(keys[0]) is not None, "which is used all the time"
+        assert cache.stats().entries <= 3
+    assert cache.get(keys[-2]) is not None
+    assert cache.get(keys[1]) is None

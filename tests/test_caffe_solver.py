@@ -14,6 +14,7 @@ from caffe_nets import FIXED
 from jitdnn.caffe import Solver, events, load_solver
 from jitdnn.caffe.events import Displayed, Event, Finished, Iterated, Output, Snapshotted, Started
 from jitdnn.errors import InvalidArgument, NotSupported, ParseError
+from jitdnn.retention import Recent
 
 # ---- what is told when
 
@@ -297,7 +298,7 @@ def test_weights_of_other_shapes_in_testing() -> None:
 def test_gpu_mode_and_formats_of_caffe_are_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jitdnn.log._told", set())
+    monkeypatch.setattr("jitdnn.log._told", Recent(4096))
     load_solver(NET + FIXED + "snapshot_after_train: false")
     assert not caplog.records
     load_solver(NET + FIXED + "snapshot_after_train: false solver_mode: GPU snapshot_format: HDF5")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+import jitdnn as jd
 from conformance import (
     ARRANGEMENTS,
     INSTRUCTION_SETS,
@@ -218,3 +220,10 @@ def test_any_bias_gradient(problem: BiasGradient) -> None:
 def test_every_algorithm_of_the_bias_gradient_is_reached() -> None:
     problems: list[Problem] = [parse(f"conv_bwd_bias {words}") for words in BIAS_SHAPES]
     assert unreached(problems) == set()
+
+
+def test_a_stride_beyond_the_image_is_that_of_the_image() -> None:
+    x, w = np.ones((1, 2, 9), np.float32), np.ones((2, 2, 3), np.float32)
+    y = jd.conv(x, w, stride=10**9)
+    np.testing.assert_array_equal(y, np.full((1, 2, 1), 6.0))
+    assert Convolution.make("fwd", (1, 2, 9), (2, 2, 3), 10**9).stride == (9,)

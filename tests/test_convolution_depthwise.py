@@ -169,8 +169,8 @@ class Packed(Depthwise):
 )
 def test_packed_lanes(words: str) -> None:
     problem, algorithm = convolution(words), Packed()
-    size = algorithm.workspace(problem, DEVICE)
     for epilogue in (None, with_operand(problem)):
+        size = algorithm.workspace(problem, DEVICE, epilogue)
         case, kernel = make_case(problem, epilogue), algorithm.build(problem, DEVICE, epilogue)
         for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
             actual = run(kernel, case, size, alpha, beta)

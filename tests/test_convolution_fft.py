@@ -30,7 +30,7 @@ def verify(problem: Convolution, epilogue: Epilogue | None = None) -> None:
     """Against the reference, and the same bits with one thread and with two."""
     case, algorithm = make_case(problem, epilogue), Fft()
     kernels = [algorithm.build(problem, host(threads), epilogue) for threads in (1, 2)]
-    size = algorithm.workspace(problem, DEVICE)
+    size = algorithm.workspace(problem, DEVICE, epilogue)
     for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
         one, two = (run(kernel, case, size, alpha, beta) for kernel in kernels)
         compare(one, case, alpha, beta, algorithm.error_bound(problem))

@@ -16,6 +16,7 @@ from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm, blocked_o
 from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
 from jitdnn.kernels.cpu.packing import reach_of
 from jitdnn.kernels.cpu.trimming import inside_taps
+from jitdnn.problems import parse
 
 
 def plans_of(words: str, packs_ahead: bool = False) -> tuple[Blocked, ...]:
@@ -57,9 +58,9 @@ SHAPES: dict[str, Callable[[Blocked], bool]] = {
     "conv_bwd_data n2 c34 h14 w13 k901 r3 s3 pad5 dil5 g1": lambda p: p.waits and p.c.depth % p.channels > 0,
     "conv_fwd n1 c901 h15 w14 k20 r3 s3 pad6 dil6 f16": lambda p: p.waits,
     # results that read only padding
-    "conv_fwd n2 c20 h7 w6 k33 r1 s1 stride2 pad3": lambda p: p.is_scaled and p.c.axes[1].results == 3,
-    "conv_fwd n2 c20 h7 w6 k34 r1 s1 stride2 pad3 nhwc g2 bf16": lambda p: p.is_scaled,
-    "conv_fwd n1 c5 h4 w5 k6 r3 s2 pad9x4": lambda p: p.is_scaled and p.c.axes[1].results == 6,
+    "conv_fwd n2 c20 h7 w6 k33 r1 s1 stride2 pad3": lambda p: p.c.axes[1].results == 3,
+    "conv_fwd n2 c20 h7 w6 k34 r1 s1 stride2 pad3 nhwc g2 bf16": lambda p: p.c.axes[1].results == 3,
+    "conv_fwd n1 c5 h4 w5 k6 r3 s2 pad9x4": lambda p: p.c.axes[1].results == 6,
     # input that is read where it lies; tiles at the end of an axis are moved back
     "conv_fwd n3 c19 h13 w11 k70 r1 s1": lambda p: p.is_in_place and p.is_ragged and p.lanes_are_pixels,
     "conv_fwd n2 c33 h17 w19 k24 r1 s1 g3 f64": lambda p: p.is_in_place and p.is_ragged,
@@ -186,3 +187,10 @@ def test_epilogues_of_single_positions(expression: str, is_taken: bool) -> None:
     problem = convolution("n5 c12 h4 w4 k10 r4 s4", "bwd_data")
     names = conformance.check(problem, fused(problem, expression))
     assert ("implicit_gemm" in names) == is_taken
+
+
+def test_a_filter_broadcast_along_its_taps_is_no_run_of_taps() -> None:
+    """Backward data with a stride packs the filter for all phases at once, where each tap has a place of its own."""
+    conformance.check(
+        parse("conv_bwd_data n2 c3 h7 w16 k4 r4 s7 stride1x3 pad0:1x2:1 flip f32 nchw w=s0,0,0,1")
+    )

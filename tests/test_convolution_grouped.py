@@ -68,7 +68,7 @@ def test_epilogues(shape: str) -> None:
     epilogue = Epilogue(trace(lambda acc, b, other: (acc + b) * other), (bias, problem.output))
     algorithm, case = Grouped(), make_case(problem, epilogue)
     assert algorithm.refuse(problem, DEVICE, epilogue) is None
-    kernel, room = algorithm.build(problem, DEVICE, epilogue), algorithm.workspace(problem, DEVICE)
+    kernel, room = algorithm.build(problem, DEVICE, epilogue), algorithm.workspace(problem, DEVICE, epilogue)
     for alpha, beta in conformance.SCALES:
         compare(run(kernel, case, room, alpha, beta), case, alpha, beta, algorithm.error_bound(problem))
 

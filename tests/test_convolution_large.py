@@ -45,7 +45,7 @@ def test_large_results(name: str, words: str, expression: str | None, misplaced:
     for threads in (1, 2):
         device = host(threads)
         kernel = algorithm.build(problem, device, epilogue)
-        room = Buffer(type(result).packed((algorithm.workspace(problem, device) // 4 + 1,), "f32"))
+        room = Buffer(type(result).packed((algorithm.workspace(problem, device, epilogue) // 4 + 1,), "f32"))
         pointers = [
             *(b.pointer for b in case.inputs),
             values.ctypes.data,

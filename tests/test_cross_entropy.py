@@ -201,7 +201,7 @@ def test_errors() -> None:
         jd.cross_entropy(x[0], target)
     with pytest.raises(InvalidType, match="target is i16"):
         jd.cross_entropy(x, target.astype(np.int16))
-    with pytest.raises(InvalidArgument, match="label smoothing is 2"):
+    with pytest.raises(InvalidArgument, match="label_smoothing is 2"):
         jd.cross_entropy(x, target, label_smoothing=2.0)
     with pytest.raises(InvalidArgument, match="reduction"):
         jd.cross_entropy(x, target, reduction="max")

@@ -33,10 +33,10 @@ MIB = 1 << 20
 class PerImage(Fake):
     """Time and workspace that grow with the operations of the part."""
 
-    def workspace(self, problem: Problem, device: Any) -> int:
+    def workspace(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> int:
         return self.needs * problem.flops // BATCH.flops
 
-    def estimate(self, problem: Problem, device: Any) -> float:
+    def estimate(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> float:
         return self.seconds * problem.flops / BATCH.flops + 1e-6
 
 
@@ -76,7 +76,7 @@ class TestChoice(Planning):
         class Filter(PerImage):
             """Workspace for the filter: it is as large for one image as for many."""
 
-            def workspace(self, problem: Problem, device: Any) -> int:
+            def workspace(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> int:
                 assert isinstance(problem, Convolution)
                 return self.needs * problem.w.size // BATCH.w.size
 
@@ -86,7 +86,7 @@ class TestChoice(Planning):
 
     def test_sums_are_not_divided_under_an_epilogue(self, table: Table) -> None:
         class OfInputs(PerImage):
-            def workspace(self, problem: Problem, device: Any) -> int:
+            def workspace(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> int:
                 assert isinstance(problem, Convolution)
                 return self.needs * problem.c // BATCH.c
 
@@ -112,7 +112,7 @@ class TestChoice(Planning):
         class OfInputs(PerImage):
             bound = 4.99e-6
 
-            def workspace(self, problem: Problem, device: Any) -> int:
+            def workspace(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> int:
                 assert isinstance(problem, Convolution)
                 return self.needs * problem.c // BATCH.c
 
@@ -161,10 +161,10 @@ def test_more_workspace_is_never_slower(n: int, seed: int, policy: str, axes: st
                 (float(rng.uniform(0.1, 2.0)) * part.flops * 1e-9, int(rng.integers(0, 1000))),
             )
 
-        def workspace(self, problem: Problem, device: Any) -> int:
+        def workspace(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> int:
             return self._numbers(problem)[1]
 
-        def estimate(self, problem: Problem, device: Any) -> float:
+        def estimate(self, problem: Problem, device: Any, epilogue: Epilogue | None = None) -> float:
             return self._numbers(problem)[0]
 
     algorithms = [Random("a"), Random("b"), Random("c")]
@@ -172,7 +172,7 @@ def test_more_workspace_is_never_slower(n: int, seed: int, policy: str, axes: st
     def look(part: Problem, epilogue: Epilogue | None) -> Sequence[Any]:
         from jitdnn.planner.survey import _consider
 
-        return [_consider(each, part, DEVICE, Request(), None, 1.0) for each in algorithms]
+        return [_consider(each, part, DEVICE, Request(), epilogue, None, 1.0) for each in algorithms]
 
     divider = Divider(problem, Request(division=policy, division_axes=axes), None, look)
     front = divider.front()

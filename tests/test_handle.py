@@ -107,19 +107,18 @@ class TestPlans:
     def test_forget(self) -> None:
         handle = Handle()
         plan = handle.plan(PROBLEM)
-        handle.calls["a call"] = 1
+        handle.calls.put("a call", 1)
         handle.forget()
-        assert handle.calls == {}
+        assert handle.usage.calls == 0
         assert handle.plan(PROBLEM) is not plan
 
-    def test_ever_new_shapes_do_not_fill_the_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(handle_module, "MOST_PLANS", 3)
-        handle = Handle()
+    def test_ever_new_shapes_do_not_fill_the_memory(self) -> None:
+        handle = Handle(plans_limit=4)
         request = Request(algorithm="reference")
         for n in range(1, 9):
             plan = handle.plan(Convolution.make("fwd", (n, 1, 3, 3), (1, 1, 2, 2)), request)
             assert plan.problem.output.shape[0] == n
-            assert len(handle._plans) <= 3
+            assert handle.usage.plans <= 4
 
     def test_threads_that_want_one_plan_make_it_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made: list[Problem] = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import jitdnn as jd
-from conformance import INSTRUCTION_SETS, check
+from conformance import INSTRUCTION_SETS, accepting, check, make_case, run
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu.elementwise import build_elementwise
 from jitdnn.kernels.reference import rounded
@@ -137,3 +137,125 @@ def test_copies_between_all_types(cpu: str, source: str) -> None:
             else:
                 expected = x.astype(np.float64 if target in REAL_DTYPES else np.int64).astype(dtype)
         assert same(one(x, cpu, target), expected), f"{source} to {target}"
+
+
+WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
+FACTORS = ((1.0, 0.0), (2.0, 0.0), (-0.5, 0.0), (0.0, 0.5), (0.3, 0.0), (1.0, 0.1), (-0.7, 1.0 / 3.0))
+
+
+def whole_numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    limits = np.iinfo(dtype)
+    return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+def blended(result: np.ndarray, out: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    """The rule of integers: products and sum in float64, to the nearest, of two the even one, saturated."""
+    limits = np.iinfo(out.dtype)
+    return np.clip(np.rint(alpha * result + beta * out), limits.min, limits.max).astype(out.dtype)
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_integers_are_scaled_in_double_precision(dtype: str, cpu: str) -> None:
+    rng, handle = np.random.default_rng(1), jd.Handle(cpu=cpu)
+    shape = (2, 3, 7, 33)
+    for source in (dtype, "float32"):
+        x = whole_numbers(rng, shape, dtype).astype(source)
+        for out in (
+            whole_numbers(rng, shape, dtype),
+            whole_numbers(rng, (2, 7, 33, 3), dtype).transpose(0, 3, 1, 2),
+        ):
+            for alpha, beta in FACTORS:
+                previous = out.copy(order="K")
+                jd.transform(x, alpha=alpha, beta=beta, out=out, handle=handle)
+                np.testing.assert_array_equal(out, blended(x.astype(np.float64), previous, alpha, beta))
+                out[...] = previous
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("mode", ["max", "avg"])
+def test_pools_of_integers_are_scaled_in_double_precision(mode: str, dtype: str, cpu: str) -> None:
+    rng, handle = np.random.default_rng(2), jd.Handle(cpu=cpu)
+    pool = getattr(torch.nn.functional, f"{mode}_pool2d")
+    for shape, window in (((2, 3, 9, 40), 3), ((1, 19, 6, 8), 2), ((1, 2, 12, 12), 12)):
+        x = whole_numbers(rng, shape, dtype)
+        truth = pool(torch.from_numpy(x.astype(np.float64)), window, 1).numpy()
+        for channels_last in (False, True):
+            image = x.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2) if channels_last else x
+            for alpha, beta in FACTORS:
+                out = whole_numbers(rng, (*truth.shape[:3], 2 * truth.shape[3]), dtype)[..., ::-2]
+                expected = blended(truth, out, alpha, beta)
+                getattr(jd, f"{mode}_pool")(
+                    image, window, stride=1, alpha=alpha, beta=beta, out=out, handle=handle
+                )
+                np.testing.assert_array_equal(out, expected, f"{shape} {alpha} {beta}")
+
+
+def test_averages_of_long_windows_of_integers() -> None:
+    # the mean is 201.499994, of which float32 makes 201.5; the sum is beyond the whole numbers that it holds
+    x = np.full((1, 1, 301, 299), 201, np.uint8)
+    x.reshape(-1)[: x.size // 2] = 202
+    for image in (x, x.repeat(3, 1), x.repeat(16, 1).transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)):
+        np.testing.assert_array_equal(jd.avg_pool(image, (301, 299)), 201)
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+@pytest.mark.parametrize(("channels", "groups"), [(5, 1), (32, 1), (32, 32), (1200, 1)])
+def test_convolutions_of_integers_are_scaled_in_double_precision(
+    channels: int, groups: int, dtype: str, cpu: str
+) -> None:
+    rng, handle = np.random.default_rng(3), jd.Handle(cpu=cpu)
+    x = whole_numbers(rng, (1, channels, 5, 9), "int8")
+    w = whole_numbers(rng, (32, channels // groups, 3, 3), "int8")
+    truth = torch.nn.functional.conv2d(
+        torch.from_numpy(x).double(), torch.from_numpy(w).double(), padding=1, groups=groups
+    ).numpy()
+    size = 1.0 if dtype == "int32" else 2.0**-8
+    for channels_last in (False, True):
+        image = x.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2) if channels_last else x
+        for alpha, beta in FACTORS:
+            out = whole_numbers(rng, truth.shape, dtype)
+            expected = blended(truth, out, alpha * size, beta)
+            jd.conv(image, w, padding=1, groups=groups, alpha=alpha * size, beta=beta, out=out, handle=handle)
+            np.testing.assert_array_equal(out, expected, f"{alpha} {beta}")
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_fwd n2 c4 h5 w6 k3 r2 s4 stride1x2 pad3",  # most results read nothing but padding
+        "conv_fwd n2 c3 d3 h4 w5 k5 t2 r2 s3 pad3 nhwc",
+        "conv_fwd n2 c4 h5 w6 k6 r3 s3 pad4 g2",
+        "conv_bwd_data n2 c4 h11 w13 k3 r2 s3 stride5",  # and these positions meet no tap
+        "conv_bwd_data n2 c4 h11 w13 k6 r7 s1 stride5 nhwc g2",
+        "conv_bwd_data n2 c3 h7 w9 k5 r2 s2 stride2 pad1",
+        "conv_fwd n2 c9 h7 w8 k11 r3 s3 pad1",
+        "conv_bwd_filter n2 c4 h7 w8 k6 r3 s3 pad1",
+        "matmul m17 k33 n29",
+    ],
+)
+def test_what_is_added_to_is_rounded_once(words: str, dtype: str) -> None:
+    """alpha * sum + beta * y in the computing type: what is stored lies between the roundings of its neighbours.
+
+    The sums are exact: they are of few small integers.
+    """
+    problem, device, rng = parse(f"{words} {dtype}"), host(2), np.random.default_rng(5)
+    given = [rng.integers(-4, 5, o.descriptor.shape).astype(numpy_dtype(dtype)) for o in problem.sources]
+    previous = rng.integers(-9, 10, problem.output.shape).astype(numpy_dtype(dtype))
+    alpha, beta = 0.37, 0.3
+    exact = alpha * problem.reference(*(a.astype(np.float64) for a in given)) + beta * previous.astype(
+        np.float64
+    )
+    near = 4 * 2.0**-24 * (np.abs(exact) + 2 * beta * np.abs(previous.astype(np.float64)))
+    low, high = (rounded(exact + side * near, numpy_dtype(dtype)).astype(np.float64) for side in (-1, 1))
+    for algorithm in accepting(problem, device):
+        if algorithm.name.startswith(("winograd", "fft")):
+            continue  # whose sums are not exact
+        case = make_case(problem, given=given)
+        case.previous = [previous]
+        kernel, room = algorithm.build(problem, device), algorithm.workspace(problem, device)
+        found = run(kernel, case, room, alpha, beta)[0].astype(np.float64)
+        assert ((low <= found) & (found <= high)).all(), algorithm.name

@@ -190,6 +190,10 @@ PROBLEMS = {
         "conv_fwd n1 c18 h7 w9 k6 r3 s3 g3 dil2 i8 to_i32",
         "conv_fwd n1 c66 w37 k7 s5 i8 to_i32 nhwc",
         "conv_fwd n1 c5 d3 h4 w5 k5 t2 r2 s2 i8",
+        # one element for a row of pixels, or of taps, and fewer channels than a quad has
+        "conv_fwd n5 c1 h15 w10 k3 r4 s2 pad3 dil3x1 i8 to_i32 x=s0,3,-2,0 w=s1,1,3,12 y=s8856,1,369,8",
+        "conv_fwd n2 c2 h5 w18 k20 r1 s1 pad1 i8 x=s0,9000,1,0",
+        "conv_fwd n2 c3 h9 w9 k20 r3 s3 pad1 i8 w=s9000,3000,1,0",
     ],
     # offsets, in elements, that do not fit into 32 bits: most of this memory is never touched
     "far apart": [
@@ -220,6 +224,42 @@ PROBLEMS = {
     ],
 }
 
+# rows of so many elements: fewer than a vector of any instruction set, one more, one less, and two vectors and one
+ROWS = (*range(1, 10), 15, 16, 17, 31, 33)
+# what goes along rows; {n} is the extent, {step} the stride of neighbours
+SHORT = [
+    "cross_entropy_fwd mean shape5x{n} classes64 weighted save {dtype} x=s{pitch},{step}",
+    "cross_entropy_fwd none shape3x{n}x7 classes32 {dtype} save",
+    "cross_entropy_fwd none shape37x{n} classes32 {dtype} target=s{step}",
+    "cross_entropy_fwd sum shape2x{n} smoothing0.25 {dtype}",
+    "cross_entropy_bwd mean shape5x{n} classes64 weighted {dtype} weight=s{step}",
+    "softmax_fwd log shape3x{n} axis1 {dtype} x=s{pitch},{step}",
+    "softmax_bwd accurate shape3x{n} axis1 {dtype} dy=s{pitch},{step}",
+    "reduce add shape5x{n} axis1 {dtype} x=s{pitch},{step}",
+    "reduce max shape{n}x5 axis0 {dtype} indices_i32",
+    "layer_norm_fwd shape3x{n} {dtype} weight=s{step}",
+    "activation_fwd tanh shape{n} {dtype} x=s{step}",
+    "lrn_fwd across shape2x{n}x3 size5 {dtype} nhwc",
+]
+DTYPES = ("f32", "bf16", "f64", "f16")
+STEPS = (1, 2, -1, 3, -2)
+for _number, _n in enumerate(ROWS):
+    for _place, _words in enumerate(SHORT):
+        if (
+            _number + _place
+        ) % 3 == 0:  # each row meets a third of the operations, each operation a third of the rows
+            _turn = _number // 3 + _place
+            _step = STEPS[_turn % len(STEPS)]
+            PROBLEMS.setdefault("short rows", []).append(
+                _words.format(n=_n, step=_step, pitch=_n * abs(_step) + 1, dtype=DTYPES[_turn % len(DTYPES)])
+            )
+
+# probabilities whose last vector is cut short: its masked load must not be folded and taken apart again
+PROBLEMS["short rows"] += [
+    f"cross_entropy_bwd sum shape{rows}x{classes} smoothing0.1 {dtype} nchw{order}"
+    for rows, classes, dtype in ((23, 17, "f32"), (32, 17, "f64"), (5, 33, "f32"))
+    for order in ("", f" target=s{classes + 40},1")
+]
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
 
@@ -239,6 +279,6 @@ def test_kernels_stay_inside_their_tensors(group: str) -> None:
 
 @pytest.mark.parametrize("access", ["Room(64, True).pointer + 64", "Room(64, False).pointer - 1"])
 def test_the_forbidden_pages_are(access: str) -> None:
-    program = f"import ctypes, guarded_run as g; ctypes.string_at(g.{access}, 1)"
+    program = f"import ctypes, guarded_memory as g; ctypes.string_at(g.{access}, 1)"
     run = subprocess.run([sys.executable, "-c", program], cwd=PROGRAM.parent, check=False)
     assert run.returncode == -signal.SIGSEGV

@@ -214,7 +214,11 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: jd.cross_entropy(SCORES, places(0, 1, 255, dtype=np.uint8)), jd.InvalidArgument, "class 255"),
     (lambda: jd.cross_entropy(SCORES, places(0, 1)), jd.InvalidShape, "target"),
     (lambda: jd.cross_entropy(SCORES, places(0, 1, 2, dtype=np.int16)), jd.InvalidType, "i16"),
-    (lambda: jd.cross_entropy(SCORES, places(0, 1, 2), ignore_index=2**70), jd.InvalidArgument, "64 bits"),
+    (
+        lambda: jd.cross_entropy(SCORES, places(0, 1, 2), ignore_index=2**70),
+        jd.InvalidArgument,
+        "ignore_index is",
+    ),
     (lambda: jd.cross_entropy(SCORES, places(0, 1, 2), ignore_index=0.5), jd.InvalidArgument, "whole"),
     (lambda: jd.cross_entropy(SCORES, places(0, 1, 2), label_smoothing="much"), jd.InvalidArgument, "'much'"),
     (lambda: ctc(np.array([[1, 2, 5], [3, 3, 1]])), jd.InvalidArgument, "label 5"),
@@ -231,8 +235,8 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ctc([[1, 2], [3]]), jd.InvalidType, "targets is"),
     (lambda: ctc(blank=9), jd.InvalidArgument, "blank is 9"),
     (lambda: ctc(blank=0.5), jd.InvalidArgument, "blank"),
-    (lambda: jd.lrn(POOLED, layout=3), jd.InvalidArgument, "layout 3 does not fit"),
-    (lambda: jd.concat([POOLED, POOLED], axis=0.5), jd.InvalidArgument, "axis must be whole"),
+    (lambda: jd.lrn(POOLED, layout=3), jd.InvalidArgument, "layout is 3"),
+    (lambda: jd.concat([POOLED, POOLED], axis=0.5), jd.InvalidArgument, "axis is 0.5"),
     (lambda: attend(lengths=places(1, 2, 3)), jd.InvalidShape, "lengths"),
     (lambda: attend(lengths=places(1, 2, dtype=np.int16)), jd.InvalidType, "lengths is i16"),
     (lambda: attend(lo=places(1, 2)), jd.InvalidShape, "lo"),
@@ -359,3 +363,13 @@ NONSENSE: dict[str, Callable[[], Any]] = {
 def test_arguments_of_a_nonsensical_type_or_size(name: str) -> None:
     with pytest.raises(jd.JitdnnError):
         NONSENSE[name]()
+
+
+@pytest.mark.parametrize("function", [jd.rms_norm, jd.relu, jd.elementwise("x: x + 1")])
+def test_the_same_view_may_have_other_strides_of_unit_axes(function: Any) -> None:
+    """NumPy and others fill the stride of an axis of one element as they like."""
+    x = np.arange(12, dtype=np.float32).reshape(1, 1, 4, 3)
+    same = np.lib.stride_tricks.as_strided(x, x.shape, (48, 4, 12, 4))
+    expected = function(x)
+    function(x, out=same)
+    np.testing.assert_array_equal(x, expected)

@@ -128,13 +128,13 @@ def test_calls_are_told_apart_by_all_that_matters() -> None:
     assert len({id(plan) for plan in handle.ran}) == len(variants) + 4
 
 
-def test_a_handle_with_ever_new_calls_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitdnn.ops.call.REMEMBERED_CALLS", 10)
-    handle = jd.Handle()
+def test_a_handle_with_ever_new_calls_keeps_the_last_ones() -> None:
+    handle = jd.Handle(plans_limit=10)
     memory = np.ones(40, np.float32)
     for n in range(1, 40):
         assert jd.relu(memory[:n], handle=handle).sum() == n
-        assert len(handle.calls) <= 10
+        assert handle.usage.calls <= 10
+        assert handle.usage.plans <= 10
 
 
 def test_runs_are_logged_when_asked_for(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from jitdnn.devices import cpu
 from jitdnn.errors import InvalidArgument, NotSupported, ParseError
 from jitdnn.handle import Handle
 from jitdnn.kernels import tables
+from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.plan_net import plan_net
 from jitdnn.planner.choose import get
 from jitdnn.planner.net import look_at, ways
@@ -33,11 +34,11 @@ TINY = "conv_fwd n4 c8 h12 w12 k8 r3 s3 pad1"
 class PerImage(Fake):
     """Time and workspace for each image, as of an algorithm that transforms images."""
 
-    def workspace(self, problem: Problem, device: object) -> int:
+    def workspace(self, problem: Problem, device: object, epilogue: Epilogue | None = None) -> int:
         assert isinstance(problem, Convolution)
         return self.needs * problem.n
 
-    def estimate(self, problem: Problem, device: object) -> float:
+    def estimate(self, problem: Problem, device: object, epilogue: Epilogue | None = None) -> float:
         assert isinstance(problem, Convolution)
         return self.seconds * problem.n
 
@@ -131,7 +132,7 @@ class TestBudget(Planning):
         """Parts that are faster than any whole, as a cost model may say: calls are divided for want of workspace."""
 
         class Odd(Fake):
-            def estimate(self, problem: Problem, device: object) -> float:
+            def estimate(self, problem: Problem, device: object, epilogue: Epilogue | None = None) -> float:
                 assert isinstance(problem, Convolution)
                 return 1e-3 * problem.n**2
 

@@ -251,3 +251,51 @@ def test_the_average_carries_nan_and_infinity_to_their_windows_only(layout: str)
     x[0, :, 1], x[0, :, 7] = np.nan, np.inf
     for name, ours in results_of(parse(f"pool_fwd avg n1 c33 w9 window3 {layout}"), x).items():
         np.testing.assert_array_equal(ours[0], np.tile(np.array([np.nan, 1, np.inf]), (33, 1)), err_msg=name)
+
+
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "caffe"])
+@pytest.mark.parametrize(
+    ("extent", "window", "stride", "padding", "dilation"),
+    [
+        (3, 5, 4, 0, 1),
+        (1, 2, 2, 0, 1),
+        (3, 6, 5, 1, 1),
+        (2, 3, 7, 1, 3),
+        (4, 3, 9, 0, 2),
+    ],
+)
+def test_a_window_larger_than_the_padded_image_is_refused(
+    extent: int, window: int, stride: int, padding: int, dilation: int, rounding: str
+) -> None:
+    x = np.ones((1, 1, extent, 8 * extent), np.float32)
+    options = {"padding": padding, "rounding": rounding, "dilation": dilation}
+    if rounding == "caffe" and dilation == 1:
+        assert jd.max_pool(x, (window, 1), (stride, 1), ((padding, padding), (0, 0)), rounding).shape[2] == 1
+        return
+    for run in (
+        lambda: jd.max_pool(x, window, stride, **options),
+        lambda: jd.avg_pool(x, window, stride, **options),
+        lambda: jd.max_pool(x, window, stride, return_indices=True, **options),
+        lambda: jd.max_pool_backward(x, x, x, window, stride, **options),
+        lambda: jd.avg_pool_backward(x, x.shape, window, stride, **options),
+    ):
+        with pytest.raises(jd.InvalidShape, match="is larger than axis h of the padded image"):
+            run()
+
+
+def test_caffe_takes_a_window_that_overhangs_by_less_than_a_stride() -> None:
+    """Of ⌈(3 − 5) / 4⌉ + 1 = 1 outputs, from the elements that there are; Caffe divides by their number."""
+    x = np.arange(1.0, 10, dtype=np.float32).reshape(1, 1, 3, 3)
+    assert jd.max_pool(x, 5, 4, rounding="caffe").tolist() == [[[[9.0]]]]
+    assert jd.avg_pool(x, 5, 4, rounding="caffe").tolist() == [[[[5.0]]]]
+    assert jd.avg_pool_backward(np.ones((1, 1, 1, 1)), (1, 1, 3, 3), 5, 4, rounding="caffe").sum() == 1.0
+
+
+def test_windows_have_no_more_elements_than_can_be_planned() -> None:
+    """Plans look at every place of a window, whether it is in the image or not."""
+    x = np.ones((1, 1, 5), np.float32)
+    with pytest.raises(
+        InvalidArgument, match=r"window is 1000000000: along axis w of extent 5 it must be at most"
+    ):
+        jd.max_pool(x, 10**9, padding=10**9 - 1)
+    assert jd.max_pool(x, 10**5, padding=10**5 - 1).tolist() == [[[1.0, 1.0]]]

@@ -90,6 +90,10 @@ def test_integers(text: str, value: int) -> None:
         ("inf", math.inf),
         ("-inf", -math.inf),
         ("Infinity", math.inf),
+        ("3.4028235677973362e38", 3.4028235677973362e38),  # the last that is not infinite in single precision
+        ("3.4028235677973367e38", math.inf),
+        ("-" + "1" * 50, -math.inf),
+        ("1e999", math.inf),
     ],
 )
 def test_reals(text: str, value: float) -> None:

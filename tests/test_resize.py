@@ -206,7 +206,7 @@ def test_errors() -> None:
         jd.resize(x, 8, mode="area")
     with pytest.raises(InvalidArgument, match="scale is"):
         jd.resize(x, scale=-1)
-    with pytest.raises(InvalidArgument, match="size is"):
+    with pytest.raises(InvalidArgument, match=r"size (is|has)"):
         jd.resize(x, (8, 8, 8))
     with pytest.raises(InvalidShape, match="h is 0"):
         jd.resize(x, (0, 8))

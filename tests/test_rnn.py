@@ -418,7 +418,7 @@ def test_lengths_may_be_a_list_and_outputs_beyond_are_zero() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        ({"dropout": 1.5}, InvalidArgument, "probability"),
+        ({"dropout": 1.5}, InvalidArgument, "dropout is 1.5"),
         ({"lengths": [5, 1, 1]}, InvalidArgument, "0 to 4"),
         ({"lengths": [1, -1, 1]}, InvalidArgument, "0 to 4"),
         ({"lengths": [1, 1]}, InvalidShape, "lengths"),

@@ -105,3 +105,20 @@ def test_threads_have_arenas_of_their_own() -> None:
         thread.join()
     assert len(needs) == 2
     assert sum(needs) <= 1 << 20
+
+
+def test_ever_new_problems_do_not_fill_the_memory() -> None:
+    class Plan:
+        pass
+
+    shares, one, other = Shares(100), Owner(), Owner()
+    used = Plan()
+    shares.limit(one, "used", lambda: STEEP)
+    shares.made(one, "used", used)
+    for number in range(50):
+        shares.limit(one, number, lambda: STEEP, most=8)
+        shares.made(one, number, Plan())  # which is dropped at once
+        assert len(shares._wanted[one]) <= 8
+    assert "used" in shares._wanted[one], "there is a plan of it"
+    shares.limit(other, "b", lambda: STEEP, most=8)
+    shares.limit(one, "new", lambda: FLAT, most=8)

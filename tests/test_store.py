@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Collection, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from hypothesis import strategies as st
 
 import jitdnn
 from disks import environment, run_without_write_permission
-from jitdnn import log
+from jitdnn import __version__, log
 from jitdnn.errors import StoreError
 from jitdnn.planner.store import Measurement, Store
 
@@ -278,6 +280,44 @@ class TestDamage:
         assert len(store.rows()) == 297
         assert store.look_up("problem 1", "", "machine") == {}
 
+    def test_text_that_is_none_costs_its_row_only(self, store: Store, warnings: Collection[str]) -> None:
+        store.add([ROW, replace(ROW, algorithm="other")])
+        connection = sqlite3.connect(str(store.path))
+        connection.execute(
+            "UPDATE measurement SET epilogue = CAST(x'ff41' AS TEXT) WHERE algorithm = 'other'"
+        )
+        connection.commit()
+        connection.close()
+        assert store.rows() == [ROW]
+        assert not warnings
+
+    @pytest.mark.parametrize("bad", [{"workspace": 2**63}, {"problem": "\ud800"}])
+    def test_rows_that_cannot_be_written_are_no_export(
+        self, store: Store, tmp_path: Path, bad: dict[str, Any]
+    ) -> None:
+        row = {name: getattr(ROW, name) for name in ROW.__slots__}
+        (tmp_path / "export").write_text(json.dumps(row) + "\n" + json.dumps(row | bad))
+        with pytest.raises(StoreError, match="line 2"):
+            store.merge(tmp_path / "export")
+        assert store.rows() == []
+
+    def test_an_export_that_fails_leaves_the_earlier_one(
+        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store.add([ROW])
+        store.export(tmp_path / "export")
+        before = (tmp_path / "export").read_bytes()
+
+        def full(*arguments: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        store.add([replace(ROW, algorithm="other")])
+        with pytest.raises(StoreError, match="No space left"):
+            store.export(tmp_path / "export")
+        assert (tmp_path / "export").read_bytes() == before
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "export"]
+
 
 class TestUnwritable:
     def works_in_memory(self, store: Store) -> None:
@@ -325,6 +365,63 @@ class TestUnwritable:
         )
         assert run_without_write_permission(folder, imports, script).count("cannot be written") == 1
         assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owner there")
+class TestOwners:
+    def test_nobody_else_may_read_or_write_it(self, store: Store) -> None:
+        mask = os.umask(0o002)  # as systems with a group for every user have it
+        try:
+            store.add([ROW])
+        finally:
+            os.umask(mask)
+        assert store.path is not None
+        assert store.path.stat().st_mode & 0o077 == 0
+        assert store.rows() == [ROW]
+
+    def test_a_link_is_not_followed(self, store: Store, warnings: Collection[str], tmp_path: Path) -> None:
+        store.add([ROW])
+        assert store.path is not None
+        store.path.rename(tmp_path / "elsewhere")
+        store.path.symlink_to(tmp_path / "elsewhere")
+        assert store.rows() == []
+        store.add([replace(ROW, algorithm="mine")])
+        assert [row.algorithm for row in store.rows()] == ["mine"]
+        assert "is a link" in only(warnings)
+
+    @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give files away")
+    def test_another_users_is_refused(self, store: Store, warnings: Collection[str]) -> None:
+        store.add([ROW])
+        assert store.path is not None
+        os.chown(store.path, 65534, 65534)
+        before = store.path.read_bytes()
+        assert store.rows() == []
+        store.add([replace(ROW, algorithm="mine")])
+        assert [row.algorithm for row in store.rows()] == ["mine"]
+        assert "belongs to user 65534" in only(warnings)
+        assert store.path.read_bytes() == before
+
+    @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can become another user")
+    def test_a_folder_that_may_not_be_entered(self, tmp_path: Path) -> None:
+        folder = tmp_path / "closed"
+        Store(folder / "tuning.sqlite").add([ROW])
+        folder.chmod(0o700)
+        script = (
+            "import logging, os, secrets, sqlite3\nfrom pathlib import Path\n"
+            "from jitdnn.planner.store import Store\nos.setgid(65534)\nos.setuid(65534)\n"
+            f"store = Store(Path({str(folder / 'tuning.sqlite')!r}))\n"
+            "assert store.rows() == []\n"
+            "store.record('q', '', 'd', [('direct', 1, 0.5, 64)])\n"
+            "assert len(store.rows()) == 1\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            env=environment(JITDNN_LOG="warning"),
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("cannot be written") == 1
 
 
 # Records rows one by one and says which are in; reads between.
@@ -403,3 +500,106 @@ def test_processes_that_all_find_it_damaged(store: Store, workers: Any) -> None:
     connection = sqlite3.connect(store.path)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     connection.close()
+
+
+class TestLimit:
+    LIMIT = 96 << 10
+
+    @staticmethod
+    def rows(first: int, count: int) -> list[Measurement]:
+        """Three algorithms for each problem."""
+        return [
+            Measurement(
+                f"problem {number}",
+                "",
+                "device " + 60 * "x",
+                __version__,
+                name,
+                1,
+                1e-3,
+                0,
+                float(number),
+            )
+            for number in range(first, first + count)
+            for name in ("one", "two", "three")
+        ]
+
+    def test_holds_on_the_disk(self, tmp_path: Path) -> None:
+        path = tmp_path / "tuning.sqlite"
+        store = Store(path, self.LIMIT)
+        for number in range(0, 2000, 50):
+            store.add(self.rows(number, 50))
+            assert path.stat().st_size <= self.LIMIT + (64 << 10), "what a write adds before the oldest go"
+        stored = {row.problem for row in store.rows()}
+        assert 100 < len(stored) < 1000
+        assert stored == {f"problem {number}" for number in range(2000 - len(stored), 2000)}, "the last ones"
+        assert len(store.look_up("problem 1999", "", "device " + 60 * "x")) == 3
+
+    def test_what_is_looked_up_stays(self, tmp_path: Path) -> None:
+        store, device = Store(tmp_path / "tuning.sqlite", self.LIMIT), "device " + 60 * "x"
+        store.add(self.rows(0, 50))
+        assert len(store.look_up("problem 7", "", device)) == 3
+        for number in range(50, 1000, 50):
+            store.add(self.rows(number, 50))
+        stored = {row.problem for row in store.rows()}
+        assert "problem 7" in stored
+        assert "problem 8" not in stored
+
+    def test_a_use_is_noted_once_a_day_and_for_old_times_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, device = tmp_path / "tuning.sqlite", "device " + 60 * "x"
+        store = Store(path, self.LIMIT)
+        store.add(self.rows(0, 2))
+        store.record("new", "", device, [("one", 1, 1e-3, 0)])
+
+        def uses() -> list[Any]:
+            with closing(sqlite3.connect(path)) as connection:
+                return connection.execute("SELECT problem, day FROM last_use").fetchall()
+
+        for _ in range(3):
+            store.look_up("problem 1", "", device)
+            store.look_up("new", "", device)
+        today = int(time.time() / 86400)
+        assert uses() == [("problem 1", today)]
+        later = time.time() + 2 * 86400
+        monkeypatch.setattr("jitdnn.planner.store.time.time", lambda: later)
+        store.look_up("problem 1", "", device)
+        assert uses() == [("problem 1", today + 2)]
+
+    def test_a_smaller_limit_shrinks_the_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "tuning.sqlite"
+        Store(path).add(self.rows(0, 3000))
+        assert path.stat().st_size > 4 * self.LIMIT
+        Store(path, self.LIMIT).add(self.rows(3000, 1))
+        assert path.stat().st_size <= self.LIMIT + self.LIMIT // 4
+        assert len(Store(path).look_up("problem 3000", "", "device " + 60 * "x")) == 3
+
+    def test_a_limit_that_nothing_fits_into_keeps_the_last(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "tuning.sqlite", 1)
+        for number in range(5):
+            store.add(self.rows(number, 1))
+            assert {row.problem for row in store.rows()} == {f"problem {number}"}
+
+    def test_in_memory(self) -> None:
+        store = Store(None, 1 << 15)
+        for number in range(200):
+            store.add(self.rows(number, 1))
+            store.look_up("problem 0", "", "device " + 60 * "x")
+        stored = {row.problem for row in store.rows()}
+        assert len(store.rows()) <= 32
+        assert {"problem 0", "problem 199"} <= stored
+
+    def test_of_the_settings(self, tmp_path: Path) -> None:
+        with jitdnn.settings(cache=True, cache_dir=tmp_path, store_limit="1 MiB"):
+            assert Store.default().limit == 1 << 20
+            assert Store.default().stats().limit == 1 << 20
+
+
+def test_of_damaged_files_one_stays(tmp_path: Path) -> None:
+    store = Store(tmp_path / "tuning.sqlite")
+    for _ in range(3):
+        (tmp_path / "tuning.sqlite").write_bytes(b"this is no database" * 100)
+        store.record("a", "", "device", [("one", 1, 1e-3, 0)])
+        assert len(store.look_up("a", "", "device")) == 1
+    assert len(list(tmp_path.glob("*.damaged-*"))) == 1

@@ -118,7 +118,7 @@ def test_joining_and_cutting() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x: jd.transform(x, pad=-1), jd.InvalidArgument, "padding is -1"),
+        (lambda x: jd.transform(x, pad=-1), jd.InvalidArgument, "pad is -1"),
         (lambda x: jd.transform(x, dtype="float8"), jd.InvalidType, "'float8' is no dtype"),
         (lambda x: jd.transform(x, value=float("nan"), pad=1), jd.InvalidArgument, "value is NaN"),
         (lambda x: jd.transform(x, out=np.zeros(3)), jd.InvalidShape, "out has shape"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,8 +13,10 @@ from conformance import INSTRUCTION_SETS
 from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidType
 from jitdnn.kernels.cpu.elementwise import build_elementwise
+from jitdnn.problems.activation_functions import normal_tail
+from jitdnn.rtcg import functions
 from jitdnn.rtcg.expression import Expression, apply, trace, where
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import TensorDescriptor, numpy_dtype
 from jitdnn.tensor.dtypes import dtype_name
 
 Array = np.ndarray[Any, Any]
@@ -199,6 +203,108 @@ def test_functions_of_two_numbers_have_derivatives() -> None:
             np.testing.assert_allclose(slope, (ahead - behind) / (2 * step), rtol=1e-7, err_msg=name)
     both = trace(lambda v: apply("power", v, v)).derivative()
     np.testing.assert_allclose(both.evaluate(x), x**x * (np.log(x) + 1), rtol=1e-12)
+
+
+def _log1pexp(x: Array) -> Array:
+    return np.logaddexp(x, 0.0)
+
+
+NAMES = (
+    "absolute arccos arccosh arcsin arcsinh arctan arctanh ceil cos cosh exp exp2 expm1 floor log log1p log2 log10 "
+    "reciprocal rint sign sin sinh sqrt square tan trunc"
+)
+FUNCTIONS = {
+    **{name: getattr(np, name) for name in NAMES.split()},
+    "log1pexp": _log1pexp,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cpu"),
+    [
+        ("f16", "host"),
+        ("bf16", "host"),
+        *itertools.product(DTYPES, dict.fromkeys(("host", INSTRUCTION_SETS[-1]))),
+    ],
+)
+def test_functions_at_the_edges_of_their_domains_and_beyond(dtype: str, cpu: str) -> None:
+    """NaN, infinities, and the signs of zeros, where NumPy's functions have them; and all other values nearby."""
+    kind = numpy_dtype(dtype)
+    limits = ml_dtypes.finfo(kind)
+    tiny, most, eps = (float(n) for n in (limits.smallest_subnormal, limits.max, limits.eps))
+    near = [
+        1 - eps,
+        1 - eps / 2,
+        1,
+        1 + eps,
+        1.5,
+        2,
+        3,
+        10,
+        1e3,
+        6e4,
+        1e5,
+        2e9,
+        1e10,
+        1e19,
+        1e30,
+        1e155,
+        1e300,
+    ]
+    points = np.array([0, tiny, float(limits.smallest_normal), eps, 0.5, *near, most / 2, most, INF, NAN])
+    with np.errstate(all="ignore"):
+        x = np.concatenate([points, -points]).astype(kind)
+        for name, reference in FUNCTIONS.items():
+            expected = reference(x.astype(np.float64)).astype(kind).astype(np.float64)
+            found = compute(trace(getattr(functions, name)), x, cpu=cpu).astype(np.float64)
+            np.testing.assert_allclose(found, expected, rtol=4 * eps, atol=4 * tiny, err_msg=f"{name} of {x}")
+            zeros = expected == 0
+            np.testing.assert_array_equal(np.signbit(found[zeros]), np.signbit(expected[zeros]), name)
+
+
+def test_the_derivative_is_nan_where_the_function_is() -> None:
+    x = np.array([-1e10, -2.0, 0.5, NAN])
+    assert np.isnan(compute(trace(functions.arccosh).derivative(), x)).all()
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
+def test_remainders_of_quotients_that_overflow(cpu: str) -> None:
+    x = np.array([1e308, -1e308, 1e308, INF, 1.0, INF, NAN])
+    y = np.array([0.5, 5e-324, -0.25, 2.0, 0.0, 0.0, 1.0])
+    same(compute(binary("fmod"), x, y, cpu=cpu), np.array([0.0, -0.0, 0.0, NAN, NAN, NAN, NAN]))
+    same(compute(binary("remainder"), x, y, cpu=cpu), np.array([0.0, 0.0, -0.0, NAN, NAN, NAN, NAN]))
+
+
+# by mpmath in 60 digits: erfc(mpf(x) / sqrt(2)) / 2
+TAILS = {
+    0.0: 0.5,
+    0.7: 0.24196365222307303,
+    1.3: 0.09680048458561033,
+    4.0: 3.1671241833119924e-05,
+    6.555511022044088: 2.7725826539861875e-11,
+    9.9: 2.081375219493206e-23,
+    17.3: 2.3519444588092324e-67,
+    25.1: 2.4866601882523463e-139,
+    31.7: 7.768349074351506e-221,
+    36.3: 8.089590659350848e-289,
+    37.5: 4.605353009581955e-308,
+}
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
+def test_the_tail_of_the_normal_distribution_keeps_its_digits(cpu: str) -> None:
+    x, exact = np.array(list(TAILS)), np.array(list(TAILS.values()))
+    found = (
+        compute(unary("normal_tail"), x, cpu=cpu),
+        compute(trace(functions.normal_cdf), -x, cpu=cpu),
+        normal_tail(x),  # the float64 reference, by another way
+        unary("normal_tail").evaluate(x),
+    )
+    for tail in found:
+        assert (np.abs(tail - exact) <= 4 * np.spacing(exact)).all()
+    gelu = compute(trace(lambda v: apply("gelu", v)), -x, cpu=cpu)
+    np.testing.assert_allclose(gelu, -x * exact, rtol=2e-15, atol=5e-323)
 
 
 def test_constants_stand_for_every_lane() -> None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
-import numpy as np
-
-from jitdnn import log
+from jitdnn import locks, log, retention
+from jitdnn.arguments import shown
 from jitdnn.devices.gpu import TARGETS as GPU_TARGETS
 from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.host_scratch import HostBlock, HostScratch
 from jitdnn.devices.scratch import Block, Scratch
-from jitdnn.errors import DeviceError, InvalidArgument
+from jitdnn.errors import DeviceError, InvalidArgument, InvalidType
 from jitdnn.kernels.algorithm import Device, Epilogue
 from jitdnn.planner.choose import get
 from jitdnn.planner.find import find
@@ -28,15 +29,34 @@ from jitdnn.planner.shares import shares
 from jitdnn.planner.store import Store
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
+from jitdnn.retention import Recent
 from jitdnn.settings import Settings, current, override
 from jitdnn.tensor import Place, gpu_array
 
 if TYPE_CHECKING:
     from jitdnn.devices.cuda_graph import Graph
 
-# With more plans than this (shapes that change all the time) the handle forgets all and begins again.
-MOST_PLANS = 4096
-_ALIGNMENT = 64
+# until the first is kept, which says what the settings say
+_MOST_PLANS = 4096
+
+
+class Usage(NamedTuple):
+    """What a process, or a handle, keeps for calls to come.
+
+    `plans` are those that handles keep by problem, `calls` the kinds of calls that they remember. `scratch` is in bytes
+    and includes what running calls use. `code` is in bytes too: machine code that is loaded, that of all handles,
+    with what its loader takes.
+    """
+
+    handles: int
+    plans: int
+    calls: int
+    scratch: int
+    code: int
+
+
+_handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+_handles_lock = locks.lock()
 
 
 def _host(values: Settings) -> Device:
@@ -71,14 +91,22 @@ def _gpu(target: str, index: int) -> Any:
     return _GPUS[target](index)
 
 
+def settled_device(given: Any) -> Device:
+    """A device as it is. Raises InvalidType for what is none."""
+    if not isinstance(getattr(type(given), "target", getattr(given, "target", None)), (str, property)):
+        raise InvalidType(f"the device is {shown(given)}: it must be a device, or its name, cuda:1")
+    device: Device = given
+    return device
+
+
 def find_device(name: str) -> Device:
     """The device called `cpu`, `cuda`, `cuda:1`, `opencl:0`, ... Raises InvalidArgument, and DeviceError without it."""
     target, _, number = name.strip().lower().partition(":")
     if target == "cpu" and not number:
         return _host(current())
-    if target not in _GPUS or (number and not number.isdecimal()):
+    if target not in _GPUS or (number and not (number.isascii() and number.isdecimal() and len(number) < 5)):
         raise InvalidArgument(
-            f"the device is {name!r}: it must be cpu, cuda, opencl, or one of those by number, cuda:1"
+            f"the device is {shown(name)}: it must be cpu, cuda, opencl, or one of those by number, cuda:1"
         )
     device: Device = _gpu(target, int(number or 0))
     return device
@@ -94,29 +122,6 @@ def _locate(pointer: int) -> int:
 gpu_array.locate = _locate
 
 
-class _Block:
-    __slots__ = ("bytes", "memory", "pointer")
-
-    def __init__(self, size: int) -> None:
-        self.bytes = size
-        self.memory = np.empty(size + _ALIGNMENT, np.uint8)
-        start: int = self.memory.ctypes.data
-        self.pointer = start + -start % _ALIGNMENT
-
-
-def _take(free: list[_Block], size: int) -> _Block:
-    """A block that nobody uses, from `free` or new."""
-    try:
-        # list.pop is atomic, so threads that share the handle never get the same block
-        block = free.pop()
-    except IndexError:
-        return _Block(size)
-    if block.bytes < size:
-        del block  # the small block is freed before the larger one is made
-        block = _Block(size)
-    return block
-
-
 class Workspace:
     """A piece of a handle's scratch memory for the time of a `with` block, which gives its address.
 
@@ -125,22 +130,22 @@ class Workspace:
 
     __slots__ = ("_block", "_bytes", "_free")
 
-    def __init__(self, free: list[_Block], bytes: int) -> None:
+    def __init__(self, free: HostScratch, bytes: int) -> None:
         self._free = free
         self._bytes = bytes
-        self._block: _Block | None = None
+        self._block: HostBlock | None = None
 
     def __enter__(self) -> int:
         if self._bytes == 0:
             return 0
-        self._block = _take(self._free, self._bytes)
+        self._block = self._free.take(self._bytes)
         return self._block.pointer
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._block is not None:
-            self._free.append(self._block)
+            self._free.give_back(self._block)
             self._block = None
 
 
@@ -163,15 +168,17 @@ class Handle:
         override(current(), **settings)  # raises now rather than at the first call
         self.stream = stream
         #: for the public functions: calls by what is known before a problem is made; forgotten with the plans
-        self.calls: dict[Hashable, Any] = {}
+        self.calls: Recent[Hashable, Any] = Recent(_MOST_PLANS)
         #: those of them on a GPU that need no more than a glance at their arrays, by what it shows
-        self.glanced: dict[Hashable, Any] = {}
-        self._device = find_device(device) if isinstance(device, str) else device
+        self.glanced: Recent[Hashable, Any] = Recent(_MOST_PLANS)
+        if device is not None:
+            device = find_device(device) if isinstance(device, str) else settled_device(device)
+        self._device = device
         self._overrides = settings
-        self._plans: dict[Hashable, Plan] = {}
-        self._resolved: dict[int, Settings] = {}
-        self._blocks: list[_Block] = []
-        self._lock = threading.RLock()
+        self._plans: Recent[Hashable, Plan] = Recent(_MOST_PLANS)
+        self._resolved: Recent[int, Settings] = Recent(128)
+        self._blocks = HostScratch(settings)
+        self._lock = locks.lock()
         self._elsewhere: dict[Place, Handle] = {}
         self._gpu: Any = None
         #: of a GPU: the stream of all calls, in the driver's terms; None for that of the arrays
@@ -180,9 +187,12 @@ class Handle:
         self.graph: Graph | None = None
         if getattr(self._device, "place", None) is not None:
             self._gpu = gpu = cast(GpuDevice, self._device)
-            self._scratch = Scratch(gpu)
+            self._scratch = Scratch(gpu, settings)
             if stream is not None:
                 self.gpu_stream = gpu.stream(stream)
+        with _handles_lock:
+            _handles.add(self)
+        retention.code.register(self)
 
     def at(self, place: Place | None) -> Handle:
         """The handle for arrays of a place (None: host memory): this one, or, if it has no device of its own, one that
@@ -223,7 +233,7 @@ class Handle:
             return values
         found = self._resolved.get(values.serial)
         if found is None:
-            found = self._resolved[values.serial] = override(values, **self._overrides)
+            found = self._resolved.put(values.serial, override(values, **self._overrides))
         return found
 
     @property
@@ -244,12 +254,15 @@ class Handle:
         """
         values = self.settings
         key = (problem, request, epilogue, values.serial)
-        found = self._plans.get(key)
+        found = self._plans.recall(key)
         if found is not None:
             return found
         request = request or Request.of(values)
         if values.total_workspace is not None and isinstance(problem, Convolution):
-            request = self._within(values.total_workspace, problem, request)
+            limited = self._within(values.total_workspace, problem, request)
+            plan = self._make(key, problem, limited, epilogue)
+            shares(self.device.name, values.total_workspace).made(self, (problem, request), plan)
+            return plan
         return self._make(key, problem, request, epilogue)
 
     def _within(self, total: int, problem: Problem, request: Request) -> Request:
@@ -260,23 +273,20 @@ class Handle:
             most = least(request.workspace_limit, total)
             return ways(problem, device, replace(request, workspace_limit=most), Store.default())
 
-        share = shares(device.name, total).limit(self, (problem, request), front)
+        share = shares(device.name, total).limit(self, (problem, request), front, self.settings.plans_limit)
         return replace(request, workspace_limit=least(request.workspace_limit, share))
 
     def _make(self, key: Hashable, problem: Problem, request: Request, epilogue: Epilogue | None) -> Plan:
         # one at a time: kernels that are measured must not run against each other
         with self._lock:
-            found = self._plans.get(key)
+            found = self._plans.recall(key)
             if found is not None:
                 return found
             if request.choice == "find":
                 plan = find(problem, self.device, request, epilogue, is_fresh=False)
             else:
                 plan = get(problem, self.device, request, epilogue)
-            if len(self._plans) >= MOST_PLANS:
-                self.forget()
-            self._plans[key] = plan
-            return plan
+            return self._plans.put(key, plan, self.settings.plans_limit)
 
     def workspace(self, bytes: int, stream: Any = None) -> Workspace | Block:
         """A `with` block that gives the address of `bytes` bytes of scratch memory.
@@ -300,17 +310,17 @@ class Handle:
             return
         if kept:
             assert plan.kept is not None
-            block = _take(self._blocks, plan.workspace - plan.kept.bytes)
+            block = self._blocks.take(plan.workspace - plan.kept.bytes)
             try:
                 plan.run.run_kept(self.stream, pointers, alpha, beta, block.pointer, kept)
             finally:
-                self._blocks.append(block)
+                self._blocks.give_back(block)
         elif plan.workspace:
-            block = _take(self._blocks, plan.workspace)
+            block = self._blocks.take(plan.workspace)
             try:
                 plan.run(self.stream, pointers, alpha, beta, block.pointer)
             finally:
-                self._blocks.append(block)
+                self._blocks.give_back(block)
         else:
             plan.run(self.stream, pointers, alpha, beta, 0)
         if log.is_enabled(logging.DEBUG):
@@ -384,6 +394,22 @@ class Handle:
         for other in tuple(self._elsewhere.values()):
             other.forget()
 
+    def age(self) -> None:
+        """Drop the plans and calls that were not used since the last time; what is used now stays until the next."""
+        for kept in (self._plans, self.calls, self.glanced):
+            kept.age()
+
+    def halve(self) -> bool:
+        """Drop half of the plans and calls that were not used since the last `age`; False if there are none."""
+        had_some = [kept.halve() for kept in (self._plans, self.calls, self.glanced)]
+        return any(had_some)
+
+    @property
+    def usage(self) -> Usage:
+        """What this handle keeps, without those that it has made for other places; the code is that of the process."""
+        scratch = self._blocks.bytes if self._gpu is None else self._scratch.bytes
+        return Usage(1, len(self._plans), len(self.calls), scratch, retention.code.account.bytes)
+
     def trim(self) -> None:
         """Free the scratch memory that no call is using, and on GPUs what no graph refers to."""
         self._blocks.clear()
@@ -401,6 +427,29 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _entered.set(_entered.get()[:-1])
+
+
+def settled_handle(handle: Any) -> Handle:
+    """A handle that was given, or the current one for None. Raises InvalidType."""
+    if handle is None:
+        return current_handle()
+    if not isinstance(handle, Handle):
+        raise InvalidType(
+            f"handle is {shown(handle)}: it must be a jitdnn.Handle, or None for that of the thread"
+        )
+    return handle
+
+
+def usage() -> Usage:
+    """What all handles of this process keep together.
+
+    The settings `plans_limit`, `code_limit` and `scratch_limit` bound it; `Handle.forget` and `Handle.trim` let go of
+    it.
+    """
+    with _handles_lock:
+        each = [handle.usage for handle in tuple(_handles)]
+    handles, plans, calls, scratch = (sum(one[n] for one in each) for n in range(4))
+    return Usage(handles, plans, calls, scratch, retention.code.account.bytes)
 
 
 def _where(place: Place | None) -> str:

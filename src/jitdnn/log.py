@@ -8,8 +8,9 @@ line of the log can be pasted into `jitdnn plan` or `jitdnn bench`.
 from __future__ import annotations
 
 import logging
-from threading import Lock
 
+from jitdnn.locks import lock
+from jitdnn.retention import Recent
 from jitdnn.settings import current
 
 logger = logging.getLogger("jitdnn")
@@ -19,8 +20,9 @@ _LEVELS = {
     "info": logging.INFO,
     "debug": logging.DEBUG,
 }
-_lock = Lock()
-_told: set[object] = set()
+_lock = lock()
+# a program with ever new problems is told again of the first ones after so many others
+_told: Recent[object, bool] = Recent(4096)
 
 
 def is_enabled(level: int) -> bool:
@@ -64,7 +66,7 @@ def fallback_once(key: object, message: str) -> None:
     if not is_enabled(logging.WARNING):
         return
     with _lock:
-        if key in _told:
+        if _told.recall(key):
             return
-        _told.add(key)
+        _told.put(key, True)
     _emit(logging.WARNING, "%s", message)

@@ -15,6 +15,7 @@ import operator
 import os
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +24,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, ParseError
+from jitdnn.retention import Recent
 
 _UNITS: Final = {
     "": 1,
@@ -37,6 +40,9 @@ _UNITS: Final = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_MOST_BYTES: Final = (1 << 63) - 1
+_MOST_DIGITS: Final = 40
+MOST_THREADS: Final = 4096
 _BYTES: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -51,9 +57,9 @@ def parse_bytes(text: object) -> int | None:
         return None
     if not isinstance(text, str):
         count = _whole(text)
-        if count is None or count < 0:
+        if count is None or not 0 <= count <= _MOST_BYTES:
             raise InvalidArgument(
-                f"{text!r} is no size: it must be a whole number of bytes, text such as 64 MiB, or None"
+                f"{shown(text)} is no size: it must be a whole number of bytes, text such as 64 MiB, or None"
             )
         return count
     if text.strip().lower() in ("none", "unlimited"):
@@ -62,17 +68,19 @@ def parse_bytes(text: object) -> int | None:
     if match is None:
         column = len(text) - len(text.lstrip()) + 1
         raise ParseError(
-            f"{text!r} is no size in bytes: write e.g. 64 MiB, 8MB, 4096 or none", text, 1, column
+            f"{shown(text)} is no size in bytes: write e.g. 64 MiB, 8MB, 4096 or none", text, 1, column
         )
     number, unit = match.groups()
     if unit.lower() not in _UNITS:
         raise ParseError(
-            f"{unit!r} is no unit of bytes: use B, kB, MB, GB, TB (powers of 1000) or KiB to TiB (of 1024)",
+            f"{shown(unit)} is no unit of bytes: use B, kB, MB, GB, TB (powers of 1000) or KiB to TiB (of 1024)",
             text,
             1,
             match.start(2) + 1,
         )
     scale = _UNITS[unit.lower()]
+    if len(number) > _MOST_DIGITS or float(number) * scale > _MOST_BYTES:
+        raise InvalidArgument(f"{shown(text)} is more than {_MOST_BYTES} bytes, which no memory has")
     if "." not in number:
         return int(number) * scale
     exact = float(number) * scale
@@ -87,7 +95,7 @@ def _whole(value: object) -> int | None:
         return None
     try:
         return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
+    except Exception:  # of an object that is no number after all
         return None
 
 
@@ -112,20 +120,35 @@ def _available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def _memory() -> int | None:
+    """Bytes of memory that this machine has, None where that is not told."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 def _default_cache_dir() -> Path:
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        if sys.platform == "darwin":
+            base = Path.home() / "Library" / "Caches"
+        elif sys.platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        else:
+            base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        import tempfile  # what it brings along is needed by nobody else
+
+        # a user without a name or a home, as in containers; a folder there that is not this user's own is not used
+        user = os.geteuid() if hasattr(os, "geteuid") else "user"
+        return Path(tempfile.gettempdir()) / f"jitdnn-{user}"
     return base / "jitdnn"
 
 
 def _flag(value: object) -> bool:
     if isinstance(value, bool):
         return value
-    text = str(value).strip().lower()
+    text = str(value).strip().lower() if isinstance(value, (str, int)) else ""
     if text in ("1", "true", "yes", "on"):
         return True
     if text in ("0", "false", "no", "off"):
@@ -143,10 +166,16 @@ def _one_of(*accepted: str) -> Callable[[object], str]:
 
 
 def _count(value: object) -> int:
-    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else _whole(value)
-    if number is None or number < 1:
-        raise InvalidArgument("must be a whole number, 1 or more")
+    number = _digits(value) if isinstance(value, str) else _whole(value)
+    if number is None or not 1 <= number <= MOST_THREADS:
+        raise InvalidArgument(f"must be a whole number, 1 or more, at most {MOST_THREADS}")
     return number
+
+
+def _digits(text: str) -> int | None:
+    """The number of a text of decimal digits, None for other text or more digits than any number here has."""
+    text = text.strip()
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def _size(value: object) -> int:
@@ -157,8 +186,13 @@ def _size(value: object) -> int:
 
 
 def _path(value: object) -> Path:
-    if isinstance(value, (str, os.PathLike)) and os.fspath(value):
-        return Path(value).expanduser()
+    try:
+        if isinstance(value, (str, os.PathLike)):
+            text = os.fspath(value)
+            if isinstance(text, str) and text and "\0" not in text:
+                return Path(text).expanduser()
+    except Exception:  # of an object that is no path after all, or of a home that there is not
+        pass
     raise InvalidArgument("must be the path of a folder")
 
 
@@ -218,7 +252,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "accuracy",
         _one_of("standard", "strict"),
         lambda: "standard",
-        "Error that is allowed: `standard` 5e-6 in fp32 or that of a plain sum, `strict` only that of a plain sum.",
+        "Error that is allowed: `standard` 5e-6 in fp32 or that of a plain sum, `strict` only that of a plain sum, and "
+        "no algorithm by which a NaN or an infinity of an input reaches results that do not read it.",
     ),
     Setting(
         "deterministic",
@@ -261,7 +296,38 @@ TABLE: Final[tuple[Setting, ...]] = (
         "cache_limit",
         _size,
         lambda: 2**30,
-        "Most bytes of compiled kernels kept on disk; the oldest go first.",
+        "Most bytes of compiled kernels kept on disk; those that were not used for longest go first.",
+    ),
+    Setting(
+        "store_limit",
+        _size,
+        lambda: 2**28,
+        "Most bytes of measured times kept on disk; those that were not used for longest go first.",
+    ),
+    Setting(
+        "plans_limit",
+        _count,
+        lambda: 4096,
+        "Most plans that a handle keeps, and most kinds of calls that it remembers.",
+    ),
+    Setting(
+        "code_limit",
+        _size,
+        lambda: 2**28,
+        "Most bytes of machine code that this process keeps loaded, with the loader's own; plans go with their code.",
+    ),
+    Setting(
+        "scratch_limit",
+        _size,
+        lambda: 2**30,
+        "Most bytes of workspace that a handle keeps between calls; what a call needs beyond is freed after it.",
+    ),
+    Setting(
+        "load_limit",
+        parse_bytes,
+        _memory,
+        "Most bytes that the arrays of one file (`.npz`, `.npy`, snapshot, ONNX), or one blob of a net, may take: a "
+        "size, or `none`. The default is the memory of the machine.",
     ),
     Setting(
         "log",
@@ -273,7 +339,7 @@ TABLE: Final[tuple[Setting, ...]] = (
 _ROWS: Final = {row.name: row for row in TABLE}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Settings:
     """A full set of values; `TABLE` says what each means, `current()` gives those in force."""
 
@@ -292,21 +358,30 @@ class Settings:
     cache_dir: Path
     cache: bool
     cache_limit: int
+    store_limit: int
+    plans_limit: int
+    code_limit: int
+    scratch_limit: int
+    load_limit: int | None
     log: str
-    #: equal values have equal serials: a key for caches of plans that costs nothing to hash
+    #: of values in use, equal if and only if they are: a key for caches of plans that costs nothing to hash
     serial: int = field(default=-1, compare=False, repr=False)
 
 
-_interned: dict[Settings, Settings] = {}
-
-
+# one that is in nobody's hands and comes again after so many others has another serial
+_interned: Recent[Settings, Settings] = Recent(1024)
+_alive: weakref.WeakValueDictionary[Settings, Settings] = weakref.WeakValueDictionary()
 _serials = itertools.count()
 
 
 def _intern(values: Settings) -> Settings:
-    known = _interned.get(values)
+    known = _interned.recall(values)
     if known is None:
-        known = _interned.setdefault(values, replace(values, serial=next(_serials)))
+        known = _alive.get(values)
+        if known is None:
+            # the key is another object than the value, which it must not keep alive
+            known = _alive.setdefault(values, replace(values, serial=next(_serials)))
+        _interned.put(values, known)
     return known
 
 
@@ -314,7 +389,7 @@ def _parsed(row: Setting, value: object, origin: str) -> Any:
     try:
         return row.parse(value)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{origin}={value!r}: {error}") from None
+        raise InvalidArgument(f"{origin}={shown(value)}: {error}") from None
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
@@ -344,13 +419,23 @@ def current() -> Settings:
     return _process_default
 
 
+def check_bytes(what: str, size: int, error: type[InvalidArgument] = InvalidArgument) -> None:
+    """Raises `error` if `size` bytes are more than the setting `load_limit` allows; `what` begins the message."""
+    most = current().load_limit
+    if most is not None and size > most:
+        raise error(
+            f"{what} takes {size:,} bytes, and the setting load_limit (the memory of the machine, if it is not set) "
+            f"allows {most:,}"
+        )
+
+
 def override(base: Settings, **overrides: object) -> Settings:
     """Return `base` with some values replaced. Raises InvalidArgument for an unknown name or a bad value."""
     values = {}
     for name, value in overrides.items():
         row = _ROWS.get(name)
         if row is None:
-            raise InvalidArgument(f"{name!r} is no setting: there are {', '.join(_ROWS)}")
+            raise InvalidArgument(f"{shown(name)} is no setting: there are {', '.join(_ROWS)}")
         values[name] = _parsed(row, value, name)
     return _intern(replace(base, **values))
 

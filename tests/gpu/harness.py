@@ -102,9 +102,9 @@ def run_algorithm(
     problem, epilogue = case.problem, case.epilogue
     results: dict[tuple[float, float], list[AnyArray]] = {}
     try:
-        assert 0 < algorithm.estimate(problem, device) < np.inf
+        assert 0 < algorithm.estimate(problem, device, epilogue) < np.inf
         kernel = algorithm.build(problem, device, epilogue)
-        room = algorithm.workspace(problem, device)
+        room = algorithm.workspace(problem, device, epilogue)
         for alpha, beta in (*scales, scales[0]):
             actual = run(device, kernel, case, room, alpha, beta)
             compare(actual, case, alpha, beta, algorithm.error_bound(problem))

@@ -23,6 +23,7 @@ from jitdnn.kernels.reference import rounded
 from jitdnn.kernels.tables import elementwise_kernel
 from jitdnn.problems import parse
 from jitdnn.rtcg.expression import Expression, trace
+from jitdnn.rtcg.functions import arccosh
 from jitdnn.tensor import DTYPES, TensorDescriptor, packed_strides
 
 SUM = trace(lambda a, b: 2 * a + b)
@@ -290,3 +291,15 @@ def test_devices_without_doubles() -> None:
     assert reason is not None
     assert "no double precision" in reason
     assert elementwise.refuse_elementwise([packed((3,))] * 2, Single()) is None  # type: ignore[arg-type]
+
+
+def test_functions_beyond_their_domains(device: Any) -> None:
+    x = np.array([-np.inf, -1e10, -2.0, 0.5, np.nan, 1.0, 2.0, np.inf])
+    y = Buffer(packed(x.shape, "f64"))
+    kernel = elementwise_kernel([trace(arccosh)], [packed(x.shape, "f64")] * 2, device, "f64")
+    source = Buffer(packed(x.shape, "f64"))
+    source.values[...] = x
+    run(device, kernel, [source, y], 1.0, 0.0)
+    found = y.values
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(found, np.arccosh(x), rtol=1e-15)

@@ -94,6 +94,7 @@ GROUP = [
         "groups2 shape2x8x40x40 bf16 narrow nhwc",
         "groups2 shape2x8x16 f16",
         "groups5 shape2x5x3x3 f64 nhwc",
+        "groups3 shape5x33x1x6x23 f16",  # rows for two subgroups of threads
     )
     for direction in ("fwd", "bwd")
 ]

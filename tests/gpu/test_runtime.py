@@ -196,6 +196,18 @@ class TestDevice:
         scratch.trim()
         assert scratch.bytes == 0
 
+    def test_scratch_memory_of_a_handler_is_its_own(self, device: Any) -> None:
+        """A signal handler runs in the middle of a call of its own thread, whose phases share what they wrote."""
+        scratch = Scratch(device)
+        stream = device.default_stream
+        with scratch.reserve(stream, 100) as outer:
+            with scratch.reserve(stream, 100) as inner:
+                assert inner != outer
+            with scratch.reserve(stream, 1 << 20) as larger:
+                assert larger != outer
+        with scratch.reserve(stream, 100) as again:
+            assert again == outer
+
     def test_compiled_code_comes_from_the_disk(self, device: Any, tmp_path: Path) -> None:
         text = ADD.replace("(f32)c", "tanh((f32)c * x[i])")
         with jd.settings(cache=True, cache_dir=tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TextIO
 
+from jitdnn import limits
 from jitdnn.bench.driver import PeerResult, Row
 from jitdnn.bench.suites import transposed_direction
 from jitdnn.bench.timing import geometric_mean
@@ -187,10 +188,24 @@ def write_json(rows: Iterable[JsonRow], stream: TextIO) -> None:
 
 
 def read_json(lines: Iterable[str]) -> list[Row]:
-    """The rows that `write_json` wrote."""
+    """The rows that `write_json` wrote. Raises InvalidArgument, with the line, for what is none."""
     rows = []
-    for line in filter(str.strip, lines):
-        fields = json.loads(line)
-        fields["peers"] = {name: PeerResult(**values) for name, values in fields["peers"].items()}
-        rows.append(Row(**fields))
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            fields["peers"] = {name: PeerResult(**values) for name, values in fields["peers"].items()}
+            rows.append(Row(**fields))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InvalidArgument(f"line {number}: not a row of `jitdnn bench --json`: {error}") from None
     return rows
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file. Raises InvalidArgument for one that cannot be read or is none of `write_json`."""
+    try:
+        text = limits.read_bounded(path, limits.SUITE_BYTES, "a file of rows").decode("utf-8")
+        return read_json(text.splitlines())
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{path}: not the rows of `jitdnn bench --json`: {error}") from None

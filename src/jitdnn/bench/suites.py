@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from jitdnn.errors import InvalidArgument, ParseError
+from jitdnn import limits
+from jitdnn.errors import InvalidArgument, InvalidType, ParseError
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
 from jitdnn.problems.problem import Problem
@@ -48,7 +49,7 @@ COLUMNS = [
     "groups",
     "count",
 ]
-_LABEL = re.compile(r"(?P<network>[^\s:]+):(?P<name>[^\s*]+)(?:\*(?P<count>\d+))?\s+(?P<problem>.+)")
+_LABEL = re.compile(r"(?P<network>[^\s:]+):(?P<name>[^\s*]+)(?:\*(?P<count>[0-9]{1,9}))?\s+(?P<problem>.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +150,10 @@ def load(name: str) -> tuple[Layer, ...]:
     path = Path(name)
     if path.suffix in (".csv", ".txt"):
         try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InvalidArgument(f"suite {name}: {error.strerror or error}") from None
+            text = limits.read_bounded(path, limits.SUITE_BYTES, "a suite").decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise InvalidArgument(f"suite {name}: {reason or error}") from None
         layers = tuple((read_csv if path.suffix == ".csv" else read_text)(text, name))
     else:
         suites = built_in()
@@ -179,7 +181,7 @@ def read_text(text: str, origin: str = "suite") -> Iterator[Layer]:
                 yield Layer(
                     parse(label["problem"]), label["network"], label["name"], int(label["count"] or 1)
                 )
-        except InvalidArgument as error:
+        except (InvalidArgument, InvalidType) as error:
             raise _at(error, origin, text, number, line) from None
 
 
@@ -187,14 +189,17 @@ def read_csv(text: str, origin: str = "suite") -> Iterator[Layer]:
     """The layers of a CSV suite. Raises ParseError that names `origin` and the line."""
     lines = text.splitlines()
     reader = csv.DictReader(lines)
-    missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-    if missing:
-        raise ParseError(f"{origin}: the first line lacks the columns {', '.join(missing)}", text)
-    for row in reader:
-        try:
-            yield _from_row(row)
-        except (InvalidArgument, ValueError, TypeError) as error:
-            raise _at(error, origin, text, reader.line_num, lines[reader.line_num - 1]) from None
+    try:
+        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+        if missing:
+            raise ParseError(f"{origin}: the first line lacks the columns {', '.join(missing)}", text)
+        for row in reader:
+            try:
+                yield _from_row(row)
+            except (ValueError, TypeError) as error:
+                raise _at(error, origin, text, reader.line_num, lines[reader.line_num - 1]) from None
+    except csv.Error as error:  # a field that is too long, a null character
+        raise ParseError(f"{origin}: {error}", text, max(reader.line_num, 1)) from None
 
 
 def _from_row(row: dict[str, str]) -> Layer:

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from jitdnn.errors import InvalidArgument
+from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.settings import check_bytes
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
+MAX_AXES = 32  # Caffe's
 
 
 class Blob:
@@ -87,6 +89,14 @@ class Blob:
 
     def reshape(self, shape: Shape) -> None:
         """Take this shape and memory of its own; contents are kept only if nothing changes."""
+        if self._shape != shape:
+            check_bytes(
+                f"blob {self.name!r} of shape {shape}", math.prod(shape) * self.dtype.itemsize, InvalidShape
+            )
+            if len(shape) > MAX_AXES:
+                raise InvalidShape(
+                    f"blob {self.name!r} has {len(shape)} axes: at most {MAX_AXES} are allowed"
+                )
         if self._shape != shape or self._source is not None or self._base is not None:
             self._forget()
             self._shape = shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import BinaryIO
 
 # a number means a process only on the host that it was given on, and hosts may share a folder
 _HOST = socket.gethostname()
-_UNFINISHED = re.compile(rf"\..+\.{re.escape(_HOST)}\.(\d+)\.unfinished")
+_UNFINISHED = re.compile(rf"\..+\.{re.escape(_HOST)}\.(\d+)(\.[0-9a-f]+)?\.unfinished")
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
@@ -21,9 +22,10 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
     What dead processes of this host have left in that folder under such names is removed first.
     """
     _remove_left_over(path.parent)
-    unfinished = path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.unfinished")
+    # a name that no other thread has, and that nobody can have laid a link under
+    unfinished = path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.{secrets.token_hex(4)}.unfinished")
     try:
-        with open(unfinished, "wb") as file:
+        with open(unfinished, "xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())

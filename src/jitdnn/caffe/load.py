@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
+from jitdnn import limits
 from jitdnn.caffe.message import Message
 from jitdnn.caffe.prototxt import parse
 from jitdnn.errors import InvalidArgument, ParseError
@@ -17,7 +18,7 @@ def parse_file(path: Path, message: type[M]) -> M:
     text.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = limits.read_bounded(path, limits.PROTOTXT_BYTES, "a net or solver as text").decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be read as text: {error}") from error
     try:

@@ -13,6 +13,9 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast, over
 
 from jitdnn.errors import InvalidArgument, InvalidType
 
+# the least magnitude that rounds to infinity in single precision: half a unit beyond its largest number
+_SINGLE_OVERFLOW = 2**128 - 2**103
+
 T = TypeVar("T")
 M = TypeVar("M", bound="Message")
 
@@ -189,10 +192,8 @@ def _integer(low: int, high: int) -> Callable[[object], object]:
 def _real(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidType(f"a number is needed, not {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        return math.copysign(math.inf, value)
+    # a float's range is single precision's: beyond it there is infinity, as protocol buffers read such a text
+    return math.copysign(math.inf, value) if abs(value) >= _SINGLE_OVERFLOW else float(value)
 
 
 def _boolean(value: object) -> object:
@@ -223,7 +224,8 @@ def uint32(default: int = 0) -> Field[int]:
 
 
 def real(default: float = 0.0) -> Field[float]:
-    """Declare a float. It is kept in double precision, so that it prints as it was written."""
+    """Declare a float. It is kept in double precision, so that it prints as it was written; beyond single
+    precision's range it is infinite."""
     return Field("real", default, _real)
 
 

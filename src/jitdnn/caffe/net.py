@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from jitdnn import limits
 from jitdnn.caffe.blob import Array, Blob
 from jitdnn.caffe.graph import Node, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
@@ -67,6 +68,11 @@ class Net:
         if state is not None:
             self.state.merge(state)
         self.parameter = insert_splits(filter_net(upgrade_net(parameter), self.state))
+        if len(self.parameter.layer) > limits.NET_LAYERS:
+            raise InvalidArgument(
+                f"this net has {len(self.parameter.layer):,} layers with those that split: at most "
+                f"{limits.NET_LAYERS:,} are built"
+            )
         self.name = self.parameter.name
         if parameter.debug_info:
             raise NotSupported(f"debug_info: true{parameter.where('debug_info')}: take the line out")
@@ -81,6 +87,12 @@ class Net:
         fillers, *seeds = sequence.spawn(1 + len(self.parameter.layer))
         self._fillers = np.random.Generator(np.random.PCG64(fillers))
 
+        # the last layer that works in place on each blob
+        self._overwrites = {
+            name: index
+            for index, layer in enumerate(self.parameter.layer)
+            for name in set(layer.bottom).intersection(layer.top)
+        }
         unread: dict[str, None] = {}
         for layer_parameter, layer_seed in zip(self.parameter.layer, seeds, strict=True):
             self._append(layer_parameter, layer_seed, unread)
@@ -280,7 +292,7 @@ class Net:
         for name in parameter.top:
             unread[name] = None
         node = Node(layer, bottom, top, _loss_weights(layer))
-        layer.is_overwritten = self._is_overwritten(len(self.nodes), parameter)
+        layer.is_overwritten = any(self._overwrites.get(name, -1) > len(self.nodes) for name in parameter.top)
         self.nodes.append(node)
 
         def build() -> None:
@@ -305,11 +317,6 @@ class Net:
         blob = Blob(name, self.dtype)
         self.blobs[name] = blob
         return blob
-
-    def _is_overwritten(self, index: int, parameter: LayerParameter) -> bool:
-        """Whether a later layer works in place on a top of layer `index`."""
-        names = set(parameter.top)
-        return any(names & set(later.bottom) & set(later.top) for later in self.parameter.layer[index + 1 :])
 
     def _guarded(self, parameter: LayerParameter, action: Callable[[], None]) -> None:
         """Run the action; an error that does not name the layer gets the layer's name and line."""
@@ -349,6 +356,11 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _unknown_type(parameter: LayerParameter) -> str:
+    if parameter.type == "Python":
+        return (
+            f"layer {parameter.name!r}{parameter.where()} is a layer of Python: code that a net names is never run; "
+            "write it as a layer that the library has, or run it between two nets"
+        )
     known = ", ".join(sorted(LAYERS))
     what = f"type {parameter.type!r}" if parameter.type else "no type"
     return f"layer {parameter.name!r}{parameter.where()} has {what}; the library has {known}"

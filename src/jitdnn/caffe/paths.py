@@ -8,9 +8,10 @@ names it.
 from __future__ import annotations
 
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from jitdnn.errors import InvalidArgument
+from jitdnn.limits import shortened
 
 PACKAGE = Path(__file__).resolve().parent.parent
 _PREFIX = "package:"
@@ -24,7 +25,14 @@ def find(name: str | PathLike[str], base: Path | None = None) -> Path:
     """
     tried: list[Path] = []
     for path in _candidates(name, base):
-        if path.exists():
+        try:
+            is_there = path.exists()
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # a name that is too long, a folder that may not be looked into
+            raise InvalidArgument(f"{shortened(str(name))} cannot be looked for: {error}") from error
+        if is_there:
             return path
         tried.append(path)
     message = f"{str(name)!r} does not exist (looked for {' and '.join(str(path) for path in tried)})"
@@ -44,8 +52,14 @@ def _candidates(name: str | PathLike[str], base: Path | None) -> list[Path]:
             raise InvalidArgument(
                 f"{text!r}: a shipped file is named package:models/FILE or package:data/FILE"
             )
-        return [_ROOTS[root] / rest]
-    path = Path(text).expanduser()
+        inside = PurePosixPath(rest)
+        if inside.is_absolute() or ".." in inside.parts:
+            raise InvalidArgument(f"{text!r} leads out of the files that are shipped")
+        return [_ROOTS[root] / inside]
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:  # ~NAME, and there is nobody of that name
+        raise InvalidArgument(f"{shortened(text)}: {error}") from None
     if path.is_absolute() or base is None or base.resolve() == Path.cwd():
         return [path.absolute()]
     return [path.absolute(), base.resolve() / path]

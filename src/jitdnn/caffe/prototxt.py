@@ -4,26 +4,28 @@ Every error is a ParseError with the line and column of the first character that
 comments, a colon or none before `{`, `<` `>` for braces, `,` or `;` between fields, `[a, b]` lists for
 repeated fields, adjacent strings joined, the escapes of C, decimal, octal and hexadecimal integers, floats
 with an `f` behind them, enum values by name or by number. A field that may stand once and stands twice is an
-error, as in Caffe.
+error, as in Caffe. How long a text may be, and how deep, is in limits.py.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from bisect import bisect_right
 from typing import Any, NamedTuple, TypeVar
 
+from jitdnn import limits
 from jitdnn.caffe.message import Field, Message, Position
 from jitdnn.errors import InvalidArgument, InvalidType, ParseError
+from jitdnn.limits import shortened
 
 M = TypeVar("M", bound=Message)
 
+# possessive (++): what was matched is never tried again, so that no text takes more than time in proportion
 _TOKEN = re.compile(
-    r"""(?P<space>(?:[\ \t\r\n\f\v]+|\#[^\n]*)+)
+    r"""(?P<space>(?:[\ \t\r\n\f\v]++|\#[^\n]*+)++)
       | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
       | (?P<number>0[xX][0-9a-fA-F]+|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fF]?)
-      | (?P<string>"(?:[^"\\\n]|\\[^\n])*"|'(?:[^'\\\n]|\\[^\n])*')
+      | (?P<string>"(?:[^"\\\n]++|\\[^\n])*+"|'(?:[^'\\\n]++|\\[^\n])*+')
       | (?P<symbol>[{}<>:\[\],;-])""",
     re.VERBOSE,
 )
@@ -70,8 +72,12 @@ def to_text(message: Message) -> str:
 class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.line_starts = [0] + [match.end() for match in re.finditer("\n", text)]
         self.offset = 1 if text.startswith("\ufeff") else 0
+        self.known = (0, 1, 0)  # an offset, its line, and where that line starts
+        self.values = self.depth = 0
+        if len(text) > limits.PROTOTXT_BYTES:
+            message = f"the text has {len(text):,} characters: at most {limits.PROTOTXT_BYTES:,} are read"
+            raise ParseError(message, text)
         self.token = self.scan()
 
     def parse(self, message: type[M]) -> M:
@@ -82,8 +88,13 @@ class _Parser:
     # ---- tokens
 
     def position(self, offset: int) -> Position:
-        line = bisect_right(self.line_starts, offset)
-        return Position(line, offset - self.line_starts[line - 1] + 1)
+        known, line, start = self.known
+        if offset < known:
+            known, line, start = 0, 1, 0
+        if newlines := self.text.count("\n", known, offset):
+            line, start = line + newlines, self.text.rindex("\n", known, offset) + 1
+        self.known = offset, line, start
+        return Position(line, offset - start + 1)
 
     def error(self, message: str, offset: int | None = None) -> ParseError:
         line, column = self.position(self.token.start if offset is None else offset)
@@ -100,8 +111,15 @@ class _Parser:
             self.offset = match.end()
             kind = match.lastgroup or ""
             if kind == "number" and _WORD_CHARACTER.match(self.text, self.offset):
-                raise self.error(f"{match[0]!r} runs into what follows: is a space missing?", self.offset)
+                raise self.error(
+                    f"{shortened(match[0])} runs into what follows: is a space missing?", self.offset
+                )
             if kind != "space":
+                if match.end() - start > limits.PROTOTXT_STRING:
+                    raise self.error(
+                        f"a {kind} of {match.end() - start:,} characters: at most {limits.PROTOTXT_STRING:,} are read",
+                        start,
+                    )
                 return Token(kind, match[0], start)
 
     def unreadable(self, offset: int) -> ParseError:
@@ -128,7 +146,7 @@ class _Parser:
         return False
 
     def found(self) -> str:
-        return "the end of the text" if self.token.kind == "end" else repr(self.token.text)
+        return "the end of the text" if self.token.kind == "end" else shortened(self.token.text)
 
     # ---- messages
 
@@ -161,6 +179,7 @@ class _Parser:
 
     def field(self, message: Message, path: str) -> None:
         name = self.take()
+        self.count(name.start)
         field = message.fields.get(name.text)
         if field is None:
             raise self.error(_unknown_field(name.text, type(message), path), name.start)
@@ -183,11 +202,18 @@ class _Parser:
             if not self.accept("]"):
                 self.value(message, field, inner_path)
                 while self.accept(","):
+                    self.count(self.token.start)
                     self.value(message, field, inner_path)
                 if not self.accept("]"):
                     raise self.error(f"',' or ']' is needed in the list of {name.text}, not {self.found()}")
         else:
             self.value(message, field, inner_path)
+
+    def count(self, start: int) -> None:
+        """One more field, entry of a list or piece of a string."""
+        self.values += 1
+        if self.values > limits.PROTOTXT_VALUES:
+            raise self.error(f"more than {limits.PROTOTXT_VALUES:,} fields and entries of lists", start)
 
     def value(self, message: Message, field: Field[Any], path: str) -> None:
         start = self.token.start
@@ -210,10 +236,14 @@ class _Parser:
         closing = _CLOSING.get(self.token.text) if self.token.kind == "symbol" else None
         if closing is None:
             raise self.error(f"'{{' is needed after {path}, which is a message, not {self.found()}")
+        if self.depth == limits.PROTOTXT_DEPTH:
+            raise self.error(f"more than {limits.PROTOTXT_DEPTH} messages inside of each other")
         result = kind()
         result.position = self.position(self.token.start)
         self.take()
+        self.depth += 1
         self.fields(result, closing, path)
+        self.depth -= 1
         return result
 
     # ---- scalars
@@ -242,7 +272,9 @@ class _Parser:
                 text, 16 if text[:2] in ("0x", "0X") else 8 if len(text) > 1 and text[0] == "0" else 10
             )
         except ValueError:
-            raise self.error(f"{text!r} starts with 0, so it is octal, and has a digit above 7") from None
+            raise self.error(
+                f"{shortened(text)} starts with 0, so it is octal, and has a digit above 7"
+            ) from None
         self.take()
         return value
 
@@ -260,7 +292,8 @@ class _Parser:
         if self.token.kind == "word":
             if self.token.text not in field.values:
                 near = _near(self.token.text, list(field.values))
-                raise self.error(f"{field.name} is one of {names}, not {self.token.text}{near}")
+                shown = self.token.text if near else shortened(self.token.text).strip("'")
+                raise self.error(f"{field.name} is one of {names}, not {shown}{near}")
             return self.take().text
         if self.token.kind == "number":
             start = self.token.start
@@ -282,7 +315,10 @@ class _Parser:
         parts = bytearray()
         while self.token.kind == "string":
             token = self.take()
+            self.count(token.start)
             parts += self.unescaped(token)
+            if len(parts) > 4 * limits.PROTOTXT_STRING:  # of UTF-8, and joined
+                raise self.error(f"{name}: at most {limits.PROTOTXT_STRING:,} characters are read", start)
         try:
             return parts.decode()
         except UnicodeDecodeError:
@@ -332,11 +368,13 @@ def _unknown_field(name: str, message: type[Message], path: str) -> str:
         hint = f": it belongs inside {' or '.join(inside[:3])} {{ }}"
     if name == "layer" and message.__name__ == "V1LayerParameter":
         hint = ": this is the V0 syntax of 2013 (a layer inside of layers); V1 and V2 are read"
-    return f"unknown field {name!r} in {owner}{hint}"
+    return f"unknown field {shortened(name)} in {owner}{hint}"
 
 
 def _near(name: str, known: list[str]) -> str:
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    longest = max(map(len, known), default=0)
+    # the search takes time in proportion to the length, and what is twice as long cannot be near
+    matches = difflib.get_close_matches(name[: 2 * longest + 1], known, n=1, cutoff=0.7)
     return f": did you mean {matches[0]!r}?" if matches else ""
 
 

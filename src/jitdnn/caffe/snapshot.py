@@ -15,16 +15,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from jitdnn import limits
 from jitdnn.caffe.blob import Array
 from jitdnn.caffe.files import write_whole
-from jitdnn.errors import SnapshotError
+from jitdnn.errors import InvalidArgument, SnapshotError
+from jitdnn.limits import read_bounded
+from jitdnn.settings import current
 
 SUFFIX = ".jdsnap"
 _MAGIC = b"JDSNAP1\n"
@@ -107,10 +112,13 @@ def _parts(
 
 
 def _read(path: Path) -> Snapshot:
+    most = current().load_limit
     try:
-        content = path.read_bytes()
+        content = read_bounded(path, sys.maxsize if most is None else most, "a snapshot (setting load_limit)")
     except OSError as error:
         raise DamagedSnapshotError(f"cannot read snapshot {path}: {error.strerror}") from error
+    except (InvalidArgument, MemoryError) as error:
+        raise DamagedSnapshotError(f"cannot read snapshot {path}: {error}") from error
     if not content.startswith(_MAGIC):
         raise DamagedSnapshotError(f"{path} is no snapshot: it does not start with {_MAGIC!r}")
     body = memoryview(content)[:-_DIGEST]
@@ -121,16 +129,35 @@ def _read(path: Path) -> Snapshot:
     start = len(_MAGIC) + 8
     end = start + int.from_bytes(body[len(_MAGIC) : start], "little")
     try:
+        if end - start > limits.SNAPSHOT_HEADER:
+            raise ValueError(f"it has {end - start:,} bytes, and at most {limits.SNAPSHOT_HEADER:,} are read")
         header = json.loads(bytes(body[start:end]))
+        meta, entries = header["meta"], header["arrays"]
+        if not isinstance(meta, dict) or not isinstance(entries, list):
+            raise ValueError("it does not say what the arrays are")
+        if len(entries) > limits.ARCHIVE_MEMBERS:
+            raise ValueError(
+                f"it has {len(entries):,} arrays, and at most {limits.ARCHIVE_MEMBERS:,} are read"
+            )
         arrays: dict[str, Array] = {}
-        for entry in header["arrays"]:
+        for entry in entries:
+            name, shape = entry["name"], entry["shape"]
+            if not isinstance(name, str) or name in arrays:
+                raise ValueError(f"array {name!r} has no name of its own")
             if entry["dtype"] not in _DTYPES:
-                raise ValueError(f"array {entry['name']!r} has dtype {entry['dtype']!r}")
-            piece = body[end : end + entry["bytes"]]
-            arrays[entry["name"]] = np.frombuffer(piece, entry["dtype"]).reshape(entry["shape"])
-            end += entry["bytes"]
-        return Snapshot(header["meta"], arrays)
-    except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"array {name!r} has dtype {entry['dtype']!r}")
+            if not all(type(extent) is int and extent >= 0 for extent in shape):
+                raise ValueError(f"array {name!r} has shape {shape!r}")
+            size = math.prod(shape) * np.dtype(entry["dtype"]).itemsize
+            if entry["bytes"] != size or size > len(body) - end:
+                raise ValueError(f"array {name!r} of shape {shape!r} does not fit into its bytes")
+            arrays[name] = np.frombuffer(body[end : end + size], entry["dtype"]).reshape(shape)
+            end += size
+        if end != len(body):
+            raise ValueError(f"{len(body) - end:,} bytes belong to no array")
+        return Snapshot(meta, arrays)
+    # text that nests too deeply ends in a RecursionError, with nothing done
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedSnapshotError(
             f"snapshot {path} has a header that does not fit its content: {error}"
         ) from error

@@ -265,6 +265,7 @@ class Solver:
             raise SnapshotError(
                 f"{path} has schema {meta.get('schema')}, this version reads {SNAPSHOT_SCHEMA}"
             )
+        _check_meta(path, meta)
         if meta["method"] != self.parameter.type:
             raise SnapshotError(
                 f"{path} is of a solver of type {meta['method']}, this one is {self.parameter.type}"
@@ -284,11 +285,16 @@ class Solver:
         for net, saved in zip(nets, meta["layers"], strict=True):
             if [layer.name for layer in net.layers] != [entry["name"] for entry in saved]:
                 raise SnapshotError(f"{path} is of a net with other layers: {_difference(net, saved)}")
+        layers = [layer for net in nets for layer in net.layers]
+        states = [entry["state"] for saved in meta["layers"] for entry in saved]
+        before = [layer.state() for layer in layers]
         try:
-            for net, saved in zip(nets, meta["layers"], strict=True):
-                for layer, entry in zip(net.layers, saved, strict=True):
-                    layer.restore(entry["state"])
-        except InvalidArgument as error:
+            for layer, state in zip(layers, states, strict=True):
+                layer.restore(state)
+        # the states of generators are checked by NumPy, in its own way
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            for layer, state in zip(layers, before, strict=True):
+                layer.restore(state)
             raise SnapshotError(f"{path} cannot be taken up: {error}") from error
         for name, array in wanted.items():
             np.copyto(array, arrays[name])
@@ -369,6 +375,29 @@ def _check_same_arrays(path: Path, found: Mapping[str, Array], wanted: Mapping[s
                 f"{path} is of another net: {name} is {found[name].dtype} of shape "
                 f"{found[name].shape} there, {array.dtype} of shape {array.shape} here"
             )
+
+
+def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
+    """Raises SnapshotError unless everything that `restore` reads is there and of its type."""
+    counts = [meta.get(name) for name in ("iteration", "current_step")]
+    losses, layers = meta.get("losses"), meta.get("layers")
+    for name, is_sound in (
+        ("iteration or current_step", all(type(count) is int and count >= 0 for count in counts)),
+        ("method", isinstance(meta.get("method"), str)),
+        ("losses", isinstance(losses, list) and all(isinstance(loss, float) for loss in losses)),
+        (
+            "layers",
+            isinstance(layers, list)
+            and all(isinstance(saved, list) for saved in layers)
+            and all(
+                isinstance(entry, dict) and isinstance(entry.get("state"), dict) and "name" in entry
+                for saved in layers
+                for entry in saved
+            ),
+        ),
+    ):
+        if not is_sound:
+            raise SnapshotError(f"{path} does not say what its {name} is: no solver of this version wrote it")
 
 
 def _difference(net: Net, saved: list[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ every batch has its share of each.
 
 from __future__ import annotations
 
-import zipfile
+import io
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jitdnn import limits
 from jitdnn.caffe import paths
+from jitdnn.caffe.arrays import read_npz
 from jitdnn.caffe.blob import Array, Shape
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, NotSupported
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm")
+_FORMATS = ("PNG", "JPEG", "BMP", "PPM")  # pillow's names
 
 
 class Source(ABC):
@@ -53,12 +56,8 @@ class ArraySource(Source):
         for.
         """
         prefix = f"{selector}_" if selector else ""
-        arrays = read_npz(path)
-        if f"{prefix}data" not in arrays:
-            raise InvalidArgument(
-                f"{path} has no array {prefix}data; it has {', '.join(sorted(arrays))}. Name a source as "
-                "FILE.npz for data and label, or FILE.npz#PART for PART_data and PART_label"
-            )
+        hint = ". Name a source as FILE.npz for data and label, or FILE.npz#PART for PART_data and PART_label"
+        arrays = read_npz(path, (f"{prefix}data", f"{prefix}label"), hint)
         data = arrays[f"{prefix}data"]
         if data.ndim == 3:
             data = data[:, np.newaxis]
@@ -92,9 +91,12 @@ class FolderSource(Source):
 
     def __init__(self, path: Path, mode: str | None) -> None:
         """List the images. `mode` is "L" for grey, "RGB" for colour, None for what each is."""
-        folders = sorted(
-            entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-        )
+        try:
+            folders = sorted(
+                entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+            )
+        except OSError as error:
+            raise InvalidArgument(f"{path} cannot be listed: {error}") from error
         placed: list[tuple[float, int, Path]] = []
         self.classes = [folder.name for folder in folders]
         for label, folder in enumerate(folders):
@@ -144,15 +146,6 @@ SUPPORTED = (
 )
 
 
-def read_npz(path: Path) -> dict[str, Array]:
-    """Read all arrays of an .npz file; InvalidArgument if it is damaged."""
-    try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
-        raise InvalidArgument(f"{path} cannot be read as an .npz file: {error}") from error
-
-
 def _decode(file: Path, mode: str | None) -> Array:
     try:
         from PIL import Image
@@ -162,10 +155,19 @@ def _decode(file: Path, mode: str | None) -> Array:
             "pip install 'jitdnn[caffe]'"
         ) from None
     try:
-        with Image.open(file) as image:
+        content = io.BytesIO(limits.read_bounded(file, limits.IMAGE_BYTES, "an image"))
+        # Only these formats: pillow goes by the content, and one of its others (EPS) is a program that it has run
+        with Image.open(content, formats=_FORMATS) as image:
+            width, height = image.size
+            if width * height > limits.IMAGE_PIXELS:
+                raise InvalidArgument(
+                    f"{file} has {width} x {height} pixels by its header: at most {limits.IMAGE_PIXELS:,} are decoded"
+                )
             grey = image.mode in ("1", "L", "LA", "I", "I;16", "F") if mode is None else mode == "L"
             pixels = np.asarray(image.convert("L" if grey else "RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except InvalidArgument:
+        raise
+    except Exception as error:  # a decoder may raise anything over bytes that are not what they should be
         raise InvalidArgument(f"{file} cannot be read as an image: {error}") from error
     return pixels[np.newaxis] if grey else pixels[:, :, ::-1].transpose(2, 0, 1)
 

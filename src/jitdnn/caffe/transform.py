@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from jitdnn.caffe import paths
+from jitdnn.caffe.arrays import read_npy, read_npz
 from jitdnn.caffe.blob import Array, Shape
 from jitdnn.caffe.schema_layers import TransformationParameter
-from jitdnn.caffe.sources import read_npz
-from jitdnn.errors import InvalidArgument, InvalidShape, NotSupported
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, NotSupported
 
 
 class Transformer:
@@ -106,15 +106,9 @@ class Transformer:
 def _read_mean(name: str, base: Path | None, image: Shape) -> Array:
     path = paths.find(name, base)
     if path.suffix == ".npy":
-        try:
-            mean: Array = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise InvalidArgument(f"mean_file {path} cannot be read: {error}") from error
+        mean = read_npy(path)
     elif path.suffix == ".npz":
-        arrays = read_npz(path)
-        if "mean" not in arrays:
-            raise InvalidArgument(f"mean_file {path} has no array mean; it has {', '.join(sorted(arrays))}")
-        mean = arrays["mean"]
+        mean = read_npz(path, ["mean"])["mean"]
     else:
         raise NotSupported(
             f"mean_file {path}: the mean image is read from .npy, or .npz with an array mean, "
@@ -122,6 +116,8 @@ def _read_mean(name: str, base: Path | None, image: Shape) -> Array:
         )
     if mean.ndim == 4 and mean.shape[0] == 1:
         mean = mean[0]
+    if mean.dtype.kind not in "uif":
+        raise InvalidType(f"mean_file {path} is {mean.dtype}; integers or floats are needed")
     if mean.shape != image:
         raise InvalidShape(
             f"mean_file {path} has shape {mean.shape}, the images have {image}: they must agree"

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitdnn.caffe import snapshot
+from jitdnn.caffe.arrays import read_npz
 from jitdnn.caffe.blob import Array, Blob
 from jitdnn.caffe.files import write_whole
 from jitdnn.caffe.layers.base import Layer
 from jitdnn.caffe.schema import ParamSpec
-from jitdnn.caffe.sources import read_npz
-from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 
 if TYPE_CHECKING:
     from jitdnn.caffe.net import Net
@@ -101,9 +101,10 @@ def copy_weights(net: Net, arrays: Mapping[str, Array], source: str) -> list[str
 
     Names that the net does not have are left alone, as in Caffe: rename a layer to start it afresh. Raises
     InvalidShape if a shape differs, InvalidArgument if no name fits or the number of weights of a layer
-    differs.
+    differs, InvalidType if values are no real numbers; nothing is copied then.
     """
     found: list[str] = []
+    copies: list[tuple[Blob, Array]] = []  # made when all of them fit, so that a net is never half loaded
     owned = {parameter.name for parameter in net.parameters}
     for layer_name, blobs in net.weights.items():
         count = sum(1 for name in arrays if name.rpartition("/")[0] == layer_name)
@@ -124,12 +125,16 @@ def copy_weights(net: Net, arrays: Mapping[str, Array], source: str) -> list[str
                     f"{blob.name} has shape {values.shape} in {source}, and {blob.shape} in the net: "
                     "rename the layer to start it afresh"
                 )
-            np.copyto(blob.data, values, casting="same_kind")
+            if values.dtype.kind not in "buif":
+                raise InvalidType(f"{blob.name} is {values.dtype} in {source}: weights are real numbers")
+            copies.append((blob, values))
         found.append(layer_name)
     if arrays and not found:
         raise InvalidArgument(
             f"no layer of the net has a weight in {source}, which has {', '.join(sorted(arrays)[:6])} ..."
         )
+    for blob, values in copies:
+        np.copyto(blob.data, values, casting="same_kind")
     return found
 
 

@@ -17,7 +17,7 @@ from jitdnn.bench.report import (
     families,
     markdown,
     of_family,
-    read_json,
+    read_rows,
     save_plot,
     summaries,
     write_json,
@@ -94,7 +94,7 @@ def _measured_before(
     threads = options.threads or current().threads
     known: dict[str, Row] = {}
     if path.exists():
-        for row in read_json(path.read_text(encoding="utf-8").splitlines()):
+        for row in read_rows(path):
             peers = {name.split("_")[0] for name in (*row.peers, *row.refused_peers)}
             if (
                 row.failure is None and row.threads == threads and peers >= set(options.peers)
@@ -139,10 +139,7 @@ def _run_choices(layers: Sequence[Layer], options: Options, json_rows: Path | No
 def run_report(files: Sequence[Path], plots: Path | None) -> None:
     """Print the table of each file of rows as Markdown, and draw the ratios of each."""
     for path in files:
-        try:
-            rows = read_json(path.read_text(encoding="utf-8").splitlines())
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InvalidArgument(f"{path}: not the rows of `jitdnn bench --json`: {error}") from None
+        rows = read_rows(path)
         rows = list({(row.problem, row.network, row.name, row.threads): row for row in rows}.values())
         for threads in dict.fromkeys(row.threads for row in rows):
             of_threads = [row for row in rows if row.threads == threads]

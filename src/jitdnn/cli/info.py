@@ -11,6 +11,7 @@ from jitdnn.bench import provenance
 from jitdnn.cli.console import print_table, say
 from jitdnn.devices import cuda, opencl
 from jitdnn.errors import DeviceError
+from jitdnn.handle import usage
 from jitdnn.planner.store import Store
 from jitdnn.rtcg.cache import CodeCache
 from jitdnn.settings import TABLE, Settings, current, format_bytes
@@ -35,7 +36,9 @@ def gather() -> dict[str, Any]:
             "file": str(store.path) if store.path else None,
             "measurements": store.measurements,
             "bytes": store.bytes,
+            "limit": store.limit,
         },
+        "in_use": usage()._asdict(),
         "settings": {row.name: _plain(getattr(values, row.name)) for row in TABLE},
     }
 
@@ -110,7 +113,13 @@ def show_info(as_json: bool) -> None:
     )
     say(
         f"tuning store: {store['file'] or 'in memory'}: {store['measurements']} measurements, "
-        f"{format_bytes(store['bytes'])}"
+        f"{format_bytes(store['bytes'])} of at most {format_bytes(store['limit'])}"
+    )
+    used, values = found["in_use"], found["settings"]
+    say(
+        f"this process: {used['plans']} plans, {used['calls']} kinds of calls (at most {values['plans_limit']} each a "
+        f"handle), {format_bytes(used['code'])} of machine code (at most {format_bytes(values['code_limit'])}), "
+        f"{format_bytes(used['scratch'])} of workspace (at most {format_bytes(values['scratch_limit'])} a handle)"
     )
     rows = [[row.name, _shown(found["settings"][row.name]), row.variable] for row in TABLE]
     print_table("settings", ("setting", "value", "environment variable"), rows)

@@ -69,12 +69,13 @@ class CpuKernel:
     """Compiled code and how to launch it: phases of (function name, tasks), one after the other.
 
     Every task gets the argument block: the pointers, the workspace, alpha and beta as doubles, where the
-    prepared filter lies, then ``extras``, the integers that the code takes at run time.
+    prepared filter lies, then ``extras``, the integers that the code takes at run time. ``workspace``: the bytes of it
+    that the code uses, where whoever made the kernel says so.
     """
 
     def __init__(
         self, library: Library, phases: Sequence[tuple[str, int]], pointers: int, threads: int,
-        extras: Sequence[int] = (), kept: Kept | None = None,
+        extras: Sequence[int] = (), kept: Kept | None = None, workspace: int | None = None,
     ) -> None:  # fmt: skip
         self._library = library  # the code lives as long as the kernel
         self._phases = [(library.address(name), tasks) for name, tasks in phases]
@@ -84,6 +85,7 @@ class CpuKernel:
         self._extras = struct.pack(f"{len(extras)}q", *extras)
         self._pack = struct.Struct(f"{pointers + 1}q2dq{len(self._extras)}s").pack
         self.kept = kept
+        self.workspace = workspace
         if kept is not None:
             self._leading = phase_table(self._phases[: kept.phases])
             self._later = phase_table(self._phases[kept.phases :])
@@ -218,8 +220,16 @@ def _single_peak(processor: Isa, dtype: str) -> float:
 def _copy_rate() -> float:
     import numpy as np
 
-    source = np.ones(4 << 20, np.float64)  # 32 MiB: beyond most caches
-    target = np.empty_like(source)
+    size = 4 << 20  # of 8 bytes: beyond most caches
+    while True:
+        try:
+            source = np.ones(size, np.float64)
+            target = np.empty_like(source)
+            break
+        except MemoryError:  # a figure for estimates is not worth failing for
+            if size <= 1 << 12:
+                raise
+            size //= 4
     best = float("inf")
     for _ in range(4):
         start = time.perf_counter()

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jitdnn import retention
 from jitdnn.devices.cuda_compile import compiled, compiler_version, no_compiler
 from jitdnn.devices.cuda_compile import prelude as _prelude  # noqa: F401 - for tools that compile by hand
 from jitdnn.devices.cuda_driver import (
@@ -34,6 +36,8 @@ from jitdnn.devices.cuda_graph import Graph, Stream
 from jitdnn.devices.cuda_memory import DeviceMemory, trim
 from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
 from jitdnn.errors import DeviceError
+from jitdnn.locks import lock
+from jitdnn.settings import current as current_settings
 from jitdnn.tensor import Place, compute_dtype
 
 __all__ = ["CudaDevice", "Graph", "device", "device_count", "missing", "offline", "pointer_device"]
@@ -194,6 +198,7 @@ class CudaDevice:
         return DeviceMemory(self.index, facts.has_pools, size, stream or 0, facts.model)
 
     def trim(self) -> None:
+        unload_unused()
         trim(self.index)
 
     def write(self, pointer: int, data: Any, stream: int | None = None) -> None:
@@ -240,11 +245,12 @@ class CudaKernel:
         self._pack = self._head.pack_into
         self._count = pointers + 3 + len(extras) + len(floats)
         self._functions: list[int] = []
+        self._library: _Library | None = None
         self._launch: Any = None
         # with one GPU its context is mostly the current one already: where it is not, the driver refuses and says so
         self._is_alone = False
         self._free: list[_Block] = []
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
@@ -282,7 +288,10 @@ class CudaKernel:
     def _new_block(self) -> _Block:
         if not self._functions:
             self._load()
-        return _Block(self._count, self._head.size, self._numbers, self._launches, self._functions)
+        assert self._library is not None
+        return _Block(
+            self._count, self._head.size, self._numbers, self._launches, self._functions, self._library
+        )
 
     def _load(self) -> None:
         if self._device.index < 0:
@@ -291,19 +300,21 @@ class CudaKernel:
             )
         with self._lock:
             if not self._functions:
-                library = _library(self._device.index, self._code, self._source.name)
+                self._library = _library(self._device.index, self._code, self._source.name)
                 self._launch, self._is_alone = launcher(), _gpus() == 1
-                self._functions = [int(library.function(one)) for one in self._launches]
+                self._functions = [int(self._library.function(one)) for one in self._launches]
 
 
 class _Block:
     """What the driver is given for the launches of a kernel, for one caller at a time."""
 
-    __slots__ = ("_addresses", "_configs", "launches", "memory", "parameters", "stream")
+    __slots__ = ("_addresses", "_configs", "_library", "launches", "memory", "parameters", "stream")
 
     def __init__(
-        self, count: int, head: int, numbers: bytes, launches: Sequence[Launch], functions: Sequence[int]
-    ) -> None:
+        self, count: int, head: int, numbers: bytes, launches: Sequence[Launch], functions: Sequence[int],
+        library: _Library,
+    ) -> None:  # fmt: skip
+        self._library = library
         #: the arguments: 8 bytes each, those that change first
         self.memory = ctypes.create_string_buffer(8 * count)
         start = ctypes.addressof(self.memory)
@@ -318,16 +329,27 @@ class _Block:
         self.stream: Any = None  # the default one
 
     def set_stream(self, stream: Any) -> None:
+        if stream not in _NEVER_CAPTURED:
+            self._library.keep()
         for config in self._configs:
             config.stream = stream
         self.stream = stream
 
 
 class _Library:
-    """Machine code loaded on one GPU; it stays loaded as long as this object lives."""
+    """Machine code loaded on one GPU. It is unloaded some time after this object is gone, once the GPU is done with it.
+
+    Not if it was launched on a stream that can be captured: a graph may refer to it, of which nobody tells.
+    """
+
+    _library: Any = None  # until it is loaded
 
     def __init__(self, index: int, code: bytes, name: str) -> None:
         self._driver, self._index = driver(), index
+        unload_unused()
+        self._charge: retention.Charge | None = retention.code.charge(
+            len(code), current_settings().code_limit
+        )
         with current(index), relaxed():
             result = self._driver.cuLibraryLoadData(code, None, None, 0, None, None, 0)
             (self._library,) = check(result, f"loading {name}")
@@ -347,19 +369,54 @@ class _Library:
                 )
             return function
 
+    def keep(self) -> None:
+        """Have the code loaded as long as the process."""
+        if self._charge is not None:
+            _kept_for_graphs[id(self)] = self
+            self._charge = None
+
     def __del__(self) -> None:
-        try:
-            self._driver.cuLibraryUnload(self._library)
-        except Exception:
-            return  # when Python ends, names and the driver may be gone
+        # work that the GPU was given may still run it, and this may be a collection in the middle of anything
+        if self._library is not None:
+            _unused.append((self._index, self._library, None))
 
 
-_libraries: dict[tuple[int, bytes], _Library] = {}
+#: streams that nobody can capture: the default one, by both of its names
+_NEVER_CAPTURED = (None, 0, 1)
+_libraries: weakref.WeakValueDictionary[tuple[int, bytes], _Library] = weakref.WeakValueDictionary()
+_kept_for_graphs: dict[int, _Library] = {}
+#: code that no kernel has any more: GPU, library, and when the GPU is done with it, once that was asked
+_unused: deque[tuple[int, Any, Event | None]] = deque()
 
 
 def _library(index: int, code: bytes, name: str) -> _Library:
     found = _libraries.get((index, code))
     return found or _libraries.setdefault((index, code), _Library(index, code, name))
+
+
+def unload_unused() -> int:
+    """Unload the code that no kernel has any more and the GPU is done with; the number of libraries.
+
+    It was launched on the default stream alone, so an event there tells. Nothing is waited for.
+    """
+    count = 0
+    for _ in range(len(_unused)):
+        try:
+            index, library, done = _unused.popleft()
+        except IndexError:  # another thread was here
+            break
+        try:
+            with current(index), relaxed():
+                if done is None and not is_capturing(0):
+                    done = Event(index, 0)
+                if done is not None and done.is_done:
+                    driver().cuLibraryUnload(library)
+                    count += 1
+                    continue
+        except DeviceError:  # a capture of somebody else is in the way, or the GPU is lost
+            pass
+        _unused.append((index, library, done))
+    return count
 
 
 class Event:

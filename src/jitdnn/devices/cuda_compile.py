@@ -10,6 +10,7 @@ from typing import Any
 
 from jitdnn.devices.gpu import Source, read_text, source_key
 from jitdnn.errors import CompileError, DeviceError
+from jitdnn.locks import lock
 from jitdnn.rtcg.cache import CodeCache, note_compiled
 
 _SCHEMA = "1"  # raise when the meaning of a cached binary changes without a change of its text
@@ -40,17 +41,19 @@ def compiled(source: Source, arch: str) -> bytes:
     code = cache.get(key)
     if code is None:
         # threads that want the same kernel compile it once; others go on beside
-        with _compiling.setdefault(key, threading.Lock()):
-            code = cache.get(key)
-            if code is None:
-                code = _compile(source, text, arch)
-                note_compiled()
-                cache.put(key, code)
-        _compiling.pop(key, None)
+        try:
+            with _compiling.setdefault(key, lock()):
+                code = cache.get(key)
+                if code is None:
+                    code = _compile(source, text, arch)
+                    note_compiled()
+                    cache.put(key, code)
+        finally:
+            _compiling.pop(key, None)
     return code
 
 
-_compiling: dict[str, threading.Lock] = {}
+_compiling: dict[str, threading.RLock] = {}
 
 
 def no_compiler(error: Exception) -> str:

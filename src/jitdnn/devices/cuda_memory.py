@@ -17,14 +17,16 @@ from jitdnn.devices.cuda_driver import (
     own_streams,
     relaxed,
 )
+from jitdnn.retention import Recent
 
 _OUT_OF_MEMORY = 2
 _MOST_KEPT = 4 << 20  # bytes, in blocks of one size on one stream; larger ones are not kept at all
+_MOST_SIZES = 256  # sizes and streams of which blocks are kept: a GiB of memory in all
 _DEFAULT_STREAMS = (0, 1, 2)  # which are never captured
 
 #: addresses of blocks that nobody uses, by GPU, stream and bytes
 _kept: dict[tuple[int, int, int], list[int]] = {}
-_only: dict[int, frozenset[int]] = {}
+_only: Recent[int, frozenset[int]] = Recent(2048)
 
 
 def _block_bytes(size: int) -> int:
@@ -40,7 +42,7 @@ class DeviceMemory:
 
     def __init__(self, index: int, has_pools: bool, size: int, stream: int, model: str) -> None:
         self.pointer, self.size = 0, size
-        self.streams = _only.get(stream) or _only.setdefault(stream, frozenset((stream,)))
+        self.streams = _only.get(stream) or _only.put(stream, frozenset((stream,)))
         self._index, self._is_pooled = index, False
         #: of a block that can be kept; 0 for others
         self._bytes = _block_bytes(size) if size <= _MOST_KEPT and has_pools else 0
@@ -94,7 +96,11 @@ class DeviceMemory:
         stream = next(iter(self.streams), 0)
         if stream not in _DEFAULT_STREAMS and _captures(self._index, stream):
             return False
-        kept = _kept.setdefault((self._index, stream, self._bytes), [])
+        kept = _kept.get((self._index, stream, self._bytes))
+        if kept is None:
+            if len(_kept) >= _MOST_SIZES:
+                _drop_first()
+            kept = _kept.setdefault((self._index, stream, self._bytes), [])
         if (len(kept) + 1) * self._bytes > _MOST_KEPT:
             return False
         kept.append(self.pointer)
@@ -112,6 +118,16 @@ def trim(index: int) -> int:
                         driver().cuMemFreeAsync(kept.pop(), key[1])
                         count += 1
     return count
+
+
+def _drop_first() -> None:
+    """Give the blocks back that are of the size, and on the stream, that came first."""
+    with suppress(IndexError, KeyError, StopIteration, RuntimeError):  # another thread does it
+        key = next(iter(_kept))
+        index, stream, _ = key
+        kept = _kept.pop(key)
+        while True:
+            _free(index, kept.pop(), frozenset((stream,)), True)
 
 
 def _captures(index: int, stream: int) -> bool:

@@ -7,7 +7,6 @@ library. Devices without it are refused by name.
 from __future__ import annotations
 
 import functools
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn import retention
 from jitdnn.devices.gpu import Kernel, Launch, Memory, OutOfMemory, Source, read_text, source_key
 from jitdnn.errors import CompileError, DeviceError, InvalidArgument
 from jitdnn.rtcg.cache import CodeCache, note_compiled
+from jitdnn.settings import current as current_settings
 from jitdnn.settings import format_bytes
 from jitdnn.tensor import Place, compute_dtype, strided_view
 
@@ -162,20 +163,26 @@ class OpenClKernel:
         self, device: OpenClDevice, source: Source, launches: Sequence[Launch], pointers: int,
         extras: Sequence[int], floats: Sequence[float],
     ) -> None:  # fmt: skip
-        import pyopencl as cl
-
         self._device, self._name, self._pointers = device, source.name, pointers
         self._scale = np.float64 if device.has_f64 else np.float32
-        program = _program(device, source)
-        self._launches = []
-        numbers = [*(np.int64(n) for n in extras), *(self._scale(x) for x in floats)]
-        for launch in launches:
-            kernel = cl.Kernel(program, launch.function)
-            for number, value in enumerate(numbers, pointers + 3):
+        self._program, size = _program(device, source)
+        self._charge = retention.code.charge(size, current_settings().code_limit)
+        self._source = tuple(launches)
+        self._numbers = [*(np.int64(n) for n in extras), *(self._scale(x) for x in floats)]
+        # arguments belong to the kernel object, not to the launch: each caller has its own, signal handlers too
+        self._free = [self._new_launches()]
+
+    def _new_launches(self) -> list[tuple[Any, tuple[int, int, int], tuple[int, int, int]]]:
+        import pyopencl as cl
+
+        made = []
+        for launch in self._source:
+            kernel = cl.Kernel(self._program, launch.function)
+            for number, value in enumerate(self._numbers, self._pointers + 3):
                 kernel.set_arg(number, value)
             x, y, z = launch.grid
-            self._launches.append((kernel, (x * launch.threads, y, z), (launch.threads, 1, 1)))
-        self._lock = threading.Lock()  # arguments belong to the kernel object, not to the launch
+            made.append((kernel, (x * launch.threads, y, z), (launch.threads, 1, 1)))
+        return made
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
@@ -185,16 +192,20 @@ class OpenClKernel:
         queue = stream or self._device.queue
         nothing = _nothing(self._device)
         addresses = [_address(p or nothing) for p in (*pointers, workspace)]
-        with self._lock:
-            for kernel, whole, group in self._launches:
-                for number, address in enumerate(addresses):
-                    kernel.set_arg(number, address)
-                kernel.set_arg(self._pointers + 1, self._scale(alpha))
-                kernel.set_arg(self._pointers + 2, self._scale(beta))
-                try:
-                    cl.enqueue_nd_range_kernel(queue, kernel, whole, group)
-                except cl.Error as error:
-                    raise DeviceError(f"launch of {self._name}: {error}") from None
+        try:
+            launches = self._free.pop()  # atomic
+        except IndexError:
+            launches = self._new_launches()
+        for kernel, whole, group in launches:
+            for number, address in enumerate(addresses):
+                kernel.set_arg(number, address)
+            kernel.set_arg(self._pointers + 1, self._scale(alpha))
+            kernel.set_arg(self._pointers + 2, self._scale(beta))
+            try:
+                cl.enqueue_nd_range_kernel(queue, kernel, whole, group)
+            except cl.Error as error:
+                raise DeviceError(f"launch of {self._name}: {error}") from None
+        self._free.append(launches)
 
 
 @functools.lru_cache(8192)
@@ -260,8 +271,10 @@ def _prelude(has_f64: bool) -> str:
     return f"#define HAS_F64 {int(has_f64)}\n" + read_text("jitdnn.kernels.gpu", "plain.h")
 
 
-def _program(device: OpenClDevice, source: Source) -> Any:
-    """The built program: from the disk cache, or from its text. Raises CompileError.
+def _program(device: OpenClDevice, source: Source) -> tuple[Any, int]:
+    """The built program: from the disk cache, or from its text; and its bytes. Raises CompileError.
+
+    They are those of the text where the driver does not tell those of the code.
 
     PoCL keeps what it compiles itself; asked for a binary it compiles everything once more.
     """
@@ -279,7 +292,7 @@ def _program(device: OpenClDevice, source: Source) -> Any:
         warnings.simplefilter("ignore")  # compilers' notes on code that compiles
         if binary is not None:
             try:
-                return cl.Program(device.context, [device.handle], [binary]).build()
+                return cl.Program(device.context, [device.handle], [binary]).build(), len(binary)
             except cl.Error:  # a driver that was changed and kept its version
                 pass
         try:
@@ -290,7 +303,7 @@ def _program(device: OpenClDevice, source: Source) -> Any:
     if not is_kept_by_driver:
         (binary,) = program.get_info(cl.program_info.BINARIES)
         cache.put(key, binary)
-    return program
+    return program, len(text if binary is None else binary)
 
 
 @functools.cache

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from jitdnn.devices.gpu import GpuDevice, Memory
+from jitdnn.locks import lock
+from jitdnn.settings import current, override
 
 #: what graphs refer to, which may outlive the handle and the thread that made them
 _pinned: list[Memory] = []
+_MOST_STREAMS = 64  # of which something is noted though they have no memory
 _ROUND = 1 << 16  # so that shapes that differ a little do not each want a new block
 
 
@@ -20,14 +23,17 @@ class Block:
     order in which they are launched. Launches of one call must not be mixed with those of another, hence the lock.
     """
 
-    __slots__ = ("_device", "_is_pinned", "_lock", "_memory", "_stream", "size")
+    __slots__ = ("_device", "_is_pinned", "_is_used", "_lock", "_memory", "_stream", "is_kept", "size")
 
     def __init__(self, device: GpuDevice, stream: Any) -> None:
         self._device, self._stream = device, stream
-        self._lock = threading.RLock()
+        self._lock = lock()
+        self._is_used = False
         self._memory: Memory | None = None
         self._is_pinned = False
         self.size = 0
+        #: whether the memory stays here between calls
+        self.is_kept = True
 
     def __enter__(self) -> int:
         """The address of what `reserve` has asked for; the caller has the lock already."""
@@ -37,14 +43,21 @@ class Block:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_used = False
+        if not self.is_kept:
+            self._let_go()  # it is freed in the order of the stream
         self._lock.release()
 
     def reserve(self, size: int) -> Block:
         """Lock the block and see that it has so many bytes, to be used in a `with` statement.
 
-        What a graph being captured refers to stays where it is for good.
+        A signal handler that runs in the middle of a call gets another block, of its own. What a graph being captured
+        refers to stays where it is for good.
         """
         self._lock.acquire()
+        if self._is_used:
+            self._lock.release()
+            return Block(self._device, self._stream).reserve(size)
         try:
             if self.size < size:
                 if self._memory is not None and not self._is_pinned:
@@ -57,6 +70,7 @@ class Block:
                 assert self._memory is not None
                 _pinned.append(self._memory)
                 self._is_pinned = True
+            self._is_used = True
         except BaseException:
             self._lock.release()
             raise
@@ -65,15 +79,29 @@ class Block:
     def trim(self) -> None:
         """Free the memory that no graph refers to."""
         with self._lock:
-            if not self._is_pinned:
-                self._memory, self.size = None, 0
+            self._let_go()
+
+    def trim_unused(self) -> None:
+        """The same, unless a call has the memory right now."""
+        if self._lock.acquire(blocking=False):
+            self._let_go()
+            self._lock.release()
+
+    def _let_go(self) -> None:
+        # not what a call of this very thread has, which a signal handler interrupts
+        if not self._is_pinned and not self._is_used:
+            self._memory, self.size = None, 0
 
 
 class Scratch:
-    """The blocks of a handle, by stream."""
+    """The blocks of a handle, by stream.
 
-    def __init__(self, device: GpuDevice) -> None:
+    `overrides` are the settings of the handle: its `scratch_limit` counts, or that in force.
+    """
+
+    def __init__(self, device: GpuDevice, overrides: Mapping[str, object] | None = None) -> None:
         self._device = device
+        self._overrides = overrides or {}
         self._blocks: dict[Any, Block] = {}
 
     def reserve(self, stream: Any, size: int) -> Block:
@@ -81,7 +109,23 @@ class Scratch:
         block = self._blocks.get(stream)
         if block is None:
             block = self._blocks.setdefault(stream, Block(self._device, stream))
+        if block.size < size:
+            self._make_room(block, size)
         return block.reserve(size)
+
+    def _make_room(self, block: Block, size: int) -> None:
+        """Free what other streams left, first the one that came first, before a block grows beyond the limit."""
+        limit: int = override(current(), **self._overrides).scratch_limit
+        for other in tuple(self._blocks.values()):
+            if self.bytes - block.size + size <= limit:
+                break
+            if other is not block:
+                other.trim_unused()
+        block.is_kept = self.bytes - block.size + size <= limit
+        if len(self._blocks) > _MOST_STREAMS:
+            for stream, other in tuple(self._blocks.items()):
+                if other is not block and not other.size:
+                    self._blocks.pop(stream, None)
 
     @property
     def bytes(self) -> int:

@@ -9,6 +9,10 @@ next launch wakes it, and does not wait for it: the caller works too, so a launc
 
 A worker counts itself in ACTIVE before it looks at OPEN again, and the caller closes the phase before it
 waits for ACTIVE to fall to 0. So no worker can see one phase's function with another's tasks.
+
+Nothing here is left undone by an exception that a signal handler raises between any two steps of Python: who
+launches is decided in the generated code (BUSY), which nobody interrupts, and whoever sleeps has a gate of its
+own, which may be opened twice. A handler may launch kernels itself.
 """
 
 from __future__ import annotations
@@ -21,12 +25,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from jitdnn import log
+from jitdnn.locks import lock
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import isa
 
 # Slots of 8 bytes in the control block; what different threads write lies on different cache lines.
 _OPEN, _FUNCTION, _ARGS, _TASKS, _LIMIT, _STOP = 0, 1, 2, 3, 4, 5
-_NEXT, _ACTIVE, _TICKET = 16, 32, 48
+_NEXT, _ACTIVE, _TICKET, _BUSY = 16, 32, 48, 49
 _SLOTS = 64
 _IDLE_SPINS = 20_000  # about half a millisecond of pauses before a worker sleeps
 _YIELD_SPINS = 2_000  # a caller that waits longer than this lets other threads have its core
@@ -120,10 +126,18 @@ entry:
   %next.to = getelementptr i64, ptr %control, i64 {next}
   %active.at = getelementptr i64, ptr %control, i64 {active}
   %ticket.at = getelementptr i64, ptr %control, i64 {ticket}
-  %alone = icmp slt i64 %threads, 2
+  %busy.at = getelementptr i64, ptr %control, i64 {busy}
+  %several = icmp sgt i64 %threads, 1
+  br i1 %several, label %claim, label %ready
+claim:
+  %claimed = cmpxchg ptr %busy.at, i64 0, i64 1 seq_cst seq_cst
+  %won = extractvalue {{i64, i1}} %claimed, 1
+  br label %ready
+ready:
+  %owner = phi i1 [false, %entry], [%won, %claim]
   br label %phase
 phase:
-  %p = phi i64 [0, %entry], [%p.next, %advance]
+  %p = phi i64 [0, %ready], [%p.next, %advance]
   %more = icmp slt i64 %p, %count
   br i1 %more, label %begin, label %finish
 begin:
@@ -134,8 +148,9 @@ begin:
   %function = load ptr, ptr %function.at
   %tasks = load i64, ptr %tasks.at
   %single = icmp slt i64 %tasks, 2
-  %here = or i1 %alone, %single
-  br i1 %here, label %serial, label %open
+  %shared = xor i1 %single, true
+  %spread = and i1 %owner, %shared
+  br i1 %spread, label %open, label %serial
 serial:
   call void @serial(ptr %function, ptr %args, i64 %tasks)
   br label %advance
@@ -171,6 +186,11 @@ advance:
   %p.next = add i64 %p, 1
   br label %phase
 finish:
+  br i1 %owner, label %release, label %done
+release:
+  store atomic i64 0, ptr %busy.at seq_cst, align 8
+  br label %done
+done:
   ret void
 }}
 """
@@ -193,7 +213,7 @@ def _runtime_text() -> str:
     return _RUNTIME.format(
         declarations=declarations, pause=pause, yield_core=yield_core,
         function=_FUNCTION, args=_ARGS, tasks=_TASKS, limit=_LIMIT, stop=_STOP, next=_NEXT, active=_ACTIVE,
-        ticket=_TICKET, idle_spins=_IDLE_SPINS, yield_spins=_YIELD_SPINS,
+        ticket=_TICKET, busy=_BUSY, idle_spins=_IDLE_SPINS, yield_spins=_YIELD_SPINS,
     )  # fmt: skip
 
 
@@ -213,48 +233,72 @@ class ThreadPool:
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         self._run = call(None, pointer, pointer, integer, pointer, integer)(self._library.address("run"))
         self._work = call(integer, pointer, integer, integer)(self._library.address("worker"))
-        self._launching = threading.Lock()
-        self._wake = threading.Semaphore(0)
-        self._sleeping = 0
-        self._sleep_lock = threading.Lock()
+        self._asleep: set[threading.Lock] = set()  # the gates behind which workers sleep
         self._current_core = _current_core() if hasattr(os, "sched_setaffinity") else None
         self._cores = os.sched_getaffinity(0) if self._current_core is not None else set()
         self._callers_core = -1
-        self._workers: list[threading.Thread] = []
+        self._workers: list[tuple[threading.Thread, threading.Lock]] = []
+        self._tried = 0  # so many workers there are, or the system does not grant more
+        self._growing = threading.RLock()
+        self._is_growing = False
 
     def launch(self, phases: Table, count: int, args: bytes, threads: int) -> None:
         """Run the ``count`` phases of a table on up to ``threads`` threads.
 
         ``args`` is the block that every task gets. Returns when the last task has ended.
         """
-        if threads > 1 and self._launching.acquire(blocking=False):
-            try:
-                if len(self._workers) < threads - 1:
-                    self._grow(threads - 1)
-                if self._sleeping:
-                    self._wake_all()
-                self._run(self._control, phases, count, args, threads)
-            finally:
-                self._launching.release()
-        else:
-            self._run(self._control, phases, count, args, 1)
+        if threads > 1:
+            if self._tried < threads - 1:
+                self._grow(threads - 1)
+            if self._asleep:
+                self._wake_all()
+        self._run(self._control, phases, count, args, threads)
 
     def _grow(self, workers: int) -> None:
-        for number in range(len(self._workers) + 1, workers + 1):
-            name = f"jitdnn-worker-{number}"
-            thread = threading.Thread(target=self._serve, args=(number,), name=name, daemon=True)
-            self._workers.append(thread)
-            thread.start()
+        with self._growing:
+            if self._is_growing:  # a signal handler that launches in the middle of this: no two of one number
+                return
+            try:
+                self._is_growing = True
+                while len(self._workers) < workers and self._begin(len(self._workers) + 1):
+                    pass
+                self._tried = max(self._tried, workers)
+            finally:
+                self._is_growing = False
 
-    def _serve(self, number: int) -> None:
+    def _begin(self, number: int) -> bool:
+        """Start a worker; False if the system grants no more threads, which is said once."""
+        gate = threading.Lock()
+        gate.acquire()
+        name = f"jitdnn-worker-{number}"
+        thread = threading.Thread(target=self._serve, args=(number, gate), name=name, daemon=True)
+        worker = (thread, gate)
+        try:
+            self._workers.append(worker)
+            thread.start()
+        except BaseException as error:
+            if thread.ident is None and worker in self._workers:
+                self._workers.remove(worker)
+            # memory for its stack is missing, or the interpreter is about to end
+            if not isinstance(error, (RuntimeError, MemoryError)):
+                raise
+            log.fallback_once(
+                "no more threads",
+                f"no more than {number - 1} threads could be started beside the caller's ({error}): kernels run "
+                "on as many; raise the limit of processes (ulimit -u) or of memory, or set JITDNN_THREADS lower",
+            )
+            return False
+        return True
+
+    def _serve(self, number: int, gate: threading.Lock) -> None:
         last = 0
         while True:
             last = self._work(self._control, number, last)
             if ctypes.c_int64.from_address(self._control + 8 * _STOP).value:
                 return
-            with self._sleep_lock:
-                self._sleeping += 1
-            self._wake.acquire()
+            self._asleep.add(gate)
+            gate.acquire()
+            self._asleep.discard(gate)
             self._leave_the_callers_core()
 
     def _leave_the_callers_core(self) -> None:
@@ -267,18 +311,22 @@ class ThreadPool:
     def _wake_all(self) -> None:
         if self._current_core is not None:
             self._callers_core = self._current_core()
-        with self._sleep_lock:
-            asleep, self._sleeping = self._sleeping, 0
-        if asleep:
-            self._wake.release(asleep)
+        for gate in tuple(self._asleep):
+            _open(gate)
 
     def stop(self) -> None:
         """End the workers. The pool cannot be used afterwards."""
         ctypes.c_int64.from_address(self._control + 8 * _STOP).value = 1
-        for thread in self._workers:
+        for thread, gate in self._workers:
             while thread.is_alive():  # a worker may be on its way to sleep: wake it until it is gone
-                self._wake_all()
+                _open(gate)
                 thread.join(0.001)
+
+
+def _open(gate: threading.Lock) -> None:
+    """Let whoever sleeps behind a gate, or is about to, go on."""
+    with contextlib.suppress(RuntimeError):  # it is open already
+        gate.release()
 
 
 def _current_core() -> Callable[[], int] | None:
@@ -293,7 +341,7 @@ def _current_core() -> Callable[[], int] | None:
 
 
 _pool: ThreadPool | None = None
-_pool_lock = threading.Lock()
+_pool_lock = lock()
 
 
 def pool() -> ThreadPool:
@@ -307,9 +355,8 @@ def pool() -> ThreadPool:
 
 
 def _forget() -> None:
-    """In a forked child: the parent's threads are not there, and its locks may be held for ever."""
-    global _pool, _pool_lock
-    _pool_lock = threading.Lock()
+    """In a forked child: the parent's threads are not there."""
+    global _pool
     _pool = None
 
 

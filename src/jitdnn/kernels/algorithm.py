@@ -91,17 +91,34 @@ class Algorithm(ABC):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         """Say which constraint fails, in words a user can act on; None to accept."""
 
-    def workspace(self, problem: Problem, device: Device) -> int:
-        """Bytes of scratch memory the kernel needs beside its operands."""
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        """Bytes of scratch memory that the kernel needs beside its operands: that built with this epilogue.
+
+        The operands of an epilogue are laid out as they please, and decide with the tensors how a problem is cut.
+        """
         return 0
 
     @abstractmethod
-    def estimate(self, problem: Problem, device: Device) -> float:
-        """Expected seconds for one call."""
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        """Expected seconds for one call of the kernel built with this epilogue."""
 
     @abstractmethod
     def error_bound(self, problem: Problem) -> float:
-        """Largest relative error `||out - reference|| / ||reference||` on well-conditioned data."""
+        """Largest relative error `||out - reference|| / ||reference||` on well-conditioned data, with any epilogue.
+
+        That is for alpha 1 and beta 0; where terms of the result cancel, the norm is that of the terms. With other
+        factors the error is |alpha| times that of the result, and two unit roundoffs of ||alpha * result|| +
+        ||beta * out|| more, for the factors in the type of the arithmetic and their products: the sum may cancel.
+        """
+
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        """Which results a NaN or an infinity of an input may reach that do not read it, in words; None: it does not.
+
+        A result reads the elements that its definition pairs or sums, those that it multiplies by padding included:
+        0 times infinity is NaN wherever the product is written out. Sums that hold other elements times zero, or
+        where these cancel, spread.
+        """
+        return None
 
     def arithmetic(self, problem: Problem) -> str:
         """The math mode in which products are summed: one of the names of the `math` setting."""

@@ -90,7 +90,7 @@ class Reference(Algorithm):
             f"it runs in host memory, not on {device.target}" if device.target in ("cuda", "opencl") else None
         )
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         operations, outputs = problem.flops / OPERATIONS_A_SECOND, problem.output.size / OUTPUTS_A_SECOND
         return SECONDS_A_CALL + operations + outputs
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jitdnn.arguments import check_choice, flag, optional, real, settled_before, yes
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order
 from jitdnn.problems.activation import Activation
-from jitdnn.problems.problem import check_choice
 from jitdnn.rtcg.expression import apply, is_traced, where
 from jitdnn.tensor import TensorDescriptor
 
@@ -246,7 +246,7 @@ def gelu_backward(
 
 def _counted(x: Any, propagate_nan: bool) -> Any:
     """A traced x, NaN as 0 unless it shall be propagated."""
-    return x if propagate_nan else where(x == x, x, 0.0)
+    return x if flag(propagate_nan, "propagate_nan") else where(x == x, x, 0.0)
 
 
 def _gelu_name(approximate: str) -> str:
@@ -282,9 +282,7 @@ def _make_forward(
 ) -> Recipe:
     (x,) = inputs
     return Recipe(
-        Activation.make(
-            "fwd", function, x, y=out or same_order(x), coef=coef, propagate_nan=bool(propagate_nan)
-        )
+        Activation.make("fwd", function, x, y=out or same_order(x), coef=coef, propagate_nan=propagate_nan)
     )
 
 
@@ -299,10 +297,12 @@ def _make_backward(
     dy, kept = inputs
     problem = Activation.make(
         "bwd", function, kept, saved, y=kept, dx=out or same_order(dy), dy=dy, coef=coef,
-        propagate_nan=bool(propagate_nan),
+        propagate_nan=propagate_nan,
     )  # fmt: skip
     return Recipe(problem)
 
 
-_FORWARD = Op(_make_forward, in_place=(0,))
-_BACKWARD = Op(_make_backward, in_place=(0, 1))
+_TAKES = (settled_before("function"), optional(real("coef")), yes("propagate_nan"))
+
+_FORWARD = Op(_make_forward, _TAKES, in_place=(0,))
+_BACKWARD = Op(_make_backward, (*_TAKES, settled_before("saved")), in_place=(0, 1))

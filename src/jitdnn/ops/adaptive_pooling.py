@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import LAYOUT, as_key, extents, index_dtype, numbers, per_axis, settled_before
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical, logical_shape, packed_like
 from jitdnn.problems.pooling import INDEX_DTYPES, Pooling
-from jitdnn.problems.problem import check_choice, per_axis
 from jitdnn.tensor import TensorDescriptor
 
 PerAxis = int | Sequence[int]
@@ -31,7 +31,7 @@ def adaptive_avg_pool(
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
-    return call(_FORWARD, ("x",), (x,), ("avg", _hashable(windows), layout), out, alpha, beta, handle)
+    return call(_FORWARD, ("x",), (x,), ("avg", as_key(windows), layout), out, alpha, beta, handle)
 
 
 def adaptive_max_pool(
@@ -48,10 +48,10 @@ def adaptive_max_pool(
 
     The bins are those of `adaptive_avg_pool`, `return_indices` is that of `max_pool`. Raises as these do.
     """
-    if not return_indices:
-        return call(_FORWARD, ("x",), (x,), ("max", _hashable(windows), layout), out, alpha, beta, handle)
-    dtype = return_indices if isinstance(return_indices, str) else "i64"
-    arguments = (_hashable(windows), layout, dtype)
+    dtype = None if return_indices is False else index_dtype(return_indices, "return_indices", INDEX_DTYPES)
+    if dtype is None:
+        return call(_FORWARD, ("x",), (x,), ("max", as_key(windows), layout), out, alpha, beta, handle)
+    arguments = (as_key(windows), layout, dtype)
     return call(_WITH_INDICES, ("x",), (x,), arguments, out, alpha, beta, handle, results=2)
 
 
@@ -69,8 +69,7 @@ def adaptive_avg_pool_backward(
     `dy`: (N, C, windows), `x_shape`: (N, C, space), in the order of `layout`. The result lies in memory as dy does,
     channels first or last. Raises as the forward call does.
     """
-    shape = tuple(x_shape) if isinstance(x_shape, (tuple, list)) else x_shape
-    return call(_BACKWARD, ("dy",), (dy,), ("avg", shape, layout), out, alpha, beta, handle)
+    return call(_BACKWARD, ("dy",), (dy,), ("avg", as_key(x_shape), layout), out, alpha, beta, handle)
 
 
 def adaptive_max_pool_backward(
@@ -88,11 +87,8 @@ def adaptive_max_pool_backward(
     `dy` and `y` (what the forward call gave): (N, C, windows); `x`: (N, C, space). Each element of dy goes to the
     first maximum of its bin. Raises as the forward call does.
     """
-    return call(_BACKWARD, ("dy", "x", "y"), (dy, x, y), ("max", None, layout), out, alpha, beta, handle)
-
-
-def _hashable(windows: Any) -> Any:
-    return tuple(windows) if isinstance(windows, list) else windows
+    arguments = ("max", None, layout)
+    return call(_BACKWARD_OF_MAXIMUM, ("dy", "x", "y"), (dy, x, y), arguments, out, alpha, beta, handle)
 
 
 def _make_forward(
@@ -115,7 +111,6 @@ def _make_with_indices(
     layout: str | None,
     dtype: str,
 ) -> Recipe:
-    check_choice(dtype, INDEX_DTYPES, "return_indices")
     x = logical(inputs[0], layout)
     y, indices = (None if out is None else logical(out, layout) for out in outs)
     problem = Pooling.adaptive(
@@ -128,12 +123,12 @@ def _make_backward(
     inputs: Sequence[TensorDescriptor],
     out: TensorDescriptor | None,
     mode: str,
-    x_shape: Sequence[int] | None,
+    x_shape: tuple[int, ...] | None,
     layout: str | None,
 ) -> Recipe:
     dy, *saved = (logical(tensor, layout) for tensor in inputs)
     if x_shape is not None:
-        shape = logical_shape(x_shape, layout, "x_shape")
+        shape = logical_shape(x_shape, layout)
         saved = [packed_like(dy, shape), packed_like(dy, dy.shape)]
     x, y = saved
     dx = packed_like(dy, x.shape) if out is None else logical(out, layout)
@@ -142,6 +137,9 @@ def _make_backward(
     return Recipe(problem, None, callers_axes(layout, len(dy.shape)))
 
 
-_FORWARD = Op(_make_forward)
-_BACKWARD = Op(_make_backward)
-_WITH_INDICES = Op(_make_with_indices)
+_MODE, _WINDOWS = settled_before("mode"), numbers("windows", 1)
+
+_FORWARD = Op(_make_forward, (_MODE, _WINDOWS, LAYOUT))
+_BACKWARD = Op(_make_backward, (_MODE, extents("x_shape"), LAYOUT))
+_BACKWARD_OF_MAXIMUM = Op(_make_backward, (_MODE, settled_before("x_shape"), LAYOUT))
+_WITH_INDICES = Op(_make_with_indices, (_WINDOWS, LAYOUT, settled_before("return_indices")))

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import (
+    Argument,
+    as_key,
+    flag,
+    optional,
+    real,
+    real_number,
+    sequence,
+    settled_before,
+    shown,
+    whole,
+    whole_number,
+    yes,
+)
 from jitdnn.errors import InvalidArgument, InvalidShape, NotSupported
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order
-from jitdnn.problems.attention import Attention
-from jitdnn.problems.problem import whole_numbers
+from jitdnn.problems.attention import FARTHEST, Attention
 from jitdnn.tensor import TensorDescriptor, packed_strides
 
 Window = tuple[int | None, int | None]
@@ -57,7 +70,8 @@ def attention(
     """
     _refuse_dropout(dropout)
     given, arrays = _given(mask, lengths, lo, hi)
-    arguments = (given, bool(causal), scale, past, window, bool(return_lse))
+    return_lse = return_lse is not False and flag(return_lse, "return_lse")
+    arguments = (given, causal, scale, past, as_key(window), return_lse)
     names, count = ("q", "k", "v", *given), 2 if return_lse else 1
     return call(_FORWARD, names, (q, k, v, *arrays), arguments, out, alpha, beta, handle, results=count)
 
@@ -91,7 +105,7 @@ def attention_backward(
     """
     _refuse_dropout(dropout)
     given, arrays = _given(mask, lengths, lo, hi)
-    arguments = (given, bool(causal), scale, past, window)
+    arguments = (given, causal, scale, past, as_key(window))
     names = ("dy", "q", "k", "v", "y", "lse", *given)
     return call(
         _BACKWARD, names, (dy, q, k, v, y, lse, *arrays), arguments, out, alpha, beta, handle, results=3
@@ -99,7 +113,7 @@ def attention_backward(
 
 
 def _refuse_dropout(dropout: float) -> None:
-    if dropout:
+    if (type(dropout) is not float or dropout) and real_number(dropout, "dropout", 0.0, 1.0) != 0.0:
         raise NotSupported(
             f"dropout is {dropout}: attention drops no weights; drop elements of its result with jd.dropout",
         )
@@ -121,13 +135,9 @@ def _fields(
     window: Window,
 ) -> dict[str, Any]:
     """The fields of the problem that say who sees what."""
-    if not isinstance(window, tuple) or len(window) != 2:
-        raise InvalidArgument(
-            f"window is {window}: it must be two numbers, (left, right), either of them None"
-        )
     left, right = window
     if causal:
-        right = min(whole_numbers((right or 0,), "window")[0], 0)
+        right = min(right or 0, 0)
     fields: dict[str, Any] = {"left": left, "right": right, "past": past}
     for name, descriptor in zip(given, inputs, strict=True):
         if name == "mask" and len(q.shape) == len(k.shape) == 4:
@@ -175,5 +185,25 @@ def _make_backward(
     return Recipe(Attention.make("bwd", q, k, v, scale=scale, y=y, lse=lse, dy=dy, **fields))
 
 
-_FORWARD = Op(_make_forward)
-_BACKWARD = Op(_make_backward)
+def _window(value: Any, name: str) -> Window:
+    entries = sequence(value, name, 2)
+    if len(entries) != 2:
+        raise InvalidArgument(
+            f"{name} is {shown(value)}: it must be two numbers, (left, right), either of them None"
+        )
+    left, right = (
+        None if places is None else whole_number(places, name, most=FARTHEST) for places in entries
+    )
+    return left, right
+
+
+_TAKES = (
+    settled_before("given"),
+    yes("causal"),
+    optional(real("scale")),
+    whole("past", most=FARTHEST),
+    Argument("window", _window),
+)
+
+_FORWARD = Op(_make_forward, (*_TAKES, settled_before("return_lse")))
+_BACKWARD = Op(_make_backward, _TAKES)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jitdnn.handle import Handle, current_handle
+from jitdnn.arguments import flag, real_number, sequence, shown, text
+from jitdnn.errors import InvalidArgument
+from jitdnn.handle import Handle, settled_handle
 from jitdnn.planner.autotune import Build, Tuned
 from jitdnn.planner.autotune import autotune as search
+
+_MOST_VALUES = 1 << 20
+_MOST_CHARACTERS = 1 << 16
 
 
 def autotune(
@@ -30,5 +36,22 @@ def autotune(
     Returns what was found, with `config`, `seconds` and `explain()`. Raises InvalidArgument for an empty space,
     NotSupported, with all reasons, if nothing can be built.
     """
-    handle = handle or current_handle()
-    return search(build, space, key, handle.device, seconds, is_fresh=is_fresh)
+    handle = settled_handle(handle)
+    if not callable(build):
+        raise InvalidArgument(f"build is {shown(build)}: it must be a function of the parameters")
+    if not isinstance(space, Mapping):
+        raise InvalidArgument(
+            f"space is {shown(space)}: it must have the values of each parameter, by its name"
+        )
+    values = {text(name, "a parameter"): sequence(each, name, _MOST_VALUES) for name, each in space.items()}
+    if math.prod(map(len, values.values())) > _MOST_VALUES:
+        raise InvalidArgument(f"space has more than {_MOST_VALUES} configurations: give fewer values")
+    seconds = real_number(seconds, "seconds", 0.0)
+    return search(
+        build,
+        values,
+        text(key, "key", _MOST_CHARACTERS),
+        handle.device,
+        seconds,
+        is_fresh=flag(is_fresh, "is_fresh"),
+    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import LAYOUT, flag, real, settled_before, text, word
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical
 from jitdnn.ops.normalization import Named, Outs, describe, named, present, results_of
-from jitdnn.problems.batch_norm import BatchNorm
+from jitdnn.problems.batch_norm import ACTIVATIONS, MODES, BatchNorm
 from jitdnn.tensor import TensorDescriptor
 
 
@@ -51,7 +52,8 @@ def batch_norm(
     states = [state for state in (running_mean, running_var) if state is not None]
     if len(states) == 1:
         raise InvalidArgument("running_mean and running_var: give both or none")
-    arguments = (names, mode, activation, factor, epsilon, bool(save), bool(states), layout)
+    save = save is not False and flag(save, "save")
+    arguments = (names, mode, activation, factor, epsilon, save, bool(states), layout)
     results = 3 if save else 1
     return call(_FORWARD, names, arrays, arguments, out, alpha, beta, handle, results=results, states=states)
 
@@ -114,12 +116,12 @@ def batch_norm_backward(
 
     Raises as `batch_norm` does.
     """
-    if (activation != "identity") != (y is not None):
+    if (text(activation, "activation") != "identity") != (y is not None):
         what = "is needed: the slope of the activation follows from it" if y is None else "is of no use"
         raise InvalidArgument(f"activation is {activation!r}: y {what}")
-    wants_bias = weight is not None if wants_bias is None else bool(wants_bias)
+    wants_bias = weight is not None if wants_bias is None else flag(wants_bias, "wants_bias")
     names, arrays = present(dy=dy, x=x, y=y, weight=weight, mean=mean, rstd=rstd)
-    wanted = (True, weight is not None, wants_bias, *([True] if wants_z else []))
+    wanted = (True, weight is not None, wants_bias, *([True] if flag(wants_z, "wants_z") else []))
     arguments = (names, mode, activation, wanted, layout)
     return results_of(_BACKWARD, names, arrays, arguments, wanted, out, alpha, beta, handle)
 
@@ -188,6 +190,13 @@ def _logical(given: Named, layout: str | None) -> Named:
     }
 
 
-_FORWARD = Op(_make_forward, in_place=(0, 1))
-_INFERENCE = Op(_make_inference, in_place=(0, 1))
-_BACKWARD = Op(_make_backward, in_place=(0,))
+_NAMES, _WHAT = settled_before("names"), (word("mode", MODES), word("activation", ACTIVATIONS))
+_EPSILON = real("epsilon", 0.0)
+
+_FORWARD = Op(
+    _make_forward,
+    (_NAMES, *_WHAT, real("factor"), _EPSILON, settled_before("save"), settled_before("runs"), LAYOUT),
+    in_place=(0, 1),
+)
+_INFERENCE = Op(_make_inference, (_NAMES, *_WHAT, _EPSILON, LAYOUT), in_place=(0, 1))
+_BACKWARD = Op(_make_backward, (_NAMES, *_WHAT, settled_before("wanted"), LAYOUT), in_place=(0,))

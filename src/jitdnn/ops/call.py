@@ -11,19 +11,21 @@ known at a glance at them (`gpu_call.py`), without borrowing any.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
-from jitdnn.handle import Handle, current_handle
+from jitdnn.arguments import Argument, as_key, real_number, shown, text
+from jitdnn.devices.host import host_memory
+from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape, InvalidType
+from jitdnn.handle import Handle, current_handle, settled_handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.gpu_call import GpuCall, common_place, glance_at, run_again
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.problems.problem import Problem
-from jitdnn.settings import current, parse_bytes
+from jitdnn.settings import current, format_bytes, parse_bytes
 from jitdnn.tensor import (
     DTYPES,
     Array,
@@ -51,8 +53,8 @@ class _Setting(enum.Enum):
 SETTING: Final = _Setting.SETTING
 WorkspaceLimit = int | str | None | _Setting
 
-# kinds of calls that a handle remembers; a program with ever new shapes starts over rather than grow
-REMEMBERED_CALLS = 4096
+# distances between two arrays that a kind of call keeps as safe
+_MOST_CLEARED = 256
 # steps that the search for memory shared by an input and the output may take
 _OVERLAP_WORK = 100_000
 
@@ -75,15 +77,22 @@ class Op:
 
     `make(inputs, out, *arguments)` returns the recipe for the descriptors of the inputs and of `out` (None:
     choose it); for a call with several results or with states `out` is a tuple of such, one for each output of
-    the problem. `in_place`: the inputs, by position, that may be the very memory of the output, because each
-    element is read before its own place is written. `is_broadcast_to_out`: the shape of `out` takes part in
-    the shape rule. `keeps_filter`: w is a `KeptFilter`, so the plan need not count what is prepared of it.
+    the problem. `takes` says of each of the arguments what it may be: they are held against it once for each kind
+    of call, before anything is made of them, and `make` gets what that gave. `in_place`: the inputs, by position,
+    that may be the very memory of the output, because each element is read before its own place is written.
+    `is_broadcast_to_out`: the shape of `out` takes part in the shape rule. `keeps_filter`: w is a `KeptFilter`,
+    so the plan need not count what is prepared of it.
     """
 
     make: Callable[..., Recipe]
+    takes: tuple[Argument, ...] = ()
     in_place: tuple[int, ...] = ()
     is_broadcast_to_out: bool = False
     keeps_filter: bool = False
+
+    def settled(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a call as `takes` has them. Raises what the kinds of arguments raise."""
+        return tuple(kind.settled(value) for kind, value in zip(self.takes, arguments, strict=True))
 
 
 class _Call:
@@ -158,8 +167,10 @@ def call(
     """
     if handle is None:
         handle = current_handle()
+    elif type(handle) is not Handle:
+        settled_handle(handle)
     if type(alpha) is not float or type(beta) is not float:
-        alpha, beta = _scale("alpha", alpha), _scale("beta", beta)
+        alpha, beta = scale_factor("alpha", alpha), scale_factor("beta", beta)
     is_simple = results == 1 and not states and bool(arrays)
     if is_simple and type(arrays[0]) in GLANCES:
         done = run_again(op, arrays, arguments, algorithm, workspace_limit, out, alpha, beta, handle)
@@ -177,26 +188,35 @@ def call(
     key = (op, values.serial, algorithm, workspace_limit, arguments, *layouts)
     try:
         known: _Call | None = handle.calls.get(key)
-    except TypeError:
-        # lists where tuples would do, as stride=[2, 2]
-        arguments = _hashable(arguments)
-        key = (op, values.serial, algorithm, workspace_limit, arguments, *layouts)
-        known = handle.calls.get(key)
+    except Exception:  # a list where a tuple would do, as stride=[2, 2], or what raises when it is hashed
+        arguments = tuple(map(as_key, arguments))
+        known = _look_up(handle, (op, values.serial, algorithm, workspace_limit, arguments, *layouts))
     if known is None:
-        known = _prepare(
-            op, names, borrowed, targets, results, arguments, unkeyed, handle, algorithm, workspace_limit
-        )
-        if len(handle.calls) >= REMEMBERED_CALLS:
-            handle.calls.clear()
-        handle.calls[key] = known
+        # the one place where arguments are looked at: those of a known call were equal to what was settled here
+        arguments = op.settled(arguments)
+        if algorithm is not None:
+            algorithm = text(algorithm, "algorithm")
+        if workspace_limit is not SETTING and not isinstance(workspace_limit, str):
+            workspace_limit = parse_bytes(workspace_limit)
+        key = (op, values.serial, algorithm, workspace_limit, arguments, *layouts)
+        known = handle.calls.recall(key)
+        if known is None:
+            try:
+                known = _prepare(
+                    op, names, borrowed, targets, results, arguments, unkeyed, handle, algorithm, workspace_limit
+                )  # fmt: skip
+            except MemoryError as error:
+                shapes = ", ".join(f"{n} {a.descriptor.shape}" for n, a in zip(names, borrowed, strict=True))
+                raise DeviceError(
+                    f"planning a call with {shapes} needs more memory than is left: free some, or compute it in parts"
+                ) from error
+            handle.calls.put(key, known, values.plans_limit)
 
     gpu = known.gpu
     if is_simple and gpu is not None and known.plan is not None and current().log != "debug":
         glance = glance_at(op, arrays, arguments, algorithm, workspace_limit, out, [])
         if glance is not None:
-            if len(handle.glanced) >= REMEMBERED_CALLS:
-                handle.glanced.clear()
-            handle.glanced[glance] = known
+            handle.glanced.put(glance, known, values.plans_limit)
     stream = None if gpu is None else gpu.stream(handle, borrowed, targets)
     pointers = [array.pointer for array in borrowed]
     for position, target in enumerate(targets):
@@ -206,7 +226,10 @@ def call(
                 raise InvalidArgument(
                     f"beta is {beta} and no {name} is given: beta scales what it holds before the call"
                 )
-            owners[position], target = known.allocate[position](stream)
+            try:
+                owners[position], target = known.allocate[position](stream)
+            except (MemoryError, RuntimeError, ValueError) as error:
+                raise no_memory(known.outputs[position].name, known.outputs[position].descriptor) from error
             targets[position] = target
         else:
             _require_apart(known, names, borrowed, position, targets, is_single)
@@ -217,10 +240,16 @@ def call(
             runner.run_on_gpu(stream, known.plan, pointers, alpha, beta)
             if gpu.holds or runner.graph is not None:
                 gpu.after(handle, stream, (*borrowed, *targets))
-        elif run is None:
-            handle.run(known.plan, pointers, alpha, beta)
         else:
-            run(handle, known.plan, pointers, alpha, beta)
+            try:
+                if run is None:
+                    handle.run(known.plan, pointers, alpha, beta)
+                else:
+                    run(handle, known.plan, pointers, alpha, beta)
+            except MemoryError as error:
+                raise DeviceError(
+                    f"{known.plan.problem}: {error}: the memory that is left does not do"
+                ) from error
     if gpu is not None and gpu.makes_jax:
         owners[:results] = map(gpu.result, owners[:results])
     return owners[0] if results == 1 else tuple(owners[:results])
@@ -247,11 +276,37 @@ def target_of(owner: Any) -> Array:
     return target
 
 
-def _scale(name: str, value: Any) -> float:
+def scale_factor(name: str, value: Any) -> float:
+    """An alpha or beta: any real number. Infinities and NaN take part as IEEE 754 says. Raises InvalidType for what is
+    no number, InvalidArgument for one that float64 does not hold."""
+    return real_number(value, name, error=InvalidType)
+
+
+def _look_up(handle: Handle, key: tuple[Any, ...]) -> _Call | None:
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise InvalidType(f"{name} is {value!r}: it must be a number") from None
+        return handle.calls.get(key)
+    except Exception:
+        return None
+
+
+def no_memory(name: str, tensor: TensorDescriptor | None) -> DeviceError:
+    """The error for a result that there is no memory for."""
+    assert tensor is not None
+    return DeviceError(
+        f"{name} of shape {tensor.shape} needs {format_bytes(tensor.nbytes)} ({tensor.nbytes} bytes), which the memory "
+        "that is left does not have: free some, or compute it in parts"
+    )
+
+
+def require_room(results: Sequence[tuple[str, TensorDescriptor]]) -> None:
+    """Refuse results, to be allocated in host memory, that the machine cannot hold. Systems that promise more memory
+    than they have would grant them, and end the process as soon as they are written."""
+    needed, room = sum(tensor.nbytes for _, tensor in results), host_memory()
+    if needed > room:
+        named = ", ".join(f"{name} of shape {tensor.shape}" for name, tensor in results)
+        raise InvalidShape(
+            f"{named} would take {format_bytes(needed)} ({needed} bytes): this machine has {format_bytes(room)}"
+        )
 
 
 def whole_array(values: Any, name: str) -> Any:
@@ -260,21 +315,11 @@ def whole_array(values: Any, name: str) -> Any:
         return values
     try:
         array = np.asarray(values, None if values else np.int64)
-    except (TypeError, ValueError):
-        array = np.asarray(None)
-    if array.dtype.kind != "i":
-        raise InvalidType(f"{name} is {values!r}: it must be an array, or whole numbers that 64 bits hold")
-    return array.astype(np.int64)
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple(_hashable(item) for item in value)
-    if isinstance(value, np.ndarray):
-        return _hashable(value.tolist())
-    if not isinstance(value, Hashable):
-        raise InvalidType(f"{value!r} cannot be an argument here: pass numbers, text or sequences of numbers")
-    return value
+        if array.dtype.kind == "i":
+            return array.astype(np.int64)
+    except Exception:  # what objects in it raise, or NumPy for lists that are no array
+        pass
+    raise InvalidType(f"{name} is {shown(values)}: it must be an array, or whole numbers that 64 bits hold")
 
 
 def _prepare(
@@ -325,6 +370,10 @@ def _prepare(
         recipe = make(given)
     outputs = recipe.problem.outputs
     assert len(outputs) == len(targets), f"{recipe.problem.kind} has {len(outputs)} outputs"
+    if place is None:
+        require_room(
+            [(o.name, o.descriptor) for o, target in zip(outputs, targets, strict=True) if target is None]
+        )
     request = Request.of(handle.settings, algorithm)
     if workspace_limit is not SETTING:
         request = replace(request, workspace_limit=parse_bytes(workspace_limit))
@@ -366,13 +415,15 @@ def _require_apart(
         distance = target.pointer - array.pointer
         if not low < distance < high or distance in cleared:
             continue
-        same = distance == 0 and number == 0 and known.operands[position] == output.descriptor
+        same = distance == 0 and number == 0 and known.operands[position].coincides(output.descriptor)
         if not (same and position in known.in_place) and is_shared(array, target):
             can = ", or the very same view" if number == 0 and position in known.in_place else ""
             raise InvalidArgument(
                 f"{'out' if is_single else output.name} shares memory with {names[position]}, which would be "
                 f"overwritten before it is read: pass another out{can}"
             )
+        if len(cleared) >= _MOST_CLEARED:
+            cleared.clear()
         cleared.add(distance)
     for earlier, (low, high, _) in enumerate(known.near_results[number]):
         other = targets[earlier]
@@ -434,14 +485,10 @@ def logical(descriptor: TensorDescriptor, layout: str | None) -> TensorDescripto
     return descriptor if axes is None else descriptor.transpose(axes).normalized()
 
 
-def logical_shape(shape: Any, layout: str | None, name: str) -> tuple[int, ...]:
-    """Return a shape that the caller gave in the order of `layout` as (N, C, space). Raises InvalidShape."""
-    try:
-        extents = tuple(int(n) for n in shape)
-    except (TypeError, ValueError):
-        raise InvalidShape(f"{name} is {shape!r}: it must be a sequence of whole numbers") from None
-    axes = logical_axes(layout, len(extents))
-    return extents if axes is None else tuple(extents[axis] for axis in axes)
+def logical_shape(shape: tuple[int, ...], layout: str | None) -> tuple[int, ...]:
+    """Return a shape in the order of `layout` as (N, C, space)."""
+    axes = logical_axes(layout, len(shape))
+    return shape if axes is None else tuple(shape[axis] for axis in axes)
 
 
 def packed_like(like: TensorDescriptor, shape: Sequence[int]) -> TensorDescriptor:

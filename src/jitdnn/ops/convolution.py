@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from jitdnn.arguments import LAYOUT, as_key, extents, numbers, pads, settled_before, whole, word
 from jitdnn.errors import InvalidShape
 from jitdnn.handle import Handle
 from jitdnn.ops.call import (
@@ -20,7 +21,7 @@ from jitdnn.ops.call import (
 )
 from jitdnn.ops.epilogue import Fused, epilogue_key, fuse
 from jitdnn.ops.kept_filter import KeptFilter
-from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.convolution import MODES, Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.tensor import TensorDescriptor
 
@@ -119,7 +120,7 @@ def conv_backward_data(
     `dy`: (N, K, output space), `w`: (K, C/groups, taps) or a `KeptFilter` of one, `x_shape`: (N, C, space), all in the
     order of `layout`. The other arguments are those of the forward convolution. Raises as `conv` does.
     """
-    arguments = (_shape(x_shape), stride, padding, dilation, groups, mode, layout)
+    arguments = (as_key(x_shape), stride, padding, dilation, groups, mode, layout)
     op, run = _BACKWARD_DATA, None
     if isinstance(w, KeptFilter):
         op, run, w = _BACKWARD_DATA_KEPT, w.run, w.w
@@ -153,7 +154,7 @@ def conv_backward_filter(
     `layout`. The other arguments are those of the forward convolution; beta=1 accumulates. Raises as `conv`
     does.
     """
-    arguments = (_shape(w_shape), stride, padding, dilation, groups, mode, layout)
+    arguments = (as_key(w_shape), stride, padding, dilation, groups, mode, layout)
     return call(
         _BACKWARD_FILTER,
         ("x", "dy"),
@@ -244,7 +245,7 @@ def _make_conv(
 def _make_backward_data(
     inputs: Sequence[TensorDescriptor],
     out: TensorDescriptor | None,
-    x_shape: Sequence[int],
+    x_shape: tuple[int, ...],
     stride: PerAxis,
     padding: Padding,
     dilation: PerAxis,
@@ -253,7 +254,7 @@ def _make_backward_data(
     layout: str | None,
 ) -> Recipe:
     dy, w = (logical(tensor, layout) for tensor in inputs)
-    shape = logical_shape(x_shape, layout, "x_shape")
+    shape = logical_shape(x_shape, layout)
     dx = packed_like(dy, shape) if out is None else logical(out, layout)
     problem = Convolution.make("bwd_data", dx, w, stride, padding, dilation, groups, mode, y=dy)
     return Recipe(problem, None, callers_axes(layout, len(dy.shape)))
@@ -262,7 +263,7 @@ def _make_backward_data(
 def _make_backward_filter(
     inputs: Sequence[TensorDescriptor],
     out: TensorDescriptor | None,
-    w_shape: Sequence[int],
+    w_shape: tuple[int, ...],
     stride: PerAxis,
     padding: Padding,
     dilation: PerAxis,
@@ -271,7 +272,7 @@ def _make_backward_filter(
     layout: str | None,
 ) -> Recipe:
     x, dy = (logical(tensor, layout) for tensor in inputs)
-    shape = logical_shape(w_shape, layout, "w_shape")
+    shape = logical_shape(w_shape, layout)
     dw = packed_like(x, shape) if out is None else logical(out, layout)
     problem = Convolution.make("bwd_filter", x, dw, stride, padding, dilation, groups, mode, y=dy)
     return Recipe(problem, None, callers_axes(layout, len(x.shape)))
@@ -315,16 +316,18 @@ def _make_transpose(
     return Recipe(problem, None, callers_axes(layout, len(x.shape)))
 
 
-_CONV = Op(_make_conv)
-_CONV_KEPT = Op(_make_conv, keeps_filter=True)
-_BACKWARD_DATA = Op(_make_backward_data)
-_BACKWARD_DATA_KEPT = Op(_make_backward_data, keeps_filter=True)
-_BACKWARD_FILTER = Op(_make_backward_filter)
-_BACKWARD_BIAS = Op(_make_backward_bias)
-_TRANSPOSE = Op(_make_transpose)
-_TRANSPOSE_KEPT = Op(_make_transpose, keeps_filter=True)
+_STRIDE, _DILATION = numbers("stride", 1), numbers("dilation", 1)
+_LAST = (whole("groups", 1), word("mode", MODES), LAYOUT)
+_FORWARD_TAKES = (_STRIDE, pads(), _DILATION, *_LAST, settled_before("epilogue"))
+_DATA_TAKES = (extents("x_shape"), _STRIDE, pads(), _DILATION, *_LAST)
+_FILTER_TAKES = (extents("w_shape"), _STRIDE, pads(), _DILATION, *_LAST)
+_TRANSPOSE_TAKES = (_STRIDE, pads(), numbers("output_padding", 0), _DILATION, *_LAST)
 
-
-def _shape(shape: Any) -> Any:
-    # a torch.Size or a list must make the same key as the tuple that it stands for
-    return tuple(shape) if isinstance(shape, (tuple, list)) else shape
+_CONV = Op(_make_conv, _FORWARD_TAKES)
+_CONV_KEPT = Op(_make_conv, _FORWARD_TAKES, keeps_filter=True)
+_BACKWARD_DATA = Op(_make_backward_data, _DATA_TAKES)
+_BACKWARD_DATA_KEPT = Op(_make_backward_data, _DATA_TAKES, keeps_filter=True)
+_BACKWARD_FILTER = Op(_make_backward_filter, _FILTER_TAKES)
+_BACKWARD_BIAS = Op(_make_backward_bias, (LAYOUT,))
+_TRANSPOSE = Op(_make_transpose, _TRANSPOSE_TAKES)
+_TRANSPOSE_KEPT = Op(_make_transpose, _TRANSPOSE_TAKES, keeps_filter=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import MOST_INDEX, flag, real, settled_before, text, whole, whole_number, word
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order
-from jitdnn.problems.cross_entropy import CrossEntropy
+from jitdnn.problems.cross_entropy import REDUCTIONS, CrossEntropy
 from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, borrow
 
 
@@ -40,9 +41,10 @@ def cross_entropy(
     Raises InvalidShape and InvalidType for what does not fit, InvalidArgument for a class that there is not.
     """
     has_classes = _check_classes(x, target, ignore_index)
+    return_saved = return_saved is not False and flag(return_saved, "return_saved")
     given = () if weight is None else (weight,)
     names = ("x", "target", "weight")[: 2 + len(given)]
-    results = 1 if not return_saved else 3 if has_classes and reduction == "mean" else 2
+    results = 1 if not return_saved else 3 if has_classes and text(reduction, "reduction") == "mean" else 2
     arguments = (reduction, ignore_index, label_smoothing, results)
     return call(_FORWARD, names, (x, target, *given), arguments, out, alpha, beta, handle, results=results)
 
@@ -68,28 +70,24 @@ def cross_entropy_backward(
     `cross_entropy(..., return_saved=True)` gave for the same arguments. `out` may be x itself. Raises as it does.
     """
     has_classes = _check_classes(x, target, ignore_index)
-    is_mean = has_classes and reduction == "mean"
+    is_mean = has_classes and text(reduction, "reduction") == "mean"
     if is_mean != (total is not None):
         raise InvalidArgument(
             "total is missing: the mean over classes was divided by it; cross_entropy(..., return_saved=True) gives it"
             if is_mean
             else "total is given: only the mean over classes has one"
         )
-    named = [
-        ("dloss", dloss),
-        ("x", x),
-        ("target", target),
-        ("weight", weight),
-        ("lse", lse),
-        ("total", total),
-    ]
-    names, arrays = zip(*((name, array) for name, array in named if array is not None), strict=True)
+    named = [("dloss", dloss), ("x", x), ("target", target)]
+    named += [("weight", weight)] if weight is not None else []
+    named += [("lse", lse)] + ([("total", total)] if total is not None else [])
+    names, arrays = zip(*named, strict=True)  # one that must be there and is None is refused by its name
     arguments = (reduction, ignore_index, label_smoothing, weight is not None)
     return call(_BACKWARD, names, arrays, arguments, out, alpha, beta, handle)
 
 
 def _check_classes(x: Any, target: Any, ignore_index: int) -> bool:
     """Whether targets are classes; if so, each must be one of x's, or `ignore_index`. Raises InvalidArgument."""
+    whole_number(ignore_index, "ignore_index", most=MOST_INDEX)
     labels = borrow(target, False, "target")
     if labels.descriptor.dtype in REAL_DTYPES:
         return False
@@ -150,5 +148,11 @@ def _make_backward(
     )  # fmt: skip
 
 
-_FORWARD = Op(_make_forward)
-_BACKWARD = Op(_make_backward, in_place=(1,))
+_TAKES = (
+    word("reduction", REDUCTIONS),
+    whole("ignore_index", most=MOST_INDEX),
+    real("label_smoothing", 0.0, 1.0),
+)
+
+_FORWARD = Op(_make_forward, (*_TAKES, settled_before("results")))
+_BACKWARD = Op(_make_backward, (*_TAKES, settled_before("is_weighted")), in_place=(1,))

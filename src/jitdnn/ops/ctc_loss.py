@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn.arguments import settled_before, whole, whole_number, word, yes
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order, whole_array
 from jitdnn.ops.to_device import beside
-from jitdnn.problems.ctc_loss import INDEX_DTYPES, CtcLoss
+from jitdnn.problems.ctc_loss import INDEX_DTYPES, INPUTS, REDUCTIONS, CtcLoss
 from jitdnn.tensor import TensorDescriptor, borrow
 
 _ROUNDING = 16  # labels of the longest of concatenated sequences, so that few kinds of calls are told apart
@@ -45,7 +46,7 @@ def ctc_loss(
     not.
     """
     indices, longest = _checked(x, targets, input_lengths, target_lengths, blank)
-    arguments = (reduction, inputs, blank, bool(zero_infinity), longest)
+    arguments = (reduction, inputs, blank, zero_infinity, longest)
     return call(_FORWARD, _NAMES, (x, *indices), arguments, out, alpha, beta, handle)
 
 
@@ -72,7 +73,7 @@ def ctc_loss_backward(
     result does not depend on the number of threads. Raises as `ctc_loss` does.
     """
     indices, longest = _checked(x, targets, input_lengths, target_lengths, blank)
-    arguments = (reduction, inputs, blank, bool(zero_infinity), longest)
+    arguments = (reduction, inputs, blank, zero_infinity, longest)
     return call(_BACKWARD, ("dloss", *_NAMES), (dloss, x, *indices), arguments, out, alpha, beta, handle)
 
 
@@ -83,6 +84,7 @@ def _checked(
     x: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int
 ) -> tuple[tuple[Any, Any, Any], int]:
     """Targets and lengths as arrays, and the labels to make room for. Raises InvalidArgument for wrong numbers."""
+    blank = whole_number(blank, "blank")
     shape = borrow(x, False, "x").descriptor.shape
     if len(shape) != 3:
         raise InvalidShape(f"x has shape {shape}: it must be (T, N, A)")
@@ -165,5 +167,13 @@ def _make_backward(
     )  # fmt: skip
 
 
-_FORWARD = Op(_make_forward)
-_BACKWARD = Op(_make_backward)
+_TAKES = (
+    word("reduction", REDUCTIONS),
+    word("inputs", INPUTS),
+    whole("blank", 0),
+    yes("zero_infinity"),
+    settled_before("longest"),
+)
+
+_FORWARD = Op(_make_forward, _TAKES)
+_BACKWARD = Op(_make_backward, _TAKES)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import LAYOUT, real, whole
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical, same_order
 from jitdnn.problems.divisive_norm import DivisiveNorm
+from jitdnn.problems.lrn import MOST_TAPS
 from jitdnn.tensor import TensorDescriptor
 
 
@@ -111,6 +113,8 @@ def _make_with_means(
     return Recipe(problem, None, callers_axes(layout, len(x.shape)))
 
 
-_FORWARD = Op(_make_forward)
-_BACKWARD = Op(_make_backward)
-_WITH_MEANS = Op(_make_with_means)
+_TAKES = (whole("size", 1, MOST_TAPS), real("norm_alpha"), real("norm_beta"), real("k"), LAYOUT)
+
+_FORWARD = Op(_make_forward, _TAKES)
+_BACKWARD = Op(_make_backward, _TAKES)
+_WITH_MEANS = Op(_make_with_means, _TAKES)

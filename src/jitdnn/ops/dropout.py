@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jitdnn.arguments import flag, real_number, settled_before, shown, whole_number
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order
@@ -50,8 +51,8 @@ class DropoutState:
     @classmethod
     def from_bytes(cls, state: bytes) -> DropoutState:
         """The state that `bytes(state)` was made of. Raises InvalidArgument for another number of bytes."""
-        if len(state) != _STATE_BYTES:
-            raise InvalidArgument(f"a state has {_STATE_BYTES} bytes, got {len(state)}")
+        if not isinstance(state, (bytes, bytearray, memoryview)) or len(state) != _STATE_BYTES:
+            raise InvalidArgument(f"a state has {_STATE_BYTES} bytes, got {shown(state)}")
         return cls(int.from_bytes(state[:8], "little"), int.from_bytes(state[8:], "little"))
 
     def copy(self) -> DropoutState:
@@ -73,9 +74,7 @@ class DropoutState:
 
 
 def _whole(name: str, number: int) -> int:
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < _RANGE:
-        raise InvalidArgument(f"{name} is {number!r}: it must be a whole number from 0 to 2^64 - 1")
-    return int(number)
+    return whole_number(number, name, 0, _RANGE - 1)
 
 
 def dropout(
@@ -100,7 +99,7 @@ def dropout(
     """
     used = _state(state).copy()
     number = _probability(p)
-    if return_mask:
+    if return_mask is not False and flag(return_mask, "return_mask"):
         y, mask = call(
             _MASKED,
             ("x", "state"),
@@ -138,15 +137,12 @@ def dropout_backward(
 
 
 def _probability(p: float) -> float:
-    try:
-        return float(p)
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"p is {p!r}: it must be a number from 0 to 1") from None
+    return real_number(p, "p", 0.0, 1.0)
 
 
 def _state(state: DropoutState) -> DropoutState:
     if not isinstance(state, DropoutState):
-        raise InvalidArgument(f"the state is a {type(state).__name__}: make one with DropoutState(seed)")
+        raise InvalidArgument(f"the state is {shown(state)}: make one with DropoutState(seed)")
     return state
 
 
@@ -164,5 +160,7 @@ def _make_masked(
     return Recipe(Dropout(p, x, y or order, mask or TensorDescriptor(order.shape, order.strides, "bool")))
 
 
-_DROPOUT = Op(_make, in_place=(0,))
-_MASKED = Op(_make_masked, in_place=(0,))
+_P = settled_before("p")
+
+_DROPOUT = Op(_make, (_P,), in_place=(0,))
+_MASKED = Op(_make_masked, (_P,), in_place=(0,))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import settled_before, whole_number
 from jitdnn.errors import InvalidArgument, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call
 from jitdnn.problems.embedding import INDEX_DTYPES, Embedding
-from jitdnn.problems.problem import whole_numbers
 from jitdnn.tensor import TensorDescriptor, borrow
 
 
@@ -46,12 +46,10 @@ def embedding_backward(
     `dy`: (*indices.shape, columns). The row `padding_idx` gets nothing (negative: from the end). The sums are in
     float32 (float64 for float64) in a fixed order, however many threads there are. Raises as `embedding` does.
     """
-    (rows,) = whole_numbers((rows,), "rows")
-    if rows < 1:
-        raise InvalidArgument(f"rows is {rows}: it must be a whole number of at least 1")
+    rows = whole_number(rows, "rows", 1)
     padding = None
     if padding_idx is not None:
-        (padding,) = whole_numbers((padding_idx,), "padding_idx")
+        padding = whole_number(padding_idx, "padding_idx")
         if not -rows <= padding < rows:
             raise InvalidArgument(f"padding_idx is {padding}: it must be {-rows} to {rows - 1}, or None")
         padding %= rows
@@ -90,4 +88,4 @@ def _make_backward(
 
 
 _FORWARD = Op(_make_forward)
-_BACKWARD = Op(_make_backward)
+_BACKWARD = Op(_make_backward, (settled_before("rows"), settled_before("padding_idx")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import LAYOUT, flag, optional, real, settled_before, whole
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical
 from jitdnn.ops.normalization import Named, Outs, describe, named, present, results_of
@@ -39,7 +40,8 @@ def group_norm(
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
     names, arrays = present(x=x, weight=weight, bias=bias)
-    arguments = (names, groups, epsilon, bool(save), layout)
+    save = save is not False and flag(save, "save")
+    arguments = (names, groups, epsilon, save, layout)
     return call(_FORWARD, names, arrays, arguments, out, alpha, beta, handle, results=3 if save else 1)
 
 
@@ -65,7 +67,7 @@ def group_norm_backward(
     gradient + beta * what `out`, a tuple of three, holds, None for those to be allocated. dx lies in memory as
     dy does; `out` for dx may be dy. Raises as `group_norm` does.
     """
-    wants_bias = weight is not None if wants_bias is None else bool(wants_bias)
+    wants_bias = weight is not None if wants_bias is None else flag(wants_bias, "wants_bias")
     names, arrays = present(dy=dy, x=x, weight=weight, mean=mean, rstd=rstd)
     wanted = (True, weight is not None, wants_bias)
     arguments = (names, groups, wanted, layout)
@@ -163,5 +165,9 @@ def _recipe(
     return Recipe(problem, None, callers_axes(layout, len(x.shape)))
 
 
-_FORWARD = Op(_make_forward, in_place=(0,))
-_BACKWARD = Op(_make_backward, in_place=(0,))
+_NAMES, _GROUPS = settled_before("names"), optional(whole("groups", 1))
+
+_FORWARD = Op(
+    _make_forward, (_NAMES, _GROUPS, real("epsilon", 0.0), settled_before("save"), LAYOUT), in_place=(0,)
+)
+_BACKWARD = Op(_make_backward, (_NAMES, _GROUPS, settled_before("wanted"), LAYOUT), in_place=(0,))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jitdnn.handle import Handle
+from jitdnn.locks import lock
 from jitdnn.planner.plan import Plan
+from jitdnn.retention import Recent
 from jitdnn.tensor import borrow
 
 _ALIGNMENT = 64
@@ -31,7 +32,8 @@ class KeptFilter:
 
     It goes wherever `jd.conv`, `jd.conv_backward_data` and `jd.conv_transpose` take w. The first call for a problem
     chooses an algorithm without counting its work on the filter, lets it prepare the filter, and keeps the result here;
-    every later call of that kind uses it. Calls with other shapes, or in another direction, keep theirs beside it.
+    every later call of that kind uses it. Calls with other shapes, or in another direction, keep theirs beside it, as
+    many as fit into the setting `scratch_limit`; those that were not used for longest are prepared again.
     Where the fastest algorithm prepares nothing, nothing is kept and the filter is read as ever.
 
     The filter must not change between calls, or `update` must be called after it did. This object refers to the
@@ -43,8 +45,8 @@ class KeptFilter:
     def __init__(self, w: Any) -> None:
         borrow(w, False, "w")  # refused now rather than at the first call
         self._w = w
-        self._prepared: dict[str, _Prepared] = {}
-        self._lock = threading.Lock()
+        self._prepared: Recent[str, _Prepared] = Recent(1 << 30)  # bounded by their bytes
+        self._lock = lock()
 
     @property
     def w(self) -> Any:
@@ -55,7 +57,7 @@ class KeptFilter:
     def nbytes(self) -> int:
         """Bytes that are kept, for all kinds of calls together; the filter itself does not count."""
         with self._lock:
-            return sum(prepared.memory.nbytes - _ALIGNMENT for prepared in self._prepared.values())
+            return sum(prepared.memory.nbytes - _ALIGNMENT for _, prepared in self._all())
 
     def update(self) -> None:
         """Prepare everything that is kept anew, after the values of the filter have changed in place.
@@ -63,13 +65,18 @@ class KeptFilter:
         Calls that other threads have begun may still use the old values.
         """
         with self._lock:
-            for key, prepared in self._prepared.items():
-                self._prepared[key] = self._prepare(prepared.plan)
+            anew = [(key, self._prepare(prepared.plan)) for key, prepared in self._all()]
+            self._prepared.clear()
+            for key, prepared in anew:
+                self._prepared.put(key, prepared)
+
+    def _all(self) -> list[tuple[str, _Prepared]]:
+        return [*self._prepared.old.items(), *self._prepared.young.items()]
 
     def forget(self) -> None:
         """Free what is kept. Calls that follow prepare the filter again."""
         with self._lock:
-            self._prepared = {}
+            self._prepared.clear()
 
     def __repr__(self) -> str:
         w = borrow(self._w, False, "w").descriptor
@@ -85,9 +92,13 @@ class KeptFilter:
         prepared = self._prepared.get(plan.kept_key)
         if prepared is None:
             with self._lock:
-                prepared = self._prepared.get(plan.kept_key)
+                prepared = self._prepared.recall(plan.kept_key)
                 if prepared is None:
-                    prepared = self._prepared[plan.kept_key] = self._prepare(plan)
+                    prepared = self._prepare(plan)
+                    young = sum(other.memory.nbytes for other in self._prepared.young.values())
+                    if 2 * (young + prepared.memory.nbytes) > handle.settings.scratch_limit:
+                        self._prepared.age()
+                    self._prepared.put(plan.kept_key, prepared)
         handle.run(plan, pointers, alpha, beta, prepared.pointer)
 
     def _prepare(self, plan: Plan) -> _Prepared:

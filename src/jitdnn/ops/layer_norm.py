@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import flag, real, settled_before, whole
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call
 from jitdnn.ops.normalization import Outs, describe, named, present, results_of
@@ -37,7 +38,8 @@ def layer_norm(
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
     names, arrays = present(x=x, weight=weight, bias=bias)
-    arguments = (names, "layer", axis, epsilon, bool(save))
+    save = save is not False and flag(save, "save")
+    arguments = (names, "layer", axis, epsilon, save)
     return call(_FORWARD, names, arrays, arguments, out, alpha, beta, handle, results=3 if save else 1)
 
 
@@ -59,7 +61,8 @@ def rms_norm(
     two. The other arguments and the errors are those of `layer_norm`.
     """
     names, arrays = present(x=x, weight=weight)
-    arguments = (names, "rms", axis, epsilon, bool(save))
+    save = save is not False and flag(save, "save")
+    arguments = (names, "rms", axis, epsilon, save)
     return call(_FORWARD, names, arrays, arguments, out, alpha, beta, handle, results=2 if save else 1)
 
 
@@ -84,7 +87,7 @@ def layer_norm_backward(
     gradient + beta * what `out`, a tuple of three, holds, None for those to be allocated. dx lies in memory as
     dy does; `out` for dx may be dy. Raises as `layer_norm` does.
     """
-    wants_bias = weight is not None if wants_bias is None else bool(wants_bias)
+    wants_bias = weight is not None if wants_bias is None else flag(wants_bias, "wants_bias")
     names, arrays = present(dy=dy, x=x, weight=weight, mean=mean, rstd=rstd)
     wanted = (True, weight is not None, wants_bias)
     arguments = (names, "layer", axis, wanted)
@@ -141,5 +144,9 @@ def _make_backward(
     return Recipe(describe(LayerNorm, "bwd", given, absent, form=form, axis=axis))
 
 
-_FORWARD = Op(_make_forward, in_place=(0,))
-_BACKWARD = Op(_make_backward, in_place=(0,))
+_NAMES, _FORM, _AXIS = settled_before("names"), settled_before("form"), whole("axis")
+
+_FORWARD = Op(
+    _make_forward, (_NAMES, _FORM, _AXIS, real("epsilon", 0.0), settled_before("save")), in_place=(0,)
+)
+_BACKWARD = Op(_make_backward, (_NAMES, _FORM, _AXIS, settled_before("wanted")), in_place=(0,))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import LAYOUT, real, whole, word
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical, same_order
-from jitdnn.problems.lrn import LRN
+from jitdnn.problems.lrn import LRN, MODES, MOST_TAPS
 from jitdnn.tensor import TensorDescriptor
 
 
@@ -91,5 +92,14 @@ def _make_backward(
     return Recipe(problem, None, callers_axes(layout, len(x.shape)))
 
 
-_FORWARD = Op(_make_forward)
-_BACKWARD = Op(_make_backward)
+_TAKES = (
+    word("mode", MODES),
+    whole("size", 1, MOST_TAPS),
+    real("lrn_alpha"),
+    real("lrn_beta"),
+    real("k"),
+    LAYOUT,
+)
+
+_FORWARD = Op(_make_forward, _TAKES)
+_BACKWARD = Op(_make_backward, _TAKES)

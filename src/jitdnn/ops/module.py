@@ -7,13 +7,15 @@ import struct
 from collections.abc import Callable
 from typing import Any, cast
 
+from jitdnn.arguments import MOST_INDEX, shown, text, whole_number
 from jitdnn.devices.cpu import CpuDevice, launch
-from jitdnn.errors import InvalidArgument, InvalidType, NotSupported
-from jitdnn.handle import Handle, current_handle
+from jitdnn.errors import CompileError, InvalidArgument, InvalidType, JitdnnError, NotSupported
+from jitdnn.handle import Handle, settled_handle
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import Library, load
 from jitdnn.tensor import borrow
 
+_MOST_CHARACTERS = 1 << 28
 Source = str | Callable[[Module], None]
 
 
@@ -33,21 +35,36 @@ def module(source: Source, name: str = "user", handle: Handle | None = None) -> 
 
     The code is trusted: nothing checks where it reads and writes.
     """
-    handle = handle or current_handle()
+    handle = settled_handle(handle)
     device = handle.device
     if device.target != "cpu":
         raise NotSupported(
             f"raw modules of the target {device.target} are not there yet: use target='cpu'", {}
         )
     isa = cast(CpuDevice, device).isa
-    made = Module(name, isa)
+    made = Module(text(name, "name"), isa)
     if isinstance(source, str):
-        made.write(source)
+        made.write(text(source, "source", _MOST_CHARACTERS))
+    elif callable(source):
+        _traced(source, made)
     else:
+        raise InvalidArgument(
+            f"source is {shown(source)}: it must be LLVM IR as text, or a function that traces it"
+        )
+    code = made.text
+    digest = hashlib.sha256(code.encode()).hexdigest()
+    return RawModule(name, load(f"module {name}", digest, isa, lambda module: module.write_all(code)))
+
+
+def _traced(source: Callable[[Module], None], made: Module) -> None:
+    try:
         source(made)
-    text = made.text
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return RawModule(name, load(f"module {name}", digest, isa, lambda module: module.write_all(text)))
+    except JitdnnError:
+        raise
+    except Exception as error:
+        raise CompileError(
+            f"{shown(source)} does not trace a module: it raised {type(error).__name__}: {shown(str(error))}"
+        ) from error
 
 
 class RawModule:
@@ -80,9 +97,8 @@ class RawFunction:
 
     def __call__(self, *arguments: Any, tasks: int = 1, handle: Handle | None = None) -> None:
         """Run all tasks and wait for them. Raises InvalidType for what is no array or number."""
-        if tasks < 0:
-            raise InvalidArgument(f"tasks is {tasks}: it must be 0 or more")
-        handle = handle or current_handle()
+        tasks = whole_number(tasks, "tasks", 0, MOST_INDEX)
+        handle = settled_handle(handle)
         block, kept = b"", []
         for number, argument in enumerate(arguments):
             if isinstance(argument, bool):
@@ -90,7 +106,7 @@ class RawFunction:
                     f"argument {number} is {argument}: pass an array, an integer or a real number"
                 )
             if isinstance(argument, int):
-                block += struct.pack("q", argument)
+                block += struct.pack("q", whole_number(argument, f"argument {number}", most=MOST_INDEX))
             elif isinstance(argument, float):
                 block += struct.pack("d", argument)
             else:

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.arguments import flag, shown, whole_number
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.attention import Window, attention, attention_backward
+from jitdnn.ops.call import require_room
 from jitdnn.ops.matmul import matmul
 from jitdnn.ops.reduce import reduce
-from jitdnn.tensor import Array, borrow, empty
+from jitdnn.tensor import Array, TensorDescriptor, borrow, empty
 
 _AnyArray = npt.NDArray[Any]
 
@@ -82,6 +84,7 @@ def multi_head_attention(
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
+    is_saved = flag(return_saved, "return_saved")
     like = borrow(q, False, "q")
     arrays = [_rows(x, name) for name, x in (("q", q), ("k", k), ("v", v))]
     own_q, own_k, own_v = (
@@ -97,7 +100,7 @@ def multi_head_attention(
         like, (*joined.shape[:2], joined.shape[2] if wo is None else _features(wo, "wo"))
     )
     _project(joined, wo, bo, "o", handle, target)
-    return (owner, MultiHeadSaved(own_q, own_k, own_v, joined, lse)) if return_saved else owner
+    return (owner, MultiHeadSaved(own_q, own_k, own_v, joined, lse)) if is_saved else owner
 
 
 def multi_head_attention_backward(
@@ -130,6 +133,10 @@ def multi_head_attention_backward(
 
     Of the biases only whether they are there counts. Raises as it does.
     """
+    if not isinstance(saved, MultiHeadSaved):
+        raise InvalidType(
+            f"saved is {shown(saved)}: it must be the MultiHeadSaved that the forward call returned"
+        )
     slope = _rows(dy, "dy")
     gradients: dict[str, Any] = dict.fromkeys(MultiHeadGradients._fields)
     inner = _project_backward(
@@ -160,8 +167,7 @@ def _options(
 def _head_counts(heads: int, key_heads: int | None) -> tuple[int, int, int]:
     key_heads = heads if key_heads is None else key_heads
     for name, count in (("heads", heads), ("key_heads", key_heads)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InvalidArgument(f"{name} is {count!r}: it must be a whole number of at least 1")
+        whole_number(count, name, 1)
     return heads, key_heads, key_heads
 
 
@@ -202,6 +208,7 @@ def _joined(x: Any) -> _AnyArray:
 
 
 def _allocate(like: Array, shape: Sequence[int]) -> tuple[Any, _AnyArray]:
+    require_room([("a result", TensorDescriptor.packed(shape, like.descriptor.dtype))])
     owner, array = empty(like, tuple(shape), like.descriptor.dtype)
     return owner, array.numpy()
 

@@ -14,10 +14,13 @@ from jitdnn.tensor import TensorDescriptor
 Named = dict[str, TensorDescriptor | None]
 Outs = Sequence[TensorDescriptor | None] | TensorDescriptor | None
 
+# None among them is refused when it is borrowed
+_NEEDED = frozenset({"dy", "x", "mean", "rstd", "running_mean", "running_var"})
+
 
 def present(**arrays: Any) -> tuple[tuple[str, ...], list[Any]]:
-    """The names and values of the arrays that are not None, in order."""
-    there = {name: array for name, array in arrays.items() if array is not None}
+    """The names and values of the arrays that are not None, in order; those that every call needs, in any case."""
+    there = {name: array for name, array in arrays.items() if array is not None or name in _NEEDED}
     return tuple(there), list(there.values())
 
 

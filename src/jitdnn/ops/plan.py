@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from jitdnn.arguments import flag, text
 from jitdnn.errors import InvalidArgument
-from jitdnn.handle import Handle, current_handle
+from jitdnn.handle import Handle, settled_handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.planner.plan import Plan, Request
-from jitdnn.problems import Problem, parse
+from jitdnn.problems import Problem, settled_problem
 from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.settings import override, settings
 
@@ -36,8 +37,7 @@ def plan(
     Raises ParseError and InvalidShape for text that is no problem, NotSupported with every algorithm's reason
     if none takes it, InvalidArgument for a setting that there is not.
     """
-    if isinstance(problem, str):
-        problem = parse(problem)
+    problem = settled_problem(problem)
     fused = None
     if epilogue is not None:
         expression = trace(epilogue)
@@ -48,9 +48,11 @@ def plan(
                 "result is given"
             )
         fused = Epilogue(expression)
-    owner = handle if handle is not None else current_handle()
+    owner = settled_handle(handle)
+    if algorithm is not None:
+        algorithm = text(algorithm, "algorithm")
     request = Request.of(override(owner.settings, **overrides), algorithm)
-    if keeps_filter:
+    if flag(keeps_filter, "keeps_filter"):
         request = replace(request, keeps_filter=True)
     with settings(**overrides):
         return owner.plan(problem, request, fused)

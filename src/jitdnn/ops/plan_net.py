@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+from jitdnn.arguments import callback, is_hashable, sequence, shown
 from jitdnn.errors import InvalidArgument
-from jitdnn.handle import Handle, current_handle
+from jitdnn.handle import Handle, settled_handle
 from jitdnn.planner import net
 from jitdnn.planner.net import NetPlan
 from jitdnn.planner.plan import Request
-from jitdnn.problems import Problem, parse
+from jitdnn.problems import Problem, settled_problem
 from jitdnn.settings import override, parse_bytes, settings
 
+_MOST_LAYERS = 1 << 20
 Layers = Iterable[Problem | str | tuple[str, Problem | str]]
 
 
@@ -38,10 +40,18 @@ def plan_net(
     Raises ParseError and InvalidShape for text that is no problem, NotSupported with every algorithm's reason if none
     takes a layer, InvalidArgument for a total that is too small for any choice, or a setting that there is not.
     """
-    pairs = [named(layer) for layer in layers]
+    pairs = [named(layer) for layer in sequence(layers, "layers", _MOST_LAYERS)]
     if not pairs:
         raise InvalidArgument("there are no layers to plan: give at least one problem")
-    owner = handle if handle is not None else current_handle()
+    owner = settled_handle(handle)
+    callback(progress, "progress")
+    if streams is not None:
+        streams = sequence(streams, "streams", _MOST_LAYERS)
+        for stream in streams:
+            if not is_hashable(stream):
+                raise InvalidArgument(
+                    f"streams has {shown(stream)}: it must name each stream by text or a number"
+                )
     values = override(owner.settings, **overrides)
     most = values.total_workspace if total is None else parse_bytes(total)
     with settings(**overrides):
@@ -50,7 +60,10 @@ def plan_net(
 
 def named(layer: Problem | str | tuple[str, Problem | str]) -> tuple[str, Problem]:
     """A layer with its name; a problem without one is called by its string."""
-    name, problem = layer if isinstance(layer, tuple) else (None, layer)
-    if isinstance(problem, str):
-        problem = parse(problem)
+    if isinstance(layer, tuple) and (len(layer) != 2 or not isinstance(layer[0], str)):
+        raise InvalidArgument(
+            f"a layer is {shown(layer)}: it must be a problem, or a pair of a name and a problem"
+        )
+    name, given = layer if isinstance(layer, tuple) else (None, layer)
+    problem = settled_problem(given)
     return name or str(problem), problem

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import (
+    LAYOUT,
+    as_key,
+    extents,
+    index_dtype,
+    numbers,
+    optional,
+    pads,
+    settled_before,
+    word,
+    yes,
+)
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical, logical_shape, packed_like
-from jitdnn.problems.pooling import INDEX_DTYPES, Pooling, output_shape
-from jitdnn.problems.problem import check_choice
+from jitdnn.problems.pooling import INDEX_DTYPES, ROUNDINGS, Pooling, output_shape
 from jitdnn.tensor import TensorDescriptor
 
 PerAxis = int | Sequence[int]
@@ -44,10 +55,10 @@ def max_pool(
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
-    if not return_indices:
+    dtype = None if return_indices is False else index_dtype(return_indices, "return_indices", INDEX_DTYPES)
+    if dtype is None:
         arguments = ("max", window, stride, padding, True, rounding, dilation, layout)
         return call(_FORWARD, ("x",), (x,), arguments, out, alpha, beta, handle)
-    dtype = return_indices if isinstance(return_indices, str) else "i64"
     with_indices = (window, stride, padding, rounding, dilation, layout, dtype)
     return call(_WITH_INDICES, ("x",), (x,), with_indices, out, alpha, beta, handle, results=2)
 
@@ -71,7 +82,7 @@ def avg_pool(
     With `count_include_pad` the zeros of the padding count as elements. The other arguments and the errors
     are those of `max_pool`.
     """
-    arguments = ("avg", window, stride, padding, bool(count_include_pad), rounding, dilation, layout)
+    arguments = ("avg", window, stride, padding, count_include_pad, rounding, dilation, layout)
     return call(_FORWARD, ("x",), (x,), arguments, out, alpha, beta, handle)
 
 
@@ -98,7 +109,7 @@ def max_pool_backward(
     are those of the forward call. Raises as `max_pool` does.
     """
     arguments = ("max", None, window, stride, padding, True, rounding, dilation, layout)
-    return call(_BACKWARD, ("dy", "x", "y"), (dy, x, y), arguments, out, alpha, beta, handle)
+    return call(_BACKWARD_OF_MAXIMUM, ("dy", "x", "y"), (dy, x, y), arguments, out, alpha, beta, handle)
 
 
 def avg_pool_backward(
@@ -123,8 +134,17 @@ def avg_pool_backward(
     `dy`: (N, C, output space), `x_shape`: (N, C, space), in the order of `layout`. The other arguments are
     those of the forward call. Raises as `max_pool` does.
     """
-    shape = tuple(x_shape) if isinstance(x_shape, (tuple, list)) else x_shape
-    arguments = ("avg", shape, window, stride, padding, bool(count_include_pad), rounding, dilation, layout)
+    arguments = (
+        "avg",
+        as_key(x_shape),
+        window,
+        stride,
+        padding,
+        count_include_pad,
+        rounding,
+        dilation,
+        layout,
+    )
     return call(_BACKWARD, ("dy",), (dy,), arguments, out, alpha, beta, handle)
 
 
@@ -199,7 +219,6 @@ def _make_with_indices(
     layout: str | None,
     dtype: str,
 ) -> Recipe:
-    check_choice(dtype, INDEX_DTYPES, "return_indices")
     x = logical(inputs[0], layout)
     y, indices = (None if out is None else logical(out, layout) for out in outs)
     problem = Pooling.make(
@@ -213,7 +232,7 @@ def _make_backward(
     inputs: Sequence[TensorDescriptor],
     out: TensorDescriptor | None,
     mode: str,
-    x_shape: Sequence[int] | None,
+    x_shape: tuple[int, ...] | None,
     window: PerAxis,
     stride: PerAxis | None,
     padding: Padding,
@@ -224,7 +243,7 @@ def _make_backward(
 ) -> Recipe:
     dy, *saved = (logical(tensor, layout) for tensor in inputs)
     if x_shape is not None:
-        shape = logical_shape(x_shape, layout, "x_shape")
+        shape = logical_shape(x_shape, layout)
         y_shape = output_shape(shape, window, stride, padding, rounding, dilation)
         saved = [packed_like(dy, shape), packed_like(dy, y_shape)]
     x, y = saved
@@ -243,7 +262,12 @@ def _make_global(
     return _make_forward(inputs, out, mode, space, None, 0, True, "floor", 1, layout)
 
 
-_FORWARD = Op(_make_forward)
-_BACKWARD = Op(_make_backward)
-_GLOBAL = Op(_make_global)
-_WITH_INDICES = Op(_make_with_indices)
+_WINDOW = (numbers("window", 1), optional(numbers("stride", 1)), pads())
+_LAST = (word("rounding", ROUNDINGS), numbers("dilation", 1), LAYOUT)
+_MODE, _COUNTS = settled_before("mode"), yes("count_include_pad")
+
+_FORWARD = Op(_make_forward, (_MODE, *_WINDOW, _COUNTS, *_LAST))
+_BACKWARD = Op(_make_backward, (_MODE, extents("x_shape"), *_WINDOW, _COUNTS, *_LAST))
+_BACKWARD_OF_MAXIMUM = Op(_make_backward, (_MODE, settled_before("x_shape"), *_WINDOW, _COUNTS, *_LAST))
+_GLOBAL = Op(_make_global, (_MODE, LAYOUT))
+_WITH_INDICES = Op(_make_with_indices, (*_WINDOW, *_LAST, settled_before("return_indices")))

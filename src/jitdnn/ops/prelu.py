@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import whole
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order
 from jitdnn.problems.prelu import PRelu
@@ -73,5 +74,7 @@ def _make_backward(
     return Recipe(problem)
 
 
-_FORWARD = Op(_make_forward, in_place=(0,))
-_BACKWARD = Op(_make_backward, in_place=(0, 1))
+_AXIS = whole("axis")
+
+_FORWARD = Op(_make_forward, (_AXIS,), in_place=(0,))
+_BACKWARD = Op(_make_backward, (_AXIS,), in_place=(0, 1))

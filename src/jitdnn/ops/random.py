@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import LAYOUT, as_key, extents, optional, real, settled_before, shown, word
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call
 from jitdnn.ops.dropout import DropoutState
 from jitdnn.ops.to_device import beside, is_for_gpu, to_device
-from jitdnn.problems.random import Random
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.problems.random import DISTRIBUTIONS, Random
+from jitdnn.tensor import REAL_DTYPES, TensorDescriptor
 
 
 def uniform(
@@ -78,22 +79,18 @@ def _fill(
     handle: Handle | None,
 ) -> Any:
     if not isinstance(state, DropoutState):
-        raise InvalidArgument(f"the state is a {type(state).__name__}: make one with DropoutState(seed)")
+        raise InvalidArgument(f"the state is {shown(state)}: make one with DropoutState(seed)")
     if (shape is None) == (out is None):
         raise InvalidArgument("give a shape or out, and not both: out has a shape of its own")
-    if shape is not None:
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    try:
-        numbers = float(a), float(b)
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"{distribution} of {a!r} and {b!r}: they must be numbers") from None
-    arguments = (distribution, *numbers, shape, dtype, layout)
+    if isinstance(shape, int):
+        shape = (shape,)
+    arguments = (distribution, a, b, as_key(shape), dtype, layout)
     words: Any = state.words()
     if out is not None:
         words = beside(words, out)
     elif is_for_gpu(handle):
         words = to_device(words, handle=handle)
-    result = call(_FILL, ("state",), (words,), arguments, out, handle=handle)
+    result = call(_FILL[distribution], ("state",), (words,), arguments, out, handle=handle)
     state.advance()
     return result
 
@@ -111,4 +108,17 @@ def _make(
     return Recipe(Random.make(distribution, out or shape, a, b, dtype, layout))
 
 
-_FILL = Op(_make, is_broadcast_to_out=True)  # out decides its own shape and dtype
+_TAKES = {
+    name: (
+        settled_before("distribution"),
+        *(real(parameter) for parameter in parameters),
+        *(settled_before("b") for _ in range(2 - len(parameters))),
+        optional(extents("shape")),
+        word("dtype", REAL_DTYPES),
+        LAYOUT,
+    )
+    for name, parameters in DISTRIBUTIONS.items()
+}
+_FILL = {
+    name: Op(_make, takes, is_broadcast_to_out=True) for name, takes in _TAKES.items()
+}  # out decides its own shape and dtype

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.errors import InvalidArgument
+from jitdnn.arguments import index_dtype, numbers, optional, settled_before, word, yes
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call
-from jitdnn.problems.reduce import Reduce
+from jitdnn.problems.reduce import INDEX_DTYPES, OPS, Reduce
 from jitdnn.tensor import TensorDescriptor
 
 Outs = TensorDescriptor | None | tuple[TensorDescriptor | None, ...]
@@ -39,9 +39,7 @@ def reduce(
     Raises InvalidShape, InvalidType, and InvalidArgument for an op or an axis that there is not, for indices of
     another op.
     """
-    if not isinstance(indices, (bool, str)):
-        raise InvalidArgument(f"indices is {indices!r}: it must be True, or one of 'u32', 'i32' and 'i64'")
-    found = "i64" if indices is True else indices or None
+    found = None if indices is False else index_dtype(indices, "indices", INDEX_DTYPES)
     return call(
         _REDUCE if found is None else _INDEXED, ("x",), (x,), (op, axes, keepdims, found, propagate_nan),
         out, alpha, beta, handle, results=1 if found is None else 2,
@@ -57,5 +55,12 @@ def _make(
     return Recipe(Reduce.make(op, x, axes, keepdims, indices or found, propagate_nan, y=y))
 
 
-_REDUCE = Op(_make)
-_INDEXED = Op(_make)
+_TAKES = (
+    word("op", OPS),
+    optional(numbers("axes")),
+    yes("keepdims"),
+    settled_before("indices"),
+    yes("propagate_nan"),
+)
+_REDUCE = Op(_make, _TAKES)
+_INDEXED = Op(_make, _TAKES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jitdnn.arguments import as_key, numbers, optional, real_number, shown, yes
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.kernels.tables import reduction_kernel
@@ -35,7 +36,7 @@ def fold_of(reduce: Reduce, neutral: float | None) -> Reduction:
         if reduce not in (*NAMES, *_ARGS):
             known = ", ".join((*NAMES, *_ARGS))
             raise InvalidArgument(
-                f"reduce is {reduce!r}: it must be one of {known}, or a function of two numbers"
+                f"reduce is {shown(reduce)}: it must be one of {known}, or a function of two numbers"
             )
         return reduce
     expression = trace(reduce)
@@ -47,7 +48,7 @@ def fold_of(reduce: Reduce, neutral: float | None) -> Reduction:
         raise InvalidArgument(
             "reduce is a function: say by neutral= what it gives over no element, as 0 for a sum"
         )
-    return Fold(expression, float(neutral))
+    return Fold(expression, real_number(neutral, "neutral"))
 
 
 def reduction(
@@ -83,6 +84,8 @@ class ReductionKernel(UserKernel):
     positions are int64.
     """
 
+    takes = (optional(numbers("axes")), yes("keepdims"))
+
     def __init__(
         self, formula: Formula, reductions: tuple[Reduction, ...], dtype: DType | Sequence[DType]
     ) -> None:
@@ -106,8 +109,7 @@ class ReductionKernel(UserKernel):
 
         Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
         """
-        chosen = None if axes is None else (axes,) if isinstance(axes, int) else tuple(axes)
-        return self._run(arrays, out, handle, (chosen, keepdims))
+        return self._run(arrays, out, handle, (as_key(axes), keepdims))
 
     def _prepare(
         self,
@@ -122,7 +124,7 @@ class ReductionKernel(UserKernel):
             raise InvalidArgument("every argument is a number: the kernel needs an array")
         shape, library = common_shape(arrays, ())
         rank = len(shape)
-        axes = tuple(range(rank)) if axes is None else axes
+        axes = tuple(range(rank)) if axes is None else (axes,) if isinstance(axes, int) else axes
         if any(not -rank <= axis < rank for axis in axes) or len({axis % rank for axis in axes}) != len(axes):
             raise InvalidArgument(f"axes are {axes}: they must be different ones of {-rank} to {rank - 1}")
         axes = tuple(sorted(axis % rank for axis in axes))

@@ -6,11 +6,24 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import (
+    LAYOUT,
+    MOST_EXTENT,
+    Argument,
+    as_key,
+    extents,
+    numbers,
+    optional,
+    per_axis,
+    real,
+    real_numbers,
+    word,
+)
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical, logical_shape, packed_like
-from jitdnn.problems.problem import check_spatial_rank, whole_numbers
-from jitdnn.problems.resize import CUBIC, Resize
+from jitdnn.problems.problem import check_spatial_rank
+from jitdnn.problems.resize import COORDINATES, CUBIC, MODES, ROUNDINGS, Resize
 from jitdnn.tensor import TensorDescriptor
 
 Size = int | Sequence[int] | None
@@ -42,7 +55,7 @@ def resize(
 
     Raises InvalidShape, InvalidType, and InvalidArgument for names and numbers that do not fit.
     """
-    arguments = (mode, size, _scales(scale), coordinates, rounding, cubic, layout)
+    arguments = (mode, as_key(size), as_key(scale), coordinates, rounding, cubic, layout)
     return call(_FORWARD, ("x",), (x,), arguments, out, alpha, beta, handle)
 
 
@@ -65,20 +78,8 @@ def resize_backward(
     `dy` has the shape of the forward result; the other arguments are those of the forward call (`scale` only if it
     was given there).
     """
-    shape = tuple(x_shape) if isinstance(x_shape, Sequence) else x_shape
-    arguments = (shape, mode, _scales(scale), coordinates, rounding, cubic, layout)
+    arguments = (as_key(x_shape), mode, as_key(scale), coordinates, rounding, cubic, layout)
     return call(_BACKWARD, ("dy",), (dy,), arguments, out, alpha, beta, handle)
-
-
-def _scales(scale: Scale) -> float | tuple[float, ...] | None:
-    if scale is None:
-        return None
-    try:
-        return tuple(map(float, scale)) if isinstance(scale, Sequence) else float(scale)
-    except (TypeError, ValueError):
-        raise InvalidArgument(
-            f"scale is {scale!r}: it must be a number, or one for each axis of space"
-        ) from None
 
 
 def _each(scale: float | tuple[float, ...] | None, rank: int) -> tuple[float, ...] | None:
@@ -106,20 +107,18 @@ def _make_forward(
             )
         if len(scales) != rank or not all(0 < s < math.inf for s in scales):
             raise InvalidArgument(f"scale is {scale}: it must be positive, one number or {rank}")
-        size = [math.floor(extent * s) for extent, s in zip(x.shape[2:], scales, strict=True)]
-    extents = whole_numbers(size if isinstance(size, Sequence) else (size,) * rank, "size")
-    if len(extents) != rank:
-        raise InvalidArgument(f"size is {size}: it must be one number, or {rank}, one for each axis of space")
-    shape = (*x.shape[:2], *extents)
+        size = tuple(math.floor(extent * s) for extent, s in zip(x.shape[2:], scales, strict=True))
+    space = per_axis(size, rank, "size", 0, MOST_EXTENT)
+    shape = (*x.shape[:2], *space)
     y = packed_like(x, shape) if out is None else logical(out, layout)
-    problem = Resize.make("fwd", mode, x, extents, coordinates, rounding, scales, cubic, y=y)
+    problem = Resize.make("fwd", mode, x, space, coordinates, rounding, scales, cubic, y=y)
     return Recipe(problem, None, callers_axes(layout, len(x.shape)))
 
 
 def _make_backward(
     inputs: Sequence[TensorDescriptor],
     out: TensorDescriptor | None,
-    x_shape: Sequence[int],
+    x_shape: tuple[int, ...],
     mode: str,
     scale: float | tuple[float, ...] | None,
     coordinates: str,
@@ -128,7 +127,7 @@ def _make_backward(
     layout: str | None,
 ) -> Recipe:
     dy = logical(inputs[0], layout)
-    shape = logical_shape(x_shape, layout, "x_shape")
+    shape = logical_shape(x_shape, layout)
     rank = check_spatial_rank(shape, "x_shape")
     dx = packed_like(dy, shape) if out is None else logical(out, layout)
     x, y = (TensorDescriptor.packed(extents, dy.dtype) for extents in (shape, dy.shape))
@@ -138,5 +137,8 @@ def _make_backward(
     return Recipe(problem, None, callers_axes(layout, len(shape)))
 
 
-_FORWARD = Op(_make_forward)
-_BACKWARD = Op(_make_backward)
+_HOW = (word("mode", MODES), optional(numbers("size", 0)), optional(Argument("scale", real_numbers)))
+_LAST = (word("coordinates", COORDINATES), word("rounding", ROUNDINGS), real("cubic"), LAYOUT)
+
+_FORWARD = Op(_make_forward, (*_HOW, *_LAST))
+_BACKWARD = Op(_make_backward, (extents("x_shape"), _HOW[0], _HOW[2], *_LAST))

@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jitdnn.arguments import check_choice, flag, real_number, real_numbers, sequence, settled_before, shown
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.call import SETTING, Op, Recipe, WorkspaceLimit, call, whole_array
 from jitdnn.ops.dropout import DropoutState
-from jitdnn.problems.dropout import check_probability
 from jitdnn.problems.rnn import GATES, Recurrent
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import TensorDescriptor, borrow
 
+_SIMPLE = ("tanh", "relu")
+_MOST_WEIGHTS = 1 << 14  # layers are unrolled when they are compiled
 _SINGLE_BIASES = {"input": "input_bias", "recurrent": "recurrent_bias"}
 Clip = tuple[float, float] | None
 _Drop = tuple[float, DropoutState | None]
@@ -78,8 +80,7 @@ def rnn(
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
-    if nonlinearity not in ("tanh", "relu"):
-        raise InvalidArgument(f"nonlinearity is {nonlinearity!r}: it must be 'tanh' or 'relu'")
+    check_choice(nonlinearity, _SIMPLE, "nonlinearity")
     return _forward(
         nonlinearity, x, weights, hx, None, bidirectional, bias, lengths, batch_sizes, batch_first, training,
         (dropout, state), None, alpha, beta, out, handle, algorithm, workspace_limit,
@@ -183,6 +184,7 @@ def rnn_backward(
     that beta = 1 accumulates. `out`: the array for dx. `state` is as it was before the forward call; it is not
     changed. Raises as `rnn` does.
     """
+    check_choice(nonlinearity, _SIMPLE, "nonlinearity")
     dx, dhx, _, dweights = _backward(
         nonlinearity, dy, x, weights, saved, hx, None, dhn, None, bidirectional, bias, lengths, batch_sizes,
         batch_first, (dropout, state), None, alpha, beta, out, out_weights, need_weights, handle,
@@ -267,6 +269,7 @@ def _forward(
     batch_sizes: Any, batch_first: bool, training: bool, drop: _Drop, clip: Clip, alpha: float, beta: float,
     out: Any, handle: Handle | None, algorithm: str | None, workspace_limit: WorkspaceLimit,
 ) -> Any:  # fmt: skip
+    weights = sequence(weights, "weights", _MOST_WEIGHTS)
     form, index = _form(
         cell,
         x,
@@ -285,7 +288,7 @@ def _forward(
     given = [("x", x), *index, *_states(cell, (("hx", hx), ("cx", cx)))]
     given += [(f"weights[{place}]", weight) for place, weight in enumerate(weights)]
     names, arrays = zip(*given, strict=True)
-    results = 2 + (cell == "lstm") + training
+    results = 2 + (cell == "lstm") + form.is_training
     if not isinstance(out, tuple) and out is not None:
         out = (out, *[None] * (results - 1))
     found = call(
@@ -302,8 +305,7 @@ def _backward(
     alpha: float, beta: float, out: Any, out_weights: Sequence[Any] | None, need_weights: bool, handle: Handle | None,
     algorithm: str | None, workspace_limit: WorkspaceLimit,
 ) -> tuple[Any, Any, Any, list[Any] | None]:  # fmt: skip
-    if cell not in GATES:
-        raise InvalidArgument(f"nonlinearity is {cell!r}: it must be 'tanh' or 'relu'")
+    weights = sequence(weights, "weights", _MOST_WEIGHTS)
     form, index = _form(
         cell,
         x,
@@ -321,19 +323,22 @@ def _backward(
         clip,
         drop,
     )
+    shapes = tuple(_shape_of(weight, f"weights[{place}]") for place, weight in enumerate(weights))
+    need_weights = flag(need_weights, "need_weights")
     given = [("dy", dy), *index]
     if form.has_final:
         given += _states(cell, (("dhn", dhn), ("dcn", dcn)))
     if form.has_states and cell in ("lstm", "gru"):
         given.append(("cx", cx) if cell == "lstm" else ("hx", hx))
-    given += [(f"weights[{place}]", weight) for place, weight in enumerate(weights) if len(weight.shape) == 2]
+    given += [
+        (f"weights[{place}]", weight) for place, weight in enumerate(weights) if len(shapes[place]) == 2
+    ]
     # beside the operands: x is not read, but its shape decides
     given.append(("saved", saved))
     names, arrays = zip(*given, strict=True)
     results = 2 + (1 + (cell == "lstm")) * form.has_states
-    shapes = tuple(tuple(int(n) for n in weight.shape) for weight in weights)
     found = call(
-        _BACKWARD_DATA, names, arrays, (*form, tuple(int(n) for n in x.shape), shapes),
+        _BACKWARD_DATA, names, arrays, (*form, _shape_of(x, "x"), shapes),
         (out, *[None] * (results - 1)), handle=handle, algorithm=algorithm, workspace_limit=workspace_limit,
         results=results,
     )  # fmt: skip
@@ -344,8 +349,9 @@ def _backward(
     given = [("x", x), *index, *([("hx", hx)] if form.has_states else ())]
     given += [("saved", saved), ("dgates", dgates)]
     names, arrays = zip(*given, strict=True)
+    outs = None if out_weights is None else sequence(out_weights, "out_weights", _MOST_WEIGHTS)
     dweights = call(
-        _BACKWARD_WEIGHTS, names, arrays, (*form, shapes), None if out_weights is None else tuple(out_weights),
+        _BACKWARD_WEIGHTS, names, arrays, (*form, shapes), outs,
         alpha, beta, handle, algorithm, workspace_limit, results=len(weights),
     )  # fmt: skip
     return dx, dhx, dcx, list(dweights)
@@ -357,8 +363,9 @@ def _form(
     drop: _Drop = (0.0, None),
 ) -> tuple[_Form, list[tuple[str, Any]]]:  # fmt: skip
     """What the arguments say, and the operands of lengths and of dropout's state if there are such."""
-    if bias not in _SINGLE_BIASES:
-        raise InvalidArgument(f"bias is {bias!r}: a single bias is 'input' or 'recurrent'")
+    check_choice(bias, tuple(_SINGLE_BIASES), "bias")
+    bidirectional, batch_first = flag(bidirectional, "bidirectional"), flag(batch_first, "batch_first")
+    training, shape = flag(training, "training"), _shape_of(x, "x")
     if len(weights) == 0:
         raise InvalidArgument(
             "weights is empty: each layer and direction needs at least weight_ih and weight_hh"
@@ -370,7 +377,7 @@ def _form(
     sequences, batch = "whole", 0
     index: list[tuple[str, Any]] = []
     if lengths is not None:
-        steps = int(x.shape[1 if batch_first else 0]) if len(x.shape) == 3 else 0
+        steps = shape[1 if batch_first else 0] if len(shape) == 3 else 0
         lengths, values = _whole("lengths", lengths)
         if values.size and not (values.min() >= 0 and values.max() <= steps):
             raise InvalidArgument(
@@ -379,7 +386,7 @@ def _form(
         sequences, index = "lengths", [("lengths", lengths)]
     elif batch_sizes is not None:
         batch_sizes, values = _whole("batch_sizes", batch_sizes)
-        rows = int(x.shape[0])
+        rows = shape[0] if shape else 0
         if (
             values.size == 0
             or values[-1] < 1
@@ -392,24 +399,43 @@ def _form(
                 "least 1 and never grow"
             )
         sequences, batch, index = "packed", int(values[0]), [("batch_sizes", batch_sizes)]
-    dropout, state = float(drop[0]), drop[1]
-    check_probability(dropout)
-    if dropout and _layers(cell, [tuple(w.shape) for w in weights], 2 if bidirectional else 1)[-1] > 1:
+    dropout, state = real_number(drop[0], "dropout", 0.0, 1.0), drop[1]
+    shapes = (
+        [_shape_of(weight, f"weights[{place}]") for place, weight in enumerate(weights)] if dropout else []
+    )
+    if dropout and _layers(cell, shapes, 2 if bidirectional else 1)[-1] > 1:
         if not isinstance(state, DropoutState):
-            raise InvalidArgument(f"dropout is {dropout} and state {state!r}: it needs a DropoutState")
+            raise InvalidArgument(f"dropout is {dropout} and state {shown(state)}: it needs a DropoutState")
         index.append(("state", state.words()))
     else:
         dropout = 0.0
     return _Form(
-        cell, bool(bidirectional), _SINGLE_BIASES[bias], sequences, batch, bool(batch_first), bool(training),
-        hx is not None, dhn is not None, None if clip is None else tuple(clip), dropout, len(weights),  # type: ignore[arg-type]
+        cell, bidirectional, _SINGLE_BIASES[bias], sequences, batch, batch_first, training,
+        hx is not None, dhn is not None, None if clip is None else _clip(clip), dropout, len(weights),
     ), index  # fmt: skip
+
+
+def _clip(clip: Any) -> Clip:
+    ends = real_numbers(clip, "clip")
+    if isinstance(ends, float) or len(ends) != 2:
+        raise InvalidArgument(f"clip is {shown(clip)}: it must be (lowest, highest), or None")
+    return ends[0], ends[1]
+
+
+def _shape_of(x: Any, name: str) -> tuple[int, ...]:
+    """The shape of an array, without borrowing one that says it. Raises InvalidType."""
+    try:
+        shape = x.shape
+    except Exception:  # no attribute of its kind, or one that raises
+        shape = None
+    known: tuple[int, ...] = shape if type(shape) is tuple else borrow(x, False, name).descriptor.shape
+    return known
 
 
 def _whole(name: str, values: Any) -> tuple[Any, Any]:
     """A list of whole numbers as an array, and its NumPy view."""
     values = whole_array(values, name)
-    array = np.asarray(values)
+    array = borrow(values, False, name).numpy()
     if array.dtype not in (np.int32, np.int64):
         raise InvalidType(f"{name} is {array.dtype}: it must be int32 or int64")
     if array.ndim != 1:
@@ -495,6 +521,10 @@ def _make_backward_weights(
     return _describe("bwd_weights", _Form(*known), inputs[0].shape, shapes, inputs, outs)
 
 
-_FORWARD = Op(_make_forward)
-_BACKWARD_DATA = Op(_make_backward_data)
-_BACKWARD_WEIGHTS = Op(_make_backward_weights)
+# `_form` settles what callers say: the number of results and the arrays of a call follow from it
+_SETTLED = tuple(settled_before(name) for name in _Form._fields)
+_SHAPES = settled_before("shapes")
+
+_FORWARD = Op(_make_forward, _SETTLED)
+_BACKWARD_DATA = Op(_make_backward_data, (*_SETTLED, settled_before("x_shape"), _SHAPES))
+_BACKWARD_WEIGHTS = Op(_make_backward_weights, (*_SETTLED, _SHAPES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import flag, whole, yes
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.kernels.tables import scan_kernel
@@ -49,7 +50,7 @@ def scan(
         raise InvalidArgument(
             f"reduce is {chosen!r}: of a scan it must be one of {', '.join(NAMES)}, or a function"
         )
-    return ScanKernel(made, chosen, exclusive, dtype)
+    return ScanKernel(made, chosen, flag(exclusive, "exclusive"), dtype)
 
 
 class ScanKernel(UserKernel):
@@ -58,6 +59,8 @@ class ScanKernel(UserKernel):
     Arithmetic and results are of the types that `jd.elementwise` has. Long rows are cut into parts of a fixed size:
     results do not depend on the number of threads.
     """
+
+    takes = (whole("axis"), yes("reverse"))
 
     def __init__(self, formula: Formula, reduction: Reduction, exclusive: bool, dtype: DType) -> None:
         super().__init__(formula, 1, dtype)

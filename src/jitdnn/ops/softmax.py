@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import Argument, one_or_each, word
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order
-from jitdnn.problems.softmax import Softmax
+from jitdnn.problems.softmax import ALGORITHMS, Softmax
 from jitdnn.tensor import TensorDescriptor
 
 Axis = str | int | Sequence[int]
@@ -65,5 +66,11 @@ def _make_backward(
     return Recipe(Softmax.make("bwd", y, axis, algorithm, y=y, dx=out or same_order(dy), dy=dy))
 
 
-_FORWARD = Op(_make_forward, in_place=(0,))
-_BACKWARD = Op(_make_backward, in_place=(0,))
+def _axis(value: Any, name: str) -> Axis:
+    return value if isinstance(value, str) else one_or_each(value, name)
+
+
+_TAKES = (Argument("axis", _axis), word("algorithm", ALGORITHMS))
+
+_FORWARD = Op(_make_forward, _TAKES, in_place=(0,))
+_BACKWARD = Op(_make_backward, _TAKES, in_place=(0,))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.arguments import Argument, as_key, check_choice, extents, settled_before, word, yes
+from jitdnn.errors import InvalidShape
 from jitdnn.handle import Handle
-from jitdnn.ops.call import Op, Recipe, call, packed_like, same_order
-from jitdnn.problems.spatial_transformer import AffineGrid, GridSample, check_grid
+from jitdnn.ops.call import Op, Recipe, call, each_out, packed_like, same_order
+from jitdnn.problems.spatial_transformer import MODES, PADDINGS, AffineGrid, GridSample, check_grid
 from jitdnn.tensor import TensorDescriptor, borrow
 
 
@@ -27,8 +28,7 @@ def affine_grid(
     behind N and C. The grid has the shape (N, *size, 2 or 3); its numbers (x, y) or (x, y, z) are those that
     `grid_sample` takes, with the same `align_corners`. Raises InvalidShape, InvalidType, InvalidArgument.
     """
-    extents = tuple(size) if isinstance(size, Sequence) else size
-    return call(_AFFINE, ("theta",), (theta,), (extents, bool(align_corners)), out, alpha, beta, handle)
+    return call(_AFFINE, ("theta",), (theta,), (as_key(size), align_corners), out, alpha, beta, handle)
 
 
 def affine_grid_backward(
@@ -40,7 +40,7 @@ def affine_grid_backward(
     handle: Handle | None = None,
 ) -> Any:
     """Return dtheta = alpha * (the gradient of `affine_grid`) + beta * out; raises as that does."""
-    return call(_AFFINE_BACKWARD, ("dgrid",), (dgrid,), (bool(align_corners),), out, alpha, beta, handle)
+    return call(_AFFINE_BACKWARD, ("dgrid",), (dgrid,), (align_corners,), out, alpha, beta, handle)
 
 
 def grid_sample(
@@ -63,7 +63,7 @@ def grid_sample(
 
     Raises InvalidShape, InvalidType, and InvalidArgument for an unknown name.
     """
-    arguments = (_MODES.get(mode, mode), padding, bool(align_corners))
+    arguments = (mode, padding, align_corners)
     return call(_SAMPLE, ("x", "grid"), (x, grid), arguments, out, alpha, beta, handle)
 
 
@@ -84,17 +84,12 @@ def grid_sample_backward(
     `out`: None, or a tuple of two arrays, each of which may be None. The arguments are those of the forward call.
     Both gradients are the same for any number of threads. The one by the grid is 0 for "nearest".
     """
-    if out is not None and (not isinstance(out, tuple) or len(out) != 2):
-        raise InvalidArgument("out must be a tuple (dx, dgrid), with None for those to be allocated")
-    dx, dgrid = out or (None, None)
-    names = (_MODES.get(mode, mode), padding, bool(align_corners))
+    dx, dgrid = each_out(out, 2)
+    names = (mode, padding, align_corners)
     shape = borrow(x, False, "x").descriptor.shape
     image = call(_BY_IMAGE, ("dy", "grid"), (dy, grid), (shape, *names), dx, alpha, beta, handle)
     places = call(_BY_GRID, ("dy", "x", "grid"), (dy, x, grid), names, dgrid, alpha, beta, handle)
     return image, places
-
-
-_MODES = {"bilinear": "linear"}
 
 
 def _make_affine(
@@ -104,8 +99,6 @@ def _make_affine(
     align_corners: bool,
 ) -> Recipe:
     (theta,) = inputs
-    if not isinstance(size, tuple) or not all(isinstance(extent, int) for extent in size):
-        raise InvalidArgument(f"size is {size!r}: it must be the two or three extents of the image")
     problem = AffineGrid.make("fwd", (theta.shape[0], *size), align_corners, theta.dtype, theta, out)
     return Recipe(problem)
 
@@ -160,8 +153,17 @@ def _make_by_grid(
     return Recipe(GridSample("bwd_grid", x, grid, dy, mode, padding, align_corners, out or same_order(grid)))
 
 
-_AFFINE = Op(_make_affine)
-_AFFINE_BACKWARD = Op(_make_affine_backward)
-_SAMPLE = Op(_make_sample)
-_BY_IMAGE = Op(_make_by_image)
-_BY_GRID = Op(_make_by_grid)
+def _mode(value: Any, name: str) -> str:
+    value = "linear" if isinstance(value, str) and value == "bilinear" else value
+    check_choice(value, MODES, name)
+    return str(value)
+
+
+_CORNERS = yes("align_corners")
+_HOW = (Argument("mode", _mode), word("padding", PADDINGS), _CORNERS)
+
+_AFFINE = Op(_make_affine, (extents("size"), _CORNERS))
+_AFFINE_BACKWARD = Op(_make_affine_backward, (_CORNERS,))
+_SAMPLE = Op(_make_sample, _HOW)
+_BY_IMAGE = Op(_make_by_image, (settled_before("x_shape"), *_HOW))
+_BY_GRID = Op(_make_by_grid, _HOW)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import real, word
+from jitdnn.errors import InvalidType
 from jitdnn.handle import Handle
-from jitdnn.ops.call import Op, Recipe, call, same_order
-from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
+from jitdnn.ops.call import Op, Recipe, call, same_order, scale_factor
+from jitdnn.problems.tensor_ops import BINARY, UNARY, AddTensor, Fill, OpTensor
 from jitdnn.tensor import TensorDescriptor
 
 
@@ -55,7 +57,7 @@ def op_tensor(
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
     names, arrays = (("a",), (a,)) if b is None else (("a", "b"), (a, b))
-    return call(_OP, names, arrays, (operation, float(a_scale), float(b_scale)), out, alpha, beta, handle)
+    return call(_OP, names, arrays, (operation, a_scale, b_scale), out, alpha, beta, handle)
 
 
 def multiply(
@@ -70,7 +72,7 @@ def fill(x: Any, value: float, handle: Handle | None = None) -> Any:
 
     Integers are rounded to the nearest and saturated. Raises InvalidArgument for an x that cannot be written.
     """
-    return call(_FILL, (), (), (), x, value, 0.0, handle)
+    return call(_FILL, (), (), (), _there(x), scale_factor("value", value), 0.0, handle)
 
 
 def scale(x: Any, value: float, handle: Handle | None = None) -> Any:
@@ -78,7 +80,13 @@ def scale(x: Any, value: float, handle: Handle | None = None) -> Any:
 
     A `value` of 0 sets 0 whatever was there. Raises InvalidArgument for an x that cannot be written.
     """
-    return call(_FILL, (), (), (), x, 0.0, value, handle)
+    return call(_FILL, (), (), (), _there(x), 0.0, scale_factor("value", value), handle)
+
+
+def _there(x: Any) -> Any:
+    if x is None:
+        raise InvalidType("x is None: it must be an array, whose elements are set")
+    return x
 
 
 def _make(inputs: Sequence[TensorDescriptor], out: TensorDescriptor | None) -> Recipe:
@@ -113,5 +121,7 @@ def _make_fill(inputs: Sequence[TensorDescriptor], out: TensorDescriptor | None)
     return Recipe(Fill(out))
 
 
-_OP = Op(_make_op, in_place=(0, 1), is_broadcast_to_out=True)
+_TAKES = (word("operation", (*BINARY, *UNARY)), real("a_scale"), real("b_scale"))
+
+_OP = Op(_make_op, _TAKES, in_place=(0, 1), is_broadcast_to_out=True)
 _FILL = Op(_make_fill, is_broadcast_to_out=True)

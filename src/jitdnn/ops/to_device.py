@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn.arguments import shape as settled_shape
+from jitdnn.arguments import shown
 from jitdnn.devices.gpu import SENT, TARGETS
-from jitdnn.errors import DeviceError, InvalidArgument
-from jitdnn.handle import Handle, current_handle, find_device
+from jitdnn.errors import DeviceError, InvalidArgument, InvalidType
+from jitdnn.handle import Handle, find_device, settled_handle
 from jitdnn.ops.gpu_call import GpuCall, where
+from jitdnn.retention import Recent
 from jitdnn.tensor import Array, DeviceArray, TensorDescriptor, borrow, dtype_of, packed_strides
-from jitdnn.tensor.device_array import check_sizes
 
 
 def to_device(x: Any, device: str | None = None, handle: Handle | None = None) -> DeviceArray:
@@ -26,7 +28,7 @@ def to_device(x: Any, device: str | None = None, handle: Handle | None = None) -
     Raises DeviceError for a device that is not there, or without room for it, and for an array on another GPU.
     """
     gpu = _gpu(device, handle)
-    array = borrow(np.asarray(x) if isinstance(x, (list, tuple)) else x, False, "x")
+    array = borrow(_listed(x) if isinstance(x, (list, tuple)) else x, False, "x")
     if array.place is not None:
         if isinstance(x, DeviceArray) and x.gpu.place == gpu.place:
             return x
@@ -34,6 +36,15 @@ def to_device(x: Any, device: str | None = None, handle: Handle | None = None) -
             f"x is on {where(array.place)}: to_device takes arrays in host memory, and ops take this one where it is"
         )
     return moved(array, gpu)
+
+
+def _listed(x: Any) -> Any:
+    try:
+        return np.asarray(x)
+    except Exception:  # rows of different lengths, what objects in it raise
+        raise InvalidType(
+            f"x is {shown(x)}: it must be an array, or lists of numbers of equal lengths"
+        ) from None
 
 
 def moved(array: Array, gpu: Any, stream: Any = None, is_awaited: bool = True) -> DeviceArray:
@@ -64,9 +75,9 @@ def empty(
 
     `dtype`: a name such as "f32", or NumPy's. Raises InvalidShape, InvalidType, and DeviceError as `to_device` does.
     """
-    extents = check_sizes((shape,) if isinstance(shape, int) else shape)
+    extents = settled_shape((shape,) if isinstance(shape, int) else shape)
     gpu = _gpu(device, handle)
-    owner = handle if handle is not None else current_handle()
+    owner = settled_handle(handle)
     stream = owner.gpu_stream if owner.on_gpu is gpu else None
     descriptor = TensorDescriptor(extents, packed_strides(extents), dtype_of(dtype))
     return DeviceArray.empty(gpu, descriptor, stream)
@@ -74,22 +85,22 @@ def empty(
 
 def _gpu(device: str | None, handle: Handle | None) -> Any:
     """The GPU that is meant."""
+    owner = settled_handle(handle)
     if device is None:
-        owner = handle if handle is not None else current_handle()
         if owner.on_gpu is not None:
             return owner.on_gpu
         target = owner.settings.target
         device = target if target in TARGETS else "cuda"
-    if device.partition(":")[0] not in TARGETS:
+    if not isinstance(device, str) or device.partition(":")[0] not in TARGETS:
         raise InvalidArgument(
-            f"the device is {device!r}: it must be cuda or opencl, or one of them by number, cuda:1"
+            f"the device is {shown(device)}: it must be cuda or opencl, or one of them by number, cuda:1"
         )
     return find_device(device)
 
 
 def is_for_gpu(handle: Handle | None) -> bool:
     """Whether calls without arrays are for a GPU."""
-    owner = handle if handle is not None else current_handle()
+    owner = settled_handle(handle)
     return owner.on_gpu is not None or owner.settings.target in TARGETS
 
 
@@ -102,8 +113,7 @@ def beside(values: np.ndarray[Any, Any], like: Any) -> Any:
 
 
 # numbers that are kept on a GPU: most programs pass the same ones again and again
-_MOST_NUMBERS = 1024
-_numbers: dict[tuple[Any, ...], Array] = {}
+_numbers: Recent[tuple[Any, ...], Array] = Recent(2048)
 
 
 def number_on(gpu: GpuCall | None, runner: Handle, value: float, dtype: np.dtype[Any]) -> Array:
@@ -111,9 +121,7 @@ def number_on(gpu: GpuCall | None, runner: Handle, value: float, dtype: np.dtype
     if gpu is None:
         return borrow(np.array([value], dtype))
     key = (gpu.gpu.place, dtype, np.array(value, dtype).tobytes())
-    found = _numbers.get(key)
+    found = _numbers.recall(key)
     if found is None:
-        if len(_numbers) >= _MOST_NUMBERS and runner.graph is None:
-            _numbers.clear()
-        found = _numbers[key] = borrow(moved(borrow(np.array([value], dtype)), gpu.gpu))
+        found = _numbers.put(key, borrow(moved(borrow(np.array([value], dtype)), gpu.gpu)))
     return found

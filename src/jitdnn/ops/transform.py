@@ -6,13 +6,33 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import (
+    LAYOUT,
+    MOST,
+    MOST_EXTENT,
+    MOST_INDEX,
+    MOST_NUMBERS,
+    as_key,
+    numbers,
+    one_or_each,
+    padding_pairs,
+    pads,
+    per_axis,
+    real,
+    sequence,
+    settled_before,
+    shown,
+    whole,
+    whole_number,
+    word,
+)
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, logical, logical_axes, packed_like, same_order
-from jitdnn.problems.problem import padding_pairs, real_number, whole_numbers
-from jitdnn.problems.transform import Concatenate, Transform, joined_shape, output_shape
+from jitdnn.problems.transform import ORDERS, Concatenate, Transform, joined_shape, output_shape
 from jitdnn.tensor import Array, TensorDescriptor, borrow, dtype_of, packed_strides
 
+_MOST_PARTS = 1 << 16
 Padding = int | Sequence[int | Sequence[int]]
 
 
@@ -37,7 +57,7 @@ def transform(
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
     name = None if dtype is None else dtype_of(dtype)
-    arguments = (layout, name, pad, real_number(value, "value"))
+    arguments = (layout, name, as_key(pad), value)
     return call(_TRANSFORM, ("x",), (x,), arguments, out, alpha, beta, handle)
 
 
@@ -103,7 +123,7 @@ def _make_fold(
 ) -> Recipe:
     x = logical(inputs[0], layout)
     rank = len(x.shape) - 2
-    each = whole_numbers(factors if isinstance(factors, Sequence) else (factors,) * max(1, rank), "factors")
+    each = (factors,) * max(1, rank) if isinstance(factors, int) else tuple(factors)
     shape = output_shape(how, x.shape, (), each)
     y = packed_like(x, shape) if out is None else logical(out, layout)
     return Recipe(Transform(how, x, y, (), 0.0, each, order), None, _callers(layout, len(shape)))
@@ -126,7 +146,7 @@ def concat(
     They may differ in extent on that axis only. The result lies in memory as the first one does. Raises InvalidShape,
     InvalidType and InvalidArgument for what does not fit.
     """
-    arrays = tuple(arrays)
+    arrays = sequence(arrays, "arrays", _MOST_PARTS)
     if not arrays:
         raise InvalidArgument("there is nothing to join: give at least one array")
     names = [f"array {number}" for number in range(len(arrays))]
@@ -155,7 +175,7 @@ def slice(
     are axes.
     """
     starts, stops = _bounds(starts, "starts"), _bounds(stops, "stops")
-    each = whole_numbers(steps if isinstance(steps, Sequence) else (steps,) * len(starts), "steps")
+    each = per_axis(steps, len(starts), "steps", -MOST)
     if not len(starts) == len(stops) == len(each):
         raise InvalidArgument(
             f"{len(starts)} starts, {len(stops)} stops and {len(each)} steps: give as many of each"
@@ -171,9 +191,8 @@ def slice(
 
 
 def _bounds(values: Any, name: str) -> tuple[int | None, ...]:
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        raise InvalidArgument(f"{name} is {values!r}: it must be a sequence, one entry for each axis")
-    return tuple(None if value is None else whole_numbers((value,), name)[0] for value in values)
+    entries = sequence(values, name, MOST_NUMBERS)
+    return tuple(None if value is None else whole_number(value, name, most=MOST_INDEX) for value in entries)
 
 
 def split(x: Any, sections: int | Sequence[int], axis: int = 1, handle: Handle | None = None) -> list[Any]:
@@ -183,23 +202,24 @@ def split(x: Any, sections: int | Sequence[int], axis: int = 1, handle: Handle |
     """
     array = borrow(x, False, "x")
     shape = array.descriptor.shape
-    (axis,) = whole_numbers((axis,), "axis")
+    axis = whole_number(axis, "axis")
     if not -len(shape) <= axis < len(shape):
         raise InvalidArgument(f"axis is {axis}: it must be {-len(shape)} to {len(shape) - 1}")
     axis %= len(shape)
     extent = shape[axis]
-    if not isinstance(sections, Sequence):
-        (sections,) = whole_numbers((sections,), "sections")
-        if sections < 1 or extent % sections:
+    sections = one_or_each(sections, "sections", 0, most=MOST_EXTENT, count=_MOST_PARTS)
+    if isinstance(sections, int):
+        if not 1 <= sections <= _MOST_PARTS or extent % sections:
             raise InvalidArgument(
                 f"{extent} elements on axis {axis} cannot be cut into {sections} equal parts"
             )
         sections = (extent // sections,) * sections
-    sizes = whole_numbers(sections, "sections")
-    if sum(sizes) != extent or min(sizes, default=0) < 0:
-        raise InvalidArgument(f"sections {sizes} do not add up to the {extent} elements of axis {axis}")
+    if sum(sections) != extent:
+        raise InvalidArgument(
+            f"sections {shown(sections)} do not add up to the {extent} elements of axis {axis}"
+        )
     parts, start = [], 0
-    for size in sizes:
+    for size in sections:
         part = array.part(*(None,) * axis, builtins.slice(start, start + size))
         parts.append(_copy(part, array, 1.0, 0.0, None, handle))
         start += size
@@ -220,7 +240,7 @@ def _make_part(
     return Recipe(Transform("transform", x, y))
 
 
-_TRANSFORM = Op(_make_transform)
-_FOLD = Op(_make_fold)
-_CONCAT = Op(_make_concat)
-_PART = Op(_make_part)
+_TRANSFORM = Op(_make_transform, (LAYOUT, settled_before("dtype"), pads("pad"), real("value", finite=False)))
+_FOLD = Op(_make_fold, (settled_before("how"), numbers("factors", 1), word("order", ORDERS), LAYOUT))
+_CONCAT = Op(_make_concat, (whole("axis"),))
+_PART = Op(_make_part, (settled_before("order"),))

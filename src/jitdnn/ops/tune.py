@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from jitdnn.errors import InvalidArgument, JitdnnError
-from jitdnn.handle import current_handle, find_device
+from jitdnn.arguments import callback, real_number, sequence, shown
+from jitdnn.errors import InvalidArgument, InvalidType, JitdnnError
+from jitdnn.handle import current_handle, find_device, settled_device
 from jitdnn.kernels.algorithm import Device
 from jitdnn.ops.worker import WorkerProcess, answer, given
 from jitdnn.planner.net import least, ways
 from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Measurement, Store
-from jitdnn.problems import Problem, parse
+from jitdnn.problems import MOST_PROBLEMS, Problem, settled_problem
 from jitdnn.settings import current, override, settings
 
 
@@ -90,7 +91,13 @@ def tune(
     for a setting that there is not, DeviceError for a device that is not there. A problem that nothing takes is no
     error: its `failure` says why.
     """
-    different = list(dict.fromkeys(parse(each) if isinstance(each, str) else each for each in problems))
+    different = list(dict.fromkeys(map(settled_problem, sequence(problems, "problems", MOST_PROBLEMS))))
+    seconds = real_number(seconds, "seconds", 0.0)
+    callback(progress, "progress")
+    if store is not None and not isinstance(store, Store):
+        raise InvalidType(f"store is {shown(store)}: it must be a Store, or None for that of the settings")
+    if devices is not None:
+        devices = sequence(devices, "devices", MOST_PROBLEMS)
     if devices is not None and not devices:
         raise InvalidArgument("there are no devices to measure on: give at least one, cpu or cuda:0")
     with settings(**overrides):
@@ -112,7 +119,7 @@ def tune(
 
 
 def _device(given: Device | str) -> Device:
-    return find_device(given) if isinstance(given, str) else given
+    return find_device(given) if isinstance(given, str) else settled_device(given)
 
 
 def _check(devices: Sequence[Device]) -> None:

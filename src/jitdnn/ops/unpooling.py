@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn.arguments import LAYOUT, as_key, numbers, per_axis
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical, packed_like
-from jitdnn.problems.problem import per_axis
 from jitdnn.problems.unpooling import Unpooling
 from jitdnn.tensor import TensorDescriptor
 
@@ -31,8 +31,7 @@ def max_unpool(
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
-    extents = tuple(space) if isinstance(space, list) else space
-    return call(_FORWARD, ("x", "indices"), (x, indices), (extents, layout), out, alpha, beta, handle)
+    return call(_FORWARD, ("x", "indices"), (x, indices), (as_key(space), layout), out, alpha, beta, handle)
 
 
 def max_unpool_backward(
@@ -73,5 +72,5 @@ def _make_backward(
     return Recipe(Unpooling.make("bwd", dx, dy, indices), None, callers_axes(layout, len(dy.shape)))
 
 
-_FORWARD = Op(_make_forward)
-_BACKWARD = Op(_make_backward)
+_FORWARD = Op(_make_forward, (numbers("space", 1), LAYOUT))
+_BACKWARD = Op(_make_backward, (LAYOUT,))

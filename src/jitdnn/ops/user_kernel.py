@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn.arguments import Argument, real_number
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.handle import Handle, current_handle
+from jitdnn.handle import Handle, settled_handle
 from jitdnn.kernels.algorithm import Kernel
-from jitdnn.ops.call import REMEMBERED_CALLS, each_out, is_shared, target_of
+from jitdnn.ops.call import each_out, is_shared, no_memory, require_room, target_of
 from jitdnn.ops.gpu_call import GpuCall, common_place
 from jitdnn.ops.to_device import number_on
 from jitdnn.rtcg.expression import Expression
@@ -50,10 +51,8 @@ class Prepared:
         workspace: int = 0,
     ) -> None:
         self.kernel, self.numbers, self.workspace = kernel, numpy_dtype(numbers), workspace
-        self.outputs, self.library = (
-            [None if t else o for o, t in zip(outputs, targets, strict=True)],
-            library,
-        )
+        self.library = library
+        self.outputs = [None if t else o for o, t in zip(outputs, targets, strict=True)]
         self.allocate: dict[int, Callable[..., Any]] = {}
         self.gpu: GpuCall | None = None
 
@@ -70,13 +69,15 @@ class Prepared:
 class UserKernel(ABC):
     """A kernel made of a formula. Subclasses say what becomes of it."""
 
+    takes: tuple[Argument, ...] = ()
+    """What may be said of a call beside its arrays."""
     takes_in_place = False
     """True if the first output may be the very memory of an input."""
 
     def __init__(self, formula: Formula, results: int, dtype: DType | Sequence[DType] = None) -> None:
         self.formula, self.results = formula, results
         self.inputs = formula.results[0].inputs
-        each: Sequence[Any] = dtype if isinstance(dtype, (tuple, list)) else (dtype,) * results
+        each: Sequence[Any] = dtype[: results + 1] if isinstance(dtype, (tuple, list)) else (dtype,) * results
         if len(each) != results:
             raise InvalidArgument(f"{len(each)} dtypes for {results} results: give one, or one for each")
         self.dtypes = tuple(None if one is None else dtype_of(one) for one in each)
@@ -95,27 +96,35 @@ class UserKernel(ABC):
         if len(arrays) != len(self.inputs):
             names = ", ".join(self.inputs)
             raise InvalidArgument(f"the kernel takes {len(self.inputs)} arrays ({names}), got {len(arrays)}")
-        handle = handle or current_handle()
+        handle = settled_handle(handle)
         owners = list(each_out(out, self.results))
         borrowed = [
-            None if isinstance(x, (int, float)) else borrow(x, False, name)
+            None if isinstance(x, (int, float)) and _is_number(x, name) else borrow(x, False, name)
             for x, name in zip(arrays, self.inputs, strict=True)
         ]
         targets = [None if owner is None else target_of(owner) for owner in owners]
-        layouts = (None if array is None else array.key for array in (*borrowed, *targets))
-        key = (self, handle.settings.serial, options, *layouts)
-        known: Prepared | None = handle.calls.get(key)
+        layouts = [None if array is None else array.key for array in (*borrowed, *targets)]
+        values = handle.settings
+        key = (self, values.serial, options, *layouts)
+        try:
+            known: Prepared | None = handle.calls.get(key)
+        except Exception:  # options that cannot be hashed, or raise when they are
+            known = None
+        if known is None:
+            options = tuple(kind.settled(value) for kind, value in zip(self.takes, options, strict=True))
+            key = (self, values.serial, options, *layouts)
+            known = handle.calls.recall(key)
         if known is None:
             every = zip((*self.inputs, *("out",) * len(targets)), (*borrowed, *targets), strict=True)
             named = [(name, array) for name, array in every if array is not None]
             place = common_place(named)
             runner = handle.at(place) if named else handle
             known = self._prepare(borrowed, targets, runner, options)
+            if place is None:
+                require_room([("the result", tensor) for tensor in known.outputs if tensor is not None])
             libraries = [array.library for _, array in named]
             known.runs_on(None if place is None else GpuCall(handle, runner, libraries))
-            if len(handle.calls) >= REMEMBERED_CALLS:
-                handle.calls.clear()
-            handle.calls[key] = known
+            handle.calls.put(key, known, values.plans_limit)
         given = [target for target in targets if target is not None]
         for target in given:
             self._require_apart(target, borrowed, given)
@@ -123,7 +132,10 @@ class UserKernel(ABC):
         present = [array for array in borrowed if array is not None]
         stream = handle.stream if gpu is None else gpu.stream(handle, present, targets)
         for position, allocate in known.allocate.items():
-            owners[position], targets[position] = allocate(stream)
+            try:
+                owners[position], targets[position] = allocate(stream)
+            except (MemoryError, RuntimeError, ValueError) as error:
+                raise no_memory("the result", known.outputs[position]) from error
         if known.kernel is not None:
             runner = handle if gpu is None else gpu.runner(handle)
             # numbers are read from memory: another value is not another kernel
@@ -146,7 +158,7 @@ class UserKernel(ABC):
         for array in borrowed:
             if array is None:
                 continue
-            is_same = array.pointer == target.pointer and array.descriptor == target.descriptor
+            is_same = array.pointer == target.pointer and array.descriptor.coincides(target.descriptor)
             is_fine = self.takes_in_place and is_same and target is given[0]
             if not is_fine and is_shared(array, target):
                 can = ", or the very same view as the first" if self.takes_in_place else ""
@@ -157,6 +169,11 @@ class UserKernel(ABC):
         for other in given:
             if other is not target and is_shared(other, target):
                 raise InvalidArgument("two results share memory: every result needs its own")
+
+
+def _is_number(x: Any, name: str) -> bool:
+    real_number(x, name)  # whole numbers beyond float64 are none that kernels are handed
+    return True
 
 
 def common_shape(

@@ -16,15 +16,16 @@ from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from jitdnn.arguments import callback, sequence, whole_number
 from jitdnn.devices.gpu import TARGETS
-from jitdnn.errors import InvalidArgument, JitdnnError
+from jitdnn.errors import JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.worker import WorkerProcess, answer, given
 from jitdnn.planner.plan import Request
-from jitdnn.problems import Problem, parse
+from jitdnn.problems import MOST_PROBLEMS, Problem, settled_problem
 from jitdnn.rtcg.cache import compiled_here
-from jitdnn.settings import Settings, settings
+from jitdnn.settings import MOST_THREADS, Settings, settings
 
 
 class Wanted(NamedTuple):
@@ -79,9 +80,10 @@ def warm(
     Raises ParseError and InvalidShape for text that is no problem, InvalidArgument for a setting that there is not. A
     problem that no algorithm takes is no error: its `failure` says why.
     """
-    if workers is not None and workers < 1:
-        raise InvalidArgument(f"workers is {workers}: it must be 1 or more")
-    wanted = [_wanted(each) for each in problems]
+    if workers is not None:
+        workers = whole_number(workers, "workers", 1, MOST_THREADS)
+    callback(progress, "progress")
+    wanted = [_wanted(each) for each in sequence(problems, "problems", MOST_PROBLEMS)]
     with settings(**overrides) as values:
         different = list(dict.fromkeys(wanted))
         count = values.threads if workers is None else workers
@@ -94,7 +96,7 @@ def warm(
 def _wanted(problem: Problem | str | Wanted) -> Wanted:
     if isinstance(problem, Wanted):
         return problem
-    return Wanted(parse(problem) if isinstance(problem, str) else problem)
+    return Wanted(settled_problem(problem))
 
 
 def _plan(handle: Handle, wanted: Wanted) -> Warmed:

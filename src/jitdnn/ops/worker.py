@@ -1,10 +1,14 @@
 """Other interpreters that work for this one: told through their standard input, heard through their standard output.
 
 They are fresh: nothing of the caller's program is imported in them, and it need not be guarded against that.
+
+Questions and answers are pickled. Each side reads only what the other one writes into a pipe that they alone have: no
+file, no socket, and nothing that was loaded, except as plain values inside of problems and settings.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -65,8 +69,11 @@ def answer(working: Callable[[Any], AbstractContextManager[Callable[[Any], objec
     `working` is given what was told at the start, and gives for a `with` block what answers.
     """
     source: IO[bytes] = sys.stdin.buffer
-    answers: IO[bytes] = sys.stdout.buffer
-    sys.stdout = sys.stderr  # what anybody prints must not get between the answers
+    # What anybody prints, a library in C too, must not get between the answers, which the parent unpickles: they go
+    # through a descriptor that nobody else knows.
+    answers: IO[bytes] = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = sys.stderr
     with working(pickle.load(source)) as find:
         while True:
             try:

@@ -8,7 +8,7 @@ from math import inf
 
 from jitdnn import log
 from jitdnn.errors import CompileError, NotSupported
-from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
 from jitdnn.planner.divided import Divided
 from jitdnn.planner.division import MARGIN, Divider, Look, Way, may_be_divided
 from jitdnn.planner.plan import Part, Plan, Request, format_seconds
@@ -70,7 +70,7 @@ def decide(
                 break
             assert chosen is not None
             kernel = (built or {}).get(chosen.algorithm.name)
-            kernel = kernel or chosen.algorithm.build(problem, device, epilogue)
+            kernel = kernel or build(chosen.algorithm, problem, device, epilogue, chosen.workspace)
             parts, run = [Part(problem, chosen.algorithm, kernel)], kernel
             break
         except CompileError as error:
@@ -112,6 +112,21 @@ def _divisions(
     return Divider(problem, request, epilogue, look).fastest(request.workspace_limit, unlimited)
 
 
+def build(
+    algorithm: Algorithm, problem: Problem, device: Device, epilogue: Epilogue | None, workspace: int
+) -> Kernel:
+    """The algorithm's kernel, for calls that give it `workspace` bytes: as many as its code uses, if it says how many.
+
+    A kernel with less would write to the memory of others.
+    """
+    kernel = algorithm.build(problem, device, epilogue)
+    used = getattr(kernel, "workspace", None)
+    assert used in (None, workspace), (
+        f"{algorithm.name} uses {used} bytes, {workspace} are planned: {problem}"
+    )
+    return kernel
+
+
 def build_way(
     problem: Problem, device: Device, epilogue: Epilogue | None, way: Way
 ) -> tuple[list[Part], Kernel]:
@@ -119,10 +134,10 @@ def build_way(
     assert isinstance(problem, Convolution)
     kernels: dict[tuple[Problem, str, Epilogue | None], Kernel] = {}
     parts = []
-    for piece, algorithm, fused in way.steps:
+    for piece, algorithm, fused, workspace in way.steps:
         key = (piece.problem, algorithm.name, fused)
         if key not in kernels:
-            kernels[key] = algorithm.build(piece.problem, device, fused)
+            kernels[key] = build(algorithm, piece.problem, device, fused, workspace)
         parts.append(Part(piece.problem, algorithm, kernels[key]))
     operands = epilogue.operands if epilogue is not None else ()
     pairs = [(step.piece, part.kernel) for step, part in zip(way.steps, parts, strict=True)]

@@ -48,11 +48,12 @@ Look = Callable[[Convolution, Epilogue | None], Sequence[Option]]
 
 
 class Step(NamedTuple):
-    """One part of a divided problem, and what runs it."""
+    """One part of a divided problem, what runs it, and the bytes of workspace that this needs."""
 
     piece: Piece
     algorithm: Algorithm
     epilogue: Epilogue | None
+    workspace: int
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,8 @@ class Divider:
             inner = cut(piece.problem, "n", sizes) if len(sizes) > 1 else (whole(piece.problem),)
             for part, (_, option) in zip(inner, batches, strict=True):
                 own = within(piece, part)
-                steps.append(Step(own, option.algorithm, epilogue_piece(self._epilogue, own)))
+                fused = epilogue_piece(self._epilogue, own)
+                steps.append(Step(own, option.algorithm, fused, option.workspace))
                 options.append(option)
         candidate = self._candidate(axis, pieces, choices, steps, options)
         return None if candidate is None else Way(tuple(steps), candidate)
@@ -255,6 +257,7 @@ class Divider:
             max(option.workspace for option in options),
             bound,
             all(option.algorithm.deterministic for option in options),
+            spreads=next((o.candidate.spreads for o in options if o.candidate.spreads is not None), None),
         )
 
 

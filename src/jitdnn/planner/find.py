@@ -21,7 +21,7 @@ from jitdnn import log
 from jitdnn.devices.gpu import TARGETS
 from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
-from jitdnn.planner.choose import decide
+from jitdnn.planner.choose import build, decide
 from jitdnn.planner.division import may_be_divided
 from jitdnn.planner.measure_gpu import measure_on_gpu
 from jitdnn.planner.operands import make_operand
@@ -94,14 +94,14 @@ def measured(
     if not promising or ((len(promising) == 1 or not missing) and not is_fresh):
         return options, {}
     on_gpu = device.target in TARGETS
-    build = _build_side_by_side if on_gpu else _build
-    contenders, options = build(problem, device, epilogue, missing, options)
+    build_all = _build_side_by_side if on_gpu else _build
+    contenders, options = build_all(problem, device, epilogue, missing, options)
     # what does not compile is never stored: it must not have the others measured again and again
     if not contenders and not is_fresh:
         return options, {}
     stored = [o for o in promising if o not in missing]
     if stored:
-        more, options = build(problem, device, epilogue, stored, options)
+        more, options = build_all(problem, device, epilogue, stored, options)
         contenders += more
     if not contenders:
         return options, {}
@@ -166,7 +166,7 @@ def _build(
     contenders, result = [], list(options)
     for option in promising:
         try:
-            kernel = option.algorithm.build(problem, device, epilogue)
+            kernel = build(option.algorithm, problem, device, epilogue, option.workspace)
         except CompileError as error:
             result[result.index(option)] = option.refused(f"its code does not compile: {error}")
             name = option.algorithm.name
@@ -174,7 +174,7 @@ def _build(
                 ("compile", name, str(problem)), f"{name} does not compile for {problem}: {error}"
             )
             continue
-        contenders.append(Contender(_Built(option, kernel, option.candidate.workspace or 0)))
+        contenders.append(Contender(_Built(option, kernel, option.workspace)))
     return contenders, result
 
 

@@ -241,7 +241,9 @@ def _whole(problem: Problem, options: Iterable[Option]) -> tuple[Point, ...]:
 
 def _undivided(problem: Problem, option: Option) -> Way:
     """The way that is one kernel. What is no convolution has no parts to speak of."""
-    steps = (Step(whole(problem), option.algorithm, None),) if isinstance(problem, Convolution) else ()
+    steps: tuple[Step, ...] = ()
+    if isinstance(problem, Convolution):
+        steps = (Step(whole(problem), option.algorithm, None, option.workspace),)
     return Way(steps, option.candidate)
 
 

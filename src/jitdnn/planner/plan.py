@@ -68,7 +68,8 @@ class Candidate:
 
     `refused` says why it cannot be used (None: it could). `seconds`, `workspace` (bytes) and `error_bound`
     are None where the algorithm itself refused, so that there is nothing to know. `source` of the seconds:
-    "estimate" of the cost model, "measured" now, or "stored" by an earlier measurement.
+    "estimate" of the cost model, "measured" now, or "stored" by an earlier measurement. `spreads`: which results a NaN
+    or an infinity of an input may reach that do not read it, in words (None: none).
     """
 
     name: str
@@ -79,6 +80,7 @@ class Candidate:
     error_bound: float | None
     deterministic: bool
     chosen: bool = False
+    spreads: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Plan:
     """
 
     __slots__ = (
+        "__weakref__",
         "algorithm",
         "candidates",
         "device_name",
@@ -170,6 +173,12 @@ class Plan:
         if self.request.keeps_filter:
             kept = format_bytes(self.kept.bytes) if self.kept else "nothing: it reads the filter as it is"
             lines += [f"{self.algorithm} keeps {kept}"]
+        spreads = next(candidate.spreads for candidate in self.candidates if candidate.chosen)
+        if spreads is not None:
+            lines += [
+                f"a NaN or an infinity in an input may reach {spreads}, which do not read it: strict accuracy "
+                "(JITDNN_ACCURACY=strict) takes what keeps it to those that do"
+            ]
         lines += [""]
         return "\n".join(lines) + candidate_table(self.candidates)
 

@@ -7,11 +7,11 @@ all their convolutions is least, and anew whenever one of them meets another con
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
+from jitdnn.locks import lock
 from jitdnn.planner import budget
 from jitdnn.planner.fronts import Point
 
@@ -32,6 +32,8 @@ class _Wanted:
     def __init__(self, ways: Callable[[], Sequence[Point]]) -> None:
         self._ways = ways
         self._front: Sequence[Point] | None = None
+        #: the plan that was made for it, once it is
+        self.plan: weakref.ref[object] | None = None
 
     @property
     def front(self) -> Sequence[Point]:
@@ -45,26 +47,43 @@ class Shares:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._lock = threading.RLock()
+        self._lock = lock()
         self._wanted: weakref.WeakKeyDictionary[Owner, dict[Hashable, _Wanted]] = weakref.WeakKeyDictionary()
         self._shares: weakref.WeakKeyDictionary[Owner, int] = weakref.WeakKeyDictionary()
 
-    def limit(self, owner: Owner, key: Hashable, ways: Callable[[], Sequence[Point]]) -> int:
+    def limit(
+        self, owner: Owner, key: Hashable, ways: Callable[[], Sequence[Point]], most: int = 4096
+    ) -> int:
         """How many bytes a handle may use, now that it is to run what `key` names, too.
 
-        `ways` gives the front of the ways to run that in up to the whole budget; it must not refer to the handle.
+        `ways` gives the front of the ways to run that in up to the whole budget; it must not refer to the handle. Of
+        what a handle has to run `most` problems count: with more, those that it has no plan of any more are forgotten.
         Handles whose share changes forget their plans. Raises InvalidArgument if the budget is too small for all.
         """
         with self._lock:
             wanted = self._wanted.setdefault(owner, {})
             is_new = key not in wanted
             if is_new:
+                if len(wanted) >= most:
+                    _drop(wanted)
                 wanted[key] = _Wanted(ways)
             if len(self._wanted) == 1:
                 self._set(owner, self._total)
             elif is_new:
                 self._divide()
             return self._shares[owner]
+
+    def made(self, owner: Owner, key: Hashable, plan: object) -> None:
+        """Say which plan was made for `key`: as long as it lives, the handle has it to run."""
+        with self._lock:
+            wanted = self._wanted.get(owner, {}).get(key)
+            if wanted is not None:
+                wanted.plan = weakref.ref(plan)
+
+    @property
+    def owners(self) -> int:
+        """Handles that live and have something to run."""
+        return len(self._wanted)
 
     def _divide(self) -> None:
         owners = list(self._wanted.items())
@@ -86,6 +105,14 @@ class Shares:
             owner.trim()
 
 
+def _drop(wanted: dict[Hashable, _Wanted]) -> None:
+    """Forget the problems without a plan; where all have one, that which came first."""
+    gone = [key for key, each in wanted.items() if each.plan is not None and each.plan() is None]
+    for key in gone or [next(iter(wanted))]:
+        del wanted[key]
+
+
+_MOST_BUDGETS = 64  # before those that no handle uses any more are forgotten
 _all: dict[tuple[str, int], Shares] = {}
 
 
@@ -93,4 +120,8 @@ def shares(device_name: str, total: int) -> Shares:
     """Those of a device and a budget, the same object for the same."""
     key = (device_name, total)
     found = _all.get(key)
+    if found is None and len(_all) >= _MOST_BUDGETS:
+        for other, budget_of in tuple(_all.items()):
+            if not budget_of.owners:
+                _all.pop(other, None)
     return _all.setdefault(key, Shares(total)) if found is None else found

@@ -7,6 +7,12 @@ What it guarantees:
 - A damaged file is moved aside, with one warning, and a new one begun.
 - No call raises because of the disk. Where nothing can be written, times are kept in this process's memory,
   with one warning; a store on a read-only disk is still read.
+- A file that belongs to another user is neither read nor written, and one warning says so. That is asked before
+  SQLite opens it, so it keeps times apart and is no lock: what is read is numbers, which are checked, and the
+  worst that they can do is to choose a slower algorithm.
+
+- The file holds at most `limit` bytes, give or take what is being written at the moment. Problems whose last use is
+  longest ago go first; a use is noted to within a day.
 
 A time is filed under everything that it depends on: the problem, the epilogue, the device (with its
 instruction set and threads), this library's version, the algorithm and the algorithm's version.
@@ -17,6 +23,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,16 +32,24 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitdnn import log
+from jitdnn import limits, log
 from jitdnn.errors import StoreError
+from jitdnn.retention import Recent
+from jitdnn.rtcg.cache import refusal
 from jitdnn.settings import current
 
 if TYPE_CHECKING:
     import sqlite3
 
 SCHEMA = 1
+_SURROGATE = re.compile(
+    "[\ud800-\udfff]"
+)  # halves of characters, which JSON can say and a database cannot keep
 _BUSY_SECONDS = 10.0
 _REPAIR_SECONDS = 15.0  # longer than looking for damage can take
+_DAY = 86400.0
+_NOTE_SECONDS = 0.1  # longer than that nobody waits to note a use
+_ROW_BYTES = 1024  # of memory, about, that a row takes in this process
 _COLUMNS = "problem, epilogue, device, library, algorithm, algorithm_version, seconds, workspace, measured_at"
 
 _CREATE = """
@@ -50,6 +66,26 @@ CREATE TABLE IF NOT EXISTS measurement (
   PRIMARY KEY (problem, epilogue, device, library, algorithm, algorithm_version)
 ) WITHOUT ROWID
 """
+# when a problem was last looked up, in days since 1970: only where its times are older than that
+_CREATE_USES = """
+CREATE TABLE IF NOT EXISTS last_use (
+  problem TEXT NOT NULL,
+  epilogue TEXT NOT NULL,
+  device TEXT NOT NULL,
+  library TEXT NOT NULL,
+  day INTEGER NOT NULL,
+  PRIMARY KEY (problem, epilogue, device, library)
+) WITHOUT ROWID
+"""
+_NOTE_USE = """
+INSERT INTO last_use VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET day = excluded.day WHERE excluded.day > day
+"""
+_LONGEST_UNUSED = """
+SELECT problem, epilogue, device, library FROM measurement LEFT JOIN last_use USING (problem, epilogue, device, library)
+GROUP BY problem, epilogue, device, library ORDER BY max(max(measured_at), 86400.0 * coalesce(max(day), 0)) LIMIT ?
+"""
+_IS_PROBLEM = "problem = ? AND epilogue = ? AND device = ? AND library = ?"
 # of two measurements the later one stays: merging rows twice, or in another order, changes nothing
 _INSERT = """
 INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -93,8 +129,8 @@ class Measurement:
         whole = (self.algorithm_version, self.workspace)
         real = (self.seconds, self.measured_at)
         return (
-            all(isinstance(value, str) for value in words)
-            and all(isinstance(value, int) and value >= 0 for value in whole)
+            all(isinstance(value, str) and not _SURROGATE.search(value) for value in words)
+            and all(type(value) is int and 0 <= value < 1 << 63 for value in whole)  # that SQLite can keep
             and all(isinstance(value, float) and math.isfinite(value) for value in real)
             and self.seconds > 0.0
         )
@@ -107,31 +143,43 @@ class StoreStats:
     path: Path | None
     measurements: int
     bytes: int
+    limit: int
 
 
 class Store:
     """Measured times by problem, epilogue, device and algorithm. Safe to share by threads and processes.
 
-    `path=None` keeps everything in memory.
+    `path=None` keeps everything in memory. `limit` is in bytes.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, limit: int = 2**28) -> None:
         self.path = path
+        self.limit = limit
+        # those that were not used for longest first
         self._memory: dict[tuple[str, str, str, str, str, int], Measurement] = {}
+        self._notes_uses = True
 
     @staticmethod
     def default() -> Store:
         """The store that the settings in force ask for; the same object for the same settings."""
         values = current()
         path = values.cache_dir / f"tuning-{SCHEMA}.sqlite" if values.cache else None
-        found = _stores.get(path)
-        return _stores.setdefault(path, Store(path)) if found is None else found
+        found = _stores.recall(path)
+        if found is None:
+            found = _stores.put(path, Store(path))
+        found.limit = values.store_limit
+        return found
 
     def look_up(self, problem: str, epilogue: str, device: str) -> dict[tuple[str, int], Measurement]:
         """What was measured by this version of the library, by algorithm and algorithm version."""
         wanted = (problem, epilogue, device, _library_version())
-        found = self._read("WHERE problem = ? AND epilogue = ? AND device = ? AND library = ?", wanted)
-        found += [row for row in self._memory.values() if row.key[:4] == wanted]
+        found = self._read(f"WHERE {_IS_PROBLEM}", wanted)
+        if found and time.time() - max(row.measured_at for row in found) > _DAY:
+            self._note_use(wanted)
+        remembered = [row for row in tuple(self._memory.values()) if row.key[:4] == wanted]
+        for row in remembered:
+            self._remember(row)
+        found += remembered
         return {(row.algorithm, row.algorithm_version): row for row in found}
 
     def record(
@@ -148,7 +196,15 @@ class Store:
         for row in rows:
             known = self._memory.get(row.key)
             if known is None or row.measured_at >= known.measured_at:
-                self._memory[row.key] = row
+                self._remember(row)
+
+    def _remember(self, row: Measurement) -> None:
+        """Keep a row in memory, as the last one used."""
+        self._memory.pop(row.key, None)
+        self._memory[row.key] = row
+        while len(self._memory) > max(1, self.limit // _ROW_BYTES):
+            with suppress(StopIteration, RuntimeError):  # another thread is at it
+                self._memory.pop(next(iter(self._memory)), None)
 
     def rows(self) -> list[Measurement]:
         """Everything that is stored, of all devices and library versions, in a stable order."""
@@ -161,8 +217,17 @@ class Store:
         Raises StoreError if the file cannot be written.
         """
         rows = self.rows()
+        # beside its place first: an earlier export is there until this one is whole
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}.{time.time_ns()}.unfinished")
         try:
-            path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
+            try:
+                with unfinished.open("x", encoding="utf-8") as file:
+                    file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(unfinished, path)
+            finally:
+                unfinished.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"{path} cannot be written: {error}") from error
         return len(rows)
@@ -174,17 +239,27 @@ class Store:
         then.
         """
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            text = limits.read_bounded(path, limits.EXPORT_BYTES, "an export of the tuning store").decode(
+                "utf-8"
+            )
         except (OSError, ValueError) as error:
             raise StoreError(f"{path} cannot be read: {error}") from error
         rows = []
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(line) > limits.EXPORT_LINE:
+                raise StoreError(
+                    f"{path}, line {number}: it has {len(line):,} characters, and at most {limits.EXPORT_LINE:,} are "
+                    "read"
+                )
             try:
                 row = Measurement(**json.loads(line))
-            except (ValueError, TypeError) as error:
+            # text that nests too deeply ends in a RecursionError, with nothing done
+            except (ValueError, TypeError, RecursionError) as error:
                 raise StoreError(f"{path}, line {number}: not a row of a tuning store: {error}") from error
             if not row.is_sane():
-                raise StoreError(f"{path}, line {number}: {row} is no measurement")
+                raise StoreError(
+                    f"{path}, line {number}: {limits.shortened(repr(row), 500)} is no measurement"
+                )
             rows.append(row)
         self.add(rows)
         return len(rows)
@@ -195,7 +270,7 @@ class Store:
         for file in self._files():
             with suppress(OSError):
                 size += file.stat().st_size
-        return StoreStats(self.path, len(self.rows()), size)
+        return StoreStats(self.path, len(self.rows()), size, self.limit)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -213,13 +288,14 @@ class Store:
         )
 
     def _read(self, condition: str, values: Sequence[str]) -> list[Measurement]:
-        if self.path is None or not self.path.exists():
+        if self.path is None or not self._is_own(self.path):
             return []
         import sqlite3
 
         query = f"SELECT {_COLUMNS} FROM measurement {condition}"
         try:
             connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS)
+            connection.text_factory = _text
             try:
                 rows = connection.execute(query, values).fetchall()
             finally:
@@ -227,7 +303,7 @@ class Store:
         except sqlite3.Error as error:
             if _is_damage(error):
                 self._move_aside(error)
-            is_unreachable = error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
+            is_unreachable = _code(error).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
             rows = self._read_immutable(query, values) if is_unreachable else []
         return [row for row in (Measurement(*values) for values in rows) if row.is_sane()]
 
@@ -238,6 +314,7 @@ class Store:
         assert self.path is not None
         try:
             connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+            connection.text_factory = _text
             try:
                 return connection.execute(query, values).fetchall()
             finally:
@@ -254,6 +331,8 @@ class Store:
         for _ in range(3):
             try:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not self._is_own(self.path, is_made=True):
+                    return False
                 self._insert(rows)
                 return True
             except OSError as error:
@@ -271,6 +350,27 @@ class Store:
         )
         return False
 
+    def _is_own(self, path: Path, is_made: bool = False) -> bool:
+        """Whether there is a store of this user's (one is begun if `is_made`). Raises OSError if none can be begun."""
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        try:
+            if is_made:
+                with suppress(FileExistsError):
+                    os.close(os.open(path, flags, 0o600))  # SQLite would let others read it, maybe write
+            status = path.lstat()
+        except OSError:
+            if is_made:
+                raise
+            return False
+        reason = "it is a link" if stat.S_ISLNK(status.st_mode) else refusal(status, writers=0)
+        if reason is not None:
+            log.fallback_once(
+                ("refused store", path),
+                f"the tuning store {path} is not used: {reason}. Measured times are kept in memory, and the next "
+                "process measures again; set JITDNN_CACHE_DIR to a folder of this user's own",
+            )
+        return reason is None
+
     def _insert(self, rows: Sequence[Measurement]) -> None:
         """One transaction on a connection of its own: none is carried over a fork or to another thread."""
         import sqlite3
@@ -285,9 +385,56 @@ class Store:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(_CREATE)
             connection.executemany(_INSERT, [row.values() for row in rows])
+            self._evict(connection)
             connection.execute("COMMIT")
+            if _pages(connection, "page_count") > self.limit + self.limit // 4:
+                # the limit was larger once; what others keep us from doing now is done another time
+                with suppress(sqlite3.OperationalError):
+                    connection.execute("VACUUM")
         finally:
             connection.close()
+
+    def _evict(self, connection: sqlite3.Connection) -> None:
+        """Delete the problems that were not used for longest, if there is more than may be; the last one stays."""
+        for _ in range(4):
+            used = _pages(connection, "page_count") - _pages(connection, "freelist_count")
+            if used <= self.limit:
+                return
+            connection.execute(_CREATE_USES)
+            distinct = "SELECT DISTINCT problem, epilogue, device, library FROM measurement"
+            (count,) = connection.execute(f"SELECT count(*) FROM ({distinct})").fetchone()
+            # a sixteenth more, so that not every write has to do this
+            surplus = math.ceil(count * (1 - 15 / 16 * self.limit / used))
+            unused = connection.execute(_LONGEST_UNUSED, (min(surplus, count - 1),)).fetchall()
+            for table in ("measurement", "last_use"):
+                connection.executemany(f"DELETE FROM {table} WHERE {_IS_PROBLEM}", unused)
+            if not unused:
+                return
+
+    def _note_use(self, wanted: Sequence[str]) -> None:
+        """Write down that a problem was looked up today, unless somebody has done so already."""
+        import sqlite3
+
+        if not self._notes_uses or self.path is None:
+            return
+        today = int(time.time() / _DAY)
+        try:
+            connection = sqlite3.connect(self.path, timeout=_NOTE_SECONDS, isolation_level=None)
+            try:
+                with suppress(sqlite3.OperationalError):  # no such table yet
+                    query = f"SELECT day FROM last_use WHERE {_IS_PROBLEM}"
+                    known = connection.execute(query, wanted).fetchone()
+                    if known is not None and known[0] >= today:
+                        return
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(_CREATE_USES)
+                connection.execute(_NOTE_USE, (*wanted, today))
+                connection.execute("COMMIT")
+            finally:
+                connection.close()
+        except sqlite3.Error:  # a read-only disk, or others who write all the time
+            self._notes_uses = False
 
     def _move_aside(self, error: Exception) -> None:
         """Rename a damaged database; the next write begins a new one."""
@@ -297,6 +444,9 @@ class Store:
         with _alone(database.with_name(f"{database.name}.repair")):
             if not _is_damaged(database):
                 return  # another process was faster, and this is the new one already
+            with suppress(OSError):
+                for earlier in database.parent.glob(f"{database.name}.damaged-*"):
+                    earlier.unlink()  # one of them is enough to see what happened
             with suppress(OSError):
                 # first the journal, which must never meet the new database
                 for file in companions:
@@ -333,9 +483,19 @@ def _alone(lock: Path) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
+def _text(content: bytes) -> str:
+    """Text of the database. Damaged text becomes what `is_sane` refuses, and the other rows are read."""
+    return content.decode("utf-8", "surrogateescape")
+
+
+def _code(error: sqlite3.Error) -> str:
+    """SQLite's name of an error, "" for one that Python's module has found itself: text that is no UTF-8."""
+    return getattr(error, "sqlite_errorname", "")
+
+
 def _is_damage(error: sqlite3.Error) -> bool:
     """Whether an error of SQLite means that the file is no database, or one with holes."""
-    return error.sqlite_errorname.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ"))
+    return _code(error).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ"))
 
 
 def _is_damaged(path: Path) -> bool:
@@ -351,7 +511,14 @@ def _is_damaged(path: Path) -> bool:
         return _is_damage(error)
 
 
-_stores: dict[Path | None, Store] = {}
+def _pages(connection: sqlite3.Connection, which: str) -> int:
+    """The bytes of the pages that a pragma of SQLite counts."""
+    (count,) = connection.execute(f"PRAGMA {which}").fetchone()
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    return int(count) * int(size)
+
+
+_stores: Recent[Path | None, Store] = Recent(128)
 
 
 def _library_version() -> str:

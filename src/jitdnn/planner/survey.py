@@ -88,7 +88,7 @@ def survey(
     reasons = [algorithm.refuse(problem, device, epilogue) for algorithm in table]
     limit = _error_limit(problem, request, [a for a, r in zip(table, reasons, strict=True) if r is None])
     options = [
-        _consider(algorithm, problem, device, request, reason, limit)
+        _consider(algorithm, problem, device, request, epilogue, reason, limit)
         for algorithm, reason in zip(table, reasons, strict=True)
     ]
     known = store.look_up(str(problem), stored_key(epilogue, request), device.name)
@@ -109,23 +109,31 @@ def epilogue_key(epilogue: Epilogue | None) -> str:
 
 
 def _consider(
-    algorithm: Algorithm, problem: Problem, device: Device, request: Request, reason: str | None, limit: float
+    algorithm: Algorithm,
+    problem: Problem,
+    device: Device,
+    request: Request,
+    epilogue: Epilogue | None,
+    reason: str | None,
+    limit: float,
 ) -> Option:
     if reason is not None:
         blank = Candidate(algorithm.name, reason, None, "", None, None, algorithm.deterministic)
         return Option(algorithm, blank)
     bound = algorithm.error_bound(problem)
-    needed = algorithm.workspace(problem, device)
-    refused = _refuse_request(algorithm, problem, request, bound, limit)
+    needed = algorithm.workspace(problem, device, epilogue)
+    spreads = algorithm.spreads(problem, device, epilogue)
+    refused = _refuse_request(algorithm, problem, request, bound, limit, spreads)
     too_large = policies.refuse(needed, request.workspace_limit) if refused is None else None
     candidate = Candidate(
         algorithm.name,
         refused or too_large,
-        algorithm.estimate(problem, device),
+        algorithm.estimate(problem, device, epilogue),
         "estimate",
         needed,
         bound,
         algorithm.deterministic,
+        spreads=spreads,
     )
     assert candidate.seconds is not None
     return Option(algorithm, candidate, too_large is not None, candidate.seconds)
@@ -161,7 +169,12 @@ def _error_limit(problem: Problem, request: Request, takers: Sequence[Algorithm]
 
 
 def _refuse_request(
-    algorithm: Algorithm, problem: Problem, request: Request, bound: float, limit: float
+    algorithm: Algorithm,
+    problem: Problem,
+    request: Request,
+    bound: float,
+    limit: float,
+    spreads: str | None,
 ) -> str | None:
     """Why an algorithm that can run the problem does not fulfil the request, its workspace aside."""
     if request.algorithm is not None and algorithm.name != request.algorithm:
@@ -174,6 +187,11 @@ def _refuse_request(
         return f"it computes in {computed}, and {wanted} was asked for"
     if bound > limit:
         return f"its error may reach {bound:.1e}, and {request.accuracy} accuracy allows {limit:.1e} here"
+    if spreads is not None and request.accuracy == "strict":
+        return (
+            f"a NaN or an infinity in an input may reach {spreads}, and strict accuracy keeps it to the results "
+            "that read it"
+        )
     return None
 
 

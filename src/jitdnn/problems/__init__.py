@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from jitdnn.arguments import shown
+from jitdnn.errors import InvalidType
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.attention import Attention
 from jitdnn.problems.batch_norm import BatchNorm
@@ -31,6 +35,7 @@ from jitdnn.problems.unpooling import Unpooling
 
 __all__ = [
     "LRN",
+    "MOST_PROBLEMS",
     "Activation",
     "AddTensor",
     "AffineGrid",
@@ -62,6 +67,7 @@ __all__ = [
     "Transform",
     "Unpooling",
     "parse",
+    "settled_problem",
 ]
 
 
@@ -72,3 +78,16 @@ def parse(text: str) -> Problem:
     words are well formed but no operation has them.
     """
     return Problem.parse(text)
+
+
+MOST_PROBLEMS = 1 << 20
+"""How many a function takes at once."""
+
+
+def settled_problem(given: Any) -> Problem:
+    """A problem as it is, or that of a string. Raises as `parse` does, and InvalidType for anything else."""
+    if isinstance(given, str):
+        return parse(given)
+    if not isinstance(given, Problem):
+        raise InvalidType(f"the problem is {shown(given)}: it must be a problem, or a problem string")
+    return given

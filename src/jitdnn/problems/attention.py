@@ -27,14 +27,15 @@ from typing import Any, Self
 
 import numpy as np
 
+from jitdnn.arguments import check_choice, real_number, whole_number
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, check_choice, real_number, whole_numbers
+from jitdnn.problems.problem import Operand, Problem, Reals
 from jitdnn.problems.words import Words, order_word
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 DIRECTIONS = ("fwd", "bwd")
 INDEX_DTYPES = ("i32", "i64")
-_FARTHEST = 1 << 40  # places that a window or a past may span, so that sums of such fit into 64 bits
+FARTHEST = 1 << 40  # places that a window or a past may span, so that sums of such fit into 64 bits
 
 _Forms = dict[str, TensorDescriptor]
 
@@ -83,11 +84,9 @@ class Attention(Problem, kinds=("attention_fwd", "attention_bwd")):
         for name, places in (("left", self.left), ("right", self.right), ("past", self.past)):
             if places is None and name != "past":
                 continue
-            (reach,) = whole_numbers((places,), name)  # type: ignore[arg-type]
+            reach = whole_number(places, name, most=FARTHEST)
             if reach < 0 and name != "past":
                 raise InvalidArgument(f"{name} is {reach}: it must not be negative, or None for no bound")
-            if not -_FARTHEST <= reach <= _FARTHEST:
-                raise InvalidArgument(f"{name} is {reach}: it must be at most {_FARTHEST} in size")
         is_backward = self.direction == "bwd"
         if is_backward and self.lse is None:
             raise InvalidArgument("lse is missing: the gradient needs what the forward pass saved")

@@ -22,10 +22,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.activation import FUNCTIONS
 from jitdnn.problems.normalization import EPSILON, LIKE_X, Normalization, finite
-from jitdnn.problems.problem import Operand, Reals, as_descriptor, check_choice
+from jitdnn.problems.problem import Operand, Reals, as_descriptor
 from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor
 

@@ -22,18 +22,9 @@ from typing import Self
 
 import numpy as np
 
+from jitdnn.arguments import check_choice, padding_pairs, per_axis
 from jitdnn.errors import InvalidShape
-from jitdnn.problems.problem import (
-    Operand,
-    Problem,
-    Reals,
-    as_descriptor,
-    check_choice,
-    check_extents,
-    check_spatial_rank,
-    padding_pairs,
-    per_axis,
-)
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_extents, check_spatial_rank
 from jitdnn.problems.words import Words, axes_word, layout_words, pairs_word
 from jitdnn.tensor import TensorDescriptor
 
@@ -91,6 +82,11 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
                 f"{self._named('y')} has shape {self.y.shape}: x {self.x.shape}, w {self.w.shape}, "
                 f"stride {self.stride}, padding {self.padding} and dilation {self.dilation} give {y_shape}"
             )
+        # a stride beyond the padded image leaves one result, as one as long as it does: kernels walk whole strides
+        padded = (
+            n + before + after for n, (before, after) in zip(self.x.shape[2:], self.padding, strict=True)
+        )
+        object.__setattr__(self, "stride", tuple(map(min, self.stride, padded)))
         self._check_operands()
 
     @classmethod

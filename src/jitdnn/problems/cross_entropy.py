@@ -23,16 +23,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from jitdnn.arguments import MOST_INDEX, check_choice, real_number, whole_number
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import (
-    Operand,
-    Problem,
-    Reals,
-    as_descriptor,
-    check_choice,
-    real_number,
-    whole_numbers,
-)
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
 from jitdnn.problems.words import Words, layout_forms, order_word, shape_word
 from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
 
@@ -70,10 +63,8 @@ class CrossEntropy(Problem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
     def __post_init__(self) -> None:
         check_choice(self.direction, DIRECTIONS, "direction")
         check_choice(self.reduction, REDUCTIONS, "reduction")
-        if not -(2**63) <= self.ignore_index < 2**63:
-            raise InvalidArgument(f"ignore_index is {self.ignore_index}: 64 bits must hold it")
-        if not 0.0 <= self.smoothing <= 1.0:
-            raise InvalidArgument(f"label smoothing is {self.smoothing}: it must be from 0 to 1")
+        whole_number(self.ignore_index, "ignore_index", most=MOST_INDEX)
+        real_number(self.smoothing, "label_smoothing", 0.0, 1.0)
         is_backward = self.direction == "bwd"
         if is_backward and (self.lse is None or (self._has_total and self.total is None)):
             raise InvalidArgument("lse, and for the mean total, are needed: the forward pass saves them")
@@ -157,7 +148,7 @@ class CrossEntropy(Problem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
             total = TensorDescriptor.packed((1,), real)
         return cls(
             direction, reduction, x, target, loss, weight or None, lse or None, total,
-            whole_numbers((ignore_index,), "ignore_index")[0], real_number(smoothing, "label_smoothing"), dx,
+            whole_number(ignore_index, "ignore_index", most=MOST_INDEX), real_number(smoothing, "label_smoothing"), dx,
         )  # fmt: skip
 
     @property
@@ -194,13 +185,15 @@ class CrossEntropy(Problem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
         weight = given.get("weight", np.ones(self.classes)).reshape(spread)
         known: Any = True
         ignored: Any = False
+        reads: Any = True  # which scores enter a row's sum: with classes and no smoothing the target's alone
         smooth = self.smoothing / self.classes
         if self.has_classes:
             hot = target[:, None] == np.arange(self.classes).reshape(spread)
             ignored = target == self.ignore_index
             known = (target >= 0) & (target < self.classes)
-            share = np.where(ignored, 0.0, (hot * weight).sum(axis=1))
-            b = weight * ((1.0 - self.smoothing) * hot + smooth)
+            reads = hot | (smooth > 0.0)
+            share = np.where(ignored, 0.0, np.where(hot, weight, 0.0).sum(axis=1))
+            b = np.where(reads, weight * ((1.0 - self.smoothing) * hot + smooth), 0.0)
         else:
             share = np.full(rows_shape(x.shape), 1.0)
             b = weight * ((1.0 - self.smoothing) * target + smooth)
@@ -208,7 +201,7 @@ class CrossEntropy(Problem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
         if self.direction == "fwd":
             top = x.max(axis=1, keepdims=True)
             lse = np.log(np.exp(x - top).sum(axis=1)) + top[:, 0]
-            rows = (b * (lse[:, None] - x)).sum(axis=1)
+            rows = np.where(reads, b * (lse[:, None] - x), 0.0).sum(axis=1)
             if self.has_classes:
                 rows = np.where(ignored, 0.0, np.where(known, rows, np.nan))
             loss = rows if self.reduction == "none" else np.reshape(rows.sum() / divisor, (1,))

@@ -25,8 +25,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from jitdnn.arguments import check_choice, whole_numbers
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_choice, whole_numbers
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
 from jitdnn.problems.words import Words, order_word
 from jitdnn.tensor import TensorDescriptor
 

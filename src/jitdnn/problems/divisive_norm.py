@@ -21,6 +21,7 @@ from typing import Self
 
 import numpy as np
 
+from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems.lrn import (
     DIRECTIONS,
@@ -35,7 +36,6 @@ from jitdnn.problems.problem import (
     Problem,
     Reals,
     as_descriptor,
-    check_choice,
     check_same_shape,
     check_spatial_rank,
     settle_gradients,

@@ -16,8 +16,9 @@ from typing import Self
 
 import numpy as np
 
+from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_choice
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
 from jitdnn.problems.words import Words, layout_words, shape_word
 from jitdnn.tensor import TensorDescriptor
 

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from jitdnn.arguments import whole_numbers
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.normalization import EPSILON, LIKE_X, Normalization
-from jitdnn.problems.problem import as_descriptor, whole_numbers
+from jitdnn.problems.problem import as_descriptor
 from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import MAX_DIMENSIONS, TensorDescriptor
 

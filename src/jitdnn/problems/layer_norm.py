@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from jitdnn.arguments import check_choice, whole_numbers
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems.normalization import EPSILON, Normalization
-from jitdnn.problems.problem import as_descriptor, check_choice, whole_numbers
+from jitdnn.problems.problem import as_descriptor
 from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor
 

@@ -20,18 +20,16 @@ from typing import Self
 
 import numpy as np
 
-from jitdnn.errors import InvalidArgument
+from jitdnn.arguments import check_choice, whole_number
 from jitdnn.problems.normalization import finite
 from jitdnn.problems.problem import (
     Operand,
     Problem,
     Reals,
     as_descriptor,
-    check_choice,
     check_same_shape,
     check_spatial_rank,
     settle_gradients,
-    whole_numbers,
 )
 from jitdnn.problems.words import Words, axes_word, layout_words, shape_word
 from jitdnn.tensor import TensorDescriptor
@@ -170,9 +168,7 @@ MOST_TAPS = 1 << 20
 
 
 def check_window(size: object) -> None:
-    (number,) = whole_numbers((size,), "size")  # type: ignore[arg-type]
-    if not 1 <= number <= MOST_TAPS:
-        raise InvalidArgument(f"size is {number}: a window has 1 to {MOST_TAPS} elements along an axis")
+    whole_number(size, "size", 1, MOST_TAPS)
 
 
 def settle_numbers(problem: Problem) -> None:

@@ -25,8 +25,9 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
-from jitdnn.problems.problem import Operand, Problem, Reals, check_choice
+from jitdnn.problems.problem import Operand, Problem, Reals
 from jitdnn.problems.words import Words, layout_forms, layout_words
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
@@ -299,16 +300,18 @@ class Normalization(Problem):
         `absent`: names of tensors that there are not. `is_narrow`: parameters that are not given are of x's
         dtype rather than f32. `attributes`: the fields that are no tensors.
         """
-        # a problem to ask for shapes; inference takes an empty batch too, and no shape but x's depends on it
-        like = TensorDescriptor.packed((1, *x.shape[1:]), x.dtype) if direction == "inference" else x
+        # a problem to ask for shapes, packed since x may overlap itself as its y must not; inference takes an empty
+        # batch too, and no shape but x's depends on it
+        shape = (1, *x.shape[1:]) if direction == "inference" else x.shape
+        like = TensorDescriptor.packed(shape, x.dtype)
         plain, tensors = cls(direction="fwd", x=like, y=like, **attributes), dict(given or {})
         for name in plain._names():
             if tensors.get(name) is None and name not in absent and plain._is_used(name, direction):
                 dtype = x.dtype
                 if name not in LIKE_X:
                     dtype = plain.parameter_dtypes[-1 if is_narrow and plain._is_parameter(name) else 0]
-                shape = x.shape if name in LIKE_X else plain.shape_of(name)
-                tensors[name] = TensorDescriptor.packed(shape, dtype, layout)
+                extents = x.shape if name in LIKE_X else plain.shape_of(name)
+                tensors[name] = TensorDescriptor.packed(extents, dtype, layout)
         return cls(direction=direction, **(tensors | {"x": x}), **attributes)  # type: ignore[arg-type]
 
     def _is_used(self, name: str, direction: str) -> bool:

@@ -8,6 +8,9 @@ extent i, a window spans e = (k - 1) * d + 1 elements, and
     caffe   as ceil, but that correction is made only if some axis is padded: without padding, a stride larger
             than the window may leave the last window empty
 
+A window that spans more than the padded image is refused, but by "caffe" where it overhangs by less than a stride and
+has no dilation: Caffe gives it one output, of the elements that there are.
+
 Output o looks at the k elements o * s - before + t * d. The maximum is taken over those inside the image. The
 average divides by their number, or with `count_include_pad` by the number inside the padded image: zeros of the
 padding count, an overhang past the padding (ceil, caffe) does not.
@@ -36,6 +39,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from jitdnn.arguments import check_choice, padding_pairs, per_axis
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems.convolution import DATA_LETTERS, extent_words, spatial_rank, words_extents
 from jitdnn.problems.problem import (
@@ -43,12 +47,9 @@ from jitdnn.problems.problem import (
     Problem,
     Reals,
     as_descriptor,
-    check_choice,
     check_extents,
     check_same_shape,
     check_spatial_rank,
-    padding_pairs,
-    per_axis,
     settle_gradients,
 )
 from jitdnn.problems.words import Words, axes_word, layout_forms, layout_words, pairs_word
@@ -61,6 +62,8 @@ ADAPTIVE = "adaptive"
 QUANTIZED = ("i8", "u8")
 INDEX_DTYPES = ("i32", "i64")
 
+#: that a window may have along an axis, unless the image has more
+MOST_TAPS = 1 << 20
 EMPTY_WINDOW_MAX = -float(np.finfo(np.float32).max)
 
 
@@ -140,6 +143,11 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
             raise InvalidArgument(
                 f"padding is {self.padding} and dilation {self.dilation}: adaptive pooling has none"
             )
+        for i, out in zip(self.x.shape[2:], self.y.shape[2:], strict=True):
+            if out > max(i, MOST_TAPS):
+                raise InvalidShape(
+                    f"y has {out} windows over {i} elements: there may be as many as elements, or {MOST_TAPS}"
+                )
         bins = [_bins(i, out) for i, out in zip(self.x.shape[2:], self.y.shape[2:], strict=True)]
         object.__setattr__(self, "window", tuple(int((last - first).max()) for first, last in bins))
         strides = tuple(max(1, i // out) for i, out in zip(self.x.shape[2:], self.y.shape[2:], strict=True))
@@ -450,6 +458,10 @@ def output_shape(
     for letter, i, taps, s, d, (before, after) in zip(
         DATA_LETTERS[-rank:], x_shape[2:], window, stride, dilation, pairs, strict=True
     ):
+        if taps > max(i, MOST_TAPS):
+            raise InvalidArgument(
+                f"window is {taps}: along axis {letter} of extent {i} it must be at most {max(i, MOST_TAPS)}"
+            )
         k = (taps - 1) * d + 1
         if max(before, after) >= k:
             raise InvalidArgument(
@@ -458,14 +470,19 @@ def output_shape(
                 + ", or a window would see nothing but padding"
             )
         free = i + before + after - k
+        if free < 0 and (rounding != "caffe" or d > 1):
+            raise InvalidShape(
+                f"the window {k} is larger than axis {letter} of the padded image, {i + before + after} "
+                f"({letter}={i}, padding {before}:{after}), so no output is left: pad by {-free} more or use a smaller "
+                "window"
+            )
         out = (free // s if rounding == "floor" else -(-free // s)) + 1
         if (rounding == "ceil" or (rounding == "caffe" and is_padded)) and (out - 1) * s >= i + before:
             out -= 1
-        if out < 1:
+        if out < 1:  # by Caffe's rounding alone
             raise InvalidShape(
-                f"the window {k} is larger than axis {letter} of the padded image, {i + before + after} "
-                f"({letter}={i}, padding {before}:{after}), so no output is left: pad by {-free} more"
-                + (" or round up" if rounding == "floor" and s + free > 0 else " or use a smaller window")
+                f"the window {k} is larger than axis {letter} of the padded image, {i + before + after}, by a stride "
+                f"of {s} or more ({letter}={i}, padding {before}:{after}), so no output is left: use a smaller window"
             )
         spatial.append(out)
     return (x_shape[0], x_shape[1], *spatial)

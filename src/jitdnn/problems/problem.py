@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from jitdnn.arguments import MOST_EXTENT, shape, shown, whole_numbers
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems.words import Words
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor
@@ -33,6 +34,11 @@ class Operand:
     beta do not touch it; "state" is read and updated (a running mean), and is not scaled either. `dtypes`: the
     types it may have, None for the problem's own one. `values`: lowest and highest value that an operand of
     integers may hold.
+
+    Where "out" holds integers, a result that is neither scaled nor added to (alpha 1, beta 0) is stored from its own
+    type, whole numbers exactly. Else alpha * result, beta * what it was, and their sum are each rounded to f64. Either
+    way reals become the nearest whole number, of two the even one, and what is beyond the type's range its end (NaN
+    0). Devices without f64 take f32.
     """
 
     name: str
@@ -150,7 +156,7 @@ class Problem(ABC):
         words = Words(text)
         kinds = sorted(kind for kind, owner in Problem.registry.items() if issubclass(owner, cls))
         if words.kind not in kinds:
-            raise words.error(f"unknown problem kind {words.kind!r}", 0, candidates=kinds)
+            raise words.error(f"unknown problem kind {shown(words.kind)}", 0, candidates=kinds)
         owner = Problem.registry[words.kind]
         assert issubclass(owner, cls)
         problem = owner._from_words(words)
@@ -208,62 +214,10 @@ def as_descriptor(
     """A descriptor as it is; a shape made into one, packed in `layout` or with `strides` (in elements)."""
     if isinstance(tensor, TensorDescriptor):
         return tensor
-    shape = whole_numbers(tensor, "a shape")
+    extents = shape(tensor)
     if strides is not None:
-        return TensorDescriptor(shape, whole_numbers(strides, "strides"), dtype)
-    return TensorDescriptor.packed(shape, dtype, layout)
-
-
-def per_axis(value: int | Sequence[int], rank: int, what: str, least: int = 1) -> tuple[int, ...]:
-    """A scalar or one number an axis as a tuple of `rank` numbers, each at least `least`."""
-    numbers = tuple(value) if isinstance(value, Iterable) else (value,) * rank
-    if len(numbers) != rank:
-        raise InvalidArgument(
-            f"{what} has {len(numbers)} numbers for {rank} spatial axes: give one, or {rank}"
-        )
-    numbers = whole_numbers(numbers, what)
-    if min(numbers, default=least) < least:
-        raise InvalidArgument(f"{what} is {min(numbers)}: it must be at least {least}")
-    return numbers
-
-
-def padding_pairs(value: int | Sequence[int | Sequence[int]], rank: int) -> tuple[tuple[int, int], ...]:
-    """Padding as (before, after) pairs, one an axis: from a scalar, one number an axis, or such pairs."""
-    entries = tuple(value) if isinstance(value, Iterable) else (value,) * rank
-    if len(entries) != rank:
-        raise InvalidArgument(
-            f"padding has {len(entries)} entries for {rank} spatial axes: give one number, "
-            f"or {rank} numbers or (before, after) pairs"
-        )
-    pairs = []
-    for entry in entries:
-        pair = tuple(entry) if isinstance(entry, Iterable) else (entry, entry)
-        if len(pair) != 2:
-            raise InvalidArgument(f"padding entry {entry!r} is neither a number nor a (before, after) pair")
-        before, after = whole_numbers(pair, "padding")
-        if min(before, after) < 0:
-            raise InvalidArgument(
-                f"padding is {min(before, after)}: it must not be negative; crop the input instead"
-            )
-        pairs.append((before, after))
-    return tuple(pairs)
-
-
-def whole_numbers(values: Iterable[int], what: str) -> tuple[int, ...]:
-    """Integers of Python or NumPy as a tuple of int. Raises InvalidArgument for anything else, even bool."""
-    values = tuple(values)
-    for value in values:
-        if not isinstance(value, int | np.integer) or isinstance(value, bool):
-            raise InvalidArgument(f"{what} must be whole numbers, got {value!r}")
-    return tuple(map(int, values))
-
-
-def real_number(value: float, what: str) -> float:
-    """A number as float. Raises InvalidArgument for what is none."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidArgument(f"{what} is {value!r}: it must be a number") from None
+        return TensorDescriptor(extents, whole_numbers(strides, "strides", most=MOST_EXTENT), dtype)
+    return TensorDescriptor.packed(extents, dtype, layout)
 
 
 def check_spatial_rank(shape: Sequence[int], name: str) -> int:
@@ -327,9 +281,3 @@ def settle_gradients(problem: _TwoWay, saved: Sequence[str]) -> None:
         object.__setattr__(problem, "d" + name, gradient)
         if name not in saved:
             object.__setattr__(problem, name, TensorDescriptor.packed(tensor.shape, tensor.dtype))
-
-
-def check_choice(value: object, choices: Sequence[str], what: str) -> None:
-    """`value` is one of `choices`, or InvalidArgument listing them."""
-    if value not in choices:
-        raise InvalidArgument(f"{what} is {value!r}: it must be one of {', '.join(map(repr, choices))}")

@@ -20,10 +20,11 @@ from typing import Self
 
 import numpy as np
 
+from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems.dropout import STATE_OPERAND, check_probability
 from jitdnn.problems.philox import Words32, joined, part_words
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_choice
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
 from jitdnn.problems.words import Words, layout_words, shape_word
 from jitdnn.tensor import TensorDescriptor
 

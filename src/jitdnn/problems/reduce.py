@@ -20,8 +20,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_choice
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
 from jitdnn.problems.softmax import normalize_axis
 from jitdnn.problems.words import Words, layout_words, shape_word
 from jitdnn.tensor import TensorDescriptor, packed_strides

@@ -28,13 +28,13 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.problem import (
     Operand,
     Problem,
     Reals,
     as_descriptor,
-    check_choice,
     check_extents,
     check_spatial_rank,
     settle_gradients,
@@ -248,7 +248,7 @@ class Resize(Problem, kinds=("resize_fwd", "resize_bwd")):
         coordinates = words.choice(COORDINATES, COORDINATES[0])
         rounding = words.choice(ROUNDINGS, ROUNDINGS[0])
         shape, size = words.shape("shape"), words.shape("out")
-        letters = _LETTERS[max(0, 5 - len(shape)) :]
+        letters = _LETTERS[-check_spatial_rank(shape, "shape") :]
         scales = (
             tuple(words.real(f"scale_{a}") for a in letters) if words.has(f"scale_{letters[0]}") else None
         )

@@ -21,11 +21,12 @@ from functools import cached_property
 from math import isfinite, prod
 from typing import Any, Self
 
+from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems import rnn_reference
 from jitdnn.problems.dropout import check_probability
 from jitdnn.problems.philox import STATE
-from jitdnn.problems.problem import Operand, Problem, Reals, check_choice
+from jitdnn.problems.problem import Operand, Problem, Reals
 from jitdnn.problems.words import Words
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 

@@ -20,17 +20,9 @@ from typing import Self
 
 import numpy as np
 
+from jitdnn.arguments import check_choice, whole_numbers
 from jitdnn.errors import InvalidArgument
-from jitdnn.problems.problem import (
-    Operand,
-    Problem,
-    Reals,
-    as_descriptor,
-    check_choice,
-    check_same_shape,
-    settle_gradients,
-    whole_numbers,
-)
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_same_shape, settle_gradients
 from jitdnn.problems.words import Words, layout_words, shape_word
 from jitdnn.tensor import TensorDescriptor
 

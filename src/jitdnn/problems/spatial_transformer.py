@@ -24,8 +24,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_choice, check_extents
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_extents
 from jitdnn.problems.words import Words, layout_words, shape_word
 from jitdnn.tensor import TensorDescriptor
 

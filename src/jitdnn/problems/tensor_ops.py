@@ -13,15 +13,9 @@ from typing import Self
 
 import numpy as np
 
+from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import (
-    Operand,
-    Problem,
-    Reals,
-    as_descriptor,
-    check_choice,
-    check_same_shape,
-)
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_same_shape
 from jitdnn.problems.words import Words, layout_words, shape_word
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype
 

@@ -10,16 +10,9 @@ from typing import Self
 
 import numpy as np
 
+from jitdnn.arguments import check_choice, padding_pairs, whole_numbers
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import (
-    Operand,
-    Problem,
-    Reals,
-    as_descriptor,
-    check_choice,
-    padding_pairs,
-    whole_numbers,
-)
+from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
 from jitdnn.problems.words import Words, axes_word, layout_words, pairs_word, shape_word
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype
 

@@ -19,6 +19,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidShape
 from jitdnn.problems.convolution import DATA_LETTERS
 from jitdnn.problems.pooling import DIRECTIONS, INDEX_DTYPES
@@ -27,7 +28,6 @@ from jitdnn.problems.problem import (
     Problem,
     Reals,
     as_descriptor,
-    check_choice,
     check_extents,
     check_same_shape,
     check_spatial_rank,

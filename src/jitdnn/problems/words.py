@@ -14,14 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from jitdnn.errors import InvalidArgument, ParseError
+from jitdnn import limits
+from jitdnn.arguments import shown
+from jitdnn.errors import InvalidArgument, InvalidType, ParseError
 from jitdnn.tensor import DTYPES, TensorDescriptor, canonical_layout
 
 _Entry = TypeVar("_Entry")
 
+_LONGEST_WORD = 100
 _WORD = re.compile(r"\S+")
 _NAMED = re.compile(r"([a-z_]+?)(-?\d.*)")
-_INTEGER = re.compile(r"-?\d+")
+_INTEGER = re.compile(r"-?[0-9]+")
 
 _LAYOUTS = ("nchw", "nhwc", "nc", "ncw", "nwc", "ncdhw", "ndhwc")
 
@@ -38,6 +41,13 @@ class Words:
     """The words of one problem string. Asking for a word takes it; `finish` refuses what nobody asked for."""
 
     def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise InvalidType(f"a problem string is text, not {shown(text)}")
+        if len(text) > limits.PROBLEM_CHARACTERS:
+            raise ParseError(
+                f"a problem string of {len(text):,} characters: at most {limits.PROBLEM_CHARACTERS:,} are read",
+                text,
+            )
         self.text = text
         self._tokens: dict[str, _Token] = {}
         self._asked: set[str] = set()
@@ -59,7 +69,7 @@ class Words:
         candidates = sorted(set(candidates))
         end = self.text.find(" ", offset)
         word = self.text[offset : end if end >= 0 else None]
-        near = difflib.get_close_matches(word.rstrip("0123456789:x,-"), candidates, n=1)
+        near = difflib.get_close_matches(word[:_LONGEST_WORD].rstrip("0123456789:x,-"), candidates, n=1)
         if near:
             message += f"; did you mean {near[0]!r}?"
         elif candidates:
@@ -121,11 +131,11 @@ class Words:
 
     def flag(self, word: str) -> bool:
         """Whether the bare word is there."""
-        return self._take(word) is not None
+        return self._take_bare(word) is not None
 
     def choice(self, words: Sequence[str], default: str | None = None) -> str:
         """The one of `words` that is there."""
-        found = [token for word in words if (token := self._take(word)) is not None]
+        found = [token for word in words if (token := self._take_bare(word)) is not None]
         if len(found) > 1:
             raise self._at(found[1], f"{found[1].text!r} contradicts {found[0].text!r}: give one of them")
         if found:
@@ -191,6 +201,12 @@ class Words:
         self._asked.add(name)
         return self._tokens.pop(name, None)
 
+    def _take_bare(self, word: str) -> _Token | None:
+        token = self._take(word)
+        if token is not None and token.text != word:
+            raise self._at(token, f"{token.text!r} is no word of a problem: {word!r} stands alone")
+        return token
+
     def _missing(self, name: str) -> ParseError:
         message = f"{self.kind} needs the word {name}<number>, for instance {name}8"
         return ParseError(message, text=self.text, line=1, column=len(self.text) + 1)
@@ -201,6 +217,8 @@ class Words:
     def _integer(self, part: str, token: _Token) -> int:
         if not _INTEGER.fullmatch(part):
             raise self._at(token, f"{part!r} in {token.text!r} is not a whole number")
+        if len(part) > limits.PROBLEM_DIGITS:
+            raise self._at(token, f"a number of {len(part)} digits: at most {limits.PROBLEM_DIGITS} are read")
         return int(part)
 
     def _spread(self, entries: list[_Entry], rank: int, token: _Token) -> tuple[_Entry, ...]:

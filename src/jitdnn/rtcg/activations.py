@@ -124,7 +124,7 @@ def _size(x: Any) -> Any:
 
 
 def _normal_cdf(x: Any) -> Any:
-    tail = apply("normal_tail", _size(x))
+    tail = apply("upper_tail", _size(x))
     return where(x < 0.0, tail, 1.0 - tail)
 
 
@@ -170,7 +170,7 @@ _ROWS: dict[str, _Row] = {
         slope=_swish_slope,
     ),
     "gelu": _Row(
-        lambda x: relu(x) - _size(x) * apply("normal_tail", _size(x)),
+        lambda x: relu(x) - _size(x) * apply("upper_tail", _size(x)),
         slope=lambda x: _normal_cdf(x) + _clip(x, -40.0, 40.0) * apply("normal_density", x),
     ),
     "gelu_tanh": _Row(
@@ -178,7 +178,8 @@ _ROWS: dict[str, _Row] = {
         slope=lambda x: _gelu_slope(_clip(x, -40.0, 40.0)),
     ),
     "softplus": _Row(
-        lambda x, c: apply("log1pexp", c * x) * (1.0 / c),
+        # beyond 40 it is x to the last bit of f64, also where c * x is more than the type holds
+        lambda x, c: where(c * x > 40.0, x, apply("log1pexp", c * x) * (1.0 / c)),
         slope=lambda x, c: sigmoid(c * x),
         from_y=lambda y, c: -apply("expm1", -c * y),
     ),

@@ -186,6 +186,10 @@ class Builder:
             return a * b + c
         return self.intrinsic("llvm.fma", a, b, c)
 
+    def rounded_product(self, a: Value, b: Value) -> Value:
+        """a * b, rounded before it is added to anything: LLVM may not make a fused multiply-add of it."""
+        return Value(self, self.b.fmul(a.v, b.v))
+
     def dot(self, unsigned: Value, signed: Value, sums: Value) -> Value:
         """sums + the four products of the 8-bit integers in each lane, which is of 32 bits; what is too large wraps.
 

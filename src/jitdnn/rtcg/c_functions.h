@@ -22,7 +22,7 @@ FUNCTION REAL normal_density_REAL(REAL x) {
   return bell_REAL(a > (REAL)TAIL_FARTHEST ? (REAL)TAIL_FARTHEST : a) * (REAL)0.39894228040143267794;
 }
 /* see rtcg/normal_series.py */
-FUNCTION REAL normal_tail_REAL(REAL x) {
+FUNCTION REAL upper_tail_REAL(REAL x) {
   REAL a = x > (REAL)TAIL_FARTHEST ? (REAL)TAIL_FARTHEST : x;
   REAL w = (REAL)1 / (a + (REAL)TAIL_CENTRE);
   REAL t = fma(w, (REAL)(-2 * TAIL_CENTRE), (REAL)1);

@@ -29,7 +29,7 @@ _NAMES = {
 }  # fmt: skip
 _OWN = frozenset(
     {
-        *("minimum", "maximum", "sign", "sigmoid", "log1pexp", "normal_density", "normal_tail", "remainder"),
+        *("minimum", "maximum", "sign", "sigmoid", "log1pexp", "normal_density", "upper_tail", "remainder"),
         "floor_divide",
     }
 )

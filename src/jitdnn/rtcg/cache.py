@@ -6,30 +6,38 @@ What it guarantees:
   its key and its content; one that does not match (truncated, damaged, renamed) is deleted, never returned.
 - Readers never see half an entry: it is written beside its place and renamed into it. A process killed in the
   middle of a write leaves a temporary file, which a later writer removes.
+- Nothing is believed that another user may have written: the folder and every entry must belong to the user
+  of this process, and nobody else may write to them. That is asked of what was opened, not of its name, and
+  links are not followed. What is refused is not used, and one warning says why.
 - No call raises because of the disk. Where the folder cannot be written or is full, entries are kept in this
   process's memory instead, and one warning says so.
 - The folder holds at most `limit` bytes, give or take a sixteenth of it for every process that writes at the
   moment. The entries whose last use is longest ago go first.
 
-It does not promise that an entry is still there: callers must be able to compile again.
+It does not promise that an entry is still there: callers must be able to compile again. Nor does the checksum keep
+the user from the user: it finds damage and mix-ups, and whoever may write as this user may make one that fits.
 
     entry: magic (8 bytes) | sha256 of key and content (32) | length of content (8, little-endian) | content
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import secrets
+import stat
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from jitdnn import log
 from jitdnn.errors import InvalidArgument
+from jitdnn.retention import Recent
 from jitdnn.settings import current
 
 _MAGIC = b"jitdnn\x00\x01"
@@ -38,6 +46,14 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _ENTRY = re.compile(r"[0-9a-f]{64}\.bin")
 _TEMPORARY_SUFFIX = ".tmp"
 _ABANDONED_SECONDS = 3600.0  # no writer needs an hour for one entry
+# a number means a process only on the host that it was given on, and hosts may share a folder
+_HOST = re.sub(r"[^\w-]", "_", os.uname().nodename) if hasattr(os, "uname") else ""
+_WRITER = re.compile(rf"[0-9a-f]{{64}}\.{_HOST}\.(\d+)\.[0-9a-f]+{re.escape(_TEMPORARY_SUFFIX)}")
+# where the system lacks them: folders that are not opened, links that are followed, users that nobody can tell
+_HAS_FOLDERS = os.open in os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+# not blocked: a pipe may have that name
+_READ = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 _here = threading.local()
@@ -63,6 +79,44 @@ class CacheStats:
     limit: int
 
 
+class _Refused(OSError):
+    """A file or folder that is not believed."""
+
+
+def refusal(status: os.stat_result, writers: int = 0o022) -> str | None:
+    """Why what has this status is not this user's own: its owner, or `writers`, others who may write. None if it is."""
+    if not hasattr(os, "geteuid"):
+        return None
+    if status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"
+    if status.st_mode & writers:
+        return f"others may write to it (mode {stat.S_IMODE(status.st_mode):o}, chmod go-w would do)"
+    return None
+
+
+def _require_own(descriptor: int) -> os.stat_result:
+    """The status of something open. Raises _Refused if others may have written to it."""
+    status = os.fstat(descriptor)
+    reason = refusal(status)
+    if reason is not None:
+        raise _Refused(errno.EPERM, reason)
+    return status
+
+
+def _is_orphan(name: str) -> bool:
+    """Whether a temporary file was left by a process of this host that is no more."""
+    match = _WRITER.fullmatch(name)
+    if match is None or not hasattr(os, "fork"):  # elsewhere nobody can be asked without being ended
+        return False
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
 def _seal(key: str, content: bytes) -> bytes:
     digest = hashlib.sha256(key.encode() + content).digest()
     return _MAGIC + digest + len(content).to_bytes(8, "little") + content
@@ -76,12 +130,15 @@ def _unseal(key: str, entry: bytes) -> bytes | None:
 class CodeCache:
     """Compiled objects by key; `key` is the hex sha256 of everything that the object depends on.
 
-    Safe to use from any number of threads and processes at once. `directory=None` keeps everything in memory.
+    Safe to use from any number of threads and processes at once. `directory=None` keeps everything in memory: at most
+    `limit` bytes, and at most `memory_limit` where that is given.
     """
 
-    def __init__(self, directory: Path | None, limit: int) -> None:
+    def __init__(self, directory: Path | None, limit: int, memory_limit: int | None = None) -> None:
         self.directory = directory
         self.limit = limit
+        self._memory_limit = limit if memory_limit is None else min(limit, memory_limit)
+        # those that were not used for longest first
         self._memory: dict[str, bytes] = {}
         # bytes that this process may write before it has to look at the whole folder again
         self._allowance = 0
@@ -90,54 +147,47 @@ class CodeCache:
     def default() -> CodeCache:
         """The cache that the settings in force ask for; the same object for the same settings."""
         values = current()
-        key = (values.cache_dir if values.cache else None, values.cache_limit)
-        found = _caches.get(key)
+        key = (values.cache_dir if values.cache else None, values.cache_limit, values.code_limit)
+        found = _caches.recall(key)
         if found is None:
             folder = None if key[0] is None else key[0] / "code"
-            found = _caches.setdefault(key, CodeCache(folder, values.cache_limit))
+            found = _caches.put(key, CodeCache(folder, values.cache_limit, values.code_limit))
         return found
 
     def get(self, key: str) -> bytes | None:
         """Return the content kept under `key`, or None. Raises InvalidArgument if `key` is no hex sha256."""
-        path = self._path(key)
-        if key in self._memory or path is None:
-            return self._memory.get(key)
+        is_on_disk = self._is_on_disk(key)
+        remembered = self._memory.get(key)
+        if remembered is not None:
+            self._remember(key, remembered)
+        if remembered is not None or not is_on_disk:
+            return remembered
         try:
-            entry = path.read_bytes()
+            with self._opened() as folder:
+                return self._read(folder, key)
+        except _Refused as error:
+            self._say_refused(error)
         except OSError:
             return None
-        content = _unseal(key, entry)
-        if content is None:
-            with suppress(OSError):
-                path.unlink()
-            log.fallback_once(
-                ("damaged cache entry", self.directory),
-                f"a damaged entry was deleted from the code cache in {self.directory} and is compiled again",
-            )
-            return None
-        with suppress(OSError):
-            os.utime(path)  # the time of last use; the file system's own is often switched off
-        return content
+        return None
 
     def put(self, key: str, content: bytes) -> None:
         """Keep `content` under `key`. Raises InvalidArgument if `key` is no hex sha256, and nothing else."""
-        path = self._path(key)
+        is_on_disk = self._is_on_disk(key)
         entry = _seal(key, content)
-        if path is None or len(entry) > self.limit:
+        if not is_on_disk or len(entry) > self.limit:
             self._remember(key, content)
             return
-        temporary = path.with_name(f"{key}.{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY_SUFFIX}")
         try:
-            # nobody else may plant code here that this user would run
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self._allowance < len(entry):
-                self._evict(len(entry))
-            temporary.write_bytes(entry)
-            os.replace(temporary, path)
-            self._allowance -= len(entry)
+            with self._opened(is_made=True) as folder:
+                if self._allowance < len(entry):
+                    self._evict(len(entry))
+                self._write(folder, key, entry)
+                self._allowance -= len(entry)
+        except _Refused as error:
+            self._remember(key, content)
+            self._say_refused(error)
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
             self._remember(key, content)
             log.fallback_once(
                 ("unwritable cache", self.directory),
@@ -160,15 +210,93 @@ class CodeCache:
             with suppress(OSError):
                 path.unlink()
 
-    def _path(self, key: str) -> Path | None:
+    def _is_on_disk(self, key: str) -> bool:
         if not _KEY.fullmatch(key):
             raise InvalidArgument(f"{key!r} is no key of the code cache: it must be 64 lower-case hex digits")
-        return None if self.directory is None else self.directory / f"{key}.bin"
+        return self.directory is not None
+
+    @contextmanager
+    def _opened(self, is_made: bool = False) -> Iterator[int | None]:
+        """The folder as a descriptor, which stays that very folder whatever its name comes to mean."""
+        assert self.directory is not None
+        if is_made:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _HAS_FOLDERS:
+            yield None
+            return
+        folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | _NO_LINKS)
+        try:
+            _require_own(folder)
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _in(self, folder: int | None, name: str) -> str:
+        """A name as the functions of `os` take it, with `dir_fd=folder`."""
+        return name if folder is not None else os.path.join(str(self.directory), name)
+
+    def _read(self, folder: int | None, key: str) -> bytes | None:
+        """The content of an entry; one that is damaged, or not this user's, is deleted. Raises OSError."""
+        name = self._in(folder, f"{key}.bin")
+        why = "damaged"
+        try:
+            descriptor = os.open(name, _READ, dir_fd=folder)
+            try:
+                content = None
+                if stat.S_ISREG(_require_own(descriptor).st_mode):
+                    with open(descriptor, "rb", closefd=False) as file:
+                        content = _unseal(key, file.read())
+                if content is not None:
+                    if os.utime in os.supports_fd:  # the time of last use; the file system's own is often off
+                        with suppress(OSError):
+                            os.utime(descriptor)
+                    return content
+            finally:
+                os.close(descriptor)
+        except _Refused as error:
+            why = f"refused ({error.strerror})"
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            why = "refused (it is a link)"
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+        log.fallback_once(
+            ("damaged cache entry", self.directory),
+            f"a {why} entry was deleted from the code cache in {self.directory} and is compiled again",
+        )
+        return None
+
+    def _write(self, folder: int | None, key: str, entry: bytes) -> None:
+        """Write an entry beside its place and rename it into it. Raises OSError, and leaves nothing then."""
+        temporary = self._in(folder, f"{key}.{_HOST}.{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY_SUFFIX}")
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS | getattr(os, "O_BINARY", 0)
+            with open(os.open(temporary, flags, 0o600, dir_fd=folder), "wb", buffering=0) as file:
+                rest = memoryview(entry)
+                while rest:
+                    rest = rest[file.write(rest) :]
+            os.replace(temporary, self._in(folder, f"{key}.bin"), src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+
+    def _say_refused(self, error: _Refused) -> None:
+        log.fallback_once(
+            ("refused cache", self.directory),
+            f"the code cache in {self.directory} is not used, because code that others may have put there would be "
+            f"run: {error.strerror}. Compiled code is kept in memory, and the next process compiles it again; "
+            "set JITDNN_CACHE_DIR to a folder of this user's own",
+        )
 
     def _remember(self, key: str, content: bytes) -> None:
+        """Keep an entry in memory, as the last one used."""
+        self._memory.pop(key, None)
         self._memory[key] = content
-        while len(self._memory) > 1 and sum(map(len, self._memory.values())) > self.limit:
-            self._memory.pop(next(iter(self._memory)), None)
+        while len(self._memory) > 1 and sum(map(len, tuple(self._memory.values()))) > self._memory_limit:
+            with suppress(StopIteration, RuntimeError):  # another thread is at it
+                self._memory.pop(next(iter(self._memory)), None)
 
     def _entries(self, with_temporaries: bool = False) -> list[tuple[Path, int, float]]:
         """List (path, bytes, time of last use); files that are none of ours are never touched."""
@@ -191,7 +319,7 @@ class CodeCache:
         entries = []
         for path, size, used in self._entries(with_temporaries=True):
             if path.name.endswith(_TEMPORARY_SUFFIX):
-                if used < abandoned:
+                if used < abandoned or _is_orphan(path.name):
                     with suppress(OSError):
                         path.unlink()
             else:
@@ -208,4 +336,4 @@ class CodeCache:
         self._allowance = max(wanted, min(step, self.limit - total))
 
 
-_caches: dict[tuple[Path | None, int], CodeCache] = {}
+_caches: Recent[tuple[Path | None, int, int], CodeCache] = Recent(128)

@@ -4,28 +4,73 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import threading
-from collections.abc import Callable
+import mmap
+import os
+import re
+import secrets
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
+from llvmlite.binding import ffi, newpassmanagers
 
+from jitdnn import retention
 from jitdnn.errors import CompileError
+from jitdnn.locks import lock
+from jitdnn.retention import Recent
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.cache import CodeCache, note_compiled
 from jitdnn.rtcg.isa import Isa
+from jitdnn.settings import current
 
 SCHEMA = 1  # raise when the meaning of a cached object changes without a change of any generator
 
-_lock = threading.Lock()
-_loaded: dict[str, Library] = {}
+# vmovmskps, vmovmskpd and vpmovmskb, from a register
+_MOVES_SIGNS = re.compile(
+    rb"(\xc5[\x78-\x7d\xf8-\xfd]|\xc4[\x01\x21\x41\x61\x81\xa1\xc1\xe1][\x78-\x7d\xf8-\xfd])[\x50\xd7][\xc0-\xff]",
+    re.DOTALL,
+)
+# what has the instructions from vectors to mask registers: of 32 and 64 bits, of 8 and 16 bits
+_MASK_FEATURES = ("avx512dq", "avx512bw")
+# what an engine of LLVM takes beside the code: its target machine above all
+_ENGINE_BYTES = 40 << 10
+_SECTIONS = 3  # instructions, constants, unwinding tables: each begins on a page of its own
+
+# of memory that must be left for LLVM: twice what the largest kernels were seen to take
+_ROOM = 64 << 20
+
+_lock = lock()
+#: all libraries that there are, whoever keeps them
+_loaded: weakref.WeakValueDictionary[str, Library] = weakref.WeakValueDictionary()
+
+
+class _Kept:
+    """Libraries that stay loaded though no plan needs them at the moment, for plans that will."""
+
+    def __init__(self) -> None:
+        self.libraries: Recent[str, Library] = Recent(1 << 30)  # bounded by their bytes
+
+    def age(self) -> None:
+        self.libraries.age()
+
+    def halve(self) -> bool:
+        return self.libraries.halve()
+
+
+kept = _Kept()
+retention.code.register(kept)
 
 
 class Library:
     """Machine code loaded into this process; it stays loaded as long as this object lives."""
 
     def __init__(self, code: bytes, machine: llvm.TargetMachine) -> None:
+        _require_room()
+        size = len(code) + _SECTIONS * mmap.PAGESIZE + _ENGINE_BYTES
+        self._charge = retention.code.charge(size, current().code_limit)
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
@@ -50,12 +95,13 @@ def _initialize_all() -> None:
     llvm.initialize_all_asmprinters()
 
 
-def _target_machine(isa: Isa) -> llvm.TargetMachine:
+def _target_machine(isa: Isa, without: Sequence[str] = ()) -> llvm.TargetMachine:
     _initialize()
     if not isa.is_native:
         _initialize_all()
     target = llvm.Target.from_triple(isa.triple)
-    return target.create_target_machine(cpu=isa.cpu, features=isa.features, opt=2, jit=isa.is_native)
+    features = ",".join([isa.features, *(f"-{feature}" for feature in without)])
+    return target.create_target_machine(cpu=isa.cpu, features=features, opt=2, jit=isa.is_native)
 
 
 def optimise(module: Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
@@ -63,46 +109,105 @@ def optimise(module: Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
 
     The loop transformations of LLVM are off: a kernel is already unrolled and vectorised as it was written.
     """
+    _require_room()
     machine = _target_machine(module.isa)
     try:
-        code = llvm.parse_assembly(module.text)
+        # in a context of its own: types and constants live as long as their context
+        code = llvm.parse_assembly(module.text, llvm.create_context())
         code.verify()
     except RuntimeError as error:
-        raise CompileError(f"{module.name} is not valid LLVM IR: {error}") from error
+        raise CompileError(f"{module.name} is not valid LLVM IR: {str(error)[:2000]}") from error
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_unrolling = options.loop_vectorization = options.slp_vectorization = False
     passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(code, passes)
+    manager = passes.getModulePassManager()
+    try:
+        manager.run(code, passes)
+    finally:
+        _free(manager)
     return code, machine
+
+
+def moves_signs(code: bytes) -> bool:
+    """Whether x86 code takes the signs of a vector's lanes as bits of an integer, by vmovmskps, -pd or vpmovmskb."""
+    return _MOVES_SIGNS.search(code) is not None
+
+
+def _emit(module: Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine, bytes]:
+    """The optimised module, who made machine code of it, and that code.
+
+    LLVM 22 makes one vmovmsk of "vector to mask register" and "mask register to integer", and looks neither at the
+    vector's number (vmovmsk reaches 16 of the 32: another one's signs are taken) nor at all further uses of the mask.
+    So a module in which it did so is compiled without the instructions to mask registers.
+    """
+    code, machine = optimise(module)
+    found = bytes(machine.emit_object(code))
+    for count in range(1, len(_MASK_FEATURES) + 1):
+        if module.isa.name != "avx512" or not moves_signs(found):
+            break
+        machine = _target_machine(module.isa, _MASK_FEATURES[:count])
+        found = bytes(machine.emit_object(code))
+    return code, machine, found
+
+
+def _free(manager: Any) -> None:
+    """Free a pass manager: where its class inherits `_dispose` from the wrong base, llvmlite never does.
+
+    Each takes as much memory as the code of several kernels.
+    """
+    if type(manager)._dispose is ffi.ObjectRef._dispose:
+        newpassmanagers.NewPassManager._dispose(manager)
+        manager.detach()
 
 
 def compile_object(module: Module) -> bytes:
     """The module as a relocatable object file for its instruction set (which need not be this machine's)."""
-    code, machine = optimise(module)
-    return bytes(machine.emit_object(code))
+    return _emit(module)[2]
 
 
 def assembly(module: Module) -> str:
     """The module as assembler text, to read or to test."""
-    code, machine = optimise(module)
+    code, machine, _ = _emit(module)
     return str(machine.emit_assembly(code))
+
+
+def _require_room() -> None:
+    """Raise MemoryError unless there is memory for a compilation: LLVM ends the process when it finds none.
+
+    A limit of the process (ulimit -v) is seen so. That of a container is not: there the system ends it.
+    """
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    try:
+        mmap.mmap(-1, _ROOM, **private).close()  # never touched, so it costs microseconds
+    except OSError as error:
+        raise MemoryError(
+            f"less than {_ROOM >> 20} MiB of memory are left, which compiling a kernel may need ({error.strerror})"
+        ) from None
 
 
 @functools.cache
 def generator_fingerprint() -> str:
-    """A hash of every source file that generates code: a changed generator never meets its old code."""
+    """A hash of every source file that code depends on: another generator never meets this one's code.
+
+    These are the floors up to the kernels. Without sources (a package of byte code, or in an archive that cannot be
+    listed) nothing tells generators apart, and each process has code of its own.
+    """
     package = Path(__file__).resolve().parent.parent
+    paths = [path for path in package.glob("*.py*") if path.is_file()]
+    for folder in ("rtcg", "kernels", "devices", "problems", "tensor"):
+        paths += (path for path in (package / folder).rglob("*.py*") if path.parent.name != "__pycache__")
     digest = hashlib.sha256()
-    for folder in ("rtcg", "kernels", "devices"):
-        for path in sorted((package / folder).rglob("*.py")):
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    for path in sorted(paths):
+        content = path.read_bytes()
+        digest.update(f"{str(path)[len(str(package)) :]} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest() if paths else secrets.token_hex(32)
 
 
 def key_of(name: str, parameters: Any, isa: Isa) -> str:
     """The cache key of a kernel: everything that its code depends on."""
-    parts = (SCHEMA, generator_fingerprint(), llvm.llvm_version_info, name, repr(parameters), repr(isa))
+    versions = (llvmlite.__version__, llvm.llvm_version_info)
+    parts = (SCHEMA, generator_fingerprint(), *versions, name, repr(parameters), repr(isa))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -119,11 +224,15 @@ def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], None
         raise CompileError(f"code for {isa.name} ({isa.triple}) cannot be loaded on this machine")
     key = key_of(name, parameters, isa)
     with _lock:
-        if key in _loaded:
-            return _loaded[key]
+        library = _loaded.get(key)
+        if library is not None:
+            if kept.libraries.recall(key) is None:
+                kept.libraries.put(key, library)
+            return library
     cache = CodeCache.default()
     code = cache.get(key)
     if code is None:
+        _require_room()  # tracing is Python, which does not always say MemoryError either
         module = Module(name, isa)
         generate(module)
         code = compile_object(module)
@@ -131,4 +240,12 @@ def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], None
         cache.put(key, code)
     library = Library(code, _target_machine(isa))
     with _lock:
-        return _loaded.setdefault(key, library)
+        return kept.libraries.put(key, _loaded.setdefault(key, library))
+
+
+# llvmlite lets one thread at a time into LLVM. A fork waits until none is inside: in the child nobody would come out.
+_llvm_lock = getattr(getattr(llvm.ffi, "lib", None), "_lock", None)
+if hasattr(os, "register_at_fork") and _llvm_lock is not None:
+    os.register_at_fork(
+        before=_llvm_lock.__enter__, after_in_parent=_llvm_lock.__exit__, after_in_child=_llvm_lock.__exit__
+    )

@@ -106,7 +106,7 @@ _DERIVATIVES: Mapping[str, Callable[[Traced, Traced], Traced]] = {
     "tan": lambda x, y: 1.0 + y * y,
     "arctan": lambda x, y: 1.0 / (1.0 + x * x),
     "log1pexp": lambda x, y: apply("sigmoid", x),
-    "normal_tail": lambda x, y: -apply("normal_density", x),
+    "upper_tail": lambda x, y: -apply("normal_density", x),
     # bounded where the density is 0 already: infinity times zero is nothing
     "normal_density": lambda x, y: -(apply("maximum", apply("minimum", x, 40.0), -40.0) * y),
     "erf": lambda x, y: (2.0 / math.sqrt(math.pi)) * apply("exp", -(x * x)),

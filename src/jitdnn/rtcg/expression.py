@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from jitdnn.errors import InvalidArgument
+from jitdnn.arguments import real_number, shown
+from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.rtcg.operations import ALIASES, OPERATIONS, bare, evaluate_operation
 
 T = TypeVar("T")
@@ -201,7 +202,7 @@ class Graph:
         if isinstance(value, (bool, np.bool_)):
             raise InvalidArgument(f"{value} is not a number in a traced function: write 1.0 or 0.0")
         if isinstance(value, numbers.Real):
-            return self.constant(float(value))
+            return self.constant(real_number(value, "a number in a traced function"))
         raise InvalidArgument(
             f"a {type(value).__name__} cannot be mixed with traced values: only numbers can; "
             "give arrays as operands of the kernel, by further arguments of the function"
@@ -390,7 +391,7 @@ class Traced:
 def _power(base: Traced, exponent: object) -> Traced:
     """A power by a small whole number as products (squares of squares), by 0.5 as a square root."""
     if isinstance(exponent, (int, float, np.number)):
-        power = float(exponent)
+        power = real_number(exponent, "an exponent")
         if power == 0.5:
             return base.graph.apply("sqrt", (base,))
         if power.is_integer() and abs(power) <= 64:
@@ -412,9 +413,33 @@ _DEFINED: dict[str, Callable[..., Any]] = {}
 
 
 def define(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add a function written in the language to it: ``apply`` finds it by its name."""
-    _DEFINED[function.__name__] = function
-    return function
+    """Add a function written in the language to it: ``apply`` finds it by its name.
+
+    It gets traced values, so that of plain numbers it computes what it does of traced ones. Parameters with a default
+    are options, a coefficient for one, and are handed on as they are.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    count = sum(parameter.default is parameter.empty for parameter in parameters)
+
+    def lift(graph: Graph, values: Sequence[Any]) -> tuple[Any, ...]:
+        return (*map(graph.lift, values[:count]), *values[count:])
+
+    @functools.wraps(function)
+    def lifted(*values: Any) -> Any:
+        for value in values:
+            if isinstance(value, Traced):
+                return function(*lift(value.graph, values))
+        graph = Graph(())
+        try:
+            result = function(*lift(graph, values))
+        except TypeError:
+            raise InvalidArgument(
+                f"{function.__name__} takes {len(inspect.signature(function).parameters)} arguments, got {len(values)}"
+            ) from None
+        return float(graph.finish(result).evaluate())
+
+    _DEFINED[function.__name__] = lifted
+    return lifted
 
 
 def functions(operators: bool = False) -> tuple[str, ...]:
@@ -466,8 +491,10 @@ def trace(function: Callable[..., Any] | Expression) -> Expression:
         return function
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{function!r} cannot be traced: give a Python function or a lambda") from error
+    except Exception as error:  # of objects that look like functions too
+        raise InvalidArgument(
+            f"{shown(function)} cannot be traced: give a Python function or a lambda"
+        ) from error
     names = []
     for parameter in parameters:
         if parameter.default is not parameter.empty:
@@ -480,4 +507,17 @@ def trace(function: Callable[..., Any] | Expression) -> Expression:
     if not names:
         raise InvalidArgument("the traced function has no parameter: it needs one for each operand")
     graph = Graph(names)
-    return graph.finish(graph.lift(function(*(graph.input(position) for position in range(len(names))))))
+    return graph.finish(graph.lift(traced_call(function, graph)))
+
+
+def traced_call(function: Callable[..., Any], graph: Graph) -> Any:
+    """What a caller's function returns for the inputs of a graph. Raises InvalidArgument for whatever it raises."""
+    try:
+        return function(*(graph.input(position) for position in range(len(graph.inputs))))
+    except JitdnnError:
+        raise
+    except Exception as error:
+        raise InvalidArgument(
+            f"{shown(function)} cannot be traced: called with a traced value for each of {', '.join(graph.inputs)} it "
+            f"raised {type(error).__name__}: {shown(str(error))}"
+        ) from error

@@ -195,15 +195,17 @@ def floor_divide(x: Any, y: Any) -> Any:
     return apply("floor_divide", x, y)
 
 
+@define
 def normal_tail(x: Any) -> Any:
-    """The probability that a standard normal number is above x; for x that are not negative."""
-    return apply("normal_tail", x)
+    """The probability that a standard normal number is above x."""
+    tail = apply("upper_tail", absolute(x))
+    return where(x < 0.0, 1.0 - tail, tail)
 
 
 @define
 def normal_cdf(x: Any) -> Any:
     """The probability that a standard normal number is below x."""
-    tail = apply("normal_tail", absolute(x))
+    tail = apply("upper_tail", absolute(x))
     return where(x < 0.0, tail, 1.0 - tail)
 
 
@@ -294,8 +296,8 @@ def arcsinh(x: Any) -> Any:
 
 @define
 def arccosh(x: Any) -> Any:
-    """The number, not negative, whose hyperbolic cosine is x."""
-    rest = x - 1.0
+    """The number, not negative, whose hyperbolic cosine is x; NaN below 1."""
+    rest = where(x < 1.0, math.nan, x - 1.0)  # the product below is positive again from -1 down
     return where(x > 1e9, log(x) + math.log(2.0), log1p(rest + sqrt(rest * (rest + 2.0))))
 
 

@@ -51,7 +51,7 @@ _FUNCTIONS: dict[str, Callable[[Builder, Value], Value]] = {
     "sigmoid": vector_math.sigmoid,
     "log1pexp": vector_math.log1pexp,
     "erf": vector_math.erf,
-    "normal_tail": vector_normal.normal_tail,
+    "upper_tail": vector_normal.normal_tail,
     "normal_density": vector_normal.normal_density,
     "floor": vector_rounding.floor,
     "ceil": vector_rounding.ceil,

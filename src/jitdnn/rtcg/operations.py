@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn.problems.activation_functions import normal_tail
+
 
 def bare(text: str) -> str:
     """The text of an operation without its outer parentheses; every operator's text has them."""
@@ -56,8 +58,7 @@ def _erf(x: Any) -> Any:
 
 def _normal_tail(x: Any) -> Any:
     x = np.asarray(x)
-    tails = np.vectorize(math.erfc, otypes=[np.float64])(x.astype(np.float64) * math.sqrt(0.5))
-    return (0.5 * tails).astype(x.dtype)
+    return normal_tail(x.astype(np.float64)).astype(x.dtype)
 
 
 def _normal_density(x: Any) -> Any:
@@ -86,7 +87,7 @@ _ROWS: dict[str, Operation] = {
     "sigmoid": Operation(1, _sigmoid),
     "log1pexp": Operation(1, lambda x: np.logaddexp(x, np.zeros_like(x))),
     "erf": Operation(1, _erf),
-    "normal_tail": Operation(1, _normal_tail),
+    "upper_tail": Operation(1, _normal_tail),
     "normal_density": Operation(1, _normal_density),
     "floor": Operation(1, np.floor),
     "ceil": Operation(1, np.ceil),

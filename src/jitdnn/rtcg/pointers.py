@@ -76,7 +76,20 @@ class Pointer:
             return self._load_if(offset, mask)
         name = suffix(kind)
         function = k.declare(f"llvm.masked.load.{name}.p0", kind, [POINTER, vector_type(BOOL, lanes), kind])
-        return self._widen(Value(k, k.b.call(function, [at, mask.v, self._zero(lanes)])))
+        loaded = k.b.call(function, [at, mask.v, self._zero(lanes)])
+        return self._widen(Value(k, self._apart(loaded, lanes)))
+
+    def _apart(self, loaded: Any, lanes: int) -> Any:
+        """A masked load that stays an instruction of its own.
+
+        LLVM folds it into the operation that uses it under the same mask; where it later takes the two apart again
+        (for want of registers), the load comes out without its mask and reads beyond the array (seen with 22.1).
+        """
+        bits = 8 * align_of(self.element) * lanes
+        if self.k.isa.name != "avx512" or bits not in (128, 256, 512):
+            return loaded
+        kind = ir.FunctionType(loaded.type, [loaded.type])
+        return self.k.b.asm(kind, "", "=v,0", [loaded], side_effect=False)
 
     def _zero(self, lanes: int) -> ir.Constant:
         return constant_of(vector_type(self.element, lanes), 0)

@@ -55,7 +55,9 @@ def fmod(k: Builder, x: Value, y: Value) -> Value:
     left = _exact_rest(k, floor(k, quotient), a, b)
     left = k.select(left < 0.0, left + b, left)
     left = k.select(left >= b, left - b, left)
-    left = k.select(quotient < _WHOLE_FROM["f64"], left, left * 0.0)
+    is_number = (a < math.inf) & (b > 0.0)  # a quotient that overflowed says nothing of that
+    beyond = k.select(is_number, k.constant(0.0, "f64", a.lanes), math.nan)
+    left = k.select(quotient < _WHOLE_FROM["f64"], left, beyond)
     # nothing is taken from what is less, even of an infinite y; an infinite x has no rest, nor is there one of 0
     left = k.select(a < b, a, left)
     return k.intrinsic("llvm.copysign", left, x)

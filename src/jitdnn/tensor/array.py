@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from jitdnn.arguments import shown
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape, InvalidType
 from jitdnn.tensor.borrowed import Array, describe, known_descriptors, remember
 from jitdnn.tensor.descriptor import TensorDescriptor, packed_strides
@@ -121,6 +122,8 @@ def borrow(x: Any, writable: bool = False, name: str = "array") -> Array:
         array = _borrow_numpy(x, x, "numpy") if kind is np.ndarray else _BORROWERS.get(kind, _borrow_other)(x)
     except (InvalidArgument, InvalidType, DeviceError) as error:
         raise type(error)(f"{name}: {error}") from None
+    except Exception as error:  # whatever an object of the caller's raises when it is looked at
+        raise InvalidType(f"{name}: {shown(x)} cannot be borrowed: {shown(error)}") from error
     if writable:
         require_writable(array, name)
         descriptor = array.descriptor

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidShape, InvalidType
+from jitdnn.retention import Recent
 from jitdnn.tensor.descriptor import MAX_DIMENSIONS, TensorDescriptor
 from jitdnn.tensor.dtypes import DTYPES, dtype_name, numpy_dtype
 
@@ -99,15 +100,13 @@ def view(pointer: int, descriptor: TensorDescriptor, owner: object = None) -> np
     return strided_view(start, descriptor.shape, descriptor.strides, descriptor.dtype, owner)
 
 
-known_descriptors: dict[tuple[Any, ...], TensorDescriptor] = {}
+# bounded: a program with ever new shapes must not grow without end
+known_descriptors: Recent[tuple[Any, ...], TensorDescriptor] = Recent(8192)
 
 
 def remember(key: tuple[Any, ...], descriptor: TensorDescriptor) -> TensorDescriptor:
-    # bounded: a program with ever new shapes must not grow without end
-    if len(known_descriptors) >= 4096:
-        known_descriptors.clear()
-    known_descriptors[key] = descriptor
-    return descriptor
+    # those that are in use are made young again by being made again, which costs little more than to look for them
+    return known_descriptors.put(key, descriptor)
 
 
 def describe(shape: tuple[int, ...], byte_strides: tuple[int, ...], dtype: np.dtype[Any]) -> TensorDescriptor:

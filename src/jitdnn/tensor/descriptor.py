@@ -9,12 +9,15 @@ from typing import Final
 
 import numpy as np
 
+from jitdnn.arguments import MOST_EXTENT, shown, whole_number, whole_numbers
+from jitdnn.arguments import shape as extents_of
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.tensor.dtypes import DTYPES
 
 MAX_DIMENSIONS: Final = 8
-MOST_ELEMENTS: Final = 1 << 47  # so that sizes in bytes, and sums of a few of them, fit into 64 bits
+MOST_ELEMENTS: Final = MOST_EXTENT  # so that sizes in bytes, and sums of a few of them, fit into 64 bits
 
+_FARTHEST: Final = 1 << 58  # elements from the pointer: their bytes, and differences of two, fit into 64 bits
 _CHANNELS_FIRST: Final = ("nchw", "ncw", "ncdhw", "nc")
 _CHANNELS_LAST: Final = ("nhwc", "nwc", "ndhwc")
 # above this many elements, overlap that no simple rule decides is assumed rather than searched for
@@ -32,7 +35,9 @@ def canonical_layout(layout: str, dimensions: int) -> str:
         name in ("nchw", "nhwc") or len(name) == dimensions
     )
     if not known:
-        raise InvalidArgument(f"layout {layout!r} does not fit {dimensions} dimensions: use nchw or nhwc")
+        raise InvalidArgument(
+            f"layout {shown(layout)} does not fit {dimensions} dimensions: use nchw or nhwc"
+        )
     return "nchw" if name in _CHANNELS_FIRST else "nhwc"
 
 
@@ -56,6 +61,10 @@ def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> 
     return tuple(strides)
 
 
+def _is_plain(values: object) -> bool:
+    return type(values) is tuple and all(type(value) is int for value in values)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorDescriptor:
     """Where the elements of a tensor lie in memory.
@@ -72,6 +81,11 @@ class TensorDescriptor:
     offset: int = 0
 
     def __post_init__(self) -> None:
+        if not _is_plain(self.shape) or not _is_plain(self.strides) or type(self.offset) is not int:
+            object.__setattr__(self, "shape", extents_of(self.shape))
+            strides = whole_numbers(self.strides, "strides", most=_FARTHEST)
+            object.__setattr__(self, "strides", strides)
+            object.__setattr__(self, "offset", whole_number(self.offset, "offset", most=_FARTHEST))
         if not 1 <= len(self.shape) <= MAX_DIMENSIONS:
             raise InvalidShape(f"shape {self.shape} has {len(self.shape)} dimensions: it must have 1 to 8")
         if len(self.strides) != len(self.shape):
@@ -82,13 +96,19 @@ class TensorDescriptor:
             raise InvalidShape(
                 f"shape {self.shape} has more than {MOST_ELEMENTS} elements, which no memory holds"
             )
-        if self.dtype not in DTYPES:
-            raise InvalidType(f"{self.dtype!r} is no dtype: there are {', '.join(DTYPES)}")
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
+            raise InvalidType(f"{shown(self.dtype)} is no dtype: there are {', '.join(DTYPES)}")
+        low, high = self.span()
+        if low < -_FARTHEST or high > _FARTHEST:
+            raise InvalidShape(
+                f"shape {self.shape}, strides {self.strides} and offset {shown(self.offset)} reach elements "
+                f"{shown(low)} to {shown(high)}: addresses of 64 bits hold {_FARTHEST} on either side"
+            )
 
     @classmethod
     def packed(cls, shape: Sequence[int], dtype: str, layout: str = "nchw") -> TensorDescriptor:
         """Return the descriptor of a dense tensor; `canonical_layout` says which names a layout has."""
-        extents = tuple(int(n) for n in shape)
+        extents = extents_of(shape)
         return cls(extents, packed_strides(extents, layout_order(layout, len(extents))), dtype)
 
     @property
@@ -179,12 +199,18 @@ class TensorDescriptor:
             places = (places[:, None] + stride * np.arange(extent)).ravel()
         return np.unique(places).size < places.size
 
+    def coincides(self, other: TensorDescriptor) -> bool:
+        """Tell whether every index is at the same place in both: strides of axes of extent 1 may differ."""
+        if (self.shape, self.dtype, self.offset) != (other.shape, other.dtype, other.offset):
+            return False
+        strides = zip(self.shape, self.strides, other.strides, strict=True)
+        return 0 in self.shape or all(n == 1 or s == t for n, s, t in strides)
+
     def transpose(self, axes: Sequence[int]) -> TensorDescriptor:
         """Return the descriptor with its axes permuted, as `numpy.transpose` does. Raises InvalidArgument."""
+        axes = whole_numbers(axes, "axes")
         if sorted(axes) != list(range(len(self.shape))):
-            raise InvalidArgument(
-                f"axes {tuple(axes)}: they must be a permutation of 0 to {len(self.shape) - 1}"
-            )
+            raise InvalidArgument(f"axes {axes}: they must be a permutation of 0 to {len(self.shape) - 1}")
         return TensorDescriptor(
             tuple(self.shape[a] for a in axes), tuple(self.strides[a] for a in axes), self.dtype, self.offset
         )
@@ -200,7 +226,12 @@ class TensorDescriptor:
         for axis, part in enumerate(ranges):
             if part is None:
                 continue
-            taken = range(*part.indices(shape[axis]))
+            try:
+                taken = range(*part.indices(shape[axis]))
+            except Exception:  # what is no slice, or one of other things than numbers, or with a step of 0
+                raise InvalidArgument(
+                    f"range {axis} is {shown(part)}: it must be a slice of whole numbers, its step not 0, or None"
+                ) from None
             if len(taken):
                 offset += taken.start * strides[axis]
             shape[axis], strides[axis] = len(taken), strides[axis] * taken.step
@@ -211,7 +242,7 @@ class TensorDescriptor:
 
         Raises InvalidShape where an extent is neither 1 nor that of `shape`.
         """
-        target = tuple(int(n) for n in shape)
+        target = extents_of(shape)
         missing = len(target) - len(self.shape)
         if missing < 0:
             raise InvalidShape(
@@ -228,7 +259,7 @@ class TensorDescriptor:
 
     def insert_axis(self, axis: int) -> TensorDescriptor:
         """Return the descriptor with an axis of extent 1 put before `axis`, which may be the rank."""
-        if not 0 <= axis <= len(self.shape):
+        if not 0 <= whole_number(axis, "axis") <= len(self.shape):
             raise InvalidArgument(f"axis {axis}: it must be 0 to {len(self.shape)}")
         # the stride of a unit axis is never used; the extent times stride of what follows keeps a dense
         # tensor dense

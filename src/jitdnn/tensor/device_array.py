@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape
+from jitdnn.retention import Recent
 from jitdnn.tensor.borrowed import Place
 from jitdnn.tensor.descriptor import TensorDescriptor
 from jitdnn.tensor.dlpack import make_capsule
@@ -48,19 +49,14 @@ class Gpu(Protocol):
 _lock = threading.Lock()
 # numbers of what arrays may be alike in, never given twice
 _numbers = itertools.count(1)
-_known_layouts: dict[tuple[Place, TensorDescriptor], int] = {}
-_MOST_LAYOUTS = 4096
+_known_layouts: Recent[tuple[Place, TensorDescriptor], int] = Recent(8192)
 
 
 def layout_number(place: Place, descriptor: TensorDescriptor) -> int:
     """The number that arrays of this descriptor on this GPU have in common: quicker to compare than the two."""
     key = place, descriptor
-    found = _known_layouts.get(key)
-    if found is None:
-        if len(_known_layouts) >= _MOST_LAYOUTS:
-            _known_layouts.clear()
-        found = _known_layouts.setdefault(key, next(_numbers))
-    return found
+    found = _known_layouts.recall(key)
+    return _known_layouts.put(key, next(_numbers)) if found is None else found
 
 
 class DeviceArray:

@@ -6,10 +6,12 @@ operation on them is done in float32.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 
+from jitdnn.arguments import shown
 from jitdnn.errors import InvalidType
 
 #: bytes of an element in memory
@@ -30,6 +32,7 @@ DTYPES: Final[dict[str, int]] = {
 }
 REAL_DTYPES: Final = ("f16", "bf16", "f32", "f64")
 
+_LONGEST_NAME: Final = 100
 _NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "f16": np.dtype("float16"),
     "f32": np.dtype("float32"),
@@ -58,11 +61,11 @@ def compute_dtype(*dtypes: str) -> str:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype of one of the names in `DTYPES`. Raises InvalidType for another name."""
-    known = _NUMPY_DTYPES.get(name)
+    known = _NUMPY_DTYPES.get(name) if isinstance(name, str) else None
     if known is not None:
         return known
     if name != "bf16":
-        raise InvalidType(f"{name!r} is no dtype: there are {', '.join(DTYPES)}")
+        raise InvalidType(f"{shown(name)} is no dtype: there are {', '.join(DTYPES)}")
     import ml_dtypes  # NumPy has no bfloat16 of its own; only programs that use it pay for the import
 
     return _NUMPY_DTYPES.setdefault("bf16", np.dtype(ml_dtypes.bfloat16))
@@ -75,14 +78,22 @@ def dtype_of(dtype: object) -> str:
     """
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
-    text = str(dtype)
-    try:
-        name = dtype_name(np.dtype(text.removeprefix("torch.") if text.startswith("torch.") else dtype))  # type: ignore[call-overload]
-    except TypeError:
-        name = "bf16" if text.endswith("bfloat16") else None
+    name: str | None = None
+    with suppress(Exception):  # what NumPy raises, or the object when it is looked at
+        # NumPy takes much else as a dtype: None, numbers, lists of fields of any length
+        if (
+            isinstance(dtype, (str, type, np.dtype))
+            or type(dtype).__module__ == "torch"
+            or hasattr(dtype, "dtype")
+        ):
+            text = dtype if isinstance(dtype, str) else str(dtype)
+            if len(text) <= _LONGEST_NAME:
+                name = "bf16" if text.endswith("bfloat16") else None
+                known: Any = text.removeprefix("torch.") if text.startswith("torch.") else dtype
+                name = dtype_name(np.dtype(known))
     if name is None:
         raise InvalidType(
-            f"{dtype!r} is no dtype of arrays here: give one of {', '.join(DTYPES)}, or a NumPy dtype"
+            f"{shown(dtype)} is no dtype of arrays here: give one of {', '.join(DTYPES)}, or a NumPy dtype"
         )
     return name
 

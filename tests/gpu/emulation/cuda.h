@@ -141,6 +141,12 @@ EMULATION_EXCHANGES(u32)
 EMULATION_EXCHANGES(i64)
 EMULATION_EXCHANGES(u64)
 #undef EMULATION_EXCHANGES
+// CUDA's own name, which plain kernels use: of whole warps only
+template <typename type>
+static inline type __shfl_xor_sync(unsigned mask, type value, int distance, EMULATION_LINE) {
+    if (mask != ~0u) emulation::emulation_fail(line, "a shuffle of a part of a warp is not emulated");
+    return shuffle_xor(value, distance, line);
+}
 
 template <typename value_type>
 static inline value_type warp_sum(value_type value, EMULATION_LINE) {

@@ -91,5 +91,8 @@ class DataLayer(Layer):
             raise self.invalid(
                 f"the source has {len(self.source)} images, and had {state['size']} when the state was saved"
             )
+        position = state["position"]
+        if type(position) is not int or not 0 <= position < len(self.source):
+            raise self.invalid(f"the saved position is {position!r}: it must be one of the source's images")
         super().restore(state)
-        self.position = int(state["position"])
+        self.position = position

@@ -11,6 +11,7 @@ from onnx.backend.base import Backend as OnnxBackend
 from onnx.backend.base import BackendRep
 
 from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.frameworks.onnx.bounds import check_bounds, reading
 from jitdnn.frameworks.onnx.graph import Graph, as_values
 from jitdnn.frameworks.onnx.inlining import in_place
 from jitdnn.frameworks.onnx.operators import OPERATORS
@@ -46,7 +47,11 @@ class Prepared(BackendRep):
             names = self._graph.inputs if len(inputs) == len(self._graph.inputs) else self.inputs
             given = dict(zip(names, as_values(inputs, names), strict=True))
         values = [given.get(name, self._graph.constants.get(name)) for name in self._graph.inputs]
-        return tuple(_own(value, values) for value in self._graph.run(*values))
+        results = self._graph.run(*values)
+        try:
+            return tuple(_own(value, values) for value in results)
+        except MemoryError as error:
+            raise InvalidArgument(f"the outputs do not fit into memory: {error}") from error
 
 
 class Backend(OnnxBackend):
@@ -71,20 +76,20 @@ class Backend(OnnxBackend):
         """Return the model, ready to run.
 
         Functions of the model are put in place, and so are operators that ONNX itself defines by others and
-        that have no function of their own here. Raises InvalidArgument for a model that is not valid or a
-        device that is not "CPU", NotSupported for operators and attributes that are not covered.
+        that have no function of their own here. Raises InvalidArgument for a model that is not valid or beyond
+        `jitdnn.limits`, or a device that is not "CPU", NotSupported for operators and attributes that are not covered
+        and for tensors in other files, which `load` reads.
         """
         if kwargs:
             raise InvalidArgument(f"prepare takes no options: {sorted(kwargs)} are not known")
         if not cls.supports_device(device):
             raise InvalidArgument(f'device is {device!r}: this backend runs on "CPU"')
-        try:
+        with reading():
+            check_bounds(model)
             onnx.checker.check_model(model)
-        except onnx.checker.ValidationError as error:
-            raise InvalidArgument(f"not a valid model of ONNX: {error}") from error
-        model = in_place(model, OPERATORS)
-        versions = {entry.domain: entry.version for entry in model.opset_import}
-        return Prepared(Graph.read(model.graph, versions, OPERATORS))
+            model = in_place(model, OPERATORS)
+            versions = {entry.domain: entry.version for entry in model.opset_import}
+            return Prepared(Graph.read(model.graph, versions, OPERATORS))
 
     @classmethod
     def run_model(

@@ -17,6 +17,7 @@ import onnx
 from onnx import numpy_helper
 
 from jitdnn.errors import InvalidArgument, InvalidType, JitdnnError, NotSupported
+from jitdnn.frameworks.onnx.bounds import in_another_file
 from jitdnn.frameworks.onnx.operator import Operator, Site
 
 Values = dict[str, Any]
@@ -51,8 +52,11 @@ class Step:
         except JitdnnError as error:
             error.add_note(f"in node {self.site.name!r} ({self.site.operator})")
             raise
-        except (ValueError, IndexError) as error:
-            # from NumPy, which moves elements and computes with shapes
+        except (
+            ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, MemoryError,
+        ) as error:  # fmt: skip
+            # from NumPy and onnx, which move elements, compute with shapes and look types up: numbers in the model, or
+            # an input that it leaves out, mean nothing to them
             raise InvalidArgument(f"{self.site.operator} (node {self.site.name!r}): {error}") from error
         results = result if isinstance(result, tuple) else (result,)
         for name, value in zip(self.outputs, results, strict=False):
@@ -145,9 +149,7 @@ def _attribute(attribute: onnx.AttributeProto, site: Site, versions: Mapping[str
 def array_of(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
     """A tensor of ONNX as an array. Raises NotSupported for data that lies in another file."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        raise NotSupported(
-            f"tensor {tensor.name!r} lies in another file: load the model by onnx.load(path), which reads it"
-        )
+        raise in_another_file(tensor)
     array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
     array.setflags(write=False)
     return array

@@ -10,7 +10,7 @@ import jitdnn as jd
 from jitdnn.errors import InvalidArgument
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import is_real, pointwise
-from jitdnn.frameworks.onnx.views import chosen_axes, whole
+from jitdnn.frameworks.onnx.views import bounded, chosen_axes, whole
 
 Array = np.ndarray[Any, Any]
 
@@ -78,6 +78,7 @@ def pad(
         pairs[axis] = (given[position], given[position + len(axes)])
     kept = x[tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, pairs, strict=True))]
     widths = [(max(a, 0), max(b, 0)) for a, b in pairs]
+    bounded(tuple(n + a + b for n, (a, b) in zip(kept.shape, widths, strict=True)), x)
     if mode == "constant":
         constant = value if fill is None else fill.item()
         if is_real(x):
@@ -89,7 +90,10 @@ def pad(
 
 
 def tile(x: Array, repeats: Array, /) -> Array:
-    return np.tile(x, whole(repeats))
+    times = whole(repeats)
+    if len(times) == x.ndim:
+        bounded(tuple(n * max(count, 0) for n, count in zip(x.shape, times, strict=True)), x)
+    return np.tile(x, times)
 
 
 def trilu(x: Array, diagonal: Array | None = None, /, *, upper: int = 1) -> Array:
@@ -116,6 +120,7 @@ def reverse_sequence(x: Array, lengths: Array, /, *, batch_axis: int = 1, time_a
 def one_hot(indices: Array, depth: Array, values: Array, /, *, axis: int = -1) -> Any:
     """Negative indices count from the end; those that are outside have no place."""
     count = int(depth.item())
+    bounded((*indices.shape, max(count, 0)), values)
     axis = axis % (indices.ndim + 1)
     places = np.arange(count).reshape(-1, *(1,) * (indices.ndim - axis))
     where_ = np.expand_dims(indices.astype(np.int64, copy=False), axis)

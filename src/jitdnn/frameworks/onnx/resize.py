@@ -14,7 +14,7 @@ import numpy as np
 import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.spatial import Ints
-from jitdnn.frameworks.onnx.views import chosen_axes, whole
+from jitdnn.frameworks.onnx.views import bounded, chosen_axes, whole
 
 Array = np.ndarray[Any, Any]
 
@@ -135,6 +135,8 @@ def _axes(
         if roi is None:
             raise site.refuse("tf_crop_and_resize without a roi is not covered")
         crops = [(float(roi[i]), float(roi[i + len(extents)])) for i in range(len(extents))]
+    shape = dict(enumerate(x.shape)) | dict(zip(numbers, targets, strict=True))
+    bounded(tuple(max(extent, 0) for extent in shape.values()), x)
     return [
         _Axis(number, extent, size, scale, *crop)
         for number, extent, size, scale, crop in zip(numbers, extents, targets, factors, crops, strict=True)

@@ -6,15 +6,25 @@ library (`movement.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from onnx import helper, numpy_helper
 
+from jitdnn.errors import InvalidShape
 from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.settings import check_bytes
 
 Array = np.ndarray[Any, Any]
+
+
+def bounded(shape: tuple[int, ...], like: Array) -> tuple[int, ...]:
+    """The shape of a result that a model asks for by numbers in it: of elements of the type of `like` it must fit into
+    the setting `load_limit`, before memory is taken. Raises InvalidShape."""
+    check_bytes(f"a result of shape {shape}", math.prod(shape) * like.itemsize, InvalidShape)
+    return shape
 
 
 def whole(values: Any) -> tuple[int, ...]:
@@ -89,11 +99,12 @@ def constant(
 
 
 def constant_of_shape(extents: Array, /, *, value: Array | None = None) -> Array:
-    return np.broadcast_to(np.zeros(1, np.float32) if value is None else value, whole(extents))
+    filled = np.zeros(1, np.float32) if value is None else value
+    return np.broadcast_to(filled, bounded(whole(extents), filled))
 
 
 def expand(x: Array, extents: Array, /) -> Array:
-    return np.broadcast_to(x, np.broadcast_shapes(x.shape, whole(extents)))
+    return np.broadcast_to(x, bounded(np.broadcast_shapes(x.shape, whole(extents)), x))
 
 
 def slice_(
@@ -152,7 +163,9 @@ def eye_like(x: Array, /, *, dtype: int | None = None, k: int = 0) -> Array:
 
 
 def range_(start: Array, limit: Array, delta: Array, /) -> Array:
-    return np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+    first, last, step = start.item(), limit.item(), delta.item()
+    bounded((max(0, math.ceil((last - first) / step)),), start)
+    return np.arange(first, last, step, dtype=start.dtype)
 
 
 def element_type(number: int) -> np.dtype[Any]:

@@ -33,7 +33,7 @@ class ElementwiseActivation(Algorithm):
             return f"{function} is not written in the expression language: there are {known}"
         return None
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         tensors = [operand.descriptor for operand in problem.operands]
         return estimate_elementwise(_expression(cast(Activation, problem)), tensors, device)
 

@@ -156,7 +156,7 @@ class AffineRows(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return "an affine grid takes no epilogue" if epilogue is not None else None
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return LAUNCH_SECONDS + self._seconds(cast(AffineGrid, problem)) / device.threads
 
     def _seconds(self, problem: AffineGrid) -> float:

@@ -63,10 +63,10 @@ class TiledForward(_Tiled):
         attention = cast(Attention, problem)
         return plan_forward(make_code(attention, device.isa), device.isa, attention.q.shape[2])
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return self._plan(problem, cast(CpuDevice, device)).room().bytes * device.threads
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         processor, attention = cast(CpuDevice, device), cast(Attention, problem)
         n, h, t, _ = attention.q.shape
         tasks = n * h * ceil_div(t, self._plan(problem, processor).block)
@@ -115,12 +115,12 @@ class TiledBackward(_Tiled):
         parts = ranges(problem)
         return parts * n * h * t * ceil_div(d, lanes) * lanes * ITEM_BYTES[real] if parts > 1 else 0
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         processor = cast(CpuDevice, device)
         own = self._plan(problem, processor).room().bytes * device.threads
         return own + self._partials(cast(Attention, problem), processor)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         processor, attention = cast(CpuDevice, device), cast(Attention, problem)
         tasks = attention.k.shape[0] * attention.k.shape[1] * ranges(attention)
         return seconds_of(problem, processor, self._cycles(attention, processor), max(1, tasks))

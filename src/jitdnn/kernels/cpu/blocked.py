@@ -66,7 +66,6 @@ class Blocked:
 
     c: Correlation
     isa: Isa
-    is_scaled: bool = False  # y has been multiplied by beta before: the tiles are only added
     panels_before: int = 0  # elements of the packed filters of other parts that lie before this one's
     panels_after: int = 0  # and behind it: all of them together begin the workspace
     interleaved: Interleaved | None = None
@@ -411,7 +410,7 @@ class Blocked:
     def streams(self) -> bool:
         """True if results go past the caches: they are large, and whole vectors of pixels are whole lines."""
         c, y, sizes = self.c, self.c.y, (*self.results, self.c.group_count, self.c.width)
-        if not self.lanes_are_pixels or self.is_scaled or y.dtype != c.dtype or y.space[2] != 1:
+        if not self.lanes_are_pixels or y.dtype != c.dtype or y.space[2] != 1:
             return False
         steps = (y.batch, y.channels, *y.groups, *y.space[:2])
         return math.prod(sizes) * ITEM_BYTES[c.dtype] >= FEATURE_BYTES and all(
@@ -429,6 +428,6 @@ class Blocked:
             box = tuple(side * many for side, many in zip(tile.box, self.sides, strict=True))
             extents = (c.batch, *self.several.extents)
         return TileStore(
-            c.dtype, box, extents, tile.vectors, places[0], tuple(places[1:]), epilogue, self.is_scaled,
+            c.dtype, box, extents, tile.vectors, places[0], tuple(places[1:]), epilogue,
             streams=self.streams,
         )  # fmt: skip

@@ -36,8 +36,7 @@ def trace_tile(
         *pointers, d, h, p = rest
         code = _Tile(k, plan, tile, is_masked, (d, h, p))
         code.sum_up(x, w)
-        alpha, beta = (k.convert(scale.load(i), dtype) for i in range(2))
-        code.finish(Blend(k, alpha, beta, epilogue), [y, *pointers])
+        code.finish(Blend.of(k, scale, dtype, y, epilogue), [y, *pointers])
     return function
 
 
@@ -176,7 +175,7 @@ class _Tile:
             for v, vector in enumerate(sums):
                 kept.store(vector, (i * count + v) * wide)
         if self.plan.streams:
-            is_streamed = (blend.beta == 0.0) & is_aligned(pointers[0], lanes)
+            is_streamed = blend.is_new & is_aligned(pointers[0], lanes)
             with k.when(is_streamed):
                 self._store(blend, pointers, kept, masks, streams=True)
             with k.when(~is_streamed):

@@ -121,7 +121,7 @@ class BiasRows(_BiasAlgorithm):
 
     name = "rows"
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         bias, processor = cast(BiasGradient, problem), cast(CpuDevice, device)
         lanes = processor.isa.lanes(problem.dtype)
         axes, channels = _pixels(bias), bias.dy.shape[1]
@@ -222,11 +222,11 @@ class BiasChannels(_BiasAlgorithm):
         per_run = max(_RUN, _RUN_ELEMENTS // problem.dy.shape[1], -(-pixels // _MOST_RUNS))
         return -(-pixels // per_run), per_run
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         bias = cast(BiasGradient, problem)
         return self._runs(bias)[0] * bias.dy.shape[1] * 8
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         bias, processor = cast(BiasGradient, problem), cast(CpuDevice, device)
         vectors = -(-bias.dy.shape[1] // processor.isa.lanes(problem.dtype))
         runs, per_run = self._runs(bias)

@@ -50,13 +50,12 @@ class Depthwise(Algorithm):
             choices.append([PackedLanes(groups[0].c, device.isa)])
         return min(choices, key=lambda parts: sum(part.cycles() for part in parts))
 
-    def workspace(self, problem: Problem, device: Device) -> int:
-        parts = self._parts(problem, device)
-        return max(0 if isinstance(part, PixelLanes) else part.workspace(device.threads) for part in parts)
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        return _workspace(self._parts(problem, device, epilogue), device)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
-        parts = self._parts(problem, device)
+        parts = self._parts(problem, device, epilogue)
         tasks = sum(part.shares(device)[0] for part in parts)
         return seconds_of(problem, device, sum(part.cycles() for part in parts), tasks)
 
@@ -87,7 +86,13 @@ class Depthwise(Algorithm):
         phases = [(f"part{number}_tiles", tasks) for number, (tasks, _) in enumerate(shares)]
         if beside:
             phases = [("tiles", beside[0])]
-        return CpuKernel(library, phases, pointers, device.threads, extras)
+        needed = _workspace(parts, device)
+        return CpuKernel(library, phases, pointers, device.threads, extras, workspace=needed)
+
+
+def _workspace(parts: Sequence[Part], device: Device) -> int:
+    """Bytes of scratch memory for parts that run one after another."""
+    return max(0 if isinstance(part, PixelLanes) else part.workspace(device.threads) for part in parts)
 
 
 def _shares_beside(parts: Sequence[Part]) -> tuple[int, tuple[int, int]] | None:

@@ -44,11 +44,10 @@ class DepthwiseFilter(Algorithm):
         groups = FilterGroupLanes(whole.merged(), device.isa, is_shared=True)
         return pixels if pixels.cycles() <= groups.cycles() else groups
 
-    def workspace(self, problem: Problem, device: Device) -> int:
-        plan = self._plan(problem, device)
-        return plan.workspace() if isinstance(plan, FilterGroupLanes) else 0
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        return _workspace(self._plan(problem, device))
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
         return seconds_of(problem, device, plan.cycles(), plan.shares(device)[0])
@@ -63,4 +62,8 @@ class DepthwiseFilter(Algorithm):
         library = load(self.name, key, device.isa, lambda module: plan.trace(module, "", 0))
         tasks, extras = plan.shares(device)
         phases = plan.phases("") if isinstance(plan, FilterGroupLanes) else [("tiles", tasks)]
-        return CpuKernel(library, phases, POINTERS, device.threads, extras)
+        return CpuKernel(library, phases, POINTERS, device.threads, extras, workspace=_workspace(plan))
+
+
+def _workspace(plan: FilterPixelLanes | FilterGroupLanes) -> int:
+    return plan.workspace() if isinstance(plan, FilterGroupLanes) else 0

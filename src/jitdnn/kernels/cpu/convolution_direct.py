@@ -50,9 +50,9 @@ class Direct(Algorithm):
         assert isinstance(device, CpuDevice)
         return _cheapest(problem, device.isa, epilogue)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
-        parts = self._parts(problem, device)
+        parts = self._parts(problem, device, epilogue)
         tasks = sum(part.shares(device)[0] for part in parts)
         cycles = sum(part.cycles() for part in parts)
         if not isinstance(parts[0], GroupLanes | FilterGroupLanes):
@@ -81,7 +81,7 @@ class Direct(Algorithm):
         key = (str(problem), str(epilogue), device.isa.name)
         library = load(self.name, key, device.isa, generate)
         phases = [(f"part{number}_tiles", tasks) for number, (tasks, _) in enumerate(shares)]
-        return CpuKernel(library, phases, pointers, device.threads, extras)
+        return CpuKernel(library, phases, pointers, device.threads, extras, workspace=0)
 
 
 @lru_cache(256)

@@ -403,11 +403,11 @@ class Fft(Algorithm):
             return "its transforms are SciPy's, which is not installed: pip install scipy"
         return None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         assert isinstance(problem, Convolution)
         return FftPlan(problem).places[-1]
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(problem, Convolution)
         return FftPlan(problem).estimate(device)
 
@@ -417,6 +417,9 @@ class Fft(Algorithm):
         stored, computing = storing_roundoff(problem), UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
         depth = math.log2(max(2, FftPlan(problem).circles.positions))
         return (2.0 * stored if stored > computing else 0.0) + computing * (8.0 + 2.0 * depth)
+
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        return "all results of the transforms that it enters, whole blocks of the image"
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, Convolution)

@@ -41,15 +41,15 @@ class Grouped(Algorithm):
             )
         return None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        return _plan(problem, device.isa, None).workspace(device.threads)
+        return _plan(problem, device.isa, epilogue).workspace(device.threads)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        plan = _plan(problem, device.isa, None)
+        plan = _plan(problem, device.isa, epilogue)
         return seconds_of(problem, device, plan.cycles(), plan.tasks)
 
     def error_bound(self, problem: Problem) -> float:
@@ -62,7 +62,9 @@ class Grouped(Algorithm):
         pointers = 3 + (len(epilogue.operands) if epilogue else 0)
         key = (str(problem), str(epilogue), device.isa.name)
         library = load(self.name, key, device.isa, lambda module: plan.trace(module, pointers, epilogue))
-        return CpuKernel(library, plan.phases(), pointers, useful_threads(device, plan.cycles()))
+        threads = useful_threads(device, plan.cycles())
+        needed = plan.workspace(device.threads)
+        return CpuKernel(library, plan.phases(), pointers, threads, workspace=needed)
 
 
 @lru_cache(256)

@@ -40,12 +40,12 @@ class GroupedFilter(Algorithm):
             return "the channels of x and y must follow each other in memory, as they do in nhwc"
         return None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         return _plan(problem, device.isa).workspace(device.threads)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         plan = _plan(problem, device.isa)
@@ -59,7 +59,8 @@ class GroupedFilter(Algorithm):
         assert isinstance(device, CpuDevice)
         plan = _plan(problem, device.isa)
         library = load(self.name, (str(problem), device.isa.name), device.isa, plan.trace)
-        return CpuKernel(library, plan.phases(), POINTERS, useful_threads(device, plan.cycles()))
+        threads, needed = useful_threads(device, plan.cycles()), plan.workspace(device.threads)
+        return CpuKernel(library, plan.phases(), POINTERS, threads, workspace=needed)
 
 
 @lru_cache(256)

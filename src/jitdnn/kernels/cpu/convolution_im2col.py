@@ -450,10 +450,10 @@ class Im2col(Algorithm):
             return "its products are made by NumPy's BLAS, which takes f32 and f64 only"
         return None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return _Layout(cast(Convolution, problem)).bytes
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(problem, Convolution)
         layout = _Layout(problem)
         moved = 0 if layout.x_matrix is not None else prod(layout.columns.shape) // layout.batch

@@ -20,7 +20,7 @@ from jitdnn.kernels.cpu.correlation import (
     lower_interleaved,
     lower_single_position,
 )
-from jitdnn.kernels.cpu.stores import scaling_tasks, trace_scaling
+from jitdnn.kernels.cpu.stores import Box, trace_scaling
 from jitdnn.kernels.cpu.timing import cycles_apart, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -62,12 +62,12 @@ class ImplicitGemm(Algorithm):
         assert isinstance(device, CpuDevice)
         return blocked_of(problem, device, epilogue, self._is_kept)
 
-    def workspace(self, problem: Problem, device: Device) -> int:
-        return max(part.workspace(device.threads) for part in self._parts(problem, device))
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        return max(part.workspace(device.threads) for part in self._parts(problem, device, epilogue))
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
-        parts = self._parts(problem, device)
+        parts = self._parts(problem, device, epilogue)
         cycles = sum(part.cycles() for part in parts)
         if self._is_kept:
             cycles -= sum(part.pack_cycles() for part in parts)
@@ -80,13 +80,12 @@ class ImplicitGemm(Algorithm):
         assert isinstance(device, CpuDevice)
         parts = self._parts(problem, device, epilogue)
         pointers = 3 + (len(epilogue.operands) if epilogue else 0)
-
-        y = problem.output
-        axes = list(zip(y.shape, y.strides, strict=True))
+        assert isinstance(problem, Convolution)
+        boxes, c = apart_of(problem, epilogue), parts[0].c
 
         def generate(module: Module) -> None:
-            if parts[0].is_scaled:
-                trace_scaling(module, "scale", y.dtype, axes, pointers, number=2)
+            if boxes:
+                trace_scaling(module, "scale", c.y.dtype, c.dtype, boxes, pointers, number=2)
             for number, part in enumerate(parts):
                 part.trace(module, f"part{number}_", pointers, (0, 1, 2), epilogue)
 
@@ -97,14 +96,15 @@ class ImplicitGemm(Algorithm):
             pack for one in each for pack in one[:-1]
         ]  # the whole filter first, which a caller may keep
         packing = len(phases)
-        if parts[0].is_scaled:
-            phases.append(("scale", scaling_tasks(axes)))
+        if boxes:
+            phases.append(("scale", sum(box.tasks for box in boxes)))
         phases += [one[-1] for one in each]
         threads = useful_threads(device, sum(part.cycles() for part in parts))
         kept = None
         if self._is_kept:
             kept = Kept(parts[0].all_panels * ITEM_BYTES[parts[0].c.dtype], packing)
-        return CpuKernel(library, phases, pointers, threads, kept=kept)
+        needed = max(part.workspace(device.threads) for part in parts)
+        return CpuKernel(library, phases, pointers, threads, kept=kept, workspace=needed)
 
 
 @lru_cache(256)
@@ -117,15 +117,10 @@ def blocked_of(
     product = lower_single_position(problem, operands)
     if product is not None:
         return (cut(product.merged()),)
-    if problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES:
+    if _is_interleaved(problem):
         several = lower_interleaved(problem, operands)
         return (cut(several.whole, interleaved=several),)
-    parts = lower_convolution(problem, operands)
-    if epilogue is None and _is_mostly_padding(parts):
-        parts, scaled = tuple(part.cropped() for part in parts), True
-    else:
-        scaled = _is_scaled_first(parts, epilogue)
-    blocked = [cut(p.merged(), is_scaled=scaled) for p in parts if p.taps or not scaled]
+    blocked = [cut(part.merged()) for part in _split(problem, epilogue)[0]]
     if len(blocked) == 1:
         return tuple(blocked)  # what it has worked out already stays
     sizes = [part.panel_elements for part in blocked]
@@ -135,6 +130,59 @@ def blocked_of(
     )
 
 
+def apart_of(problem: Convolution, epilogue: Epilogue | None) -> tuple[Box, ...]:
+    """The results that get no product and are only scaled, where the blocks leave them out."""
+    operands = epilogue.operands if epilogue else ()
+    if lower_single_position(problem, operands) is not None or _is_interleaved(problem):
+        return ()
+    return _split(problem, epilogue)[1]
+
+
+def _is_interleaved(problem: Convolution) -> bool:
+    return problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES
+
+
+@lru_cache(256)
+def _split(
+    problem: Convolution, epilogue: Epilogue | None
+) -> tuple[tuple[Correlation, ...], tuple[Box, ...]]:
+    """The correlations to compute, and the results that are none of theirs.
+
+    Those have no product, so a function of the sum must be computed for them all the same.
+    """
+    parts = lower_convolution(problem, epilogue.operands if epilogue else ())
+    if epilogue is None and _is_mostly_padding(parts):
+        boxes = [box for part in parts for box in _beside(part)]
+        return tuple(part.cropped() for part in parts), tuple(boxes)
+    if epilogue is None and any(p.taps == 0 for p in parts) and any(p.taps for p in parts):
+        every = [_box(p, [(0, axis.results) for axis in p.axes]) for p in parts if not p.taps]
+        return tuple(p for p in parts if p.taps), tuple(box for box in every if box.size)
+    return parts, ()
+
+
+def _box(c: Correlation, runs: Sequence[tuple[int, int]]) -> Box:
+    """The results of a run of positions, (first, count), on each axis of space."""
+    y = c.y
+    axes = [(c.batch, y.batch), *zip(c.groups, y.groups, strict=True), (c.width, y.channels)]
+    axes += [(count, stride) for (_, count), stride in zip(runs, y.space, strict=True)]
+    offset = y.offset + sum(first * stride for (first, _), stride in zip(runs, y.space, strict=True))
+    return Box(tuple(axes), offset)
+
+
+def _beside(c: Correlation) -> list[Box]:
+    """The results that `cropped` leaves out: before and behind those on each axis in its turn."""
+    inside = []
+    for whole, axis in zip(c.axes, c.cropped().axes, strict=True):
+        inside.append(((axis.taps.offset - whole.taps.offset) // whole.step, axis.results))
+    boxes = []
+    for i, (first, count) in enumerate(inside):
+        end = first + count
+        for run in ((0, first), (end, c.axes[i].results - end)):
+            behind = [(0, axis.results) for axis in c.axes[i + 1 :]]
+            boxes.append(_box(c, [*inside[:i], run, *behind]))
+    return [box for box in boxes if box.size]
+
+
 def _is_mostly_padding(parts: Sequence[Correlation]) -> bool:
     """True if so many results read nothing but padding that it is better to write their zeros apart."""
     if not all(part.taps for part in parts):
@@ -142,8 +190,3 @@ def _is_mostly_padding(parts: Sequence[Correlation]) -> bool:
     read = sum(math.prod(axis.results for axis in part.cropped().axes) for part in parts)
     every = sum(math.prod(axis.results for axis in part.axes) for part in parts)
     return 0 < read < _MOSTLY * every
-
-
-def _is_scaled_first(parts: Sequence[Correlation], epilogue: Epilogue | None) -> bool:
-    """True if y is scaled as a whole and the parts are added: where some elements get no product at all."""
-    return epilogue is None and any(p.taps == 0 for p in parts) and any(p.taps for p in parts)

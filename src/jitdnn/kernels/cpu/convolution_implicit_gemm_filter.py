@@ -38,10 +38,10 @@ class ImplicitGemmFilter(Algorithm):
         assert isinstance(device, CpuDevice)
         return _cheapest(problem, device.isa)
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return self._plan(problem, device).workspace(device.threads)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
         return seconds_of(problem, device, plan.cycles() + cycles_apart(problem), plan.tasks)
@@ -53,7 +53,8 @@ class ImplicitGemmFilter(Algorithm):
         assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
         library = load(self.name, str(problem), device.isa, lambda module: plan.trace(module, 3))
-        return CpuKernel(library, plan.phases(), 3, useful_threads(device, plan.cycles()))
+        threads, needed = useful_threads(device, plan.cycles()), plan.workspace(device.threads)
+        return CpuKernel(library, plan.phases(), 3, threads, workspace=needed)
 
 
 @lru_cache(256)

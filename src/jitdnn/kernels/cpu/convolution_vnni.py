@@ -139,13 +139,13 @@ class Vnni(Algorithm):
         (whole,) = lower_convolution(problem, epilogue.operands if epilogue else ())
         return QuadBlocked.of(whole.merged(), device.isa)
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         assert isinstance(device, CpuDevice)
-        return self._part(problem, device).workspace(device.threads)
+        return self._part(problem, device, epilogue).workspace(device.threads)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
-        part = self._part(problem, device)
+        part = self._part(problem, device, epilogue)
         cycles = part.cycles() - (part.pack_cycles() if self._is_kept else 0.0)
         return seconds_of(problem, device, cycles, part.tasks)
 
@@ -162,4 +162,5 @@ class Vnni(Algorithm):
         )  # fmt: skip
         kept = Kept(part.all_panels * ITEM_BYTES[part.c.dtype], 1)
         threads = useful_threads(device, part.cycles())
-        return CpuKernel(library, part.phases(""), pointers, threads, kept=kept)
+        needed = part.workspace(device.threads)
+        return CpuKernel(library, part.phases(""), pointers, threads, kept=kept, workspace=needed)

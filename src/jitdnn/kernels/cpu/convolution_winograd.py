@@ -80,9 +80,11 @@ class _Winograd(Algorithm):
             for part in self._correlations(problem, operands)
         ]
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         assert isinstance(device, CpuDevice)
-        parts = self._parts(problem, device)
+        return self._workspace(self._parts(problem, device, epilogue), device)
+
+    def _workspace(self, parts: list[Winograd], device: CpuDevice) -> int:
         own = max(part.own_elements for part in parts)
         return (self._memory(parts, device)[1] + device.threads * own) * ITEM_BYTES[parts[0].c.dtype]
 
@@ -97,19 +99,27 @@ class _Winograd(Algorithm):
         shared = sum(sizes) if self._is_kept else max(sizes)
         return [Memory(start, shared, staged) for start in starts], shared + device.threads * staged
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
-        parts = self._parts(problem, device)
+        parts = self._parts(problem, device, epilogue)
         tasks = sum(phases(p, "")[1][1] for p in parts)
         counted = sum(cycles(p, self._is_kept) for p in parts) + cycles_apart(problem)
         return seconds_of(problem, device, counted, tasks)
 
     def error_bound(self, problem: Problem) -> float:
+        # the operands of an epilogue decide which axes are joined, but never one with several taps: the tiles of those
+        # that are tried, and so the largest error, are the same
         assert isinstance(problem, Convolution)
         errors = [
             error_of(part, *way) for part in self._correlations(problem) for way in self._ways(problem, part)
         ]
         return max(errors) + storage_error(problem, compute_dtype(problem.dtype))
+
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        for part in self._parts(problem, device, epilogue):
+            if part.rows.spreads or part.columns.spreads:
+                return f"the other results of a tile of {part.outputs[0]} x {part.outputs[1]}"
+        return None
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(device, CpuDevice)
@@ -133,7 +143,8 @@ class _Winograd(Algorithm):
             steps = [first for first, _ in pairs] + [second for _, second in pairs]
             kept = Kept(scratch * ITEM_BYTES[parts[0].c.dtype], len(parts))
         threads = useful_threads(device, sum(cycles(p, self._is_kept) for p in parts))
-        return CpuKernel(library, steps, pointers, threads, [scratch], kept)
+        needed = self._workspace(parts, device)
+        return CpuKernel(library, steps, pointers, threads, [scratch], kept, needed)
 
 
 class Winograd4(_Winograd):

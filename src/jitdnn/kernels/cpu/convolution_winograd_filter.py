@@ -53,11 +53,10 @@ class WinogradFilterGradient(Algorithm):
         assert isinstance(device, CpuDevice)
         return _plan(problem, device.isa, self.order)
 
-    def workspace(self, problem: Problem, device: Device) -> int:
-        plan = self.plan(problem, device)
-        return plan.workspace(min(device.threads, plan.tasks))
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        return _workspace(self.plan(problem, device), device)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
         plan = self.plan(problem, device)
         return seconds_of(problem, device, cycles(plan) + cycles_apart(problem), plan.tasks)
@@ -68,13 +67,20 @@ class WinogradFilterGradient(Algorithm):
         plan = _plan(problem, isa("avx512"), None)  # the tiles are the same on every processor
         return (2.0 * own if own > computing else 0.0) + computing * roundings(plan.axes, plan.c.batch)
 
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        return "the other taps of the filter, of the same channels"
+
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(device, CpuDevice)
         plan = self.plan(problem, device)
         code = WinogradFilterCode(plan, 3)
         library = load(self.name, plan, device.isa, code.trace)
         threads = min(useful_threads(device, cycles(plan)), plan.tasks)  # each has its own tiles
-        return CpuKernel(library, code.phases(), 3, threads)
+        return CpuKernel(library, code.phases(), 3, threads, workspace=_workspace(plan, device))
+
+
+def _workspace(plan: WinogradFilter, device: Device) -> int:
+    return plan.workspace(min(device.threads, plan.tasks))
 
 
 @lru_cache(256)

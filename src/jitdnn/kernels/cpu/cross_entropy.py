@@ -48,7 +48,7 @@ class SweptCrossEntropy(Algorithm):
             return "cross_entropy takes no epilogue"
         return refusal(cast(CrossEntropy, problem))
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         loss = cast(CrossEntropy, problem)
         plan = plan_of(loss)
         return plan.room + max(
@@ -56,7 +56,7 @@ class SweptCrossEntropy(Algorithm):
             for s in plan.steps
         )
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         loss = cast(CrossEntropy, problem)
         return sum(
             estimate_sweeps(s.program, s.tensors, s.axes, device, s.compute, _mode(loss, s))

@@ -366,7 +366,7 @@ class CrossEntropyRows(Algorithm):
         assert plan is not None
         return plan
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         plan = self._planned(problem, device)
         return plan.all * _PARTIAL + plan.room * device.threads
 
@@ -376,7 +376,7 @@ class CrossEntropyRows(Algorithm):
         rows = plan.rows.outer * plan.rows.inner
         return rows * (a_row + problem.classes * a_vector / lanes) + 200.0 * plan.all
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         processor, plan = cast(CpuDevice, device), self._planned(problem, device)
         return seconds_of(
             problem, processor, self._cycles(cast(CrossEntropy, problem), processor, plan), max(1, plan.all)

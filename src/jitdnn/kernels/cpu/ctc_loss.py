@@ -72,7 +72,7 @@ class SequenceRecursion(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return "ctc_loss takes no epilogue" if epilogue is not None else None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         ctc, processor = cast(CtcLoss, problem), cast(CpuDevice, device)
         return _kept(ctc) + _room(ctc, processor.isa) * device.threads
 
@@ -85,7 +85,7 @@ class SequenceRecursion(Algorithm):
             return times * n * (states + (rows if problem.inputs_are == "logits" else 0.0)) + n * 200.0
         return times * n * (3.0 * states + 2.0 * rows) + n * 400.0
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         ctc, processor = cast(CtcLoss, problem), cast(CpuDevice, device)
         return seconds_of(problem, processor, self._cycles(ctc, processor), max(1, ctc.x.shape[1]))
 

@@ -62,7 +62,7 @@ class PhiloxDropout(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return "dropout takes no epilogue" if epilogue is not None else None
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return estimate_parts([t for _, t in _tensors(cast(Dropout, problem))], PARTS, device)
 
     def error_bound(self, problem: Problem) -> float:

@@ -25,7 +25,7 @@ from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.elementwise_key import ElementwiseCode
 from jitdnn.kernels.cpu.elementwise_tiles import block_size, trace_tiles
-from jitdnn.kernels.cpu.loops import Counter, share, task_count
+from jitdnn.kernels.cpu.loops import Counter, share, store_scaled, task_count
 from jitdnn.kernels.cpu.timing import LAUNCH_SECONDS
 from jitdnn.kernels.nest import CROSSED, REPEATED, STRIDED, UNIT, Nest
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
@@ -34,6 +34,7 @@ from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.lowering import lower_together
 from jitdnn.rtcg.operations import OPERATIONS
+from jitdnn.rtcg.storage import widen
 from jitdnn.rtcg.types import INT
 from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
 
@@ -172,10 +173,11 @@ def _trace(module: Module, code: ElementwiseCode) -> None:
         place = max(0, axes - 2) if STRIDED in code.moves else axes - 1
         extents = [*rows[:place], blocks, *rows[place:]]
         steps = [[*s[:-1][:place], jump, *s[:-1][place:]] for s, jump in zip(strides, jumps, strict=True)]
-        # integers are scaled as reals, and exact where they are not scaled
-        is_real = code.computing in REAL_DTYPES
-        scaling = code.computing if is_real else "f64"
+        # integers are scaled in f64, and exact where they are not scaled
+        is_real = not code.scales_whole
+        scaling = code.computing if code.computing in REAL_DTYPES else "f64"
         alpha, beta = arguments.alpha(scaling), arguments.beta(scaling)
+        factors = arguments.alpha("f64"), arguments.beta("f64")
         pointers = [arguments.pointer(t, d).as_real(code.computing) for t, d in enumerate(code.dtypes)]
         first = task * per_task
         last = (first + per_task).min(units)
@@ -185,11 +187,11 @@ def _trace(module: Module, code: ElementwiseCode) -> None:
             for _unit in k.range(first, last):
                 here = [p + offset.get() for p, offset in zip(pointers, counter.offsets, strict=True)]
                 start = counter.digits[place].get() * block
-                row = _Row(k, code, here, inner, alpha, beta)
+                row = _Row(k, code, here, inner, alpha, beta, factors)
                 row.run((run - start).min(block))
                 counter.advance()
 
-        is_simple = beta == 0.0 if is_real else (beta == 0.0) & (alpha == 1.0)
+        is_simple = beta == 0.0 if is_real else (factors[1] == 0.0) & (factors[0] == 1.0)
         with k.when(is_simple):
             body(alpha if is_real else None, None)
         with k.when(~is_simple):
@@ -207,8 +209,9 @@ class _Row:
         strides: Sequence[Value],
         alpha: Value | None,
         beta: Value | None,
+        factors: tuple[Value, Value],
     ) -> None:
-        self.k, self.code, self.pointers = k, code, pointers
+        self.k, self.code, self.pointers, self.factors = k, code, pointers, factors
         self.lanes = k.lanes(code.computing)
         self.strides: list[Any] = [
             {UNIT: 1, REPEATED: 0}.get(move, stride) for move, stride in zip(code.moves, strides, strict=True)
@@ -290,18 +293,16 @@ class _Row:
             if number in code.plain or self.alpha is None:
                 store(t, result, i, mask)
                 continue
-            if result.is_float:
-                target = self.pointers[t]
-            else:
-                target, result = self.pointers[t].as_real("f64"), k.convert(result, "f64")
+            target, stride = self.pointers[t], self.strides[t]
+            if code.dtypes[t] not in REAL_DTYPES:
+                place = target + (i * stride if isinstance(stride, Value) or stride != 1 else i)
+                store_scaled(k, self.factors, place, stride, widen(k, result, code.computing, "f64"), mask)
+                continue
             result = result * self.alpha
             if self.beta is not None:
-                old = target.load_strided(i, self.strides[t], self.lanes, mask)
+                old = target.load_strided(i, stride, self.lanes, mask)
                 result = k.fma(self.beta, old, result)
-            if target is self.pointers[t]:
-                store(t, result, i, mask)
-            else:
-                target.store_strided(result, i, self.strides[t], mask)
+            store(t, result, i, mask)
 
     def store(self, tensor: int, result: Value, i: Value, mask: Value | None) -> None:
         self.pointers[tensor].store_strided(result, i, self.strides[tensor], mask)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jitdnn.rtcg.expression import Expression
+from jitdnn.tensor import REAL_DTYPES
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,12 @@ class ElementwiseCode:
     @property
     def inputs(self) -> int:
         return len(self.moves) - len(self.expressions)
+
+    @property
+    def scales_whole(self) -> bool:
+        """Whether alpha and beta touch an output of integers."""
+        outputs = enumerate(self.dtypes[self.inputs :])
+        return any(n not in self.plain and dtype not in REAL_DTYPES for n, dtype in outputs)
 
     def __repr__(self) -> str:
         keys = [expression.key for expression in self.expressions]

@@ -247,11 +247,11 @@ class EmbeddingRows(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return "an embedding takes no epilogue" if epilogue is not None else None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         embedding = cast(Embedding, problem)
         return 8 * (embedding.rows + 1 + embedding.indices.size) if embedding.direction == "bwd" else 0
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         embedding = cast(Embedding, problem)
         sorting = embedding.indices.size * _SORT_SECONDS if embedding.direction == "bwd" else 0.0
         return LAUNCH_SECONDS + sorting + self._seconds(embedding) / device.threads

@@ -213,7 +213,7 @@ class GridSampleChannels(SampleAlgorithm):
                 )
         return super().refuse(problem, device, epilogue)
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         sample = cast(GridSample, problem)
         if sample.direction != "bwd_data":
             return 0
@@ -227,7 +227,7 @@ class GridSampleChannels(SampleAlgorithm):
     def _room(self, problem: GridSample, device: Device) -> int:
         return SamplePlan.of(problem).plane * self._vectors(problem, device) * self.lanes(problem, device)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return spread(self._seconds(cast(GridSample, problem), device), device)
 
     def _seconds(self, problem: GridSample, device: Device) -> float:

@@ -295,7 +295,7 @@ class GridSamplePixels(SampleAlgorithm):
 
     name = "pixels"
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         sample = cast(GridSample, problem)
         if sample.direction != "bwd_data":
             return 0
@@ -305,7 +305,7 @@ class GridSamplePixels(SampleAlgorithm):
         channels = min(_CHANNELS, problem.x.shape[1])
         return -(-channels * (SamplePlan.of(problem).plane + 1) // 16) * 16
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return spread(self._seconds(cast(GridSample, problem)), device)
 
     def _seconds(self, problem: GridSample) -> float:

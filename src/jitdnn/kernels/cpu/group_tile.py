@@ -46,8 +46,7 @@ def trace_tile(
         if plan.is_written_far:
             code.ask(y)
         code.sum_up(x, filters)
-        alpha, beta = (k.convert(scale.load(i), dtype) for i in range(2))
-        code.finish(Blend(k, alpha, beta, epilogue), [y, *pointers])
+        code.finish(Blend.of(k, scale, dtype, y, epilogue), [y, *pointers])
     return function
 
 
@@ -245,7 +244,8 @@ class _Tile:
             self._finish_kept(blend, pointers, masks)
             return
         step = 1 if woven else c.y.groups[0]
-        with k.when(blend.beta == 0.0):
+        is_new = blend.is_new
+        with k.when(is_new):
             for row in range(self.tile.rows):
                 with when(k, self._is_row(row)):
                     for column in range(self.tile.columns):
@@ -255,7 +255,7 @@ class _Tile:
                                 pointers[0].store_strided(
                                     vector * k.splat(blend.alpha, lanes), at, step, masks[j]
                                 )
-        with k.when(blend.beta != 0.0):
+        with k.when(~is_new):
             self._finish_kept(blend, pointers, masks)
 
     def _channel(self, view: View, number: int) -> int:

@@ -299,12 +299,12 @@ class LayerNormRows(Algorithm):
         per_task = max(1, least, -(-rows // _MOST_TASKS))
         return -(-rows // per_task), per_task
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         norm = cast(LayerNorm, problem)
         sums = (norm.dweight is not None) + (norm.dbias is not None)
         return self._tasks(norm)[0] * sums * norm.count * DTYPES[norm.statistic_dtype]
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         tasks, _ = self._tasks(cast(LayerNorm, problem))
         seconds = problem.bytes / _BYTES_PER_SECOND
         return LAUNCH_SECONDS + seconds / min(device.threads, tasks, task_count(device, seconds))

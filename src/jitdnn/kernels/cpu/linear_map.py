@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from jitdnn.kernels.cpu.winograd_matrices import Matrix
+from jitdnn.retention import Recent
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.types import constant_of
 
@@ -33,16 +34,13 @@ def apply_to_grid(k: Builder, matrices: Sequence[Matrix], grid: Sequence[Values]
 def operations(matrix: Matrix) -> int:
     """Arithmetic instructions that ``apply`` takes, about."""
     # planners ask thousands of times about a few matrices; to hash their fractions would take as long as to count
-    known = _operations.get(id(matrix))
+    known = _operations.recall(id(matrix))
     if known is None or known[0] is not matrix:
-        if len(_operations) >= _MOST_KNOWN:
-            _operations.clear()
-        known = _operations[id(matrix)] = (matrix, _count_operations(matrix))
+        known = _operations.put(id(matrix), (matrix, _count_operations(matrix)))
     return known[1]
 
 
-_MOST_KNOWN = 1024
-_operations: dict[int, tuple[Matrix, int]] = {}
+_operations: Recent[int, tuple[Matrix, int]] = Recent(1024)
 
 
 def _count_operations(matrix: Matrix) -> int:

@@ -124,7 +124,7 @@ class _WindowNorm(Algorithm):
     def _pitch(self, problem: LRN | DivisiveNorm, cut: _Cut, lanes: int) -> int:
         return 2 * self._front(problem, lanes) + (cut.lanes[0] // lanes + 2) * lanes
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         norm, processor, dtype = (
             cast(LRN | DivisiveNorm, problem),
             cast(CpuDevice, device),
@@ -154,7 +154,7 @@ class _WindowNorm(Algorithm):
         rows = prod(e for e, _ in cut.kept) * cut.box
         return rows * (-(-extent // lanes) * vector + 30.0)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         norm, processor = cast(LRN | DivisiveNorm, problem), cast(CpuDevice, device)
         lanes = processor.isa.lanes(compute_dtype(problem.dtype))
         cycles = self._cycles(norm, _Cut.of(norm, self.is_along), lanes)

@@ -32,12 +32,12 @@ class PackedGemm(Algorithm):
         wanted = wanted_tasks(device.threads)
         return Blocked(lower_matmul(problem, operands), device.isa, wanted=wanted, threads=device.threads)
 
-    def workspace(self, problem: Problem, device: Device) -> int:
-        return self._plan(problem, device).workspace(device.threads)
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        return self._plan(problem, device, epilogue).workspace(device.threads)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
-        plan = self._plan(problem, device)
+        plan = self._plan(problem, device, epilogue)
         return seconds_of(problem, device, plan.cycles(), plan.tasks)
 
     def error_bound(self, problem: Problem) -> float:
@@ -51,4 +51,6 @@ class PackedGemm(Algorithm):
             self.name, (str(problem), str(epilogue), plan.wanted), device.isa,
             lambda module: plan.trace(module, "", pointers, (0, 1, 2), epilogue),
         )  # fmt: skip
-        return CpuKernel(library, plan.phases(""), pointers, useful_threads(device, plan.cycles()))
+        threads = useful_threads(device, plan.cycles())
+        needed = plan.workspace(device.threads)
+        return CpuKernel(library, plan.phases(""), pointers, threads, workspace=needed)

@@ -143,10 +143,10 @@ class SweepsNormalization(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return f"{problem.kind} takes no epilogue" if epilogue is not None else None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return workspace_plan(plan_of(cast(Normalization, problem)), device)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return estimate_plan(plan_of(cast(Normalization, problem)), device)
 
     def error_bound(self, problem: Problem) -> float:

@@ -342,8 +342,13 @@ def _tap_places(c: Correlation) -> dict[int, tuple[int, ...]]:
 
 
 def taps_are_a_run(several: Sequence[Correlation]) -> bool:
-    """True if the taps of several correlations together lie one after the other in the filter, and not too many."""
+    """True if the taps of several correlations together lie one after the other in the filter, and not too many.
+
+    Of a filter that is broadcast along an axis several taps are one value: they are no run.
+    """
     places = sorted(offset for c in several for offset in _tap_places(c))
+    if len(places) != sum(c.taps for c in several):
+        return False
     return places == list(range(len(places))) and 1 < len(places) <= _MOST_TAPS
 
 

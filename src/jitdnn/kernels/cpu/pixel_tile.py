@@ -42,8 +42,7 @@ def trace_tile(
         *pointers, d, h, p = rest
         code = _Tile(k, plan, tile, numbers, edge, (d, h, p))
         code.sum_up(x, w)
-        alpha, beta = (k.convert(scale.load(i), dtype) for i in range(2))
-        code.finish(Blend(k, alpha, beta, epilogue), [y, *pointers])
+        code.finish(Blend.of(k, scale, dtype, y, epilogue), [y, *pointers])
     return function
 
 
@@ -233,7 +232,7 @@ class _Tile:
             fits = not self.edge or room + (j + 1) * self.lanes <= strip.results
             masks.append(None if fits else k.mask(left - j * self.lanes, self.lanes))
         straight = self._finish_new if blend.epilogue is None else self._finish_kept
-        is_new = blend.beta == 0.0
+        is_new = blend.is_new
         if self.plan.streams:
             is_streamed = is_new & is_aligned(pointers[0], self.lanes)
             with k.when(is_streamed):
@@ -250,9 +249,10 @@ class _Tile:
         if blend.epilogue is not None:
             self._finish_kept(blend, pointers, masks)
             return
-        with self.k.when(blend.beta == 0.0):
+        is_new = blend.is_new
+        with self.k.when(is_new):
             self._finish_new(blend, pointers, masks)
-        with self.k.when(blend.beta != 0.0):
+        with self.k.when(~is_new):
             self._finish_kept(blend, pointers, masks)
 
     def _finish_new(

@@ -27,6 +27,7 @@ from jitdnn.kernels.cpu.pooling_geometry import (
     Geometry,
     PoolingAlgorithm,
     Windows,
+    arithmetic_of,
     combiner,
     initial,
     is_better,
@@ -39,7 +40,6 @@ from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import HALVES
-from jitdnn.tensor import compute_dtype
 
 _AHEAD = 1  # windows from one that is read to the one that is asked for, where x fits no cache
 _MOST_VECTORS = {False: 8, True: 6}  # of channels at once; one register each, three where places are kept
@@ -56,6 +56,7 @@ class _Code:
     mode: str
     counts_padding: bool
     dtype: str
+    computing: str  # the type of sums and maxima
     indices: str | None  # the type of the indices that the maximum gives too
     vectors: int  # of channels that go through a window together
     has_tail: bool  # the last of them is not full, and they are all channels of the group
@@ -72,7 +73,7 @@ class _Channels:
     """Traces one kernel."""
 
     def __init__(self, module: Module, code: _Code) -> None:
-        self.code, self.dtype, self.mode = code, compute_dtype(code.dtype), code.mode
+        self.code, self.dtype, self.mode = code, code.computing, code.mode
         self.tensors = len(code.is_unit)
         with module.task("pooling") as (k, args, task, thread):
             self.k, self.lanes = k, k.lanes(self.dtype)
@@ -157,9 +158,9 @@ class _Channels:
                     here.prefetch(later + v * self.lanes)
                 total.set(combine(k, total.get(), self._load(0, here, v, mask)))
         count = k.convert(bounds[0].count * bounds[1].count * bounds[2].count, self.dtype)
+        divisor = k.splat(count, self.lanes) if self.mode == "avg" else None
         for v, (total, mask) in enumerate(zip(totals, masks, strict=True)):
-            result = total.get() if self.mode == "max" else total.get() / k.splat(count, self.lanes)
-            self._store(1, target, v, result, mask)
+            self._store(1, target, v, total.get(), mask, divisor)
 
     def _later(self, tensor: int) -> Value:
         """How far the window is that is asked for, in elements of x."""
@@ -176,14 +177,17 @@ class _Channels:
             index = k.convert(k.select(is_empty, -1, place), targets[1].dtype)
             targets[1].store_strided(index, step * (v * self.lanes), step, mask)
 
-    def _store(self, tensor: int, target: Pointer, vector: int, result: Value, mask: Value | None) -> None:
-        """Scale a vector of channels into a result."""
+    def _store(
+        self, tensor: int, target: Pointer, vector: int, result: Value, mask: Value | None,
+        divisor: Value | None = None,
+    ) -> None:  # fmt: skip
+        """Scale a vector of channels, divided by ``divisor``, into a result."""
         step = self.channel_steps[tensor]
         there = target + step * (vector * self.lanes)
         if mask is None and self.code.is_unit[tensor]:
-            store_vector(self.k, self.scale, there, result, self.code.streams)
+            store_vector(self.k, self.scale, there, result, self.code.streams, divisor)
         else:
-            self.scale.store(there, step, result, mask)
+            self.scale.store(there, step, result, mask, divisor)
 
     def _taps(
         self, bounds: Sequence[Bounds], tensors: Sequence[tuple[int, Pointer]]
@@ -375,11 +379,9 @@ class PoolingChannels(PoolingAlgorithm):
         start = geometry.inputs * vectors if problem.direction == "bwd" else 0
         return geometry.images * (geometry.outputs * pixel + start)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
-        pooling, lanes = (
-            cast(Pooling, problem),
-            cast(CpuDevice, device).isa.lanes(compute_dtype(problem.dtype)),
-        )
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        pooling = cast(Pooling, problem)
+        lanes = cast(CpuDevice, device).isa.lanes(arithmetic_of(pooling))
         cycles = self._cycles(pooling, Geometry.of(pooling), lanes)
         return seconds_of(problem, cast(CpuDevice, device), cycles, max(1, int(cycles / 5e4)))
 
@@ -390,9 +392,9 @@ class PoolingChannels(PoolingAlgorithm):
     def _needs_ring(self, problem: Pooling, geometry: Geometry) -> bool:
         return problem.direction == "bwd" and not geometry.tiles
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
-        geometry, dtype = Geometry.of(pooling), compute_dtype(problem.dtype)
+        geometry, dtype = Geometry.of(pooling), arithmetic_of(pooling)
         if not self._needs_ring(pooling, geometry):
             return 0
         lanes = processor.isa.lanes(dtype)
@@ -401,7 +403,7 @@ class PoolingChannels(PoolingAlgorithm):
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
-        geometry, lanes = Geometry.of(pooling), processor.isa.lanes(compute_dtype(problem.dtype))
+        geometry, lanes = Geometry.of(pooling), processor.isa.lanes(arithmetic_of(pooling))
         rows = geometry.images
         if pooling.direction == "fwd":
             rows *= geometry.axes[0].out * geometry.axes[1].out
@@ -414,6 +416,7 @@ class PoolingChannels(PoolingAlgorithm):
             mode=pooling.mode,
             counts_padding=pooling.count_include_pad,
             dtype=problem.dtype,
+            computing=arithmetic_of(pooling),
             indices=None if pooling.indices is None else pooling.indices.dtype,
             vectors=vectors,
             has_tail=has_tail,

@@ -11,9 +11,10 @@ from typing import cast
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, summation_bound
 from jitdnn.kernels.cpu.loops import Slots
-from jitdnn.problems.pooling import ADAPTIVE, EMPTY_WINDOW_MAX, Pooling
+from jitdnn.problems.pooling import ADAPTIVE, EMPTY_WINDOW_MAX, QUANTIZED, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Value
+from jitdnn.tensor import compute_dtype
 
 AXES = 3
 _AXIS_FIELDS = ("extent", "out", "window", "stride", "before", "after", "dilation")
@@ -184,6 +185,12 @@ def _join(
         return None
     joined = Axis(a.extent * w, a.out, a.window * w, a.stride * w, a.before * w, a.after * w)
     return joined, [inner if extent == w else outer for outer, inner, extent in tensors]
+
+
+def arithmetic_of(problem: Pooling) -> str:
+    """The type of sums and maxima: f64 also for 8-bit numbers whose sum might need more digits than f32 has."""
+    is_long = problem.x.dtype in QUANTIZED and problem.mode == "avg" and prod(problem.window) >= 2**16
+    return "f64" if is_long else compute_dtype(problem.dtype)
 
 
 INDEX = {"f32": "i32", "f64": "i64"}

@@ -21,7 +21,6 @@ from jitdnn.kernels.cpu.pooling_geometry import INDEX, Bounds, Geometry, Windows
 from jitdnn.kernels.cpu.pooling_ring import RING_SLOTS
 from jitdnn.rtcg.builder import Builder, Pointer, Register, Value
 from jitdnn.rtcg.vector_math import element_of
-from jitdnn.tensor import compute_dtype
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class RowCode:
     mode: str
     counts_padding: bool
     dtype: str
+    computing: str  # the type of sums and maxima
     indices: str | None  # the type of the indices that the maximum gives too
     stride: int
     window: int
@@ -80,7 +80,7 @@ class RowBlocks:
 
     def __init__(self, k: Builder, arguments: Arguments, code: RowCode, tensors: int) -> None:
         self.k, self.code, self.mode = k, code, code.mode
-        self.dtype = compute_dtype(code.dtype)
+        self.dtype = code.computing
         self.index = INDEX[self.dtype]
         self.lanes = k.lanes(self.dtype)
         self.windows = w = Windows(

@@ -13,7 +13,14 @@ from typing import cast
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.loops import Counter, share
-from jitdnn.kernels.cpu.pooling_geometry import Axis, Bounds, Geometry, PoolingAlgorithm, combiner
+from jitdnn.kernels.cpu.pooling_geometry import (
+    Axis,
+    Bounds,
+    Geometry,
+    PoolingAlgorithm,
+    arithmetic_of,
+    combiner,
+)
 from jitdnn.kernels.cpu.pooling_ring import Ring, ring_bytes, ring_values
 from jitdnn.kernels.cpu.pooling_row_blocks import Block, RowBlocks, RowCode, row_slots, sum_of_columns
 from jitdnn.kernels.cpu.streaming import is_streamed, store_vector
@@ -22,7 +29,6 @@ from jitdnn.problems.pooling import EMPTY_WINDOW_MAX, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
-from jitdnn.tensor import compute_dtype
 
 _MOST_COLUMNS = 8  # vectors of one row that are held in registers
 _MOST_UNROLLED = 4  # rows of a window
@@ -50,15 +56,16 @@ class _Forward(RowBlocks):
                 if code.indices is not None:
                     self._store_maxima(bounds, plane, targets, block)
                 else:
-                    self._store(targets[0], self._window(bounds, plane, block), block)
+                    count = self._count(bounds, block) if self.mode == "avg" else None
+                    self._store(targets[0], self._window(bounds, plane, block), block, count)
             counter.advance()
 
-    def _store(self, target: Pointer, result: Value, block: Block) -> None:
+    def _store(self, target: Pointer, result: Value, block: Block, count: Value | None = None) -> None:
         there = target + self.k.integer(block.output) * self.output_step
         if block.outputs.mask is None and self.code.is_unit:
-            store_vector(self.k, self.scale, there, result, self.code.streams)
+            store_vector(self.k, self.scale, there, result, self.code.streams, count)
         else:
-            self.scale.store(there, self.output_step, result, block.outputs.mask)
+            self.scale.store(there, self.output_step, result, block.outputs.mask, count)
 
     def _store_maxima(
         self, bounds: Sequence[Bounds], plane: Pointer, targets: Sequence[Pointer], block: Block
@@ -74,14 +81,13 @@ class _Forward(RowBlocks):
         there.store_strided(k.convert(place, targets[1].dtype), 0, step, block.outputs.mask)
 
     def _window(self, bounds: Sequence[Bounds], plane: Pointer, block: Block) -> Value:
+        """The maximum or the sum of each window."""
         k, combine = self.k, combiner(self.mode)
         columns = self._combined_rows(bounds, plane, block)
         result = self._tap(columns, 0)
         for tap in range(1, self.code.window):
             result = combine(k, result, self._tap(columns, tap))
-        if self.mode == "avg":
-            return result / self._count(bounds, block)
-        if not self.code.has_empty_windows:
+        if self.mode == "avg" or not self.code.has_empty_windows:
             return result
         return k.select(self._is_empty(bounds, block), EMPTY_WINDOW_MAX, result)
 
@@ -223,23 +229,23 @@ class PoolingRows(PoolingAlgorithm):
             )
         return None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
-        geometry, dtype = Geometry.of(pooling), compute_dtype(problem.dtype)
+        geometry, dtype = Geometry.of(pooling), arithmetic_of(pooling)
         if pooling.direction == "fwd" or geometry.tiles:
             return 0
         return ring_bytes(_ring(geometry, processor.isa.lanes(dtype)), dtype, device.threads)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         pooling = cast(Pooling, problem)
-        lanes = cast(CpuDevice, device).isa.lanes(compute_dtype(problem.dtype))
+        lanes = cast(CpuDevice, device).isa.lanes(arithmetic_of(pooling))
         geometry = Geometry.of(pooling)
         cycles = _cycles(pooling, geometry, lanes)
         return seconds_of(problem, cast(CpuDevice, device), cycles, max(1, int(cycles / 5e4)))
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
-        geometry, lanes = Geometry.of(pooling), processor.isa.lanes(compute_dtype(problem.dtype))
+        geometry, lanes = Geometry.of(pooling), processor.isa.lanes(arithmetic_of(pooling))
         a0, a1, a2 = geometry.axes
         small = geometry.strides[1 if pooling.direction == "fwd" else 0]
         code = RowCode(
@@ -247,6 +253,7 @@ class PoolingRows(PoolingAlgorithm):
             mode=pooling.mode,
             counts_padding=pooling.count_include_pad,
             dtype=problem.dtype,
+            computing=arithmetic_of(pooling),
             indices=None if pooling.indices is None else pooling.indices.dtype,
             stride=a2.stride,
             window=a2.window,

@@ -20,6 +20,7 @@ from jitdnn.kernels.cpu.pooling_geometry import (
     Geometry,
     PoolingAlgorithm,
     Windows,
+    arithmetic_of,
     combiner,
     fold,
     is_better,
@@ -30,7 +31,6 @@ from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import HALVES
-from jitdnn.tensor import compute_dtype
 
 _VECTORS = 4  # independent accumulators, so that no addition waits for the one before
 
@@ -43,6 +43,7 @@ class _Code:
     mode: str
     counts_padding: bool
     dtype: str
+    computing: str  # the type of sums and maxima
     indices: str | None  # the type of the indices that the maximum gives too
     tiles: bool
     is_dilated: bool
@@ -53,7 +54,7 @@ class _Window:
     """Traces one kernel."""
 
     def __init__(self, module: Module, code: _Code) -> None:
-        self.code, self.dtype, self.mode = code, compute_dtype(code.dtype), code.mode
+        self.code, self.dtype, self.mode = code, code.computing, code.mode
         self.tensors = 4 if (code.direction, code.mode) == ("bwd", "max") else 2 + (code.indices is not None)
         self.outside = 0.0 if code.mode == "avg" else -float("inf")
         with module.task("pooling") as (k, args, task, _):
@@ -120,7 +121,8 @@ class _Window:
             for o2 in k.range(w["out2"]):
                 bounds = (b0, b1, w.bounds(2, o2))
                 if not places:
-                    self.scale.store(target + o2 * y[4], 1, self._reduced(bounds, plane))
+                    count = self._count(bounds) if self.mode == "avg" else None
+                    self.scale.store(target + o2 * y[4], 1, self._reduced(bounds, plane), divisor=count)
                     continue
                 best, place = self._maximum(bounds, plane, tensor=0)
                 is_empty = b0.is_empty | b1.is_empty | bounds[2].is_empty
@@ -130,6 +132,7 @@ class _Window:
             counter.advance()
 
     def _reduced(self, bounds: Sequence[Bounds], plane: Pointer) -> Value:
+        """The maximum or the sum of a window."""
         k, combine = self.k, combiner(self.mode)
         start = k.constant(self.outside, self.dtype, self.lanes)
         totals = [k.register(start) for _ in range(_VECTORS)]
@@ -143,7 +146,7 @@ class _Window:
             values = [combine(k, a, b) for a, b in zip(values[:half], values[half:], strict=True)]
         result = fold(k, self.mode, values[0])
         if self.mode == "avg":
-            return result / self._count(bounds)
+            return result
         is_empty = bounds[0].is_empty | bounds[1].is_empty | bounds[2].is_empty
         return k.select(is_empty, EMPTY_WINDOW_MAX, result)
 
@@ -263,11 +266,9 @@ class PoolingWindow(PoolingAlgorithm):
             return f"the elements of a window lie {geometry.axes[2].dilation} apart in a row: they must be adjacent"
         return None
 
-    def estimate(self, problem: Problem, device: Device) -> float:
-        pooling, lanes = (
-            cast(Pooling, problem),
-            cast(CpuDevice, device).isa.lanes(compute_dtype(problem.dtype)),
-        )
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        pooling = cast(Pooling, problem)
+        lanes = cast(CpuDevice, device).isa.lanes(arithmetic_of(pooling))
         geometry = Geometry.of(pooling)
         a0, a1, a2 = geometry.axes
         vector = {("fwd", "avg"): 2, ("fwd", "max"): 4, ("bwd", "avg"): 3, ("bwd", "max"): 8}
@@ -282,7 +283,7 @@ class PoolingWindow(PoolingAlgorithm):
         geometry = Geometry.of(pooling)
         tiles = geometry.tiles and pooling.mode == "avg"
         code = _Code(
-            pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype,
+            pooling.direction, pooling.mode, pooling.count_include_pad, problem.dtype, arithmetic_of(pooling),
             None if pooling.indices is None else pooling.indices.dtype, tiles, geometry.is_dilated,
             geometry.is_adaptive,
         )  # fmt: skip

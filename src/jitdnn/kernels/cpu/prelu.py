@@ -24,7 +24,7 @@ class PReluForward(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return "an activation takes no epilogue: it is one itself" if epilogue is not None else None
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return estimate_elementwise(FORWARD, prelu_tensors(cast(PRelu, problem)), device)
 
     def error_bound(self, problem: Problem) -> float:

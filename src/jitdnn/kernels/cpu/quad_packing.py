@@ -123,8 +123,11 @@ def _load_four(
     found = []
     for i in range(QUAD):
         there = mask & k.splat(rows > i, mask.lanes) if i else mask
-        vector = source.load_strided(i * row_stride, stride, mask.lanes, there)
-        found.append(k.select(there, vector, 0) if stride == 0 else vector)
+        if stride == 0:  # a broadcast reads whatever the mask is: of a row that is not there, the first one
+            vector = source.load_strided(k.select(rows > i, k.integer(i * row_stride), 0), 0, mask.lanes)
+            found.append(k.select(there, vector, 0))
+        else:
+            found.append(source.load_strided(i * row_stride, stride, mask.lanes, there))
     return found
 
 

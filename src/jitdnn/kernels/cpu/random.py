@@ -132,7 +132,7 @@ class PhiloxFill(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return "random numbers take no epilogue" if epilogue is not None else None
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         random = cast(Random, problem)
         return estimate_parts([random.y], random.parts, device)
 

@@ -188,7 +188,7 @@ class ResizeChannels(ResizeAlgorithm):
                 )
         return super().refuse(problem, device, epilogue)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return LAUNCH_SECONDS + self._seconds(cast(Resize, problem), device) / device.threads
 
     def _seconds(self, problem: Resize, device: Device) -> float:

@@ -275,7 +275,7 @@ class ResizeRows(ResizeAlgorithm):
 
     name = "rows"
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         lanes = cast(CpuDevice, device).isa.lanes(problem.dtype)
         pattern = _Pattern.of(axes_of(cast(Resize, problem))[2], lanes)
         return device.threads * self._room(cast(Resize, problem), pattern, lanes) * ITEM_BYTES[_real(problem)]
@@ -284,7 +284,7 @@ class ResizeRows(ResizeAlgorithm):
         columns = axes_of(problem)[2].columns
         return -(-(pattern.before + columns + pattern.behind) // lanes) * lanes
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return LAUNCH_SECONDS + self._seconds(cast(Resize, problem), device) / device.threads
 
     def _seconds(self, problem: Resize, device: Device) -> float:

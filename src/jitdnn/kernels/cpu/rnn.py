@@ -36,10 +36,10 @@ class FusedSteps(Algorithm):
                 return f"{operand.name} has strides {strides}: it must be packed, row after row"
         return None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return _plan(problem, device).room.bytes
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         plan = _plan(problem, device)
         tasks = max(tasks for _, tasks in plan.phases())
         return seconds_of(problem, plan.device, plan.cycles, tasks)

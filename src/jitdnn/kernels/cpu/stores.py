@@ -12,13 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.indexing import scale
+from jitdnn.kernels.cpu.loops import blend_whole
 from jitdnn.kernels.cpu.streaming import is_aligned
 from jitdnn.kernels.cpu.transpose import transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.lowering import lower
+from jitdnn.rtcg.vector_math import element_of
+from jitdnn.tensor import REAL_DTYPES
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,6 @@ class TileStore:
     y: Placement
     operands: tuple[Placement, ...]
     epilogue: Epilogue | None
-    is_scaled: bool = False  # y has been multiplied by beta already: only add
     sums: str | None = None  # the type of the sums in memory, where it is not that of the arithmetic
     streams: bool = False  # whole rows go past the caches where they are aligned and nothing is read
 
@@ -77,22 +81,50 @@ class TileStore:
 
 
 class Blend:
-    """alpha, beta and the epilogue as they are applied to one vector."""
+    """alpha, beta and the epilogue as they are applied to one vector.
 
-    def __init__(self, k: Builder, alpha: Value, beta: Value, epilogue: Epilogue | None) -> None:
+    ``whole``: alpha and beta in f64, where the result may be one of integers.
+    """
+
+    def __init__(
+        self, k: Builder, alpha: Value, beta: Value, epilogue: Epilogue | None,
+        whole: tuple[Value, Value] | None = None,
+    ) -> None:  # fmt: skip
         self.k, self.alpha, self.beta, self.epilogue = k, alpha, beta, epilogue
+        self.whole = whole
+
+    @classmethod
+    def of(cls, k: Builder, scale: Pointer, dtype: str, y: Pointer, epilogue: Epilogue | None) -> Blend:
+        """For sums of type ``dtype`` and the result ``y``; ``scale`` points to alpha and beta, two doubles."""
+        alpha, beta = scale.load(0), scale.load(1)
+        whole = None if y.dtype in REAL_DTYPES else (alpha, beta)
+        return cls(k, k.convert(alpha, dtype), k.convert(beta, dtype), epilogue, whole)
+
+    @property
+    def is_new(self) -> Value:
+        """Whether ``scaled`` may be stored as it is: nothing is read, and integers are not scaled."""
+        if self.whole is None:
+            return self.beta == 0.0
+        return (self.whole[0] == 1.0) & (self.whole[1] == 0.0)
+
+    def finished(self, value: Value, operands: Sequence[Value]) -> Value:
+        """``value`` after the epilogue."""
+        if self.epilogue is None:
+            return value
+        return lower(self.k, self.epilogue.expression, [value, *operands])
 
     def scaled(self, value: Value, operands: Sequence[Value]) -> Value:
         """``value`` after the epilogue, times alpha."""
-        if self.epilogue is not None:
-            value = lower(self.k, self.epilogue.expression, [value, *operands])
-        return value * self.k.splat(self.alpha, value.lanes)
+        return self.finished(value, operands) * self.k.splat(self.alpha, value.lanes)
 
     def store(
         self, y: Pointer, stride: int, value: Value, operands: Sequence[Value], mask: Value | None
     ) -> None:
         """Finish ``value`` and store its lanes at ``stride``."""
         k, lanes = self.k, value.lanes
+        if self.whole is not None:
+            blend_whole(k, self.whole, y, stride, self.finished(value, operands), element_of(value), mask)
+            return
         result = k.register(self.scaled(value, operands))
         with k.when(self.beta != 0.0):
             old = y.load_strided(0, stride, lanes, mask)
@@ -123,10 +155,8 @@ def trace_store(module: Module, name: str, store: TileStore) -> Function:
         while tile.joins():
             extents = [*extents[:-2], extents[-2] * tile.extents[-1]]
             tile = tile.joined()
-        alpha, beta = (k.convert(scale.load(i), store.dtype) for i in range(2))
-        if store.is_scaled:
-            beta = k.constant(1.0, store.dtype)
-        writer = _Writer(k, tile, Blend(k, alpha, beta, store.epilogue), sums, [y, *pointers])
+        blend = Blend.of(k, scale, store.dtype, y, store.epilogue)
+        writer = _Writer(k, tile, blend, sums, [y, *pointers])
         if tile.is_transposed:
             writer.transposed(lanes_valid, extents)
         else:
@@ -199,7 +229,7 @@ class _Writer:
                 self._store(point, lane, strides, value, None)
             return
         y = self.pointers[0] + _offset(self.placements[0], point, k.integer(0))
-        is_free = is_aligned(y, self.lanes) & (self.blend.beta == 0.0)
+        is_free = is_aligned(y, self.lanes) & self.blend.is_new
         with k.when(is_free):
             for lane, value in vectors:
                 operands = [
@@ -239,40 +269,56 @@ class _Writer:
                 self._store(point, lane + i, [p.box[-1] for p in self.placements], value, mask)
 
 
-def _scaling_axes(axes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(extent, stride) pairs, the one to vectorise last."""
-    return sorted(axes, key=lambda axis: -abs(axis[1]))
+@dataclass(frozen=True)
+class Box:
+    """Elements of a tensor: (extent, stride) of each axis, and where the first one lies."""
 
+    axes: tuple[tuple[int, int], ...]
+    offset: int
 
-def scaling_tasks(axes: Sequence[tuple[int, int]]) -> int:
-    """Number of tasks of ``trace_scaling``."""
-    return math.prod(extent for extent, _ in _scaling_axes(axes)[:-2])
+    @property
+    def size(self) -> int:
+        return math.prod(extent for extent, _ in self.axes)
+
+    @property
+    def rows(self) -> list[tuple[int, int]]:
+        """The axes in the order of loops, at least two: the one to vectorise is the last."""
+        axes = sorted((axis for axis in self.axes if axis[0] != 1), key=lambda axis: -abs(axis[1]))
+        return [(1, 0)] * (2 - len(axes)) + axes
+
+    @property
+    def tasks(self) -> int:
+        return math.prod(extent for extent, _ in self.rows[:-2])
 
 
 def trace_scaling(
-    module: Module, name: str, dtype: str, axes: Sequence[tuple[int, int]], pointers: int, number: int
+    module: Module, name: str, stored: str, dtype: str, boxes: Sequence[Box], pointers: int, number: int
 ) -> None:
-    """Trace the task ``name``: y = beta * y, without reading y where beta is 0.
+    """Trace the task ``name``: y = alpha * 0 + beta * y in each box in its turn, as `trace_store` does it.
 
-    ``axes`` are the (extent, stride) pairs of y, at least three; y is the operand ``number`` of ``pointers``.
+    y is the operand ``number`` of ``pointers``, in memory as ``stored`` says; sums would be of type ``dtype``.
     """
-    *outer, (rows, row_stride), (extent, stride) = _scaling_axes(axes)
     with module.task(name) as (k, args, task, _):
-        arguments = Arguments(k, args, pointers)
-        y = arguments.pointer(number, dtype)
-        index = task
-        for count, step in reversed(outer):
-            y, index = y + (index % count) * step, index // count
-        lanes, beta = k.lanes(dtype), arguments.beta(dtype)
-        many = k.splat(beta, lanes)
-        for row in k.range(rows):
-            for i in k.range(0, extent, lanes):
-                mask = k.mask(k.integer(extent) - i, lanes)
-                place = y + (row * row_stride + i * stride)
-                result = k.register(k.constant(0, dtype, lanes))
-                with k.when(beta != 0.0):
-                    result.set(place.load_strided(0, stride, lanes, mask) * many)
-                place.store_strided(result.get(), 0, stride, mask)
+        first = 0
+        for box in boxes:
+            with k.when(task >= first), k.when(task < first + box.tasks):
+                _scale_box(k, args, task - first, box, (stored, dtype), pointers, number)
+            first += box.tasks
+
+
+def _scale_box(
+    k: Builder, args: Any, task: Value, box: Box, types: tuple[str, str], pointers: int, number: int
+) -> None:
+    (stored, dtype), arguments = types, Arguments(k, args, pointers)
+    *outer, (rows, row_stride), (extent, stride) = box.rows
+    y, index = arguments.pointer(number, stored) + box.offset, task
+    for count, step in reversed(outer):
+        y, index = y + (index % count) * step, index // count
+    lanes, blend = k.lanes(dtype), Blend.of(k, scale(k, args, pointers), dtype, y, None)
+    for row in k.range(rows):
+        for i in k.range(0, extent, lanes):
+            mask = k.mask(k.integer(extent) - i, lanes)
+            blend.store(y + (row * row_stride + i * stride), stride, k.constant(0, dtype, lanes), (), mask)
 
 
 def _offset(placement: Placement, point: Sequence[int | Value], lane: Value) -> Value:

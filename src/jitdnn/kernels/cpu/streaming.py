@@ -24,17 +24,19 @@ def is_aligned(place: Pointer, lanes: int) -> Value:
     return (address & (lanes * ITEM_BYTES[place.dtype] - 1)) == 0
 
 
-def store_vector(k: Builder, scale: Scale, target: Pointer, value: Value, streams: bool) -> None:
-    """Store alpha * value + beta * target for a whole vector of neighbours: past the caches if ``streams``, where
-    the address is that of a whole vector and nothing is read."""
+def store_vector(
+    k: Builder, scale: Scale, target: Pointer, value: Value, streams: bool, divisor: Value | None = None
+) -> None:
+    """Store alpha * value / divisor + beta * target for a whole vector of neighbours: past the caches if
+    ``streams``, where the address is that of a whole vector and nothing is read."""
     if not streams:
-        scale.store(target, 1, value)
+        scale.store(target, 1, value, divisor=divisor)
         return
-    is_free = is_aligned(target, value.lanes) & (scale.beta == 0.0)
+    is_free = is_aligned(target, value.lanes) & scale.is_new(target)
     with k.when(is_free):
-        target.stream(value * k.splat(scale.alpha, value.lanes))
+        target.stream((value if divisor is None else value / divisor) * k.splat(scale.alpha, value.lanes))
     with k.when(~is_free):
-        scale.store(target, 1, value)
+        scale.store(target, 1, value, divisor=divisor)
 
 
 def store_new(y: Pointer, stride: int, value: Value, mask: Value | None, streams: bool) -> None:

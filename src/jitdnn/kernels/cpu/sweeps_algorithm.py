@@ -35,11 +35,11 @@ class Swept(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return f"{problem.kind} takes no epilogue" if epilogue is not None else None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         program, tensors, axes, _ = self.rows(problem)
         return workspace_sweeps(program, tensors, axes, device, mode=self.mode)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         program, tensors, axes, _ = self.rows(problem)
         return estimate_sweeps(program, tensors, axes, device, mode=self.mode)
 

@@ -24,7 +24,7 @@ class _Elementwise(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return self.takes_no_epilogue if epilogue is not None else None
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         tensors = [operand.descriptor for operand in problem.operands]
         return estimate_elementwise(self._expression(problem), tensors, device)
 

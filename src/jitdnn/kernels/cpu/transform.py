@@ -19,7 +19,7 @@ class _Parts(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return "copies take no epilogue: use jd.elementwise instead" if epilogue is not None else None
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         parts = [part for part in self._parts(problem) if part[1][-1][1].size]
         return 1e-7 + sum(estimate_elementwise(e, [d for _, d in tensors], device) for e, tensors in parts)
 

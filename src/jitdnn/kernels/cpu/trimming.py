@@ -26,7 +26,7 @@ def trimmed_axes(c: Correlation, sides: Sequence[int]) -> list[int]:
     return padded
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def inside_fraction(axis: Axis, side: int) -> float:
     """The part of all (tile, tap) pairs on an axis that is not left out."""
     tiles = range(0, axis.results, side)

@@ -213,14 +213,14 @@ class ScatterUnpooling(Algorithm):
         size = prod(problem.large.shape[2:])
         return (size * places // lanes + 2) * lanes
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         unpooling, dtype = cast(Unpooling, problem), compute_dtype(problem.dtype)
         if unpooling.direction == "bwd":
             return 0
         lanes = cast(CpuDevice, device).isa.lanes(dtype)
         return device.threads * self._pitch(unpooling, lanes) * ITEM_BYTES[dtype]
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         unpooling, processor = cast(Unpooling, problem), cast(CpuDevice, device)
         lanes = processor.isa.lanes(compute_dtype(problem.dtype))
         cycles = 3.0 * unpooling.small.size

@@ -29,7 +29,12 @@ from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.indexing import whole_lines
 from jitdnn.kernels.cpu.packing import Panels, plan_panels
 from jitdnn.kernels.cpu.tiles import Tile, ceil_div, choose_tile
-from jitdnn.kernels.cpu.winograd_matrices import Matrix, MinimalFiltering, minimal_filtering
+from jitdnn.kernels.cpu.winograd_matrices import (
+    Matrix,
+    MinimalFiltering,
+    minimal_filtering,
+    reaches_beyond,
+)
 from jitdnn.rtcg.builder import Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -105,6 +110,17 @@ class TileAxis:
         With the last tap the last place drops out, that of infinity: its product is that of the last tap alone.
         """
         return self.axis.taps.count - (self.taps - 1) * self.phases
+
+    @property
+    def spreads(self) -> bool:
+        """Whether a NaN or an infinity reaches results of its tile that do not read it.
+
+        Phases that lack a tap take the maps of those that have it, or zero in its place.
+        """
+        if self.full_phases < self.phases:
+            return True
+        filtering = self.filtering()
+        return reaches_beyond(filtering.result, filtering.data, self.taps)
 
     def first_tap(self, phase: Value) -> Value:
         """The number of a phase's first tap."""

@@ -77,6 +77,19 @@ def from_points(outputs: int, taps: int, points: Sequence[Fraction]) -> MinimalF
     return MinimalFiltering(outputs, taps, _frozen(result), _frozen(filters), _frozen(data))
 
 
+def reaches_beyond(result: Matrix, data: Matrix, taps: int) -> bool:
+    """Whether a datum enters results that have no tap for it: its terms cancel there, unless it is NaN or infinite.
+
+    ``result`` is A^T, ``data`` B^T; result i reads the data i to i + ``taps`` - 1.
+    """
+    return any(
+        row[place] and coefficient and not i <= j < i + taps
+        for i, row in enumerate(result)
+        for place, of_place in enumerate(data)
+        for j, coefficient in enumerate(of_place)
+    )
+
+
 def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
     """Coefficients, lowest first, of the product of (x - root)."""
     coefficients = [Fraction(1)]

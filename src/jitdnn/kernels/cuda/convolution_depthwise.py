@@ -32,10 +32,10 @@ class _Depthwise(Algorithm):
         """The plan for a problem that has a window; None if no tile fits."""
         raise NotImplementedError
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return int(getattr(self.plan(problem, device), "workspace", 0))
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return float(self.plan(problem, device).seconds(device))
 
     def error_bound(self, problem: Problem) -> float:
@@ -69,9 +69,15 @@ class DepthwiseSliding(_Depthwise):
     def plan(self, problem: Problem, device: Any) -> Any:
         return _sliding(problem, device)
 
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction == "bwd_filter":
+            return "other taps, where the tiles of dy end beyond it and are filled with zeros"
+        return None
+
 
 class DepthwiseBanded(_Depthwise):
-    """See the module's text. A number that is not finite spreads to results up to 15 columns away."""
+    """See the module's text."""
 
     name = "depthwise_banded"
 
@@ -88,6 +94,12 @@ class DepthwiseBanded(_Depthwise):
 
     def plan(self, problem: Problem, device: Any) -> Any:
         return _banded(problem, device)
+
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction == "bwd_filter":
+            return "other taps, where the tiles of dy end beyond it and are filled with zeros"
+        return "results up to 15 columns away, at the zeros of its banded matrices"
 
 
 @functools.lru_cache(4096)

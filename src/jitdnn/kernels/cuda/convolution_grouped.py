@@ -93,7 +93,7 @@ class Grouped(Algorithm):
         assert plan is not None
         return plan
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         assert isinstance(problem, Convolution)
         if problem.direction != "bwd_filter":
             return 0
@@ -109,12 +109,18 @@ class Grouped(Algorithm):
         gpu: GpuDevice = device  # type: ignore[assignment]
         return _registers(problem, gpu.multiprocessors, gpu.bandwidth).elementwise
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(problem, Convolution)
         return self.plan(problem, device).seconds
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
+
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction == "bwd_filter":
+            return "other taps, where the tiles of dy end beyond it and are filled with zeros"
+        return "the other groups of its sixteen channels"
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, Convolution)

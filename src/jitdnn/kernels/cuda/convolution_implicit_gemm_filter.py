@@ -137,10 +137,10 @@ class ImplicitGemmFilter(Algorithm):
         assert isinstance(problem, Convolution)
         return plan_of(problem, device, self._tiles, self.uses_workspace)  # type: ignore[arg-type]
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return self.plan(problem, device).workspace
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return self.plan(problem, device).seconds
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:

@@ -49,16 +49,20 @@ class Patch(Algorithm):
             return f"no algorithm takes {folded}"
         return None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
-        inner, folded = _chosen(problem, device, None)
-        return inner.workspace(folded, device)
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        inner, folded = _chosen(problem, device, epilogue)
+        return inner.workspace(folded, device, epilogue)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
-        inner, folded = _chosen(problem, device, None)
-        return inner.estimate(folded, device)
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        inner, folded = _chosen(problem, device, epilogue)
+        return inner.estimate(folded, device, epilogue)
 
     def error_bound(self, problem: Problem) -> float:
         return units_bound(problem)
+
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        inner, folded = _chosen(problem, device, epilogue)
+        return inner.spreads(folded, device, epilogue)
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         inner, folded = _chosen(problem, device, epilogue)
@@ -146,4 +150,4 @@ def _inner(folded: Convolution, device: Any, epilogue: Epilogue | None) -> Algor
         for algorithm in algorithms(folded, device.target)
         if algorithm.name not in ("patch", "reference") and algorithm.refuse(folded, device, epilogue) is None
     ]
-    return min(takers, key=lambda algorithm: algorithm.estimate(folded, device), default=None)
+    return min(takers, key=lambda algorithm: algorithm.estimate(folded, device, epilogue), default=None)

@@ -74,16 +74,24 @@ class Stem(Algorithm):
         assert plan is not None
         return plan
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         assert isinstance(problem, Convolution)
         return self.plan(problem, device).workspace
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(problem, Convolution)
         return self.plan(problem, device).seconds
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
+
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction == "bwd_filter":
+            return "other taps, where the tiles of dy end beyond it and are filled with zeros"
+        if problem.direction == "bwd_data" and max(problem.stride) > 1:
+            return "neighbouring results, whose phases of the stride have fewer taps and are filled up with zeros"
+        return None
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, Convolution)

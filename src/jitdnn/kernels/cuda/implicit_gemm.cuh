@@ -473,7 +473,13 @@ FUNCTION void store_results(RESULT *p, Where step, const REAL (&results)[RUN], i
 #pragma unroll
     for (int e = 0; e < RUN; ++e) {
         values[e] = alpha * results[e];
-        if (beta != 0 && e < count) values[e] += beta * (REAL)LOAD(RESULT, p, (i64)e * step);
+        if (beta != 0 && e < count) {
+#if DTYPE_IS_INTEGER
+            values[e] = blend_whole(alpha, results[e], beta, (SCALE)LOAD(RESULT, p, (i64)e * step));
+#else
+            values[e] += beta * (REAL)LOAD(RESULT, p, (i64)e * step);
+#endif
+        }
     }
     if constexpr (IS_VECTOR) {
         if (count == RUN) {

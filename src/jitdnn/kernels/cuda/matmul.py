@@ -77,12 +77,11 @@ class MatrixUnits(Algorithm):
         assert isinstance(problem, MatMul)
         return _plan(problem, device, self._tiles, self.uses_workspace, has_epilogue)  # type: ignore[arg-type]
 
-    def workspace(self, problem: Problem, device: Device) -> int:
-        # it does not depend on an epilogue, so it is enough for both plans
-        return max(self.plan(problem, device, fused)[1].workspace for fused in (False, True))
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        return self.plan(problem, device, epilogue is not None)[1].workspace
 
-    def estimate(self, problem: Problem, device: Device) -> float:
-        return self.plan(problem, device, False)[1].seconds
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        return self.plan(problem, device, epilogue is not None)[1].seconds
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, MatMul)

@@ -85,7 +85,7 @@ class LegacyConvolution(Algorithm):
             return str(error)
         return _needed(library(), device.index, problem, self.method.number, self.method.is_tf32)
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         needed = self._needed(cast(Convolution, problem), cast(CudaDevice, device))
         if isinstance(needed, str):
             raise DeviceError(f"{self.name} does not take {problem}: {needed}")
@@ -94,13 +94,18 @@ class LegacyConvolution(Algorithm):
     def arithmetic(self, problem: Problem) -> str:
         return "tf32" if self.method.is_tf32 else super().arithmetic(problem)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return _seconds(
             cast(Convolution, problem), cast(CudaDevice, device), self.method, self.workspace(problem, device)
         )
 
     def error_bound(self, problem: Problem) -> float:
         return _error(cast(Convolution, problem), self.method)
+
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        return (
+            None if self.method.kind == "gemm" else "the other results of a tile that is transformed together"
+        )
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, Convolution)

@@ -82,12 +82,24 @@ FUNCTION i64 product(const i32 *extents) {
 }
 
 /* EPILOGUE may use what names an element of y: group_digits, free_digit, space and column. */
+#if Y_IS_WHOLE
+#define STORE_RESULT(sum, place)                                                                              \
+  {                                                                                                           \
+    SCALE value = (SCALE)EPILOGUE((REAL)(sum));                                                               \
+    if (beta != (SCALE)0)                                                                                     \
+      value = blend_whole(alpha, value, beta, (SCALE)LOAD(Y_TYPE, y, place));                                 \
+    else                                                                                                      \
+      value *= alpha;                                                                                         \
+    STORE(Y_TYPE, y, place, value);                                                                           \
+  }
+#else
 #define STORE_RESULT(sum, place)                                                   \
   {                                                                                \
     REAL value = (REAL)alpha * EPILOGUE((REAL)(sum));                              \
     if (beta != (SCALE)0) value += (REAL)beta * (REAL)LOAD(Y_TYPE, y, place);      \
     STORE(Y_TYPE, y, place, value);                                                \
   }
+#endif
 
 KERNEL(GROUP_THREADS)
 void contract(

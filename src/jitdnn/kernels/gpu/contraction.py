@@ -16,7 +16,7 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.gpu.epilogue import epilogue_source
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
-from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
+from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype
 
 _THREADS = 256
 _GROUPS_WANTED = 4  # a multiprocessor, before the terms are split among groups
@@ -319,6 +319,7 @@ def _structure(c: Contraction, tiling: Tiling) -> dict[str, object]:
     counts = max(c.row_count * max(c.residue_count, 1), c.term_count, c.group_count * c.row_count)
     return {
         "G_TYPE": g.dtype, "P_TYPE": p.dtype, "Y_TYPE": y.dtype, "SUM": c.sums or computing, "REAL": computing,
+        "Y_IS_WHOLE": int(y.dtype not in REAL_DTYPES),
         "INDEX": "i32" if most < 2**31 - 2**20 else "i64", "NUMBER": "u32" if counts < 2**31 else "u64",
         "AXES": len(c.axes), "GROUP_AXES": len(c.batches), "RESIDUES": int(c.by_residues),
         "TG": tiling.rows, "TP": tiling.columns, "TK": tiling.depth, "RG": tiling.thread_rows,

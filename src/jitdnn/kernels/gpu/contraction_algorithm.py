@@ -25,10 +25,10 @@ class Contracted(Algorithm):
             return "the device has no double precision: use f32"
         return None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return contraction.workspace(self.lowered(problem), cast(GpuDevice, device))
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return contraction.choose(self.lowered(problem), cast(GpuDevice, device)).seconds
 
     def error_bound(self, problem: Problem) -> float:

@@ -28,11 +28,11 @@ class RowsCrossEntropy(Algorithm):
         plan = plan_of(cast(CrossEntropy, problem), has_powers=True)
         return plan, [step_kernel(step, len(plan.numbers), device) for step in plan.steps]
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         plan, kernels = self._plan(problem, device)
         return plan.room + max(kernel.workspace() for kernel in kernels)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return sum(kernel.estimate() for kernel in self._plan(problem, device)[1])
 
     def error_bound(self, problem: Problem) -> float:

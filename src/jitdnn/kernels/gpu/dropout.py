@@ -50,7 +50,7 @@ class PhiloxDropout(Algorithm):
             return "dropout takes no epilogue"
         return refuse_elementwise([t for _, t in _tensors(cast(Dropout, problem))], device, "f32")
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return estimate_parts([t for _, t in _tensors(cast(Dropout, problem))], device)
 
     def error_bound(self, problem: Problem) -> float:

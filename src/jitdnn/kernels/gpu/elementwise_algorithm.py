@@ -32,7 +32,7 @@ class Elementwise(Algorithm):
             return self.takes_no_epilogue
         return refuse_elementwise(self.tensors(problem), device, self._computing(problem))
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return estimate_elementwise(self.expression(problem), self.tensors(problem), device)
 
     def error_bound(self, problem: Problem) -> float:

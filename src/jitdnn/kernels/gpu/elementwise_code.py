@@ -9,7 +9,7 @@ from jitdnn.kernels.gpu.names import storage_type
 from jitdnn.kernels.nest import Nest
 from jitdnn.rtcg.c_source import c_function
 from jitdnn.rtcg.expression import Expression
-from jitdnn.tensor import DTYPES
+from jitdnn.tensor import DTYPES, REAL_DTYPES
 
 THREADS = 256  # of a group
 
@@ -86,7 +86,7 @@ def store_vector(
         {put}
       }}
 """
-    if computing != "i64":
+    if dtype in REAL_DTYPES:
         return f"""      {{
         {made}
 {loop} {result} *= scale;
@@ -98,16 +98,22 @@ def store_vector(
         {put}
       }}
 """
-    # whole numbers are exact where they are not scaled, and scaled as reals
+    # whole numbers are exact where they are not scaled, and scaled as the longest reals
+    wide = (
+        f"(SCALE){result}"
+        if computing in REAL_DTYPES
+        else f"(SCALE)number_{dtype}(item_{dtype}_i64({result}))"
+    )
+    before = f"(SCALE)number_{dtype}({old})"
     return f"""      {{
         {made}
         if (alpha == 1 && beta == 0) {{
-{loop} {item} = item_{dtype}_i64({result});
+{loop} {item} = item_{dtype}_{computing}({result});
         }} else if (beta == 0) {{
-{loop} {item} = JOIN(item_{dtype}_, SCALE_TYPE)(alpha * (SCALE){result});
+{loop} {item} = JOIN(item_{dtype}_, SCALE_TYPE)(alpha * {wide});
         }} else {{
           {read}
-{loop} {item} = JOIN(item_{dtype}_, SCALE_TYPE)(fma(beta, (SCALE)number_{dtype}({old}), alpha * (SCALE){result}));
+{loop} {item} = JOIN(item_{dtype}_, SCALE_TYPE)(blend_whole(alpha, {wide}, beta, {before}));
         }}
         {put}
       }}

@@ -281,13 +281,13 @@ class EmbeddingRows(Algorithm):
             return "an embedding takes no epilogue"
         return refuse_elementwise([cast(Embedding, problem).weight], device)
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         embedding = cast(Embedding, problem)
         if embedding.direction == "fwd":
             return 0
         return 24 * min(embedding.rows, _RANGES) + 16 * embedding.indices.size
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         embedding = cast(Embedding, problem)
         moved, sorting = 2 * embedding.y.nbytes, 0.0
         if embedding.direction == "bwd":

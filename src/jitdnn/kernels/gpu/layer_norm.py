@@ -85,11 +85,11 @@ class FusedLayerNorm(Algorithm):
         places = cast(GpuDevice, device).multiprocessors * max(1, _RESIDENT // _threads(problem)[0])
         return max(1, min(rows, places))
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         norm = cast(LayerNorm, problem)
         return self._groups(norm, device) * 2 * norm.count * 4
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         moved = problem.bytes + 2 * self.workspace(problem, device)
         return 2 * LAUNCH_SECONDS + moved / (0.85 * device.bandwidth)
 

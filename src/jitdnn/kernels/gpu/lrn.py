@@ -36,11 +36,11 @@ class PlainWindowNorm(Algorithm):
             return f"{cast(GpuDevice, device).name} has no double precision, and x is f64"
         return None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         norm = cast(LRN | DivisiveNorm, problem)
         return 0 if norm.direction == "fwd" else 2 * norm.x.size * DTYPES[compute_dtype(problem.dtype)]
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         size = problem.bytes + 2 * self.workspace(problem, device)
         # about eight instructions for an element of a window
         busy = 4.0 * problem.flops / device.peak_flops("f32")

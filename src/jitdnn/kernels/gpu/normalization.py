@@ -89,11 +89,11 @@ class RowsNormalization(Algorithm):
             return f"{problem.kind} takes no epilogue"
         return refuse_f64(problem, device)
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         plan = plan_of(cast(Normalization, problem))
         return plan.room + max(kernel.workspace() for kernel in kernels_of(plan, device))
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return sum(kernel.estimate() for kernel in kernels_of(plan_of(cast(Normalization, problem)), device))
 
     def error_bound(self, problem: Problem) -> float:

@@ -123,6 +123,18 @@ typedef double SCALE;
 #else
 typedef float SCALE;
 #endif
+/* What a result of integers becomes by alpha and beta: products and sum are rounded one by one, so that what lies between
+ * two whole numbers does so for every target. The compiler may not fuse them. */
+#ifdef __OPENCL_VERSION__
+FUNCTION SCALE blend_whole(SCALE alpha, SCALE result, SCALE beta, SCALE before) {
+#pragma OPENCL FP_CONTRACT OFF
+  return alpha * result + beta * before;
+}
+#else
+FUNCTION SCALE blend_whole(SCALE alpha, SCALE result, SCALE beta, SCALE before) {
+  return __dadd_rn(__dmul_rn(alpha, result), __dmul_rn(beta, before));
+}
+#endif
 /* storage only: load_f16 and its like make numbers of them */
 typedef u16 f16;
 typedef u16 bf16;

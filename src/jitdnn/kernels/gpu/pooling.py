@@ -51,6 +51,7 @@ def common_defines(problem: Pooling, device: GpuDevice, geometry: Geometry) -> d
     number = number_type(problem, device)
     defines = {
         "X": problem.x.dtype,
+        "X_IS_WHOLE": int(problem.x.dtype in QUANTIZED),
         "PACKED": int(problem.x.dtype in PACKED),
         "NUMBER": number,
         "OFFSET": geometry.offset_type,
@@ -75,13 +76,13 @@ class PoolingWindow(PlainPooling):
 
     name = "window"
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         pooling = cast(Pooling, problem)
         if (pooling.direction, pooling.mode) != ("bwd", "max"):
             return 0
         return pooling.y.size * DTYPES[Geometry.of(pooling).place_type]
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         pooling = cast(Pooling, problem)
         size = problem.bytes + 2 * self.workspace(problem, device)
         # about eight instructions for an element of a window

@@ -81,6 +81,20 @@ FUNCTION void store_vector(GLOBAL X *p, OFFSET i, int count, int is_aligned, con
 }
 
 /* alpha * v + beta * what is there; with beta 0 that is not read */
+#if X_IS_WHOLE
+#define FACTOR SCALE
+FUNCTION void store_scaled(GLOBAL X *p, OFFSET i, int count, int is_aligned, const NUMBER *v, SCALE alpha, SCALE beta) {
+  UNROLL for (int n = 0; n < count; ++n) {
+    SCALE scaled = (SCALE)v[n];
+    if (beta != 0)
+      scaled = blend_whole(alpha, scaled, beta, (SCALE)LOAD(X, p, i + n));
+    else
+      scaled *= alpha;
+    STORE(X, p, i + n, scaled);
+  }
+}
+#else
+#define FACTOR NUMBER
 FUNCTION void store_scaled(GLOBAL X *p, OFFSET i, int count, int is_aligned, const NUMBER *v, NUMBER alpha, NUMBER beta) {
   NUMBER scaled[16];
   UNROLL for (int n = 0; n < count; ++n) scaled[n] = alpha * v[n];
@@ -91,6 +105,7 @@ FUNCTION void store_scaled(GLOBAL X *p, OFFSET i, int count, int is_aligned, con
   }
   store_vector(p, i, count, is_aligned, scaled);
 }
+#endif
 
 /* whether addresses are multiples of `bytes` */
 FUNCTION int is_multiple(GLOBAL const X *p, int bytes) { return ((u64)p & (u64)(bytes - 1)) == 0; }

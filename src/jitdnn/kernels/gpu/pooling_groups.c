@@ -181,7 +181,7 @@ FUNCTION void share_of_window(GLOBAL const X *x, int is_aligned, Item item, Axis
       KEEP_PLACE(n);                                                                                                   \
     }                                                                                                                  \
     store_scaled(y + item.image * y_n, AT(y, item.c, item.d, item.h, item.w), LANES,                                    \
-                 LANES > 1 && is_multiple(y, LANES * (int)sizeof(X)), result, (NUMBER)alpha, (NUMBER)beta);            \
+                 LANES > 1 && is_multiple(y, LANES * (int)sizeof(X)), result, (FACTOR)alpha, (FACTOR)beta);            \
   }
 #endif
 
@@ -342,9 +342,9 @@ void pooling_spread(ARGUMENTS) {
       if (++place == count) place = 0, ++plane;
     }
     if (i + VECTOR <= end) {
-      store_scaled(run, i, VECTOR, is_aligned, values, (NUMBER)alpha, (NUMBER)beta);
+      store_scaled(run, i, VECTOR, is_aligned, values, (FACTOR)alpha, (FACTOR)beta);
     } else {
-      for (int v = 0; i + v < end; ++v) store_scaled(run, i + v, 1, 0, values + v, (NUMBER)alpha, (NUMBER)beta);
+      for (int v = 0; i + v < end; ++v) store_scaled(run, i + v, 1, 0, values + v, (FACTOR)alpha, (FACTOR)beta);
     }
   }
 }
@@ -381,7 +381,7 @@ void pooling_spread(ARGUMENTS) {
 #endif
       }
     }
-    store_scaled(to, i * VECTOR * (OFFSET)dx_w, LANES * VECTOR, is_aligned, values, (NUMBER)alpha, (NUMBER)beta);
+    store_scaled(to, i * VECTOR * (OFFSET)dx_w, LANES * VECTOR, is_aligned, values, (FACTOR)alpha, (FACTOR)beta);
   }
 }
 #endif

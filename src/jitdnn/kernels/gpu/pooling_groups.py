@@ -70,7 +70,7 @@ class PoolingGroups(PlainPooling):
             )
         return None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         pooling = cast(Pooling, problem)
         form = form_of(pooling, cast(GpuDevice, device))
         is_max = pooling.mode == "max"
@@ -81,7 +81,7 @@ class PoolingGroups(PlainPooling):
             each += DTYPES[_place_type(pooling, cast(GpuDevice, device))]
         return form.parts * form.count * form.lanes * each
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         pooling = cast(Pooling, problem)
         gpu = cast(GpuDevice, device)
         form = form_of(pooling, gpu)

@@ -64,7 +64,7 @@ class PoolingSliding(PlainPooling):
             return f"windows of {window} are more than a thread has registers for: use the algorithm window"
         return None
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return LAUNCH_SECONDS + 1.1 * problem.bytes / device.bandwidth
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:

@@ -104,7 +104,7 @@ void pooling_forward(ARGUMENTS) {
     PLACE places[LANES];
     pool(x + image * x_n + c * (OFFSET)x_c, is_aligned, ad, ah, aw, (OFFSET)x_d, (OFFSET)x_h, (OFFSET)x_w, d, h, w, result,
          places);
-    store_scaled(y + image * y_n, AT(y, c, d, h, w), LANES, is_aligned, result, (NUMBER)alpha, (NUMBER)beta);
+    store_scaled(y + image * y_n, AT(y, c, d, h, w), LANES, is_aligned, result, (FACTOR)alpha, (FACTOR)beta);
 #ifdef INDEX
     for (int n = 0; n < LANES; ++n) indices[image * indices_n + AT(indices, c + n, d, h, w)] = (INDEX)places[n];
 #endif
@@ -178,7 +178,7 @@ void pooling_backward(ARGUMENTS) {
         }
       }
     }
-    store_scaled(dx + image * dx_n, AT(dx, c, d, h, w), LANES, is_aligned, sums, (NUMBER)alpha, (NUMBER)beta);
+    store_scaled(dx + image * dx_n, AT(dx, c, d, h, w), LANES, is_aligned, sums, (FACTOR)alpha, (FACTOR)beta);
   }
 }
 #endif

@@ -64,7 +64,7 @@ class PhiloxFill(Algorithm):
             return "random numbers take no epilogue"
         return refuse_elementwise([cast(Random, problem).y], device)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return estimate_parts([cast(Random, problem).y], device)
 
     def error_bound(self, problem: Problem) -> float:

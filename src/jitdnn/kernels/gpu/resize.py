@@ -42,7 +42,7 @@ class PlainResize(Algorithm):
                 )
         return None
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         # about eight instructions for each tap, and as much as thirty taps for the places
         resize = cast(Resize, problem)
         busy = (8.0 * problem.flops + 240.0 * resize.y.size / APART) / device.peak_flops("f32")

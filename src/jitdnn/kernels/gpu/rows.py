@@ -139,10 +139,10 @@ class RowsAlgorithm(Algorithm):
             return f"{problem.kind} takes no epilogue"
         return refuse_f64(problem, device)
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return self.rows(problem, device).kernel(device).workspace()
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return self.rows(problem, device).kernel(device).estimate()
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:

@@ -306,7 +306,8 @@ class _Sizes:
             if team <= _SUBGROUP and self.loops == 1 and not self.writes:
                 most = max(most, min(2 * self.chunk, 2 * _MOST_HELD))
             if (team >= min(8, vectors) or team == self.most_threads) and steps * v <= max(v, most):
-                threads = max(team, min(_THREADS, self.most_threads))
+                # several teams share a group only if each is within a subgroup: larger ones fold through its memory
+                threads = team if team > _SUBGROUP else max(team, min(_THREADS, self.most_threads))
                 return self._made(False, max(1, steps), 1, team, threads, True)
             team *= 2
         threads = min(512 if self.loops > 1 else 256, self.most_threads)

@@ -21,7 +21,7 @@ class _Parts(Algorithm):
             return "copies take no epilogue: use jd.elementwise instead"
         return refuse_elementwise([operand.descriptor for operand in problem.operands], device)
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         parts = [part for part in self._parts(problem) if part[1][-1][1].size]
         return 1e-7 + sum(estimate_elementwise(e, [d for _, d in tensors], device) for e, tensors in parts)
 

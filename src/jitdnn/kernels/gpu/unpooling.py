@@ -35,11 +35,11 @@ class PlainUnpooling(Algorithm):
             return f"a plane of {unpooling.names[0]} has {places} elements: places in it must fit 31 bits"
         return None
 
-    def workspace(self, problem: Problem, device: Device) -> int:
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         unpooling = cast(Unpooling, problem)
         return 4 * unpooling.large.size if unpooling.direction == "fwd" else 0
 
-    def estimate(self, problem: Problem, device: Device) -> float:
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         # places are cleared, written and read
         size = problem.bytes + 3 * self.workspace(problem, device)
         return 3 * LAUNCH_SECONDS + 1.3 * size / device.bandwidth
