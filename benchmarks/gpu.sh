@@ -1,23 +1,25 @@
 #!/usr/bin/env bash
 # Checks and times the cuda target on a machine that has an NVIDIA GPU, Python with PyTorch, and maybe nothing else:
 #
-#   benchmarks/gpu.sh [check] [neglected] [dense] [memory]      (all of them by default)
+#   benchmarks/gpu.sh [check] [neglected] [dense] [memory] [fuzz]      (all of them by default)
 #
 #   check      tests/gpu on the real device, but for those of OpenCL and those that only compile
 #   neglected  depthwise, grouped, first-layer and patch convolutions beside cuDNN
 #   dense      layers of large networks beside cuDNN
 #   memory     operations that move memory, beside PyTorch and a copy
+#   fuzz       random problems of all operations on the device, in one process a core
 #
 # WHEELS   folder of wheels that are installed into a temporary folder; nothing is fetched. What the machine lacks of
 #          cuda-bindings, nvidia-cuda-nvrtc, ml-dtypes, typer, rich, pytest, pytest-xdist, hypothesis and their needs
 # RESULTS  folder for a file of JSON rows of each list [gpu-results]
 # LIMIT    seconds for each list [540]
+# PROBLEMS random problems of the fuzzer [300000]
 # PYTHON   [python3]
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for part in "$@"; do
-  if [[ ! $part =~ ^(check|neglected|dense|memory|all)$ ]]; then
-    echo "$part: there are check, neglected, dense and memory" >&2
+  if [[ ! $part =~ ^(check|neglected|dense|memory|fuzz|all)$ ]]; then
+    echo "$part: there are check, neglected, dense, memory and fuzz" >&2
     exit 2
   fi
 done
@@ -59,5 +61,11 @@ for part in "${@:-all}"; do
   fi
   if [[ $part == dense || $part == all ]]; then convolutions dense resnet50_v1.5 vgg16_D sd15_unet_512; fi
   if [[ $part == memory || $part == all ]]; then bench memory --memory-bound; fi
+  if [[ $part == fuzz || $part == all ]]; then
+    echo "== fuzz"
+    mkdir -p "$results"
+    timeout "$limit" "$python" tests/fuzz run --target cuda --problems "${PROBLEMS:-300000}" --seconds $((limit - 40)) \
+      --group 64 --faults "$results/faults.jsonl" || failed=1
+  fi
 done
 exit $failed

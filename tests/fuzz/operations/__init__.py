@@ -1,0 +1,31 @@
+"""The operations of the fuzzer, a module for each family."""
+
+from __future__ import annotations
+
+from fuzz.operations import (
+    calls,
+    convolution,
+    copies,
+    losses,
+    norms,
+    pointwise,
+    rows,
+    sequences,
+    spatial,
+    windows,
+)
+from fuzz.problem import OPERATIONS
+
+__all__ = [
+    "OPERATIONS",
+    "calls",
+    "convolution",
+    "copies",
+    "losses",
+    "norms",
+    "pointwise",
+    "rows",
+    "sequences",
+    "spatial",
+    "windows",
+]
