@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from jitdnn import limits
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.tables import TARGETS, algorithms, has_generator, table
@@ -351,6 +352,7 @@ def torch_samples() -> str:
 SEVERAL = "(several)"  # tests of graphs of several operators
 TABLES: dict[str, Callable[[], str]] = {
     "settings": table_markdown,
+    "limits": limits.table_markdown,
     "targets": targets_table,
     "onnx-counts": onnx_counts,
     "onnx-refused": onnx_refused,
