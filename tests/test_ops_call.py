@@ -225,3 +225,8 @@ def test_the_result_lies_in_memory_as_the_input_does(case: Case) -> None:
         result = case.run(last, *map(torch.from_numpy, arrays[1:]))
         assert result.is_contiguous(memory_format=torch.channels_last)
         assert_close(result, plain)
+
+
+def test_an_empty_result_that_numpy_cannot_make_is_refused_for_its_extents() -> None:
+    with pytest.raises(jd.DeviceError, match="is empty, and yet of larger extents"):
+        jd.resize(np.zeros((0, 1, 4, 4, 4), np.float32), size=10**9)

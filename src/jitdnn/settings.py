@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, ParseError
+from jitdnn.host_memory import host_memory
 from jitdnn.retention import Recent
 
 _UNITS: Final = {
@@ -118,14 +119,6 @@ def _available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _memory() -> int | None:
-    """Bytes of memory that this machine has, None where that is not told."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _default_cache_dir() -> Path:
@@ -325,9 +318,9 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting(
         "load_limit",
         parse_bytes,
-        _memory,
+        host_memory,
         "Most bytes that the arrays of one file (`.npz`, `.npy`, snapshot, ONNX), or one blob of a net, may take: a "
-        "size, or `none`. The default is the memory of the machine.",
+        "size, or `none`. The default is the memory that this process may use.",
     ),
     Setting(
         "log",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jitdnn.devices.host import host_memory
 from jitdnn.errors import DeviceError
+from jitdnn.host_memory import host_memory
 from jitdnn.retention import Account
 from jitdnn.settings import current, format_bytes, override
 

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from jitdnn.arguments import Argument, as_key, real_number, shown, text
-from jitdnn.devices.host import host_memory
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle, current_handle, settled_handle
+from jitdnn.host_memory import host_memory
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.gpu_call import GpuCall, common_place, glance_at, run_again
 from jitdnn.planner.plan import Plan, Request
@@ -292,6 +292,10 @@ def _look_up(handle: Handle, key: tuple[Any, ...]) -> _Call | None:
 def no_memory(name: str, tensor: TensorDescriptor | None) -> DeviceError:
     """The error for a result that there is no memory for."""
     assert tensor is not None
+    if not tensor.nbytes:
+        return DeviceError(
+            f"{name} of shape {tensor.shape} is empty, and yet of larger extents than NumPy can make an array of"
+        )
     return DeviceError(
         f"{name} of shape {tensor.shape} needs {format_bytes(tensor.nbytes)} ({tensor.nbytes} bytes), which the memory "
         "that is left does not have: free some, or compute it in parts"
