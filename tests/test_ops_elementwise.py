@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import hypothesis.strategies as st
@@ -175,3 +176,17 @@ def test_which_formulas_keep_integers() -> None:
     assert is_whole(parse_formula("where(a < 3, a * b, -a)").results[0])
     assert not is_whole(parse_formula("a / 2").results[0])
     assert not is_whole(parse_formula("a * 0.5").results[0])
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1.5, 1e300, 2**63, -(2**63) - 1])
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64])
+def test_integer_arithmetic_refuses_numbers_that_it_would_have_to_change(number: float, dtype: Any) -> None:
+    add = jd.elementwise(lambda x, y: x + y)
+    with pytest.raises(jd.InvalidArgument, match=r"y is .* arithmetic is too, in int64"):
+        add(np.ones(3, dtype), number)
+
+
+def test_numbers_beyond_single_precision_are_infinite_in_it() -> None:
+    add = jd.elementwise(lambda x, y: x + y)
+    assert np.isposinf(add(np.ones(3, np.float32), 1e300)).all()
+    assert (add(np.ones(3, np.int64), 2.0) == 3).all()

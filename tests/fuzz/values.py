@@ -105,7 +105,8 @@ def wrong(
         return f"shape {actual.shape}, must be {value.shape}"
     if not value.size:
         return None
-    kind = np.longdouble if value.dtype == np.longdouble else np.float64
+    # double precision is scaled in more than itself, so that sums of what overflows alone are known
+    kind = np.longdouble if dtype == "f64" or value.dtype == np.longdouble else np.float64
     with np.errstate(all="ignore"):
         total = value.astype(kind)
         error = np.broadcast_to(np.asarray(expected.error, kind), value.shape)
@@ -118,9 +119,11 @@ def wrong(
             if expected.adds_in_place:
                 error = error + expected.additions * _HALF.get(dtype, 0.0) * np.abs(kept)
             if dtype in _LARGEST:  # what is more than the arithmetic holds before it is scaled is infinite
-                is_open = is_open | (
-                    np.isfinite(value) & (np.abs(value) > _LARGEST["f64" if dtype == "f64" else "f32"])
-                )
+                most = _LARGEST["f64" if dtype == "f64" else "f32"]
+                parts = np.maximum(np.abs(scaled), np.abs(kept))
+                is_open = is_open | (np.isfinite(value) & (np.abs(value) > most))
+                # whether a product is rounded before it is added is left to the kernel
+                is_open = is_open | (np.isfinite(parts) & (parts > most) & (np.abs(scaled + kept) <= most))
             total = scaled + kept
         else:
             error = error + 2 * roundoff(dtype) * np.abs(total)
@@ -138,6 +141,8 @@ def wrong(
             got = actual
             if dtype == "bf16":  # whose comparisons are slow
                 low, high, got = (one.astype(np.float32) for one in (low, high, got))
+            # an error beyond the type's range on both sides: sums on the way there may have been infinite
+            is_open = is_open | (np.isneginf(low) & np.isposinf(high))
             is_number = np.isfinite(total)
             within = (low <= got) & (got <= high)
             same = np.where(np.isnan(total), np.isnan(got), got == total)

@@ -47,7 +47,8 @@ class ElementwiseKernel(UserKernel):
     integers and the formula only adds, multiplies, compares and the like, in 64-bit integers that wrap. Results are
     of the widest real type among the arrays; of integers, of their common integer type where the arithmetic is
     theirs and of a real type else; conditions are bool. Reals that are stored as integers are rounded to the
-    nearest and saturated. Numbers take the type of the arithmetic.
+    nearest and saturated. Numbers take the type of the arithmetic, and are refused where it is in integers and they are
+    none of 64 bits.
     """
 
     takes_in_place = True

@@ -116,12 +116,27 @@ def beside(values: np.ndarray[Any, Any], like: Any) -> Any:
 _numbers: Recent[tuple[Any, ...], Array] = Recent(2048)
 
 
-def number_on(gpu: GpuCall | None, runner: Handle, value: float, dtype: np.dtype[Any]) -> Array:
-    """A number in memory, where a kernel of `runner` can read it."""
+def number_on(gpu: GpuCall | None, value: float, dtype: np.dtype[Any], name: str) -> Array:
+    """A number in memory, where a kernel can read it. Raises InvalidArgument where the arithmetic is in integers and
+    the number is none of those."""
+    number = _in_memory(value, dtype, name)
     if gpu is None:
-        return borrow(np.array([value], dtype))
-    key = (gpu.gpu.place, dtype, np.array(value, dtype).tobytes())
+        return borrow(number)
+    key = (gpu.gpu.place, dtype, number.tobytes())
     found = _numbers.recall(key)
     if found is None:
-        found = _numbers.put(key, borrow(moved(borrow(np.array([value], dtype)), gpu.gpu)))
+        found = _numbers.put(key, borrow(moved(borrow(number), gpu.gpu)))
     return found
+
+
+def _in_memory(value: float, dtype: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):  # beyond the type's range there is infinity
+            return np.array([value], dtype)
+    limits = np.iinfo(dtype)
+    if not limits.min <= value <= limits.max or value != int(value):  # NaN is in no range
+        raise InvalidArgument(
+            f"{name} is {shown(value)}: where all arrays are integers the arithmetic is too, in {dtype.name}: give a "
+            "whole number that it holds, or an array of real numbers"
+        )
+    return np.array([int(value)], dtype)

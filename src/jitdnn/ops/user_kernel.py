@@ -140,8 +140,8 @@ class UserKernel(ABC):
             runner = handle if gpu is None else gpu.runner(handle)
             # numbers are read from memory: another value is not another kernel
             numbers = [
-                b if b is not None else number_on(gpu, runner, x, known.numbers)
-                for x, b in zip(arrays, borrowed, strict=True)
+                b if b is not None else number_on(gpu, x, known.numbers, name)
+                for x, b, name in zip(arrays, borrowed, self.inputs, strict=True)
             ]
             pointers = [number.pointer for number in numbers]
             pointers += [target.pointer for target in targets if target is not None]
