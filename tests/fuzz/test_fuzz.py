@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,25 @@ from fuzz.problem import Expected, Operand, Operation, Problem, Result
 from fuzz.run import GROUP, Fault, attempt
 from fuzz.shrink import shrink, tapes_of
 from fuzz.targets import target
+from jitdnn.devices.host_scratch import HostScratch
+from jitdnn.tensor import array as arrays
 
 # what needs no problems of its own: it measures, starts processes, or is a constant or an exception
 _ELSEWHERE = {
     "autotune", "tune", "warm", "current_handle", "DeviceArray", "MultiHeadGradients", "MultiHeadSaved",
 }  # fmt: skip
 SEED = 1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _library_as_it_was() -> Iterator[None]:
+    """A target has the library allocate between forbidden pages: not for other tests of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostScratch, "_made", HostScratch._made)
+        patch.setattr(arrays, "_empty", arrays._empty)
+        target.cache_clear()
+        yield
+    target.cache_clear()
 
 
 def _public() -> set[str]:
@@ -94,6 +107,14 @@ def _writes_beside(x: Any, out: Any = None) -> Any:
     return made
 
 
+def _writes_an_input(x: Any, out: Any = None) -> Any:
+    made = _doubled(x, out)
+    array = np.asarray(x)
+    if array.dtype == np.float32 and array.size:  # and not what makes no sense
+        ctypes.c_float.from_address(array.ctypes.data).value = 7.5
+    return made
+
+
 def _raises(x: Any, out: Any = None) -> Any:
     raise ValueError("no exception of the library")
 
@@ -119,6 +140,7 @@ def _found(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> dict[str, i
         (_wrong_element, "wrong"),
         (_raises, "raw"),
         (_refuses, "wrong"),
+        (_writes_an_input, "outside"),
     ],
 )
 def test_planted_faults_are_found(call: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
