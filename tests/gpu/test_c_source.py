@@ -202,7 +202,7 @@ def test_constants_are_exact(device: Any) -> None:
     assert c_constant(-(2.0**63), "i64") == "(-9223372036854775807 - 1)"
 
 
-def test_compiles_for_every_architecture(architecture: Any) -> None:
+def test_compiles_for_every_architecture(any_architecture: Any) -> None:
     for dtype in ("f32", "f64", "i64"):
         launch = Launch("evaluate", 1, THREADS)
         some = every_operation(dtype)
@@ -212,7 +212,7 @@ def test_compiles_for_every_architecture(architecture: Any) -> None:
                 *(a.forward for a in ACTIVATIONS.values()),
                 *(a.from_x for a in ACTIVATIONS.values()),
             ]
-        architecture.kernel(source_of(some, dtype), [launch], 4, [1])
+        any_architecture.kernel(source_of(some, dtype), [launch], 4, [1])
 
 
 def test_what_whole_numbers_lack() -> None:

@@ -271,16 +271,16 @@ def test_places_beyond_32_bits(architecture: Any) -> None:
     build_elementwise(COPY, [descriptor((9, 2**31), (1, 9), "u8"), packed((9, 2**31), "u8")], architecture)
 
 
-def test_compiles_for_every_architecture(architecture: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiles_for_every_architecture(any_architecture: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And none of these forms spills registers."""
     monkeypatch.setattr(elementwise, "_SPILLS", False)
     for dtype in ("f32", "bf16"):
         for tensors, _ in FORMS[1::2]:
-            build_elementwise(SUM, [descriptor(t.shape, t.strides, dtype) for t in tensors], architecture)
+            build_elementwise(SUM, [descriptor(t.shape, t.strides, dtype) for t in tensors], any_architecture)
         large = packed((1 << 28,), dtype)
-        build_elementwise(SUM, [large] * 3, architecture)
+        build_elementwise(SUM, [large] * 3, any_architecture)
         layouts = [packed((8, 64, 56, 56), dtype, layout) for layout in ("nchw", "nhwc", "nhwc")]
-        build_elementwise(SUM, layouts, architecture)
+        build_elementwise(SUM, layouts, any_architecture)
 
 
 def test_devices_without_doubles() -> None:

@@ -329,8 +329,8 @@ KERNEL2(128, 2) void every(const u8 *x, u8 *y, u8 *workspace, SCALE alpha, SCALE
 }"""
 
 
-def test_every_instruction_compiles(architecture: Any) -> None:
-    assert architecture.compile(Source("every", EVERY, dialect="cuda"))
+def test_every_instruction_compiles(any_architecture: Any) -> None:
+    assert any_architecture.compile(Source("every", EVERY, dialect="cuda"))
 
 
 def test_the_emulator_knows_every_instruction() -> None:
