@@ -304,3 +304,19 @@ def test_an_interrupt_keeps_what_was_measured(suite: Path, tmp_path: Path) -> No
     assert process.returncode == 130
     assert "Traceback" not in err
     assert store.rows()
+
+
+def test_code_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "plan", PROBLEM, "--code", "ir")
+    assert (code, "; ModuleID" in out) == (0, True)
+    code, _, err = call(capsys, "plan", PROBLEM, "--code", "ptx")
+    assert (code, "has ir and asm" in err) == (1, True)
+    code, _, err = call(capsys, "plan", PROBLEM, OTHER, "--code", "ir")
+    assert (code, "of one problem" in err) == (2, True)
+
+
+def test_code_for_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    problem = "conv_fwd n1 c16 h9 w9 k16 r3 s3 pad1 f16 nhwc"
+    code, out, _ = call(capsys, "plan", problem, "--device", "sm_80", "--code", "ptx")
+    assert (code, ".target sm_80" in out) == (0, True)

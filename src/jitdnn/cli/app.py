@@ -71,6 +71,16 @@ Divide = Annotated[
 ]
 
 
+class Code(StrEnum):
+    """Forms of generated code."""
+
+    ir = "ir"
+    asm = "asm"
+    cuda = "cuda"
+    ptx = "ptx"
+    opencl = "opencl"
+
+
 class Direction(StrEnum):
     """Directions of a convolution on the command line; `given` is the one the problem names."""
 
@@ -135,12 +145,18 @@ def plan(
     batch: Batch = None,
     find: Find = False,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:1, ... (default: that of JITDNN_TARGET, cpu)")
+        str | None,
+        typer.Option(
+            help="cpu, cuda or cuda:1, ..., or sm_90a for a GPU that is not here (default: that of JITDNN_TARGET, cpu)"
+        ),
     ] = None,
     vendor: UseVendor = None,
     division: Divide = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw time against workspace of every layer as a PNG.")
+    ] = None,
+    code: Annotated[
+        Code | None, typer.Option(help="Print the code that runs: ir or asm on the CPU, cuda or ptx, opencl.")
     ] = None,
     as_json: Json = False,
     threads: Threads = None,
@@ -150,13 +166,17 @@ def plan(
 
     overrides = chosen_settings(workspace_limit, threads, find, vendor, division)
     is_net = len(problems) > 1 or " " not in problems[0]
+    if is_net and code is not None:
+        raise typer.BadParameter(
+            "it shows the code of one problem, which is given as a string", param_hint="--code"
+        )
     if is_net or memory is not None or share or plot is not None or as_json or batch or direction:
         from jitdnn.cli.plan_net import show_net
 
         towards = None if direction is None else direction.value
         show_net(problems, memory, share, towards, batch, device, plot, as_json, overrides)
     else:
-        show_plan(problems[0], device, overrides)
+        show_plan(problems[0], device, None if code is None else code.value, overrides)
 
 
 @app.command()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from jitdnn.cli.console import say
+from jitdnn.devices import cuda
 from jitdnn.handle import Handle
 from jitdnn.problems import parse
 from jitdnn.settings import settings
@@ -30,8 +32,13 @@ def chosen_settings(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def show_plan(text: str, device: str | None, overrides: Mapping[str, object]) -> None:
-    """Print the table of candidates for the problem string `text`."""
+def show_plan(text: str, device: str | None, code: str | None, overrides: Mapping[str, object]) -> None:
+    """Print the table of candidates for the problem string `text`, or the code of the chosen one.
+
+    `device` may also be an architecture, sm_80: a GPU on paper, with the figures of an H100.
+    """
     problem = parse(text)
-    with settings(**overrides), Handle(device) as handle:
-        say(handle.plan(problem).explain())
+    on_paper = device is not None and re.fullmatch(r"sm_\d{2,3}a?", device)
+    with settings(**overrides), Handle(cuda.offline(device) if device and on_paper else device) as handle:
+        plan = handle.plan(problem)
+        say(plan.explain() if code is None else plan.code(code))

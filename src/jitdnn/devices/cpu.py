@@ -14,6 +14,7 @@ from jitdnn.devices.threads import phase_table, pool
 from jitdnn.rtcg.builder import Builder, Module
 from jitdnn.rtcg.compile import Library, load
 from jitdnn.rtcg.isa import Isa, isa, processor_name
+from jitdnn.rtcg.recording import compiling
 from jitdnn.tensor import compute_dtype
 
 _PROBE_CHAINS = 12  # independent sums: enough to hide the latency of a multiply-add on every set
@@ -195,13 +196,12 @@ def _probe(processor: Isa, dtype: str, threads: int) -> float:
     import numpy as np
 
     lanes = processor.lanes(dtype)
-    kernel = CpuKernel(
-        load(
+    with compiling():
+        library = load(
             "probe", (dtype, _PROBE_CHAINS, _PROBE_STEPS), processor,
             lambda m: _trace_dot_probe(m) if dtype == "i8" else _trace_probe(m, dtype),
-        ),
-        [("probe", threads)], pointers=1, threads=threads,
-    )  # fmt: skip
+        )  # fmt: skip
+    kernel = CpuKernel(library, [("probe", threads)], pointers=1, threads=threads)
     room = np.empty(threads * lanes * _PROBE_CHAINS + 64, np.float64)
     best = float("inf")
     for _ in range(8):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from jitdnn.devices.gpu import Source, read_text, source_key
 from jitdnn.errors import CompileError, DeviceError
 from jitdnn.locks import lock
 from jitdnn.rtcg.cache import CodeCache, note_compiled
+from jitdnn.rtcg.recording import Generated, records
 
 _SCHEMA = "1"  # raise when the meaning of a cached binary changes without a change of its text
 
@@ -31,6 +33,12 @@ def compiler_version() -> str:
 
 
 def compiled(source: Source, arch: str) -> bytes:
+    """The cubin of a source; inside of `recording()` its text is noted and nothing compiled."""
+    made = records()
+    if made is not None:
+        text = source.complete(prelude(source.dialect))
+        made.append(Generated(source.name, "cuda", text, "ptx", lambda: ptx(source, arch)))
+        return b""
     try:
         version = compiler_version()
     except (ImportError, RuntimeError) as error:
@@ -60,13 +68,34 @@ def no_compiler(error: Exception) -> str:
     return f"the cuda target needs NVRTC: pip install 'jitdnn[cuda]' brings it ({error})"
 
 
+def ptx(source: Source, arch: str) -> str:
+    """The PTX of a source. Raises CompileError, and DeviceError without NVRTC."""
+    try:
+        compiler_version()
+    except (ImportError, RuntimeError) as error:
+        raise DeviceError(no_compiler(error)) from None
+    virtual = arch.replace("sm_", "compute_")
+    with _program(source, source.complete(prelude(source.dialect)), virtual, ()) as (nvrtc, program, _):
+        return _fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0").decode()
+
+
 def _compile(source: Source, text: str, arch: str) -> bytes:
+    # without NVRTC's own cache, which would keep what ours keeps, and forget what the assembler said
+    with _program(source, text, arch, ("--ptxas-options=-v", "--no-cache")) as (nvrtc, program, log):
+        spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
+        if any(spilled) and not source.spills:
+            raise CompileError(
+                f"{source.name} for {arch} spills {max(spilled)} bytes of registers, which it does not declare"
+            )
+        return _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+
+
+@contextmanager
+def _program(source: Source, text: str, arch: str, more: Sequence[str]) -> Iterator[tuple[Any, Any, str]]:
+    """NVRTC, a program that it compiled, and its log."""
     from cuda.bindings import nvrtc
 
-    # without NVRTC's own cache, which would keep what ours keeps, and forget what the assembler said
-    options = (
-        f"-arch={arch}", "--std=c++17", "--ptxas-options=-v", "--no-cache", "--diag-suppress=177", "-default-device",
-    )  # fmt: skip
+    options = (f"-arch={arch}", "--std=c++17", "--diag-suppress=177", "-default-device", *more)
     status, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{source.name}.cu".encode(), 0, [], [])
     if int(status):
         raise CompileError(f"{source.name} for {arch}: NVRTC refuses to begin ({status.name})")
@@ -75,12 +104,7 @@ def _compile(source: Source, text: str, arch: str) -> bytes:
         log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode()
         if int(status):
             raise CompileError(f"{source.name} does not compile for {arch} ({status.name}):\n{log}")
-        spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
-        if any(spilled) and not source.spills:
-            raise CompileError(
-                f"{source.name} for {arch} spills {max(spilled)} bytes of registers, which it does not declare"
-            )
-        return _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        yield nvrtc, program, log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -19,6 +19,7 @@ from jitdnn import retention
 from jitdnn.devices.gpu import Kernel, Launch, Memory, OutOfMemory, Source, read_text, source_key
 from jitdnn.errors import CompileError, DeviceError, InvalidArgument
 from jitdnn.rtcg.cache import CodeCache, note_compiled
+from jitdnn.rtcg.recording import Generated, records
 from jitdnn.settings import current as current_settings
 from jitdnn.settings import format_bytes
 from jitdnn.tensor import Place, compute_dtype, strided_view
@@ -283,6 +284,9 @@ def _program(device: OpenClDevice, source: Source) -> tuple[Any, int]:
     if source.dialect != "plain":
         raise CompileError(f"{source.name} is {source.dialect} code, which OpenCL does not take")
     text = source.complete(_prelude(device.has_f64))
+    made = records()
+    if made is not None:
+        made.append(Generated(source.name, "opencl", text, "", str))
     driver = f"{device.handle.version} {device.handle.driver_version}"
     key = source_key(source, text, "opencl", device.name, driver, _SCHEMA)
     is_kept_by_driver = device.handle.platform.name == _POCL

@@ -29,6 +29,7 @@ from jitdnn import log
 from jitdnn.locks import lock
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import isa
+from jitdnn.rtcg.recording import compiling
 
 # Slots of 8 bytes in the control block; what different threads write lies on different cache lines.
 _OPEN, _FUNCTION, _ARGS, _TASKS, _LIMIT, _STOP = 0, 1, 2, 3, 4, 5
@@ -225,7 +226,8 @@ class ThreadPool:
 
     def __init__(self) -> None:
         text = _runtime_text()
-        self._library = load("threads", text, isa("host"), lambda module: module.write(text))
+        with compiling():
+            self._library = load("threads", text, isa("host"), lambda module: module.write(text))
         self._block = ctypes.create_string_buffer(8 * _SLOTS + 64)
         start = ctypes.addressof(self._block)
         self._control = start + (-start) % 64

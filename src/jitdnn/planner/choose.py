@@ -90,7 +90,7 @@ def decide(
     candidates = [replace(o.candidate, chosen=way is None and o is chosen) for o in options]
     candidates += [replace(each.candidate, chosen=each is way) for each in ways]
     place = getattr(device, "place", None)
-    plan = Plan(problem, epilogue, parts, run, candidates, request, device.name, place)
+    plan = Plan(problem, epilogue, parts, run, candidates, request, device, place)
     log.chose(problem, plan)
     return plan
 

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel
+from jitdnn.arguments import shown
+from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
 from jitdnn.planner import workspace as policies
 from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.recording import recording
 from jitdnn.settings import Settings, format_bytes
 from jitdnn.tensor import Place
 
@@ -108,7 +111,7 @@ class Plan:
         "__weakref__",
         "algorithm",
         "candidates",
-        "device_name",
+        "device",
         "epilogue",
         "kept",
         "kept_key",
@@ -129,7 +132,7 @@ class Plan:
         run: Kernel,
         candidates: Sequence[Candidate],
         request: Request,
-        device_name: str,
+        device: Device,
         place: Place | None = None,
     ) -> None:
         (chosen,) = (candidate for candidate in candidates if candidate.chosen)
@@ -140,7 +143,7 @@ class Plan:
         self.parts = list(parts)
         self.candidates = list(candidates)
         self.request = request
-        self.device_name = device_name
+        self.device = device
         #: the GPU that it runs on, None for the processor
         self.place = place
         self.seconds = chosen.seconds
@@ -149,7 +152,7 @@ class Plan:
         self.kept: Kept | None = getattr(run, "kept", None) if request.keeps_filter else None
         algorithm = parts[0].algorithm
         self.kept_key = (
-            f"{algorithm.name} {algorithm.version} on {device_name}: {problem} with {epilogue}"
+            f"{algorithm.name} {algorithm.version} on {device.name}: {problem} with {epilogue}"
             if self.kept
             else ""
         )
@@ -163,6 +166,35 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan {self} for {self.problem}>"
+
+    @property
+    def device_name(self) -> str:
+        """What the plan was made for: processor or GPU, instruction set or architecture, threads."""
+        return self.device.name
+
+    def code(self, form: str | None = None) -> str:
+        """The code that runs, as text: every module or source of the kernels once, with its name before it.
+
+        `form`: "ir" (LLVM IR as traced) or "asm" (assembler after LLVM's passes) on the CPU, "cuda" (C++) or "ptx" on
+        CUDA, "opencl" (C); by default the first of them. It is generated anew. Raises InvalidArgument for a form that
+        the target does not have, NotSupported for algorithms that generate none (the reference, those of cuDNN).
+        """
+        with recording() as made:
+            for part in self.parts:
+                part.algorithm.build(part.problem, self.device, self.epilogue)
+        if not made:
+            raise NotSupported(f"{self.algorithm} generates no code", {})
+        known = [each for each in (made[0].form, made[0].machine_form) if each]
+        if form is not None and form not in known:
+            raise InvalidArgument(
+                f"form is {shown(form)}: a plan on {self.device_name} has {' and '.join(known)}"
+            )
+        mark = ";" if made[0].form == "ir" else "//"
+        texts = {
+            f"{mark} {each.name}\n{each.machine() if form == each.machine_form else each.text}": None
+            for each in made
+        }
+        return "\n".join(texts)
 
     def explain(self) -> str:
         """A table of every candidate: chosen, slower, or refused and why."""

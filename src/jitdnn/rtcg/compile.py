@@ -24,6 +24,7 @@ from jitdnn.retention import Recent
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.cache import CodeCache, note_compiled
 from jitdnn.rtcg.isa import Isa
+from jitdnn.rtcg.recording import Generated, records
 from jitdnn.settings import current
 
 SCHEMA = 1  # raise when the meaning of a cached object changes without a change of any generator
@@ -81,6 +82,16 @@ class Library:
         if not found:
             raise CompileError(f"the compiled code has no function {name!r}")
         return found
+
+
+class _Unloaded(Library):
+    """Code that was recorded and not compiled: its functions are nowhere."""
+
+    def __init__(self) -> None:
+        pass
+
+    def address(self, name: str) -> int:
+        return 0
 
 
 @functools.cache
@@ -215,11 +226,17 @@ def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], None
     """The library that ``generate`` traces, from memory, from the disk cache, or compiled now.
 
     ``name`` and ``repr(parameters)`` must determine what ``generate`` does. Safe to call from several
-    threads at once, and launches nothing.
+    threads at once, and launches nothing. Inside of `recording()` it is traced and neither compiled nor loaded.
 
     Raises:
         CompileError: the generator made invalid code, or ``isa`` does not run on this machine.
     """
+    made = records()
+    if made is not None:
+        module = Module(name, isa)
+        generate(module)
+        made.append(Generated(name, "ir", module.text, "asm", lambda: assembly(module)))
+        return _Unloaded()
     if not isa.is_native:
         raise CompileError(f"code for {isa.name} ({isa.triple}) cannot be loaded on this machine")
     key = key_of(name, parameters, isa)
