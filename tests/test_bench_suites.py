@@ -148,3 +148,13 @@ def test_each_different_problem_once() -> None:
     problem, other = parse(SMALL), parse(SMALL.replace("k4", "k5"))
     layers = [Layer(problem, "a", "x", 2), Layer(other, "a", "y", 1), Layer(problem, "b", "z", 3)]
     assert unique(layers) == [Layer(problem, "a", "x", 5), Layer(other, "a", "y", 1)]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_another_batch_keeps_the_order_of_tensors_that_are_packed_in_both(layout: str) -> None:
+    """A filter of one channel and one tap, and an image of one channel, are packed in either order."""
+    for text in (f"conv_fwd n9 c8 w40 k16 s1 g8 f32 {layout}", f"conv_fwd n9 c1 h7 w6 k4 r3 s3 f32 {layout}"):
+        other = Layer(parse(text)).with_batch(2)
+        assert str(other.problem) == str(parse(text.replace("n9", "n2")))
+    other = Layer(parse(f"conv_fwd n9 c1 h7 w6 k4 r3 s3 f32 {layout}")).stored("bf16")
+    assert other.problem.y.layout == layout

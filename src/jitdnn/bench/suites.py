@@ -23,7 +23,7 @@ from jitdnn.errors import InvalidArgument, InvalidType, ParseError
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
 from jitdnn.problems.problem import Problem
-from jitdnn.tensor import DTYPES
+from jitdnn.tensor import DTYPES, layout_order, packed_strides
 
 COLUMNS = [
     "suite",
@@ -72,9 +72,8 @@ class Layer:
         problem = self.problem
         if not isinstance(problem, Convolution):
             raise InvalidArgument(f"{problem}: another batch can be given to convolutions only")
-        layouts = {tensor.layout for tensor in (problem.x, problem.w, problem.y)}
-        layout = layouts.pop()
-        if layouts or layout is None:
+        layout = _common_layout(problem)
+        if layout is None:
             raise InvalidArgument(
                 f"{problem}: another batch can be given to packed tensors of one layout only"
             )
@@ -91,7 +90,7 @@ class Layer:
             return self
         other = Convolution.make(
             problem.direction, problem.x.shape, problem.w.shape, problem.stride, problem.padding, problem.dilation,
-            problem.groups, problem.mode, dtype or problem.dtype, layout or problem.x.layout or "nchw",
+            problem.groups, problem.mode, dtype or problem.dtype, layout or _common_layout(problem) or "nchw",
         )  # fmt: skip
         return replace(self, problem=other)
 
@@ -120,6 +119,22 @@ class Layer:
         if self.name.startswith("convT_"):
             direction = transposed_direction(direction)
         return replace(self, problem=replace(self.problem, direction=direction))
+
+
+def _common_layout(problem: Convolution) -> str | None:
+    """The memory order in which all tensors are packed, None if there is none.
+
+    Where extents are 1 a tensor is packed in both, and only the others tell.
+    """
+    tensors = (problem.x, problem.w, problem.y)
+    return next(
+        (
+            layout
+            for layout in ("nchw", "nhwc")
+            if all(t.strides == packed_strides(t.shape, layout_order(layout, len(t.shape))) for t in tensors)
+        ),
+        None,
+    )
 
 
 def transposed_direction(direction: str) -> str:

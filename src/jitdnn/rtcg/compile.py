@@ -43,6 +43,9 @@ _SECTIONS = 3  # instructions, constants, unwinding tables: each begins on a pag
 # of memory that must be left for LLVM: twice what the largest kernels were seen to take
 _ROOM = 64 << 20
 
+# folders of kernels that nothing here may import, and byte code
+_FOR_GPUS = ("cuda", "cudnn", "gpu", "opencl", "__pycache__")
+
 _lock = lock()
 #: all libraries that there are, whoever keeps them
 _loaded: weakref.WeakValueDictionary[str, Library] = weakref.WeakValueDictionary()
@@ -198,15 +201,20 @@ def _require_room() -> None:
 
 @functools.cache
 def generator_fingerprint() -> str:
-    """A hash of every source file that code depends on: another generator never meets this one's code.
+    """A hash of every source file that a processor's code depends on: another generator never meets this one's code.
 
-    These are the floors up to the kernels. Without sources (a package of byte code, or in an archive that cannot be
-    listed) nothing tells generators apart, and each process has code of its own.
+    These are the floors up to the kernels, without what is for GPUs alone (whose code is named by its whole text).
+    Without sources (a package of byte code, or in an archive that cannot be listed) nothing tells generators apart, and
+    each process has code of its own.
     """
     package = Path(__file__).resolve().parent.parent
     paths = [path for path in package.glob("*.py*") if path.is_file()]
     for folder in ("rtcg", "kernels", "devices", "problems", "tensor"):
-        paths += (path for path in (package / folder).rglob("*.py*") if path.parent.name != "__pycache__")
+        paths += (
+            path
+            for path in (package / folder).rglob("*.py*")
+            if path.parent.name not in _FOR_GPUS and not path.name.startswith(("cuda", "opencl", "gpu"))
+        )
     digest = hashlib.sha256()
     for path in sorted(paths):
         content = path.read_bytes()
