@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import jitdnn as jd
 from fuzz.draw import Draw
 from fuzz.operations.pointwise import operand
-from fuzz.problem import Array, Expected, Named, Operand, Problem, Result, operation
+from fuzz.problem import Array, Expected, Named, Problem, Result, operation
 
 F = torch.nn.functional
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -280,26 +281,28 @@ def _conv_integers(draw: Draw) -> Problem:
     )
 
 
+def _gradient(
+    c: _Convolution, wrt: str, given: str, dy: str, dtype: str
+) -> Callable[[Named], list[Expected]]:
+    """The oracle of a gradient, `given` and `dy` the names of its operands."""
+
+    def oracle(a: Named) -> list[Expected]:
+        other, slope = c.inner(a[given]), c.inner(a[dy])
+        sizes = c.outer(c.gradient(wrt, other.abs(), slope.abs()))
+        return [Expected(c.outer(c.gradient(wrt, other, slope)), _error(dtype, sizes))]
+
+    return oracle
+
+
 @operation("conv_backward_data", 8)
 def _backward_data(draw: Draw) -> Problem:
     c = _Convolution(draw)
     dtype = draw.dtype()
     dy, w = operand(draw, "dy", c.seen(c.y_shape), dtype), operand(draw, "w", c.seen(c.w_shape), dtype)
-
-    def oracle(a: Named) -> list[Expected]:
-        dy_, w_ = c.inner(a["dy"]), c.inner(a["w"])
-        sizes = c.outer(c.gradient("x", w_.abs(), dy_.abs()))
-        return [Expected(c.outer(c.gradient("x", w_, dy_)), _error(dtype, sizes))]
-
-    args = [dy, w, c.seen(c.x_shape)]
     return Problem(
-        "conv_backward_data",
-        args,
-        c.kwargs,
-        [Result("dx", c.seen(c.x_shape), dtype)],
-        oracle,
-        flavours=_FLAVOURS,
-    )
+        "conv_backward_data", [dy, w, c.seen(c.x_shape)], c.kwargs, [Result("dx", c.seen(c.x_shape), dtype)],
+        _gradient(c, "x", "w", "dy", dtype), flavours=_FLAVOURS,
+    )  # fmt: skip
 
 
 @operation("conv_backward_filter", 8)
@@ -307,21 +310,10 @@ def _backward_filter(draw: Draw) -> Problem:
     c = _Convolution(draw)
     dtype = draw.dtype()
     x, dy = operand(draw, "x", c.seen(c.x_shape), dtype), operand(draw, "dy", c.seen(c.y_shape), dtype)
-
-    def oracle(a: Named) -> list[Expected]:
-        x_, dy_ = c.inner(a["x"]), c.inner(a["dy"])
-        sizes = c.outer(c.gradient("w", x_.abs(), dy_.abs()))
-        return [Expected(c.outer(c.gradient("w", x_, dy_)), _error(dtype, sizes))]
-
-    args = [x, dy, c.seen(c.w_shape)]
     return Problem(
-        "conv_backward_filter",
-        args,
-        c.kwargs,
-        [Result("dw", c.seen(c.w_shape), dtype)],
-        oracle,
-        flavours=_FLAVOURS,
-    )
+        "conv_backward_filter", [x, dy, c.seen(c.w_shape)], c.kwargs, [Result("dw", c.seen(c.w_shape), dtype)],
+        _gradient(c, "w", "x", "dy", dtype), flavours=_FLAVOURS,
+    )  # fmt: skip
 
 
 @operation("conv_backward_bias", 3)
@@ -350,31 +342,23 @@ def _transpose(draw: Draw) -> Problem:
     # it goes from what is the output of a convolution to its input
     extra = tuple(draw.below(s) for s in c.stride)
     reach = [d * (t - 1) + 1 for d, t in zip(c.dilation, c.taps, strict=True)]
-    space = tuple(
-        (o - 1) * s + r - before - after + e
-        for o, s, r, (before, after), e in zip(c.out, c.stride, reach, c.padding, extra, strict=True)
-    )
-    if min(space) < 1:
-        extra, space = tuple(s - 1 for s in c.stride), c.space
-        space = tuple(
+
+    def space_with(extra: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(
             (o - 1) * s + r - before - after + e
             for o, s, r, (before, after), e in zip(c.out, c.stride, reach, c.padding, extra, strict=True)
         )
-    if min(space) < 1:  # such padding leaves nothing: take none
+
+    if min(space_with(extra)) < 1:
+        extra = tuple(s - 1 for s in c.stride)
+    if min(space_with(extra)) < 1:  # such padding leaves nothing: take none
         c.padding = tuple((0, 0) for _ in c.stride)
-        space = tuple((o - 1) * s + r + e for o, s, r, e in zip(c.out, c.stride, reach, extra, strict=True))
-    c.space = space
+    c.space = space_with(extra)
     x, w = operand(draw, "x", c.seen(c.y_shape), dtype), operand(draw, "w", c.seen(c.w_shape), dtype)
-
-    def oracle(a: Named) -> list[Expected]:
-        x_, w_ = c.inner(a["x"]), c.inner(a["w"])
-        sizes = c.outer(c.gradient("x", w_.abs(), x_.abs()))
-        return [Expected(c.outer(c.gradient("x", w_, x_)), _error(dtype, sizes))]
-
-    kwargs = c.kwargs | {"output_padding": extra}
     return Problem(
-        "conv_transpose", [x, w], kwargs, [Result("y", c.seen(c.x_shape), dtype)], oracle, flavours=_FLAVOURS
-    )
+        "conv_transpose", [x, w], c.kwargs | {"output_padding": extra}, [Result("y", c.seen(c.x_shape), dtype)],
+        _gradient(c, "x", "w", "x", dtype), flavours=_FLAVOURS,
+    )  # fmt: skip
 
 
 @operation("matmul", 5)
@@ -393,6 +377,3 @@ def _matmul(draw: Draw) -> Problem:
         return [Expected(given["a"] @ given["b"], _error(dtype, sizes))]
 
     return Problem("matmul", [a, b], {}, [Result("c", shape, dtype)], oracle, flavours=("normal", "whole"))
-
-
-__all__ = ["Operand"]
