@@ -285,7 +285,8 @@ def test_an_interrupt_keeps_what_was_measured(suite: Path, tmp_path: Path) -> No
     environment = {**os.environ, "JITDNN_CACHE_DIR": str(tmp_path / "kept"), "PYTHONUNBUFFERED": "1"}
     environment["PYTHONFAULTHANDLER"] = "1"
     # whoever runs the tests in the background of a shell has its children ignore the signal
-    command = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import jitdnn.cli; jitdnn.cli.main()"
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    command = heard + "import jitdnn.cli; jitdnn.cli.main()"
     process = subprocess.Popen(
         [sys.executable, "-c", command, "tune", str(suite), "--seconds", "20", "--division", "all"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,

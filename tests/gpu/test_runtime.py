@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import jitdnn as jd
+from jitdnn import retention
 from jitdnn.devices import cuda, opencl
 from jitdnn.devices.gpu import Launch, OutOfMemory, Source
 from jitdnn.devices.scratch import Scratch
@@ -338,3 +339,25 @@ with jd.settings(target='cuda'):
         _, warm = map(float, _output_of(code, environment).split())
         assert cold < 3.0 + 1.5, "and planning, in a process that has just begun"
         assert warm < 0.005 + 0.005
+
+
+def test_programs_of_pocl_count_as_what_they_take() -> None:
+    """It does not tell; some MiB of the process each, of which a small limit keeps few."""
+    if not opencl.device_count() or opencl.device().handle.platform.name != "Portable Computing Language":
+        pytest.skip("no PoCL")
+
+    def compile_some(first: int, count: int) -> None:
+        x = jd.to_device(np.ones(5, np.float32), "opencl")
+        for number in range(first, first + count):
+            jd.elementwise(f"x: x * {number} + 3.25")(x)
+
+    retention.code.age()
+    retention.code.age()
+    before = retention.code.account.bytes
+    with jd.settings(cache=False):
+        compile_some(1, 3)
+    assert retention.code.account.bytes - before >= 3 << 20
+    with jd.settings(cache=False, code_limit=before + (4 << 20)):
+        jd.current_handle().trim()
+        compile_some(10, 8)
+    assert retention.code.account.bytes <= before + (6 << 20)
