@@ -15,11 +15,13 @@ import pytest
 import jitdnn as jd
 from jitdnn.devices import cuda
 from jitdnn.devices.cpu import host
+from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.planner.choose import get
 from jitdnn.planner.plan import Request
 from jitdnn.rtcg import compile as compiler
 from jitdnn.rtcg.isa import NAMES, isa
 from jitdnn.rtcg.recording import recording
+from jitdnn.tensor import TensorDescriptor
 
 CONV = "conv_fwd n2 c5 h9 w11 k7 r3 s3 pad1"
 PROBLEMS = [
@@ -49,6 +51,33 @@ def test_it_is_the_code_that_is_compiled(text: str, monkeypatch: pytest.MonkeyPa
             assert module in plan.code("ir")
         assert plan.code() == plan.code("ir")
         assert ".text" in plan.code("asm") or ".section" in plan.code("asm")
+
+
+def test_parts_have_their_share_of_the_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of a divided convolution reads its own channels and rows of a fused bias."""
+    compiled: list[str] = []
+    real = compiler.compile_object
+
+    def noted(module: Any) -> bytes:
+        if module.name not in ("probe", "threads"):  # of the processor itself
+            compiled.append(module.text)
+        return real(module)
+
+    monkeypatch.setattr(compiler, "compile_object", noted)
+    problem = jd.parse("conv_fwd n6 c32 h17 w17 k64 r5 s5 pad2 f32 nhwc")
+    bias = TensorDescriptor.packed((1, 64, 1, 1), "f32").broadcast_to(problem.output.shape)
+    epilogue = Epilogue(jd.trace(lambda y, b: jd.relu(y + b)), (bias,))
+    for algorithm, limit in (("winograd_4", 400), ("implicit_gemm", 200)):
+        compiler.kept.libraries.clear()
+        compiler._loaded.clear()
+        compiled.clear()
+        request = Request(workspace_limit=limit << 10, algorithm=algorithm, division="all")
+        with jd.settings(cache=False):
+            plan = get(problem, host(1), request, epilogue)
+        assert len(plan.parts) > 1
+        shown = plan.code("ir")
+        assert all(text in shown for text in compiled)
+        assert shown.count("; ModuleID") <= len(compiled)
 
 
 def test_calls_are_as_before_after_it_was_shown() -> None:

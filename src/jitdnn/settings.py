@@ -417,8 +417,8 @@ def check_bytes(what: str, size: int, error: type[InvalidArgument] = InvalidArgu
     most = current().load_limit
     if most is not None and size > most:
         raise error(
-            f"{what} takes {size:,} bytes, and the setting load_limit (the memory of the machine, if it is not set) "
-            f"allows {most:,}"
+            f"{what} takes {size:,} bytes, and the setting load_limit (the memory that this process may use, if it is "
+            f"not set) allows {most:,}"
         )
 
 

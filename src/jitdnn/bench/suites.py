@@ -23,7 +23,7 @@ from jitdnn.errors import InvalidArgument, InvalidType, ParseError
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
 from jitdnn.problems.problem import Problem
-from jitdnn.tensor import DTYPES, layout_order, packed_strides
+from jitdnn.tensor import DTYPES
 
 COLUMNS = [
     "suite",
@@ -127,14 +127,7 @@ def _common_layout(problem: Convolution) -> str | None:
     Where extents are 1 a tensor is packed in both, and only the others tell.
     """
     tensors = (problem.x, problem.w, problem.y)
-    return next(
-        (
-            layout
-            for layout in ("nchw", "nhwc")
-            if all(t.strides == packed_strides(t.shape, layout_order(layout, len(t.shape))) for t in tensors)
-        ),
-        None,
-    )
+    return next((layout for layout in ("nchw", "nhwc") if all(t.is_packed(layout) for t in tensors)), None)
 
 
 def transposed_direction(direction: str) -> str:

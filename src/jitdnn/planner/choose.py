@@ -71,7 +71,7 @@ def decide(
             assert chosen is not None
             kernel = (built or {}).get(chosen.algorithm.name)
             kernel = kernel or build(chosen.algorithm, problem, device, epilogue, chosen.workspace)
-            parts, run = [Part(problem, chosen.algorithm, kernel)], kernel
+            parts, run = [Part(problem, chosen.algorithm, kernel, epilogue)], kernel
             break
         except CompileError as error:
             if request.algorithm is not None:
@@ -138,7 +138,7 @@ def build_way(
         key = (piece.problem, algorithm.name, fused)
         if key not in kernels:
             kernels[key] = build(algorithm, piece.problem, device, fused, workspace)
-        parts.append(Part(piece.problem, algorithm, kernels[key]))
+        parts.append(Part(piece.problem, algorithm, kernels[key], fused))
     operands = epilogue.operands if epilogue is not None else ()
     pairs = [(step.piece, part.kernel) for step, part in zip(way.steps, parts, strict=True)]
     return parts, Divided(problem, operands, pairs)

@@ -88,11 +88,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the problem and the kernel that runs it."""
+    """A part of the problem and the kernel that runs it, built with the part's share of the epilogue."""
 
     problem: Problem
     algorithm: Algorithm
     kernel: Kernel
+    epilogue: Epilogue | None = None
 
 
 class Plan:
@@ -180,8 +181,9 @@ class Plan:
         the target does not have, NotSupported for algorithms that generate none (the reference, those of cuDNN).
         """
         with recording() as made:
-            for part in self.parts:
-                part.algorithm.build(part.problem, self.device, self.epilogue)
+            each = dict.fromkeys((part.algorithm, part.problem, part.epilogue) for part in self.parts)
+            for algorithm, problem, epilogue in each:
+                algorithm.build(problem, self.device, epilogue)
         if not made:
             raise NotSupported(f"{self.algorithm} generates no code", {})
         known = [each for each in (made[0].form, made[0].machine_form) if each]
@@ -190,10 +192,11 @@ class Plan:
                 f"form is {shown(form)}: a plan on {self.device_name} has {' and '.join(known)}"
             )
         mark = ";" if made[0].form == "ir" else "//"
-        texts = {
-            f"{mark} {each.name}\n{each.machine() if form == each.machine_form else each.text}": None
-            for each in made
-        }
+        each_once = {(one.name, one.text): one for one in made}.values()
+        texts = (
+            f"{mark} {one.name}\n{one.machine() if form == one.machine_form else one.text}"
+            for one in each_once
+        )
         return "\n".join(texts)
 
     def explain(self) -> str:

@@ -111,13 +111,14 @@ class TensorDescriptor:
         extents = extents_of(shape)
         return cls(extents, packed_strides(extents, layout_order(layout, len(extents))), dtype)
 
+    def is_packed(self, layout: str) -> bool:
+        """True if the tensor is dense in exactly this order, `nchw` or `nhwc`; extents of 1 may leave it open."""
+        return self.strides == packed_strides(self.shape, layout_order(layout, len(self.shape)))
+
     @property
     def layout(self) -> str | None:
         """`nchw` or `nhwc` if the tensor is dense in exactly that order, else None; `nchw` below rank 3."""
-        for layout in ("nchw", "nhwc"):
-            if self.strides == packed_strides(self.shape, layout_order(layout, len(self.shape))):
-                return layout
-        return None
+        return next((layout for layout in ("nchw", "nhwc") if self.is_packed(layout)), None)
 
     @property
     def nearest_layout(self) -> str:
