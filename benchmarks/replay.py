@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -36,6 +37,8 @@ from jitdnn.rtcg.recording import recording
 _CLOCK = 3e9  # Hz, of the paper processors: two multiply-adds of a vector each cycle
 _BANDWIDTH = 2e10  # bytes per second of all threads
 _WORKSPACE = 64 << 20
+# of C and of LLVM's IR, with the space before it
+_COMMENT = re.compile(r"[ \t]*(//[^\n]*|/\*.*?\*/|(?m:^;[^\n]*))|\n\s*(?=\n)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def _line(task: tuple[str, str, str]) -> str:
             return f"{machine} | {label} | {text} | refused: {error.message} | -"
     digest = hashlib.sha256()
     for each in made:
-        digest.update(f"{each.name}\0{each.text}\0".encode())
+        digest.update(f"{each.name}\0{_COMMENT.sub('', each.text)}\0".encode())
     return f"{machine} | {label} | {text} | {plan.algorithm}, {plan.workspace} B | {digest.hexdigest()[:16]}"
 
 
@@ -95,9 +98,9 @@ def _tasks(suites: list[str], machines: list[str]) -> Iterator[tuple[str, str, s
                     yield machine, f"{suite}:{layer.name}", str(problem)
 
 
-def record(path: Path, suites: list[str], machines: list[str]) -> int:
-    """Write the file of lines."""
-    tasks = list(dict.fromkeys(_tasks(suites, machines)))
+def record(path: Path, suites: list[str], machines: list[str], every: int = 1) -> int:
+    """Write the file of lines, of each ``every``-th problem."""
+    tasks = list(dict.fromkeys(_tasks(suites, machines)))[::every]
     processes = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -148,6 +151,7 @@ def main() -> int:
     recorder.add_argument("--cpu", default=",".join(NAMES))
     recorder.add_argument("--threads", default="1,8")
     recorder.add_argument("--arch", default="sm_80,sm_90a")
+    recorder.add_argument("--every", type=int, default=1, help="only each so-many-th problem: a quick look")
     comparer = commands.add_parser("compare")
     comparer.add_argument("before", type=Path)
     comparer.add_argument("after", type=Path)
@@ -156,7 +160,7 @@ def main() -> int:
         return compare(given.before, given.after)
     machines = [f"{name} x{n}" for name in given.cpu.split(",") if name for n in given.threads.split(",")]
     machines += [arch for arch in given.arch.split(",") if arch]
-    return record(given.path, given.suite.split(","), machines)
+    return record(given.path, given.suite.split(","), machines, given.every)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jitdnn.devices.cpu import Arguments, CpuKernel
 from jitdnn.errors import CompileError
-from jitdnn.kernels.cpu.transpose import copy_transposed, transpose
+from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed, transpose
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import assembly, compile_object, load, moves_signs, optimise
 from jitdnn.rtcg.isa import isa, runnable

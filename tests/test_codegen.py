@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jitdnn.devices.cpu import Arguments, CpuKernel
-from jitdnn.kernels.cpu.blocked import Blocked
-from jitdnn.kernels.cpu.blocked_filter import BlockedFilter
-from jitdnn.kernels.cpu.contraction import Loop, trace_contraction
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import BlockedFilter
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.tiles import choose_tile
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.register_tiles import choose_tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import assembly, load

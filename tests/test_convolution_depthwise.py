@@ -15,17 +15,17 @@ from conformance import check, compare, make_case, run
 from convolution_cases import convolution
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.algorithm import Device, Epilogue
-from jitdnn.kernels.cpu.channel_lanes import ChannelLanes, ChannelTile
-from jitdnn.kernels.cpu.convolution_depthwise import Depthwise
-from jitdnn.kernels.cpu.convolution_depthwise_filter import DepthwiseFilter
-from jitdnn.kernels.cpu.convolution_direct import Direct, Part
+from jitdnn.kernels.cpu.convolution.direct.algorithm import Direct, Part
+from jitdnn.kernels.cpu.convolution.direct.depthwise import Depthwise
+from jitdnn.kernels.cpu.convolution.direct.over_channels import ChannelLanes, ChannelTile
+from jitdnn.kernels.cpu.convolution.direct.over_groups import GroupLanes, GroupTile
+from jitdnn.kernels.cpu.convolution.direct.over_groups_packed import PackedLanes
+from jitdnn.kernels.cpu.convolution.direct.over_pixels import PixelLanes, PixelTile, best_turned, strips
+from jitdnn.kernels.cpu.convolution.direct.wgrad_depthwise import DepthwiseFilter
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import FilterChannelLanes, FilterChannelTile
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import FilterGroupLanes, FilterGroupTile
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import FilterPixelLanes, FilterTile
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.filter_channel_lanes import FilterChannelLanes, FilterChannelTile
-from jitdnn.kernels.cpu.filter_group_lanes import FilterGroupLanes, FilterGroupTile
-from jitdnn.kernels.cpu.filter_pixel_lanes import FilterPixelLanes, FilterTile
-from jitdnn.kernels.cpu.group_lanes import GroupLanes, GroupTile
-from jitdnn.kernels.cpu.packed_lanes import PackedLanes
-from jitdnn.kernels.cpu.pixel_lanes import PixelLanes, PixelTile, best_turned, strips
 from jitdnn.problems import Convolution, Problem
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import TensorDescriptor
@@ -382,8 +382,8 @@ def test_an_axis_whose_one_tap_is_not_the_filters_first() -> None:
 @pytest.mark.parametrize("size", ["h8 w8", "h9 w12"])
 def test_residues_of_a_strided_backward_data(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are cut alike are one phase; results that exceed the caches are asked for before."""
-    monkeypatch.setattr("jitdnn.kernels.cpu.group_lanes._WRITTEN_BYTES", 0)
-    monkeypatch.setattr("jitdnn.kernels.cpu.group_lanes._BESIDE_BYTES", 1)
+    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.direct.over_groups._WRITTEN_BYTES", 0)
+    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.direct.over_groups._BESIDE_BYTES", 1)
     monkeypatch.setattr("conformance.algorithms", lambda *_: [Residues()])
     check(convolution(f"conv_bwd_data n2 c20 {size} k20 r3 s3 stride2 pad1 g20 f32 nhwc"))
 

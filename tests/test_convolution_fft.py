@@ -14,9 +14,9 @@ from conformance import check, compare, make_case, run
 from convolution_cases import convolution
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue
-from jitdnn.kernels.cpu.convolution_fft import FEWEST_TAPS, Fft, FftPlan
-from jitdnn.kernels.cpu.fft_blocks import CircleAxis, Run, smooth_length
-from jitdnn.kernels.cpu.fft_product import ProductShape, product_kernel, product_library
+from jitdnn.kernels.cpu.convolution.fft.algorithm import FEWEST_TAPS, Fft, FftPlan
+from jitdnn.kernels.cpu.convolution.fft.overlap_save import CircleAxis, Run, smooth_length
+from jitdnn.kernels.cpu.convolution.fft.product import ProductShape, product_kernel, product_library
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Convolution
 from jitdnn.rtcg.expression import trace
@@ -67,8 +67,8 @@ def test_long_signals_are_cut_into_blocks(words: str, direction: str) -> None:
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_groups_and_images_are_taken_some_at_a_time(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitdnn.kernels.cpu.convolution_fft._SPECTRA_BYTES", 40_000)
-    monkeypatch.setattr("jitdnn.kernels.cpu.convolution_fft._SIGNALS_BYTES", 1)
+    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.fft.algorithm._SPECTRA_BYTES", 40_000)
+    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.fft.algorithm._SIGNALS_BYTES", 1)
     problem = convolution(f"conv_{direction} n5 c14 w200 k21 s40 pad20 g7")
     groups, images = FftPlan(problem).at_once
     assert (groups < 7) or (images < 5)

@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 import conformance
 from convolution_cases import convolution
 from jitdnn.devices.cpu import host
-from jitdnn.kernels.cpu.blocked_filter import BlockedFilter, ways
-from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.algorithm import ImplicitGemmFilter
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import BlockedFilter, ways
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import (
+    cropped,
+    from_inside,
+    reached,
+    share_reached,
+)
 from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
-from jitdnn.kernels.cpu.filter_forms import cropped, from_inside, reached, share_reached
 
 
 def plan_of(words: str) -> BlockedFilter:

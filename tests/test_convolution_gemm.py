@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 import conformance
 from convolution_cases import convolution, fused
 from jitdnn.devices.cpu import host
-from jitdnn.kernels.cpu.blocked import Blocked
-from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm, blocked_of
+from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm, blocked_of
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
 from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
-from jitdnn.kernels.cpu.packing import reach_of
-from jitdnn.kernels.cpu.trimming import inside_taps
+from jitdnn.kernels.cpu.microkernel.packing import reach_of
+from jitdnn.kernels.cpu.schedule.tap_clipping import inside_taps
 from jitdnn.problems import parse
 
 

@@ -8,8 +8,8 @@ import conformance
 from conformance import check, compare, make_case, run
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.convolution_grouped import Grouped
-from jitdnn.kernels.cpu.convolution_grouped_filter import GroupedFilter
+from jitdnn.kernels.cpu.convolution.grouped.algorithm import Grouped
+from jitdnn.kernels.cpu.convolution.grouped.wgrad_algorithm import GroupedFilter
 from jitdnn.problems import Convolution, parse
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import TensorDescriptor

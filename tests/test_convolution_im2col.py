@@ -10,7 +10,7 @@ import pytest
 from conformance import SCALES, compare, make_case, run
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.cpu.convolution_im2col import FILTER_DEPTH, SHORTEST_RUN_FOLDED, Im2col
+from jitdnn.kernels.cpu.convolution.im2col import FILTER_DEPTH, SHORTEST_RUN_FOLDED, Im2col
 from jitdnn.kernels.reference import Reference
 from jitdnn.kernels.tables import algorithms, table
 from jitdnn.problems.convolution import Convolution

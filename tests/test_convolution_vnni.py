@@ -15,7 +15,7 @@ import jitdnn as jd
 from conformance import AnyArray, arranged, check, make_case, run
 from convolution_cases import convolution
 from jitdnn.devices.cpu import CpuDevice, host
-from jitdnn.kernels.cpu.convolution_vnni import QuadBlocked, Vnni
+from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni import QuadBlocked, Vnni
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import INTEGER_RESULTS, Convolution

@@ -14,9 +14,9 @@ from conformance import INSTRUCTION_SETS, arranged, compare, make_case, norm, ru
 from convolution_cases import convolution, fused
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.algorithm import Algorithm, Epilogue
-from jitdnn.kernels.cpu.convolution_winograd import Winograd2, Winograd4
+from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winograd4
+from jitdnn.kernels.cpu.convolution.winograd.plan import TileAxis, Winograd, even_groups, forwards
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.winograd import TileAxis, Winograd, even_groups, forwards
 from jitdnn.problems import Convolution, Problem, parse
 
 BOTH = (Winograd4(), Winograd2())

@@ -13,8 +13,8 @@ from conformance import INSTRUCTION_SETS, check, make_case, norm, run
 from convolution_cases import convolution
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import summation_bound
-from jitdnn.kernels.cpu.convolution_winograd_filter import WinogradFilterGradient
-from jitdnn.kernels.cpu.winograd_filter import Order
+from jitdnn.kernels.cpu.convolution.winograd_wgrad.algorithm import WinogradFilterGradient
+from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Order
 from jitdnn.problems import parse
 
 ORDERS: tuple[Order, ...] = get_args(Order)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from conformance import INSTRUCTION_SETS, Buffer
 from jitdnn.devices.cpu import host
-from jitdnn.kernels.cpu import elementwise
-from jitdnn.kernels.cpu.elementwise import build_elementwise
-from jitdnn.kernels.cpu.elementwise_key import ElementwiseCode
-from jitdnn.kernels.cpu.elementwise_tiles import trace_tiles
-from jitdnn.kernels.nest import CROSSED, REPEATED, STRIDED, UNIT, Nest
+from jitdnn.kernels.cpu.elementwise import generator as elementwise
+from jitdnn.kernels.cpu.elementwise.generator import build_elementwise
+from jitdnn.kernels.cpu.elementwise.key import ElementwiseCode
+from jitdnn.kernels.cpu.elementwise.transposing import trace_tiles
+from jitdnn.kernels.formulas.loop_nest import CROSSED, REPEATED, STRIDED, UNIT, Nest
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import assembly
 from jitdnn.rtcg.expression import Expression, trace

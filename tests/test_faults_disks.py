@@ -202,7 +202,7 @@ def test_versions_side_by_side_never_exchange_code(tmp_path: Path) -> None:
         "__init__.py",
         "tensor/descriptor.py",
         "problems/convolution.py",
-        "kernels/cpu/stores.py",
+        "kernels/cpu/microkernel/epilogue_store.py",
         "rtcg/isa.py",
     ):
         path = package / name
@@ -210,12 +210,15 @@ def test_versions_side_by_side_never_exchange_code(tmp_path: Path) -> None:
         path.write_text(before + "\n# another version\n")
         assert fingerprint(package.parent) != own, name
         path.write_text(before)
-    for name in ("kernels/cuda/table.py", "kernels/gpu/rows.py", "devices/cuda_compile.py"):
+    for name in ("kernels/cuda/table.py", "kernels/gpu/reduction/generator.py", "devices/cuda_compile.py"):
         path = package / name
         path.write_text(path.read_text() + "\n# another version\n")
     assert fingerprint(package.parent) == own, "what is for GPUs alone does not count"
     # files of one name that change places
-    one, other = package / "kernels" / "cpu" / "table.py", package / "kernels" / "cpu" / "stores.py"
+    one, other = (
+        package / "kernels" / "cpu" / "table.py",
+        package / "kernels" / "cpu" / "microkernel" / "epilogue_store.py",
+    )
     first, second = one.read_bytes(), other.read_bytes()
     assert first != second
     one.write_bytes(second)

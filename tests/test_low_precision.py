@@ -10,7 +10,7 @@ import torch
 import jitdnn as jd
 from conformance import INSTRUCTION_SETS, accepting, check, make_case, run
 from jitdnn.devices.cpu import host
-from jitdnn.kernels.cpu.elementwise import build_elementwise
+from jitdnn.kernels.cpu.elementwise.generator import build_elementwise
 from jitdnn.kernels.reference import rounded
 from jitdnn.problems import parse
 from jitdnn.rtcg.expression import trace

@@ -8,10 +8,12 @@ import pytest
 
 from conformance import INSTRUCTION_SETS, check
 from jitdnn.devices.cpu import host
-from jitdnn.kernels.cpu import pooling_channels, pooling_rows, pooling_window
-from jitdnn.kernels.cpu.pooling_geometry import Axis, Geometry
-from jitdnn.kernels.cpu.pooling_row_blocks import RowCode
-from jitdnn.kernels.cpu.pooling_rows import PoolingRows
+from jitdnn.kernels.cpu.pooling import over_channels as pooling_channels
+from jitdnn.kernels.cpu.pooling import over_rows as pooling_rows
+from jitdnn.kernels.cpu.pooling import over_window as pooling_window
+from jitdnn.kernels.cpu.pooling.geometry import Axis, Geometry
+from jitdnn.kernels.cpu.pooling.over_rows import PoolingRows
+from jitdnn.kernels.cpu.pooling.over_rows_code import RowCode
 from jitdnn.problems import Pooling, parse
 from jitdnn.rtcg.isa import isa
 

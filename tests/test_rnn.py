@@ -13,9 +13,9 @@ import jitdnn as jd
 from conformance import INSTRUCTION_SETS, check, unreached
 from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
-from jitdnn.kernels.cpu.rnn import FusedSteps
-from jitdnn.kernels.cpu.rnn_plan import BackwardPlan, ForwardPlan
-from jitdnn.kernels.cpu.rnn_products import TILES_A_GROUP
+from jitdnn.kernels.cpu.rnn.algorithm import FusedSteps
+from jitdnn.kernels.cpu.rnn.gemm import TILES_A_GROUP
+from jitdnn.kernels.cpu.rnn.plan import BackwardPlan, ForwardPlan
 from jitdnn.problems import Recurrent, parse
 from jitdnn.tensor import TensorDescriptor, numpy_dtype
 from strategies import recurrents

@@ -14,8 +14,14 @@ from conformance import INSTRUCTION_SETS, Buffer, Workspace
 from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidShape
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF
-from jitdnn.kernels.cpu import sweeps
-from jitdnn.kernels.cpu.sweeps import Program, Sweep, build_sweeps, estimate_sweeps, workspace_sweeps
+from jitdnn.kernels.cpu.reduction import generator as sweeps
+from jitdnn.kernels.cpu.reduction.generator import (
+    Program,
+    Sweep,
+    build_sweeps,
+    estimate_sweeps,
+    workspace_sweeps,
+)
 from jitdnn.rtcg.expression import apply, trace
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 from strategies import descriptors

@@ -12,7 +12,7 @@ import pytest
 from conformance import INSTRUCTION_SETS
 from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidType
-from jitdnn.kernels.cpu.elementwise import build_elementwise
+from jitdnn.kernels.cpu.elementwise.generator import build_elementwise
 from jitdnn.problems.activation_functions import normal_tail
 from jitdnn.rtcg import functions
 from jitdnn.rtcg.expression import Expression, apply, trace, where

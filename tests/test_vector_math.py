@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from conformance import INSTRUCTION_SETS
 from jitdnn.devices.cpu import host
-from jitdnn.kernels.cpu.elementwise import build_elementwise
+from jitdnn.kernels.cpu.elementwise.generator import build_elementwise
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import assembly
 from jitdnn.rtcg.expression import Expression, Graph, apply, functions, trace, where

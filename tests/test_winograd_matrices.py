@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitdnn.devices.cpu import Arguments, launch
-from jitdnn.kernels.cpu.linear_map import apply, operations
-from jitdnn.kernels.cpu.winograd_matrices import MOST_PLACES, Matrix, from_points, minimal_filtering
+from jitdnn.kernels.cpu.convolution.winograd.matrices import MOST_PLACES, from_points, minimal_filtering
+from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix, apply, operations
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import isa

@@ -11,7 +11,7 @@ import cases
 from cases import ARRANGEMENTS, arranged
 from harness import check
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.gpu.activation import ElementwiseActivation
+from jitdnn.kernels.gpu.elementwise.activation import ElementwiseActivation
 from jitdnn.problems import parse
 from jitdnn.problems.activation import FUNCTIONS, Activation
 from jitdnn.rtcg.expression import trace

@@ -11,12 +11,11 @@ import cases
 import harness
 from convolution_cases import convolution, fused
 from jitdnn.kernels.algorithm import Device
-from jitdnn.kernels.cuda import convolution_depthwise_axes as axes
-from jitdnn.kernels.cuda import convolution_depthwise_banded as banded
-from jitdnn.kernels.cuda import convolution_depthwise_banded_filter as banded_filter
-from jitdnn.kernels.cuda import convolution_depthwise_sliding as sliding
-from jitdnn.kernels.cuda import convolution_depthwise_sliding_filter as sliding_filter
-from jitdnn.kernels.cuda.convolution_depthwise import DepthwiseBanded, DepthwiseSliding
+from jitdnn.kernels.cuda.convolution.depthwise import banded, sliding
+from jitdnn.kernels.cuda.convolution.depthwise import banded_wgrad as banded_filter
+from jitdnn.kernels.cuda.convolution.depthwise import geometry as axes
+from jitdnn.kernels.cuda.convolution.depthwise import sliding_wgrad as sliding_filter
+from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.problems import Convolution, Problem
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")

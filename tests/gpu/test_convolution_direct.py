@@ -9,8 +9,8 @@ import pytest
 from cases import ARRANGEMENTS, arranged
 from harness import check
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.gpu import contraction
-from jitdnn.kernels.gpu.convolution_direct import Direct
+from jitdnn.kernels.gpu.convolution.direct import Direct
+from jitdnn.kernels.gpu.gemm import plan as contraction
 from jitdnn.problems import Convolution, MatMul, Problem, parse
 from jitdnn.rtcg.expression import apply, trace
 from jitdnn.tensor import TensorDescriptor

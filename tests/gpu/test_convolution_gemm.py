@@ -14,16 +14,21 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run_algorithm
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.cuda import convolution_implicit_gemm, convolution_implicit_gemm_filter
-from jitdnn.kernels.cuda.convolution_implicit_gemm import ImplicitGemm, ImplicitGemmInPlace, source_of
-from jitdnn.kernels.cuda.convolution_implicit_gemm import Plan as ProductPlan
-from jitdnn.kernels.cuda.convolution_implicit_gemm_filter import (
+from jitdnn.kernels.cuda.convolution.implicit_gemm import algorithm as convolution_implicit_gemm
+from jitdnn.kernels.cuda.convolution.implicit_gemm import wgrad as convolution_implicit_gemm_filter
+from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
+    ImplicitGemm,
+    ImplicitGemmInPlace,
+    source_of,
+)
+from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import Plan as ProductPlan
+from jitdnn.kernels.cuda.convolution.implicit_gemm.wgrad import (
     ImplicitGemmFilter,
     ImplicitGemmFilterInPlace,
 )
-from jitdnn.kernels.cuda.convolution_implicit_gemm_filter import Plan as FilterPlan
-from jitdnn.kernels.cuda.convolution_implicit_gemm_filter import source_of as filter_source
-from jitdnn.kernels.cuda.implicit_gemm import TILES, Cut, Tile
+from jitdnn.kernels.cuda.convolution.implicit_gemm.wgrad import Plan as FilterPlan
+from jitdnn.kernels.cuda.convolution.implicit_gemm.wgrad import source_of as filter_source
+from jitdnn.kernels.cuda.gemm.tiles import TILES, Cut, Tile
 from jitdnn.problems import Convolution
 from strategies import convolutions
 

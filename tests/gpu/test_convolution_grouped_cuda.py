@@ -12,11 +12,11 @@ import cases
 from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run_algorithm
-from jitdnn.kernels.cuda import convolution_grouped
-from jitdnn.kernels.cuda.convolution_grouped import Grouped, launches, plan_of, source
-from jitdnn.kernels.cuda.convolution_grouped_filter import tiled_plans
-from jitdnn.kernels.cuda.convolution_grouped_geometry import Plan
-from jitdnn.kernels.cuda.convolution_grouped_tiles import image_tiles
+from jitdnn.kernels.cuda.convolution.grouped import algorithm as convolution_grouped
+from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped, launches, plan_of, source
+from jitdnn.kernels.cuda.convolution.grouped.geometry import Plan
+from jitdnn.kernels.cuda.convolution.grouped.shared_memory import image_tiles
+from jitdnn.kernels.cuda.convolution.grouped.wgrad import tiled_plans
 from jitdnn.problems import Convolution
 from strategies import convolutions
 

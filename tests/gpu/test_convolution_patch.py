@@ -9,7 +9,10 @@ import pytest
 from cases import make_case
 from convolution_cases import convolution
 from harness import run_algorithm
-from jitdnn.kernels.cuda.convolution_patch import Patch, fold
+from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.cuda.convolution.patch import fold
+from jitdnn.kernels.cuda.table import ALGORITHMS
+from jitdnn.problems.convolution import Convolution
 
 # what is left: channels and taps
 PROBLEMS = {
@@ -29,6 +32,10 @@ PROBLEMS = {
 }
 
 
+def patch(direction: str) -> Algorithm:
+    return next(algorithm for algorithm in ALGORITHMS[Convolution, direction] if algorithm.name == "patch")
+
+
 @pytest.mark.parametrize("words", PROBLEMS)
 def test_fold(words: str) -> None:
     folded = fold(convolution(words, "fwd"))
@@ -39,15 +46,17 @@ def test_fold(words: str) -> None:
 @pytest.mark.parametrize("words", [words for words in PROBLEMS if PROBLEMS[words]])
 def test_directions(words: str, direction: str, cuda_device: Any) -> None:
     problem = convolution(words, direction)
-    reason = Patch().refuse(problem, cuda_device)
+    reason = patch(direction).refuse(problem, cuda_device)
     if direction == "bwd_data" and problem.spatial[-1] % problem.stride[-1]:  # elements that no patch holds
         assert reason is not None
         return
     assert reason is None
-    run_algorithm(Patch(), make_case(problem, None, 0, None), cuda_device)
+    run_algorithm(patch(direction), make_case(problem, None, 0, None), cuda_device)
 
 
 def test_other_types(cuda_device: Any) -> None:
-    reason = Patch().refuse(convolution("n2 c3 h8 w8 k8 r2 s2 stride2 pad0 f32 nhwc", "fwd"), cuda_device)
+    reason = patch("fwd").refuse(
+        convolution("n2 c3 h8 w8 k8 r2 s2 stride2 pad0 f32 nhwc", "fwd"), cuda_device
+    )
     assert reason is not None
     assert "bf16 and f16" in reason

@@ -12,10 +12,10 @@ import cases
 from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run_algorithm
-from jitdnn.kernels.cuda.convolution_stem import Stem, launches, source
-from jitdnn.kernels.cuda.convolution_stem_data_plan import data_plan, data_plans
-from jitdnn.kernels.cuda.convolution_stem_geometry import Rows, Shape
-from jitdnn.kernels.cuda.convolution_stem_plan import (
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import Stem, launches, source
+from jitdnn.kernels.cuda.convolution.few_channels.dgrad_plan import data_plan, data_plans
+from jitdnn.kernels.cuda.convolution.few_channels.geometry import Rows, Shape
+from jitdnn.kernels.cuda.convolution.few_channels.plan import (
     Plan,
     facts_of,
     filter_plan,

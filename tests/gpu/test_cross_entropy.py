@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from cases import ARRANGEMENTS, arranged
 from cross_entropy_cases import cross_entropy, inputs_for
 from harness import check
-from jitdnn.kernels.gpu.cross_entropy import RowsCrossEntropy
+from jitdnn.kernels.gpu.reduction.cross_entropy import RowsCrossEntropy
 from jitdnn.problems import Problem
 from strategies import cross_entropies
 

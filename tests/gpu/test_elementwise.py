@@ -15,10 +15,10 @@ import cases
 import harness
 from cases import Buffer
 from harness import _Mirror
-from jitdnn.kernels.gpu import elementwise
-from jitdnn.kernels.gpu.elementwise import build_elementwise, found
-from jitdnn.kernels.gpu.elementwise_tiles import estimate_tiles
-from jitdnn.kernels.nest import Nest
+from jitdnn.kernels.formulas.loop_nest import Nest
+from jitdnn.kernels.gpu.elementwise import generator as elementwise
+from jitdnn.kernels.gpu.elementwise.generator import build_elementwise, found
+from jitdnn.kernels.gpu.elementwise.transposing import estimate_tiles
 from jitdnn.kernels.reference import rounded
 from jitdnn.kernels.tables import elementwise_kernel
 from jitdnn.problems import parse

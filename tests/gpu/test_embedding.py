@@ -11,7 +11,7 @@ import cases
 from cases import ARRANGEMENTS, arranged
 from harness import check
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.gpu.embedding import EmbeddingRows
+from jitdnn.kernels.gpu.sampling.embedding import EmbeddingRows
 from jitdnn.problems import parse
 from jitdnn.rtcg.expression import trace
 

@@ -12,7 +12,7 @@ from harness import _Mirror
 from jitdnn.devices.gpu import Launch, Source
 from jitdnn.errors import InvalidArgument
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.gpu.epilogue import epilogue_source
+from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
 from jitdnn.rtcg.expression import apply, trace
 from jitdnn.tensor import TensorDescriptor
 

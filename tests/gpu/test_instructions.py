@@ -337,6 +337,6 @@ def test_the_emulator_knows_every_instruction() -> None:
     if reason := missing():
         pytest.skip(reason)
     assert EmulatedCudaDevice().compile(Source("every", EVERY, dialect="cuda"))
-    instructions = read_text("jitdnn.kernels.cuda", "instructions.cuh")
+    instructions = read_text("cuda/prelude", "instructions.cuh")
     declared = set(re.findall(r"^ *FUNCTION \w+ (\w+)\(", instructions, re.MULTILINE))
     assert declared <= set(re.findall(r"\w+", EVERY))

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, make_case
 from harness import check, run
-from jitdnn.kernels.gpu.layer_norm import FusedLayerNorm
-from jitdnn.kernels.gpu.normalization import RowsNormalization, kernels_of, plan_of
+from jitdnn.kernels.gpu.normalization.algorithm import RowsNormalization, kernels_of, plan_of
+from jitdnn.kernels.gpu.normalization.layer_norm_backward import FusedLayerNorm
 from jitdnn.problems.normalization import Normalization
 from normalization_cases import inputs_of, normalization, rearranged
 from strategies import normalizations

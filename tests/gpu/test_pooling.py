@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 import cases
 from cases import ARRANGEMENTS, arranged
 from harness import check
-from jitdnn.kernels.gpu.pooling_geometry import Geometry
-from jitdnn.kernels.gpu.pooling_groups import form_of as form_of_groups
-from jitdnn.kernels.gpu.pooling_sliding import form_of
+from jitdnn.kernels.gpu.pooling.geometry import Geometry
+from jitdnn.kernels.gpu.pooling.per_block import form_of as form_of_groups
+from jitdnn.kernels.gpu.pooling.sliding import form_of
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Pooling, Problem, parse
 from jitdnn.tensor import TensorDescriptor

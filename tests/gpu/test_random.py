@@ -11,8 +11,8 @@ import cases
 from cases import arranged, make_case
 from harness import check, run
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.gpu.dropout import PhiloxDropout
-from jitdnn.kernels.gpu.random import PhiloxFill
+from jitdnn.kernels.gpu.random.dropout import PhiloxDropout
+from jitdnn.kernels.gpu.random.fill import PhiloxFill
 from jitdnn.problems import parse
 from jitdnn.rtcg.expression import trace
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, Buffer, arranged, make_case
 from harness import check, run
-from jitdnn.kernels.gpu.reduce import RowsReduce, build_reduction
-from jitdnn.kernels.gpu.rows import Rows
-from jitdnn.kernels.reduce_programs import own_program
+from jitdnn.kernels.formulas.reduce import own_program
+from jitdnn.kernels.gpu.reduction.generator import Rows
+from jitdnn.kernels.gpu.reduction.reduce import RowsReduce, build_reduction
 from jitdnn.problems import Problem, parse
 from jitdnn.problems.reduce import OPS
 from jitdnn.rtcg.expression import trace

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 import cases
 from cases import ARRANGEMENTS, arranged
 from harness import check
-from jitdnn.kernels.gpu.resize_places import Places, places_of
+from jitdnn.kernels.gpu.sampling.resize_coordinates import Places, places_of
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Resize, parse
 from jitdnn.problems.resize import COORDINATES, DIRECTIONS, MODES, ROUNDINGS
@@ -68,7 +68,7 @@ def test_orders_in_memory(arrangement: str, direction: str, device: Any) -> None
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_wide_offsets(direction: str, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code for tensors beyond 2^31 elements."""
-    monkeypatch.setattr("jitdnn.kernels.gpu.resize.offset_type", lambda tensors: "i64")
+    monkeypatch.setattr("jitdnn.kernels.gpu.sampling.resize.offset_type", lambda tensors: "i64")
     check(parse(f"resize_{direction} linear shape2x3x5x7 out10x9"), device)
 
 

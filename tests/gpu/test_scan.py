@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cases import Buffer
-from jitdnn.kernels.gpu.scan import build_scan
+from jitdnn.kernels.gpu.reduction.scan import build_scan
 from jitdnn.rtcg.expression import trace, where
 from jitdnn.rtcg.folds import Fold, Reduction
 from jitdnn.tensor import TensorDescriptor, compute_dtype, numpy_dtype

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, arranged, make_case
 from harness import check, run
-from jitdnn.kernels.gpu.softmax import RowsSoftmax
+from jitdnn.kernels.gpu.reduction.softmax import RowsSoftmax
 from jitdnn.problems import Problem, Softmax, parse
 from strategies import softmaxes
 

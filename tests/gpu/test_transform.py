@@ -9,7 +9,7 @@ import pytest
 import cases
 from harness import check
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.gpu.transform import CopyTransform
+from jitdnn.kernels.gpu.elementwise.transform import CopyTransform
 from jitdnn.problems import parse
 from jitdnn.rtcg.expression import trace
 

@@ -43,7 +43,7 @@ def test_orders_in_memory(direction: str, arrangement: str, device: Any) -> None
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_wide_offsets(direction: str, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code for tensors beyond 2^31 elements."""
-    monkeypatch.setattr("jitdnn.kernels.gpu.unpooling.offset_type", lambda tensors: "i64")
+    monkeypatch.setattr("jitdnn.kernels.gpu.pooling.unpooling.offset_type", lambda tensors: "i64")
     check(parse(f"unpool_{direction} shape2x3x4x5 to9x11"), device)
 
 

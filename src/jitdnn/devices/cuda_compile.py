@@ -20,8 +20,8 @@ _SCHEMA = "1"  # raise when the meaning of a cached binary changes without a cha
 
 @functools.cache
 def prelude(dialect: str) -> str:
-    plain = "#define HAS_F64 1\n" + read_text("jitdnn.kernels.gpu", "plain.h")
-    return plain if dialect == "plain" else read_text("jitdnn.kernels.cuda", "instructions.cuh") + plain
+    plain = "#define HAS_F64 1\n" + read_text("gpu/prelude", "plain.h")
+    return plain if dialect == "plain" else read_text("cuda/prelude", "instructions.cuh") + plain
 
 
 @functools.cache

@@ -31,9 +31,9 @@ class OutOfMemory(DeviceError, MemoryError):
     """A GPU has no room for what was to be allocated."""
 
 
-def read_text(package: str, *names: str) -> str:
-    """The files of a package, one after the other."""
-    return "\n".join(files(package).joinpath(name).read_text("utf-8") for name in names)
+def read_text(folder: str, *names: str) -> str:
+    """Files of a folder of `jitdnn/kernels`, one after the other."""
+    return "\n".join(files("jitdnn.kernels").joinpath(folder, name).read_text("utf-8") for name in names)
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,7 @@ def _nothing(device: OpenClDevice) -> int:
 
 @functools.cache
 def _prelude(has_f64: bool) -> str:
-    return f"#define HAS_F64 {int(has_f64)}\n" + read_text("jitdnn.kernels.gpu", "plain.h")
+    return f"#define HAS_F64 {int(has_f64)}\n" + read_text("gpu/prelude", "plain.h")
 
 
 def _program(device: OpenClDevice, source: Source) -> tuple[Any, int]:

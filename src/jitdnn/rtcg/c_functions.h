@@ -1,4 +1,4 @@
-/* Functions of the expression language that C lacks or means otherwise, in plain C (after kernels/gpu/plain.h).
+/* Functions of the expression language that C lacks or means otherwise, in plain C (after kernels/gpu/prelude/plain.h).
  * c_source.py puts the type of the arithmetic in place of the word in capitals. */
 FUNCTION REAL minimum_REAL(REAL a, REAL b) { return a < b || a != a ? a : b; } /* NaN if either is */
 FUNCTION REAL maximum_REAL(REAL a, REAL b) { return a > b || a != a ? a : b; }

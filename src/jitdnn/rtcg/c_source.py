@@ -1,4 +1,4 @@
-"""Expressions as functions in the plain C that CUDA and OpenCL share (see kernels/gpu/plain.h).
+"""Expressions as functions in the plain C that CUDA and OpenCL share (see kernels/gpu/prelude/plain.h).
 
 `c_function` prints one; it brings along, once in a text, the functions that C lacks. Constants are printed exactly.
 """

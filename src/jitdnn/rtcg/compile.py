@@ -44,7 +44,7 @@ _SECTIONS = 3  # instructions, constants, unwinding tables: each begins on a pag
 _ROOM = 64 << 20
 
 # folders of kernels that nothing here may import, and byte code
-_FOR_GPUS = ("cuda", "cudnn", "gpu", "opencl", "__pycache__")
+_FOR_GPUS = {"cuda", "cudnn", "gpu", "opencl", "__pycache__"}
 
 _lock = lock()
 #: all libraries that there are, whoever keeps them
@@ -213,7 +213,8 @@ def generator_fingerprint() -> str:
         paths += (
             path
             for path in (package / folder).rglob("*.py*")
-            if path.parent.name not in _FOR_GPUS and not path.name.startswith(("cuda", "opencl", "gpu"))
+            if _FOR_GPUS.isdisjoint(path.relative_to(package).parts)
+            and not path.name.startswith(("cuda", "opencl", "gpu"))
         )
     digest = hashlib.sha256()
     for path in sorted(paths):

@@ -56,7 +56,7 @@ def missing() -> str | None:
 
 def built_source(source: Source, arch: str) -> Path:
     """The shared library of a source. Raises CompileError."""
-    plain = '#define HAS_F64 1\n#line 1 "plain.h"\n' + read_text("jitdnn.kernels.gpu", "plain.h")
+    plain = '#define HAS_F64 1\n#line 1 "gpu/prelude/plain.h"\n' + read_text("gpu/prelude", "plain.h")
     text = source.complete(f'{plain}\n#line 1 "{source.name}"')
     capability = re.sub(r"\D", "", arch)
     options = (*_OPTIONS, *_KERNEL_OPTIONS, f"-DEMULATION_ARCH={capability}0")

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.blocked import Blocked, wanted_tasks
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
 from jitdnn.kernels.cpu.correlation import lower_matmul
-from jitdnn.kernels.cpu.timing import seconds_of, useful_threads
+from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
+from jitdnn.kernels.cpu.schedule.parallel import wanted_tasks
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.compile import load
 
 
 class PackedGemm(Algorithm):
-    """Both matrices packed into panels, tiles of sums in registers; see blocked.py."""
+    """Both matrices packed into panels, tiles of sums in registers; see convolution/implicit_gemm/plan.py."""
 
     name = "packed_gemm"
     problem = MatMul

@@ -3,48 +3,48 @@
 from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.cpu.activation import ElementwiseActivation
-from jitdnn.kernels.cpu.affine_grid import AffineRows
-from jitdnn.kernels.cpu.attention import TiledBackward, TiledForward
-from jitdnn.kernels.cpu.convolution_bias import BiasChannels, BiasRows
-from jitdnn.kernels.cpu.convolution_depthwise import Depthwise
-from jitdnn.kernels.cpu.convolution_depthwise_filter import DepthwiseFilter
-from jitdnn.kernels.cpu.convolution_direct import Direct
-from jitdnn.kernels.cpu.convolution_fft import Fft
-from jitdnn.kernels.cpu.convolution_grouped import Grouped
-from jitdnn.kernels.cpu.convolution_grouped_filter import GroupedFilter
-from jitdnn.kernels.cpu.convolution_im2col import Im2col
-from jitdnn.kernels.cpu.convolution_implicit_gemm import ImplicitGemm
-from jitdnn.kernels.cpu.convolution_implicit_gemm_filter import ImplicitGemmFilter
-from jitdnn.kernels.cpu.convolution_vnni import Vnni
-from jitdnn.kernels.cpu.convolution_winograd import Winograd2, Winograd4
-from jitdnn.kernels.cpu.convolution_winograd_filter import WinogradFilterGradient
-from jitdnn.kernels.cpu.cross_entropy import SweptCrossEntropy
-from jitdnn.kernels.cpu.cross_entropy_rows import CrossEntropyRows
-from jitdnn.kernels.cpu.ctc_loss import SequenceRecursion
-from jitdnn.kernels.cpu.dropout import PhiloxDropout
-from jitdnn.kernels.cpu.elementwise import build_elementwise
-from jitdnn.kernels.cpu.embedding import EmbeddingRows
-from jitdnn.kernels.cpu.grid_sample_channels import GridSampleChannels
-from jitdnn.kernels.cpu.grid_sample_pixels import GridSamplePixels
-from jitdnn.kernels.cpu.layer_norm import LayerNormRows
-from jitdnn.kernels.cpu.lrn import DivisiveNormAlong, DivisiveNormBeside, LRNAlong, LRNBeside
+from jitdnn.kernels.cpu.attention.algorithm import TiledBackward, TiledForward
+from jitdnn.kernels.cpu.convolution.bias import BiasChannels, BiasRows
+from jitdnn.kernels.cpu.convolution.direct.algorithm import Direct
+from jitdnn.kernels.cpu.convolution.direct.depthwise import Depthwise
+from jitdnn.kernels.cpu.convolution.direct.wgrad_depthwise import DepthwiseFilter
+from jitdnn.kernels.cpu.convolution.fft.algorithm import Fft
+from jitdnn.kernels.cpu.convolution.grouped.algorithm import Grouped
+from jitdnn.kernels.cpu.convolution.grouped.wgrad_algorithm import GroupedFilter
+from jitdnn.kernels.cpu.convolution.im2col import Im2col
+from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm
+from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni import Vnni
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.algorithm import ImplicitGemmFilter
+from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winograd4
+from jitdnn.kernels.cpu.convolution.winograd_wgrad.algorithm import WinogradFilterGradient
+from jitdnn.kernels.cpu.ctc.algorithm import SequenceRecursion
+from jitdnn.kernels.cpu.elementwise.activation import ElementwiseActivation
+from jitdnn.kernels.cpu.elementwise.generator import build_elementwise
+from jitdnn.kernels.cpu.elementwise.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
+from jitdnn.kernels.cpu.elementwise.transform import CopyConcatenate, CopyTransform
 from jitdnn.kernels.cpu.matmul import PackedGemm
-from jitdnn.kernels.cpu.normalization import SweepsNormalization
-from jitdnn.kernels.cpu.pooling_channels import PoolingChannels, PoolingStrided
-from jitdnn.kernels.cpu.pooling_rows import PoolingRows
-from jitdnn.kernels.cpu.pooling_window import PoolingWindow
-from jitdnn.kernels.cpu.prelu import PReluBackward, PReluForward
-from jitdnn.kernels.cpu.random import PhiloxFill
-from jitdnn.kernels.cpu.reduce import SweptReduce, build_reduction
-from jitdnn.kernels.cpu.resize_channels import ResizeChannels
-from jitdnn.kernels.cpu.resize_rows import ResizeRows
-from jitdnn.kernels.cpu.rnn import FusedSteps
-from jitdnn.kernels.cpu.scan import build_scan
-from jitdnn.kernels.cpu.softmax import SweptSoftmax
-from jitdnn.kernels.cpu.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
-from jitdnn.kernels.cpu.transform import CopyConcatenate, CopyTransform
-from jitdnn.kernels.cpu.unpooling import ScatterUnpooling
+from jitdnn.kernels.cpu.normalization.algorithm import SweepsNormalization
+from jitdnn.kernels.cpu.normalization.layer_norm_backward import LayerNormRows
+from jitdnn.kernels.cpu.normalization.lrn import DivisiveNormAlong, DivisiveNormBeside, LRNAlong, LRNBeside
+from jitdnn.kernels.cpu.pooling.over_channels import PoolingChannels, PoolingStrided
+from jitdnn.kernels.cpu.pooling.over_rows import PoolingRows
+from jitdnn.kernels.cpu.pooling.over_window import PoolingWindow
+from jitdnn.kernels.cpu.pooling.unpooling import ScatterUnpooling
+from jitdnn.kernels.cpu.random.dropout import PhiloxDropout
+from jitdnn.kernels.cpu.random.fill import PhiloxFill
+from jitdnn.kernels.cpu.reduction.cross_entropy import SweptCrossEntropy
+from jitdnn.kernels.cpu.reduction.cross_entropy_fused import CrossEntropyRows
+from jitdnn.kernels.cpu.reduction.prelu import PReluBackward, PReluForward
+from jitdnn.kernels.cpu.reduction.reduce import SweptReduce, build_reduction
+from jitdnn.kernels.cpu.reduction.scan import build_scan
+from jitdnn.kernels.cpu.reduction.softmax import SweptSoftmax
+from jitdnn.kernels.cpu.rnn.algorithm import FusedSteps
+from jitdnn.kernels.cpu.sampling.affine_grid import AffineRows
+from jitdnn.kernels.cpu.sampling.embedding import EmbeddingRows
+from jitdnn.kernels.cpu.sampling.grid_sample_over_channels import GridSampleChannels
+from jitdnn.kernels.cpu.sampling.grid_sample_over_pixels import GridSamplePixels
+from jitdnn.kernels.cpu.sampling.resize_over_channels import ResizeChannels
+from jitdnn.kernels.cpu.sampling.resize_over_rows import ResizeRows
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.attention import Attention

@@ -18,10 +18,10 @@ from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.cuda import convolution_implicit_gemm as product
-from jitdnn.kernels.cuda import convolution_implicit_gemm_filter as gradient
-from jitdnn.kernels.cuda.implicit_gemm import TILES, Reordered, Tile, linear_step
-from jitdnn.kernels.cuda.implicit_gemm_form import Batch
+from jitdnn.kernels.cuda.convolution.implicit_gemm import algorithm as product
+from jitdnn.kernels.cuda.convolution.implicit_gemm import wgrad as gradient
+from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import Batch
+from jitdnn.kernels.cuda.gemm.tiles import TILES, Reordered, Tile, linear_step
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem

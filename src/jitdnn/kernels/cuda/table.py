@@ -3,44 +3,49 @@
 from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.cuda.convolution_depthwise import DepthwiseBanded, DepthwiseSliding
-from jitdnn.kernels.cuda.convolution_grouped import Grouped
-from jitdnn.kernels.cuda.convolution_implicit_gemm import ImplicitGemm, ImplicitGemmInPlace
-from jitdnn.kernels.cuda.convolution_implicit_gemm_filter import ImplicitGemmFilter, ImplicitGemmFilterInPlace
-from jitdnn.kernels.cuda.convolution_patch import Patch
-from jitdnn.kernels.cuda.convolution_stem import Stem
+from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import Stem
+from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
+from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm, ImplicitGemmInPlace
+from jitdnn.kernels.cuda.convolution.implicit_gemm.wgrad import ImplicitGemmFilter, ImplicitGemmFilterInPlace
+from jitdnn.kernels.cuda.convolution.patch import Patch
 from jitdnn.kernels.cuda.matmul import MatrixUnits, MatrixUnitsInPlace
 from jitdnn.kernels.gpu.table import ELEMENTWISE, PLAIN, REDUCTION, SCAN
+from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 
 __all__ = ["ALGORITHMS", "ELEMENTWISE", "REDUCTION", "SCAN"]
 
-_CORRELATION = (
+_CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseSliding(),
     DepthwiseBanded(),
     ImplicitGemm(),
     ImplicitGemmInPlace(),
     Stem(),
     Grouped(),
-    Patch(),
 )
+_WGRAD: tuple[Algorithm, ...] = (
+    DepthwiseSliding(),
+    DepthwiseBanded(),
+    ImplicitGemmFilter(),
+    ImplicitGemmFilterInPlace(),
+    Stem(),
+    Grouped(),
+)
+
+
+def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
+    plain = PLAIN[Convolution, direction]
+    return (*own, Patch(*own, *(other for other in plain if other is not REFERENCE)), *plain)
+
 
 # (problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     **PLAIN,
-    (Convolution, "fwd"): (*_CORRELATION, *PLAIN[Convolution, "fwd"]),
-    (Convolution, "bwd_data"): (*_CORRELATION, *PLAIN[Convolution, "bwd_data"]),
-    (Convolution, "bwd_filter"): (
-        DepthwiseSliding(),
-        DepthwiseBanded(),
-        ImplicitGemmFilter(),
-        ImplicitGemmFilterInPlace(),
-        Stem(),
-        Grouped(),
-        Patch(),
-        *PLAIN[Convolution, "bwd_filter"],
-    ),
+    (Convolution, "fwd"): _with_patch("fwd", _CORRELATION),
+    (Convolution, "bwd_data"): _with_patch("bwd_data", _CORRELATION),
+    (Convolution, "bwd_filter"): _with_patch("bwd_filter", _WGRAD),
     (MatMul, None): (MatrixUnits(), MatrixUnitsInPlace(), *PLAIN[MatMul, None]),
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from jitdnn.kernels.gpu.contraction import Contraction, lower_matmul
-from jitdnn.kernels.gpu.contraction_algorithm import Contracted
+from jitdnn.kernels.gpu.gemm.algorithm import Contracted
+from jitdnn.kernels.gpu.gemm.plan import Contraction, lower_matmul
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.gpu.activation import ElementwiseActivation
-from jitdnn.kernels.gpu.convolution_bias import RowsBias
-from jitdnn.kernels.gpu.convolution_direct import Direct
-from jitdnn.kernels.gpu.cross_entropy import RowsCrossEntropy
-from jitdnn.kernels.gpu.divisive_norm import PlainDivisiveNorm
-from jitdnn.kernels.gpu.dropout import PhiloxDropout
-from jitdnn.kernels.gpu.elementwise import build_elementwise
-from jitdnn.kernels.gpu.embedding import EmbeddingRows
-from jitdnn.kernels.gpu.layer_norm import FusedLayerNorm
-from jitdnn.kernels.gpu.lrn import PlainLRN
+from jitdnn.kernels.gpu.convolution.bias import RowsBias
+from jitdnn.kernels.gpu.convolution.direct import Direct
+from jitdnn.kernels.gpu.elementwise.activation import ElementwiseActivation
+from jitdnn.kernels.gpu.elementwise.generator import build_elementwise
+from jitdnn.kernels.gpu.elementwise.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
+from jitdnn.kernels.gpu.elementwise.transform import CopyConcatenate, CopyTransform
 from jitdnn.kernels.gpu.matmul import TiledGemm
-from jitdnn.kernels.gpu.normalization import RowsNormalization
-from jitdnn.kernels.gpu.pooling import PoolingWindow
-from jitdnn.kernels.gpu.pooling_groups import PoolingGroups
-from jitdnn.kernels.gpu.pooling_sliding import PoolingSliding
-from jitdnn.kernels.gpu.prelu import PReluBackward, PReluForward
-from jitdnn.kernels.gpu.random import PhiloxFill
-from jitdnn.kernels.gpu.reduce import RowsReduce, build_reduction
-from jitdnn.kernels.gpu.resize import PlainResize
-from jitdnn.kernels.gpu.scan import build_scan
-from jitdnn.kernels.gpu.softmax import RowsSoftmax
-from jitdnn.kernels.gpu.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
-from jitdnn.kernels.gpu.transform import CopyConcatenate, CopyTransform
-from jitdnn.kernels.gpu.unpooling import PlainUnpooling
+from jitdnn.kernels.gpu.normalization.algorithm import RowsNormalization
+from jitdnn.kernels.gpu.normalization.divisive_norm import PlainDivisiveNorm
+from jitdnn.kernels.gpu.normalization.layer_norm_backward import FusedLayerNorm
+from jitdnn.kernels.gpu.normalization.lrn import PlainLRN
+from jitdnn.kernels.gpu.pooling.per_block import PoolingGroups
+from jitdnn.kernels.gpu.pooling.per_thread import PoolingWindow
+from jitdnn.kernels.gpu.pooling.sliding import PoolingSliding
+from jitdnn.kernels.gpu.pooling.unpooling import PlainUnpooling
+from jitdnn.kernels.gpu.random.dropout import PhiloxDropout
+from jitdnn.kernels.gpu.random.fill import PhiloxFill
+from jitdnn.kernels.gpu.reduction.cross_entropy import RowsCrossEntropy
+from jitdnn.kernels.gpu.reduction.prelu import PReluBackward, PReluForward
+from jitdnn.kernels.gpu.reduction.reduce import RowsReduce, build_reduction
+from jitdnn.kernels.gpu.reduction.scan import build_scan
+from jitdnn.kernels.gpu.reduction.softmax import RowsSoftmax
+from jitdnn.kernels.gpu.sampling.embedding import EmbeddingRows
+from jitdnn.kernels.gpu.sampling.resize import PlainResize
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import DIRECTIONS, Convolution

@@ -1,0 +1,1 @@
+"""Scaled dot-product attention on processors, tile by tile, forward and backward."""

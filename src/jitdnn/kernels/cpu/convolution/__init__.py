@@ -1,0 +1,1 @@
+"""Convolutions on processors: a folder for each family of algorithms."""

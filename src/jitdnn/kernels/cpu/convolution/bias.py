@@ -1,0 +1,249 @@
+"""The gradient of a bias: db[k] = sum of dy[n, k, ...] over the images and space.
+
+    "rows"       vectors along space: a unit is one channel, summed by one task
+    "channels"   vectors along the channels: a unit is a run of pixels, whose sums go to the workspace; a
+                 second phase adds them up                       workspace [runs][channels]
+
+Elements are added up in their own type for a short while only, then the partial sums are added in f64: the
+error does not grow with the number of pixels. How the sum is cut depends on the problem alone, so that the
+result does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import cast
+
+from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
+from jitdnn.kernels.algorithm import (
+    UNIT_ROUNDOFF,
+    Algorithm,
+    Device,
+    Epilogue,
+    Kernel,
+    summation_bound,
+)
+from jitdnn.kernels.cpu.microkernel.scale import Scale
+from jitdnn.kernels.cpu.schedule.cost import seconds_of
+from jitdnn.kernels.cpu.schedule.parallel import Counter, share
+from jitdnn.problems.convolution_bias import BiasGradient
+from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
+from jitdnn.rtcg.compile import load
+
+_VECTORS = 4
+_RUN = 64  # vectors that one accumulator takes before it is emptied into f64
+_RUN_ELEMENTS = 1 << 16  # of a unit of "channels", about
+_MOST_RUNS = 256
+
+
+def _pixels(problem: BiasGradient) -> list[tuple[int, int]]:
+    """The axes that are summed over as (extent, stride), joined, from the outermost in memory inwards."""
+    dy = problem.dy
+    axes = [(n, s) for a, (n, s) in enumerate(zip(dy.shape, dy.strides, strict=True)) if a != 1 and n != 1]
+    joined: list[tuple[int, int]] = []
+    for extent, stride in sorted(axes, key=lambda axis: -abs(axis[1])):
+        if joined and joined[-1][1] == extent * stride:
+            joined[-1] = (joined[-1][0] * extent, stride)
+        else:
+            joined.append((extent, stride))
+    return joined or [(1, 1)]
+
+
+class _BiasAlgorithm(Algorithm):
+    problem = BiasGradient
+    deterministic = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        return "the gradient of a bias takes no epilogue" if epilogue is not None else None
+
+    def error_bound(self, problem: Problem) -> float:
+        return max(16.0 * UNIT_ROUNDOFF[problem.dtype], summation_bound(problem))
+
+
+# ---- rows
+
+
+@dataclass(frozen=True)
+class _RowsCode:
+    dtype: str
+    axes: int  # that are summed over
+    is_unit: bool  # the innermost of them lies in one piece
+
+
+def _trace_rows(module: Module, code: _RowsCode) -> None:
+    with module.task("bias") as (k, args, task, _):
+        lanes, dtype = k.lanes(code.dtype), code.dtype
+        arguments = Arguments(k, args, 2)
+        channels, per_task, dy_step, db_step = (arguments.extra(i) for i in range(4))
+        extents = [arguments.extra(4 + i) for i in range(code.axes)]
+        strides = [arguments.extra(4 + code.axes + i) for i in range(code.axes)]
+        step: int | Value = 1 if code.is_unit else strides[-1]
+        scale = Scale(k, arguments, dtype)
+        dy, db = (arguments.pointer(t, dtype) for t in range(2))
+        piece = lanes * _VECTORS * _RUN
+
+        def rows(plane: Pointer, axis: int) -> Iterator[Pointer]:
+            if axis == code.axes - 1:
+                yield plane
+                return
+            for i in k.range(extents[axis]):
+                yield from rows(plane + i * strides[axis], axis + 1)
+
+        for channel in k.range(task * per_task, (task * per_task + per_task).min(channels)):
+            total = k.register(k.constant(0.0, "f64", lanes))
+            for row in rows(dy + channel * dy_step, 0):
+                for first in k.range(0, extents[-1], piece):
+                    here, count = row + first * step, (extents[-1] - first).min(piece)
+                    total += k.convert(_sum_of_piece(k, here, step, count, dtype), "f64")
+            result = k.convert(k.reduce(total.get()), dtype)
+            scale.store(db + channel * db_step, 1, result)
+
+
+def _sum_of_piece(k: Builder, row: Pointer, step: int | Value, count: Value, dtype: str) -> Value:
+    """Sums of ``count`` elements, one a lane."""
+    lanes = k.lanes(dtype)
+    wide = lanes * _VECTORS
+    sums = [k.register(k.constant(0.0, dtype, lanes)) for _ in range(_VECTORS)]
+    whole = (count // wide) * wide
+    for i in k.range(0, whole, wide):
+        for v, part in enumerate(sums):
+            part += (row + (i + v * lanes) * step).load_strided(0, step, lanes)
+    for i in k.range(whole, count, lanes):
+        sums[0] += (row + i * step).load_strided(0, step, lanes, k.mask(count - i, lanes))
+    a, b, c, d = (part.get() for part in sums)
+    return (a + b) + (c + d)
+
+
+class BiasRows(_BiasAlgorithm):
+    """Vectors along the innermost axis of space, whatever its stride."""
+
+    name = "rows"
+
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        bias, processor = cast(BiasGradient, problem), cast(CpuDevice, device)
+        lanes = processor.isa.lanes(problem.dtype)
+        axes, channels = _pixels(bias), bias.dy.shape[1]
+        extent, stride = axes[-1]
+        vectors = channels * prod(e for e, _ in axes[:-1]) * -(-extent // lanes)
+        rows = channels * prod(e for e, _ in axes[:-1])
+        cycles = vectors * (2.0 if stride == 1 else 2.0 * lanes) + rows * 20.0
+        return seconds_of(problem, processor, cycles, channels)
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        bias, processor = cast(BiasGradient, problem), cast(CpuDevice, device)
+        axes, channels = _pixels(bias), bias.dy.shape[1]
+        code = _RowsCode(problem.dtype, len(axes), axes[-1][1] == 1)
+        library = load("bias_rows", code, processor.isa, lambda module: _trace_rows(module, code))
+        tasks, per_task = share(channels, device, self.estimate(problem, device) * device.threads)
+        extras = [
+            channels, per_task, bias.dy.strides[1], bias.db.strides[0],
+            *(e for e, _ in axes), *(s for _, s in axes),
+        ]  # fmt: skip
+        return CpuKernel(library, [("bias", tasks)], 2, device.threads if tasks > 1 else 1, extras)
+
+
+# ---- channels
+
+
+@dataclass(frozen=True)
+class _ChannelsCode:
+    dtype: str
+    axes: int  # that are summed over
+
+
+def _trace_channels(module: Module, code: _ChannelsCode) -> None:
+    dtype = code.dtype
+    with module.task("partial") as (k, args, task, _):
+        lanes = k.lanes(dtype)
+        arguments = Arguments(k, args, 2)
+        channels, pixels, per_run, units, per_task = (arguments.extra(i) for i in range(5))
+        extents = [arguments.extra(6 + i) for i in range(code.axes)]
+        strides = [arguments.extra(6 + code.axes + i) for i in range(code.axes)]
+        dy, partial = arguments.pointer(0, dtype), arguments.workspace("f64")
+        wide = lanes * _VECTORS
+
+        def run(first: Value, count: Value, c: Value, target: Pointer, masks: Sequence[Value | None]) -> None:
+            """Sums over ``count`` pixels of the channels from ``c`` on, one a lane."""
+            totals = [k.register(k.constant(0.0, "f64", lanes)) for _ in masks]
+            counter = Counter(k, first, extents, [strides])
+            for done in k.range(0, count, _RUN):
+                sums = [k.register(k.constant(0.0, dtype, lanes)) for _ in masks]
+                for _pixel in k.range((count - done).min(_RUN)):
+                    pixel = dy + counter.offsets[0].get() + c
+                    for v, (part, mask) in enumerate(zip(sums, masks, strict=True)):
+                        part += pixel.load(v * lanes, lanes, mask)
+                    counter.advance()
+                for total, part in zip(totals, sums, strict=True):
+                    total += k.convert(part.get(), "f64")
+            for v, (total, mask) in enumerate(zip(totals, masks, strict=True)):
+                target.store(total.get(), v * lanes, mask)
+
+        for unit in k.range(task * per_task, (task * per_task + per_task).min(units)):
+            first, target = unit * per_run, partial + unit * channels
+            count = (pixels - first).min(per_run)
+            main = (channels // wide) * wide
+            for c in k.range(0, main, wide):
+                run(first, count, c, target + c, [None] * _VECTORS)
+            for c in k.range(main, channels, lanes):
+                run(first, count, c, target + c, [k.mask(channels - c, lanes)])
+
+    with module.task("total") as (k, args, _task, _):
+        lanes = k.lanes(dtype)
+        arguments = Arguments(k, args, 2)
+        channels, units, db_step = arguments.extra(0), arguments.extra(3), arguments.extra(5)
+        partial, db = arguments.workspace("f64"), arguments.pointer(1, dtype)
+        scale = Scale(k, arguments, dtype)
+        for c in k.range(0, channels, lanes):
+            mask = k.mask(channels - c, lanes)
+            total = k.register(k.constant(0.0, "f64", lanes))
+            for unit in k.range(units):
+                total += (partial + (unit * channels + c)).load(0, lanes, mask)
+            scale.store(db + c * db_step, db_step, k.convert(total.get(), dtype), mask)
+
+
+class BiasChannels(_BiasAlgorithm):
+    """Vectors along channels that lie next to each other: the way for channels-last tensors."""
+
+    name = "channels"
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        stride = cast(BiasGradient, problem).dy.strides[1]
+        if stride != 1:
+            return (
+                f"channels of dy are {stride} elements apart: they must be neighbours, as in the layout nhwc"
+            )
+        return super().refuse(problem, device, epilogue)
+
+    def _runs(self, problem: BiasGradient) -> tuple[int, int]:
+        """How many runs of pixels, and how long each is."""
+        pixels = prod(extent for extent, _ in _pixels(problem))
+        per_run = max(_RUN, _RUN_ELEMENTS // problem.dy.shape[1], -(-pixels // _MOST_RUNS))
+        return -(-pixels // per_run), per_run
+
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        bias = cast(BiasGradient, problem)
+        return self._runs(bias)[0] * bias.dy.shape[1] * 8
+
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        bias, processor = cast(BiasGradient, problem), cast(CpuDevice, device)
+        vectors = -(-bias.dy.shape[1] // processor.isa.lanes(problem.dtype))
+        runs, per_run = self._runs(bias)
+        cycles = runs * per_run * (4.0 + 1.5 * vectors) + runs * vectors * 20.0
+        return seconds_of(problem, processor, cycles, runs)
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        bias, processor = cast(BiasGradient, problem), cast(CpuDevice, device)
+        axes = _pixels(bias)
+        code = _ChannelsCode(problem.dtype, len(axes))
+        library = load("bias_channels", code, processor.isa, lambda module: _trace_channels(module, code))
+        runs, per_run = self._runs(bias)
+        tasks, per_task = share(runs, device, self.estimate(problem, device) * device.threads)
+        extras = [
+            bias.dy.shape[1], prod(e for e, _ in axes), per_run, runs, per_task, bias.db.strides[0],
+            *(e for e, _ in axes), *(s for _, s in axes),
+        ]  # fmt: skip
+        threads = device.threads if tasks > 1 else 1
+        return CpuKernel(library, [("partial", tasks), ("total", 1)], 2, threads, extras)

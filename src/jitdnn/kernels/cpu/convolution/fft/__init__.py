@@ -1,0 +1,1 @@
+"""Long filters in one dimension by overlap-save with fast Fourier transforms."""

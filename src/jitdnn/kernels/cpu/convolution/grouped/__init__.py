@@ -1,0 +1,1 @@
+"""Convolutions whose groups have a few channels each: whole groups in a vector."""

@@ -1,0 +1,66 @@
+"""Input that a contraction reads where it lies.
+
+A slab (microkernel/packing.py) settles strides, padding and types by a copy. A filter of one tap over an image
+without padding needs none of it: every element that a tile reads is an element of x. Only the lanes of a
+vector must be neighbours, and the channels of a block must not push each other out of the L2 cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.microkernel.packing import Slab
+from jitdnn.rtcg.isa import ITEM_BYTES
+
+_LINE = 64
+_SETS = 1024  # of the L2 cache
+_WAYS = 4  # lines of each set that a block may take for itself
+
+
+def may_be_in_place(c: Correlation) -> bool:
+    """True if every product reads an element of x as it is: one tap, no padding, the type of the arithmetic.
+
+    Pixels that are skipped would be read as lines of the cache, and so would those between short rows.
+    """
+    return (
+        c.taps == 1
+        and c.depth > 0
+        and c.x.dtype == c.dtype
+        and c.x.channels != 1
+        and all(axis.step == 1 or axis.results == 1 for axis in c.axes)
+        and not any(axis.is_padded for axis in c.axes)
+        and _spreads(c)
+    )
+
+
+def _spreads(c: Correlation) -> bool:
+    """True if neighbouring channels fall into enough sets of the L2 cache for all of them to stay there."""
+    stride = abs(c.x.channels) * ITEM_BYTES[c.dtype]
+    sets = _SETS if stride % _LINE else _SETS // math.gcd(stride // _LINE, _SETS)
+    return c.depth <= sets * _WAYS
+
+
+def bytes_in_cache(c: Correlation, block: Sequence[int]) -> int:
+    """Bytes of the lines that a block of results reads."""
+    line = _LINE // ITEM_BYTES[c.dtype]
+    length, pieces = 1, 1
+    strides = [*c.x.space[::-1], c.x.batch]
+    for extent, stride in zip(block[::-1], strides, strict=True):
+        if pieces == 1 and abs(stride) <= length + line:
+            length += (extent - 1) * abs(stride)
+        else:
+            pieces *= extent
+    lines = 1 + (length - 1) / line  # on an average, wherever the first one is
+    if abs(c.x.channels) < length + line:
+        lines = min(lines, abs(c.x.channels) / line)
+    return int(pieces * c.depth * lines * _LINE)
+
+
+def input_as_slab(c: Correlation, block: tuple[int, int, int, int]) -> Slab:
+    """The strides of x as those of a slab that begins where the block's first result reads."""
+    first, second, third = c.axes
+    lows = first.taps.offset, second.taps.offset, third.taps.offset
+    steps = first.step, second.step, third.step
+    return Slab(block, lows, block[1:], steps, c.x.batch, c.x.channels, c.x.space, False)

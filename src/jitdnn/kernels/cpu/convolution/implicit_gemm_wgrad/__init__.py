@@ -1,0 +1,1 @@
+"""wgrad as a matrix product over pixels."""

@@ -1,0 +1,63 @@
+"""The filter's gradient as an implicit GEMM over packed tiles.
+
+Any stride, dilation, padding, groups, layout and channel count.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import BlockedFilter, ways
+from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of, useful_threads
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.compile import load
+from jitdnn.rtcg.isa import Isa
+
+
+class ImplicitGemmFilter(Algorithm):
+    """Backward filter; see plan.py."""
+
+    name = "implicit_gemm_filter"
+    problem = Convolution
+    deterministic = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction != "bwd_filter":
+            return "it computes the filter's gradient: implicit_gemm computes forward and backward data"
+        if epilogue is not None:
+            return "a filter's gradient takes no epilogue: apply it to the result"
+        return None
+
+    def _plan(self, problem: Problem, device: Device) -> BlockedFilter:
+        assert isinstance(problem, Convolution)
+        assert isinstance(device, CpuDevice)
+        return _cheapest(problem, device.isa)
+
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        return self._plan(problem, device).workspace(device.threads)
+
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        assert isinstance(device, CpuDevice)
+        plan = self._plan(problem, device)
+        return seconds_of(problem, device, plan.cycles() + cycles_apart(problem), plan.tasks)
+
+    def error_bound(self, problem: Problem) -> float:
+        return summation_bound(problem)
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        assert isinstance(device, CpuDevice)
+        plan = self._plan(problem, device)
+        library = load(self.name, str(problem), device.isa, lambda module: plan.trace(module, 3))
+        threads, needed = useful_threads(device, plan.cycles()), plan.workspace(device.threads)
+        return CpuKernel(library, plan.phases(), 3, threads, workspace=needed)
+
+
+@lru_cache(256)
+def _cheapest(problem: Convolution, isa: Isa) -> BlockedFilter:
+    (whole,) = lower_convolution(problem)
+    return min(ways(whole, isa), key=BlockedFilter.cycles)

@@ -1,0 +1,1 @@
+"""Forward and dgrad by Winograd's minimal filtering."""

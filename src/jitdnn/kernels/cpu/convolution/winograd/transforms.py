@@ -1,0 +1,218 @@
+"""Copies and transforms of Winograd's tiles: a vector of channels at a time, each one function of the generated code.
+
+fill    : rows of x to [row][position][lanes of channels], zero outside     (squares transposed, or vectors copied)
+data    : a tile of that, or of x itself, to all places of V:  B^T d B
+filter  : the taps of one source to all places of U:  G w G^T
+result  : all places of M to the tile's results as [row][position][lanes of channels]:  A^T m A
+drain   : that to y with alpha, beta and the epilogue
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.convolution.winograd.plan import Winograd
+from jitdnn.kernels.cpu.correlation import View
+from jitdnn.kernels.cpu.microkernel.constant_matrix import apply_to_grid
+from jitdnn.kernels.cpu.microkernel.epilogue_store import Blend
+from jitdnn.kernels.cpu.microkernel.transpose import transpose
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+
+
+def trace_fill(module: Module, name: str, p: Winograd, channels: int) -> Function:
+    """Trace ``name(x, to, slice, row, column, count)`` for the first ``channels`` of a vector of channels.
+
+    ``x`` points to the image's first position and channel; ``slice``, ``row`` and ``column`` are the first positions to
+    read on the third axis and the two tiled ones, which may be outside; ``count`` is that of the columns to fill.
+    """
+    c, lanes = p.c, p.lanes
+    with module.function(
+        name, x=c.x.dtype, to=c.dtype, slice=None, row=None, column=None, count=None
+    ) as (k, (x, to, slice_, row, column, count), function):  # fmt: skip
+        x = x + slice_ * c.x.space[p.third]
+        there = _within(slice_, p.slices.positions)
+        for i in k.range(p.rows.places):
+            at = row + i * p.rows.gap
+            inside = there & _within(at, p.rows.axis.positions)
+            line, target = x + at * c.x.space[p.tiled[0]], to + i * (p.read_pitch * lanes)
+            if p.reads_channels:
+                _copy_vectors(k, p, line, target, inside, column, count, channels)
+            else:
+                _copy_squares(k, p, line, target, inside, column, count, channels)
+    return function
+
+
+def _copy_vectors(
+    k: Builder, p: Winograd, line: Pointer, target: Pointer, inside: Value, column: Value, count: Value,
+    channels: int,
+) -> None:  # fmt: skip
+    x = p.c.x
+    for j in k.range(0, count):
+        at = column + j
+        here = inside & _within(at, p.columns.axis.positions)
+        mask = k.mask(k.select(here, k.integer(channels), 0), p.lanes)
+        vector = line.load_strided(at * x.space[p.tiled[1]], x.channels, p.lanes, mask)
+        target.store(_zero_outside(k, x.channels, vector, mask), j * p.lanes)
+
+
+def _copy_squares(
+    k: Builder, p: Winograd, line: Pointer, target: Pointer, inside: Value, column: Value, count: Value,
+    channels: int,
+) -> None:  # fmt: skip
+    x, lanes = p.c.x, p.lanes
+    stride = x.space[p.tiled[1]]
+    blank = k.constant(0, p.c.dtype, lanes)
+    # what lies outside on either side is no part of a square: images of 16 columns fill theirs
+    before = k.select(inside, (-column).max(0).min(count), count)
+    end = (k.integer(p.columns.axis.positions) - column).max(before).min(count)
+    for j in k.range(0, before):
+        target.store(blank, j * lanes)
+    for j in k.range(before, end, lanes):
+        mask = k.mask(end - j, lanes)
+        square = [
+            _zero_outside(
+                k,
+                stride,
+                line.load_strided((column + j) * stride + i * x.channels, stride, lanes, mask),
+                mask,
+            )
+            if i < channels
+            else blank
+            for i in range(lanes)
+        ]
+        for i, vector in enumerate(transpose(k, square)):
+            target.store(vector, (j + i) * lanes)
+    for j in k.range(end, count):
+        target.store(blank, j * lanes)
+
+
+def _zero_outside(k: Builder, stride: int, vector: Value, mask: Value) -> Value:
+    """A broadcast load (stride 0) ignores its mask."""
+    return k.select(mask, vector, 0.0) if stride == 0 else vector
+
+
+def _within(position: Value, extent: int) -> Value:
+    return (position >= 0) & (position < extent)
+
+
+Kind = tuple[bool, bool]
+"""Whether a source's phases of rows and of columns lack the last place."""
+
+
+def trace_data(
+    module: Module, name: str, p: Winograd, dtype: str, rows: int, columns: int, kind: Kind
+) -> Function:
+    """Trace ``name(data, to)``: the tile of type ``dtype`` whose data lie ``rows`` and ``columns`` apart, to V."""
+    lanes = p.lanes
+    maps = p.rows.data_matrix(kind[0]), p.columns.data_matrix(kind[1])
+    with module.function(name, data=dtype, to=p.c.dtype) as (k, (data, to), function):
+        grid = [
+            [data.load(i * rows + j * columns, lanes) for j in range(len(maps[1]))]
+            for i in range(len(maps[0]))
+        ]
+        _store_places(to, apply_to_grid(k, maps, grid), p.columns.places, p.data_pitch)
+    return function
+
+
+def trace_filter(module: Module, name: str, p: Winograd, kind: Kind) -> Function:
+    """Trace ``name(staged, to)``: the taps of one phase of each tiled axis of a channel's laid out filter, to U."""
+    lanes, strides = p.lanes, p.tap_strides
+    a, b = p.rows.filter_matrix(kind[0]), p.columns.filter_matrix(kind[1])
+    with module.function(name, staged=p.c.dtype, to=p.c.dtype) as (k, (staged, to), function):
+        steps = p.rows.tap_step * strides[p.tiled[0]], p.columns.tap_step * strides[p.tiled[1]]
+        grid = [
+            [staged.load(i * steps[0] + j * steps[1], lanes) for j in range(len(b[0]))]
+            for i in range(len(a[0]))
+        ]
+        _store_places(to, apply_to_grid(k, (a, b), grid), p.columns.places, p.filter_pitch)
+    return function
+
+
+def _store_places(to: Pointer, grid: Sequence[Sequence[Value]], width: int, pitch: int) -> None:
+    for i, row in enumerate(grid):
+        for j, value in enumerate(row):
+            to.store(value, (i * width + j) * pitch)
+
+
+def trace_result(module: Module, name: str, p: Winograd) -> Function:
+    """Trace ``name(sums, to)``: a tile's sums of all places to its results, as they lie in a strip."""
+    lanes, spread = p.lanes, p.columns.spread
+    with module.function(name, sums=p.c.dtype, to=p.c.dtype) as (k, (sums, to), function):
+        width = p.columns.places
+        grid = [
+            [sums.load((i * width + j) * p.sum_pitch, lanes) for j in range(width)]
+            for i in range(p.rows.places)
+        ]
+        maps = p.rows.filtering().result, p.columns.filtering().result
+        for i, row in enumerate(apply_to_grid(k, maps, grid)):
+            for j, value in enumerate(row):
+                to.store(value, (i * p.write_pitch + j * spread) * lanes)
+    return function
+
+
+def trace_drain(module: Module, name: str, p: Winograd, epilogue: Epilogue | None) -> Function:
+    """Trace ``name(strip, scale, y, operands..., channels, rows, columns, pitch)``: the valid part of a strip to y.
+
+    The pointers are to the strip's first result; ``scale`` points to alpha and beta, two doubles; the strip's rows are
+    ``pitch`` elements apart.
+    """
+    c = p.c
+    views = (c.y, *c.operands)
+    operands = {f"operand{i}": view.dtype for i, view in enumerate(c.operands)}
+    with module.function(
+        name, strip=c.dtype, scale="f64", y=c.y.dtype, **operands, channels=None, rows=None, columns=None, pitch=None
+    ) as (k, (strip, scale, *rest), function):  # fmt: skip
+        pointers, (channels, rows, columns, pitch) = rest[: len(views)], rest[len(views) :]
+        blend = Blend(k, k.convert(scale.load(0), c.dtype), k.convert(scale.load(1), c.dtype), epilogue)
+        for i in k.range(0, rows):
+            lines = [
+                pointer + i * (p.rows.spread * view.space[p.tiled[0]])
+                for pointer, view in zip(pointers, views, strict=True)
+            ]
+            source = strip + i * pitch
+            if p.writes_channels:
+                _drain_vectors(k, p, source, blend, lines, views, channels, columns)
+            else:
+                _drain_squares(k, p, source, blend, lines, views, channels, columns)
+    return function
+
+
+def _drain_vectors(
+    k: Builder, p: Winograd, source: Pointer, blend: Blend, lines: Sequence[Pointer], views: Sequence[View],
+    channels: Value, columns: Value,
+) -> None:  # fmt: skip
+    mask = k.mask(channels, p.lanes)
+    for j in k.range(0, columns):
+        places = [line + j * v.space[p.tiled[1]] for line, v in zip(lines, views, strict=True)]
+        strides = [v.channels for v in views]
+        _store(k, p, source.load(j * p.lanes, p.lanes), blend, places, strides, mask)
+
+
+def _drain_squares(
+    k: Builder, p: Winograd, source: Pointer, blend: Blend, lines: Sequence[Pointer], views: Sequence[View],
+    channels: Value, columns: Value,
+) -> None:  # fmt: skip
+    lanes = p.lanes
+    strides = [v.space[p.tiled[1]] for v in views]
+    for j in k.range(0, columns, lanes):
+        mask = k.mask(columns - j, lanes)
+        square = [source.load((j + i) * lanes, lanes) for i in range(lanes)]
+        for i, value in enumerate(transpose(k, square)):
+            with k.when(channels > i):
+                places = [
+                    line + (j * stride + i * v.channels)
+                    for line, stride, v in zip(lines, strides, views, strict=True)
+                ]
+                _store(k, p, value, blend, places, strides, mask)
+
+
+def _store(
+    k: Builder, p: Winograd, value: Value, blend: Blend, places: Sequence[Pointer], strides: Sequence[int],
+    mask: Value,
+) -> None:  # fmt: skip
+    operands = [
+        place.load_strided(0, stride, p.lanes, mask)
+        for place, stride in zip(places[1:], strides[1:], strict=True)
+    ]
+    blend.store(places[0], strides[0], value, operands, mask)

@@ -1,0 +1,1 @@
+"""wgrad by Winograd's minimal filtering."""

@@ -1,0 +1,140 @@
+"""Constant matrices times vectors of registers, in few multiply-adds.
+
+Rows that belong to opposite points agree but for the sign of every second coefficient: their even and odd parts are
+computed once, and added and subtracted. Columns that belong to opposite points are added and subtracted first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from jitdnn.retention import Recent
+from jitdnn.rtcg.builder import Builder, Value
+from jitdnn.rtcg.types import constant_of
+
+Row = Sequence[Fraction]
+Matrix = tuple[tuple[Fraction, ...], ...]
+Values = Sequence[Value]
+
+
+def apply(k: Builder, matrix: Matrix, values: Values) -> list[Value]:
+    """matrix @ values, sharing what it can between rows or between columns."""
+    pairs = _opposite_columns(matrix)
+    return _by_columns(k, matrix, values, pairs) if pairs else _by_rows(k, matrix, values)
+
+
+def apply_to_grid(k: Builder, matrices: Sequence[Matrix], grid: Sequence[Values]) -> list[list[Value]]:
+    """rows @ grid @ columns^T for ``matrices`` (rows, columns): a separable map of a grid given as rows."""
+    rows, columns = matrices
+    down = [apply(k, rows, [line[j] for line in grid]) for j in range(len(grid[0]))]
+    return [apply(k, columns, [down[j][i] for j in range(len(down))]) for i in range(len(rows))]
+
+
+def operations(matrix: Matrix) -> int:
+    """Arithmetic instructions that ``apply`` takes, about."""
+    # planners ask thousands of times about a few matrices; to hash their fractions would take as long as to count
+    known = _operations.recall(id(matrix))
+    if known is None or known[0] is not matrix:
+        known = _operations.put(id(matrix), (matrix, _count_operations(matrix)))
+    return known[1]
+
+
+_operations: Recent[int, tuple[Matrix, int]] = Recent(1024)
+
+
+def _count_operations(matrix: Matrix) -> int:
+    pairs = _opposite_columns(matrix)
+    if pairs:
+        return 2 * len(pairs) + sum(
+            sum(1 for j, c in enumerate(row) if c and j not in {b for _, b in pairs}) for row in matrix
+        )
+    count, done = 0, set[int]()
+    for a, row in enumerate(matrix):
+        if a not in done:
+            b = _opposite_row(matrix, a)
+            done |= {a} if b is None else {a, b[0]}
+            count += sum(1 for c in row if c) + (2 if b is not None else 0)
+    return count
+
+
+def _by_rows(k: Builder, matrix: Matrix, values: Values) -> list[Value]:
+    results: dict[int, Value] = {}
+    for a, row in enumerate(matrix):
+        if a in results:
+            continue
+        opposite = _opposite_row(matrix, a)
+        if opposite is None:
+            results[a] = _dot(k, row, values)
+            continue
+        b, is_even = opposite
+        even, odd = _dot(k, row[0::2], values[0::2]), _dot(k, row[1::2], values[1::2])
+        results[a] = even + odd
+        results[b] = even - odd if is_even else odd - even
+    return [results[a] for a in range(len(matrix))]
+
+
+def _opposite_row(matrix: Matrix, a: int) -> tuple[int, bool] | None:
+    """A later row that equals row ``a`` but for the signs of its odd (True) or even coefficients."""
+    row = matrix[a]
+    if not any(row[0::2]) or not any(row[1::2]):
+        return None
+    for b in range(a + 1, len(matrix)):
+        for is_even in (True, False):
+            sign = 1 if is_even else -1
+            if all(
+                other == sign * (-1) ** j * own
+                for j, (own, other) in enumerate(zip(row, matrix[b], strict=True))
+            ):
+                return b, is_even
+    return None
+
+
+def _by_columns(k: Builder, matrix: Matrix, values: Values, pairs: Sequence[tuple[int, int]]) -> list[Value]:
+    sums = {a: (values[a] + values[b], values[a] - values[b]) for a, b in pairs}
+    seconds = {b for _, b in pairs}
+    results = []
+    for i, row in enumerate(matrix):
+        kept = [j for j in range(len(row)) if j not in seconds]
+        terms = [sums[j][i % 2] if j in sums else values[j] for j in kept]
+        results.append(_dot(k, [row[j] for j in kept], terms))
+    return results
+
+
+def _opposite_columns(matrix: Matrix) -> list[tuple[int, int]]:
+    """Pairs of columns that agree but for the signs in every second row."""
+    if len(matrix) < 2:
+        return []
+    pairs: list[tuple[int, int]] = []
+    taken: set[int] = set()
+    columns = list(zip(*matrix, strict=True))
+    for a, column in enumerate(columns):
+        if a in taken or not any(column[1::2]) or not any(column[0::2]):
+            continue
+        for b in range(a + 1, len(columns)):
+            if b not in taken and all(
+                o == (-1) ** i * c for i, (c, o) in enumerate(zip(column, columns[b], strict=True))
+            ):
+                pairs.append((a, b))
+                taken |= {a, b}
+                break
+    return pairs
+
+
+def _dot(k: Builder, row: Row, values: Values) -> Value:
+    """The sum of coefficient times value; a coefficient of 1 first, and none multiplied that is 1 or -1."""
+    terms = sorted(
+        ((c, v) for c, v in zip(row, values, strict=True) if c),
+        key=lambda term: (abs(term[0]) != 1, term[0] < 0),
+    )
+    if not terms:
+        return values[0] * 0.0
+    (first, value), *rest = terms
+    total = value if first == 1 else value * float(first)
+    for coefficient, value in rest:
+        if abs(coefficient) == 1:
+            total = total + value if coefficient == 1 else total - value
+        else:
+            factor = Value(k, constant_of(value.v.type, float(coefficient)))
+            total = k.fma(value, factor, total)
+    return total

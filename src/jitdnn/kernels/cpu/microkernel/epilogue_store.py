@@ -1,0 +1,328 @@
+"""Finished sums to the user's tensor: scale, epilogue, blend and layout, in one pass.
+
+    y = alpha * epilogue(sum, operands) + beta * y        (y is not read where beta is 0)
+
+A tile of sums is [rows][vectors * lanes]. Its lanes go along one axis of y, its rows along a box of others.
+Where the lanes' axis is the closer together in y a row is stored as it is; where the last axis of the box is,
+squares are transposed first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jitdnn.devices.cpu import Arguments
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.microkernel.nontemporal import is_aligned
+from jitdnn.kernels.cpu.microkernel.scale import blend_whole
+from jitdnn.kernels.cpu.microkernel.transpose import transpose
+from jitdnn.kernels.cpu.schedule.offsets import scale
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+from jitdnn.rtcg.lowering import lower
+from jitdnn.rtcg.vector_math import element_of
+from jitdnn.tensor import REAL_DTYPES
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a tile goes in one tensor of a type: the stride of each axis of the box and of the lanes."""
+
+    dtype: str
+    box: tuple[int, ...]
+    lanes: int
+
+
+@dataclass(frozen=True)
+class TileStore:
+    """A tile's shape and its placement in y and in each operand of the epilogue."""
+
+    dtype: str
+    box: tuple[int, ...]
+    extents: tuple[int, ...]  # of the whole tensor along the axes of the box
+    vectors: int
+    y: Placement
+    operands: tuple[Placement, ...]
+    epilogue: Epilogue | None
+    sums: str | None = None  # the type of the sums in memory, where it is not that of the arithmetic
+    streams: bool = False  # whole rows go past the caches where they are aligned and nothing is read
+
+    @property
+    def is_transposed(self) -> bool:
+        """True if the box's last axis lies closer together in y than the lanes' axis."""
+        return self.box[-1] > 1 and 0 < abs(self.y.box[-1]) < abs(self.y.lanes)
+
+    def joins(self) -> bool:
+        """True if the last two axes of the box are one run in every tensor."""
+        if len(self.box) < 2 or self.box[-1] != self.extents[-1]:
+            return False
+        return all(p.box[-2] == self.extents[-1] * p.box[-1] for p in (self.y, *self.operands))
+
+    def joined(self) -> TileStore:
+        """The same with the last two axes of the box as one."""
+        return self._with_axes(
+            (*self.box[:-2], self.box[-2] * self.box[-1]),
+            (*self.extents[:-2], self.extents[-2] * self.extents[-1]),
+            [*range(len(self.box) - 2), len(self.box) - 1],
+        )
+
+    def squeezed(self, kept: Sequence[int]) -> TileStore:
+        """The same with only the axes numbered ``kept``; the box has side 1 along the others."""
+        return self._with_axes(tuple(self.box[i] for i in kept), tuple(self.extents[i] for i in kept), kept)
+
+    def _with_axes(self, box: tuple[int, ...], extents: tuple[int, ...], kept: Sequence[int]) -> TileStore:
+        def keep(p: Placement) -> Placement:
+            return Placement(p.dtype, tuple(p.box[i] for i in kept), p.lanes)
+
+        operands = tuple(keep(p) for p in self.operands)
+        return replace(self, box=box, extents=extents, y=keep(self.y), operands=operands)
+
+
+class Blend:
+    """alpha, beta and the epilogue as they are applied to one vector.
+
+    ``whole``: alpha and beta in f64, where the result may be one of integers.
+    """
+
+    def __init__(
+        self, k: Builder, alpha: Value, beta: Value, epilogue: Epilogue | None,
+        whole: tuple[Value, Value] | None = None,
+    ) -> None:  # fmt: skip
+        self.k, self.alpha, self.beta, self.epilogue = k, alpha, beta, epilogue
+        self.whole = whole
+
+    @classmethod
+    def of(cls, k: Builder, scale: Pointer, dtype: str, y: Pointer, epilogue: Epilogue | None) -> Blend:
+        """For sums of type ``dtype`` and the result ``y``; ``scale`` points to alpha and beta, two doubles."""
+        alpha, beta = scale.load(0), scale.load(1)
+        whole = None if y.dtype in REAL_DTYPES else (alpha, beta)
+        return cls(k, k.convert(alpha, dtype), k.convert(beta, dtype), epilogue, whole)
+
+    @property
+    def is_new(self) -> Value:
+        """Whether ``scaled`` may be stored as it is: nothing is read, and integers are not scaled."""
+        if self.whole is None:
+            return self.beta == 0.0
+        return (self.whole[0] == 1.0) & (self.whole[1] == 0.0)
+
+    def finished(self, value: Value, operands: Sequence[Value]) -> Value:
+        """``value`` after the epilogue."""
+        if self.epilogue is None:
+            return value
+        return lower(self.k, self.epilogue.expression, [value, *operands])
+
+    def scaled(self, value: Value, operands: Sequence[Value]) -> Value:
+        """``value`` after the epilogue, times alpha."""
+        return self.finished(value, operands) * self.k.splat(self.alpha, value.lanes)
+
+    def store(
+        self, y: Pointer, stride: int, value: Value, operands: Sequence[Value], mask: Value | None
+    ) -> None:
+        """Finish ``value`` and store its lanes at ``stride``."""
+        k, lanes = self.k, value.lanes
+        if self.whole is not None:
+            blend_whole(k, self.whole, y, stride, self.finished(value, operands), element_of(value), mask)
+            return
+        result = k.register(self.scaled(value, operands))
+        with k.when(self.beta != 0.0):
+            old = y.load_strided(0, stride, lanes, mask)
+            result.set(k.fma(k.splat(self.beta, lanes), old, result.get()))
+        y.store_strided(result.get(), 0, stride, mask)
+
+
+def trace_store(module: Module, name: str, store: TileStore) -> Function:
+    """Trace ``name(sums, scale, y, operands..., valid lanes, valid extent of each axis of the box...)``.
+
+    ``scale`` points to alpha and beta, two doubles; the other pointers to the tile's first element.
+    """
+    operands = {f"operand{i}": place.dtype for i, place in enumerate(store.operands)}
+    valid = {f"valid{i}": None for i in range(len(store.box))}
+    with module.function(
+        name,
+        sums=store.sums or store.dtype,
+        scale="f64",
+        y=store.y.dtype,
+        **operands,
+        valid_lanes=None,
+        **valid,
+    ) as (k, (sums, scale, y, *rest), function):
+        count = len(store.operands)
+        pointers, lanes_valid, extents = rest[:count], rest[count], rest[count + 1 :]
+        kept = [i for i, side in enumerate(store.box) if side > 1] or [len(store.box) - 1]
+        tile, extents = store.squeezed(kept), [extents[i] for i in kept]
+        while tile.joins():
+            extents = [*extents[:-2], extents[-2] * tile.extents[-1]]
+            tile = tile.joined()
+        blend = Blend.of(k, scale, store.dtype, y, store.epilogue)
+        writer = _Writer(k, tile, blend, sums, [y, *pointers])
+        if tile.is_transposed:
+            writer.transposed(lanes_valid, extents)
+        else:
+            writer.rows(lanes_valid, extents)
+    return function
+
+
+class _Writer:
+    """Loops over a tile; they run at run time, so that the code stays small whatever the tile."""
+
+    def __init__(
+        self, k: Builder, store: TileStore, blend: Blend, sums: Pointer, pointers: Sequence[Pointer]
+    ) -> None:
+        self.k, self.tile, self.blend, self.sums, self.pointers = k, store, blend, sums, pointers
+        self.lanes = k.lanes(store.dtype)
+        self.placements = (store.y, *store.operands)
+
+    def _points(self, valid: Sequence[Value]) -> Iterator[tuple[Value, ...]]:
+        """Every valid point of the first axes of the box, one axis for each extent given."""
+        if not valid:
+            yield ()
+            return
+        *outer, last = valid
+        for point in self._points(outer):
+            for i in self.k.range(last.min(self.tile.box[len(outer)])):
+                yield (*point, i)
+
+    def _row(self, point: Sequence[Value]) -> Value:
+        index = self.k.integer(0)
+        for side, i in zip(self.tile.box, point, strict=False):
+            index = index * side + i
+        return index
+
+    def _store(
+        self, point: Sequence[int | Value], lane: Value, strides: Sequence[int], value: Value,
+        mask: Value | None,
+    ) -> None:  # fmt: skip
+        """Finish lanes that start at ``lane`` of the row at ``point`` and go on with ``strides``."""
+        places = [
+            p + _offset(placement, point, lane)
+            for p, placement in zip(self.pointers, self.placements, strict=True)
+        ]
+        operands = [
+            place.load_strided(0, stride, self.lanes, mask)
+            for place, stride in zip(places[1:], strides[1:], strict=True)
+        ]
+        self.blend.store(places[0], strides[0], value, operands, mask)
+
+    def rows(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
+        """Lanes as they are: each row's vectors to y, masked at the end where not all of a tile's are there."""
+        k, width = self.k, self.tile.vectors * self.lanes
+        strides = [p.lanes for p in self.placements]
+        for point in self._points(valid):
+            row = self.sums + self._row(point) * width
+            with k.when(valid_lanes >= width):
+                self._whole_row(point, row, strides)
+            with k.when(valid_lanes < width):
+                for part in k.range(0, valid_lanes, self.lanes):
+                    mask = k.mask(valid_lanes - part, self.lanes)
+                    self._store(point, part, strides, row.load(part, self.lanes), mask)
+
+    def _whole_row(self, point: Sequence[Value], row: Pointer, strides: Sequence[int]) -> None:
+        k = self.k
+        vectors = [
+            (k.integer(j * self.lanes), row.load(j * self.lanes, self.lanes))
+            for j in range(self.tile.vectors)
+        ]
+        if not self.tile.streams:
+            for lane, value in vectors:
+                self._store(point, lane, strides, value, None)
+            return
+        y = self.pointers[0] + _offset(self.placements[0], point, k.integer(0))
+        is_free = is_aligned(y, self.lanes) & self.blend.is_new
+        with k.when(is_free):
+            for lane, value in vectors:
+                operands = [
+                    (p + _offset(placement, point, lane)).load_strided(0, stride, self.lanes)
+                    for p, placement, stride in zip(
+                        self.pointers[1:], self.placements[1:], strides[1:], strict=True
+                    )
+                ]
+                y.stream(self.blend.scaled(value, operands), lane)
+        with k.when(~is_free):
+            for lane, value in vectors:
+                self._store(point, lane, strides, value, None)
+
+    def transposed(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
+        """Squares of (pixels of one run) x (lanes) turned, so that stores go along the run."""
+        k, lanes, run = self.k, self.lanes, self.tile.box[-1]
+        width = self.tile.vectors * lanes
+        for outer in self._points(valid[:-1]):
+            row = self.sums + self._row(outer) * (run * width)
+            whole = run // lanes * lanes  # squares of a loop; the last one may have fewer pixels
+            for first, last, there in ((0, whole, lanes), (whole, run, run - whole)):
+                for start in k.range(first, last, lanes):
+                    mask = k.mask((valid[-1] - start).min(there), lanes)
+                    for lane in k.range(0, valid_lanes.min(width), lanes):
+                        self._square((*outer, start), row + lane, lane, valid_lanes - lane, mask, there)
+
+    def _square(
+        self, point: tuple[Value, ...], row: Pointer, lane: Value, left: Value, mask: Value, there: int
+    ) -> None:
+        """One square, of whose rows ``there`` are there."""
+        k, lanes, width = self.k, self.lanes, self.tile.vectors * self.lanes
+        start = point[-1]
+        blank = k.constant(0, self.tile.dtype, lanes)
+        square = [row.load((start + i) * width, lanes) if i < there else blank for i in range(lanes)]
+        for i, value in enumerate(transpose(k, square)):
+            with k.when(left > i):
+                self._store(point, lane + i, [p.box[-1] for p in self.placements], value, mask)
+
+
+@dataclass(frozen=True)
+class Box:
+    """Elements of a tensor: (extent, stride) of each axis, and where the first one lies."""
+
+    axes: tuple[tuple[int, int], ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(extent for extent, _ in self.axes)
+
+    @property
+    def rows(self) -> list[tuple[int, int]]:
+        """The axes in the order of loops, at least two: the one to vectorise is the last."""
+        axes = sorted((axis for axis in self.axes if axis[0] != 1), key=lambda axis: -abs(axis[1]))
+        return [(1, 0)] * (2 - len(axes)) + axes
+
+    @property
+    def tasks(self) -> int:
+        return math.prod(extent for extent, _ in self.rows[:-2])
+
+
+def trace_scaling(
+    module: Module, name: str, stored: str, dtype: str, boxes: Sequence[Box], pointers: int, number: int
+) -> None:
+    """Trace the task ``name``: y = alpha * 0 + beta * y in each box in its turn, as `trace_store` does it.
+
+    y is the operand ``number`` of ``pointers``, in memory as ``stored`` says; sums would be of type ``dtype``.
+    """
+    with module.task(name) as (k, args, task, _):
+        first = 0
+        for box in boxes:
+            with k.when(task >= first), k.when(task < first + box.tasks):
+                _scale_box(k, args, task - first, box, (stored, dtype), pointers, number)
+            first += box.tasks
+
+
+def _scale_box(
+    k: Builder, args: Any, task: Value, box: Box, types: tuple[str, str], pointers: int, number: int
+) -> None:
+    (stored, dtype), arguments = types, Arguments(k, args, pointers)
+    *outer, (rows, row_stride), (extent, stride) = box.rows
+    y, index = arguments.pointer(number, stored) + box.offset, task
+    for count, step in reversed(outer):
+        y, index = y + (index % count) * step, index // count
+    lanes, blend = k.lanes(dtype), Blend.of(k, scale(k, args, pointers), dtype, y, None)
+    for row in k.range(rows):
+        for i in k.range(0, extent, lanes):
+            mask = k.mask(k.integer(extent) - i, lanes)
+            blend.store(y + (row * row_stride + i * stride), stride, k.constant(0, dtype, lanes), (), mask)
+
+
+def _offset(placement: Placement, point: Sequence[int | Value], lane: Value) -> Value:
+    offset = lane * placement.lanes
+    for i, stride in zip(point, placement.box, strict=True):
+        offset = offset + i * stride
+    return offset

@@ -1,0 +1,415 @@
+"""Copies into the workspace: image blocks with their borders, and filters as panels of lanes.
+
+A slab is a block of the input in one of two orders, with zeros where the input ends, so that the contraction
+reads it without a test. It is not an im2col buffer: each input element is in it once.
+
+    channels first : [batch][channel][axis 0][axis 1][axis 2]     rows along axis 2 are copied
+    channels last  : [batch][axis 0][axis 1][axis 2][channel]     rows along the channels are copied
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jitdnn.kernels.cpu.correlation import Axis, Correlation
+from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed, transpose
+from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
+from jitdnn.rtcg.isa import item_bytes
+
+# Bytes of the input that are asked for before they are read. From channel to channel and from row to row the
+# addresses jump too far for the processor to see where they lead.
+_AHEAD = 12 << 10
+_FILTER_AHEAD = 128  # elements of each result's filter, the same
+_MOST_TAPS = 64  # of a filter that is packed in one pass: they are written out
+_MOST_PREFETCHED = 4  # lines that one vector of a row may lie in
+_MOST_MASKS = 7  # vectors of a row that have a register for their mask
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Extents and strides of a slab: (batch, axis 0, axis 1, axis 2) in ``block`` are extents of results.
+
+    ``lows`` are the positions that it begins with on each axis, from where the block's first result is at.
+    """
+
+    block: tuple[int, int, int, int]
+    lows: tuple[int, int, int]
+    extents: tuple[int, int, int]
+    steps: tuple[int, int, int]
+    batch: int
+    channels: int
+    space: tuple[int, int, int]
+    is_channels_last: bool
+
+
+def slab_step(axis: Axis) -> int:
+    """Distance in the slab between neighbouring results: with one tap only what is read is copied."""
+    return 1 if axis.taps.count <= 1 else axis.step
+
+
+def slab_extent(axis: Axis, results: int) -> int:
+    """Positions of an axis that a block of ``results`` results reads."""
+    return max(0, results - 1) * slab_step(axis) + axis.taps.span + 1
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a block reads of an axis: the first position, seen from its first result, and how many; and up to how many
+    whole tiles read, whose last results may not be there."""
+
+    low: int
+    extent: int
+    most: int
+
+
+def reach_of(axis: Axis, results: int, side: int, is_trimmed: bool) -> Reach:
+    """What a block of ``results`` reads in tiles of ``side``.
+
+    Where tiles leave out taps that see only padding (``is_trimmed``), a block of the whole axis reads no farther
+    outside than a tile does whose first or last result is at the border.
+    """
+    low, extent = axis.taps.lowest, slab_extent(axis, results)
+    most = slab_extent(axis, ceil_div(results, side) * side)
+    if not is_trimmed or results < axis.results:
+        return Reach(low, extent, most)
+    margin = (side - 1) * axis.step
+    first, last = max(low, -margin), axis.positions + margin  # the last is exclusive
+    return Reach(first, max(1, min(low + extent, last) - first), max(1, min(low + most, last) - first))
+
+
+def plan_slab(
+    c: Correlation, block: tuple[int, int, int, int], lanes: int, channels_last: bool | None = None,
+    reaches: Sequence[Reach] | None = None, channels: int | None = None,
+) -> Slab:  # fmt: skip
+    """Lay out a slab; its rows run along whatever is contiguous in the input.
+
+    By default it is all that the block reads, and has all channels.
+    """
+    if reaches is None:
+        reaches = [reach_of(axis, results, 1, False) for axis, results in zip(c.axes, block[1:], strict=True)]
+    lows = _triple([reach.low for reach in reaches])
+    extents = tuple(reach.extent for reach in reaches)
+    steps = tuple(slab_step(axis) for axis in c.axes)
+    channels = channels or c.depth
+    if channels_last is None:
+        channels_last = c.x.channels == 1 and c.depth > 1 and c.x.space[2] != 1
+    d, h, w = extents
+    if channels_last:
+        # a pitch that is a multiple of 256 bytes would put neighbouring pixels into few sets of the L1 cache
+        pitch = channels + lanes if channels % (4 * lanes) == 0 else channels
+        space = (h * w * pitch, w * pitch, pitch)
+        return Slab(block, lows, (d, h, w), _triple(steps), d * h * w * pitch, 1, space, True)
+    plane = d * h * w
+    if plane % (4 * lanes) == 0 and c.depth > 1:
+        plane += lanes  # for the same reason, between channels
+    return Slab(block, lows, (d, h, w), _triple(steps), channels * plane, plane, (h * w, w, 1), False)
+
+
+def slab_size(
+    slab: Slab, reaches: Sequence[Reach], box: Sequence[int], lanes: int, channels: int
+) -> int:  # fmt: skip
+    """Elements to reserve: tiles of ``box`` results also read, but never use, what lies beyond the block."""
+    reach = 1 + (slab.block[0] - 1) * slab.batch + (channels - 1) * slab.channels
+    for axis, stride in zip(reaches, slab.space, strict=True):
+        reach += (axis.most - 1) * stride
+    reach += (-(-slab.block[0] // box[0]) * box[0] - slab.block[0]) * slab.batch
+    return reach + 8 * lanes
+
+
+def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Function:
+    """Trace ``name(x, slab, batches, channels, d, h, w)``: copy the block whose first result is (d, h, w).
+
+    ``x`` points to the first channel to copy of the block's first image; ``batches`` images and ``channels``
+    channels are there.
+    """
+    with module.function(
+        name, x=c.x.dtype, slab=c.dtype, batches=None, channels=None, d=None, h=None, w=None
+    ) as (
+        k, (x, target, batches, channels, *starts), function,
+    ):  # fmt: skip
+        # where one block spans an axis nothing but its begin can be asked for
+        starts = [
+            k.integer(0) if extent >= axis.results else start
+            for start, extent, axis in zip(starts, slab.block[1:], c.axes, strict=True)
+        ]
+        origins = [s * axis.step + low for s, axis, low in zip(starts, c.axes, slab.lows, strict=True)]
+        masks = _row_masks(k, c, slab, origins[2])
+        for n in k.range(0, batches):
+            image, place = x + n * c.x.batch, target + n * slab.batch
+            if slab.is_channels_last:
+                _copy_pixels(k, c, slab, image, place, channels, origins)
+            else:
+                for channel in k.range(channels):
+                    at, to = image + channel * c.x.channels, place + channel * slab.channels
+                    _copy_rows(k, c, slab, at, to, origins, masks)
+    return function
+
+
+def ahead_elements(c: Correlation) -> int:
+    """Elements of the input between what is asked for and what is read."""
+    return _AHEAD // item_bytes(c.x.dtype)
+
+
+def ahead_channels(c: Correlation, slab: Slab) -> int:
+    """The same in channels: how many of a block are at least as much."""
+    return ceil_div(ahead_elements(c), max(1, math.prod(slab.extents)))
+
+
+def source_steps(c: Correlation) -> list[int]:
+    """Positions of the input from one element of the slab to the next, on each axis."""
+    return [axis.step if axis.taps.count <= 1 else 1 for axis in c.axes]
+
+
+def _row_masks(k: Builder, c: Correlation, slab: Slab, origin: Value) -> Callable[[int | Value], Value]:
+    """Which lanes of the vector at an element of a row are inside of the image.
+
+    Those of a short row are found once for all rows.
+    """
+    lanes, axis, step = k.lanes(c.dtype), c.axes[2], source_steps(c)[2]
+
+    def mask(at: int | Value) -> Value:
+        # lane i reads position first + i * step, which must be in [0, positions)
+        first = origin + at * step
+        inside = k.mask((k.integer(axis.positions) - first + (step - 1)).max(0) // step, lanes)
+        if slab.lows[2] < 0:
+            inside = inside & ~k.mask((k.integer(step - 1) - first).max(0) // step, lanes)
+        return inside
+
+    if slab.extents[2] > _MOST_MASKS * lanes:
+        return mask
+    known = {at: mask(at) for at in range(0, slab.extents[2], lanes)}
+    return lambda at: known[at] if isinstance(at, int) else mask(at)
+
+
+def _copy_rows(
+    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value],
+    masks: Callable[[int | Value], Value],
+) -> None:  # fmt: skip
+    lanes, step = k.lanes(c.dtype), source_steps(c)[2]
+    vectors, ahead = range(0, slab.extents[2], lanes), ahead_channels(c, slab) * c.x.channels
+    for row, inside, target in slab_rows(k, c, slab, image, place, origins):
+        row = row + origins[2] * c.x.space[2]
+        with k.when(inside):
+            for j in vectors if len(vectors) <= _MOST_MASKS else k.range(0, slab.extents[2], lanes):
+                mask = masks(j)
+                for line in range(min(_MOST_PREFETCHED, max(1, abs(step * c.x.space[2])))):
+                    row.prefetch(j * (step * c.x.space[2]) + (ahead + line * lanes))
+                vector = row.load_strided(j * (step * c.x.space[2]), c.x.space[2] * step, lanes, mask)
+                _keep_zero_outside(k, c.x.space[2] * step, vector, mask, target, j)
+        with k.when(~inside):
+            for j in k.range(0, slab.extents[2], lanes):
+                target.store(k.constant(0, c.dtype, lanes), j)
+
+
+def _keep_zero_outside(
+    k: Builder, stride: int, vector: Value, mask: Value, target: Pointer, at: int | Value
+) -> None:
+    """Store a row's vector; a broadcast load (stride 0) ignores the mask, so apply it here."""
+    if stride == 0:
+        vector = k.select(mask, vector, 0.0)
+    target.store(vector, at)
+
+
+def slab_rows(
+    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value]
+) -> Iterator[tuple[Pointer, Value, Pointer]]:
+    """Each row of the slab along axis 2: where it comes from, whether that is in the image, where it goes."""
+    step = source_steps(c)
+    for i in k.range(slab.extents[0]):
+        d = origins[0] + i * step[0]
+        for j in k.range(slab.extents[1]):
+            h = origins[1] + j * step[1]
+            inside = within(d, c.axes[0].positions) & within(h, c.axes[1].positions)
+            source = image + (k.select(inside, d, 0) * c.x.space[0] + k.select(inside, h, 0) * c.x.space[1])
+            yield source, inside, place + (i * slab.space[0] + j * slab.space[1])
+
+
+def _copy_pixels(
+    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, channels: Value,
+    origins: list[Value],
+) -> None:  # fmt: skip
+    lanes = k.lanes(c.dtype)
+    step = source_steps(c)
+    for row, inside, target in slab_rows(k, c, slab, image, place, origins):
+        for p in k.range(slab.extents[2]):
+            w = origins[2] + p * step[2]
+            here = inside & within(w, c.axes[2].positions)
+            limit = k.select(here, channels, 0)
+            pixel = row + k.select(here, w, 0) * c.x.space[2]
+            for channel in k.range(0, channels, lanes):
+                mask = k.mask(limit - channel, lanes)
+                pixel.prefetch(channel * c.x.channels + ahead_elements(c))
+                vector = pixel.load_strided(channel * c.x.channels, c.x.channels, lanes, mask)
+                _keep_zero_outside(k, c.x.channels, vector, mask, target + p * slab.space[2], channel)
+
+
+def within(position: Value, extent: int) -> Value:
+    return (position >= 0) & (position < extent)
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A filter packed as [group][panel][channel][tap 0][tap 1][tap 2][lanes of results]."""
+
+    lanes: int
+    count: int
+    taps: tuple[int, int, int]
+    depth: int
+
+    @property
+    def panel_size(self) -> int:
+        a, b, c = self.taps
+        return self.depth * a * b * c * self.lanes
+
+    @property
+    def tap_strides(self) -> tuple[int, int, int]:
+        _, b, c = self.taps
+        return b * c * self.lanes, c * self.lanes, self.lanes
+
+    @property
+    def channel_stride(self) -> int:
+        a, b, c = self.taps
+        return a * b * c * self.lanes
+
+
+def plan_panels(c: Correlation, lanes: int) -> Panels:
+    taps = _triple([axis.taps.count for axis in c.axes])
+    return Panels(lanes, -(-c.width // lanes), taps, c.depth)
+
+
+def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Function:
+    """Trace ``name(w, panel, first, channel, channels)``: pack some channels of results ``first`` and on.
+
+    ``w`` points to the group's filter and ``panel`` to the panel; results beyond the last become 0.
+    """
+    with module.function(name, w=c.w.dtype, panel=c.dtype, first=None, channel=None, channels=None) as (
+        k, (w, panel, first, channel, channels), function,
+    ):  # fmt: skip
+        lanes = k.lanes(c.dtype)
+        strides = [axis.taps.increment * s for axis, s in zip(c.axes, c.w.space, strict=True)]
+        start = sum(axis.taps.start * s for axis, s in zip(c.axes, c.w.space, strict=True))
+        run, outer = contiguous_run(panels.taps, strides)
+        by_rows = run >= 4 or (run == panels.taps[2] and run * c.w.channels > 1 and c.w.channels == run)
+        whole = run == panels.taps[0] * panels.taps[1] * panels.taps[2] and c.w.channels == run
+        by_channels = c.w.channels == 1 and not by_rows
+        for j in range(0, panels.lanes, lanes):
+            here = min(lanes, panels.lanes - j)
+            source = w + (start + (first + j) * c.w.results)
+            valid = k.integer(c.width) - first - j
+            keep = None if here == lanes else k.mask(here, lanes)
+            if c.w.results != 1 and by_channels and not whole:
+                for place, offset in nest_places(k, 3, strides, panels):
+                    copy_transposed(
+                        k, source + (channel + offset), c.w.results, valid.min(here), channels,
+                        panel + (channel * panels.channel_stride + j + place), panels.channel_stride,
+                        lanes, keep, _FILTER_AHEAD,
+                    )  # fmt: skip
+            elif c.w.results == 1 or not (by_rows or whole):
+                for ch in k.range(channel, channel + channels):
+                    at = panel + (ch * panels.channel_stride + j)
+                    mask = k.mask(valid.min(here), lanes)
+                    for place, offset in nest_places(k, 3, strides, panels):
+                        vector = source.load_strided(ch * c.w.channels + offset, c.w.results, lanes, mask)
+                        if c.w.results == 0:
+                            vector = k.select(mask, vector, 0.0)
+                        at.store(vector, place, keep)
+            elif whole:
+                copy_transposed(
+                    k, source + channel * run, c.w.results, valid.min(here), channels * run,
+                    panel + (channel * panels.channel_stride + j), panels.lanes, lanes, keep, _FILTER_AHEAD,
+                )  # fmt: skip
+            else:
+                for ch in k.range(channel, channel + channels):
+                    for place, offset in nest_places(k, outer, strides, panels):
+                        copy_transposed(
+                            k, source + (ch * c.w.channels + offset), c.w.results, valid.min(here), run,
+                            panel + (ch * panels.channel_stride + j + place), panels.lanes, lanes, keep,
+                        )  # fmt: skip
+    return function
+
+
+def _tap_places(c: Correlation) -> dict[int, tuple[int, ...]]:
+    """The tap at each offset in the filter."""
+    places = {}
+    for tap in itertools.product(*(range(axis.taps.count) for axis in c.axes)):
+        steps = zip(tap, c.axes, c.w.space, strict=True)
+        places[sum((axis.taps.start + i * axis.taps.increment) * s for i, axis, s in steps)] = tap
+    return places
+
+
+def taps_are_a_run(several: Sequence[Correlation]) -> bool:
+    """True if the taps of several correlations together lie one after the other in the filter, and not too many.
+
+    Of a filter that is broadcast along an axis several taps are one value: they are no run.
+    """
+    places = sorted(offset for c in several for offset in _tap_places(c))
+    if len(places) != sum(c.taps for c in several):
+        return False
+    return places == list(range(len(places))) and 1 < len(places) <= _MOST_TAPS
+
+
+def trace_panels_at_once(
+    module: Module, name: str, several: Sequence[Correlation], panels: Sequence[Panels]
+) -> Function:
+    """Trace ``name(w, panels..., first, channel, channels)``: as `trace_panel`, for correlations that share a filter.
+
+    Every value of the filter is read once, and goes to the panel of the correlation that it is a tap of.
+    """
+    c, width = several[0], panels[0].lanes
+    targets = {f"panel{i}": c.dtype for i in range(len(several))}
+    where: dict[int, tuple[int, int]] = {}
+    for i, (one, own) in enumerate(zip(several, panels, strict=True)):
+        for offset, at in _tap_places(one).items():
+            where[offset] = i, sum(a * s for a, s in zip(at, own.tap_strides, strict=True))
+    with module.function(name, w=c.w.dtype, **targets, first=None, channel=None, channels=None) as (
+        k, (w, *rest), function,
+    ):  # fmt: skip
+        *pointers, first, channel, channels = rest
+        lanes = k.lanes(c.dtype)
+        for j in range(0, width, lanes):
+            here = min(lanes, width - j)
+            valid = (k.integer(c.width) - first - j).min(here)
+            keep = None if here == lanes else k.mask(here, lanes)
+            for ch in k.range(channel, channel + channels):
+                source = w + ((first + j) * c.w.results + ch * c.w.channels)
+                for start in range(0, len(where), lanes):
+                    count = min(lanes, len(where) - start)
+                    rows = []
+                    for lane in range(lanes):
+                        mask = k.mask(k.select(valid > lane, k.integer(count), 0), lanes)
+                        rows.append(source.load(start + lane * c.w.results, lanes, mask))
+                    for i, vector in enumerate(transpose(k, rows)[:count]):
+                        number, place = where[start + i]
+                        to = ch * panels[number].channel_stride + (place + j)
+                        pointers[number].store(vector, to, keep)
+    return function
+
+
+def contiguous_run(taps: tuple[int, int, int], strides: Sequence[int]) -> tuple[int, int]:
+    """Length of the run of taps that lie one after the other, and how many outer axes are left."""
+    run, axis = 1, 3
+    while axis > 0 and (taps[axis - 1] == 1 or strides[axis - 1] == run):
+        run *= taps[axis - 1]
+        axis -= 1
+    return run, axis
+
+
+def nest_places(
+    k: Builder, axes: int, strides: Sequence[int], panels: Panels
+) -> Iterator[tuple[Value, Value]]:
+    """Loops over the first ``axes`` axes of taps: (place in the panel, offset in the filter)."""
+    extents = [panels.taps[i] if i < axes else 1 for i in range(3)]
+    for a in k.range(extents[0]):
+        for b in k.range(extents[1]):
+            for c in k.range(extents[2]):
+                to, of = panels.tap_strides, strides
+                yield a * to[0] + b * to[1] + c * to[2], a * of[0] + b * of[1] + c * of[2]
+
+
+def _triple(values: Sequence[int]) -> tuple[int, int, int]:
+    a, b, c = values
+    return a, b, c

@@ -1,0 +1,99 @@
+"""Batch normalization of large images in the order of memory.
+
+    forward     channel of an image: mean, sum of (x - mean)^2      channel: mean, rstd      y
+    backward    channel of an image: p = sum(g), q = sum(g * xhat)      channel: dbias, dweight      dx, dz
+
+with g = dy * act'(y). The pieces of one channel are far from each other, and short: going from piece to piece would
+wait for memory at each. So each image's channels are done in a row, and put together afterwards.
+"""
+
+from __future__ import annotations
+
+from jitdnn.kernels.formulas.named_programs import Formula, Names, Plan, Rows
+from jitdnn.kernels.formulas.normalization import (
+    STATISTICS,
+    channel_moments,
+    gradient_of,
+    joint_moments,
+    result_of,
+    xhat,
+)
+from jitdnn.problems.batch_norm import BatchNorm
+
+_IMAGE, _SPACE = 0, 2  # axes of the grid
+_LEAST_BYTES = 512 << 10  # smaller tensors stay in the cache, whatever the order
+
+
+def suits_images(problem: BatchNorm) -> bool:
+    """Whether to go image by image: where there is space, several images, and too much for the cache."""
+    return (
+        problem.mode == "spatial"
+        and problem.direction != "inference"
+        and problem.x.nbytes >= _LEAST_BYTES
+        and problem.grid[_IMAGE] > 1
+        and any(extent > 1 for extent in problem.grid[_SPACE:])
+    )
+
+
+def plan_images(plan: Plan) -> None:
+    """The steps, forward or backward."""
+    if plan.problem.direction == "bwd":
+        _backward(plan)
+    else:
+        _forward(plan)
+
+
+def _forward(plan: Plan) -> None:
+    problem = plan.problem
+    space = tuple(range(_SPACE, len(problem.grid)))
+    outputs = [operand.name for operand in problem.outputs if operand.name != "y"]
+    size = channel_moments(plan, space)
+    for name in ("mean", "rstd"):
+        if name not in outputs:
+            plan.array(name, problem.rows)
+            outputs.append(name)
+
+    states = [name for name in outputs if name.startswith("running")]
+    rows = joint_moments(plan, size, problem.grid[_IMAGE], (states, outputs))
+    plan.step(rows, {name: STATISTICS[name] for name in outputs}, (_IMAGE,), "f64", single=space)
+
+    inputs = [operand.name for operand in problem.inputs]
+    rows = Rows([*inputs, "mean", "rstd"], ["y"])
+    rows.sweep(writes={"y": result_of(problem)})
+    plan.step(rows, {}, space)
+
+
+def _backward(plan: Plan) -> None:
+    problem, gradient = plan.problem, gradient_of(plan.problem)
+    space = tuple(range(_SPACE, len(problem.grid)))
+    y = ["y"] if "y" in plan.numbers else []
+    plan.array("p", space)
+    plan.array("q", space)
+    plan.array("a", problem.rows)
+    plan.array("b", problem.rows)
+
+    rows = Rows(["dy", "x", *y, "mean", "rstd"], ["p", "q"])
+    rows.sweep(add={"p": gradient, "q": lambda v: gradient(v) * xhat(v)})
+    plan.step(rows, {"p": "p", "q": "q"}, space)
+
+    wanted = [name for name in ("dweight", "dbias") if name in plan.numbers]
+    rows = Rows(["p", "q"], ["a", "b", *wanted], {"share": 1.0 / problem.count})
+    rows.sweep(
+        add={"dbias": lambda v: v.p, "dweight": lambda v: v.q},
+        scalars={"mean_g": lambda v: v.dbias * v.share, "mean_gx": lambda v: v.dweight * v.share},
+    )
+    plan.step(
+        rows, {"a": "mean_g", "b": "mean_gx", **{name: name for name in wanted}}, (_IMAGE,), single=space
+    )
+
+    weight = ["weight"] if "weight" in plan.numbers else []
+    outputs = ["dx", *(["dz"] if "dz" in plan.numbers else [])]
+    rows = Rows(["dy", "x", *y, *weight, "mean", "rstd", "a", "b"], outputs)
+
+    def dx(v: Names) -> object:
+        scale = v.rstd * v.weight if "weight" in v else v.rstd
+        return scale * (gradient(v) - v.a - xhat(v) * v.b)
+
+    writes: dict[str, Formula] = {"dx": dx, "dz": gradient}
+    rows.sweep(writes={name: writes[name] for name in outputs})
+    plan.step(rows, {}, space)

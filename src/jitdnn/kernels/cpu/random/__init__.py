@@ -1,0 +1,1 @@
+"""Random numbers of Philox on processors, and dropout."""

@@ -1,0 +1,1 @@
+"""Programs over rows on processors: reductions, softmax, losses, scans."""

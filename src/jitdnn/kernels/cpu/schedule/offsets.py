@@ -1,0 +1,63 @@
+"""Where things are: flat indices as digits, offsets of groups and elements, points of boxes."""
+
+from __future__ import annotations
+
+import itertools
+
+from jitdnn.kernels.cpu.correlation import Correlation, View
+from jitdnn.rtcg.builder import Builder, Pointer, Value
+from jitdnn.rtcg.isa import ITEM_BYTES
+
+_LINE = 64
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def scale(k: Builder, args: Pointer, pointers: int) -> Pointer:
+    """The two doubles alpha and beta in the argument block, as a pointer."""
+    return Pointer(k, (args + (pointers + 1)).v, "f64")
+
+
+def points(box: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Every point of a box, the last axis fastest."""
+    return list(itertools.product(*(range(side) for side in box)))
+
+
+def split_index(index: Value, extents: tuple[int, ...]) -> list[Value]:
+    """A flat index as one index for each extent, the last fastest."""
+    parts: list[Value] = []
+    for extent in reversed(extents):
+        parts.append(index % extent if extent > 1 else index * 0)
+        index = index // extent if extent > 1 else index
+    return parts[::-1]
+
+
+def group_offset(group: Value, extents: tuple[int, ...], strides: tuple[int, ...]) -> Value:
+    """Offset of a group whose number counts through ``extents``."""
+    offset = group * 0
+    for i, stride in zip(split_index(group, extents), strides, strict=True):
+        offset = offset + i * stride
+    return offset
+
+
+def view_offset(
+    c: Correlation,
+    view: View,
+    group: Value,
+    channel: int | Value,
+    place: tuple[int | Value, ...] | list[Value],
+) -> Value:
+    """Offset of an element of a view: its group, its channel within the group, its (batch, axes) place."""
+    offset = group_offset(group, c.groups, view.groups) + view.offset
+    offset = offset + channel * view.channels
+    for i, stride in zip(place, (view.batch, *view.space), strict=True):
+        offset = offset + i * stride
+    return offset
+
+
+def whole_lines(elements: int, dtype: str) -> int:
+    """Rounded up to whole cache lines."""
+    line = _LINE // ITEM_BYTES[dtype]
+    return ceil_div(elements, line) * line

@@ -1,0 +1,91 @@
+"""What the memory-bound kernels share: tasks, counting through index spaces, blended stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jitdnn.devices.cpu import Arguments
+from jitdnn.kernels.algorithm import Device
+from jitdnn.rtcg.builder import Builder, Value
+
+# A task shorter than this is not worth handing to another thread; a thread asleep takes as long to wake.
+TASK_SECONDS = 15e-6
+_TASKS_PER_THREAD = 4  # so that a thread that was held up can be helped out
+WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the end
+
+
+def task_count(device: Device, seconds: float) -> int:
+    """Into how many tasks to cut work that takes one thread ``seconds``; 1 if it is too little to share."""
+    if device.threads == 1 or seconds < 3 * TASK_SECONDS:
+        return 1
+    return max(1, min(_TASKS_PER_THREAD * device.threads, int(seconds / TASK_SECONDS)))
+
+
+def wanted_tasks(threads: int) -> int:
+    """Tasks that keep some threads busy to the end. Of one thread's none need to share the panels of a block."""
+    return 1 if threads == 1 else _TASKS_PER_THREAD * threads
+
+
+def share(units: int, device: Device, seconds: float) -> tuple[int, int]:
+    """Units of equal work as (tasks, units of a task); no task where there is no unit."""
+    per_task = max(1, -(-units // task_count(device, seconds)))
+    return -(-units // per_task), per_task
+
+
+class Slots:
+    """Integers that the code takes at run time, by name, as the extras of a ``CpuKernel``."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def pack(self, values: Mapping[str, int]) -> list[int]:
+        """The extras, in order; every name must have a value."""
+        return [values[name] for name in self.names]
+
+    def load(self, arguments: Arguments) -> dict[str, Value]:
+        """The same integers in traced code."""
+        return {name: arguments.extra(i) for i, name in enumerate(self.names)}
+
+
+class Counter:
+    """The digits of a unit's number, outermost first, and where each tensor stands; counts up by one.
+
+    Dividing costs tens of cycles: it happens once a task, then the digits carry.
+    """
+
+    def __init__(
+        self,
+        k: Builder,
+        number: Value,
+        extents: Sequence[Value],
+        strides: Sequence[Sequence[Value]],
+        bases: Sequence[Value] | None = None,
+    ) -> None:
+        self.k, self.extents, self.strides = k, extents, strides
+        rest, digits = number, []
+        for extent in reversed(extents):
+            digits.append(rest % extent)
+            rest = rest // extent
+        digits.reverse()
+        self.digits = [k.register(digit) for digit in digits]
+        self.offsets = []
+        for base, steps in zip(bases or [k.integer(0)] * len(strides), strides, strict=True):
+            offset = base
+            for digit, step in zip(digits, steps, strict=True):
+                offset = offset + digit * step
+            self.offsets.append(k.register(offset))
+
+    def advance(self, axis: int | None = None) -> None:
+        """Add one to the digit of ``axis`` (the last one), and carry."""
+        axis = len(self.digits) - 1 if axis is None else axis
+        digit = self.digits[axis]
+        digit += 1
+        for offset, steps in zip(self.offsets, self.strides, strict=True):
+            offset += steps[axis]
+        if axis == 0:
+            return
+        with self.k.when(digit.get() == self.extents[axis]):
+            digit.set(self.k.integer(0))
+            for offset, steps in zip(self.offsets, self.strides, strict=True):
+                offset.set(offset.get() - self.extents[axis] * steps[axis])
+            self.advance(axis - 1)

@@ -1,0 +1,1 @@
+"""Convolutions on NVIDIA GPUs: a folder for each family of algorithms."""

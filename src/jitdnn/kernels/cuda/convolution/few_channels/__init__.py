@@ -1,0 +1,1 @@
+"""Convolutions of images with few channels: the first layer of a net."""

@@ -1,0 +1,155 @@
+"""Convolutions of images with few channels, the first layers of networks, by `mma` on rows as they lie.
+
+With three channels an ordinary product over channels would be mostly padding. But a row of a filter covers
+taps * channels neighbouring numbers of an interleaved row of the image: read as 32-bit words they are an operand of the
+matrix units as they stand, without im2col. Rows are staged in shared memory, whatever the layout of x.
+
+Floors on an H100 (3.0 TB/s; products at 400 to 500 TFLOP/s), bf16, forward: 256x3x224x224 -> 64, 7x7/2: 163 us by
+bytes, 66 GFLOP with the padded words 130 to 165 us; 128x3x224x224 -> 64, 11x11/4: 30 us by bytes, 36 to 45 us by
+products; 64x3x224x224 -> 64, 3x3: 143 us by bytes; 2x1x128^3 -> 32, 3x3x3: 92 us by bytes. Backward moves the same
+bytes; for the data there are products of 105, 23, 20 and 24 GFLOP, so that bytes decide but for 7x7/2 (210 to 260 us).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.devices.gpu import Kernel as GpuKernel
+from jitdnn.errors import CompileError
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.cuda.convolution.few_channels.dgrad_plan import data_plan
+from jitdnn.kernels.cuda.convolution.few_channels.epilogue import in_kernel, in_store, pointers_of
+from jitdnn.kernels.cuda.convolution.few_channels.geometry import (
+    HALVES,
+    MOST_CHANNELS,
+    Defines,
+    Shape,
+    farthest,
+)
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, filter_plan, forward_plan
+from jitdnn.kernels.cuda.gemm.tiles import ByAlignment
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
+
+_FOLDER = "cuda/convolution/few_channels"
+_PLANS = {"fwd": forward_plan, "bwd_data": data_plan, "bwd_filter": filter_plan}
+
+
+class Stem(Algorithm):
+    """All directions; see the module's text."""
+
+    name = "stem"
+    problem = Convolution
+    deterministic = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        gpu: GpuDevice = device  # type: ignore[assignment]
+        if problem.is_integer or problem.dtype not in HALVES:
+            return f"it multiplies bf16 and f16, not {problem.x.dtype}: direct takes every type"
+        if problem.groups != 1:
+            return f"it takes one group of channels, there are {problem.groups}: grouped or depthwise takes several"
+        if problem.c > MOST_CHANNELS:
+            return f"it is for at most {MOST_CHANNELS} input channels, there are {problem.c}: implicit_gemm takes more"
+        if 0 in problem.x.shape or 0 in problem.y.shape:
+            return "a tensor is empty: direct takes those"
+        if epilogue is not None and problem.direction == "bwd_filter":
+            return "a filter's gradient takes no epilogue here"
+        if problem.direction != "bwd_data" and Shape(problem).dilation[2] != 1:
+            return f"taps must be neighbours along w, the dilation there is {problem.dilation[-1]}: direct takes any"
+        if problem.direction == "bwd_data" and max(Shape(problem).dilation) != 1:
+            return f"the dilation must be 1, it is {problem.dilation}: direct takes any"
+        if farthest(problem.w) >= 1 << 30:
+            return "the filter spans more than 2^30 elements of memory: pack it"
+        if self.plan_of(problem, device) is None:
+            return (
+                f"filter and rows of the image do not fit together into {gpu.shared_bytes} bytes of shared memory: "
+                "implicit_gemm takes large filters"
+            )
+        return None
+
+    def plan_of(self, problem: Convolution, device: Device) -> Plan | None:
+        """How the problem is cut on this device; None if nothing fits."""
+        return _PLANS[problem.direction](problem, device)  # type: ignore[arg-type]
+
+    def plan(self, problem: Convolution, device: Device) -> Plan:
+        """The same for a problem that is not refused."""
+        plan = self.plan_of(problem, device)
+        assert plan is not None
+        return plan
+
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        assert isinstance(problem, Convolution)
+        return self.plan(problem, device).workspace
+
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        assert isinstance(problem, Convolution)
+        return self.plan(problem, device).seconds
+
+    def error_bound(self, problem: Problem) -> float:
+        return summation_bound(problem)
+
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction == "bwd_filter":
+            return "other taps, where the tiles of dy end beyond it and are filled with zeros"
+        if problem.direction == "bwd_data" and max(problem.stride) > 1:
+            return "neighbouring results, whose phases of the stride have fewer taps and are filled up with zeros"
+        return None
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        assert isinstance(problem, Convolution)
+        plan = self.plan(problem, device)
+
+        def kernel(plan: Plan) -> GpuKernel:
+            return compiled(
+                device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
+            )
+
+        plain = plan.elementwise
+        return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)
+
+
+def compiled(device: Device, source: Source, launches: Sequence[Launch], pointers: int) -> GpuKernel:
+    """The kernel; where a shape asks for a few registers more than there are, the compiler may spill them."""
+    gpu: GpuDevice = device  # type: ignore[assignment]
+    try:
+        return gpu.kernel(source, launches, pointers)
+    except CompileError:
+        return gpu.kernel(replace(source, spills=True), launches, pointers)
+
+
+def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:
+    """The text of the kernels."""
+    name, files = {
+        "fwd": (
+            "stem_forward",
+            (
+                "store.cuh",
+                "common.cuh",
+                "fprop.cu",
+            ),
+        ),
+        "bwd_data": ("stem_data", ("dgrad.cu",)),
+        "bwd_filter": (
+            "stem_filter",
+            ("common.cuh", "wgrad.cu"),
+        ),
+    }[problem.direction]
+    functions = ""
+    hooks: Defines = {}
+    if problem.direction == "fwd":
+        functions, hooks = in_store(problem, epilogue, ("at.n", "at.o", "p", "q"))
+    elif problem.direction == "bwd_data":
+        functions, hooks = in_kernel(problem, epilogue)
+    text = read_text(_FOLDER, "half_mma.cuh") + functions + "\n" + read_text(_FOLDER, *files)
+    return Source(name, text, (*plan.defines, *hooks.items()), dialect="cuda")
+
+
+def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
+    """What one call runs."""
+    name = {"fwd": "stem_forward", "bwd_data": "stem_data", "bwd_filter": "stem_filter"}[problem.direction]
+    main = Launch(name, plan.groups, plan.threads, plan.shared)
+    return tuple(launch for launch in (plan.before, main, plan.after) if launch is not None)

@@ -1,0 +1,342 @@
+// Gradient of the data for few input channels: a convolution of dy with few outputs. See algorithm.py.
+//
+// Along each axis UNIT outputs belong together: output u = UNIT * b + e - DELTA, for e below UNIT, meets position
+// STEP * b + i of dy in tap e + pad - DELTA - stride * i, if there is one, for REACH values of i from LEAST on. The
+// outputs of a b, (e_d, e_h, e_w, channel), are the columns of the product, the positions b its rows, and REACH_D *
+// REACH_H * REACH_W * channels of dy is what is summed over. STEP is 1 but along h and w, where UNIT may be a
+// multiple of the stride.
+//
+// A warp computes TILE_PLANES planes of TILE_ROWS rows of 16 b's: each piece of dy that it reads from shared memory
+// serves the planes and rows of b that meet it, up to REACH_D * REACH_H of them. A block stages one plane of dy after
+// the other, CHANNEL_STEPS * 16 channels at a time. The positions of a row of dy are staged in STEP_W sequences, so that
+// those which a warp reads together follow each other. WARPS_DEEP warps share the channels of a tile where there are few
+// tiles; they hand their sums over in the end. The filter stays in shared memory; if IS_STREAMED, what a stage needs of it
+// comes with the stage.
+
+constexpr int CHUNKS = CHANNEL_STEPS * 2;        // 16-byte pieces of channels
+constexpr int PITCH = (CHUNKS | 1) * 8;          // elements; odd in pieces, so that 8 rows meet no bank twice
+constexpr int TILE_DOWN = TILE_ROWS * WARPS_DOWN, TILE_ACROSS = 16 * WARPS_ACROSS;
+constexpr int STAGED_ROWS = STEP_H * (TILE_DOWN - 1) + REACH_H;
+constexpr int POSITIONS = STEP_W * (TILE_ACROSS - 1) + REACH_W;  // of a staged row
+constexpr int SEQUENCE = (POSITIONS + STEP_W - 1) / STEP_W;
+constexpr int STAGE_ELEMENTS = STAGED_ROWS * STEP_W * SEQUENCE * PITCH;
+constexpr int COLUMNS = UNIT_D * UNIT_H * UNIT_W * CHANNELS;
+constexpr int COLUMN_TILES = (COLUMNS + 7) / 8;
+constexpr int STAGED_PLANES = TILE_PLANES + REACH_D - 1;
+constexpr int STEPS = STAGED_PLANES * CHANNEL_PARTS;  // stages of a tile
+constexpr int STEP_FRAGMENTS = REACH_D * REACH_H * COLUMN_TILES * 32;  // 8 bytes each
+constexpr int PART_FRAGMENTS = REACH_W * CHANNEL_STEPS * STEP_FRAGMENTS;
+constexpr int FRAGMENTS = CHANNEL_PARTS * PART_FRAGMENTS;
+constexpr int STAGE_BYTES = STAGE_ELEMENTS * 2 + (IS_STREAMED ? PART_FRAGMENTS * 8 : 0);
+constexpr int PLANE_BLOCKS = (BLOCKS_D + TILE_PLANES - 1) / TILE_PLANES;
+constexpr int TILES = IMAGES * PLANE_BLOCKS * ((BLOCKS_H + TILE_DOWN - 1) / TILE_DOWN) *
+                      ((BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS);
+
+struct Tile { int n, d, h, w; };  // the first b along each axis
+
+FUNCTION Tile tile_of(int index) {
+    constexpr int across = (BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS, down = (BLOCKS_H + TILE_DOWN - 1) / TILE_DOWN;
+    Tile at;
+    at.w = index % across * TILE_ACROSS;
+    index /= across;
+    at.h = index % down * TILE_DOWN;
+    index /= down;
+    at.d = index % PLANE_BLOCKS * TILE_PLANES;
+    at.n = index / PLANE_BLOCKS;
+    return at;
+}
+
+FUNCTION bool gradient_place(Tile at, int row, int position, int plane, INDEX &start) {
+    int o = at.d + LEAST_D + plane, p = STEP_H * at.h + LEAST_H + row, q = STEP_W * at.w + LEAST_W + position;
+    start = (INDEX)at.n * Y_N + (INDEX)o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W;
+    return (u32)o < OUT_O && (u32)p < OUT_P && (u32)q < OUT_Q;
+}
+
+FUNCTION int stage_place(int row, int position) {
+    return ((row * STEP_W + position % STEP_W) * SEQUENCE + position / STEP_W) * PITCH;
+}
+
+FUNCTION void fetch(u8 *memory, const u16 *dy, const u8 *packed, Tile at, int step) {
+    u16 *stage = (u16 *)memory;
+#if IS_STREAMED
+    const u8 *fragments = packed + (i64)(step % CHANNEL_PARTS) * (PART_FRAGMENTS * 8);
+    for (int i = threadIdx.x; i < PART_FRAGMENTS / 2; i += BLOCK_THREADS)
+        cp_async16(memory + STAGE_ELEMENTS * 2 + i * 16, fragments + i * 16, true);
+#endif
+    const int plane = step / CHANNEL_PARTS, first = step % CHANNEL_PARTS * (CHUNKS * 8);
+#if Y_VECTOR == 8
+    constexpr int at_once = BLOCK_THREADS / CHUNKS;  // positions, one at least; a thread keeps its piece
+    const int mine = threadIdx.x / CHUNKS, part = threadIdx.x % CHUNKS * 8, k = first + part;
+    const int p = STEP_H * at.h + LEAST_H, q = STEP_W * at.w + LEAST_W;
+    INDEX start;
+    gradient_place(at, 0, 0, plane, start);
+    const bool is_here = (u32)(at.d + LEAST_D + plane) < OUT_O && k < FILTERS;
+    const u16 *from = dy + start + k;
+    if (mine >= at_once) return;
+#pragma unroll 4
+    for (int i = mine; i < STAGED_ROWS * POSITIONS; i += at_once) {
+        const int row = i / POSITIONS, position = i % POSITIONS;
+        const bool is_inside = is_here && (u32)(p + row) < OUT_P && (u32)(q + position) < OUT_Q;
+        const INDEX away = (INDEX)row * Y_H + (INDEX)position * Y_W;
+        const int place = STEP_W == 1 ? i * PITCH : stage_place(row, position);
+        cp_async16(stage + place + part, from + away, is_inside);
+    }
+#else
+#pragma unroll 4
+    for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS * 8; i += BLOCK_THREADS) {
+#if Y_PLANES
+        int position = i % POSITIONS, part = i / POSITIONS % (CHUNKS * 8);
+#else
+        int part = i % (CHUNKS * 8), position = i / (CHUNKS * 8) % POSITIONS;
+#endif
+        int row = i / (CHUNKS * 8 * POSITIONS), k = first + part;
+        INDEX start;
+        u16 value = 0;
+        if (gradient_place(at, row, position, plane, start) && k < FILTERS) value = dy[start + (INDEX)k * Y_C];
+        stage[stage_place(row, position) + part] = value;
+    }
+#endif
+}
+
+// The tap of the filter that output e of an axis meets at the i-th position, -1 if it is none.
+FUNCTION int tap_of(int e, int i, int lead, int least, int stride, int taps) {
+    int tap = e + lead - stride * (least + i);
+    return tap >= 0 && tap < taps ? tap : -1;
+}
+
+// What a lane holds of the filter for 16 channels and 8 columns: [part][w][channel step][d][h][column tile][lane].
+FUNCTION uint2 filter_fragment(const u16 *w, int i) {
+    const int owner = i % 32;
+    int rest = i / 32;
+    const int column = rest % COLUMN_TILES * 8 + owner / 4;
+    rest /= COLUMN_TILES;
+    const int i_h = rest % REACH_H;
+    rest /= REACH_H;
+    const int i_d = rest % REACH_D;
+    rest /= REACH_D;
+    int k = rest % CHANNEL_STEPS * 16 + owner % 4 * 2;
+    rest /= CHANNEL_STEPS;
+    const int i_w = rest % REACH_W;
+    k += rest / REACH_W * (CHANNEL_STEPS * 16);
+    const int c = column % CHANNELS, e_w = column / CHANNELS % UNIT_W, e_h = column / (CHANNELS * UNIT_W) % UNIT_H;
+    const int e_d = column / (CHANNELS * UNIT_W * UNIT_H);
+    const int d = tap_of(e_d, i_d, LEAD_D, LEAST_D, STRIDE_D, TAPS_T);
+    const int h = tap_of(e_h, i_h, LEAD_H, LEAST_H, STRIDE_H, TAPS_R);
+    const int s = tap_of(e_w, i_w, LEAD_W, LEAST_W, STRIDE_W, TAPS_S);
+    const bool is_tap = column < COLUMNS && d >= 0 && h >= 0 && s >= 0;
+    const u16 *from = w + W_BASE + (INDEX)k * W_K + (INDEX)d * W_T + (INDEX)h * W_R + (INDEX)s * W_S + (INDEX)c * W_C;
+    u32 half[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const int later = j % 2 + j / 2 * 8;
+        if (is_tap && k + later < FILTERS) half[j] = from[(INDEX)later * W_K];
+    }
+    return make_uint2(half[0] | half[1] << 16, half[2] | half[3] << 16);
+}
+
+struct Lane { int warp_across, warp_down, warp_deep, g, t, lane; };
+typedef f32 Sums[TILE_PLANES][TILE_ROWS][COLUMN_TILES][4];
+
+// Adds what plane `plane` of the staged ones contributes to the planes of sums that meet it.
+template <int plane>
+FUNCTION void add_plane(Sums &sums, const u16 *stage, const uint2 *filter, Lane at) {
+    constexpr int first = plane - (TILE_PLANES - 1) > 0 ? plane - (TILE_PLANES - 1) : 0;  // positions i along d
+    constexpr int last = plane < REACH_D - 1 ? plane : REACH_D - 1;
+    const uint2 *fragment = filter + at.warp_deep * STEP_FRAGMENTS + at.lane;
+#pragma unroll 1
+    for (int i_w = 0; i_w < REACH_W; i_w++) {
+        const u16 *from = stage + stage_place(at.warp_down * (STEP_H * TILE_ROWS), i_w) +
+                          (at.warp_across * 16 + at.lane / 8 % 2 * 8 + at.lane % 8) * PITCH + at.lane / 16 * 8 +
+                          at.warp_deep * 16;
+#pragma unroll UNROLL_STEPS
+        for (int k = 0; k < CHANNEL_STEPS; k += WARPS_DEEP) {
+            u32 b[last - first + 1][REACH_H][COLUMN_TILES][2];
+#pragma unroll
+            for (int i = 0; i < (last - first + 1) * REACH_H * COLUMN_TILES; i++) {
+                const uint2 both = fragment[(first * REACH_H * COLUMN_TILES + i) * 32];
+                u32(&to)[2] = b[i / (REACH_H * COLUMN_TILES)][i / COLUMN_TILES % REACH_H][i % COLUMN_TILES];
+                to[0] = both.x, to[1] = both.y;
+            }
+            fragment += WARPS_DEEP * STEP_FRAGMENTS;
+#pragma unroll
+            for (int row = 0; row < STEP_H * (TILE_ROWS - 1) + REACH_H; row++) {
+                u32 a[4];
+                ldmatrix_x4(a, from + row * (STEP_W * SEQUENCE * PITCH) + k * 16);
+#pragma unroll
+                for (int i_d = first; i_d <= last; i_d++)
+#pragma unroll
+                    for (int i = 0; i < REACH_H; i++)
+                        if (row - i >= 0 && (row - i) % STEP_H == 0 && (row - i) / STEP_H < TILE_ROWS)
+#pragma unroll
+                            for (int j = 0; j < COLUMN_TILES; j++)
+                                MMA(sums[plane - i_d][(row - i) / STEP_H][j], a, b[i_d - first][i][j]);
+            }
+        }
+    }
+}
+
+// The same for a plane that is not known to the compiler.
+template <int plane>
+FUNCTION void add(Sums &sums, const u16 *stage, const uint2 *filter, Lane at, int wanted) {
+    if (plane == wanted) {
+        add_plane<plane>(sums, stage, filter, at);
+        return;
+    }
+    if constexpr (plane + 1 < STAGED_PLANES) add<plane + 1>(sums, stage, filter, at, wanted);
+}
+
+#if IS_PACKED
+// The fragments of the filter, once for all blocks.
+KERNEL(256) void stem_data_pack(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POINTERS, u8 *workspace,
+                                f64 alpha, f64 beta) {
+    const int i = (int)(blockIdx.x * 256 + threadIdx.x);
+    if (i < FRAGMENTS) ((uint2 *)workspace)[i] = filter_fragment(w, i);
+}
+#endif
+
+KERNEL2(BLOCK_THREADS, RESIDENT)
+void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POINTERS, u8 *workspace, f64 alpha64,
+               f64 beta64) {
+    extern __shared__ uint4 memory[];
+    u8 *stages = (u8 *)memory;
+    uint2 *filter = (uint2 *)(stages + STAGES * STAGE_BYTES);  // as filter_fragment says
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Lane me = {warp % WARPS_ACROSS, warp / WARPS_ACROSS % WARPS_DOWN, warp / (WARPS_ACROSS * WARPS_DOWN), lane / 4,
+                     lane % 4, lane};
+    const f32 alpha = (f32)alpha64, beta = (f32)beta64;
+    const bool has_words = X_PAIRS && beta == 0.0f;
+
+    int work = 0, buffer = 0;
+    const int amount =
+        ((int)blockIdx.x < TILES ? (TILES - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0) * STEPS;
+    if (STAGES == 2 && amount > 0) {
+        fetch(stages, dy, workspace, tile_of(blockIdx.x), 0);
+        cp_async_commit();
+    }
+#if IS_STREAMED
+#elif IS_PACKED
+    for (int i = threadIdx.x; i < FRAGMENTS / 2; i += BLOCK_THREADS)
+        cp_async16(filter + 2 * i, (const uint2 *)workspace + 2 * i, true);
+    cp_async_commit();
+#else
+#pragma unroll 4
+    for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) filter[i] = filter_fragment(w, i);
+#endif
+
+    // where a lane's columns go, relative to the first output of b; columns beyond the last have no channel
+    int place_d[COLUMN_TILES][2], place_h[COLUMN_TILES][2], place_w[COLUMN_TILES][2], channel[COLUMN_TILES][2];
+    INDEX relative[COLUMN_TILES][2];
+#pragma unroll
+    for (int j = 0; j < COLUMN_TILES; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int column = j * 8 + 2 * me.t + e;
+            channel[j][e] = column < COLUMNS ? column % CHANNELS : -1;
+            place_w[j][e] = column / CHANNELS % UNIT_W;
+            place_h[j][e] = column / (CHANNELS * UNIT_W) % UNIT_H;
+            place_d[j][e] = column / (CHANNELS * UNIT_W * UNIT_H);
+            relative[j][e] = (INDEX)place_d[j][e] * X_D + (INDEX)place_h[j][e] * X_H + (INDEX)place_w[j][e] * X_W +
+                             (INDEX)channel[j][e] * X_C;
+        }
+
+    Sums sums = {};
+#pragma unroll 1
+    for (; work < amount; work++) {
+        const Tile at = tile_of(blockIdx.x + work / STEPS * gridDim.x);
+        const int step = work % STEPS, next = work + STAGES - 1;
+        if (next < amount) {
+            fetch(stages + (STAGES == 2 ? buffer ^ 1 : 0) * STAGE_BYTES, dy, workspace,
+                  tile_of(blockIdx.x + next / STEPS * gridDim.x), next % STEPS);
+            cp_async_commit();
+        }
+        if (STAGES == 2 && next < amount)
+            cp_async_wait<1>();
+        else
+            cp_async_wait<0>();
+        __syncthreads();
+        const u8 *stage = stages + buffer * STAGE_BYTES;
+        const uint2 *fragments = IS_STREAMED ? (const uint2 *)(stage + STAGE_ELEMENTS * 2)
+                                             : filter + step % CHANNEL_PARTS * PART_FRAGMENTS;
+        add<0>(sums, (const u16 *)stage, fragments, me, step / CHANNEL_PARTS);
+        __syncthreads();
+        f32 *handed = (f32 *)(stages + buffer * STAGE_BYTES);  // [warp][sum][lane], until the stage is filled again
+        if (STAGES == 2) buffer ^= 1;
+        if (step < STEPS - 1) continue;
+        if (WARPS_DEEP > 1) {
+            constexpr int many = TILE_PLANES * TILE_ROWS * COLUMN_TILES * 4, tiles = WARPS_ACROSS * WARPS_DOWN;
+            f32(&flat)[many] = *(f32(*)[many])sums;
+            f32 *place = handed + warp % tiles * (many * 32) + lane;
+            if (me.warp_deep > 0) {
+#pragma unroll
+                for (int i = 0; i < many; i++) place[((me.warp_deep - 1) * tiles * many + i) * 32] = flat[i];
+            }
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < many; i++) {
+                if (me.warp_deep == 0) {
+#pragma unroll
+                    for (int other = 0; other < WARPS_DEEP - 1; other++) flat[i] += place[(other * tiles * many + i) * 32];
+                } else {
+                    flat[i] = 0.0f;
+                }
+            }
+            __syncthreads();
+            if (me.warp_deep > 0) continue;
+        }
+#pragma unroll
+        for (int b_d = 0; b_d < TILE_PLANES; b_d++)
+#pragma unroll
+            for (int row = 0; row < TILE_ROWS; row++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int d0 = UNIT_D * (at.d + b_d) - DELTA_D;
+                    const int h0 = UNIT_H * (at.h + me.warp_down * TILE_ROWS + row) - DELTA_H;
+                    const int w0 = UNIT_W * (at.w + me.warp_across * 16 + half * 8 + me.g) - DELTA_W;
+                    const INDEX start = (INDEX)at.n * X_N + (INDEX)d0 * X_D + (INDEX)h0 * X_H + (INDEX)w0 * X_W;
+                    const bool is_whole = d0 >= 0 && d0 + UNIT_D <= DEPTH && h0 >= 0 && h0 + UNIT_H <= HEIGHT && w0 >= 0 &&
+                                          w0 + UNIT_W <= WIDTH;
+                    if (is_whole && has_words) {  // most of an image: nothing to ask for each column
+#pragma unroll
+                        for (int j = 0; j < COLUMN_TILES; j++) {
+                            if (COLUMNS % 8 && channel[j][0] < 0) continue;
+                            f32 value[2];
+#pragma unroll
+                            for (int e = 0; e < 2; e++)
+                                value[e] = alpha * FINISH(sums[b_d][row][j][2 * half + e], at.n, channel[j][e],
+                                                          d0 + place_d[j][e], h0 + place_h[j][e], w0 + place_w[j][e]);
+                            store4(dx + start + relative[j][0], PACK(value[0], value[1]));
+                        }
+                        continue;
+                    }
+#pragma unroll
+                    for (int j = 0; j < COLUMN_TILES; j++) {
+                        f32 value[2];
+                        bool is_inside[2];
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const int d = d0 + place_d[j][e], h = h0 + place_h[j][e], column = w0 + place_w[j][e];
+                            is_inside[e] = is_whole || ((u32)d < DEPTH && (u32)h < HEIGHT && (u32)column < WIDTH);
+                            if (COLUMNS % 8) is_inside[e] = is_inside[e] && channel[j][e] >= 0;
+                            value[e] = 0.0f;
+                            if (is_inside[e])
+                                value[e] =
+                                    alpha * FINISH(sums[b_d][row][j][2 * half + e], at.n, channel[j][e], d, h, column);
+                        }
+                        if (has_words && is_inside[0] && is_inside[1]) {
+                            store4(dx + start + relative[j][0], PACK(value[0], value[1]));
+                            continue;
+                        }
+#pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            if (is_inside[e]) {
+                                u16 *to = dx + start + relative[j][e];
+                                if (beta != 0.0f) value[e] += beta * FROM_HALF(*to);
+                                *to = TO_HALF(value[e]);
+                            }
+                    }
+                }
+#pragma unroll
+        for (int i = 0; i < TILE_PLANES * TILE_ROWS * COLUMN_TILES * 4; i++)
+            sums[i / (TILE_ROWS * COLUMN_TILES * 4)][i / (COLUMN_TILES * 4) % TILE_ROWS][i / 4 % COLUMN_TILES][i % 4] = 0.0f;
+    }
+}

@@ -1,0 +1,56 @@
+"""How the kernels of few channels apply an epilogue: its functions, and macros that carry places to the store.
+
+The kernels know an output by (n, channel, d, h, w). `FINISH` makes a finished number of a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cuda.convolution.few_channels.geometry import Defines
+from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
+from jitdnn.problems.convolution import Convolution
+
+_OPERANDS = 3  # of a convolution: those of the epilogue follow
+
+
+def pointers_of(epilogue: Epilogue | None) -> int:
+    """Pointers that a kernel takes."""
+    return _OPERANDS + (len(epilogue.operands) if epilogue else 0)
+
+
+def in_kernel(problem: Convolution, epilogue: Epilogue | None) -> tuple[str, Defines]:
+    """Functions, and macros for a kernel that stores by itself: FINISH(sum, n, c, d, h, w)."""
+    code = epilogue_source(epilogue, problem.output, "f32", _OPERANDS)
+    place = _place(problem, ("(n)", "(c)", "(d)", "(h)", "(w)"))
+    return code.functions, {
+        "EXTRA_POINTERS": code.parameters,
+        "FINISH(sum, n, c, d, h, w)": f"({code.apply('(sum)', place)})",
+    }
+
+
+def in_store(
+    problem: Convolution, epilogue: Epilogue | None, arguments: Sequence[str]
+) -> tuple[str, Defines]:
+    """Functions, and macros for a kernel that stores by `store_channels`.
+
+    `arguments`: what (n, d, h, w) are called where it is called.
+    """
+    code = epilogue_source(epilogue, problem.output, "f32", _OPERANDS)
+    names = ("at_n", "at_d", "at_h", "at_w")
+    place = _place(problem, (names[0], "(k)", *names[1:]))
+    operands = "".join(f", e{number}" for number in range(_OPERANDS, pointers_of(epilogue)))
+    parameters = "".join(f", int {name}" for name in names) + code.parameters if epilogue else ""
+    return code.functions, {
+        "EXTRA_POINTERS": code.parameters,
+        "PLACE_PARAMETERS": parameters,
+        "PLACE_ARGUMENTS": "".join(f", {name}" for name in arguments) + operands if epilogue else "",
+        "FINISH(sum, k)": f"({code.apply('(sum)', place)})",
+    }
+
+
+def _place(problem: Convolution, five: Sequence[str]) -> list[str]:
+    """The indices along the axes that the problem has, of those along (n, channel, d, h, w)."""
+    rank = len(problem.spatial)
+    return [*five[:2], *five[5 - rank :]]

@@ -1,0 +1,187 @@
+// Few channels a group, forward and backward data, through shared memory. See shared_memory.py.
+//
+// What outputs meet is as in registers.cu. A block takes BLOCK_SLICES slices of neighbouring groups and one tile after the
+// other: of TILE_IMAGES images TILE_DOWN times TILE_ROWS rows of TILE_ACROSS positions b, while the source pixels of the
+// next tiles arrive: STAGES tiles are under way or in use. Rows of the source that lie STEP_H apart and columns that lie
+// STEP_W apart are neighbours in shared memory, so that a tap is a constant distance; ROW_PAD and IMAGE_PAD times 16 bytes
+// behind each row and image put 8 positions into 8 different places of the banks where they can. A warp keeps
+// the fragments of the filter for 16 * CHANNEL_STEPS channels in and 8 * TILE_N out in registers, and takes 16 positions
+// at a time, whichever row or image each is of, TILE_ROWS rows down from each.
+
+constexpr int SLICE_IN = 16 * CHANNEL_STEPS, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
+constexpr int PARTS = (SLICE_OUT + 8 * TILE_N - 1) / (8 * TILE_N);  // warps that share the outputs of a slice
+constexpr int KINDS = BLOCK_SLICES * PARTS, SPLITS = BLOCK_THREADS / 32 / KINDS;
+constexpr int BLOCK_GROUPS = BLOCK_SLICES * SLICE_GROUPS, BLOCK_IN = BLOCK_SLICES * SLICE_IN;
+constexpr int BLOCKS = (GROUPS_OF_CHANNELS + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
+constexpr bool IS_FULL = GROUPS_OF_CHANNELS % BLOCK_GROUPS == 0 && SLICE_OUT % (8 * TILE_N) == 0;
+constexpr int ALL_IN = GROUPS_OF_CHANNELS * GROUP_IN, ALL_OUT = GROUPS_OF_CHANNELS * GROUP_OUT;
+constexpr int PITCH = 2 * BLOCK_IN + 16;  // bytes of a pixel: an odd number of 16
+constexpr int POSITION_ROWS = (TILE_ROWS - 1) * STEP_H + REACH_H;
+constexpr int ROWS = (TILE_DOWN * TILE_ROWS - 1) * STEP_H + REACH_H, COLUMNS = (TILE_ACROSS - 1) * STEP_W + REACH_W;
+constexpr int APART_H = (ROWS + STEP_H - 1) / STEP_H, APART_W = (COLUMNS + STEP_W - 1) / STEP_W;
+constexpr int ROW_BYTES = STEP_W * APART_W * PITCH + 16 * ROW_PAD;
+constexpr int IMAGE_BYTES = STEP_H * APART_H * ROW_BYTES + 16 * IMAGE_PAD, STAGE_BYTES = TILE_IMAGES * IMAGE_BYTES;
+constexpr int POSITIONS = TILE_IMAGES * TILE_DOWN * TILE_ACROSS, STEPS = (POSITIONS + 15) / 16;
+constexpr int DOWN = (BLOCKS_H + TILE_DOWN * TILE_ROWS - 1) / (TILE_DOWN * TILE_ROWS);
+constexpr int ACROSS = (BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS;
+constexpr int IMAGE_TILES = (IMAGES + TILE_IMAGES - 1) / TILE_IMAGES, UNITS = IMAGE_TILES * DOWN * ACROSS;
+
+// The filter as it is staged: for each of its first axis TAPS times its second, FILTER_PITCH elements.
+constexpr int GROUP_FIRST = IS_FORWARD ? GROUP_OUT : GROUP_IN, GROUP_SECOND = IS_FORWARD ? GROUP_IN : GROUP_OUT;
+constexpr int FILTER_ROW = TAPS * GROUP_SECOND;
+constexpr int FILTER_PITCH = FILTER_ROW % 16 ? FILTER_ROW : FILTER_ROW + 8;  // an odd number of 16 bytes
+constexpr bool HAS_PAIRS = IS_FORWARD && W_C == 1 && GROUP_IN % 2 == 0 && FILTER_STAGED;
+
+// Whether any of a position's outputs meets this row.
+FUNCTION constexpr bool is_met(int row) {
+    for (int b = 0; b < TILE_ROWS; b++) {
+        const int i = row - b * STEP_H;
+        for (int e = 0; e < UNIT_H; e++)
+            if (i >= 0 && i < REACH_H && tap_h(e, i) >= 0) return true;
+    }
+    return false;
+}
+
+struct Tile { int image, b_h, b_w; };
+
+FUNCTION Tile tile_of(int unit) {
+    return {unit / (DOWN * ACROSS) * TILE_IMAGES, unit / ACROSS % DOWN * (TILE_DOWN * TILE_ROWS), unit % ACROSS * TILE_ACROSS};
+}
+
+FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int channel) {
+    stage_pixels<BLOCK_IN, TILE_IMAGES, ROWS, COLUMNS, STEP_H, STEP_W, PITCH, ROW_BYTES, IMAGE_BYTES, SOURCE_H, SOURCE_W>(
+        shared, source, {S_N, S_D, S_H, S_W}, tile.image, tile.b_h * STEP_H + LEAST_H, tile.b_w * STEP_W + LEAST_W, channel,
+        ALL_IN, IMAGES);
+}
+
+// All of the block's filter, which is contiguous.
+FUNCTION void stage_filter(u16 *shared, const u16 *w, int first_group) {
+    constexpr int CHUNKS_ROW = FILTER_ROW % 8 ? 1 : FILTER_ROW / 8;
+    constexpr int CHUNKS = BLOCK_GROUPS * GROUP_FIRST * FILTER_ROW / 8;
+    constexpr int ALL = GROUPS_OF_CHANNELS * GROUP_FIRST * FILTER_ROW / 8;
+    const int first = first_group * GROUP_FIRST * FILTER_ROW / 8;
+    for (int i = threadIdx.x; i < CHUNKS; i += BLOCK_THREADS) {
+        const bool is_there = first + i < ALL;
+        const int to = FILTER_PITCH == FILTER_ROW ? i * 8 : i / CHUNKS_ROW * FILTER_PITCH + i % CHUNKS_ROW * 8;
+        cp_async16(shared + to, w + (is_there ? (INDEX)(first + i) * 8 : 0), is_there);
+    }
+}
+
+KERNEL2(BLOCK_THREADS, RESIDENT)
+void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTRA_POINTERS, u8 *workspace, f64 alpha64,
+                   f64 beta64) {
+    extern __shared__ uint4 shared[];
+    const int block = blockIdx.x % BLOCKS, worker = blockIdx.x / BLOCKS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int part = warp % PARTS, own_slice = warp / PARTS % BLOCK_SLICES;
+    const int split = warp / KINDS < SPLITS ? warp / KINDS : STEPS;
+    const int slice = block * BLOCK_SLICES + own_slice;
+    const f32 alpha = (f32)alpha64, beta = (f32)beta64;
+    const u32 stages = smem_address(shared);
+    u16 *staged_filter = (u16 *)shared + STAGES * (STAGE_BYTES / 2);
+
+    if (FILTER_STAGED) stage_filter(staged_filter, w, block * BLOCK_GROUPS);
+    cp_async_commit();
+#pragma unroll
+    for (int turn = 0; turn < STAGES; turn++) {
+        const int unit = worker + turn * WORKERS;
+        if (unit < UNITS) stage_source(stages + turn * STAGE_BYTES, source, tile_of(unit), block * BLOCK_IN);
+        cp_async_commit();
+    }
+    if (FILTER_STAGED) {
+        cp_async_wait<STAGES>();
+        __syncthreads();
+    }
+
+    // columns are dealt so that a lane's sums are neighbouring channels
+    u32 filter[TAPS][CHANNEL_STEPS][TILE_N][2];
+#pragma unroll
+    for (int j = 0; j < TILE_N; j++) {
+        const int out = part * (8 * TILE_N) + g / 2 * (2 * TILE_N) + j * 2 + g % 2;
+        const int own_group = own_slice * SLICE_GROUPS + out / GROUP_OUT, group = block * BLOCK_GROUPS + own_group;
+        const bool is_there = out < SLICE_OUT && group < GROUPS_OF_CHANNELS;
+#pragma unroll
+        for (int step = 0; step < CHANNEL_STEPS; step++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int in = step * 16 + e / 2 * 8 + 2 * t + e % 2;
+                const bool is_own = is_there && in / GROUP_IN == out / GROUP_OUT;
+                const int first = IS_FORWARD ? out % GROUP_OUT : in % GROUP_IN;
+                const int second = IS_FORWARD ? in % GROUP_IN : out % GROUP_OUT;
+                const u16 *from = FILTER_STAGED ? staged_filter + (own_group * GROUP_FIRST + first) * FILTER_PITCH
+                                                : w + (INDEX)(group * GROUP_FIRST + first) * W_K;
+                from += W_BASE + second * W_C;
+#pragma unroll
+                for (int tap = 0; tap < TAPS; tap++) {
+                    const u16 *at = from + tap / TAPS_S * W_R + tap % TAPS_S * W_S;
+                    u32 &pair = filter[tap][step][j][e / 2];
+                    if (HAS_PAIRS) {
+                        if (e % 2 == 0) pair = is_own ? *(const u32 *)at : 0;
+                    } else {
+                        const u32 half = is_own ? *at : 0;
+                        pair = e % 2 ? pair | half << 16 : half;
+                    }
+                }
+            }
+    }
+
+    // a lane gives the address of 8 channels of one of 16 positions: the first 8 channels first
+    const int out_channel = slice * SLICE_OUT + part * (8 * TILE_N) + t * (2 * TILE_N);
+    const int out_limit = min((slice + 1) * SLICE_OUT, ALL_OUT);
+    const u32 lane_start = stages + own_slice * (2 * SLICE_IN) + lane / 16 * 16;
+    int turn = 0;
+#pragma unroll 1
+    for (int unit = worker; unit < UNITS; unit += WORKERS) {
+        const Tile tile = tile_of(unit);
+        cp_async_wait<STAGES - 1>();
+        __syncthreads();
+#pragma unroll 1
+        for (int step = split; step < STEPS; step += SPLITS) {
+            const int own = min(step * 16 + lane % 16, POSITIONS - 1), line = own / TILE_ACROSS;
+            const u32 from = lane_start + turn * STAGE_BYTES + own % TILE_ACROSS * PITCH +
+                             line / TILE_DOWN * IMAGE_BYTES + line % TILE_DOWN * (TILE_ROWS * ROW_BYTES);
+            f32 sums[TILE_ROWS][UNIT_H][UNIT_W][TILE_N][4] = {};
+#pragma unroll
+            for (int row = 0; row < POSITION_ROWS; row++) {
+                if (!is_met(row)) continue;
+#pragma unroll
+                for (int i = 0; i < REACH_W; i++) {
+                    if (!is_used(i)) continue;
+#pragma unroll
+                    for (int k = 0; k < CHANNEL_STEPS; k++) {
+                        u32 a[4];
+                        ldmatrix_x4(a, from + (row % STEP_H * APART_H + row / STEP_H) * ROW_BYTES +
+                                           (i % STEP_W * APART_W + i / STEP_W) * PITCH + k * 32);
+                        add_products(sums, a, filter, row, i, k);
+                    }
+                }
+            }
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int position = step * 16 + h * 8 + g, column = position % TILE_ACROSS, above = position / TILE_ACROSS;
+                const int image = tile.image + above / TILE_DOWN;
+                if (position >= POSITIONS || image >= IMAGES) continue;
+                const int b_h = tile.b_h + above % TILE_DOWN * TILE_ROWS, b_w = tile.b_w + column;
+                const INDEX plane = (INDEX)(image / PLANES) * R_N + (INDEX)(image % PLANES) * R_D;
+#pragma unroll
+                for (int b = 0; b < TILE_ROWS; b++)
+#pragma unroll
+                    for (int e = 0; e < UNIT_H * UNIT_W; e++) {
+                        const int y = UNIT_H * (b_h + b) + e / UNIT_W - DELTA_H, x = UNIT_W * b_w + e % UNIT_W - DELTA_W;
+                        if ((u32)y >= RESULT_H || (u32)x >= RESULT_W) continue;
+                        f32 mine[2 * TILE_N];
+#pragma unroll
+                        for (int i = 0; i < 2 * TILE_N; i++)
+                            mine[i] = sums[b][e / UNIT_W][e % UNIT_W][i / 2][2 * h + i % 2];
+                        store_channels<2 * TILE_N, IS_FULL>(result, plane + (INDEX)y * R_H + (INDEX)x * R_W, out_channel,
+                                                            out_limit, mine, alpha, beta PLACE_ARGUMENTS);
+                    }
+            }
+        }
+        __syncthreads();
+        const int next = unit + STAGES * WORKERS;
+        if (next < UNITS) stage_source(stages + turn * STAGE_BYTES, source, tile_of(next), block * BLOCK_IN);
+        cp_async_commit();
+        turn = turn + 1 < STAGES ? turn + 1 : 0;
+    }
+}

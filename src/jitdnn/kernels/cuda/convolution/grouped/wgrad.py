@@ -1,0 +1,242 @@
+"""How the gradient of a grouped convolution's filter is cut: through shared memory, or straight into registers.
+
+Channels-last tensors of whole 16 bytes go through shared memory (wgrad_shared_memory.cu): every output is read
+once and every pixel of x about once, whatever taps it meets in, and the sums of a block's warps are added up before
+they leave it. All others go from global memory into registers (wgrad_registers.cu), each tap on its own, and every warp
+writes its sums. Either way each of `workers` writes no more than the filter's elements, in the order in which a second
+kernel adds them up; one worker alone writes the result. An infinity in x makes NaN of the other taps as well, where
+there are zeros instead of outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from jitdnn.kernels.cuda.convolution.few_channels.geometry import (
+    Defines,
+    Shape,
+    power_of_two,
+    strides_of,
+)
+from jitdnn.kernels.cuda.convolution.grouped.geometry import Plan, pads
+from jitdnn.problems.convolution import Convolution
+
+_CLOCK = 1.755e9
+_REGISTERS = 65536
+_RESERVED = 1024  # bytes of shared memory that a block does not see
+_WARPS = (8, 16)  # of a block through shared memory
+_MOST_WORKERS = 64  # of such blocks: the second kernel reads all their sums
+_LEVEL_TWO = 4.5e12  # bytes a second
+_SCATTERED = 0.5e12  # of the sums that each warp writes from its registers
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Outputs that are staged at once, and what that takes; see wgrad_shared_memory.cu."""
+
+    shape: Shape
+    images: int
+    rows: int
+    columns: int
+    taps: int  # rows of taps
+
+    @property
+    def steps(self) -> int:
+        """Steps of 16 outputs."""
+        return -(-self.images * self.rows * self.columns // 16)
+
+    def layout(self, channels: int) -> tuple[int, int, int]:
+        """Bytes of x in shared memory, and what goes behind each row and image in units of 16 bytes."""
+        (_, stride_h, stride_w), (_, dilation_h, dilation_w) = self.shape.stride, self.shape.dilation
+        down = (self.rows - 1) * stride_h + (self.taps - 1) * dilation_h + 1
+        across = (self.columns - 1) * stride_w + (self.shape.taps[2] - 1) * dilation_w + 1
+        down, across = -(-down // stride_h) * stride_h, -(-across // stride_w) * stride_w
+        unit = channels // 8 + 1
+        row_pad, image_pad = pads(unit, across, down, self.columns, self.rows, 1)
+        return 16 * self.images * (down * (across * unit + row_pad) + image_pad), row_pad, image_pad
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of x that are copied."""
+        (_, stride_h, stride_w), (_, dilation_h, dilation_w) = self.shape.stride, self.shape.dilation
+        down = (self.rows - 1) * stride_h + (self.taps - 1) * dilation_h + 1
+        return (
+            self.images * down * ((self.columns - 1) * stride_w + (self.shape.taps[2] - 1) * dilation_w + 1)
+        )
+
+    @property
+    def units(self) -> int:
+        planes, p, q = self.shape.out
+        return -(-self.shape.problem.n * planes // self.images) * -(-p // self.rows) * -(-q // self.columns)
+
+
+def _sum_defines(workers: int, group_in: int) -> Defines:
+    """How the second kernel is cut: a thread has 8 loads under way."""
+    return {
+        "SUM_SHARES": power_of_two_above(-(-workers // 8), 32),
+        "SUM_VECTOR": 4 if group_in % 4 == 0 else 1,
+    }
+
+
+def power_of_two_above(number: int, most: int) -> int:
+    """The least power of two, up to `most`, that is no less than the number."""
+    return min(most, 1 << max(0, number - 1).bit_length())
+
+
+def _slice_groups(problem: Convolution) -> int:
+    """Groups whose channels fill whole operands of 16, in and out; 0 if several groups take more than two operands."""
+    group_in, group_out = problem.w.shape[1], problem.k // problem.groups
+    groups = math.lcm(16 // math.gcd(16, group_in), 16 // math.gcd(16, group_out))
+    return groups if groups == 1 or groups * max(group_in, group_out) <= 32 else 0
+
+
+def _slice_parts(slice_in: int, slice_out: int, warps: int) -> int:
+    """Blocks that share the outputs of a slice, so that a block has no more operands by operands of 16 than warps."""
+    operands = slice_out // 16
+    fits = (
+        n for n in range(1, operands + 1) if operands % n == 0 and slice_in * slice_out // n // 256 <= warps
+    )
+    return next(fits, 0)
+
+
+def _is_whole(problem: Convolution) -> bool:
+    """Whether channels come in units of 16 bytes at addresses that are multiples of 16."""
+    for tensor in (problem.x, problem.y):
+        n, c, *space = strides_of(tensor)
+        if c != 1 or tensor.shape[1] % 8 or power_of_two((n, *space), 8) < 8:
+            return False
+    return True
+
+
+def _tiles(shape: Shape, taps: int) -> Iterator[_Tile]:
+    _, p, q = shape.out
+    for columns in sorted({-(-q // parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16)}):
+        for rows in sorted({-(-p // parts) for parts in range(1, p + 1)}):
+            for images in (1, 2, 3, 4, 6, 8) if rows == p and columns == q else (1,):
+                if 16 <= images * rows * columns <= 1024 or (images == 8 and rows == p) or p * q > 1024:
+                    yield _Tile(shape, images, rows, columns, taps)
+
+
+def tiled_plans(
+    problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int
+) -> Iterator[Plan]:
+    """Every plan of the filter's gradient through shared memory."""
+    shape = Shape(problem)
+    slice_groups = _slice_groups(problem)
+    if not slice_groups or not _is_whole(problem):
+        return
+    group_in, group_out = problem.w.shape[1], problem.k // problem.groups
+    slice_in, all_out = slice_groups * group_in, slice_groups * group_out
+    elements = math.prod(problem.w.shape)
+    slices = -(-problem.groups // slice_groups)
+    for tile_taps, warps in product(range(1, shape.taps[1] + 1), _WARPS):
+        all_taps = tile_taps * shape.taps[2]
+        if all_taps > 12 or shape.taps[2] > 11:  # more sums than registers, here or for operands anywhere
+            continue
+        slice_parts = _slice_parts(slice_in, all_out, warps)
+        if not slice_parts or (warps == max(_WARPS) and all_taps > 9):
+            continue
+        slice_out = all_out // slice_parts
+        for tile, block_slices in product(_tiles(shape, tile_taps), (1, 2, 4)):
+            kinds = block_slices * slice_in * slice_out // 256
+            if kinds > warps or (block_slices > 1 and (slice_parts > 1 or block_slices >= 2 * slices)):
+                continue
+            splits = warps // kinds
+            x_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
+            y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
+            blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
+            for resident, most in ((1, _MOST_WORKERS), (2, _MOST_WORKERS), (1, 1)):
+                if resident * warps > 16 or (most == 1 and 2 * blocks < multiprocessors):
+                    continue
+                workers = max(1, min(tile.units, multiprocessors * resident // blocks, most))
+                turns = -(-tile.units // workers)
+                workers = -(-tile.units // turns)
+                room = shared_bytes // resident - _RESERVED
+                stages = min(3, turns, room // (x_bytes + y_bytes))
+                shared = max(stages * (x_bytes + y_bytes), 4 * warps * all_taps * 256)
+                if stages < min(2, turns) or shared > room:
+                    continue
+                total = workers * blocks
+                sharing = -(-total // multiprocessors)
+                # clocks of a multiprocessor for a tile: reads and copies, as measured on an H100
+                steps = -(-tile.steps // splits) * splits * kinds
+                copies = block_slices * (tile.pixels * slice_in + 16 * tile.steps * slice_out) / 256
+                few = 1 + 3 / (sharing * warps)  # warps that do not cover each other's waits
+                clocks = (steps * 3.4 * (1 + all_taps) + 4.9 * copies) * few + 150
+                leaving = block_slices * slice_out * group_in * all_taps * splits / 64
+                compute = (sharing * (turns * clocks + leaving) + 4500) / _CLOCK
+                pixels = 2.0 * (problem.x.size + problem.y.size)
+                memory = pixels / (0.94 * bandwidth) * (sharing * multiprocessors / total)
+                memory *= 1 + 2.7 / (block_slices * slice_in)
+                memory += max(0.0, 512 * copies * turns * total - pixels) / bandwidth
+                together = (memory**6 + compute**6) ** (1 / 6) + 0.5 * min(memory, compute) / turns
+                parts = 9.6 * workers * elements / _LEVEL_TWO + 1e-6 if workers > 1 else 0.0
+                defines = shape.defines() | {
+                    "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
+                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
+                    "SLICE_PARTS": slice_parts, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
+                    "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
+                    "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * warps,
+                    "STAGES": stages, "RESIDENT": resident, **_sum_defines(workers, group_in),
+                }  # fmt: skip
+                seconds = 0.86 * (together + parts + 4.2e-6)
+                yield Plan(tuple(defines.items()), 32 * warps, total, seconds, workers, shared)
+
+
+def filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+    """Every plan of the filter's gradient straight into registers."""
+    shape = Shape(problem)
+    group_in, group_out = problem.w.shape[1], problem.k // problem.groups
+    slice_groups = max(1, min(16 // group_in, 16 // group_out))
+    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
+    planes, p, q = shape.out
+    stride, taps = shape.stride[1], shape.taps
+    strips = problem.n * planes * -(-q // 8)
+    is_even = {
+        letter: int(c == 1 and slice_size % 2 == 0 and power_of_two((n, *space), 2) == 2)
+        for letter, slice_size, (n, c, *space) in (
+            ("X", slice_in, strides_of(problem.x)),
+            ("Y", slice_out, strides_of(problem.y)),
+        )
+    }
+    for tile_taps in range(1, taps[1] + 1):
+        sums = 8 * tile_taps * taps[2]
+        live = -(-((tile_taps - 1) * shape.dilation[1] + 1) // stride) + 1
+        registers = sums + 10 * taps[2] + 4 * live + 44
+        if registers > 250:
+            continue
+        resident = max(1, min(5, _REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
+        kinds = -(-problem.groups // slice_groups) * -(-slice_in // 16) * -(-slice_out // 16)
+        kinds *= -(-taps[1] // tile_taps)
+        for rows in (1, 2, 3, 4, 5, 6, 7, 8):
+            if rows > 1 and (rows >= p + 2 or (rows * taps[2] * tile_taps > 96)):
+                continue
+            units = -(-strips // 2) * -(-p // rows)
+            source_rows = (rows - 1) * stride + (tile_taps - 1) * shape.dilation[1] + 1
+            for share in (1, 2, 4, 8):
+                workers = max(1, min(units, multiprocessors * resident * 4 // kinds // share))
+                turns = -(-units // workers)
+                workers = -(-units // turns)
+                reads = source_rows * taps[2] * (4 if is_even["X"] else 16) + rows * (
+                    4 if is_even["Y"] else 16
+                )
+                products = rows * tile_taps * taps[2] * 2
+                unit = max(1.6 * products, 4.0 * reads) + 60
+                total = workers * kinds
+                compute = turns * (-(-total // multiprocessors) * unit * 1.2 + 1000) + 2500
+                partial = 4.0 * workers * math.prod(problem.w.shape)
+                memory = 2.0 * (problem.x.size + problem.y.size) / bandwidth
+                if total < multiprocessors * 8:
+                    memory *= 1.3
+                seconds = max(memory, compute / _CLOCK) + 0.15 * min(memory, compute / _CLOCK) + 6e-6
+                seconds += workers / 8 * 60e-9 + partial / _SCATTERED
+                defines = shape.defines() | {
+                    "PLANES": planes, "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
+                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "TILE_TAPS": tile_taps, "TILE_ROWS": rows,
+                    "WORKERS": workers, "BLOCK_THREADS": 128, "RESIDENT": resident, "X_IS_EVEN": is_even["X"],
+                    "Y_IS_EVEN": is_even["Y"], **_sum_defines(workers, group_in),
+                }  # fmt: skip
+                yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)

@@ -1,0 +1,1 @@
+"""Convolutions as matrix products on tensor cores."""

@@ -1,0 +1,330 @@
+// The gradient of a filter as an implicit matrix product
+//
+//     dw[k, (tap, c)] = sum over pixels of  dy[pixel, k] * x[pixel moved by tap, c]
+//
+// with rows = channels of dy, columns = taps with the channels of x inside, and the reduction over the pixels of dy
+// (image, place). Channels are innermost in memory, so both operands have the reduction across.
+//
+// Blocks: axis 0 tiles (TILES), columns inside, and their parts; axis 1 groups.
+//
+// Macros beside those of gemm/mainloop.cuh: HEIGHT (channels of dy in a group; OUTER_CHANNELS packed), DEPTH (channels
+// of x in a group, packed; CHANNELS of them count), TAPS_*, IMAGES, PLACES (of an image), RESULTS (extents of dy), EXTENTS
+// (of x), MOVES (step of x per result), SHIFTS (of x per tap), OFFSETS (of the first tap), MASK_AXES (taps may lie
+// outside), IS_MASKED (their bits fit), DATA_* (strides of x), IS_DATA_LINEAR (one tap, and pixels of x lie DATA_STEP
+// apart), OUTER_* (of dy; OUTER_STEP from pixel to pixel if IS_OUTER_LINEAR), RESULT_* (of dw), COPY_A, COPY_B, INDEX.
+
+constexpr int COLUMNS = TAPS_0 * TAPS_1 * TAPS_2 * DEPTH;
+constexpr INDEX TILES_WIDE = (COLUMNS + BN - 1) / BN;
+constexpr int PIECE_A = COPY_A > 0 ? COPY_A / ELEMENT_BYTES : 1, PIECE_B = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
+constexpr int STEP_A = BLOCK / CHUNKS_M, STEP_B = BLOCK / CHUNKS_N;  // pixels of a stage between those of a thread
+
+constexpr INDEX PIXELS = (INDEX)IMAGES * PLACES;
+constexpr u32 NO_PIXEL = 1u << 30, NO_COLUMN = 1u << 31;
+
+// A pixel of dy, as what all columns need of it.
+struct __align__(16) Pixel {
+    INDEX data;  // elements of x at the pixel, before any tap
+#if IS_MASKED
+    u32 outside;  // a bit for each tap of an axis that meets no pixel of x, and for a pixel that is not there
+#else
+    int place[3];  // in x
+#endif
+    INDEX outer;  // elements of dy
+
+    METHOD void set(INDEX m) {
+        constexpr int results[3] = {RESULTS}, moves[3] = {MOVES};
+        constexpr i64 data_strides[3] = {DATA_STRIDES}, outer_strides[3] = {OUTER_STRIDES};
+        INDEX rest = m, from = 0, from_outer = 0;
+#if IS_MASKED
+        constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2}, shifts[3] = {SHIFTS}, offsets[3] = {OFFSETS};
+        constexpr int extents[3] = {EXTENTS};
+        constexpr bool is_masked[3] = {MASK_AXES};
+        u32 bits = m < PIXELS ? NO_COLUMN : NO_COLUMN | NO_PIXEL;
+        int bit = 0;
+#endif
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            const INDEX outer = rest / results[axis];
+            const int at = (int)(rest - outer * results[axis]), moved = at * moves[axis];
+            rest = outer;
+            from += (INDEX)(moved * data_strides[axis]);
+            from_outer += (INDEX)(at * outer_strides[axis]);
+#if IS_MASKED
+            if (is_masked[axis]) {
+#pragma unroll
+                for (int tap = 0; tap < taps[axis]; ++tap, ++bit)
+                    if ((u32)(moved + offsets[axis] + tap * shifts[axis]) >= (u32)extents[axis]) bits |= 1u << bit;
+            }
+#else
+            place[axis] = m < PIXELS ? moved : 1 << 30;
+#endif
+        }
+        data = from + rest * (INDEX)DATA_IMAGE;
+        outer = from_outer + rest * (INDEX)OUTER_IMAGE;
+#if IS_MASKED
+        outside = bits;
+#endif
+    }
+};
+
+// A column of the product, as what it adds to a pixel.
+struct Column {
+    INDEX from;  // elements of x
+#if IS_MASKED
+    u32 bits;  // those of a pixel that say it is outside
+#else
+    int moved[3];
+    bool has_number;
+#endif
+
+    METHOD void set(int number) {
+        constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2}, shifts[3] = {SHIFTS}, offsets[3] = {OFFSETS};
+        constexpr i64 strides[3] = {DATA_STRIDES};
+        int rest = number / DEPTH;
+        from = (INDEX)((number - rest * DEPTH) * (i64)DATA_CHANNEL);
+        const bool is_one = COLUMNS % BN == 0 || number < COLUMNS;
+#if IS_MASKED
+        constexpr bool is_masked[3] = {MASK_AXES};
+        bits = is_one ? NO_PIXEL : NO_PIXEL | NO_COLUMN;
+        int bit = 0;
+#else
+        has_number = is_one;
+#endif
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            const int tap = rest % taps[axis], shift = offsets[axis] + tap * shifts[axis];
+            rest /= taps[axis];
+            from += (INDEX)(shift * strides[axis]);
+#if IS_MASKED
+            if (is_masked[axis]) {
+                bits |= 1u << (bit + tap);
+                bit += taps[axis];
+            }
+#else
+            moved[axis] = shift;
+#endif
+        }
+    }
+
+    METHOD bool is_there() const {
+#if IS_MASKED
+        return (bits & NO_COLUMN) == 0;
+#else
+        return has_number;
+#endif
+    }
+
+    METHOD bool meets(const Pixel &pixel) const {
+#if IS_MASKED
+        return (pixel.outside & bits) == 0;
+#else
+        constexpr int extents[3] = {EXTENTS};
+        bool is_met = has_number;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis)
+            is_met = is_met && (u32)(pixel.place[axis] + moved[axis]) < (u32)extents[axis];
+        return is_met;
+#endif
+    }
+};
+
+struct Loader {
+    static constexpr bool IS_PREPARED = !IS_OUTER_LINEAR || !IS_DATA_LINEAR;
+    static constexpr int blocks = (int)((PIXELS + BK - 1) / BK);  // of the reduction
+
+    Column columns[COPY_B > 0 ? CHUNK / PIECE_B : 1];
+    int first_column;  // of this thread's chunk
+    const DTYPE *outer;  // dy at the first row of the tile
+    const DTYPE *data;
+    int rows;              // that the tile has
+    Pixel *pixels;         // two blocks of them
+    int prepared, loading;  // where the next block's begin, and those of the block that is asked for
+
+    METHOD void set_columns(int first) {
+        first_column = first + (int)threadIdx.x % CHUNKS_N * CHUNK;
+        if constexpr (COPY_B > 0) {
+#pragma unroll
+            for (int piece = 0; piece < CHUNK / PIECE_B; ++piece) columns[piece].set(first_column + piece * PIECE_B);
+        }
+    }
+
+    METHOD Column column_of(int piece) const {
+        if constexpr (COPY_B > 0) return columns[piece];
+        Column column;
+        column.set(first_column + piece);
+        return column;
+    }
+
+    // Where the pixels of a block lie is found once for all threads and columns.
+    METHOD void prepare(int number) {
+        prepared ^= BK;
+        static_assert(BLOCK >= BK, "a thread has one pixel of a block, or none");
+        if (threadIdx.x < BK) {
+            Pixel pixel;
+            pixel.set((INDEX)number * BK + threadIdx.x);
+            pixels[prepared + threadIdx.x] = pixel;
+        }
+    }
+
+    template <int SHARE>
+    METHOD void load(u8 *stage, int number) {
+        if (SHARE == 0) loading = prepared;
+        load_outer<SHARE>(stage, (INDEX)number * BK);
+        load_data<SHARE>(stage + A_BYTES, (INDEX)number * BK);
+    }
+
+    template <int SHARE>
+    METHOD void load_outer(u8 *stage, INDEX first) {
+        constexpr int lines = (BK + STEP_A - 1) / STEP_A;
+        const int chunk = threadIdx.x % CHUNKS_M, row = threadIdx.x / CHUNKS_M;
+        const u32 to = smem_address(stage);
+        const DTYPE *own = outer + chunk * (CHUNK * (i64)OUTER_CHANNEL);
+        const DTYPE *linear = own + (first + row) * (INDEX)OUTER_STEP;
+#pragma unroll
+        for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
+            const int depth = row + line * STEP_A;
+            if (BK % STEP_A != 0 && depth >= BK) break;
+            const DTYPE *from = linear + line * (STEP_A * (i64)OUTER_STEP);
+            if constexpr (!IS_OUTER_LINEAR) from = own + pixels[loading + depth].outer;
+            const bool is_pixel = PIXELS % BK == 0 ? first < PIXELS : first + depth < PIXELS;
+#pragma unroll UNROLLED(COPY_A)
+            for (int e = 0; e < CHUNK; e += PIECE_A) {
+                const int channel = chunk * CHUNK + e;
+                const int at = place_of_line<CHUNKS_M, STEP_A>(row, chunk, line) + e * ELEMENT_BYTES;
+                const DTYPE *p = from + e * (i64)OUTER_CHANNEL;
+                const bool is_valid = is_pixel && (OUTER_CHANNELS % BM == 0 || channel < rows);
+                if constexpr (COPY_A > 0)
+                    copy_async<COPY_A>(to + at, p, is_valid);
+                else
+                    *(DTYPE *)(stage + at) = is_valid ? *p : (DTYPE)0;
+            }
+        }
+    }
+
+    template <int SHARE>
+    METHOD void load_data(u8 *stage, INDEX first) {
+        constexpr int lines = (BK + STEP_B - 1) / STEP_B;
+        const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
+        const u32 to = smem_address(stage);
+        constexpr int begin = LINES_OF(SHARE, lines), end = LINES_OF(SHARE + 1, lines);
+        Pixel near[end > begin ? end - begin : 1];  // all read before the first copy is started, behind which reads wait
+        if constexpr (!IS_DATA_LINEAR) {
+#pragma unroll
+            for (int line = begin; line < end; ++line)
+                near[line - begin] = pixels[loading + min(row + line * STEP_B, BK - 1)];
+        }
+        const DTYPE *linear = data + (first + row) * (INDEX)DATA_STEP;
+#pragma unroll
+        for (int line = begin; line < end; ++line) {
+            if (BK % STEP_B != 0 && row + line * STEP_B >= BK) break;
+            const Pixel &pixel = near[line - begin];
+#pragma unroll UNROLLED(COPY_B)
+            for (int piece = 0; piece < CHUNK / PIECE_B; ++piece) {
+                const Column column = column_of(piece);
+                const int at = place_of_line<CHUNKS_N, STEP_B>(row, chunk, line) + piece * PIECE_B * ELEMENT_BYTES;
+                bool is_valid;
+                const DTYPE *p;
+                if constexpr (IS_DATA_LINEAR) {  // one tap, which every pixel of dy meets
+                    is_valid = (PIXELS % BK == 0 ? first : first + row + line * STEP_B) < PIXELS && column.is_there();
+                    p = linear + (line * (STEP_B * (i64)DATA_STEP) + column.from);
+                } else {
+                    is_valid = column.meets(pixel);
+                    p = data + (pixel.data + column.from);
+                }
+                if constexpr (COPY_B > 0)
+                    copy_async<COPY_B>(to + at, p, is_valid);
+                else
+                    *(DTYPE *)(stage + at) = is_valid ? *p : (DTYPE)0;
+            }
+        }
+    }
+};
+
+// Where a tile lies.
+struct Tile {
+    int row, column;  // the first ones
+    int group;
+};
+
+FUNCTION Tile tile_at(u32 number) {
+    return {(int)(number / TILES_WIDE) * BM, (int)(number % TILES_WIDE) * BN, (int)blockIdx.y};
+}
+
+// Stores eight columns of a row of a tile.
+FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums)[RUN], RESULT *result, REAL alpha,
+                         REAL beta) {
+    constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2};
+    constexpr i64 strides[3] = {RESULT_STRIDES};
+    result += RESULT_BASE + (INDEX)(tile.group * (i64)RESULT_GROUP + row * (i64)RESULT_ROW);
+    const int count = COLUMNS % RUN == 0 ? RUN : min(RUN, COLUMNS - column);
+    REAL results[RUN];
+#pragma unroll
+    for (int e = 0; e < RUN; ++e) results[e] = (REAL)sums[e];
+    if constexpr (IS_RESULT_VECTOR) {
+        store_results<true>(result + column, 1, results, count, alpha, beta);
+    } else {
+#pragma unroll
+        for (int e = 0; e < RUN; ++e) {
+            if (e >= count) break;
+            int tap = (column + e) / DEPTH;
+            const int channel = column + e - tap * DEPTH;
+            if (channel >= CHANNELS) continue;  // a zero that fills the group up
+            RESULT *p = result + (INDEX)(channel * (i64)RESULT_CHANNEL);
+#pragma unroll
+            for (int axis = 2; axis >= 0; --axis) {
+                p += (INDEX)(tap % taps[axis] * strides[axis]);
+                tap /= taps[axis];
+            }
+            REAL value = alpha * results[e];
+            if (beta != 0) value += beta * (REAL)LOAD(RESULT, p, 0);
+            STORE(RESULT, p, 0, value);
+        }
+    }
+}
+
+KERNEL2(BLOCK, RESIDENT)
+void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *result, u8 *workspace, SCALE alpha,
+                          SCALE beta) {
+    extern __shared__ __align__(128) u8 shared[];
+    const Share share = share_of_block(TILES);
+    const Tile tile = tile_at(share.tile);
+    Loader loader;
+    loader.data = in_register((IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) +
+                              tile.group * (i64)DATA_GROUP);
+    loader.outer = in_register((IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) +
+                               tile.group * (i64)OUTER_GROUP + tile.row * (i64)OUTER_CHANNEL);
+    loader.rows = OUTER_CHANNELS - tile.row;
+    loader.pixels = (Pixel *)(shared + STAGES * STAGE_BYTES);
+    loader.prepared = loader.loading = 0;
+    loader.set_columns(tile.column);
+
+    SUM sums[TILES_M][TILES_N][4] = {};
+    const int begin = (int)((i64)Loader::blocks * share.part / share.parts);
+    const int end = (int)((i64)Loader::blocks * (share.part + 1) / share.parts);
+    accumulate<true, true>(sums, loader, shared, begin, end - begin);
+
+    if (PARTS > 1 && share.parts > 1) {
+        store_part(sums, partial_of(workspace, TILES, blockIdx.y, gridDim.y, share.tile, share.part));
+    } else {
+        auto finish = [&](int row, int column, const SUM(&values)[RUN]) {
+            if (tile.row + row >= HEIGHT || tile.column + column >= COLUMNS) return;
+            finish_run(tile, tile.row + row, tile.column + column, values, result, (REAL)alpha, (REAL)beta);
+        };
+        finish_tile<IS_RESULT_VECTOR && RESULT_ROW % 32 == 0, false>(sums, (SUM *)shared, finish);
+    }
+}
+
+// Adds the parts of divided tiles. Axis 0: such tiles; axis 1 groups; axis 2 pieces of tiles.
+KERNEL(SUMMING)
+void add_parts(const DTYPE *, const DTYPE *, RESULT *result, u8 *workspace, SCALE alpha, SCALE beta) {
+    const PartRun run((int)blockIdx.z * SUMMED + (int)threadIdx.x % SUMMED);
+    const u32 divided = WHOLE + blockIdx.x;
+    const Tile tile = tile_at(divided);
+    const int row = tile.row + run.row, column = tile.column + run.column;
+    const SUM *first = partial_of(workspace, TILES, blockIdx.y, gridDim.y, divided, 0);
+    const SUM *second = partial_of(workspace, TILES, blockIdx.y, gridDim.y, divided, 1);
+    SUM values[RUN] = {};
+    add_shares(values, first + run.at, second - first, row < HEIGHT);
+    if (threadIdx.x < SUMMED && row < HEIGHT && column < COLUMNS)
+        finish_run(tile, row, column, values, result, (REAL)alpha, (REAL)beta);
+}

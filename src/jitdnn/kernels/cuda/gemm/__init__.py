@@ -1,0 +1,1 @@
+"""The tiled matrix product on tensor cores."""

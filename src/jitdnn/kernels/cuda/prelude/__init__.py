@@ -1,0 +1,1 @@
+"""Instructions of NVIDIA GPUs beyond plain C."""

@@ -1,0 +1,152 @@
+"""Formulas of the normalizations that several programs are put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from jitdnn.kernels.formulas.named_programs import Formula, Names, Plan, Rows
+from jitdnn.problems.batch_norm import BatchNorm
+from jitdnn.problems.normalization import Normalization
+from jitdnn.rtcg.activations import activation
+from jitdnn.rtcg.expression import Expression, apply
+
+
+def xhat(v: Names) -> Any:
+    """(x - mean) * rstd, or x * rstd where there is no mean."""
+    return (v.x - v.mean) * v.rstd if "mean" in v else v.x * v.rstd
+
+
+def inverse(variance: Any, epsilon: Any) -> Any:
+    """rstd of a variance."""
+    return 1.0 / apply("sqrt", variance + epsilon)
+
+
+def result_of(problem: Normalization) -> Formula:
+    """y from x, mean, rstd and what there is of weight, bias and z."""
+
+    def formula(v: Names) -> Any:
+        scale = v.rstd * v.weight if "weight" in v else v.rstd
+        y = (v.x - v.mean) * scale if "mean" in v else v.x * scale
+        for term in ("bias", "z"):
+            y = y + getattr(v, term) if term in v else y
+        if not isinstance(problem, BatchNorm) or problem.activation == "identity":
+            return y
+        return _applied(activation(problem.activation).forward, y)
+
+    return formula
+
+
+def gradient_of(problem: Normalization) -> Formula:
+    """dy before the activation."""
+    if not isinstance(problem, BatchNorm) or problem.activation == "identity":
+        return lambda v: v.dy
+    slope = activation(problem.activation).from_y
+    assert slope is not None
+    return lambda v: v.dy * _applied(slope, v.y)
+
+
+def _applied(function: Expression, value: Any) -> Any:
+    """A function of one number, of a traced value."""
+
+    def constant(number: float) -> Any:
+        return number
+
+    return function.interpret([value], constant, lambda name, values: apply(name, *values))
+
+
+class Running(NamedTuple):
+    """Parameters and row values for the running statistics; both empty where there are none."""
+
+    parameters: dict[str, float]
+    scalars: dict[str, Formula]
+
+
+OLD_STATISTICS: dict[str, Formula] = {
+    "old_mean": lambda v: v.running_mean,
+    "old_var": lambda v: v.running_var,
+}
+#: where row values go
+STATISTICS = {"mean": "mean", "rstd": "rstd", "running_mean": "next_mean", "running_var": "next_var"}
+
+
+def next_statistics(problem: Normalization) -> Running:
+    """The next running statistics, from the row values mean, variance and `OLD_STATISTICS`."""
+    if not isinstance(problem, BatchNorm) or problem.running_mean is None:
+        return Running({}, {})
+    unbiased = problem.count / max(1, problem.count - 1)
+    return Running(
+        {"factor": problem.factor, "unbiased": unbiased},
+        {
+            "next_mean": lambda v: (1.0 - v.factor) * v.old_mean + v.factor * v.mean,
+            "next_var": lambda v: (1.0 - v.factor) * v.old_var + v.factor * (v.variance * v.unbiased),
+        },
+    )
+
+
+def channel_moments(plan: Plan, space: Sequence[int]) -> int:
+    """Add a step that takes mean and sum of squared distances from it over space, for every channel of an image.
+
+    They are in the arrays `channel_mean` and `channel_squares`. Returns the number of elements of each.
+    """
+    size = prod(plan.problem.grid[axis] for axis in space)
+    dtype = None if plan.has_moments else "f64"
+    plan.array("channel_mean", space, dtype)
+    plan.array("channel_squares", space, dtype)
+    if plan.has_moments:
+        rows = Rows(["x"], ["channel_mean", "channel_squares"])
+        rows.sweep(joint={("moments", "mean", "rest"): lambda v: v.x})
+        plan.step(rows, {"channel_mean": "mean", "channel_squares": "rest"}, space)
+        return size
+    # distances from the first element: squares of numbers far from 0 would cancel
+    rows = Rows(["x"], ["channel_mean", "channel_squares"], {"share": 1.0 / size})
+    rows.sweep({"first": lambda v: v.x})
+    rows.sweep(
+        add={"total": lambda v: v.x - v.first, "squares": lambda v: (v.x - v.first) * (v.x - v.first)},
+        scalars={
+            "distance": lambda v: v.total * v.share,
+            "mean": lambda v: v.first + v.distance,
+            "rest": lambda v: apply("maximum", v.squares - v.total * v.distance, 0.0),
+        },
+    )
+    plan.step(rows, {"channel_mean": "mean", "channel_squares": "rest"}, space, compute="f64")
+    return size
+
+
+def joint_moments(
+    plan: Plan,
+    size: int,
+    members: int,
+    others: tuple[Sequence[str], Sequence[str]],
+) -> Rows:
+    """Begin the program that makes mean, rstd and running statistics of those of `members` channels.
+
+    Each channel has `size` elements. `others` are inputs and outputs beside `channel_mean` and `channel_squares`.
+    """
+    problem, running = plan.problem, next_statistics(plan.problem)
+    parameters = {"part": 1.0 / members, "size": float(size)}
+    rows = Rows(
+        ["channel_mean", "channel_squares", *others[0]],
+        others[1],
+        {**parameters, "share": 1.0 / problem.count, "epsilon": problem.epsilon, **running.parameters},
+    )
+    rows.sweep(
+        OLD_STATISTICS if running.scalars else {},
+        {"total": lambda v: v.channel_mean},
+        {"mean": lambda v: v.total * v.part},
+    )
+
+    def squares(v: Names) -> Any:
+        distance = v.channel_mean - v.mean
+        return v.channel_squares + v.size * distance * distance
+
+    rows.sweep(
+        add={"squares": squares},
+        scalars={
+            "variance": lambda v: v.squares * v.share,
+            "rstd": lambda v: inverse(v.variance, v.epsilon),
+            **running.scalars,
+        },
+    )
+    return rows

@@ -1,0 +1,63 @@
+"""Reductions as programs over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jitdnn.kernels.formulas.row_programs import ARGS, Program, Sweep
+from jitdnn.problems.reduce import Reduce
+from jitdnn.rtcg.expression import Expression, apply, trace
+from jitdnn.rtcg.folds import Reduction
+from jitdnn.tensor import TensorDescriptor
+
+# the reduction, what is reduced, and what becomes of the result (None: nothing)
+_OPS: dict[str, tuple[str, Callable[[Any], Any], Callable[..., Any] | None]] = {
+    "add": ("add", lambda x: x, None),
+    "mul": ("multiply", lambda x: x, None),
+    "min": ("min", lambda x: x, None),
+    "max": ("max", lambda x: x, None),
+    "amax": ("max", abs, None),
+    "avg": ("add", lambda x: x, lambda n, total: total * n),
+    "norm1": ("add", abs, None),
+    "norm2": ("add", lambda x: x * x, lambda total: apply("sqrt", total)),
+    "mul_no_zeros": ("multiply", lambda x: apply("where", x == 0.0, 1.0, x), None),
+}
+_NAN_BECOMES = {"min": float("inf"), "max": -float("inf"), "amax": 0.0}
+
+
+def program_of(problem: Reduce) -> Program:
+    """The reduction as a program; its outputs are y, then the indices."""
+    reduction, element, finish = _OPS[problem.op]
+    if not problem.propagate_nan and problem.op in _NAN_BECOMES:
+        counted = trace(lambda x: apply("where", x == x, element(x), _NAN_BECOMES[problem.op]))
+    else:
+        counted = trace(lambda x: element(x))
+    if problem.indices is not None:
+        return Program((Sweep((("arg" + reduction, counted),)),), ((0, 0), (1, 1)))
+    parameters = (1.0 / problem.count,) if problem.op == "avg" and problem.count else ()
+    scalars = () if finish is None else (trace(finish),)
+    result = len(parameters) + len(scalars)
+    return Program((Sweep(((reduction, counted),), scalars),), ((0, result),), parameters)
+
+
+def with_axes(problem: Reduce, tensor: TensorDescriptor) -> TensorDescriptor:
+    """y or indices with the reduced axes in place."""
+    if problem.keepdims:
+        return tensor
+    if len(problem.axes) == len(problem.x.shape):
+        return TensorDescriptor((1,) * len(problem.x.shape), (0,) * len(problem.x.shape), tensor.dtype)
+    for axis in problem.axes:
+        tensor = tensor.insert_axis(axis)
+    return tensor
+
+
+def own_program(expressions: Sequence[Expression], reductions: Sequence[Reduction]) -> Program:
+    """The program that reduces each expression; its outputs are the results, of "argmax" and "argmin" the positions."""
+    results, value = [], 0
+    for reduction in reductions:
+        is_position = reduction in ARGS
+        results.append(value + is_position)
+        value += 1 + is_position
+    sweep = Sweep(tuple(zip(reductions, expressions, strict=True)))
+    return Program((sweep,), tuple(enumerate(results)))

@@ -1,0 +1,1 @@
+"""Formulas of elements in plain C."""

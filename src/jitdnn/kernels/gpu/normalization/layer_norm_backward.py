@@ -1,0 +1,167 @@
+"""Gradients of layer and RMS normalization in one pass over memory: dx, and the sums over all rows beside it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import cast
+
+from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.formulas.normalization_steps import error_bound_of
+from jitdnn.kernels.gpu.reduction.generator import LAUNCH_SECONDS
+from jitdnn.problems.layer_norm import LayerNorm
+from jitdnn.problems.problem import Problem
+from jitdnn.tensor import DTYPES
+
+_COLUMN = ("weight", "dweight", "dbias")  # one number for each element of a row
+_MOST_THREADS = 512
+_MOST_ELEMENTS = 16  # of a row that a thread has
+_ROWS_AHEAD = {
+    2: 2,
+    4: 1,
+}  # that are loaded before they are used, by bytes of an element: there are registers for so many
+_RESIDENT = 512  # threads of a multiprocessor that have registers enough
+
+
+def _threads(problem: LayerNorm) -> tuple[int, int, int]:
+    """Threads of a row, elements of a vector, and vectors of a thread; no threads if a row is too long."""
+    vector = 16 // DTYPES[problem.x.dtype]
+    wanted = 2 * vector  # elements of a thread, so that enough is loaded at once
+    threads = 32
+    while threads < _MOST_THREADS and threads * wanted < problem.count:
+        threads *= 2
+    vectors = -(-problem.count // (threads * vector))
+    return (threads, vector, vectors) if vectors * vector <= _MOST_ELEMENTS else (0, vector, vectors)
+
+
+def _kept_axes(problem: LayerNorm) -> list[tuple[int, dict[str, int]]]:
+    """The axes over which rows are counted, neighbours as one where all tensors allow it: extents and strides."""
+    tensors = {o.name: problem.on_grid(o.name) for o in problem.operands if o.name not in _COLUMN}
+    axes: list[tuple[int, dict[str, int]]] = []
+    for axis in problem.sums:
+        extent = problem.grid[axis]
+        steps = {name: tensor.strides[axis] for name, tensor in tensors.items()}
+        if extent == 1:
+            continue
+        if axes and all(out == extent * steps[name] for name, out in axes[-1][1].items()):
+            axes[-1] = (axes[-1][0] * extent, steps)
+        else:
+            axes.append((extent, steps))
+    return axes
+
+
+class FusedLayerNorm(Algorithm):
+    """A group goes from row to row, with its part of dweight and dbias in registers; then the parts are added up."""
+
+    name = "fused"
+    problem = LayerNorm
+    deterministic = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        norm = cast(LayerNorm, problem)
+        if epilogue is not None:
+            return f"{problem.kind} takes no epilogue"
+        if norm.direction != "bwd":
+            return "the forward pass has no sums over the rows"
+        if norm.x.dtype == "f64":
+            return "x is f64: numbers of f32, f16 and bf16 are summed here"
+        if norm.x.size == 0:
+            return "x is empty: there are no rows"
+        if norm.dweight is None and norm.dbias is None:
+            return "neither dweight nor dbias is wanted: there are no sums over the rows"
+        if not _threads(norm)[0]:
+            most = _MOST_THREADS * _MOST_ELEMENTS
+            return f"a row has {norm.count} elements: at most {most} stay in the registers of a group"
+        for operand in norm.operands:
+            step, tensor = 1, norm.on_grid(operand.name)
+            for axis in reversed(norm.rows if operand.name not in ("mean", "rstd") else ()):
+                if tensor.shape[axis] != 1 and tensor.strides[axis] != step:
+                    return f"the normalized axes of {operand.name} are not one run of memory: make it contiguous there"
+                step *= tensor.shape[axis]
+        return None
+
+    def _groups(self, problem: LayerNorm, device: Device) -> int:
+        rows = prod(problem.grid[axis] for axis in problem.sums)
+        places = cast(GpuDevice, device).multiprocessors * max(1, _RESIDENT // _threads(problem)[0])
+        return max(1, min(rows, places))
+
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        norm = cast(LayerNorm, problem)
+        return self._groups(norm, device) * 2 * norm.count * 4
+
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        moved = problem.bytes + 2 * self.workspace(problem, device)
+        return 2 * LAUNCH_SECONDS + moved / (0.85 * device.bandwidth)
+
+    def error_bound(self, problem: Problem) -> float:
+        return error_bound_of(cast(LayerNorm, problem))
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        norm, gpu = cast(LayerNorm, problem), cast(GpuDevice, device)
+        groups, axes = self._groups(norm, device), _kept_axes(norm)
+        extras = {"n": norm.count, "rows": prod(extent for extent, _ in axes), "groups": groups}
+        for a, (extent, steps) in enumerate(axes):
+            extras |= {f"extent{a}": extent, **{f"{name}_step{a}": step for name, step in steps.items()}}
+        launches = [
+            Launch("rows", groups, _threads(norm)[0]),
+            Launch("columns", (-(-norm.count // 32), 2), 256),
+        ]
+        source = Source("layer_norm", _text(norm, len(axes), list(extras)), spills=True)
+        return gpu.kernel(source, launches, len(norm.operands), list(extras.values()))
+
+
+def _text(problem: LayerNorm, axes: int, extras: list[str]) -> str:
+    """The complete text: what layer_norm_backward.c wants before it, and layer_norm_backward.c."""
+    threads, vector, vectors = _threads(problem)
+    names = {o.name: o.descriptor.dtype for o in problem.operands}
+    data, size = problem.x.dtype, DTYPES[problem.x.dtype]
+    written = ("dx", "dweight", "dbias")
+    parameters = [
+        f"GLOBAL {'' if name in written else 'const '}{dtype} *{name if name in _COLUMN else name + '_all'}"
+        for name, dtype in names.items()
+    ]
+    parameters += [
+        "GLOBAL u8 *workspace",
+        "SCALE scale",
+        "SCALE blend",
+        *(f"i64 {extra}" for extra in extras),
+    ]
+
+    def place(tensors: dict[str, str]) -> str:
+        lines = ["i64 rest = number;", *(f"i64 {name}_base = 0;" for name in tensors)]
+        for a in reversed(range(axes)):
+            here = "rest" if a == 0 else f"(rest - rest / extent{a} * extent{a})"
+            lines += [f"{name}_base += {here} * {name}_step{a};" for name in tensors]
+            lines += [f"rest /= extent{a};"] if a else []
+        for name, target in tensors.items():
+            const = "" if name in written else "const "
+            lines.append(f"GLOBAL {const}{names[name]} *{target} = {name}_all + {name}_base;")
+        return " ".join(lines)
+
+    of_rows = [name for name in names if name not in _COLUMN]
+    defines = {
+        "DATA": data,
+        "BITS": {2: "u16", 4: "u32"}[size],
+        "WEIGHT": names.get("weight", "f32"),
+        "GRADIENT": names.get("dweight", names.get("dbias", "f32")),
+        "PARAMETERS": ", ".join(parameters),
+        "PLACE(number)": place({"dx": "dx"}),
+        "PLACE_NEXT(number)": place({name: f"{name}_next" for name in of_rows if name != "dx"}),
+        "HAS_MEAN": int("mean" in names),
+        "HAS_WEIGHT": int("weight" in names),
+        "HAS_DWEIGHT": int("dweight" in names),
+        "HAS_DBIAS": int("dbias" in names),
+        "THREADS_OF_ROW": threads,
+        "VECTOR": vector,
+        "VECTORS": vectors,
+        "WORDS": 4,
+        "WEIGHT_IS_DATA": int(names.get("weight") == data),
+        "GROUPS_BESIDE": max(1, _RESIDENT // threads),
+        "ROWS_AHEAD": _ROWS_AHEAD[size],
+    }
+    macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    return (
+        read_text("gpu/prelude", "reduce.h")
+        + macros
+        + read_text("gpu/normalization", "layer_norm_backward.c")
+    )

@@ -1,0 +1,194 @@
+"""Pooling on GPUs with large windows, global pooling above all: the threads of a group share a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import cast
+
+from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.gpu.pooling.geometry import Geometry
+from jitdnn.kernels.gpu.pooling.per_thread import (
+    GROUP,
+    LAUNCH_SECONDS,
+    PACKED,
+    PlainPooling,
+    common_defines,
+    number_type,
+)
+from jitdnn.problems.pooling import Pooling
+from jitdnn.problems.problem import Problem
+from jitdnn.tensor import DTYPES
+
+LEAST_TAPS = 16
+A_THREAD = 8  # accesses of one thread, about
+NEIGHBOURS = 8  # vectors of channels that lie side by side in a group
+WANTED = 8  # groups for each multiprocessor
+MOST_PARTS = 256
+FLAT_ELEMENTS = 4096  # of the planes that a group takes as one run of memory
+A_RUN = 16  # planes whose elements are a whole number of 16 bytes
+MOST_ITEMS = 1 << 30
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the threads of a group share its items; see per_block.c."""
+
+    lanes: int
+    items: int
+    is_inner: bool
+    is_whole: bool
+    vector: int
+    count: int  # items of the problem
+    parts: int
+    spread: int  # groups that write to the same planes
+    is_flat: bool = False  # planes follow one another
+
+
+class PoolingGroups(PlainPooling):
+    """The threads of a group share a window; backward, of whole planes only."""
+
+    name = "groups"
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        reason = super().refuse(problem, device, epilogue)
+        if reason is None:
+            count = form_of(cast(Pooling, problem), cast(GpuDevice, device)).count
+            if count >= MOST_ITEMS:
+                return f"there are {count} windows: groups share fewer than {MOST_ITEMS}"
+        return reason
+
+    def refuse_geometry(self, problem: Pooling, geometry: Geometry) -> str | None:
+        taps = prod(axis.window for axis in geometry.axes)
+        if taps < LEAST_TAPS:
+            return f"windows of {taps} elements are too small to be shared: use the algorithm window"
+        if problem.direction == "bwd" and not _is_whole(problem, geometry):
+            return (
+                "gradients are spread over whole planes whose elements lie at equal distances: windows are "
+                f"{problem.window}, planes {problem.spatial}"
+            )
+        return None
+
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        pooling = cast(Pooling, problem)
+        form = form_of(pooling, cast(GpuDevice, device))
+        is_max = pooling.mode == "max"
+        if not (form.parts > 1 or (pooling.direction == "bwd" and is_max)):
+            return 0
+        each = DTYPES[number_type(pooling, cast(GpuDevice, device))]
+        if is_max:
+            each += DTYPES[_place_type(pooling, cast(GpuDevice, device))]
+        return form.parts * form.count * form.lanes * each
+
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        pooling = cast(Pooling, problem)
+        gpu = cast(GpuDevice, device)
+        form = form_of(pooling, gpu)
+        # of windows that overlap, elements are read from caches; one by one they take some 60 instructions
+        busy = (2.0 if form.is_whole else 60.0) * problem.flops / form.lanes / device.peak_flops("f32")
+        groups = min(1.0, max(1, form.count) * form.parts / form.items / gpu.multiprocessors)
+        size = problem.bytes / device.bandwidth
+        return 2 * LAUNCH_SECONDS + 1.1 * max(size, busy) / groups
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        pooling, gpu = cast(Pooling, problem), cast(GpuDevice, device)
+        geometry, form = Geometry.of(pooling), form_of(pooling, gpu)
+        defines = {
+            **common_defines(pooling, gpu, geometry),
+            "PLACE": _place_type(pooling, gpu),
+            "ADAPTIVE": int(geometry.is_adaptive),
+            "LANES": form.lanes,
+            "ITEMS": form.items,
+            "CHANNELS_INNER": int(form.is_inner),
+            "WHOLE": int(form.is_whole),
+            "VECTOR": form.vector,
+            "FLAT": int(form.is_flat),
+            "STAGED": -(-form.items * geometry.inputs // 1024) * 1024 if form.is_flat else 0,
+        }
+        texts = ("access.c", "bounds.c", "per_block.c")
+        text = read_text("gpu/pooling", *texts)
+        source = Source("pooling_groups", text, tuple(defines.items()), spills=True)
+        groups = max(1, -(-form.count // form.items))
+        reduce = Launch("pooling_reduce", (groups, form.parts), GROUP)
+        if pooling.direction == "fwd":
+            join = Launch("pooling_join", max(1, -(-form.count // GROUP)), GROUP)
+            launches = [reduce, join] if form.parts > 1 else [reduce]
+        else:
+            spread = Launch("pooling_spread", (groups, form.spread), GROUP)
+            launches = [reduce, spread] if pooling.mode == "max" else [spread]
+        numbers = [*geometry.numbers(), form.parts, form.count]
+        return gpu.kernel(source, launches, len(geometry.tensors), numbers)
+
+
+def form_of(problem: Pooling, device: GpuDevice) -> Form:
+    """How a problem is shared out on a device."""
+    geometry, item = Geometry.of(problem), DTYPES[problem.x.dtype]
+    is_forward, last = problem.direction == "fwd", len(problem.operands) - 1
+    is_whole = _is_whole(problem, geometry)
+    large = (0,) if is_forward else ((1, last) if problem.mode == "max" else (last,))
+    small = 1 if is_forward else 0
+    lanes = geometry.lanes((*large, small)) if problem.x.dtype in PACKED else 1
+    is_inner = lanes > 1 or geometry.is_channels_last(large)
+    taps, vector = prod(axis.window for axis in geometry.axes), 1
+    if is_whole and lanes == 1 and problem.x.dtype in PACKED:
+        vector = min(_run(geometry, t, 16 // item) for t in large)
+    if is_whole and not is_inner and vector < 16 // item and _is_flat(geometry, large):
+        items = FLAT_ELEMENTS // geometry.inputs // A_RUN * A_RUN
+        items = next((n for n in (256, 128, 64, 32, 16) if n <= items), 0)
+        if items:
+            count = geometry.images * geometry.channels
+            return Form(1, items, False, True, 16 // item, count, 1, 1, True)
+    accesses = max(1, taps // vector)
+    vectors = geometry.channels // lanes
+    count = geometry.images * vectors * geometry.outputs
+    if is_inner:
+        items = min(NEIGHBOURS, 1 << max(0, vectors - 1).bit_length())
+        items = max(items, 1 << max(0, GROUP * A_THREAD // accesses - 1).bit_length())
+    else:
+        items = 1 << max(0, GROUP * A_THREAD // accesses).bit_length() >> 1
+    items = max(1, min(items, GROUP))
+    groups = max(1, -(-count // items))
+    useful = max(1, accesses // (GROUP // items * A_THREAD))
+    parts = max(1, min(useful, MOST_PARTS, WANTED * device.multiprocessors // groups))
+    spread = parts
+    if not is_forward:
+        parts = parts if problem.mode == "max" else 1
+    return Form(lanes, items, is_inner, is_whole, vector, count, parts, spread)
+
+
+def _is_flat(geometry: Geometry, large: tuple[int, ...]) -> bool:
+    """The planes of these tensors follow one another without gaps, and are of real numbers of 4 bytes or less."""
+    packed = (geometry.channels * geometry.inputs, geometry.inputs)
+    is_real = geometry.tensors[0].dtype in PACKED
+    return is_real and all(geometry.steps[t] == packed and geometry.axes[-1].steps[t] == 1 for t in large)
+
+
+def _place_type(problem: Pooling, device: GpuDevice) -> str:
+    """Places lie in workspace in front of the numbers, and are no smaller."""
+    wide = number_type(problem, device) == "f64"
+    return "i64" if wide else Geometry.of(problem).place_type
+
+
+def _is_whole(problem: Pooling, geometry: Geometry) -> bool:
+    """Windows are planes, and the elements of a plane of x, or dx, lie at equal distances."""
+    if not all(axis.is_whole and not axis.is_adaptive for axis in geometry.axes):
+        return False
+    last = len(geometry.tensors) - 1
+    large = (0,) if problem.direction == "fwd" else ((1, last) if problem.mode == "max" else (last,))
+    for t in large:
+        step, length = geometry.axes[-1].steps[t], geometry.axes[-1].extent
+        for axis in geometry.axes[-2::-1]:
+            if axis.extent > 1 and axis.steps[t] != step * length:
+                return False
+            length *= axis.extent
+    return True
+
+
+def _run(geometry: Geometry, t: int, most: int) -> int:
+    """Elements of a plane of tensor t, a power of two up to `most`, that any access may take at once."""
+    if geometry.axes[-1].steps[t] != 1:
+        return 1
+    while most > 1 and (geometry.inputs % most or any(step % most for step in geometry.steps[t])):
+        most //= 2
+    return most

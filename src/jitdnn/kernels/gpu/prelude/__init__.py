@@ -1,0 +1,1 @@
+"""What every kernel in plain C begins with."""

@@ -1,0 +1,1 @@
+"""Random numbers of Philox in plain C, and dropout."""

@@ -1,0 +1,1 @@
+"""Programs over rows in plain C: reductions, softmax, losses, scans."""

@@ -1,0 +1,99 @@
+"""Resizing on GPUs: threads add up what reaches a few channels of one position."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import cast
+
+from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.gpu.prelude.images import MOST_GROUPS_OF_IMAGES, offset_type, spatial
+from jitdnn.kernels.gpu.sampling.resize_coordinates import Places, places_of
+from jitdnn.problems.problem import Problem
+from jitdnn.problems.resize import Resize
+from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
+
+GROUP = 256
+LAUNCH_SECONDS = 3e-6
+PACKED = ("f32", "f16", "bf16")
+APART = 4  # channels of a thread where they do not lie side by side
+_IDENTITY = Places(1, 0, 1, 1)
+
+
+class PlainResize(Algorithm):
+    """A thread for a few channels of each position of the result."""
+
+    name = "positions"
+    problem = Resize
+    deterministic = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        if epilogue is not None:
+            return f"{problem.kind} takes no epilogue"
+        resize = cast(Resize, problem)
+        if problem.dtype == "f64" and not cast(GpuDevice, device).has_f64:
+            return f"{cast(GpuDevice, device).name} has no double precision, and {problem.operands[0].name} is f64"
+        for axis in range(len(resize.x.shape) - 2):
+            if places_of(resize, axis) is None:
+                assert resize.scales is not None
+                return (
+                    f"scale {resize.scales[axis]} of axis {axis + 2} has too many digits for places of 62 bits: leave "
+                    "out scales, or round it to fewer digits"
+                )
+        return None
+
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        # about eight instructions for each tap, and as much as thirty taps for the places
+        resize = cast(Resize, problem)
+        busy = (8.0 * problem.flops + 240.0 * resize.y.size / APART) / device.peak_flops("f32")
+        return LAUNCH_SECONDS + 1.2 * problem.bytes / device.bandwidth + busy
+
+    def error_bound(self, problem: Problem) -> float:
+        # weights of a sum of 1 that are rounded, multiplied and added; cubic ones reach 1.5 in size an axis
+        return 2.0 * UNIT_ROUNDOFF[problem.dtype] + 32.0 * UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        resize, gpu = cast(Resize, problem), cast(GpuDevice, device)
+        tensors = [operand.descriptor for operand in problem.operands]
+        images, channels = resize.x.shape[:2]
+        rank = len(resize.x.shape) - 2
+        found = [places_of(resize, axis) for axis in range(rank)]
+        places = [_IDENTITY] * (3 - rank) + [cast(Places, one) for one in found]
+        inputs, outputs = spatial(resize.x.shape, 1), spatial(resize.y.shape, 1)
+        extents = list(zip(places, inputs, outputs, strict=True))
+        largest = max(one.largest(i, o) for one, i, o in extents)
+        lanes = min(_lanes(tensor) for tensor in tensors)
+        is_beside = lanes > 1
+        if not is_beside:
+            lanes = max(1, min(APART, channels))
+        result = tensors[-1]
+        defines = (
+            ("X", problem.dtype),
+            ("PACKED", int(problem.dtype in PACKED)),
+            ("NUMBER", compute_dtype(problem.dtype)),
+            ("OFFSET", offset_type(tensors)),
+            ("PLACE", "i32" if largest < 2**30 else "i64"),
+            ("LANES", lanes),
+            ("ARE_NEIGHBOURS", int(is_beside)),
+            ("CHANNELS_INNER", int(is_beside or abs(result.strides[1]) < abs(result.strides[-1]))),
+            *((f"TAPS_{name}", one.taps) for name, one in zip("DHW", places, strict=True)),
+            ("FORWARD", int(resize.direction == "fwd")),
+        )
+        text = read_text("gpu/pooling", "access.c") + "\n" + read_text("gpu/sampling", "resize.c")
+        source = Source("resize", text, defines, spills=True)
+        units = -(-channels // lanes) * prod(spatial(result.shape, 1))
+        groups = max(1, -(-units // GROUP)), min(max(1, images), MOST_GROUPS_OF_IMAGES)
+        numbers = [images, channels]
+        for one, i, o in extents:
+            numbers += [i, o, one.a, one.b, one.q]
+        for tensor in tensors:
+            numbers += [*tensor.strides[:2], *spatial(tensor.strides, 0)]
+        return gpu.kernel(source, [Launch("resize", groups, GROUP)], len(tensors), numbers, (resize.cubic,))
+
+
+def _lanes(tensor: TensorDescriptor) -> int:
+    """Channels that lie side by side in 16 bytes, or 1."""
+    lanes = 16 // DTYPES[tensor.dtype]
+    others = (tensor.strides[0], *tensor.strides[2:])
+    is_whole = tensor.strides[1] == 1 and tensor.shape[1] % lanes == 0
+    return lanes if is_whole and tensor.dtype in PACKED and not any(step % lanes for step in others) else 1
