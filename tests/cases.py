@@ -39,7 +39,9 @@ AnyArray = np.ndarray[Any, Any]
 GATED = ("swish", "gelu", "gelu_tanh", "mish", "hard_swish")  # functions x g(x)
 GUARD = 1031  # elements before and after a tensor; odd, so that tensors are not aligned to vectors
 CANARY = 0xA5
-BEHIND = 1 << 16  # bytes of canary behind a workspace: what is cut otherwise than planned needs another slab
+BEHIND = (
+    1 << 16
+)  # bytes of canary behind a workspace: what is cut otherwise than planned needs another input tile
 SCALES = ((1.0, 0.0), (-0.7, 0.3))  # numbers that no format of these holds exactly
 
 

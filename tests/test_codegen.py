@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jitdnn.devices.cpu import Arguments, CpuKernel
-from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
-from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import BlockedFilter
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
 from jitdnn.kernels.cpu.microkernel.register_tiles import choose_tile
@@ -40,7 +40,7 @@ def test_sums_stay_in_registers(layer: str) -> None:
     """Nothing in the micro-kernel touches the stack: no sum is spilled, which would cost half the speed."""
     (part,) = lower_convolution(LAYERS[layer])
     module = Module("spills", isa("avx512"))
-    Blocked(part.merged(), module.isa).trace(module, "", 3, (0, 1, 2), None)
+    ImplicitGemmPlan(part.merged(), module.isa).trace(module, "", 3, (0, 1, 2), None)
     body = body_of(assembly(module), "contract0")
     assert body.count("vfmadd") >= 8
     vectors_on_stack = [line for line in body.splitlines() if "(%rsp)" in line and "mm" in line]
@@ -56,9 +56,9 @@ def test_every_instruction_set_compiles(name: str) -> None:
         module = Module("any", isa(name))
         for number, part in enumerate(lower_convolution(problem)):
             if direction == "bwd_filter":
-                BlockedFilter(part.merged(), module.isa).trace(module, 3)
+                ImplicitGemmWgradPlan(part.merged(), module.isa).trace(module, 3)
             else:
-                Blocked(part.merged(), module.isa).trace(module, f"p{number}_", 3, (0, 1, 2), None)
+                ImplicitGemmPlan(part.merged(), module.isa).trace(module, f"p{number}_", 3, (0, 1, 2), None)
         assert expected in assembly(module)
 
 

@@ -17,14 +17,14 @@ from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.algorithm import Device, Epilogue
 from jitdnn.kernels.cpu.convolution.direct.algorithm import Direct, Part
 from jitdnn.kernels.cpu.convolution.direct.depthwise import Depthwise
-from jitdnn.kernels.cpu.convolution.direct.over_channels import ChannelLanes, ChannelTile
-from jitdnn.kernels.cpu.convolution.direct.over_groups import GroupLanes, GroupTile
-from jitdnn.kernels.cpu.convolution.direct.over_groups_packed import PackedLanes
-from jitdnn.kernels.cpu.convolution.direct.over_pixels import PixelLanes, PixelTile, best_turned, strips
-from jitdnn.kernels.cpu.convolution.direct.wgrad_depthwise import DepthwiseFilter
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import FilterChannelLanes, FilterChannelTile
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import FilterGroupLanes, FilterGroupTile
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import FilterPixelLanes, FilterTile
+from jitdnn.kernels.cpu.convolution.direct.over_channels import ChannelTile, OverChannels
+from jitdnn.kernels.cpu.convolution.direct.over_groups import GroupTile, OverGroups
+from jitdnn.kernels.cpu.convolution.direct.over_groups_packed import OverGroupsPacked
+from jitdnn.kernels.cpu.convolution.direct.over_pixels import OverPixels, PixelTile, best_turned, strips
+from jitdnn.kernels.cpu.convolution.direct.wgrad_depthwise import DepthwiseWgrad
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import WgradChannelTile, WgradOverChannels
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import WgradGroupTile, WgradOverGroups
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import WgradOverPixels, WgradPixelTile
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.problems import Convolution, Problem
 from jitdnn.rtcg.expression import trace
@@ -75,7 +75,7 @@ def with_operand(problem: Convolution) -> Epilogue:
         ("conv_fwd n1 c2 h8 w70 k3 r2 s3 pad0x1 stride1x2", PixelTile(3, 2, 1)),  # picked lanes
         ("conv_fwd n1 c2 h8 w70 k3 r2 s3 pad0x1 stride2x4", PixelTile(2, 3, 1)),
         ("conv_fwd n1 c2 h8 w90 k3 r2 s3 pad0x1 stride2x5", PixelTile(2, 1, 1)),  # gathered lanes
-        ("conv_bwd_data n1 c3 h9 w41 k2 r3 s3 pad1 stride2", PixelTile(1, 2, 1)),  # two residues woven
+        ("conv_bwd_data n1 c3 h9 w41 k2 r3 s3 pad1 stride2", PixelTile(1, 2, 1)),  # two stride phases woven
         ("conv_bwd_data n1 c2 h7 w43 k2 r3 s5 pad1 stride1x3", PixelTile(2, 1, 1)),  # three
         ("conv_bwd_data n1 c2 h7 w50 k2 r3 s2 stride2x4", PixelTile(1, 1, 1)),  # four, some of them unmet
         ("conv_bwd_data n1 c2 h7 w23 k2 r3 s2 stride2x5", PixelTile(1, 1, 1)),  # five: one by one
@@ -83,10 +83,10 @@ def with_operand(problem: Convolution) -> Epilogue:
 )
 def test_pixel_lanes(words: str, tile: PixelTile) -> None:
     problem = convolution(words)
-    parts = [fix(PixelLanes(strip, DEVICE.isa), tile) for strip in strips(problem)]
+    parts = [fix(OverPixels(strip, DEVICE.isa), tile) for strip in strips(problem)]
     verify(problem, parts)
     epilogue = with_operand(problem)
-    parts = [fix(PixelLanes(strip, DEVICE.isa), tile) for strip in strips(problem, epilogue.operands)]
+    parts = [fix(OverPixels(strip, DEVICE.isa), tile) for strip in strips(problem, epilogue.operands)]
     verify(problem, parts, epilogue)
 
 
@@ -94,7 +94,7 @@ def test_pixel_lanes(words: str, tile: PixelTile) -> None:
 def test_rows_slide_over_the_taps_of_a_tall_filter(direction: str) -> None:
     problem = convolution(f"conv_{direction} n1 c2 h14 w19 k2 r19 s17 pad9x8 g2")
     (strip,) = strips(problem)
-    part = PixelLanes(strip, DEVICE.isa)
+    part = OverPixels(strip, DEVICE.isa)
     tile = PixelTile(1, 4, 1)
     assert not part.is_straight(tile)
     verify(problem, [fix(part, tile)])
@@ -103,7 +103,7 @@ def test_rows_slide_over_the_taps_of_a_tall_filter(direction: str) -> None:
 def test_taps_of_a_long_row_in_a_loop() -> None:
     problem = convolution("conv_fwd n1 c2 h5 w80 k3 r3 s71 pad1x40")
     (strip,) = strips(problem)
-    part = PixelLanes(strip, DEVICE.isa)
+    part = OverPixels(strip, DEVICE.isa)
     tile = PixelTile(3, 1, 1)
     assert not part.is_row_straight(tile)
     verify(problem, [fix(part, tile)])
@@ -129,10 +129,10 @@ def test_taps_of_a_long_row_in_a_loop() -> None:
 def test_group_lanes(words: str, straight: str) -> None:
     problem = convolution(words)
     tile = GroupTile(2 if straight == "all" else 1, 3, straight)
-    verify(problem, [fix(GroupLanes(part, DEVICE.isa), tile) for part in lower_convolution(problem)])
+    verify(problem, [fix(OverGroups(part, DEVICE.isa), tile) for part in lower_convolution(problem)])
     epilogue = with_operand(problem)
     parts = lower_convolution(problem, epilogue.operands)
-    verify(problem, [fix(GroupLanes(part, DEVICE.isa), tile) for part in parts], epilogue)
+    verify(problem, [fix(OverGroups(part, DEVICE.isa), tile) for part in parts], epilogue)
 
 
 class Packed(Depthwise):
@@ -142,11 +142,11 @@ class Packed(Depthwise):
 
     def _parts(
         self, problem: Problem, device: Device, epilogue: Epilogue | None = None
-    ) -> Sequence[PackedLanes]:
+    ) -> Sequence[OverGroupsPacked]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         (whole,) = lower_convolution(problem, epilogue.operands if epilogue else ())
-        part = PackedLanes(whole.merged(), device.isa)
+        part = OverGroupsPacked(whole.merged(), device.isa)
         assert part.fits
         return [part]
 
@@ -180,7 +180,7 @@ def test_packed_lanes(words: str) -> None:
 def test_small_planes_under_large_filters_are_turned() -> None:
     problem = convolution("conv_fwd n8 c256 h7 w7 k256 r13 s13 pad6 g256")
     (part,) = Depthwise()._parts(problem, DEVICE)
-    assert isinstance(part, PackedLanes)
+    assert isinstance(part, OverGroupsPacked)
     check(convolution("conv_fwd n2 c40 h7 w7 k40 r13 s13 pad6 g40"))
 
 
@@ -188,7 +188,7 @@ def test_small_planes_under_large_filters_are_turned() -> None:
 def test_planes_from_memory_are_not_turned_for_a_few_taps(dtype: str) -> None:
     problem = convolution(f"conv_fwd n8 c144 h56 w56 k144 r3 s3 stride2 pad1 g144 {dtype}")
     (part,) = Depthwise()._parts(problem, DEVICE)
-    assert isinstance(part, PixelLanes)
+    assert isinstance(part, OverPixels)
 
 
 def test_filters_of_many_taps_are_turned_in_the_workspace() -> None:
@@ -220,7 +220,7 @@ def test_channel_lanes(words: str, kind: str) -> None:
         epilogue = with_operand(problem)
         for fused in (None, epilogue):
             plans = lower_convolution(problem, fused.operands if fused else ())
-            parts = [ChannelLanes(best_turned(part), DEVICE.isa) for part in plans]
+            parts = [OverChannels(best_turned(part), DEVICE.isa) for part in plans]
             if kind != "dot" or all(part.c.x.channels == part.c.w.channels == 1 for part in parts):
                 verify(problem, [fix(part, tile) for part in parts], fused)
 
@@ -231,9 +231,9 @@ def test_channel_lanes(words: str, kind: str) -> None:
 @pytest.mark.parametrize(
     "tile",
     [
-        FilterTile(2, 1, 1, 2, 1),  # taps and results that are left over
-        FilterTile(3, 2, 3, 1, 1),
-        FilterTile(1, 1, 3, 2, 3),  # several rows of dy at once
+        WgradPixelTile(2, 1, 1, 2, 1),  # taps and results that are left over
+        WgradPixelTile(3, 2, 3, 1, 1),
+        WgradPixelTile(1, 1, 3, 2, 3),  # several rows of dy at once
     ],
 )
 @pytest.mark.parametrize(
@@ -245,16 +245,16 @@ def test_channel_lanes(words: str, kind: str) -> None:
         "conv_bwd_filter n1 c2 h4 w6 k1 r3 s3 pad0x70 nhwc",  # many vectors at the ends of a row
     ],
 )
-def test_filter_pixel_lanes(words: str, tile: FilterTile) -> None:
+def test_filter_pixel_lanes(words: str, tile: WgradPixelTile) -> None:
     problem = convolution(words)
     (whole,) = lower_convolution(problem)
     channels = tile.channels if whole.depth % tile.channels == 0 else 1
     taps = min(tile.taps, LANES, whole.axes[2].taps.count)
     tile = replace(tile, channels=channels, taps=taps)
-    verify(problem, [fix(FilterPixelLanes(whole, DEVICE.isa), tile)])
+    verify(problem, [fix(WgradOverPixels(whole, DEVICE.isa), tile)])
 
 
-@pytest.mark.parametrize("tile", [FilterChannelTile(1, 1), FilterChannelTile(3, 2)])
+@pytest.mark.parametrize("tile", [WgradChannelTile(1, 1), WgradChannelTile(3, 2)])
 @pytest.mark.parametrize(
     "words",
     [
@@ -264,15 +264,13 @@ def test_filter_pixel_lanes(words: str, tile: FilterTile) -> None:
         "conv_bwd_filter n1 c70 h3 w4 k7 r3 s3 pad1 nhwc",  # taps in several units
     ],
 )
-def test_filter_channel_lanes(words: str, tile: FilterChannelTile) -> None:
+def test_filter_channel_lanes(words: str, tile: WgradChannelTile) -> None:
     problem = convolution(words)
     (whole,) = lower_convolution(problem)
-    verify(problem, [fix(FilterChannelLanes(whole, DEVICE.isa), tile)])
+    verify(problem, [fix(WgradOverChannels(whole, DEVICE.isa), tile)])
 
 
-@pytest.mark.parametrize(
-    "tile", [FilterGroupTile(1, 2, 3), FilterGroupTile(3, 3, 2), FilterGroupTile(1, 1, 1)]
-)
+@pytest.mark.parametrize("tile", [WgradGroupTile(1, 2, 3), WgradGroupTile(3, 3, 2), WgradGroupTile(1, 1, 1)])
 @pytest.mark.parametrize(
     "words",
     [
@@ -282,10 +280,10 @@ def test_filter_channel_lanes(words: str, tile: FilterChannelTile) -> None:
         "conv_bwd_filter n1 c4 d3 h5 w4 k8 t2 r3 s3 pad1 g4",
     ],
 )
-def test_filter_group_lanes(words: str, tile: FilterGroupTile) -> None:
+def test_filter_group_lanes(words: str, tile: WgradGroupTile) -> None:
     problem = convolution(words)
     (whole,) = lower_convolution(problem)
-    verify(problem, [fix(FilterGroupLanes(whole, DEVICE.isa, is_shared=False), tile)])
+    verify(problem, [fix(WgradOverGroups(whole, DEVICE.isa, is_shared=False), tile)])
 
 
 @pytest.mark.parametrize(
@@ -294,21 +292,21 @@ def test_filter_group_lanes(words: str, tile: FilterGroupTile) -> None:
 def test_small_planes_share_a_unit(words: str) -> None:
     problem = convolution(f"conv_bwd_filter {words}")
     (whole,) = lower_convolution(problem)
-    part = FilterPixelLanes(best_turned(whole.merged()), DEVICE.isa)
+    part = WgradOverPixels(best_turned(whole.merged()), DEVICE.isa)
     assert part.units.count < problem.groups
     verify(problem, [part])
 
 
-class Split(DepthwiseFilter):
+class Split(DepthwiseWgrad):
     """The depthwise gradient with its rows split, which otherwise only large problems are."""
 
     name = "split"
 
-    def _plan(self, problem: Problem, device: Device) -> FilterPixelLanes | FilterGroupLanes:
+    def _plan(self, problem: Problem, device: Device) -> WgradOverPixels | WgradOverGroups:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         (whole,) = lower_convolution(problem)
-        plan = FilterGroupLanes(whole, device.isa, is_shared=True)
+        plan = WgradOverGroups(whole, device.isa, is_shared=True)
         plan.__dict__.update(splits=3, row_block=2)
         return plan
 
@@ -330,16 +328,16 @@ def test_split_rows_of_a_depthwise_gradient_are_added(words: str) -> None:
 
 def test_large_depthwise_gradients_are_split_whatever_the_threads() -> None:
     problem = convolution("conv_bwd_filter n8 c32 h112 w112 k32 r3 s3 pad1 g32 nhwc")
-    algorithm = DepthwiseFilter()
+    algorithm = DepthwiseWgrad()
     assert algorithm.workspace(problem, host(1)) == algorithm.workspace(problem, host(8)) > 0
 
 
 # what they take
 
 
-@pytest.mark.parametrize("algorithm", [Depthwise(), DepthwiseFilter()])
-def test_what_is_not_depthwise_is_refused(algorithm: Depthwise | DepthwiseFilter) -> None:
-    direction = "bwd_filter" if isinstance(algorithm, DepthwiseFilter) else "fwd"
+@pytest.mark.parametrize("algorithm", [Depthwise(), DepthwiseWgrad()])
+def test_what_is_not_depthwise_is_refused(algorithm: Depthwise | DepthwiseWgrad) -> None:
+    direction = "bwd_filter" if isinstance(algorithm, DepthwiseWgrad) else "fwd"
     for words in ("c4 h5 w5 k4 r3 s3", "c10 h5 w5 k4 r3 s3 g2", "c4 h5 w5 k10 r3 s3 g2"):
         reason = algorithm.refuse(convolution(f"conv_{direction} n1 {words}"), DEVICE)
         assert reason is not None
@@ -371,7 +369,7 @@ def test_sums_fit_into_registers(words: str) -> None:
             elif isinstance(tile, ChannelTile):
                 sums = tile.pixels * tile.results
             else:
-                sums = tile.sums if isinstance(tile, FilterTile) else tile.results * tile.vectors
+                sums = tile.sums if isinstance(tile, WgradPixelTile) else tile.results * tile.vectors
             assert sums < DEVICE.isa.registers
 
 
@@ -393,9 +391,9 @@ class Residues(Depthwise):
 
     name = "depthwise_residues"
 
-    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[GroupLanes]:
+    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[OverGroups]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        parts = [GroupLanes(part.merged(), device.isa) for part in lower_convolution(problem)]
+        parts = [OverGroups(part.merged(), device.isa) for part in lower_convolution(problem)]
         assert all(part.is_written_far for part in parts)
         return parts

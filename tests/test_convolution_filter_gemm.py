@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import conformance
 from convolution_cases import convolution
 from jitdnn.devices.cpu import host
-from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.algorithm import ImplicitGemmFilter
-from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import BlockedFilter, ways
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.algorithm import ImplicitGemmWgrad
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan, ways
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import (
     cropped,
     from_inside,
@@ -23,13 +23,13 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import (
 from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
 
 
-def plan_of(words: str) -> BlockedFilter:
+def plan_of(words: str) -> ImplicitGemmWgradPlan:
     (whole,) = lower_convolution(convolution(words, "bwd_filter"))
-    return min(ways(whole, host(1).isa), key=BlockedFilter.cycles)
+    return min(ways(whole, host(1).isa), key=ImplicitGemmWgradPlan.cycles)
 
 
 # what each shape is there for, as the plan for 16 lanes says it
-SHAPES: dict[str, Callable[[BlockedFilter], bool]] = {
+SHAPES: dict[str, Callable[[ImplicitGemmWgradPlan], bool]] = {
     "n3 c130 h7 w7 k70 r1 s1": lambda p: not p.is_carried and p.cut.splits == 1,
     "n2 c40 h33 w41 k24 r1 s1": lambda p: p.cut.splits > 1,
     "n2 c24 h33 w41 k40 r1 s1 nhwc": lambda p: p.cut.splits > 1,
@@ -41,13 +41,15 @@ SHAPES: dict[str, Callable[[BlockedFilter], bool]] = {
     "n1 c35 h19 w17 k20 r3 s3 pad6 dil6": lambda p: p.clipped == (False, True, True) and p.is_exact(1, 19),
     "n1 c35 h18 w17 k20 r3 s3 pad6 dil6 nhwc": lambda p: p.clipped == (False, True, True),
     "n2 c16 h5 w9 k18 r5 s5 pad2 g2": lambda p: p.clipped[1],
-    "n1 c3 h9 w150 k20 r3 s3 pad1": lambda p: p.slab.extents[2] > 6 * 16,
+    "n1 c3 h9 w150 k20 r3 s3 pad1": lambda p: p.input_tile.extents[2] > 6 * 16,
     "n2 c40 h24 w20 k34 r3 s3 pad1 stride2": lambda p: p.chunks > 1,
     "n2 c5 h9 w10 k6 r2 s2 stride2 w=nhwc": lambda p: True,
     "n1 c4 h3 w3 k5 r2 s2 pad4 dil5": lambda p: True,
     "n1 c3 d5 h6 w7 k18 t2 r3 s3 pad1 stride2 f64": lambda p: True,
-    "n2 c3 h20 w40 k20 r3 s5 pad1x3 stride2 nhwc": lambda p: p.slab.is_channels_last and p.slab.space[2] == 3,
-    "n2 c6 h9 w11 k20 r2 s3 pad1 nhwc g2": lambda p: p.slab.is_channels_last and p.c.x.space[2] == 6,
+    "n2 c3 h20 w40 k20 r3 s5 pad1x3 stride2 nhwc": lambda p: (
+        p.input_tile.is_channels_last and p.input_tile.space[2] == 3
+    ),
+    "n2 c6 h9 w11 k20 r2 s3 pad1 nhwc g2": lambda p: p.input_tile.is_channels_last and p.c.x.space[2] == 6,
     "n0 c3 h5 w5 k4 r1 s1": lambda p: True,
 }
 
@@ -57,7 +59,7 @@ def test_every_division(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarded memory, NaN around everything, bit equality for one and two threads: see conformance.py."""
     if host(1).isa.lanes("f32") == 16:
         assert SHAPES[words](plan_of(words)), "the shape no longer shows what it is there for"
-    monkeypatch.setattr(conformance, "algorithms", lambda *_: [ImplicitGemmFilter()])
+    monkeypatch.setattr(conformance, "algorithms", lambda *_: [ImplicitGemmWgrad()])
     conformance.check(convolution(words, "bwd_filter"))
 
 

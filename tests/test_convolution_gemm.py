@@ -12,39 +12,39 @@ import conformance
 from convolution_cases import convolution, fused
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm, blocked_of
-from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
 from jitdnn.kernels.cpu.microkernel.packing import reach_of
 from jitdnn.kernels.cpu.schedule.tap_clipping import inside_taps
 from jitdnn.problems import parse
 
 
-def plans_of(words: str, packs_ahead: bool = False) -> tuple[Blocked, ...]:
+def plans_of(words: str, packs_ahead: bool = False) -> tuple[ImplicitGemmPlan, ...]:
     return blocked_of(convolution(words), host(1), None, packs_ahead)
 
 
-def residues(plan: Blocked) -> int:
-    return len(plan.several.residues)
+def stride_phases(plan: ImplicitGemmPlan) -> int:
+    return len(plan.several.stride_phases)
 
 
-def trimmed(plan: Blocked) -> list[int]:
-    return plan.trimmed_axes(plan.several.residues[0].c, plan.box)
+def trimmed(plan: ImplicitGemmPlan) -> list[int]:
+    return plan.trimmed_axes(plan.several.stride_phases[0].c, plan.box)
 
 
-def has_whole_axis(plan: Blocked, axis: int) -> bool:
-    """True if the slab does without the padding that no tile reads."""
-    return plan.slab.lows[axis] > plan.c.axes[axis].taps.lowest
+def has_whole_axis(plan: ImplicitGemmPlan, axis: int) -> bool:
+    """True if the input tile does without the padding that no tile reads."""
+    return plan.input_tile.lows[axis] > plan.c.axes[axis].taps.lowest
 
 
 # what each shape is there for, as the plan for 16 lanes says it
-SHAPES: dict[str, Callable[[Blocked], bool]] = {
-    # the residues of a strided backward data
-    "conv_bwd_data n2 c21 h13 w11 k18 r3 s3 pad1 stride2": lambda p: residues(p) == 4,
-    "conv_bwd_data n1 c21 h14 w11 k33 r3 s3 pad1 stride2 nhwc f16": lambda p: residues(p) == 4,
-    "conv_bwd_data n1 c20 h12 w15 k34 r5 s3 pad2x1 stride2x3 bf16 g2": lambda p: residues(p) == 6,
-    "conv_bwd_data n2 c17 h9 w8 k20 r1 s1 stride2": lambda p: residues(p) == 1 and p.several.has_unmet,
-    "conv_bwd_data n1 c3 d6 h7 w8 k17 t3 r3 s2 pad1x1x0 stride2": lambda p: residues(p) == 8,
-    "conv_bwd_data n2 c18 h12 w12 k19 r2 s2 stride2 f64": lambda p: residues(p) == 4,
+SHAPES: dict[str, Callable[[ImplicitGemmPlan], bool]] = {
+    # the stride phases of a strided backward data
+    "conv_bwd_data n2 c21 h13 w11 k18 r3 s3 pad1 stride2": lambda p: stride_phases(p) == 4,
+    "conv_bwd_data n1 c21 h14 w11 k33 r3 s3 pad1 stride2 nhwc f16": lambda p: stride_phases(p) == 4,
+    "conv_bwd_data n1 c20 h12 w15 k34 r5 s3 pad2x1 stride2x3 bf16 g2": lambda p: stride_phases(p) == 6,
+    "conv_bwd_data n2 c17 h9 w8 k20 r1 s1 stride2": lambda p: stride_phases(p) == 1 and p.several.has_unmet,
+    "conv_bwd_data n1 c3 d6 h7 w8 k17 t3 r3 s2 pad1x1x0 stride2": lambda p: stride_phases(p) == 8,
+    "conv_bwd_data n2 c18 h12 w12 k19 r2 s2 stride2 f64": lambda p: stride_phases(p) == 4,
     # taps that read only padding
     "conv_fwd n1 c18 h6 w33 k40 r3 s3 pad18 dil18": lambda p: 2 in trimmed(p),
     "conv_fwd n1 c35 h15 w14 k20 r3 s3 pad6 dil6 nhwc": lambda p: 1 in trimmed(p) and has_whole_axis(p, 1),
@@ -54,7 +54,7 @@ SHAPES: dict[str, Callable[[Blocked], bool]] = {
     "conv_bwd_data n1 c20 h13 w13 k18 r7 s7 nhwc f16 flip": lambda p: 1 in trimmed(p),
     # sums that wait for further channels
     "conv_fwd n1 c900 h15 w14 k40 r3 s3 pad6 dil6": lambda p: p.waits,
-    "conv_fwd n1 c900 h15 w14 k24 r3 s3 pad6 dil6 nhwc": lambda p: p.waits and p.slab.is_channels_last,
+    "conv_fwd n1 c900 h15 w14 k24 r3 s3 pad6 dil6 nhwc": lambda p: p.waits and p.input_tile.is_channels_last,
     "conv_bwd_data n2 c34 h14 w13 k901 r3 s3 pad5 dil5 g1": lambda p: p.waits and p.c.depth % p.channels > 0,
     "conv_fwd n1 c901 h15 w14 k20 r3 s3 pad6 dil6 f16": lambda p: p.waits,
     # results that read only padding
@@ -62,9 +62,9 @@ SHAPES: dict[str, Callable[[Blocked], bool]] = {
     "conv_fwd n2 c20 h7 w6 k34 r1 s1 stride2 pad3 nhwc g2 bf16": lambda p: p.c.axes[1].results == 3,
     "conv_fwd n1 c5 h4 w5 k6 r3 s2 pad9x4": lambda p: p.c.axes[1].results == 6,
     # input that is read where it lies; tiles at the end of an axis are moved back
-    "conv_fwd n3 c19 h13 w11 k70 r1 s1": lambda p: p.is_in_place and p.is_ragged and p.lanes_are_pixels,
+    "conv_fwd n3 c19 h13 w11 k70 r1 s1": lambda p: p.is_in_place and p.is_ragged and p.vectorizes_pixels,
     "conv_fwd n2 c33 h17 w19 k24 r1 s1 g3 f64": lambda p: p.is_in_place and p.is_ragged,
-    "conv_fwd n2 c300 h5 w23 k160 r1 s1": lambda p: p.is_in_place and p.is_ragged and not p.lanes_are_pixels,
+    "conv_fwd n2 c300 h5 w23 k160 r1 s1": lambda p: p.is_in_place and p.is_ragged and not p.vectorizes_pixels,
     "conv_bwd_data n5 c128 h5 w5 k190 r1 s1": lambda p: p.is_in_place and not p.is_ragged,
     "conv_fwd n4 c300 h23 w29 k33 r1 s1": lambda p: p.is_in_place and p.blocks[3] > 1 and p.ahead is not None,
     "conv_fwd n1 c130 h7 w7 k200 r1 s1": lambda p: p.is_in_place and p.packs_late and p.ahead is not None,
@@ -127,7 +127,7 @@ def test_taps_left_out_read_only_padding(axis: Axis, side: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(axes, st.integers(1, 6))
-def test_slab_of_a_whole_axis_has_all_that_trimmed_tiles_read(axis: Axis, side: int) -> None:
+def test_input_tile_of_a_whole_axis_has_all_that_trimmed_tiles_read(axis: Axis, side: int) -> None:
     reach = reach_of(axis, axis.results, side, is_trimmed=axis.taps.count > 1)
     for result in range(0, axis.results, side):
         first, last = (0, 1) if axis.taps.count == 1 else inside_taps(axis, result, side)

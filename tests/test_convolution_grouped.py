@@ -9,7 +9,7 @@ from conformance import check, compare, make_case, run
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.grouped.algorithm import Grouped
-from jitdnn.kernels.cpu.convolution.grouped.wgrad_algorithm import GroupedFilter
+from jitdnn.kernels.cpu.convolution.grouped.wgrad_algorithm import GroupedWgrad
 from jitdnn.problems import Convolution, parse
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import TensorDescriptor
@@ -44,8 +44,8 @@ def convolution(text: str) -> Convolution:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_filter_gradients(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = convolution(f"conv_bwd_filter {shape} nhwc")
-    assert GroupedFilter().refuse(problem, DEVICE) is None
-    monkeypatch.setattr(conformance, "algorithms", lambda *_: [GroupedFilter()])
+    assert GroupedWgrad().refuse(problem, DEVICE) is None
+    monkeypatch.setattr(conformance, "algorithms", lambda *_: [GroupedWgrad()])
     check(problem)
 
 
@@ -106,6 +106,6 @@ def test_what_is_refused_for_images(text: str, reason: str) -> None:
     ],
 )
 def test_what_a_filter_gradient_refuses(text: str, reason: str) -> None:
-    found = GroupedFilter().refuse(convolution(text), DEVICE)
+    found = GroupedWgrad().refuse(convolution(text), DEVICE)
     assert found is not None
     assert reason in found

@@ -15,7 +15,7 @@ import jitdnn as jd
 from conformance import AnyArray, arranged, check, make_case, run
 from convolution_cases import convolution
 from jitdnn.devices.cpu import CpuDevice, host
-from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni import QuadBlocked, Vnni
+from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni import Vnni, VnniPlan
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import INTEGER_RESULTS, Convolution
@@ -154,7 +154,7 @@ def test_code_for_a_processor_that_has_it(text: str) -> None:
     problem = convolution(f"conv_fwd {text} i8 to_i8")
     (whole,) = lower_convolution(problem)
     module = Module("dots", processor)
-    QuadBlocked.of(whole.merged(), processor).trace(module, "", 3, (0, 1, 2), None)
+    VnniPlan.of(whole.merged(), processor).trace(module, "", 3, (0, 1, 2), None)
     code = assembly(module)
     found = re.search(r"^contract\d*:(.*?)^\s+retq?$", code, re.MULTILINE | re.DOTALL)
     assert found

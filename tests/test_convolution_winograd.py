@@ -15,7 +15,7 @@ from convolution_cases import convolution, fused
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.algorithm import Algorithm, Epilogue
 from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winograd4
-from jitdnn.kernels.cpu.convolution.winograd.plan import TileAxis, Winograd, even_groups, forwards
+from jitdnn.kernels.cpu.convolution.winograd.plan import TileAxis, WinogradPlan, even_groups, forwards
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.problems import Convolution, Problem, parse
 
@@ -153,12 +153,14 @@ class Ordered(Winograd4):
         outputs, _, block, parts, portion = self.cut
         return Ordered(outputs, True, block, parts, portion, True)
 
-    def _parts(self, problem: Problem, device: object, epilogue: Epilogue | None = None) -> list[Winograd]:
+    def _parts(
+        self, problem: Problem, device: object, epilogue: Epilogue | None = None
+    ) -> list[WinogradPlan]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         outputs, is_filter_first, block, parts, portion = self.cut
         c = forwards(lower_convolution(problem, epilogue.operands if epilogue else ())[0])
-        p = Winograd(c, device.isa, (1, 2), outputs, is_filter_first, block, parts, portion)
+        p = WinogradPlan(c, device.isa, (1, 2), outputs, is_filter_first, block, parts, portion)
         return [p if is_filter_first else replace(p, block=p.strips)]
 
 
@@ -296,9 +298,9 @@ def test_tile_axes_cover_their_results_once() -> None:
         axis = TileAxis(lower_convolution(problem)[0].axes[2], outputs)
         assert axis.axis.results == results
         seen = sorted(
-            (turn * outputs + i) * axis.spread + residue
+            (turn * outputs + i) * axis.spread + stride_phase
             for turn in range(axis.turns)
-            for residue in range(axis.spread)
+            for stride_phase in range(axis.spread)
             for i in range(outputs)
         )
         assert seen[:results] == list(range(results))

@@ -13,7 +13,7 @@ from conformance import INSTRUCTION_SETS, check, make_case, norm, run
 from convolution_cases import convolution
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import summation_bound
-from jitdnn.kernels.cpu.convolution.winograd_wgrad.algorithm import WinogradFilterGradient
+from jitdnn.kernels.cpu.convolution.winograd_wgrad.algorithm import WinogradWgrad
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Order
 from jitdnn.problems import parse
 
@@ -47,41 +47,39 @@ ON_EVERY_SET = ["n2 c19 h9 w8 k35 r3 s3 pad1", "n1 c9 h9 w8 k11 r5 s3 dil1x2 pad
 
 
 @pytest.fixture
-def only(monkeypatch: pytest.MonkeyPatch) -> Sequence[WinogradFilterGradient]:
+def only(monkeypatch: pytest.MonkeyPatch) -> Sequence[WinogradWgrad]:
     """The algorithms that `check` runs: those put into this list."""
-    chosen: list[WinogradFilterGradient] = []
+    chosen: list[WinogradWgrad] = []
     monkeypatch.setattr(conformance, "algorithms", lambda problem, target: tuple(chosen))
     return chosen
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("words", SHAPES)
-def test_orders(only: list[WinogradFilterGradient], words: str, order: Order) -> None:
-    problem, algorithm = convolution(words, "bwd_filter"), WinogradFilterGradient(order)
+def test_orders(only: list[WinogradWgrad], words: str, order: Order) -> None:
+    problem, algorithm = convolution(words, "bwd_filter"), WinogradWgrad(order)
     assert algorithm.plan(problem, host(1)).order == order
     only.append(algorithm)
     assert check(problem) == {"winograd_filter"}
 
 
 @pytest.mark.parametrize("words", OTHERS)
-def test_awkward_shapes(only: list[WinogradFilterGradient], words: str) -> None:
-    only.append(WinogradFilterGradient())
+def test_awkward_shapes(only: list[WinogradWgrad], words: str) -> None:
+    only.append(WinogradWgrad())
     assert check(convolution(words, "bwd_filter")) == {"winograd_filter"}
 
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
 @pytest.mark.parametrize("words", ON_EVERY_SET)
-def test_narrower_instruction_sets(only: list[WinogradFilterGradient], words: str, cpu: str) -> None:
-    only.append(WinogradFilterGradient())
+def test_narrower_instruction_sets(only: list[WinogradWgrad], words: str, cpu: str) -> None:
+    only.append(WinogradWgrad())
     assert check(convolution(words, "bwd_filter"), cpu=cpu, scales=((1.0, 0.0),)) == {"winograd_filter"}
 
 
-def test_several_blocks_and_splits(
-    only: list[WinogradFilterGradient], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_blocks_and_splits(only: list[WinogradWgrad], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums that are carried from block to block, the last of which is short, and sets of them that are added."""
     problem = convolution("conv_bwd_filter n13 c16 h13 w15 k16 r3 s3 pad1")
-    algorithm = WinogradFilterGradient("streamed")
+    algorithm = WinogradWgrad("streamed")
     plan = replace(algorithm.plan(problem, host(1)), block_units=2, splits=3)
     assert plan.blocks > 2 * plan.splits
     assert plan.unit_count % plan.block_units == 1
@@ -101,7 +99,7 @@ def test_several_blocks_and_splits(
 )
 def test_declared_error_is_near_what_is_measured(words: str) -> None:
     """Neither exceeded nor beyond five times what normal numbers show, and within what a request may accept."""
-    problem, algorithm, device = convolution(words, "bwd_filter"), WinogradFilterGradient(), host(1)
+    problem, algorithm, device = convolution(words, "bwd_filter"), WinogradWgrad(), host(1)
     case = make_case(problem)
     (result,) = run(algorithm.build(problem, device), case, algorithm.workspace(problem, device))
     error = norm(result - case.results[0]) / case.scales[0]
@@ -111,7 +109,7 @@ def test_declared_error_is_near_what_is_measured(words: str) -> None:
 
 def test_long_sums_are_added_in_blocks() -> None:
     """A hundred times as many terms make hardly more of an error: partial sums stay short."""
-    algorithm = WinogradFilterGradient()
+    algorithm = WinogradWgrad()
     short, long = (convolution(f"conv_bwd_filter n{n} c8 h16 w16 k8 r3 s3 pad1") for n in (2, 200))
     assert algorithm.error_bound(long) < 3 * algorithm.error_bound(short) < summation_bound(long)
 
@@ -125,4 +123,4 @@ def test_long_sums_are_added_in_blocks() -> None:
     ],
 )
 def test_refusals(words: str, reason: str) -> None:
-    assert reason in str(WinogradFilterGradient().refuse(parse(words), host(1)))
+    assert reason in str(WinogradWgrad().refuse(parse(words), host(1)))

@@ -30,7 +30,7 @@ Step = tuple[str, tuple[int, ...]]
 
 
 def pieces_of(problem: Convolution, *steps: Step) -> list[Piece]:
-    """Cut along one axis after another; the last size of each is what is left."""
+    """Blocking along one axis after another; the last size of each is what is left."""
     pieces = [parts.whole(problem)]
     for axis, sizes in steps:
         divided = []

@@ -2,9 +2,9 @@
 
     y[n, k, p] = sum over channels c and taps i of  w[k, c, tap i] * x[n, c, step * p + offset of tap i]
 
-with zero where x is outside. A strided backward data is several of these, for the residues of the input
+with zero where x is outside. A strided backward data is several of these, for the stride phases of the input
 position modulo the stride: each sees only the taps that fall on it, and none multiplies by an inserted zero.
-Neighbouring residues that see as many taps are one correlation, with the residue as one more group.
+Neighbouring stride phases that see as many taps are one correlation, with the stride phase as one more group.
 A matrix product is one with a single tap. Nothing here knows how it will be computed.
 """
 
@@ -208,7 +208,7 @@ def lower_convolution(
     """The correlations that together write every element of a forward or backward-data result once.
 
     A filter's gradient sums the same products, so it comes as its forward correlation. With ``separate`` the
-    residues of the last axis of a backward data are correlations of their own, which follow each other.
+    stride phases of the last axis of a backward data are correlations of their own, which follow each other.
     """
     whole, rows = _without_axes(problem, operands), list(_axis_rows(problem))
     if problem.direction != "bwd_data":
@@ -260,8 +260,8 @@ def _step_of_run(tensor: TensorDescriptor) -> int | None:
 
 
 @dataclass(frozen=True)
-class Residue:
-    """A correlation whose results are at one residue of the position modulo the stride."""
+class StridePhase:
+    """A correlation whose results are at one stride phase of the position modulo the stride."""
 
     place: tuple[int, int, int]
     c: Correlation
@@ -271,25 +271,25 @@ class Residue:
 class Interleaved:
     """Correlations of the same images whose results lie between each other's.
 
-    Results p of residue (a, b, c) are at ``sides * p + (a, b, c)`` of ``extents`` positions. ``whole`` has the most
-    results of any residue, its taps span what all of them read, and its y and operands are of all positions.
+    Results p of stride phase (a, b, c) are at ``sides * p + (a, b, c)`` of ``extents`` positions. ``whole`` has the most
+    results of any stride phase, its taps span what all of them read, and its y and operands are of all positions.
     """
 
     whole: Correlation
     sides: tuple[int, int, int]
     extents: tuple[int, int, int]
-    residues: tuple[Residue, ...]
+    stride_phases: tuple[StridePhase, ...]
 
     @staticmethod
     def of(c: Correlation) -> Interleaved:
         """A single correlation."""
         a, b, last = (axis.results for axis in c.axes)
-        return Interleaved(c, (1, 1, 1), (a, b, last), (Residue((0, 0, 0), c),))
+        return Interleaved(c, (1, 1, 1), (a, b, last), (StridePhase((0, 0, 0), c),))
 
     @property
     def has_unmet(self) -> bool:
         """True if there are results that no tap meets."""
-        return len(self.residues) < math.prod(self.sides)
+        return len(self.stride_phases) < math.prod(self.sides)
 
 
 def lower_interleaved(problem: Convolution, operands: Sequence[TensorDescriptor] = ()) -> Interleaved:
@@ -299,16 +299,16 @@ def lower_interleaved(problem: Convolution, operands: Sequence[TensorDescriptor]
     padded = [[Axis(1, 1, 1, Taps(1))]] * (3 - len(rows)) + every
     frame = [replace(axes[0], taps=_covering([axis.taps for axis in axes])) for axes in padded]
     whole = replace(whole, axes=(frame[0], frame[1], frame[2]))
-    residues = []
+    stride_phases = []
     for place in itertools.product(*(range(len(axes)) for axes in padded)):
         taps = [padded[i][r].taps for i, r in enumerate(place)]
         a, b, c = (replace(axis, taps=own) for axis, own in zip(frame, taps, strict=True))
-        residues.append(Residue((place[0], place[1], place[2]), replace(whole, axes=(a, b, c))))
+        stride_phases.append(StridePhase((place[0], place[1], place[2]), replace(whole, axes=(a, b, c))))
     sides = [len(axes) for axes in padded]
     extents = [1] * (3 - len(rows)) + [row.positions for row in rows]
     return Interleaved(
         whole, (sides[0], sides[1], sides[2]), (extents[0], extents[1], extents[2]),
-        tuple(residue for residue in residues if residue.c.taps),
+        tuple(stride_phase for stride_phase in stride_phases if stride_phase.c.taps),
     )  # fmt: skip
 
 
@@ -345,8 +345,8 @@ def _without_axes(problem: Convolution, operands: Sequence[TensorDescriptor]) ->
 
 
 @dataclass(frozen=True)
-class _Residues:
-    """Neighbouring residues of one axis that differ only in their first place in the filter."""
+class _StridePhases:
+    """Neighbouring stride phases of one axis that differ only in their first place in the filter."""
 
     first: int
     count: int
@@ -354,11 +354,11 @@ class _Residues:
     start_step: int
 
 
-def _residue_runs(row: _Row, join: bool = True) -> list[_Residues]:
-    """All residues of an axis as few runs of like ones: one or two where the kernel fits into the stride."""
-    runs: list[_Residues] = []
-    for residue in range(min(row.stride, row.positions)):
-        axis = _backward_axis(row, residue)
+def _residue_runs(row: _Row, join: bool = True) -> list[_StridePhases]:
+    """All stride phases of an axis as few runs of like ones: one or two where the kernel fits into the stride."""
+    runs: list[_StridePhases] = []
+    for stride_phase in range(min(row.stride, row.positions)):
+        axis = _backward_axis(row, stride_phase)
         if runs and join:
             last = runs[-1]
             like = replace(axis, taps=replace(axis.taps, start=last.axis.taps.start)) == last.axis
@@ -367,12 +367,12 @@ def _residue_runs(row: _Row, join: bool = True) -> list[_Residues]:
                 start_step = step if last.count == 1 else last.start_step
                 runs[-1] = replace(last, count=last.count + 1, start_step=start_step)
                 continue
-        runs.append(_Residues(residue, 1, axis, 0))
+        runs.append(_StridePhases(stride_phase, 1, axis, 0))
     return runs
 
 
-def _of_residues(whole: Correlation, rows: Sequence[_Row], chosen: Sequence[_Residues]) -> Correlation:
-    """The part of a backward data at one run of residues an axis; those of a run count as groups."""
+def _of_residues(whole: Correlation, rows: Sequence[_Row], chosen: Sequence[_StridePhases]) -> Correlation:
+    """The part of a backward data at one run of stride phases an axis; those of a run count as groups."""
     pad = 3 - len(rows)
     steps = (1,) * pad + tuple(row.stride for row in rows)
     firsts = (0,) * pad + tuple(run.first for run in chosen)
@@ -424,13 +424,13 @@ def _forward_axis(row: _Row) -> Axis:
     )
 
 
-def _backward_axis(row: _Row, residue: int) -> Axis:
-    """Results at residue, residue + stride, ...; tap r reads (residue + before - r * dilation) / stride."""
-    results = -(-(row.positions - residue) // row.stride)
-    hits = [r for r in range(row.taps) if (residue + row.before - r * row.dilation) % row.stride == 0]
+def _backward_axis(row: _Row, stride_phase: int) -> Axis:
+    """Results at stride phase, stride phase + stride, ...; tap r reads (stride phase + before - r * dilation) / stride."""
+    results = -(-(row.positions - stride_phase) // row.stride)
+    hits = [r for r in range(row.taps) if (stride_phase + row.before - r * row.dilation) % row.stride == 0]
     if not hits:
         return Axis(results, row.results, 1, Taps(0))
-    offsets = [(residue + row.before - r * row.dilation) // row.stride for r in hits]
+    offsets = [(stride_phase + row.before - r * row.dilation) // row.stride for r in hits]
     places = [row.taps - 1 - r if row.flipped else r for r in hits]
     if len(hits) == 1:
         return Axis(results, row.results, 1, Taps(1, places[0], 1, offsets[0], 1))
@@ -443,9 +443,9 @@ def _pad_axes(axes: Sequence[Axis]) -> tuple[Axis, Axis, Axis]:
     return a, b, c
 
 
-def _every(view: View, strides: Sequence[int], residues: Sequence[int]) -> View:
-    """Every stride-th position of a view, from the residues on."""
-    offset = sum(r * s for r, s in zip(residues, view.space, strict=True))
+def _every(view: View, strides: Sequence[int], stride_phases: Sequence[int]) -> View:
+    """Every stride-th position of a view, from the stride phases on."""
+    offset = sum(r * s for r, s in zip(stride_phases, view.space, strict=True))
     space = _three([s * step for s, step in zip(view.space, strides, strict=True)])
     return replace(view, space=space, offset=view.offset + offset)
 

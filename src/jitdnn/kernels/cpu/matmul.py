@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.correlation import lower_matmul
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.kernels.cpu.schedule.parallel import wanted_tasks
@@ -26,12 +26,14 @@ class PackedGemm(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return None
 
-    def _plan(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Blocked:
+    def _plan(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> ImplicitGemmPlan:
         assert isinstance(problem, MatMul)
         assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
         wanted = wanted_tasks(device.threads)
-        return Blocked(lower_matmul(problem, operands), device.isa, wanted=wanted, threads=device.threads)
+        return ImplicitGemmPlan(
+            lower_matmul(problem, operands), device.isa, wanted=wanted, threads=device.threads
+        )
 
     def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return self._plan(problem, device, epilogue).workspace(device.threads)

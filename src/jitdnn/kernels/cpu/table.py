@@ -7,16 +7,16 @@ from jitdnn.kernels.cpu.attention.algorithm import TiledBackward, TiledForward
 from jitdnn.kernels.cpu.convolution.bias import BiasChannels, BiasRows
 from jitdnn.kernels.cpu.convolution.direct.algorithm import Direct
 from jitdnn.kernels.cpu.convolution.direct.depthwise import Depthwise
-from jitdnn.kernels.cpu.convolution.direct.wgrad_depthwise import DepthwiseFilter
+from jitdnn.kernels.cpu.convolution.direct.wgrad_depthwise import DepthwiseWgrad
 from jitdnn.kernels.cpu.convolution.fft.algorithm import Fft
 from jitdnn.kernels.cpu.convolution.grouped.algorithm import Grouped
-from jitdnn.kernels.cpu.convolution.grouped.wgrad_algorithm import GroupedFilter
+from jitdnn.kernels.cpu.convolution.grouped.wgrad_algorithm import GroupedWgrad
 from jitdnn.kernels.cpu.convolution.im2col import Im2col
 from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni import Vnni
-from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.algorithm import ImplicitGemmFilter
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.algorithm import ImplicitGemmWgrad
 from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winograd4
-from jitdnn.kernels.cpu.convolution.winograd_wgrad.algorithm import WinogradFilterGradient
+from jitdnn.kernels.cpu.convolution.winograd_wgrad.algorithm import WinogradWgrad
 from jitdnn.kernels.cpu.ctc.algorithm import SequenceRecursion
 from jitdnn.kernels.cpu.elementwise.activation import ElementwiseActivation
 from jitdnn.kernels.cpu.elementwise.generator import build_elementwise
@@ -110,10 +110,10 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
         REFERENCE,
     ),
     (Convolution, "bwd_filter"): (
-        DepthwiseFilter(),
-        GroupedFilter(),
-        WinogradFilterGradient(),
-        ImplicitGemmFilter(),
+        DepthwiseWgrad(),
+        GroupedWgrad(),
+        WinogradWgrad(),
+        ImplicitGemmWgrad(),
         Direct(),
         Fft(),
         Im2col(),

@@ -1,6 +1,6 @@
 """Copies into the workspace: image blocks with their borders, and filters as panels of lanes.
 
-A slab is a block of the input in one of two orders, with zeros where the input ends, so that the contraction
+A packed input tile is a block of the input in one of two orders, with zeros where the input ends, so that the contraction
 reads it without a test. It is not an im2col buffer: each input element is in it once.
 
     channels first : [batch][channel][axis 0][axis 1][axis 2]     rows along axis 2 are copied
@@ -30,8 +30,8 @@ _MOST_MASKS = 7  # vectors of a row that have a register for their mask
 
 
 @dataclass(frozen=True)
-class Slab:
-    """Extents and strides of a slab: (batch, axis 0, axis 1, axis 2) in ``block`` are extents of results.
+class InputTile:
+    """Extents and strides of an input tile: (batch, axis 0, axis 1, axis 2) in ``block`` are extents of results.
 
     ``lows`` are the positions that it begins with on each axis, from where the block's first result is at.
     """
@@ -46,14 +46,14 @@ class Slab:
     is_channels_last: bool
 
 
-def slab_step(axis: Axis) -> int:
-    """Distance in the slab between neighbouring results: with one tap only what is read is copied."""
+def input_tile_step(axis: Axis) -> int:
+    """Distance in the input tile between neighbouring results: with one tap only what is read is copied."""
     return 1 if axis.taps.count <= 1 else axis.step
 
 
-def slab_extent(axis: Axis, results: int) -> int:
+def input_tile_extent(axis: Axis, results: int) -> int:
     """Positions of an axis that a block of ``results`` results reads."""
-    return max(0, results - 1) * slab_step(axis) + axis.taps.span + 1
+    return max(0, results - 1) * input_tile_step(axis) + axis.taps.span + 1
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def reach_of(axis: Axis, results: int, side: int, is_trimmed: bool) -> Reach:
     Where tiles leave out taps that see only padding (``is_trimmed``), a block of the whole axis reads no farther
     outside than a tile does whose first or last result is at the border.
     """
-    low, extent = axis.taps.lowest, slab_extent(axis, results)
-    most = slab_extent(axis, ceil_div(results, side) * side)
+    low, extent = axis.taps.lowest, input_tile_extent(axis, results)
+    most = input_tile_extent(axis, ceil_div(results, side) * side)
     if not is_trimmed or results < axis.results:
         return Reach(low, extent, most)
     margin = (side - 1) * axis.step
@@ -81,11 +81,11 @@ def reach_of(axis: Axis, results: int, side: int, is_trimmed: bool) -> Reach:
     return Reach(first, max(1, min(low + extent, last) - first), max(1, min(low + most, last) - first))
 
 
-def plan_slab(
+def plan_input_tile(
     c: Correlation, block: tuple[int, int, int, int], lanes: int, channels_last: bool | None = None,
     reaches: Sequence[Reach] | None = None, channels: int | None = None,
-) -> Slab:  # fmt: skip
-    """Lay out a slab; its rows run along whatever is contiguous in the input.
+) -> InputTile:  # fmt: skip
+    """Lay out an input tile; its rows run along whatever is contiguous in the input.
 
     By default it is all that the block reads, and has all channels.
     """
@@ -93,7 +93,7 @@ def plan_slab(
         reaches = [reach_of(axis, results, 1, False) for axis, results in zip(c.axes, block[1:], strict=True)]
     lows = _triple([reach.low for reach in reaches])
     extents = tuple(reach.extent for reach in reaches)
-    steps = tuple(slab_step(axis) for axis in c.axes)
+    steps = tuple(input_tile_step(axis) for axis in c.axes)
     channels = channels or c.depth
     if channels_last is None:
         channels_last = c.x.channels == 1 and c.depth > 1 and c.x.space[2] != 1
@@ -102,50 +102,50 @@ def plan_slab(
         # a pitch that is a multiple of 256 bytes would put neighbouring pixels into few sets of the L1 cache
         pitch = channels + lanes if channels % (4 * lanes) == 0 else channels
         space = (h * w * pitch, w * pitch, pitch)
-        return Slab(block, lows, (d, h, w), _triple(steps), d * h * w * pitch, 1, space, True)
+        return InputTile(block, lows, (d, h, w), _triple(steps), d * h * w * pitch, 1, space, True)
     plane = d * h * w
     if plane % (4 * lanes) == 0 and c.depth > 1:
         plane += lanes  # for the same reason, between channels
-    return Slab(block, lows, (d, h, w), _triple(steps), channels * plane, plane, (h * w, w, 1), False)
+    return InputTile(block, lows, (d, h, w), _triple(steps), channels * plane, plane, (h * w, w, 1), False)
 
 
-def slab_size(
-    slab: Slab, reaches: Sequence[Reach], box: Sequence[int], lanes: int, channels: int
+def input_tile_size(
+    input_tile: InputTile, reaches: Sequence[Reach], box: Sequence[int], lanes: int, channels: int
 ) -> int:  # fmt: skip
     """Elements to reserve: tiles of ``box`` results also read, but never use, what lies beyond the block."""
-    reach = 1 + (slab.block[0] - 1) * slab.batch + (channels - 1) * slab.channels
-    for axis, stride in zip(reaches, slab.space, strict=True):
+    reach = 1 + (input_tile.block[0] - 1) * input_tile.batch + (channels - 1) * input_tile.channels
+    for axis, stride in zip(reaches, input_tile.space, strict=True):
         reach += (axis.most - 1) * stride
-    reach += (-(-slab.block[0] // box[0]) * box[0] - slab.block[0]) * slab.batch
+    reach += (-(-input_tile.block[0] // box[0]) * box[0] - input_tile.block[0]) * input_tile.batch
     return reach + 8 * lanes
 
 
-def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Function:
-    """Trace ``name(x, slab, batches, channels, d, h, w)``: copy the block whose first result is (d, h, w).
+def trace_input_tile(module: Module, name: str, c: Correlation, input_tile: InputTile) -> Function:
+    """Trace ``name(x, input tile, batches, channels, d, h, w)``: copy the block whose first result is (d, h, w).
 
     ``x`` points to the first channel to copy of the block's first image; ``batches`` images and ``channels``
     channels are there.
     """
     with module.function(
-        name, x=c.x.dtype, slab=c.dtype, batches=None, channels=None, d=None, h=None, w=None
+        name, x=c.x.dtype, input_tile=c.dtype, batches=None, channels=None, d=None, h=None, w=None
     ) as (
         k, (x, target, batches, channels, *starts), function,
     ):  # fmt: skip
         # where one block spans an axis nothing but its begin can be asked for
         starts = [
             k.integer(0) if extent >= axis.results else start
-            for start, extent, axis in zip(starts, slab.block[1:], c.axes, strict=True)
+            for start, extent, axis in zip(starts, input_tile.block[1:], c.axes, strict=True)
         ]
-        origins = [s * axis.step + low for s, axis, low in zip(starts, c.axes, slab.lows, strict=True)]
-        masks = _row_masks(k, c, slab, origins[2])
+        origins = [s * axis.step + low for s, axis, low in zip(starts, c.axes, input_tile.lows, strict=True)]
+        masks = _row_masks(k, c, input_tile, origins[2])
         for n in k.range(0, batches):
-            image, place = x + n * c.x.batch, target + n * slab.batch
-            if slab.is_channels_last:
-                _copy_pixels(k, c, slab, image, place, channels, origins)
+            image, place = x + n * c.x.batch, target + n * input_tile.batch
+            if input_tile.is_channels_last:
+                _copy_pixels(k, c, input_tile, image, place, channels, origins)
             else:
                 for channel in k.range(channels):
-                    at, to = image + channel * c.x.channels, place + channel * slab.channels
-                    _copy_rows(k, c, slab, at, to, origins, masks)
+                    at, to = image + channel * c.x.channels, place + channel * input_tile.channels
+                    _copy_rows(k, c, input_tile, at, to, origins, masks)
     return function
 
 
@@ -154,17 +154,19 @@ def ahead_elements(c: Correlation) -> int:
     return _AHEAD // item_bytes(c.x.dtype)
 
 
-def ahead_channels(c: Correlation, slab: Slab) -> int:
+def ahead_channels(c: Correlation, input_tile: InputTile) -> int:
     """The same in channels: how many of a block are at least as much."""
-    return ceil_div(ahead_elements(c), max(1, math.prod(slab.extents)))
+    return ceil_div(ahead_elements(c), max(1, math.prod(input_tile.extents)))
 
 
 def source_steps(c: Correlation) -> list[int]:
-    """Positions of the input from one element of the slab to the next, on each axis."""
+    """Positions of the input from one element of the input tile to the next, on each axis."""
     return [axis.step if axis.taps.count <= 1 else 1 for axis in c.axes]
 
 
-def _row_masks(k: Builder, c: Correlation, slab: Slab, origin: Value) -> Callable[[int | Value], Value]:
+def _row_masks(
+    k: Builder, c: Correlation, input_tile: InputTile, origin: Value
+) -> Callable[[int | Value], Value]:
     """Which lanes of the vector at an element of a row are inside of the image.
 
     Those of a short row are found once for all rows.
@@ -175,33 +177,33 @@ def _row_masks(k: Builder, c: Correlation, slab: Slab, origin: Value) -> Callabl
         # lane i reads position first + i * step, which must be in [0, positions)
         first = origin + at * step
         inside = k.mask((k.integer(axis.positions) - first + (step - 1)).max(0) // step, lanes)
-        if slab.lows[2] < 0:
+        if input_tile.lows[2] < 0:
             inside = inside & ~k.mask((k.integer(step - 1) - first).max(0) // step, lanes)
         return inside
 
-    if slab.extents[2] > _MOST_MASKS * lanes:
+    if input_tile.extents[2] > _MOST_MASKS * lanes:
         return mask
-    known = {at: mask(at) for at in range(0, slab.extents[2], lanes)}
+    known = {at: mask(at) for at in range(0, input_tile.extents[2], lanes)}
     return lambda at: known[at] if isinstance(at, int) else mask(at)
 
 
 def _copy_rows(
-    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value],
+    k: Builder, c: Correlation, input_tile: InputTile, image: Pointer, place: Pointer, origins: list[Value],
     masks: Callable[[int | Value], Value],
 ) -> None:  # fmt: skip
     lanes, step = k.lanes(c.dtype), source_steps(c)[2]
-    vectors, ahead = range(0, slab.extents[2], lanes), ahead_channels(c, slab) * c.x.channels
-    for row, inside, target in slab_rows(k, c, slab, image, place, origins):
+    vectors, ahead = range(0, input_tile.extents[2], lanes), ahead_channels(c, input_tile) * c.x.channels
+    for row, inside, target in input_tile_rows(k, c, input_tile, image, place, origins):
         row = row + origins[2] * c.x.space[2]
         with k.when(inside):
-            for j in vectors if len(vectors) <= _MOST_MASKS else k.range(0, slab.extents[2], lanes):
+            for j in vectors if len(vectors) <= _MOST_MASKS else k.range(0, input_tile.extents[2], lanes):
                 mask = masks(j)
                 for line in range(min(_MOST_PREFETCHED, max(1, abs(step * c.x.space[2])))):
                     row.prefetch(j * (step * c.x.space[2]) + (ahead + line * lanes))
                 vector = row.load_strided(j * (step * c.x.space[2]), c.x.space[2] * step, lanes, mask)
                 _keep_zero_outside(k, c.x.space[2] * step, vector, mask, target, j)
         with k.when(~inside):
-            for j in k.range(0, slab.extents[2], lanes):
+            for j in k.range(0, input_tile.extents[2], lanes):
                 target.store(k.constant(0, c.dtype, lanes), j)
 
 
@@ -214,28 +216,28 @@ def _keep_zero_outside(
     target.store(vector, at)
 
 
-def slab_rows(
-    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, origins: list[Value]
+def input_tile_rows(
+    k: Builder, c: Correlation, input_tile: InputTile, image: Pointer, place: Pointer, origins: list[Value]
 ) -> Iterator[tuple[Pointer, Value, Pointer]]:
-    """Each row of the slab along axis 2: where it comes from, whether that is in the image, where it goes."""
+    """Each row of the input tile along axis 2: where it comes from, whether that is in the image, where it goes."""
     step = source_steps(c)
-    for i in k.range(slab.extents[0]):
+    for i in k.range(input_tile.extents[0]):
         d = origins[0] + i * step[0]
-        for j in k.range(slab.extents[1]):
+        for j in k.range(input_tile.extents[1]):
             h = origins[1] + j * step[1]
             inside = within(d, c.axes[0].positions) & within(h, c.axes[1].positions)
             source = image + (k.select(inside, d, 0) * c.x.space[0] + k.select(inside, h, 0) * c.x.space[1])
-            yield source, inside, place + (i * slab.space[0] + j * slab.space[1])
+            yield source, inside, place + (i * input_tile.space[0] + j * input_tile.space[1])
 
 
 def _copy_pixels(
-    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, channels: Value,
+    k: Builder, c: Correlation, input_tile: InputTile, image: Pointer, place: Pointer, channels: Value,
     origins: list[Value],
 ) -> None:  # fmt: skip
     lanes = k.lanes(c.dtype)
     step = source_steps(c)
-    for row, inside, target in slab_rows(k, c, slab, image, place, origins):
-        for p in k.range(slab.extents[2]):
+    for row, inside, target in input_tile_rows(k, c, input_tile, image, place, origins):
+        for p in k.range(input_tile.extents[2]):
             w = origins[2] + p * step[2]
             here = inside & within(w, c.axes[2].positions)
             limit = k.select(here, channels, 0)
@@ -244,7 +246,7 @@ def _copy_pixels(
                 mask = k.mask(limit - channel, lanes)
                 pixel.prefetch(channel * c.x.channels + ahead_elements(c))
                 vector = pixel.load_strided(channel * c.x.channels, c.x.channels, lanes, mask)
-                _keep_zero_outside(k, c.x.channels, vector, mask, target + p * slab.space[2], channel)
+                _keep_zero_outside(k, c.x.channels, vector, mask, target + p * input_tile.space[2], channel)
 
 
 def within(position: Value, extent: int) -> Value:

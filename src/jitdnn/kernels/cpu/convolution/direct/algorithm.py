@@ -14,12 +14,12 @@ from functools import lru_cache
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.convolution.direct.depthwise import not_depthwise
-from jitdnn.kernels.cpu.convolution.direct.over_channels import ChannelLanes
-from jitdnn.kernels.cpu.convolution.direct.over_groups import GroupLanes
-from jitdnn.kernels.cpu.convolution.direct.over_pixels import PixelLanes, best_turned, strips
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import FilterChannelLanes
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import FilterGroupLanes
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import FilterPixelLanes
+from jitdnn.kernels.cpu.convolution.direct.over_channels import OverChannels
+from jitdnn.kernels.cpu.convolution.direct.over_groups import OverGroups
+from jitdnn.kernels.cpu.convolution.direct.over_pixels import OverPixels, best_turned, strips
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import WgradOverChannels
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import WgradOverGroups
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import WgradOverPixels
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of
 from jitdnn.problems.convolution import Convolution
@@ -28,8 +28,8 @@ from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import Isa
 
-FilterPart = FilterPixelLanes | FilterChannelLanes | FilterGroupLanes
-Part = PixelLanes | ChannelLanes | GroupLanes | FilterPart
+FilterPart = WgradOverPixels | WgradOverChannels | WgradOverGroups
+Part = OverPixels | OverChannels | OverGroups | FilterPart
 
 
 class Direct(Algorithm):
@@ -55,7 +55,7 @@ class Direct(Algorithm):
         parts = self._parts(problem, device, epilogue)
         tasks = sum(part.shares(device)[0] for part in parts)
         cycles = sum(part.cycles() for part in parts)
-        if not isinstance(parts[0], GroupLanes | FilterGroupLanes):
+        if not isinstance(parts[0], OverGroups | WgradOverGroups):
             cycles += cycles_apart(problem)
         return seconds_of(problem, device, cycles, tasks)
 
@@ -89,17 +89,17 @@ def _cheapest(problem: Convolution, isa: Isa, epilogue: Epilogue | None) -> Sequ
     """The cheapest of the ways that need no workspace."""
     parts = [part.merged() for part in lower_convolution(problem, epilogue.operands if epilogue else ())]
     ways: list[Sequence[Part]]
-    by_groups: Sequence[GroupLanes | FilterGroupLanes]
+    by_groups: Sequence[OverGroups | WgradOverGroups]
     if problem.direction == "bwd_filter":
         (whole,) = parts
-        ways = [[FilterPixelLanes(best_turned(whole), isa)]]
-        ways.append([FilterChannelLanes(best_turned(whole), isa)])
-        by_groups = [FilterGroupLanes(whole, isa, is_shared=False)]
+        ways = [[WgradOverPixels(best_turned(whole), isa)]]
+        ways.append([WgradOverChannels(best_turned(whole), isa)])
+        by_groups = [WgradOverGroups(whole, isa, is_shared=False)]
     else:
         operands = epilogue.operands if epilogue else ()
-        ways = [[PixelLanes(strip, isa) for strip in strips(problem, operands)]]
-        ways.append([ChannelLanes(best_turned(part), isa) for part in parts])
-        by_groups = [GroupLanes(part, isa) for part in parts]
+        ways = [[OverPixels(strip, isa) for strip in strips(problem, operands)]]
+        ways.append([OverChannels(best_turned(part), isa) for part in parts])
+        by_groups = [OverGroups(part, isa) for part in parts]
     if not_depthwise(problem) is None and all(part.is_on_stack for part in by_groups):
         ways.append(by_groups)
     return min(ways, key=lambda way: sum(part.cycles() for part in way))

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.convolution.direct.over_groups import GroupLanes
-from jitdnn.kernels.cpu.convolution.direct.over_groups_packed import PackedLanes
-from jitdnn.kernels.cpu.convolution.direct.over_pixels import PixelLanes, strips
+from jitdnn.kernels.cpu.convolution.direct.over_groups import OverGroups
+from jitdnn.kernels.cpu.convolution.direct.over_groups_packed import OverGroupsPacked
+from jitdnn.kernels.cpu.convolution.direct.over_pixels import OverPixels, strips
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
 from jitdnn.problems.convolution import Convolution
@@ -21,7 +21,7 @@ from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
 
-Part = PixelLanes | GroupLanes | PackedLanes
+Part = OverPixels | OverGroups | OverGroupsPacked
 
 SMALL_GROUP = 4  # channels that a group may have and still be worth a lane
 
@@ -43,11 +43,11 @@ class Depthwise(Algorithm):
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
-        pixels = [PixelLanes(strip, device.isa) for strip in strips(problem, operands)]
-        groups = [GroupLanes(part.merged(), device.isa) for part in lower_convolution(problem, operands)]
+        pixels = [OverPixels(strip, device.isa) for strip in strips(problem, operands)]
+        groups = [OverGroups(part.merged(), device.isa) for part in lower_convolution(problem, operands)]
         choices: list[Sequence[Part]] = [pixels, groups]
-        if len(groups) == 1 and PackedLanes(groups[0].c, device.isa).fits:
-            choices.append([PackedLanes(groups[0].c, device.isa)])
+        if len(groups) == 1 and OverGroupsPacked(groups[0].c, device.isa).fits:
+            choices.append([OverGroupsPacked(groups[0].c, device.isa)])
         return min(choices, key=lambda parts: sum(part.cycles() for part in parts))
 
     def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
@@ -92,12 +92,12 @@ class Depthwise(Algorithm):
 
 def _workspace(parts: Sequence[Part], device: Device) -> int:
     """Bytes of scratch memory for parts that run one after another."""
-    return max(0 if isinstance(part, PixelLanes) else part.workspace(device.threads) for part in parts)
+    return max(0 if isinstance(part, OverPixels) else part.workspace(device.threads) for part in parts)
 
 
 def _shares_beside(parts: Sequence[Part]) -> tuple[int, tuple[int, int]] | None:
     """The division of correlations that go through the image together, if they do."""
-    groups = [part for part in parts if isinstance(part, GroupLanes) and part.is_on_stack]
+    groups = [part for part in parts if isinstance(part, OverGroups) and part.is_on_stack]
     return groups[0].shares_beside(groups) if len(groups) == len(parts) > 1 else None
 
 

@@ -66,7 +66,7 @@ class ChannelTile:
 
 
 @dataclass(frozen=True)
-class ChannelLanes:
+class OverChannels:
     """How one correlation is computed. Sizes are in elements of its type."""
 
     c: Correlation

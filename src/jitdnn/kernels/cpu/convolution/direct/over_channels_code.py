@@ -14,11 +14,11 @@ from jitdnn.kernels.cpu.schedule.boundary import inside, when
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.direct.over_channels import ChannelLanes, ChannelTile
+    from jitdnn.kernels.cpu.convolution.direct.over_channels import ChannelTile, OverChannels
 
 
 def trace_tile(
-    module: Module, name: str, plan: ChannelLanes, tile: ChannelTile, is_masked: bool,
+    module: Module, name: str, plan: OverChannels, tile: ChannelTile, is_masked: bool,
     epilogue: Epilogue | None,
 ) -> Function:  # fmt: skip
     """Trace ``name(x, w, y, scale, operands..., d, h, p)``: the tile whose first result is (d, h, p).
@@ -42,7 +42,7 @@ def trace_tile(
 
 class _Tile:
     def __init__(
-        self, k: Builder, plan: ChannelLanes, tile: ChannelTile, is_masked: bool,
+        self, k: Builder, plan: OverChannels, tile: ChannelTile, is_masked: bool,
         place: tuple[Value, Value, Value],
     ) -> None:  # fmt: skip
         self.k, self.plan, self.tile, self.c, self.lanes = k, plan, tile, plan.c, plan.lanes

@@ -76,7 +76,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class GroupLanes:
+class OverGroups:
     """How one correlation of small groups is computed. The first axis of its groups is in the lanes."""
 
     c: Correlation
@@ -341,7 +341,7 @@ class GroupLanes:
         shares, per_task = self.units.shares(device, self.cycles() / parts)
         return parts * shares, (shares, per_task)
 
-    def shares_beside(self, others: Sequence[GroupLanes]) -> tuple[int, tuple[int, int]] | None:
+    def shares_beside(self, others: Sequence[OverGroups]) -> tuple[int, tuple[int, int]] | None:
         """The same for correlations whose results lie between each other's, so that each task of one does what lies
         between the results of another's: what it reads is still near. None if they are not cut alike."""
         if any(other.units != self.units or other._chunks != self._chunks for other in others):
@@ -372,11 +372,11 @@ class GroupLanes:
         with module.function(f"{prefix}tiles", args="i64", **names) as (k, (args, task, thread), whole):
             arguments = Arguments(k, args, pointers)
             shares, per_task = arguments.extra(extra), arguments.extra(extra + 1)
-            residue, chunk = split_index(task // shares, (self._residues, self._chunks))
+            stride_phase, chunk = split_index(task // shares, (self._residues, self._chunks))
             first = chunk * self.chunk
             last = (first + self.chunk).min(self.vectors)
             filters = self._filters(k, arguments, thread)
-            w = arguments.pointer(order[1], c.w.dtype) + self._residue_offset(residue, c.w.groups)
+            w = arguments.pointer(order[1], c.w.dtype) + self._residue_offset(stride_phase, c.w.groups)
             for vector in k.range(first, last):
                 group = vector * lanes
                 own = filters + (vector - first) * self.filter_size
@@ -386,7 +386,7 @@ class GroupLanes:
                 (arguments.pointer(order[2], c.y.dtype), c.y),
             ]
             tensors += [(arguments.pointer(3 + i, v.dtype), v) for i, v in enumerate(c.operands)]
-            tensors = [(t + (self._residue_offset(residue, v.groups) + v.offset), v) for t, v in tensors]
+            tensors = [(t + (self._residue_offset(stride_phase, v.groups) + v.offset), v) for t, v in tensors]
             for unit in self.units.each(k, task % shares, per_task):
                 n, d, h = unit["image"], unit["slice"], unit["rows"] * tile.rows
                 x = tensors[0][0] + n * c.x.batch
@@ -426,8 +426,8 @@ class GroupLanes:
             return {Pattern(everything, tile.columns): [(0, self._tiles)]}
         return self.patterns(tile.columns)
 
-    def _residue_offset(self, residue: Value, strides: tuple[int, ...]) -> Value:
-        return group_offset(residue, self.c.groups[1:], strides[1:])
+    def _residue_offset(self, stride_phase: Value, strides: tuple[int, ...]) -> Value:
+        return group_offset(stride_phase, self.c.groups[1:], strides[1:])
 
     def _filters(self, k: Builder, arguments: Arguments, thread: Value) -> Pointer:
         if self.is_on_stack:

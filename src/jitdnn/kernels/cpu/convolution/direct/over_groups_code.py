@@ -15,11 +15,11 @@ from jitdnn.kernels.cpu.schedule.row_vectors import Masks
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.direct.over_groups import GroupLanes, Pattern
+    from jitdnn.kernels.cpu.convolution.direct.over_groups import OverGroups, Pattern
 
 
 def trace_tile(
-    module: Module, name: str, plan: GroupLanes, pattern: Pattern, epilogue: Epilogue | None
+    module: Module, name: str, plan: OverGroups, pattern: Pattern, epilogue: Epilogue | None
 ) -> Function:
     """Trace ``name(x, filters, y, scale, operands..., d, h, p, group)``: the tile whose first result is (d, h, p) of
     the vector of groups that begins with ``group``.
@@ -52,7 +52,7 @@ def trace_tile(
 
 class _Tile:
     def __init__(
-        self, k: Builder, plan: GroupLanes, pattern: Pattern, place: tuple[Value, Value, Value], group: Value
+        self, k: Builder, plan: OverGroups, pattern: Pattern, place: tuple[Value, Value, Value], group: Value
     ) -> None:
         self.k, self.plan, self.pattern, self.tile, self.c = k, plan, pattern, plan.tile, plan.c
         self.d, self.h, self.p = place

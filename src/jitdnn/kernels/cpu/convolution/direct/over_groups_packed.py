@@ -18,7 +18,7 @@ from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments, CpuDevice
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.convolution.direct.over_groups import GroupLanes
+from jitdnn.kernels.cpu.convolution.direct.over_groups import OverGroups
 from jitdnn.kernels.cpu.convolution.direct.over_groups_code import trace_tile
 from jitdnn.kernels.cpu.correlation import Correlation, View
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Placement, TileStore, trace_store
@@ -40,7 +40,7 @@ _UNIT = 200.0  # cycles to begin and end a unit
 
 
 @dataclass(frozen=True)
-class PackedLanes:
+class OverGroupsPacked:
     """How one correlation of small groups over small planes is computed."""
 
     c: Correlation
@@ -77,14 +77,14 @@ class PackedLanes:
         return (self.c.depth * self._x_pixels + self.c.width * self._y_pixels) * self.lanes
 
     @cached_property
-    def inner(self) -> GroupLanes:
+    def inner(self) -> OverGroups:
         """The correlation of one vector of groups of one image, from memory to memory."""
         c, lanes = self.c, self.lanes
         _, h, w = (axis.positions for axis in c.axes)
         _, p, q = (axis.results for axis in c.axes)
         x = View(c.dtype, 0, (1,), self._x_pixels * lanes, (h * w * lanes, w * lanes, lanes))
         y = View(c.dtype, 0, (1,), self._y_pixels * lanes, (p * q * lanes, q * lanes, lanes))
-        return GroupLanes(replace(c, batch=1, groups=(lanes,), x=x, y=y, operands=()), self.isa)
+        return OverGroups(replace(c, batch=1, groups=(lanes,), x=x, y=y, operands=()), self.isa)
 
     @property
     def vectors(self) -> int:

@@ -1,7 +1,7 @@
 """A correlation with its pixels in the lanes: nothing is packed, every input vector is used many times.
 
     unit : one image, group, slice and block of rows; a block of result channels; a run of tiles along the row
-    tile : sums of [result channels][rows][residues][vectors of neighbouring pixels], all in registers
+    tile : sums of [result channels][rows][stride phases][vectors of neighbouring pixels], all in registers
 
 A vector of the input is loaded once for each position of the filter's last axis and feeds every channel of the
 tile and every row of the tile that the filter reaches from it; the filter's values are broadcast. So a filter
@@ -9,7 +9,7 @@ of few channels (depthwise) is fed from tall tiles, one of many from wide ones. 
 skipped; vectors that reach beyond a row's ends are loaded under masks by a second version of the tile.
 
 A strided backward data writes every second (third, ...) pixel from other taps than those between: these are the
-residues. They read the same vectors, and their sums are interleaved before they are stored.
+stride phases. They read the same vectors, and their sums are interleaved before they are stored.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _STRIDED_RATE, _MEMORY_RATE = 16.0, 8.0  # bytes of them a cycle, of every other
 
 @dataclass(frozen=True)
 class Strip:
-    """Correlations that differ only in their last axis: residue r makes pixels r, r + residues, ... of a row."""
+    """Correlations that differ only in their last axis: stride phase r makes pixels r, r + stride phases, ... of a row."""
 
     c: Correlation
     last: tuple[Axis, ...]
 
     @property
-    def residues(self) -> int:
+    def stride_phases(self) -> int:
         return len(self.last)
 
     @property
@@ -78,11 +78,11 @@ class Strip:
 
     def pixel(self, view: View) -> int:
         """Distance between neighbouring pixels of a row in a tensor of results."""
-        return view.space[2] // self.residues
+        return view.space[2] // self.stride_phases
 
 
 def strips(problem: Convolution, operands: Sequence[TensorDescriptor] = ()) -> Iterator[Strip]:
-    """A forward or backward-data convolution, with the residues of one row together where that pays."""
+    """A forward or backward-data convolution, with the stride phases of one row together where that pays."""
     stride = problem.stride[-1]
     together = problem.direction == "bwd_data" and 1 < stride <= min(_MOST_RESIDUES, problem.x.shape[-1])
     together = together and problem.x.strides[-1] == 1
@@ -126,7 +126,7 @@ def turned(c: Correlation, axis: int) -> Correlation:
 
 @dataclass(frozen=True)
 class PixelTile:
-    """Sums in registers: result channels, rows, and vectors of pixels along a row (of each residue)."""
+    """Sums in registers: result channels, rows, and vectors of pixels along a row (of each stride phase)."""
 
     channels: int
     rows: int
@@ -134,7 +134,7 @@ class PixelTile:
 
 
 @dataclass(frozen=True)
-class PixelLanes:
+class OverPixels:
     """How one strip is computed. Sizes are in elements of its type."""
 
     strip: Strip
@@ -150,16 +150,16 @@ class PixelLanes:
 
     @cached_property
     def reads(self) -> dict[int, list[tuple[int, int]]]:
-        """(residue, tap) of the last axis by the offset that they read at."""
+        """(stride phase, tap) of the last axis by the offset that they read at."""
         found: dict[int, list[tuple[int, int]]] = {}
-        for residue, axis in enumerate(self.strip.last):
+        for stride_phase, axis in enumerate(self.strip.last):
             for tap in range(axis.taps.count):
-                found.setdefault(axis.taps.offset + tap * axis.taps.shift, []).append((residue, tap))
+                found.setdefault(axis.taps.offset + tap * axis.taps.shift, []).append((stride_phase, tap))
         return found
 
     @property
     def _row_taps(self) -> int:
-        """Taps of one row of the filter, of all residues."""
+        """Taps of one row of the filter, of all stride phases."""
         return sum(axis.taps.count for axis in self.strip.last)
 
     @cached_property
@@ -189,7 +189,7 @@ class PixelLanes:
     def keeps_filter(self, tile: PixelTile) -> bool:
         """True if registers are left for a whole channel of the filter."""
         taps = tile.channels * self.c.axes[1].taps.count * self._row_taps
-        sums = tile.channels * tile.rows * tile.vectors * self.strip.residues
+        sums = tile.channels * tile.rows * tile.vectors * self.strip.stride_phases
         return self.is_straight(tile) and sums + tile.vectors + taps <= self.isa.registers
 
     def _is_sliding(self, rows: int) -> bool:
@@ -202,7 +202,7 @@ class PixelLanes:
         """True if a tile asks for the lines that one of the next tiles reads: a row's, if it is the only one."""
         c, axis = self.c, self.c.axes[2]
         is_only = c.axes[1].positions == 1 and c.depth > 1
-        return is_only and axis.step == c.x.space[2] == self.strip.residues == 1
+        return is_only and axis.step == c.x.space[2] == self.strip.stride_phases == 1
 
     @cached_property
     def streams(self) -> bool:
@@ -230,7 +230,9 @@ class PixelLanes:
         yield PixelTile(1, 1, 1)
         most = ceil_div(self.strip.last[0].results, self.lanes)
         for vectors in range(1, min(_MOST_VECTORS, most) + 1):
-            room = (self.isa.registers - self.span.registers - vectors) // (vectors * self.strip.residues)
+            room = (self.isa.registers - self.span.registers - vectors) // (
+                vectors * self.strip.stride_phases
+            )
             for rows in range(1, min(room, c.axes[1].results) + 1):
                 for channels in block_sizes(c.width, room // rows):
                     tile = PixelTile(channels, rows, vectors)
@@ -276,7 +278,7 @@ class PixelLanes:
                 store += _PIECE / tile.vectors
         code = sums * (c.axes[1].taps.count if self.is_straight(tile) else tile.rows)
         code *= self._row_taps if self.is_row_straight(tile) else 1
-        return (planes * plane + sums * self.strip.residues * store + _TILE) * (1 + code / _CODE)
+        return (planes * plane + sums * self.strip.stride_phases * store + _TILE) * (1 + code / _CODE)
 
     def _filter_lines(self, tile: PixelTile) -> float:
         """Cycles that a plane waits for lines of the filter, where its results are neighbours and its planes apart.
@@ -314,7 +316,7 @@ class PixelLanes:
         read = c.batch * c.group_count * c.depth * ITEM_BYTES[c.dtype]
         read *= math.prod(min(axis.positions, axis.results * max(1, axis.taps.count)) for axis in c.axes[:2])
         read *= c.axes[2].positions
-        if self.strip.residues > 1:  # every other row of the result is written
+        if self.strip.stride_phases > 1:  # every other row of the result is written
             read += (
                 c.batch
                 * c.group_count
@@ -322,7 +324,7 @@ class PixelLanes:
                 * ITEM_BYTES[c.dtype]
                 * math.prod((c.axes[0].results, c.axes[1].results, self.strip.results))
             )
-        is_strided = c.axes[1].step > 1 or self.strip.residues > 1  # neighbouring rows are foreseen
+        is_strided = c.axes[1].step > 1 or self.strip.stride_phases > 1  # neighbouring rows are foreseen
         if not c.taps or self.is_foreseen or read <= (_SECOND_CACHE if is_strided else _THIRD_CACHE):
             return self._evicted()
         products = c.axes[0].taps.count * c.axes[1].taps.count * self._row_taps * c.width
@@ -330,12 +332,12 @@ class PixelLanes:
         return max(self._evicted(), read / (rate * max(1.0, products / _HIDING)))
 
     def _evicted(self) -> float:
-        """Cycles to bring the image again for each tile of channels, of several residues, where its planes lie so that
+        """Cycles to bring the image again for each tile of channels, of several stride phases, where its planes lie so that
         the second cache cannot keep a line of each."""
         c, tile = self.c, self.tile
         apart = math.gcd(abs(c.x.channels) * ITEM_BYTES[c.dtype], _FAR_ALIASING)
         lines = c.depth * tile.vectors * min(tile.rows + c.axes[1].taps.count - 1, c.axes[1].positions)
-        if self.strip.residues == 1 or lines <= _FAR_WAYS * max(1, _FAR_ALIASING // max(apart, _LINE)):
+        if self.strip.stride_phases == 1 or lines <= _FAR_WAYS * max(1, _FAR_ALIASING // max(apart, _LINE)):
             return 0.0
         tiles = self.tiles(tile) * ceil_div(c.axes[1].results, tile.rows) * ceil_div(c.width, tile.channels)
         count = c.batch * c.group_count * c.axes[0].results * tiles

@@ -16,7 +16,7 @@ from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.direct.over_pixels import PixelLanes, PixelTile
+    from jitdnn.kernels.cpu.convolution.direct.over_pixels import OverPixels, PixelTile
 
 _LATENCY = 600  # cycles from asking for a line in memory until it is there
 _AHEAD = 4096  # bytes between a small plane and the one that is asked for meanwhile
@@ -25,7 +25,7 @@ Pairs = Sequence[tuple[int, "int | Value"]]
 
 
 def trace_tile(
-    module: Module, name: str, plan: PixelLanes, tile: PixelTile, numbers: range, edge: bool,
+    module: Module, name: str, plan: OverPixels, tile: PixelTile, numbers: range, edge: bool,
     epilogue: Epilogue | None,
 ) -> Function:  # fmt: skip
     """Trace ``name(x, w, y, scale, operands..., d, h, p)``: the tile whose first result is (d, h, p).
@@ -48,7 +48,7 @@ def trace_tile(
 
 class _Tile:
     def __init__(
-        self, k: Builder, plan: PixelLanes, tile: PixelTile, numbers: range, edge: bool,
+        self, k: Builder, plan: OverPixels, tile: PixelTile, numbers: range, edge: bool,
         place: tuple[Value, Value, Value],
     ) -> None:  # fmt: skip
         self.k, self.plan, self.tile, self.edge, self.c = k, plan, tile, edge, plan.c
@@ -61,7 +61,7 @@ class _Tile:
         if tile.rows >= self.c.axes[1].results:
             self.h = k.integer(0)
         zero = k.constant(0, self.c.dtype, self.lanes)
-        index = (tile.channels, tile.rows, plan.strip.residues, tile.vectors)
+        index = (tile.channels, tile.rows, plan.strip.stride_phases, tile.vectors)
         self.sums = {at: k.register(zero) for at in itertools.product(*map(range, index))}
         self.weights: dict[tuple[int, int, int, int], Value] = {}
         self.masks: dict[int, list[Masks]] = {}
@@ -116,22 +116,22 @@ class _Tile:
             self._slide(plane, w)
 
     def _kept_weights(self, w: Pointer) -> dict[tuple[int, int, int, int], Value]:
-        """The filter by (result channel, row tap, residue, tap) if registers are left for all of it."""
+        """The filter by (result channel, row tap, stride phase, tap) if registers are left for all of it."""
         tile, taps = self.tile, self.c.axes[1].taps
         if not self.plan.keeps_filter(tile):
             return {}
         index = [
-            (channel, row, residue, tap)
+            (channel, row, stride_phase, tap)
             for channel, row in itertools.product(range(tile.channels), range(taps.count))
-            for residue, axis in enumerate(self.plan.strip.last)
+            for stride_phase, axis in enumerate(self.plan.strip.last)
             for tap in range(axis.taps.count)
         ]
         stride = taps.increment * self.c.w.space[1]
         return {
-            (channel, row, residue, tap): (w + (channel * self.c.w.results + row * stride)).splat(
-                self._place(residue, tap), self.lanes
+            (channel, row, stride_phase, tap): (w + (channel * self.c.w.results + row * stride)).splat(
+                self._place(stride_phase, tap), self.lanes
             )
-            for channel, row, residue, tap in index
+            for channel, row, stride_phase, tap in index
         }
 
     def _prefetch(self, plane: Pointer) -> None:
@@ -192,14 +192,14 @@ class _Tile:
                 for offset, taps in self.plan.reads.items():
                     self._multiply(row, lines, offset, self.masks[offset], taps)
             else:
-                for residue, axis in enumerate(self.plan.strip.last):
+                for stride_phase, axis in enumerate(self.plan.strip.last):
                     for tap in self.k.range(axis.taps.count):
                         reads = tap * axis.taps.shift + axis.taps.offset
-                        self._multiply(row, lines, reads, self._masks(reads), [(residue, tap)])
+                        self._multiply(row, lines, reads, self._masks(reads), [(stride_phase, tap)])
 
-    def _place(self, residue: int, tap: int | Value) -> int | Value:
+    def _place(self, stride_phase: int, tap: int | Value) -> int | Value:
         """Where a tap of the last axis is in the filter's row."""
-        taps, stride = self.plan.strip.last[residue].taps, self.c.w.space[2]
+        taps, stride = self.plan.strip.last[stride_phase].taps, self.c.w.space[2]
         return tap * (taps.increment * stride) + taps.start * stride
 
     def _multiply(
@@ -211,13 +211,15 @@ class _Tile:
         vectors = [self.span.load(row, self._first(v, offset), masks[v]) for v in range(self.tile.vectors)]
         for r, row_tap, line in lines:
             for channel in range(self.tile.channels):
-                for residue, tap in uses:
+                for stride_phase, tap in uses:
                     if isinstance(row_tap, int) and isinstance(tap, int) and self.weights:
-                        weight = self.weights[channel, row_tap, residue, tap]
+                        weight = self.weights[channel, row_tap, stride_phase, tap]
                     else:
-                        weight = (line + channel * c.w.results).splat(self._place(residue, tap), self.lanes)
+                        weight = (line + channel * c.w.results).splat(
+                            self._place(stride_phase, tap), self.lanes
+                        )
                     for v, vector in enumerate(vectors):
-                        register = self.sums[channel, r, residue, v]
+                        register = self.sums[channel, r, stride_phase, v]
                         register.set(k.fma(vector, weight, register.get()))
 
     # ---- results
@@ -225,10 +227,10 @@ class _Tile:
     def finish(self, blend: Blend, pointers: Sequence[Pointer]) -> None:
         """The sums to their places."""
         k, strip = self.k, self.plan.strip
-        left = strip.results - self.p * strip.residues
-        room = self.highest * strip.residues
+        left = strip.results - self.p * strip.stride_phases
+        room = self.highest * strip.stride_phases
         masks = []
-        for j in range(strip.residues * self.tile.vectors):
+        for j in range(strip.stride_phases * self.tile.vectors):
             fits = not self.edge or room + (j + 1) * self.lanes <= strip.results
             masks.append(None if fits else k.mask(left - j * self.lanes, self.lanes))
         straight = self._finish_new if blend.epilogue is None else self._finish_kept
@@ -275,8 +277,10 @@ class _Tile:
         """The sums of one row of pixels, in the order of the pixels."""
         woven = []
         for v in range(self.tile.vectors):
-            residues = range(self.plan.strip.residues)
-            woven += interleave(self.k, [self.sums[channel, row, residue, v].get() for residue in residues])
+            stride_phases = range(self.plan.strip.stride_phases)
+            woven += interleave(
+                self.k, [self.sums[channel, row, stride_phase, v].get() for stride_phase in stride_phases]
+            )
         return woven
 
     def _finish_kept(
@@ -284,7 +288,7 @@ class _Tile:
     ) -> None:
         """Through a little memory and a loop, so that an epilogue is in the code once for each vector of a row."""
         k, c, tile, strip, lanes = self.k, self.c, self.tile, self.plan.strip, self.lanes
-        count = strip.residues * tile.vectors
+        count = strip.stride_phases * tile.vectors
         kept = k.local(c.dtype, tile.channels * tile.rows * count * lanes)
         for channel, row in itertools.product(range(tile.channels), range(tile.rows)):
             for j, vector in enumerate(self._woven(channel, row)):

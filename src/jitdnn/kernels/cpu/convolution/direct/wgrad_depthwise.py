@@ -11,8 +11,8 @@ from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.convolution.direct.depthwise import not_depthwise
 from jitdnn.kernels.cpu.convolution.direct.over_pixels import best_turned
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import FilterGroupLanes
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import FilterPixelLanes
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import WgradOverGroups
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import WgradOverPixels
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
@@ -21,7 +21,7 @@ from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.compile import load
 
 
-class DepthwiseFilter(Algorithm):
+class DepthwiseWgrad(Algorithm):
     """Backward filter; see the module's text."""
 
     name = "depthwise_filter"
@@ -36,12 +36,12 @@ class DepthwiseFilter(Algorithm):
             return "a filter's gradient takes no epilogue: apply it to the result"
         return not_depthwise(problem)
 
-    def _plan(self, problem: Problem, device: Device) -> FilterPixelLanes | FilterGroupLanes:
+    def _plan(self, problem: Problem, device: Device) -> WgradOverPixels | WgradOverGroups:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         (whole,) = lower_convolution(problem)
-        pixels = FilterPixelLanes(best_turned(whole.merged()), device.isa)
-        groups = FilterGroupLanes(whole.merged(), device.isa, is_shared=True)
+        pixels = WgradOverPixels(best_turned(whole.merged()), device.isa)
+        groups = WgradOverGroups(whole.merged(), device.isa, is_shared=True)
         return pixels if pixels.cycles() <= groups.cycles() else groups
 
     def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
@@ -61,9 +61,9 @@ class DepthwiseFilter(Algorithm):
         key = (str(problem), device.isa.name)
         library = load(self.name, key, device.isa, lambda module: plan.trace(module, "", 0))
         tasks, extras = plan.shares(device)
-        phases = plan.phases("") if isinstance(plan, FilterGroupLanes) else [("tiles", tasks)]
+        phases = plan.phases("") if isinstance(plan, WgradOverGroups) else [("tiles", tasks)]
         return CpuKernel(library, phases, POINTERS, device.threads, extras, workspace=_workspace(plan))
 
 
-def _workspace(plan: FilterPixelLanes | FilterGroupLanes) -> int:
-    return plan.workspace() if isinstance(plan, FilterGroupLanes) else 0
+def _workspace(plan: WgradOverPixels | WgradOverGroups) -> int:
+    return plan.workspace() if isinstance(plan, WgradOverGroups) else 0

@@ -37,7 +37,7 @@ _FINISH = 4.0  # cycles to store one vector of sums
 
 
 @dataclass(frozen=True)
-class FilterChannelTile:
+class WgradChannelTile:
     """Sums in registers: result channels, and vectors of channels."""
 
     results: int
@@ -45,7 +45,7 @@ class FilterChannelTile:
 
 
 @dataclass(frozen=True)
-class FilterChannelLanes:
+class WgradOverChannels:
     """How the gradient of one filter is computed; ``c`` is the forward correlation, with y as dy and w as dw."""
 
     c: Correlation
@@ -77,17 +77,17 @@ class FilterChannelLanes:
     # ---- choice and cost
 
     @cached_property
-    def tile(self) -> FilterChannelTile:
+    def tile(self) -> WgradChannelTile:
         return min(self._candidates(), key=self._cycles_of)
 
-    def _candidates(self) -> Iterator[FilterChannelTile]:
+    def _candidates(self) -> Iterator[WgradChannelTile]:
         for vectors in range(1, min(4, ceil_div(self.run, self.lanes)) + 1):
             most = (self.isa.registers - 1 - vectors) // vectors
             for results in {ceil_div(self.c.width, parts) for parts in range(1, self.c.width + 1)}:
                 if results <= most:
-                    yield FilterChannelTile(results, vectors)
+                    yield WgradChannelTile(results, vectors)
 
-    def _cycles_of(self, tile: FilterChannelTile) -> float:
+    def _cycles_of(self, tile: WgradChannelTile) -> float:
         """Cycles of one group, for all images."""
         c = self.c
         full, rest = divmod(c.width, tile.results)
@@ -97,7 +97,7 @@ class FilterChannelLanes:
         columns = ceil_div(self.run, tile.vectors * self.lanes)
         return columns * max(blocks * math.prod(self.taps), self._traffic(tile) / columns)
 
-    def _pass_cycles(self, tile: FilterChannelTile) -> float:
+    def _pass_cycles(self, tile: WgradChannelTile) -> float:
         """Cycles of one tap and one block of channels, for all images."""
         c = self.c
         sums = tile.results * tile.vectors
@@ -110,7 +110,7 @@ class FilterChannelLanes:
         walk = c.axes[2].results * step + (2.0 * sums + _PASS) / self.row_block(tile) + 6.0
         return lines * walk + sums * _FINISH
 
-    def _traffic(self, tile: FilterChannelTile) -> float:
+    def _traffic(self, tile: WgradChannelTile) -> float:
         """Cycles to bring what the units read from beyond the L2 cache."""
         c, item = self.c, ITEM_BYTES[self.c.dtype]
         x = c.batch * math.prod(axis.positions for axis in c.axes) * c.depth * item
@@ -121,7 +121,7 @@ class FilterChannelLanes:
         lines = min(c.width, tile.results + self.lanes) / tile.results  # whole cache lines are brought
         return (x * ceil_div(c.width, tile.results) + dy * columns * lines) / _FAR_BYTES
 
-    def row_block(self, tile: FilterChannelTile) -> int:
+    def row_block(self, tile: WgradChannelTile) -> int:
         """Rows of dy of one pass."""
         c = self.c
         each = (

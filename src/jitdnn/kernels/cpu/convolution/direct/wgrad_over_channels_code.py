@@ -11,12 +11,12 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import FilterChannelLanes
+    from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import WgradOverChannels
 
 _AHEAD = 32  # pixels
 
 
-def trace_pass(module: Module, name: str, plan: FilterChannelLanes, results: int, channels: int) -> Function:
+def trace_pass(module: Module, name: str, plan: WgradOverChannels, results: int, channels: int) -> Function:
     """Trace ``name(x, dy, sums, d, h, end, i, r, s, channel)``: rows [h, end) of slice d of dy, for tap (i, r, s).
 
     ``x`` points to channel ``channel`` of an image, from which on there are ``channels``, ``dy`` to the first of
@@ -45,7 +45,7 @@ def trace_pass(module: Module, name: str, plan: FilterChannelLanes, results: int
 
 class _Pass:
     def __init__(
-        self, k: Builder, plan: FilterChannelLanes, results: int, channels: int, channel: Value
+        self, k: Builder, plan: WgradOverChannels, results: int, channels: int, channel: Value
     ) -> None:
         self.k, self.plan, self.c, self.lanes = k, plan, plan.c, plan.lanes
         self.channel = channel
@@ -102,9 +102,7 @@ class _Pass:
                 register.set(k.fma(value, vector, register.get()))
 
 
-def trace_finish(
-    module: Module, name: str, plan: FilterChannelLanes, results: int, channels: int
-) -> Function:
+def trace_finish(module: Module, name: str, plan: WgradOverChannels, results: int, channels: int) -> Function:
     """Trace ``name(sums, dw, scale)``: store the sums of a pass; ``dw`` points to its first result and channel,
     ``scale`` to alpha and beta."""
     c, lanes = plan.c, plan.lanes

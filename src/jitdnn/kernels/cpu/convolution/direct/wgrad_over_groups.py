@@ -36,7 +36,7 @@ _PASS = 30.0  # cycles to begin and end a pass
 
 
 @dataclass(frozen=True)
-class FilterGroupTile:
+class WgradGroupTile:
     """Sums in registers, of each result channel of a group, and the columns of dy that feed them at once."""
 
     rows: int
@@ -45,7 +45,7 @@ class FilterGroupTile:
 
 
 @dataclass(frozen=True)
-class FilterGroupLanes:
+class WgradOverGroups:
     """How the gradient of a grouped filter is computed; ``c`` is the forward correlation, with y as dy and w as
     dw. With ``is_shared`` the rows may be shared by tasks, for which there must be a workspace."""
 
@@ -73,21 +73,21 @@ class FilterGroupLanes:
     # ---- choice and cost
 
     @cached_property
-    def tile(self) -> FilterGroupTile:
+    def tile(self) -> WgradGroupTile:
         return min(self._candidates(), key=self._cycles_of)
 
-    def _candidates(self) -> Iterator[FilterGroupTile]:
+    def _candidates(self) -> Iterator[WgradGroupTile]:
         c = self.c
         _, rows, columns = (axis.taps.count for axis in c.axes)
-        yield FilterGroupTile(1, 1, 1)
+        yield WgradGroupTile(1, 1, 1)
         for taps in {ceil_div(columns, parts) for parts in range(1, columns + 1)}:
             for together in (n for n in range(1, rows + 1) if rows % n == 0):
                 sums = c.width * together * taps
                 most = min((self.isa.registers - 3 - sums) // c.width, _STRAIGHT // sums, c.axes[2].results)
                 for width in range(1, most + 1):
-                    yield FilterGroupTile(together, taps, width)
+                    yield WgradGroupTile(together, taps, width)
 
-    def _cycles_of(self, tile: FilterGroupTile) -> float:
+    def _cycles_of(self, tile: WgradGroupTile) -> float:
         """Cycles of one vector of groups, for all images."""
         c = self.c
         slices, rows, columns = (axis.taps.count for axis in c.axes)

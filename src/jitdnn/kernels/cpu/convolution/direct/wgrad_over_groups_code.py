@@ -12,10 +12,10 @@ from jitdnn.kernels.cpu.schedule.row_vectors import Masks, Span
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import FilterGroupLanes
+    from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import WgradOverGroups
 
 
-def trace_pass(module: Module, name: str, plan: FilterGroupLanes, taps: range) -> Function:
+def trace_pass(module: Module, name: str, plan: WgradOverGroups, taps: range) -> Function:
     """Trace ``name(x, dy, sums, d, h, end, i, r, group, channel, asks, ahead_x, ahead_dy)``: rows [h, end) of slice d
     of dy, for the taps from (i, r) on and in ``taps`` along a row, of one channel of the groups from ``group`` on.
 
@@ -43,7 +43,7 @@ def trace_pass(module: Module, name: str, plan: FilterGroupLanes, taps: range) -
 
 class _Pass:
     def __init__(
-        self, k: Builder, plan: FilterGroupLanes, taps: range, first_row: Value, group: Value, channel: Value,
+        self, k: Builder, plan: WgradOverGroups, taps: range, first_row: Value, group: Value, channel: Value,
         asks: Value, ahead: Sequence[Value],
     ) -> None:  # fmt: skip
         self.k, self.plan, self.tile, self.c, self.lanes = k, plan, plan.tile, plan.c, plan.lanes
@@ -131,7 +131,7 @@ class _Pass:
                             register.set(k.fma(vector, gradients[result, column], register.get()))
 
 
-def trace_finish(module: Module, name: str, plan: FilterGroupLanes, taps: range) -> Function:
+def trace_finish(module: Module, name: str, plan: WgradOverGroups, taps: range) -> Function:
     """Trace ``name(sums, dw, scale, group)``: add up the shares of the sums of a pass and store them.
 
     ``dw`` points to the first tap of the tile's first row of taps of the vector's first group, ``scale`` to alpha

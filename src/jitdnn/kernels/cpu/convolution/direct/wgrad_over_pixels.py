@@ -52,7 +52,7 @@ _CODE = 40_000  # multiply-adds of code that are worth as much as the whole comp
 
 
 @dataclass(frozen=True)
-class FilterTile:
+class WgradPixelTile:
     """Sums in registers, and how many rows of dy feed them at once."""
 
     results: int
@@ -67,7 +67,7 @@ class FilterTile:
 
 
 @dataclass(frozen=True)
-class FilterPixelLanes:
+class WgradOverPixels:
     """How the gradient of one filter is computed; ``c`` is the forward correlation, with y as dy and w as dw."""
 
     c: Correlation
@@ -91,10 +91,10 @@ class FilterPixelLanes:
     # ---- choice and cost
 
     @cached_property
-    def tile(self) -> FilterTile:
+    def tile(self) -> WgradPixelTile:
         return min(self._candidates(), key=self._cycles_of)
 
-    def _candidates(self) -> Iterator[FilterTile]:
+    def _candidates(self) -> Iterator[WgradPixelTile]:
         c = self.c
         _, rows, columns = (axis.taps.count for axis in c.axes)
         least = self.span(0).registers
@@ -105,16 +105,16 @@ class FilterPixelLanes:
                         room = self.isa.registers - least - channels - (2 if height > 1 else 0)
                         most = room // (channels * together * taps + height)
                         for results in block_sizes(c.width, most):
-                            tile = FilterTile(results, channels, together, taps, height)
+                            tile = WgradPixelTile(results, channels, together, taps, height)
                             if tile.sums * height <= _STRAIGHT and self._sums_bytes(tile) <= _SUMS_BYTES:
                                 yield tile
-        yield FilterTile(1, 1, 1, 1, 1)
+        yield WgradPixelTile(1, 1, 1, 1, 1)
 
-    def _sums_bytes(self, tile: FilterTile) -> int:
+    def _sums_bytes(self, tile: WgradPixelTile) -> int:
         """Bytes of the sums of a unit that takes one tile of the filter's rows."""
         return tile.sums * ceil_div(self.c.axes[2].taps.count, tile.taps) * self.isa.vector_bytes
 
-    def _cycles_of(self, tile: FilterTile) -> float:
+    def _cycles_of(self, tile: WgradPixelTile) -> float:
         """Cycles of one group, for all images."""
         c = self.c
         _, rows, columns = (axis.taps.count for axis in c.axes)
@@ -139,7 +139,7 @@ class FilterPixelLanes:
             far *= 1 + _BURST * (tile.height - 1) * c.axes[1].step
         return counted + far
 
-    def _traffic(self, tile: FilterTile) -> float:
+    def _traffic(self, tile: WgradPixelTile) -> float:
         """Cycles to bring what the units of one block of channels read from beyond the L2 cache."""
         c, item = self.c, ITEM_BYTES[self.c.dtype]
         x = c.batch * math.prod(axis.positions for axis in c.axes) * item
@@ -148,7 +148,7 @@ class FilterPixelLanes:
             return 0.0
         return (x * tile.channels * ceil_div(c.width, tile.results) + dy * c.width) / _FAR_BYTES
 
-    def _pass_cycles(self, tile: FilterTile) -> float:
+    def _pass_cycles(self, tile: WgradPixelTile) -> float:
         """Cycles of one tile of taps, for all images."""
         c = self.c
         per_pass = min(c.axes[1].results, self.row_block(tile))
@@ -158,7 +158,7 @@ class FilterPixelLanes:
         passes = c.batch * c.axes[0].results * c.axes[1].results / max(1, per_pass)
         return (passes * walk + tile.sums * _FINISH) * (1 + 3 * tile.sums * tile.height / _CODE)
 
-    def _step_cycles(self, tile: FilterTile) -> float:
+    def _step_cycles(self, tile: WgradPixelTile) -> float:
         """Cycles of one vector of ``height`` rows of dy."""
         y, down = self.c.y.space[2], self.c.axes[1]
         lines = len({
@@ -176,7 +176,7 @@ class FilterPixelLanes:
             return _PICKED * span.step
         return span.slots if abs(span.step * span.stride) <= 1 else _GATHERED * self.lanes
 
-    def row_block(self, tile: FilterTile) -> int:
+    def row_block(self, tile: WgradPixelTile) -> int:
         """Rows of dy of one pass."""
         axis = self.c.axes[1]
         each = (tile.results + tile.channels * axis.step) * self.c.axes[2].results * ITEM_BYTES[self.c.dtype]

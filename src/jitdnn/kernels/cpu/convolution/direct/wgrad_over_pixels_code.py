@@ -13,12 +13,14 @@ from jitdnn.kernels.cpu.schedule.row_vectors import Masks, Span
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import FilterPixelLanes, FilterTile
+    from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import WgradOverPixels, WgradPixelTile
 
 _ENDS = 4  # vectors at the ends of a row that may be versions of their own
 
 
-def trace_pass(module: Module, name: str, plan: FilterPixelLanes, tile: FilterTile, taps: range) -> Function:
+def trace_pass(
+    module: Module, name: str, plan: WgradOverPixels, tile: WgradPixelTile, taps: range
+) -> Function:
     """Trace ``name(x, dy, sums, d, h, end, i, r, asks, ahead_x, ahead_dy)``: rows [h, end) of slice d of dy, for the
     taps from (i, r) on and in ``taps`` along a row.
 
@@ -44,7 +46,7 @@ def trace_pass(module: Module, name: str, plan: FilterPixelLanes, tile: FilterTi
 
 class _Pass:
     def __init__(
-        self, k: Builder, plan: FilterPixelLanes, tile: FilterTile, taps: range, first_row: Value, asks: Value,
+        self, k: Builder, plan: WgradOverPixels, tile: WgradPixelTile, taps: range, first_row: Value, asks: Value,
         ahead: Sequence[Value],
     ) -> None:  # fmt: skip
         self.k, self.plan, self.tile, self.c, self.lanes = k, plan, tile, plan.c, plan.lanes
@@ -147,7 +149,7 @@ class _Pass:
 
 
 def trace_finish(
-    module: Module, name: str, plan: FilterPixelLanes, tile: FilterTile, taps: range
+    module: Module, name: str, plan: WgradOverPixels, tile: WgradPixelTile, taps: range
 ) -> Function:
     """Trace ``name(sums, dw, scale)``: add up the lanes of the sums of a pass and store them.
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.convolution.grouped.plan import GroupBlocks
+from jitdnn.kernels.cpu.convolution.grouped.plan import GroupedPlan
 from jitdnn.kernels.cpu.correlation import Interleaved, lower_convolution, lower_interleaved
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
@@ -68,9 +68,9 @@ class Grouped(Algorithm):
 
 
 @lru_cache(256)
-def _plan(problem: Convolution, isa: Isa, epilogue: Epilogue | None) -> GroupBlocks:
+def _plan(problem: Convolution, isa: Isa, epilogue: Epilogue | None) -> GroupedPlan:
     operands = epilogue.operands if epilogue else ()
     if problem.direction == "bwd_data" and math.prod(problem.stride) > 1:
-        return GroupBlocks(lower_interleaved(problem, operands), isa)
+        return GroupedPlan(lower_interleaved(problem, operands), isa)
     (whole,) = lower_convolution(problem, operands)
-    return GroupBlocks(Interleaved.of(whole), isa)
+    return GroupedPlan(Interleaved.of(whole), isa)

@@ -14,7 +14,7 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div, split_index
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Register, Value
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.grouped.plan import GroupBlocks
+    from jitdnn.kernels.cpu.convolution.grouped.plan import GroupedPlan
 
 
 MOST_TAPS = 4  # of a row that are multiplied at once
@@ -35,7 +35,7 @@ def reach(axis: Axis, columns: int, taps: int) -> dict[int, list[tuple[int, int]
     return dict(sorted(found.items()))
 
 
-def trace_filter(module: Module, name: str, plan: GroupBlocks, c: Correlation) -> Function:
+def trace_filter(module: Module, name: str, plan: GroupedPlan, c: Correlation) -> Function:
     """Trace ``name(w, target, unit)``: the filters of a unit for one of the correlations, as [slice, row of taps]
     [vector][channel][tap of a row][lanes]; lanes without a result are 0."""
     lanes = plan.lanes
@@ -63,7 +63,7 @@ def trace_filter(module: Module, name: str, plan: GroupBlocks, c: Correlation) -
     return function
 
 
-def trace_tile(module: Module, name: str, plan: GroupBlocks, c: Correlation, vectors: int) -> Function:
+def trace_tile(module: Module, name: str, plan: GroupedPlan, c: Correlation, vectors: int) -> Function:
     """Trace ``name(x, filters, sums, y, d, row)``: the sums of a tile of one of the correlations as [column][vector]
     [lanes].
 
@@ -98,7 +98,7 @@ def trace_tile(module: Module, name: str, plan: GroupBlocks, c: Correlation, vec
 
 
 class _Tile:
-    def __init__(self, k: Builder, plan: GroupBlocks, c: Correlation, vectors: int) -> None:
+    def __init__(self, k: Builder, plan: GroupedPlan, c: Correlation, vectors: int) -> None:
         self.k, self.plan, self.vectors, self.c, self.tile = k, plan, vectors, c, plan.tile
 
     def row(self, pixels: Pointer, filters: Pointer, registers: dict[tuple[int, int], Register]) -> None:

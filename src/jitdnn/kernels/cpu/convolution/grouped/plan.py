@@ -22,7 +22,7 @@ from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.grouped.code import MOST_TAPS, chunks_of, reach, trace_filter, trace_tile
 from jitdnn.kernels.cpu.convolution.grouped.packing import GroupPacking, follow, trace_pack
-from jitdnn.kernels.cpu.correlation import Correlation, Interleaved, Residue
+from jitdnn.kernels.cpu.correlation import Correlation, Interleaved, StridePhase
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Placement, TileStore, trace_store
 from jitdnn.kernels.cpu.schedule.boundary import share_inside
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, scale, split_index, whole_lines
@@ -55,7 +55,7 @@ class GroupBlockTile:
 
 
 @dataclass(frozen=True)
-class GroupBlocks:
+class GroupedPlan:
     """How correlations of groups that are computed together are."""
 
     several: Interleaved
@@ -107,20 +107,23 @@ class GroupBlocks:
         yield GroupBlockTile(1, 1)
         results, written = self.c.axes[2].results, self.c.depth if self.together > 1 else 1
         for vectors in range(1, min(2, self.vectors) + 1):
-            taps = min(MOST_TAPS, max(residue.c.axes[2].taps.count for residue in self.residues)) * vectors
+            taps = (
+                min(MOST_TAPS, max(stride_phase.c.axes[2].taps.count for stride_phase in self.stride_phases))
+                * vectors
+            )
             for columns in {ceil_div(results, parts) for parts in range(1, results + 1)}:
                 fits = columns * vectors + taps + 2 <= self.isa.registers
                 if fits and columns * taps * written <= _STRAIGHT:
                     yield GroupBlockTile(columns, vectors)
 
     @property
-    def residues(self) -> tuple[Residue, ...]:
-        return self.several.residues
+    def stride_phases(self) -> tuple[StridePhase, ...]:
+        return self.several.stride_phases
 
     def _work(self, tile: GroupBlockTile) -> float:
         """Cycles of a row of results of each correlation, of a unit."""
         tiles = ceil_div(self.c.axes[2].results, tile.columns) * ceil_div(self.vectors, tile.vectors)
-        return tiles * sum(self._tile_cycles(tile, residue.c) for residue in self.residues)
+        return tiles * sum(self._tile_cycles(tile, stride_phase.c) for stride_phase in self.stride_phases)
 
     def _tile_cycles(self, tile: GroupBlockTile, c: Correlation) -> float:
         slices, rows, _ = (axis.taps.count for axis in c.axes)
@@ -179,14 +182,14 @@ class GroupBlocks:
 
     # ---- memory and cost
 
-    def filters_of(self, residue: Residue) -> int:
+    def filters_of(self, stride_phase: StridePhase) -> int:
         """Elements of a unit's filters for one of the correlations."""
-        return residue.c.taps * self.vectors * self.c.depth * self.lanes
+        return stride_phase.c.taps * self.vectors * self.c.depth * self.lanes
 
     @property
     def filter_size(self) -> int:
         """Elements of a unit's filters, those of all correlations one behind the other."""
-        return sum(map(self.filters_of, self.residues))
+        return sum(map(self.filters_of, self.stride_phases))
 
     @property
     def _filter_elements(self) -> int:
@@ -237,7 +240,7 @@ class GroupBlocks:
         """Trace the phases of a kernel with pointers to x, w, y and the epilogue's operands."""
         c, tile, side = self.c, self.tile, self.several.sides[2]
         pack = trace_pack(module, "pack", self.pack)
-        tiles = [list(self._versions(module, number)) for number in range(len(self.residues))]
+        tiles = [list(self._versions(module, number)) for number in range(len(self.stride_phases))]
         places = [Placement(v.dtype, (v.space[2] * side,), 1) for v in (c.y, *c.operands)]
         kind = TileStore(
             c.dtype,
@@ -249,20 +252,20 @@ class GroupBlocks:
             epilogue,
         )
         store = trace_store(module, "store", kind)
-        turns = [trace_filter(module, f"turn{i}", self, own.c) for i, own in enumerate(self.residues)]
+        turns = [trace_filter(module, f"turn{i}", self, own.c) for i, own in enumerate(self.stride_phases)]
         with module.task("filter") as (k, args, task, _):
             arguments = Arguments(k, args, pointers)
             filters = arguments.workspace(c.dtype) + task * self.filter_size
-            for residue, turn in zip(self.residues, turns, strict=True):
+            for stride_phase, turn in zip(self.stride_phases, turns, strict=True):
                 k.call(turn, arguments.pointer(1, c.w.dtype), filters, task)
-                filters = filters + self.filters_of(residue)
+                filters = filters + self.filters_of(stride_phase)
         with module.task("tiles") as (k, args, task, thread):
             arguments, alpha_beta = Arguments(k, args, pointers), scale(k, args, pointers)
             _Task(k, self, arguments, alpha_beta, task, thread).run(pack, tiles, store)
 
     def _versions(self, module: Module, number: int) -> Iterator[tuple[range, Function]]:
         """A tile of one of the correlations, by the number of its vectors: where its tiles begin, and the code."""
-        each, c = self.tile.vectors, self.residues[number].c
+        each, c = self.tile.vectors, self.stride_phases[number].c
         whole = self.vectors // each * each
         if whole:
             yield range(0, whole, each), trace_tile(module, f"tile{number}", self, c, each)
@@ -275,7 +278,7 @@ class _Task:
     """A block of rows of some units."""
 
     def __init__(
-        self, k: Builder, plan: GroupBlocks, arguments: Arguments, alpha_beta: Pointer, task: Value,
+        self, k: Builder, plan: GroupedPlan, arguments: Arguments, alpha_beta: Pointer, task: Value,
         thread: Value,
     ) -> None:  # fmt: skip
         self.k, self.plan, self.c, self.arguments = k, plan, plan.c, arguments
@@ -316,14 +319,14 @@ class _Task:
         source = self.own + (unit * plan.pack.elements + r * (c.axes[1].step * line))
         begin = (self.first + unit) * run
         left = (k.integer(c.groups[0] * c.width) - begin).min(run)
-        for residue, versions in zip(plan.residues, tiles, strict=True):
+        for stride_phase, versions in zip(plan.stride_phases, tiles, strict=True):
             places = [
                 index * side + own
                 for index, side, own in zip(
-                    (self.d, self.h + r), plan.several.sides, residue.place, strict=False
+                    (self.d, self.h + r), plan.several.sides, stride_phase.place, strict=False
                 )
             ]
-            side, own = plan.several.sides[2], residue.place[2]
+            side, own = plan.several.sides[2], stride_phase.place[2]
             end = k.integer(ceil_div(plan.several.extents[2] - own, side)) - self.p
             with k.when((places[0] < plan.several.extents[0]) & (places[1] < plan.several.extents[1])):
                 starts = [
@@ -340,9 +343,9 @@ class _Task:
                     for vectors, function in versions:
                         for vector in k.range(vectors.start, vectors.stop, vectors.step):
                             lane = vector * plan.lanes
-                            values = filters + lane * (c.depth * residue.c.axes[2].taps.count)
+                            values = filters + lane * (c.depth * stride_phase.c.axes[2].taps.count)
                             corners = [t + lane for t in targets]
                             k.call(function, tile_source, values, self.sums, corners[0], self.d, row)
                             valid = (left - lane).min(vectors.step * plan.lanes), end - at
                             k.call(store, self.sums, self.scale, *corners, *valid)
-            filters = filters + plan.filters_of(residue)
+            filters = filters + plan.filters_of(stride_phase)

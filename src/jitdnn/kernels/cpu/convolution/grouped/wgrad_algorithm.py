@@ -11,7 +11,7 @@ from functools import lru_cache
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS
-from jitdnn.kernels.cpu.convolution.grouped.wgrad_plan import FilterGroupBlocks
+from jitdnn.kernels.cpu.convolution.grouped.wgrad_plan import GroupedWgradPlan
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
@@ -20,7 +20,7 @@ from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import Isa
 
 
-class GroupedFilter(Algorithm):
+class GroupedWgrad(Algorithm):
     """Backward filter; see the module's text."""
 
     name = "grouped_filter"
@@ -64,6 +64,6 @@ class GroupedFilter(Algorithm):
 
 
 @lru_cache(256)
-def _plan(problem: Convolution, isa: Isa) -> FilterGroupBlocks:
+def _plan(problem: Convolution, isa: Isa) -> GroupedWgradPlan:
     (whole,) = lower_convolution(problem)
-    return FilterGroupBlocks(whole.merged(), isa)
+    return GroupedWgradPlan(whole.merged(), isa)

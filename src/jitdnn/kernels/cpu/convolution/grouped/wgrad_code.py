@@ -13,11 +13,11 @@ from jitdnn.kernels.cpu.schedule.offsets import split_index
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.grouped.wgrad_plan import FilterGroupBlocks
+    from jitdnn.kernels.cpu.convolution.grouped.wgrad_plan import GroupedWgradPlan
 
 
 def trace_pass(
-    module: Module, name: str, plan: FilterGroupBlocks, taps: int, channels: int, first: int
+    module: Module, name: str, plan: GroupedWgradPlan, taps: int, channels: int, first: int
 ) -> Function:
     """Trace ``name(x, dy, sums, row, rows, columns)``: some taps of a row and some picked channels from the first on.
 
@@ -63,7 +63,7 @@ def trace_pass(
 class _Picks:
     """The picked channels of one pixel, each spread over the lanes of its group."""
 
-    def __init__(self, k: Builder, plan: FilterGroupBlocks, pixel: Pointer, first: int) -> None:
+    def __init__(self, k: Builder, plan: GroupedWgradPlan, pixel: Pointer, first: int) -> None:
         self.k, self.plan, self.pixel, self.first = k, plan, pixel, first
         self.vector = pixel.load(0, plan.lanes) if plan.together > 1 else None
         self.known: dict[int, Value] = {}
@@ -80,7 +80,7 @@ class _Picks:
         return spread(self.k, self.vector, plan.together, plan.straight, plan.picked, self.first + channel)
 
 
-def trace_finish(module: Module, name: str, plan: FilterGroupBlocks) -> Function:
+def trace_finish(module: Module, name: str, plan: GroupedWgradPlan) -> Function:
     """Trace ``name(sums, dw, scale, unit)``: add up the shares of a unit's sums and store them."""
     c, lanes, (taps, channels) = plan.c, plan.lanes, plan.tile
     with module.function(name, sums=c.dtype, dw=c.w.dtype, scale="f64", unit=None) as (

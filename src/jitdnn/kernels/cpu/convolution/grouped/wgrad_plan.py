@@ -47,7 +47,7 @@ _SCATTERED_LANE = 1.5  # and a lane of it where they are not neighbours
 
 
 @dataclass(frozen=True)
-class FilterGroupBlocks:
+class GroupedWgradPlan:
     """How the gradient of a grouped filter is computed; ``c`` is the forward correlation, with y as dy and w as
     dw."""
 

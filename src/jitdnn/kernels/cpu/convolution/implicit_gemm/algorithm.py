@@ -1,7 +1,7 @@
 """Convolution forward and backward to the data as an implicit GEMM: packed tiles, no im2col buffer.
 
 Any stride, dilation, padding, groups, layout and channel count. A 1x1 convolution is a plain GEMM of its
-pixels; a strided backward data is one dense correlation for each residue of the position (correlation.py).
+pixels; a strided backward data is one dense correlation for each stride phase of the position (correlation.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.correlation import (
     Correlation,
     lower_convolution,
@@ -58,7 +58,7 @@ class ImplicitGemm(Algorithm):
 
     def _parts(
         self, problem: Problem, device: Device, epilogue: Epilogue | None = None
-    ) -> tuple[Blocked, ...]:
+    ) -> tuple[ImplicitGemmPlan, ...]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         return blocked_of(problem, device, epilogue, self._is_kept)
@@ -111,10 +111,12 @@ class ImplicitGemm(Algorithm):
 @lru_cache(256)
 def blocked_of(
     problem: Convolution, device: CpuDevice, epilogue: Epilogue | None, packs_ahead: bool
-) -> tuple[Blocked, ...]:
+) -> tuple[ImplicitGemmPlan, ...]:
     """The correlations that the problem comes to, each cut into blocks; their panels lie one behind the other."""
     operands, wanted = epilogue.operands if epilogue else (), wanted_tasks(device.threads)
-    cut = partial(Blocked, isa=device.isa, wanted=wanted, packs_ahead=packs_ahead, threads=device.threads)
+    cut = partial(
+        ImplicitGemmPlan, isa=device.isa, wanted=wanted, packs_ahead=packs_ahead, threads=device.threads
+    )
     product = lower_single_position(problem, operands)
     if product is not None:
         return (cut(product.merged()),)

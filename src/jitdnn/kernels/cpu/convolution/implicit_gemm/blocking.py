@@ -1,8 +1,8 @@
-"""How `blocked` cuts its work: which results make a block, and how many channels of its input are copied at a time.
+"""How implicit GEMM cuts its work: which results make a block, and how many channels of its input are copied at a time.
 
 A block that reads all of its channels at once keeps its sums in registers from the first product to the last. Where a
-long sum or a wide filter makes the slab of even a few results large, more would be copied for the borders between
-small blocks than is used: there a block is as large as it can be, its slab holds some channels after the others, and
+long sum or a wide filter makes the input tile of even a few results large, more would be copied for the borders between
+small blocks than is used: there a block is as large as it can be, its input tile holds some channels after the others, and
 the sums wait in memory meanwhile.
 """
 
@@ -13,23 +13,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jitdnn.kernels.cpu.microkernel.packing import Reach, plan_slab, reach_of
+from jitdnn.kernels.cpu.microkernel.packing import Reach, plan_input_tile, reach_of
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
+    from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 
-SLAB_BYTES = 256 << 10  # a slab shares the L2 cache with the panels that stream by
+INPUT_TILE_BYTES = 256 << 10  # an input tile shares the L2 cache with the panels that stream by
 MOST_IN_PLACE = 400 << 10  # of a block's input that is not copied
 _SUMS_BYTES = 1 << 20  # of a block's sums that wait in memory
-_WHOLE_AXIS = 1.6  # times as large a slab may be where that spares the borders between blocks
+_WHOLE_AXIS = 1.6  # times as large an input tile may be where that spares the borders between blocks
 _WIDE = 4  # vectors of results that a task makes at least: no tile is wider
 _LEAST_CHANNELS = 16  # that are worth a pass over the sums
-_ROW = 3.0  # cycles to begin a row of a slab
+_ROW = 3.0  # cycles to begin a row of an input tile
 _PART = 60.0  # a part of a row, which neighbouring blocks read again from beyond the L2 cache
 _COPY = 3.0  # and to copy each vector of it
-_FROM_AFAR = 20.0  # times as much does a slab cost that does not stay in the L2 cache
+_FROM_AFAR = 20.0  # times as much does an input tile cost that does not stay in the L2 cache
 _WAIT = 4.0  # cycles to bring a vector of sums to memory and back
 _WORTH = 0.03  # of the products' cycles that copies may take before anything else is tried
 
@@ -37,8 +37,8 @@ Block = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A block of results, the channels that its slab holds, and into how many tasks its panels must be divided."""
+class Blocking:
+    """A block of results, the channels that its input tile holds, and into how many tasks its panels must be divided."""
 
     block: Block
     channels: int
@@ -46,10 +46,10 @@ class Cut:
     cycles: float  # of copies, and of sums that wait, for all blocks of a group
 
 
-def choose_cut(plan: Blocked, box: Block, products: float) -> Cut:
+def choose_blocking(plan: ImplicitGemmPlan, box: Block, products: float) -> Blocking:
     """The cheapest cut for tiles of ``box``, whose products take so many cycles."""
     c, results = plan.c, plan.results
-    limit = SLAB_BYTES // ITEM_BYTES[c.dtype]
+    limit = INPUT_TILE_BYTES // ITEM_BYTES[c.dtype]
 
     trimmed = _trimmed(plan, box)
 
@@ -70,7 +70,7 @@ def choose_cut(plan: Blocked, box: Block, products: float) -> Cut:
     copies = _copy_cycles(plan, box, whole, c.depth)
     if cells(whole) * c.depth > _WHOLE_AXIS * limit:
         copies *= _FROM_AFAR
-    cut = Cut(whole, c.depth, 1, copies)
+    cut = Blocking(whole, c.depth, 1, copies)
     if not plan.may_wait or c.taps <= 1 or cut.cycles < _WORTH * products:
         return cut
     columns = min(c.width, _WIDE * plan.lanes)
@@ -90,22 +90,24 @@ def choose_cut(plan: Blocked, box: Block, products: float) -> Cut:
     shares = min(ceil_div(c.width, columns), ceil_div(waiting * ITEM_BYTES[c.dtype], _SUMS_BYTES))
     vectors = math.prod(results) * math.prod(plan.sides) * ceil_div(c.width, plan.lanes)
     cycles = shares * _copy_cycles(plan, box, block, channels) + passes * vectors * _WAIT
-    return Cut(block, channels, shares, cycles) if passes > 1 and cycles < cut.cycles else cut
+    return Blocking(block, channels, shares, cycles) if passes > 1 and cycles < cut.cycles else cut
 
 
-def reaches(plan: Blocked, box: Sequence[int], block: Sequence[int]) -> tuple[Reach, Reach, Reach]:
+def reaches(plan: ImplicitGemmPlan, box: Sequence[int], block: Sequence[int]) -> tuple[Reach, Reach, Reach]:
     """What of each axis a block's tiles read: no padding that only tiles would read whose taps are counted."""
     return _reaches(plan, box, block, _trimmed(plan, box))
 
 
-def _trimmed(plan: Blocked, box: Sequence[int]) -> list[bool]:
+def _trimmed(plan: ImplicitGemmPlan, box: Sequence[int]) -> list[bool]:
     """Along which axes every tile's taps are counted."""
-    trimmed = [set(plan.trimmed_axes(residue.c, tuple(box))) for residue in plan.several.residues]
+    trimmed = [
+        set(plan.trimmed_axes(stride_phase.c, tuple(box))) for stride_phase in plan.several.stride_phases
+    ]
     return [bool(trimmed) and all(i in axes for axes in trimmed) for i in range(3)]
 
 
 def _reaches(
-    plan: Blocked, box: Sequence[int], block: Sequence[int], trimmed: Sequence[bool]
+    plan: ImplicitGemmPlan, box: Sequence[int], block: Sequence[int], trimmed: Sequence[bool]
 ) -> tuple[Reach, Reach, Reach]:
     a, b, c = (
         reach_of(axis, block[1 + i], box[1 + i], is_trimmed)
@@ -141,12 +143,12 @@ def _extended(block: Sequence[int], axis: int, extent: int) -> list[int]:
     return [*block[:axis], extent, *block[axis + 1 :]]
 
 
-def _copy_cycles(plan: Blocked, box: Sequence[int], block: Block, channels: int) -> float:
-    """Cycles to copy the slabs of all blocks of a group."""
+def _copy_cycles(plan: ImplicitGemmPlan, box: Sequence[int], block: Block, channels: int) -> float:
+    """Cycles to copy the input tiles of all blocks of a group."""
     c = plan.c
     extents = [reach.extent for reach in reaches(plan, box, block)]
     passes = ceil_div(c.depth, max(1, channels))
-    if plan_slab(c, block, plan.lanes).is_channels_last:
+    if plan_input_tile(c, block, plan.lanes).is_channels_last:
         rows, run = block[0] * math.prod(extents) * passes, channels
     else:
         rows, run = block[0] * c.depth * extents[0] * extents[1], extents[2]

@@ -1,4 +1,4 @@
-"""The code of one task of `blocked`: block after block its slab, its tiles of sums, and their way to y."""
+"""The code of one task of implicit GEMM: block after block its input tile, its tiles of sums, and their way to y."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.correlation import Residue, View
+from jitdnn.kernels.cpu.correlation import StridePhase, View
 from jitdnn.kernels.cpu.microkernel.epilogue_store import trace_store
 from jitdnn.kernels.cpu.microkernel.packing import trace_panel
 from jitdnn.kernels.cpu.microkernel.prefetch import Region, region_of, trace_prefetch
@@ -18,7 +18,7 @@ from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
+    from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 
 _CACHED_BYTES = 512 << 10  # of a result that surely stays in the L2 cache
 _AHEAD_CYCLES = 400  # of a tile's sums: long enough for lines to come from memory
@@ -27,25 +27,29 @@ _AHEAD_CYCLES = 400  # of a tile's sums: long enough for lines to come from memo
 class TileCode:
     """The functions that a task calls, and the calls."""
 
-    def __init__(self, plan: Blocked, module: Module, prefix: str, epilogue: Epilogue | None) -> None:
-        self.plan, self.c, self.slab = plan, plan.c, plan.slab
+    def __init__(
+        self, plan: ImplicitGemmPlan, module: Module, prefix: str, epilogue: Epilogue | None
+    ) -> None:
+        self.plan, self.c, self.input_tile = plan, plan.c, plan.input_tile
         self.fill: Function | None = None
         if not plan.is_in_place:
-            self.fill = plan.trace_slab_of(module, f"{prefix}slab")
+            self.fill = plan.trace_input_tile_of(module, f"{prefix}slab")
         self.contract: list[Function] = []
         known: dict[object, Function] = {}
-        for i, (residue, panels) in enumerate(zip(plan.several.residues, plan.every_panels, strict=True)):
-            # residues differ in where they begin, but for the numbers of their taps
-            like = (panels, *((axis.taps.count, axis.taps.shift) for axis in residue.c.axes))
-            trimmed = tuple(plan.trimmed_axes(residue.c, plan.box))
+        for i, (stride_phase, panels) in enumerate(
+            zip(plan.several.stride_phases, plan.every_panels, strict=True)
+        ):
+            # stride phases differ in where they begin, but for the numbers of their taps
+            like = (panels, *((axis.taps.count, axis.taps.shift) for axis in stride_phase.c.axes))
+            trimmed = tuple(plan.trimmed_axes(stride_phase.c, plan.box))
             if (like, trimmed) not in known:
                 name = f"{prefix}contract{i}"
-                known[like, trimmed] = plan.trace_contraction_of(module, name, residue.c, panels)
+                known[like, trimmed] = plan.trace_contraction_of(module, name, stride_phase.c, panels)
             self.contract.append(known[like, trimmed])
         self.store = trace_store(module, f"{prefix}store", plan.tile_store(epilogue))
         self.pack: Function | None = None
         if plan.packs_late:
-            self.pack = trace_panel(module, f"{prefix}panel", plan.several.residues[0].c, plan.panels)
+            self.pack = trace_panel(module, f"{prefix}panel", plan.several.stride_phases[0].c, plan.panels)
         self.own_lines, self.ask = self._own_region(), None
         if self.own_lines is not None:
             self.ask = trace_prefetch(module, f"{prefix}own", self.c.y.dtype, self.own_lines)
@@ -77,7 +81,8 @@ class TileCode:
     def _offset_in_x(self, group: Value, there: Sequence[Value]) -> Value:
         """Where what a block reads begins whose first result is ``there``."""
         places = [
-            t * axis.step + low for t, axis, low in zip(there[1:], self.c.axes, self.slab.lows, strict=True)
+            t * axis.step + low
+            for t, axis, low in zip(there[1:], self.c.axes, self.input_tile.lows, strict=True)
         ]
         return view_offset(self.c, self.c.x, group, 0, [there[0], *places])
 
@@ -123,7 +128,7 @@ class TileCode:
         plan = self.plan
         if not plan.is_in_place or not plan.is_ragged:
             return 0
-        if plan.lanes_are_pixels:
+        if plan.vectorizes_pixels:
             return place[3] - at[3]
         skip: int | Value = 0
         for p, q, side in zip(place, at, plan.box, strict=True):
@@ -154,7 +159,7 @@ class TileCode:
             for of, start, extent in zip(plan.results, starts, plan.block, strict=True)
         ]
         if plan.waits:
-            self._zero(k, own + plan.slab_elements, panels[1] - panels[0])
+            self._zero(k, own + plan.input_tile_elements, panels[1] - panels[0])
         for channel, channels in self._passes(k):
             if self.fill is not None:
                 image = x + view_offset(c, c.x, group, channel, (starts[0], 0, 0, 0))
@@ -172,8 +177,10 @@ class TileCode:
                         k.call(self.ask, self._tensors(group, there, panel, tensors)[0])
                     asked = self._asked(k, near, later, panel - panels[0], place)
                     at = self._moved_in(k, starts, place)
-                    for i, residue in enumerate(plan.several.residues):
-                        self._sum_up(k, i, residue, there, at, data, taps, sums, (channel, channels), asked)
+                    for i, stride_phase in enumerate(plan.several.stride_phases):
+                        self._sum_up(
+                            k, i, stride_phase, there, at, data, taps, sums, (channel, channels), asked
+                        )
                     if not plan.waits:
                         self._finish(k, group, there, panel, sums + self._skipped(place, at), tensors, scale)
         if plan.waits:
@@ -193,19 +200,19 @@ class TileCode:
         channel: Value,
         channels: Value,
     ) -> list[Pointer]:
-        """The panel of each residue; one that is packed late now gets the channels of the slab."""
+        """The panel of each stride phase; one that is packed late now gets the channels of the input tile."""
         plan, c = self.plan, self.c
         if self.pack is None:
             place = group * plan.panels.count + panel
             pairs = zip(plan.every_panels, plan.panel_starts, strict=False)
             return [w + (place * panels.panel_size + start) for panels, start in pairs]
-        to = own + (plan.slab_elements + plan.sums_elements)
+        to = own + (plan.input_tile_elements + plan.sums_elements)
         source = w + group_offset(group, c.groups, c.w.groups)
         k.call(self.pack, source, to, panel * plan.panels.lanes, channel, channels)
         return [to]
 
     def _passes(self, k: Builder) -> Iterator[tuple[Value, Value]]:
-        """The first channel and how many channels of each slab."""
+        """The first channel and how many channels of each input tile."""
         depth = k.integer(self.c.depth)
         if not self.plan.waits:
             yield k.integer(0), depth
@@ -221,7 +228,7 @@ class TileCode:
     def _sums_of(self, own: Pointer, panel: Value, place: Sequence[Value]) -> Pointer:
         """Where the sums of a tile are: if they wait for more channels each tile has its own."""
         plan = self.plan
-        sums = own + plan.slab_elements
+        sums = own + plan.input_tile_elements
         if not plan.waits:
             return sums
         return sums + self._number(panel, place) * plan.tile_elements
@@ -261,36 +268,36 @@ class TileCode:
         in_y = [t * side for t, side in zip(there, plan.sides, strict=True)]
         left = [k.integer(of) - t for of, t in zip(extents, in_y, strict=True)]
         channels = k.integer(c.width) - panel * plan.panels.lanes
-        rest = [left[3], channels] if plan.lanes_are_pixels else [channels, *left]
+        rest = [left[3], channels] if plan.vectorizes_pixels else [channels, *left]
         k.call(self.store, sums, scale, *self._tensors(group, there, panel, tensors), *rest)
 
     def _sum_up(
-        self, k: Builder, number: int, residue: Residue, there: Sequence[Value], place: Sequence[Value],
+        self, k: Builder, number: int, stride_phase: StridePhase, there: Sequence[Value], place: Sequence[Value],
         own: Pointer, taps: Sequence[Pointer], sums: Pointer, passing: tuple[Value, Value],
         asked: Sequence[Pointer],
     ) -> None:  # fmt: skip
-        """The sums of one residue, of the taps that read inside.
+        """The sums of one stride phase, of the taps that read inside.
 
-        ``there`` is the tile's first result and ``place`` the same in its block, of which ``own`` is the slab;
-        ``passing`` are the first channel in the slab and how many there are; ``asked`` is what to ask for meanwhile.
+        ``there`` is the tile's first result and ``place`` the same in its block, of which ``own`` is the input tile;
+        ``passing`` are the first channel in the input tile and how many there are; ``asked`` is what to ask for meanwhile.
         """
-        plan, slab, panels = self.plan, self.slab, self.plan.every_panels[number]
-        row = plan.place_in_tile((0, *residue.place))
+        plan, input_tile, panels = self.plan, self.input_tile, self.plan.every_panels[number]
+        row = plan.place_in_tile((0, *stride_phase.place))
         to = sums + row * (plan.tile.vectors * plan.lanes)
         panel = taps[number] + passing[0] * panels.channel_stride
-        data = own + place[0] * slab.batch
-        for p, step, stride in zip(place[1:], slab.steps, slab.space, strict=True):
+        data = own + place[0] * input_tile.batch
+        for p, step, stride in zip(place[1:], input_tile.steps, input_tile.space, strict=True):
             data = data + p * (step * stride)
         data = data + sum(
             (axis.taps.offset - low) * stride
-            for axis, low, stride in zip(residue.c.axes, slab.lows, slab.space, strict=True)
+            for axis, low, stride in zip(stride_phase.c.axes, input_tile.lows, input_tile.space, strict=True)
         )
         counts = [passing[1]] if plan.waits else []
-        for i in plan.trimmed_axes(residue.c, plan.box):
-            axis = residue.c.axes[i]
+        for i in plan.trimmed_axes(stride_phase.c, plan.box):
+            axis = stride_phase.c.axes[i]
             first, last = inside_taps(axis, there[1 + i], plan.box[1 + i])
-            data = data + first * (axis.taps.shift * slab.space[i])
+            data = data + first * (axis.taps.shift * input_tile.space[i])
             panel = panel + first * panels.tap_strides[i]
             counts.append((last - first).max(0))
-        a, b = (panel, data) if plan.lanes_are_pixels else (data, panel)
+        a, b = (panel, data) if plan.vectorizes_pixels else (data, panel)
         k.call(self.contract[number], a, b, to, *asked, *counts)

@@ -1,4 +1,4 @@
-"""What a blocked contraction costs, and which of its two forms is the cheaper.
+"""What a implicit GEMM costs, and which of its two forms is the cheaper.
 
 Cycles of one thread, counted from instructions, with the rates at which what is not in the first cache arrives.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from jitdnn.kernels.cpu.convolution.implicit_gemm.blocking import choose_cut
+from jitdnn.kernels.cpu.convolution.implicit_gemm.blocking import choose_blocking
 from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import may_be_in_place
 from jitdnn.kernels.cpu.microkernel.nontemporal import FEATURE_BYTES
 from jitdnn.kernels.cpu.microkernel.register_tiles import Tile, choose_tile, cost_per_step, nothing
@@ -17,7 +17,7 @@ from jitdnn.kernels.cpu.schedule.tap_clipping import LAST_AXIS, inside_fraction
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
+    from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 
 _L1_BYTES = 32 << 10
 L2_BYTES = 512 << 10
@@ -28,15 +28,15 @@ _FAR_RATE = 12.0  # and from beyond the L2 cache, where every block reads a larg
 _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
 _SQUARE = 100.0  # a square of vectors that is turned first
 _SCATTERED = 110.0  # one vector whose lanes are stored on their own
-_WOVEN = 14.0  # more for one of a large result that several residues make: its lines are read before they are written
+_WOVEN = 14.0  # more for one of a large result that several stride phases make: its lines are read before they are written
 _LATE = 0.6  # times as long does it take to pack a panel that nothing is written to memory for
 
 
-def choose_form(plan: Blocked) -> tuple[bool, Tile]:
+def choose_form(plan: ImplicitGemmPlan) -> tuple[bool, Tile]:
     """(lanes are pixels, tile): the cheaper of the two ways round."""
     c, steps, results = plan.c, max(1, plan.steps), plan.results
     many = math.prod(plan.several.sides)
-    panel = steps // len(plan.several.residues or [c]) * 2 * plan.isa.vector_bytes
+    panel = steps // len(plan.several.stride_phases or [c]) * 2 * plan.isa.vector_bytes
     filter_bytes, input_bytes = (n * steps * ITEM_BYTES[c.dtype] for n in (c.width, math.prod(results)))
     is_far = filter_bytes > L2_BYTES and input_bytes > L2_BYTES
     rate = _FAR_RATE if is_far else _STREAM_RATE
@@ -48,7 +48,7 @@ def choose_form(plan: Blocked) -> tuple[bool, Tile]:
     def copy_of(box: tuple[int, ...]) -> float:
         n, d, h, w = box
         products = _steps_of(plan, box) * math.prod(results) * c.width / (2 * plan.lanes)
-        return choose_cut(plan, (n, d, h, w), products * steps).cycles / steps
+        return choose_blocking(plan, (n, d, h, w), products * steps).cycles / steps
 
     def steps_in(box: tuple[int, ...]) -> float:
         return _steps_of(plan, box)
@@ -63,7 +63,7 @@ def choose_form(plan: Blocked) -> tuple[bool, Tile]:
         or (last.step != 1 and last.taps.count > 1)
         or (c.x.channels == 1 and c.x.space[2] != 1 and c.depth > 1)
     ):
-        return False, tile  # neighbouring pixels would not be neighbours in the slab
+        return False, tile  # neighbouring pixels would not be neighbours in the input tile
     turned = c.y.space[2] != 1
     store = (6.0 if turned else 2.0) / steps
     pixels = choose_tile([c.width], last.results, plan.isa, c.dtype, store)
@@ -74,7 +74,7 @@ def choose_form(plan: Blocked) -> tuple[bool, Tile]:
     return (True, pixels) if other < cost else (False, tile)
 
 
-def store_cycles(plan: Blocked, box: tuple[int, ...]) -> float:
+def store_cycles(plan: ImplicitGemmPlan, box: tuple[int, ...]) -> float:
     """Cycles to finish one vector of a tile whose lanes are channels."""
     y = plan.c.y
     if y.channels == 1:
@@ -85,16 +85,16 @@ def store_cycles(plan: Blocked, box: tuple[int, ...]) -> float:
     return _SQUARE * ceil_div(run, plan.lanes) / run
 
 
-def cycles(plan: Blocked) -> float:
+def cycles(plan: ImplicitGemmPlan) -> float:
     """Cycles of one thread for the whole: contraction, stores, copies of input and filter."""
     c, results = plan.c, plan.results
     vectors = math.prod(results) * math.prod(plan.sides) * c.width / plan.lanes
-    if plan.lanes_are_pixels:
+    if plan.vectorizes_pixels:
         each = _STORE if c.y.space[2] == 1 else _SQUARE / plan.lanes if c.y.channels == 1 else _SCATTERED
     else:
         each = store_cycles(plan, plan.box)
     is_large = vectors * c.group_count * plan.isa.vector_bytes >= FEATURE_BYTES
-    if len(plan.several.residues) > 1 and is_large:
+    if len(plan.several.stride_phases) > 1 and is_large:
         each += _WOVEN
     store = vectors * each
     copy = plan.cut.cycles * plan.shares / plan.cut.shares
@@ -102,17 +102,17 @@ def cycles(plan: Blocked) -> float:
     return c.group_count * (product_cycles(plan) + store + copy) + pack_cycles(plan) + read
 
 
-def product_cycles(plan: Blocked) -> float:
+def product_cycles(plan: ImplicitGemmPlan) -> float:
     """Cycles of the products of one group."""
     c, results = plan.c, plan.results
-    if plan.lanes_are_pixels:
+    if plan.vectorizes_pixels:
         per_step = math.prod(results[:-1]) * cost_per_step([c.width], results[-1], plan.tile, plan.lanes)
     else:
         per_step = cost_per_step(results, c.width, plan.tile, plan.lanes)
     return plan.steps * _steps_of(plan, plan.box) * per_step
 
 
-def pack_cycles(plan: Blocked) -> float:
+def pack_cycles(plan: ImplicitGemmPlan) -> float:
     """The share of ``cycles`` that packing the filter has."""
     each = 0.5 if plan.c.w.results != 1 else 4.0 / plan.lanes
     # a panel that is packed late is still in the cache when it is read
@@ -120,20 +120,20 @@ def pack_cycles(plan: Blocked) -> float:
     return near + _from_memory(plan) * _WRITE_FAR
 
 
-def _from_memory(plan: Blocked) -> int:
+def _from_memory(plan: ImplicitGemmPlan) -> int:
     """Elements of a packed filter that no cache holds until they are read."""
     held = _L3_BYTES // ITEM_BYTES[plan.c.dtype]
     return max(0, plan.panel_elements - held)
 
 
-def _steps_of(plan: Blocked, box: tuple[int, ...]) -> float:
+def _steps_of(plan: ImplicitGemmPlan, box: tuple[int, ...]) -> float:
     """The part of the steps that tiles of a box do, those that read nothing but padding being left out."""
     done = 0.0
-    for residue in plan.several.residues:
-        part = float(residue.c.taps)
-        for i in plan.trimmed_axes(residue.c, box):
-            part *= inside_fraction(residue.c.axes[i], box[1 + i])
+    for stride_phase in plan.several.stride_phases:
+        part = float(stride_phase.c.taps)
+        for i in plan.trimmed_axes(stride_phase.c, box):
+            part *= inside_fraction(stride_phase.c.axes[i], box[1 + i])
             if i == 2:
-                part *= 1 + LAST_AXIS / residue.c.axes[2].taps.count
+                part *= 1 + LAST_AXIS / stride_phase.c.axes[2].taps.count
         done += part
-    return done / max(1, sum(residue.c.taps for residue in plan.several.residues))
+    return done / max(1, sum(stride_phase.c.taps for stride_phase in plan.several.stride_phases))

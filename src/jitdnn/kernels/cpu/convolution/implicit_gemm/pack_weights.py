@@ -1,4 +1,4 @@
-"""The phase of `blocked` that packs the filter: every task some channels of a panel."""
+"""The phase of implicit GEMM that packs the filter: every task some channels of a panel."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div, group_offset, split_in
 from jitdnn.rtcg.builder import Builder, Module, Value
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
+    from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 
 PANEL_CHUNK = 64  # channels that one packing task copies
 
 
-def trace_pack(plan: Blocked, module: Module, prefix: str, pointers: int, number: int) -> None:
+def trace_pack(plan: ImplicitGemmPlan, module: Module, prefix: str, pointers: int, number: int) -> None:
     """Trace the tasks ``<prefix>pack<i>``; ``number`` is that of the pointer to w."""
     if plan.is_packed_at_once:
         _trace_pack_at_once(plan, module, prefix, pointers, number)
         return
-    for i, (residue, panels) in enumerate(zip(plan.several.residues, plan.every_panels, strict=True)):
-        c = residue.c
+    for i, (stride_phase, panels) in enumerate(
+        zip(plan.several.stride_phases, plan.every_panels, strict=True)
+    ):
+        c = stride_phase.c
         pack = trace_panel(module, f"{prefix}panel{i}", c, panels)
         with module.task(f"{prefix}pack{i}") as (k, args, task, _):
             arguments = Arguments(k, args, pointers)
@@ -32,9 +34,11 @@ def trace_pack(plan: Blocked, module: Module, prefix: str, pointers: int, number
             k.call(pack, w, to, panel * panels.lanes, first, left)
 
 
-def _trace_pack_at_once(plan: Blocked, module: Module, prefix: str, pointers: int, number: int) -> None:
+def _trace_pack_at_once(
+    plan: ImplicitGemmPlan, module: Module, prefix: str, pointers: int, number: int
+) -> None:
     c, every = plan.c, plan.every_panels
-    pack = trace_panels_at_once(module, f"{prefix}panel", [r.c for r in plan.several.residues], every)
+    pack = trace_panels_at_once(module, f"{prefix}panel", [r.c for r in plan.several.stride_phases], every)
     with module.task(f"{prefix}pack0") as (k, args, task, _):
         arguments = Arguments(k, args, pointers)
         group, first, left, panel = _chunk(plan, k, task)
@@ -48,7 +52,7 @@ def _trace_pack_at_once(plan: Blocked, module: Module, prefix: str, pointers: in
         k.call(pack, w, *targets, panel * plan.panels.lanes, first, left)
 
 
-def _chunk(plan: Blocked, k: Builder, task: Value) -> tuple[Value, Value, Value, Value]:
+def _chunk(plan: ImplicitGemmPlan, k: Builder, task: Value) -> tuple[Value, Value, Value, Value]:
     """What a task packs: the group, the first channel, how many, and the panel."""
     chunks = ceil_div(plan.c.depth, PANEL_CHUNK)
     # neighbouring tasks read the same rows of the filter: their pages are at hand

@@ -1,7 +1,7 @@
-"""A correlation as a blocked contraction: plan, cost and code, shared by convolution and matrix product.
+"""A correlation as a implicit GEMM: plan, cost and code, shared by convolution and matrix product.
 
     task   : one group, one block of results (batch x space), one share of the panels of results' channels
-    slab   : the input that the block reads, copied once with its zeros        (microkernel/packing.py),
+    input tile   : the input that the block reads, copied once with its zeros        (microkernel/packing.py),
              or x itself where nothing needs to be settled                     (unpacked_input.py)
     panel  : the filter for one tile's channels, packed once per call          (microkernel/packing.py)
     tile   : sums in registers over channels and taps                          (microkernel/gemm.py)
@@ -22,13 +22,18 @@ from functools import cached_property
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.implicit_gemm import cost as blocked_cost
-from jitdnn.kernels.cpu.convolution.implicit_gemm.blocking import MOST_IN_PLACE, Cut, choose_cut, reaches
+from jitdnn.kernels.cpu.convolution.implicit_gemm.blocking import (
+    MOST_IN_PLACE,
+    Blocking,
+    choose_blocking,
+    reaches,
+)
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import TileCode
 from jitdnn.kernels.cpu.convolution.implicit_gemm.pack_weights import PANEL_CHUNK, trace_pack
 from jitdnn.kernels.cpu.convolution.implicit_gemm.prefetch_plan import Ahead, plan_ahead, plan_filter_ahead
 from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import (
     bytes_in_cache,
-    input_as_slab,
+    input_as_input_tile,
     may_be_in_place,
 )
 from jitdnn.kernels.cpu.correlation import Correlation, Interleaved
@@ -36,13 +41,13 @@ from jitdnn.kernels.cpu.microkernel.epilogue_store import Placement, TileStore
 from jitdnn.kernels.cpu.microkernel.gemm import FUSED, Loop, Products, trace_contraction
 from jitdnn.kernels.cpu.microkernel.nontemporal import FEATURE_BYTES
 from jitdnn.kernels.cpu.microkernel.packing import (
+    InputTile,
     Panels,
-    Slab,
+    input_tile_size,
+    plan_input_tile,
     plan_panels,
-    plan_slab,
-    slab_size,
     taps_are_a_run,
-    trace_slab,
+    trace_input_tile,
 )
 from jitdnn.kernels.cpu.microkernel.register_tiles import Tile
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, points, scale, split_index, whole_lines
@@ -51,15 +56,15 @@ from jitdnn.kernels.cpu.schedule.tap_clipping import trimmed_axes
 from jitdnn.rtcg.builder import Function, Module, Pointer
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
-_MOST_ASKED = 2  # lines of a slab that a tile asks for with each step
+_MOST_ASKED = 2  # lines of an input tile that a tile asks for with each step
 _LINE = 64
 
 
 @dataclass(frozen=True)
-class Blocked:
+class ImplicitGemmPlan:
     """How one correlation is cut. All sizes are in elements of its type unless said otherwise.
 
-    Of several that interleave ``c`` is the whole, and what is said of results counts those of one residue.
+    Of several that interleave ``c`` is the whole, and what is said of results counts those of one stride phase.
     """
 
     c: Correlation
@@ -82,7 +87,7 @@ class Blocked:
 
     @cached_property
     def results(self) -> tuple[int, int, int, int]:
-        """Results of one residue: batch and the three axes."""
+        """Results of one stride phase: batch and the three axes."""
         a, b, c = (axis.results for axis in self.c.axes)
         return self.c.batch, a, b, c
 
@@ -91,7 +96,7 @@ class Blocked:
         return blocked_cost.choose_form(self)
 
     @property
-    def lanes_are_pixels(self) -> bool:
+    def vectorizes_pixels(self) -> bool:
         return self._form[0]
 
     @property
@@ -101,25 +106,29 @@ class Blocked:
     @cached_property
     def box(self) -> tuple[int, int, int, int]:
         """Pixels of one tile: batch and the three axes."""
-        if self.lanes_are_pixels:
+        if self.vectorizes_pixels:
             return 1, 1, 1, self.tile.vectors * self.lanes
         n, d, h, w = self.tile.box
         return n, d, h, w
 
     @cached_property
     def is_in_place(self) -> bool:
-        """True if tiles read x itself, and no slab is made."""
+        """True if tiles read x itself, and no input tile is made."""
         c, last = self.c, self.c.axes[2]
-        if len(self.several.residues) != 1 or math.prod(self.several.sides) > 1 or not may_be_in_place(c):
+        if (
+            len(self.several.stride_phases) != 1
+            or math.prod(self.several.sides) > 1
+            or not may_be_in_place(c)
+        ):
             return False
-        if self.lanes_are_pixels and (last.results < self.box[3] or c.x.space[2] != 1):
+        if self.vectorizes_pixels and (last.results < self.box[3] or c.x.space[2] != 1):
             return False
-        return bytes_in_cache(c, self._slabs_cut.block) <= MOST_IN_PLACE
+        return bytes_in_cache(c, self._input_tiles_cut.block) <= MOST_IN_PLACE
 
     @property
     def asks_ahead(self) -> bool:
         """True if tiles may ask for what is needed after them."""
-        return len(self.several.residues) == 1 and not self.waits
+        return len(self.several.stride_phases) == 1 and not self.waits
 
     @cached_property
     def ahead(self) -> Ahead | None:
@@ -131,7 +140,7 @@ class Blocked:
             return plan_filter_ahead(self.c, self.panels.lanes, tiles) if self.panels.count > 1 else None
         if self.tasks <= self.threads:
             return None
-        ahead = plan_ahead(self.c, self.slab, tiles * ceil_div(self.panels.count, self.shares))
+        ahead = plan_ahead(self.c, self.input_tile, tiles * ceil_div(self.panels.count, self.shares))
         if ahead is None or self.is_in_place:
             return ahead
         # long rows for few tiles come faster when they are copied; and what does not stay is asked for in vain
@@ -148,33 +157,37 @@ class Blocked:
 
     @cached_property
     def sides(self) -> tuple[int, int, int, int]:
-        """Distance in y from one result of a residue to the next: batch and the three axes."""
+        """Distance in y from one result of a stride phase to the next: batch and the three axes."""
         return 1, *self.several.sides
 
     @cached_property
     def panels(self) -> Panels:
-        """The filter's panels: a tile's channels each. Those of the first residue, if there are several."""
-        return self.panels_of(self.several.residues[0].c) if self.several.residues else self.panels_of(self.c)
+        """The filter's panels: a tile's channels each. Those of the first stride phase, if there are several."""
+        return (
+            self.panels_of(self.several.stride_phases[0].c)
+            if self.several.stride_phases
+            else self.panels_of(self.c)
+        )
 
     def panels_of(self, c: Correlation) -> Panels:
-        side = self.tile.box[0] if self.lanes_are_pixels else self.tile.vectors * self.lanes
+        side = self.tile.box[0] if self.vectorizes_pixels else self.tile.vectors * self.lanes
         return plan_panels(c, side)
 
     @cached_property
     def every_panels(self) -> list[Panels]:
-        """The panels of each residue."""
-        if len(self.several.residues) < 2:
-            return [self.panels] * len(self.several.residues)
-        return [self.panels_of(residue.c) for residue in self.several.residues]
+        """The panels of each stride phase."""
+        if len(self.several.stride_phases) < 2:
+            return [self.panels] * len(self.several.stride_phases)
+        return [self.panels_of(stride_phase.c) for stride_phase in self.several.stride_phases]
 
     @cached_property
-    def cut(self) -> Cut:
+    def cut(self) -> Blocking:
         """The blocks, and what is copied of them at a time."""
-        return replace(self._slabs_cut, cycles=0.0) if self.is_in_place else self._slabs_cut
+        return replace(self._input_tiles_cut, cycles=0.0) if self.is_in_place else self._input_tiles_cut
 
     @cached_property
-    def _slabs_cut(self) -> Cut:
-        return choose_cut(self, self.box, blocked_cost.product_cycles(self))
+    def _input_tiles_cut(self) -> Blocking:
+        return choose_blocking(self, self.box, blocked_cost.product_cycles(self))
 
     @property
     def block(self) -> tuple[int, int, int, int]:
@@ -183,7 +196,7 @@ class Blocked:
 
     @property
     def channels(self) -> int:
-        """How many a slab holds."""
+        """How many an input tile holds."""
         return self.cut.channels
 
     @property
@@ -216,19 +229,21 @@ class Blocked:
         return self._all_blocks * self.shares
 
     @cached_property
-    def slab(self) -> Slab:
+    def input_tile(self) -> InputTile:
         if self.is_in_place:
-            return input_as_slab(self.c, self.block)
-        channels_last = False if self.lanes_are_pixels else None
+            return input_as_input_tile(self.c, self.block)
+        channels_last = False if self.vectorizes_pixels else None
         reach = reaches(self, self.box, self.block)
-        return plan_slab(self.c, self.block, self.lanes, channels_last, reach, self.channels)
+        return plan_input_tile(self.c, self.block, self.lanes, channels_last, reach, self.channels)
 
     @cached_property
-    def slab_elements(self) -> int:
+    def input_tile_elements(self) -> int:
         if self.is_in_place:
             return 0
         reach = reaches(self, self.box, self.block)
-        return whole_lines(slab_size(self.slab, reach, self.box, self.lanes, self.channels), self.c.dtype)
+        return whole_lines(
+            input_tile_size(self.input_tile, reach, self.box, self.lanes, self.channels), self.c.dtype
+        )
 
     @property
     def sums_of_panel(self) -> int:
@@ -247,13 +262,13 @@ class Blocked:
 
     @property
     def own_elements(self) -> int:
-        """Elements of a thread's own memory: a slab, sums, and a panel if it packs its own."""
+        """Elements of a thread's own memory: an input tile, sums, and a panel if it packs its own."""
         panel = whole_lines(self.panels.panel_size, self.c.dtype) if self.packs_late else 0
-        return self.slab_elements + self.sums_elements + panel
+        return self.input_tile_elements + self.sums_elements + panel
 
     @cached_property
     def panel_starts(self) -> list[int]:
-        """Where the packed filter of each residue begins, and where the last one ends."""
+        """Where the packed filter of each stride phase begins, and where the last one ends."""
         starts = [0]
         for panels in self.every_panels:
             size = self.c.group_count * panels.count * panels.panel_size
@@ -263,7 +278,7 @@ class Blocked:
     @cached_property
     def packs_late(self) -> bool:
         """True if a task packs each panel right before it multiplies with it: where nobody else needs it."""
-        return not self.packs_ahead and len(self.several.residues) == 1 and math.prod(self.blocks) == 1
+        return not self.packs_ahead and len(self.several.stride_phases) == 1 and math.prod(self.blocks) == 1
 
     @property
     def panel_elements(self) -> int:
@@ -280,15 +295,15 @@ class Blocked:
         return self.tile.rows * math.prod(self.sides) * self.tile.vectors * self.lanes
 
     def workspace(self, threads: int) -> int:
-        """Bytes: the packed filters of all parts, then for each thread a slab and sums."""
+        """Bytes: the packed filters of all parts, then for each thread an input tile and sums."""
         return (self.all_panels + threads * self.own_elements) * ITEM_BYTES[self.c.dtype]
 
     # ---- cost
 
     @cached_property
     def steps(self) -> int:
-        """Products in the sum of a result of each residue, together."""
-        return self.c.depth * sum(residue.c.taps for residue in self.several.residues)
+        """Products in the sum of a result of each stride phase, together."""
+        return self.c.depth * sum(stride_phase.c.taps for stride_phase in self.several.stride_phases)
 
     def cycles(self) -> float:
         """Cycles of one thread for the whole: contraction, stores, copies of input and filter."""
@@ -323,8 +338,10 @@ class Blocked:
 
     @property
     def is_packed_at_once(self) -> bool:
-        """True if one pass over the filter fills the panels of all residues."""
-        return len(self.several.residues) > 1 and taps_are_a_run([r.c for r in self.several.residues])
+        """True if one pass over the filter fills the panels of all stride phases."""
+        return len(self.several.stride_phases) > 1 and taps_are_a_run(
+            [r.c for r in self.several.stride_phases]
+        )
 
     def filter_panels(self, arguments: Arguments) -> Pointer:
         """Where the panels begin."""
@@ -347,17 +364,17 @@ class Blocked:
             block, share = split_index(task, (self._all_blocks, self.shares))
             each = ceil_div(self.panels.count, self.shares)
             panels = share * each, (share * each + each).min(self.panels.count)
-            code.begin(k, own + self.slab_elements)
+            code.begin(k, own + self.input_tile_elements)
             late = self.packs_late
             w = arguments.pointer(order[1], c.w.dtype) if late else self.filter_panels(arguments)
             later, of = split_index(task + self.threads, (self._all_blocks + self.threads, self.shares))
             code.block(k, block, x, w, own, tensors, scale(k, args, pointers), panels, (later, of * each))
 
-    def trace_slab_of(self, module: Module, name: str) -> Function:
-        return trace_slab(module, name, self.c, self.slab)
+    def trace_input_tile_of(self, module: Module, name: str) -> Function:
+        return trace_input_tile(module, name, self.c, self.input_tile)
 
     def trimmed_axes(self, c: Correlation, box: tuple[int, ...]) -> list[int]:
-        """The axes of a residue whose taps are counted for each tile."""
+        """The axes of a stride phase whose taps are counted for each tile."""
         return trimmed_axes(c, box[1:])
 
     @property
@@ -365,18 +382,18 @@ class Blocked:
         return FUSED
 
     def trace_contraction_of(self, module: Module, name: str, c: Correlation, panels: Panels) -> Function:
-        """The micro-kernel of a residue; it reads its data from its first tap on."""
-        slab = self.slab
+        """The micro-kernel of a stride phase; it reads its data from its first tap on."""
+        input_tile = self.input_tile
         trimmed = self.trimmed_axes(c, self.box)
         depth = None if self.waits else c.depth
-        # (extent, step in the slab, step in the panel); taps that walk backwards have a negative step
-        nest: list[tuple[int | None, int, int]] = [(depth, slab.channels, panels.channel_stride)]
-        for i, (axis, stride) in enumerate(zip(c.axes, slab.space, strict=True)):
+        # (extent, step in the input tile, step in the panel); taps that walk backwards have a negative step
+        nest: list[tuple[int | None, int, int]] = [(depth, input_tile.channels, panels.channel_stride)]
+        for i, (axis, stride) in enumerate(zip(c.axes, input_tile.space, strict=True)):
             count = None if i in trimmed else axis.taps.count
             nest.append((count, axis.taps.shift * stride, panels.tap_strides[i]))
         nest = [row for row in nest if row[0] != 1]
         ahead = [] if self.ahead is None else [(self.ahead.dtype, self.ahead.channel)] * self.ahead.at_once
-        if self.lanes_are_pixels:
+        if self.vectorizes_pixels:
             loops = [Loop(extent, w, x) for extent, x, w in nest]
             rows = list(range(self.tile.rows))
             return trace_contraction(
@@ -384,7 +401,10 @@ class Blocked:
                 products=self._products, ahead=ahead,
             )  # fmt: skip
         loops = [Loop(extent, x, w) for extent, x, w in nest]
-        steps = (slab.batch, *(s * stride for s, stride in zip(slab.steps, slab.space, strict=True)))
+        steps = (
+            input_tile.batch,
+            *(s * stride for s, stride in zip(input_tile.steps, input_tile.space, strict=True)),
+        )
         inner = points(self.tile.box)
         rows = [sum(i * s for i, s in zip(point, steps, strict=True)) for point in inner]
         width = self.tile.vectors * self.lanes
@@ -398,7 +418,7 @@ class Blocked:
         )  # fmt: skip
 
     def place_in_tile(self, point: Sequence[int]) -> int:
-        """The row of a result of the tile among all residues' rows."""
+        """The row of a result of the tile among all stride phases' rows."""
         row = 0
         for i, side, many in zip(point, self.box, self.sides, strict=True):
             row = row * (side * many) + i
@@ -408,7 +428,7 @@ class Blocked:
     def streams(self) -> bool:
         """True if results go past the caches: they are large, and whole vectors of pixels are whole lines."""
         c, y, sizes = self.c, self.c.y, (*self.results, self.c.group_count, self.c.width)
-        if not self.lanes_are_pixels or y.dtype != c.dtype or y.space[2] != 1:
+        if not self.vectorizes_pixels or y.dtype != c.dtype or y.space[2] != 1:
             return False
         steps = (y.batch, y.channels, *y.groups, *y.space[:2])
         return math.prod(sizes) * ITEM_BYTES[c.dtype] >= FEATURE_BYTES and all(
@@ -419,7 +439,7 @@ class Blocked:
         c, tile = self.c, self.tile
         box: tuple[int, ...] = tile.box
         extents: tuple[int, ...] = (c.width,)
-        if self.lanes_are_pixels:
+        if self.vectorizes_pixels:
             places = [Placement(v.dtype, (v.channels,), v.space[2]) for v in (c.y, *c.operands)]
         else:
             places = [Placement(v.dtype, (v.batch, *v.space), v.channels) for v in (c.y, *c.operands)]

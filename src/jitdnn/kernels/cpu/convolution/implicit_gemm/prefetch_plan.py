@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from jitdnn.kernels.cpu.correlation import Correlation
-from jitdnn.kernels.cpu.microkernel.packing import Slab, source_steps
+from jitdnn.kernels.cpu.microkernel.packing import InputTile, source_steps
 from jitdnn.kernels.cpu.schedule.offsets import split_index
 from jitdnn.rtcg.builder import Value
 from jitdnn.rtcg.isa import item_bytes
@@ -52,15 +52,15 @@ class Ahead:
         return offset
 
 
-def plan_ahead(c: Correlation, slab: Slab, calls: int) -> Ahead | None:
+def plan_ahead(c: Correlation, input_tile: InputTile, calls: int) -> Ahead | None:
     """What ``calls`` tiles ask for; None where x is not read channel by channel."""
     if abs(c.x.channels) == 1 or c.depth == 1 or any(stride < 0 for stride in c.x.space):
         return None
     pitch = _LINE // item_bytes(c.x.dtype)
     steps = source_steps(c)
-    dims = [(extent, step * s) for extent, step, s in zip(slab.extents, steps, c.x.space, strict=True)]
+    dims = [(extent, step * s) for extent, step, s in zip(input_tile.extents, steps, c.x.space, strict=True)]
     length, rows = 1, list[tuple[int, int]]()
-    for extent, stride in [*dims[::-1], (slab.block[0], c.x.batch)]:
+    for extent, stride in [*dims[::-1], (input_tile.block[0], c.x.batch)]:
         if not rows and stride <= length + pitch:
             length += (extent - 1) * stride
         elif extent > 1:

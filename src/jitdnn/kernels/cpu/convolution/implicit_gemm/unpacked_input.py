@@ -1,6 +1,6 @@
 """Input that a contraction reads where it lies.
 
-A slab (microkernel/packing.py) settles strides, padding and types by a copy. A filter of one tap over an image
+A packed input tile (microkernel/packing.py) settles strides, padding and types by a copy. A filter of one tap over an image
 without padding needs none of it: every element that a tile reads is an element of x. Only the lanes of a
 vector must be neighbours, and the channels of a block must not push each other out of the L2 cache.
 """
@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from jitdnn.kernels.cpu.correlation import Correlation
-from jitdnn.kernels.cpu.microkernel.packing import Slab
+from jitdnn.kernels.cpu.microkernel.packing import InputTile
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 _LINE = 64
@@ -58,9 +58,9 @@ def bytes_in_cache(c: Correlation, block: Sequence[int]) -> int:
     return int(pieces * c.depth * lines * _LINE)
 
 
-def input_as_slab(c: Correlation, block: tuple[int, int, int, int]) -> Slab:
-    """The strides of x as those of a slab that begins where the block's first result reads."""
+def input_as_input_tile(c: Correlation, block: tuple[int, int, int, int]) -> InputTile:
+    """The strides of x as those of an input tile that begins where the block's first result reads."""
     first, second, third = c.axes
     lows = first.taps.offset, second.taps.offset, third.taps.offset
     steps = first.step, second.step, third.step
-    return Slab(block, lows, block[1:], steps, c.x.batch, c.x.channels, c.x.space, False)
+    return InputTile(block, lows, block[1:], steps, c.x.batch, c.x.channels, c.x.space, False)

@@ -1,6 +1,6 @@
 """Convolution of 8-bit integers with four multiply-adds a lane: AVX-512's dot products of quads of channels.
 
-The blocked contraction of plan.py, in which an element is a quad of channels (vnni_packing.py): one instruction,
+The implicit GEMM of plan.py, in which an element is a quad of channels (vnni_packing.py): one instruction,
 vpdpbusd, adds four products to each 32-bit sum. Any stride, dilation, padding, groups, layout and channel count. Sums
 are exact; they become reals as they are stored, for the epilogue and the scaling, and integers again by rounding.
 """
@@ -13,12 +13,12 @@ from functools import cached_property
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Blocked
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni_packing import (
     QUAD,
     QuadPanels,
+    trace_quad_input_tile,
     trace_quad_panel,
-    trace_quad_slab,
 )
 from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
 from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore
@@ -38,14 +38,14 @@ _PACK = 1.3  # cycles to pack one quad of the filter
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuadBlocked(Blocked):
+class VnniPlan(ImplicitGemmPlan):
     """A correlation whose depth counts quads of 8-bit channels, with sums of type i32."""
 
     channels_read: int  # of a group
     computing: str  # the type of the epilogue
 
     @classmethod
-    def of(cls, c: Correlation, processor: Isa) -> QuadBlocked:
+    def of(cls, c: Correlation, processor: Isa) -> VnniPlan:
         """The way to compute a correlation of 8-bit integers, which is stated in single channels and reals."""
         quads = replace(
             c,
@@ -58,7 +58,7 @@ class QuadBlocked(Blocked):
 
     @cached_property
     def panels(self) -> QuadPanels:
-        side = self.tile.box[0] if self.lanes_are_pixels else self.tile.vectors * self.lanes
+        side = self.tile.box[0] if self.vectorizes_pixels else self.tile.vectors * self.lanes
         plain = plan_panels(self.c, side)
         return QuadPanels(plain.lanes, plain.count, plain.taps, plain.depth)
 
@@ -91,13 +91,13 @@ class QuadBlocked(Blocked):
             w = arguments.pointer(number, c.w.dtype) + group_offset(group, c.groups, c.w.groups)
             k.call(pack, w, self.filter_panels(arguments) + task * panels.panel_size, panel * panels.lanes)
 
-    def trace_slab_of(self, module: Module, name: str) -> Function:
-        return trace_quad_slab(module, name, self.c, self.slab, self.channels_read)
+    def trace_input_tile_of(self, module: Module, name: str) -> Function:
+        return trace_quad_input_tile(module, name, self.c, self.input_tile, self.channels_read)
 
     @property
     def _products(self) -> Products:
         lanes, at = self.lanes, self.panels.start
-        if self.lanes_are_pixels:
+        if self.vectorizes_pixels:
             return Products(
                 lambda k, one, vector, total: k.dot(vector, one, total),
                 lambda panel, _, row, vector: panel.splat(at + row, lanes),
@@ -137,11 +137,11 @@ class Vnni(Algorithm):
             )
         return None
 
-    def _part(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> QuadBlocked:
+    def _part(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> VnniPlan:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         (whole,) = lower_convolution(problem, epilogue.operands if epilogue else ())
-        return QuadBlocked.of(whole.merged(), device.isa)
+        return VnniPlan.of(whole.merged(), device.isa)
 
     def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         assert isinstance(device, CpuDevice)

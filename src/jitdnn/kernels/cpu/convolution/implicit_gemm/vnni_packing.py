@@ -1,6 +1,6 @@
 """Copies of 8-bit images and filters into the workspace as quads: four neighbouring channels in 32 bits.
 
-Slabs and panels are laid out as in microkernel/packing.py, with a quad for an element; channels beyond the last are
+Input tiles and panels are laid out as in microkernel/packing.py, with a quad for an element; channels beyond the last are
 there to fill the last quad. One instruction multiplies unsigned by signed integers, so that the
 image is shifted to [0, 255]:
 
@@ -19,13 +19,13 @@ import llvmlite.ir as ir
 
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.microkernel.packing import (
+    InputTile,
     Panels,
-    Slab,
     ahead_channels,
     ahead_elements,
     contiguous_run,
+    input_tile_rows,
     nest_places,
-    slab_rows,
     source_steps,
     within,
 )
@@ -54,36 +54,38 @@ class QuadPanels(Panels):
         return self.start + self.lanes
 
 
-def trace_quad_slab(module: Module, name: str, c: Correlation, slab: Slab, channels: int) -> Function:
-    """Trace ``name(x, slab, batches, quads, d, h, w)`` as `packing.trace_slab`: copy a block of ``channels``.
+def trace_quad_input_tile(
+    module: Module, name: str, c: Correlation, input_tile: InputTile, channels: int
+) -> Function:
+    """Trace ``name(x, input tile, batches, quads, d, h, w)`` as `packing.trace_input_tile`: copy a block of ``channels``.
 
     ``c`` counts quads; its view of x has the strides of single channels.
     """
     with module.function(
-        name, x="i8", slab="i32", batches=None, quads=None, d=None, h=None, w=None
+        name, x="i8", input_tile="i32", batches=None, quads=None, d=None, h=None, w=None
     ) as (
         k, (x, target, batches, quads, *starts), function,
     ):  # fmt: skip
         origins = [s * axis.step + axis.taps.lowest for s, axis in zip(starts, c.axes, strict=True)]
         for n in k.range(0, batches):
-            image, place = x + n * c.x.batch, target + n * slab.batch
-            if slab.is_channels_last:
-                _copy_pixels(k, c, slab, image, place, channels, origins)
+            image, place = x + n * c.x.batch, target + n * input_tile.batch
+            if input_tile.is_channels_last:
+                _copy_pixels(k, c, input_tile, image, place, channels, origins)
             else:
                 for quad in k.range(quads):
-                    rows = image + quad * (QUAD * c.x.channels), place + quad * slab.channels
-                    _copy_rows(k, c, slab, *rows, k.integer(channels) - quad * QUAD, origins)
+                    rows = image + quad * (QUAD * c.x.channels), place + quad * input_tile.channels
+                    _copy_rows(k, c, input_tile, *rows, k.integer(channels) - quad * QUAD, origins)
     return function
 
 
 def _copy_pixels(
-    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, channels: int,
+    k: Builder, c: Correlation, input_tile: InputTile, image: Pointer, place: Pointer, channels: int,
     origins: list[Value],
 ) -> None:  # fmt: skip
     """Channels that lie next to each other: whole vectors of them are quads as they are."""
     lanes, step = k.lanes("i32"), source_steps(c)
-    for row, inside, target in slab_rows(k, c, slab, image, place, origins):
-        for p in k.range(slab.extents[2]):
+    for row, inside, target in input_tile_rows(k, c, input_tile, image, place, origins):
+        for p in k.range(input_tile.extents[2]):
             w = origins[2] + p * step[2]
             here = inside & within(w, c.axes[2].positions)
             limit = k.select(here, k.integer(channels), 0)
@@ -92,18 +94,18 @@ def _copy_pixels(
                 mask = _byte_mask(k, limit - quad * QUAD, lanes * QUAD)
                 found = pixel.load(quad * QUAD, lanes * QUAD, mask)
                 pixel.prefetch(quad * QUAD + ahead_elements(c))
-                target.store(_as_quads(k, found ^ _SHIFT), quad + p * slab.space[2])
+                target.store(_as_quads(k, found ^ _SHIFT), quad + p * input_tile.space[2])
 
 
 def _copy_rows(
-    k: Builder, c: Correlation, slab: Slab, image: Pointer, place: Pointer, channels: Value,
+    k: Builder, c: Correlation, input_tile: InputTile, image: Pointer, place: Pointer, channels: Value,
     origins: list[Value],
 ) -> None:  # fmt: skip
     """The rows of four channels, of which at least one and maybe only the first ``channels`` are there."""
     lanes, step, axis = k.lanes("i32"), source_steps(c)[2], c.axes[2]
-    ahead = QUAD * ceil_div(ahead_channels(c, slab), QUAD)
-    for row, inside, target in slab_rows(k, c, slab, image, place, origins):
-        for j in k.range(0, slab.extents[2], lanes):
+    ahead = QUAD * ceil_div(ahead_channels(c, input_tile), QUAD)
+    for row, inside, target in input_tile_rows(k, c, input_tile, image, place, origins):
+        for j in k.range(0, input_tile.extents[2], lanes):
             first = origins[2] + j * step
             # lane i reads position first + i * step, which must be in [0, positions)
             limit = k.select(inside, k.integer(axis.positions), 0)

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import BlockedFilter, ways
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan, ways
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
@@ -18,7 +18,7 @@ from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import Isa
 
 
-class ImplicitGemmFilter(Algorithm):
+class ImplicitGemmWgrad(Algorithm):
     """Backward filter; see plan.py."""
 
     name = "implicit_gemm_filter"
@@ -33,7 +33,7 @@ class ImplicitGemmFilter(Algorithm):
             return "a filter's gradient takes no epilogue: apply it to the result"
         return None
 
-    def _plan(self, problem: Problem, device: Device) -> BlockedFilter:
+    def _plan(self, problem: Problem, device: Device) -> ImplicitGemmWgradPlan:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         return _cheapest(problem, device.isa)
@@ -58,6 +58,6 @@ class ImplicitGemmFilter(Algorithm):
 
 
 @lru_cache(256)
-def _cheapest(problem: Convolution, isa: Isa) -> BlockedFilter:
+def _cheapest(problem: Convolution, isa: Isa) -> ImplicitGemmWgradPlan:
     (whole,) = lower_convolution(problem)
-    return min(ways(whole, isa), key=BlockedFilter.cycles)
+    return min(ways(whole, isa), key=ImplicitGemmWgradPlan.cycles)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jitdnn.devices.cpu import Arguments
-from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.packing import trace_panel, trace_slab
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.packing import trace_input_tile, trace_panel
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.store import filter_strides, trace_finish
 from jitdnn.kernels.cpu.correlation import Axis
 from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
@@ -22,13 +22,13 @@ from jitdnn.kernels.cpu.schedule.offsets import (
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import BlockedFilter
+    from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan
 
 
-def trace_gradient(module: Module, plan: BlockedFilter, pointers: int) -> None:
+def trace_gradient(module: Module, plan: ImplicitGemmWgradPlan, pointers: int) -> None:
     """Trace the phases of a plan; the pointers are x, dy and dw."""
     c, splits = plan.c, plan.cut.splits
-    fill = trace_slab(module, "slab", plan.copied[0], plan.slab)
+    fill = trace_input_tile(module, "slab", plan.copied[0], plan.input_tile)
     turn = trace_panel(module, "panel", c, plan.block, plan.tile.vectors)
     contract, runtime = _trace_contraction(module, "contract", plan)
     finish = trace_finish(module, "store", c, plan.tile.vectors, plan.sum_strides, splits, plan.split_size)
@@ -42,7 +42,7 @@ def trace_gradient(module: Module, plan: BlockedFilter, pointers: int) -> None:
         place.finish(finish, place.shared_sums(chunk, k.integer(0), panel), chunk, panel)
 
 
-def _trace_contraction(module: Module, name: str, plan: BlockedFilter) -> tuple[Function, list[int]]:
+def _trace_contraction(module: Module, name: str, plan: ImplicitGemmWgradPlan) -> tuple[Function, list[int]]:
     """The micro-kernel, and which of the four extents it takes at run time."""
     given = [of % extent != 0 for of, extent in zip(plan.results, plan.block, strict=True)]
     given = [is_given or clipped for is_given, clipped in zip(given, (False, *plan.clipped), strict=True)]
@@ -69,7 +69,13 @@ class _Task:
     """The code of one task."""
 
     def __init__(
-        self, k: Builder, plan: BlockedFilter, args: Pointer, pointers: int, task: Value, thread: Value
+        self,
+        k: Builder,
+        plan: ImplicitGemmWgradPlan,
+        args: Pointer,
+        pointers: int,
+        task: Value,
+        thread: Value,
     ) -> None:
         self.k, self.plan, self.c = k, plan, plan.c
         self.scale = scale(k, args, pointers)
@@ -79,9 +85,9 @@ class _Task:
         self.dy = arguments.pointer(dy, self.c.y.dtype)
         self.dw = arguments.pointer(2, self.c.w.dtype)
         self.work: Pointer = arguments.workspace(self.c.dtype)
-        own = plan.slab_elements + plan.panel_elements + plan.own_sum_elements
-        self.slab = self.work + (thread * own + plan.split_elements)
-        self.panel = self.slab + plan.slab_elements
+        own = plan.input_tile_elements + plan.panel_elements + plan.own_sum_elements
+        self.input_tile = self.work + (thread * own + plan.split_elements)
+        self.panel = self.input_tile + plan.input_tile_elements
         self.own_sums = self.panel + plan.panel_elements
         # neighbouring tasks share their pixels of x: the last reading left them in the cache
         extents = (self.c.group_count, plan.chunks, plan.cut.splits, plan.cut.shares)
@@ -114,7 +120,7 @@ class _Task:
                 for of, start, extent in zip(plan.results, starts, plan.block, strict=True)
             ]
             image = self.x + view_offset(c, c.x, self.group, channel, (starts[0], 0, 0, 0))
-            k.call(fill, image, self.slab, valid[0], channels, *starts[1:])
+            k.call(fill, image, self.input_tile, valid[0], channels, *starts[1:])
             for panel in k.range(first, last):
                 gradient = self.dy + view_offset(c, c.y, self.group, panel * plan.panel, starts)
                 k.call(turn, gradient, self.panel, k.integer(c.width) - panel * plan.panel, *valid)
@@ -145,7 +151,7 @@ class _Task:
         for column in k.range(0, channels, side):
             for tile in k.range(math.prod(tiles)):
                 taps = [i * s for i, s in zip(split_index(tile, tiles), sides, strict=True)]
-                a = self.slab + (_dot([column, *taps], plan.row_strides) + plan.origin)
+                a = self.input_tile + (_dot([column, *taps], plan.row_strides) + plan.origin)
                 b, extents = self.panel, list(valid)
                 for i, (tap, axis) in enumerate(zip(taps, self.c.axes, strict=True), 1):
                     if plan.clipped[i - 1]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
-from jitdnn.kernels.cpu.microkernel.packing import Slab
+from jitdnn.kernels.cpu.microkernel.packing import InputTile
 from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed, transpose
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
@@ -24,52 +24,54 @@ _BYTES_AHEAD = (
 TURNED_STEPS = (1, 2, 3, 4)  # between pixels, for which squares are loaded without gathering
 
 
-def trace_slab(module: Module, name: str, c: Correlation, slab: Slab) -> Function:
-    """Trace ``name(x, slab, batches, channels, d, h, w)``: copy the block whose first result is (d, h, w).
+def trace_input_tile(module: Module, name: str, c: Correlation, input_tile: InputTile) -> Function:
+    """Trace ``name(x, input tile, batches, channels, d, h, w)``: copy the block whose first result is (d, h, w).
 
     ``x`` points to the first channel to copy of the block's first image; ``batches`` images and ``channels`` channels
-    are there. Up to two vectors beyond the slab are written, too.
+    are there. Up to two vectors beyond the input tile are written, too.
     """
     with module.function(
-        name, x=c.x.dtype, slab=c.dtype, batches=None, channels=None, d=None, h=None, w=None
+        name, x=c.x.dtype, input_tile=c.dtype, batches=None, channels=None, d=None, h=None, w=None
     ) as (
         k, (x, target, batches, channels, *starts), function,
     ):  # fmt: skip
         origins = [s * axis.step + axis.taps.lowest for s, axis in zip(starts, c.axes, strict=True)]
-        copy = _SlabCopy(k, c, slab, origins)
-        if slab.is_channels_last and not copy.is_dense:
+        copy = _InputTileCopy(k, c, input_tile, origins)
+        if input_tile.is_channels_last and not copy.is_dense:
             copy.pixels(x, target, batches, channels)
         else:
             copy.rows(x, target, batches, channels)
     return function
 
 
-class _SlabCopy:
-    def __init__(self, k: Builder, c: Correlation, slab: Slab, origins: Sequence[Value]) -> None:
-        self.k, self.c, self.slab, self.origins = k, c, slab, origins
+class _InputTileCopy:
+    def __init__(self, k: Builder, c: Correlation, input_tile: InputTile, origins: Sequence[Value]) -> None:
+        self.k, self.c, self.input_tile, self.origins = k, c, input_tile, origins
         self.lanes = k.lanes(c.dtype)
-        # positions of the input from one element of the slab to the next
+        # positions of the input from one element of the input tile to the next
         self.steps = [axis.step if axis.taps.count <= 1 else 1 for axis in c.axes]
         self.zero = k.constant(0, c.dtype, self.lanes)
         # channels last, and all of them: a row of pixels is a single run
         self.is_dense = (
-            slab.is_channels_last and c.x.space[2] == slab.space[2] == c.depth and self.steps[2] == 1
+            input_tile.is_channels_last
+            and c.x.space[2] == input_tile.space[2] == c.depth
+            and self.steps[2] == 1
         )
         unit = c.depth if self.is_dense else 1
-        self.run, self.positions = slab.extents[2] * unit, c.axes[2].positions * unit
+        self.run, self.positions = input_tile.extents[2] * unit, c.axes[2].positions * unit
         self.first, self.stride = origins[2] * unit, 1 if self.is_dense else c.x.space[2]
 
     def rows(self, x: Pointer, target: Pointer, batches: Value, channels: Value) -> None:
         """Rows along the last axis; what is written beyond a row's end, the next row overwrites."""
-        k, c, slab = self.k, self.c, self.slab
+        k, c, input_tile = self.k, self.c, self.input_tile
         vectors = ceil_div(self.run, self.lanes)
         masks = [
             self._mask(k.integer(j * self.lanes)) for j in range(vectors if vectors <= _KEPT_MASKS else 0)
         ]
         for n in k.range(batches):
-            image, place = x + n * c.x.batch, target + n * slab.batch
+            image, place = x + n * c.x.batch, target + n * input_tile.batch
             for channel in k.range(1 if self.is_dense else channels):
-                plane, own = image + channel * c.x.channels, place + channel * slab.channels
+                plane, own = image + channel * c.x.channels, place + channel * input_tile.channels
                 for row, inside, to in self._lines(plane, own):
                     with k.when(inside):
                         if masks:
@@ -114,20 +116,20 @@ class _SlabCopy:
     def _ahead(self) -> int:
         if self.is_dense:
             return _BYTES_AHEAD // ITEM_BYTES[self.c.dtype]
-        plane = math.prod(self.slab.extents) * ITEM_BYTES[self.c.dtype]
+        plane = math.prod(self.input_tile.extents) * ITEM_BYTES[self.c.dtype]
         return ceil_div(_BYTES_AHEAD, plane) * self.c.x.channels
 
     def pixels(self, x: Pointer, target: Pointer, batches: Value, channels: Value) -> None:
         """Channels last: the channels of one pixel after the other."""
-        k, c, slab, lanes = self.k, self.c, self.slab, self.lanes
+        k, c, input_tile, lanes = self.k, self.c, self.input_tile, self.lanes
         whole = channels // lanes * lanes
         tail = k.mask(channels - whole, lanes)
         for n in k.range(batches):
-            for row, inside, to in self._lines(x + n * c.x.batch, target + n * slab.batch):
-                for p in k.range(slab.extents[2]):
+            for row, inside, to in self._lines(x + n * c.x.batch, target + n * input_tile.batch):
+                for p in k.range(input_tile.extents[2]):
                     w = self.origins[2] + p * self.steps[2]
                     here = inside & _within(w, c.axes[2])
-                    pixel, place = row + w * c.x.space[2], to + p * slab.space[2]
+                    pixel, place = row + w * c.x.space[2], to + p * input_tile.space[2]
                     with k.when(here):
                         for channel in k.range(0, whole, lanes):
                             place.store(pixel.load(channel, lanes), channel)
@@ -137,15 +139,15 @@ class _SlabCopy:
                             place.store(self.zero, channel)
 
     def _lines(self, image: Pointer, place: Pointer) -> Iterator[tuple[Pointer, Value, Pointer]]:
-        """Each row of the slab along the last axis: where it comes from, whether that exists, where it goes."""
-        k, c, slab = self.k, self.c, self.slab
-        for i in k.range(slab.extents[0]):
+        """Each row of the input tile along the last axis: where it comes from, whether that exists, where it goes."""
+        k, c, input_tile = self.k, self.c, self.input_tile
+        for i in k.range(input_tile.extents[0]):
             d = self.origins[0] + i * self.steps[0]
-            for j in k.range(slab.extents[1]):
+            for j in k.range(input_tile.extents[1]):
                 h = self.origins[1] + j * self.steps[1]
                 inside = _within(d, c.axes[0]) & _within(h, c.axes[1])
                 source = image + (d * c.x.space[0] + h * c.x.space[1])
-                yield source, inside, place + (i * slab.space[0] + j * slab.space[1])
+                yield source, inside, place + (i * input_tile.space[0] + j * input_tile.space[1])
 
 
 def _within(position: Value, axis: Axis) -> Value:

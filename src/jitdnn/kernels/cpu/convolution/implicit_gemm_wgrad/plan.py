@@ -1,9 +1,9 @@
-"""A filter's gradient as a blocked contraction over pixels: plan, cost and code.
+"""A filter's gradient as a implicit GEMM over pixels: plan, cost and code.
 
     dw[k, c, tap] = sum over images and pixels p of  dy[n, k, p] * x[n, c, step * p + offset of tap]
 
     task   : one group, one chunk of channels, one share of the panels of k, one split of the blocks of pixels
-    slab   : the part of x that a block reads, with its zeros                   (packing.py)
+    input tile   : the part of x that a block reads, with its zeros                   (packing.py)
     panel  : dy of the block as [pixel][lanes of k], one panel after the other  (packing.py)
     tile   : sums in registers; rows are a box of (channel, taps), lanes are k  (microkernel/gemm.py)
     sums   : [panel][channel][taps][lanes], carried from block to block
@@ -32,14 +32,21 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import (
 )
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.store import is_turned
 from jitdnn.kernels.cpu.correlation import Correlation
-from jitdnn.kernels.cpu.microkernel.packing import Slab, plan_slab, slab_extent, slab_step
+from jitdnn.kernels.cpu.microkernel.packing import (
+    InputTile,
+    input_tile_extent,
+    input_tile_step,
+    plan_input_tile,
+)
 from jitdnn.kernels.cpu.microkernel.register_tiles import Tile, choose_tile
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
 from jitdnn.kernels.cpu.schedule.parallel import WANTED_TASKS
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
-_SLAB_BYTES = 320 << 10  # the slab and a panel of a block share the L2 cache with the sums that stream by
+_INPUT_TILE_BYTES = (
+    320 << 10
+)  # the input tile and a panel of a block share the L2 cache with the sums that stream by
 _PANEL_BYTES = 128 << 10
 _CACHE_BYTES = 768 << 10
 _SUMS_BYTES = 8 << 20  # splitting the pixels may not cost more memory than this
@@ -59,18 +66,18 @@ _SHORT = 16.0  # cycles for each vector of a square that is not full
 _WORTH_SHARING = 60_000.0  # cycles: less than this one thread does alone
 
 
-def ways(c: Correlation, isa: Isa) -> Iterator[BlockedFilter]:
+def ways(c: Correlation, isa: Isa) -> Iterator[ImplicitGemmWgradPlan]:
     """The gradient as it is and, with a single tap, with x and dy in each other's place."""
     needed = cropped(c)
-    yield BlockedFilter(needed.merged(), isa)
+    yield ImplicitGemmWgradPlan(needed.merged(), isa)
     other = exchanged(needed)
     if other is not None:
-        yield BlockedFilter(other, isa, is_swapped=True)
+        yield ImplicitGemmWgradPlan(other, isa, is_swapped=True)
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How the work is divided: channels of a slab, pixels of a block, and the shares of panels and of blocks."""
+class Blocking:
+    """How the work is divided: channels of an input tile, pixels of a block, and the shares of panels and of blocks."""
 
     chunk: int
     block: tuple[int, int, int, int]
@@ -79,7 +86,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class BlockedFilter:
+class ImplicitGemmWgradPlan:
     """How the gradient of one filter is cut. Sizes are in elements unless said otherwise.
 
     ``is_swapped``: the correlation's x is the problem's dy, and its y the problem's x.
@@ -120,7 +127,7 @@ class BlockedFilter:
 
     @property
     def is_channels_last(self) -> bool:
-        """True if the slab is: see ``packing.plan_slab``."""
+        """True if the input tile is: see ``packing.plan_input_tile``."""
         x = self.c.x
         return x.channels == 1 and self.c.depth > 1 and x.space[2] != 1
 
@@ -134,7 +141,7 @@ class BlockedFilter:
     def _work_of(self, tile: Tile) -> float:
         """Cycles of the multiplications of one group."""
         fill = max(tile.rows * tile.vectors / 2, (tile.rows + tile.vectors) / 2, 4.0) + _STEP
-        lines = float(tile.vectors)  # of a panel that exceeds the nearest cache, and of the slab
+        lines = float(tile.vectors)  # of a panel that exceeds the nearest cache, and of the input tile
         if self.is_channels_last:
             _, d, h, w = tile.box
             pitch = self.c.axes[2].taps.shift * self.c.depth * self.item / _LINE_BYTES
@@ -157,10 +164,10 @@ class BlockedFilter:
         return is_whole and self.clipped[axis] and self.tile.box[1 + axis] == 1
 
     def _extent(self, axis: int, results: int) -> int:
-        """Positions of a slab along an axis of space."""
+        """Positions of an input tile along an axis of space."""
         if self.is_exact(axis, results):
             return from_inside(self.c.axes[axis], results).taps.span + 1
-        return slab_extent(self.c.axes[axis], results)
+        return input_tile_extent(self.c.axes[axis], results)
 
     @property
     def panel(self) -> int:
@@ -235,10 +242,10 @@ class BlockedFilter:
         return math.prod(self.blocks) > self.cut.splits
 
     @cached_property
-    def cut(self) -> Cut:
+    def cut(self) -> Blocking:
         """The cheapest division, in a time that counts the threads which too few tasks leave idle."""
 
-        def time(cut: Cut) -> float:
+        def time(cut: Blocking) -> float:
             cycles = self._cycles_of(cut)
             if cycles < _WORTH_SHARING:
                 return cycles
@@ -247,7 +254,7 @@ class BlockedFilter:
 
         return min(self._cuts(), key=time)
 
-    def _cuts(self) -> Iterator[Cut]:
+    def _cuts(self) -> Iterator[Blocking]:
         side = self.tile.box[0]
         columns = ceil_div(self.c.depth, side)
         for chunk in sorted({ceil_div(columns, parts) * side for parts in _few(columns)}, reverse=True):
@@ -258,18 +265,18 @@ class BlockedFilter:
                 if splits > 1 and sums > _SUMS_BYTES:
                     break
                 for shares in _few(self.panels):
-                    yield Cut(min(chunk, self.c.depth), block, shares, splits)
+                    yield Blocking(min(chunk, self.c.depth), block, shares, splits)
 
     def _block(self, channels: int) -> tuple[int, int, int, int]:
-        """Grown from the last axis on while the slab of ``channels`` and a panel of dy fit."""
+        """Grown from the last axis on while the input tile of ``channels`` and a panel of dy fit."""
         results = self.results
 
         def fits(candidate: list[int]) -> bool:
-            slab = candidate[0] * channels
+            input_tile = candidate[0] * channels
             for axis, extent in enumerate(candidate[1:]):
-                slab *= self._extent(axis, extent)
+                input_tile *= self._extent(axis, extent)
             panel = math.prod(candidate) * self.panel
-            return slab * self.item <= _SLAB_BYTES and panel * self.item <= _PANEL_BYTES
+            return input_tile * self.item <= _INPUT_TILE_BYTES and panel * self.item <= _PANEL_BYTES
 
         block = [1, 1, 1, 1]
         for axis in (3, 2, 1, 0):
@@ -283,7 +290,7 @@ class BlockedFilter:
 
     @cached_property
     def copied(self) -> tuple[Correlation, tuple[int, int, int, int]]:
-        """The correlation and the block of it whose slab is copied: without zeros where none is needed."""
+        """The correlation and the block of it whose input tile is copied: without zeros where none is needed."""
         axes, block = list(self.c.axes), list(self.block)
         for i, results in enumerate(self.block[1:]):
             if self.is_exact(i, results):
@@ -292,14 +299,16 @@ class BlockedFilter:
         return replace(self.c, depth=self.chunk, axes=(axes[0], axes[1], axes[2])), (n, d, h, w)
 
     @cached_property
-    def slab(self) -> Slab:
-        return plan_slab(*self.copied, self.lanes)
+    def input_tile(self) -> InputTile:
+        return plan_input_tile(*self.copied, self.lanes)
 
     @property
     def steps(self) -> tuple[int, int, int, int]:
-        """Steps in the slab along the batch and the axes of results."""
-        d, h, w = (slab_step(axis) * s for axis, s in zip(self.c.axes, self.slab.space, strict=True))
-        return self.slab.batch, d, h, w
+        """Steps in the input tile along the batch and the axes of results."""
+        d, h, w = (
+            input_tile_step(axis) * s for axis, s in zip(self.c.axes, self.input_tile.space, strict=True)
+        )
+        return self.input_tile.batch, d, h, w
 
     @property
     def pitches(self) -> tuple[int, int, int, int]:
@@ -309,17 +318,17 @@ class BlockedFilter:
 
     @property
     def origin(self) -> int:
-        """Where the first result's first tap is in the slab: before its begin where zeros are left out."""
-        pairs = zip(self.c.axes, self.copied[0].axes, self.slab.space, strict=True)
+        """Where the first result's first tap is in the input tile: before its begin where zeros are left out."""
+        pairs = zip(self.c.axes, self.copied[0].axes, self.input_tile.space, strict=True)
         return sum((axis.taps.lowest - own.taps.lowest) * stride for axis, own, stride in pairs)
 
     # ---- memory
 
     @cached_property
-    def slab_elements(self) -> int:
-        """Room for the slab and for what the last tiles read, and never use, beyond it."""
-        reach = (self.block[0] - 1) * self.slab.batch + 1
-        for extent, stride in zip(self.slab.extents, self.slab.space, strict=True):
+    def input_tile_elements(self) -> int:
+        """Room for the input tile and for what the last tiles read, and never use, beyond it."""
+        reach = (self.block[0] - 1) * self.input_tile.batch + 1
+        for extent, stride in zip(self.input_tile.extents, self.input_tile.space, strict=True):
             reach += (extent - 1) * stride
         for stride, rounded in zip(self.row_strides, self.padded_rows, strict=True):
             reach += (rounded - 1) * abs(stride)
@@ -327,9 +336,9 @@ class BlockedFilter:
 
     @property
     def row_strides(self) -> list[int]:
-        """Steps in the slab along the channels and the taps."""
-        taps = [axis.taps.shift * s for axis, s in zip(self.c.axes, self.slab.space, strict=True)]
-        return [self.slab.channels, *taps]
+        """Steps in the input tile along the channels and the taps."""
+        taps = [axis.taps.shift * s for axis, s in zip(self.c.axes, self.input_tile.space, strict=True)]
+        return [self.input_tile.channels, *taps]
 
     @cached_property
     def panel_elements(self) -> int:
@@ -349,8 +358,8 @@ class BlockedFilter:
         return whole_lines(size, self.c.dtype)
 
     def workspace(self, threads: int) -> int:
-        """Bytes: the sums of all splits, then for each thread a slab, a panel of a block and its own sums."""
-        own = self.slab_elements + self.panel_elements + self.own_sum_elements
+        """Bytes: the sums of all splits, then for each thread an input tile, a panel of a block and its own sums."""
+        own = self.input_tile_elements + self.panel_elements + self.own_sum_elements
         return (self.split_elements + threads * own) * self.item
 
     # ---- cost
@@ -371,7 +380,7 @@ class BlockedFilter:
         y = math.prod(self.results) * c.width
         return _FAR if (x + y) * c.group_count * self.item > _CACHE_BYTES else 0.0
 
-    def _cycles_of(self, cut: Cut) -> float:
+    def _cycles_of(self, cut: Blocking) -> float:
         c, lanes = self.c, self.lanes
         chunks, blocks = ceil_div(c.depth, cut.chunk), math.prod(self._blocks(cut.block))
         tiles = math.prod(ceil_div(e, side) for e, side in zip(self.rows, self.tile.box, strict=True))
@@ -379,7 +388,9 @@ class BlockedFilter:
         tile = _CALL + 0.5 * self.tile.rows * self.tile.vectors
         carried = (blocks - cut.splits) * sums * 3.0 + blocks * self.panels * tiles * tile
 
-        slab_rows = cut.block[0] * blocks * self._extent(0, cut.block[1]) * self._extent(1, cut.block[2])
+        input_tile_rows = (
+            cut.block[0] * blocks * self._extent(0, cut.block[1]) * self._extent(1, cut.block[2])
+        )
         extent = self._extent(2, cut.block[3])
         if self.is_channels_last:
             if chunks == 1 and c.x.space[2] == c.depth:
@@ -389,7 +400,7 @@ class BlockedFilter:
         else:
             step = 1 if c.axes[2].taps.count > 1 else c.axes[2].step
             each = (ceil_div(extent, lanes) * (2.0 + step * self._far) + 1.5) * c.depth
-        slab = cut.shares * slab_rows * each
+        input_tile = cut.shares * input_tile_rows * each
 
         step = c.y.space[2]
         run = cut.block[3]
@@ -406,7 +417,7 @@ class BlockedFilter:
         is_dw_far = c.depth * c.width * c.taps * c.group_count * self.item > _CACHE_BYTES
         finish = sums * (2 * _FAR if is_dw_far else 0.0)
         finish += sums * ((6.0 if is_turned(c) else 3.0) + (4.0 * cut.splits if cut.splits > 1 else 0.0))
-        return c.group_count * (self._work + carried + slab + panels + finish)
+        return c.group_count * (self._work + carried + input_tile + panels + finish)
 
     def phases(self) -> list[tuple[str, int]]:
         finish = [("finish", self.c.group_count * self.chunks * self.panels)] if self.cut.splits > 1 else []

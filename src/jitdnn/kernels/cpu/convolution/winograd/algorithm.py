@@ -16,7 +16,7 @@ from jitdnn.kernels.cpu.convolution.winograd.code import Memory, phases, trace_w
 from jitdnn.kernels.cpu.convolution.winograd.cost import choose_winograd, cycles
 from jitdnn.kernels.cpu.convolution.winograd.error import error_of, plain_error, standard_error, storage_error
 from jitdnn.kernels.cpu.convolution.winograd.functions import Shared
-from jitdnn.kernels.cpu.convolution.winograd.plan import Winograd, forwards
+from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan, forwards
 from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
@@ -27,7 +27,7 @@ from jitdnn.rtcg.isa import HALVES, ITEM_BYTES
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 
-class _Winograd(Algorithm):
+class WinogradAlgorithm(Algorithm):
     """Tiles of at most ``outputs`` results an axis, fewer where the error would exceed ``_limit``."""
 
     problem = Convolution
@@ -37,7 +37,7 @@ class _Winograd(Algorithm):
     def __init__(self, is_kept: bool = False) -> None:
         self._is_kept = is_kept
 
-    def with_kept_filter(self) -> _Winograd:
+    def with_kept_filter(self) -> WinogradAlgorithm:
         return type(self)(is_kept=True)
 
     @abstractmethod
@@ -71,7 +71,9 @@ class _Winograd(Algorithm):
         limit = self._limit(problem)
         return tuple(way for way in tilings(c, self.outputs) if error_of(c, *way) <= limit)
 
-    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[Winograd]:
+    def _parts(
+        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
+    ) -> list[WinogradPlan]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
@@ -84,11 +86,11 @@ class _Winograd(Algorithm):
         assert isinstance(device, CpuDevice)
         return self._workspace(self._parts(problem, device, epilogue), device)
 
-    def _workspace(self, parts: list[Winograd], device: CpuDevice) -> int:
+    def _workspace(self, parts: list[WinogradPlan], device: CpuDevice) -> int:
         own = max(part.own_elements for part in parts)
         return (self._memory(parts, device)[1] + device.threads * own) * ITEM_BYTES[parts[0].c.dtype]
 
-    def _memory(self, parts: list[Winograd], device: CpuDevice) -> tuple[list[Memory], int]:
+    def _memory(self, parts: list[WinogradPlan], device: CpuDevice) -> tuple[list[Memory], int]:
         """Where each part has its memory, and where the scratch of the threads begins, in elements.
 
         A kept filter is there as a whole; else the parts follow each other in the same memory.
@@ -147,7 +149,7 @@ class _Winograd(Algorithm):
         return CpuKernel(library, steps, pointers, threads, [scratch], kept, needed)
 
 
-class Winograd4(_Winograd):
+class Winograd4(WinogradAlgorithm):
     """Tiles of at most four results an axis; see the module's text."""
 
     name = "winograd_4"
@@ -157,7 +159,7 @@ class Winograd4(_Winograd):
         return standard_error(problem, compute_dtype(problem.dtype))
 
 
-class Winograd2(_Winograd):
+class Winograd2(WinogradAlgorithm):
     """Tiles of two results an axis, as exact as a plain sum; see the module's text."""
 
     name = "winograd_2"

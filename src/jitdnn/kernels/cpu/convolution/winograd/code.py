@@ -1,4 +1,4 @@
-"""The tasks of a Winograd correlation, in either order; what they do with a block is traced once for both.
+"""The tasks of a WinogradPlan correlation, in either order; what they do with a block is traced once for both.
 
 tiles stay   : "filter" transforms all panels; "tiles" does a block: its data, and panel by panel products and results
 filter stays : "data" transforms all tiles; "panels" does a panel: chunk by chunk filter and products, then results
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.winograd.functions import Functions, Shared
-from jitdnn.kernels.cpu.convolution.winograd.plan import MOST_TERMS, TileAxis, Winograd
+from jitdnn.kernels.cpu.convolution.winograd.plan import MOST_TERMS, TileAxis, WinogradPlan
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, group_offset, scale, split_index, view_offset
 from jitdnn.kernels.cpu.schedule.parallel import WANTED_TASKS
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
@@ -21,7 +21,7 @@ from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 _CHUNK = 64  # channels of a panel that one task transforms
 
 
-def phases(p: Winograd, prefix: str) -> list[tuple[str, int]]:
+def phases(p: WinogradPlan, prefix: str) -> list[tuple[str, int]]:
     """Names and tasks of the phases that ``trace_winograd`` makes."""
     groups = p.c.group_count
     if p.is_filter_first:
@@ -33,7 +33,7 @@ def phases(p: Winograd, prefix: str) -> list[tuple[str, int]]:
     return [(f"{prefix}data", groups * data_tasks(p)), (f"{prefix}panels", groups * p.panels.count)]
 
 
-def data_tasks(p: Winograd) -> int:
+def data_tasks(p: WinogradPlan) -> int:
     """Into how many tasks the transform of a group's data is cut, where that is a phase of its own."""
     return ceil_div(p.strips, ceil_div(p.strips, WANTED_TASKS))
 
@@ -51,7 +51,7 @@ class Memory:
 
 
 def trace_winograd(
-    module: Module, prefix: str, p: Winograd, pointers: int, epilogue: Epilogue | None, memory: Memory,
+    module: Module, prefix: str, p: WinogradPlan, pointers: int, epilogue: Epilogue | None, memory: Memory,
     shared: Shared,
 ) -> None:  # fmt: skip
     """Trace both phases. The pointers are to x, w and y, then to the operands of the epilogue.
@@ -87,7 +87,13 @@ class _Code:
     """The tasks of one correlation."""
 
     def __init__(
-        self, module: Module, prefix: str, p: Winograd, pointers: int, memory: Memory, functions: Functions
+        self,
+        module: Module,
+        prefix: str,
+        p: WinogradPlan,
+        pointers: int,
+        memory: Memory,
+        functions: Functions,
     ) -> None:
         self.module, self.prefix, self.p, self.pointers, self.memory = module, prefix, p, pointers, memory
         self.f = functions
@@ -325,9 +331,9 @@ class _Code:
         """The tiles of a strip as it is laid out."""
         p, columns = self.p, self.p.columns
         for turn in k.range(turns):
-            for residue in k.range(columns.spread):
-                place = turn * (p.laid_gap * columns.outputs) + residue
-                tile = turn * columns.spread + residue
+            for stride_phase in k.range(columns.spread):
+                place = turn * (p.laid_gap * columns.outputs) + stride_phase
+                tile = turn * columns.spread + stride_phase
                 k.call(function, strip + place * p.lanes, to + tile * p.row_pitch)
 
     def _tiles_directly(
@@ -343,10 +349,10 @@ class _Code:
         rows_inside = rows_inside & (row >= 0) & (row + reach[0] < rows.axis.positions)
         for phase, column_short in _phases(k, columns):
             for turn in k.range(turns):
-                for residue in k.range(columns.spread):
-                    at = column + turn * (columns.gap * columns.outputs) + residue
+                for stride_phase in k.range(columns.spread):
+                    at = column + turn * (columns.gap * columns.outputs) + stride_phase
                     at = at + columns.first_position(phase)
-                    tile = turn * columns.spread + residue
+                    tile = turn * columns.spread + stride_phase
                     target = to + (tile * p.row_pitch + phase * p.channel_pitch)
                     inside = rows_inside & (at >= 0) & (at + reach[1] < columns.axis.positions)
                     direct = k.select(inside, whole, 0)
@@ -455,9 +461,9 @@ class _Code:
             tiles = sums + (number - first) * (p.strip_tiles * p.panel_lanes)
             for v in k.range(0, vectors, p.lanes):
                 for step in k.range(turns):
-                    for residue in k.range(columns.spread):
-                        tile = step * columns.spread + residue
-                        place = step * (columns.outputs * columns.spread) + residue
+                    for stride_phase in k.range(columns.spread):
+                        tile = step * columns.spread + stride_phase
+                        place = step * (columns.outputs * columns.spread) + stride_phase
                         k.call(self.f.result, tiles + (tile * p.panel_lanes + v), strip + place * p.lanes)
                 places = [t + view_offset(c, view, group, channel + v, here[:4]) for t, view in tensors]
                 pitch = p.write_pitch * p.lanes

@@ -1,4 +1,4 @@
-"""What a Winograd correlation costs, and the cheapest way to cut one.
+"""What a WinogradPlan correlation costs, and the cheapest way to cut one.
 
 Cycles of one thread, counted from instructions: two multiply-adds or other vector operations a cycle, one store. What
 does not stay in a cache close by costs its bytes.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jitdnn.kernels.cpu.convolution.winograd.candidates import Tiling
-from jitdnn.kernels.cpu.convolution.winograd.plan import MOST_TERMS, Winograd
+from jitdnn.kernels.cpu.convolution.winograd.plan import MOST_TERMS, WinogradPlan
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix, operations
 from jitdnn.kernels.cpu.microkernel.register_tiles import step_cycles
@@ -34,7 +34,7 @@ _BEHIND = 1.3  # times the price of the best way, with a few sizes of blocks: de
 _WIDTHS = (12, 14, 16, 24, 28, 40, 56, 84, 112, 168, 224)  # tiles of a block
 
 
-def cycles(p: Winograd, is_kept: bool = False) -> float:
+def cycles(p: WinogradPlan, is_kept: bool = False) -> float:
     """Cycles of one thread for the whole; ``is_kept``: the filter is there already."""
     c = p.c
     filters = 0.0 if is_kept else _filter_cycles(p)
@@ -51,14 +51,14 @@ def _tile_cycles(arithmetic: float, loads: int, stores: int) -> float:
     return _CALL + max(arithmetic / 2, loads / 2, stores) + 0.4 * min(arithmetic / 2, stores)
 
 
-def _kinds(p: Winograd) -> Iterator[tuple[int, bool, bool]]:
+def _kinds(p: WinogradPlan) -> Iterator[tuple[int, bool, bool]]:
     """How many pairs of phases there are of each kind."""
     for start, stop, row in p.rows.phase_kinds:
         for first, end, column in p.columns.phase_kinds:
             yield (stop - start) * (end - first), row, column
 
 
-def _filter_cycles(p: Winograd) -> float:
+def _filter_cycles(p: WinogradPlan) -> float:
     vectors = p.panels.count * p.tile.vectors * p.c.depth
     one = 0.0
     for number, row, column in _kinds(p):
@@ -68,7 +68,7 @@ def _filter_cycles(p: Winograd) -> float:
     return vectors * (p.sources[0] * one + _staging_cycles(p))
 
 
-def _staging_cycles(p: Winograd) -> float:
+def _staging_cycles(p: WinogradPlan) -> float:
     """Laying out the taps of one channel for a vector of results: as they lie, or by squares that are transposed."""
     w, taps = p.c.w, math.prod(p.panels.taps)
     if w.results == 1:
@@ -78,7 +78,7 @@ def _staging_cycles(p: Winograd) -> float:
     return ceil_div(taps, p.lanes) * 4.5 * p.lanes
 
 
-def _data_cycles(p: Winograd) -> float:
+def _data_cycles(p: WinogradPlan) -> float:
     c = p.c
     if p.folds:
         return _folded_cycles(p)
@@ -102,7 +102,7 @@ def _data_cycles(p: Winograd) -> float:
     return vectors * (tiles * tile + copies)
 
 
-def _folded_cycles(p: Winograd) -> float:
+def _folded_cycles(p: WinogradPlan) -> float:
     """`_data_cycles` where channels and phases share vectors."""
     maps = p.rows.data_matrix(False), p.columns.data_matrix(False)
     tile = _tile_cycles(_grid_operations(*maps), p.places, p.places)
@@ -114,7 +114,7 @@ def _folded_cycles(p: Winograd) -> float:
     return vectors * (p.strips * p.strip_tiles * tile + copies)
 
 
-def _inside(p: Winograd) -> float:
+def _inside(p: WinogradPlan) -> float:
     """The part of the tiles that read nothing outside, about."""
     part = 1.0
     for axis in (p.rows, p.columns):
@@ -123,7 +123,7 @@ def _inside(p: Winograd) -> float:
     return part
 
 
-def _product_cycles(p: Winograd) -> float:
+def _product_cycles(p: WinogradPlan) -> float:
     groups = p.row_groups
     step = sum(count * step_cycles(rows, p.tile.vectors) for rows, count in groups)
     calls = sum(count * (10.0 + rows * p.tile.vectors) for rows, count in groups)
@@ -144,7 +144,7 @@ def _product_cycles(p: Winograd) -> float:
     return p.panels.count * p.blocks * filled * (step * products * p.c.depth + p.places * calls * sums)
 
 
-def _result_cycles(p: Winograd) -> float:
+def _result_cycles(p: WinogradPlan) -> float:
     c = p.c
     vectors = ceil_div(c.width, p.lanes)
     maps = p.rows.filtering().result, p.columns.filtering().result
@@ -164,7 +164,7 @@ def _of_stride(stride: int, lanes: int) -> float:
     return 1.0 if stride == 1 else 2.0 if 2 <= stride <= 4 else lanes / 2
 
 
-def _traffic_cycles(p: Winograd, is_kept: bool) -> float:
+def _traffic_cycles(p: WinogradPlan, is_kept: bool) -> float:
     """What the caches close by do not hold, as far as it does not arrive while products are computed."""
     c, item = p.c, ITEM_BYTES[p.c.dtype]
     data, sums, panel = (n * item for n in (p.data_elements, p.sum_elements, p.panel_elements))
@@ -215,13 +215,13 @@ def _rate(held: float) -> float:
 
 
 @functools.lru_cache(maxsize=512)
-def choose_winograd(c: Correlation, isa: Isa, ways: tuple[Tiling, ...], keeps: bool = False) -> Winograd:
+def choose_winograd(c: Correlation, isa: Isa, ways: tuple[Tiling, ...], keeps: bool = False) -> WinogradPlan:
     """The cheapest way to cut a correlation whose taps are in order, of the given (axes, results of a tile).
 
     ``keeps``: the filter will have been transformed, so it must not stay.
     """
 
-    def price(p: Winograd) -> float:
+    def price(p: WinogradPlan) -> float:
         return cycles(p, keeps) * _waiting(p)
 
     # a few sizes of blocks of every way first: one that lags far behind does not win by another size
@@ -233,15 +233,15 @@ def choose_winograd(c: Correlation, isa: Isa, ways: tuple[Tiling, ...], keeps: b
     return min(near, key=price)
 
 
-def _waiting(p: Winograd) -> float:
+def _waiting(p: WinogradPlan) -> float:
     """The time that threads wait for the last task, as a factor: the mean for one, two and four of them."""
     tasks = p.c.group_count * (p.blocks if p.is_filter_first else p.panels.count)
     return sum(ceil_div(tasks, threads) * threads / tasks for threads in (1, 2, 4)) / 3
 
 
-def _candidates(c: Correlation, isa: Isa, way: Tiling, keeps: bool) -> Iterator[Winograd]:
+def _candidates(c: Correlation, isa: Isa, way: Tiling, keeps: bool) -> Iterator[WinogradPlan]:
     tiled, outputs, parts = way
-    whole = Winograd(c, isa, tiled, outputs, True, 1, parts)
+    whole = WinogradPlan(c, isa, tiled, outputs, True, 1, parts)
     if not keeps and whole.strips * whole.strip_tiles <= _WIDTHS[-1]:
         at_once = replace(whole, is_filter_first=False, block=whole.strips)
         if at_once.data_elements * ITEM_BYTES[c.dtype] <= _STAY:  # every panel reads them line by line
@@ -254,7 +254,7 @@ def _candidates(c: Correlation, isa: Isa, way: Tiling, keeps: bool) -> Iterator[
             yield replace(whole, block=block, portion=portion)
 
 
-def _portion(p: Winograd) -> int:
+def _portion(p: WinogradPlan) -> int:
     """Channels of a block whose data stay close until they have been multiplied, if their sums may wait meanwhile."""
     item = ITEM_BYTES[p.c.dtype]
     lines = ceil_div(p.data_elements * item, _CLOSE)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jitdnn.kernels.cpu.convolution.winograd.plan import Winograd
+from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.microkernel.transpose import transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 
-def trace_folded_fill(module: Module, name: str, p: Winograd, first: int) -> Function:
+def trace_folded_fill(module: Module, name: str, p: WinogradPlan, first: int) -> Function:
     """Trace ``name(x, to, slice, row, column, count)`` for the vector of lanes from number ``first`` on.
 
     ``x`` points to the image's first position and channel; ``slice``, ``row`` and ``column`` are the positions that the
@@ -52,7 +52,7 @@ def trace_folded_fill(module: Module, name: str, p: Winograd, first: int) -> Fun
 
 
 def _columns(
-    k: Builder, p: Winograd, line: Pointer, at: Value, limit: Value, needed: Sequence[int]
+    k: Builder, p: WinogradPlan, line: Pointer, at: Value, limit: Value, needed: Sequence[int]
 ) -> list[Value]:  # fmt: skip
     """A vector of a line's positions for each of the phases ``needed``; zero outside and from ``limit`` on."""
     lanes, unit, stride = p.lanes, p.columns.axis.step, p.c.x.space[p.tiled[1]]

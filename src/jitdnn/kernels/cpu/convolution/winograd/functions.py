@@ -1,4 +1,4 @@
-"""The functions that the tasks of a Winograd correlation call.
+"""The functions that the tasks of a WinogradPlan correlation call.
 
 A strided backward data is several correlations, which read and write the same tensors: what their functions do alike
 is traced once.
@@ -11,7 +11,7 @@ from functools import partial
 
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.winograd.few_channels import trace_folded_fill
-from jitdnn.kernels.cpu.convolution.winograd.plan import Winograd
+from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.convolution.winograd.prefetch import (
     trace_ask_data,
     trace_ask_filter,
@@ -37,7 +37,7 @@ class Functions:
     """Those of one correlation, of which ``shared`` has what another one of the module needed too."""
 
     def __init__(
-        self, module: Module, prefix: str, p: Winograd, epilogue: Epilogue | None, shared: Shared
+        self, module: Module, prefix: str, p: WinogradPlan, epilogue: Epilogue | None, shared: Shared
     ) -> None:
         self.module, self.prefix, self.p, self.shared = module, prefix, p, shared
         c, lanes = p.c, p.lanes

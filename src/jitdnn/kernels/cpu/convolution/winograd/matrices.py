@@ -5,7 +5,7 @@ alpha = m + r - 1 places, the given points and infinity, so alpha multiplication
 
     y = A^T ((G w) * (B^T x))      y: m results, w: r taps, x: alpha elements of the data
 
-It is the transposed form of Toom and Cook's multiplication: Winograd, Arithmetic Complexity of Computations (1980);
+It is the transposed form of Toom and Cook's multiplication: WinogradPlan, Arithmetic Complexity of Computations (1980);
 for convolutions Lavin and Gray (2016), https://arxiv.org/abs/1509.09308.
 
 Which points are taken decides how large the rounding errors are. Fractions that lie about as far from each other as

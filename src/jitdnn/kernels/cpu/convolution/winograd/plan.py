@@ -91,7 +91,7 @@ class TileAxis:
 
     @property
     def turns(self) -> int:
-        """Tiles of each residue modulo the spread."""
+        """Tiles of each stride phase modulo the spread."""
         return ceil_div(ceil_div(self.axis.results, self.spread), self.outputs)
 
     @property
@@ -181,7 +181,7 @@ def _reversed(axis: Axis) -> Axis:
 
 
 @dataclass(frozen=True)
-class Winograd:
+class WinogradPlan:
     """One correlation, its taps in order, cut into tiles. Sizes are in elements of its type unless said otherwise."""
 
     c: Correlation

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jitdnn.kernels.cpu.convolution.winograd.plan import Winograd
+from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import View
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, split_index
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
@@ -18,7 +18,7 @@ from jitdnn.rtcg.isa import ITEM_BYTES
 _LINES = 16  # asked for at a time
 
 
-def trace_ask_data(module: Module, name: str, p: Winograd) -> Function | None:
+def trace_ask_data(module: Module, name: str, p: WinogradPlan) -> Function | None:
     """Trace ``name(x, first, strips, share)``: the share of a panel and place of what strips read.
 
     The strips are those from ``first`` on; ``x`` points to the first channel to read of the group's first image. Rows
@@ -51,7 +51,7 @@ def trace_ask_data(module: Module, name: str, p: Winograd) -> Function | None:
     return function
 
 
-def trace_ask_results(module: Module, name: str, p: Winograd) -> Function | None:
+def trace_ask_results(module: Module, name: str, p: WinogradPlan) -> Function | None:
     """Trace ``name(y, first, strips, channels, share)``: a place's share of where strips' results go.
 
     ``y`` points to the first of the ``channels`` channels of the first image.
@@ -80,7 +80,7 @@ def trace_ask_results(module: Module, name: str, p: Winograd) -> Function | None
     return function
 
 
-def _run(view: View, p: Winograd, channels: int, columns: int) -> tuple[tuple[int, int], int] | None:
+def _run(view: View, p: WinogradPlan, channels: int, columns: int) -> tuple[tuple[int, int], int] | None:
     """((how many runs, elements between them), elements of each) of a row of so many channels and columns."""
     along, across = view.space[p.tiled[1]], view.channels
     if across == 1:
@@ -109,7 +109,7 @@ def _ask(k: Builder, at: Pointer, count: int, stride: int, length: int, item: in
             at.prefetch(i * stride + min(start, length - 1), write=write, nearest=False)
 
 
-def trace_ask_filter(module: Module, name: str, p: Winograd) -> Function:
+def trace_ask_filter(module: Module, name: str, p: WinogradPlan) -> Function:
     """Trace ``name(w, result, channel, step)``: a part of the filter that is laid out next.
 
     The part is the one numbered ``step`` of ``p.staged`` into which the channels that are laid out at a time, from

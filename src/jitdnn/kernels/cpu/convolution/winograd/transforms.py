@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.convolution.winograd.plan import Winograd
+from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import View
 from jitdnn.kernels.cpu.microkernel.constant_matrix import apply_to_grid
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Blend
@@ -20,7 +20,7 @@ from jitdnn.kernels.cpu.microkernel.transpose import transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 
-def trace_fill(module: Module, name: str, p: Winograd, channels: int) -> Function:
+def trace_fill(module: Module, name: str, p: WinogradPlan, channels: int) -> Function:
     """Trace ``name(x, to, slice, row, column, count)`` for the first ``channels`` of a vector of channels.
 
     ``x`` points to the image's first position and channel; ``slice``, ``row`` and ``column`` are the first positions to
@@ -44,7 +44,7 @@ def trace_fill(module: Module, name: str, p: Winograd, channels: int) -> Functio
 
 
 def _copy_vectors(
-    k: Builder, p: Winograd, line: Pointer, target: Pointer, inside: Value, column: Value, count: Value,
+    k: Builder, p: WinogradPlan, line: Pointer, target: Pointer, inside: Value, column: Value, count: Value,
     channels: int,
 ) -> None:  # fmt: skip
     x = p.c.x
@@ -57,7 +57,7 @@ def _copy_vectors(
 
 
 def _copy_squares(
-    k: Builder, p: Winograd, line: Pointer, target: Pointer, inside: Value, column: Value, count: Value,
+    k: Builder, p: WinogradPlan, line: Pointer, target: Pointer, inside: Value, column: Value, count: Value,
     channels: int,
 ) -> None:  # fmt: skip
     x, lanes = p.c.x, p.lanes
@@ -101,7 +101,7 @@ Kind = tuple[bool, bool]
 
 
 def trace_data(
-    module: Module, name: str, p: Winograd, dtype: str, rows: int, columns: int, kind: Kind
+    module: Module, name: str, p: WinogradPlan, dtype: str, rows: int, columns: int, kind: Kind
 ) -> Function:
     """Trace ``name(data, to)``: the tile of type ``dtype`` whose data lie ``rows`` and ``columns`` apart, to V."""
     lanes = p.lanes
@@ -115,7 +115,7 @@ def trace_data(
     return function
 
 
-def trace_filter(module: Module, name: str, p: Winograd, kind: Kind) -> Function:
+def trace_filter(module: Module, name: str, p: WinogradPlan, kind: Kind) -> Function:
     """Trace ``name(staged, to)``: the taps of one phase of each tiled axis of a channel's laid out filter, to U."""
     lanes, strides = p.lanes, p.tap_strides
     a, b = p.rows.filter_matrix(kind[0]), p.columns.filter_matrix(kind[1])
@@ -135,7 +135,7 @@ def _store_places(to: Pointer, grid: Sequence[Sequence[Value]], width: int, pitc
             to.store(value, (i * width + j) * pitch)
 
 
-def trace_result(module: Module, name: str, p: Winograd) -> Function:
+def trace_result(module: Module, name: str, p: WinogradPlan) -> Function:
     """Trace ``name(sums, to)``: a tile's sums of all places to its results, as they lie in a strip."""
     lanes, spread = p.lanes, p.columns.spread
     with module.function(name, sums=p.c.dtype, to=p.c.dtype) as (k, (sums, to), function):
@@ -151,7 +151,7 @@ def trace_result(module: Module, name: str, p: Winograd) -> Function:
     return function
 
 
-def trace_drain(module: Module, name: str, p: Winograd, epilogue: Epilogue | None) -> Function:
+def trace_drain(module: Module, name: str, p: WinogradPlan, epilogue: Epilogue | None) -> Function:
     """Trace ``name(strip, scale, y, operands..., channels, rows, columns, pitch)``: the valid part of a strip to y.
 
     The pointers are to the strip's first result; ``scale`` points to alpha and beta, two doubles; the strip's rows are
@@ -179,7 +179,7 @@ def trace_drain(module: Module, name: str, p: Winograd, epilogue: Epilogue | Non
 
 
 def _drain_vectors(
-    k: Builder, p: Winograd, source: Pointer, blend: Blend, lines: Sequence[Pointer], views: Sequence[View],
+    k: Builder, p: WinogradPlan, source: Pointer, blend: Blend, lines: Sequence[Pointer], views: Sequence[View],
     channels: Value, columns: Value,
 ) -> None:  # fmt: skip
     mask = k.mask(channels, p.lanes)
@@ -190,7 +190,7 @@ def _drain_vectors(
 
 
 def _drain_squares(
-    k: Builder, p: Winograd, source: Pointer, blend: Blend, lines: Sequence[Pointer], views: Sequence[View],
+    k: Builder, p: WinogradPlan, source: Pointer, blend: Blend, lines: Sequence[Pointer], views: Sequence[View],
     channels: Value, columns: Value,
 ) -> None:  # fmt: skip
     lanes = p.lanes
@@ -208,7 +208,7 @@ def _drain_squares(
 
 
 def _store(
-    k: Builder, p: Winograd, value: Value, blend: Blend, places: Sequence[Pointer], strides: Sequence[int],
+    k: Builder, p: WinogradPlan, value: Value, blend: Blend, places: Sequence[Pointer], strides: Sequence[int],
     mask: Value,
 ) -> None:  # fmt: skip
     operands = [

@@ -10,10 +10,10 @@ from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, terms
-from jitdnn.kernels.cpu.convolution.winograd_wgrad.code import WinogradFilterCode
+from jitdnn.kernels.cpu.convolution.winograd_wgrad.code import WinogradWgradCode
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.cost import choose_plan, cycles
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.error import roundings
-from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Order, WinogradFilter
+from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Order, WinogradWgradPlan
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
@@ -25,7 +25,7 @@ from jitdnn.tensor import compute_dtype
 _MOST_ROUNDINGS = 80.0  # unit roundoffs, 4.8e-6 in f32
 
 
-class WinogradFilterGradient(Algorithm):
+class WinogradWgrad(Algorithm):
     """Backward filter; see plan.py. Given an ``order``, it takes the best plan with it."""
 
     name = "winograd_filter"
@@ -47,7 +47,7 @@ class WinogradFilterGradient(Algorithm):
             return "there is nothing to sum"
         return None
 
-    def plan(self, problem: Problem, device: Device) -> WinogradFilter:
+    def plan(self, problem: Problem, device: Device) -> WinogradWgradPlan:
         """How the problem is cut: the cheapest way by counted cycles."""
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
@@ -73,18 +73,18 @@ class WinogradFilterGradient(Algorithm):
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(device, CpuDevice)
         plan = self.plan(problem, device)
-        code = WinogradFilterCode(plan, 3)
+        code = WinogradWgradCode(plan, 3)
         library = load(self.name, plan, device.isa, code.trace)
         threads = min(useful_threads(device, cycles(plan)), plan.tasks)  # each has its own tiles
         return CpuKernel(library, code.phases(), 3, threads, workspace=_workspace(plan, device))
 
 
-def _workspace(plan: WinogradFilter, device: Device) -> int:
+def _workspace(plan: WinogradWgradPlan, device: Device) -> int:
     return plan.workspace(min(device.threads, plan.tasks))
 
 
 @lru_cache(256)
-def _plan(problem: Convolution, processor: Isa, order: Order | None) -> WinogradFilter:
+def _plan(problem: Convolution, processor: Isa, order: Order | None) -> WinogradWgradPlan:
     (whole,) = lower_convolution(problem)
     plain = 4.0 + math.sqrt(terms(problem))  # what is declared for a plain sum, and so allowed for any
     return choose_plan(whole, processor, max(_MOST_ROUNDINGS, plain), order)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.axes import data_origin
-from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Operand, WinogradFilter
+from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Operand, WinogradWgradPlan
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.product import trace_taps, trace_tile_sums
 from jitdnn.kernels.cpu.microkernel.epilogue_store import trace_store
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, group_offset, scale, split_index
@@ -28,10 +28,10 @@ class _Functions:
     store: Function
 
 
-class WinogradFilterCode:
+class WinogradWgradCode:
     """Traces the phases of a plan; the pointers of the kernel are x, dy and dw."""
 
-    def __init__(self, plan: WinogradFilter, pointers: int) -> None:
+    def __init__(self, plan: WinogradWgradPlan, pointers: int) -> None:
         self.plan, self.pointers = plan, pointers
 
     def phases(self) -> list[tuple[str, int]]:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.axes import FilterAxis, data_reading, gradient_reading
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.error import MOST_TILES, Axes, roundings
-from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Operand, Order, WinogradFilter
+from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Operand, Order, WinogradWgradPlan
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
 from jitdnn.kernels.cpu.microkernel.constant_matrix import operations
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
@@ -39,7 +39,7 @@ _ALONE, _FEW = 1.6, 0.15
 _EXACT_PLACES, _INEXACT = 6, 1.1
 
 
-def choose_plan(c: Correlation, isa: Isa, limit: float, order: Order | None = None) -> WinogradFilter:
+def choose_plan(c: Correlation, isa: Isa, limit: float, order: Order | None = None) -> WinogradWgradPlan:
     """The cheapest plan, of those with ``order`` if one is given. Some axis has several taps.
 
     The taps and results of tiles are those that are best on a processor with long vectors, so that the error does not
@@ -57,7 +57,7 @@ def choose_plan(c: Correlation, isa: Isa, limit: float, order: Order | None = No
     return _cheapest(c, isa, [cut], order)
 
 
-def _cheapest(c: Correlation, isa: Isa, cuts: Sequence[Axes], order: Order | None) -> WinogradFilter:
+def _cheapest(c: Correlation, isa: Isa, cuts: Sequence[Axes], order: Order | None) -> WinogradWgradPlan:
     """The cheapest plan of some cuts; how those that lag far behind are best divided does not matter."""
     seeds = [p for cut in cuts for p in _seeds(c, isa, cut)]
     first = [
@@ -84,7 +84,7 @@ def _with_fewest_taps_first(c: Correlation) -> Correlation:
     )  # fmt: skip
 
 
-def _price(plan: WinogradFilter) -> float:
+def _price(plan: WinogradWgradPlan) -> float:
     """Cycles, and more for work that a second thread cannot help with, whether there is one or not.
 
     A little more for many places, too: they must be worth their rounding errors.
@@ -95,12 +95,12 @@ def _price(plan: WinogradFilter) -> float:
     return price * _INEXACT if any(axis.places > _EXACT_PLACES for axis in plan.axes) else price
 
 
-def _seeds(c: Correlation, isa: Isa, cut: Axes) -> Iterator[WinogradFilter]:
+def _seeds(c: Correlation, isa: Isa, cut: Axes) -> Iterator[WinogradWgradPlan]:
     """Plans that are not divided yet."""
     axes = _with_runs(cut, c, isa)
     for is_swapped in (False, True):
         for rows, vectors in _tiles(c, isa, is_swapped):
-            yield WinogradFilter(c, isa, axes, "whole", is_swapped, rows, vectors, 1, 1, 1, 1)
+            yield WinogradWgradPlan(c, isa, axes, "whole", is_swapped, rows, vectors, 1, 1, 1, 1)
 
 
 def _cuts(c: Correlation) -> Iterator[Axes]:
@@ -158,7 +158,7 @@ def _tiles(c: Correlation, isa: Isa, is_swapped: bool) -> Iterator[tuple[int, in
         yield max(r for r in range(1, lanes + 1) if lanes % r == 0 and r <= most), vectors
 
 
-def _first_orders(plan: WinogradFilter) -> list[WinogradFilter]:
+def _first_orders(plan: WinogradWgradPlan) -> list[WinogradWgradPlan]:
     """The two orders in the plainest division."""
     rows, lanes = plan.row_operand, plan.lane_operand
     size = _even(plan.unit_count, max(1, MOST_TILES // plan.unit_tiles))
@@ -168,7 +168,7 @@ def _first_orders(plan: WinogradFilter) -> list[WinogradFilter]:
     return [*_whole(plan), streamed]
 
 
-def _whole(plan: WinogradFilter) -> Iterator[WinogradFilter]:
+def _whole(plan: WinogradWgradPlan) -> Iterator[WinogradWgradPlan]:
     rows, lanes = plan.row_operand, plan.lane_operand
     cut = replace(plan, row_chunk=rows.all_blocks, lane_chunk=lanes.all_panels, block_units=plan.unit_count)
     fits = cut.operand_size * ITEM_BYTES[plan.c.dtype] <= _KEPT_BYTES
@@ -176,7 +176,7 @@ def _whole(plan: WinogradFilter) -> Iterator[WinogradFilter]:
         yield replace(cut, row_chunk=_even(rows.blocks, 8))
 
 
-def _orders(plan: WinogradFilter) -> Iterator[WinogradFilter]:
+def _orders(plan: WinogradWgradPlan) -> Iterator[WinogradWgradPlan]:
     rows, lanes = plan.row_operand, plan.lane_operand
     item = ITEM_BYTES[plan.c.dtype]
     yield from _whole(plan)
@@ -196,7 +196,7 @@ def _even(count: int, most: int) -> int:
     return ceil_div(count, ceil_div(count, most))
 
 
-def cycles(plan: WinogradFilter) -> float:
+def cycles(plan: WinogradWgradPlan) -> float:
     """Cycles of one thread."""
     times = [plan.row_chunks, plan.lane_chunks] if plan.order == "streamed" else [1, 1]
     turned = (
@@ -205,7 +205,7 @@ def cycles(plan: WinogradFilter) -> float:
     return plan.groups * (turned + _sum_cycles(plan) + _finish_cycles(plan))
 
 
-def _turn_cycles(plan: WinogradFilter, operand: Operand) -> float:
+def _turn_cycles(plan: WinogradWgradPlan, operand: Operand) -> float:
     """Transforming all tiles of an operand once."""
     tile, row, rows, columns = _unit_cycles(plan.axes, operand.view, operand.number == 0, plan.lanes)
     held = plan.operand_size * ITEM_BYTES[plan.c.dtype]
@@ -231,7 +231,7 @@ def _unit_cycles(axes: Axes, view: View, is_data: bool, lanes: int) -> tuple[flo
     return 0.45 * ops + 0.4 * rows.extent * columns.extent + 5, row + 11, rows.elements, columns.elements
 
 
-def _sum_cycles(plan: WinogradFilter) -> float:
+def _sum_cycles(plan: WinogradWgradPlan) -> float:
     rows, lanes = plan.row_operand, plan.lane_operand
     item = ITEM_BYTES[plan.c.dtype]
     tiles = plan.unit_count * plan.unit_tiles
@@ -255,13 +255,13 @@ def _step_cycles(rows: int, vectors: int) -> float:
     return max(rows * vectors / 2, (rows + vectors) / 2, 4.0) + 0.3
 
 
-def _elements(plan: WinogradFilter, operand: Operand) -> int:
+def _elements(plan: WinogradWgradPlan, operand: Operand) -> int:
     """Elements of the tensor that an operand is made of."""
     axes = [a.axis.positions if operand.number == 0 else a.axis.results for a in plan.axes]
     return plan.c.batch * plan.groups * operand.channels * math.prod(axes)
 
 
-def _finish_cycles(plan: WinogradFilter) -> float:
+def _finish_cycles(plan: WinogradWgradPlan) -> float:
     rows, lanes = plan.row_operand, plan.lane_operand
     taps = plan.axes[1].taps * plan.axes[2].taps
     part = 15 + plan.places * (1.0 + 2.4 * (plan.splits - 1))

@@ -73,7 +73,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class WinogradFilter:
+class WinogradWgradPlan:
     """How the gradient of one filter is cut. Sizes are in elements unless said otherwise.
 
     ``rows`` by ``vectors`` vectors are a tile of sums. ``row_chunk`` blocks and ``lane_chunk`` panels belong to one
