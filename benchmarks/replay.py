@@ -37,8 +37,11 @@ from jitdnn.rtcg.recording import recording
 _CLOCK = 3e9  # Hz, of the paper processors: two multiply-adds of a vector each cycle
 _BANDWIDTH = 2e10  # bytes per second of all threads
 _WORKSPACE = 64 << 20
-# of C and of LLVM's IR, with the space before it
-_COMMENT = re.compile(r"[ \t]*(//[^\n]*|/\*.*?\*/|(?m:^;[^\n]*))|\n\s*(?=\n)", re.DOTALL)
+_C_NAME = re.compile(r"\b[A-Za-z_]\w*")
+_GLOBAL, _LOCAL = (re.compile(sign + r'(?:"[^"]*"|[-\w.$]+)') for sign in "@%")
+# with the space before it, and empty lines
+_C_COMMENT = re.compile(r"[ \t]*(//[^\n]*|/\*.*?\*/)|\n\s*(?=\n)", re.DOTALL)
+_COMMENT = re.compile(r"[ \t]*;[^\n]*|\n\s*(?=\n)")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,22 @@ def _machine(name: str) -> Any:
     return PaperCpu(isa(processor), int(threads))
 
 
+def _canonical(text: str) -> str:
+    """A text of LLVM IR or C without comments, its names replaced by numbers: renaming moves nothing.
+
+    Names are numbered as they appear, those of IR's registers and blocks anew in each function.
+    """
+    if "\ndefine " not in text:
+        return _numbered(_C_NAME, _C_COMMENT.sub("", text))
+    text = _COMMENT.sub("", text)
+    return "\ndefine ".join(_numbered(_LOCAL, part) for part in _numbered(_GLOBAL, text).split("\ndefine "))
+
+
+def _numbered(names: re.Pattern[str], text: str) -> str:
+    numbers: dict[str, int] = {}
+    return names.sub(lambda found: f"_{numbers.setdefault(found[0], len(numbers))}", text)
+
+
 def _line(task: tuple[str, str, str]) -> str:
     machine, label, text = task
     problem, device = jd.parse(text), _machine(machine)
@@ -76,7 +95,7 @@ def _line(task: tuple[str, str, str]) -> str:
             return f"{machine} | {label} | {text} | refused: {error.message} | -"
     digest = hashlib.sha256()
     for each in made:
-        digest.update(f"{each.name}\0{_COMMENT.sub('', each.text)}\0".encode())
+        digest.update(f"{_canonical(each.text)}\0".encode())
     return f"{machine} | {label} | {text} | {plan.algorithm}, {plan.workspace} B | {digest.hexdigest()[:16]}"
 
 

@@ -164,3 +164,17 @@ def test_a_replay_finds_what_moved(
     assert replay.compare(before, after) == 1
     assert "24 problems are the same, 2 have other plans, 1 the same plan" in capsys.readouterr().out
     assert plan
+
+
+def test_renaming_moves_nothing(replay: ModuleType) -> None:
+    code = '\ndefine void @"f"(ptr %"x") {\nentry:\n  %"s" = load float, ptr %"x"  ; the sum\n}\ndefine void @"g"() {}'
+    renamed = (
+        code.replace('"x"', '"y"').replace('%"s"', "%.5").replace("  ; the sum", "").replace('@"f"', "@first")
+    )
+    assert replay._canonical(code) == replay._canonical(renamed)
+    assert replay._canonical(code) != replay._canonical(code.replace('ptr %"x"  ;', 'ptr %"s"  ;'))
+    kernel = "/* sums */\n__global__ void f(float *x) { x[0] = x[1]; }"
+    assert replay._canonical(kernel) == replay._canonical(
+        "__global__ void g(float *data) { data[0] = data[1]; } // g"
+    )
+    assert replay._canonical(kernel) != replay._canonical(kernel.replace("x[1]", "f[1]"))
