@@ -39,9 +39,7 @@ _BANDWIDTH = 2e10  # bytes per second of all threads
 _WORKSPACE = 64 << 20
 _C_NAME = re.compile(r"\b[A-Za-z_]\w*")
 _GLOBAL, _LOCAL = (re.compile(sign + r'(?:"[^"]*"|[-\w.$]+)') for sign in "@%")
-# with the space before it, and empty lines
-_C_COMMENT = re.compile(r"[ \t]*(//[^\n]*|/\*.*?\*/)|\n\s*(?=\n)", re.DOTALL)
-_COMMENT = re.compile(r"[ \t]*;[^\n]*|\n\s*(?=\n)")
+_C_COMMENT, _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL), re.compile(r";[^\n]*")
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,9 @@ def _canonical(text: str) -> str:
     Names are numbered as they appear, those of IR's registers and blocks anew in each function.
     """
     if "\ndefine " not in text:
-        return _numbered(_C_NAME, _C_COMMENT.sub("", text))
-    text = _COMMENT.sub("", text)
-    return "\ndefine ".join(_numbered(_LOCAL, part) for part in _numbered(_GLOBAL, text).split("\ndefine "))
+        return " ".join(_numbered(_C_NAME, _C_COMMENT.sub("", text)).split())
+    text = " ".join(_numbered(_GLOBAL, _COMMENT.sub("", text)).split())
+    return " define ".join(_numbered(_LOCAL, part) for part in text.split(" define "))
 
 
 def _numbered(names: re.Pattern[str], text: str) -> str:
