@@ -21,6 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hash of all that it depends on. Measured times are not, so that none of an earlier run decides
     anything."""
     os.environ["JITDNN_CACHE_DIR"] = str(_CACHE)
+    # plans depend on the sizes of caches: with the same ones everywhere, what a test is there for is met everywhere
+    os.environ["JITDNN_DEVICE_FILE"] = str(Path(__file__).with_name("reference_processor.json"))
     # the OpenCL driver's own cache; its optimiser takes longer than small kernels run
     os.environ["POCL_CACHE_DIR"] = str(_CACHE / "pocl")
     os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")

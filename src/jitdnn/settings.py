@@ -189,6 +189,10 @@ def _path(value: object) -> Path:
     raise InvalidArgument("must be the path of a folder")
 
 
+def _optional_path(value: object) -> Path | None:
+    return None if value is None or value == "" else _path(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One row of the table. `parse` takes the text of the variable or the value that is given in Python."""
@@ -284,6 +288,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         _default_cache_dir,
         "Folder of the code cache and the tuning store. The default is `jitdnn` in the user's cache folder.",
     ),
+    Setting(
+        "device_file",
+        _optional_path,
+        lambda: None,
+        "JSON file with facts of the processor that replace those that are read and measured: docs/devices.md.",
+    ),
     Setting("cache", _flag, lambda: True, "Keep compiled kernels and measured times on disk."),
     Setting(
         "cache_limit",
@@ -349,6 +359,7 @@ class Settings:
     target: str
     cpu: str
     cache_dir: Path
+    device_file: Path | None
     cache: bool
     cache_limit: int
     store_limit: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def _processor(values: Settings) -> dict[str, Any]:
     return {
         "device": device.name,
         "threads": device.threads,
+        "processor": asdict(device.isa.processor),
         "instruction_sets": {
             name: "in use" if name == device.isa.name else "runs here" if name in runs else _why_not(name)
             for name in NAMES
@@ -90,6 +92,15 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
+def _facts(of: dict[str, Any]) -> str:
+    """The facts of a thread in one line."""
+    caches = ", ".join(f"{name.upper()} {format_bytes(of[f'{name}_bytes'])}" for name in ("l1", "l2", "l3"))
+    rates = ", ".join(f"{of[f'{name}_rate']:g} from {name}" for name in ("l2", "l3", "memory"))
+    return (
+        f"{caches}, {of['clock'] / 1e9:.2g} GHz, {of['fma_ports']} multiply-adds and bytes a cycle: {rates}"
+    )
+
+
 def show_info(as_json: bool) -> None:
     """Print what `gather` finds."""
     found = gather()
@@ -103,6 +114,7 @@ def show_info(as_json: bool) -> None:
             f"measured now: {found['peak_gflops']['f32']:.1f} GFLOP/s float32, {found['peak_gflops']['f64']:.1f} "
             f"GFLOP/s float64, {found['bandwidth_gbytes']:.1f} GB/s copy"
         )
+        say(f"facts: {_facts(found['processor'])}")
     rows = [["target", *row] for row in found["targets"].items()]
     rows += [["instruction set", *row] for row in found["instruction_sets"].items()]
     print_table("", ("what", "name", "state"), rows)

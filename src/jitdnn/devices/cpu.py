@@ -6,14 +6,16 @@ import functools
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from jitdnn.devices.processor_facts import processor_of
 from jitdnn.devices.quiet import settle
 from jitdnn.devices.threads import phase_table, pool
 from jitdnn.rtcg.builder import Builder, Module
 from jitdnn.rtcg.compile import Library, load
 from jitdnn.rtcg.isa import Isa, isa, processor_name
+from jitdnn.rtcg.processor import REFERENCE
 from jitdnn.rtcg.recording import compiling
 from jitdnn.tensor import compute_dtype
 
@@ -37,7 +39,7 @@ class CpuDevice:
 
     def peak_flops(self, dtype: str) -> float:
         """Multiply-add rate of all threads in FLOP/s, measured once in this process for each type."""
-        return _single_peak(self.isa, compute_dtype(dtype)) * self.threads
+        return _single_peak(replace(self.isa, processor=REFERENCE), compute_dtype(dtype)) * self.threads
 
     @property
     def bandwidth(self) -> float:
@@ -160,7 +162,8 @@ def first_extra(pointers: int) -> int:
 
 def host(threads: int, cpu: str = "host") -> CpuDevice:
     """This machine with ``threads`` threads and the instruction set called ``cpu``."""
-    return CpuDevice(isa(cpu), threads)
+    found = isa(cpu)
+    return CpuDevice(replace(found, processor=processor_of(found)), threads)
 
 
 def _trace_probe(module: Module, dtype: str) -> None:
@@ -209,6 +212,11 @@ def _probe(processor: Isa, dtype: str, threads: int) -> float:
         kernel(None, (room.ctypes.data,), 0.999, 0.001, 0)
         best = min(best, time.perf_counter() - start)
     return 2.0 * lanes * _PROBE_CHAINS * _PROBE_STEPS * threads / best
+
+
+def multiply_add_rate(processor: Isa) -> float:
+    """FLOP/s of one thread that multiplies and adds in f32, measured once in this process."""
+    return _single_peak(replace(processor, processor=REFERENCE), "f32")
 
 
 @functools.cache

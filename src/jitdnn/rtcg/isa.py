@@ -8,6 +8,7 @@ import platform
 from dataclasses import dataclass
 
 from jitdnn.errors import InvalidArgument
+from jitdnn.rtcg.processor import REFERENCE, Processor
 from jitdnn.tensor import DTYPES
 
 ITEM_BYTES = DTYPES  # of an element in memory
@@ -23,9 +24,10 @@ def item_bytes(dtype: str) -> int:
 class Isa:
     """One instruction set, as the code generators see it.
 
-    ``vector_bytes`` is the width of a register, ``registers`` their number, and ``has_fma`` says whether a
-    fused multiply-add is one instruction; ``has_dot`` whether one instruction adds four products of 8-bit integers
-    to each 32-bit sum of a vector. ``triple``, ``cpu`` and ``features`` are LLVM's names.
+    ``vector_bytes`` is the width of a register, ``registers`` their number, and ``has_fma`` says whether a fused
+    multiply-add is one instruction; ``has_dot`` whether one instruction adds four products of 8-bit integers to each
+    32-bit sum of a vector. ``triple``, ``cpu`` and ``features`` are LLVM's names. ``processor`` has the caches and
+    rates that block sizes and costs derive from.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Isa:
     registers: int
     has_fma: bool
     has_dot: bool = False
+    processor: Processor = REFERENCE
 
     def lanes(self, dtype: str) -> int:
         """Elements of ``dtype`` in one vector; of half-precision types, which are computed in f32, as many."""

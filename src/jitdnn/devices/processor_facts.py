@@ -1,0 +1,274 @@
+"""Where the facts of this machine's processor come from: a file, else what was kept, else the system and a measurement.
+
+Sizes of caches and who shares them are read from Linux' `/sys`, or asked of `sysconf`. Clock, ports and rates are
+measured in a quarter of a second, once a machine: they are kept in the cache of compiled code, rounded to two digits,
+because the plans that they lead to are part of a kernel's name. A virtual machine may be told of a last cache that it
+shares with hundreds of unseen threads, so its size is bounded by that up to which reads are faster than from memory.
+
+The file (`JITDNN_DEVICE_FILE`) is JSON, `{"cpu": {"l2_bytes": 524288, ...}}`, with any of the fields of `Processor`;
+the rest are this machine's.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+import time
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from jitdnn.arguments import shown
+from jitdnn.errors import InvalidArgument
+from jitdnn.rtcg.builder import Module
+from jitdnn.rtcg.cache import CodeCache
+from jitdnn.rtcg.isa import Isa, processor_name
+from jitdnn.rtcg.processor import REFERENCE, Processor
+from jitdnn.settings import current
+
+_SCHEMA = 1  # raise when what is measured changes its meaning
+_SYSTEM = Path("/sys/devices/system/cpu")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
+_LARGEST = 1 << 34  # bytes of a cache that anybody states
+_FASTEST = 1e11  # cycles per second, and bytes per cycle: larger is a mistake
+_TURNS = 4  # measurements of which the best counts
+_CHAIN = 100_000  # additions that wait for each other
+_STREAMS = 8  # sums of one pass over memory, so that no addition waits
+_MOST_BYTES = 64 << 20  # that are read, to see where the last cache ends
+_ENOUGH = 32 << 20  # bytes that one timing reads, again and again
+
+
+def processor_of(isa: Isa) -> Processor:
+    """The facts of this machine for the instruction set; raises InvalidArgument for a file that states nonsense."""
+    stated = _stated(current().device_file)
+    if len(stated) == len(fields(Processor)):
+        return Processor(**stated)
+    found = _found(isa) if isa.is_native else replace(REFERENCE, **read_sizes())
+    return replace(found, **stated)
+
+
+# ---- the file
+
+
+@functools.lru_cache(8)
+def _stated(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"the device file {str(path)!r} cannot be read: {error}") from None
+    stated = content.get("cpu", {}) if isinstance(content, dict) else None
+    if not isinstance(stated, dict):
+        raise InvalidArgument(
+            f'the device file {str(path)!r} must hold an object such as {{"cpu": {{"l2_bytes": 524288}}}}'
+        )
+    return {name: _checked(path, name, value) for name, value in stated.items()}
+
+
+def _checked(path: Path, name: str, value: object) -> int | float:
+    kinds = {field.name: field.type for field in fields(Processor)}
+    if name not in kinds:
+        raise InvalidArgument(
+            f"the device file {str(path)!r} states cpu.{shown(name)}, which is none of {', '.join(kinds)}"
+        )
+    is_integer = kinds[name] == "int"
+    most = _LARGEST if is_integer else _FASTEST
+    least = 0 if name == "l3_bytes" else 1 if is_integer else 1e-3
+    is_number = isinstance(value, int if is_integer else (int, float)) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:  # type: ignore[operator]
+        what = "an integer" if is_integer else "a number"
+        raise InvalidArgument(
+            f"the device file {str(path)!r} states cpu.{name} as {shown(value)}: it must be {what} of {least} "
+            f"to {most:g}"
+        )
+    return value if is_integer else float(value)  # type: ignore[return-value, arg-type]
+
+
+# ---- the system
+
+
+def read_sizes(system: Path = _SYSTEM) -> dict[str, int]:
+    """The sizes that the system tells, each divided among the threads that share it; nothing where it tells none."""
+    found: dict[str, int] = {}
+    for folder in sorted(system.glob("cpu0/cache/index*")):
+        try:
+            level, kind, size, sharers, line = (
+                (folder / name).read_text("ascii").strip()
+                for name in ("level", "type", "size", "shared_cpu_list", "coherency_line_size")
+            )
+        except (OSError, ValueError):
+            continue
+        match = re.fullmatch(r"(\d+)([KM]?)", size)
+        if kind == "Instruction" or match is None or level not in ("1", "2", "3"):
+            continue
+        count = _sharers(sharers)
+        # threads of one core share its L1 and L2 cache, and one thread of ours runs on each core where it can
+        threads = (
+            1 if level == "1" else count if level == "3" else max(1, count // _threads_of_a_core(system))
+        )
+        found[f"l{level}_bytes"] = int(match[1]) * _UNITS[match[2]] // threads
+        if line.isdecimal() and int(line):
+            found["line_bytes"] = int(line)
+    return found or _configured()
+
+
+def _sharers(text: str) -> int:
+    """How many threads a list such as "0-3,8" names."""
+    count = 0
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal():
+            count += int(last) - int(first) + 1 if last.isdecimal() else 1
+    return max(1, count)
+
+
+def _threads_of_a_core(system: Path) -> int:
+    try:
+        return _sharers((system / "cpu0/topology/thread_siblings_list").read_text("ascii").strip())
+    except (OSError, ValueError):
+        return 1
+
+
+def _configured() -> dict[str, int]:
+    names = {
+        "line_bytes": "SC_LEVEL1_DCACHE_LINESIZE", "l1_bytes": "SC_LEVEL1_DCACHE_SIZE",
+        "l2_bytes": "SC_LEVEL2_CACHE_SIZE", "l3_bytes": "SC_LEVEL3_CACHE_SIZE",
+    }  # fmt: skip
+    found = {}
+    for field, name in names.items():
+        try:
+            size = os.sysconf(name)
+        except (AttributeError, ValueError, OSError):
+            continue
+        if size > 0:
+            found[field] = size
+    return found
+
+
+# ---- the measurement
+
+
+@functools.lru_cache(8)
+def _found(isa: Isa) -> Processor:
+    """What was kept of this machine, or is measured now and kept."""
+    sizes = replace(REFERENCE, **read_sizes())
+    key = hashlib.sha256(repr((_SCHEMA, processor_name(), isa.name, sizes)).encode()).hexdigest()
+    cache = CodeCache.default()
+    kept = cache.get(key)
+    if kept is not None:
+        try:
+            return Processor(**json.loads(kept))
+        except (TypeError, ValueError):
+            pass  # of another version
+    found = measure(isa, sizes)
+    cache.put(key, json.dumps(asdict(found)).encode())
+    return found
+
+
+def measure(isa: Isa, sizes: Processor) -> Processor:
+    """The clock, the ports and the rates of one thread, for caches of the given sizes."""
+    from jitdnn.devices.cpu import multiply_add_rate
+
+    probe = _Probe(isa)
+    clock = probe.clock()
+    ports = max(1, round(multiply_add_rate(isa) / (2 * isa.lanes("f32") * clock)))
+    rates = {size: probe.rate(size) / clock for size in _working_sets(sizes)}
+    near = rates[min(rates)]
+    beyond = {size: rate for size, rate in rates.items() if size > sizes.l2_bytes}
+    memory, last = beyond[max(beyond)], beyond[min(beyond)]
+    # as far as reads are nearer to those from the last cache than to those from memory
+    reach = max(
+        (size for size, rate in beyond.items() if rate > math.sqrt(memory * last)), default=sizes.l2_bytes
+    )
+    l3 = min(sizes.l3_bytes, reach) if last > 1.25 * memory else min(sizes.l3_bytes, _MOST_BYTES // 2)
+    return replace(
+        sizes, fma_ports=ports, clock=_rounded(clock), l3_bytes=l3,
+        l2_rate=_rounded(near), l3_rate=_rounded(last), memory_rate=_rounded(memory),
+    )  # fmt: skip
+
+
+def _working_sets(sizes: Processor) -> list[int]:
+    sets, size = [sizes.l2_bytes // 2], 2 * sizes.l2_bytes
+    while size < _MOST_BYTES:
+        sets.append(size)
+        size *= 2
+    return [*sets, _MOST_BYTES]
+
+
+def _rounded(value: float) -> float:
+    """Two digits: a machine that is measured anew gives the same plans."""
+    return float(f"{value:.1e}")
+
+
+class _Probe:
+    """Code that adds in a chain, and code that reads memory from one end to the other."""
+
+    def __init__(self, isa: Isa) -> None:
+        from jitdnn.devices.cpu import CpuKernel
+        from jitdnn.rtcg.compile import load
+        from jitdnn.rtcg.recording import compiling
+
+        with compiling():
+            library = load("facts", (_CHAIN, _STREAMS), isa, _trace)
+        self._lanes = isa.lanes("f64")
+        self._chain = CpuKernel(library, [("chain", 1)], pointers=2, threads=1)
+        self._library, self._kernel = library, CpuKernel
+        self._memory: Any = None
+
+    def clock(self) -> float:
+        """Cycles per second, by additions of integers, which take one cycle each."""
+        import numpy as np
+
+        numbers = np.arange(4, dtype=np.int64)
+        pointers = numbers.ctypes.data, numbers.ctypes.data + 16
+        return 2 * _CHAIN / _best(lambda: self._chain(None, pointers, 1.0, 0.0, 0))
+
+    def rate(self, size: int) -> float:
+        """Bytes per second of reading so many bytes over and over."""
+        import numpy as np
+
+        if self._memory is None:
+            self._memory = np.ones(_MOST_BYTES // 8 + 8)
+            self._sum = np.zeros(64)
+        step = 8 * self._lanes * _STREAMS
+        passes, vectors = max(1, _ENOUGH // size), size // step
+        start = (self._memory.ctypes.data + 63) // 64 * 64
+        kernel = self._kernel(self._library, [("read", 1)], pointers=2, threads=1, extras=(passes, vectors))
+        seconds = _best(lambda: kernel(None, (start, self._sum.ctypes.data), 1.0, 0.0, 0))
+        return passes * vectors * step / seconds
+
+
+def _trace(module: Module) -> None:
+    from jitdnn.devices.cpu import Arguments
+
+    with module.task("chain") as (k, args, _, _):
+        numbers = Arguments(k, args, 2).pointer(0, "i64")
+        first, second = numbers.load(0), numbers.load(1)
+        chain = k.register(second)
+        for _step in k.range(_CHAIN):
+            chain.set((chain.get() ^ first) + second)
+        Arguments(k, args, 2).pointer(1, "i64").store(chain.get(), 0)
+    with module.task("read") as (k, args, _, _):
+        arguments, lanes = Arguments(k, args, 2), k.lanes("f64")
+        sums = [k.register(k.constant(0.0, "f64", lanes)) for _ in range(_STREAMS)]
+        for _pass in k.range(arguments.extra(0)):
+            for vector in k.range(arguments.extra(1)):
+                here = arguments.pointer(0, "f64") + vector * (lanes * _STREAMS)
+                for i, total in enumerate(sums):
+                    total.set(total.get() + here.load(i * lanes, lanes))
+        for i, total in enumerate(sums):
+            arguments.pointer(1, "f64").store(k.reduce(total.get()), i)
+
+
+def _best(call: Any) -> float:
+    best = math.inf
+    for _ in range(_TURNS):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
