@@ -152,6 +152,10 @@ BAD = {
     '{"cpu": {"clock": -1}}': "must be a number of 0.001",
     '{"cpu": {"clock": NaN}}': "must be a number",
     '{"cpu": {"l1_bytes": 1e400}}': "must be an integer",
+    '{"cpu": {"efficiency": 2}}': "no object",
+    '{"cpu": {"efficiency": {"direct conv_fwd": 0}}}': "'direct conv_fwd' as 0: it must be estimated over measured",
+    '{"cpu": {"efficiency": {"direct conv_fwd": true}}}': "as True: it must be",
+    '{"cpu": {"efficiency": {"direct conv_fwd": 1000}}}': "a number of 0.01 to 100",
 }
 
 

@@ -236,6 +236,20 @@ def warm(
 
 
 @app.command()
+def calibrate(
+    out: Annotated[Path, typer.Option(help="The file that is written.")] = Path("device.json"),
+    threads: Threads = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.0, help="Most seconds for each of some 200 problems.")
+    ] = 0.3,
+) -> None:
+    """Measure how far the cost models are off on this processor, into a device file for JITDNN_DEVICE_FILE."""
+    from jitdnn.cli.calibrate import run_calibrate
+
+    raise typer.Exit(run_calibrate(out, threads, seconds))
+
+
+@app.command()
 def bench(
     problems: Annotated[list[str] | None, typer.Argument(help="Problem strings.")] = None,
     suite: Annotated[

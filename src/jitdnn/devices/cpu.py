@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitdnn.devices.processor_facts import processor_of
+from jitdnn.devices.processor_facts import efficiency, processor_of
 from jitdnn.devices.quiet import settle
 from jitdnn.devices.threads import phase_table, pool
 from jitdnn.rtcg.builder import Builder, Module
@@ -29,6 +29,8 @@ class CpuDevice:
 
     isa: Isa
     threads: int
+    #: estimated over measured seconds by "algorithm kind", where a device file states them
+    efficiency: tuple[tuple[str, float], ...] = ()
 
     target = "cpu"
 
@@ -163,7 +165,7 @@ def first_extra(pointers: int) -> int:
 def host(threads: int, cpu: str = "host") -> CpuDevice:
     """This machine with ``threads`` threads and the instruction set called ``cpu``."""
     found = isa(cpu)
-    return CpuDevice(replace(found, processor=processor_of(found)), threads)
+    return CpuDevice(replace(found, processor=processor_of(found)), threads, efficiency())
 
 
 def _trace_probe(module: Module, dtype: str) -> None:

@@ -35,6 +35,7 @@ _SYSTEM = Path("/sys/devices/system/cpu")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
 _LARGEST = 1 << 34  # bytes of a cache that anybody states
 _FASTEST = 1e11  # cycles per second, and bytes per cycle: larger is a mistake
+_LEAST_FACTOR = 0.01  # of an efficiency
 _TURNS = 4  # measurements of which the best counts
 _CHAIN = 100_000  # additions that wait for each other
 _STREAMS = 8  # sums of one pass over memory, so that no addition waits
@@ -44,20 +45,25 @@ _ENOUGH = 32 << 20  # bytes that one timing reads, again and again
 
 def processor_of(isa: Isa) -> Processor:
     """The facts of this machine for the instruction set; raises InvalidArgument for a file that states nonsense."""
-    stated = _stated(current().device_file)
+    stated = _stated(current().device_file)[0]
     if len(stated) == len(fields(Processor)):
         return Processor(**stated)
     found = _found(isa) if isa.is_native else replace(REFERENCE, **read_sizes())
     return replace(found, **stated)
 
 
+def efficiency() -> tuple[tuple[str, float], ...]:
+    """What the device file states of algorithms: estimated over measured seconds by "algorithm kind", in order."""
+    return _stated(current().device_file)[1]
+
+
 # ---- the file
 
 
 @functools.lru_cache(8)
-def _stated(path: Path | None) -> dict[str, Any]:
+def _stated(path: Path | None) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
     if path is None:
-        return {}
+        return {}, ()
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -67,7 +73,24 @@ def _stated(path: Path | None) -> dict[str, Any]:
         raise InvalidArgument(
             f'the device file {str(path)!r} must hold an object such as {{"cpu": {{"l2_bytes": 524288}}}}'
         )
-    return {name: _checked(path, name, value) for name, value in stated.items()}
+    factors = stated.pop("efficiency", {})
+    if not isinstance(factors, dict):
+        raise InvalidArgument(
+            f"the device file {str(path)!r} states cpu.efficiency as {shown(factors)}: no object"
+        )
+    facts = {name: _checked(path, name, value) for name, value in stated.items()}
+    return facts, tuple((name, _factor(path, name, value)) for name, value in sorted(factors.items()))
+
+
+def _factor(path: Path, name: str, value: object) -> float:
+    most = 1 / _LEAST_FACTOR
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not _LEAST_FACTOR <= value <= most:  # type: ignore[operator]
+        raise InvalidArgument(
+            f"the device file {str(path)!r} states the efficiency of {shown(name)} as {shown(value)}: it must be "
+            f"estimated over measured seconds, a number of {_LEAST_FACTOR} to {most:g}"
+        )
+    return float(value)  # type: ignore[arg-type]
 
 
 def _checked(path: Path, name: str, value: object) -> int | float:

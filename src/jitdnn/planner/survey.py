@@ -128,7 +128,8 @@ def _consider(
     candidate = Candidate(
         algorithm.name,
         refused or too_large,
-        algorithm.estimate(problem, device, epilogue),
+        algorithm.estimate(problem, device, epilogue)
+        / _efficiency(device, f"{algorithm.name} {problem.kind}"),
         "estimate",
         needed,
         bound,
@@ -137,6 +138,12 @@ def _consider(
     )
     assert candidate.seconds is not None
     return Option(algorithm, candidate, too_large is not None, candidate.seconds)
+
+
+def _efficiency(device: Device, key: str) -> float:
+    """By how much the time of an algorithm was found to be off where it was calibrated; 1 elsewhere."""
+    stated: dict[str, float] = dict(getattr(device, "efficiency", ()))
+    return stated.get(key, 1.0)
 
 
 # what operands are rounded to where a request allows less than the type of the tensors has
