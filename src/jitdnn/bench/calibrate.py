@@ -24,7 +24,7 @@ from jitdnn.problems import parse
 from jitdnn.problems.convolution import DIRECTIONS
 
 #: networks with dense, wide, depthwise and grouped layers, and which of their layers are measured
-_NETWORKS = {"resnet18": 1, "vgg16_D": 2, "mobilenet_v2": 3, "convnext_t": 3, "resnext50_32x4d": 1}
+_NETWORKS = {"resnet18": 2, "vgg16_D": 3, "mobilenet_v2": 6, "convnext_t": 6, "resnext50_32x4d": 3}
 _MOST_IMAGES, _MOST_BYTES = 8, 64 << 20
 _LAYOUTS = ("nchw", "nhwc")
 _FEWEST = 3  # problems that an algorithm must have run for a number of its own

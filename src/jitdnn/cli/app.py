@@ -240,7 +240,7 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="The file that is written.")] = Path("device.json"),
     threads: Threads = None,
     seconds: Annotated[
-        float, typer.Option(min=0.0, help="Most seconds for each of some 200 problems.")
+        float, typer.Option(min=0.0, help="Most seconds for each of some 100 problems.")
     ] = 0.3,
 ) -> None:
     """Measure how far the cost models are off on this processor, into a device file for JITDNN_DEVICE_FILE."""
