@@ -18,10 +18,13 @@ from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.cuda.convolution.implicit_gemm import algorithm as product
-from jitdnn.kernels.cuda.convolution.implicit_gemm import wgrad as gradient
+from jitdnn.kernels.cuda.convolution.implicit_gemm.code import kernel_of, wgrad_kernel_of
+from jitdnn.kernels.cuda.convolution.implicit_gemm.cost import plan_of, wgrad_plan_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import Batch
-from jitdnn.kernels.cuda.gemm.tiles import TILES, Reordered, Tile, linear_step
+from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
+from jitdnn.kernels.cuda.gemm.algorithm import arithmetic_of, refuse_units, units_bound
+from jitdnn.kernels.cuda.gemm.code import Reordered
+from jitdnn.kernels.cuda.gemm.plan import TILES, Tile, linear_step
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
@@ -62,17 +65,17 @@ class MatrixUnits(Algorithm):
             return f"an extent of {max(problem.m, problem.n, problem.k)}: at most {2**30} are numbered here"
         if batch_steps(problem) is None:
             return f"the batch {problem.batch} is not walked in steps of equal length: make its tensors dense"
-        return product.refuse_units(problem.a.dtype, math.prod(problem.batch), device)
+        return refuse_units(problem.a.dtype, math.prod(problem.batch), device)
 
     def arithmetic(self, problem: Problem) -> str:
-        return product.arithmetic_of(problem)
+        return arithmetic_of(problem)
 
     def error_bound(self, problem: Problem) -> float:
-        return product.units_bound(problem)
+        return units_bound(problem)
 
     def plan(
         self, problem: Problem, device: Device, has_epilogue: bool = True
-    ) -> tuple[View, product.Plan | gradient.Plan]:
+    ) -> tuple[View, Plan | WgradPlan]:
         """The way and the plan that are expected to be fastest."""
         assert isinstance(problem, MatMul)
         return _plan(problem, device, self._tiles, self.uses_workspace, has_epilogue)  # type: ignore[arg-type]
@@ -86,10 +89,10 @@ class MatrixUnits(Algorithm):
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(problem, MatMul)
         view, plan = self.plan(problem, device, epilogue is not None)
-        if isinstance(plan, gradient.Plan):
-            kernel = gradient.kernel_of(plan, device)
+        if isinstance(plan, WgradPlan):
+            kernel = wgrad_kernel_of(plan, device)
         else:
-            kernel = product.kernel_of(plan, problem.c, device, epilogue, _indices(problem, view))
+            kernel = kernel_of(plan, problem.c, device, epilogue, _indices(problem, view))
         return Reordered(kernel, (1, 0)) if view.is_exchanged else kernel
 
 
@@ -146,11 +149,11 @@ def _indices(problem: MatMul, view: View) -> list[str]:
 @lru_cache(512)
 def _plan(
     problem: MatMul, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, has_epilogue: bool
-) -> tuple[View, product.Plan | gradient.Plan]:
-    found: list[tuple[View, product.Plan | gradient.Plan]] = []
+) -> tuple[View, Plan | WgradPlan]:
+    found: list[tuple[View, Plan | WgradPlan]] = []
     for way in WAYS if not has_epilogue else WAYS[:2]:
         view = view_of(problem, way)
         given = view.problem, device, tiles, uses_workspace, view.batch
-        plan = gradient.plan_of(*given) if way == "across" else product.plan_of(*given)  # type: ignore[arg-type]
+        plan = wgrad_plan_of(*given) if way == "across" else plan_of(*given)  # type: ignore[arg-type]
         found.append((view, plan))
     return min(found, key=lambda one: one[1].seconds)

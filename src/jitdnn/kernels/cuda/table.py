@@ -6,8 +6,12 @@ from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import Stem
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
-from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm, ImplicitGemmInPlace
-from jitdnn.kernels.cuda.convolution.implicit_gemm.wgrad import ImplicitGemmFilter, ImplicitGemmFilterInPlace
+from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
+    ImplicitGemm,
+    ImplicitGemmInPlace,
+    ImplicitGemmWgrad,
+    ImplicitGemmWgradInPlace,
+)
 from jitdnn.kernels.cuda.convolution.patch import Patch
 from jitdnn.kernels.cuda.matmul import MatrixUnits, MatrixUnitsInPlace
 from jitdnn.kernels.gpu.table import ELEMENTWISE, PLAIN, REDUCTION, SCAN
@@ -29,8 +33,8 @@ _CORRELATION: tuple[Algorithm, ...] = (
 _WGRAD: tuple[Algorithm, ...] = (
     DepthwiseSliding(),
     DepthwiseBanded(),
-    ImplicitGemmFilter(),
-    ImplicitGemmFilterInPlace(),
+    ImplicitGemmWgrad(),
+    ImplicitGemmWgradInPlace(),
     Stem(),
     Grouped(),
 )

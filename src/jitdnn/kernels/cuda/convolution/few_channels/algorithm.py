@@ -29,7 +29,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.geometry import (
     farthest,
 )
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, filter_plan, forward_plan
-from jitdnn.kernels.cuda.gemm.tiles import ByAlignment
+from jitdnn.kernels.cuda.gemm.code import ByAlignment
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 

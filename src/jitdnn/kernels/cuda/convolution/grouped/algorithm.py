@@ -33,7 +33,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.geometry import (
 from jitdnn.kernels.cuda.convolution.grouped.geometry import Plan, axis_defines, meeting, roles, vector_of
 from jitdnn.kernels.cuda.convolution.grouped.shared_memory import image_tiles
 from jitdnn.kernels.cuda.convolution.grouped.wgrad import filter_plans, tiled_plans
-from jitdnn.kernels.cuda.gemm.tiles import ByAlignment
+from jitdnn.kernels.cuda.gemm.code import ByAlignment
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 

@@ -1,9 +1,10 @@
-"""Convolution forward and backward to the data, and the matrix product, as one form for the matrix units.
+"""Convolution forward and backward to the data, and the matrix product, as one form for the tensor cores.
 
     result[pixel, column] = sum over (tap, channel) of data[pixel moved by tap, channel] * filter[column, tap, channel]
 
-A strided backward data falls into classes of results, one for each residue of their place modulo the stride. A class is
-met by its own taps only, so nothing is multiplied by the zeros between the pixels of dy.
+Rows of the product are pixels of the result, columns its channels; K runs over taps, with the channels of the data
+inside. A strided backward data falls into stride phases, one for each remainder of a result's position modulo the
+stride. A phase meets its own taps only, so nothing is multiplied by the zeros between the pixels of dy.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jitdnn.kernels.cuda.gemm.tiles import Pack, Work, three
+from jitdnn.kernels.cuda.gemm.plan import Pack, Work, three
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
 
@@ -163,18 +164,6 @@ class Form:
             )
             for one in self.classes
         )
-
-    @property
-    def class_table(self) -> str:
-        """The initializers of `Class` in the kernel's text."""
-        fields = ("results", "residue", "taps", "offset", "start")
-        rows = [
-            "{"
-            + ",".join("{" + ",".join(str(getattr(axis, name)) for axis in one) + "}" for name in fields)
-            + "}"
-            for one in self.classes
-        ]
-        return ",".join(rows)
 
 
 def form_of(problem: Convolution) -> Form:
