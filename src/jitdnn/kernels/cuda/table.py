@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
-from jitdnn.kernels.cuda.convolution.few_channels.algorithm import Stem
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
@@ -27,7 +27,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseBanded(),
     ImplicitGemm(),
     ImplicitGemmInPlace(),
-    Stem(),
+    FewChannels(),
     Grouped(),
 )
 _WGRAD: tuple[Algorithm, ...] = (
@@ -35,7 +35,7 @@ _WGRAD: tuple[Algorithm, ...] = (
     DepthwiseBanded(),
     ImplicitGemmWgrad(),
     ImplicitGemmWgradInPlace(),
-    Stem(),
+    FewChannels(),
     Grouped(),
 )
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from jitdnn.devices.gpu import Kernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue
-from jitdnn.kernels.cuda.convolution.few_channels.geometry import HALVES
+from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES
 from jitdnn.kernels.cuda.gemm.algorithm import units_bound
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem

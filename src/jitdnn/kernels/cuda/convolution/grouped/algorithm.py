@@ -14,36 +14,19 @@ sixteen channels. The filter's gradient: wgrad.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from itertools import chain, product
 
-from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cuda.convolution.few_channels.algorithm import compiled
-from jitdnn.kernels.cuda.convolution.few_channels.epilogue import in_store, pointers_of
-from jitdnn.kernels.cuda.convolution.few_channels.geometry import (
-    HALVES,
-    Shape,
-    farthest,
-    power_of_two,
-    strides_of,
-)
-from jitdnn.kernels.cuda.convolution.grouped.geometry import Plan, axis_defines, meeting, roles, vector_of
-from jitdnn.kernels.cuda.convolution.grouped.shared_memory import image_tiles
-from jitdnn.kernels.cuda.convolution.grouped.wgrad import filter_plans, tiled_plans
+from jitdnn.kernels.cuda.convolution.grouped.code import launches, source
+from jitdnn.kernels.cuda.convolution.grouped.cost import MOST_CHANNELS, plan_of, register_plan
+from jitdnn.kernels.cuda.convolution.grouped.plan import Plan
+from jitdnn.kernels.cuda.convolution.half_precision.code import compiled
+from jitdnn.kernels.cuda.convolution.half_precision.epilogue import pointers_of
+from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES, Shape, farthest
 from jitdnn.kernels.cuda.gemm.code import ByAlignment
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
-
-MOST_CHANNELS = (
-    64  # of a group; half as many for the filter's gradient, and where pixels are no whole 16 bytes
-)
-_MOST_FRAGMENTS = 80  # registers of the filter
-_FOLDER = "cuda/convolution/grouped"
-_CLOCK = 1.755e9
-_REGISTERS = 65536
 
 
 class Grouped(Algorithm):
@@ -107,7 +90,7 @@ class Grouped(Algorithm):
         if not plan.shared:
             return plan.elementwise
         gpu: GpuDevice = device  # type: ignore[assignment]
-        return _registers(problem, gpu.multiprocessors, gpu.bandwidth).elementwise
+        return register_plan(problem, gpu.multiprocessors, gpu.bandwidth).elementwise
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(problem, Convolution)
@@ -133,141 +116,3 @@ class Grouped(Algorithm):
 
         plain = self.anywhere(problem, device, plan)
         return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)
-
-
-def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:
-    """The text of the kernels."""
-    halves = read_text("cuda/convolution/few_channels", "half_mma.cuh")
-    if problem.direction == "bwd_filter":
-        first = "wgrad_shared_memory.cu" if plan.shared else "wgrad_registers.cu"
-        text = halves + read_text(_FOLDER, "stage.cuh", first, "wgrad_reduce.cu")
-        # the sums of nine taps leave few registers: some that say which rows there are go to memory, 8 to 24 bytes
-        return Source("grouped_filter", text, plan.defines, dialect="cuda", spills=not plan.shared)
-    image, name, file = (
-        ("image", "grouped_tiles", "shared_memory.cu")
-        if plan.shared
-        else ("image[h]", "grouped", "registers.cu")
-    )
-    functions, hooks = in_store(problem, epilogue, (f"{image} / PLANES", f"{image} % PLANES", "y", "x"))
-    text = (
-        halves
-        + functions
-        + "\n"
-        + read_text("cuda/convolution/few_channels", "store.cuh")
-        + "\n"
-        + read_text(_FOLDER, "common.cuh", "stage.cuh", file)
-    )
-    return Source(name, text, (*plan.defines, *hooks.items()), dialect="cuda")
-
-
-def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
-    """What one call runs."""
-    if problem.direction != "bwd_filter":
-        return (
-            Launch("grouped_tiles" if plan.shared else "grouped", plan.groups, plan.threads, plan.shared),
-        )
-    first = Launch("grouped_filter", plan.groups, plan.threads, plan.shared)
-    if plan.shared and plan.workers == 1:
-        return (first,)
-    names = dict(plan.defines)
-    places = 256 // int(str(names["SUM_SHARES"])) * int(str(names["SUM_VECTOR"]))
-    finish = Launch("grouped_filter_sum", -(-math.prod(problem.w.shape) // places), 256)
-    return first, finish
-
-
-def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
-    """The cheapest plan; None if the filter does not fit into registers."""
-    return _best(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
-
-
-@lru_cache(512)
-def _best(problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int) -> Plan | None:
-    if problem.direction == "bwd_filter":
-        anywhere = [*filter_plans(problem, multiprocessors, bandwidth)]
-        tiled = tiled_plans(problem, multiprocessors, bandwidth, shared_bytes)
-    else:
-        anywhere = [*image_plans(problem, multiprocessors, bandwidth)]
-        tiled = image_tiles(problem, multiprocessors, bandwidth, shared_bytes)
-    if not anywhere:
-        return None
-    is_large = max(problem.w.shape[1], problem.k // problem.groups) > MOST_CHANNELS // 2
-    plans: Iterable[Plan] = tiled if is_large else chain(tiled, anywhere)
-    return min(plans, key=lambda plan: plan.seconds, default=None)
-
-
-@lru_cache(512)
-def _registers(problem: Convolution, multiprocessors: int, bandwidth: float) -> Plan:
-    """The plan for operands at any address."""
-    plans = filter_plans if problem.direction == "bwd_filter" else image_plans
-    return min(plans(problem, multiprocessors, bandwidth), key=lambda plan: plan.seconds)
-
-
-def image_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
-    """Every plan of forward and backward data."""
-    shape = Shape(problem)
-    is_forward = problem.direction == "fwd"
-    source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
-    group_in, group_out = source.shape[1] // problem.groups, result.shape[1] // problem.groups
-    slice_groups = max(1, 16 // group_in)
-    steps = -(-slice_groups * group_in // 16)
-    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
-    taps = math.prod(shape.taps)
-    tiles = min(4, -(-slice_out // 8))
-    while tiles > 1 and 2 * taps * steps * tiles > _MOST_FRAGMENTS:
-        tiles = tiles // 2 if tiles != 3 else 2
-    tiles = 2 if tiles == 3 else tiles
-    if 2 * taps * steps * tiles > _MOST_FRAGMENTS:
-        return
-    h, w = (meeting(shape, axis, is_forward) for axis in (1, 2))
-    parts = -(-slice_out // (8 * tiles))
-    slices = -(-problem.groups // slice_groups)
-    _, s_c, *space = strides_of(source)
-    piece = 4 * steps
-    is_whole = steps <= 2 and slice_in % piece == 0 and source.shape[1] % piece == 0
-    is_wide = s_c == 1 and is_whole and power_of_two((*space, strides_of(source)[0]), 8) >= piece
-    vector, result_c = vector_of(result)
-    others = 12 if h.unit * w.unit > 1 else 36 if w.step == 1 else 44  # registers
-    for rows, ahead in product((1, 2, 3, 4, 5, 6, 7, 8, 10), (1, 2)):
-        if rows > 1 and rows >= h.blocks + 2:
-            continue
-        registers = (
-            4 * tiles * rows * h.unit * w.unit
-            + 2 * taps * steps * tiles
-            + 4 * steps * w.reach * (ahead + 1)
-            + others
-        )
-        if registers > 250:
-            continue
-        resident = max(1, min(8, _REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
-        strips = problem.n * shape.out[0] * -(-w.blocks // 8)
-        units = -(-strips // 2) * -(-h.blocks // rows)
-        kinds = slices * parts
-        warps = multiprocessors * resident * 4
-        workers = max(1, min(units, warps // kinds))
-        turns = -(-units // workers)
-        workers = -(-units // turns)
-        source_rows = (rows - 1) * h.step + h.reach
-        # clocks of a multiprocessor for a unit: first-level reads, products
-        products = rows * taps * steps * tiles * (w.unit * h.unit if is_forward else 1)
-        reads = source_rows * w.reach * 2 * steps * (4 if is_wide else 40)
-        stores = rows * h.unit * w.unit * 2 * (4 if vector > 1 else 30)
-        unit = max(1.6 * products, reads + stores) + 40
-        total = workers * kinds
-        sharing = -(-total // multiprocessors)
-        # a row waits for memory, the longer the more of its pixels are its own; two rows do not wait together for long
-        latency = (600 + 25 * (7 * w.step + w.reach)) / (1.0 if ahead == 1 else 1.6)
-        compute = turns * (max(sharing * unit * 1.2, source_rows * latency) + 900) + 2500
-        refetched = source.size * (source_rows / (rows * h.step) - 1) * 0.2
-        memory = 2 * (source.size + result.size + max(0.0, refetched)) / bandwidth
-        if total < multiprocessors * 8:
-            memory *= 1.3
-        # lanes that read a pixel for several taps wait for each: as measured on an H100
-        memory *= 1.3 if w.step == 1 and w.reach > 1 else 1.1
-        seconds = max(memory, compute / _CLOCK) + 0.15 * min(memory, compute / _CLOCK) + 6e-6
-        defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
-            "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,
-            "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers, "BLOCK_THREADS": 128,
-            "RESIDENT": resident, "AHEAD": ahead, "SOURCE_PIECE": piece * is_wide,
-            "RESULT_VECTOR": vector, "RESULT_C": result_c,
-        }  # fmt: skip
-        yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)

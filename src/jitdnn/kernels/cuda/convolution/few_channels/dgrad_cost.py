@@ -1,28 +1,26 @@
-"""Tiles of the gradient of the data with few input channels; the terms are explained in dgrad.cu."""
+"""Tilings of dgrad with few channels: every sensible plan priced in cycles; the terms are explained in dgrad.cu."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice, Launch
-from jitdnn.kernels.cuda.convolution.few_channels.geometry import Defines, Shape, strides_of
-from jitdnn.kernels.cuda.convolution.few_channels.plan import (
-    CACHE_BYTES,
-    CLOCK,
+from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     Facts,
-    Plan,
     facts_of,
     filter_setup,
     resident_blocks,
     together,
     total_clocks,
 )
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Tiling
+from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choice
+from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, strides_of
+from jitdnn.kernels.cuda.cost import CLOCK, L2_BYTES_PER_CYCLE, MMA_CYCLES
 from jitdnn.problems.convolution import Convolution
 
-_MMA = 1.6
 _CHAINED = 33.0  # clocks from one product to the next that adds to its sums
 _LETTERS = "DHW"
 # warps of a block, down and across, and those that share the channels
@@ -32,139 +30,17 @@ _WARPS = (
 )
 
 
-@dataclass(frozen=True)
-class Axis:
-    """How `unit` outputs of an axis meet `reach` positions of dy, from `least` on."""
-
-    unit: int
-    step: int
-    delta: int
-    lead: int
-    least: int
-    reach: int
-    blocks: int
-
-
-def _axis(extent: int, taps: int, stride: int, before: int, step: int, delta: int) -> Axis:
-    unit, lead = stride * step, before - delta
-    least = -((taps - 1 - lead) // stride)
-    most = (unit - 1 + lead) // stride
-    return Axis(unit, step, delta, lead, least, most - least + 1, (extent - 1 + delta) // unit + 1)
-
-
-def axis_choice(shape: Shape, axis: int, step: int) -> Axis:
-    """The cheapest shift of an axis; a shift of zero, which keeps pairs of channels aligned, where it costs no more."""
-    numbers = shape.spatial[axis], shape.taps[axis], shape.stride[axis], shape.before[axis]
-    choices = [_axis(*numbers, step, delta) for delta in range(shape.stride[axis])]
-    return min(choices, key=lambda a: (a.reach * -(-a.blocks // 16), a.reach, a.delta))
-
-
-def data_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
+def dgrad_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The cheapest plan; None if the filter leaves no room in shared memory."""
-    return _best(problem, facts_of(device))
+    return _best_dgrad(problem, facts_of(device))
 
 
 @lru_cache(512)
-def _best(problem: Convolution, facts: Facts) -> Plan | None:
-    return min(data_plans(problem, facts), key=lambda plan: plan.seconds, default=None)
+def _best_dgrad(problem: Convolution, facts: Facts) -> Plan | None:
+    return min(dgrad_plans(problem, facts), key=lambda plan: plan.seconds, default=None)
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """What a warp computes and a block stages: see dgrad.cu. `steps` of 16 channels are staged at a time."""
-
-    axes: tuple[Axis, Axis, Axis]
-    columns: int
-    planes: int
-    rows: int
-    down: int
-    across: int
-    deep: int
-    steps: int
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of 8 columns."""
-        return -(-self.columns // 8)
-
-    @property
-    def warps(self) -> int:
-        return self.down * self.across * self.deep
-
-    @property
-    def registers(self) -> int:
-        d, h, _ = self.axes
-        fragments = 2 * min(self.planes, d.reach) * h.reach * self.tiles
-        return 4 * self.planes * self.rows * self.tiles + fragments + 56 + 4 * self.tiles
-
-    @property
-    def staged_planes(self) -> int:
-        return self.planes + self.axes[0].reach - 1
-
-    @property
-    def staged_rows(self) -> int:
-        h = self.axes[1]
-        return h.step * (self.rows * self.down - 1) + h.reach
-
-    @property
-    def positions(self) -> int:
-        w = self.axes[2]
-        return w.step * (16 * self.across - 1) + w.reach
-
-    @property
-    def stage_bytes(self) -> int:
-        step = self.axes[2].step
-        return self.staged_rows * step * -(-self.positions // step) * ((2 * self.steps) | 1) * 16
-
-    def work(self, images: int) -> int:
-        """Tiles of blocks."""
-        d, h, w = self.axes
-        blocks = -(-h.blocks // (self.rows * self.down)) * -(-w.blocks // (16 * self.across))
-        return blocks * -(-d.blocks // self.planes) * images
-
-    def clocks(self, steps: int, is_wide: bool) -> float:
-        """Clocks of a multiprocessor for a tile: products, stores, and the start of copies."""
-        d, h, w = self.axes
-        fragments = self.planes * d.reach * 2 * h.reach * self.tiles
-        reads = self.staged_planes * 4 * (h.step * (self.rows - 1) + h.reach) + fragments
-        products = _MMA * self.planes * d.reach * self.rows * h.reach * self.tiles
-        clocks = w.reach * steps * self.down * self.across * together(reads, products, 0.0)
-        clocks += self.down * self.across * self.planes * self.rows * self.tiles * 2 * 24 / 4
-        clocks += (self.warps * 2 * self.handed / 128 + 200) * (self.deep > 1)
-        return clocks + self.staged_planes * self.reads(steps) / 16 / 32 * (3 if is_wide else 80)
-
-    def chain(self, steps: int) -> float:
-        """Clocks of the products of a sum, one after the other, and of reading their operands."""
-        d, h, w = self.axes
-        products = max(
-            h.reach * d.reach * _CHAINED, 0.3 * _CHAINED * h.reach * d.reach * self.rows * self.tiles
-        )
-        return w.reach * steps / self.deep * (products + 35.0 * self.staged_planes)
-
-    @property
-    def handed(self) -> int:
-        """Bytes of a warp's sums."""
-        return 4 * self.planes * self.rows * self.tiles * 128
-
-    def reads(self, steps: int) -> int:
-        """Bytes of dy that a plane of a tile takes."""
-        return self.staged_rows * self.positions * steps * 32
-
-    @property
-    def writes(self) -> int:
-        return self.planes * 16 * self.across * self.rows * self.down * self.columns * 2
-
-    def defines(self) -> Defines:
-        return {
-            "BLOCK_THREADS": self.warps * 32, "TILE_ROWS": self.rows, "TILE_PLANES": self.planes,
-            "WARPS_DOWN": self.down, "WARPS_ACROSS": self.across, "WARPS_DEEP": self.deep,
-            "CHANNEL_STEPS": self.steps,
-            "STEP_H": self.axes[1].step, "STEP_W": self.axes[2].step,
-            "UNROLL_STEPS": 2 if self.steps // self.deep % 2 == 0 and self.planes == 1 else 1,
-        }  # fmt: skip
-
-
-def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
+def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
     """Every plan of the data's gradient."""
     multiprocessors, room, rate = facts
     shape = Shape(problem)
@@ -182,7 +58,7 @@ def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
             continue
         most = min(4, 16 // tiling.warps if tiling.registers < 110 else limit // tiling.registers)
         work = tiling.work(problem.n)
-        compute = tiling.clocks(whole, is_wide)
+        compute = _tile_clocks(tiling, whole, is_wide)
         # what several blocks read comes from the cache for most of them
         once = 2 * problem.y.size / work
         reading = (once + 0.4 * max(0.0, tiling.staged_planes * tiling.reads(whole) - once)) / rate
@@ -199,7 +75,7 @@ def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
             resident = resident_blocks(shared, most, room)
             if not resident:
                 continue
-            streamed = tiling.staged_planes * parts * part_bytes / CACHE_BYTES if is_streamed else 0.0
+            streamed = tiling.staged_planes * parts * part_bytes / L2_BYTES_PER_CYCLE if is_streamed else 0.0
             waiting = (tiling.staged_planes * parts - 1) * (150.0 if stages == 2 else 900.0) / resident
             clocks = total_clocks(
                 work,
@@ -207,7 +83,8 @@ def data_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 resident,
                 tiling.warps,
                 stages,
-                max(compute, tiling.chain(whole) / min(resident, -(-work // multiprocessors))) + waiting,
+                max(compute, _chain_clocks(tiling, whole) / min(resident, -(-work // multiprocessors)))
+                + waiting,
                 reading + streamed,
                 tiling.writes / rate,
             )
@@ -256,6 +133,27 @@ def _tilings(shape: Shape, steps: int) -> Iterator[Tiling]:
             if rows * down > 1 and rows * down > 2 * h.blocks:
                 continue
             yield Tiling((d, h, w), columns, planes, rows, down, across, deep, part)
+
+
+def _tile_clocks(tiling: Tiling, steps: int, is_wide: bool) -> float:
+    """Clocks of a multiprocessor for a tile: products, stores, and the start of copies."""
+    d, h, w = tiling.axes
+    fragments = tiling.planes * d.reach * 2 * h.reach * tiling.tiles
+    reads = tiling.staged_planes * 4 * (h.step * (tiling.rows - 1) + h.reach) + fragments
+    products = MMA_CYCLES * tiling.planes * d.reach * tiling.rows * h.reach * tiling.tiles
+    clocks = w.reach * steps * tiling.down * tiling.across * together(reads, products, 0.0)
+    clocks += tiling.down * tiling.across * tiling.planes * tiling.rows * tiling.tiles * 2 * 24 / 4
+    clocks += (tiling.warps * 2 * tiling.handed / 128 + 200) * (tiling.deep > 1)
+    return clocks + tiling.staged_planes * tiling.reads(steps) / 16 / 32 * (3 if is_wide else 80)
+
+
+def _chain_clocks(tiling: Tiling, steps: int) -> float:
+    """Clocks of the products of a sum, one after the other, and of reading their operands."""
+    d, h, w = tiling.axes
+    products = max(
+        h.reach * d.reach * _CHAINED, 0.3 * _CHAINED * h.reach * d.reach * tiling.rows * tiling.tiles
+    )
+    return w.reach * steps / tiling.deep * (products + 35.0 * tiling.staged_planes)
 
 
 def _axis_defines(axes: tuple[Axis, Axis, Axis]) -> Defines:

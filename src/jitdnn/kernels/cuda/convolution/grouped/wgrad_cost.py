@@ -12,65 +12,82 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
-from jitdnn.kernels.cuda.convolution.few_channels.geometry import (
-    Defines,
-    Shape,
-    power_of_two,
-    strides_of,
-)
-from jitdnn.kernels.cuda.convolution.grouped.geometry import Plan, pads
+from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, WgradTile
+from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, power_of_two, strides_of
+from jitdnn.kernels.cuda.cost import CLOCK, L2_BANDWIDTH, REGISTERS, RESERVED_SHARED
 from jitdnn.problems.convolution import Convolution
 
-_CLOCK = 1.755e9
-_REGISTERS = 65536
-_RESERVED = 1024  # bytes of shared memory that a block does not see
 _WARPS = (8, 16)  # of a block through shared memory
 _MOST_WORKERS = 64  # of such blocks: the second kernel reads all their sums
-_LEVEL_TWO = 4.5e12  # bytes a second
 _SCATTERED = 0.5e12  # of the sums that each warp writes from its registers
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """Outputs that are staged at once, and what that takes; see wgrad_shared_memory.cu."""
-
-    shape: Shape
-    images: int
-    rows: int
-    columns: int
-    taps: int  # rows of taps
-
-    @property
-    def steps(self) -> int:
-        """Steps of 16 outputs."""
-        return -(-self.images * self.rows * self.columns // 16)
-
-    def layout(self, channels: int) -> tuple[int, int, int]:
-        """Bytes of x in shared memory, and what goes behind each row and image in units of 16 bytes."""
-        (_, stride_h, stride_w), (_, dilation_h, dilation_w) = self.shape.stride, self.shape.dilation
-        down = (self.rows - 1) * stride_h + (self.taps - 1) * dilation_h + 1
-        across = (self.columns - 1) * stride_w + (self.shape.taps[2] - 1) * dilation_w + 1
-        down, across = -(-down // stride_h) * stride_h, -(-across // stride_w) * stride_w
-        unit = channels // 8 + 1
-        row_pad, image_pad = pads(unit, across, down, self.columns, self.rows, 1)
-        return 16 * self.images * (down * (across * unit + row_pad) + image_pad), row_pad, image_pad
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of x that are copied."""
-        (_, stride_h, stride_w), (_, dilation_h, dilation_w) = self.shape.stride, self.shape.dilation
-        down = (self.rows - 1) * stride_h + (self.taps - 1) * dilation_h + 1
-        return (
-            self.images * down * ((self.columns - 1) * stride_w + (self.shape.taps[2] - 1) * dilation_w + 1)
-        )
-
-    @property
-    def units(self) -> int:
-        planes, p, q = self.shape.out
-        return -(-self.shape.problem.n * planes // self.images) * -(-p // self.rows) * -(-q // self.columns)
+def wgrad_shared_memory_plans(
+    problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int
+) -> Iterator[Plan]:
+    """Every plan of the filter's gradient through shared memory."""
+    shape = Shape(problem)
+    slice_groups = _slice_groups(problem)
+    if not slice_groups or not _is_whole(problem):
+        return
+    group_in, group_out = problem.w.shape[1], problem.k // problem.groups
+    slice_in, all_out = slice_groups * group_in, slice_groups * group_out
+    elements = math.prod(problem.w.shape)
+    slices = -(-problem.groups // slice_groups)
+    for tile_taps, warps in product(range(1, shape.taps[1] + 1), _WARPS):
+        all_taps = tile_taps * shape.taps[2]
+        if all_taps > 12 or shape.taps[2] > 11:  # more sums than registers, here or for operands anywhere
+            continue
+        slice_parts = _slice_parts(slice_in, all_out, warps)
+        if not slice_parts or (warps == max(_WARPS) and all_taps > 9):
+            continue
+        slice_out = all_out // slice_parts
+        for tile, block_slices in product(_tiles(shape, tile_taps), (1, 2, 4)):
+            kinds = block_slices * slice_in * slice_out // 256
+            if kinds > warps or (block_slices > 1 and (slice_parts > 1 or block_slices >= 2 * slices)):
+                continue
+            splits = warps // kinds
+            x_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
+            y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
+            blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
+            for resident, most in ((1, _MOST_WORKERS), (2, _MOST_WORKERS), (1, 1)):
+                if resident * warps > 16 or (most == 1 and 2 * blocks < multiprocessors):
+                    continue
+                workers = max(1, min(tile.units, multiprocessors * resident // blocks, most))
+                turns = -(-tile.units // workers)
+                workers = -(-tile.units // turns)
+                room = shared_bytes // resident - RESERVED_SHARED
+                stages = min(3, turns, room // (x_bytes + y_bytes))
+                shared = max(stages * (x_bytes + y_bytes), 4 * warps * all_taps * 256)
+                if stages < min(2, turns) or shared > room:
+                    continue
+                total = workers * blocks
+                sharing = -(-total // multiprocessors)
+                # clocks of a multiprocessor for a tile: reads and copies, as measured on an H100
+                steps = -(-tile.steps // splits) * splits * kinds
+                copies = block_slices * (tile.pixels * slice_in + 16 * tile.steps * slice_out) / 256
+                few = 1 + 3 / (sharing * warps)  # warps that do not cover each other's waits
+                clocks = (steps * 3.4 * (1 + all_taps) + 4.9 * copies) * few + 150
+                leaving = block_slices * slice_out * group_in * all_taps * splits / 64
+                compute = (sharing * (turns * clocks + leaving) + 4500) / CLOCK
+                pixels = 2.0 * (problem.x.size + problem.y.size)
+                memory = pixels / (0.94 * bandwidth) * (sharing * multiprocessors / total)
+                memory *= 1 + 2.7 / (block_slices * slice_in)
+                memory += max(0.0, 512 * copies * turns * total - pixels) / bandwidth
+                together = (memory**6 + compute**6) ** (1 / 6) + 0.5 * min(memory, compute) / turns
+                parts = 9.6 * workers * elements / L2_BANDWIDTH + 1e-6 if workers > 1 else 0.0
+                defines = shape.defines() | {
+                    "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
+                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
+                    "SLICE_PARTS": slice_parts, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
+                    "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
+                    "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * warps,
+                    "STAGES": stages, "RESIDENT": resident, **_sum_defines(workers, group_in),
+                }  # fmt: skip
+                seconds = 0.86 * (together + parts + 4.2e-6)
+                yield Plan(tuple(defines.items()), 32 * warps, total, seconds, workers, shared)
 
 
 def _sum_defines(workers: int, group_in: int) -> Defines:
@@ -111,82 +128,16 @@ def _is_whole(problem: Convolution) -> bool:
     return True
 
 
-def _tiles(shape: Shape, taps: int) -> Iterator[_Tile]:
+def _tiles(shape: Shape, taps: int) -> Iterator[WgradTile]:
     _, p, q = shape.out
     for columns in sorted({-(-q // parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16)}):
         for rows in sorted({-(-p // parts) for parts in range(1, p + 1)}):
             for images in (1, 2, 3, 4, 6, 8) if rows == p and columns == q else (1,):
                 if 16 <= images * rows * columns <= 1024 or (images == 8 and rows == p) or p * q > 1024:
-                    yield _Tile(shape, images, rows, columns, taps)
+                    yield WgradTile(shape, images, rows, columns, taps)
 
 
-def tiled_plans(
-    problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int
-) -> Iterator[Plan]:
-    """Every plan of the filter's gradient through shared memory."""
-    shape = Shape(problem)
-    slice_groups = _slice_groups(problem)
-    if not slice_groups or not _is_whole(problem):
-        return
-    group_in, group_out = problem.w.shape[1], problem.k // problem.groups
-    slice_in, all_out = slice_groups * group_in, slice_groups * group_out
-    elements = math.prod(problem.w.shape)
-    slices = -(-problem.groups // slice_groups)
-    for tile_taps, warps in product(range(1, shape.taps[1] + 1), _WARPS):
-        all_taps = tile_taps * shape.taps[2]
-        if all_taps > 12 or shape.taps[2] > 11:  # more sums than registers, here or for operands anywhere
-            continue
-        slice_parts = _slice_parts(slice_in, all_out, warps)
-        if not slice_parts or (warps == max(_WARPS) and all_taps > 9):
-            continue
-        slice_out = all_out // slice_parts
-        for tile, block_slices in product(_tiles(shape, tile_taps), (1, 2, 4)):
-            kinds = block_slices * slice_in * slice_out // 256
-            if kinds > warps or (block_slices > 1 and (slice_parts > 1 or block_slices >= 2 * slices)):
-                continue
-            splits = warps // kinds
-            x_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
-            y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
-            blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
-            for resident, most in ((1, _MOST_WORKERS), (2, _MOST_WORKERS), (1, 1)):
-                if resident * warps > 16 or (most == 1 and 2 * blocks < multiprocessors):
-                    continue
-                workers = max(1, min(tile.units, multiprocessors * resident // blocks, most))
-                turns = -(-tile.units // workers)
-                workers = -(-tile.units // turns)
-                room = shared_bytes // resident - _RESERVED
-                stages = min(3, turns, room // (x_bytes + y_bytes))
-                shared = max(stages * (x_bytes + y_bytes), 4 * warps * all_taps * 256)
-                if stages < min(2, turns) or shared > room:
-                    continue
-                total = workers * blocks
-                sharing = -(-total // multiprocessors)
-                # clocks of a multiprocessor for a tile: reads and copies, as measured on an H100
-                steps = -(-tile.steps // splits) * splits * kinds
-                copies = block_slices * (tile.pixels * slice_in + 16 * tile.steps * slice_out) / 256
-                few = 1 + 3 / (sharing * warps)  # warps that do not cover each other's waits
-                clocks = (steps * 3.4 * (1 + all_taps) + 4.9 * copies) * few + 150
-                leaving = block_slices * slice_out * group_in * all_taps * splits / 64
-                compute = (sharing * (turns * clocks + leaving) + 4500) / _CLOCK
-                pixels = 2.0 * (problem.x.size + problem.y.size)
-                memory = pixels / (0.94 * bandwidth) * (sharing * multiprocessors / total)
-                memory *= 1 + 2.7 / (block_slices * slice_in)
-                memory += max(0.0, 512 * copies * turns * total - pixels) / bandwidth
-                together = (memory**6 + compute**6) ** (1 / 6) + 0.5 * min(memory, compute) / turns
-                parts = 9.6 * workers * elements / _LEVEL_TWO + 1e-6 if workers > 1 else 0.0
-                defines = shape.defines() | {
-                    "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
-                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
-                    "SLICE_PARTS": slice_parts, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
-                    "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
-                    "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * warps,
-                    "STAGES": stages, "RESIDENT": resident, **_sum_defines(workers, group_in),
-                }  # fmt: skip
-                seconds = 0.86 * (together + parts + 4.2e-6)
-                yield Plan(tuple(defines.items()), 32 * warps, total, seconds, workers, shared)
-
-
-def filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+def wgrad_register_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
     """Every plan of the filter's gradient straight into registers."""
     shape = Shape(problem)
     group_in, group_out = problem.w.shape[1], problem.k // problem.groups
@@ -208,7 +159,7 @@ def filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -
         registers = sums + 10 * taps[2] + 4 * live + 44
         if registers > 250:
             continue
-        resident = max(1, min(5, _REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
+        resident = max(1, min(5, REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
         kinds = -(-problem.groups // slice_groups) * -(-slice_in // 16) * -(-slice_out // 16)
         kinds *= -(-taps[1] // tile_taps)
         for rows in (1, 2, 3, 4, 5, 6, 7, 8):
@@ -231,7 +182,7 @@ def filter_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -
                 memory = 2.0 * (problem.x.size + problem.y.size) / bandwidth
                 if total < multiprocessors * 8:
                     memory *= 1.3
-                seconds = max(memory, compute / _CLOCK) + 0.15 * min(memory, compute / _CLOCK) + 6e-6
+                seconds = max(memory, compute / CLOCK) + 0.15 * min(memory, compute / CLOCK) + 6e-6
                 seconds += workers / 8 * 60e-9 + partial / _SCATTERED
                 defines = shape.defines() | {
                     "PLANES": planes, "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,

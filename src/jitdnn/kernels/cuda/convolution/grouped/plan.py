@@ -1,11 +1,11 @@
-"""What the kernels of grouped convolutions share: plans, which positions an output meets, strides by their part."""
+"""Frozen sizes of grouped convolutions: tiles in shared memory, the plan, and what their layouts have in common."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jitdnn.kernels.cuda.convolution.few_channels.dgrad_plan import Axis, axis_choice
-from jitdnn.kernels.cuda.convolution.few_channels.geometry import (
+from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choice
+from jitdnn.kernels.cuda.convolution.half_precision.shape import (
     Defines,
     Shape,
     alignments_of,
@@ -36,6 +36,90 @@ class Plan:
     def elementwise(self) -> Plan:
         """The same for operands at any address."""
         return replace(self, defines=elementwise(self.defines))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block stages at once; see shared_memory.cu."""
+
+    h: Axis
+    w: Axis
+    images: int
+    down: int
+    across: int
+    tile_rows: int
+
+    @property
+    def rows(self) -> int:
+        return (self.down * self.tile_rows - 1) * self.h.step + self.h.reach
+
+    @property
+    def columns(self) -> int:
+        return (self.across - 1) * self.w.step + self.w.reach
+
+    def layout(self, channels: int) -> tuple[int, int, int]:
+        """Bytes in shared memory, and what goes behind each row and image in units of 16 bytes."""
+        unit = channels // 8 + 1
+        places = -(-self.columns // self.w.step) * self.w.step
+        rows = -(-self.rows // self.h.step) * self.h.step
+        row_pad, image_pad = pads(unit, places, rows, self.across, self.down, self.tile_rows)
+        return 16 * self.images * (rows * (places * unit + row_pad) + image_pad), row_pad, image_pad
+
+    def is_quiet(self, channels: int) -> bool:
+        """Whether 8 positions are always in 8 different places of the banks."""
+        unit = channels // 8 + 1
+        places = -(-self.columns // self.w.step) * self.w.step
+        row = places * unit + self.layout(channels)[1]
+        return self.down == 1 or (self.tile_rows * row - unit * self.across) % 8 == 0
+
+    @property
+    def steps(self) -> int:
+        """Steps of 16 positions."""
+        return -(-self.images * self.down * self.across // 16)
+
+    def units(self, images: int) -> int:
+        across, down = -(-self.w.blocks // self.across), -(-self.h.blocks // (self.down * self.tile_rows))
+        return -(-images // self.images) * down * across
+
+
+@dataclass(frozen=True)
+class WgradTile:
+    """Outputs that are staged at once, and what that takes; see wgrad_shared_memory.cu."""
+
+    shape: Shape
+    images: int
+    rows: int
+    columns: int
+    taps: int  # rows of taps
+
+    @property
+    def steps(self) -> int:
+        """Steps of 16 outputs."""
+        return -(-self.images * self.rows * self.columns // 16)
+
+    def layout(self, channels: int) -> tuple[int, int, int]:
+        """Bytes of x in shared memory, and what goes behind each row and image in units of 16 bytes."""
+        (_, stride_h, stride_w), (_, dilation_h, dilation_w) = self.shape.stride, self.shape.dilation
+        down = (self.rows - 1) * stride_h + (self.taps - 1) * dilation_h + 1
+        across = (self.columns - 1) * stride_w + (self.shape.taps[2] - 1) * dilation_w + 1
+        down, across = -(-down // stride_h) * stride_h, -(-across // stride_w) * stride_w
+        unit = channels // 8 + 1
+        row_pad, image_pad = pads(unit, across, down, self.columns, self.rows, 1)
+        return 16 * self.images * (down * (across * unit + row_pad) + image_pad), row_pad, image_pad
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of x that are copied."""
+        (_, stride_h, stride_w), (_, dilation_h, dilation_w) = self.shape.stride, self.shape.dilation
+        down = (self.rows - 1) * stride_h + (self.taps - 1) * dilation_h + 1
+        return (
+            self.images * down * ((self.columns - 1) * stride_w + (self.shape.taps[2] - 1) * dilation_w + 1)
+        )
+
+    @property
+    def units(self) -> int:
+        planes, p, q = self.shape.out
+        return -(-self.shape.problem.n * planes // self.images) * -(-p // self.rows) * -(-q // self.columns)
 
 
 def meeting(shape: Shape, axis: int, is_forward: bool) -> Axis:

@@ -1,4 +1,4 @@
-"""How the kernels of few channels apply an epilogue: its functions, and macros that carry places to the store.
+"""How a kernel applies an epilogue: its functions, and macros that carry coordinates to the store.
 
 The kernels know an output by (n, channel, d, h, w). `FINISH` makes a finished number of a sum.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cuda.convolution.few_channels.geometry import Defines
+from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
 from jitdnn.problems.convolution import Convolution
 

@@ -1,0 +1,85 @@
+"""Source text and launches of the banded kernels: banded.cu, banded_wgrad.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jitdnn.devices.gpu import Launch, Source, read_text
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cuda.convolution.depthwise.banded_plan import Banded, BandedWgrad
+from jitdnn.kernels.cuda.convolution.depthwise.sliding_code import (
+    Defines,
+    defines_of_window,
+    epilogue_text,
+    reduce_launch,
+)
+from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import reach
+
+
+def launch(plan: Banded, epilogue: Epilogue | None = None) -> tuple[Source, list[Launch]]:
+    functions, defines = epilogue_text(plan.window, plan.axes, epilogue)
+    files = (
+        "common.cuh",
+        "banded_planes.cuh",
+        "banded.cu",
+    )
+    text = functions + read_text("cuda/convolution/depthwise", *files)
+    source = Source("depthwise_banded", text, (*_defines(plan), *defines), "cuda", spills=True)
+    return source, [Launch("depthwise", plan.groups, plan.threads, plan.shared)]
+
+
+def wgrad_launch(plan: BandedWgrad) -> tuple[Source, list[Launch]]:
+    files = (
+        "common.cuh",
+        "banded_planes.cuh",
+        "banded_wgrad.cu",
+        "wgrad_reduce.cu",
+    )
+    text = read_text("cuda/convolution/depthwise", *files)
+    source = Source("depthwise_banded_filter", text, _wgrad_defines(plan), "cuda", spills=True)
+    grid = (plan.strips, plan.parts)
+    return source, [
+        Launch("depthwise_filter", grid, plan.threads, plan.shared),
+        reduce_launch(plan.window),
+    ]
+
+
+def _defines(plan: Banded) -> Defines:
+    cut = plan.cut
+    return (
+        *defines_of_window(plan.window, plan.axes),
+        *_shape_defines(plan),
+        ("PR", cut.rows),
+        ("CW", plan.own_channels),
+        ("ROLLING", int(plan.is_rolling)),
+        ("OUT_PLANE", plan.out_plane),
+        ("ALTERNATE", int(not plan.is_rolling)),
+        ("MIN_BLOCKS", min(plan.resident, 2)),
+        ("OFFSET", plan.window.shift(reach(plan.window))),
+    )
+
+
+def _wgrad_defines(plan: BandedWgrad) -> Defines:
+    return (
+        *defines_of_window(plan.window, plan.axes),
+        *(pair for pair in _shape_defines(plan) if pair[0] != "WARPS"),
+        ("WARPS", plan.warps),
+        ("PR", plan.cut.rows),
+        ("CW", 1),
+        ("RG", plan.tap_rows),
+        ("TAP_WARPS", plan.tap_warps),
+        ("DY_PLANE", plan.dy_plane),
+        ("PARTS", plan.parts),
+        ("MIN_BLOCKS", min(plan.resident, 2)),
+        ("OFFSET", plan.window.shift(reach(plan.window))),
+    )
+
+
+def _shape_defines(plan: Banded) -> Iterator[tuple[str, object]]:
+    cut = plan.cut
+    yield from (("CH", cut.channels), ("V", plan.width), ("SEG", cut.segment), ("LINES", cut.lines))
+    yield from (("SEGMENTS", 1 if cut.along else cut.segments), ("CHUNKS", cut.chunks), ("HB", cut.strip))
+    yield from (("BLOCKS", plan.band.blocks), ("SHIFT", f"({plan.band.shift})"), ("MT", cut.tiles))
+    yield from (("LINE_BLOCKS", plan.line_blocks), ("PLANE", plan.plane), ("SLOTS", plan.slots))
+    yield from (("ROW_FIRST", plan.first_row), ("ROW_END", plan.end_row), ("WARPS", cut.warps))
+    yield from (("ROW_SHIFT", 8 * cut.segment if cut.along else 0), ("LINE_COUNT", plan.line_count))

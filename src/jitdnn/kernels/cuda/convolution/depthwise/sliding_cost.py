@@ -1,0 +1,222 @@
+"""Tiles of the sliding kernels that are worth trying, and what they cost."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
+from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
+    EXTRA_REGISTERS,
+    EXTRA_WGRAD_REGISTERS,
+    Sliding,
+    SlidingWgrad,
+    Tile,
+    column_packs,
+    most_registers,
+    widths,
+)
+from jitdnn.kernels.cuda.cost import DEPTHWISE_CLOCK, LAUNCH_SECONDS
+from jitdnn.tensor.dtypes import DTYPES
+
+MOST_REGISTERS = 200  # that a tile's numbers may take
+MAX_WGRAD_REGISTERS = 205
+LATENCY = 0.7e-6  # of the memory, when it is busy
+
+
+def candidates(window: Window) -> list[Sliding]:
+    """Every sensible tile, cheapest first by the model's account; none if the filter is too large for registers."""
+    found: list[Sliding] = []
+    for axes in orders(window):
+        depth, _, width = axes
+        for channels in widths(window):
+            packs = window.channels // channels
+            side = sides(packs, channels * DTYPES[window.dtype]) if window.has_channel_lanes else 1
+            for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
+                for depths, ahead in itertools.product(tilings(depth, (1, 2, 3, 4)), (1, 2, 4)):
+                    tile = Tile(channels, columns, depths, 1, side, 128, ahead=ahead)
+                    found += _divided(Sliding(window, axes, tile))
+    return found
+
+
+def _divided(whole: Sliding) -> Iterator[Sliding]:
+    """The plan with its rows and threads divided among groups in every sensible way."""
+    if whole.registers > MOST_REGISTERS or whole.products > 1600:
+        return
+    side = whole.tile.side
+    for threads in (64, 128, 256):
+        even = -(-threads // side) * side
+        size = even if even <= 384 and even % 32 == 0 else threads
+        if whole.registers + EXTRA_REGISTERS > most_registers(size):
+            continue
+        for chunks in (1, 2, 4, 8, 16, 32):
+            rows = -(-whole.blocks // chunks)
+            if chunks > 1 and rows < 2 * whole.steps:
+                break
+            yield replace(whole, tile=replace(whole.tile, rows=rows, threads=size))
+
+
+def wgrad_candidates(window: Window, device: GpuDevice) -> list[SlidingWgrad]:
+    """Every sensible tile; none if the filter is too large for registers."""
+    found = []
+    for axes in orders(window):
+        depth, slide, width = axes
+        for channels in widths(window):
+            packs = window.channels // channels
+            side = sides(packs, channels * DTYPES[window.dtype])
+            if not window.has_channel_lanes:
+                side = 1
+            for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
+                for depths, ahead in itertools.product(tilings(depth, (1, 2)), (1, 2)):
+                    tile = Tile(channels, columns, depths, 1, side, 128, ahead=ahead)
+                    least = SlidingWgrad(window, axes, tile)
+                    if least.registers > MAX_WGRAD_REGISTERS:
+                        continue
+                    # with few rows on their way the compiler can do with less, unless there are planes to address
+                    least_extra = 20 if depth.taps == ahead == 1 else EXTRA_WGRAD_REGISTERS
+                    for threads in (64, 128, 192, 256, 384):
+                        if threads < side or (threads // side) * side * 8 < threads * 7:
+                            continue
+                        if least.registers + least_extra > most_registers(threads):
+                            continue
+                        for chunks in (1, 2, 4, 8, 16, 32):
+                            rows = -(-slide.count // chunks)
+                            if chunks > 1 and rows < 3 * least.steps:
+                                break
+                            plan = replace(least, tile=replace(tile, rows=rows, threads=threads))
+                            found.append(_with_parts(plan, device))
+    return found
+
+
+def _with_parts(plan: SlidingWgrad, device: GpuDevice) -> SlidingWgrad:
+    """The plan with as many parts as give each multiprocessor the same, by the model the best number, of groups."""
+    found = []
+    for each in range(1, plan.resident + 1):
+        wanted = max(1, min(device.multiprocessors * each // plan.strips, 4096))
+        rounds = -(-plan.items // (wanted * plan.slots))
+        # fewer parts with the same rounds
+        parts = max(1, -(-plan.items // (rounds * plan.slots)))
+        found.append(replace(plan, tile=replace(plan.tile, parts=parts)))
+    return min(found, key=lambda plan: _wgrad_seconds(plan, device))
+
+
+def orders(window: Window) -> list[tuple[Axis, Axis, Axis]]:
+    """The axes as (depth, sliding, width): neighbours in memory are neighbouring threads, and tall filters slide."""
+    depth, height, width = window.axes
+    if not window.is_channels_last:
+        return [(depth, height, width)]
+    found = [(depth, height, width)]
+    if height.taps < width.taps or height.count < 4 <= width.count:
+        found.append((depth, width, height))
+    return found
+
+
+def sides(packs: int, size: int, most: int = 64) -> int:
+    """How many of a pixel's packs of `size` bytes lie side by side: a divisor, of whole 32 bytes if there is one."""
+    best = 1
+    for side in range(1, min(packs, most) + 1):
+        if packs % side == 0 and (side * size % 32 == 0 or best * size % 32 != 0):
+            best = side
+    return best
+
+
+def tilings(axis: Axis, counts: Sequence[int]) -> list[int]:
+    if axis.is_scattered:
+        counts = sorted({-(-count // axis.stride) * axis.stride for count in counts})
+    least = min(counts)
+    return [count for count in counts if count == least or count <= axis.count + axis.stride - 1]
+
+
+def seconds(plan: Sliding | SlidingWgrad, device: GpuDevice) -> float:
+    """Expected time of a plan, with the reduction of a wgrad's partial sums."""
+    return (
+        _wgrad_seconds(plan, device) if isinstance(plan, SlidingWgrad) else _fprop_dgrad_seconds(plan, device)
+    )
+
+
+def _fprop_dgrad_seconds(plan: Sliding, device: GpuDevice) -> float:
+    tile = plan.tile
+    reads = plan.rows_in * plan.planes_read * plan.columns_read
+    writes = plan.rows_out * tile.depths * tile.columns
+    # instructions of a step: products, numbers widened and narrowed, accesses with their bounds and addresses
+    issued = plan.products + 1.2 * reads * tile.channels + 2.5 * reads + 12
+    issued += writes * (1.5 * tile.channels + 3)
+    apart = tile.channels if plan.window.has_channel_lanes else tile.columns
+    # packs of columns are one access for several
+    read_packs, write_packs = column_packs(plan.window, plan.axes[2], tile.columns)
+    own = plan.rows_in * plan.planes_read * tile.columns * plan.axes[2].stride
+    fewer = own * (1 - 1 / read_packs) + writes * (1 - 1 / write_packs)
+    issued -= 2.5 * fewer
+    accesses = (reads + writes - fewer) * max(1.0, apart * plan.element * 32 / 128)
+    steps = tile.rows + plan.steps - 1
+    if tile.rows >= plan.blocks:
+        steps = max(plan.axes[1].input.extent // plan.axes[1].input.pitch // plan.rows_in, 1)
+    warps = plan.groups * tile.threads / 32
+    width = device.multiprocessors * plan.resident
+    waves = math.ceil(plan.groups / width)
+    if waves == 1:
+        filled = math.ceil(plan.groups / device.multiprocessors) * device.multiprocessors / plan.groups
+    else:
+        filled = waves * width / plan.groups if waves < 4 else 1 + 0.5 * width / plan.groups
+    # few warps leave gaps between dependent instructions
+    gaps = 0.6 + 1.7 / max(0.75, plan.resident * tile.threads / 128)
+    clocks = steps * warps * max(issued / 4 * gaps, accesses) / device.multiprocessors
+    busy = clocks / DEPTHWISE_CLOCK * filled**0.9
+    # a step waits for its rows: what is on its way at once bounds the bandwidth
+    threads = tile.threads * min(plan.resident, plan.groups / device.multiprocessors)
+    in_flight = tile.ahead * threads * plan.own * tile.channels * plan.element
+    transfer = plan.window.bytes_moved / (device.bandwidth * share_of_bandwidth(in_flight))
+    transfer *= filled**0.4 * (1 + 0.007 * max(0, 8 / (tile.channels * plan.element) - 1))
+    if plan.axes[1] is plan.window.axes[2]:
+        transfer *= 1.1  # what is read at a time lies scattered
+    # and steps follow one another
+    chain = waves * LATENCY * (1.5 + steps / tile.ahead)
+    more_waves = 2.4e-6 * (1 - 1 / waves)
+    together = (busy**4 + transfer**4) ** 0.25
+    return float(LAUNCH_SECONDS + more_waves + max(chain, together + 0.2 * min(busy, transfer)))
+
+
+def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:
+    tile = plan.tile
+    is_ring = plan.round % plan.steps == 0
+    moves = 0 if is_ring else (plan.steps - 1) * plan.results * tile.channels
+    reads = plan.reads + plan.results
+    issued = plan.products + moves + 1.2 * reads * tile.channels + 2.5 * reads + 12
+    accesses = reads * max(1.0, tile.channels * plan.element * 32 / 128)
+    is_whole = tile.rows >= plan.axes[1].count
+    steps = tile.rows + (plan.steps - 1) / (2 if is_whole else 1)
+    rounds = math.ceil(plan.items / (tile.parts * plan.slots))
+    groups = plan.strips * tile.parts
+    waves = math.ceil(groups / (device.multiprocessors * plan.resident))
+    here = min(plan.resident, -(-groups // device.multiprocessors))
+    warps = here * tile.threads / 32
+    gaps = 1.0 + 0.95 / max(0.75, warps / 4)
+    busy = waves * rounds * (steps + 1.5) * warps * max(issued / 4 * gaps, accesses) / DEPTHWISE_CLOCK
+    # packs that no other thread reads
+    own = plan.results * (1 + min(plan.axes[2].stride, plan.axes[2].taps) * plan.axes[1].stride)
+    used = groups / device.multiprocessors
+    in_flight = tile.ahead * min(here, used) * tile.threads * own * tile.channels * plan.element
+    share = share_of_bandwidth(in_flight, 21e3, 0.06)
+    transfer = plan.window.bytes_moved / (device.bandwidth * share) / min(1.0, used) ** 0.23
+    transfer *= 1 + 0.016 * max(0, 8 / (tile.channels * plan.element) - 1)
+    chain = waves * rounds * (steps / tile.ahead + 1) * 1.35 * LATENCY
+    together = (busy**4 + transfer**4) ** 0.25 + 0.08 * min(busy, transfer)
+    again = 2.9e-6 * (1 - 1 / rounds) + 0.7e-6
+    # wide threads have few registers to spare, narrow ones much to do beside products
+    work = max(chain, together) * (1 if is_whole else 1.02)
+    work *= (1 + 0.02 * max(0, tile.channels - 2)) * (1 if plan.results > 2 else 1.06)
+    return float(LAUNCH_SECONDS + again + work + reduce_seconds(plan.window, tile.parts, device))
+
+
+def reduce_seconds(window: Window, parts: int, device: GpuDevice) -> float:
+    moved = 4 * parts * window.taps * window.channels
+    return 2.2e-6 + parts / 200 * 1e-6 + moved / (1.5 * device.bandwidth)
+
+
+def share_of_bandwidth(in_flight: float, enough: float = 16e3, excess: float = 0.04) -> float:
+    """Of the memory's bandwidth, what a multiprocessor's bytes on their way reach; too many get in the way."""
+    share = in_flight / enough
+    return float(min(1.0, share) ** 0.5 / (1 + excess * max(0.0, share - 1)))

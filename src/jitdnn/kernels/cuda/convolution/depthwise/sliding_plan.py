@@ -1,0 +1,266 @@
+"""Rows that slide through registers: the sizes of a thread's tile, forward, backward to the data and for wgrad."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
+from jitdnn.tensor.dtypes import DTYPES
+
+EXTRA_REGISTERS = 24  # that the compiler adds for addresses and bounds
+EXTRA_WGRAD_REGISTERS = 36  # that the compiler adds for addresses and bounds
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a thread does: `channels` neighbours, `columns` x `depths` results, `rows` blocks of rows in turn.
+
+    `side`: packs of channels that lie side by side in a block of `threads` threads. For a filter's gradient `parts`
+    says into how many parts its sums are split. `ahead`: steps whose rows are on their way.
+    """
+
+    channels: int
+    columns: int
+    depths: int
+    rows: int
+    side: int
+    threads: int
+    parts: int = 1
+    ahead: int = 1
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """A window with its axes in the order depth, sliding, width, and a tile."""
+
+    window: Window
+    axes: tuple[Axis, Axis, Axis]
+    tile: Tile
+
+    @cached_property
+    def element(self) -> int:
+        return DTYPES[self.window.dtype]
+
+    @property
+    def rows_in(self) -> int:
+        slide = self.axes[1]
+        return 1 if slide.is_scattered else slide.stride
+
+    @property
+    def rows_out(self) -> int:
+        slide = self.axes[1]
+        return slide.stride if slide.is_scattered else 1
+
+    @property
+    def steps(self) -> int:
+        """Blocks of results that a row of the input reaches."""
+        return -(-self.axes[1].taps // self.axes[1].stride)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of rows of results."""
+        slide, out = self.axes[1], self.rows_out
+        return (slide.start + slide.count - 1) // out + 1 - slide.start // out
+
+    @property
+    def columns_read(self) -> int:
+        return _reads(self.axes[2], self.tile.columns)
+
+    @property
+    def planes_read(self) -> int:
+        return _reads(self.axes[0], self.tile.depths)
+
+    @property
+    def own(self) -> float:
+        """Packs of a step that no other thread reads."""
+        each = 1.0
+        for axis, count in ((self.axes[0], self.tile.depths), (self.axes[2], self.tile.columns)):
+            each *= count / axis.stride if axis.is_scattered else count * min(axis.stride, axis.taps)
+        return self.rows_in * each
+
+    @property
+    def registers(self) -> int:
+        """Registers that a thread's numbers take."""
+        tile, taps = self.tile, self.window.taps
+        sums = self.steps * self.rows_out * tile.depths * tile.columns * tile.channels
+        reads = self.rows_in * self.planes_read * self.columns_read
+        ahead = tile.ahead * reads * max(1, tile.channels * self.element // 4)
+        # numbers that are read are widened as they are used, a part of them at a time
+        return taps * tile.channels + sums + int(0.8 * reads * tile.channels) + ahead
+
+    @property
+    def products(self) -> float:
+        """Products in a step."""
+        depth, slide, width = self.axes
+        tile = self.tile
+        results = 1.0
+        for axis, count in ((depth, tile.depths), (width, tile.columns)):
+            results *= count * axis.taps / (axis.stride if axis.is_scattered else 1)
+        return results * slide.taps * tile.channels
+
+    @property
+    def units(self) -> int:
+        """Threads that have something to do."""
+        depth, slide, width = self.axes
+        phases = depth.phases * slide.phases * width.phases
+        tile = self.tile
+        strips = -(-width.count // tile.columns) * -(-depth.count // tile.depths)
+        chunks = -(-self.blocks // tile.rows)
+        return self.window.n * phases * strips * chunks * (self.window.channels // tile.channels)
+
+    @property
+    def groups(self) -> int:
+        return -(-self.units // self.tile.threads)
+
+    @property
+    def resident(self) -> int:
+        """Groups that a multiprocessor has at a time."""
+        return min(32, resident_groups(self.registers + EXTRA_REGISTERS, self.tile.threads))
+
+
+@dataclass(frozen=True)
+class SlidingWgrad:
+    """A window with its axes in the order depth, sliding, width, and a tile; `tile.parts` groups share the items."""
+
+    window: Window
+    axes: tuple[Axis, Axis, Axis]
+    tile: Tile
+
+    @property
+    def element(self) -> int:
+        return DTYPES[self.window.dtype]
+
+    @property
+    def steps(self) -> int:
+        return -(-self.axes[1].taps // self.axes[1].stride)
+
+    @property
+    def round(self) -> int:
+        """Steps that the loop's body makes: a multiple of those on their way, of whole windows unless that is long."""
+        whole = math.lcm(self.tile.ahead, self.steps)
+        return whole if whole * self.products <= 800 else self.tile.ahead
+
+    @property
+    def products(self) -> int:
+        """Products in a step."""
+        return self.window.taps * self.results * self.tile.channels
+
+    @property
+    def reads(self) -> int:
+        """Packs of x that a step reads."""
+        depth, slide, width = self.axes
+        tile = self.tile
+        planes = (tile.depths - 1) * depth.stride + depth.taps
+        return slide.stride * planes * ((tile.columns - 1) * width.stride + width.taps)
+
+    @property
+    def results(self) -> int:
+        """Packs of dy that a step reads."""
+        return self.tile.depths * self.tile.columns
+
+    @property
+    def registers(self) -> int:
+        tile = self.tile
+        words = max(1.0, tile.channels * self.element / 4)
+        ahead = int((self.reads + self.results) * words) * tile.ahead
+        return (self.window.taps + self.reads + self.steps * self.results) * tile.channels + ahead
+
+    @property
+    def slots(self) -> int:
+        return self.tile.threads // self.tile.side
+
+    @property
+    def items(self) -> int:
+        depth, slide, width = self.axes
+        tile = self.tile
+        phases = depth.phases * slide.phases * width.phases
+        tiles = (
+            -(-width.count // tile.columns) * -(-depth.count // tile.depths) * -(-slide.count // tile.rows)
+        )
+        return tiles * phases * self.window.n
+
+    @property
+    def strips(self) -> int:
+        """Groups side by side over the channels."""
+        return self.window.channels // (self.tile.channels * self.tile.side)
+
+    @property
+    def resident(self) -> int:
+        return min(7, resident_groups(self.registers + EXTRA_WGRAD_REGISTERS, self.tile.threads))
+
+    @property
+    def workspace(self) -> int:
+        return 4 * self.tile.parts * self.window.taps * self.window.channels
+
+
+def reach(window: Window) -> int:
+    """The largest offset within an image, of either tensor."""
+    return max(
+        sum(abs(s) * (e - 1) for s, e in zip(t.strides[2:], t.shape[2:], strict=True))
+        for t in (window.input, window.output)
+    )
+
+
+def widths(window: Window) -> list[int]:
+    """Numbers of channels that one access may take, largest first."""
+    if not window.is_channels_last:
+        return [1]
+    size = DTYPES[window.dtype]
+    steps = [window.channels, window.input.strides[0], window.output.strides[0]]
+    for axis in window.axes:
+        steps += [axis.input.step, axis.output.step]
+    return [n for n in (8, 4, 2, 1) if n * size <= 16 and all(step % n == 0 for step in steps)]
+
+
+def column_packs(window: Window, width: Axis, columns: int) -> tuple[int, int]:
+    """Columns that an access of the input takes, and one of the output, where a row's columns are neighbours."""
+    counts = []
+    for tensor, line, is_apt, count in (
+        (
+            window.input,
+            width.input,
+            not width.is_scattered and width.input.origin <= 0,
+            columns * width.stride,
+        ),
+        (window.output, width.output, width.output.origin + width.start == 0, columns),
+    ):
+        others = [line.extent, count, tensor.strides[0], tensor.strides[1]]
+        others += tensor.strides[2:-1]
+        is_apt &= line.step == line.pitch == width.phases == 1
+        size = DTYPES[window.dtype]
+        fitting = (n for n in (8, 4, 2) if n * size <= 16 and all(other % n == 0 for other in others))
+        counts.append(next(fitting, 1) if is_apt and not window.is_channels_last else 1)
+    return counts[0], counts[1]
+
+
+def is_dense(window: Window, axes: Sequence[Axis]) -> bool:
+    """Whether the taps of all channels are one run of memory, channel after channel."""
+    if not window.is_channels_last or window.filter.strides[0] != window.taps:
+        return False
+    base = sum(axis.tap_base for axis in axes)
+    places = (
+        base + sum(i * axis.tap_step for i, axis in zip(index, axes, strict=True))
+        for index in itertools.product(*(range(axis.taps) for axis in axes))
+    )
+    return sorted(places) == list(range(window.taps))
+
+
+def resident_groups(registers: int, threads: int) -> int:
+    """Groups of threads with so many registers each that a multiprocessor has at a time, of which it has four parts."""
+    warps = 4 * (512 // (8 * math.ceil(min(255, registers) / 8)))
+    return max(1, min(warps // math.ceil(threads / 32), 2048 // threads))
+
+
+def most_registers(threads: int) -> int:
+    """Registers that each thread of a group may have, if the group is to run at all."""
+    return min(255, 512 // math.ceil(threads / 128) // 8 * 8)
+
+
+def _reads(axis: Axis, results: int) -> int:
+    if axis.is_scattered:
+        return (results + axis.taps - 2) // axis.stride + 1
+    return (results - 1) * axis.stride + axis.taps
