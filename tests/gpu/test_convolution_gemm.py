@@ -23,7 +23,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.implicit_gemm.code import source_of, wgrad_source_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
-from jitdnn.kernels.cuda.gemm.plan import TILES, Cut, Tile
+from jitdnn.kernels.cuda.gemm.plan import TILES, Blocking, Tile
 from jitdnn.problems import Convolution
 from strategies import convolutions
 
@@ -65,21 +65,21 @@ PRODUCTS: dict[str, Callable[[Plan], bool]] = {
     "conv_fwd n1 c8 h9 w7 k12 r3 s3 pad1 bf16": lambda p: p.data_pack is not None and p.rows_first,
     "conv_fwd n1 c5 h9 w7 k6 r3 s3 f32 nhwc": lambda p: p.copy_a == 4,
     "conv_fwd n1 c1 h9 w7 k6 r3 s3 f32": lambda p: p.copy_a == 4,
-    "conv_fwd n1 c16 w200 k8 s40 pad20 bf16 nhwc": lambda p: not p.form.has_mask,
-    "conv_fwd n1 c512 h4 w3 k8 r3 s3 pad1 bf16 nhwc": lambda p: p.cut.parts > 1,
-    "conv_fwd n1 c32 d4 h5 w3 k8 t2 r3 s3 pad1 dil2x1x1 g2 f16 nhwc flip": lambda p: p.form.groups == 2,
-    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 bf16 nhwc": lambda p: p.is_across and p.copy_b == 16,
-    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 bf16 nhwc": lambda p: len(p.form.classes) == 4,
-    "conv_bwd_data n2 c5 h9 w9 k9 r2 s4 pad1 stride3x2 dil2x3 f16": lambda p: len(p.form.classes) == 6,
-    "conv_bwd_data n1 c8 h9 w9 k8 r1 s1 stride2 bf16 nhwc flip": lambda p: p.form.classes[-1][1].taps == 0,
-    "conv_bwd_data n1 c12 h6 w5 k8 r3 s3 pad1 f32 nhwc": lambda p: p.is_across,
+    "conv_fwd n1 c16 w200 k8 s40 pad20 bf16 nhwc": lambda p: not p.geometry.has_mask,
+    "conv_fwd n1 c512 h4 w3 k8 r3 s3 pad1 bf16 nhwc": lambda p: p.blocking.splits > 1,
+    "conv_fwd n1 c32 d4 h5 w3 k8 t2 r3 s3 pad1 dil2x1x1 g2 f16 nhwc flip": lambda p: p.geometry.groups == 2,
+    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 bf16 nhwc": lambda p: p.is_mn_major and p.copy_b == 16,
+    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 bf16 nhwc": lambda p: len(p.geometry.phases) == 4,
+    "conv_bwd_data n2 c5 h9 w9 k9 r2 s4 pad1 stride3x2 dil2x3 f16": lambda p: len(p.geometry.phases) == 6,
+    "conv_bwd_data n1 c8 h9 w9 k8 r1 s1 stride2 bf16 nhwc flip": lambda p: p.geometry.phases[-1][1].taps == 0,
+    "conv_bwd_data n1 c12 h6 w5 k8 r3 s3 pad1 f32 nhwc": lambda p: p.is_mn_major,
 }
 
 FILTERS: dict[str, Callable[[WgradPlan], bool]] = {
-    "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 bf16 nhwc": lambda p: p.is_vector and p.cut.parts == 1,
+    "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 bf16 nhwc": lambda p: p.is_vector and p.blocking.splits == 1,
     "conv_bwd_filter n2 c20 h9 w7 k12 r3 s3 pad1 stride2 f16 nhwc": lambda p: (p.copy_a, p.copy_b) == (8, 8),
-    "conv_bwd_filter n2 c3 h9 w7 k5 r3 s3 bf16 nhwc flip": lambda p: p.depth == 4,
-    "conv_bwd_filter n1 c8 h9 w7 k16 r3 s3 pad1:0x0:2 bf16": lambda p: p.data_pack is not None,
+    "conv_bwd_filter n2 c3 h9 w7 k5 r3 s3 bf16 nhwc flip": lambda p: p.in_channels == 4,
+    "conv_bwd_filter n1 c8 h9 w7 k16 r3 s3 pad1:0x0:2 bf16": lambda p: p.x_pack is not None,
     "conv_bwd_filter n1 c6 h9 w7 k6 r3 s2 dil1x2 g2 f32 nhwc": lambda p: p.problem.groups == 2,
     "conv_bwd_filter n1 c8 d3 h5 w4 k8 t2 r3 s3 pad1 f16 nhwc": lambda p: True,
 }
@@ -110,7 +110,7 @@ def test_every_tile(words: str, tile: Tile, cuda_device: Any, monkeypatch: pytes
     run_algorithm(algorithm, make_case(problem), cuda_device, scales=((-0.75, 0.5),))
 
 
-def dear_crossing(dtype: str, channels: int, strides: Sequence[int]) -> float:
+def high_misalignment(dtype: str, channels: int, strides: Sequence[int]) -> float:
     return 100.0 if any(stride % 16 for stride in strides) else 1.0
 
 
@@ -126,13 +126,13 @@ def test_rows_packed_to_lines(
     words: str, cuda_device: Any, alignment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that begin inside sectors, packed; channels are innermost and chunks where tensors are aligned."""
-    monkeypatch.setattr(cost, "crossing", dear_crossing)
+    monkeypatch.setattr(cost, "crossing", high_misalignment)
     forget_plans()
     problem = convolution(words)
     algorithm = algorithms_of(problem)[0]
     plan = algorithm.plan(problem, cuda_device)  # type: ignore[attr-defined]
     assert plan.data_pack is not None
-    assert plan.data_pack.wide % 64 == 0
+    assert plan.data_pack.padded_channels % 64 == 0
     run_algorithm(algorithm, make_case(problem), cuda_device)
     forget_plans()
 
@@ -148,11 +148,11 @@ def test_rows_packed_to_lines(
     ],
 )
 def test_divided_tiles(
-    words: str, parts: int, whole: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
+    words: str, splits: int, unsplit: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All tiles divided along the reduction, and all but the first; threads that share the parts of a run."""
     (tile,) = (one for one in TILES if (one.m, one.n, one.k_bytes) == (64, 64, 64))
-    monkeypatch.setattr(cost, "best_cut", lambda *_: Cut(tile, parts, whole))
+    monkeypatch.setattr(cost, "best_cut", lambda *_: Blocking(tile, splits, unsplit))
     forget_plans()
     problem = convolution(words)
     run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
@@ -207,7 +207,7 @@ def test_refusals(cuda_device: Any) -> None:
     product = ImplicitGemm()
     assert "taps" in str(product.refuse(convolution("conv_fwd n1 c1 h40 w40 k1 r40 s40 bf16"), cuda_device))
     strided = convolution("conv_bwd_data n1 c1 h40 w40 k1 r30 s30 stride30 bf16")
-    assert "classes" in str(product.refuse(strided, cuda_device))
+    assert "stride phases" in str(product.refuse(strided, cuda_device))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_compiles(words: str, architecture: Any) -> None:
         source = (
             wgrad_source_of(plan) if isinstance(plan, WgradPlan) else source_of(plan, problem.output, None)
         )
-        architecture.compile(replace(source, spills=tile.buffers == 1))  # 128 registers are tight
+        architecture.compile(replace(source, spills=tile.fragment_buffers == 1))  # 128 registers are tight
 
 
 def test_compiles_for_every_architecture(any_architecture: Any) -> None:

@@ -240,6 +240,6 @@ def test_layers_compile(words: str, direction: str, architecture: Any) -> None:
     assert plan is not None
     assert plan.shared
     architecture.kernel(source(problem, plan), launches(problem, plan), 3)
-    anywhere = Grouped().anywhere(problem, architecture, plan)
-    assert not anywhere.shared
-    architecture.kernel(source(problem, anywhere), launches(problem, anywhere), 3)
+    unaligned_plan = Grouped().unaligned_plan(problem, architecture, plan)
+    assert not unaligned_plan.shared
+    architecture.kernel(source(problem, unaligned_plan), launches(problem, unaligned_plan), 3)

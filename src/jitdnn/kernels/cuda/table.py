@@ -13,7 +13,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmWgradInPlace,
 )
 from jitdnn.kernels.cuda.convolution.patch import Patch
-from jitdnn.kernels.cuda.matmul import MatrixUnits, MatrixUnitsInPlace
+from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
 from jitdnn.kernels.gpu.table import ELEMENTWISE, PLAIN, REDUCTION, SCAN
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems.convolution import Convolution
@@ -51,5 +51,5 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Convolution, "fwd"): _with_patch("fwd", _CORRELATION),
     (Convolution, "bwd_data"): _with_patch("bwd_data", _CORRELATION),
     (Convolution, "bwd_filter"): _with_patch("bwd_filter", _WGRAD),
-    (MatMul, None): (MatrixUnits(), MatrixUnitsInPlace(), *PLAIN[MatMul, None]),
+    (MatMul, None): (TensorCoreMatmul(), TensorCoreMatmulInPlace(), *PLAIN[MatMul, None]),
 }

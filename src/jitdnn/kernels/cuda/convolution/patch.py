@@ -20,7 +20,7 @@ from typing import Any, cast
 from jitdnn.devices.gpu import Kernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES
-from jitdnn.kernels.cuda.gemm.algorithm import units_bound
+from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
@@ -63,7 +63,7 @@ class Patch(Algorithm):
         return inner.estimate(folded, device, epilogue)
 
     def error_bound(self, problem: Problem) -> float:
-        return units_bound(problem)
+        return tensor_core_bound(problem)
 
     def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         inner, folded = self._chosen(problem, device, epilogue)

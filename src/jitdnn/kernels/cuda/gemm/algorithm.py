@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Device, storing_roundoff, summation_bound, terms
-from jitdnn.kernels.cuda.gemm.code import FUNCTIONS
+from jitdnn.kernels.cuda.gemm.code import MMA_FUNCTIONS
 from jitdnn.problems.problem import Problem
 
-_MOST_GROUPS = 65535  # along the second axis of a grid
+_MAX_GROUPS = 65535  # along the second axis of a grid
 
 
-def refuse_units(dtype: str, groups: int, device: Device) -> str | None:
-    """What the matrix units cannot do of any product."""
-    if dtype not in FUNCTIONS:
-        return f"the matrix units multiply {', '.join(FUNCTIONS)} here, and the tensors are {dtype}"
-    units: GpuDevice = device  # type: ignore[assignment]
-    if not units.tensor_flops(dtype):
-        return f"{device.name} has no matrix units for {dtype}"
-    if groups > _MOST_GROUPS:
-        return f"{groups} groups are more than {_MOST_GROUPS}, which a launch can have"
+def refuse_tensor_cores(dtype: str, groups: int, device: Device) -> str | None:
+    """What the tensor cores cannot do of any product; None if they can."""
+    if dtype not in MMA_FUNCTIONS:
+        return f"the tensor cores multiply {', '.join(MMA_FUNCTIONS)} here, and the tensors are {dtype}"
+    gpu: GpuDevice = device  # type: ignore[assignment]
+    if not gpu.tensor_flops(dtype):
+        return f"{device.name} has no tensor cores for {dtype}"
+    if groups > _MAX_GROUPS:
+        return f"{groups} groups are more than {_MAX_GROUPS}, which a launch can have"
     return None
 
 
@@ -27,8 +27,8 @@ def arithmetic_of(problem: Problem) -> str:
     return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
 
 
-def units_bound(problem: Problem) -> float:
-    """The matrix units cut off as they add, so their error grows with the number of terms itself, not its root."""
+def tensor_core_bound(problem: Problem) -> float:
+    """The bound of sums on the tensor cores: they truncate as they add, so it grows with the number of terms itself."""
     bound, dtype = summation_bound(problem), problem.inputs[0].descriptor.dtype
     if dtype == "i8":
         return bound

@@ -17,9 +17,9 @@ from typing import Any
 
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.devices.gpu import read_text
-from jitdnn.kernels.cuda.gemm.plan import Cut, Pack, Tile, Work, three
+from jitdnn.kernels.cuda.gemm.plan import Blocking, GemmSize, Pack, Tile, three
 
-FUNCTIONS = {"bf16": "mma_bf16", "f16": "mma_f16", "f32": "mma_tf32", "i8": "mma_s8"}
+MMA_FUNCTIONS = {"bf16": "mma_bf16", "f16": "mma_f16", "f32": "mma_tf32", "i8": "mma_s8"}
 """The instruction that multiplies elements of each type."""
 
 GEMM_TEXTS = "mainloop.cuh", "tile_scheduler.cuh", "copy.cuh", "epilogue.cuh", "split_k.cuh", "store.cuh"
@@ -29,22 +29,25 @@ GEMM_TEXTS = "mainloop.cuh", "tile_scheduler.cuh", "copy.cuh", "epilogue.cuh", "
 def _tile_defines(tile: Tile) -> tuple[tuple[str, object], ...]:
     return (
         ("BM", tile.m), ("BN", tile.n), ("BK_BYTES", tile.k_bytes), ("WM", tile.wm), ("WN", tile.wn),
-        ("STAGES", tile.stages), ("BUFFERS", tile.buffers), ("RESIDENT", tile.resident),
+        ("STAGES", tile.stages), ("BUFFERS", tile.fragment_buffers), ("RESIDENT", tile.resident),
     )  # fmt: skip
 
 
-def blocking_defines(blocking: Cut, works: Sequence[Work], parts_at: int) -> tuple[tuple[str, object], ...]:
+def blocking_defines(
+    blocking: Blocking, gemms: Sequence[GemmSize], partials_offset: int
+) -> tuple[tuple[str, object], ...]:
+    """Macros of the blocking, and of where the partial sums begin in the workspace, in bytes."""
     return (
         *_tile_defines(blocking.tile),
-        ("TILES", f"{max(blocking.tiles(work) for work in works)}u"),
-        ("WHOLE", f"{blocking.whole}u"),
-        ("PARTS", blocking.parts),
-        ("PARTS_AT", f"{parts_at}ll"),
-        ("SHARERS", blocking.sharers(works)),
+        ("TILES", f"{max(blocking.tiles(gemm) for gemm in gemms)}u"),
+        ("WHOLE", f"{blocking.unsplit}u"),
+        ("PARTS", blocking.splits),
+        ("PARTS_AT", f"{partials_offset}ll"),
+        ("SHARERS", blocking.reduction_threads(gemms)),
     )
 
 
-def listed(numbers: Sequence[object]) -> str:
+def initializer(numbers: Sequence[object]) -> str:
     """Numbers as the inside of a C initializer."""
     return ", ".join(str(number).lower() if isinstance(number, bool) else str(number) for number in numbers)
 
@@ -52,15 +55,15 @@ def listed(numbers: Sequence[object]) -> str:
 def _pack_text(pack: Pack, function: str, operand: str) -> str:
     """The kernel of that name, which packs the `first` or the `second` operand; behind pack.cu."""
     n, c, *space = pack.tensor.strides
-    along = abs(c) == 1 or pack.channels == pack.wide == 1
+    is_along_channels = abs(c) == 1 or pack.channels == pack.padded_channels == 1
     return f"""
 struct {function}_form {{
-    static constexpr i64 image = {n}, channel = {c}, at = {pack.at};
+    static constexpr i64 image = {n}, channel = {c}, at = {pack.offset};
     static constexpr int images = {pack.tensor.shape[0]}, groups = {pack.groups};
-    static constexpr int channels = {pack.channels}, group_channels = {pack.wide};
-    static constexpr i64 strides[3] = {{{listed(three(space, 0))}}};
-    static constexpr int extents[3] = {{{listed(three(pack.tensor.shape[2:], 1))}}};
-    static constexpr bool is_along_channels = {str(along).lower()};
+    static constexpr int channels = {pack.channels}, group_channels = {pack.padded_channels};
+    static constexpr i64 strides[3] = {{{initializer(three(space, 0))}}};
+    static constexpr int extents[3] = {{{initializer(three(pack.tensor.shape[2:], 1))}}};
+    static constexpr bool is_along_channels = {str(is_along_channels).lower()};
 }};
 
 KERNEL(256)
@@ -79,17 +82,17 @@ def packing_text(data: Pack | None, other: Pack | None) -> str:
 
 @dataclass(frozen=True)
 class ByAlignment:
-    """A kernel for pointers that are multiples of `alignments`, and a slower one for all others."""
+    """A kernel for pointers that are multiples of `alignments` (bytes), and a slower one for all others."""
 
-    kernel: GpuKernel
-    plain: GpuKernel
+    aligned: GpuKernel
+    unaligned: GpuKernel
     alignments: tuple[int, ...]
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
         is_aligned = not any(p % a for p, a in zip(pointers, self.alignments, strict=False))
-        (self.kernel if is_aligned else self.plain)(stream, pointers, alpha, beta, workspace)
+        (self.aligned if is_aligned else self.unaligned)(stream, pointers, alpha, beta, workspace)
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,22 @@ from jitdnn.tensor import DTYPES, TensorDescriptor
 
 COPY_BYTES = (16, 8, 4)
 """What one asynchronous copy can move."""
-LONG_ROW = 512  # bytes of a row that is packed to whole lines
-_ADDING = 2**16  # threads that add parts, at least, where there is enough to add
-_MOST_SHARERS = 64  # of them share a run
-_LEAST_INDEX64 = 2**31 - 2**26  # elements from which offsets need 64 bits: room for taps that lie outside
+LONG_ROW_BYTES = 512
+"""A packed row of so many bytes or more is padded to whole lines of memory."""
+
+_REDUCING_THREADS = 2**16  # wanted for the reduction of partial sums, so that all multiprocessors read
+_MAX_REDUCTION_THREADS = 64  # of them for one run
+_LEAST_INDEX64 = 2**31 - 2**26  # elements from which offsets need 64 bits: taps may lie outside of the tensor
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a block cuts the product: `m` rows x `n` columns of sums, `wm` x `wn` a warp.
+    """The tile of a thread block: `m` x `n` sums, of which each warp has `wm` x `wn`. See the drawing in mainloop.cuh.
 
-    `k_bytes`: bytes of the reduction in a stage; `stages` of them; `buffers`: 2 where fragments of the next step are
-    read ahead, 1 to save the registers; `resident`: blocks that a multiprocessor is to run side by side; `share`: of
-    the peak rate of the matrix units, where nothing else holds it up; `across`: of that, where both operands lie
-    across the reduction.
+    `k_bytes`: bytes along K in a stage, of which there are `stages`. `fragment_buffers`: 2 where the fragments of the
+    next step are read while this one's are multiplied, 1 to save the registers. `resident`: thread blocks that a
+    multiprocessor is to run at a time. `efficiency`: the share of the tensor cores' peak rate that is reached where
+    nothing else is the limit; where both operands are MN-major, `mn_major_efficiency` of that.
     """
 
     m: int
@@ -33,10 +35,10 @@ class Tile:
     wm: int
     wn: int
     stages: int
-    buffers: int
+    fragment_buffers: int
     resident: int
-    share: float
-    across: float = 1.0
+    efficiency: float
+    mn_major_efficiency: float = 1.0
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k_bytes}b warps {self.wm}x{self.wn} stages {self.stages}"
@@ -47,7 +49,7 @@ class Tile:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: the stages, or the sums on their way out."""
+        """Bytes of shared memory: the stages, or later the sums of the epilogue, whichever is larger."""
         return max(self.stages * (self.m + self.n) * self.k_bytes, self.m * (self.n + 8) * 4)
 
 
@@ -71,77 +73,87 @@ TILES = (
 
 
 @dataclass(frozen=True)
-class Work:
-    """A product for the cost model: sums of `k` elements in `rows` x `columns`, `groups` times."""
+class GemmSize:
+    """A matrix product: `m` x `n` sums of `k` terms, `groups` times."""
 
-    rows: int
-    columns: int
+    m: int
+    n: int
     k: int
     groups: int = 1
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A tile, and how many tiles of a product have one block for the whole reduction: `whole` of them.
+class Blocking:
+    """How a product is divided into thread blocks: tiles, of which those behind the first `unsplit` are split along K.
 
-    The reduction of the others is divided into `parts`, each with a block and sums of its own.
+    A tile that is split has `splits` thread blocks; their partial sums meet in the workspace, where the reduction adds
+    them. With `splits` 1 no tile is split, whatever `unsplit` says.
+
+    A launch computes several products of the same `groups` (the stride phases of a dgrad), each on the grid of the
+    largest.
     """
 
     tile: Tile
-    parts: int = 1
-    whole: int = 0
+    splits: int = 1
+    unsplit: int = 0
 
-    def tiles(self, work: Work) -> int:
-        """Of one group."""
-        return -(-work.rows // self.tile.m) * -(-work.columns // self.tile.n)
+    def tiles(self, gemm: GemmSize) -> int:
+        """Tiles of one group."""
+        return -(-gemm.m // self.tile.m) * -(-gemm.n // self.tile.n)
 
-    def divided(self, works: Sequence[Work]) -> int:
-        """Tiles of a group that are divided; every product has the tiles of the largest."""
-        return max(self.tiles(work) for work in works) - self.whole if self.parts > 1 else 0
+    def split_tiles(self, gemms: Sequence[GemmSize]) -> int:
+        """Tiles of a group that are split."""
+        return max(self.tiles(gemm) for gemm in gemms) - self.unsplit if self.splits > 1 else 0
 
-    def blocks(self, works: Sequence[Work]) -> int:
-        """Along the first axis of the grid."""
-        tiles, divided = max(self.tiles(work) for work in works), self.divided(works)
-        return tiles - divided + divided * self.parts
+    def blocks(self, gemms: Sequence[GemmSize]) -> int:
+        """Thread blocks along the first axis of the grid."""
+        tiles, split = max(self.tiles(gemm) for gemm in gemms), self.split_tiles(gemms)
+        return tiles - split + split * self.splits
 
-    def partial_bytes(self, works: Sequence[Work]) -> int:
-        """Bytes of the sums of parts."""
-        return len(works) * works[0].groups * self.divided(works) * self.parts * self.tile.m * self.tile.n * 4
+    def partial_bytes(self, gemms: Sequence[GemmSize]) -> int:
+        """Bytes of all partial sums."""
+        tiles = len(gemms) * gemms[0].groups * self.split_tiles(gemms)
+        return tiles * self.splits * self.tile.m * self.tile.n * 4
 
-    def sharers(self, works: Sequence[Work]) -> int:
-        """Threads that share the parts of a run of eight sums: so many as keep all multiprocessors reading."""
-        runs = len(works) * works[0].groups * self.divided(works) * self.tile.m * self.tile.n // 8
-        sharers = 1
-        while sharers < _MOST_SHARERS and sharers * runs < _ADDING and sharers * 4 < self.parts:
-            sharers *= 2
-        return sharers
+    def reduction_threads(self, gemms: Sequence[GemmSize]) -> int:
+        """Threads that add the partial sums of a run of eight: enough to keep all multiprocessors reading."""
+        runs = len(gemms) * gemms[0].groups * self.split_tiles(gemms) * self.tile.m * self.tile.n // 8
+        most = min(_MAX_REDUCTION_THREADS, -(-_REDUCING_THREADS // max(1, runs)), -(-self.splits // 4))
+        threads = 1
+        while threads < most:
+            threads *= 2
+        return threads
 
 
 @dataclass(frozen=True)
 class Pack:
-    """A tensor's way into the workspace: its channels, `groups` times `channels`, each group extended to `wide`.
+    """A tensor that pack.cu copies into the workspace, to byte `offset`, with its channels innermost.
 
-    It begins at byte `at` of the workspace.
+    The `channels` of each of its `groups` are extended by zeros to `padded_channels`.
     """
 
     tensor: TensorDescriptor
     groups: int
     channels: int
-    wide: int
-    at: int
+    padded_channels: int
+    offset: int
 
     @staticmethod
-    def of(tensor: TensorDescriptor, groups: int, at: int) -> Pack:
+    def of(tensor: TensorDescriptor, groups: int, offset: int) -> Pack:
         """An (N, C, space) tensor whose channels fall into groups."""
         channels = tensor.shape[1] // groups
-        return Pack(tensor, groups, channels, padded(channels, tensor.dtype), at)
+        return Pack(tensor, groups, channels, padded(channels, tensor.dtype), offset)
 
     @property
     def strides(self) -> tuple[int, int, tuple[int, int, int]]:
         """Of the packed tensor: from image to image, from group to group, along the axes of space."""
-        place = self.groups * self.wide
+        pixel = self.groups * self.padded_channels
         _, b, c = three(self.tensor.shape[2:], 1)
-        return place * math.prod(self.tensor.shape[2:]), self.wide, (place * b * c, place * c, place)
+        return (
+            pixel * math.prod(self.tensor.shape[2:]),
+            self.padded_channels,
+            (pixel * b * c, pixel * c, pixel),
+        )
 
     @property
     def bytes(self) -> int:
@@ -151,17 +163,17 @@ class Pack:
 
     @property
     def blocks(self) -> int:
-        """Groups of 256 threads that do it."""
-        packed = self.groups * self.wide
+        """Thread blocks of 256 threads that copy it, 4096 elements each."""
+        packed = self.groups * self.padded_channels
         lanes = 64 if packed >= 64 else 16
-        places = self.tensor.shape[0] * math.prod(self.tensor.shape[2:])
-        return -(-packed // lanes) * -(-places // (4096 // lanes))
+        pixels = self.tensor.shape[0] * math.prod(self.tensor.shape[2:])
+        return -(-packed // lanes) * -(-pixels // (4096 // lanes))
 
 
 def copy_bytes(dtype: str, step: int, multiples: Sequence[int]) -> int:
     """The widest asynchronous copy of neighbours `step` elements apart, at offsets that are sums of `multiples`.
 
-    0 if there is none: then they are copied one by one.
+    0 if there is none: elements are copied one by one.
     """
     if step != 1:
         return 0
@@ -179,19 +191,19 @@ def padded(count: int, dtype: str) -> int:
     least = max(1, 4 // size)
     while least < min(count, chunk):
         least *= 2
-    if count * size >= LONG_ROW:
+    if count * size >= LONG_ROW_BYTES:
         least = LINE_BYTES // size
     return -(-count // least) * least
 
 
 def three(numbers: Sequence[int], fill: int) -> tuple[int, int, int]:
-    """Numbers of the axes of space, outermost first, for axes that are not there filled up in front."""
+    """The numbers of up to three axes of space, with `fill` in front for axes that a problem does not have."""
     a, b, c = (fill,) * (3 - len(numbers)) + tuple(numbers)
     return a, b, c
 
 
 def linear_step(extents: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The distance from element to element of nested axes, outermost first, if it is always the same."""
+    """The distance between neighbours on nested axes, outermost first, if it is the same everywhere; else None."""
     step, run = 0, 1
     for extent, stride in zip(reversed(extents), reversed(strides), strict=True):
         if extent <= 1:

@@ -101,5 +101,5 @@ class FewChannels(Algorithm):
                 device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
             )
 
-        plain = plan.elementwise
+        plain = plan.unaligned
         return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)

@@ -11,9 +11,9 @@ from jitdnn.kernels.cuda.convolution.half_precision.shape import (
     Defines,
     Shape,
     alignments_of,
-    elementwise,
     power_of_two,
     strides_of,
+    unaligned,
 )
 
 _BANKS = 32
@@ -38,9 +38,9 @@ class Plan:
         return alignments_of(dict(self.defines))
 
     @property
-    def elementwise(self) -> Plan:
+    def unaligned(self) -> Plan:
         """The same for operands at any address."""
-        return replace(self, defines=elementwise(self.defines))
+        return replace(self, defines=unaligned(self.defines))
 
 
 @dataclass(frozen=True)

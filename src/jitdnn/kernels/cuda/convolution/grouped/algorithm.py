@@ -82,15 +82,17 @@ class Grouped(Algorithm):
             return 0
         plan = self.plan(problem, device)
         return (
-            4 * math.prod(problem.w.shape) * max(plan.workers, self.anywhere(problem, device, plan).workers)
+            4
+            * math.prod(problem.w.shape)
+            * max(plan.workers, self.unaligned_plan(problem, device, plan).workers)
         )
 
-    def anywhere(self, problem: Convolution, device: Device, plan: Plan) -> Plan:
+    def unaligned_plan(self, problem: Convolution, device: Device, plan: Plan) -> Plan:
         """The plan for operands at any address."""
         if not plan.shared:
-            return plan.elementwise
+            return plan.unaligned
         gpu: GpuDevice = device  # type: ignore[assignment]
-        return register_plan(problem, gpu.multiprocessors, gpu.bandwidth).elementwise
+        return register_plan(problem, gpu.multiprocessors, gpu.bandwidth).unaligned
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(problem, Convolution)
@@ -114,5 +116,5 @@ class Grouped(Algorithm):
                 device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
             )
 
-        plain = self.anywhere(problem, device, plan)
+        plain = self.unaligned_plan(problem, device, plan)
         return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)

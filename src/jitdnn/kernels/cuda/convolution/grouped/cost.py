@@ -39,15 +39,15 @@ def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
 @lru_cache(512)
 def _best(problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int) -> Plan | None:
     if problem.direction == "bwd_filter":
-        anywhere = [*wgrad_register_plans(problem, multiprocessors, bandwidth)]
+        unaligned_plan = [*wgrad_register_plans(problem, multiprocessors, bandwidth)]
         tiled = wgrad_shared_memory_plans(problem, multiprocessors, bandwidth, shared_bytes)
     else:
-        anywhere = [*register_plans(problem, multiprocessors, bandwidth)]
+        unaligned_plan = [*register_plans(problem, multiprocessors, bandwidth)]
         tiled = shared_memory_plans(problem, multiprocessors, bandwidth, shared_bytes)
-    if not anywhere:
+    if not unaligned_plan:
         return None
     is_large = max(problem.w.shape[1], problem.k // problem.groups) > MOST_CHANNELS // 2
-    plans: Iterable[Plan] = tiled if is_large else chain(tiled, anywhere)
+    plans: Iterable[Plan] = tiled if is_large else chain(tiled, unaligned_plan)
     return min(plans, key=lambda plan: plan.seconds, default=None)
 
 

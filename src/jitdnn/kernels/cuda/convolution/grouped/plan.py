@@ -9,9 +9,9 @@ from jitdnn.kernels.cuda.convolution.half_precision.shape import (
     Defines,
     Shape,
     alignments_of,
-    elementwise,
     power_of_two,
     strides_of,
+    unaligned,
 )
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
@@ -33,9 +33,9 @@ class Plan:
         return (16, 16, self.result_bytes) if self.shared else alignments_of(dict(self.defines))
 
     @property
-    def elementwise(self) -> Plan:
+    def unaligned(self) -> Plan:
         """The same for operands at any address."""
-        return replace(self, defines=elementwise(self.defines))
+        return replace(self, defines=unaligned(self.defines))
 
 
 @dataclass(frozen=True)

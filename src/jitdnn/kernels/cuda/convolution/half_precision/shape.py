@@ -125,7 +125,7 @@ def alignments_of(names: Defines) -> tuple[int, int, int]:
     return found[0], found[1], found[2]
 
 
-def elementwise(defines: Sequence[tuple[str, object]]) -> tuple[tuple[str, object], ...]:
+def unaligned(defines: Sequence[tuple[str, object]]) -> tuple[tuple[str, object], ...]:
     """The macros for operands at any address."""
     least = {name: value for name, (_, _, value) in _WIDTHS.items()} | {"Y_VECTOR": 1}
     return tuple((name, least.get(name, value)) for name, value in defines)

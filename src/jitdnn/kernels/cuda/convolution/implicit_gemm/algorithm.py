@@ -15,19 +15,19 @@ from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cuda.convolution.implicit_gemm.code import kernel_of, wgrad_kernel_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.cost import plan_of, wgrad_plan_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
-from jitdnn.kernels.cuda.gemm.algorithm import arithmetic_of, refuse_units, units_bound
+from jitdnn.kernels.cuda.gemm.algorithm import arithmetic_of, refuse_tensor_cores, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
 from jitdnn.kernels.cuda.gemm.plan import TILES, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 
-_MOST_TAPS = 1024
-_MOST_CLASSES = 512
+_MAX_TAPS = 1024
+_MAX_PHASES = 512
 _EXACT_I32 = 2**31 // 2**14  # products of two i8 whose sum an i32 holds
 
 
 class ImplicitGemm(Algorithm):
-    """Taps outer and channels inner in the reduction, tiles by asynchronous copies, sums in f32 (i32 of i8)."""
+    """K runs over taps, with channels inside; multistage tiles on the tensor cores, sums in f32 (i32 of i8)."""
 
     name: ClassVar[str] = "implicit_gemm"
     problem: ClassVar[type[Problem]] = Convolution
@@ -39,16 +39,16 @@ class ImplicitGemm(Algorithm):
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         assert isinstance(problem, Convolution)
-        return refuse_units(problem.x.dtype, problem.groups, device) or _refuse_extents(problem)
+        return refuse_tensor_cores(problem.x.dtype, problem.groups, device) or _refuse_extents(problem)
 
     def arithmetic(self, problem: Problem) -> str:
         return arithmetic_of(problem)
 
     def error_bound(self, problem: Problem) -> float:
-        return units_bound(problem)
+        return tensor_core_bound(problem)
 
     def plan(self, problem: Problem, device: Device) -> Plan:
-        """How the problem is cut on this device."""
+        """The plan that is expected to be fastest on this device."""
         assert isinstance(problem, Convolution)
         return plan_of(problem, device, self._tiles, self.uses_workspace)  # type: ignore[arg-type]
 
@@ -66,7 +66,7 @@ class ImplicitGemm(Algorithm):
 
 
 class ImplicitGemmInPlace(ImplicitGemm):
-    """The same without workspace: nothing is packed and the reduction is not divided."""
+    """The same without workspace: nothing is packed, and no tile is split along K."""
 
     name: ClassVar[str] = "implicit_gemm_in_place"
     uses_workspace: ClassVar[bool] = False
@@ -74,26 +74,26 @@ class ImplicitGemmInPlace(ImplicitGemm):
 
 def _refuse_extents(problem: Convolution) -> str | None:
     taps = math.prod(problem.filter_spatial)
-    if taps > _MOST_TAPS:
-        return f"a filter of {taps} taps is larger than {_MOST_TAPS}: direct or fft take it"
-    depth = (
+    if taps > _MAX_TAPS:
+        return f"a filter of {taps} taps is larger than {_MAX_TAPS}: direct or fft take it"
+    length = (
         math.prod(problem.w.shape[1:]) if problem.direction == "fwd" else problem.k // problem.groups * taps
     )
     if max(problem.spatial + problem.output_spatial) >= 2**28:
-        return f"images of more than {2**28} places along an axis are not numbered here"
-    if depth >= 2**30:
-        return f"a sum has {depth} terms: at most {2**30} are numbered here"
-    if problem.is_integer and depth > _EXACT_I32:
-        return f"a sum of {depth} products of two i8 may exceed an i32: at most {_EXACT_I32} cannot"
+        return f"images of more than {2**28} positions along an axis do not fit the kernel's indices"
+    if length >= 2**30:
+        return f"a sum has {length} terms: at most {2**30} fit the kernel's indices"
+    if problem.is_integer and length > _EXACT_I32:
+        return f"a sum of {length} products of two i8 may exceed an i32: at most {_EXACT_I32} cannot"
     if problem.direction == "bwd_data":
-        classes = math.prod(problem.stride)
-        if classes > _MOST_CLASSES:
-            return f"strides {problem.stride} make {classes} classes of results: at most {_MOST_CLASSES} are taken"
+        phases = math.prod(problem.stride)
+        if phases > _MAX_PHASES:
+            return f"strides {problem.stride} make {phases} stride phases: at most {_MAX_PHASES} are taken"
     return None
 
 
 class ImplicitGemmWgrad(Algorithm):
-    """Channels of dy by taps and channels of x, summed over pixels in f32."""
+    """Channels of dy by taps and channels of x; K runs over pixels; sums in f32."""
 
     name: ClassVar[str] = "implicit_gemm"
     problem: ClassVar[type[Problem]] = Convolution
@@ -109,17 +109,17 @@ class ImplicitGemmWgrad(Algorithm):
             return "a filter's gradient takes no epilogue here"
         columns = math.prod(problem.w.shape[1:])
         if columns >= 2**30:
-            return f"{columns} numbers of a filter are more than the {2**30} that are numbered here"
-        return refuse_units(problem.x.dtype, problem.groups, device)
+            return f"{columns} elements of a filter channel are more than the {2**30} that fit the kernel's indices"
+        return refuse_tensor_cores(problem.x.dtype, problem.groups, device)
 
     def arithmetic(self, problem: Problem) -> str:
         return arithmetic_of(problem)
 
     def error_bound(self, problem: Problem) -> float:
-        return units_bound(problem)
+        return tensor_core_bound(problem)
 
     def plan(self, problem: Problem, device: Device) -> WgradPlan:
-        """How the problem is cut on this device."""
+        """The plan that is expected to be fastest on this device."""
         assert isinstance(problem, Convolution)
         return wgrad_plan_of(problem, device, self._tiles, self.uses_workspace)  # type: ignore[arg-type]
 
@@ -134,7 +134,7 @@ class ImplicitGemmWgrad(Algorithm):
 
 
 class ImplicitGemmWgradInPlace(ImplicitGemmWgrad):
-    """The same without workspace: nothing is packed and the pixels are not divided."""
+    """The same without workspace: nothing is packed, and no tile is split along K."""
 
     name: ClassVar[str] = "implicit_gemm_in_place"
     uses_workspace: ClassVar[bool] = False

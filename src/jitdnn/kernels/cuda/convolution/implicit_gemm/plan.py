@@ -5,30 +5,43 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import MASK_BITS, Batch, Form, View, form_of
-from jitdnn.kernels.cuda.gemm.plan import Cut, Pack, Work
+from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
+    MASK_BITS,
+    Batch,
+    Geometry,
+    TensorStrides,
+    geometry_of,
+)
+from jitdnn.kernels.cuda.gemm.plan import Blocking, GemmSize, Pack
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
 
-PIXEL_BYTES = 32  # at most, of what is known of a pixel; two blocks of them lie in shared memory
+PIXEL_BYTES = 32
+"""Of wgrad's `Pixel` in shared memory, at most: it has two tables of BK pixels each."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a problem is computed: the form, what is packed, how it is cut, and how wide copies are."""
+    """fprop or dgrad. A is the data, B the filter.
 
-    form: Form
+    `copy_a`, `copy_b`: bytes of an asynchronous copy of each, 0 where elements are copied one by one.
+    `is_mn_major`: B is (A always is K-major). `is_vector`: eight results are stored at once. `rows_first`: threads of
+    a warp store neighbouring pixels, not channels. `filter_in_channels`, `filter_out_channels`: those that may be read,
+    with what packing adds. `index`: the type of offsets. `seconds`: expected time.
+    """
+
+    geometry: Geometry
     dtype: str
     data_pack: Pack | None
     filter_pack: Pack | None
-    cut: Cut
+    blocking: Blocking
     copy_a: int
     copy_b: int
-    is_across: bool
+    is_mn_major: bool
     is_vector: bool
     rows_first: bool
-    filter_depth: int
-    filter_columns: int
+    filter_in_channels: int
+    filter_out_channels: int
     index: str
     seconds: float
 
@@ -37,24 +50,24 @@ class Plan:
         return tuple(pack for pack in (self.data_pack, self.filter_pack) if pack)
 
     @property
-    def parts_at(self) -> int:
-        """Where in the workspace the sums of the parts begin."""
+    def partials_offset(self) -> int:
+        """The byte of the workspace at which the partial sums begin."""
         return sum(pack.bytes for pack in self.packs)
 
     @property
     def workspace(self) -> int:
-        return self.parts_at + self.cut.partial_bytes(self.form.works)
+        return self.partials_offset + self.blocking.partial_bytes(self.geometry.gemms)
 
     @property
-    def elementwise(self) -> Plan:
-        """The same for operands at any address."""
+    def unaligned(self) -> Plan:
+        """The same for operands at any address: elements of what is not packed are copied one by one."""
         copy_a = self.copy_a if self.data_pack else 0
         copy_b = self.copy_b if self.filter_pack else 0
         return replace(self, copy_a=copy_a, copy_b=copy_b, is_vector=False)
 
     @property
     def alignments(self) -> tuple[int, int, int]:
-        """What the addresses of the operands must be multiples of."""
+        """What the addresses of the operands must be multiples of, in bytes."""
         data = 1 if self.data_pack else self.copy_a
         weights = 1 if self.filter_pack else self.copy_b
         return max(1, data), max(1, weights), 16 if self.is_vector else 1
@@ -62,17 +75,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class WgradPlan:
-    """How a problem is computed. `depth` and `height` are the channels of x and dy in a group, packed ones extended."""
+    """wgrad. A is dy, B is x, both MN-major.
+
+    `in_channels`, `out_channels`: channels of x and dy in a group, with what packing adds. `copy_a`, `copy_b`,
+    `is_vector`, `index`, `seconds`: as in `Plan`.
+    """
 
     problem: Convolution
     batch: Batch | None
-    data: View
-    outer: View
-    depth: int
-    height: int
-    data_pack: Pack | None
-    outer_pack: Pack | None
-    cut: Cut
+    x: TensorStrides
+    dy: TensorStrides
+    in_channels: int
+    out_channels: int
+    x_pack: Pack | None
+    dy_pack: Pack | None
+    blocking: Blocking
     copy_a: int
     copy_b: int
     is_vector: bool
@@ -80,13 +97,13 @@ class WgradPlan:
     seconds: float
 
     @property
-    def parts_at(self) -> int:
-        """Where in the workspace the sums of the parts begin."""
-        return sum(pack.bytes for pack in (self.data_pack, self.outer_pack) if pack)
+    def partials_offset(self) -> int:
+        """The byte of the workspace at which the partial sums begin."""
+        return sum(pack.bytes for pack in (self.x_pack, self.dy_pack) if pack)
 
     @property
-    def work(self) -> Work:
-        return wgrad_gemm(self.problem, self.depth, self.groups)
+    def gemm(self) -> GemmSize:
+        return wgrad_gemm(self.problem, self.in_channels, self.groups)
 
     @property
     def groups(self) -> int:
@@ -94,34 +111,34 @@ class WgradPlan:
 
     @property
     def workspace(self) -> int:
-        return self.parts_at + self.cut.partial_bytes([self.work])
+        return self.partials_offset + self.blocking.partial_bytes([self.gemm])
 
     @property
-    def elementwise(self) -> WgradPlan:
-        """The same for operands at any address."""
-        copy_a = self.copy_a if self.outer_pack else 0
-        copy_b = self.copy_b if self.data_pack else 0
+    def unaligned(self) -> WgradPlan:
+        """The same for operands at any address: elements of what is not packed are copied one by one."""
+        copy_a = self.copy_a if self.dy_pack else 0
+        copy_b = self.copy_b if self.x_pack else 0
         return replace(self, copy_a=copy_a, copy_b=copy_b, is_vector=False)
 
     @property
     def alignments(self) -> tuple[int, int, int]:
-        """What the addresses of x, dy and dw must be multiples of."""
-        data = 1 if self.data_pack else self.copy_b
-        outer = 1 if self.outer_pack else self.copy_a
-        return max(1, data), max(1, outer), 16 if self.is_vector else 1
+        """What the addresses of x, dy and dw must be multiples of, in bytes."""
+        x = 1 if self.x_pack else self.copy_b
+        dy = 1 if self.dy_pack else self.copy_a
+        return max(1, x), max(1, dy), 16 if self.is_vector else 1
 
 
-def wgrad_gemm(problem: Convolution, depth: int, groups: int) -> Work:
+def wgrad_gemm(problem: Convolution, in_channels: int, groups: int) -> GemmSize:
     pixels = problem.n * math.prod(problem.output_spatial)
     taps = math.prod(problem.filter_spatial)
-    return Work(problem.k // problem.groups, taps * depth, pixels, groups)
+    return GemmSize(problem.k // problem.groups, taps * in_channels, pixels, groups)
 
 
 def leaves_input(problem: Convolution) -> list[bool]:
     """For each axis of space, whether some tap of some pixel of dy meets no pixel of x."""
     # dy is an input here, which may overlap itself, as no result may
     y = TensorDescriptor.packed(problem.y.shape, problem.y.dtype)
-    forward = form_of(replace(problem, direction="fwd", y=y))
+    forward = geometry_of(replace(problem, direction="fwd", y=y))
     return [axis.is_masked for axis in forward.axes[3 - len(problem.spatial) :]]
 
 
