@@ -1,4 +1,4 @@
-"""The implicit matrix products of CUDA: every tile, way to copy and to pack, classes of strides, parts of sums."""
+"""The implicit matrix products of CUDA: every tile, copy and packing, stride phases, split-K."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ PRODUCTS: dict[str, Callable[[Plan], bool]] = {
     "conv_bwd_data n1 c12 h6 w5 k8 r3 s3 pad1 f32 nhwc": lambda p: p.is_mn_major,
 }
 
-FILTERS: dict[str, Callable[[WgradPlan], bool]] = {
+WGRADS: dict[str, Callable[[WgradPlan], bool]] = {
     "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 bf16 nhwc": lambda p: p.is_vector and p.blocking.splits == 1,
     "conv_bwd_filter n2 c20 h9 w7 k12 r3 s3 pad1 stride2 f16 nhwc": lambda p: (p.copy_a, p.copy_b) == (8, 8),
     "conv_bwd_filter n2 c3 h9 w7 k5 r3 s3 bf16 nhwc flip": lambda p: p.in_channels == 4,
@@ -85,12 +85,12 @@ FILTERS: dict[str, Callable[[WgradPlan], bool]] = {
 }
 
 
-@pytest.mark.parametrize("words", [*PRODUCTS, *FILTERS])
-def test_every_way(words: str, cuda_device: Any, alignment: str) -> None:
+@pytest.mark.parametrize("words", [*PRODUCTS, *WGRADS])
+def test_every_plan(words: str, cuda_device: Any, alignment: str) -> None:
     problem = convolution(words)
     plan: Any = algorithms_of(problem)[0].plan(problem, cuda_device)  # type: ignore[attr-defined]
     if cuda_device.name.startswith("emulated"):  # a large device cuts otherwise
-        assert (PRODUCTS | FILTERS)[words](plan), f"the plan is no longer what it is there for: {plan}"
+        assert (PRODUCTS | WGRADS)[words](plan), f"the plan is no longer what it is there for: {plan}"
     check(problem, cuda_device)
 
 
@@ -126,7 +126,7 @@ def test_rows_packed_to_lines(
     words: str, cuda_device: Any, alignment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that begin inside sectors, packed; channels are innermost and chunks where tensors are aligned."""
-    monkeypatch.setattr(cost, "crossing", high_misalignment)
+    monkeypatch.setattr(cost, "misalignment", high_misalignment)
     forget_plans()
     problem = convolution(words)
     algorithm = algorithms_of(problem)[0]
@@ -137,7 +137,7 @@ def test_rows_packed_to_lines(
     forget_plans()
 
 
-@pytest.mark.parametrize(("parts", "whole"), [(3, 0), (3, 1), (13, 0), (41, 1)])
+@pytest.mark.parametrize(("splits", "unsplit"), [(3, 0), (3, 1), (13, 0), (41, 1)])
 @pytest.mark.parametrize(
     "words",
     [
@@ -147,12 +147,12 @@ def test_rows_packed_to_lines(
         "conv_bwd_filter n3 c24 h17 w15 k144 r3 s1 pad1x0 g2 f32 nhwc",
     ],
 )
-def test_divided_tiles(
+def test_split_tiles(
     words: str, splits: int, unsplit: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All tiles divided along the reduction, and all but the first; threads that share the parts of a run."""
+    """All tiles split along K, and all but the first; several threads that add the partial sums of a run."""
     (tile,) = (one for one in TILES if (one.m, one.n, one.k_bytes) == (64, 64, 64))
-    monkeypatch.setattr(cost, "best_cut", lambda *_: Blocking(tile, splits, unsplit))
+    monkeypatch.setattr(cost, "best_blocking", lambda *_: Blocking(tile, splits, unsplit))
     forget_plans()
     problem = convolution(words)
     run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
