@@ -29,7 +29,7 @@ GEMM_TEXTS = "mainloop.cuh", "tile_scheduler.cuh", "copy.cuh", "epilogue.cuh", "
 def _tile_defines(tile: Tile) -> tuple[tuple[str, object], ...]:
     return (
         ("BM", tile.m), ("BN", tile.n), ("BK_BYTES", tile.k_bytes), ("WM", tile.wm), ("WN", tile.wn),
-        ("STAGES", tile.stages), ("BUFFERS", tile.fragment_buffers), ("RESIDENT", tile.resident),
+        ("STAGES", tile.stages), ("FRAGMENT_BUFFERS", tile.fragment_buffers), ("RESIDENT", tile.resident),
     )  # fmt: skip
 
 
@@ -39,11 +39,11 @@ def blocking_defines(
     """Macros of the blocking, and of where the partial sums begin in the workspace, in bytes."""
     return (
         *_tile_defines(blocking.tile),
-        ("TILES", f"{max(blocking.tiles(gemm) for gemm in gemms)}u"),
-        ("WHOLE", f"{blocking.unsplit}u"),
-        ("PARTS", blocking.splits),
-        ("PARTS_AT", f"{partials_offset}ll"),
-        ("SHARERS", blocking.reduction_threads(gemms)),
+        ("GRID_TILES", f"{max(blocking.tiles(gemm) for gemm in gemms)}u"),
+        ("UNSPLIT", f"{blocking.unsplit}u"),
+        ("SPLITS", blocking.splits),
+        ("PARTIALS_OFFSET", f"{partials_offset}ll"),
+        ("REDUCTION_THREADS", blocking.reduction_threads(gemms)),
     )
 
 
@@ -73,10 +73,10 @@ void {function}(const DTYPE *first, const DTYPE *second, RESULT * EPILOGUE_PARAM
 """
 
 
-def packing_text(data: Pack | None, other: Pack | None) -> str:
-    """The kernels `pack_data` and `pack_filter`, for those operands that are packed."""
+def packing_text(data: Pack | None, other: Pack | None, other_name: str) -> str:
+    """The kernel `pack_data` and that of the other operand, for those operands that are packed."""
     texts = [_pack_text(data, "pack_data", "first")] if data else []
-    texts += [_pack_text(other, "pack_filter", "second")] if other else []
+    texts += [_pack_text(other, other_name, "second")] if other else []
     return "".join([read_text("cuda/gemm", "pack.cu"), *texts]) if texts else ""
 
 

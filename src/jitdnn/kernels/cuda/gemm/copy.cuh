@@ -1,5 +1,5 @@
 // Elements that are copied one by one are so in a loop: code for each would be long, and is rarely needed.
-#define UNROLLED(copy) ((copy) > 0 ? CHUNK : 1)
+#define COPY_UNROLL(copy) ((copy) > 0 ? CHUNK : 1)
 
 // ---- Copies into a stage -----------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 // ---- Sums on their way out ---------------------------------------------------------------------------------------
 
 constexpr int RUN = 8;           // columns of a row that a thread stores together
-constexpr int LINE = BN + 8;     // words from row to row; 8 more, so that rows begin in other banks
+constexpr int STAGED_PITCH = BN + 8;     // words from row to row; 8 more, so that rows begin in other banks
 constexpr int RUNS = BN / RUN;
 
 FUNCTION u32 sum_bits(f32 sum) { return __float_as_uint(sum); }
@@ -15,13 +15,13 @@ FUNCTION SUM sum_of_bits(u32 bits) {
 
 // Where a column lies in a row of staged sums. Threads side by side read runs side by side, four sums at a time: every
 // second four runs have their halves exchanged, so that eight threads meet all banks.
-FUNCTION int staged_column(int column) { return column ^ (column / 8 & 4); }
+FUNCTION int swizzled_column(int column) { return column ^ (column / 8 & 4); }
 
 template <bool IS_STAGED>
 FUNCTION void read_run(const SUM *row, int column, SUM (&run)[RUN]) {
 #pragma unroll
     for (int e = 0; e < RUN; e += 4) {
-        const uint4 four = *(const uint4 *)(row + (IS_STAGED ? staged_column(column + e) : column + e));
+        const uint4 four = *(const uint4 *)(row + (IS_STAGED ? swizzled_column(column + e) : column + e));
         run[e] = sum_of_bits(four.x);
         run[e + 1] = sum_of_bits(four.y);
         run[e + 2] = sum_of_bits(four.z);
@@ -31,23 +31,23 @@ FUNCTION void read_run(const SUM *row, int column, SUM (&run)[RUN]) {
 
 // The sums of a tile into shared memory, or those of a part into the workspace, in rows of `line`.
 template <bool IS_STAGED>
-FUNCTION void stage_sums(const SUM (&sums)[TILES_M][TILES_N][4], SUM *to, int line) {
+FUNCTION void stage_sums(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *to, int line) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = warp / WARPS_N * WM + lane / 4, column = warp % WARPS_N * WN + lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < TILES_M; ++i)
+    for (int i = 0; i < MMAS_M; ++i)
 #pragma unroll
-        for (int j = 0; j < TILES_N; ++j)
+        for (int j = 0; j < MMAS_N; ++j)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const uint2 pair = {sum_bits(sums[i][j][half * 2]), sum_bits(sums[i][j][half * 2 + 1])};
-                const int at = IS_STAGED ? staged_column(column + j * 8) : column + j * 8;
+                const int at = IS_STAGED ? swizzled_column(column + j * 8) : column + j * 8;
                 *(uint2 *)(to + (row + i * 16 + half * 8) * line + at) = pair;
             }
 }
 
 // A lane holds two columns of each of four tiles side by side; it gets all eight columns of one of them, of the same row.
-FUNCTION void exchange_columns(SUM (&run)[RUN]) {
+FUNCTION void transpose_quad(SUM (&run)[RUN]) {
     const int lane = threadIdx.x;
 #pragma unroll
     for (int step = 1; step <= 2; step *= 2) {
@@ -67,62 +67,62 @@ FUNCTION void exchange_columns(SUM (&run)[RUN]) {
 }
 
 // All runs of the sums that a warp holds. Four lanes have 64 bytes of a row of 2-byte results.
-constexpr bool HAS_RUNS = TILES_N % 4 == 0;
+constexpr bool HAS_RUNS = MMAS_N % 4 == 0;
 
 // Calls something with all of them, before their columns are exchanged, and with their numbers.
-template <class Something>
-FUNCTION void each_held_run(const SUM (&sums)[TILES_M][TILES_N][4], Something something) {
+template <class Fn>
+FUNCTION void for_each_fragment(const SUM (&sums)[MMAS_M][MMAS_N][4], Fn fn) {
 #pragma unroll
-    for (int i = 0; i < 2 * TILES_M; ++i)
+    for (int i = 0; i < 2 * MMAS_M; ++i)
 #pragma unroll
-        for (int four = 0; four < TILES_N / 4; ++four) {
+        for (int four = 0; four < MMAS_N / 4; ++four) {
             SUM run[RUN];
 #pragma unroll
             for (int e = 0; e < RUN; ++e) run[e] = sums[i / 2][four * 4 + e / 2][i % 2 * 2 + e % 2];
-            something(run, i * (TILES_N / 4) + four);
+            fn(run, i * (MMAS_N / 4) + four);
         }
 }
 
 template <class Finish>
-FUNCTION void each_own_run(const SUM (&sums)[TILES_M][TILES_N][4], Finish finish) {
+FUNCTION void for_each_register_run(const SUM (&sums)[MMAS_M][MMAS_N][4], Finish finish) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = warp / WARPS_N * WM + lane / 4, column = warp % WARPS_N * WN + lane % 4 * RUN;
-    each_held_run(sums, [&](SUM(&run)[RUN], int number) {
-        exchange_columns(run);
-        finish(row + number / (TILES_N / 4) * 8, column + number % (TILES_N / 4) * 32, run);
+    for_each_fragment(sums, [&](SUM(&run)[RUN], int number) {
+        transpose_quad(run);
+        finish(row + number / (MMAS_N / 4) * 8, column + number % (MMAS_N / 4) * 32, run);
     });
 }
 
 // All runs of a staged tile, dealt out to the threads; a batch of them is read before the first is stored.
 template <bool IS_DOWN_ROWS, class Finish>
-FUNCTION void each_staged_run(const SUM *staged, Finish finish) {
-    constexpr u32 all = BM * RUNS, batch = all / BLOCK >= 4 ? 4 : 1;
-    for (u32 first = threadIdx.x; first < all; first += batch * BLOCK) {
+FUNCTION void for_each_staged_run(const SUM *staged, Finish finish) {
+    constexpr u32 all = BM * RUNS, batch = all / BLOCK_THREADS >= 4 ? 4 : 1;
+    for (u32 first = threadIdx.x; first < all; first += batch * BLOCK_THREADS) {
         SUM values[batch][RUN];
-        auto row_of = [&](u32 b) { return (int)(IS_DOWN_ROWS ? (first + b * BLOCK) % BM : (first + b * BLOCK) / RUNS); };
+        auto row_of = [&](u32 b) { return (int)(IS_DOWN_ROWS ? (first + b * BLOCK_THREADS) % BM : (first + b * BLOCK_THREADS) / RUNS); };
         auto column_of = [&](u32 b) {
-            return (int)(IS_DOWN_ROWS ? (first + b * BLOCK) / BM : (first + b * BLOCK) % RUNS) * RUN;
+            return (int)(IS_DOWN_ROWS ? (first + b * BLOCK_THREADS) / BM : (first + b * BLOCK_THREADS) % RUNS) * RUN;
         };
 #pragma unroll
         for (u32 b = 0; b < batch; ++b)
-            if (all % (batch * BLOCK) == 0 || first + b * BLOCK < all)
-                read_run<true>(staged + row_of(b) * LINE, column_of(b), values[b]);
+            if (all % (batch * BLOCK_THREADS) == 0 || first + b * BLOCK_THREADS < all)
+                read_run<true>(staged + row_of(b) * STAGED_PITCH, column_of(b), values[b]);
 #pragma unroll
         for (u32 b = 0; b < batch; ++b)
-            if (all % (batch * BLOCK) == 0 || first + b * BLOCK < all) finish(row_of(b), column_of(b), values[b]);
+            if (all % (batch * BLOCK_THREADS) == 0 || first + b * BLOCK_THREADS < all) finish(row_of(b), column_of(b), values[b]);
     }
 }
 
 // All runs of a tile: out of the registers where four of them are whole sectors of the result, else through the stages.
 template <bool IS_IN_SECTORS, bool IS_DOWN_ROWS, class Finish>
-FUNCTION void finish_tile(const SUM (&sums)[TILES_M][TILES_N][4], SUM *staged, Finish finish) {
+FUNCTION void finish_tile(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *staged, Finish finish) {
     if constexpr (HAS_RUNS && IS_IN_SECTORS) {
-        each_own_run(sums, finish);
+        for_each_register_run(sums, finish);
     } else {
         __syncthreads();
-        stage_sums<true>(sums, staged, LINE);
+        stage_sums<true>(sums, staged, STAGED_PITCH);
         __syncthreads();
-        each_staged_run<IS_DOWN_ROWS>(staged, finish);
+        for_each_staged_run<IS_DOWN_ROWS>(staged, finish);
     }
 }
 

@@ -64,7 +64,7 @@ def source_of(
         indices = ["image", "channel", *("a", "b", "c")[5 - len(output.shape) :]]
     text = read_text("cuda/gemm", *GEMM_TEXTS) + code.functions
     text += read_text("cuda/convolution/implicit_gemm", "fprop_dgrad.cu")
-    text += packing_text(plan.data_pack, plan.filter_pack)
+    text += packing_text(plan.data_pack, plan.filter_pack, "pack_filter")
     step = None
     if len(geometry.phases) == 1:
         results = [axis.phases[0].results for axis in geometry.axes]
@@ -76,15 +76,15 @@ def source_of(
         *same,
         *blocking_defines(blocking, geometry.gemms, plan.partials_offset),
         ("INDEX", plan.index),
-        ("DEPTH", geometry.in_channels),
-        ("WIDTH", geometry.out_channels),
+        ("IN_CHANNELS", geometry.in_channels),
+        ("OUT_CHANNELS", geometry.out_channels),
         ("IMAGES", geometry.images),
-        ("CLASSES", len(geometry.phases)),
-        ("CLASS_TABLE", _phase_table(geometry)),
-        ("SHIFTS", initializer([axis.dilation for axis in geometry.axes])),
+        ("PHASES", len(geometry.phases)),
+        ("PHASE_TABLE", _phase_table(geometry)),
+        ("DILATION", initializer([axis.dilation for axis in geometry.axes])),
         ("FILTER_STEPS", initializer([axis.filter_step for axis in geometry.axes])),
-        ("MOVES", initializer([axis.input_stride for axis in geometry.axes])),
-        ("SPREAD", initializer([axis.output_stride for axis in geometry.axes])),
+        ("INPUT_STRIDE", initializer([axis.input_stride for axis in geometry.axes])),
+        ("OUTPUT_STRIDE", initializer([axis.output_stride for axis in geometry.axes])),
         ("EXTENTS", initializer([axis.extent for axis in geometry.axes])),
         ("MASK_AXES", initializer([axis.is_masked for axis in geometry.axes])),
         ("IS_MASKED", int(geometry.has_mask)),
@@ -96,9 +96,9 @@ def source_of(
         ("FILTER_COLUMN", geometry.filter.column),
         ("FILTER_CHANNEL", geometry.filter.channel),
         ("FILTER_STRIDES", initializer(geometry.filter.space)),
-        ("FILTER_DEPTH", plan.filter_in_channels),
-        ("FILTER_COLUMNS", plan.filter_out_channels),
-        ("FILTER_ACROSS", int(plan.is_mn_major)),
+        ("FILTER_IN_CHANNELS", plan.filter_in_channels),
+        ("FILTER_OUT_CHANNELS", plan.filter_out_channels),
+        ("FILTER_MN_MAJOR", int(plan.is_mn_major)),
         ("IS_RESULT_LINEAR", int(step is not None)),
         ("RESULT_STEP", step or 0),
         ("RESULT_IMAGE", geometry.result.image),
@@ -165,7 +165,7 @@ def launches_of(plan: Plan) -> list[Launch]:
     if blocking.splits > 1:
         pieces = tile.m * (tile.n // 8) * blocking.reduction_threads(geometry.gemms) // 256
         launches.append(
-            Launch("add_parts", (blocking.split_tiles(geometry.gemms), geometry.groups, phases * pieces), 256)
+            Launch("reduce_partials", (blocking.split_tiles(geometry.gemms), geometry.groups, phases * pieces), 256)
         )
     return launches
 
@@ -194,7 +194,7 @@ def wgrad_source_of(plan: WgradPlan) -> Source:
     text = (
         read_text("cuda/gemm", *GEMM_TEXTS) + "\n" + read_text("cuda/convolution/implicit_gemm", "wgrad.cu")
     )
-    text += packing_text(plan.x_pack, plan.dy_pack)
+    text += packing_text(plan.x_pack, plan.dy_pack, "pack_outer")
     a, b, c = three(taps, 1)
     leaves = leaves_input(problem)
     step = linear_step((problem.n, *three(problem.output_spatial, 1)), (plan.dy.image, *plan.dy.space))
@@ -205,19 +205,19 @@ def wgrad_source_of(plan: WgradPlan) -> Source:
         *type_defines(problem.x.dtype, dw.dtype),
         *blocking_defines(blocking, [plan.gemm], plan.partials_offset),
         ("INDEX", plan.index),
-        ("DEPTH", plan.in_channels),
-        ("CHANNELS", problem.c // groups),
-        ("HEIGHT", problem.k // groups),
-        ("OUTER_CHANNELS", plan.out_channels),
+        ("PACKED_IN_CHANNELS", plan.in_channels),
+        ("IN_CHANNELS", problem.c // groups),
+        ("OUT_CHANNELS", problem.k // groups),
+        ("PACKED_OUT_CHANNELS", plan.out_channels),
         ("IMAGES", problem.n),
-        ("PLACES", math.prod(problem.output_spatial)),
+        ("PIXELS_PER_IMAGE", math.prod(problem.output_spatial)),
         ("TAPS_0", a),
         ("TAPS_1", b),
         ("TAPS_2", c),
         ("RESULTS", initializer(three(problem.output_spatial, 1))),
         ("EXTENTS", initializer(three(problem.spatial, 1))),
-        ("MOVES", initializer(three(problem.stride, 1))),
-        ("SHIFTS", initializer(three(problem.dilation, 1))),
+        ("INPUT_STRIDE", initializer(three(problem.stride, 1))),
+        ("DILATION", initializer(three(problem.dilation, 1))),
         ("OFFSETS", initializer(three([-before for before, _ in problem.padding], 0))),
         ("MASK_AXES", initializer(three([int(outside) for outside in leaves], 0))),
         ("IS_MASKED", int(is_masked(problem))),
@@ -243,12 +243,12 @@ def wgrad_source_of(plan: WgradPlan) -> Source:
         ("IS_RESULT_VECTOR", int(plan.is_vector and sign > 0)),
         ("IS_DATA_PACKED", int(plan.x_pack is not None)),
         ("DATA_AT", f"{plan.x_pack.offset if plan.x_pack else 0}ll"),
-        ("IS_FILTER_PACKED", int(plan.dy_pack is not None)),
-        ("FILTER_AT", f"{plan.dy_pack.offset if plan.dy_pack else 0}ll"),
+        ("IS_OUTER_PACKED", int(plan.dy_pack is not None)),
+        ("OUTER_AT", f"{plan.dy_pack.offset if plan.dy_pack else 0}ll"),
         ("EPILOGUE_PARAMETERS", ""),
     )
     # a few bytes spill where a tile takes all registers; tests hold the common problems to none
-    return Source("implicit_gemm_filter", text, defines, dialect="cuda", spills=True)
+    return Source("implicit_gemm_wgrad", text, defines, dialect="cuda", spills=True)
 
 
 def wgrad_launches_of(plan: WgradPlan) -> list[Launch]:
@@ -258,14 +258,14 @@ def wgrad_launches_of(plan: WgradPlan) -> list[Launch]:
     if plan.x_pack:
         launches.append(Launch("pack_data", plan.x_pack.blocks, 256))
     if plan.dy_pack:
-        launches.append(Launch("pack_filter", plan.dy_pack.blocks, 256))
+        launches.append(Launch("pack_outer", plan.dy_pack.blocks, 256))
     stages = tile.stages * (tile.m + tile.n) * tile.k_bytes
     pixel = 16 if plan.index == "i32" and is_masked(plan.problem) else PIXEL_BYTES
     stages += 2 * (tile.k_bytes // DTYPES[plan.problem.x.dtype]) * pixel
     staged = tile.m * (tile.n + 8) * 4
     grid = blocking.blocks([plan.gemm]), groups
-    launches.append(Launch("implicit_gemm_filter", grid, tile.threads, max(stages, staged)))
+    launches.append(Launch("implicit_gemm_wgrad", grid, tile.threads, max(stages, staged)))
     if blocking.splits > 1:
         pieces = tile.m * (tile.n // 8) * blocking.reduction_threads([plan.gemm]) // 256
-        launches.append(Launch("add_parts", (blocking.split_tiles([plan.gemm]), groups, pieces), 256))
+        launches.append(Launch("reduce_partials", (blocking.split_tiles([plan.gemm]), groups, pieces), 256))
     return launches
