@@ -114,13 +114,13 @@ class Chosen(FewChannels):
 FEATURES = {
     "fwd": [
         {"STAGES": 1}, {"TILE_M": 3}, {"TILE_N": 2}, {"COLUMN_GROUPS": 2}, {"BLOCK_P": 3}, {"IS_PACKED": 1},
-        {"SHARES": 2},
+        {"CHANNEL_BLOCKS": 2},
     ],
     "bwd_filter": [{"STAGES": 1}, {"TILE_M": 1}, {"WORD_GROUPS": 2}, {"CHANNEL_GROUPS": 2}, {"BLOCK_THREADS": 512}],
     "bwd_data": [
         {"STAGES": 1, "TILE_PLANES": 2}, {"TILE_PLANES": 3, "TILE_ROWS": 2}, {"STEP_H": 2, "STEP_W": 2},
-        {"STEP_W": 4}, {"STEP_H": 4}, {"CHANNEL_PARTS": 2, "TILE_PLANES": 2}, {"WARPS_ACROSS": 2, "STEP_W": 2},
-        {"WARPS_DEEP": 2}, {"WARPS_DEEP": 4, "CHANNEL_PARTS": 2}, {"WARPS_DEEP": 4},
+        {"STEP_W": 4}, {"STEP_H": 4}, {"CHANNEL_CHUNKS": 2, "TILE_PLANES": 2}, {"WARPS_ACROSS": 2, "STEP_W": 2},
+        {"SPLIT_K_WARPS": 2}, {"SPLIT_K_WARPS": 4, "CHANNEL_CHUNKS": 2}, {"SPLIT_K_WARPS": 4},
         {"IS_STREAMED": 1}, {"IS_PACKED": 0}, {"IS_PACKED": 1},
     ],
 }  # fmt: skip

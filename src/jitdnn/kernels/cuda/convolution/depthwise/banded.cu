@@ -4,25 +4,25 @@
 //   rows m     16 tiles of 8 results: side by side, of several rows' lines, of several images
 //   columns n  the 8 results of a tile        k   16 columns of the input
 //   B[k][n] = w[row][8 * block + SHIFT + k - n], zero where there is no such tap
-// A step makes PR rows of results from the PR + H_TAPS - 1 rows that lie in the planes (banded_planes.cuh), two
+// A step makes STEP_ROWS rows of results from the STEP_ROWS + H_TAPS - 1 rows that lie in the planes (banded_planes.cuh), two
 // barriers a step; the rows that the next step adds are on their way meanwhile, and results go out through planes of
-// their own. ROLLING: the taps' fragments come from shared memory, those of PR rows in registers at a time; otherwise
+// their own. TAPS_IN_SHARED: the taps' fragments come from shared memory, those of STEP_ROWS rows in registers at a time; otherwise
 // all are in registers. A number that is not finite spreads to results up to 15 columns away.
 //
-// Macros beside those of banded_planes.cuh: CW (channels of a warp), PR, ROLLING, SLOTS (rows of the planes), PLANE
+// Macros beside those of banded_planes.cuh: WARP_CHANNELS (channels of a warp), STEP_ROWS, TAPS_IN_SHARED, SLOTS (rows of the planes), PLANE
 // and OUT_PLANE (words of a channel), ROW_FIRST, ROW_END (rows of a line that are not all padding), MIN_BLOCKS, and the
 // epilogue as in sliding.cu.
 
-constexpr int HALVES = (BLOCKS + 1) / 2, GROUPS_OF_ROWS = (HB + PR - 1) / PR;
+constexpr int HALVES = (BLOCKS + 1) / 2, ROW_STEPS = (BLOCK_ROWS + STEP_ROWS - 1) / STEP_ROWS;
 // words of a row of taps, of which there are two copies: of even and of odd starts
 constexpr int TABLE = 4 * BLOCKS + 4;
-constexpr int OUT_TASKS = PR * LINES * SEG * 4 * LANES_OF_CHANNELS;
-constexpr int CHANNEL_STRIPS = (CHANNELS + CH - 1) / CH;
+constexpr int OUT_TASKS = STEP_ROWS * LINES * SEGMENT_TILES * 4 * LANES_OF_CHANNELS;
+constexpr int CHANNEL_STRIPS = (CHANNELS + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS;
 
-struct Yes {
+struct True {
     static constexpr bool value = true;
 };
-struct No {
+struct False {
     static constexpr bool value = false;
 };
 
@@ -33,49 +33,49 @@ FUNCTION u32 tap_pair(const element *__restrict__ w, int c, int r, int s) {
 }
 
 // Adds beta times what is in memory, element by element: rare.
-FUNCTION void blend(Pack<V> &pack, const element *place, bool is_there, f32 beta) {
+FUNCTION void blend(Pack<VECTOR> &pack, const element *location, bool is_there, f32 beta) {
     if (!is_there) return;
-    f32 values[V];
+    f32 values[VECTOR];
     pack.get(values);
 #pragma unroll
-    for (int i = 0; i < V; i++) values[i] += beta * widen(place[i]);
+    for (int i = 0; i < VECTOR; i++) values[i] += beta * widen(location[i]);
     pack.put(values);
 }
 
 KERNEL2(32 * WARPS, MIN_BLOCKS)
-void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_ARGUMENTS,
+void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_KERNEL_PARAMETERS,
                u8 *workspace, f64 alpha_given, f64 beta_given) {
     extern __shared__ uint4 shared_memory[];
     __shared__ LineStart lines[LINES];
     u32 *shared = (u32 *)shared_memory;
     f32 alpha = (f32)alpha_given, beta = (f32)beta_given;
-    bool aligned = ((u64)x | (u64)y) % (V * sizeof(element)) == 0;
-    u32 *out = shared + CH * PLANE, *table = out + CH * OUT_PLANE;
+    bool aligned = ((u64)x | (u64)y) % (VECTOR * sizeof(element)) == 0;
+    u32 *out = shared + BLOCK_CHANNELS * PLANE, *table = out + BLOCK_CHANNELS * OUT_PLANE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int c0 = blockIdx.x % CHANNEL_STRIPS * CH, line0 = blockIdx.x / CHANNEL_STRIPS * LINES;
-#if ROLLING
-    for (int i = threadIdx.x; i < CH * H_TAPS * 2 * TABLE; i += THREAD_COUNT) {
+    int c0 = blockIdx.x % CHANNEL_STRIPS * BLOCK_CHANNELS, line0 = blockIdx.x / CHANNEL_STRIPS * LINES;
+#if TAPS_IN_SHARED
+    for (int i = threadIdx.x; i < BLOCK_CHANNELS * H_TAPS * 2 * TABLE; i += THREAD_COUNT) {
         int word = i % TABLE, odd = i / TABLE % 2, r = i / TABLE / 2 % H_TAPS, c = c0 + i / TABLE / 2 / H_TAPS;
         table[i] = c < CHANNELS ? tap_pair(w, c, r, SHIFT - 7 + 2 * word + odd) : 0;
     }
-    const u32 *own = table + warp * CW * H_TAPS * 2 * TABLE + (7 - g) % 2 * TABLE + (7 - g) / 2 + t;
-    u32 taps[PR][CW][2 * HALVES];
-    auto fetch = [&](int r, u32(&to)[CW][2 * HALVES]) {
+    const u32 *own = table + warp * WARP_CHANNELS * H_TAPS * 2 * TABLE + (7 - g) % 2 * TABLE + (7 - g) / 2 + t;
+    u32 taps[STEP_ROWS][WARP_CHANNELS][2 * HALVES];
+    auto fetch = [&](int r, u32(&to)[WARP_CHANNELS][2 * HALVES]) {
 #pragma unroll
-        for (int c = 0; c < CW; c++)
+        for (int c = 0; c < WARP_CHANNELS; c++)
 #pragma unroll
             for (int b = 0; b < 2 * HALVES; b++)
                 to[c][b] = b < BLOCKS && (u32)r < H_TAPS ? own[(c * H_TAPS + r) * 2 * TABLE + 4 * b] : 0;
     };
 #else
-    u32 taps[H_TAPS][CW][2 * HALVES];
+    u32 taps[H_TAPS][WARP_CHANNELS][2 * HALVES];
 #pragma unroll
     for (int r = 0; r < H_TAPS; r++)
 #pragma unroll
-        for (int c = 0; c < CW; c++)
+        for (int c = 0; c < WARP_CHANNELS; c++)
 #pragma unroll
             for (int b = 0; b < 2 * HALVES; b++) {
-                int channel = c0 + warp * CW + c;
+                int channel = c0 + warp * WARP_CHANNELS + c;
                 bool is_tap = b < BLOCKS && channel < CHANNELS;
                 taps[r][c][b] = is_tap ? tap_pair(w, channel, r, 8 * b + SHIFT + 2 * t - g) : 0;
             }
@@ -84,35 +84,35 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
     if (threadIdx.x < LINES) lines[threadIdx.x] = line_start(x, y, line0 + threadIdx.x);
     __syncthreads();
 
-    using InputRows = Rows<PR, LINE_BLOCKS_READ, LINE_BLOCKS, SLOTS, PLANE, false>;
+    using InputRows = Rows<STEP_ROWS, LINE_BLOCKS_READ, LINE_BLOCKS, SLOTS, PLANE, false>;
     InputRows rows;
     fill<InputRows>(rows, shared, lines, c0, aligned);
 
     // where a lane finds the row of 16 bytes that it hands to ldmatrix: of tile lane % 16, block lane / 16
-    int from[MT];
+    int from[MMA_TILES];
 #pragma unroll
-    for (int m = 0; m < MT; m++) {
+    for (int m = 0; m < MMA_TILES; m++) {
         int item = 16 * m + lane % 16;
-        int block = item < LINES * SEG ? item / SEG * LINE_BLOCKS + item % SEG : 0;
-        from[m] = (warp * CW * PLANE + 4 * (block + (BLOCKS > 1 ? lane / 16 : 0))) * 4;
+        int block = item < LINES * SEGMENT_TILES ? item / SEGMENT_TILES * LINE_BLOCKS + item % SEGMENT_TILES : 0;
+        from[m] = (warp * WARP_CHANNELS * PLANE + 4 * (block + (BLOCKS > 1 ? lane / 16 : 0))) * 4;
     }
     const u8 *bytes = (const u8 *)shared;
-    f32 sums[PR][CW][MT][4];
+    f32 sums[STEP_ROWS][WARP_CHANNELS][MMA_TILES][4];
 
-    // the products of one row of the input, `j` rows behind the first of the step, with PR rows of taps; `inner`: all
+    // the products of one row of the input, `j` rows behind the first of the step, with STEP_ROWS rows of taps; `inner`: all
     // are taps
     auto multiply_row = [&](int j, int slot, auto inner, auto tap_rows) {
         const u8 *row = bytes + slot * (LINES * LINE_BLOCKS * 16);
 #pragma unroll
-        for (int c = 0; c < CW; c++)
+        for (int c = 0; c < WARP_CHANNELS; c++)
 #pragma unroll
-            for (int m = 0; m < MT; m++)
+            for (int m = 0; m < MMA_TILES; m++)
 #pragma unroll
                 for (int i = 0; i < HALVES; i++) {
                     u32 a[4] = {0, 0, 0, 0};
-                    const u8 *place = row + from[m] + c * (PLANE * 4) + 32 * i;
+                    const u8 *location = row + from[m] + c * (PLANE * 4) + 32 * i;
                     if (2 * i + 1 < BLOCKS) {
-                        ldmatrix_x4(a, place);
+                        ldmatrix_x4(a, location);
                     } else {
                         u32 half[2];
                         ldmatrix_x2(half, row + from[m] - (BLOCKS > 1 ? lane / 16 * 16 : 0) + c * (PLANE * 4) + 32 * i);
@@ -120,7 +120,7 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
                         a[1] = half[1];
                     }
 #pragma unroll
-                    for (int p = 0; p < PR; p++) {
+                    for (int p = 0; p < STEP_ROWS; p++) {
                         if (!decltype(inner)::value && !((u32)(j - p) < H_TAPS)) continue;
                         u32 b[2];
                         tap_rows(p, c, i, b);
@@ -132,11 +132,11 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
     // the result of a sum: of row p of a step, at column `column` of a tile
     auto finish = [&](f32 sum, int row, int c, int item, int column) {
 #if HAS_EPILOGUE
-        int channel = c0 + warp * CW + c;
-        if (item >= LINES * SEG || row >= HB || channel >= CHANNELS) return 0.f;
-        const LineStart &line = lines[item / SEG];
+        int channel = c0 + warp * WARP_CHANNELS + c;
+        if (item >= LINES * SEGMENT_TILES || row >= BLOCK_ROWS || channel >= CHANNELS) return 0.f;
+        const LineStart &line = lines[item / SEGMENT_TILES];
         int h = line.h_out + (ROW_SHIFT ? 0 : row * H_OUT_PITCH);
-        int q = line.w_out + W_OUT_PITCH * (item % SEG * 8 + column + row * ROW_SHIFT);
+        int q = line.w_out + W_OUT_PITCH * (item % SEGMENT_TILES * 8 + column + row * ROW_SHIFT);
         if (!line.is_there || !OUT_HAS(H, h) || !OUT_HAS(W, q)) return 0.f;
         sum = EPILOGUE(sum, line.n, channel, line.d, h, q);
 #endif
@@ -147,20 +147,20 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
         constexpr bool whole = decltype(is_aligned)::value;
 #pragma unroll 1
         for (int i = threadIdx.x; i < OUT_TASKS; i += THREAD_COUNT) {
-            int lane_of = i % LANES_OF_CHANNELS, c = c0 + lane_of * V, pair = i / LANES_OF_CHANNELS % (SEG * 4);
-            int number = i / LANES_OF_CHANNELS / (SEG * 4) % LINES, p = i / (LANES_OF_CHANNELS * SEG * 4 * LINES);
-            int row = step * PR + p;
+            int lane_of = i % LANES_OF_CHANNELS, c = c0 + lane_of * VECTOR, pair = i / LANES_OF_CHANNELS % (SEGMENT_TILES * 4);
+            int number = i / LANES_OF_CHANNELS / (SEGMENT_TILES * 4) % LINES, p = i / (LANES_OF_CHANNELS * SEGMENT_TILES * 4 * LINES);
+            int row = step * STEP_ROWS + p;
             const LineStart &line = lines[number];
             int h = line.h_out + (ROW_SHIFT ? 0 : row * H_OUT_PITCH);
             int q = line.w_out + W_OUT_PITCH * (2 * pair + row * ROW_SHIFT);
-            if (!line.is_there || row >= HB || !OUT_HAS(H, h) || c >= CHANNELS) continue;
-            int by = turn_of(lane_of);
-            const u32 *place = out + (p * ITEMS + number * SEG) * 4 + pair;
-            u32 words[V];
+            if (!line.is_there || row >= BLOCK_ROWS || !OUT_HAS(H, h) || c >= CHANNELS) continue;
+            int by = xor_of(lane_of);
+            const u32 *location = out + (p * ITEMS + number * SEGMENT_TILES) * 4 + pair;
+            u32 words[VECTOR];
 #pragma unroll
-            for (int j = 0; j < V; j++) words[j] = place[(lane_of * V + (j ^ by)) * OUT_PLANE];
-            turn(words, by);
-            Pack<V> first, second;
+            for (int j = 0; j < VECTOR; j++) words[j] = location[(lane_of * VECTOR + (j ^ by)) * OUT_PLANE];
+            xor_permute(words, by);
+            Pack<VECTOR> first, second;
             part(words, first, second);
             element *to = line.y + (c + (OFFSET)h * (OFFSET)H_OUT_STEP + (OFFSET)q * (OFFSET)W_OUT_STEP);
             if (beta != 0) {
@@ -174,56 +174,56 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
     };
 
     auto flush = [&](int step) {
-        if (V == 1 || aligned)
-            flush_as(step, Yes());
+        if (VECTOR == 1 || aligned)
+            flush_as(step, True());
         else
-            flush_as(step, No());
+            flush_as(step, False());
     };
 
 #pragma unroll 1
-    for (int step = 0; step < GROUPS_OF_ROWS; step++) {
-        int row0 = step * PR;
+    for (int step = 0; step < ROW_STEPS; step++) {
+        int row0 = step * STEP_ROWS;
         rows.put(shared, row0 + H_TAPS - 1, ROW_FIRST, ROW_END);
         __syncthreads();
-        if (step + 1 < GROUPS_OF_ROWS) rows.load(lines, c0, row0 + PR + H_TAPS - 1, ROW_FIRST, ROW_END, aligned);
+        if (step + 1 < ROW_STEPS) rows.load(lines, c0, row0 + STEP_ROWS + H_TAPS - 1, ROW_FIRST, ROW_END, aligned);
         // half of the warps of each quarter store while the others multiply
         bool stores_first = !ALTERNATE || warp / 4 % 2 == 0;
         if (step > 0 && stores_first) flush(step - 1);
 #pragma unroll
-        for (int p = 0; p < PR; p++)
+        for (int p = 0; p < STEP_ROWS; p++)
 #pragma unroll
-            for (int c = 0; c < CW; c++)
+            for (int c = 0; c < WARP_CHANNELS; c++)
 #pragma unroll
-                for (int m = 0; m < MT; m++)
+                for (int m = 0; m < MMA_TILES; m++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) sums[p][c][m][i] = 0;
-#if ROLLING
-        int begin = max(ROW_FIRST - row0, 0) / PR * PR, end = min(ROW_END - row0, PR + H_TAPS - 1);
+#if TAPS_IN_SHARED
+        int begin = max(ROW_FIRST - row0, 0) / STEP_ROWS * STEP_ROWS, end = min(ROW_END - row0, STEP_ROWS + H_TAPS - 1);
 #pragma unroll
-        for (int p = 1; p < PR; p++) fetch(begin - p, taps[PR - p]);
+        for (int p = 1; p < STEP_ROWS; p++) fetch(begin - p, taps[STEP_ROWS - p]);
 #pragma unroll 1
-        for (int j0 = begin; j0 < end; j0 += PR) {
+        for (int j0 = begin; j0 < end; j0 += STEP_ROWS) {
 #pragma unroll
-            for (int u = 0; u < PR; u++) {
+            for (int u = 0; u < STEP_ROWS; u++) {
                 int j = j0 + u, row = row0 + j;
                 fetch(j, taps[u]);
                 auto pick = [&](int p, int c, int i, u32(&b)[2]) {
-                    b[0] = taps[(u - p + PR) % PR][c][2 * i];
-                    b[1] = taps[(u - p + PR) % PR][c][2 * i + 1];
+                    b[0] = taps[(u - p + STEP_ROWS) % STEP_ROWS][c][2 * i];
+                    b[1] = taps[(u - p + STEP_ROWS) % STEP_ROWS][c][2 * i + 1];
                 };
                 if (row < ROW_FIRST || j >= end) continue;
-                if (j >= PR - 1 && j < H_TAPS)
-                    multiply_row(j, (row - ROW_FIRST) % SLOTS, Yes(), pick);
+                if (j >= STEP_ROWS - 1 && j < H_TAPS)
+                    multiply_row(j, (row - ROW_FIRST) % SLOTS, True(), pick);
                 else
-                    multiply_row(j, (row - ROW_FIRST) % SLOTS, No(), pick);
+                    multiply_row(j, (row - ROW_FIRST) % SLOTS, False(), pick);
             }
         }
 #else
         int slot = ((row0 - ROW_FIRST) % SLOTS + SLOTS) % SLOTS;
 #pragma unroll
-        for (int j = 0; j < PR + H_TAPS - 1; j++) {
+        for (int j = 0; j < STEP_ROWS + H_TAPS - 1; j++) {
             if (row0 + j >= ROW_FIRST && row0 + j < ROW_END)
-                multiply_row(j, slot + j % SLOTS >= SLOTS ? slot + j % SLOTS - SLOTS : slot + j % SLOTS, No(),
+                multiply_row(j, slot + j % SLOTS >= SLOTS ? slot + j % SLOTS - SLOTS : slot + j % SLOTS, False(),
                              [&](int p, int c, int i, u32(&b)[2]) {
                                  b[0] = taps[(u32)(j - p) < H_TAPS ? j - p : 0][c][2 * i];
                                  b[1] = taps[(u32)(j - p) < H_TAPS ? j - p : 0][c][2 * i + 1];
@@ -231,21 +231,21 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
         }
 #endif
         if (step > 0 && !stores_first) flush(step - 1);
-        if (GROUPS_OF_ROWS > 1) __syncthreads();  // the step before is out, and this one's rows are used
+        if (ROW_STEPS > 1) __syncthreads();  // the step before is out, and this one's rows are used
 #pragma unroll
-        for (int p = 0; p < PR; p++)
+        for (int p = 0; p < STEP_ROWS; p++)
 #pragma unroll
-            for (int c = 0; c < CW; c++)
+            for (int c = 0; c < WARP_CHANNELS; c++)
 #pragma unroll
-                for (int m = 0; m < MT; m++)
+                for (int m = 0; m < MMA_TILES; m++)
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
                         int item = 16 * m + 8 * half + g;
                         f32 low = finish(sums[p][c][m][2 * half], row0 + p, c, item, 2 * t);
                         f32 high = finish(sums[p][c][m][2 * half + 1], row0 + p, c, item, 2 * t + 1);
-                        out[(warp * CW + c) * OUT_PLANE + (p * ITEMS + item) * 4 + t] = narrow_pair(low, high);
+                        out[(warp * WARP_CHANNELS + c) * OUT_PLANE + (p * ITEMS + item) * 4 + t] = narrow_pair(low, high);
                     }
     }
     __syncthreads();
-    flush(GROUPS_OF_ROWS - 1);
+    flush(ROW_STEPS - 1);
 }

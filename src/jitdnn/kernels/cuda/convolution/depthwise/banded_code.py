@@ -39,7 +39,7 @@ def wgrad_launch(plan: BandedWgrad) -> tuple[Source, list[Launch]]:
     source = Source("depthwise_banded_filter", text, _wgrad_defines(plan), "cuda", spills=True)
     grid = (plan.strips, plan.parts)
     return source, [
-        Launch("depthwise_filter", grid, plan.threads, plan.shared),
+        Launch("depthwise_wgrad", grid, plan.threads, plan.shared),
         reduce_launch(plan.window),
     ]
 
@@ -49,9 +49,9 @@ def _defines(plan: Banded) -> Defines:
     return (
         *defines_of_window(plan.window, plan.axes),
         *_shape_defines(plan),
-        ("PR", cut.rows),
-        ("CW", plan.own_channels),
-        ("ROLLING", int(plan.is_rolling)),
+        ("STEP_ROWS", cut.rows),
+        ("WARP_CHANNELS", plan.own_channels),
+        ("TAPS_IN_SHARED", int(plan.is_rolling)),
         ("OUT_PLANE", plan.out_plane),
         ("ALTERNATE", int(not plan.is_rolling)),
         ("MIN_BLOCKS", min(plan.resident, 2)),
@@ -64,12 +64,12 @@ def _wgrad_defines(plan: BandedWgrad) -> Defines:
         *defines_of_window(plan.window, plan.axes),
         *(pair for pair in _shape_defines(plan) if pair[0] != "WARPS"),
         ("WARPS", plan.warps),
-        ("PR", plan.cut.rows),
-        ("CW", 1),
-        ("RG", plan.tap_rows),
+        ("STEP_ROWS", plan.cut.rows),
+        ("WARP_CHANNELS", 1),
+        ("WARP_TAP_ROWS", plan.tap_rows),
         ("TAP_WARPS", plan.tap_warps),
         ("DY_PLANE", plan.dy_plane),
-        ("PARTS", plan.parts),
+        ("SPLITS", plan.parts),
         ("MIN_BLOCKS", min(plan.resident, 2)),
         ("OFFSET", plan.window.shift(reach(plan.window))),
     )
@@ -77,9 +77,9 @@ def _wgrad_defines(plan: BandedWgrad) -> Defines:
 
 def _shape_defines(plan: Banded) -> Iterator[tuple[str, object]]:
     cut = plan.cut
-    yield from (("CH", cut.channels), ("V", plan.width), ("SEG", cut.segment), ("LINES", cut.lines))
-    yield from (("SEGMENTS", 1 if cut.along else cut.segments), ("CHUNKS", cut.chunks), ("HB", cut.strip))
-    yield from (("BLOCKS", plan.band.blocks), ("SHIFT", f"({plan.band.shift})"), ("MT", cut.tiles))
+    yield from (("BLOCK_CHANNELS", cut.channels), ("VECTOR", plan.width), ("SEGMENT_TILES", cut.segment), ("LINES", cut.lines))
+    yield from (("SEGMENTS", 1 if cut.along else cut.segments), ("CHUNKS", cut.chunks), ("BLOCK_ROWS", cut.strip))
+    yield from (("BLOCKS", plan.band.blocks), ("SHIFT", f"({plan.band.shift})"), ("MMA_TILES", cut.tiles))
     yield from (("LINE_BLOCKS", plan.line_blocks), ("PLANE", plan.plane), ("SLOTS", plan.slots))
     yield from (("ROW_FIRST", plan.first_row), ("ROW_END", plan.end_row), ("WARPS", cut.warps))
     yield from (("ROW_SHIFT", 8 * cut.segment if cut.along else 0), ("LINE_COUNT", plan.line_count))

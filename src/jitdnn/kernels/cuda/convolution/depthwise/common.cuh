@@ -134,38 +134,38 @@ FUNCTION void pick(const Pack<count> &pack, int i, Pack<1> &one) {
 }
 
 // Places of the input relative to the first that a tile reads. A tile's first result lies at a place that leaves
-// `residue` when divided by the stride of a scattered axis; NOWHERE if the tap does not lead to a whole place.
-constexpr int NOWHERE = -1000000;
+// `residue` when divided by the stride of a scattered axis; NO_COORDINATE if the tap does not lead to a whole place.
+constexpr int NO_COORDINATE = -1000000;
 
 static constexpr __device__ int floor_divide(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 
-static constexpr __device__ int place_of(bool scattered, int stride, int residue, int result, int tap) {
+static constexpr __device__ int coordinate_of(bool scattered, int stride, int stride_phase, int result, int tap) {
     if (!scattered) return stride * result + tap;
-    int m = residue + result - tap;
-    return m - floor_divide(m, stride) * stride == 0 ? floor_divide(m, stride) : NOWHERE;
+    int m = stride_phase + result - tap;
+    return m - floor_divide(m, stride) * stride == 0 ? floor_divide(m, stride) : NO_COORDINATE;
 }
-static constexpr __device__ int first_place(bool scattered, int stride, int residue, int results, int taps) {
-    int first = -NOWHERE;
+static constexpr __device__ int first_coordinate(bool scattered, int stride, int stride_phase, int results, int taps) {
+    int first = -NO_COORDINATE;
     for (int q = 0; q < results; q++)
         for (int s = 0; s < taps; s++) {
-            int m = place_of(scattered, stride, residue, q, s);
-            if (m != NOWHERE && m < first) first = m;
+            int m = coordinate_of(scattered, stride, stride_phase, q, s);
+            if (m != NO_COORDINATE && m < first) first = m;
         }
-    return first == -NOWHERE ? 0 : first;
+    return first == -NO_COORDINATE ? 0 : first;
 }
-static constexpr __device__ int last_place(bool scattered, int stride, int residue, int results, int taps) {
-    int last = NOWHERE;
+static constexpr __device__ int last_coordinate(bool scattered, int stride, int stride_phase, int results, int taps) {
+    int last = NO_COORDINATE;
     for (int q = 0; q < results; q++)
         for (int s = 0; s < taps; s++) {
-            int m = place_of(scattered, stride, residue, q, s);
-            if (m != NOWHERE && m > last) last = m;
+            int m = coordinate_of(scattered, stride, stride_phase, q, s);
+            if (m != NO_COORDINATE && m > last) last = m;
         }
-    return last == NOWHERE ? 0 : last;
+    return last == NO_COORDINATE ? 0 : last;
 }
-static constexpr __device__ bool is_read(bool scattered, int stride, int residue, int results, int taps, int place) {
+static constexpr __device__ bool is_read(bool scattered, int stride, int stride_phase, int results, int taps, int location) {
     for (int q = 0; q < results; q++)
         for (int s = 0; s < taps; s++)
-            if (place_of(scattered, stride, residue, q, s) == place) return true;
+            if (coordinate_of(scattered, stride, stride_phase, q, s) == location) return true;
     return false;
 }
 

@@ -32,12 +32,12 @@ def wgrad_launch(plan: SlidingWgrad) -> tuple[Source, list[Launch]]:
     text = read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, *files)
     source = Source("depthwise_sliding_filter", text, _wgrad_defines(plan), "cuda", spills=True)
     grid = (plan.strips, plan.tile.parts)
-    return source, [Launch("depthwise_filter", grid, plan.tile.threads), reduce_launch(plan.window)]
+    return source, [Launch("depthwise_wgrad", grid, plan.tile.threads), reduce_launch(plan.window)]
 
 
 def reduce_launch(window: Window) -> Launch:
     """The second pass, which adds the parts."""
-    return Launch("sum_parts", -(-window.taps * window.channels // 32), 256)
+    return Launch("reduce_partials", -(-window.taps * window.channels // 32), 256)
 
 
 def _defines(plan: Sliding) -> Defines:
@@ -45,16 +45,16 @@ def _defines(plan: Sliding) -> Defines:
     packs = column_packs(plan.window, plan.axes[2], tile.columns)
     return (
         *defines_of_window(plan.window, plan.axes),
-        ("CPT", tile.channels),
-        ("QB", tile.columns),
-        ("DB", tile.depths),
-        ("HB", tile.rows),
-        ("AHEAD", tile.ahead),
+        ("THREAD_CHANNELS", tile.channels),
+        ("TILE_COLUMNS", tile.columns),
+        ("TILE_DEPTHS", tile.depths),
+        ("BLOCK_ROWS", tile.rows),
+        ("PREFETCH", tile.ahead),
         ("W_DENSE", int(is_dense(plan.window, plan.axes))),
         ("IN_PACK", packs[0]),
         ("OUT_PACK", packs[1]),
         ("ALIGNMENT", max(tile.channels, *packs)),
-        ("CB", tile.side),
+        ("BLOCK_PACKS", tile.side),
         ("THREAD_COUNT", tile.threads),
         ("MIN_BLOCKS", min(plan.resident, max(1, 1024 // tile.threads))),
         ("INDEX", "u32" if plan.units + 1024 < 2**32 else "u64"),
@@ -67,16 +67,16 @@ def _wgrad_defines(plan: SlidingWgrad) -> Defines:
     pack, _ = column_packs(plan.window, plan.axes[2], tile.columns)
     return (
         *defines_of_window(plan.window, plan.axes),
-        ("CPT", tile.channels),
-        ("QB", tile.columns),
-        ("DB", tile.depths),
-        ("AHEAD", tile.ahead),
-        ("ROUND", plan.round),
-        ("HB", tile.rows),
-        ("CB", tile.side),
+        ("THREAD_CHANNELS", tile.channels),
+        ("TILE_COLUMNS", tile.columns),
+        ("TILE_DEPTHS", tile.depths),
+        ("PREFETCH", tile.ahead),
+        ("UNROLLED_STEPS", plan.round),
+        ("BLOCK_ROWS", tile.rows),
+        ("BLOCK_PACKS", tile.side),
         ("IN_PACK", pack),
         ("ALIGNMENT", max(tile.channels, pack)),
-        ("PARTS", tile.parts),
+        ("SPLITS", tile.parts),
         ("THREAD_COUNT", tile.threads),
         ("MIN_BLOCKS", plan.resident),
         ("OFFSET", plan.window.shift(reach(plan.window))),
@@ -125,6 +125,6 @@ def epilogue_text(window: Window, axes: Sequence[Axis], epilogue: Epilogue | Non
         ("HAS_EPILOGUE", int(epilogue is not None)),
         ("EPILOGUE(sum, n, c, d, h, w)", f"({result})"),
         ("EPILOGUE_PARAMETERS", code.parameters),
-        ("EPILOGUE_ARGUMENTS", code.parameters),
-        ("EPILOGUE_NAMES", names),
+        ("EPILOGUE_KERNEL_PARAMETERS", code.parameters),
+        ("EPILOGUE_ARGUMENTS", names),
     )

@@ -16,7 +16,7 @@ _FILES = {
     "bwd_data": ("dgrad.cu",),
     "bwd_filter": ("common.cuh", "wgrad.cu"),
 }
-_KERNELS = {"fwd": "stem_forward", "bwd_data": "stem_data", "bwd_filter": "stem_filter"}
+_KERNELS = {"fwd": "few_channels_fprop", "bwd_data": "few_channels_dgrad", "bwd_filter": "few_channels_wgrad"}
 
 
 def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:

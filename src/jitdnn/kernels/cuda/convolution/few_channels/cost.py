@@ -77,11 +77,11 @@ def fprop_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 together_on_one = min(resident, -(-blocks * shares // multiprocessors))
                 setup, is_packed = filter_setup(fragments, 16, warps * 32, together_on_one, 2, 160)
                 setup += 5 * m * n  # the last tiles, behind which nothing hides
-                pack = Launch("stem_forward_pack", -(-shares * fragments // 256), 256)
+                pack = Launch("few_channels_fprop_pack", -(-shares * fragments // 256), 256)
                 defines = shape.defines() | rows.defines() | {
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
                     "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
-                    "RESULT_C": "Y_C", "SHARES": shares, "IS_PACKED": int(is_packed),
+                    "RESULT_C": "Y_C", "CHANNEL_BLOCKS": shares, "IS_PACKED": int(is_packed),
                     "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 else 1,
                 }  # fmt: skip
                 yield Plan(
@@ -130,10 +130,10 @@ def wgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 defines = shape.defines() | rows.defines() | {
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
                     "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
-                    "Y_VECTOR": 8 if is_wide else 1, "PARTS": blocks, "SHARES": shares,
+                    "Y_VECTOR": 8 if is_wide else 1, "PARTIALS": blocks, "CHANNEL_BLOCKS": shares,
                 }  # fmt: skip
                 seconds = (clocks + finish) / CLOCK + 4.5e-6
-                second = Launch("stem_filter_sum", shares * block_sums // (32 * rows.phases), 256)
+                second = Launch("few_channels_wgrad_reduce", shares * block_sums // (32 * rows.phases), 256)
                 workspace = 4 * block_sums * shares * blocks
                 yield Plan(
                     tuple(defines.items()),

@@ -98,9 +98,9 @@ def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 110,
             )
             is_packed = is_packed or is_streamed
-            pack = Launch("stem_data_pack", -(-parts * part_bytes // 2048), 256)
+            pack = Launch("few_channels_dgrad_pack", -(-parts * part_bytes // 2048), 256)
             defines = shape.defines() | _axis_defines(tiling.axes) | tiling.defines() | {
-                "RESIDENT": resident, "STAGES": stages, "CHANNEL_PARTS": parts, "Y_VECTOR": 8 if is_wide else 1,
+                "RESIDENT": resident, "STAGES": stages, "CHANNEL_CHUNKS": parts, "Y_VECTOR": 8 if is_wide else 1,
                 "X_PAIRS": int(_has_pairs(shape, w)), "IS_PACKED": int(is_packed), "IS_STREAMED": int(is_streamed),
             }  # fmt: skip
             yield Plan(

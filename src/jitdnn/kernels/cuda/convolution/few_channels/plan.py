@@ -145,7 +145,7 @@ class Rows:
         return {
             "BLOCK_P": self.down, "BLOCK_Q": self.across, "HALO_H": self.halo, "ROW_WORDS": self.row_words,
             "SHIFT": self.shift, "PHASES": self.phases, "RUN_WORDS": self.run_words, "X_BYTES": self.x_bytes,
-            "X_PLANES": int(self.is_planar), "X_IS_DENSE": int(self.is_dense), "STRIPS": self.strips,
+            "X_IS_PLANAR": int(self.is_planar), "X_IS_DENSE": int(self.is_dense), "STRIPS": self.strips,
         }  # fmt: skip
 
 
@@ -237,7 +237,7 @@ class Tiling:
     def defines(self) -> Defines:
         return {
             "BLOCK_THREADS": self.warps * 32, "TILE_ROWS": self.rows, "TILE_PLANES": self.planes,
-            "WARPS_DOWN": self.down, "WARPS_ACROSS": self.across, "WARPS_DEEP": self.deep,
+            "WARPS_DOWN": self.down, "WARPS_ACROSS": self.across, "SPLIT_K_WARPS": self.deep,
             "CHANNEL_STEPS": self.steps,
             "STEP_H": self.axes[1].step, "STEP_W": self.axes[2].step,
             "UNROLL_STEPS": 2 if self.steps // self.deep % 2 == 0 and self.planes == 1 else 1,

@@ -21,9 +21,9 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
         first = "wgrad_shared_memory.cu" if plan.shared else "wgrad_registers.cu"
         text = halves + read_text(_FOLDER, "stage.cuh", first, "wgrad_reduce.cu")
         # the sums of nine taps leave few registers: some that say which rows there are go to memory, 8 to 24 bytes
-        return Source("grouped_filter", text, plan.defines, dialect="cuda", spills=not plan.shared)
+        return Source("grouped_wgrad", text, plan.defines, dialect="cuda", spills=not plan.shared)
     image, name, file = (
-        ("image", "grouped_tiles", "shared_memory.cu")
+        ("image", "grouped_shared_memory", "shared_memory.cu")
         if plan.shared
         else ("image[h]", "grouped", "registers.cu")
     )
@@ -43,12 +43,12 @@ def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
     """What one call runs."""
     if problem.direction != "bwd_filter":
         return (
-            Launch("grouped_tiles" if plan.shared else "grouped", plan.groups, plan.threads, plan.shared),
+            Launch("grouped_shared_memory" if plan.shared else "grouped", plan.groups, plan.threads, plan.shared),
         )
-    first = Launch("grouped_filter", plan.groups, plan.threads, plan.shared)
+    first = Launch("grouped_wgrad", plan.groups, plan.threads, plan.shared)
     if plan.shared and plan.workers == 1:
         return (first,)
     names = dict(plan.defines)
-    places = 256 // int(str(names["SUM_SHARES"])) * int(str(names["SUM_VECTOR"]))
-    finish = Launch("grouped_filter_sum", -(-math.prod(problem.w.shape) // places), 256)
+    places = 256 // int(str(names["REDUCTION_THREADS"])) * int(str(names["REDUCTION_VECTOR"]))
+    finish = Launch("grouped_wgrad_reduce", -(-math.prod(problem.w.shape) // places), 256)
     return first, finish

@@ -290,7 +290,7 @@ def register_plans(problem: Convolution, multiprocessors: int, bandwidth: float)
         defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
             "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,
             "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers, "BLOCK_THREADS": 128,
-            "RESIDENT": resident, "AHEAD": ahead, "SOURCE_PIECE": piece * is_wide,
+            "RESIDENT": resident, "PREFETCH_ROWS": ahead, "SOURCE_PIECE": piece * is_wide,
             "RESULT_VECTOR": vector, "RESULT_C": result_c,
         }  # fmt: skip
         yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)

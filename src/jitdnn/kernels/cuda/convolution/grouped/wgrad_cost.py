@@ -93,8 +93,8 @@ def wgrad_shared_memory_plans(
 def _sum_defines(workers: int, group_in: int) -> Defines:
     """How the second kernel is cut: a thread has 8 loads under way."""
     return {
-        "SUM_SHARES": power_of_two_above(-(-workers // 8), 32),
-        "SUM_VECTOR": 4 if group_in % 4 == 0 else 1,
+        "REDUCTION_THREADS": power_of_two_above(-(-workers // 8), 32),
+        "REDUCTION_VECTOR": 4 if group_in % 4 == 0 else 1,
     }
 
 

@@ -4,7 +4,7 @@
 // taps, whatever of that is within groups, and sums over its units: TILE_ROWS rows of two strips of 8 outputs. An mma sums
 // over the 16 outputs of a row. Lane (g, t) loads channels 2g, 2g + 1 of outputs 2t, 2t + 1 of both strips; two byte
 // permutations make pairs of outputs of them, the even channels of one tile and the odd ones of another. Each worker writes
-// its sums to the workspace; grouped_filter_sum adds up the workers'.
+// its sums to the workspace; grouped_wgrad_reduce adds up the workers'.
 
 constexpr int TAPS = TAPS_R * TAPS_S;
 constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
@@ -31,7 +31,7 @@ FUNCTION u32 load_pair(const u16 *tensor, INDEX at, int count, bool is_inside) {
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
+void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
     int rest = (int)(blockIdx.x * (BLOCK_THREADS / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int part_in = rest % PARTS_IN, part_out = rest / PARTS_IN % PARTS_OUT;

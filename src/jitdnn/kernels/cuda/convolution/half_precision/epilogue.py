@@ -25,7 +25,7 @@ def in_kernel(problem: Convolution, epilogue: Epilogue | None) -> tuple[str, Def
     code = epilogue_source(epilogue, problem.output, "f32", _OPERANDS)
     place = _place(problem, ("(n)", "(c)", "(d)", "(h)", "(w)"))
     return code.functions, {
-        "EXTRA_POINTERS": code.parameters,
+        "EPILOGUE_PARAMETERS": code.parameters,
         "FINISH(sum, n, c, d, h, w)": f"({code.apply('(sum)', place)})",
     }
 
@@ -43,9 +43,9 @@ def in_store(
     operands = "".join(f", e{number}" for number in range(_OPERANDS, pointers_of(epilogue)))
     parameters = "".join(f", int {name}" for name in names) + code.parameters if epilogue else ""
     return code.functions, {
-        "EXTRA_POINTERS": code.parameters,
-        "PLACE_PARAMETERS": parameters,
-        "PLACE_ARGUMENTS": "".join(f", {name}" for name in arguments) + operands if epilogue else "",
+        "EPILOGUE_PARAMETERS": code.parameters,
+        "COORDINATE_PARAMETERS": parameters,
+        "COORDINATE_ARGUMENTS": "".join(f", {name}" for name in arguments) + operands if epilogue else "",
         "FINISH(sum, k)": f"({code.apply('(sum)', place)})",
     }
 

@@ -87,7 +87,7 @@ class Shape:
         names["X_LOW"], names["X_HIGH"] = problem.x.span()
         _, y_c, *y_space = strides_of(problem.y)
         closest = min((abs(s) for s in y_space if s), default=1 << 62)
-        names["Y_PLANES"] = int(y_c != 1 and closest < abs(y_c))
+        names["Y_IS_PLANAR"] = int(y_c != 1 and closest < abs(y_c))
         return names
 
 

@@ -5,7 +5,7 @@
 // `to` is the place of channel 0.
 template <int count, bool is_full>
 FUNCTION void store_channels(u16 *result, INDEX to, int k, int limit, const f32 (&sums)[count], f32 alpha, f32 beta
-                             PLACE_PARAMETERS) {
+                             COORDINATE_PARAMETERS) {
     constexpr int width = count < RESULT_VECTOR ? count : RESULT_VECTOR;
     f32 value[count];
 #pragma unroll
