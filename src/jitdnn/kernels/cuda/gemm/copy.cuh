@@ -1,7 +1,8 @@
-// Elements that are copied one by one are so in a loop: code for each would be long, and is rarely needed.
-#define COPY_UNROLL(copy) ((copy) > 0 ? CHUNK : 1)
+// Copies into a stage.
 
-// ---- Copies into a stage -----------------------------------------------------------------------------------------
+// How far loops over the pieces of a chunk are unrolled. Elements that are copied one by one are rare, and unrolled
+// they would take much code.
+#define COPY_UNROLL(copy) ((copy) > 0 ? CHUNK : 1)
 
 template <int BYTES>
 FUNCTION void copy_async(u32 shared, const DTYPE *global, bool valid) {

@@ -1,7 +1,12 @@
-// ---- Sums on their way out ---------------------------------------------------------------------------------------
+// The epilogue: brings the sums of a tile from registers to the function that finishes and stores them, in runs of
+// eight columns of one row.
+//
+//     registers (fragments)  --transpose_quad-->  runs        four lanes have 32 neighbouring columns of a row: full
+//                                                             sectors of a result of half precision
+//     registers  --shared memory, in rows of STAGED_PITCH-->  runs        any threads have any run
 
-constexpr int RUN = 8;           // columns of a row that a thread stores together
-constexpr int STAGED_PITCH = BN + 8;     // words from row to row; 8 more, so that rows begin in other banks
+constexpr int RUN = 8;           // columns of a row that a thread stores at a time
+constexpr int STAGED_PITCH = BN + 8;     // words from row to row: 8 more than a row has, against bank conflicts
 constexpr int RUNS = BN / RUN;
 
 FUNCTION u32 sum_bits(f32 sum) { return __float_as_uint(sum); }
@@ -13,8 +18,8 @@ FUNCTION SUM sum_of_bits(u32 bits) {
         return (SUM)__uint_as_float(bits);
 }
 
-// Where a column lies in a row of staged sums. Threads side by side read runs side by side, four sums at a time: every
-// second four runs have their halves exchanged, so that eight threads meet all banks.
+// Where a column lies in a row of staged sums. Neighbouring threads read neighbouring runs, four sums at a time: the
+// halves of every second group of four runs are swapped, so that eight threads meet all banks.
 FUNCTION int swizzled_column(int column) { return column ^ (column / 8 & 4); }
 
 template <bool IS_STAGED>
@@ -29,7 +34,8 @@ FUNCTION void read_run(const SUM *row, int column, SUM (&run)[RUN]) {
     }
 }
 
-// The sums of a tile into shared memory, or those of a part into the workspace, in rows of `line`.
+// Writes the sums of a tile to shared memory, or the partial sums of a split to the workspace, in rows of `line`
+// words.
 template <bool IS_STAGED>
 FUNCTION void stage_sums(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *to, int line) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -46,7 +52,8 @@ FUNCTION void stage_sums(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *to, int line
             }
 }
 
-// A lane holds two columns of each of four tiles side by side; it gets all eight columns of one of them, of the same row.
+// Before, each of four lanes has two columns of each of four neighbouring 16 x 8 fragments; behind it, all eight
+// columns of one of them, in the same row: a transposition of 4 x 4 pairs.
 FUNCTION void transpose_quad(SUM (&run)[RUN]) {
     const int lane = threadIdx.x;
 #pragma unroll
@@ -66,10 +73,11 @@ FUNCTION void transpose_quad(SUM (&run)[RUN]) {
     }
 }
 
-// All runs of the sums that a warp holds. Four lanes have 64 bytes of a row of 2-byte results.
+// Whether fragments come in fours, so that transpose_quad makes runs of them.
 constexpr bool HAS_RUNS = MMAS_N % 4 == 0;
 
-// Calls something with all of them, before their columns are exchanged, and with their numbers.
+// Calls fn(run, number) with the sums of a lane, eight from four neighbouring fragments at a time, before
+// transpose_quad.
 template <class Fn>
 FUNCTION void for_each_fragment(const SUM (&sums)[MMAS_M][MMAS_N][4], Fn fn) {
 #pragma unroll
@@ -83,6 +91,7 @@ FUNCTION void for_each_fragment(const SUM (&sums)[MMAS_M][MMAS_N][4], Fn fn) {
         }
 }
 
+// Calls finish(row, column, run) with the runs of a lane, out of its registers.
 template <class Finish>
 FUNCTION void for_each_register_run(const SUM (&sums)[MMAS_M][MMAS_N][4], Finish finish) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -93,13 +102,17 @@ FUNCTION void for_each_register_run(const SUM (&sums)[MMAS_M][MMAS_N][4], Finish
     });
 }
 
-// All runs of a staged tile, dealt out to the threads; a batch of them is read before the first is stored.
+// The same with the runs of a tile in shared memory, distributed over the threads: neighbouring threads have
+// neighbouring runs of a row, or neighbouring rows if IS_DOWN_ROWS. Some runs are read before the first of them is
+// stored.
 template <bool IS_DOWN_ROWS, class Finish>
 FUNCTION void for_each_staged_run(const SUM *staged, Finish finish) {
     constexpr u32 all = BM * RUNS, batch = all / BLOCK_THREADS >= 4 ? 4 : 1;
     for (u32 first = threadIdx.x; first < all; first += batch * BLOCK_THREADS) {
         SUM values[batch][RUN];
-        auto row_of = [&](u32 b) { return (int)(IS_DOWN_ROWS ? (first + b * BLOCK_THREADS) % BM : (first + b * BLOCK_THREADS) / RUNS); };
+        auto row_of = [&](u32 b) {
+            return (int)(IS_DOWN_ROWS ? (first + b * BLOCK_THREADS) % BM : (first + b * BLOCK_THREADS) / RUNS);
+        };
         auto column_of = [&](u32 b) {
             return (int)(IS_DOWN_ROWS ? (first + b * BLOCK_THREADS) / BM : (first + b * BLOCK_THREADS) % RUNS) * RUN;
         };
@@ -109,11 +122,13 @@ FUNCTION void for_each_staged_run(const SUM *staged, Finish finish) {
                 read_run<true>(staged + row_of(b) * STAGED_PITCH, column_of(b), values[b]);
 #pragma unroll
         for (u32 b = 0; b < batch; ++b)
-            if (all % (batch * BLOCK_THREADS) == 0 || first + b * BLOCK_THREADS < all) finish(row_of(b), column_of(b), values[b]);
+            if (all % (batch * BLOCK_THREADS) == 0 || first + b * BLOCK_THREADS < all)
+                finish(row_of(b), column_of(b), values[b]);
     }
 }
 
-// All runs of a tile: out of the registers where four of them are whole sectors of the result, else through the stages.
+// Calls finish(row, column, run) for all runs of a tile: out of registers where four runs are whole sectors of the
+// result, else through shared memory, where the stages were.
 template <bool IS_IN_SECTORS, bool IS_DOWN_ROWS, class Finish>
 FUNCTION void finish_tile(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *staged, Finish finish) {
     if constexpr (HAS_RUNS && IS_IN_SECTORS) {

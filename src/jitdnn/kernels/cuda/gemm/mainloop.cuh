@@ -1,19 +1,44 @@
-// A tile of a matrix product on the matrix units: BM rows by BN columns of sums, BK elements of the reduction at a time
-// through a ring of STAGES buffers of shared memory that asynchronous copies fill.
+// The mainloop of a matrix product on the tensor cores: a thread block sums a tile of BM x BN, BK elements of K at a
+// time, out of a ring of STAGES buffers in shared memory that asynchronous copies fill.
 //
-//                columns (BN)                     A warp computes WM x WN of it, as tiles of 16 x 8.
-//              +-------+-------+                  An operand lies in a stage with the reduction inside (a row of the
-//    rows (BM) | WMxWN |       |                  tile is BK_BYTES of it) or across (a row is one element of the
-//              +-------+-------+                  reduction, for all rows or columns of the tile).
-//              |       |       |
-//              +-------+-------+
+//     tile of a thread block                stages in shared memory (STAGE_BYTES each)
 //
-// All in chunks of 16 bytes, which are exchanged within a row by the row's number, so that the eight rows of a matrix
-// that ldmatrix reads at once lie in different banks.
+//              BN                            0                    A_BYTES              STAGE_BYTES
+//       +-------+-------+                    +--------------------+--------------------+
+//       | WM    |       |  ^         stage 0 | A: BM x BK         | B: BN x BK         |   multiplied now
+//       |  x WN |       |  |                 +--------------------+--------------------+
+//       +-------+-------+  BM        stage 1 |                    |                    |   copies in flight
+//       |       |       |  |                 +--------------------+--------------------+
+//       |       |       |  v         stage 2 |                    |                    |   copies in flight
+//       +-------+-------+                    +--------------------+--------------------+
 //
-// Macros: DTYPE, SUM (f32, or i32 for i8), DTYPE_IS_INTEGER, MULTIPLY, RESULT, REAL (of alpha times a sum), PACK,
-// BM, BN, BK_BYTES, WM, WN, STAGES, FRAGMENT_BUFFERS (of fragments), GRID_TILES, UNSPLIT, SPLITS, PARTIALS_OFFSET (bytes into the workspace),
-// REDUCTION_THREADS (threads that add the parts of a run).
+//     A warp has WM x WN of the tile: MMAS_M x MMAS_N products of 16 x 8, in MMA_STEPS steps of 32 bytes along K.
+//
+// An operand is K-major in its stage (a row is BK_BYTES of one row or column of the tile) or MN-major (a row is one
+// element of K, for all rows or columns of the tile). Rows consist of chunks of 16 bytes, stored at `chunk ^
+// xor_swizzle(row)`: so the eight rows that ldmatrix reads at once are in different banks.
+//
+// The text of a kernel: mainloop.cuh, tile_scheduler.cuh, copy.cuh, epilogue.cuh, split_k.cuh, store.cuh, the
+// functions of its epilogue, and then fprop_dgrad.cu or wgrad.cu, with a Loader and the kernels. Macros that
+// gemm/code.py defines:
+//
+//     macro              unit        meaning
+//     DTYPE, RESULT      type        of the operands' elements, and of the results'
+//     DTYPE_IS_INTEGER   0 or 1      whether DTYPE is i8
+//     SUM                type        of a sum: f32, or i32 for i8
+//     REAL               type        of alpha times a sum: f32, or f64 for i8
+//     MULTIPLY, PACK     function    the mma instruction; two REAL rounded to one word of half precision
+//     BM, BN             elements    the tile of a thread block
+//     BK_BYTES           bytes       of K in a stage
+//     WM, WN             elements    the tile of a warp
+//     STAGES             buffers     of the ring
+//     FRAGMENT_BUFFERS   buffers     2: fragments of the next step are read while this one's are multiplied
+//     RESIDENT           blocks      that a multiprocessor shall hold at a time
+//     GRID_TILES         tiles       of the (largest) product of a group
+//     UNSPLIT            tiles       the first ones, which are not split along K
+//     SPLITS             blocks      of each other tile; 1: none is split
+//     PARTIALS_OFFSET    bytes       where the partial sums begin in the workspace
+//     REDUCTION_THREADS  threads     that add the partial sums of a run
 
 #define METHOD __device__ __forceinline__
 
@@ -28,44 +53,45 @@ constexpr int CHUNKS_K = BK_BYTES / 16, CHUNKS_M = BM / CHUNK, CHUNKS_N = BN / C
 constexpr int A_BYTES = BM * BK_BYTES, STAGE_BYTES = (BM + BN) * BK_BYTES;
 constexpr bool IS_TF32 = ELEMENT_BYTES == 4;
 
-// What the exchange of chunks XORs in a row: the rows of a matrix fall into all eight groups of banks.
+// What a row of CHUNKS chunks XORs to the number of a chunk: eight neighbouring rows then meet all eight groups of
+// four banks.
 template <int CHUNKS>
 FUNCTION constexpr int xor_swizzle(int row) {
-    static_assert(CHUNKS % 8 == 0 || CHUNKS == 12 || CHUNKS == 4 || CHUNKS == 2, "an swizzle stays in its row");
+    static_assert(CHUNKS % 8 == 0 || CHUNKS == 12 || CHUNKS == 4 || CHUNKS == 2, "an exchange stays in its row");
     if constexpr (CHUNKS % 8 == 0)
         return row & 7;
-    else if constexpr (CHUNKS == 12)  // every second row begins half a line of banks further on
+    else if constexpr (CHUNKS == 12)  // every second row begins 16 banks further on
         return row / 2 & 3;
     else
         return row / (8 / CHUNKS) & (CHUNKS - 1);
 }
 
-// The byte of a stage's operand at which a chunk lies.
+// The byte of an operand in its stage at which a chunk begins.
 template <int CHUNKS>
 FUNCTION int position(int row, int chunk) {
     return (row * CHUNKS + (chunk ^ xor_swizzle<CHUNKS>(row))) * 16;
 }
 
-// The same for one of the lines that a thread copies, STEP rows apart from the first.
+// The same for row `first + line * STEP`: the rows that one thread copies.
 template <int CHUNKS, int STEP>
 FUNCTION int position_of_line(int first, int chunk, int line) {
-    if constexpr (STEP % 8 == 0)  // all are exchanged alike
+    if constexpr (STEP % 8 == 0)  // all have the same XOR
         return position<CHUNKS>(first, chunk) + line * (STEP * CHUNKS * 16);
     else
         return position<CHUNKS>(first + line * STEP, chunk);
 }
 
-// What a lane addresses of an operand, for the first step and the first 16 rows (or columns) of its warp.
+// What a lane reads of an operand, for the first mma step and the first 16 rows (or columns) of its warp, in bytes.
 struct LaneOffset {
-    u32 line;   // bytes to its row of the stage
-    u32 chunk;  // bytes from there to its chunk, exchanged
+    u32 line;   // to its row in the stage
+    u32 chunk;  // from there to its chunk, swizzled
 };
 
 template <bool MN_MAJOR, int CHUNKS, bool IS_A>
 FUNCTION LaneOffset lane_offset(int first) {
     const int lane = threadIdx.x % 32;
-    int row = lane % 16, chunk = lane / 16;       // 16 rows, then the next 8 elements of the reduction
-    if (IS_A == MN_MAJOR) {                         // 8 rows, the next 8 elements, then the other 8 rows
+    int row = lane % 16, chunk = lane / 16;       // 16 rows, then the next 8 elements of K
+    if (IS_A == MN_MAJOR) {                         // 8 rows, the next 8 elements of K, then the other 8 rows
         row = lane / 16 * 8 + lane % 8;
         chunk = lane / 8 % 2;
     }
@@ -84,8 +110,8 @@ FUNCTION void read_16(u32 (&r)[4], const LaneOffset &lane, u32 operand, int numb
         ldmatrix_x4(r, operand + lane.line + number * (16 * CHUNKS * 16) + (lane.chunk ^ (step * 32)));
 }
 
-// The same for 4-byte elements that lie across, which ldmatrix cannot transpose. A lane reads the elements of rows
-// (columns) g and g + 8 at t and t + 4 of the reduction, with g = lane / 4 and t = lane % 4.
+// The same for MN-major elements of 4 bytes, which ldmatrix cannot transpose. A lane reads the elements of rows
+// (columns) g and g + 8 at t and t + 4 of K, with g = lane / 4 and t = lane % 4.
 template <int CHUNKS>
 FUNCTION LaneOffset lane_offset_of_words(int first) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -94,7 +120,7 @@ FUNCTION LaneOffset lane_offset_of_words(int first) {
 
 template <int CHUNKS, bool IS_A>
 FUNCTION void read_words(u32 (&r)[4], const LaneOffset &lane, const u8 *operand, int number, int step) {
-    constexpr int next = xor_swizzle<CHUNKS>(4);  // what four rows further down is exchanged beside
+    constexpr int next = xor_swizzle<CHUNKS>(4);  // the XOR of rows four further down, relative to this one's
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int side = IS_A ? i % 2 : i / 2, depth = IS_A ? i / 2 : i % 2;
@@ -132,16 +158,17 @@ FUNCTION void multiply(SUM (&sums)[MMAS_M][MMAS_N][4], const Fragments &f) {
     }
 }
 
-// The lines of `count` that share `share` of LOAD_SLICES has.
+// The first row, of the `count` that a thread copies of an operand, in slice `slice` of LOAD_SLICES.
 #define LINES_OF(slice, count) ((count) * (slice) / LOAD_SLICES)
 
-// A stage is asked for in so many shares, one in each step but the last, so that addresses are made while sums are.
+// The copies into a stage are issued in so many slices, one in each mma step but the last, so that their addresses are
+// computed while the tensor cores work.
 constexpr int LOAD_SLICES = MMA_STEPS > 2 ? MMA_STEPS - 1 : 1;
 
-// Adds the products of `count` blocks of the reduction from number `first` on. `loader.load<share>(stage, number)`
-// starts a share of the copies of one block into a stage, zeros where there is nothing, as in block `loader.blocks`:
-// asking for that one behind the last keeps branches out of the loop. `loader.prepare(number)`, with a barrier behind it,
-// comes before the first share of a block.
+// Issues all slices of the copies of block `number` of K (BK elements) into a stage. `loader.load<slice>(stage,
+// number)` issues one; it fills the stage with zeros where the operands have nothing, as in block `loader.blocks`,
+// the one behind the last. If IS_PREPARED, `loader.prepare(number)` comes before the first slice, with a barrier
+// between them.
 template <int SLICE, class Loader>
 FUNCTION void load_slices(Loader &loader, u8 *stage, int number) {
     loader.template load<SLICE>(stage, number);
@@ -157,6 +184,8 @@ FUNCTION void load_slice(Loader &loader, int slice, u8 *stage, int number) {
         if (slice == 2) loader.template load<2>(stage, number);
 }
 
+// The mainloop: adds the products of `count` blocks of K from block `first` on. Behind the last block it loads zeros,
+// which keeps branches out of the loop.
 template <bool A_MN_MAJOR, bool B_MN_MAJOR, class Loader>
 FUNCTION void accumulate(SUM (&sums)[MMAS_M][MMAS_N][4], Loader &loader, u8 *stages, int first, int count) {
     const int warp = threadIdx.x / 32, warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
@@ -196,14 +225,14 @@ FUNCTION void accumulate(SUM (&sums)[MMAS_M][MMAS_N][4], Loader &loader, u8 *sta
     cp_async_wait<STAGES - 2>();
     __syncthreads();
 
-    Fragments fragments[FRAGMENT_BUFFERS];  // with two, those of the next step are read while this one's are multiplied
+    Fragments fragments[FRAGMENT_BUFFERS];  // of this step, and with two buffers of the next
     if constexpr (FRAGMENT_BUFFERS == 2) read(fragments[0], 0, 0);
     int reading = 0, writing = (STAGES - 1) * STAGE_BYTES;
     for (int i = 0; i < count; ++i) {
 #pragma unroll
         for (int step = 0; step < MMA_STEPS; ++step) {
             if constexpr (FRAGMENT_BUFFERS == 1) read(fragments[0], reading, step);
-            if (step == MMA_STEPS - 1) {  // all have read this stage: it may be filled again from here on
+            if (step == MMA_STEPS - 1) {  // behind the barrier all warps have read this stage: it may be filled again
                 cp_async_wait<STAGES - 2>();
                 __syncthreads();
                 reading = reading == (STAGES - 1) * STAGE_BYTES ? 0 : reading + STAGE_BYTES;

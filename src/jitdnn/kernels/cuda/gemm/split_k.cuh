@@ -1,12 +1,25 @@
-// ---- Parts ---------------------------------------------------------------------------------------------------------
+// Split-K: partial sums in the workspace, and their reduction.
 //
-// The sums of a part lie in the workspace as lanes hold them, so that each store of a warp is 512 bytes side by side: by
-// warp, its runs, their halves, and lanes. Where warps hold no runs they lie in rows.
+//     workspace    PARTIALS_OFFSET
+//                  |
+//                  v  split 0                                   split 1
+//                  +-----------------+-----------------+-------+-----------------+----
+//                  | plane 0         | plane 1         |  ...  | plane 0         | ...     plane: (stride phase, group)
+//                  +-----------------+-----------------+-------+-----------------+----
+//     of a plane   | tile UNSPLIT | tile UNSPLIT + 1 | ...                                 BM * BN sums each
+//     of a tile    | warp 0: fragment 0, fragment 1, ... | warp 1: ...
+//     of a fragment   | columns 0 ... 3 of lanes 0 ... 31 | columns 4 ... 7 of lanes 0 ... 31 |
+//
+// A fragment here is what for_each_fragment hands out: eight sums of each lane. In this order each store of a warp is
+// 512 contiguous bytes; columns are put in order (transpose_quad) behind the reduction. If not HAS_RUNS, the sums of
+// a tile lie in rows of BN. The partial sums of a tile are added in a fixed order, so results are the same in every
+// run.
 
-constexpr int REDUCTION_BLOCK = 256;               // threads of a group that adds parts
-constexpr int REDUCTION_RUNS = REDUCTION_BLOCK / REDUCTION_THREADS;  // runs of it
-constexpr int HALF_RUN_STRIDE = HAS_RUNS ? 32 * RUN / 2 : RUN / 2;  // from one half of a run to the other
-static_assert(BM * RUNS % REDUCTION_BLOCK == 0 && REDUCTION_RUNS % 4 == 0, "groups are full, and those who swizzle are in one");
+constexpr int REDUCTION_BLOCK = 256;               // threads of a block of the reduction
+constexpr int REDUCTION_RUNS = REDUCTION_BLOCK / REDUCTION_THREADS;  // runs that it adds
+constexpr int HALF_RUN_STRIDE = HAS_RUNS ? 32 * RUN / 2 : RUN / 2;  // sums from one half of a run to the other
+static_assert(BM * RUNS % REDUCTION_BLOCK == 0 && REDUCTION_RUNS % 4 == 0, 
+              "groups are full, and those who exchange are in one");
 
 FUNCTION void store_partial(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *to) {
     if constexpr (HAS_RUNS) {
@@ -24,7 +37,8 @@ FUNCTION void store_partial(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *to) {
     }
 }
 
-// A run of a part: which it is of the tile, once its columns are exchanged, and where in the part its first half begins.
+// A run of a partial tile: its row and column in the tile (behind transpose_quad), and the sum at which its first half
+// begins.
 struct PartialRun {
     int row, column, at;
 
@@ -40,9 +54,9 @@ struct PartialRun {
     }
 };
 
-// The sum of all parts of a run, for the first of the REDUCTION_THREADS threads that add them; `first` is its place in the first
-// part. Each adds every REDUCTION_THREADS-th part, then the upper half of them hands its sums to the lower, until one is left: the
-// order is always the same. All threads of a group come here, neighbours with neighbouring runs.
+// The sum of a run over all splits, for the first of the REDUCTION_THREADS threads that add it. `first` points to the
+// run in split 0. Each thread adds every REDUCTION_THREADS-th split; then the upper half of the threads gives its
+// sums to the lower, until one is left. All threads of the block call it, neighbours with neighbouring runs.
 FUNCTION void sum_partials(SUM (&values)[RUN], const SUM *first, i64 partial_step, bool is_needed) {
     __shared__ SUM exchanged[REDUCTION_THREADS > 1 ? REDUCTION_THREADS / 2 : 1][REDUCTION_RUNS][RUN];
     const int position = threadIdx.x % REDUCTION_RUNS, reducer = threadIdx.x / REDUCTION_RUNS;
@@ -50,10 +64,11 @@ FUNCTION void sum_partials(SUM (&values)[RUN], const SUM *first, i64 partial_ste
 #pragma unroll 8
         for (int round = 0; round < (SPLITS + REDUCTION_THREADS - 1) / REDUCTION_THREADS; ++round) {
             const int split = round * REDUCTION_THREADS + reducer;
-            SUM more[RUN];  // read without a branch, so that the reads of several rounds are under way at once
+            SUM more[RUN];  // read without a branch, so that the reads of several rounds are in flight at once
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const uint4 four = *(const uint4 *)(first + partial_step * min(split, SPLITS - 1) + half * HALF_RUN_STRIDE);
+                const uint4 four = *(const uint4 *)(first + partial_step * min(split, SPLITS - 1) +
+                                                     half * HALF_RUN_STRIDE);
                 more[half * 4] = sum_of_bits(four.x), more[half * 4 + 1] = sum_of_bits(four.y);
                 more[half * 4 + 2] = sum_of_bits(four.z), more[half * 4 + 3] = sum_of_bits(four.w);
             }

@@ -1,4 +1,7 @@
-// Eight results side by side: alpha times them, plus beta times what is there. `step` is between neighbours.
+// The store of finished sums: alpha, beta, and stores of 16 bytes where strides and addresses allow.
+
+// Stores `count` of eight neighbouring results: alpha times each, plus beta times what is in memory. `step`: elements
+// from one to the next.
 template <bool IS_VECTOR, class Where>
 FUNCTION void store_results(RESULT *p, Where step, const REAL (&results)[RUN], int count, REAL alpha, REAL beta) {
     REAL values[RUN];

@@ -1,7 +1,12 @@
-// ---- Which tile a block has ---------------------------------------------------------------------------------------
+// Which tile a thread block computes, and which split of K.
 //
-// Along axis 0 the first UNSPLIT tiles have a block each. The others, which would leave the machine half empty, are
-// divided along the reduction into SPLITS blocks each, all first parts first.
+//     blockIdx.x    0 ... UNSPLIT - 1        tiles 0 ... UNSPLIT - 1, all of K
+//                   the next tiles           tiles UNSPLIT ... GRID_TILES - 1, split 0 of SPLITS
+//                   as many again            the same tiles, split 1, and so on
+//     blockIdx.y    group
+//     blockIdx.z    stride phase of a dgrad
+//
+// Only the tiles of the last wave, which would leave most of the device idle, are split; or all, if they are few.
 
 struct WorkTile {
     u32 tile;
@@ -14,7 +19,8 @@ FUNCTION WorkTile work_tile_of_block(u32 tiles) {
     return {UNSPLIT + block % rest, (int)(block / rest), SPLITS};
 }
 
-// Where the sums of a part lie until they are added; the plane is one of those along axes 1 and 2.
+// The partial sums of a split of a tile in the workspace. `plane` is the block's number along axes 1 and 2 of the
+// grid, of `planes`; see the drawing in split_k.cuh.
 FUNCTION SUM *partial_tile(u8 *workspace, u32 tiles, int plane, int planes, u32 tile, int split) {
     const i64 own = (i64)plane * (tiles - UNSPLIT) + (tile - UNSPLIT);
     return (SUM *)(workspace + PARTIALS_OFFSET) + ((i64)planes * (tiles - UNSPLIT) * split + own) * (BM * BN);

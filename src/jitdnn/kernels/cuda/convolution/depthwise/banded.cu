@@ -4,14 +4,15 @@
 //   rows m     16 tiles of 8 results: side by side, of several rows' lines, of several images
 //   columns n  the 8 results of a tile        k   16 columns of the input
 //   B[k][n] = w[row][8 * block + SHIFT + k - n], zero where there is no such tap
-// A step makes STEP_ROWS rows of results from the STEP_ROWS + H_TAPS - 1 rows that lie in the planes (banded_planes.cuh), two
-// barriers a step; the rows that the next step adds are on their way meanwhile, and results go out through planes of
-// their own. TAPS_IN_SHARED: the taps' fragments come from shared memory, those of STEP_ROWS rows in registers at a time; otherwise
-// all are in registers. A number that is not finite spreads to results up to 15 columns away.
+// A step makes STEP_ROWS rows of results from the STEP_ROWS + H_TAPS - 1 rows that lie in the planes
+// (banded_planes.cuh), two barriers a step; the rows that the next step adds are on their way meanwhile, and results
+// go out through planes of their own. TAPS_IN_SHARED: the taps' fragments come from shared memory, those of STEP_ROWS
+// rows in registers at a time; otherwise all are in registers. A number that is not finite spreads to results up to
+// 15 columns away.
 //
-// Macros beside those of banded_planes.cuh: WARP_CHANNELS (channels of a warp), STEP_ROWS, TAPS_IN_SHARED, SLOTS (rows of the planes), PLANE
-// and OUT_PLANE (words of a channel), ROW_FIRST, ROW_END (rows of a line that are not all padding), MIN_BLOCKS, and the
-// epilogue as in sliding.cu.
+// Macros beside those of banded_planes.cuh: WARP_CHANNELS (channels of a warp), STEP_ROWS, TAPS_IN_SHARED, SLOTS
+// (rows of the planes), PLANE and OUT_PLANE (words of a channel), ROW_FIRST, ROW_END (rows of a line that are not all
+// padding), MIN_BLOCKS, and the epilogue as in sliding.cu.
 
 constexpr int HALVES = (BLOCKS + 1) / 2, ROW_STEPS = (BLOCK_ROWS + STEP_ROWS - 1) / STEP_ROWS;
 // words of a row of taps, of which there are two copies: of even and of odd starts
@@ -99,8 +100,8 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
     const u8 *bytes = (const u8 *)shared;
     f32 sums[STEP_ROWS][WARP_CHANNELS][MMA_TILES][4];
 
-    // the products of one row of the input, `j` rows behind the first of the step, with STEP_ROWS rows of taps; `inner`: all
-    // are taps
+    // the products of one row of the input, `j` rows behind the first of the step, with STEP_ROWS rows of taps;
+    // `inner`: all are taps
     auto multiply_row = [&](int j, int slot, auto inner, auto tap_rows) {
         const u8 *row = bytes + slot * (LINES * LINE_BLOCKS * 16);
 #pragma unroll
@@ -147,8 +148,10 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
         constexpr bool whole = decltype(is_aligned)::value;
 #pragma unroll 1
         for (int i = threadIdx.x; i < OUT_TASKS; i += THREAD_COUNT) {
-            int lane_of = i % LANES_OF_CHANNELS, c = c0 + lane_of * VECTOR, pair = i / LANES_OF_CHANNELS % (SEGMENT_TILES * 4);
-            int number = i / LANES_OF_CHANNELS / (SEGMENT_TILES * 4) % LINES, p = i / (LANES_OF_CHANNELS * SEGMENT_TILES * 4 * LINES);
+            int lane_of = i % LANES_OF_CHANNELS, c = c0 + lane_of * VECTOR,
+                pair = i / LANES_OF_CHANNELS % (SEGMENT_TILES * 4);
+            int number = i / LANES_OF_CHANNELS / (SEGMENT_TILES * 4) % LINES,
+                p = i / (LANES_OF_CHANNELS * SEGMENT_TILES * 4 * LINES);
             int row = step * STEP_ROWS + p;
             const LineStart &line = lines[number];
             int h = line.h_out + (ROW_SHIFT ? 0 : row * H_OUT_PITCH);
@@ -243,7 +246,8 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
                         int item = 16 * m + 8 * half + g;
                         f32 low = finish(sums[p][c][m][2 * half], row0 + p, c, item, 2 * t);
                         f32 high = finish(sums[p][c][m][2 * half + 1], row0 + p, c, item, 2 * t + 1);
-                        out[(warp * WARP_CHANNELS + c) * OUT_PLANE + (p * ITEMS + item) * 4 + t] = narrow_pair(low, high);
+                        out[(warp * WARP_CHANNELS + c) * OUT_PLANE + (p * ITEMS + item) * 4 + t] =
+                            narrow_pair(low, high);
                     }
     }
     __syncthreads();

@@ -1,15 +1,15 @@
-// Planes of shared memory for depthwise convolutions on the matrix units: one channel's rows, 8 neighbouring columns in
-// 16 bytes, so that one ldmatrix takes 16 tiles of 8 columns of a channel to the fragments of an mma.
+// Planes of shared memory for depthwise convolutions on the matrix units: one channel's rows, 8 neighbouring columns
+// in 16 bytes, so that one ldmatrix takes 16 tiles of 8 columns of a channel to the fragments of an mma.
 //
-// A line is what one row of one image (or of a strip, segment or phase of it) becomes: SEGMENT_TILES tiles of 8 results, side by
-// side. A group has LINES lines, whose tiles are the 16 * MMA_TILES rows of its products, and BLOCK_CHANNELS channels; a line's rows are
-// counted from its first result. Tile i of the group reads the blocks of 8 columns i / SEGMENT_TILES * LINE_BLOCKS + i % SEGMENT_TILES + (0
-// ... BLOCKS - 1).
+// A line is what one row of one image (or of a strip, segment or phase of it) becomes: SEGMENT_TILES tiles of 8
+// results, side by side. A group has LINES lines, whose tiles are the 16 * MMA_TILES rows of its products, and
+// BLOCK_CHANNELS channels; a line's rows are counted from its first result. Tile i of the group reads the blocks of 8
+// columns i / SEGMENT_TILES * LINE_BLOCKS + i % SEGMENT_TILES + (0 ... BLOCKS - 1).
 //
-// Macros beside those of common.cuh: BLOCK_CHANNELS, VECTOR (channels of an access), SEGMENT_TILES, SEGMENTS, LINES, LINE_BLOCKS, BLOCKS, SHIFT
-// (the first column of a line's first block is place SHIFT of the segment), MMA_TILES, CHUNKS (strips of BLOCK_ROWS rows), ROW_SHIFT
-// (columns that the next row lies further, where the rows of a line are segments of one long row), LINE_COUNT, WARPS,
-// and the steps of sliding.cu.
+// Macros beside those of common.cuh: BLOCK_CHANNELS, VECTOR (channels of an access), SEGMENT_TILES, SEGMENTS, LINES,
+// LINE_BLOCKS, BLOCKS, SHIFT (the first column of a line's first block is place SHIFT of the segment), MMA_TILES,
+// CHUNKS (strips of BLOCK_ROWS rows), ROW_SHIFT (columns that the next row lies further, where the rows of a line are
+// segments of one long row), LINE_COUNT, WARPS, and the steps of sliding.cu.
 
 constexpr int THREAD_COUNT = 32 * WARPS, LANES_OF_CHANNELS = BLOCK_CHANNELS / VECTOR;
 constexpr int ITEMS = 16 * MMA_TILES, LINE_BLOCKS_READ = SEGMENT_TILES + BLOCKS - 1;
@@ -36,7 +36,8 @@ FUNCTION LineStart line_start(const element *x, element *y, int number) {
     int depth = t % D_COUNT;
     int n = (int)(t / D_COUNT);
     int d_in = IN_POSITION(D, D_START + depth, 0), d_out = OUT_POSITION(D, D_START + depth, 0);
-    int h0 = H_START + (ROW_SHIFT ? 0 : chunk * BLOCK_ROWS), w0 = W_START + (ROW_SHIFT ? chunk * BLOCK_ROWS : segment) * SEGMENT_TILES * 8;
+    int h0 = H_START + (ROW_SHIFT ? 0 : chunk * BLOCK_ROWS),
+        w0 = W_START + (ROW_SHIFT ? chunk * BLOCK_ROWS : segment) * SEGMENT_TILES * 8;
     line.n = n;
     line.d = d_out;
     line.has_input = IN_HAS(D, d_in);
@@ -159,8 +160,8 @@ struct Rows {
     }
 };
 
-// The rows of a line that the first step needs beside those that it adds, which are left in `rows`; the next are always
-// on their way, to two places in turn: a copy from one to the other would wait for them.
+// The rows of a line that the first step needs beside those that it adds, which are left in `rows`; the next are
+// always on their way, to two places in turn: a copy from one to the other would wait for them.
 template <typename InputRows>
 FUNCTION void fill(InputRows &rows, u32 *planes, const LineStart *lines, int c0, bool aligned) {
     constexpr int BEFORE = (H_TAPS - 1 + STEP_ROWS - 1) / STEP_ROWS;

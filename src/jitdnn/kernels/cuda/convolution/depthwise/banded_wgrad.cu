@@ -2,16 +2,18 @@
 //
 // Of one channel and one row of taps, x columns i of a tile's band times dy columns n of the tile, summed over tiles,
 // rows and images, is an ordinary product of 16 tiles at a time: D[i][n] = sum of x[tile][i] * dy[tile][n]. The
-// gradient of tap s is the sum of D along the diagonal i - n + SHIFT = s. A warp has WARP_CHANNELS channels and WARP_TAP_ROWS rows of taps; a
-// step takes STEP_ROWS rows of dy and the rows of x that they meet. Groups go through every SPLITS-th group of lines and leave
-// their sums in the workspace, [SPLITS][taps][CHANNELS] f32, which `reduce_partials` adds in a fixed order: no atomics, the
-// same result every time.
+// gradient of tap s is the sum of D along the diagonal i - n + SHIFT = s. A warp has WARP_CHANNELS channels and
+// WARP_TAP_ROWS rows of taps; a step takes STEP_ROWS rows of dy and the rows of x that they meet. Groups go through
+// every SPLITS-th group of lines and leave their sums in the workspace, [SPLITS][taps][CHANNELS] f32, which
+// `reduce_partials` adds in a fixed order: no atomics, the same result every time.
 //
-// Macros beside those of banded_planes.cuh: WARP_CHANNELS, STEP_ROWS, WARP_TAP_ROWS, TAP_GROUPS (of WARP_TAP_ROWS rows of taps), TAP_WARPS (of them that a
-// group has), SLOTS, PLANE, DY_PLANE (words of a channel), ROW_FIRST, ROW_END, SPLITS, MIN_BLOCKS.
+// Macros beside those of banded_planes.cuh: WARP_CHANNELS, STEP_ROWS, WARP_TAP_ROWS, TAP_GROUPS (of WARP_TAP_ROWS
+// rows of taps), TAP_WARPS (of them that a group has), SLOTS, PLANE, DY_PLANE (words of a channel), ROW_FIRST,
+// ROW_END, SPLITS, MIN_BLOCKS.
 
 constexpr int HALVES = (BLOCKS + 1) / 2, STEPS = (BLOCK_ROWS + STEP_ROWS - 1) / STEP_ROWS;
-constexpr int CHANNEL_STRIPS = (CHANNELS + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS, LINE_GROUPS = (LINE_COUNT + LINES - 1) / LINES;
+constexpr int CHANNEL_STRIPS = (CHANNELS + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS,
+              LINE_GROUPS = (LINE_COUNT + LINES - 1) / LINES;
 constexpr int TAPS = H_TAPS * W_TAPS;
 
 KERNEL2(32 * WARPS, MIN_BLOCKS)
@@ -24,7 +26,8 @@ void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ 
     bool aligned = ((u64)x | (u64)dy) % (VECTOR * sizeof(element)) == 0;
     u32 *gradients = shared + BLOCK_CHANNELS * PLANE, *zero = gradients + BLOCK_CHANNELS * DY_PLANE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int own = warp % (BLOCK_CHANNELS / WARP_CHANNELS) * WARP_CHANNELS, c0 = blockIdx.x % CHANNEL_STRIPS * BLOCK_CHANNELS;
+    int own = warp % (BLOCK_CHANNELS / WARP_CHANNELS) * WARP_CHANNELS,
+        c0 = blockIdx.x % CHANNEL_STRIPS * BLOCK_CHANNELS;
     int tap_row0 = (blockIdx.x / CHANNEL_STRIPS * TAP_WARPS + warp / (BLOCK_CHANNELS / WARP_CHANNELS)) * WARP_TAP_ROWS;
     if (threadIdx.x < 4) zero[threadIdx.x] = 0;
 

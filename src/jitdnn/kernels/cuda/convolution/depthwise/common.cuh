@@ -1,5 +1,5 @@
-// What the kernels of depthwise convolutions share: elements and packs of neighbouring channels, and places on an axis.
-// Macros: DTYPE_f32, DTYPE_f16 or DTYPE_bf16; of each axis A = D, H, W what geometry.py says of it.
+// What the kernels of depthwise convolutions share: elements and packs of neighbouring channels, and places on an
+// axis. Macros: DTYPE_f32, DTYPE_f16 or DTYPE_bf16; of each axis A = D, H, W what geometry.py says of it.
 
 #if defined(DTYPE_f32)
 typedef f32 element;
@@ -162,7 +162,8 @@ static constexpr __device__ int last_coordinate(bool scattered, int stride, int 
         }
     return last == NO_COORDINATE ? 0 : last;
 }
-static constexpr __device__ bool is_read(bool scattered, int stride, int stride_phase, int results, int taps, int location) {
+static constexpr __device__ bool is_read(bool scattered, int stride, int stride_phase, int results, int taps,
+                                         int location) {
     for (int q = 0; q < results; q++)
         for (int s = 0; s < taps; s++)
             if (coordinate_of(scattered, stride, stride_phase, q, s) == location) return true;

@@ -1,15 +1,16 @@
 // Depthwise convolution, forward and backward to the data, on the ordinary units: rows slide through registers.
 //
-// A thread has THREAD_CHANNELS neighbouring channels of a tile of TILE_DEPTHS x TILE_COLUMNS results, and slides down BLOCK_ROWS blocks of rows. A step reads
-// ROWS_IN rows of the input and adds them to the STEPS blocks of ROWS_OUT rows of results that they reach; sums[j] is
-// the block that j steps have reached before, so moving on renames sums[j - 1] to sums[j], which the first products of
-// each do for nothing. The rows of the PREFETCH next steps are on their way while these are multiplied.
+// A thread has THREAD_CHANNELS neighbouring channels of a tile of TILE_DEPTHS x TILE_COLUMNS results, and slides down
+// BLOCK_ROWS blocks of rows. A step reads ROWS_IN rows of the input and adds them to the STEPS blocks of ROWS_OUT
+// rows of results that they reach; sums[j] is the block that j steps have reached before, so moving on renames sums[j
+// - 1] to sums[j], which the first products of each do for nothing. The rows of the PREFETCH next steps are on their
+// way while these are multiplied.
 //
-// Macros beside those of sliding_rows.cuh: BLOCK_ROWS, PREFETCH, BLOCK_PACKS (packs of channels that lie side by side in a block),
-// THREAD_COUNT, MIN_BLOCKS, OUT_PACK (columns of the output that lie side by side), ALIGNMENT (elements that accesses
-// are aligned to), IMAGES, CHANNELS (of y), MULTIPLIER, INDEX (type of a thread's number), X_N, X_C, Y_N, Y_C, W_C,
-// W_BASE (elements), W_DENSE (the filters are one run of memory), and of the epilogue EPILOGUE(sum, n, c, d, h, w),
-// which is the sum if there is none, and its operands.
+// Macros beside those of sliding_rows.cuh: BLOCK_ROWS, PREFETCH, BLOCK_PACKS (packs of channels that lie side by side
+// in a block), THREAD_COUNT, MIN_BLOCKS, OUT_PACK (columns of the output that lie side by side), ALIGNMENT (elements
+// that accesses are aligned to), IMAGES, CHANNELS (of y), MULTIPLIER, INDEX (type of a thread's number), X_N, X_C,
+// Y_N, Y_C, W_C, W_BASE (elements), W_DENSE (the filters are one run of memory), and of the epilogue EPILOGUE(sum, n,
+// c, d, h, w), which is the sum if there is none, and its operands.
 
 constexpr int ROWS_OUT = H_SCATTERED ? H_STRIDE : 1;
 // sums[j] in step t belongs to block t + LEAD - j
@@ -18,7 +19,8 @@ constexpr int LEAD = H_SCATTERED ? STEPS - 1 : 0;
 constexpr int BLOCK_START = floor_divide(H_START, ROWS_OUT);
 constexpr int BLOCK_COUNT = floor_divide(H_START + H_COUNT - 1, ROWS_OUT) + 1 - BLOCK_START;
 constexpr int STRIPS = (W_COUNT + TILE_COLUMNS - 1) / TILE_COLUMNS, DEPTHS = (D_COUNT + TILE_DEPTHS - 1) / TILE_DEPTHS;
-constexpr int CHUNKS = (BLOCK_COUNT + BLOCK_ROWS - 1) / BLOCK_ROWS, PACK_GROUPS = CHANNELS / THREAD_CHANNELS / BLOCK_PACKS;
+constexpr int CHUNKS = (BLOCK_COUNT + BLOCK_ROWS - 1) / BLOCK_ROWS,
+              PACK_GROUPS = CHANNELS / THREAD_CHANNELS / BLOCK_PACKS;
 
 // the tap of block j that row u of the input and row v of the results meet in
 static constexpr __device__ int tap_of(int j, int u, int v) {
@@ -80,8 +82,10 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     element *result = y + n * (i64)Y_N + c * (i64)Y_C;
     // the place of the first column that the tile reads, and of the first that it writes
     int k0 = W_START + strip * TILE_COLUMNS, e0 = D_START + depth * TILE_DEPTHS;
-    int m0 = (W_SCATTERED ? floor_divide(W_START, W_STRIDE) + strip * (TILE_COLUMNS / W_STRIDE) : k0 * W_STRIDE) + W_FIRST;
-    int l0 = (D_SCATTERED ? floor_divide(D_START, D_STRIDE) + depth * (TILE_DEPTHS / D_STRIDE) : e0 * D_STRIDE) + D_FIRST;
+    int m0 =
+        (W_SCATTERED ? floor_divide(W_START, W_STRIDE) + strip * (TILE_COLUMNS / W_STRIDE) : k0 * W_STRIDE) + W_FIRST;
+    int l0 =
+        (D_SCATTERED ? floor_divide(D_START, D_STRIDE) + depth * (TILE_DEPTHS / D_STRIDE) : e0 * D_STRIDE) + D_FIRST;
 
     f32 sums[STEPS][ROWS_OUT][TILE_DEPTHS][TILE_COLUMNS][THREAD_CHANNELS] = {};
     auto store = [&](int block, const f32 (&ready)[ROWS_OUT][TILE_DEPTHS][TILE_COLUMNS][THREAD_CHANNELS]) {
@@ -102,7 +106,8 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
                         f32 value[WIDTH];
 #pragma unroll
                         for (int i = 0; i < OUT_PACK; i++) {
-                            value[i] = alpha * EPILOGUE(ready[v][e][q + i < TILE_COLUMNS ? q + i : 0][0], n, c, d, h, (p + i));
+                            value[i] =
+                                alpha * EPILOGUE(ready[v][e][q + i < TILE_COLUMNS ? q + i : 0][0], n, c, d, h, (p + i));
                             if (beta != 0) value[i] += beta * widen(row[p + i]);
                         }
                         Pack<WIDTH> pack;
@@ -118,7 +123,8 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
                     element *location = row + (OFFSET)p * (OFFSET)W_OUT_STEP;
                     f32 value[THREAD_CHANNELS];
 #pragma unroll
-                    for (int k = 0; k < THREAD_CHANNELS; k++) value[k] = alpha * EPILOGUE(ready[v][e][q][k], n, c + k, d, h, p);
+                    for (int k = 0; k < THREAD_CHANNELS; k++)
+                        value[k] = alpha * EPILOGUE(ready[v][e][q][k], n, c + k, d, h, p);
                     if (beta != 0) {
 #pragma unroll
                         for (int k = 0; k < THREAD_CHANNELS; k++) value[k] += beta * widen(location[k]);
@@ -175,9 +181,9 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
                                     if (plane == NO_COORDINATE || column == NO_COORDINATE) continue;
 #pragma unroll
                                     for (int k = 0; k < THREAD_CHANNELS; k++)
-                                        sums[j][v][e][q][k] =
-                                            fmaf(values[u][plane - D_FIRST][column - W_FIRST][k],
-                                                 taps[(z * H_TAPS + tap_of(j, u, v)) * W_TAPS + s][k], sums[j][v][e][q][k]);
+                                        sums[j][v][e][q][k] = fmaf(values[u][plane - D_FIRST][column - W_FIRST][k],
+                                                                   taps[(z * H_TAPS + tap_of(j, u, v)) * W_TAPS + s][k],
+                                                                   sums[j][v][e][q][k]);
                                 }
                 }
             }

@@ -1,8 +1,9 @@
 // The rows of the input that a thread of the sliding kernels reads in a step: forward, backward to the data, and for
 // the filter's gradient.
 //
-// Macros beside those of common.cuh: THREAD_CHANNELS (channels of a thread), TILE_COLUMNS and TILE_DEPTHS (columns and planes of its tile), IN_PACK
-// (columns of the input that lie side by side), OFFSET (type of an offset within an image).
+// Macros beside those of common.cuh: THREAD_CHANNELS (channels of a thread), TILE_COLUMNS and TILE_DEPTHS (columns
+// and planes of its tile), IN_PACK (columns of the input that lie side by side), OFFSET (type of an offset within an
+// image).
 
 constexpr int ROWS_IN = H_SCATTERED ? 1 : H_STRIDE, STEPS = (H_TAPS + H_STRIDE - 1) / H_STRIDE;
 constexpr int TAPS = D_TAPS * H_TAPS * W_TAPS;

@@ -1,14 +1,15 @@
 // The gradient of a depthwise filter on the ordinary units: rows slide through registers.
 //
-// A thread has THREAD_CHANNELS neighbouring channels, a sum for each of their taps, and a window of the STEPS last rows of dy. An
-// item is a tile of TILE_DEPTHS x TILE_COLUMNS columns of dy over BLOCK_ROWS rows; a thread takes every (gridDim.y * SLOTS)-th item. The threads
-// of a group add their sums in a fixed order, `reduce_partials` adds those of the groups: no atomics, the same result every
-// time.
+// A thread has THREAD_CHANNELS neighbouring channels, a sum for each of their taps, and a window of the STEPS last
+// rows of dy. An item is a tile of TILE_DEPTHS x TILE_COLUMNS columns of dy over BLOCK_ROWS rows; a thread takes
+// every (gridDim.y * SLOTS)-th item. The threads of a group add their sums in a fixed order, `reduce_partials` adds
+// those of the groups: no atomics, the same result every time.
 //
 // Macros: those of sliding.cu; UNROLLED_STEPS (steps of the loop's body, a multiple of PREFETCH), SPLITS, which is
 // gridDim.y. The workspace is [SPLITS][taps][CHANNELS] f32.
 
-constexpr int STRIPS = (W_COUNT + TILE_COLUMNS - 1) / TILE_COLUMNS, DEPTHS = (D_COUNT + TILE_DEPTHS - 1) / TILE_DEPTHS, CHUNKS = (H_COUNT + BLOCK_ROWS - 1) / BLOCK_ROWS;
+constexpr int STRIPS = (W_COUNT + TILE_COLUMNS - 1) / TILE_COLUMNS, DEPTHS = (D_COUNT + TILE_DEPTHS - 1) / TILE_DEPTHS,
+              CHUNKS = (H_COUNT + BLOCK_ROWS - 1) / BLOCK_ROWS;
 constexpr int SLOTS = THREAD_COUNT / BLOCK_PACKS;
 constexpr i64 ITEMS = (i64)STRIPS * DEPTHS * CHUNKS * W_PHASES * H_PHASES * D_PHASES * IMAGES;
 
@@ -66,8 +67,8 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
         }
     };
 
-    // slot_of(i, j): where step i of a round finds the row of dy that is j steps old; a copy from slot to slot costs an
-    // instruction a number, which is saved where a round is a whole number of windows
+    // slot_of(i, j): where step i of a round finds the row of dy that is j steps old; a copy from slot to slot costs
+    // an instruction a number, which is saved where a round is a whole number of windows
     f32 window[STEPS][TILE_DEPTHS][TILE_COLUMNS][THREAD_CHANNELS] = {};
     auto slot_of = [](int i, int j) { return UNROLLED_STEPS % STEPS == 0 ? (i + STEPS - j) % STEPS : j; };
 #pragma unroll
@@ -138,7 +139,8 @@ void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ 
         }
     }
     // several taps at a time, so that the group's memory is enough
-    constexpr int WIDTH = BLOCK_PACKS * THREAD_CHANNELS, TAPS_AT_ONCE = 8192 / THREAD_COUNT / THREAD_CHANNELS > 0 ? 8192 / THREAD_COUNT / THREAD_CHANNELS : 1;
+    constexpr int WIDTH = BLOCK_PACKS * THREAD_CHANNELS,
+                  TAPS_AT_ONCE = 8192 / THREAD_COUNT / THREAD_CHANNELS > 0 ? 8192 / THREAD_COUNT / THREAD_CHANNELS : 1;
     __shared__ f32 shared[TAPS_AT_ONCE * SLOTS * WIDTH];
     f32 *partials = (f32 *)workspace + (i64)blockIdx.y * TAPS * CHANNELS;
 #pragma unroll
@@ -150,7 +152,8 @@ void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ 
                 if (i0 + i < TAPS)
 #pragma unroll
                     for (int k = 0; k < THREAD_CHANNELS; k++)
-                        shared[(i * SLOTS + slot) * WIDTH + threadIdx.x % BLOCK_PACKS * THREAD_CHANNELS + k] = sums[i0 + i < TAPS ? i0 + i : 0][k];
+                        shared[(i * SLOTS + slot) * WIDTH + threadIdx.x % BLOCK_PACKS * THREAD_CHANNELS + k] =
+                            sums[i0 + i < TAPS ? i0 + i : 0][k];
         __syncthreads();
         for (int o = threadIdx.x; o < TAPS_AT_ONCE * WIDTH; o += THREAD_COUNT) {
             int i = o / WIDTH, k = o % WIDTH;

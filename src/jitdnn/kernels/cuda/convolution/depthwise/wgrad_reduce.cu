@@ -1,8 +1,8 @@
 // The second pass of a filter's gradient: adds [SPLITS][taps][CHANNELS] f32 in a fixed order, 8 threads a sum.
 
 KERNEL(256)
-void reduce_partials(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace, f64 alpha,
-               f64 beta) {
+void reduce_partials(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace,
+                     f64 alpha, f64 beta) {
     constexpr int SUMS = D_TAPS * H_TAPS * W_TAPS * CHANNELS;
     __shared__ f32 shared[8][32];
     const f32 *partials = (const f32 *)workspace;

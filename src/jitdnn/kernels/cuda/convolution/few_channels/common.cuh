@@ -1,9 +1,9 @@
 // What the kernels of convolutions with few input channels share: rows of x in shared memory.
 //
-// The strips of a problem are blocks of BLOCK_P x BLOCK_Q outputs of one plane of one image. A strip's input is staged as
-// TAPS_T * HALO_H rows of ROW_WORDS 32-bit words, channels interleaved whatever the layout of x, zeros where x has none.
-// The first staged column, at.q * STRIDE_W - PAD_W, begins SHIFT elements into its row, so that rows of x that are
-// aligned in memory are aligned here.
+// The strips of a problem are blocks of BLOCK_P x BLOCK_Q outputs of one plane of one image. A strip's input is
+// staged as TAPS_T * HALO_H rows of ROW_WORDS 32-bit words, channels interleaved whatever the layout of x, zeros
+// where x has none. The first staged column, at.q * STRIDE_W - PAD_W, begins SHIFT elements into its row, so that
+// rows of x that are aligned in memory are aligned here.
 //
 // A run is what one filter row covers of a staged row: TAPS_S * CHANNELS elements that follow each other, read as
 // RUN_WORDS words. Words must begin at even elements. Where the runs of neighbouring outputs begin at odd distances,

@@ -8,10 +8,10 @@
 //
 // A warp computes TILE_PLANES planes of TILE_ROWS rows of 16 b's: each piece of dy that it reads from shared memory
 // serves the planes and rows of b that meet it, up to REACH_D * REACH_H of them. A block stages one plane of dy after
-// the other, CHANNEL_STEPS * 16 channels at a time. The positions of a row of dy are staged in STEP_W sequences, so that
-// those which a warp reads together follow each other. SPLIT_K_WARPS warps share the channels of a tile where there are few
-// tiles; they hand their sums over in the end. The filter stays in shared memory; if IS_STREAMED, what a stage needs of it
-// comes with the stage.
+// the other, CHANNEL_STEPS * 16 channels at a time. The positions of a row of dy are staged in STEP_W sequences, so
+// that those which a warp reads together follow each other. SPLIT_K_WARPS warps share the channels of a tile where
+// there are few tiles; they hand their sums over in the end. The filter stays in shared memory; if IS_STREAMED, what
+// a stage needs of it comes with the stage.
 
 constexpr int CHUNKS = CHANNEL_STEPS * 2;        // 16-byte pieces of channels
 constexpr int PITCH = (CHUNKS | 1) * 8;          // elements; odd in pieces, so that 8 rows meet no bank twice
@@ -187,22 +187,27 @@ FUNCTION void add(Sums &sums, const u16 *stage, const uint2 *filter, Lane at, in
 
 #if IS_PACKED
 // The fragments of the filter, once for all blocks.
-KERNEL(256) void few_channels_dgrad_pack(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EPILOGUE_PARAMETERS, u8 *workspace,
-                                f64 alpha, f64 beta) {
+KERNEL(256)
+void few_channels_dgrad_pack(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EPILOGUE_PARAMETERS, u8 *workspace,
+                             f64 alpha, f64 beta) {
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
     if (i < FRAGMENTS) ((uint2 *)workspace)[i] = filter_fragment(w, i);
 }
 #endif
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EPILOGUE_PARAMETERS, u8 *workspace, f64 alpha64,
-               f64 beta64) {
+void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EPILOGUE_PARAMETERS, u8 *workspace,
+                        f64 alpha64, f64 beta64) {
     extern __shared__ uint4 memory[];
     u8 *stages = (u8 *)memory;
     uint2 *filter = (uint2 *)(stages + STAGES * STAGE_BYTES);  // as filter_fragment says
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Lane me = {warp % WARPS_ACROSS, warp / WARPS_ACROSS % WARPS_DOWN, warp / (WARPS_ACROSS * WARPS_DOWN), lane / 4,
-                     lane % 4, lane};
+    const Lane me = {warp % WARPS_ACROSS,
+                     warp / WARPS_ACROSS % WARPS_DOWN,
+                     warp / (WARPS_ACROSS * WARPS_DOWN),
+                     lane / 4,
+                     lane % 4,
+                     lane};
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     const bool has_words = X_PAIRS && beta == 0.0f;
 
@@ -275,7 +280,8 @@ void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx E
             for (int i = 0; i < many; i++) {
                 if (me.split_k_warp == 0) {
 #pragma unroll
-                    for (int other = 0; other < SPLIT_K_WARPS - 1; other++) flat[i] += offset[(other * tiles * many + i) * 32];
+                    for (int other = 0; other < SPLIT_K_WARPS - 1; other++)
+                        flat[i] += offset[(other * tiles * many + i) * 32];
                 } else {
                     flat[i] = 0.0f;
                 }
@@ -293,8 +299,8 @@ void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx E
                     const int h0 = UNIT_H * (at.h + me.warp_down * TILE_ROWS + row) - DELTA_H;
                     const int w0 = UNIT_W * (at.w + me.warp_across * 16 + half * 8 + me.g) - DELTA_W;
                     const INDEX start = (INDEX)at.n * X_N + (INDEX)d0 * X_D + (INDEX)h0 * X_H + (INDEX)w0 * X_W;
-                    const bool is_whole = d0 >= 0 && d0 + UNIT_D <= DEPTH && h0 >= 0 && h0 + UNIT_H <= HEIGHT && w0 >= 0 &&
-                                          w0 + UNIT_W <= WIDTH;
+                    const bool is_whole = d0 >= 0 && d0 + UNIT_D <= DEPTH && h0 >= 0 && h0 + UNIT_H <= HEIGHT &&
+                                          w0 >= 0 && w0 + UNIT_W <= WIDTH;
                     if (is_whole && has_words) {  // most of an image: nothing to ask for each column
 #pragma unroll
                         for (int j = 0; j < COLUMN_TILES; j++) {
@@ -302,8 +308,9 @@ void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx E
                             f32 value[2];
 #pragma unroll
                             for (int e = 0; e < 2; e++)
-                                value[e] = alpha * FINISH(sums[b_d][row][j][2 * half + e], at.n, channel[j][e],
-                                                          d0 + result_d[j][e], h0 + result_h[j][e], w0 + result_w[j][e]);
+                                value[e] =
+                                    alpha * FINISH(sums[b_d][row][j][2 * half + e], at.n, channel[j][e],
+                                                   d0 + result_d[j][e], h0 + result_h[j][e], w0 + result_w[j][e]);
                             store4(dx + start + relative[j][0], PACK(value[0], value[1]));
                         }
                         continue;
@@ -337,6 +344,7 @@ void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx E
                 }
 #pragma unroll
         for (int i = 0; i < TILE_PLANES * TILE_ROWS * COLUMN_TILES * 4; i++)
-            sums[i / (TILE_ROWS * COLUMN_TILES * 4)][i / (COLUMN_TILES * 4) % TILE_ROWS][i / 4 % COLUMN_TILES][i % 4] = 0.0f;
+            sums[i / (TILE_ROWS * COLUMN_TILES * 4)][i / (COLUMN_TILES * 4) % TILE_ROWS][i / 4 % COLUMN_TILES][i % 4] =
+                0.0f;
     }
 }

@@ -1,8 +1,9 @@
 // Forward: y = w * x for few input channels. See algorithm.py.
 //
-// A block takes one strip after the other, staging the next while it computes. The A operand of an mma is 16 outputs x 8
-// words of their runs, read straight from the staged rows; B is the filter, kept in shared memory in the order in which
-// lanes want it. The columns of B are dealt so that a lane's sums are neighbouring channels: wide stores, no exchange.
+// A block takes one strip after the other, staging the next while it computes. The A operand of an mma is 16 outputs
+// x 8 words of their runs, read straight from the staged rows; B is the filter, kept in shared memory in the order in
+// which lanes want it. The columns of B are dealt so that a lane's sums are neighbouring channels: wide stores, no
+// exchange.
 
 constexpr int WARPS = BLOCK_THREADS / 32;
 constexpr int OUTPUT_WARPS = WARPS / (COLUMN_GROUPS * PHASES);  // warps that share the outputs of a phase
@@ -42,8 +43,9 @@ FUNCTION uint4 filter_fragment(const u16 *w, int first_channel, int i) {
 
 #if IS_PACKED
 // The fragments of all blocks, for many blocks or large filters: [share of the channels][fragment].
-KERNEL(256) void few_channels_fprop_pack(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EPILOGUE_PARAMETERS, u8 *workspace,
-                                   f64 alpha, f64 beta) {
+KERNEL(256)
+void few_channels_fprop_pack(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EPILOGUE_PARAMETERS, u8 *workspace,
+                             f64 alpha, f64 beta) {
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
     if (i < CHANNEL_BLOCKS * FRAGMENTS)
         ((uint4 *)workspace)[i] = filter_fragment(w, i / FRAGMENTS * BLOCK_COLUMNS, i % FRAGMENTS);
@@ -51,8 +53,8 @@ KERNEL(256) void few_channels_fprop_pack(const u16 *RESTRICT x, const u16 *RESTR
 #endif
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void few_channels_fprop(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EPILOGUE_PARAMETERS, u8 *workspace, f64 alpha64,
-                  f64 beta64) {
+void few_channels_fprop(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EPILOGUE_PARAMETERS, u8 *workspace,
+                        f64 alpha64, f64 beta64) {
     extern __shared__ uint4 memory[];
     u32 *stages = (u32 *)memory;
     uint4 *filter = memory + STAGES * STAGE_WORDS / 4;             // [phase][step][column group][pair of tiles][lane]
@@ -142,7 +144,8 @@ void few_channels_fprop(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EPI
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const int phase_output = first + i * 16 + h * 8 + g;
-                    const int p = at.p + phase_output / PHASE_COLUMNS, q = at.q + phase_output % PHASE_COLUMNS * PHASES + phase;
+                    const int p = at.p + phase_output / PHASE_COLUMNS,
+                              q = at.q + phase_output % PHASE_COLUMNS * PHASES + phase;
                     if (phase_output >= PHASE_OUTPUTS || p >= OUT_P || q >= OUT_Q) continue;
                     const INDEX to = (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W;
                     const int channel = first_channel + column_group * (TILE_N * 8);

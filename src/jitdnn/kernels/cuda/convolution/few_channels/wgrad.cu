@@ -1,12 +1,14 @@
 // Gradient of the filter for few input channels: dw = sum over outputs of dy times the run of x. See algorithm.py.
 //
-// An mma sums over 16 outputs. A is dy transposed, 16 output channels x 16 outputs, by ldmatrix. For B a lane reads a word
-// of the runs of 4 outputs; two byte permutations pair the lower halves (one tile of 8 columns: even elements of 8 words)
-// and the upper halves (another tile). Each block sums its strips in registers, then its warps' sums in a fixed order, and
-// writes them to the workspace as they lie in registers; few_channels_wgrad_reduce adds up the blocks' and knows what is where.
+// An mma sums over 16 outputs. A is dy transposed, 16 output channels x 16 outputs, by ldmatrix. For B a lane reads a
+// word of the runs of 4 outputs; two byte permutations pair the lower halves (one tile of 8 columns: even elements of
+// 8 words) and the upper halves (another tile). Each block sums its strips in registers, then its warps' sums in a
+// fixed order, and writes them to the workspace as they lie in registers; few_channels_wgrad_reduce adds up the
+// blocks' and knows what is where.
 
 constexpr int WARPS = BLOCK_THREADS / 32;
-constexpr int OUTPUT_WARPS = WARPS / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);  // warps that share the outputs of a phase
+constexpr int OUTPUT_WARPS =
+    WARPS / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);    // warps that share the outputs of a phase
 constexpr int CHUNKS = CHANNEL_GROUPS * TILE_M * 2;     // 16-byte pieces of channels of an output of dy
 constexpr int PITCH = (CHUNKS | 1) * 8;                 // elements; odd in pieces, so that 8 rows meet no bank twice
 constexpr int OUTPUTS = BLOCK_P * BLOCK_Q;              // of a strip; one more row is zero
@@ -110,7 +112,8 @@ void few_channels_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, 
             for (int e = 0; e < 4; e++) {
                 const int eight = first + e / 2 * 8, inside = 2 * t + e % 2;
                 if (PHASE_COLUMNS % 8 == 0) {  // eight outputs never are in two rows
-                    base[e] = output_word(PHASE_OUTPUTS % 16 == 0 || eight < PHASE_OUTPUTS ? eight : 0, phase) + inside * COLUMN_WORDS;
+                    base[e] = output_word(PHASE_OUTPUTS % 16 == 0 || eight < PHASE_OUTPUTS ? eight : 0, phase) +
+                              inside * COLUMN_WORDS;
                 } else {
                     base[e] = output_word(eight + inside < PHASE_OUTPUTS ? eight + inside : 0, phase);
                 }
@@ -150,12 +153,13 @@ void few_channels_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, 
         __syncthreads();
     }
     if (output_warp > 0) return;
-    f32 *part = (f32 *)workspace + (i64)blockIdx.x * PARTIAL_SUMS + ((int)blockIdx.y * GROUPS + group) * (SUMS * 32) + lane;
+    f32 *part =
+        (f32 *)workspace + (i64)blockIdx.x * PARTIAL_SUMS + ((int)blockIdx.y * GROUPS + group) * (SUMS * 32) + lane;
     FOR_EACH_SUM(part[j * 32] = sum);
 }
 
-// The sums of all blocks: those of the lanes of a warp for a block, 8 threads each. Where there are two phases they meet
-// here: the place of a tap is that of the first.
+// The sums of all blocks: those of the lanes of a warp for a block, 8 threads each. Where there are two phases they
+// meet here: the place of a tap is that of the first.
 KERNEL(256) void few_channels_wgrad_reduce(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
     __shared__ f32 some[8][32];
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;

@@ -1,12 +1,12 @@
 // Few channels a group, forward and backward data, by block-diagonal products. See algorithm.py.
 //
-// Along each spatial axis output UNIT * b + e - DELTA, for e below UNIT, meets position STEP * b + LEAST + i of the source
-// in one tap of the filter, or none, for i below REACH: forward UNIT is 1 and STEP the stride, backward the other way
-// round. A slice is SLICE_GROUPS neighbouring groups, whose source channels fill CHANNEL_STEPS times 16. A warp keeps the
-// fragments of its slice's filter in registers and takes one unit after the other: TILE_ROWS rows of two strips of 8
-// positions b, whichever image each is of. Source pixels go straight from global memory into the fragments: a lane
-// reads 4 * CHANNEL_STEPS neighbouring channels of its pixel, in one load where they are aligned. Rows are read PREFETCH_ROWS of
-// the products: a row waits for memory ten times as long as its products take.
+// Along each spatial axis output UNIT * b + e - DELTA, for e below UNIT, meets position STEP * b + LEAST + i of the
+// source in one tap of the filter, or none, for i below REACH: forward UNIT is 1 and STEP the stride, backward the
+// other way round. A slice is SLICE_GROUPS neighbouring groups, whose source channels fill CHANNEL_STEPS times 16. A
+// warp keeps the fragments of its slice's filter in registers and takes one unit after the other: TILE_ROWS rows of
+// two strips of 8 positions b, whichever image each is of. Source pixels go straight from global memory into the
+// fragments: a lane reads 4 * CHANNEL_STEPS neighbouring channels of its pixel, in one load where they are aligned.
+// Rows are read PREFETCH_ROWS of the products: a row waits for memory ten times as long as its products take.
 
 constexpr int PIECE = 4 * CHANNEL_STEPS;                   // source channels of a lane
 constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
@@ -42,16 +42,16 @@ FUNCTION Piece load_piece(const u16 *source, INDEX at, int channel, int limit, b
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPILOGUE_PARAMETERS, u8 *workspace, f64 alpha64,
-             f64 beta64) {
+void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPILOGUE_PARAMETERS, u8 *workspace,
+             f64 alpha64, f64 beta64) {
     const int warp = (int)(blockIdx.x * (BLOCK_THREADS / 32) + threadIdx.x / 32), lane = threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4;
     const int part = warp % PARTS, slice = warp / PARTS % SLICES, worker = warp / (PARTS * SLICES);
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     if (worker >= WORKERS) return;
 
-    // lane t has source channels PIECE * t ... of the slice: 4 of them for each step; columns are dealt so that a lane's
-    // sums are neighbouring channels
+    // lane t has source channels PIECE * t ... of the slice: 4 of them for each step; columns are dealt so that a
+    // lane's sums are neighbouring channels
     u32 filter[TAPS][CHANNEL_STEPS][TILE_N][2];
 #pragma unroll
     for (int j = 0; j < TILE_N; j++) {
@@ -106,7 +106,8 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPIL
                 for (int i = 0; i < REACH_W; i++)
                     if (is_used(i))
 #pragma unroll
-                        for (int h = 0; h < 2; h++)  // & and not &&: a load that depends on a predicate, not on a branch
+                        for (int h = 0; h < 2;
+                             h++)  // & and not &&: a load that depends on a predicate, not on a branch
                             pieces[next % (PREFETCH_ROWS + 1)][i][h] = load_piece(
                                 source, start[h] + (INDEX)next * S_H + (INDEX)i * S_W, channel, in_limit,
                                 is_row & (image[h] >= 0) & ((u32)(STEP_W * b_w[h] + LEAST_W + i) < SOURCE_W));
@@ -117,7 +118,8 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPIL
 #pragma unroll
                 for (int step = 0; step < CHANNEL_STEPS; step++) {
                     if (!is_used(i)) continue;
-                    const Piece &first = pieces[row % (PREFETCH_ROWS + 1)][i][0], &second = pieces[row % (PREFETCH_ROWS + 1)][i][1];
+                    const Piece &first = pieces[row % (PREFETCH_ROWS + 1)][i][0],
+                                &second = pieces[row % (PREFETCH_ROWS + 1)][i][1];
                     const u32 a[4] = {first.words[2 * step], second.words[2 * step], first.words[2 * step + 1],
                                       second.words[2 * step + 1]};
                     add_products(sums, a, filter, row, i, step);

@@ -1,12 +1,12 @@
 // Few channels a group, forward and backward data, through shared memory. See shared_memory.py.
 //
-// What outputs meet is as in registers.cu. A block takes BLOCK_SLICES slices of neighbouring groups and one tile after the
-// other: of TILE_IMAGES images TILE_DOWN times TILE_ROWS rows of TILE_ACROSS positions b, while the source pixels of the
-// next tiles arrive: STAGES tiles are under way or in use. Rows of the source that lie STEP_H apart and columns that lie
-// STEP_W apart are neighbours in shared memory, so that a tap is a constant distance; ROW_PAD and IMAGE_PAD times 16 bytes
-// behind each row and image put 8 positions into 8 different places of the banks where they can. A warp keeps
-// the fragments of the filter for 16 * CHANNEL_STEPS channels in and 8 * TILE_N out in registers, and takes 16 positions
-// at a time, whichever row or image each is of, TILE_ROWS rows down from each.
+// What outputs meet is as in registers.cu. A block takes BLOCK_SLICES slices of neighbouring groups and one tile
+// after the other: of TILE_IMAGES images TILE_DOWN times TILE_ROWS rows of TILE_ACROSS positions b, while the source
+// pixels of the next tiles arrive: STAGES tiles are under way or in use. Rows of the source that lie STEP_H apart and
+// columns that lie STEP_W apart are neighbours in shared memory, so that a tap is a constant distance; ROW_PAD and
+// IMAGE_PAD times 16 bytes behind each row and image put 8 positions into 8 different places of the banks where they
+// can. A warp keeps the fragments of the filter for 16 * CHANNEL_STEPS channels in and 8 * TILE_N out in registers,
+// and takes 16 positions at a time, whichever row or image each is of, TILE_ROWS rows down from each.
 
 constexpr int SLICE_IN = 16 * CHANNEL_STEPS, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
 constexpr int PARTS = (SLICE_OUT + 8 * TILE_N - 1) / (8 * TILE_N);  // warps that share the outputs of a slice
@@ -45,13 +45,14 @@ FUNCTION constexpr bool is_met(int row) {
 struct Tile { int image, b_h, b_w; };
 
 FUNCTION Tile tile_of(int unit) {
-    return {unit / (DOWN * ACROSS) * TILE_IMAGES, unit / ACROSS % DOWN * (TILE_DOWN * TILE_ROWS), unit % ACROSS * TILE_ACROSS};
+    return {unit / (DOWN * ACROSS) * TILE_IMAGES, unit / ACROSS % DOWN * (TILE_DOWN * TILE_ROWS),
+            unit % ACROSS * TILE_ACROSS};
 }
 
 FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int channel) {
-    stage_pixels<BLOCK_IN, TILE_IMAGES, ROWS, COLUMNS, STEP_H, STEP_W, PITCH, ROW_BYTES, IMAGE_BYTES, SOURCE_H, SOURCE_W>(
-        shared, source, {S_N, S_D, S_H, S_W}, tile.image, tile.b_h * STEP_H + LEAST_H, tile.b_w * STEP_W + LEAST_W, channel,
-        ALL_IN, IMAGES);
+    stage_pixels<BLOCK_IN, TILE_IMAGES, ROWS, COLUMNS, STEP_H, STEP_W, PITCH, ROW_BYTES, IMAGE_BYTES, SOURCE_H,
+                 SOURCE_W>(shared, source, {S_N, S_D, S_H, S_W}, tile.image, tile.b_h * STEP_H + LEAST_H,
+                           tile.b_w * STEP_W + LEAST_W, channel, ALL_IN, IMAGES);
 }
 
 // All of the block's filter, which is contiguous.
@@ -68,8 +69,8 @@ FUNCTION void stage_filter(u16 *shared, const u16 *w, int first_group) {
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPILOGUE_PARAMETERS, u8 *workspace, f64 alpha64,
-                   f64 beta64) {
+void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPILOGUE_PARAMETERS,
+                           u8 *workspace, f64 alpha64, f64 beta64) {
     extern __shared__ uint4 shared[];
     const int block = blockIdx.x % BLOCKS, worker = blockIdx.x / BLOCKS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -158,7 +159,8 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
             }
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const int position = step * 16 + h * 8 + g, column = position % TILE_ACROSS, above = position / TILE_ACROSS;
+                const int position = step * 16 + h * 8 + g, column = position % TILE_ACROSS,
+                          above = position / TILE_ACROSS;
                 const int image = tile.image + above / TILE_DOWN;
                 if (position >= POSITIONS || image >= IMAGES) continue;
                 const int b_h = tile.b_h + above % TILE_DOWN * TILE_ROWS, b_w = tile.b_w + column;
@@ -167,14 +169,16 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
                 for (int b = 0; b < TILE_ROWS; b++)
 #pragma unroll
                     for (int e = 0; e < UNIT_H * UNIT_W; e++) {
-                        const int y = UNIT_H * (b_h + b) + e / UNIT_W - DELTA_H, x = UNIT_W * b_w + e % UNIT_W - DELTA_W;
+                        const int y = UNIT_H * (b_h + b) + e / UNIT_W - DELTA_H,
+                                  x = UNIT_W * b_w + e % UNIT_W - DELTA_W;
                         if ((u32)y >= RESULT_H || (u32)x >= RESULT_W) continue;
                         f32 mine[2 * TILE_N];
 #pragma unroll
                         for (int i = 0; i < 2 * TILE_N; i++)
                             mine[i] = sums[b][e / UNIT_W][e % UNIT_W][i / 2][2 * h + i % 2];
-                        store_channels<2 * TILE_N, IS_FULL>(result, plane + (INDEX)y * R_H + (INDEX)x * R_W, out_channel,
-                                                            out_limit, mine, alpha, beta COORDINATE_ARGUMENTS);
+                        store_channels<2 * TILE_N, IS_FULL>(result, plane + (INDEX)y * R_H + (INDEX)x * R_W,
+                                                            out_channel, out_limit, mine, alpha,
+                                                            beta COORDINATE_ARGUMENTS);
                     }
             }
         }

@@ -2,18 +2,20 @@
 
 struct Strides { INDEX n, d, h, w; };
 
-// `rows` rows of `columns` pixels from (h0, w0) on of `tile_images` images, `channels` channels of each: zeros where the
-// tensor of `height` x `width` pixels has none. Rows step_h apart are neighbours, and so are columns step_w apart; a pixel
-// takes `pitch` bytes, a row row_bytes, an image image_bytes. A thread copies 8 channels of one column, or of every
-// COLUMN_THREADS-th, in every ROW_THREADS-th row.
+// `rows` rows of `columns` pixels from (h0, w0) on of `tile_images` images, `channels` channels of each: zeros where
+// the tensor of `height` x `width` pixels has none. Rows step_h apart are neighbours, and so are columns step_w
+// apart; a pixel takes `pitch` bytes, a row row_bytes, an image image_bytes. A thread copies 8 channels of one
+// column, or of every COLUMN_THREADS-th, in every ROW_THREADS-th row.
 template <int channels, int tile_images, int rows, int columns, int step_h, int step_w, int pitch, int row_bytes,
           int image_bytes, int height, int width>
-FUNCTION void stage_pixels(u32 shared, const u16 *tensor, const Strides &strides, int image0, int h0, int w0, int channel0,
-                           int all_channels, int all_images) {
+FUNCTION void stage_pixels(u32 shared, const u16 *tensor, const Strides &strides, int image0, int h0, int w0,
+                           int channel0, int all_channels, int all_images) {
     constexpr int CHUNKS = channels / 8, PIXELS = BLOCK_THREADS / CHUNKS;
     constexpr int PHASE_ROWS = (rows + step_h - 1) / step_h, PHASE_COLUMNS = (columns + step_w - 1) / step_w;
-    constexpr int COLUMN_PASSES = (columns + PIXELS - 1) / PIXELS, COLUMN_THREADS = (columns + COLUMN_PASSES - 1) / COLUMN_PASSES, ROW_THREADS = PIXELS / COLUMN_THREADS;
-    const int chunk = threadIdx.x % CHUNKS, pixel = threadIdx.x / CHUNKS, lane = pixel % COLUMN_THREADS, line = pixel / COLUMN_THREADS;
+    constexpr int COLUMN_PASSES = (columns + PIXELS - 1) / PIXELS,
+                  COLUMN_THREADS = (columns + COLUMN_PASSES - 1) / COLUMN_PASSES, ROW_THREADS = PIXELS / COLUMN_THREADS;
+    const int chunk = threadIdx.x % CHUNKS, pixel = threadIdx.x / CHUNKS, lane = pixel % COLUMN_THREADS,
+              line = pixel / COLUMN_THREADS;
     const int channel = channel0 + chunk * 8;
     if (line >= ROW_THREADS) return;
 #pragma unroll

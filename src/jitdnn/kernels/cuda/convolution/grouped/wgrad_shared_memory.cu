@@ -1,13 +1,13 @@
 // Few channels a group, gradient of the filter, through shared memory. See wgrad.py.
 //
-// A block takes BLOCK_SLICES slices of SLICE_GROUPS neighbouring groups, or one of the SLICE_PARTS parts of the outputs of a
-// slice of one large group, and TILE_TAPS rows of taps, and one tile after the
-// other: TILE_ROWS x TILE_COLUMNS outputs of TILE_IMAGES images; STAGES tiles are in use or under way. Staged are dy,
-// output after output, with zeros up to a multiple of 16, and the rows of x that they meet; rows and columns of x that lie a
-// stride apart are neighbours, so that a tap is a constant distance, and ROW_PAD and IMAGE_PAD times 16 bytes behind each row
-// and image put 8 outputs into 8 different places of the banks. A warp
-// sums 16 channels of dy times 16 of x over some of the tile's steps of 16 outputs, each with one fragment of dy and one of
-// x for each tap. Warps of the same channels add up in shared memory, and only what is within groups leaves the block.
+// A block takes BLOCK_SLICES slices of SLICE_GROUPS neighbouring groups, or one of the SLICE_PARTS parts of the
+// outputs of a slice of one large group, and TILE_TAPS rows of taps, and one tile after the other: TILE_ROWS x
+// TILE_COLUMNS outputs of TILE_IMAGES images; STAGES tiles are in use or under way. Staged are dy, output after
+// output, with zeros up to a multiple of 16, and the rows of x that they meet; rows and columns of x that lie a
+// stride apart are neighbours, so that a tap is a constant distance, and ROW_PAD and IMAGE_PAD times 16 bytes behind
+// each row and image put 8 outputs into 8 different places of the banks. A warp sums 16 channels of dy times 16 of x
+// over some of the tile's steps of 16 outputs, each with one fragment of dy and one of x for each tap. Warps of the
+// same channels add up in shared memory, and only what is within groups leaves the block.
 
 constexpr int TAPS = TAPS_R * TAPS_S, TILE_ALL = TILE_TAPS * TAPS_S;
 constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT / SLICE_PARTS;
@@ -15,7 +15,8 @@ constexpr int BLOCK_IN = BLOCK_SLICES * SLICE_IN, BLOCK_OUT = BLOCK_SLICES * SLI
 constexpr int PARTS_IN = SLICE_IN / 16, PARTS_OUT = SLICE_OUT / 16, PARTS_TAPS = (TAPS_R + TILE_TAPS - 1) / TILE_TAPS;
 constexpr int DISTINCT_WARPS = BLOCK_SLICES * PARTS_IN * PARTS_OUT, SPLITS = BLOCK_THREADS / 32 / DISTINCT_WARPS;
 constexpr int ALL_IN = GROUPS_OF_CHANNELS * GROUP_IN, ALL_OUT = GROUPS_OF_CHANNELS * GROUP_OUT;
-constexpr int BLOCKS = (GROUPS_OF_CHANNELS + BLOCK_SLICES * SLICE_GROUPS - 1) / (BLOCK_SLICES * SLICE_GROUPS) * SLICE_PARTS;
+constexpr int BLOCKS =
+    (GROUPS_OF_CHANNELS + BLOCK_SLICES * SLICE_GROUPS - 1) / (BLOCK_SLICES * SLICE_GROUPS) * SLICE_PARTS;
 constexpr int ELEMENTS = ALL_OUT * GROUP_IN * TAPS;
 constexpr int X_PITCH = 2 * BLOCK_IN + 16, Y_PITCH = 2 * BLOCK_OUT + 16;  // bytes of a pixel: an odd number of 16
 constexpr int PIXELS = TILE_IMAGES * TILE_ROWS * TILE_COLUMNS, STEPS = (PIXELS + 15) / 16;
@@ -74,7 +75,8 @@ void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *w
         cp_async_commit();
     };
 #pragma unroll 1
-    for (int stage_number = 0; stage_number < STAGES; stage_number++) stage(worker + stage_number * WORKERS, stage_number);
+    for (int stage_number = 0; stage_number < STAGES; stage_number++)
+        stage(worker + stage_number * WORKERS, stage_number);
     int stage_number = 0;
 #pragma unroll 1
     for (int unit = worker; unit < UNITS; unit += WORKERS) {

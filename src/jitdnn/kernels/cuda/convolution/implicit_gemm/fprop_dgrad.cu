@@ -1,28 +1,64 @@
 // Convolution forward and backward to the data, and the matrix product: an implicit matrix product
 //
-//     result[pixel, column] = sum over (tap, channel) of data[pixel moved by tap, channel] * filter[column, tap, channel]
+//     result[pixel, column] = sum over (tap, channel) of data[pixel moved by tap, channel] filter[column, tap, channel]
 //
-// with rows = pixels (image, place), columns = channels of the result, and the reduction over (tap, channel), channels
-// inside. A strided backward data is several of these, one for each residue of the place modulo the stride ("class"):
-// results of a class are at residue + stride * place, and only its own taps meet them.
+// A is the data, K-major: its rows are pixels of the result (image, then position). B is the filter, K-major or
+// MN-major: its columns are channels of the result. K runs over (tap, channel), channels inside. A strided dgrad is
+// several of these products, one for each stride phase: the results at first_result + OUTPUT_STRIDE * position, which
+// only the phase's own taps meet.
 //
-// Blocks: axis 0 tiles, columns inside, and their parts; axis 1 groups; axis 2 classes. GRID_TILES of the largest class.
+// Grid: axis 0 tiles, columns inside, and their splits (tile_scheduler.cuh); axis 1 groups; axis 2 stride phases.
 //
-// Macros beside those of gemm/mainloop.cuh: IN_CHANNELS (channels of a group; FILTER_IN_CHANNELS of them the filter has), OUT_CHANNELS
-// (columns of a group; FILTER_OUT_CHANNELS may be read), IMAGES, PHASES, PHASE_TABLE (see Phase), SAME_RESULTS (those of all
-// classes, if they are the same), DILATION, FILTER_STEPS (of a tap along the three axes), INPUT_STRIDE (of the data from result to
-// result), OUTPUT_STRIDE (results of a class lie so far apart), EXTENTS (of the data), MASK_AXES (taps may lie outside),
-// IS_MASKED (their bits fit), DATA_*, FILTER_*, RESULT_* (strides; RESULT_STEP from pixel to pixel if
-// IS_RESULT_LINEAR), COPY_A, COPY_B (bytes of an asynchronous copy; 0: element by element), FILTER_MN_MAJOR, INDEX.
+// Which taps of a pixel lie outside of the data is found once for each row of a tile. With IS_MASKED it is kept in a
+// word with a bit for each tap along each axis that is masked (MASK_AXES), 30 at most; another word of each tap says
+// which bits it needs. The data is there if no bit is in both:
+//
+//     bit       31        30        29 ...                                          ... 0
+//              +---------+---------+-----------------+-----------------+-----------------+
+//     row      | 1       | no row  | taps of axis 0  | taps of axis 1  | taps of axis 2  |   outside[line]: 1 if outside
+//              +---------+---------+-----------------+-----------------+-----------------+
+//     tap      | no tap  | 1       | its own tap     | its own tap     | its own tap     |   tap.bits: 1 for its own
+//              +---------+---------+-----------------+-----------------+-----------------+
+//
+// Bit 30 (NO_ROW) is set in every tap, and in rows behind the last pixel: such a row has nothing in any tap. Bit 31
+// (NO_TAP) is set in every row, and in the tap behind the last: such a tap has nothing in any row. Without IS_MASKED
+// the position is compared with the extents at each copy.
+//
+// Macros, beside those of gemm/mainloop.cuh (three numbers: one for each axis of space):
+//
+//     macro                unit        meaning
+//     INDEX                type        of offsets into tensors
+//     IMAGES               images
+//     IN_CHANNELS          channels    of the data in a group; FILTER_IN_CHANNELS of them the filter has
+//     OUT_CHANNELS         channels    of the result in a group; FILTER_OUT_CHANNELS of the filter may be read
+//     PHASES, PHASE_TABLE  phases      their number, and the initializers of Phase
+//     SAME_RESULTS         positions   of all phases, three numbers; defined if they are the same
+//     DILATION             positions   of the data from tap to tap of a phase, three numbers, of either sign
+//     FILTER_STEPS         taps        of the filter from tap to tap of a phase, three numbers, of either sign
+//     INPUT_STRIDE         positions   of the data from result to result of a phase, three numbers
+//     OUTPUT_STRIDE        positions   of the result from result to result of a phase, three numbers
+//     EXTENTS              positions   of the data, three numbers
+//     MASK_AXES            booleans    whether taps along the axis may lie outside, three
+//     IS_MASKED            0 or 1      whether the taps of these axes fit into 30 bits
+//     DATA_*, RESULT_*     elements    strides: IMAGE, GROUP, CHANNEL (of results COLUMN), STRIDES (three numbers)
+//     FILTER_*             elements    strides: GROUP, COLUMN, CHANNEL, STRIDES (three numbers)
+//     RESULT_STEP          elements    from pixel to pixel, if IS_RESULT_LINEAR
+//     COPY_A, COPY_B       bytes       of an asynchronous copy; 0: element by element
+//     FILTER_MN_MAJOR      0 or 1      whether B is MN-major
+//     IS_RESULT_VECTOR     0 or 1      whether eight channels are stored at once
+//     ROWS_FIRST           0 or 1      whether neighbouring threads store neighbouring pixels
+//     IS_DATA_PACKED, IS_FILTER_PACKED 0 or 1; DATA_AT, FILTER_AT: bytes into the workspace, where the packed ones are
+//     HAS_EPILOGUE         0 or 1      then EPILOGUE(sum, image, channel, a, b, c), EPILOGUE_PARAMETERS, _ARGUMENTS apply it
 
 struct Phase {
-    int results[3], first_result[3], taps[3], data_offset[3], start[3];  // start: the first tap's place in the filter
+    int results[3], first_result[3], taps[3], data_offset[3],
+        start[3];  // see PhaseAxis in geometry.py; start: its first_tap
 };
 
 struct __align__(16) Tap {
-    INDEX data, filter;  // elements from the pixel's, and from the column's
+    INDEX data, filter;  // elements from the pixel's first, and from the column's first
 #if IS_MASKED
-    u32 bits;  // those of a row that say it is outside
+    u32 bits;  // see the drawing
 #else
     int moved[3];
 #endif
@@ -39,7 +75,7 @@ FUNCTION Phase phase_of(int number) {
 #else
     static CONSTANT_TABLE Phase all[PHASES] = {PHASE_TABLE};
     Phase one = all[number];
-#ifdef SAME_RESULTS  // of all classes: divisions by them are by constants
+#ifdef SAME_RESULTS  // of all phases: divisions by them are by constants
     constexpr int results[3] = {SAME_RESULTS};
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) one.results[axis] = results[axis];
@@ -48,7 +84,7 @@ FUNCTION Phase phase_of(int number) {
 #endif
 }
 
-// Pixel m of a class: its image, and its place along the axes.
+// Pixel m of a phase: its image, and its position along the axes.
 FUNCTION INDEX pixel_position(const Phase &c, INDEX m, int (&position)[3]) {
     position[2] = (int)(m % c.results[2]);
     m /= c.results[2];
@@ -96,11 +132,11 @@ FUNCTION void fill_taps(const Phase &c, Tap *taps, int count) {
 constexpr int A_LINES = BM * CHUNKS_K / BLOCK_THREADS, A_STEP = BLOCK_THREADS / CHUNKS_K;
 static_assert(A_LINES * A_STEP == BM, "the threads divide the rows of a tile evenly");
 
-// The rows that a thread copies.
+// The rows of A that a thread copies.
 struct Rows {
     INDEX start[A_LINES];  // element of the data at the pixel, before any tap
 #if IS_MASKED
-    u32 outside[A_LINES];  // a bit for each tap of an axis that lies outside, and for a row that is not there
+    u32 outside[A_LINES];  // see the drawing
 #else
     int position[A_LINES][3];
 #endif
@@ -150,7 +186,7 @@ struct Rows {
     }
 };
 
-// Every chunk of a stage is one copy, of one tap: what a thread asks for is found once for all its lines.
+// Every chunk of a stage is one copy, and has one tap: a thread finds the tap once for all its rows.
 constexpr bool IS_WIDE = COPY_A == 16 && COPY_B == 16 && (!FILTER_MN_MAJOR || IN_CHANNELS % BK == 0);
 
 struct Loader {
@@ -161,16 +197,16 @@ struct Loader {
     const DTYPE *filter;  // at the first column of the tile
     const Tap *taps;
     int tap_count, columns;  // columns that the tile has
-    int blocks;              // of the reduction
+    int blocks;              // of K
 
-    // This thread's part of the block that is asked for, if IS_WIDE.
+    // Of the block that is being copied, what this thread needs, if IS_WIDE.
     Tap tap;
-    INDEX moved;           // elements from a row's pixel
-    const DTYPE *weights;  // of its first line
-    int first_channel;     // of that line, if FILTER_MN_MAJOR
+    INDEX moved;           // elements of the data from a row's pixel
+    const DTYPE *weights;  // the filter at the thread's first row
+    int first_channel;     // of that row, if FILTER_MN_MAJOR
     bool has_weights;      // if not
 
-    // The tap and the channel of number k of the reduction. Behind the last: a tap that no pixel has.
+    // The tap and the channel of element k of K. Behind the last: the tap that no pixel has.
     METHOD Tap tap_at(int k, int &channel) const {
         const int tap = k / IN_CHANNELS;
         channel = k - tap * IN_CHANNELS;
@@ -179,9 +215,11 @@ struct Loader {
 
     METHOD bool is_inside(int k, int channel) const { return k < tap_count * IN_CHANNELS && has_channel(channel); }
 
-    METHOD bool has_channel(int channel) const { return FILTER_IN_CHANNELS >= IN_CHANNELS || channel < FILTER_IN_CHANNELS; }
+    METHOD bool has_channel(int channel) const {
+        return FILTER_IN_CHANNELS >= IN_CHANNELS || channel < FILTER_IN_CHANNELS;
+    }
 
-    // True if the tile has this column; always, where tiles have no rest.
+    // True if the tile has this column; known to the compiler where all tiles are full.
     METHOD bool has(int column) const { return FILTER_OUT_CHANNELS % BN == 0 || column < columns; }
 
     template <int SLICE>
@@ -213,7 +251,7 @@ struct Loader {
 
     // ---- Whole chunks ----
 
-    // Lines of the filter: columns, or across channels, B_STEP apart.
+    // Rows of B in a stage: columns, or channels if MN-major. A thread copies those that are B_STEP apart.
     static constexpr int B_CHUNKS = FILTER_MN_MAJOR ? CHUNKS_N : CHUNKS_K, B_ROWS = FILTER_MN_MAJOR ? BK : BN;
     static constexpr int B_STEP = BLOCK_THREADS / B_CHUNKS, B_LINES = (B_ROWS + B_STEP - 1) / B_STEP;
 
@@ -263,9 +301,9 @@ struct Loader {
         }
     }
 
-    // ---- Pieces of chunks, or elements ----
+    // ---- Parts of chunks, or elements ----
 
-    // Element e of this thread's chunk and its neighbours.
+    // PIECE_A elements from element e of this thread's chunk on, in all its rows.
     template <int SLICE>
     METHOD void load_data(u8 *stage, int e, const Tap &tap, int channel) {
         const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
@@ -284,7 +322,7 @@ struct Loader {
     }
 
 
-    // [column][reduction]
+    // The same of the filter if it is K-major: [column][k].
     template <int SLICE>
     METHOD void load_filter(u8 *stage, int e, const Tap &tap, int channel, bool is_tap) {
         constexpr int lines = (BN + A_STEP - 1) / A_STEP;
@@ -305,11 +343,11 @@ struct Loader {
         }
     }
 
-    // [reduction][column]
+    // The filter if it is MN-major: [k][column].
     template <int SLICE>
     METHOD void load_filter_mn_major(u8 *stage, int k) {
         constexpr int step = BLOCK_THREADS / CHUNKS_N, lines = (BK + step - 1) / step;
-        constexpr bool is_of_one_tap = IN_CHANNELS % BK == 0;  // every block of the reduction
+        constexpr bool is_of_one_tap = IN_CHANNELS % BK == 0;  // every block of K
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
         const u32 to = smem_address(stage);
         const DTYPE *own = filter + (INDEX)(chunk * CHUNK * (i64)FILTER_COLUMN);
@@ -341,9 +379,9 @@ struct Loader {
     }
 };
 
-// Where a tile lies.
+// The first row and column of a tile, and its group.
 struct Tile {
-    INDEX row, column;  // the first ones
+    INDEX row, column;
     int group;
 };
 
@@ -351,7 +389,7 @@ FUNCTION Tile tile_at(u32 number) {
     return {(INDEX)(number / GRID_TILES_N) * BM, (INDEX)(number % GRID_TILES_N) * BN, (int)blockIdx.y};
 }
 
-// Stores eight columns of a row of a tile, after the epilogue.
+// Applies the epilogue to eight columns of a row of a tile, and stores them.
 FUNCTION void finish_run(const Phase &c, const Tile &tile, INDEX m, int column, const SUM (&sums)[RUN],
                          RESULT *result EPILOGUE_PARAMETERS, REAL alpha, REAL beta) {
     constexpr int output_stride[3] = {OUTPUT_STRIDE};
@@ -423,7 +461,7 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
     }
 }
 
-// Adds the parts of divided tiles. Axis 0: such tiles; axis 1 groups; axis 2 pieces of them in classes.
+// The reduction of split tiles. Grid: axis 0 such tiles; axis 1 groups; axis 2 pieces of a tile, in stride phases.
 KERNEL(REDUCTION_BLOCK)
 void reduce_partials(const DTYPE *, const DTYPE *, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha,
                SCALE beta) {

@@ -2,30 +2,54 @@
 //
 //     dw[k, (tap, c)] = sum over pixels of  dy[pixel, k] * x[pixel moved by tap, c]
 //
-// with rows = channels of dy, columns = taps with the channels of x inside, and the reduction over the pixels of dy
-// (image, place). Channels are innermost in memory, so both operands have the reduction across.
+// A is dy ("outer"): its rows are channels of dy. B is x ("data"): its columns are taps, with the channels of x
+// inside. K runs over the pixels of dy (image, then position). Channels are innermost in memory, so both operands are
+// MN-major.
 //
-// Blocks: axis 0 tiles (GRID_TILES), columns inside, and their parts; axis 1 groups.
+// Grid: axis 0 tiles, columns inside, and their splits (tile_scheduler.cuh); axis 1 groups.
 //
-// Macros beside those of gemm/mainloop.cuh: OUT_CHANNELS (channels of dy in a group; PACKED_OUT_CHANNELS packed), PACKED_IN_CHANNELS (channels
-// of x in a group, packed; IN_CHANNELS of them count), TAPS_*, IMAGES, PIXELS_PER_IMAGE (of an image), RESULTS (extents of dy), EXTENTS
-// (of x), INPUT_STRIDE (step of x per result), DILATION (of x per tap), OFFSETS (of the first tap), MASK_AXES (taps may lie
-// outside), IS_MASKED (their bits fit), DATA_* (strides of x), IS_DATA_LINEAR (one tap, and pixels of x lie DATA_STEP
-// apart), OUTER_* (of dy; OUTER_STEP from pixel to pixel if IS_OUTER_LINEAR), RESULT_* (of dw), COPY_A, COPY_B, INDEX.
+// Which columns of a pixel lie outside of x is found once for each pixel, by one thread for all. With IS_MASKED it is
+// kept in a word as in fprop_dgrad.cu: bits 29 ... 0 of a pixel are set for taps that lie outside, bit 30 (NO_PIXEL)
+// for a pixel behind the last, bit 31 (NO_COLUMN) always; a column has the bits of its tap, bit 30 always, and bit 31
+// if it is behind the last. x is there if no bit is in both words.
+//
+// Macros, beside those of gemm/mainloop.cuh (three numbers: one for each axis of space):
+//
+//     macro                 unit        meaning
+//     INDEX                 type        of offsets into tensors
+//     IMAGES                images
+//     PIXELS_PER_IMAGE      pixels      of dy
+//     OUT_CHANNELS          channels    of dy in a group; PACKED_OUT_CHANNELS with the zeros of packing
+//     IN_CHANNELS           channels    of x in a group; PACKED_IN_CHANNELS with the zeros of packing
+//     TAPS_0, _1, _2        taps        along the axes
+//     RESULTS, EXTENTS      positions   of dy, and of x, three numbers
+//     INPUT_STRIDE          positions   of x from pixel to pixel of dy, three numbers
+//     DILATION              positions   of x from tap to tap, three numbers
+//     OFFSETS               positions   of x from the pixel to the first tap: minus the padding, three numbers
+//     MASK_AXES             booleans    whether taps along the axis may lie outside, three
+//     IS_MASKED             0 or 1      whether the taps of these axes fit into 30 bits
+//     DATA_*, OUTER_*       elements    strides of x and dy: IMAGE, GROUP, CHANNEL, STRIDES (three numbers)
+//     OUTER_STEP            elements    from pixel to pixel of dy, if IS_OUTER_LINEAR
+//     DATA_STEP             elements    from pixel to pixel of x, if IS_DATA_LINEAR: one tap, which every pixel meets
+//     RESULT_*              elements    of dw: BASE (of the first tap), strides GROUP, ROW, CHANNEL, STRIDES
+//     COPY_A, COPY_B        bytes       of an asynchronous copy; 0: element by element
+//     IS_RESULT_VECTOR      0 or 1      whether eight columns are stored at once
+//     IS_DATA_PACKED, IS_OUTER_PACKED 0 or 1; DATA_AT, OUTER_AT: bytes into the workspace, where the packed ones are
 
 constexpr int COLUMNS = TAPS_0 * TAPS_1 * TAPS_2 * PACKED_IN_CHANNELS;
 constexpr INDEX GRID_TILES_N = (COLUMNS + BN - 1) / BN;
 constexpr int PIECE_A = COPY_A > 0 ? COPY_A / ELEMENT_BYTES : 1, PIECE_B = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
-constexpr int STEP_A = BLOCK_THREADS / CHUNKS_M, STEP_B = BLOCK_THREADS / CHUNKS_N;  // pixels of a stage between those of a thread
+constexpr int STEP_A = BLOCK_THREADS / CHUNKS_M,
+              STEP_B = BLOCK_THREADS / CHUNKS_N;  // pixels of a stage from one that a thread copies to its next
 
 constexpr INDEX PIXELS = (INDEX)IMAGES * PIXELS_PER_IMAGE;
 constexpr u32 NO_PIXEL = 1u << 30, NO_COLUMN = 1u << 31;
 
-// A pixel of dy, as what all columns need of it.
+// What all columns need of a pixel of dy.
 struct __align__(16) Pixel {
     INDEX data;  // elements of x at the pixel, before any tap
 #if IS_MASKED
-    u32 outside;  // a bit for each tap of an axis that meets no pixel of x, and for a pixel that is not there
+    u32 outside;  // see above
 #else
     int position[3];  // in x
 #endif
@@ -67,11 +91,11 @@ struct __align__(16) Pixel {
     }
 };
 
-// A column of the product, as what it adds to a pixel.
+// What a column adds to a pixel.
 struct Column {
     INDEX from;  // elements of x
 #if IS_MASKED
-    u32 bits;  // those of a pixel that say it is outside
+    u32 bits;  // see above
 #else
     int moved[3];
     bool has_number;
@@ -130,15 +154,15 @@ struct Column {
 
 struct Loader {
     static constexpr bool IS_PREPARED = !IS_OUTER_LINEAR || !IS_DATA_LINEAR;
-    static constexpr int blocks = (int)((PIXELS + BK - 1) / BK);  // of the reduction
+    static constexpr int blocks = (int)((PIXELS + BK - 1) / BK);  // of K
 
     Column columns[COPY_B > 0 ? CHUNK / PIECE_B : 1];
     int first_column;  // of this thread's chunk
     const DTYPE *outer;  // dy at the first row of the tile
     const DTYPE *data;
-    int rows;              // that the tile has
-    Pixel *pixels;         // two blocks of them
-    int prepared, loading;  // where the next block's begin, and those of the block that is asked for
+    int rows;              // that the tile has of them
+    Pixel *pixels;         // two tables of BK each, in turn
+    int prepared, loading;  // the table of the next block of K, and that of the block that is being copied
 
     METHOD void set_columns(int first) {
         first_column = first + (int)threadIdx.x % CHUNKS_N * CHUNK;
@@ -155,7 +179,7 @@ struct Loader {
         return column;
     }
 
-    // Where the pixels of a block lie is found once for all threads and columns.
+    // Fills the table of a block's pixels, for all threads and columns.
     METHOD void prepare(int number) {
         prepared ^= BK;
         static_assert(BLOCK_THREADS >= BK, "a thread has one pixel of a block, or none");
@@ -207,7 +231,7 @@ struct Loader {
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
         const u32 to = smem_address(stage);
         constexpr int begin = LINES_OF(SLICE, lines), end = LINES_OF(SLICE + 1, lines);
-        Pixel near[end > begin ? end - begin : 1];  // all read before the first copy is started, behind which reads wait
+        Pixel near[end > begin ? end - begin : 1];  // read before the first copy is issued: reads behind it would wait
         if constexpr (!IS_DATA_LINEAR) {
 #pragma unroll
             for (int line = begin; line < end; ++line)
@@ -240,9 +264,9 @@ struct Loader {
     }
 };
 
-// Where a tile lies.
+// The first row and column of a tile, and its group.
 struct Tile {
-    int row, column;  // the first ones
+    int row, column;
     int group;
 };
 
@@ -268,7 +292,7 @@ FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums
             if (e >= count) break;
             int tap = (column + e) / PACKED_IN_CHANNELS;
             const int channel = column + e - tap * PACKED_IN_CHANNELS;
-            if (channel >= IN_CHANNELS) continue;  // a zero that fills the group up
+            if (channel >= IN_CHANNELS) continue;  // a zero of packing
             RESULT *p = result + (INDEX)(channel * (i64)RESULT_CHANNEL);
 #pragma unroll
             for (int axis = 2; axis >= 0; --axis) {
@@ -314,7 +338,7 @@ void implicit_gemm_wgrad(const DTYPE *first, const DTYPE *second, RESULT *result
     }
 }
 
-// Adds the parts of divided tiles. Axis 0: such tiles; axis 1 groups; axis 2 pieces of tiles.
+// The reduction of split tiles. Grid: axis 0 such tiles; axis 1 groups; axis 2 pieces of a tile.
 KERNEL(REDUCTION_BLOCK)
 void reduce_partials(const DTYPE *, const DTYPE *, RESULT *result, u8 *workspace, SCALE alpha, SCALE beta) {
     const PartialRun run((int)blockIdx.z * REDUCTION_RUNS + (int)threadIdx.x % REDUCTION_RUNS);
