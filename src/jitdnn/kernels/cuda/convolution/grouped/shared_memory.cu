@@ -51,8 +51,9 @@ FUNCTION Tile tile_of(int unit) {
 
 FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int channel) {
     stage_pixels<BLOCK_IN, TILE_IMAGES, ROWS, COLUMNS, STEP_H, STEP_W, PITCH, ROW_BYTES, IMAGE_BYTES, SOURCE_H,
-                 SOURCE_W>(shared, source, {S_N, S_D, S_H, S_W}, tile.image, tile.b_h * STEP_H + LEAST_H,
-                           tile.b_w * STEP_W + LEAST_W, channel, ALL_IN, IMAGES);
+                 SOURCE_W>(
+        shared, source, {S_N, S_D, S_H, S_W}, tile.image, tile.b_h * STEP_H + LEAST_H, tile.b_w * STEP_W + LEAST_W,
+        channel, ALL_IN, IMAGES);
 }
 
 // All of the block's filter, which is contiguous.

@@ -15,9 +15,9 @@
 //
 //     bit       31        30        29 ...                                          ... 0
 //              +---------+---------+-----------------+-----------------+-----------------+
-//     row      | 1       | no row  | taps of axis 0  | taps of axis 1  | taps of axis 2  |   outside[line]: 1 if outside
+//     row      | 1       | no row  | taps of axis 0  | taps of axis 1  | taps of axis 2  |   outside[line]
 //              +---------+---------+-----------------+-----------------+-----------------+
-//     tap      | no tap  | 1       | its own tap     | its own tap     | its own tap     |   tap.bits: 1 for its own
+//     tap      | no tap  | 1       | its own tap     | its own tap     | its own tap     |   tap.bits
 //              +---------+---------+-----------------+-----------------+-----------------+
 //
 // Bit 30 (NO_ROW) is set in every tap, and in rows behind the last pixel: such a row has nothing in any tap. Bit 31
@@ -48,11 +48,10 @@
 //     IS_RESULT_VECTOR     0 or 1      whether eight channels are stored at once
 //     ROWS_FIRST           0 or 1      whether neighbouring threads store neighbouring pixels
 //     IS_DATA_PACKED, IS_FILTER_PACKED 0 or 1; DATA_AT, FILTER_AT: bytes into the workspace, where the packed ones are
-//     HAS_EPILOGUE         0 or 1      then EPILOGUE(sum, image, channel, a, b, c), EPILOGUE_PARAMETERS, _ARGUMENTS apply it
+//     HAS_EPILOGUE         0 or 1      EPILOGUE(sum, image, channel, a, b, c) and EPILOGUE_PARAMETERS, _ARGUMENTS apply it
 
 struct Phase {
-    int results[3], first_result[3], taps[3], data_offset[3],
-        start[3];  // see PhaseAxis in geometry.py; start: its first_tap
+    int results[3], first_result[3], taps[3], data_offset[3], start[3];  // see PhaseAxis; start is its first_tap
 };
 
 struct __align__(16) Tap {
