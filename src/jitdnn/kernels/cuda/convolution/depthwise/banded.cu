@@ -1,21 +1,38 @@
-// Depthwise convolution, forward and backward to the data of stride 1, on the matrix units.
+// Depthwise convolution, forward and backward to the data of stride 1, on the tensor cores: by banded matrices.
 //
-// Of one channel and one row of taps, 8 neighbouring results are a banded matrix times the columns that they read:
-//   rows m     16 tiles of 8 results: side by side, of several rows' lines, of several images
-//   columns n  the 8 results of a tile        k   16 columns of the input
-//   B[k][n] = w[row][8 * block + SHIFT + k - n], zero where there is no such tap
-// A step makes STEP_ROWS rows of results from the STEP_ROWS + H_TAPS - 1 rows that lie in the planes
-// (banded_planes.cuh), two barriers a step; the rows that the next step adds are on their way meanwhile, and results
-// go out through planes of their own. TAPS_IN_SHARED: the taps' fragments come from shared memory, those of STEP_ROWS
-// rows in registers at a time; otherwise all are in registers. A number that is not finite spreads to results up to
-// 15 columns away.
+// Of one channel and one row of taps, 8 neighbouring results are the product of the columns that they read and a
+// matrix whose columns are the row of taps, each one further down than the one before:
 //
-// Macros beside those of banded_planes.cuh: WARP_CHANNELS (channels of a warp), STEP_ROWS, TAPS_IN_SHARED, SLOTS
-// (rows of the planes), PLANE and OUT_PLANE (words of a channel), ROW_FIRST, ROW_END (rows of a line that are not all
-// padding), MIN_BLOCKS, and the epilogue as in sliding.cu.
+//                   result n    0   1   2   3   4   5   6   7
+//                             +---+---+---+---+---+---+---+---+
+//           k (column of  0   | w0|   |   |   |   |   |   |   |
+//           the input)    1   | w1| w0|   |   |   |   |   |   |        3 taps, SHIFT 0: B[k][n] = w[k - n + SHIFT],
+//                         2   | w2| w1| w0|   |   |   |   |   |        zero where there is no such tap
+//                         3   |   | w2| w1| w0|   |   |   |   |
+//                         .   |   |   | . | . | . |   |   |   |        A: 16 tiles x 16 columns of their blocks
+//                         9   |   |   |   |   |   |   |   | w2|        B: two of the BLOCKS blocks of a tile
+//
+// So a product multiplies each column of its two blocks by every tap or zero of the band: an infinity or NaN of the
+// input also reaches results that it does not belong to, in the same row, up to 15 columns away.
+//
+// A step makes STEP_ROWS rows of results from the STEP_ROWS + H_TAPS - 1 rows that are in the planes
+// (banded_planes.cuh), with two barriers. The rows that the next step adds are loaded meanwhile; results leave
+// through planes of their own.
+//
+// Macros, beside those of banded_planes.cuh:
+//
+//     macro            unit       meaning
+//     WARP_CHANNELS    channels   of a warp
+//     SLOTS            rows       of the planes
+//     PLANE, OUT_PLANE words      of a channel: of the input, of results
+//     TAPS_IN_SHARED   0 or 1     0: all fragments of taps are in registers; 1: those of STEP_ROWS rows, out of a table
+//     ALTERNATE        0 or 1     whether half of the warps store while the others multiply
+//     MIN_BLOCKS       blocks     that a multiprocessor shall hold at a time
+//
+// and those of the epilogue, as in sliding.cu.
 
 constexpr int HALVES = (BLOCKS + 1) / 2, ROW_STEPS = (BLOCK_ROWS + STEP_ROWS - 1) / STEP_ROWS;
-// words of a row of taps, of which there are two copies: of even and of odd starts
+// words of a row of taps in the table, which has two copies of it: pairs of taps from even and from odd ones on
 constexpr int TABLE = 4 * BLOCKS + 4;
 constexpr int OUT_TASKS = STEP_ROWS * LINES * SEGMENT_TILES * 4 * LANES_OF_CHANNELS;
 constexpr int CHANNEL_STRIPS = (CHANNELS + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS;
@@ -33,7 +50,7 @@ FUNCTION u32 tap_pair(const element *__restrict__ w, int c, int r, int s) {
     return low | high << 16;
 }
 
-// Adds beta times what is in memory, element by element: rare.
+// Adds beta times what is in memory, element by element, since beta is rarely used.
 FUNCTION void blend(Pack<VECTOR> &pack, const element *location, bool is_there, f32 beta) {
     if (!is_there) return;
     f32 values[VECTOR];
@@ -89,7 +106,7 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
     InputRows rows;
     fill<InputRows>(rows, shared, lines, c0, aligned);
 
-    // where a lane finds the row of 16 bytes that it hands to ldmatrix: of tile lane % 16, block lane / 16
+    // the byte of the 16 that a lane gives to ldmatrix: of tile lane % 16, block lane / 16
     int from[MMA_TILES];
 #pragma unroll
     for (int m = 0; m < MMA_TILES; m++) {

@@ -1,15 +1,38 @@
-// Planes of shared memory for depthwise convolutions on the matrix units: one channel's rows, 8 neighbouring columns
-// in 16 bytes, so that one ldmatrix takes 16 tiles of 8 columns of a channel to the fragments of an mma.
+// The input in shared memory for depthwise convolutions by banded matrices: planes, one for each channel.
 //
-// A line is what one row of one image (or of a strip, segment or phase of it) becomes: SEGMENT_TILES tiles of 8
-// results, side by side. A group has LINES lines, whose tiles are the 16 * MMA_TILES rows of its products, and
-// BLOCK_CHANNELS channels; a line's rows are counted from its first result. Tile i of the group reads the blocks of 8
-// columns i / SEGMENT_TILES * LINE_BLOCKS + i % SEGMENT_TILES + (0 ... BLOCKS - 1).
+//     tile       8 neighbouring results of a row
+//     block      8 neighbouring columns of the input: 16 bytes, a row of a matrix of ldmatrix
+//     segment    SEGMENT_TILES neighbouring tiles of a row, and the SEGMENT_TILES + BLOCKS - 1 blocks that they read
+//     strip      BLOCK_ROWS rows of results, one below the other; an image has CHUNKS strips
+//     line       the rows of a strip in one segment, of one image, depth, and dilation phase (geometry.py). A thread
+//                block has LINES of the LINE_COUNT lines, in BLOCK_CHANNELS channels
+//     plane      of one channel, a ring of SLOTS rows of the input of all lines:
 //
-// Macros beside those of common.cuh: BLOCK_CHANNELS, VECTOR (channels of an access), SEGMENT_TILES, SEGMENTS, LINES,
-// LINE_BLOCKS, BLOCKS, SHIFT (the first column of a line's first block is place SHIFT of the segment), MMA_TILES,
-// CHUNKS (strips of BLOCK_ROWS rows), ROW_SHIFT (columns that the next row lies further, where the rows of a line are
-// segments of one long row), LINE_COUNT, WARPS, and the steps of sliding.cu.
+//                         line 0                      line 1
+//                        +-------+-------+-- ... --+-+-------+-- ... --+-+
+//         row (slot) 0   | block | block |         | |       |         | |     LINE_BLOCKS blocks from line to line: as
+//                        +-------+-------+-- ... --+-+-------+-- ... --+-+     many as are read and some unused, so
+//         row (slot) 1   |       |       |         | |       |         | |     that tiles of different lines are in
+//                        +-------+-------+-- ... --+-+-------+-- ... --+-+     different banks
+//
+// The 16 * MMA_TILES tiles of all lines are the rows of a product: tile i of the thread block reads the BLOCKS blocks
+// from i / SEGMENT_TILES * LINE_BLOCKS + i % SEGMENT_TILES on. So one ldmatrix reads 16 tiles of a channel.
+//
+// Macros, beside those of common.cuh:
+//
+//     macro            unit       meaning
+//     BLOCK_CHANNELS   channels   of a thread block
+//     VECTOR           channels   of one access of memory
+//     SEGMENT_TILES    tiles      of a segment; SEGMENTS: segments of a row
+//     MMA_TILES        products   of 16 tiles
+//     LINES            lines      of a thread block; LINE_COUNT: of the problem; LINE_BLOCKS: see above
+//     BLOCKS           blocks     that a tile reads
+//     SHIFT            columns    from a tile's first result to the first column of its first block, 0 or less
+//     BLOCK_ROWS       rows       of results of a strip; CHUNKS: strips of an image
+//     ROW_SHIFT        columns    from row to row, if the rows of a line are segments of one long row; else 0
+//     ROW_FIRST, ROW_END rows     of a line that are not padding only, counted from its first result
+//     STEP_ROWS, H_TAPS rows      that a step adds to the planes, and rows of taps
+//     WARPS            warps      of a thread block
 
 constexpr int THREAD_COUNT = 32 * WARPS, LANES_OF_CHANNELS = BLOCK_CHANNELS / VECTOR;
 constexpr int ITEMS = 16 * MMA_TILES, LINE_BLOCKS_READ = SEGMENT_TILES + BLOCKS - 1;
@@ -50,8 +73,8 @@ FUNCTION LineStart line_start(const element *x, element *y, int number) {
     return line;
 }
 
-// Exchanges words so that lanes with neighbouring channels touch different banks: a plane is 4 words more than a
-// multiple of 32, and lane l of LANES_OF_CHANNELS takes word i ^ turn(l) at step i.
+// An XOR permutation of words against bank conflicts: a plane is 4 words more than a multiple of 32, and of the
+// LANES_OF_CHANNELS lanes with neighbouring channels, lane l writes or reads word i ^ xor_of(l) at step i.
 FUNCTION int xor_of(int lane_of_channels) {
     constexpr int APART = VECTOR > LANES_OF_CHANNELS ? VECTOR / LANES_OF_CHANNELS : 1;
     return lane_of_channels % LANES_OF_CHANNELS * APART % VECTOR;
@@ -68,7 +91,7 @@ FUNCTION void xor_permute(u32 (&words)[VECTOR], int by) {
             }
 }
 
-// Two neighbouring columns of VECTOR channels on their way to or from the planes: words[i] has both of channel i.
+// Two neighbouring columns of VECTOR channels to and from words: words[i] has both columns of channel i.
 FUNCTION void pair_up(const Pack<VECTOR> &first, const Pack<VECTOR> &second, u32 (&words)[VECTOR]) {
 #if VECTOR == 1
     words[0] = first.half | (u32)second.half << 16;
@@ -93,15 +116,16 @@ FUNCTION void part(const u32 (&words)[VECTOR], Pack<VECTOR> &first, Pack<VECTOR>
 #endif
 }
 
-// `rows` rows of the input of all lines and channels of the group, as pairs of columns in registers: `load` fetches
-// those from `row0` on, `put` writes them to slots of the planes. Rows outside of first ... end - 1 are left alone.
+// `rows` rows of the input (or of dy, if is_output) of all lines and channels of a thread block in registers, as
+// pairs of columns: `load` reads those from `row0` on, `put` writes them to slots of the planes. Rows outside of
+// first ... end - 1 are skipped.
 template <int rows, int blocks, int line_blocks, int slots, int plane, bool is_output>
 struct Rows {
     static constexpr int PAIRS = LINES * blocks * 4, TASKS = rows * PAIRS * LANES_OF_CHANNELS;
     static constexpr int EACH = (TASKS + THREAD_COUNT - 1) / THREAD_COUNT;
     Pack<VECTOR> values[EACH][2];
 
-    // tensors that begin at an odd element are rare, and read by smaller accesses
+    // tensors at addresses that are no multiple of VECTOR elements are rare, and read element by element
     __device__ __forceinline__ void load(const LineStart *lines, int c0, int row0, int first, int end, bool aligned) {
         if (VECTOR == 1 || aligned)
             load_as<true>(lines, c0, row0, first, end);
@@ -160,8 +184,8 @@ struct Rows {
     }
 };
 
-// The rows of a line that the first step needs beside those that it adds, which are left in `rows`; the next are
-// always on their way, to two places in turn: a copy from one to the other would wait for them.
+// Writes the rows that the first step needs to the planes, but for those that it adds itself: these are left in `rows`.
+// Loads alternate between `rows` and `other`, one in flight while the other is written.
 template <typename InputRows>
 FUNCTION void fill(InputRows &rows, u32 *planes, const LineStart *lines, int c0, bool aligned) {
     constexpr int BEFORE = (H_TAPS - 1 + STEP_ROWS - 1) / STEP_ROWS;

@@ -1,15 +1,25 @@
-// The gradient of a depthwise filter of stride 1 on the matrix units.
+// The gradient of a depthwise filter of stride 1 on the tensor cores.
 //
-// Of one channel and one row of taps, x columns i of a tile's band times dy columns n of the tile, summed over tiles,
-// rows and images, is an ordinary product of 16 tiles at a time: D[i][n] = sum of x[tile][i] * dy[tile][n]. The
-// gradient of tap s is the sum of D along the diagonal i - n + SHIFT = s. A warp has WARP_CHANNELS channels and
-// WARP_TAP_ROWS rows of taps; a step takes STEP_ROWS rows of dy and the rows of x that they meet. Groups go through
-// every SPLITS-th group of lines and leave their sums in the workspace, [SPLITS][taps][CHANNELS] f32, which
-// `reduce_partials` adds in a fixed order: no atomics, the same result every time.
+// Of one channel and one row of taps, the product of the columns of x that tiles read and the columns of dy of the
+// same tiles, summed over tiles, rows and images, has the gradients along its diagonals:
 //
-// Macros beside those of banded_planes.cuh: WARP_CHANNELS, STEP_ROWS, WARP_TAP_ROWS, TAP_GROUPS (of WARP_TAP_ROWS
-// rows of taps), TAP_WARPS (of them that a group has), SLOTS, PLANE, DY_PLANE (words of a channel), ROW_FIRST,
-// ROW_END, SPLITS, MIN_BLOCKS.
+//     D[i][n] = sum over tiles of x[tile][i] * dy[tile][n]        dw[s] = sum of D[i][n] over i - n + SHIFT = s
+//
+// where i runs over the columns of the tile's blocks, n over its 8 results. A step takes STEP_ROWS rows of dy and the
+// rows of x that they meet. Thread blocks go through every SPLITS-th group of lines and leave partial sums in the
+// workspace, [SPLITS][taps][CHANNELS] f32, which `reduce_partials` adds in a fixed order: the results are the same in
+// every run.
+//
+// Macros, beside those of banded_planes.cuh:
+//
+//     macro            unit       meaning
+//     WARP_CHANNELS    channels   of a warp
+//     WARP_TAP_ROWS    rows       of taps of a warp
+//     TAP_WARPS        warps      of a thread block with the same channels and other rows of taps
+//     SLOTS            rows       of the planes
+//     PLANE, DY_PLANE  words      of a channel: of x, of dy
+//     SPLITS           blocks     that share the lines: gridDim.y
+//     MIN_BLOCKS       blocks     that a multiprocessor shall hold at a time
 
 constexpr int HALVES = (BLOCKS + 1) / 2, STEPS = (BLOCK_ROWS + STEP_ROWS - 1) / STEP_ROWS;
 constexpr int CHANNEL_STRIPS = (CHANNELS + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS,
@@ -31,8 +41,8 @@ void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ 
     int tap_row0 = (blockIdx.x / CHANNEL_STRIPS * TAP_WARPS + warp / (BLOCK_CHANNELS / WARP_CHANNELS)) * WARP_TAP_ROWS;
     if (threadIdx.x < 4) zero[threadIdx.x] = 0;
 
-    // where a lane finds the 16 bytes that it hands to ldmatrix, in x (even and odd last blocks) and in dy; tiles that
-    // a group does not have are zeros
+    // the byte of the 16 that a lane gives to ldmatrix, in x (even and odd last blocks) and in dy; tiles that the
+    // thread block does not have are zeros
     int item = lane % 8 + lane / 16 * 8, dy_item = lane % 16;
     bool is_item = item < LINES * SEGMENT_TILES, is_dy_item = dy_item < LINES * SEGMENT_TILES;
     int from = (own * PLANE + 4 * (item / SEGMENT_TILES * LINE_BLOCKS + item % SEGMENT_TILES)) * 4;
@@ -46,7 +56,7 @@ void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ 
     Rows<STEP_ROWS, SEGMENT_TILES, SEGMENT_TILES, 2 * STEP_ROWS, DY_PLANE, true> dy_rows;
 #pragma unroll 1
     for (int line_group = blockIdx.y; line_group < LINE_GROUPS; line_group += SPLITS) {
-        __syncthreads();  // the planes and the lines are free
+        __syncthreads();  // all warps are done with the planes and the lines
         if (threadIdx.x < LINES) lines[threadIdx.x] = line_start(x, (element *)dy, line_group * LINES + threadIdx.x);
         __syncthreads();
         fill<InputRows>(rows, shared, lines, c0, aligned);
@@ -93,7 +103,7 @@ void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ 
             }
         }
     }
-    // sums along the diagonals, a warp by itself
+    // sums along the diagonals, each warp for itself
     __syncthreads();
     f32 *square = (f32 *)shared + warp * (HALVES * 128);
     f32 *part = partials + (i64)blockIdx.y * TAPS * CHANNELS;

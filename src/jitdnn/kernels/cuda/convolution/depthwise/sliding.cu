@@ -1,16 +1,25 @@
-// Depthwise convolution, forward and backward to the data, on the ordinary units: rows slide through registers.
+// Depthwise convolution, forward and backward to the data, on CUDA cores: rows slide through registers.
 //
-// A thread has THREAD_CHANNELS neighbouring channels of a tile of TILE_DEPTHS x TILE_COLUMNS results, and slides down
+// A thread has THREAD_CHANNELS neighbouring channels of a tile of TILE_DEPTHS x TILE_COLUMNS results, and goes down
 // BLOCK_ROWS blocks of rows. A step reads ROWS_IN rows of the input and adds them to the STEPS blocks of ROWS_OUT
-// rows of results that they reach; sums[j] is the block that j steps have reached before, so moving on renames sums[j
-// - 1] to sums[j], which the first products of each do for nothing. The rows of the PREFETCH next steps are on their
-// way while these are multiplied.
+// rows of results that they reach. sums[j] is the block that j earlier steps have added to; from step to step sums[j
+// - 1] becomes sums[j], as part of the first products, at no cost. The rows of the next PREFETCH steps are in flight
+// meanwhile.
 //
-// Macros beside those of sliding_rows.cuh: BLOCK_ROWS, PREFETCH, BLOCK_PACKS (packs of channels that lie side by side
-// in a block), THREAD_COUNT, MIN_BLOCKS, OUT_PACK (columns of the output that lie side by side), ALIGNMENT (elements
-// that accesses are aligned to), IMAGES, CHANNELS (of y), MULTIPLIER, INDEX (type of a thread's number), X_N, X_C,
-// Y_N, Y_C, W_C, W_BASE (elements), W_DENSE (the filters are one run of memory), and of the epilogue EPILOGUE(sum, n,
-// c, d, h, w), which is the sum if there is none, and its operands.
+// Macros, beside those of sliding_rows.cuh:
+//
+//     macro            unit       meaning
+//     BLOCK_ROWS       blocks     of rows of results of a thread
+//     PREFETCH         steps      whose rows are in flight
+//     BLOCK_PACKS      packs      of THREAD_CHANNELS channels that neighbouring threads of a block have
+//     THREAD_COUNT     threads    of a block; MIN_BLOCKS: blocks that a multiprocessor shall hold at a time
+//     OUT_PACK         columns    of the output that are neighbours in memory and stored at once
+//     ALIGNMENT        elements   to which accesses are aligned
+//     IMAGES, CHANNELS            of y; MULTIPLIER: channels of y of each channel of x
+//     INDEX            type       of a thread's number
+//     X_N, X_C, Y_N, Y_C, W_C, W_BASE  elements: strides, and the offset of the first tap
+//     W_DENSE          0 or 1     whether the filters of all channels are contiguous
+//     HAS_EPILOGUE     0 or 1     EPILOGUE(sum, n, c, d, h, w) and EPILOGUE_*PARAMETERS, _ARGUMENTS apply it
 
 constexpr int ROWS_OUT = H_SCATTERED ? H_STRIDE : 1;
 // sums[j] in step t belongs to block t + LEAD - j
@@ -22,11 +31,11 @@ constexpr int STRIPS = (W_COUNT + TILE_COLUMNS - 1) / TILE_COLUMNS, DEPTHS = (D_
 constexpr int CHUNKS = (BLOCK_COUNT + BLOCK_ROWS - 1) / BLOCK_ROWS,
               PACK_GROUPS = CHANNELS / THREAD_CHANNELS / BLOCK_PACKS;
 
-// the tap of block j that row u of the input and row v of the results meet in
+// the tap by which row u of the input contributes to row v of block j
 static constexpr __device__ int tap_of(int j, int u, int v) {
     return H_SCATTERED ? ROWS_OUT * (STEPS - 1 - j) + v : ROWS_IN * j + u;
 }
-// where tap i of a channel lies in its filter
+// the offset of tap i in the filter of a channel
 static constexpr __device__ i64 offset_of(int i) {
     return W_BASE + i / (H_TAPS * W_TAPS) * D_TAP_STEP + i / W_TAPS % H_TAPS * H_TAP_STEP + i % W_TAPS * W_TAP_STEP;
 }
@@ -80,7 +89,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
 
     const element *source = x + n * (i64)X_N + c / MULTIPLIER * (i64)X_C;
     element *result = y + n * (i64)Y_N + c * (i64)Y_C;
-    // the place of the first column that the tile reads, and of the first that it writes
+    // positions of the first column and depth that the tile writes (k0, e0), and that it reads (m0, l0)
     int k0 = W_START + strip * TILE_COLUMNS, e0 = D_START + depth * TILE_DEPTHS;
     int m0 =
         (W_SCATTERED ? floor_divide(W_START, W_STRIDE) + strip * (TILE_COLUMNS / W_STRIDE) : k0 * W_STRIDE) + W_FIRST;
@@ -137,7 +146,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
         }
     };
 
-    // a block b is complete after step b - LEAD + STEPS - 1; steps that read nothing but padding are left out
+    // block b is complete after step b - LEAD + STEPS - 1; steps that read only padding are left out
     int b0 = BLOCK_START + chunk * BLOCK_ROWS, b1 = min(b0 + BLOCK_ROWS, BLOCK_START + BLOCK_COUNT);
     int origin = H_IN_ORIGIN + H_IN_SLOPE * phase_h;
     int first = floor_divide(-floor_divide(origin, H_IN_PITCH), ROWS_IN);
@@ -146,10 +155,10 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     auto load = [&](int step, InputRows<aligned> &rows) {
         rows.load(source, step, step <= end, l0, m0, phase_d, phase_h, phase_w);
     };
-    // Adds the rows of a step to the results, and sends for those of the step that takes their registers next: a copy
-    // from one register to another would wait for the memory. Where that is not the next step, it is done when the
-    // products have read the registers, lest the compiler take others, and copy; where it is, at once, and behind a
-    // branch, lest the compiler put it off.
+    // Adds the rows of a step to the results, and loads those of a later step into the same registers, since a copy
+    // from register to register would wait for the memory. With PREFETCH > 1 the load comes behind the products:
+    // before them the compiler would take other registers, and copy. With PREFETCH 1 it comes first, and behind a
+    // branch, or the compiler would delay it.
     auto advance = [&](int step, InputRows<aligned> &rows) {
         f32 values[ROWS_IN][PLANES][COLUMNS][THREAD_CHANNELS];
         rows.get(values);
@@ -202,7 +211,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
             advance(round + i, prefetched[i]);
         }
     }
-    // blocks that would wait for rows behind the last, and blocks that no row reaches
+    // blocks that would still need rows behind the last, and blocks that no row reaches
 #pragma unroll
     for (int j = STEPS - 2; j >= 0; j--) {
         int block = end + LEAD - j;
@@ -219,7 +228,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
 KERNEL2(THREAD_COUNT, MIN_BLOCKS)
 void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_KERNEL_PARAMETERS,
                u8 *workspace, f64 alpha, f64 beta) {
-    // tensors that begin at an odd element are rare, and the same code with smaller accesses
+    // tensors at addresses that are no multiple of ALIGNMENT are rare: the same code with smaller accesses
     bool aligned = ((u64)x | (u64)y | (W_DENSE ? (u64)w : 0)) % (ALIGNMENT * sizeof(element)) == 0;
     if (ALIGNMENT == 1 || aligned)
         slide<true>(x, w, y, (f32)alpha, (f32)beta EPILOGUE_ARGUMENTS);

@@ -1,9 +1,13 @@
-// The rows of the input that a thread of the sliding kernels reads in a step: forward, backward to the data, and for
-// the filter's gradient.
+// The rows of the input that a thread of the sliding kernels reads in a step: forward, backward to the data and for
+// wgrad.
 //
-// Macros beside those of common.cuh: THREAD_CHANNELS (channels of a thread), TILE_COLUMNS and TILE_DEPTHS (columns
-// and planes of its tile), IN_PACK (columns of the input that lie side by side), OFFSET (type of an offset within an
-// image).
+// Macros, beside those of common.cuh:
+//
+//     macro            unit       meaning
+//     THREAD_CHANNELS  channels   of a thread
+//     TILE_COLUMNS, TILE_DEPTHS   columns and planes of the results of a thread
+//     IN_PACK          columns    of the input that are neighbours in memory and read at once
+//     OFFSET           type       of an offset within an image
 
 constexpr int ROWS_IN = H_SCATTERED ? 1 : H_STRIDE, STEPS = (H_TAPS + H_STRIDE - 1) / H_STRIDE;
 constexpr int TAPS = D_TAPS * H_TAPS * W_TAPS;
@@ -21,8 +25,8 @@ static constexpr __device__ bool is_plane_read(int e) {
     return is_read(D_SCATTERED, D_STRIDE, D_STRIDE_PHASE, TILE_DEPTHS, D_TAPS, D_FIRST + e);
 }
 
-// Of the columns that a tile reads, those at its own place: where neighbouring columns are neighbours in memory, they
-// come in packs of IN_PACK.
+// Of the columns that a tile reads, those that no other tile begins with: where neighbouring columns are neighbours in
+// memory, they are read in packs of IN_PACK.
 constexpr int OWN = IN_PACK > 1 ? -W_IN_ORIGIN : 0;
 static constexpr __device__ bool is_in_pack(int j) {
     return j >= OWN && j < OWN + TILE_COLUMNS * W_STRIDE && OWN + (j - OWN) / IN_PACK * IN_PACK + IN_PACK <= COLUMNS;
@@ -36,7 +40,7 @@ FUNCTION void get_column(const Pack<count> &columns, int i, f32 (&values)[THREAD
 #endif
 }
 
-// In registers, as they came: what is done with a row that is on its way waits for it.
+// Rows in registers as they were loaded: they are converted where they are used, since any use waits for the load.
 template <bool aligned>
 struct InputRows {
     static constexpr bool is_packed = IN_PACK > 1 && aligned;

@@ -1,12 +1,14 @@
-// The gradient of a depthwise filter on the ordinary units: rows slide through registers.
+// The gradient of a depthwise filter on CUDA cores: rows slide through registers.
 //
 // A thread has THREAD_CHANNELS neighbouring channels, a sum for each of their taps, and a window of the STEPS last
 // rows of dy. An item is a tile of TILE_DEPTHS x TILE_COLUMNS columns of dy over BLOCK_ROWS rows; a thread takes
-// every (gridDim.y * SLOTS)-th item. The threads of a group add their sums in a fixed order, `reduce_partials` adds
-// those of the groups: no atomics, the same result every time.
+// every (SPLITS * SLOTS)-th item. The threads of a block add their sums in a fixed order, and `reduce_partials` adds
+// those of the blocks: the results are the same in every run. The workspace is [SPLITS][taps][CHANNELS] f32.
 //
-// Macros: those of sliding.cu; UNROLLED_STEPS (steps of the loop's body, a multiple of PREFETCH), SPLITS, which is
-// gridDim.y. The workspace is [SPLITS][taps][CHANNELS] f32.
+// Macros: those of sliding.cu but for the epilogue, and
+//
+//     UNROLLED_STEPS   steps      of the loop's body, a multiple of PREFETCH
+//     SPLITS           blocks     that share the items: gridDim.y
 
 constexpr int STRIPS = (W_COUNT + TILE_COLUMNS - 1) / TILE_COLUMNS, DEPTHS = (D_COUNT + TILE_DEPTHS - 1) / TILE_DEPTHS,
               CHUNKS = (H_COUNT + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -27,7 +29,7 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
     t /= D_PHASES;
     int n = t % IMAGES;
     t /= IMAGES;
-    // what differs in its steps comes last, so that the threads of a warp have the same
+    // what changes the number of steps is outermost, so that the threads of a warp have the same number
     int phase_h = t % H_PHASES;
     int chunk = (int)(t / H_PHASES);
 
@@ -36,7 +38,7 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
     int k0 = strip * TILE_COLUMNS, e0 = depth * TILE_DEPTHS, m0 = k0 * W_STRIDE, l0 = e0 * D_STRIDE;
     int b0 = chunk * BLOCK_ROWS, b1 = min(b0 + BLOCK_ROWS, H_COUNT);
 
-    // steps that read nothing but padding have nothing to add
+    // steps that read only padding have nothing to add
     int origin = H_IN_ORIGIN + H_IN_SLOPE * phase_h;
     int first = floor_divide(-floor_divide(origin, H_IN_PITCH), ROWS_IN);
     int last = floor_divide(floor_divide(H_IN_EXTENT - 1 - origin, H_IN_PITCH), ROWS_IN);
@@ -67,8 +69,8 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
         }
     };
 
-    // slot_of(i, j): where step i of a round finds the row of dy that is j steps old; a copy from slot to slot costs
-    // an instruction a number, which is saved where a round is a whole number of windows
+    // slot_of(i, j): the row of the window in which step i of a round finds the row of dy that is j steps old. Rows move
+    // down the window only if a round is not a multiple of its length: a move costs an instruction for each number
     f32 window[STEPS][TILE_DEPTHS][TILE_COLUMNS][THREAD_CHANNELS] = {};
     auto slot_of = [](int i, int j) { return UNROLLED_STEPS % STEPS == 0 ? (i + STEPS - j) % STEPS : j; };
 #pragma unroll
@@ -93,7 +95,7 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
                             for (int k = 0; k < THREAD_CHANNELS; k++) window[j][e][q][k] = window[j - 1][e][q][k];
                     here.dy[e][q].get(window[slot_of(i, 0)][e][q]);
                 }
-            // into the same registers, and when the products have read them: see `advance` of sliding.cu
+            // into the same registers: see `advance` of sliding.cu
             if (PREFETCH == 1 && step < end) load(step + 1, here);
             if (step >= first) {
 #pragma unroll
@@ -138,7 +140,7 @@ void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ 
             for (; item < ITEMS; item += (i64)SPLITS * SLOTS) add_item<false>(x, dy, item, c, sums);
         }
     }
-    // several taps at a time, so that the group's memory is enough
+    // some taps at a time, so that shared memory suffices
     constexpr int WIDTH = BLOCK_PACKS * THREAD_CHANNELS,
                   TAPS_AT_ONCE = 8192 / THREAD_COUNT / THREAD_CHANNELS > 0 ? 8192 / THREAD_COUNT / THREAD_CHANNELS : 1;
     __shared__ f32 shared[TAPS_AT_ONCE * SLOTS * WIDTH];

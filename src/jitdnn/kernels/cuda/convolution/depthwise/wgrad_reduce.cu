@@ -1,4 +1,4 @@
-// The second pass of a filter's gradient: adds [SPLITS][taps][CHANNELS] f32 in a fixed order, 8 threads a sum.
+// The reduction of a filter's gradient: adds [SPLITS][taps][CHANNELS] f32 in a fixed order, 8 threads for each sum.
 
 KERNEL(256)
 void reduce_partials(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace,
