@@ -69,8 +69,8 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
         }
     };
 
-    // slot_of(i, j): the row of the window in which step i of a round finds the row of dy that is j steps old. Rows move
-    // down the window only if a round is not a multiple of its length: a move costs an instruction for each number
+    // slot_of(i, j): the row of the window in which step i of a round finds the row of dy that is j steps old. Rows
+    // move down the window only if a round is not a multiple of its length: a move costs an instruction a number
     f32 window[STEPS][TILE_DEPTHS][TILE_COLUMNS][THREAD_CHANNELS] = {};
     auto slot_of = [](int i, int j) { return UNROLLED_STEPS % STEPS == 0 ? (i + STEPS - j) % STEPS : j; };
 #pragma unroll

@@ -1,13 +1,18 @@
-// What the kernels of convolutions with few input channels share: rows of x in shared memory.
+// What fprop and wgrad with few input channels share: rows of x in shared memory, read as words of runs.
 //
-// The strips of a problem are blocks of BLOCK_P x BLOCK_Q outputs of one plane of one image. A strip's input is
-// staged as TAPS_T * HALO_H rows of ROW_WORDS 32-bit words, channels interleaved whatever the layout of x, zeros
-// where x has none. The first staged column, at.q * STRIDE_W - PAD_W, begins SHIFT elements into its row, so that
-// rows of x that are aligned in memory are aligned here.
+//     strip      BLOCK_P x BLOCK_Q outputs of one plane of one image
+//     row        of x, staged as ROW_WORDS 32-bit words, channels interleaved in any layout of x, zeros for padding;
+//                a strip has TAPS_T * HALO_H of them. Its first column, at.q * STRIDE_W - PAD_W, begins SHIFT elements
+//                into the row, so that what is aligned in memory is aligned here
+//     run        the TAPS_S * CHANNELS neighbouring elements of a row that a filter row covers, read as RUN_WORDS words
+//     phase      words begin at even elements. Where the runs of neighbouring outputs begin an odd number of elements
+//                apart, even and odd columns are two PHASES, each with a `lead` of 0 or 1 elements before its runs
 //
-// A run is what one filter row covers of a staged row: TAPS_S * CHANNELS elements that follow each other, read as
-// RUN_WORDS words. Words must begin at even elements. Where the runs of neighbouring outputs begin at odd distances,
-// outputs come in two PHASES, even and odd columns, each with its own `lead` of 0 or 1 elements before the run.
+//     a row, 3 channels, 3 taps, stride 1, SHIFT 0:
+//
+//     elements    r0 g0 | b0 r1 | g1 b1 | r2 g2 | b2 r3 | g3 b3 | ...      | between 32-bit words
+//     phase 0     [---------- run of output 0 -----------]                 lead 0: 9 elements in 5 words
+//     phase 1             [- run of output 1: r1 ... b3 -----]             lead 1: the word of r1 begins with b0
 
 struct Strip { int n, o, p, q; };
 
@@ -36,8 +41,8 @@ FUNCTION Strip strip_of(int index) {
 FUNCTION int phase_start(int phase) { return SHIFT + phase * STRIDE_W * CHANNELS; }  // element of a phase's first run
 FUNCTION int phase_lead(int phase) { return phase_start(phase) & 1; }
 
-// The place of word `kk` of a run's words relative to the first word of an output, with its halves that hold taps in
-// the two upper bits. Words beyond the last have neither half.
+// The offset of word `kk`, counted through all runs of an output, from the output's first word. Bits 31 and 30 say
+// whether its upper and its lower half hold taps; words behind the last have neither.
 FUNCTION u32 word_offset(int kk, int lead) {
     int run = kk / RUN_WORDS, word = kk % RUN_WORDS, element = 2 * word - lead;
     if (kk >= WORDS) return 0;
@@ -69,11 +74,11 @@ FUNCTION bool row_offset(Strip at, int row, INDEX &start) {
 }
 
 #if X_BYTES == 2 && X_IS_DENSE
-// Rows whose pixels follow each other from any address on. They are copied 16 bytes at a time from the multiple of 16
-// bytes at or before their first element, and moved to where they belong when they have come.
+// Rows of contiguous pixels at any address. They are copied 16 bytes at a time from the multiple of 16 bytes at or
+// before their first element, and shifted into place when they have arrived.
 constexpr int ROW_PIECES = (SHIFT + SPAN * CHANNELS + 7) / 8;  // when moved; one more before
 
-// By how many elements a row lies behind its place.
+// The elements between the multiple of 16 bytes from which a row is copied and its first element.
 FUNCTION int row_misalignment(const u16 *x, Strip at, INDEX start) {
     const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT;
     return (int)((u64)(x + start + low) / 2 % 8);
@@ -98,7 +103,7 @@ FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
     }
 }
 
-// Moves the rows that have come, a warp a row at a time.
+// Shifts the rows that have arrived, a warp one row at a time.
 FUNCTION void align_rows(u32 *stage, const u16 *x, Strip at) {
     const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT, lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -155,7 +160,7 @@ FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
 #endif
 
 #if X_BYTES > 2 && !X_IS_PLANAR
-// Rows whose pixels follow each other, X_BYTES at a time.
+// Rows of contiguous pixels, X_BYTES at a time.
 FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
     constexpr int size = X_BYTES / 2, pieces = (SHIFT + SPAN * CHANNELS + size - 1) / size;
     const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT;
@@ -213,7 +218,7 @@ FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
 }
 #endif
 
-// Call it between barriers when rows have come.
+// To be called between barriers, when rows have arrived.
 FUNCTION void finish_rows(u32 *stage, const u16 *x, Strip at) {
 #if X_BYTES == 2 && X_IS_DENSE
     align_rows(stage, x, at);

@@ -1,17 +1,17 @@
-// Gradient of the data for few input channels: a convolution of dy with few outputs. See algorithm.py.
+// dgrad with few input channels: a convolution of dy with few outputs.
 //
-// Along each axis UNIT outputs belong together: output u = UNIT * b + e - DELTA, for e below UNIT, meets position
-// STEP * b + i of dy in tap e + pad - DELTA - stride * i, if there is one, for REACH values of i from LEAST on. The
-// outputs of a b, (e_d, e_h, e_w, channel), are the columns of the product, the positions b its rows, and REACH_D *
-// REACH_H * REACH_W * channels of dy is what is summed over. STEP is 1 but along h and w, where UNIT may be a
-// multiple of the stride.
+// Along each axis UNIT outputs are a block b, which meets REACH positions of dy: see half_precision/axis.py. The
+// outputs of a b, (e_d, e_h, e_w, channel), are the columns of the product, the b's its rows, and it sums over
+// REACH_D * REACH_H * REACH_W * channels of dy. STEP is 1 but along h and w, where UNIT may be a multiple of the
+// stride.
 //
-// A warp computes TILE_PLANES planes of TILE_ROWS rows of 16 b's: each piece of dy that it reads from shared memory
-// serves the planes and rows of b that meet it, up to REACH_D * REACH_H of them. A block stages one plane of dy after
-// the other, CHANNEL_STEPS * 16 channels at a time. The positions of a row of dy are staged in STEP_W sequences, so
-// that those which a warp reads together follow each other. SPLIT_K_WARPS warps share the channels of a tile where
-// there are few tiles; they hand their sums over in the end. The filter stays in shared memory; if IS_STREAMED, what
-// a stage needs of it comes with the stage.
+// A warp computes TILE_PLANES planes of TILE_ROWS rows of 16 b's: what it reads of dy from shared memory serves all
+// planes and rows of b that meet it, up to REACH_D * REACH_H of them. A thread block stages one plane of dy after the
+// other, CHANNEL_STEPS * 16 channels at a time (CHANNEL_CHUNKS of these). The positions of a row of dy are staged in
+// STEP_W sequences, so that those which a warp reads together are neighbours. SPLIT_K_WARPS warps share the channels
+// of a tile where there are few tiles; their sums are added in the end. The filter stays in shared memory; if
+// IS_STREAMED, each stage brings the part that it needs. IS_PACKED: the fragments of the filter are made once, by a
+// kernel of their own.
 
 constexpr int CHUNKS = CHANNEL_STEPS * 2;        // 16-byte pieces of channels
 constexpr int PITCH = (CHUNKS | 1) * 8;          // elements; odd in pieces, so that 8 rows meet no bank twice
@@ -65,7 +65,7 @@ FUNCTION void fetch(u8 *memory, const u16 *dy, const u8 *packed, Tile at, int st
 #endif
     const int plane = step / CHANNEL_CHUNKS, first = step % CHANNEL_CHUNKS * (CHUNKS * 8);
 #if Y_VECTOR == 8
-    constexpr int at_once = BLOCK_THREADS / CHUNKS;  // positions, one at least; a thread keeps its piece
+    constexpr int at_once = BLOCK_THREADS / CHUNKS;  // positions, one at least; a thread has the same channels in all
     const int mine = threadIdx.x / CHUNKS, part = threadIdx.x % CHUNKS * 8, k = first + part;
     const int p = STEP_H * at.h + LEAST_H, q = STEP_W * at.w + LEAST_W;
     INDEX start;
@@ -104,7 +104,8 @@ FUNCTION int tap_of(int e, int i, int lead, int least, int stride, int taps) {
     return tap >= 0 && tap < taps ? tap : -1;
 }
 
-// What a lane holds of the filter for 16 channels and 8 columns: [part][w][channel step][d][h][column tile][lane].
+// The fragment of the filter of a lane, for 16 channels and 8 columns: [chunk][w][channel step][d][h][column
+// tile][lane].
 FUNCTION uint2 filter_fragment(const u16 *w, int i) {
     const int owner = i % 32;
     int rest = i / 32;
@@ -175,7 +176,7 @@ FUNCTION void add_plane(Sums &sums, const u16 *stage, const uint2 *filter, Lane 
     }
 }
 
-// The same for a plane that is not known to the compiler.
+// The same for a plane that is known at run time only.
 template <int plane>
 FUNCTION void add(Sums &sums, const u16 *stage, const uint2 *filter, Lane at, int wanted) {
     if (plane == wanted) {
@@ -228,7 +229,7 @@ void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx E
     for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) filter[i] = filter_fragment(w, i);
 #endif
 
-    // where a lane's columns go, relative to the first output of b; columns beyond the last have no channel
+    // where a lane's columns are stored, relative to the first output of b; columns behind the last have no channel
     int result_d[COLUMN_TILES][2], result_h[COLUMN_TILES][2], result_w[COLUMN_TILES][2], channel[COLUMN_TILES][2];
     INDEX relative[COLUMN_TILES][2];
 #pragma unroll
@@ -301,7 +302,7 @@ void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx E
                     const INDEX start = (INDEX)at.n * X_N + (INDEX)d0 * X_D + (INDEX)h0 * X_H + (INDEX)w0 * X_W;
                     const bool is_whole = d0 >= 0 && d0 + UNIT_D <= DEPTH && h0 >= 0 && h0 + UNIT_H <= HEIGHT &&
                                           w0 >= 0 && w0 + UNIT_W <= WIDTH;
-                    if (is_whole && has_words) {  // most of an image: nothing to ask for each column
+                    if (is_whole && has_words) {  // most of an image: no column needs a test
 #pragma unroll
                         for (int j = 0; j < COLUMN_TILES; j++) {
                             if (COLUMNS % 8 && channel[j][0] < 0) continue;

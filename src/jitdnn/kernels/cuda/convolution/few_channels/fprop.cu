@@ -1,9 +1,14 @@
-// Forward: y = w * x for few input channels. See algorithm.py.
+// fprop with few input channels: y = w * x.
 //
-// A block takes one strip after the other, staging the next while it computes. The A operand of an mma is 16 outputs
-// x 8 words of their runs, read straight from the staged rows; B is the filter, kept in shared memory in the order in
-// which lanes want it. The columns of B are dealt so that a lane's sums are neighbouring channels: wide stores, no
-// exchange.
+// A block takes one strip after the other (common.cuh), and stages the next while it computes. The A operand of an
+// mma is 16 outputs x 8 words of their runs, read from the staged rows as they are; B is the filter, kept in shared
+// memory in the order of fragments. The columns of B are ordered so that a lane's sums are neighbouring channels,
+// which it stores at once.
+//
+// Macros: BLOCK_THREADS, RESIDENT (blocks of a multiprocessor), STAGES, STEPS (of 8 words), TILE_M and TILE_N (mma
+// tiles of a warp: of 16 outputs, of 8 channels), COLUMN_GROUPS (of warps with other channels), CHANNEL_BLOCKS
+// (thread blocks that share the channels: gridDim.y), IS_PACKED (the fragments of the filter are made once by a
+// kernel of their own).
 
 constexpr int WARPS = BLOCK_THREADS / 32;
 constexpr int OUTPUT_WARPS = WARPS / (COLUMN_GROUPS * PHASES);  // warps that share the outputs of a phase
@@ -19,7 +24,7 @@ FUNCTION int column_channel(int j, int n) {
     return j < full ? j / 4 * 32 + n / 2 * 8 + j % 4 * 2 + n % 2 : full * 8 + n / 2 * 4 + (j - full) * 2 + n % 2;
 }
 
-// What a lane holds of the filter for 8 words and two tiles of output channels.
+// The fragment of the filter of a lane, for 8 words and two tiles of output channels.
 FUNCTION uint4 filter_fragment(const u16 *w, int first_channel, int i) {
     constexpr int pairs = COLUMN_GROUPS * TILE_N / 2;
     const int owner = i % 32, pair = i / 32 % pairs, step = i / (32 * pairs), tile = pair * 2 % TILE_N;
@@ -42,7 +47,7 @@ FUNCTION uint4 filter_fragment(const u16 *w, int first_channel, int i) {
 }
 
 #if IS_PACKED
-// The fragments of all blocks, for many blocks or large filters: [share of the channels][fragment].
+// The fragments of the filter, once for all blocks: [block of channels][fragment].
 KERNEL(256)
 void few_channels_fprop_pack(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EPILOGUE_PARAMETERS, u8 *workspace,
                              f64 alpha, f64 beta) {

@@ -1,10 +1,15 @@
-// Gradient of the filter for few input channels: dw = sum over outputs of dy times the run of x. See algorithm.py.
+// wgrad with few input channels: dw = sum over outputs of dy times the run of x.
 //
 // An mma sums over 16 outputs. A is dy transposed, 16 output channels x 16 outputs, by ldmatrix. For B a lane reads a
 // word of the runs of 4 outputs; two byte permutations pair the lower halves (one tile of 8 columns: even elements of
-// 8 words) and the upper halves (another tile). Each block sums its strips in registers, then its warps' sums in a
-// fixed order, and writes them to the workspace as they lie in registers; few_channels_wgrad_reduce adds up the
-// blocks' and knows what is where.
+// 8 words) and the upper halves (another tile). Each block sums its strips in registers, adds its warps' sums in a
+// fixed order, and writes partial sums to the workspace in the order of registers; few_channels_wgrad_reduce adds
+// those of all blocks.
+//
+// Macros: BLOCK_THREADS, RESIDENT, STAGES, TILE_M (mma tiles of a warp, of 16 channels), TILE_WORDS (of 8 words),
+// CHANNEL_GROUPS and WORD_GROUPS (of warps with other channels, other words), CHANNEL_BLOCKS (thread blocks that
+// share the channels: gridDim.y), PARTIALS (thread blocks that share the strips: gridDim.x), Y_VECTOR (channels of dy
+// at a time).
 
 constexpr int WARPS = BLOCK_THREADS / 32;
 constexpr int OUTPUT_WARPS =
@@ -16,9 +21,9 @@ constexpr int DY_WORDS = (OUTPUTS + 1) * PITCH / 2;
 constexpr int BLOCK_CHANNELS = CHUNKS * 8;                       // output channels of a block: blockIdx.y says which
 constexpr int PHASE_GROUPS = CHANNEL_GROUPS * WORD_GROUPS, GROUPS = PHASE_GROUPS * PHASES;  // warps with other sums
 constexpr int SUMS = TILE_M * TILE_WORDS * 8;           // of a lane
-constexpr int PARTIAL_SUMS = CHANNEL_BLOCKS * GROUPS * SUMS * 32;       // sums that the blocks of one strip leave
+constexpr int PARTIAL_SUMS = CHANNEL_BLOCKS * GROUPS * SUMS * 32;       // sums of all blocks of channels
 
-// Does something with each sum of a lane, and its number j.
+// Runs a statement with each `sum` of a lane, and its number j.
 #define FOR_EACH_SUM(statement)                                                            \
     _Pragma("unroll") for (int j = 0; j < SUMS; j++) {                                 \
         f32 &sum = sums[j / (8 * TILE_WORDS)][j / 8 % TILE_WORDS][j / 4 % 2][j % 4];   \
@@ -136,7 +141,7 @@ void few_channels_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, 
         if (STAGES == 2) buffer ^= 1;
     }
 
-    // of the warps with the same sums the upper half hand theirs to the lower, until one is left
+    // of the warps with the same sums the upper half give theirs to the lower, until one is left
     f32 *exchanged = (f32 *)memory + group * (SUMS * 32) + lane;  // [slot warp][group][sum][lane]
 #pragma unroll 1
     for (int left = OUTPUT_WARPS; left > 1; left = (left + 1) / 2) {
@@ -158,8 +163,9 @@ void few_channels_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, 
     FOR_EACH_SUM(part[j * 32] = sum);
 }
 
-// The sums of all blocks: those of the lanes of a warp for a block, 8 threads each. Where there are two phases they
-// meet here: the place of a tap is that of the first.
+// The reduction of all blocks' partial sums: a thread block takes sum j of the 32 lanes of one warp, 8 threads for
+// each. Where there are two phases, their sums of a tap are added here, too; their element numbers differ by the
+// lead.
 KERNEL(256) void few_channels_wgrad_reduce(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
     __shared__ f32 some[8][32];
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;

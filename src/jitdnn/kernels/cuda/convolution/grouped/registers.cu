@@ -1,12 +1,21 @@
-// Few channels a group, forward and backward data, by block-diagonal products. See algorithm.py.
+// Grouped convolution, forward and backward to the data, by block-diagonal products: straight from memory to
+// registers.
 //
-// Along each spatial axis output UNIT * b + e - DELTA, for e below UNIT, meets position STEP * b + LEAST + i of the
-// source in one tap of the filter, or none, for i below REACH: forward UNIT is 1 and STEP the stride, backward the
-// other way round. A slice is SLICE_GROUPS neighbouring groups, whose source channels fill CHANNEL_STEPS times 16. A
-// warp keeps the fragments of its slice's filter in registers and takes one unit after the other: TILE_ROWS rows of
-// two strips of 8 positions b, whichever image each is of. Source pixels go straight from global memory into the
-// fragments: a lane reads 4 * CHANNEL_STEPS neighbouring channels of its pixel, in one load where they are aligned.
-// Rows are read PREFETCH_ROWS of the products: a row waits for memory ten times as long as its products take.
+// Along each axis UNIT results are a block b, which meets REACH positions of the source: see half_precision/axis.py.
+// Forward UNIT is 1 and STEP the stride, backward the other way round. A slice is SLICE_GROUPS neighbouring groups,
+// whose source channels fill CHANNEL_STEPS times 16; its filter is block-diagonal:
+//
+//                      results of group 0   group 1   ...
+//                     +-------------------+---------+-----+
+//     source   gr. 0  |      filter       |    0    |     |      An infinity or NaN in a group of a slice makes NaN in
+//     channels gr. 1  |         0         | filter  |     |      the others.
+//              ...    |                   |         | ... |
+//                     +-------------------+---------+-----+
+//
+// A warp keeps the fragments of its slice's filter in registers and takes one work unit after the other, every
+// WORKERS-th: TILE_ROWS rows of two strips of 8 b's, each of any image. Source pixels are loaded into the fragments:
+// a lane reads 4 * CHANNEL_STEPS neighbouring channels of its pixel, at once where they are aligned. Rows are loaded
+// PREFETCH_ROWS rows ahead of the products, since a load takes ten times as long as a row's products.
 
 constexpr int PIECE = 4 * CHANNEL_STEPS;                   // source channels of a lane
 constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
@@ -50,7 +59,7 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPIL
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     if (worker >= WORKERS) return;
 
-    // lane t has source channels PIECE * t ... of the slice: 4 of them for each step; columns are dealt so that a
+    // lane t has source channels PIECE * t ... of the slice: 4 of them for each step; columns are ordered so that a
     // lane's sums are neighbouring channels
     u32 filter[TAPS][CHANNEL_STEPS][TILE_N][2];
 #pragma unroll

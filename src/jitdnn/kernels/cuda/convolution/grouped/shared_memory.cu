@@ -1,12 +1,16 @@
-// Few channels a group, forward and backward data, through shared memory. See shared_memory.py.
+// Grouped convolution, forward and backward to the data, by block-diagonal products: through shared memory.
 //
-// What outputs meet is as in registers.cu. A block takes BLOCK_SLICES slices of neighbouring groups and one tile
-// after the other: of TILE_IMAGES images TILE_DOWN times TILE_ROWS rows of TILE_ACROSS positions b, while the source
-// pixels of the next tiles arrive: STAGES tiles are under way or in use. Rows of the source that lie STEP_H apart and
-// columns that lie STEP_W apart are neighbours in shared memory, so that a tap is a constant distance; ROW_PAD and
-// IMAGE_PAD times 16 bytes behind each row and image put 8 positions into 8 different places of the banks where they
-// can. A warp keeps the fragments of the filter for 16 * CHANNEL_STEPS channels in and 8 * TILE_N out in registers,
-// and takes 16 positions at a time, whichever row or image each is of, TILE_ROWS rows down from each.
+// The axes and slices are those of registers.cu. A thread block takes BLOCK_SLICES slices and one tile after the
+// other, every WORKERS-th: in each of TILE_IMAGES images, TILE_DOWN times TILE_ROWS rows of TILE_ACROSS blocks b.
+// STAGES tiles are in use or in flight:
+//
+//     stage            TILE_IMAGES images, with 16 * IMAGE_PAD bytes behind each
+//     of an image      ROWS rows of the source, with 16 * ROW_PAD bytes behind each; rows STEP_H apart are neighbours
+//     of a row         COLUMNS pixels of PITCH bytes, all channels of the slices; columns STEP_W apart are neighbours
+//
+// So a tap is a constant distance, and 8 blocks b are in 8 different groups of four banks where paddings can bring it
+// about. A warp keeps the fragments of the filter for 16 * CHANNEL_STEPS channels in and 8 * TILE_N out in registers,
+// and takes 16 b's at a time, in any rows and images, and TILE_ROWS rows down from each.
 
 constexpr int SLICE_IN = 16 * CHANNEL_STEPS, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
 constexpr int PARTS = (SLICE_OUT + 8 * TILE_N - 1) / (8 * TILE_N);  // warps that share the outputs of a slice
@@ -95,7 +99,7 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
         __syncthreads();
     }
 
-    // columns are dealt so that a lane's sums are neighbouring channels
+    // columns are ordered so that a lane's sums are neighbouring channels
     u32 filter[TAPS][CHANNEL_STEPS][TILE_N][2];
 #pragma unroll
     for (int j = 0; j < TILE_N; j++) {

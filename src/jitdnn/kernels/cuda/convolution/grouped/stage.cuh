@@ -1,4 +1,4 @@
-// Pixels of channels-last tensors on their way to shared memory.
+// Asynchronous copies of pixels of channels-last tensors into shared memory.
 
 struct Strides { INDEX n, d, h, w; };
 

@@ -1,4 +1,4 @@
-// The sums of all workers. REDUCTION_THREADS threads share the workers of REDUCTION_VECTOR neighbouring elements of
+// The reduction of all workers' partial sums: REDUCTION_THREADS threads for REDUCTION_VECTOR neighbouring elements of
 // dw.
 KERNEL(256) void grouped_wgrad_reduce(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
     constexpr int BLOCK_RUNS = 256 / REDUCTION_THREADS;

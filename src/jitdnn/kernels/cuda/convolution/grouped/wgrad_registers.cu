@@ -1,10 +1,11 @@
-// Few channels a group, gradient of the filter: for each tap dy transposed times x. See algorithm.py.
+// wgrad of grouped convolutions, straight from memory to registers: for each tap, dy transposed times x.
 //
 // A slice is SLICE_GROUPS neighbouring groups. A warp computes 16 channels of dy times 16 channels of x for TILE_TAPS
-// rows of taps, whatever of that is within groups, and sums over its units: TILE_ROWS rows of two strips of 8
-// outputs. An mma sums over the 16 outputs of a row. Lane (g, t) loads channels 2g, 2g + 1 of outputs 2t, 2t + 1 of
-// both strips; two byte permutations make pairs of outputs of them, the even channels of one tile and the odd ones of
-// another. Each worker writes its sums to the workspace; grouped_wgrad_reduce adds up the workers'.
+// rows of taps, of which only what is within groups is stored, and sums over its work units, every WORKERS-th:
+// TILE_ROWS rows of two strips of 8 outputs. An mma sums over the 16 outputs of a row. Lane (g, t) loads channels 2g,
+// 2g + 1 of outputs 2t, 2t + 1 of both strips; two byte permutations make pairs of outputs of them, the even channels
+// of one tile and the odd ones of another. Each worker writes partial sums to the workspace; grouped_wgrad_reduce
+// adds them.
 
 constexpr int TAPS = TAPS_R * TAPS_S;
 constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;

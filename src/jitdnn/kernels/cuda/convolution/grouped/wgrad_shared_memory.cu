@@ -1,13 +1,16 @@
-// Few channels a group, gradient of the filter, through shared memory. See wgrad.py.
+// wgrad of grouped convolutions, through shared memory: for each tap, dy transposed times x.
 //
-// A block takes BLOCK_SLICES slices of SLICE_GROUPS neighbouring groups, or one of the SLICE_PARTS parts of the
-// outputs of a slice of one large group, and TILE_TAPS rows of taps, and one tile after the other: TILE_ROWS x
-// TILE_COLUMNS outputs of TILE_IMAGES images; STAGES tiles are in use or under way. Staged are dy, output after
-// output, with zeros up to a multiple of 16, and the rows of x that they meet; rows and columns of x that lie a
-// stride apart are neighbours, so that a tap is a constant distance, and ROW_PAD and IMAGE_PAD times 16 bytes behind
-// each row and image put 8 outputs into 8 different places of the banks. A warp sums 16 channels of dy times 16 of x
-// over some of the tile's steps of 16 outputs, each with one fragment of dy and one of x for each tap. Warps of the
-// same channels add up in shared memory, and only what is within groups leaves the block.
+// A thread block takes BLOCK_SLICES slices of SLICE_GROUPS neighbouring groups (or, of one large group, one of
+// SLICE_PARTS parts of its outputs) and TILE_TAPS rows of taps. It takes one tile after the other, every WORKERS-th:
+// TILE_ROWS x TILE_COLUMNS outputs of TILE_IMAGES images. STAGES tiles are in use or in flight:
+//
+//     stage            x: TILE_IMAGES images with 16 * IMAGE_PAD bytes behind each, of X_ROWS rows with 16 * ROW_PAD
+//                      bytes behind each, of X_COLUMNS pixels; rows and columns a stride apart are neighbours
+//                      dy: from Y_START on, one output after the other, with zeros up to a multiple of 16
+//
+// So a tap is a constant distance, and 8 outputs are in 8 different groups of four banks. A warp sums 16 channels of
+// dy times 16 of x over some of the tile's steps of 16 outputs, with one fragment of dy and, for each tap, one of x.
+// The warps of the same channels add their sums in shared memory, and only what is within groups is stored.
 
 constexpr int TAPS = TAPS_R * TAPS_S, TILE_ALL = TILE_TAPS * TAPS_S;
 constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT / SLICE_PARTS;

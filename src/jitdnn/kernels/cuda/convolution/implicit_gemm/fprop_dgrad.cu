@@ -48,7 +48,7 @@
 //     IS_RESULT_VECTOR     0 or 1      whether eight channels are stored at once
 //     ROWS_FIRST           0 or 1      whether neighbouring threads store neighbouring pixels
 //     IS_DATA_PACKED, IS_FILTER_PACKED 0 or 1; DATA_AT, FILTER_AT: bytes into the workspace, where the packed ones are
-//     HAS_EPILOGUE         0 or 1      EPILOGUE(sum, image, channel, a, b, c) and EPILOGUE_PARAMETERS, _ARGUMENTS apply it
+//     HAS_EPILOGUE         0 or 1      EPILOGUE(sum, image, channel, a, b, c), EPILOGUE_PARAMETERS and _ARGUMENTS
 
 struct Phase {
     int results[3], first_result[3], taps[3], data_offset[3], start[3];  // see PhaseAxis; start is its first_tap
