@@ -1,7 +1,7 @@
 """Depthwise convolutions on CUDA: each channel is filtered alone, in all three directions.
 
-`depthwise_sliding` lets rows slide through registers and multiplies on the ordinary units: few taps, any stride,
-dilation and layout. `depthwise_banded` multiplies by banded matrices on the matrix units: half precision, channels
+`depthwise_sliding` lets rows slide through registers and multiplies on the CUDA cores: few taps, any stride,
+dilation and layout. `depthwise_banded` multiplies by banded matrices on the tensor cores: half precision, channels
 last, stride 1, filters of any width.
 """
 

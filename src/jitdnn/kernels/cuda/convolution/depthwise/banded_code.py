@@ -13,7 +13,7 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_code import (
     epilogue_text,
     reduce_launch,
 )
-from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import reach
+from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import max_offset
 
 
 def launch(plan: Banded, epilogue: Epilogue | None = None) -> tuple[Source, list[Launch]]:
@@ -25,7 +25,7 @@ def launch(plan: Banded, epilogue: Epilogue | None = None) -> tuple[Source, list
     )
     text = functions + read_text("cuda/convolution/depthwise", *files)
     source = Source("depthwise_banded", text, (*_defines(plan), *defines), "cuda", spills=True)
-    return source, [Launch("depthwise", plan.groups, plan.threads, plan.shared)]
+    return source, [Launch("depthwise", plan.grid_blocks, plan.threads, plan.shared)]
 
 
 def wgrad_launch(plan: BandedWgrad) -> tuple[Source, list[Launch]]:
@@ -37,7 +37,7 @@ def wgrad_launch(plan: BandedWgrad) -> tuple[Source, list[Launch]]:
     )
     text = read_text("cuda/convolution/depthwise", *files)
     source = Source("depthwise_banded_filter", text, _wgrad_defines(plan), "cuda", spills=True)
-    grid = (plan.strips, plan.parts)
+    grid = (plan.strips, plan.splits)
     return source, [
         Launch("depthwise_wgrad", grid, plan.threads, plan.shared),
         reduce_launch(plan.window),
@@ -45,17 +45,17 @@ def wgrad_launch(plan: BandedWgrad) -> tuple[Source, list[Launch]]:
 
 
 def _defines(plan: Banded) -> Defines:
-    cut = plan.cut
+    blocking = plan.blocking
     return (
         *defines_of_window(plan.window, plan.axes),
         *_shape_defines(plan),
-        ("STEP_ROWS", cut.rows),
+        ("STEP_ROWS", blocking.rows),
         ("WARP_CHANNELS", plan.own_channels),
         ("TAPS_IN_SHARED", int(plan.is_rolling)),
         ("OUT_PLANE", plan.out_plane),
         ("ALTERNATE", int(not plan.is_rolling)),
         ("MIN_BLOCKS", min(plan.resident, 2)),
-        ("OFFSET", plan.window.shift(reach(plan.window))),
+        ("OFFSET", plan.window.shift(max_offset(plan.window))),
     )
 
 
@@ -64,22 +64,38 @@ def _wgrad_defines(plan: BandedWgrad) -> Defines:
         *defines_of_window(plan.window, plan.axes),
         *(pair for pair in _shape_defines(plan) if pair[0] != "WARPS"),
         ("WARPS", plan.warps),
-        ("STEP_ROWS", plan.cut.rows),
+        ("STEP_ROWS", plan.blocking.rows),
         ("WARP_CHANNELS", 1),
         ("WARP_TAP_ROWS", plan.tap_rows),
         ("TAP_WARPS", plan.tap_warps),
         ("DY_PLANE", plan.dy_plane),
-        ("SPLITS", plan.parts),
+        ("SPLITS", plan.splits),
         ("MIN_BLOCKS", min(plan.resident, 2)),
-        ("OFFSET", plan.window.shift(reach(plan.window))),
+        ("OFFSET", plan.window.shift(max_offset(plan.window))),
     )
 
 
 def _shape_defines(plan: Banded) -> Iterator[tuple[str, object]]:
-    cut = plan.cut
-    yield from (("BLOCK_CHANNELS", cut.channels), ("VECTOR", plan.width), ("SEGMENT_TILES", cut.segment), ("LINES", cut.lines))
-    yield from (("SEGMENTS", 1 if cut.along else cut.segments), ("CHUNKS", cut.chunks), ("BLOCK_ROWS", cut.strip))
-    yield from (("BLOCKS", plan.band.blocks), ("SHIFT", f"({plan.band.shift})"), ("MMA_TILES", cut.tiles))
+    blocking = plan.blocking
+    yield from (
+        ("BLOCK_CHANNELS", blocking.channels),
+        ("VECTOR", plan.width),
+        ("SEGMENT_TILES", blocking.segment),
+        ("LINES", blocking.lines),
+    )
+    yield from (
+        ("SEGMENTS", 1 if blocking.is_one_row else blocking.segments),
+        ("CHUNKS", blocking.chunks),
+        ("BLOCK_ROWS", blocking.strip),
+    )
+    yield from (
+        ("BLOCKS", plan.band.blocks),
+        ("SHIFT", f"({plan.band.shift})"),
+        ("MMA_TILES", blocking.tiles),
+    )
     yield from (("LINE_BLOCKS", plan.line_blocks), ("PLANE", plan.plane), ("SLOTS", plan.slots))
-    yield from (("ROW_FIRST", plan.first_row), ("ROW_END", plan.end_row), ("WARPS", cut.warps))
-    yield from (("ROW_SHIFT", 8 * cut.segment if cut.along else 0), ("LINE_COUNT", plan.line_count))
+    yield from (("ROW_FIRST", plan.first_row), ("ROW_END", plan.end_row), ("WARPS", blocking.warps))
+    yield from (
+        ("ROW_SHIFT", 8 * blocking.segment if blocking.is_one_row else 0),
+        ("LINE_COUNT", plan.line_count),
+    )

@@ -13,12 +13,12 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_cost import reduce_second
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import widths
 from jitdnn.kernels.cuda.cost import DEPTHWISE_CLOCK, LAUNCH_SECONDS, MMA_CYCLES
 
-_UNKNOWN = 1.33  # what the account of this method leaves out
-_WGRAD_UNKNOWN = 1.25  # what the account of this method leaves out
+_UNMODELLED = 1.33  # what the account of this method leaves out
+_WGRAD_UNMODELLED = 1.25  # what the account of this method leaves out
 
 
 def refuse(window: Window) -> str | None:
-    """Why a window is not for the matrix units, if it is not."""
+    """Why a window is not for the tensor cores, if it is not."""
     if window.dtype == "f32":
         return "its products are of half precision: f32 is for depthwise_sliding"
     if not window.is_channels_last:
@@ -42,9 +42,14 @@ def candidates(window: Window, device: GpuDevice) -> list[Banded]:
     if wide.taps < height.taps or wide.count < 8 < height.count:
         orders = [*orders, (depth, wide, height)]
     for axes in orders:
-        for cut in blockings(window, axes, width):
+        for blocking in blockings(window, axes, width):
             plan = Banded(
-                window, axes, width, cut, bands(axes[2], cut.segments, cut.segment), device.shared_bytes
+                window,
+                axes,
+                width,
+                blocking,
+                best_band(axes[2], blocking.segments, blocking.segment),
+                device.shared_bytes,
             )
             if plan.fits:
                 found.append(plan)
@@ -60,35 +65,35 @@ def wgrad_candidates(window: Window, device: GpuDevice) -> list[BandedWgrad]:
     if wide.taps < height.taps or wide.count < 8 < height.count:
         orders = [*orders, (depth, wide, height)]
     for axes in orders:
-        for cut in _single(blockings(window, axes, width)):
-            band = bands(axes[2], cut.segments, cut.segment)
+        for blocking in _single(blockings(window, axes, width)):
+            band = best_band(axes[2], blocking.segments, blocking.segment)
             halves = -(-band.blocks // 2)
             most = max(1, min(axes[1].taps, 112 // (4 * halves)))
             rows = -(-axes[1].taps // -(-axes[1].taps // most))
             for tap_warps in sorted({1, min(2, -(-axes[1].taps // rows))}):
-                plan = BandedWgrad(window, axes, width, cut, band, device.shared_bytes, rows, tap_warps)
+                plan = BandedWgrad(window, axes, width, blocking, band, device.shared_bytes, rows, tap_warps)
                 if plan.warps <= 16 and plan.fits:
-                    found.append(_with_parts(plan, device))
+                    found.append(_with_splits(plan, device))
     return found
 
 
 def _single(found: Iterator[Blocking]) -> Iterator[Blocking]:
-    """Those whose groups have 16 tiles, and a channel a warp."""
-    return (cut for cut in found if cut.tiles == 1 and cut.warps == cut.channels)
+    """Those whose thread blocks have 16 tiles, and a channel a warp."""
+    return (blocking for blocking in found if blocking.tiles == 1 and blocking.warps == blocking.channels)
 
 
-def _with_parts(plan: BandedWgrad, device: GpuDevice) -> BandedWgrad:
+def _with_splits(plan: BandedWgrad, device: GpuDevice) -> BandedWgrad:
     wanted = max(1, device.multiprocessors * plan.resident // plan.strips)
-    parts = max(1, min(wanted, plan.line_groups))
-    rounds = -(-plan.line_groups // parts)
-    return replace(plan, parts=-(-plan.line_groups // rounds))
+    splits = max(1, min(wanted, plan.line_groups))
+    rounds = -(-plan.line_groups // splits)
+    return replace(plan, splits=-(-plan.line_groups // rounds))
 
 
 def blockings(window: Window, axes: tuple[Axis, Axis, Axis], width: int) -> Iterator[Blocking]:
     """Every sensible way to cut a window."""
     _, rows, banded = axes
     tiles = -(-banded.count // TILE)
-    along = rows.taps == 1 and rows.count == 1 and tiles > 16
+    is_one_row = rows.taps == 1 and rows.count == 1 and tiles > 16
     for sixteens in (1, 2):
         most = 16 * sixteens
         pieces = {-(-tiles // -(-tiles // most)), min(tiles, most), min(tiles, most // 2)}
@@ -102,8 +107,8 @@ def blockings(window: Window, axes: tuple[Axis, Axis, Axis], width: int) -> Iter
                     warps = channels // own
                     if warps > 16:
                         continue
-                    base = Blocking(channels, warps, lines, segment, segments, 1, 1, 1, sixteens, along)
-                    yield from _strips(base, segments if along else rows.count)
+                    base = Blocking(channels, warps, lines, segment, segments, 1, 1, 1, sixteens, is_one_row)
+                    yield from _strips(base, segments if is_one_row else rows.count)
 
 
 def _strips(base: Blocking, count: int) -> Iterator[Blocking]:
@@ -117,22 +122,24 @@ def _strips(base: Blocking, count: int) -> Iterator[Blocking]:
             yield replace(base, rows=rows, strip=strip, chunks=-(-count // strip))
 
 
-def bands(axis: Axis, segments: int, tiles: int) -> Band:
+def best_band(axis: Axis, segments: int, tiles: int) -> Band:
     """The fewest blocks that reach all columns that are not padding."""
     found: list[Band] = []
-    start, end = axis.input.places(axis.phases)
+    start, end = axis.input.positions(axis.phases)
     start, end = start - axis.start, end - axis.start
-    for ahead in range(8):
-        first, last = 0, (TILE - 1 + axis.taps - 1 + ahead) // 8
+    for prefetch in range(8):
+        first, last = 0, (TILE - 1 + axis.taps - 1 + prefetch) // 8
         if segments == 1:
             # blocks that are padding to every tile of the line
             used = [
                 b
                 for b in range(first, last + 1)
-                if any(8 * (j + b) - ahead < end and 8 * (j + b) - ahead + 7 >= start for j in range(tiles))
+                if any(
+                    8 * (j + b) - prefetch < end and 8 * (j + b) - prefetch + 7 >= start for j in range(tiles)
+                )
             ]
             first, last = (used[0], used[-1]) if used else (0, 0)
-        found.append(Band(8 * first - ahead, last - first + 1))
+        found.append(Band(8 * first - prefetch, last - first + 1))
     return min(found, key=lambda band: (band.blocks, -band.shift))
 
 
@@ -144,87 +151,93 @@ def seconds(plan: Banded, device: GpuDevice) -> float:
 
 
 def _fprop_dgrad_seconds(plan: Banded, device: GpuDevice) -> float:
-    clocks, steps = _clocks_of_group(plan)
+    cycles, steps = _cycles_of_block(plan)
     resident = plan.resident
     width = device.multiprocessors * resident
-    waves = math.ceil(plan.groups / width) if plan.groups < 6 * width else plan.groups / width + 0.5
-    together = min(resident, -(-plan.groups // device.multiprocessors))
-    # a group waits for its first rows, and for the next at each barrier
-    waiting = 2500 + 700 * steps
-    busy = waves * max(clocks * together * 1.25, waiting + clocks)
+    waves = (
+        math.ceil(plan.grid_blocks / width)
+        if plan.grid_blocks < 6 * width
+        else plan.grid_blocks / width + 0.5
+    )
+    overlapped = min(resident, -(-plan.grid_blocks // device.multiprocessors))
+    # a thread block waits for its first rows, and for the next at each barrier
+    latency = 2500 + 700 * steps
+    busy = waves * max(cycles * overlapped * 1.25, latency + cycles)
     # two channels of a warp leave it fewer registers to fetch ahead with, taps in shared memory are fetched late
     busy *= (1.07 if plan.own_channels > 1 else 1) * (1.4 if plan.is_rolling else 1)
-    transfer = plan.window.bytes_moved * (plan.blocks_read / plan.cut.segment + 3) / 4 / device.bandwidth
-    if plan.cut.channels * 2 < 32 < plan.window.channels * 2:
+    transfer = plan.window.bytes_moved * (plan.blocks_read / plan.blocking.segment + 3) / 4 / device.bandwidth
+    if plan.blocking.channels * 2 < 32 < plan.window.channels * 2:
         transfer *= 1.35  # half of what memory hands out at a time is for another group
-    wasted = waves * width / max(1, plan.groups)
-    return float(LAUNCH_SECONDS + _UNKNOWN * max(busy / DEPTHWISE_CLOCK, transfer * min(1.5, wasted) * 1.15))
+    wasted = waves * width / max(1, plan.grid_blocks)
+    return float(
+        LAUNCH_SECONDS + _UNMODELLED * max(busy / DEPTHWISE_CLOCK, transfer * min(1.5, wasted) * 1.15)
+    )
 
 
-def _clocks_of_group(plan: Banded) -> tuple[float, int]:
-    """Clocks of a multiprocessor that a group keeps busy, and its steps."""
-    cut, (taps, _) = plan.cut, plan.taps
-    steps = -(-cut.strip // cut.rows)
+def _cycles_of_block(plan: Banded) -> tuple[float, int]:
+    """Clocks of a multiprocessor that a thread block keeps busy, and its steps."""
+    blocking, (taps, _) = plan.blocking, plan.taps
+    steps = -(-blocking.strip // blocking.rows)
     halves = -(-plan.band.blocks // 2)
     products = moved = 0.0
     for step in range(steps):
-        first, end = step * cut.rows, step * cut.rows + cut.rows + taps - 1
+        first, end = step * blocking.rows, step * blocking.rows + blocking.rows + taps - 1
         rows = range(max(first, plan.first_row), min(end, plan.end_row))
         moved += len(rows)
-        products += sum(min(r - first, taps - 1) - max(0, r - first - cut.rows + 1) + 1 for r in rows)
-    fragments = cut.channels * cut.tiles * halves
+        products += sum(min(r - first, taps - 1) - max(0, r - first - blocking.rows + 1) + 1 for r in rows)
+    fragments = blocking.channels * blocking.tiles * halves
     matrix = products * fragments * MMA_CYCLES
-    conflicts = plan._conflicts(plan.line_blocks)[0] / (2 * cut.tiles)
+    conflicts = plan._conflicts(plan.line_blocks)[0] / (2 * blocking.tiles)
     reading = moved * fragments * 4 * conflicts
     if plan.is_rolling:
-        reading += moved * cut.channels * plan.band.blocks
+        reading += moved * blocking.channels * plan.band.blocks
     height = plan.end_row - plan.first_row
-    packs = cut.lines * plan.blocks_read * 4 * (cut.channels // plan.width)
-    results = cut.strip * cut.lines * cut.segment * 4 * (cut.channels // plan.width)
-    turning = (height * packs + results) * plan.width / 32 * 2.2
+    packs = blocking.lines * plan.blocks_read * 4 * (blocking.channels // plan.width)
+    results = blocking.strip * blocking.lines * blocking.segment * 4 * (blocking.channels // plan.width)
+    swizzling = (height * packs + results) * plan.width / 32 * 2.2
     # accesses of memory: a line of the cache each, and instructions around them
-    passing = (height * packs + results) * 2 / max(1, cut.channels // plan.width)
+    accessing = (height * packs + results) * 2 / max(1, blocking.channels // plan.width)
     issued = (products * fragments * 1.2 + moved * fragments * 3) / 4
     issued += (height * packs + results) * (3 * plan.width + 40) / 32 / 4
-    return max(matrix, issued, reading + turning + passing) + 0.35 * min(matrix, issued), steps
+    return max(matrix, issued, reading + swizzling + accessing) + 0.35 * min(matrix, issued), steps
 
 
 def _wgrad_seconds(plan: BandedWgrad, device: GpuDevice) -> float:
-    cut, (taps, _) = plan.cut, plan.taps
+    blocking, (taps, _) = plan.blocking, plan.taps
     halves = -(-plan.band.blocks // 2)
-    steps = -(-cut.strip // cut.rows)
+    steps = -(-blocking.strip // blocking.rows)
     height = plan.end_row - plan.first_row
     pieces = min(plan.tap_warps, plan.tap_groups)
     products = loaded = 0.0
     for step in range(steps):
         for piece in range(pieces):
-            first = step * cut.rows + piece * plan.tap_rows
-            rows = min(first + cut.rows + plan.tap_rows - 1, plan.end_row) - max(first, plan.first_row)
+            first = step * blocking.rows + piece * plan.tap_rows
+            rows = min(first + blocking.rows + plan.tap_rows - 1, plan.end_row) - max(first, plan.first_row)
             loaded += max(0, rows)
-            products += max(0, rows) * cut.rows * plan.tap_rows / (cut.rows + plan.tap_rows - 1)
-    fragments = cut.channels * halves
+            products += max(0, rows) * blocking.rows * plan.tap_rows / (blocking.rows + plan.tap_rows - 1)
+    fragments = blocking.channels * halves
     matrix = products * fragments * MMA_CYCLES
     conflicts = plan._conflicts(plan.line_blocks)[0] / 2
-    reading = loaded * fragments * 4 * conflicts + steps * cut.rows * cut.channels * pieces * 2
-    chunks = cut.channels // plan.width
-    packs = height * cut.lines * plan.blocks_read * 4 * chunks
-    packs += cut.strip * cut.lines * cut.segment * 4 * chunks
-    turning, passing = packs * plan.width / 32 * 1.3, packs * 2 / max(1, chunks)
+    reading = loaded * fragments * 4 * conflicts + steps * blocking.rows * blocking.channels * pieces * 2
+    chunks = blocking.channels // plan.width
+    packs = height * blocking.lines * plan.blocks_read * 4 * chunks
+    packs += blocking.strip * blocking.lines * blocking.segment * 4 * chunks
+    swizzling, accessing = packs * plan.width / 32 * 1.3, packs * 2 / max(1, chunks)
     issued = (products * fragments * 1.2 + loaded * fragments * 4) / 4 + packs * (3 * plan.width + 40) / 128
-    clocks = max(matrix, issued, reading + turning + passing) + 0.35 * min(matrix, issued)
-    rounds = math.ceil(plan.line_groups / plan.parts)
-    groups = plan.strips * plan.parts
-    waves = math.ceil(groups / (device.multiprocessors * plan.resident))
-    together = min(plan.resident, -(-groups // device.multiprocessors))
-    waiting = 2500 * (1 + (taps > 1)) + 700 * steps
-    busy = waves * rounds * max(clocks * together * 1.25, waiting + clocks)
-    used = min(1.0, groups / device.multiprocessors)
+    cycles = max(matrix, issued, reading + swizzling + accessing) + 0.35 * min(matrix, issued)
+    rounds = math.ceil(plan.line_groups / plan.splits)
+    grid_blocks = plan.strips * plan.splits
+    waves = math.ceil(grid_blocks / (device.multiprocessors * plan.resident))
+    overlapped = min(plan.resident, -(-grid_blocks // device.multiprocessors))
+    latency = 2500 * (1 + (taps > 1)) + 700 * steps
+    busy = waves * rounds * max(cycles * overlapped * 1.25, latency + cycles)
+    used = min(1.0, grid_blocks / device.multiprocessors)
     again = -(-plan.tap_groups // plan.tap_warps)
     transfer = plan.window.bytes_moved * (1 + 0.4 * (again - 1)) / device.bandwidth / used
     return (
         LAUNCH_SECONDS
-        + _WGRAD_UNKNOWN
+        + _WGRAD_UNMODELLED
         * max(busy / DEPTHWISE_CLOCK, transfer * 1.15)
-        * (1 + 0.04 * plan.is_crowded * (cut.rows - 4))
-        + reduce_seconds(plan.window, plan.parts, device)
+        * (1 + 0.04 * plan.is_crowded * (blocking.rows - 4))
+        + reduce_seconds(plan.window, plan.splits, device)
     )

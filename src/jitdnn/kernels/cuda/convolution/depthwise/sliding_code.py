@@ -12,7 +12,7 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     SlidingWgrad,
     column_packs,
     is_dense,
-    reach,
+    max_offset,
 )
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
 
@@ -24,14 +24,14 @@ def launch(plan: Sliding, epilogue: Epilogue | None = None) -> tuple[Source, lis
     functions, defines = epilogue_text(plan.window, plan.axes, epilogue)
     text = functions + read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, "sliding.cu")
     source = Source("depthwise_sliding", text, (*_defines(plan), *defines), "cuda", spills=True)
-    return source, [Launch("depthwise", plan.groups, plan.tile.threads)]
+    return source, [Launch("depthwise", plan.grid_blocks, plan.tile.threads)]
 
 
 def wgrad_launch(plan: SlidingWgrad) -> tuple[Source, list[Launch]]:
     files = ("sliding_wgrad.cu", "wgrad_reduce.cu")
     text = read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, *files)
     source = Source("depthwise_sliding_filter", text, _wgrad_defines(plan), "cuda", spills=True)
-    grid = (plan.strips, plan.tile.parts)
+    grid = (plan.strips, plan.tile.splits)
     return source, [Launch("depthwise_wgrad", grid, plan.tile.threads), reduce_launch(plan.window)]
 
 
@@ -49,7 +49,7 @@ def _defines(plan: Sliding) -> Defines:
         ("TILE_COLUMNS", tile.columns),
         ("TILE_DEPTHS", tile.depths),
         ("BLOCK_ROWS", tile.rows),
-        ("PREFETCH", tile.ahead),
+        ("PREFETCH", tile.prefetch),
         ("W_DENSE", int(is_dense(plan.window, plan.axes))),
         ("IN_PACK", packs[0]),
         ("OUT_PACK", packs[1]),
@@ -58,7 +58,7 @@ def _defines(plan: Sliding) -> Defines:
         ("THREAD_COUNT", tile.threads),
         ("MIN_BLOCKS", min(plan.resident, max(1, 1024 // tile.threads))),
         ("INDEX", "u32" if plan.units + 1024 < 2**32 else "u64"),
-        ("OFFSET", plan.window.shift(reach(plan.window))),
+        ("OFFSET", plan.window.shift(max_offset(plan.window))),
     )
 
 
@@ -70,16 +70,16 @@ def _wgrad_defines(plan: SlidingWgrad) -> Defines:
         ("THREAD_CHANNELS", tile.channels),
         ("TILE_COLUMNS", tile.columns),
         ("TILE_DEPTHS", tile.depths),
-        ("PREFETCH", tile.ahead),
+        ("PREFETCH", tile.prefetch),
         ("UNROLLED_STEPS", plan.round),
         ("BLOCK_ROWS", tile.rows),
         ("BLOCK_PACKS", tile.side),
         ("IN_PACK", pack),
         ("ALIGNMENT", max(tile.channels, pack)),
-        ("SPLITS", tile.parts),
+        ("SPLITS", tile.splits),
         ("THREAD_COUNT", tile.threads),
         ("MIN_BLOCKS", plan.resident),
-        ("OFFSET", plan.window.shift(reach(plan.window))),
+        ("OFFSET", plan.window.shift(max_offset(plan.window))),
     )
 
 

@@ -16,15 +16,15 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     SlidingWgrad,
     Tile,
     column_packs,
-    most_registers,
+    max_registers,
     widths,
 )
 from jitdnn.kernels.cuda.cost import DEPTHWISE_CLOCK, LAUNCH_SECONDS
 from jitdnn.tensor.dtypes import DTYPES
 
-MOST_REGISTERS = 200  # that a tile's numbers may take
+MAX_REGISTERS = 200  # that a tile's numbers may take
 MAX_WGRAD_REGISTERS = 205
-LATENCY = 0.7e-6  # of the memory, when it is busy
+MEMORY_LATENCY = 0.7e-6  # of the memory, when it is busy
 
 
 def candidates(window: Window) -> list[Sliding]:
@@ -34,23 +34,23 @@ def candidates(window: Window) -> list[Sliding]:
         depth, _, width = axes
         for channels in widths(window):
             packs = window.channels // channels
-            side = sides(packs, channels * DTYPES[window.dtype]) if window.has_channel_lanes else 1
+            side = side_packs(packs, channels * DTYPES[window.dtype]) if window.has_channel_lanes else 1
             for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
-                for depths, ahead in itertools.product(tilings(depth, (1, 2, 3, 4)), (1, 2, 4)):
-                    tile = Tile(channels, columns, depths, 1, side, 128, ahead=ahead)
-                    found += _divided(Sliding(window, axes, tile))
+                for depths, prefetch in itertools.product(tilings(depth, (1, 2, 3, 4)), (1, 2, 4)):
+                    tile = Tile(channels, columns, depths, 1, side, 128, prefetch=prefetch)
+                    found += _variants(Sliding(window, axes, tile))
     return found
 
 
-def _divided(whole: Sliding) -> Iterator[Sliding]:
-    """The plan with its rows and threads divided among groups in every sensible way."""
-    if whole.registers > MOST_REGISTERS or whole.products > 1600:
+def _variants(whole: Sliding) -> Iterator[Sliding]:
+    """The plan with its rows and threads divided among thread blocks in every sensible way."""
+    if whole.registers > MAX_REGISTERS or whole.products > 1600:
         return
     side = whole.tile.side
     for threads in (64, 128, 256):
         even = -(-threads // side) * side
         size = even if even <= 384 and even % 32 == 0 else threads
-        if whole.registers + EXTRA_REGISTERS > most_registers(size):
+        if whole.registers + EXTRA_REGISTERS > max_registers(size):
             continue
         for chunks in (1, 2, 4, 8, 16, 32):
             rows = -(-whole.blocks // chunks)
@@ -66,40 +66,40 @@ def wgrad_candidates(window: Window, device: GpuDevice) -> list[SlidingWgrad]:
         depth, slide, width = axes
         for channels in widths(window):
             packs = window.channels // channels
-            side = sides(packs, channels * DTYPES[window.dtype])
+            side = side_packs(packs, channels * DTYPES[window.dtype])
             if not window.has_channel_lanes:
                 side = 1
             for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
-                for depths, ahead in itertools.product(tilings(depth, (1, 2)), (1, 2)):
-                    tile = Tile(channels, columns, depths, 1, side, 128, ahead=ahead)
+                for depths, prefetch in itertools.product(tilings(depth, (1, 2)), (1, 2)):
+                    tile = Tile(channels, columns, depths, 1, side, 128, prefetch=prefetch)
                     least = SlidingWgrad(window, axes, tile)
                     if least.registers > MAX_WGRAD_REGISTERS:
                         continue
-                    # with few rows on their way the compiler can do with less, unless there are planes to address
-                    least_extra = 20 if depth.taps == ahead == 1 else EXTRA_WGRAD_REGISTERS
+                    # with few rows in flight the compiler can do with less, unless there are planes to address
+                    least_extra = 20 if depth.taps == prefetch == 1 else EXTRA_WGRAD_REGISTERS
                     for threads in (64, 128, 192, 256, 384):
                         if threads < side or (threads // side) * side * 8 < threads * 7:
                             continue
-                        if least.registers + least_extra > most_registers(threads):
+                        if least.registers + least_extra > max_registers(threads):
                             continue
                         for chunks in (1, 2, 4, 8, 16, 32):
                             rows = -(-slide.count // chunks)
                             if chunks > 1 and rows < 3 * least.steps:
                                 break
                             plan = replace(least, tile=replace(tile, rows=rows, threads=threads))
-                            found.append(_with_parts(plan, device))
+                            found.append(_with_splits(plan, device))
     return found
 
 
-def _with_parts(plan: SlidingWgrad, device: GpuDevice) -> SlidingWgrad:
-    """The plan with as many parts as give each multiprocessor the same, by the model the best number, of groups."""
+def _with_splits(plan: SlidingWgrad, device: GpuDevice) -> SlidingWgrad:
+    """The plan split so that each multiprocessor has the same number of thread blocks: the number with the least time."""
     found = []
     for each in range(1, plan.resident + 1):
         wanted = max(1, min(device.multiprocessors * each // plan.strips, 4096))
         rounds = -(-plan.items // (wanted * plan.slots))
-        # fewer parts with the same rounds
-        parts = max(1, -(-plan.items // (rounds * plan.slots)))
-        found.append(replace(plan, tile=replace(plan.tile, parts=parts)))
+        # fewer splits with the same rounds
+        splits = max(1, -(-plan.items // (rounds * plan.slots)))
+        found.append(replace(plan, tile=replace(plan.tile, splits=splits)))
     return min(found, key=lambda plan: _wgrad_seconds(plan, device))
 
 
@@ -114,7 +114,7 @@ def orders(window: Window) -> list[tuple[Axis, Axis, Axis]]:
     return found
 
 
-def sides(packs: int, size: int, most: int = 64) -> int:
+def side_packs(packs: int, size: int, most: int = 64) -> int:
     """How many of a pixel's packs of `size` bytes lie side by side: a divisor, of whole 32 bytes if there is one."""
     best = 1
     for side in range(1, min(packs, most) + 1):
@@ -154,29 +154,31 @@ def _fprop_dgrad_seconds(plan: Sliding, device: GpuDevice) -> float:
     steps = tile.rows + plan.steps - 1
     if tile.rows >= plan.blocks:
         steps = max(plan.axes[1].input.extent // plan.axes[1].input.pitch // plan.rows_in, 1)
-    warps = plan.groups * tile.threads / 32
+    warps = plan.grid_blocks * tile.threads / 32
     width = device.multiprocessors * plan.resident
-    waves = math.ceil(plan.groups / width)
+    waves = math.ceil(plan.grid_blocks / width)
     if waves == 1:
-        filled = math.ceil(plan.groups / device.multiprocessors) * device.multiprocessors / plan.groups
+        filled = (
+            math.ceil(plan.grid_blocks / device.multiprocessors) * device.multiprocessors / plan.grid_blocks
+        )
     else:
-        filled = waves * width / plan.groups if waves < 4 else 1 + 0.5 * width / plan.groups
+        filled = waves * width / plan.grid_blocks if waves < 4 else 1 + 0.5 * width / plan.grid_blocks
     # few warps leave gaps between dependent instructions
     gaps = 0.6 + 1.7 / max(0.75, plan.resident * tile.threads / 128)
-    clocks = steps * warps * max(issued / 4 * gaps, accesses) / device.multiprocessors
-    busy = clocks / DEPTHWISE_CLOCK * filled**0.9
-    # a step waits for its rows: what is on its way at once bounds the bandwidth
-    threads = tile.threads * min(plan.resident, plan.groups / device.multiprocessors)
-    in_flight = tile.ahead * threads * plan.own * tile.channels * plan.element
-    transfer = plan.window.bytes_moved / (device.bandwidth * share_of_bandwidth(in_flight))
+    cycles = steps * warps * max(issued / 4 * gaps, accesses) / device.multiprocessors
+    busy = cycles / DEPTHWISE_CLOCK * filled**0.9
+    # a step waits for its rows: what is in flight at once bounds the bandwidth
+    threads = tile.threads * min(plan.resident, plan.grid_blocks / device.multiprocessors)
+    in_flight = tile.prefetch * threads * plan.own * tile.channels * plan.element
+    transfer = plan.window.bytes_moved / (device.bandwidth * reached_bandwidth(in_flight))
     transfer *= filled**0.4 * (1 + 0.007 * max(0, 8 / (tile.channels * plan.element) - 1))
     if plan.axes[1] is plan.window.axes[2]:
         transfer *= 1.1  # what is read at a time lies scattered
     # and steps follow one another
-    chain = waves * LATENCY * (1.5 + steps / tile.ahead)
+    chain = waves * MEMORY_LATENCY * (1.5 + steps / tile.prefetch)
     more_waves = 2.4e-6 * (1 - 1 / waves)
-    together = (busy**4 + transfer**4) ** 0.25
-    return float(LAUNCH_SECONDS + more_waves + max(chain, together + 0.2 * min(busy, transfer)))
+    overlapped = (busy**4 + transfer**4) ** 0.25
+    return float(LAUNCH_SECONDS + more_waves + max(chain, overlapped + 0.2 * min(busy, transfer)))
 
 
 def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:
@@ -188,35 +190,35 @@ def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:
     accesses = reads * max(1.0, tile.channels * plan.element * 32 / 128)
     is_whole = tile.rows >= plan.axes[1].count
     steps = tile.rows + (plan.steps - 1) / (2 if is_whole else 1)
-    rounds = math.ceil(plan.items / (tile.parts * plan.slots))
-    groups = plan.strips * tile.parts
-    waves = math.ceil(groups / (device.multiprocessors * plan.resident))
-    here = min(plan.resident, -(-groups // device.multiprocessors))
+    rounds = math.ceil(plan.items / (tile.splits * plan.slots))
+    grid_blocks = plan.strips * tile.splits
+    waves = math.ceil(grid_blocks / (device.multiprocessors * plan.resident))
+    here = min(plan.resident, -(-grid_blocks // device.multiprocessors))
     warps = here * tile.threads / 32
     gaps = 1.0 + 0.95 / max(0.75, warps / 4)
     busy = waves * rounds * (steps + 1.5) * warps * max(issued / 4 * gaps, accesses) / DEPTHWISE_CLOCK
     # packs that no other thread reads
     own = plan.results * (1 + min(plan.axes[2].stride, plan.axes[2].taps) * plan.axes[1].stride)
-    used = groups / device.multiprocessors
-    in_flight = tile.ahead * min(here, used) * tile.threads * own * tile.channels * plan.element
-    share = share_of_bandwidth(in_flight, 21e3, 0.06)
+    used = grid_blocks / device.multiprocessors
+    in_flight = tile.prefetch * min(here, used) * tile.threads * own * tile.channels * plan.element
+    share = reached_bandwidth(in_flight, 21e3, 0.06)
     transfer = plan.window.bytes_moved / (device.bandwidth * share) / min(1.0, used) ** 0.23
     transfer *= 1 + 0.016 * max(0, 8 / (tile.channels * plan.element) - 1)
-    chain = waves * rounds * (steps / tile.ahead + 1) * 1.35 * LATENCY
-    together = (busy**4 + transfer**4) ** 0.25 + 0.08 * min(busy, transfer)
+    chain = waves * rounds * (steps / tile.prefetch + 1) * 1.35 * MEMORY_LATENCY
+    overlapped = (busy**4 + transfer**4) ** 0.25 + 0.08 * min(busy, transfer)
     again = 2.9e-6 * (1 - 1 / rounds) + 0.7e-6
     # wide threads have few registers to spare, narrow ones much to do beside products
-    work = max(chain, together) * (1 if is_whole else 1.02)
+    work = max(chain, overlapped) * (1 if is_whole else 1.02)
     work *= (1 + 0.02 * max(0, tile.channels - 2)) * (1 if plan.results > 2 else 1.06)
-    return float(LAUNCH_SECONDS + again + work + reduce_seconds(plan.window, tile.parts, device))
+    return float(LAUNCH_SECONDS + again + work + reduce_seconds(plan.window, tile.splits, device))
 
 
-def reduce_seconds(window: Window, parts: int, device: GpuDevice) -> float:
-    moved = 4 * parts * window.taps * window.channels
-    return 2.2e-6 + parts / 200 * 1e-6 + moved / (1.5 * device.bandwidth)
+def reduce_seconds(window: Window, splits: int, device: GpuDevice) -> float:
+    moved = 4 * splits * window.taps * window.channels
+    return 2.2e-6 + splits / 200 * 1e-6 + moved / (1.5 * device.bandwidth)
 
 
-def share_of_bandwidth(in_flight: float, enough: float = 16e3, excess: float = 0.04) -> float:
-    """Of the memory's bandwidth, what a multiprocessor's bytes on their way reach; too many get in the way."""
+def reached_bandwidth(in_flight: float, enough: float = 16e3, excess: float = 0.04) -> float:
+    """Of the memory's bandwidth, what a multiprocessor's bytes in flight reach; too many get in the way."""
     share = in_flight / enough
     return float(min(1.0, share) ** 0.5 / (1 + excess * max(0.0, share - 1)))

@@ -19,8 +19,8 @@ EXTRA_WGRAD_REGISTERS = 36  # that the compiler adds for addresses and bounds
 class Tile:
     """What a thread does: `channels` neighbours, `columns` x `depths` results, `rows` blocks of rows in turn.
 
-    `side`: packs of channels that lie side by side in a block of `threads` threads. For a filter's gradient `parts`
-    says into how many parts its sums are split. `ahead`: steps whose rows are on their way.
+    `side`: packs of channels that lie side by side in a block of `threads` threads. For a filter's gradient `splits`
+    says into how many parts its sums are split. `prefetch`: steps whose rows are in flight.
     """
 
     channels: int
@@ -29,8 +29,8 @@ class Tile:
     rows: int
     side: int
     threads: int
-    parts: int = 1
-    ahead: int = 1
+    splits: int = 1
+    prefetch: int = 1
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class Sliding:
         tile, taps = self.tile, self.window.taps
         sums = self.steps * self.rows_out * tile.depths * tile.columns * tile.channels
         reads = self.rows_in * self.planes_read * self.columns_read
-        ahead = tile.ahead * reads * max(1, tile.channels * self.element // 4)
+        prefetch = tile.prefetch * reads * max(1, tile.channels * self.element // 4)
         # numbers that are read are widened as they are used, a part of them at a time
-        return taps * tile.channels + sums + int(0.8 * reads * tile.channels) + ahead
+        return taps * tile.channels + sums + int(0.8 * reads * tile.channels) + prefetch
 
     @property
     def products(self) -> float:
@@ -113,18 +113,18 @@ class Sliding:
         return self.window.n * phases * strips * chunks * (self.window.channels // tile.channels)
 
     @property
-    def groups(self) -> int:
+    def grid_blocks(self) -> int:
         return -(-self.units // self.tile.threads)
 
     @property
     def resident(self) -> int:
-        """Groups that a multiprocessor has at a time."""
-        return min(32, resident_groups(self.registers + EXTRA_REGISTERS, self.tile.threads))
+        """Thread blocks that a multiprocessor has at a time."""
+        return min(32, resident_blocks(self.registers + EXTRA_REGISTERS, self.tile.threads))
 
 
 @dataclass(frozen=True)
 class SlidingWgrad:
-    """A window with its axes in the order depth, sliding, width, and a tile; `tile.parts` groups share the items."""
+    """wgrad: a window with its axes in the order depth, sliding, width, and a tile; `tile.splits` share the items."""
 
     window: Window
     axes: tuple[Axis, Axis, Axis]
@@ -140,9 +140,9 @@ class SlidingWgrad:
 
     @property
     def round(self) -> int:
-        """Steps that the loop's body makes: a multiple of those on their way, of whole windows unless that is long."""
-        whole = math.lcm(self.tile.ahead, self.steps)
-        return whole if whole * self.products <= 800 else self.tile.ahead
+        """Steps that the loop's body makes: a multiple of those in flight, of whole windows unless that is long."""
+        whole = math.lcm(self.tile.prefetch, self.steps)
+        return whole if whole * self.products <= 800 else self.tile.prefetch
 
     @property
     def products(self) -> int:
@@ -166,8 +166,8 @@ class SlidingWgrad:
     def registers(self) -> int:
         tile = self.tile
         words = max(1.0, tile.channels * self.element / 4)
-        ahead = int((self.reads + self.results) * words) * tile.ahead
-        return (self.window.taps + self.reads + self.steps * self.results) * tile.channels + ahead
+        prefetch = int((self.reads + self.results) * words) * tile.prefetch
+        return (self.window.taps + self.reads + self.steps * self.results) * tile.channels + prefetch
 
     @property
     def slots(self) -> int:
@@ -185,19 +185,19 @@ class SlidingWgrad:
 
     @property
     def strips(self) -> int:
-        """Groups side by side over the channels."""
+        """Thread blocks side by side over the channels."""
         return self.window.channels // (self.tile.channels * self.tile.side)
 
     @property
     def resident(self) -> int:
-        return min(7, resident_groups(self.registers + EXTRA_WGRAD_REGISTERS, self.tile.threads))
+        return min(7, resident_blocks(self.registers + EXTRA_WGRAD_REGISTERS, self.tile.threads))
 
     @property
     def workspace(self) -> int:
-        return 4 * self.tile.parts * self.window.taps * self.window.channels
+        return 4 * self.tile.splits * self.window.taps * self.window.channels
 
 
-def reach(window: Window) -> int:
+def max_offset(window: Window) -> int:
     """The largest offset within an image, of either tensor."""
     return max(
         sum(abs(s) * (e - 1) for s, e in zip(t.strides[2:], t.shape[2:], strict=True))
@@ -242,21 +242,21 @@ def is_dense(window: Window, axes: Sequence[Axis]) -> bool:
     if not window.is_channels_last or window.filter.strides[0] != window.taps:
         return False
     base = sum(axis.tap_base for axis in axes)
-    places = (
+    positions = (
         base + sum(i * axis.tap_step for i, axis in zip(index, axes, strict=True))
         for index in itertools.product(*(range(axis.taps) for axis in axes))
     )
-    return sorted(places) == list(range(window.taps))
+    return sorted(positions) == list(range(window.taps))
 
 
-def resident_groups(registers: int, threads: int) -> int:
-    """Groups of threads with so many registers each that a multiprocessor has at a time, of which it has four parts."""
+def resident_blocks(registers: int, threads: int) -> int:
+    """Thread blocks that a multiprocessor holds at a time, if threads take so many registers, in each of its quarters."""
     warps = 4 * (512 // (8 * math.ceil(min(255, registers) / 8)))
     return max(1, min(warps // math.ceil(threads / 32), 2048 // threads))
 
 
-def most_registers(threads: int) -> int:
-    """Registers that each thread of a group may have, if the group is to run at all."""
+def max_registers(threads: int) -> int:
+    """Registers that each thread of a thread block may have, if the group is to run at all."""
     return min(255, 512 // math.ceil(threads / 128) // 8 * 8)
 
 

@@ -2,7 +2,7 @@
 
 With three channels an ordinary product over channels would be mostly padding. But a row of a filter covers
 taps * channels neighbouring numbers of an interleaved row of the image: read as 32-bit words they are an operand of the
-matrix units as they stand, without im2col. Rows are staged in shared memory, whatever the layout of x.
+tensor cores as they stand, without im2col. Rows are staged in shared memory, whatever the layout of x.
 
 Floors on an H100 (3.0 TB/s; products at 400 to 500 TFLOP/s), bf16, forward: 256x3x224x224 -> 64, 7x7/2: 163 us by
 bytes, 66 GFLOP with the padded words 130 to 165 us; 128x3x224x224 -> 64, 11x11/4: 30 us by bytes, 36 to 45 us by
@@ -26,7 +26,7 @@ from jitdnn.kernels.cuda.gemm.code import ByAlignment
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 
-MOST_CHANNELS = 8
+MAX_CHANNELS = 8
 _PLANS = {"fwd": fprop_plan, "bwd_data": dgrad_plan, "bwd_filter": wgrad_plan}
 
 
@@ -44,8 +44,8 @@ class FewChannels(Algorithm):
             return f"it multiplies bf16 and f16, not {problem.x.dtype}: direct takes every type"
         if problem.groups != 1:
             return f"it takes one group of channels, there are {problem.groups}: grouped or depthwise takes several"
-        if problem.c > MOST_CHANNELS:
-            return f"it is for at most {MOST_CHANNELS} input channels, there are {problem.c}: implicit_gemm takes more"
+        if problem.c > MAX_CHANNELS:
+            return f"it is for at most {MAX_CHANNELS} input channels, there are {problem.c}: implicit_gemm takes more"
         if 0 in problem.x.shape or 0 in problem.y.shape:
             return "a tensor is empty: direct takes those"
         if epilogue is not None and problem.direction == "bwd_filter":
@@ -64,7 +64,7 @@ class FewChannels(Algorithm):
         return None
 
     def plan_of(self, problem: Convolution, device: Device) -> Plan | None:
-        """How the problem is cut on this device; None if nothing fits."""
+        """The cheapest plan on this device; None if nothing fits."""
         return _PLANS[problem.direction](problem, device)  # type: ignore[arg-type]
 
     def plan(self, problem: Convolution, device: Device) -> Plan:

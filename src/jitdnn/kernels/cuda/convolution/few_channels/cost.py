@@ -16,16 +16,16 @@ from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
 from jitdnn.kernels.cuda.cost import CLOCK, L2_BYTES_PER_CYCLE, MMA_CYCLES, RESERVED_SHARED
 from jitdnn.problems.convolution import Convolution
 
-_BARRIER = 300.0  # clocks in which a block waits for its slowest warp and the first words of a strip
-_LATENCY = 900.0  # clocks until the first bytes of a strip come
-_LAUNCH = 4000.0  # clocks that one more launch takes
-Facts = tuple[
-    int, int, float
-]  # multiprocessors, bytes of shared memory of a block, bytes a clock of a multiprocessor
+_BARRIER_CYCLES = 300.0  # cycles in which a block waits for its slowest warp and the first words of a strip
+_LATENCY_CYCLES = 900.0  # until the first bytes of a strip arrive
+_LAUNCH_CYCLES = 4000.0  # of one more launch
+
+Facts = tuple[int, int, float]
+"""Multiprocessors, bytes of shared memory that a thread block may have, bytes a cycle of a multiprocessor."""
 
 
 def facts_of(device: GpuDevice) -> Facts:
-    """What plans depend on."""
+    """The facts of a device that plans depend on."""
     return device.multiprocessors, device.shared_bytes, device.bandwidth / CLOCK / device.multiprocessors
 
 
@@ -46,103 +46,121 @@ def _best(problem: Convolution, facts: Facts, plans: object) -> Plan | None:
 
 def fprop_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
     """Every plan of a forward convolution."""
-    multiprocessors, room, rate = facts
+    multiprocessors, shared_bytes, bandwidth = facts
     shape = Shape(problem)
     for rows in _strips(shape):
         steps = -(-rows.words // 8)
-        for warps, (n, groups, shares) in [(8, t) for t in _tile_ns(problem.k, rows.phases, 8)]:
+        for warps, (n, groups, channel_blocks) in [
+            (8, t) for t in _channel_tilings(problem.k, rows.phases, 8)
+        ]:
             filter_bytes = rows.phases * steps * (groups * n * 8 * 32 + 32)
-            slot_warps = warps // (groups * rows.phases)
+            output_warps = warps // (groups * rows.phases)
             for m, stages in itertools.product((1, 2, 3, 4), (2, 1)):
-                # sums take 4 registers a tile: with more than 16 only one block has room
-                if m * n > 32 or (m > 1 and slot_warps * 16 * (m - 1) >= rows.slots):
+                # a tile of sums takes 4 registers: with more than 16 tiles only one block is resident
+                if m * n > 32 or (m > 1 and output_warps * 16 * (m - 1) >= rows.phase_outputs):
                     continue
                 shared = stages * rows.bytes + filter_bytes
-                resident = resident_blocks(shared, 2 if m * n <= 16 else 1, room)
+                resident = resident_blocks(shared, 2 if m * n <= 16 else 1, shared_bytes)
                 if not resident:
                     continue
-                turns = -(-rows.slots // (slot_warps * 16 * m))
+                rounds = -(-rows.phase_outputs // (output_warps * 16 * m))
                 step = warps * _fprop_step(m, n)
-                if m * n >= 24 and steps >= 16:  # long sums of much that is independent wait less
+                if m * n >= 24 and steps >= 16:  # many independent products hide each other's latency
                     step *= 0.87
-                compute = turns * (steps * step + warps * m * (60 + 10 * n) / 4) + fetch_clocks(rows)
+                compute = rounds * (steps * step + warps * m * (60 + 10 * n) / 4) + fetch_cycles(rows)
                 outputs = rows.down * rows.across
-                writes = 2 * outputs * min(problem.k, n * groups * 8) / rate
-                reads = 0.7 * rows.bytes / rate
-                clocks = total_clocks(
-                    rows.strips * shares, multiprocessors, resident, warps, stages, compute, reads, writes
+                writes = 2 * outputs * min(problem.k, n * groups * 8) / bandwidth
+                reads = 0.7 * rows.bytes / bandwidth
+                cycles = total_cycles(
+                    rows.strips * channel_blocks,
+                    multiprocessors,
+                    resident,
+                    warps,
+                    stages,
+                    compute,
+                    reads,
+                    writes,
                 )
-                blocks = min(rows.strips, max(1, multiprocessors * resident // shares))
+                blocks = min(rows.strips, max(1, multiprocessors * resident // channel_blocks))
                 fragments = rows.phases * steps * groups * n * 16
-                together_on_one = min(resident, -(-blocks * shares // multiprocessors))
-                setup, is_packed = filter_setup(fragments, 16, warps * 32, together_on_one, 2, 160)
-                setup += 5 * m * n  # the last tiles, behind which nothing hides
-                pack = Launch("few_channels_fprop_pack", -(-shares * fragments // 256), 256)
+                neighbours = min(resident, -(-blocks * channel_blocks // multiprocessors))
+                setup, is_packed = filter_setup(fragments, 16, warps * 32, neighbours, 2, 160)
+                setup += 5 * m * n  # the last tiles, which nothing hides
+                pack = Launch("few_channels_fprop_pack", -(-channel_blocks * fragments // 256), 256)
                 defines = shape.defines() | rows.defines() | {
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
                     "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
-                    "RESULT_C": "Y_C", "CHANNEL_BLOCKS": shares, "IS_PACKED": int(is_packed),
+                    "RESULT_C": "Y_C", "CHANNEL_BLOCKS": channel_blocks, "IS_PACKED": int(is_packed),
                     "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 else 1,
                 }  # fmt: skip
                 yield Plan(
                     tuple(defines.items()),
                     warps * 32,
-                    (blocks, shares),
+                    (blocks, channel_blocks),
                     shared,
-                    (clocks + setup) / CLOCK + 3.5e-6,
-                    workspace=16 * shares * fragments if is_packed else 0,
-                    before=pack if is_packed else None,
+                    (cycles + setup) / CLOCK + 3.5e-6,
+                    workspace=16 * channel_blocks * fragments if is_packed else 0,
+                    pack=pack if is_packed else None,
                 )
 
 
 def wgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
     """Every plan of the filter's gradient."""
-    multiprocessors, room, rate = facts
+    multiprocessors, shared_bytes, bandwidth = facts
     shape = Shape(problem)
     is_wide = shape.y_vector == 8 and problem.k % 8 == 0
-    for rows, shares in itertools.product(_strips(shape, 16), _shares(problem.k)):
-        for tiling in _wgrad_tilings(-(-problem.k // (16 * shares)), rows.words, rows.phases):
+    for rows, channel_blocks in itertools.product(_strips(shape, 16), _channel_blocks(problem.k)):
+        for tiling in _wgrad_tilings(-(-problem.k // (16 * channel_blocks)), rows.words, rows.phases):
             m, words, channel_groups, word_groups, warps, most = tiling
             channels = channel_groups * m * 16
-            if channels * (shares - 1) >= problem.k:
+            if channels * (channel_blocks - 1) >= problem.k:
                 continue  # fewer shares would do
             groups = channel_groups * word_groups * rows.phases
             block_sums = groups * 8 * m * words * 32
             outputs = rows.down * rows.across
             stage = rows.bytes + (outputs + 1) * (channels // 8 | 1) * 16
-            slot_warps = warps // groups
-            turns = -(-rows.slots // (slot_warps * 16))
-            fetch = fetch_clocks(rows) + outputs * channels / 256 * (3 if is_wide else 64)
-            compute = turns * warps * _wgrad_step(m, words, rows.across % (8 * rows.phases) == 0) + fetch
-            reads = (2 * outputs * min(problem.k, channels) + 0.7 * rows.bytes) / rate
+            output_warps = warps // groups
+            rounds = -(-rows.phase_outputs // (output_warps * 16))
+            fetch = fetch_cycles(rows) + outputs * channels / 256 * (3 if is_wide else 64)
+            compute = rounds * warps * _wgrad_step(m, words, rows.across % (8 * rows.phases) == 0) + fetch
+            reads = (2 * outputs * min(problem.k, channels) + 0.7 * rows.bytes) / bandwidth
             for stages in (2, 1):
-                shared = max(stages * stage, 4 * block_sums * (slot_warps // 2))
-                resident = resident_blocks(shared, most, room)
+                shared = max(stages * stage, 4 * block_sums * (output_warps // 2))
+                resident = resident_blocks(shared, most, shared_bytes)
                 if not resident:
                     continue
-                clocks = total_clocks(
-                    rows.strips * shares, multiprocessors, resident, warps, stages, compute, reads, 0.0
+                cycles = total_cycles(
+                    rows.strips * channel_blocks,
+                    multiprocessors,
+                    resident,
+                    warps,
+                    stages,
+                    compute,
+                    reads,
+                    0.0,
                 )
-                blocks = min(rows.strips, max(1, multiprocessors * resident // shares))
+                blocks = min(rows.strips, max(1, multiprocessors * resident // channel_blocks))
                 # within a block by halves; then parts are written, and read from the cache by the second launch
-                finish = 2.0 * block_sums / 32 * slot_warps * resident + 1000
-                finish += 2 * 4 * block_sums * shares * blocks / (rate * multiprocessors)
+                finish = 2.0 * block_sums / 32 * output_warps * resident + 1000
+                finish += 2 * 4 * block_sums * channel_blocks * blocks / (bandwidth * multiprocessors)
                 defines = shape.defines() | rows.defines() | {
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
                     "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
-                    "Y_VECTOR": 8 if is_wide else 1, "PARTIALS": blocks, "CHANNEL_BLOCKS": shares,
+                    "Y_VECTOR": 8 if is_wide else 1, "PARTIALS": blocks, "CHANNEL_BLOCKS": channel_blocks,
                 }  # fmt: skip
-                seconds = (clocks + finish) / CLOCK + 4.5e-6
-                second = Launch("few_channels_wgrad_reduce", shares * block_sums // (32 * rows.phases), 256)
-                workspace = 4 * block_sums * shares * blocks
+                seconds = (cycles + finish) / CLOCK + 4.5e-6
+                second = Launch(
+                    "few_channels_wgrad_reduce", channel_blocks * block_sums // (32 * rows.phases), 256
+                )
+                workspace = 4 * block_sums * channel_blocks * blocks
                 yield Plan(
                     tuple(defines.items()),
                     warps * 32,
-                    (blocks, shares),
+                    (blocks, channel_blocks),
                     shared,
                     seconds,
                     workspace,
-                    after=second,
+                    reduction=second,
                 )
 
 
@@ -163,21 +181,21 @@ def _strips(shape: Shape, whole: int = 2) -> Iterator[Rows]:
             yield Rows(shape, down, across)
 
 
-def _tile_ns(filters: int, phases: int, warps: int) -> Iterator[tuple[int, int, int]]:
+def _channel_tilings(filters: int, phases: int, warps: int) -> Iterator[tuple[int, int, int]]:
     """Column tiles of a warp, column groups of a block, blocks that share the channels."""
     tiles = -(-filters // 8)
     for groups in (1, 2, 4, 8):
         if warps % (groups * phases):
             continue
         least = -(-tiles // (8 * groups))
-        for shares in (least, 2 * least, 4 * least, 8 * least):
-            n = -(-tiles // (groups * shares))
+        for channel_blocks in (least, 2 * least, 4 * least, 8 * least):
+            n = -(-tiles // (groups * channel_blocks))
             n += n % 2
-            if n * groups * (shares - 1) < tiles:  # else fewer would do
-                yield n, groups, shares
+            if n * groups * (channel_blocks - 1) < tiles:  # else fewer would do
+                yield n, groups, channel_blocks
 
 
-def _shares(filters: int) -> list[int]:
+def _channel_blocks(filters: int) -> list[int]:
     """Blocks that may share the output channels."""
     tiles = -(-filters // 16)
     return [share for share in (1, 2, 3, 4, 6, 8, 16, 32, 64) if share <= tiles and tiles <= 12 * share]
@@ -211,12 +229,16 @@ def _wgrad_tilings(tiles: int, words: int, phases: int) -> tuple[tuple[int, int,
     return tuple(tiling for _, tiling in found[:4])
 
 
-def resident_blocks(shared: int, most: int, room: int) -> int:
+def resident_blocks(shared: int, most: int, shared_bytes: int) -> int:
     """Blocks that a multiprocessor holds, 0 if one has no room."""
-    return min(most, (room + RESERVED_SHARED) // (shared + RESERVED_SHARED)) if shared <= room else 0
+    return (
+        min(most, (shared_bytes + RESERVED_SHARED) // (shared + RESERVED_SHARED))
+        if shared <= shared_bytes
+        else 0
+    )
 
 
-def total_clocks(
+def total_cycles(
     strips: int,
     multiprocessors: int,
     resident: int,
@@ -231,17 +253,29 @@ def total_clocks(
     With two stages a block reads ahead while it computes; with one only its neighbours use the time.
     """
     blocks = multiprocessors * resident
-    turns = -(-strips // blocks) * resident if strips > blocks else -(-strips // multiprocessors)
-    present = warps * min(resident, -(-strips // multiprocessors))
-    compute *= 1.0 if present >= 16 else 1.12 if present >= 12 else 1.25 if present >= 8 else 2.0
+    rounds = -(-strips // blocks) * resident if strips > blocks else -(-strips // multiprocessors)
+    resident_warps = warps * min(resident, -(-strips // multiprocessors))
+    compute *= (
+        1.0
+        if resident_warps >= 16
+        else 1.12
+        if resident_warps >= 12
+        else 1.25
+        if resident_warps >= 8
+        else 2.0
+    )
     memory = reads + writes
-    alone = max(compute, memory) + 0.15 * min(compute, memory) + _BARRIER / resident
+    strip_cycles = max(compute, memory) + 0.15 * min(compute, memory) + _BARRIER_CYCLES / resident
     if stages == 1:
-        alone = max(alone, (compute + reads + writes / 2 + _LATENCY) / resident, 1.15 * max(compute, memory))
-    return turns * alone
+        strip_cycles = max(
+            strip_cycles,
+            (compute + reads + writes / 2 + _LATENCY_CYCLES) / resident,
+            1.15 * max(compute, memory),
+        )
+    return rounds * strip_cycles
 
 
-def together(reads: float, products: float, instructions: float) -> float:
+def overlapped(reads: float, products: float, instructions: float) -> float:
     """Clocks of what goes on side by side, none of it quite hidden behind the longest."""
     longest = max(reads, products, instructions)
     return 0.8 * longest + 0.2 * (reads + products + instructions)
@@ -255,15 +289,15 @@ def filter_setup(
     `fragments` of `size` bytes each are gathered element by element by the block's threads, `at_once` a thread: few of
     them by every block on the way, many once for all blocks, which then copy them.
     """
-    turns = -(-fragments // (threads * at_once))
-    gathered = turns * _LATENCY + fragments / 32 * instructions / 4 * resident
-    copied = _LAUNCH + _LATENCY + fragments * size * resident / L2_BYTES_PER_CYCLE
+    rounds = -(-fragments // (threads * at_once))
+    gathered = rounds * _LATENCY_CYCLES + fragments / 32 * instructions / 4 * resident
+    copied = _LAUNCH_CYCLES + _LATENCY_CYCLES + fragments * size * resident / L2_BYTES_PER_CYCLE
     return min(gathered, copied), copied < gathered
 
 
 def _fprop_step(m: int, n: int) -> float:
     """Clocks of a warp's m x n tiles for 8 words."""
-    return together(4 * m + 2 * n + 1, MMA_CYCLES * m * n, (12 * m + 3 * n + m * n) / 4)
+    return overlapped(4 * m + 2 * n + 1, MMA_CYCLES * m * n, (12 * m + 3 * n + m * n) / 4)
 
 
 def _wgrad_step(m: int, n: int, has_eights: bool = True) -> float:
@@ -273,7 +307,7 @@ def _wgrad_step(m: int, n: int, has_eights: bool = True) -> float:
     return 0.57 * (4 * m + 4 * n + MMA_CYCLES * 2 * m * n + instructions)
 
 
-def fetch_clocks(rows: Rows) -> float:
+def fetch_cycles(rows: Rows) -> float:
     """Clocks of a multiprocessor to stage the rows of a strip, beside the wait for memory."""
     elements = rows.rows * rows.span * rows.channels
     if rows.is_dense and rows.x_bytes == 2:  # copied 8 at a time, then moved

@@ -11,9 +11,9 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     Facts,
     facts_of,
     filter_setup,
+    overlapped,
     resident_blocks,
-    together,
-    total_clocks,
+    total_cycles,
 )
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Tiling
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choice
@@ -21,8 +21,8 @@ from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape,
 from jitdnn.kernels.cuda.cost import CLOCK, L2_BYTES_PER_CYCLE, MMA_CYCLES
 from jitdnn.problems.convolution import Convolution
 
-_CHAINED = 33.0  # clocks from one product to the next that adds to its sums
-_LETTERS = "DHW"
+_MMA_LATENCY_CYCLES = 33.0  # cycles from one product to the next that adds to its sums
+_AXES = "DHW"
 # warps of a block, down and across, and those that share the channels
 _WARPS = (
     *((4, 1, 1), (2, 2, 1), (1, 4, 1), (8, 1, 1), (4, 2, 1), (2, 4, 1), (1, 8, 1)),
@@ -42,7 +42,7 @@ def _best_dgrad(problem: Convolution, facts: Facts) -> Plan | None:
 
 def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
     """Every plan of the data's gradient."""
-    multiprocessors, room, rate = facts
+    multiprocessors, shared_bytes, bandwidth = facts
     shape = Shape(problem)
     steps = -(-problem.k // 16)
     is_wide = shape.y_vector == 8 and problem.k % 8 == 0
@@ -54,15 +54,15 @@ def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
         limit = min(255, 65536 // (tiling.warps * 32))
         if tiling.registers > limit or 2 * tiling.steps > tiling.warps * 32:
             continue
-        if (tiling.deep - 1) * tiling.down * tiling.across * tiling.handed > tiling.stage_bytes:
+        if (tiling.split_k_warps - 1) * tiling.down * tiling.across * tiling.sums_bytes > tiling.stage_bytes:
             continue
         most = min(4, 16 // tiling.warps if tiling.registers < 110 else limit // tiling.registers)
         work = tiling.work(problem.n)
-        compute = _tile_clocks(tiling, whole, is_wide)
+        compute = _tile_cycles(tiling, whole, is_wide)
         # what several blocks read comes from the cache for most of them
         once = 2 * problem.y.size / work
-        reading = (once + 0.4 * max(0.0, tiling.staged_planes * tiling.reads(whole) - once)) / rate
-        is_large = parts * part_bytes > room // 3
+        reading = (once + 0.4 * max(0.0, tiling.staged_planes * tiling.reads(whole) - once)) / bandwidth
+        is_large = parts * part_bytes > shared_bytes // 3
         if tiling.steps == 1 < steps and not is_large:
             continue
         for stages, is_streamed in (
@@ -72,21 +72,21 @@ def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 continue
             stage_bytes = tiling.stage_bytes + (part_bytes if is_streamed else 0)
             shared = stages * stage_bytes + (0 if is_streamed else parts * part_bytes)
-            resident = resident_blocks(shared, most, room)
+            resident = resident_blocks(shared, most, shared_bytes)
             if not resident:
                 continue
             streamed = tiling.staged_planes * parts * part_bytes / L2_BYTES_PER_CYCLE if is_streamed else 0.0
             waiting = (tiling.staged_planes * parts - 1) * (150.0 if stages == 2 else 900.0) / resident
-            clocks = total_clocks(
+            cycles = total_cycles(
                 work,
                 multiprocessors,
                 resident,
                 tiling.warps,
                 stages,
-                max(compute, _chain_clocks(tiling, whole) / min(resident, -(-work // multiprocessors)))
+                max(compute, _chain_cycles(tiling, whole) / min(resident, -(-work // multiprocessors)))
                 + waiting,
                 reading + streamed,
-                tiling.writes / rate,
+                tiling.writes / bandwidth,
             )
             blocks = min(work, multiprocessors * resident)
             setup, is_packed = filter_setup(
@@ -108,9 +108,9 @@ def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 tiling.warps * 32,
                 (blocks, 1),
                 shared,
-                (clocks + setup) / CLOCK + 3.5e-6,
+                (cycles + setup) / CLOCK + 3.5e-6,
                 workspace=parts * part_bytes if is_packed else 0,
-                before=pack if is_packed else None,
+                pack=pack if is_packed else None,
             )
 
 
@@ -123,42 +123,43 @@ def _tilings(shape: Shape, steps: int) -> Iterator[Tiling]:
             continue
         if (step_w > 1 and w.unit > 2 * shape.spatial[2]) or (step_h > 1 and h.unit > 2 * shape.spatial[1]):
             continue
-        for planes, rows, (down, across, deep), part in itertools.product(
+        for planes, rows, (down, across, split_k_warps), part in itertools.product(
             (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), _WARPS, sorted({steps, min(steps, 4), min(steps, 2), 1})
         ):
-            if deep > 1 and (part % deep or planes * rows > 2):
+            if split_k_warps > 1 and (part % split_k_warps or planes * rows > 2):
                 continue
             if planes > max(1, 2 * (d.reach - 1)) or planes > d.blocks:
                 continue
             if rows * down > 1 and rows * down > 2 * h.blocks:
                 continue
-            yield Tiling((d, h, w), columns, planes, rows, down, across, deep, part)
+            yield Tiling((d, h, w), columns, planes, rows, down, across, split_k_warps, part)
 
 
-def _tile_clocks(tiling: Tiling, steps: int, is_wide: bool) -> float:
+def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool) -> float:
     """Clocks of a multiprocessor for a tile: products, stores, and the start of copies."""
     d, h, w = tiling.axes
     fragments = tiling.planes * d.reach * 2 * h.reach * tiling.tiles
     reads = tiling.staged_planes * 4 * (h.step * (tiling.rows - 1) + h.reach) + fragments
     products = MMA_CYCLES * tiling.planes * d.reach * tiling.rows * h.reach * tiling.tiles
-    clocks = w.reach * steps * tiling.down * tiling.across * together(reads, products, 0.0)
-    clocks += tiling.down * tiling.across * tiling.planes * tiling.rows * tiling.tiles * 2 * 24 / 4
-    clocks += (tiling.warps * 2 * tiling.handed / 128 + 200) * (tiling.deep > 1)
-    return clocks + tiling.staged_planes * tiling.reads(steps) / 16 / 32 * (3 if is_wide else 80)
+    cycles = w.reach * steps * tiling.down * tiling.across * overlapped(reads, products, 0.0)
+    cycles += tiling.down * tiling.across * tiling.planes * tiling.rows * tiling.tiles * 2 * 24 / 4
+    cycles += (tiling.warps * 2 * tiling.sums_bytes / 128 + 200) * (tiling.split_k_warps > 1)
+    return cycles + tiling.staged_planes * tiling.reads(steps) / 16 / 32 * (3 if is_wide else 80)
 
 
-def _chain_clocks(tiling: Tiling, steps: int) -> float:
+def _chain_cycles(tiling: Tiling, steps: int) -> float:
     """Clocks of the products of a sum, one after the other, and of reading their operands."""
     d, h, w = tiling.axes
     products = max(
-        h.reach * d.reach * _CHAINED, 0.3 * _CHAINED * h.reach * d.reach * tiling.rows * tiling.tiles
+        h.reach * d.reach * _MMA_LATENCY_CYCLES,
+        0.3 * _MMA_LATENCY_CYCLES * h.reach * d.reach * tiling.rows * tiling.tiles,
     )
-    return w.reach * steps / tiling.deep * (products + 35.0 * tiling.staged_planes)
+    return w.reach * steps / tiling.split_k_warps * (products + 35.0 * tiling.staged_planes)
 
 
 def _axis_defines(axes: tuple[Axis, Axis, Axis]) -> Defines:
     names: Defines = {}
-    for letter, axis in zip(_LETTERS, axes, strict=True):
+    for letter, axis in zip(_AXES, axes, strict=True):
         names |= {
             f"UNIT_{letter}": axis.unit, f"DELTA_{letter}": axis.delta, f"LEAD_{letter}": axis.lead,
             f"LEAST_{letter}": axis.least, f"REACH_{letter}": axis.reach, f"BLOCKS_{letter}": axis.blocks,

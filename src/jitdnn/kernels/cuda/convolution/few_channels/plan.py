@@ -21,7 +21,11 @@ _BANKS = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice: its macros, its launch and those around it, bytes of workspace, and its price."""
+    """Macros, `threads` and `shared` bytes of a thread block, the grid (`groups`), and the expected time in seconds.
+
+    `workspace`: bytes. `pack`: the launch that makes the fragments of the filter first; `reduction`: the one that adds
+    partial sums behind.
+    """
 
     defines: tuple[tuple[str, object], ...]
     threads: int
@@ -29,8 +33,8 @@ class Plan:
     shared: int
     seconds: float
     workspace: int = 0
-    before: Launch | None = None
-    after: Launch | None = None
+    pack: Launch | None = None
+    reduction: Launch | None = None
 
     @property
     def alignments(self) -> tuple[int, int, int]:
@@ -45,7 +49,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rows:
-    """Staged rows of x for blocks of `down` x `across` outputs; see common.cuh."""
+    """The staged rows of x of a strip of `down` x `across` outputs; see common.cuh."""
 
     shape: Shape
     down: int
@@ -57,13 +61,13 @@ class Rows:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the pixels of a row of x follow each other, and the channels of a pixel."""
+        """Whether a row of x is contiguous: its pixels, and the channels of each."""
         _, c, _, _, w = strides_of(self.shape.problem.x)
         return (self.channels == 1 or c == 1) and (w == self.channels or self.shape.spatial[2] == 1)
 
     @property
     def x_bytes(self) -> int:
-        """Bytes that a copy takes at once: 16, 8, 4, or 2 for an element at a time."""
+        """Bytes of a copy: 16, 8, 4, or 2 for one element at a time."""
         n, c, d, h, w = strides_of(self.shape.problem.x)
         width = self.shape.spatial[2]
         if self.is_dense:
@@ -80,16 +84,19 @@ class Rows:
 
     @property
     def phases(self) -> int:
+        """2 where the runs of neighbouring outputs begin an odd number of elements apart."""
         return 1 + self.shape.stride[2] * self.channels % 2
 
     @property
     def shift(self) -> int:
+        """Elements of a staged row before its first column."""
         if self.is_planar:
             return -self.shape.before[2] % 8 * self.channels
         return -self.shape.before[2] * self.channels % 8
 
     @property
     def run_words(self) -> int:
+        """Words that a run of a filter row covers."""
         run = self.shape.taps[2] * self.channels
         lead = 1 if self.phases == 2 else self.shift % 2
         return (run + lead + 1) // 2
@@ -116,7 +123,7 @@ class Rows:
 
     @property
     def row_words(self) -> int:
-        """Words of a staged row: such that the lanes of a read, which may be in two rows, meet few banks twice."""
+        """Words of a staged row, with padding against bank conflicts of lanes that read two rows."""
         if self.is_planar:
             whole = -(-(self.shift // self.channels + self.span) // 8) * 8 * self.channels
         else:
@@ -137,7 +144,7 @@ class Rows:
         return self.shape.problem.n * o * -(-p // self.down) * -(-q // self.across)
 
     @property
-    def slots(self) -> int:
+    def phase_outputs(self) -> int:
         """Outputs of a phase in a strip."""
         return self.down * self.across // self.phases
 
@@ -153,15 +160,17 @@ class Rows:
 def _fewest_conflicts(
     least: int, column: int, run_words: int, words: int, taps: int, halo: int, dilation: int
 ) -> int:
+    """The row length from `least` words on with the fewest bank conflicts of a lane's reads."""
+
     def conflicts(row: int) -> int:
         total = 0
         for first in range(0, min(words, 48), 4):
             banks: dict[int, set[int]] = {}
             for kk in range(first, min(first + 4, words)):
                 run, word = divmod(kk, run_words)
-                place = (run // taps * halo + run % taps * dilation) * row + word
+                position = (run // taps * halo + run % taps * dilation) * row + word
                 for g in range(8):
-                    banks.setdefault((place + g * column) % _BANKS, set()).add(place + g * column)
+                    banks.setdefault((position + g * column) % _BANKS, set()).add(position + g * column)
             total += max(map(len, banks.values()))
         return total
 
@@ -170,7 +179,11 @@ def _fewest_conflicts(
 
 @dataclass(frozen=True)
 class Tiling:
-    """What a warp computes and a block stages: see dgrad.cu. `steps` of 16 channels are staged at a time."""
+    """What a warp computes and a thread block stages in dgrad; see dgrad.cu.
+
+    A warp has `planes` x `rows` rows of 16 blocks b, with `columns` results each; a thread block has `down` x `across`
+    such warps, and `split_k_warps` that share the channels of each. `steps` times 16 channels are staged at a time.
+    """
 
     axes: tuple[Axis, Axis, Axis]
     columns: int
@@ -178,7 +191,7 @@ class Tiling:
     rows: int
     down: int
     across: int
-    deep: int
+    split_k_warps: int
     steps: int
 
     @property
@@ -188,7 +201,7 @@ class Tiling:
 
     @property
     def warps(self) -> int:
-        return self.down * self.across * self.deep
+        return self.down * self.across * self.split_k_warps
 
     @property
     def registers(self) -> int:
@@ -216,13 +229,13 @@ class Tiling:
         return self.staged_rows * step * -(-self.positions // step) * ((2 * self.steps) | 1) * 16
 
     def work(self, images: int) -> int:
-        """Tiles of blocks."""
+        """Tiles of the whole problem."""
         d, h, w = self.axes
         blocks = -(-h.blocks // (self.rows * self.down)) * -(-w.blocks // (16 * self.across))
         return blocks * -(-d.blocks // self.planes) * images
 
     @property
-    def handed(self) -> int:
+    def sums_bytes(self) -> int:
         """Bytes of a warp's sums."""
         return 4 * self.planes * self.rows * self.tiles * 128
 
@@ -237,8 +250,8 @@ class Tiling:
     def defines(self) -> Defines:
         return {
             "BLOCK_THREADS": self.warps * 32, "TILE_ROWS": self.rows, "TILE_PLANES": self.planes,
-            "WARPS_DOWN": self.down, "WARPS_ACROSS": self.across, "SPLIT_K_WARPS": self.deep,
+            "WARPS_DOWN": self.down, "WARPS_ACROSS": self.across, "SPLIT_K_WARPS": self.split_k_warps,
             "CHANNEL_STEPS": self.steps,
             "STEP_H": self.axes[1].step, "STEP_W": self.axes[2].step,
-            "UNROLL_STEPS": 2 if self.steps // self.deep % 2 == 0 and self.planes == 1 else 1,
+            "UNROLL_STEPS": 2 if self.steps // self.split_k_warps % 2 == 0 and self.planes == 1 else 1,
         }  # fmt: skip

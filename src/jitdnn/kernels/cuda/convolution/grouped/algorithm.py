@@ -1,14 +1,14 @@
 """Grouped convolutions with few channels a group, by `mma` on several neighbouring groups at a time.
 
-Sixteen neighbouring channels are one operand of the matrix units whatever groups they belong to: the filter is laid
+Sixteen neighbouring channels are one operand of the tensor cores whatever groups they belong to: the filter is laid
 out block-diagonally, with zeros between groups. That wastes three quarters of the products of groups of four, and
 still leaves them cheaper than the memory: 64x128x56x56 of 32 groups, 3x3, bf16 on an H100 moves 103 MB, 34 us at
 3.0 TB/s, while its products take 10 to 13 us.
 
-Channels-last pixels of whole 16 bytes go through shared memory (shared_memory.py): 41 to 47 us for that
+Channels-last pixels of whole 16 bytes go through shared memory (shared_memory.cu): 41 to 47 us for that
 layer. All others go from global memory straight into registers, two rows ahead of the products where registers allow:
-58 us, since registers hold too little of what is under way. An infinity in one group makes NaN of the others in its
-sixteen channels. The filter's gradient: wgrad.py.
+58 us, since registers hold too few bytes in flight. An infinity in one group makes NaN of the others in its
+sixteen channels. See wgrad_cost.py for wgrad.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cuda.convolution.grouped.code import launches, source
-from jitdnn.kernels.cuda.convolution.grouped.cost import MOST_CHANNELS, plan_of, register_plan
+from jitdnn.kernels.cuda.convolution.grouped.cost import MAX_CHANNELS, plan_of, register_plan
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan
 from jitdnn.kernels.cuda.convolution.half_precision.code import compiled
 from jitdnn.kernels.cuda.convolution.half_precision.epilogue import pointers_of
@@ -45,9 +45,9 @@ class Grouped(Algorithm):
         if 0 in problem.x.shape or 0 in problem.y.shape:
             return "a tensor is empty: direct takes those"
         c, k = problem.w.shape[1], problem.k // problem.groups
-        if max(c, k) > MOST_CHANNELS:
+        if max(c, k) > MAX_CHANNELS:
             return (
-                f"a group has {c} channels in and {k} out, and more than {MOST_CHANNELS} are better off without their "
+                f"a group has {c} channels in and {k} out, and more than {MAX_CHANNELS} are better off without their "
                 "neighbours: implicit_gemm takes large groups"
             )
         if epilogue is not None and problem.direction == "bwd_filter":
@@ -67,7 +67,7 @@ class Grouped(Algorithm):
         return None
 
     def plan_of(self, problem: Convolution, device: Device) -> Plan | None:
-        """How the problem is cut on this device; None if the filter does not fit into registers."""
+        """The cheapest plan on this device; None if the filter does not fit into registers."""
         return plan_of(problem, device)  # type: ignore[arg-type]
 
     def plan(self, problem: Convolution, device: Device) -> Plan:

@@ -43,12 +43,14 @@ def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
     """What one call runs."""
     if problem.direction != "bwd_filter":
         return (
-            Launch("grouped_shared_memory" if plan.shared else "grouped", plan.groups, plan.threads, plan.shared),
+            Launch(
+                "grouped_shared_memory" if plan.shared else "grouped", plan.groups, plan.threads, plan.shared
+            ),
         )
     first = Launch("grouped_wgrad", plan.groups, plan.threads, plan.shared)
     if plan.shared and plan.workers == 1:
         return (first,)
     names = dict(plan.defines)
-    places = 256 // int(str(names["REDUCTION_THREADS"])) * int(str(names["REDUCTION_VECTOR"]))
-    finish = Launch("grouped_wgrad_reduce", -(-math.prod(problem.w.shape) // places), 256)
+    columns = 256 // int(str(names["REDUCTION_THREADS"])) * int(str(names["REDUCTION_VECTOR"]))
+    finish = Launch("grouped_wgrad_reduce", -(-math.prod(problem.w.shape) // columns), 256)
     return first, finish

@@ -14,21 +14,66 @@ from functools import lru_cache
 from itertools import chain, product
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, Tile, axis_defines, meeting, roles, vector_of
+from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, Tile, axis_defines, axis_of, roles, vector_of
 from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import wgrad_register_plans, wgrad_shared_memory_plans
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, power_of_two, strides_of
-from jitdnn.kernels.cuda.cost import CLOCK, REGISTERS, RESERVED_SHARED
+from jitdnn.kernels.cuda.cost import CLOCK, MMA_CYCLES, REGISTERS, RESERVED_SHARED
 from jitdnn.problems.convolution import Convolution
 
-MOST_CHANNELS = (
-    64  # of a group; half as many for the filter's gradient, and where pixels are no whole 16 bytes
-)
-_MOST_FRAGMENTS = 80  # registers of the filter
-_MOST_FRAGMENTS_LARGE = 150  # where a group has more than 32 channels: one block a multiprocessor
-_IN_FLIGHT = 5_000  # bytes of a multiprocessor: a wait for memory is felt as 1 part to that many times more
-_START = 3.8e-6  # a launch, the first pixels' way
-_REACHED = 0.93  # of the memory's bandwidth, by copies
+MAX_CHANNELS = 64
+"""Of a group; half as many for wgrad, and where pixels are not whole 16 bytes."""
+
+# ---- Registers of a thread ----
+_MAX_REGISTERS = 250
+_MAX_FILTER_REGISTERS = 80
+_MAX_FILTER_REGISTERS_LARGE = 150  # where a group has more than 32 channels: one resident thread block
+_OTHER_REGISTERS = 56  # of the shared-memory kernel: addresses, loop counters, a fragment of the source
+
+# ---- The model of the shared-memory kernel, fitted to measurements on an H100. Cycles of a multiprocessor:
+_ACCESS_CYCLES = 4.0  # of shared memory: a copy of 16 bytes a lane, a fragment that is read, a store
+_CONFLICT_FACTOR = 1.5  # on reads, where 8 positions are not in 8 different groups of four banks
+_COPY_INSTRUCTIONS, _STORE_INSTRUCTIONS, _SCALAR_STORE_INSTRUCTIONS, _STEP_INSTRUCTIONS = 14, 12, 60, 60
+_ISSUE_CYCLES = (
+    0.5 / 4
+)  # of a warp's instruction: four schedulers, which are not what the kernel waits for most
+_MMA_CYCLES, _MMA_CYCLES_LARGE = (
+    2.2,
+    1.8,
+)  # of a product; with more than two steps of channels more independent ones
+_UNHIDDEN = 0.15  # of the shorter of shared memory and products
+_LONE_WARP_PENALTY = 3.5  # divided by the warps of a multiprocessor, which hide each other's latency
+# and memory:
+_COPY_BYTES = 512  # of a warp
+_BANDWIDTH_SHARE = 0.93  # of the memory's bandwidth, that copies reach
+_LATENCY_BYTES = 5_000  # in flight on a multiprocessor, with which the latency of memory doubles its time
+_SMALL_SLICE = 0.7  # divided by the channels of a thread block: short pieces of pixels
+_BALANCED, _UNBALANCED = (
+    0.3,
+    0.7,
+)  # shares of the memory's time without and with the imbalance of thread blocks
+_REFETCHED = 0.4  # of what neighbouring tiles read, too: most of it comes from L2
+_EXPOSED = 0.5  # of the shorter of memory and computation, in the first tile
+_START_SECONDS = 3.8e-6  # a launch, until the first pixels arrive
+_SCALE = 0.91
+
+# ---- The model of the register kernel. Cycles of a multiprocessor:
+_REGISTER_THREADS = 128  # of a thread block
+_WIDE_READ_CYCLES, _NARROW_READ_CYCLES = 4, 40  # of a lane's channels of a pixel, at once or one by one
+_WIDE_STORE_CYCLES, _NARROW_STORE_CYCLES = 4, 30
+_UNIT_CYCLES = 40  # of a work unit, beside its reads, products and stores
+_SCHEDULING = 1.2
+_ROW_LATENCY, _PIXEL_LATENCY = 600, 25  # until a row of the source arrives, and for each pixel of its own
+_PREFETCH_GAIN = 1.6  # with two rows in flight
+_UNIT_LATENCY, _START_CYCLES = 900, 2500
+# and memory:
+_L1_MISSES = 0.2  # of the source that neighbouring units read, too
+_FEW_WARPS, _FEW_WARPS_PENALTY = 8, 1.3  # of a multiprocessor
+_SHARED_PIXELS, _OWN_PIXELS = (
+    1.3,
+    1.1,
+)  # lanes that read a pixel for several taps wait for each of them; those that do not
+_REGISTER_START_SECONDS = 6e-6
 
 
 def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
@@ -39,15 +84,15 @@ def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
 @lru_cache(512)
 def _best(problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int) -> Plan | None:
     if problem.direction == "bwd_filter":
-        unaligned_plan = [*wgrad_register_plans(problem, multiprocessors, bandwidth)]
-        tiled = wgrad_shared_memory_plans(problem, multiprocessors, bandwidth, shared_bytes)
+        unaligned = [*wgrad_register_plans(problem, multiprocessors, bandwidth)]
+        aligned = wgrad_shared_memory_plans(problem, multiprocessors, bandwidth, shared_bytes)
     else:
-        unaligned_plan = [*register_plans(problem, multiprocessors, bandwidth)]
-        tiled = shared_memory_plans(problem, multiprocessors, bandwidth, shared_bytes)
-    if not unaligned_plan:
+        unaligned = [*register_plans(problem, multiprocessors, bandwidth)]
+        aligned = shared_memory_plans(problem, multiprocessors, bandwidth, shared_bytes)
+    if not unaligned:
         return None
-    is_large = max(problem.w.shape[1], problem.k // problem.groups) > MOST_CHANNELS // 2
-    plans: Iterable[Plan] = tiled if is_large else chain(tiled, unaligned_plan)
+    is_large = max(problem.w.shape[1], problem.k // problem.groups) > MAX_CHANNELS // 2
+    plans: Iterable[Plan] = aligned if is_large else chain(aligned, unaligned)
     return min(plans, key=lambda plan: plan.seconds, default=None)
 
 
@@ -61,7 +106,7 @@ def register_plan(problem: Convolution, multiprocessors: int, bandwidth: float) 
 def shared_memory_plans(
     problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int
 ) -> Iterator[Plan]:
-    """Every plan of forward and backward data through shared memory."""
+    """Every plan of fprop and dgrad through shared memory."""
     shape = Shape(problem)
     is_forward = problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
@@ -72,15 +117,15 @@ def shared_memory_plans(
         return
     steps, taps = slice_in // 16, math.prod(shape.taps)
     tiles = 4 if slice_out % 32 == 0 else 2 if slice_out > 8 else 1
-    most = _MOST_FRAGMENTS if steps <= 2 else _MOST_FRAGMENTS_LARGE
+    most = _MAX_FILTER_REGISTERS if steps <= 2 else _MAX_FILTER_REGISTERS_LARGE
     while tiles > 1 and 2 * taps * steps * tiles > most:
         tiles //= 2
     if 2 * taps * steps * tiles > most:
         return
-    h, w = (meeting(shape, axis, is_forward) for axis in (1, 2))
+    h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
     least_rows = 4 if steps > 2 else steps
-    # whether tiles of one row leave registers for two blocks of 256 threads
-    has_room = (4 * h.unit * w.unit + 2 * taps * steps) * tiles + 56 <= 128
+    # whether tiles of one row leave registers for two resident blocks of 256 threads
+    has_room = (4 * h.unit * w.unit + 2 * taps * steps) * tiles + _OTHER_REGISTERS <= 128
     parts = -(-slice_out // (8 * tiles))
     slices = -(-problem.groups // slice_groups)
     planes = problem.n * shape.out[0]
@@ -103,23 +148,23 @@ def shared_memory_plans(
         splits = threads // 32 // kinds
         for tile in _tiles(h, w, planes):
             sums = 4 * tiles * tile.tile_rows * h.unit * w.unit
-            registers = sums + 2 * taps * steps * tiles + 56
-            if registers > 250:
+            registers = sums + 2 * taps * steps * tiles + _OTHER_REGISTERS
+            if registers > _MAX_REGISTERS:
                 continue
-            # large groups read much for each product, with few warps: rows share what they read
+            # large groups read much for each product with few warps: so rows shall share what they read
             one_more = registers + 4 * tiles * h.unit * w.unit
-            if tile.tile_rows < min(least_rows, h.blocks) and one_more <= 250:
+            if tile.tile_rows < min(least_rows, h.blocks) and one_more <= _MAX_REGISTERS:
                 continue
             by_registers = REGISTERS // (threads * -(-registers // 8) * 8)
             tile_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
             for resident in range(1, min(2, by_registers) + 1):
                 units = tile.units(planes)
                 workers = max(1, min(units, multiprocessors * resident // blocks))
-                turns = -(-units // workers)
-                workers = -(-units // turns)
+                rounds = -(-units // workers)
+                workers = -(-units // rounds)
                 stages = min(
                     3,
-                    turns,
+                    rounds,
                     (shared_bytes // resident - RESERVED_SHARED - filter_bytes * is_staged) // tile_bytes,
                 )
                 if stages < 1:
@@ -127,10 +172,10 @@ def shared_memory_plans(
                 shared = stages * tile_bytes + filter_bytes * is_staged
                 seconds = _seconds(
                     problem, tile, multiprocessors, bandwidth, block_slices * slice_in, threads // 32, kinds, splits,
-                    taps, steps, tiles, workers * blocks, turns, stages, vector
+                    taps, steps, tiles, workers * blocks, rounds, stages, vector
                 )  # fmt: skip
-                seconds *= _seen(
-                    tile, resident == 1 and (has_room or steps > 1), 3 if stages == turns else stages
+                seconds *= _correction(
+                    tile, resident == 1 and (has_room or steps > 1), 3 if stages == rounds else stages
                 )
                 defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
                     "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out,
@@ -145,8 +190,8 @@ def shared_memory_plans(
                 )
 
 
-def _parts(extent: int, most: int) -> list[int]:
-    """Lengths that cut an extent into equal parts."""
+def _pieces(extent: int, most: int) -> list[int]:
+    """The lengths of pieces if an extent is divided into equal ones."""
     return sorted({-(-extent // parts) for parts in range(1, min(extent, most) + 1)})
 
 
@@ -155,8 +200,8 @@ def _tiles(h: Axis, w: Axis, images: int) -> Iterator[Tile]:
         if tile_rows > 1 and tile_rows > h.blocks:
             continue
         row_blocks = -(-h.blocks // tile_rows)
-        for across in _parts(w.blocks, 4):
-            for down in _parts(row_blocks, 28):
+        for across in _pieces(w.blocks, 4):
+            for down in _pieces(row_blocks, 28):
                 whole = across == w.blocks and down == row_blocks
                 for count in (1, 2, 3, 4, 6, 8, 16) if whole else (1,):
                     if count == 1 or count <= images:
@@ -184,9 +229,8 @@ def _is_packed(problem: Convolution) -> bool:
     return k == expected
 
 
-def _seen(tile: Tile, is_alone: bool, stages: int) -> float:
-    """What measurements say beside the model: more for one block where there is room for two, for few stages, and for
-    narrow parts of rows."""
+def _correction(tile: Tile, is_alone: bool, stages: int) -> float:
+    """Measured factors that the model lacks: one block where two have room, few stages, narrow pieces of rows."""
     factor = 1.07 if is_alone else 1.0
     factor *= (1.08, 1.025, 1.0)[stages - 1]
     return factor * (1.04 if tile.across < min(8, tile.w.blocks) else 1.0)
@@ -194,39 +238,42 @@ def _seen(tile: Tile, is_alone: bool, stages: int) -> float:
 
 def _seconds(
     problem: Convolution, tile: Tile, multiprocessors: int, bandwidth: float, block_in: int, warps: int, kinds: int,
-    splits: int, taps: int, channel_steps: int, tiles: int, total: int, turns: int, stages: int, vector: int,
+    splits: int, taps: int, channel_steps: int, tiles: int, total: int, rounds: int, stages: int, vector: int,
 ) -> float:  # fmt: skip
     h, w = tile.h, tile.w
     is_forward = problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
-    # clocks of a multiprocessor for a tile: shared memory, products, instructions; fitted to measurements on an H100
+    # of a tile: copies, reads, stores and products of warps
     copies = tile.images * tile.rows * tile.columns * block_in / 8 / 32
     position_rows = (tile.tile_rows - 1) * h.step + h.reach
     steps = -(-tile.steps // splits) * splits * kinds
-    reads = position_rows * w.reach * channel_steps * (1.0 if tile.is_quiet(block_in) else 1.5)
+    conflicts = 1.0 if tile.has_no_conflicts(block_in) else _CONFLICT_FACTOR
+    reads = position_rows * w.reach * channel_steps * conflicts
     products = tile.tile_rows * taps * channel_steps * tiles
     stores = tile.tile_rows * h.unit * w.unit * 2
-    shared = copies * 4 + steps * (reads * 4 + stores * 4)
-    issue = copies * 14 + steps * (reads + products + stores * (12 if vector > 1 else 60) + 60)
-    sharing = -(-total // multiprocessors)
-    few = 1.0 + 3.5 / (sharing * warps)  # warps that do not cover each other's waits
-    multiplied = (2.2 if channel_steps <= 2 else 1.8) * steps * products
-    clocks = (max(shared, multiplied, 0.5 * issue / 4) + 0.15 * min(shared, multiplied)) * few
-    compute = sharing * turns * clocks / CLOCK
-    under_way = total / multiprocessors * stages * copies * 512
-    uneven = sharing * multiprocessors / total
-    memory = 2.0 * (source.size + result.size) / (bandwidth * _REACHED) * (0.3 + 0.7 * uneven)
-    memory *= (1.0 + _IN_FLIGHT / under_way) * (1.0 + 0.7 / block_in)
-    # what a tile fetches beside its own pixels is near, but takes its way
-    fetched = 2.0 * source.size * (tile.rows / (tile.down * tile.tile_rows * h.step) - 1)
-    fetched += 2.0 * source.size * (tile.columns / (tile.across * w.step) - 1)
-    memory += 0.4 * max(0.0, fetched) / bandwidth
+    shared = copies * _ACCESS_CYCLES + steps * (reads * _ACCESS_CYCLES + stores * _ACCESS_CYCLES)
+    store_instructions = _STORE_INSTRUCTIONS if vector > 1 else _SCALAR_STORE_INSTRUCTIONS
+    issue = copies * _COPY_INSTRUCTIONS
+    issue += steps * (reads + products + stores * store_instructions + _STEP_INSTRUCTIONS)
+    blocks = -(-total // multiprocessors)  # of the busiest multiprocessor
+    multiplied = (_MMA_CYCLES if channel_steps <= 2 else _MMA_CYCLES_LARGE) * steps * products
+    cycles = max(shared, multiplied, _ISSUE_CYCLES * issue) + _UNHIDDEN * min(shared, multiplied)
+    cycles *= 1.0 + _LONE_WARP_PENALTY / (blocks * warps)
+    compute = blocks * rounds * cycles / CLOCK
+    in_flight = total / multiprocessors * stages * copies * _COPY_BYTES
+    imbalance = blocks * multiprocessors / total
+    memory = 2.0 * (source.size + result.size) / (bandwidth * _BANDWIDTH_SHARE)
+    memory *= _BALANCED + _UNBALANCED * imbalance
+    memory *= (1.0 + _LATENCY_BYTES / in_flight) * (1.0 + _SMALL_SLICE / block_in)
+    refetched = 2.0 * source.size * (tile.rows / (tile.down * tile.tile_rows * h.step) - 1)
+    refetched += 2.0 * source.size * (tile.columns / (tile.across * w.step) - 1)
+    memory += _REFETCHED * max(0.0, refetched) / bandwidth
     together = math.sqrt(math.hypot(memory**2, compute**2))  # each hides most of the other
-    return 0.91 * (together + 0.5 * min(memory, compute) / turns + _START)
+    return _SCALE * (together + _EXPOSED * min(memory, compute) / rounds + _START_SECONDS)
 
 
 def register_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
-    """Every plan of forward and backward data."""
+    """Every plan of fprop and dgrad straight into registers."""
     shape = Shape(problem)
     is_forward = problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
@@ -236,12 +283,12 @@ def register_plans(problem: Convolution, multiprocessors: int, bandwidth: float)
     slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
     taps = math.prod(shape.taps)
     tiles = min(4, -(-slice_out // 8))
-    while tiles > 1 and 2 * taps * steps * tiles > _MOST_FRAGMENTS:
+    while tiles > 1 and 2 * taps * steps * tiles > _MAX_FILTER_REGISTERS:
         tiles = tiles // 2 if tiles != 3 else 2
     tiles = 2 if tiles == 3 else tiles
-    if 2 * taps * steps * tiles > _MOST_FRAGMENTS:
+    if 2 * taps * steps * tiles > _MAX_FILTER_REGISTERS:
         return
-    h, w = (meeting(shape, axis, is_forward) for axis in (1, 2))
+    h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
     parts = -(-slice_out // (8 * tiles))
     slices = -(-problem.groups // slice_groups)
     _, s_c, *space = strides_of(source)
@@ -249,48 +296,52 @@ def register_plans(problem: Convolution, multiprocessors: int, bandwidth: float)
     is_whole = steps <= 2 and slice_in % piece == 0 and source.shape[1] % piece == 0
     is_wide = s_c == 1 and is_whole and power_of_two((*space, strides_of(source)[0]), 8) >= piece
     vector, result_c = vector_of(result)
-    others = 12 if h.unit * w.unit > 1 else 36 if w.step == 1 else 44  # registers
-    for rows, ahead in product((1, 2, 3, 4, 5, 6, 7, 8, 10), (1, 2)):
+    other_registers = 12 if h.unit * w.unit > 1 else 36 if w.step == 1 else 44
+    for rows, prefetch in product((1, 2, 3, 4, 5, 6, 7, 8, 10), (1, 2)):
         if rows > 1 and rows >= h.blocks + 2:
             continue
         registers = (
             4 * tiles * rows * h.unit * w.unit
             + 2 * taps * steps * tiles
-            + 4 * steps * w.reach * (ahead + 1)
-            + others
+            + 4 * steps * w.reach * (prefetch + 1)
+            + other_registers
         )
-        if registers > 250:
+        if registers > _MAX_REGISTERS:
             continue
-        resident = max(1, min(8, REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
+        resident = max(1, min(8, REGISTERS // (_REGISTER_THREADS * max(64, -(-registers // 8) * 8))))
         strips = problem.n * shape.out[0] * -(-w.blocks // 8)
         units = -(-strips // 2) * -(-h.blocks // rows)
         kinds = slices * parts
-        warps = multiprocessors * resident * 4
+        warps = multiprocessors * resident * _REGISTER_THREADS // 32
         workers = max(1, min(units, warps // kinds))
-        turns = -(-units // workers)
-        workers = -(-units // turns)
+        rounds = -(-units // workers)
+        workers = -(-units // rounds)
         source_rows = (rows - 1) * h.step + h.reach
-        # clocks of a multiprocessor for a unit: first-level reads, products
+        # of a work unit: products, and reads through the L1 cache
         products = rows * taps * steps * tiles * (w.unit * h.unit if is_forward else 1)
-        reads = source_rows * w.reach * 2 * steps * (4 if is_wide else 40)
-        stores = rows * h.unit * w.unit * 2 * (4 if vector > 1 else 30)
-        unit = max(1.6 * products, reads + stores) + 40
+        reads = source_rows * w.reach * 2 * steps * (_WIDE_READ_CYCLES if is_wide else _NARROW_READ_CYCLES)
+        stores = rows * h.unit * w.unit * 2 * (_WIDE_STORE_CYCLES if vector > 1 else _NARROW_STORE_CYCLES)
+        unit = max(MMA_CYCLES * products, reads + stores) + _UNIT_CYCLES
         total = workers * kinds
-        sharing = -(-total // multiprocessors)
-        # a row waits for memory, the longer the more of its pixels are its own; two rows do not wait together for long
-        latency = (600 + 25 * (7 * w.step + w.reach)) / (1.0 if ahead == 1 else 1.6)
-        compute = turns * (max(sharing * unit * 1.2, source_rows * latency) + 900) + 2500
-        refetched = source.size * (source_rows / (rows * h.step) - 1) * 0.2
+        busiest = -(-total // multiprocessors)  # warps of a multiprocessor
+        gain = 1.0 if prefetch == 1 else _PREFETCH_GAIN
+        latency = (_ROW_LATENCY + _PIXEL_LATENCY * (7 * w.step + w.reach)) / gain
+        cycles = max(busiest * unit * _SCHEDULING, source_rows * latency) + _UNIT_LATENCY
+        compute = rounds * cycles + _START_CYCLES
+        refetched = source.size * (source_rows / (rows * h.step) - 1) * _L1_MISSES
         memory = 2 * (source.size + result.size + max(0.0, refetched)) / bandwidth
-        if total < multiprocessors * 8:
-            memory *= 1.3
-        # lanes that read a pixel for several taps wait for each: as measured on an H100
-        memory *= 1.3 if w.step == 1 and w.reach > 1 else 1.1
-        seconds = max(memory, compute / CLOCK) + 0.15 * min(memory, compute / CLOCK) + 6e-6
+        if total < multiprocessors * _FEW_WARPS:
+            memory *= _FEW_WARPS_PENALTY
+        memory *= _SHARED_PIXELS if w.step == 1 and w.reach > 1 else _OWN_PIXELS
+        seconds = max(memory, compute / CLOCK) + _UNHIDDEN * min(memory, compute / CLOCK)
+        seconds += _REGISTER_START_SECONDS
         defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
             "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,
-            "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers, "BLOCK_THREADS": 128,
-            "RESIDENT": resident, "PREFETCH_ROWS": ahead, "SOURCE_PIECE": piece * is_wide,
+            "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers,
+            "BLOCK_THREADS": _REGISTER_THREADS,
+            "RESIDENT": resident, "PREFETCH_ROWS": prefetch, "SOURCE_PIECE": piece * is_wide,
             "RESULT_VECTOR": vector, "RESULT_C": result_c,
         }  # fmt: skip
-        yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)
+        yield Plan(
+            tuple(defines.items()), _REGISTER_THREADS, -(-total * 32 // _REGISTER_THREADS), seconds, workers
+        )

@@ -19,6 +19,12 @@ from jitdnn.tensor import TensorDescriptor
 
 @dataclass(frozen=True)
 class Plan:
+    """Macros, `threads` of a thread block, thread blocks (`groups`), expected seconds, and `workers` among them.
+
+    `workers` thread blocks (or warps, in registers) share the work units of the same channels; for wgrad each has its
+    partial sums.
+    """
+
     defines: tuple[tuple[str, object], ...]
     threads: int
     groups: int
@@ -40,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block stages at once; see shared_memory.cu."""
+    """A tile of fprop or dgrad: `images` times `down` * `tile_rows` rows of `across` blocks b; see shared_memory.cu."""
 
     h: Axis
     w: Axis
@@ -58,18 +64,18 @@ class Tile:
         return (self.across - 1) * self.w.step + self.w.reach
 
     def layout(self, channels: int) -> tuple[int, int, int]:
-        """Bytes in shared memory, and what goes behind each row and image in units of 16 bytes."""
+        """Bytes in shared memory, and the padding of rows and images in units of 16 bytes."""
         unit = channels // 8 + 1
-        places = -(-self.columns // self.w.step) * self.w.step
+        columns = -(-self.columns // self.w.step) * self.w.step
         rows = -(-self.rows // self.h.step) * self.h.step
-        row_pad, image_pad = pads(unit, places, rows, self.across, self.down, self.tile_rows)
-        return 16 * self.images * (rows * (places * unit + row_pad) + image_pad), row_pad, image_pad
+        row_pad, image_pad = pads(unit, columns, rows, self.across, self.down, self.tile_rows)
+        return 16 * self.images * (rows * (columns * unit + row_pad) + image_pad), row_pad, image_pad
 
-    def is_quiet(self, channels: int) -> bool:
-        """Whether 8 positions are always in 8 different places of the banks."""
+    def has_no_conflicts(self, channels: int) -> bool:
+        """Whether 8 neighbouring positions are always in 8 different groups of four banks."""
         unit = channels // 8 + 1
-        places = -(-self.columns // self.w.step) * self.w.step
-        row = places * unit + self.layout(channels)[1]
+        columns = -(-self.columns // self.w.step) * self.w.step
+        row = columns * unit + self.layout(channels)[1]
         return self.down == 1 or (self.tile_rows * row - unit * self.across) % 8 == 0
 
     @property
@@ -84,7 +90,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class WgradTile:
-    """Outputs that are staged at once, and what that takes; see wgrad_shared_memory.cu."""
+    """A tile of wgrad: `images` times `rows` x `columns` outputs, `taps` rows of taps; see wgrad_shared_memory.cu."""
 
     shape: Shape
     images: int
@@ -122,8 +128,8 @@ class WgradTile:
         return -(-self.shape.problem.n * planes // self.images) * -(-p // self.rows) * -(-q // self.columns)
 
 
-def meeting(shape: Shape, axis: int, is_forward: bool) -> Axis:
-    """Which positions of the source an output meets."""
+def axis_of(shape: Shape, axis: int, is_forward: bool) -> Axis:
+    """Which positions of the source a result meets along an axis; see half_precision/axis.py."""
     if not is_forward:
         return axis_choice(shape, axis, 1)
     reach = (shape.taps[axis] - 1) * shape.dilation[axis] + 1
@@ -142,7 +148,7 @@ def axis_defines(h: Axis, w: Axis) -> Defines:
 
 
 def vector_of(result: TensorDescriptor) -> tuple[int, int]:
-    """Neighbouring channels that may be stored at once, and the stride between channels."""
+    """Channels that may be stored at once, and the stride between channels."""
     n, c, *space = strides_of(result)
     return (power_of_two((n, *space), 8) if c == 1 else 1), c
 
@@ -167,13 +173,13 @@ def _space(tensor: TensorDescriptor) -> tuple[int, int, int]:
     return d, h, w
 
 
-def pads(unit: int, places: int, rows: int, across: int, down: int, row_step: int) -> tuple[int, int]:
+def pads(unit: int, columns: int, rows: int, across: int, down: int, row_step: int) -> tuple[int, int]:
     """16-byte units behind each staged row and image, such that positions in a row go on in the next one's banks.
 
-    `unit`: 16-byte units of a pixel, an odd number; a row has `places` pixels and an image `rows` rows. Positions are
+    `unit`: 16-byte units of a pixel, an odd number; a row has `columns` pixels and an image `rows` rows. Positions are
     `across` in a row, `down` rows of them in an image, and lie `row_step` staged rows apart.
     """
-    row = places * unit
+    row = columns * unit
     row_pad = next((pad for pad in range(8) if (row_step * (row + pad) - unit * across) % 8 == 0), 0)
     if down == 1:
         row_pad = 0

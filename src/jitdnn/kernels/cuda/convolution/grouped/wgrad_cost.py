@@ -1,11 +1,10 @@
-"""How the gradient of a grouped convolution's filter is cut: through shared memory, or straight into registers.
+"""Every sensible plan of wgrad of grouped convolutions, priced: through shared memory, or straight into registers.
 
-Channels-last tensors of whole 16 bytes go through shared memory (wgrad_shared_memory.cu): every output is read
-once and every pixel of x about once, whatever taps it meets in, and the sums of a block's warps are added up before
-they leave it. All others go from global memory into registers (wgrad_registers.cu), each tap on its own, and every warp
-writes its sums. Either way each of `workers` writes no more than the filter's elements, in the order in which a second
-kernel adds them up; one worker alone writes the result. An infinity in x makes NaN of the other taps as well, where
-there are zeros instead of outputs.
+Channels-last tensors of whole 16 bytes go through shared memory (wgrad_shared_memory.cu): every output is read once and
+every pixel of x about once, whatever taps it meets, and the sums of a block's warps are added before they leave it. All
+others go from memory into registers (wgrad_registers.cu), each tap on its own, and every warp writes its sums. Either
+way each of `workers` writes no more than the filter's elements, which wgrad_reduce.cu adds; one worker alone writes the
+result. An infinity in x makes NaN of the other taps as well, where there are zeros instead of outputs.
 """
 
 from __future__ import annotations
@@ -16,12 +15,37 @@ from itertools import product
 
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, WgradTile
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, power_of_two, strides_of
-from jitdnn.kernels.cuda.cost import CLOCK, L2_BANDWIDTH, REGISTERS, RESERVED_SHARED
+from jitdnn.kernels.cuda.cost import CLOCK, L2_BANDWIDTH, MMA_CYCLES, REGISTERS, RESERVED_SHARED
 from jitdnn.problems.convolution import Convolution
 
-_WARPS = (8, 16)  # of a block through shared memory
-_MOST_WORKERS = 64  # of such blocks: the second kernel reads all their sums
-_SCATTERED = 0.5e12  # of the sums that each warp writes from its registers
+_MAX_REGISTERS = 250  # of a thread
+
+# ---- The model of the shared-memory kernel, fitted to measurements on an H100. Cycles of a multiprocessor:
+_WARPS = (8, 16)  # of a thread block
+_MAX_WORKERS = 64  # the reduction reads the partial sums of all of them
+_STEP_CYCLES, _COPY_CYCLES = 3.4, 4.9  # of 16 outputs and a tap (and one for dy), of a warp's copy
+_TILE_CYCLES, _START_CYCLES = 150, 4500
+_LONE_WARP_PENALTY = 3  # divided by the warps of a multiprocessor, which hide each other's latency
+_STORES_A_CYCLE = 64  # of sums
+# and memory:
+_COPY_BYTES = 512  # of a warp
+_BANDWIDTH_SHARE = 0.94  # of the memory's bandwidth, that copies reach
+_SMALL_SLICE = 2.7  # divided by the channels of a thread block: short pieces of pixels
+_EXPOSED = 0.5  # of the shorter of memory and computation, in the first tile
+_PARTIAL_BYTES = 9.6  # of a partial sum, written and read, with what that costs beyond L2's bandwidth
+_REDUCTION_SECONDS, _START_SECONDS = 1e-6, 4.2e-6
+_SCALE = 0.86
+
+# ---- The model of the register kernel. Cycles of a multiprocessor:
+_REGISTER_THREADS = 128  # of a thread block
+_PAIR_CYCLES, _ELEMENT_CYCLES = 4, 16  # of reading two channels, at once or one by one
+_READ_CYCLES, _UNIT_CYCLES, _SCHEDULING = 4.0, 60, 1.2
+_UNIT_LATENCY, _REGISTER_START_CYCLES = 1000, 2500
+# and memory:
+_FEW_WARPS, _FEW_WARPS_PENALTY = 8, 1.3  # of a multiprocessor
+_UNHIDDEN = 0.15  # of the shorter of memory and computation
+_REGISTER_START_SECONDS, _WORKER_SECONDS = 6e-6, 60e-9
+_SCATTERED = 0.5e12  # bytes a second of the partial sums that each warp writes out of its registers
 
 
 def wgrad_shared_memory_plans(
@@ -38,7 +62,7 @@ def wgrad_shared_memory_plans(
     slices = -(-problem.groups // slice_groups)
     for tile_taps, warps in product(range(1, shape.taps[1] + 1), _WARPS):
         all_taps = tile_taps * shape.taps[2]
-        if all_taps > 12 or shape.taps[2] > 11:  # more sums than registers, here or for operands anywhere
+        if all_taps > 12 or shape.taps[2] > 11:  # more sums than registers, here or in the register kernel
             continue
         slice_parts = _slice_parts(slice_in, all_out, warps)
         if not slice_parts or (warps == max(_WARPS) and all_taps > 9):
@@ -52,46 +76,47 @@ def wgrad_shared_memory_plans(
             x_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
             y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
             blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
-            for resident, most in ((1, _MOST_WORKERS), (2, _MOST_WORKERS), (1, 1)):
+            for resident, most in ((1, _MAX_WORKERS), (2, _MAX_WORKERS), (1, 1)):
                 if resident * warps > 16 or (most == 1 and 2 * blocks < multiprocessors):
                     continue
                 workers = max(1, min(tile.units, multiprocessors * resident // blocks, most))
-                turns = -(-tile.units // workers)
-                workers = -(-tile.units // turns)
+                rounds = -(-tile.units // workers)
+                workers = -(-tile.units // rounds)
                 room = shared_bytes // resident - RESERVED_SHARED
-                stages = min(3, turns, room // (x_bytes + y_bytes))
+                stages = min(3, rounds, room // (x_bytes + y_bytes))
                 shared = max(stages * (x_bytes + y_bytes), 4 * warps * all_taps * 256)
-                if stages < min(2, turns) or shared > room:
+                if stages < min(2, rounds) or shared > room:
                     continue
                 total = workers * blocks
-                sharing = -(-total // multiprocessors)
-                # clocks of a multiprocessor for a tile: reads and copies, as measured on an H100
+                busiest = -(-total // multiprocessors)  # thread blocks of a multiprocessor
+                # of a tile: reads and copies
                 steps = -(-tile.steps // splits) * splits * kinds
                 copies = block_slices * (tile.pixels * slice_in + 16 * tile.steps * slice_out) / 256
-                few = 1 + 3 / (sharing * warps)  # warps that do not cover each other's waits
-                clocks = (steps * 3.4 * (1 + all_taps) + 4.9 * copies) * few + 150
-                leaving = block_slices * slice_out * group_in * all_taps * splits / 64
-                compute = (sharing * (turns * clocks + leaving) + 4500) / CLOCK
+                lone = 1 + _LONE_WARP_PENALTY / (busiest * warps)
+                cycles = (steps * _STEP_CYCLES * (1 + all_taps) + _COPY_CYCLES * copies) * lone + _TILE_CYCLES
+                stores = block_slices * slice_out * group_in * all_taps * splits / _STORES_A_CYCLE
+                compute = (busiest * (rounds * cycles + stores) + _START_CYCLES) / CLOCK
                 pixels = 2.0 * (problem.x.size + problem.y.size)
-                memory = pixels / (0.94 * bandwidth) * (sharing * multiprocessors / total)
-                memory *= 1 + 2.7 / (block_slices * slice_in)
-                memory += max(0.0, 512 * copies * turns * total - pixels) / bandwidth
-                together = (memory**6 + compute**6) ** (1 / 6) + 0.5 * min(memory, compute) / turns
-                parts = 9.6 * workers * elements / L2_BANDWIDTH + 1e-6 if workers > 1 else 0.0
+                memory = pixels / (_BANDWIDTH_SHARE * bandwidth) * (busiest * multiprocessors / total)
+                memory *= 1 + _SMALL_SLICE / (block_slices * slice_in)
+                memory += max(0.0, _COPY_BYTES * copies * rounds * total - pixels) / bandwidth
+                together = (memory**6 + compute**6) ** (1 / 6) + _EXPOSED * min(memory, compute) / rounds
+                reduction = _PARTIAL_BYTES * workers * elements / L2_BANDWIDTH + _REDUCTION_SECONDS
+                reduction = reduction if workers > 1 else 0.0
                 defines = shape.defines() | {
                     "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
                     "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
                     "SLICE_PARTS": slice_parts, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
                     "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
                     "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * warps,
-                    "STAGES": stages, "RESIDENT": resident, **_sum_defines(workers, group_in),
+                    "STAGES": stages, "RESIDENT": resident, **_reduction_defines(workers, group_in),
                 }  # fmt: skip
-                seconds = 0.86 * (together + parts + 4.2e-6)
+                seconds = _SCALE * (together + reduction + _START_SECONDS)
                 yield Plan(tuple(defines.items()), 32 * warps, total, seconds, workers, shared)
 
 
-def _sum_defines(workers: int, group_in: int) -> Defines:
-    """How the second kernel is cut: a thread has 8 loads under way."""
+def _reduction_defines(workers: int, group_in: int) -> Defines:
+    """Macros of the reduction, whose threads have 8 loads in flight."""
     return {
         "REDUCTION_THREADS": power_of_two_above(-(-workers // 8), 32),
         "REDUCTION_VECTOR": 4 if group_in % 4 == 0 else 1,
@@ -157,9 +182,9 @@ def wgrad_register_plans(problem: Convolution, multiprocessors: int, bandwidth: 
         sums = 8 * tile_taps * taps[2]
         live = -(-((tile_taps - 1) * shape.dilation[1] + 1) // stride) + 1
         registers = sums + 10 * taps[2] + 4 * live + 44
-        if registers > 250:
+        if registers > _MAX_REGISTERS:
             continue
-        resident = max(1, min(5, REGISTERS // (128 * max(64, -(-registers // 8) * 8))))
+        resident = max(1, min(5, REGISTERS // (_REGISTER_THREADS * max(64, -(-registers // 8) * 8))))
         kinds = -(-problem.groups // slice_groups) * -(-slice_in // 16) * -(-slice_out // 16)
         kinds *= -(-taps[1] // tile_taps)
         for rows in (1, 2, 3, 4, 5, 6, 7, 8):
@@ -167,27 +192,37 @@ def wgrad_register_plans(problem: Convolution, multiprocessors: int, bandwidth: 
                 continue
             units = -(-strips // 2) * -(-p // rows)
             source_rows = (rows - 1) * stride + (tile_taps - 1) * shape.dilation[1] + 1
-            for share in (1, 2, 4, 8):
-                workers = max(1, min(units, multiprocessors * resident * 4 // kinds // share))
-                turns = -(-units // workers)
-                workers = -(-units // turns)
-                reads = source_rows * taps[2] * (4 if is_even["X"] else 16) + rows * (
-                    4 if is_even["Y"] else 16
+            for fewer in (1, 2, 4, 8):
+                workers = max(
+                    1, min(units, multiprocessors * resident * (_REGISTER_THREADS // 32) // kinds // fewer)
                 )
+                rounds = -(-units // workers)
+                workers = -(-units // rounds)
+                reads = source_rows * taps[2] * (_PAIR_CYCLES if is_even["X"] else _ELEMENT_CYCLES)
+                reads += rows * (_PAIR_CYCLES if is_even["Y"] else _ELEMENT_CYCLES)
                 products = rows * tile_taps * taps[2] * 2
-                unit = max(1.6 * products, 4.0 * reads) + 60
+                unit = max(MMA_CYCLES * products, _READ_CYCLES * reads) + _UNIT_CYCLES
                 total = workers * kinds
-                compute = turns * (-(-total // multiprocessors) * unit * 1.2 + 1000) + 2500
+                cycles = -(-total // multiprocessors) * unit * _SCHEDULING + _UNIT_LATENCY
+                compute = rounds * cycles + _REGISTER_START_CYCLES
                 partial = 4.0 * workers * math.prod(problem.w.shape)
                 memory = 2.0 * (problem.x.size + problem.y.size) / bandwidth
-                if total < multiprocessors * 8:
-                    memory *= 1.3
-                seconds = max(memory, compute / CLOCK) + 0.15 * min(memory, compute / CLOCK) + 6e-6
-                seconds += workers / 8 * 60e-9 + partial / _SCATTERED
+                if total < multiprocessors * _FEW_WARPS:
+                    memory *= _FEW_WARPS_PENALTY
+                seconds = max(memory, compute / CLOCK) + _UNHIDDEN * min(memory, compute / CLOCK)
+                seconds += _REGISTER_START_SECONDS
+                seconds += workers / 8 * _WORKER_SECONDS + partial / _SCATTERED
                 defines = shape.defines() | {
                     "PLANES": planes, "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
                     "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "TILE_TAPS": tile_taps, "TILE_ROWS": rows,
-                    "WORKERS": workers, "BLOCK_THREADS": 128, "RESIDENT": resident, "X_IS_EVEN": is_even["X"],
-                    "Y_IS_EVEN": is_even["Y"], **_sum_defines(workers, group_in),
+                    "WORKERS": workers, "BLOCK_THREADS": _REGISTER_THREADS,
+                    "RESIDENT": resident, "X_IS_EVEN": is_even["X"],
+                    "Y_IS_EVEN": is_even["Y"], **_reduction_defines(workers, group_in),
                 }  # fmt: skip
-                yield Plan(tuple(defines.items()), 128, -(-total // 4), seconds, workers)
+                yield Plan(
+                    tuple(defines.items()),
+                    _REGISTER_THREADS,
+                    -(-total * 32 // _REGISTER_THREADS),
+                    seconds,
+                    workers,
+                )

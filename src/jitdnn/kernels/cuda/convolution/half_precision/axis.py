@@ -21,7 +21,7 @@ from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
 
 @dataclass(frozen=True)
 class Axis:
-    """How `unit` outputs of an axis meet `reach` positions of dy, from `least` on."""
+    """The numbers of the module's text, and the number of blocks b along the axis."""
 
     unit: int
     step: int
@@ -40,7 +40,7 @@ def _axis(extent: int, taps: int, stride: int, before: int, step: int, delta: in
 
 
 def axis_choice(shape: Shape, axis: int, step: int) -> Axis:
-    """The cheapest shift of an axis; a shift of zero, which keeps pairs of channels aligned, where it costs no more."""
+    """The axis of a dgrad with the cheapest `delta`: 0, which keeps channels aligned in pairs, if it costs no more."""
     numbers = shape.spatial[axis], shape.taps[axis], shape.stride[axis], shape.before[axis]
     choices = [_axis(*numbers, step, delta) for delta in range(shape.stride[axis])]
     return min(choices, key=lambda a: (a.reach * -(-a.blocks // 16), a.reach, a.delta))

@@ -11,8 +11,12 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
 
 HALVES = ("bf16", "f16")
+"""The types of half precision."""
 Defines = dict[str, object]
-# macros of how wide an operand is accessed: the operand's number, bytes of a unit, and the value that asks nothing
+"""Macros by name."""
+
+# macros that say how wide an operand is accessed: the operand's number, bytes of the macro's unit, and its value for
+# operands at any address
 _WIDTHS: dict[str, tuple[int, int, int]] = {
     "X_BYTES": (0, 1, 2),
     "X_IS_EVEN": (0, 4, 0),
@@ -25,7 +29,7 @@ _WIDTHS: dict[str, tuple[int, int, int]] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What all three directions share."""
+    """A convolution in three dimensions, those that the problem lacks in front, of extent 1."""
 
     problem: Convolution
 
@@ -118,9 +122,7 @@ def alignments_of(names: Defines) -> tuple[int, int, int]:
     found = [2, 2, 2]
     for name, (operand, unit, _) in _WIDTHS.items():
         found[operand] = max(found[operand], unit * int(str(names.get(name, 0))))
-    if (
-        names.get("Y_VECTOR") == 8
-    ):  # dy is the first operand of the data's gradient, the second of the filter's
+    if names.get("Y_VECTOR") == 8:  # dy is the first operand of dgrad, the second of wgrad
         found[0 if "STEP_W" in names else 1] = 16
     return found[0], found[1], found[2]
 

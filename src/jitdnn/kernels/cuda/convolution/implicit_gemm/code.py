@@ -165,7 +165,11 @@ def launches_of(plan: Plan) -> list[Launch]:
     if blocking.splits > 1:
         pieces = tile.m * (tile.n // 8) * blocking.reduction_threads(geometry.gemms) // 256
         launches.append(
-            Launch("reduce_partials", (blocking.split_tiles(geometry.gemms), geometry.groups, phases * pieces), 256)
+            Launch(
+                "reduce_partials",
+                (blocking.split_tiles(geometry.gemms), geometry.groups, phases * pieces),
+                256,
+            )
         )
     return launches
 
