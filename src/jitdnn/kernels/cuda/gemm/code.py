@@ -1,12 +1,14 @@
 """Source text that matrix products on the tensor cores share, and kernels that choose or reorder others.
 
-mainloop.cuh        fragments, and the loop over K through a ring of stages in shared memory
-tile_scheduler.cuh  which tile, and which part of K, a thread block has
-copy.cuh            asynchronous copies into a stage
-epilogue.cuh        sums from registers to the function that finishes them
-split_k.cuh         partial sums in the workspace, and their reduction
-store.cuh           alpha, beta and wide stores
-pack.cu             an operand into the workspace, channels innermost
+The files, in the order in which they make a kernel's text:
+
+    mainloop.cuh        fragments, and the loop over K through a ring of stages in shared memory
+    tile_scheduler.cuh  which tile, and which split of K, a thread block has
+    copy.cuh            asynchronous copies into a stage
+    epilogue.cuh        sums from registers to the function that finishes them
+    split_k.cuh         partial sums in the workspace, and their reduction
+    store.cuh           alpha, beta and wide stores
+    pack.cu             behind the kernel: an operand into the workspace, channels innermost
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""Sizes of a matrix product on the tensor cores: tiles, their blocking of the product, and packed operands."""
+"""Sizes of a matrix product on the tensor cores: tiles, their blocking of the product, and packed operands.
+
+The loops, with the names of the sizes (`Tile`, `Blocking`):
+
+    for each thread block              m x n of the product, or one of `splits` of its K       (grid)
+        for each stage                 k_bytes of K, `stages` of them in shared memory, filled by asynchronous copies
+            for each mma step          32 bytes of K, `fragment_buffers` of them in registers
+                for each warp          wm x wn of the tile, sums in registers
+                    for each mma       16 x 8
+"""
 
 from __future__ import annotations
 

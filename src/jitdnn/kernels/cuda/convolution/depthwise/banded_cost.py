@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from jitdnn.devices.gpu import GpuDevice
@@ -13,12 +13,13 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_cost import reduce_second
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import widths
 from jitdnn.kernels.cuda.cost import DEPTHWISE_CLOCK, LAUNCH_SECONDS, MMA_CYCLES
 
-_UNMODELLED = 1.33  # what the account of this method leaves out
-_WGRAD_UNMODELLED = 1.25  # what the account of this method leaves out
+# factors for what the model leaves out
+_UNMODELLED = 1.33
+_WGRAD_UNMODELLED = 1.25
 
 
 def refuse(window: Window) -> str | None:
-    """Why a window is not for the tensor cores, if it is not."""
+    """Why banded matrices cannot compute a window; None if they can."""
     if window.dtype == "f32":
         return "its products are of half precision: f32 is for depthwise_sliding"
     if not window.is_channels_last:
@@ -34,14 +35,10 @@ def refuse(window: Window) -> str | None:
 
 
 def candidates(window: Window, device: GpuDevice) -> list[Banded]:
-    """Every sensible cut; none if the rows do not fit into shared memory."""
+    """Every sensible plan; none if the rows do not fit into shared memory."""
     found = []
     width = widths(window)[0]
-    depth, height, wide = window.axes
-    orders: Sequence[tuple[Axis, Axis, Axis]] = [(depth, height, wide)]
-    if wide.taps < height.taps or wide.count < 8 < height.count:
-        orders = [*orders, (depth, wide, height)]
-    for axes in orders:
+    for axes in _orders(window):
         for blocking in blockings(window, axes, width):
             plan = Banded(
                 window,
@@ -57,14 +54,10 @@ def candidates(window: Window, device: GpuDevice) -> list[Banded]:
 
 
 def wgrad_candidates(window: Window, device: GpuDevice) -> list[BandedWgrad]:
-    """Every sensible cut; none if the rows do not fit into shared memory."""
+    """Every sensible plan; none if the rows do not fit into shared memory."""
     found = []
     width = widths(window)[0]
-    depth, height, wide = window.axes
-    orders: Sequence[tuple[Axis, Axis, Axis]] = [(depth, height, wide)]
-    if wide.taps < height.taps or wide.count < 8 < height.count:
-        orders = [*orders, (depth, wide, height)]
-    for axes in orders:
+    for axes in _orders(window):
         for blocking in _single(blockings(window, axes, width)):
             band = best_band(axes[2], blocking.segments, blocking.segment)
             halves = -(-band.blocks // 2)
@@ -77,12 +70,21 @@ def wgrad_candidates(window: Window, device: GpuDevice) -> list[BandedWgrad]:
     return found
 
 
+def _orders(window: Window) -> list[tuple[Axis, Axis, Axis]]:
+    """The axes as (depth, rows, banded axis): also with rows and columns swapped, where that may be better."""
+    depth, height, width = window.axes
+    if width.taps < height.taps or width.count < 8 < height.count:
+        return [(depth, height, width), (depth, width, height)]
+    return [(depth, height, width)]
+
+
 def _single(found: Iterator[Blocking]) -> Iterator[Blocking]:
-    """Those whose thread blocks have 16 tiles, and a channel a warp."""
+    """The blockings of 16 tiles and one channel a warp, which wgrad takes."""
     return (blocking for blocking in found if blocking.tiles == 1 and blocking.warps == blocking.channels)
 
 
 def _with_splits(plan: BandedWgrad, device: GpuDevice) -> BandedWgrad:
+    """The plan split so that its thread blocks fill the device, with the same number of rounds for each."""
     wanted = max(1, device.multiprocessors * plan.resident // plan.strips)
     splits = max(1, min(wanted, plan.line_groups))
     rounds = -(-plan.line_groups // splits)
@@ -90,7 +92,7 @@ def _with_splits(plan: BandedWgrad, device: GpuDevice) -> BandedWgrad:
 
 
 def blockings(window: Window, axes: tuple[Axis, Axis, Axis], width: int) -> Iterator[Blocking]:
-    """Every sensible way to cut a window."""
+    """Every sensible blocking of a window."""
     _, rows, banded = axes
     tiles = -(-banded.count // TILE)
     is_one_row = rows.taps == 1 and rows.count == 1 and tiles > 16
@@ -127,19 +129,17 @@ def best_band(axis: Axis, segments: int, tiles: int) -> Band:
     found: list[Band] = []
     start, end = axis.input.positions(axis.phases)
     start, end = start - axis.start, end - axis.start
-    for prefetch in range(8):
-        first, last = 0, (TILE - 1 + axis.taps - 1 + prefetch) // 8
+    for lead in range(8):  # columns before the tile's first result
+        first, last = 0, (TILE - 1 + axis.taps - 1 + lead) // 8
         if segments == 1:
             # blocks that are padding to every tile of the line
             used = [
                 b
                 for b in range(first, last + 1)
-                if any(
-                    8 * (j + b) - prefetch < end and 8 * (j + b) - prefetch + 7 >= start for j in range(tiles)
-                )
+                if any(8 * (j + b) - lead < end and 8 * (j + b) - lead + 7 >= start for j in range(tiles))
             ]
             first, last = (used[0], used[-1]) if used else (0, 0)
-        found.append(Band(8 * first - prefetch, last - first + 1))
+        found.append(Band(8 * first - lead, last - first + 1))
     return min(found, key=lambda band: (band.blocks, -band.shift))
 
 
@@ -163,11 +163,11 @@ def _fprop_dgrad_seconds(plan: Banded, device: GpuDevice) -> float:
     # a thread block waits for its first rows, and for the next at each barrier
     latency = 2500 + 700 * steps
     busy = waves * max(cycles * overlapped * 1.25, latency + cycles)
-    # two channels of a warp leave it fewer registers to fetch ahead with, taps in shared memory are fetched late
+    # a warp of two channels has fewer registers to prefetch into; taps out of shared memory arrive late
     busy *= (1.07 if plan.own_channels > 1 else 1) * (1.4 if plan.is_rolling else 1)
     transfer = plan.window.bytes_moved * (plan.blocks_read / plan.blocking.segment + 3) / 4 / device.bandwidth
     if plan.blocking.channels * 2 < 32 < plan.window.channels * 2:
-        transfer *= 1.35  # half of what memory hands out at a time is for another group
+        transfer *= 1.35  # half of each sector is for another thread block
     wasted = waves * width / max(1, plan.grid_blocks)
     return float(
         LAUNCH_SECONDS + _UNMODELLED * max(busy / DEPTHWISE_CLOCK, transfer * min(1.5, wasted) * 1.15)
@@ -175,7 +175,7 @@ def _fprop_dgrad_seconds(plan: Banded, device: GpuDevice) -> float:
 
 
 def _cycles_of_block(plan: Banded) -> tuple[float, int]:
-    """Clocks of a multiprocessor that a thread block keeps busy, and its steps."""
+    """Cycles of a multiprocessor that a thread block takes, and its steps."""
     blocking, (taps, _) = plan.blocking, plan.taps
     steps = -(-blocking.strip // blocking.rows)
     halves = -(-plan.band.blocks // 2)
@@ -187,7 +187,7 @@ def _cycles_of_block(plan: Banded) -> tuple[float, int]:
         products += sum(min(r - first, taps - 1) - max(0, r - first - blocking.rows + 1) + 1 for r in rows)
     fragments = blocking.channels * blocking.tiles * halves
     matrix = products * fragments * MMA_CYCLES
-    conflicts = plan._conflicts(plan.line_blocks)[0] / (2 * blocking.tiles)
+    conflicts = plan.bank_conflicts(plan.line_blocks)[0] / (2 * blocking.tiles)
     reading = moved * fragments * 4 * conflicts
     if plan.is_rolling:
         reading += moved * blocking.channels * plan.band.blocks
@@ -195,7 +195,7 @@ def _cycles_of_block(plan: Banded) -> tuple[float, int]:
     packs = blocking.lines * plan.blocks_read * 4 * (blocking.channels // plan.width)
     results = blocking.strip * blocking.lines * blocking.segment * 4 * (blocking.channels // plan.width)
     swizzling = (height * packs + results) * plan.width / 32 * 2.2
-    # accesses of memory: a line of the cache each, and instructions around them
+    # accesses of memory: a cache line each, and the instructions around them
     accessing = (height * packs + results) * 2 / max(1, blocking.channels // plan.width)
     issued = (products * fragments * 1.2 + moved * fragments * 3) / 4
     issued += (height * packs + results) * (3 * plan.width + 40) / 32 / 4
@@ -217,7 +217,7 @@ def _wgrad_seconds(plan: BandedWgrad, device: GpuDevice) -> float:
             products += max(0, rows) * blocking.rows * plan.tap_rows / (blocking.rows + plan.tap_rows - 1)
     fragments = blocking.channels * halves
     matrix = products * fragments * MMA_CYCLES
-    conflicts = plan._conflicts(plan.line_blocks)[0] / 2
+    conflicts = plan.bank_conflicts(plan.line_blocks)[0] / 2
     reading = loaded * fragments * 4 * conflicts + steps * blocking.rows * blocking.channels * pieces * 2
     chunks = blocking.channels // plan.width
     packs = height * blocking.lines * plan.blocks_read * 4 * chunks

@@ -1,11 +1,13 @@
 """Banded matrices on the tensor cores: how a window is blocked, forward, backward to the data and for wgrad.
 
-for each thread block                          channels x lines (groups of lines, for wgrad)
-    for each step of a strip                   rows of results; the rows that they read are in planes of shared memory
-        for each row of the planes             strip + taps - 1 of them in all
-            for each channel of a warp
-                for each sixteen of tiles, pair of blocks       A: ldmatrix; B: two blocks of the banded matrix
-                    for each row of results    mma, sums in registers
+The loops, with the words of banded_planes.cuh:
+
+    for each thread block                          channels x lines (groups of lines, for wgrad)
+        for each step of a strip                   rows of results; the rows that they read are in shared memory
+            for each row of the planes             strip + taps - 1 of them in all
+                for each channel of a warp
+                    for each sixteen of tiles, pair of blocks       A: ldmatrix; B: two blocks of the banded matrix
+                        for each row of results    mma, sums in registers
 """
 
 from __future__ import annotations
@@ -95,9 +97,9 @@ class Banded:
     @cached_property
     def line_blocks(self) -> int:
         """Blocks from one line to the next, with the fewest bank conflicts of 8 tiles."""
-        return min(range(self.blocks_read, self.blocks_read + 8), key=self._conflicts)
+        return min(range(self.blocks_read, self.blocks_read + 8), key=self.bank_conflicts)
 
-    def _conflicts(self, blocks: int) -> tuple[int, int]:
+    def bank_conflicts(self, blocks: int) -> tuple[int, int]:
         worst = 0
         for first in range(0, 16 * self.blocking.tiles, 8):
             items = [i for i in range(first, first + 8) if i < self.blocking.lines * self.blocking.segment]

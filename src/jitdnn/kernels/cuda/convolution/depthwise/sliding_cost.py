@@ -22,13 +22,15 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
 from jitdnn.kernels.cuda.cost import DEPTHWISE_CLOCK, LAUNCH_SECONDS
 from jitdnn.tensor.dtypes import DTYPES
 
-MAX_REGISTERS = 200  # that a tile's numbers may take
+# registers that a tile's numbers may take
+MAX_REGISTERS = 200
 MAX_WGRAD_REGISTERS = 205
-MEMORY_LATENCY = 0.7e-6  # of the memory, when it is busy
+
+MEMORY_LATENCY = 0.7e-6  # seconds, of a busy memory
 
 
 def candidates(window: Window) -> list[Sliding]:
-    """Every sensible tile, cheapest first by the model's account; none if the filter is too large for registers."""
+    """Every sensible plan; none if the filter is too large for registers."""
     found: list[Sliding] = []
     for axes in orders(window):
         depth, _, width = axes
@@ -60,7 +62,7 @@ def _variants(whole: Sliding) -> Iterator[Sliding]:
 
 
 def wgrad_candidates(window: Window, device: GpuDevice) -> list[SlidingWgrad]:
-    """Every sensible tile; none if the filter is too large for registers."""
+    """Every sensible plan of wgrad; none if the filter is too large for registers."""
     found = []
     for axes in orders(window):
         depth, slide, width = axes
@@ -92,7 +94,7 @@ def wgrad_candidates(window: Window, device: GpuDevice) -> list[SlidingWgrad]:
 
 
 def _with_splits(plan: SlidingWgrad, device: GpuDevice) -> SlidingWgrad:
-    """The plan split so that each multiprocessor has the same number of thread blocks: the number with the least time."""
+    """The plan with as many thread blocks on each multiprocessor as take the least time."""
     found = []
     for each in range(1, plan.resident + 1):
         wanted = max(1, min(device.multiprocessors * each // plan.strips, 4096))
@@ -115,7 +117,7 @@ def orders(window: Window) -> list[tuple[Axis, Axis, Axis]]:
 
 
 def side_packs(packs: int, size: int, most: int = 64) -> int:
-    """How many of a pixel's packs of `size` bytes lie side by side: a divisor, of whole 32 bytes if there is one."""
+    """Packs of `size` bytes of a pixel for neighbouring threads: a divisor of `packs`, of whole sectors if possible."""
     best = 1
     for side in range(1, min(packs, most) + 1):
         if packs % side == 0 and (side * size % 32 == 0 or best * size % 32 != 0):
@@ -124,6 +126,7 @@ def side_packs(packs: int, size: int, most: int = 64) -> int:
 
 
 def tilings(axis: Axis, counts: Sequence[int]) -> list[int]:
+    """The counts of results along an axis that are worth trying: multiples of a scattered axis's stride."""
     if axis.is_scattered:
         counts = sorted({-(-count // axis.stride) * axis.stride for count in counts})
     least = min(counts)
@@ -173,8 +176,8 @@ def _fprop_dgrad_seconds(plan: Sliding, device: GpuDevice) -> float:
     transfer = plan.window.bytes_moved / (device.bandwidth * reached_bandwidth(in_flight))
     transfer *= filled**0.4 * (1 + 0.007 * max(0, 8 / (tile.channels * plan.element) - 1))
     if plan.axes[1] is plan.window.axes[2]:
-        transfer *= 1.1  # what is read at a time lies scattered
-    # and steps follow one another
+        transfer *= 1.1  # what is read at a time is not contiguous
+    # steps wait for one another
     chain = waves * MEMORY_LATENCY * (1.5 + steps / tile.prefetch)
     more_waves = 2.4e-6 * (1 - 1 / waves)
     overlapped = (busy**4 + transfer**4) ** 0.25
@@ -207,18 +210,19 @@ def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:
     chain = waves * rounds * (steps / tile.prefetch + 1) * 1.35 * MEMORY_LATENCY
     overlapped = (busy**4 + transfer**4) ** 0.25 + 0.08 * min(busy, transfer)
     again = 2.9e-6 * (1 - 1 / rounds) + 0.7e-6
-    # wide threads have few registers to spare, narrow ones much to do beside products
+    # many channels leave few registers, and few results many other instructions
     work = max(chain, overlapped) * (1 if is_whole else 1.02)
     work *= (1 + 0.02 * max(0, tile.channels - 2)) * (1 if plan.results > 2 else 1.06)
     return float(LAUNCH_SECONDS + again + work + reduce_seconds(plan.window, tile.splits, device))
 
 
 def reduce_seconds(window: Window, splits: int, device: GpuDevice) -> float:
+    """Expected time of the reduction of partial sums."""
     moved = 4 * splits * window.taps * window.channels
     return 2.2e-6 + splits / 200 * 1e-6 + moved / (1.5 * device.bandwidth)
 
 
 def reached_bandwidth(in_flight: float, enough: float = 16e3, excess: float = 0.04) -> float:
-    """Of the memory's bandwidth, what a multiprocessor's bytes in flight reach; too many get in the way."""
+    """The share of the memory's bandwidth that so many bytes in flight on a multiprocessor reach; too many are slower."""
     share = in_flight / enough
     return float(min(1.0, share) ** 0.5 / (1 + excess * max(0.0, share - 1)))

@@ -11,16 +11,21 @@ from functools import cached_property
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
 from jitdnn.tensor.dtypes import DTYPES
 
-EXTRA_REGISTERS = 24  # that the compiler adds for addresses and bounds
-EXTRA_WGRAD_REGISTERS = 36  # that the compiler adds for addresses and bounds
+# registers that the compiler adds for addresses and bounds
+EXTRA_REGISTERS = 24
+EXTRA_WGRAD_REGISTERS = 36
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a thread does: `channels` neighbours, `columns` x `depths` results, `rows` blocks of rows in turn.
+    """The tile of a thread: `channels` neighbours of `columns` x `depths` results, in `rows` blocks of rows.
 
-    `side`: packs of channels that lie side by side in a block of `threads` threads. For a filter's gradient `splits`
-    says into how many parts its sums are split. `prefetch`: steps whose rows are in flight.
+    `side`: packs of channels that neighbouring threads of a block of `threads` have. `prefetch`: steps whose rows are in
+    flight. `splits`: thread blocks with the same channels, for wgrad. The loops:
+
+        for each thread              pack of channels, then columns, depths and blocks of rows
+            for each step            the rows of the input of one more block of results; those of later steps in flight
+                for each tap         `columns` x `depths` x `channels` multiply-adds, sums in registers
     """
 
     channels: int
@@ -89,7 +94,7 @@ class Sliding:
         sums = self.steps * self.rows_out * tile.depths * tile.columns * tile.channels
         reads = self.rows_in * self.planes_read * self.columns_read
         prefetch = tile.prefetch * reads * max(1, tile.channels * self.element // 4)
-        # numbers that are read are widened as they are used, a part of them at a time
+        # numbers are widened as they are used, some of them at a time
         return taps * tile.channels + sums + int(0.8 * reads * tile.channels) + prefetch
 
     @property
@@ -104,7 +109,7 @@ class Sliding:
 
     @property
     def units(self) -> int:
-        """Threads that have something to do."""
+        """Threads of the whole grid that have results."""
         depth, slide, width = self.axes
         phases = depth.phases * slide.phases * width.phases
         tile = self.tile
@@ -250,7 +255,7 @@ def is_dense(window: Window, axes: Sequence[Axis]) -> bool:
 
 
 def resident_blocks(registers: int, threads: int) -> int:
-    """Thread blocks that a multiprocessor holds at a time, if threads take so many registers, in each of its quarters."""
+    """Thread blocks that a multiprocessor holds at a time; each quarter of it has registers for its own warps."""
     warps = 4 * (512 // (8 * math.ceil(min(255, registers) / 8)))
     return max(1, min(warps // math.ceil(threads / 32), 2048 // threads))
 
