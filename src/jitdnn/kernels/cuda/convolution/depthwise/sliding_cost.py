@@ -223,6 +223,6 @@ def reduce_seconds(window: Window, splits: int, device: GpuDevice) -> float:
 
 
 def reached_bandwidth(in_flight: float, enough: float = 16e3, excess: float = 0.04) -> float:
-    """The share of the memory's bandwidth that so many bytes in flight on a multiprocessor reach; too many are slower."""
+    """The share of the memory's bandwidth that a multiprocessor's bytes in flight reach; too many are slower."""
     share = in_flight / enough
     return float(min(1.0, share) ** 0.5 / (1 + excess * max(0.0, share - 1)))

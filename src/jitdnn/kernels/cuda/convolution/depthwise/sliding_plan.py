@@ -20,8 +20,8 @@ EXTRA_WGRAD_REGISTERS = 36
 class Tile:
     """The tile of a thread: `channels` neighbours of `columns` x `depths` results, in `rows` blocks of rows.
 
-    `side`: packs of channels that neighbouring threads of a block of `threads` have. `prefetch`: steps whose rows are in
-    flight. `splits`: thread blocks with the same channels, for wgrad. The loops:
+    `side`: packs of channels that neighbouring threads of a block of `threads` have. `prefetch`: steps whose rows are
+    in flight. `splits`: thread blocks with the same channels, for wgrad. The loops:
 
         for each thread              pack of channels, then columns, depths and blocks of rows
             for each step            the rows of the input of one more block of results; those of later steps in flight
