@@ -1,4 +1,4 @@
-"""Depthwise convolutions on CUDA: every way to cut them that the plans offer, with its tile prescribed."""
+"""Depthwise convolutions on CUDA: every kind of plan, with the plan prescribed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions with few input channels: every direction, way to stage rows, distance of runs, and arrangement."""
+"""Convolutions with few input channels: every direction, staging of rows, phase, and tiling."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ class BandedWgrad(Banded):
 
     @property
     def strips(self) -> int:
-        """Thread blocks side by side over channels and rows of taps."""
+        """Thread blocks along the axes of channels and rows of taps."""
         return -(-self.window.channels // self.blocking.channels) * -(-self.tap_groups // self.tap_warps)
 
     @property

@@ -56,7 +56,7 @@ class Axis:
 
     @property
     def count(self) -> int:
-        """Places from `start` on that hold results."""
+        """Positions from `start` on that hold results."""
         start, end = self.output.positions(self.phases)
         return max(0, end - start)
 
@@ -65,7 +65,7 @@ class Axis:
 class Window:
     """A depthwise convolution: axes (depth, height, width) with those that a problem lacks in front, of extent 1.
 
-    `input` and `output` are the tensors that are read through the window and beside it: x and y forward and for the
+    `input` is the tensor that the filter slides over, `output` the one that it does not: x and y forward and for the
     filter's gradient, dy and dx backward to the data. `multiplier`: results of each channel of the input.
     """
 

@@ -190,7 +190,7 @@ class SlidingWgrad:
 
     @property
     def strips(self) -> int:
-        """Thread blocks side by side over the channels."""
+        """Thread blocks along the axis of channels."""
         return self.window.channels // (self.tile.channels * self.tile.side)
 
     @property

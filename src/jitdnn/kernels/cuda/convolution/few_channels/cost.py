@@ -164,12 +164,12 @@ def wgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 )
 
 
-def _strips(shape: Shape, whole: int = 2) -> Iterator[Rows]:
-    """Blocks of outputs worth a thought: rows, also filled up to a multiple of `whole`, or pieces of long ones."""
+def _strips(shape: Shape, multiple: int = 2) -> Iterator[Rows]:
+    """The strips worth trying: full rows, also padded to a multiple of `multiple` columns, or pieces of long rows."""
     _, p, q = shape.out
     even = -(-q // 2) * 2
     widths = (
-        sorted({even, -(-q // whole) * whole})
+        sorted({even, -(-q // multiple) * multiple})
         if even <= 256
         else [*(w for w in (64, 128, 192, 256, 512) if w < even), *([even] if even <= 600 else [])]
     )
@@ -248,9 +248,9 @@ def total_cycles(
     reads: float,
     writes: float,
 ) -> float:
-    """Clocks of all strips, dealt to blocks that stay: what each computes, reads and writes.
+    """Cycles of all strips, distributed over resident thread blocks: what each computes, reads and writes.
 
-    With two stages a block reads ahead while it computes; with one only its neighbours use the time.
+    With two stages a block prefetches while it computes; with one only other resident blocks use the time.
     """
     blocks = multiprocessors * resident
     rounds = -(-strips // blocks) * resident if strips > blocks else -(-strips // multiprocessors)
@@ -276,7 +276,7 @@ def total_cycles(
 
 
 def overlapped(reads: float, products: float, instructions: float) -> float:
-    """Clocks of what goes on side by side, none of it quite hidden behind the longest."""
+    """Cycles of what runs at the same time, without being hidden completely behind the longest."""
     longest = max(reads, products, instructions)
     return 0.8 * longest + 0.2 * (reads + products + instructions)
 
@@ -284,10 +284,10 @@ def overlapped(reads: float, products: float, instructions: float) -> float:
 def filter_setup(
     fragments: int, size: int, threads: int, resident: int, at_once: int, instructions: int
 ) -> tuple[float, bool]:
-    """Clocks until a block has its fragments of the filter, and whether a launch of its own should arrange them.
+    """Cycles until a block has its fragments of the filter, and whether they are made by a launch of their own.
 
-    `fragments` of `size` bytes each are gathered element by element by the block's threads, `at_once` a thread: few of
-    them by every block on the way, many once for all blocks, which then copy them.
+    `fragments` of `size` bytes each are gathered element by element, `at_once` by a thread: few of them by each block
+    for itself, many by that launch, once for all blocks, which then copy them.
     """
     rounds = -(-fragments // (threads * at_once))
     gathered = rounds * _LATENCY_CYCLES + fragments / 32 * instructions / 4 * resident
@@ -296,19 +296,19 @@ def filter_setup(
 
 
 def _fprop_step(m: int, n: int) -> float:
-    """Clocks of a warp's m x n tiles for 8 words."""
+    """Cycles of a warp's m x n tiles for 8 words."""
     return overlapped(4 * m + 2 * n + 1, MMA_CYCLES * m * n, (12 * m + 3 * n + m * n) / 4)
 
 
 def _wgrad_step(m: int, n: int, has_eights: bool = True) -> float:
-    """Clocks of a warp's m tiles of channels and n of words for 16 outputs; of which eight always are in one row?"""
+    """Cycles of a warp's m tiles of channels and n of words for 16 outputs; has_eights: eight of them share a row."""
     instructions = ((30 if has_eights else 60) + 8 * n + 2 * m * n) / 4
     # as measured: time grows with the sum of all three
     return 0.57 * (4 * m + 4 * n + MMA_CYCLES * 2 * m * n + instructions)
 
 
 def fetch_cycles(rows: Rows) -> float:
-    """Clocks of a multiprocessor to stage the rows of a strip, beside the wait for memory."""
+    """Cycles of a multiprocessor to stage the rows of a strip, without the latency of memory."""
     elements = rows.rows * rows.span * rows.channels
     if rows.is_dense and rows.x_bytes == 2:  # copied 8 at a time, then moved
         return elements / 8 / 32 * 16 + 300

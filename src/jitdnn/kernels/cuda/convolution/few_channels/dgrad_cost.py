@@ -136,7 +136,7 @@ def _tilings(shape: Shape, steps: int) -> Iterator[Tiling]:
 
 
 def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool) -> float:
-    """Clocks of a multiprocessor for a tile: products, stores, and the start of copies."""
+    """Cycles of a multiprocessor for a tile: products, stores, and issuing copies."""
     d, h, w = tiling.axes
     fragments = tiling.planes * d.reach * 2 * h.reach * tiling.tiles
     reads = tiling.staged_planes * 4 * (h.step * (tiling.rows - 1) + h.reach) + fragments
@@ -148,7 +148,7 @@ def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool) -> float:
 
 
 def _chain_cycles(tiling: Tiling, steps: int) -> float:
-    """Clocks of the products of a sum, one after the other, and of reading their operands."""
+    """Cycles of the dependent products of a sum, and of reading their operands."""
     d, h, w = tiling.axes
     products = max(
         h.reach * d.reach * _MMA_LATENCY_CYCLES,
@@ -168,7 +168,7 @@ def _axis_defines(axes: tuple[Axis, Axis, Axis]) -> Defines:
 
 
 def _has_pairs(shape: Shape, w: Axis) -> bool:
-    """Whether columns 2t and 2t + 1 lie in one aligned word of dx."""
+    """Whether columns 2t and 2t + 1 are one aligned word of dx."""
     channels = shape.problem.w.shape[1]
     n, c, d, h, across = strides_of(shape.problem.x)
     is_dense = (c == 1 or channels == 1) and (across == channels or shape.spatial[2] == 1)

@@ -12,7 +12,7 @@ from jitdnn.kernels.algorithm import Device
 
 
 def compiled(device: Device, source: Source, launches: Sequence[Launch], pointers: int) -> GpuKernel:
-    """The kernel; where a shape asks for a few registers more than there are, the compiler may spill them."""
+    """The kernel; if a shape needs a few registers more than there are, they are spilled."""
     gpu: GpuDevice = device  # type: ignore[assignment]
     try:
         return gpu.kernel(source, launches, pointers)
