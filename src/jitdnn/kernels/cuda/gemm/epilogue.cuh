@@ -5,8 +5,8 @@
 //                                                             sectors of a result of half precision
 //     registers  --shared memory, in rows of STAGED_PITCH-->  runs        any threads have any run
 
-constexpr int RUN = 8;           // columns of a row that a thread stores at a time
-constexpr int STAGED_PITCH = BN + 8;     // words from row to row: 8 more than a row has, against bank conflicts
+constexpr int RUN = 8;                // columns of a row that a thread stores at a time
+constexpr int STAGED_PITCH = BN + 8;  // words from row to row: 8 more than a row has, against bank conflicts
 constexpr int RUNS = BN / RUN;
 
 FUNCTION u32 sum_bits(f32 sum) { return __float_as_uint(sum); }

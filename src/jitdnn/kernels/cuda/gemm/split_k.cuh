@@ -8,17 +8,16 @@
 //                  +-----------------+-----------------+-------+-----------------+----
 //     of a plane   | tile UNSPLIT | tile UNSPLIT + 1 | ...                                 BM * BN sums each
 //     of a tile    | warp 0: fragment 0, fragment 1, ... | warp 1: ...
-//     of a fragment   | columns 0 ... 3 of lanes 0 ... 31 | columns 4 ... 7 of lanes 0 ... 31 |
+//     of a fragment   | sums 0 ... 3 of lanes 0 ... 31 | sums 4 ... 7 of lanes 0 ... 31 |
 //
-// A fragment here is what for_each_fragment hands out: eight sums of each lane. In this order each store of a warp is
-// 512 contiguous bytes; columns are put in order (transpose_quad) behind the reduction. If not HAS_RUNS, the sums of
-// a tile lie in rows of BN. The partial sums of a tile are added in a fixed order, so results are the same in every
-// run.
+// A fragment here is what fn of for_each_fragment gets: eight sums of each lane. In this order each store of a warp is
+// 512 contiguous bytes; transpose_quad puts columns in order behind the reduction. If not HAS_RUNS, the sums of a tile
+// are in rows of BN. The partial sums of a tile are added in a fixed order, so results are always the same.
 
-constexpr int REDUCTION_BLOCK = 256;               // threads of a block of the reduction
+constexpr int REDUCTION_BLOCK = 256;                                // threads of a block of the reduction
 constexpr int REDUCTION_RUNS = REDUCTION_BLOCK / REDUCTION_THREADS;  // runs that it adds
 constexpr int HALF_RUN_STRIDE = HAS_RUNS ? 32 * RUN / 2 : RUN / 2;  // sums from one half of a run to the other
-static_assert(BM * RUNS % REDUCTION_BLOCK == 0 && REDUCTION_RUNS % 4 == 0, 
+static_assert(BM * RUNS % REDUCTION_BLOCK == 0 && REDUCTION_RUNS % 4 == 0,
               "groups are full, and those who exchange are in one");
 
 FUNCTION void store_partial(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *to) {

@@ -35,5 +35,5 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
 
 def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
     """What one call runs."""
-    main = Launch(_KERNELS[problem.direction], plan.groups, plan.threads, plan.shared)
+    main = Launch(_KERNELS[problem.direction], plan.grid, plan.threads, plan.shared)
     return tuple(launch for launch in (plan.pack, main, plan.reduction) if launch is not None)

@@ -21,7 +21,7 @@ _BANKS = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """Macros, `threads` and `shared` bytes of a thread block, the grid (`groups`), and the expected time in seconds.
+    """Macros, `threads` and `shared` bytes of a thread block, the grid, and the expected time in seconds.
 
     `workspace`: bytes. `pack`: the launch that makes the fragments of the filter first; `reduction`: the one that adds
     partial sums behind.
@@ -29,7 +29,7 @@ class Plan:
 
     defines: tuple[tuple[str, object], ...]
     threads: int
-    groups: tuple[int, int]
+    grid: tuple[int, int]
     shared: int
     seconds: float
     workspace: int = 0

@@ -44,10 +44,10 @@ def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
     if problem.direction != "bwd_filter":
         return (
             Launch(
-                "grouped_shared_memory" if plan.shared else "grouped", plan.groups, plan.threads, plan.shared
+                "grouped_shared_memory" if plan.shared else "grouped", plan.blocks, plan.threads, plan.shared
             ),
         )
-    first = Launch("grouped_wgrad", plan.groups, plan.threads, plan.shared)
+    first = Launch("grouped_wgrad", plan.blocks, plan.threads, plan.shared)
     if plan.shared and plan.workers == 1:
         return (first,)
     names = dict(plan.defines)

@@ -19,7 +19,7 @@ from jitdnn.tensor import TensorDescriptor
 
 @dataclass(frozen=True)
 class Plan:
-    """Macros, `threads` of a thread block, thread blocks (`groups`), expected seconds, and `workers` among them.
+    """Macros, `threads` of a thread block, thread blocks, expected seconds, and `workers` among them.
 
     `workers` thread blocks (or warps, in registers) share the work units of the same channels; for wgrad each has its
     partial sums.
@@ -27,7 +27,7 @@ class Plan:
 
     defines: tuple[tuple[str, object], ...]
     threads: int
-    groups: int
+    blocks: int
     seconds: float
     workers: int
     shared: int = 0  # bytes of shared memory of a block; 0: straight into registers
