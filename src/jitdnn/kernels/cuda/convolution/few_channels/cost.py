@@ -16,9 +16,21 @@ from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
 from jitdnn.kernels.cuda.cost import CLOCK, L2_BYTES_PER_CYCLE, MMA_CYCLES, RESERVED_SHARED
 from jitdnn.problems.convolution import Convolution
 
-_BARRIER_CYCLES = 300.0  # cycles in which a block waits for its slowest warp and the first words of a strip
+START_SECONDS = 3.5e-6
+"""Of fprop and dgrad: a launch, until the first bytes arrive."""
+_WGRAD_START_SECONDS = 4.5e-6
+
+# cycles
+_BARRIER_CYCLES = 300.0  # that a block waits for its slowest warp and the first words of a strip
 _LATENCY_CYCLES = 900.0  # until the first bytes of a strip arrive
 _LAUNCH_CYCLES = 4000.0  # of one more launch
+
+_UNHIDDEN = 0.15  # of the shorter of computation and memory
+_SINGLE_STAGE = 1.15  # with one stage, on the longer of them
+_OVERLAP = 0.8  # of what runs at the same time: the share that hides behind the longest
+_FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above, and come from L2
+# the factor on computation by resident warps, which hide each other's latency
+_WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
 
 Facts = tuple[int, int, float]
 """Multiprocessors, bytes of shared memory that a thread block may have, bytes a cycle of a multiprocessor."""
@@ -70,7 +82,7 @@ def fprop_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 compute = rounds * (steps * step + warps * m * (60 + 10 * n) / 4) + fetch_cycles(rows)
                 outputs = rows.down * rows.across
                 writes = 2 * outputs * min(problem.k, n * groups * 8) / bandwidth
-                reads = 0.7 * rows.bytes / bandwidth
+                reads = _FROM_MEMORY * rows.bytes / bandwidth
                 cycles = total_cycles(
                     rows.strips * channel_blocks,
                     multiprocessors,
@@ -98,7 +110,7 @@ def fprop_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                     warps * 32,
                     (blocks, channel_blocks),
                     shared,
-                    (cycles + setup) / CLOCK + 3.5e-6,
+                    (cycles + setup) / CLOCK + START_SECONDS,
                     workspace=16 * channel_blocks * fragments if is_packed else 0,
                     pack=pack if is_packed else None,
                 )
@@ -123,7 +135,7 @@ def wgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
             rounds = -(-rows.phase_outputs // (output_warps * 16))
             fetch = fetch_cycles(rows) + outputs * channels / 256 * (3 if is_wide else 64)
             compute = rounds * warps * _wgrad_step(m, words, rows.across % (8 * rows.phases) == 0) + fetch
-            reads = (2 * outputs * min(problem.k, channels) + 0.7 * rows.bytes) / bandwidth
+            reads = (2 * outputs * min(problem.k, channels) + _FROM_MEMORY * rows.bytes) / bandwidth
             for stages in (2, 1):
                 shared = max(stages * stage, 4 * block_sums * (output_warps // 2))
                 resident = resident_blocks(shared, most, shared_bytes)
@@ -148,7 +160,7 @@ def wgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                     "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
                     "Y_VECTOR": 8 if is_wide else 1, "PARTIALS": blocks, "CHANNEL_BLOCKS": channel_blocks,
                 }  # fmt: skip
-                seconds = (cycles + finish) / CLOCK + 4.5e-6
+                seconds = (cycles + finish) / CLOCK + _WGRAD_START_SECONDS
                 second = Launch(
                     "few_channels_wgrad_reduce", channel_blocks * block_sums // (32 * rows.phases), 256
                 )
@@ -230,7 +242,7 @@ def _wgrad_tilings(tiles: int, words: int, phases: int) -> tuple[tuple[int, int,
 
 
 def resident_blocks(shared: int, most: int, shared_bytes: int) -> int:
-    """Blocks that a multiprocessor holds, 0 if one has no room."""
+    """Thread blocks of `shared` bytes that a multiprocessor holds at a time; 0 if not even one."""
     return (
         min(most, (shared_bytes + RESERVED_SHARED) // (shared + RESERVED_SHARED))
         if shared <= shared_bytes
@@ -255,22 +267,14 @@ def total_cycles(
     blocks = multiprocessors * resident
     rounds = -(-strips // blocks) * resident if strips > blocks else -(-strips // multiprocessors)
     resident_warps = warps * min(resident, -(-strips // multiprocessors))
-    compute *= (
-        1.0
-        if resident_warps >= 16
-        else 1.12
-        if resident_warps >= 12
-        else 1.25
-        if resident_warps >= 8
-        else 2.0
-    )
+    compute *= next(penalty for least, penalty in _WARP_PENALTIES if resident_warps >= least)
     memory = reads + writes
-    strip_cycles = max(compute, memory) + 0.15 * min(compute, memory) + _BARRIER_CYCLES / resident
+    strip_cycles = max(compute, memory) + _UNHIDDEN * min(compute, memory) + _BARRIER_CYCLES / resident
     if stages == 1:
         strip_cycles = max(
             strip_cycles,
             (compute + reads + writes / 2 + _LATENCY_CYCLES) / resident,
-            1.15 * max(compute, memory),
+            _SINGLE_STAGE * max(compute, memory),
         )
     return rounds * strip_cycles
 
@@ -278,7 +282,7 @@ def total_cycles(
 def overlapped(reads: float, products: float, instructions: float) -> float:
     """Cycles of what runs at the same time, without being hidden completely behind the longest."""
     longest = max(reads, products, instructions)
-    return 0.8 * longest + 0.2 * (reads + products + instructions)
+    return _OVERLAP * longest + 0.2 * (reads + products + instructions)
 
 
 def filter_setup(

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.kernels.cuda.convolution.few_channels.cost import (
+    START_SECONDS,
     Facts,
     facts_of,
     filter_setup,
@@ -108,7 +109,7 @@ def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 tiling.warps * 32,
                 (blocks, 1),
                 shared,
-                (cycles + setup) / CLOCK + 3.5e-6,
+                (cycles + setup) / CLOCK + START_SECONDS,
                 workspace=parts * part_bytes if is_packed else 0,
                 pack=pack if is_packed else None,
             )
