@@ -51,9 +51,9 @@ def _defines(plan: Banded) -> Defines:
         *_shape_defines(plan),
         ("STEP_ROWS", blocking.rows),
         ("WARP_CHANNELS", plan.own_channels),
-        ("TAPS_IN_SHARED", int(plan.is_rolling)),
+        ("TAPS_IN_SHARED", int(plan.has_taps_in_shared)),
         ("OUT_PLANE", plan.out_plane),
-        ("ALTERNATE", int(not plan.is_rolling)),
+        ("ALTERNATE", int(not plan.has_taps_in_shared)),
         ("MIN_BLOCKS", min(plan.resident, 2)),
         ("OFFSET", plan.window.shift(max_offset(plan.window))),
     )

@@ -13,9 +13,17 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_cost import reduce_second
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import widths
 from jitdnn.kernels.cuda.cost import DEPTHWISE_CLOCK, LAUNCH_SECONDS, MMA_CYCLES
 
-# factors for what the model leaves out
-_UNMODELLED = 1.33
-_WGRAD_UNMODELLED = 1.25
+# cycles, fitted to measurements on an H100
+_START_CYCLES, _STEP_CYCLES = 2500, 700  # until a thread block has its first rows; at the barriers of a step
+_FRAGMENT_CYCLES, _SWIZZLE_CYCLES, _WGRAD_SWIZZLE_CYCLES, _ACCESS_CYCLES = 4, 2.2, 1.3, 2
+# factors on cycles
+_SCHEDULING = 1.25
+_TWO_CHANNELS = 1.07  # of a warp: fewer registers to prefetch into
+_TAPS_IN_SHARED = 1.4  # they arrive late
+_UNHIDDEN = 0.35  # of the shorter of products and instructions
+_MEMORY = 1.15  # on the time of memory
+_HALF_SECTORS = 1.35  # and where half of each sector is for another thread block
+_UNMODELLED, _WGRAD_UNMODELLED = 1.33, 1.25  # what the model leaves out
 
 
 def refuse(window: Window) -> str | None:
@@ -161,16 +169,17 @@ def _fprop_dgrad_seconds(plan: Banded, device: GpuDevice) -> float:
     )
     overlapped = min(resident, -(-plan.grid_blocks // device.multiprocessors))
     # a thread block waits for its first rows, and for the next at each barrier
-    latency = 2500 + 700 * steps
-    busy = waves * max(cycles * overlapped * 1.25, latency + cycles)
-    # a warp of two channels has fewer registers to prefetch into; taps out of shared memory arrive late
-    busy *= (1.07 if plan.own_channels > 1 else 1) * (1.4 if plan.is_rolling else 1)
+    latency = _START_CYCLES + _STEP_CYCLES * steps
+    busy = waves * max(cycles * overlapped * _SCHEDULING, latency + cycles)
+    busy *= (_TWO_CHANNELS if plan.own_channels > 1 else 1) * (
+        _TAPS_IN_SHARED if plan.has_taps_in_shared else 1
+    )
     transfer = plan.window.bytes_moved * (plan.blocks_read / plan.blocking.segment + 3) / 4 / device.bandwidth
     if plan.blocking.channels * 2 < 32 < plan.window.channels * 2:
-        transfer *= 1.35  # half of each sector is for another thread block
+        transfer *= _HALF_SECTORS
     wasted = waves * width / max(1, plan.grid_blocks)
     return float(
-        LAUNCH_SECONDS + _UNMODELLED * max(busy / DEPTHWISE_CLOCK, transfer * min(1.5, wasted) * 1.15)
+        LAUNCH_SECONDS + _UNMODELLED * max(busy / DEPTHWISE_CLOCK, transfer * min(1.5, wasted) * _MEMORY)
     )
 
 
@@ -188,18 +197,18 @@ def _cycles_of_block(plan: Banded) -> tuple[float, int]:
     fragments = blocking.channels * blocking.tiles * halves
     matrix = products * fragments * MMA_CYCLES
     conflicts = plan.bank_conflicts(plan.line_blocks)[0] / (2 * blocking.tiles)
-    reading = moved * fragments * 4 * conflicts
-    if plan.is_rolling:
+    reading = moved * fragments * _FRAGMENT_CYCLES * conflicts
+    if plan.has_taps_in_shared:
         reading += moved * blocking.channels * plan.band.blocks
     height = plan.end_row - plan.first_row
     packs = blocking.lines * plan.blocks_read * 4 * (blocking.channels // plan.width)
     results = blocking.strip * blocking.lines * blocking.segment * 4 * (blocking.channels // plan.width)
-    swizzling = (height * packs + results) * plan.width / 32 * 2.2
+    swizzling = (height * packs + results) * plan.width / 32 * _SWIZZLE_CYCLES
     # accesses of memory: a cache line each, and the instructions around them
-    accessing = (height * packs + results) * 2 / max(1, blocking.channels // plan.width)
+    accessing = (height * packs + results) * _ACCESS_CYCLES / max(1, blocking.channels // plan.width)
     issued = (products * fragments * 1.2 + moved * fragments * 3) / 4
     issued += (height * packs + results) * (3 * plan.width + 40) / 32 / 4
-    return max(matrix, issued, reading + swizzling + accessing) + 0.35 * min(matrix, issued), steps
+    return max(matrix, issued, reading + swizzling + accessing) + _UNHIDDEN * min(matrix, issued), steps
 
 
 def _wgrad_seconds(plan: BandedWgrad, device: GpuDevice) -> float:
@@ -218,26 +227,32 @@ def _wgrad_seconds(plan: BandedWgrad, device: GpuDevice) -> float:
     fragments = blocking.channels * halves
     matrix = products * fragments * MMA_CYCLES
     conflicts = plan.bank_conflicts(plan.line_blocks)[0] / 2
-    reading = loaded * fragments * 4 * conflicts + steps * blocking.rows * blocking.channels * pieces * 2
+    reading = (
+        loaded * fragments * _FRAGMENT_CYCLES * conflicts
+        + steps * blocking.rows * blocking.channels * pieces * 2
+    )
     chunks = blocking.channels // plan.width
     packs = height * blocking.lines * plan.blocks_read * 4 * chunks
     packs += blocking.strip * blocking.lines * blocking.segment * 4 * chunks
-    swizzling, accessing = packs * plan.width / 32 * 1.3, packs * 2 / max(1, chunks)
+    swizzling, accessing = (
+        packs * plan.width / 32 * _WGRAD_SWIZZLE_CYCLES,
+        packs * _ACCESS_CYCLES / max(1, chunks),
+    )
     issued = (products * fragments * 1.2 + loaded * fragments * 4) / 4 + packs * (3 * plan.width + 40) / 128
-    cycles = max(matrix, issued, reading + swizzling + accessing) + 0.35 * min(matrix, issued)
+    cycles = max(matrix, issued, reading + swizzling + accessing) + _UNHIDDEN * min(matrix, issued)
     rounds = math.ceil(plan.line_groups / plan.splits)
     grid_blocks = plan.strips * plan.splits
     waves = math.ceil(grid_blocks / (device.multiprocessors * plan.resident))
     overlapped = min(plan.resident, -(-grid_blocks // device.multiprocessors))
-    latency = 2500 * (1 + (taps > 1)) + 700 * steps
-    busy = waves * rounds * max(cycles * overlapped * 1.25, latency + cycles)
+    latency = _START_CYCLES * (1 + (taps > 1)) + _STEP_CYCLES * steps
+    busy = waves * rounds * max(cycles * overlapped * _SCHEDULING, latency + cycles)
     used = min(1.0, grid_blocks / device.multiprocessors)
     again = -(-plan.tap_groups // plan.tap_warps)
     transfer = plan.window.bytes_moved * (1 + 0.4 * (again - 1)) / device.bandwidth / used
     return (
         LAUNCH_SECONDS
         + _WGRAD_UNMODELLED
-        * max(busy / DEPTHWISE_CLOCK, transfer * 1.15)
+        * max(busy / DEPTHWISE_CLOCK, transfer * _MEMORY)
         * (1 + 0.04 * plan.is_crowded * (blocking.rows - 4))
         + reduce_seconds(plan.window, plan.splits, device)
     )

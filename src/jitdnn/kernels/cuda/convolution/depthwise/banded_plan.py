@@ -116,7 +116,7 @@ class Banded:
         return skewed(self.blocking.rows * 64 * self.blocking.tiles)
 
     @property
-    def is_rolling(self) -> bool:
+    def has_taps_in_shared(self) -> bool:
         """Whether taps come from shared memory."""
         return self.taps[0] * self.own_channels * self.band.blocks > 40 or self.taps[0] > 16
 
@@ -127,7 +127,7 @@ class Banded:
 
     @property
     def shared(self) -> int:
-        table = self.taps[0] * 2 * (4 * self.band.blocks + 4) if self.is_rolling else 0
+        table = self.taps[0] * 2 * (4 * self.band.blocks + 4) if self.has_taps_in_shared else 0
         return 4 * self.blocking.channels * (self.plane + self.out_plane + table)
 
     @property
@@ -140,7 +140,9 @@ class Banded:
     @property
     def registers(self) -> int:
         taps = (
-            (self.blocking.rows if self.is_rolling else self.taps[0]) * self.own_channels * self.band.blocks
+            (self.blocking.rows if self.has_taps_in_shared else self.taps[0])
+            * self.own_channels
+            * self.band.blocks
         )
         sums = self.blocking.rows * self.own_channels * self.blocking.tiles * 4
         halves = -(-self.band.blocks // 2)

@@ -19,7 +19,7 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     max_registers,
     widths,
 )
-from jitdnn.kernels.cuda.cost import DEPTHWISE_CLOCK, LAUNCH_SECONDS
+from jitdnn.kernels.cuda.cost import DEPTHWISE_CLOCK, LAUNCH_SECONDS, LINE_BYTES
 from jitdnn.tensor.dtypes import DTYPES
 
 # registers that a tile's numbers may take
@@ -27,6 +27,22 @@ MAX_REGISTERS = 200
 MAX_WGRAD_REGISTERS = 205
 
 MEMORY_LATENCY = 0.7e-6  # seconds, of a busy memory
+
+# instructions of a thread, fitted to measurements on an H100
+_CONVERT, _READ, _STEP = (
+    1.2,
+    2.5,
+    12,
+)  # for a number that is widened; a pack that is read, with bounds; a step
+_NARROW, _WRITE = 1.5, 3  # for a number of a result, a pack of results
+_CYCLES_PER_INSTRUCTION = 1 / 4  # of a warp: four schedulers
+# cycles lost between dependent instructions, as a factor: a constant, and a part divided by the warps of a scheduler
+_GAPS, _GAPS_OF_WARPS, _LEAST_WARPS = 0.6, 1.7, 0.75
+_WGRAD_GAPS, _WGRAD_GAPS_OF_WARPS = 1.0, 0.95
+_SCATTERED_READS = 1.1  # on memory, where rows slide along w: what a thread reads is not contiguous
+_WAVE_SECONDS = 2.4e-6  # of more than one wave
+_UNHIDDEN, _WGRAD_UNHIDDEN = 0.2, 0.08  # of the shorter of computation and memory
+_REDUCTION_SECONDS = 2.2e-6
 
 
 def candidates(window: Window) -> list[Sliding]:
@@ -145,15 +161,15 @@ def _fprop_dgrad_seconds(plan: Sliding, device: GpuDevice) -> float:
     reads = plan.rows_in * plan.planes_read * plan.columns_read
     writes = plan.rows_out * tile.depths * tile.columns
     # instructions of a step: products, numbers widened and narrowed, accesses with their bounds and addresses
-    issued = plan.products + 1.2 * reads * tile.channels + 2.5 * reads + 12
-    issued += writes * (1.5 * tile.channels + 3)
+    issued = plan.products + _CONVERT * reads * tile.channels + _READ * reads + _STEP
+    issued += writes * (_NARROW * tile.channels + _WRITE)
     apart = tile.channels if plan.window.has_channel_lanes else tile.columns
     # packs of columns are one access for several
     read_packs, write_packs = column_packs(plan.window, plan.axes[2], tile.columns)
     own = plan.rows_in * plan.planes_read * tile.columns * plan.axes[2].stride
     fewer = own * (1 - 1 / read_packs) + writes * (1 - 1 / write_packs)
-    issued -= 2.5 * fewer
-    accesses = (reads + writes - fewer) * max(1.0, apart * plan.element * 32 / 128)
+    issued -= _READ * fewer
+    accesses = (reads + writes - fewer) * max(1.0, apart * plan.element * 32 / LINE_BYTES)
     steps = tile.rows + plan.steps - 1
     if tile.rows >= plan.blocks:
         steps = max(plan.axes[1].input.extent // plan.axes[1].input.pitch // plan.rows_in, 1)
@@ -167,8 +183,8 @@ def _fprop_dgrad_seconds(plan: Sliding, device: GpuDevice) -> float:
     else:
         filled = waves * width / plan.grid_blocks if waves < 4 else 1 + 0.5 * width / plan.grid_blocks
     # few warps leave gaps between dependent instructions
-    gaps = 0.6 + 1.7 / max(0.75, plan.resident * tile.threads / 128)
-    cycles = steps * warps * max(issued / 4 * gaps, accesses) / device.multiprocessors
+    gaps = _GAPS + _GAPS_OF_WARPS / max(_LEAST_WARPS, plan.resident * tile.threads / 128)
+    cycles = steps * warps * max(issued * _CYCLES_PER_INSTRUCTION * gaps, accesses) / device.multiprocessors
     busy = cycles / DEPTHWISE_CLOCK * filled**0.9
     # a step waits for its rows: what is in flight at once bounds the bandwidth
     threads = tile.threads * min(plan.resident, plan.grid_blocks / device.multiprocessors)
@@ -176,12 +192,12 @@ def _fprop_dgrad_seconds(plan: Sliding, device: GpuDevice) -> float:
     transfer = plan.window.bytes_moved / (device.bandwidth * reached_bandwidth(in_flight))
     transfer *= filled**0.4 * (1 + 0.007 * max(0, 8 / (tile.channels * plan.element) - 1))
     if plan.axes[1] is plan.window.axes[2]:
-        transfer *= 1.1  # what is read at a time is not contiguous
+        transfer *= _SCATTERED_READS
     # steps wait for one another
     chain = waves * MEMORY_LATENCY * (1.5 + steps / tile.prefetch)
-    more_waves = 2.4e-6 * (1 - 1 / waves)
+    more_waves = _WAVE_SECONDS * (1 - 1 / waves)
     overlapped = (busy**4 + transfer**4) ** 0.25
-    return float(LAUNCH_SECONDS + more_waves + max(chain, overlapped + 0.2 * min(busy, transfer)))
+    return float(LAUNCH_SECONDS + more_waves + max(chain, overlapped + _UNHIDDEN * min(busy, transfer)))
 
 
 def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:
@@ -189,8 +205,8 @@ def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:
     is_ring = plan.round % plan.steps == 0
     moves = 0 if is_ring else (plan.steps - 1) * plan.results * tile.channels
     reads = plan.reads + plan.results
-    issued = plan.products + moves + 1.2 * reads * tile.channels + 2.5 * reads + 12
-    accesses = reads * max(1.0, tile.channels * plan.element * 32 / 128)
+    issued = plan.products + moves + _CONVERT * reads * tile.channels + _READ * reads + _STEP
+    accesses = reads * max(1.0, tile.channels * plan.element * 32 / LINE_BYTES)
     is_whole = tile.rows >= plan.axes[1].count
     steps = tile.rows + (plan.steps - 1) / (2 if is_whole else 1)
     rounds = math.ceil(plan.items / (tile.splits * plan.slots))
@@ -198,8 +214,15 @@ def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:
     waves = math.ceil(grid_blocks / (device.multiprocessors * plan.resident))
     here = min(plan.resident, -(-grid_blocks // device.multiprocessors))
     warps = here * tile.threads / 32
-    gaps = 1.0 + 0.95 / max(0.75, warps / 4)
-    busy = waves * rounds * (steps + 1.5) * warps * max(issued / 4 * gaps, accesses) / DEPTHWISE_CLOCK
+    gaps = _WGRAD_GAPS + _WGRAD_GAPS_OF_WARPS / max(_LEAST_WARPS, warps / 4)
+    busy = (
+        waves
+        * rounds
+        * (steps + 1.5)
+        * warps
+        * max(issued * _CYCLES_PER_INSTRUCTION * gaps, accesses)
+        / DEPTHWISE_CLOCK
+    )
     # packs that no other thread reads
     own = plan.results * (1 + min(plan.axes[2].stride, plan.axes[2].taps) * plan.axes[1].stride)
     used = grid_blocks / device.multiprocessors
@@ -208,7 +231,7 @@ def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:
     transfer = plan.window.bytes_moved / (device.bandwidth * share) / min(1.0, used) ** 0.23
     transfer *= 1 + 0.016 * max(0, 8 / (tile.channels * plan.element) - 1)
     chain = waves * rounds * (steps / tile.prefetch + 1) * 1.35 * MEMORY_LATENCY
-    overlapped = (busy**4 + transfer**4) ** 0.25 + 0.08 * min(busy, transfer)
+    overlapped = (busy**4 + transfer**4) ** 0.25 + _WGRAD_UNHIDDEN * min(busy, transfer)
     again = 2.9e-6 * (1 - 1 / rounds) + 0.7e-6
     # many channels leave few registers, and few results many other instructions
     work = max(chain, overlapped) * (1 if is_whole else 1.02)
@@ -219,7 +242,7 @@ def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:
 def reduce_seconds(window: Window, splits: int, device: GpuDevice) -> float:
     """Expected time of the reduction of partial sums."""
     moved = 4 * splits * window.taps * window.channels
-    return 2.2e-6 + splits / 200 * 1e-6 + moved / (1.5 * device.bandwidth)
+    return _REDUCTION_SECONDS + splits / 200 * 1e-6 + moved / (1.5 * device.bandwidth)
 
 
 def reached_bandwidth(in_flight: float, enough: float = 16e3, excess: float = 0.04) -> float:
