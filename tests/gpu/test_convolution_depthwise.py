@@ -1,4 +1,4 @@
-"""Depthwise convolutions on CUDA: every way to cut them that the plans offer, with its tile prescribed."""
+"""Depthwise convolutions on CUDA: every kind of plan, with the plan prescribed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ import cases
 import harness
 from convolution_cases import convolution, fused
 from jitdnn.kernels.algorithm import Device
-from jitdnn.kernels.cuda.convolution.depthwise import banded, sliding
-from jitdnn.kernels.cuda.convolution.depthwise import banded_wgrad as banded_filter
-from jitdnn.kernels.cuda.convolution.depthwise import geometry as axes
-from jitdnn.kernels.cuda.convolution.depthwise import sliding_wgrad as sliding_filter
+from jitdnn.kernels.cuda.convolution.depthwise import banded_cost, geometry, sliding_cost
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.problems import Convolution, Problem
 
@@ -74,9 +71,11 @@ def check_plans(problem: Convolution, device: Any, plans: list[Any], monkeypatch
 @pytest.mark.parametrize("words", SLIDING)
 def test_sliding(words: str, direction: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = convolution(words, direction)
-    window = axes.lower(problem)
+    window = geometry.lower(problem)
     plans: list[Any] = list(
-        sliding_filter.choices(window, cuda_device) if direction == "bwd_filter" else sliding.choices(window)
+        sliding_cost.wgrad_candidates(window, cuda_device)
+        if direction == "bwd_filter"
+        else sliding_cost.candidates(window)
     )
     check_plans(problem, cuda_device, plans, monkeypatch)
 
@@ -85,11 +84,11 @@ def test_sliding(words: str, direction: str, cuda_device: Any, monkeypatch: pyte
 @pytest.mark.parametrize("words", BANDED)
 def test_banded(words: str, direction: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = convolution(words, direction)
-    window = axes.lower(problem)
+    window = geometry.lower(problem)
     plans: list[Any] = list(
-        banded_filter.choices(window, cuda_device)
+        banded_cost.wgrad_candidates(window, cuda_device)
         if direction == "bwd_filter"
-        else banded.choices(window, cuda_device)
+        else banded_cost.candidates(window, cuda_device)
     )
     check_plans(problem, cuda_device, plans, monkeypatch)
 

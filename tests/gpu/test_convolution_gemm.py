@@ -1,4 +1,4 @@
-"""The implicit matrix products of CUDA: every tile, way to copy and to pack, classes of strides, parts of sums."""
+"""The implicit matrix products of CUDA: every tile, copy and packing, stride phases, split-K."""
 
 from __future__ import annotations
 
@@ -14,21 +14,16 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run_algorithm
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.cuda.convolution.implicit_gemm import algorithm as convolution_implicit_gemm
-from jitdnn.kernels.cuda.convolution.implicit_gemm import wgrad as convolution_implicit_gemm_filter
+from jitdnn.kernels.cuda.convolution.implicit_gemm import cost
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
     ImplicitGemmInPlace,
-    source_of,
+    ImplicitGemmWgrad,
+    ImplicitGemmWgradInPlace,
 )
-from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import Plan as ProductPlan
-from jitdnn.kernels.cuda.convolution.implicit_gemm.wgrad import (
-    ImplicitGemmFilter,
-    ImplicitGemmFilterInPlace,
-)
-from jitdnn.kernels.cuda.convolution.implicit_gemm.wgrad import Plan as FilterPlan
-from jitdnn.kernels.cuda.convolution.implicit_gemm.wgrad import source_of as filter_source
-from jitdnn.kernels.cuda.gemm.tiles import TILES, Cut, Tile
+from jitdnn.kernels.cuda.convolution.implicit_gemm.code import source_of, wgrad_source_of
+from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
+from jitdnn.kernels.cuda.gemm.plan import TILES, Blocking, Tile
 from jitdnn.problems import Convolution
 from strategies import convolutions
 
@@ -45,8 +40,13 @@ def alignment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tuple[Algorithm, ...]:
     if problem.direction == "bwd_filter":
-        return ImplicitGemmFilter(tiles), ImplicitGemmFilterInPlace(tiles)
+        return ImplicitGemmWgrad(tiles), ImplicitGemmWgradInPlace(tiles)
     return ImplicitGemm(tiles), ImplicitGemmInPlace(tiles)
+
+
+def forget_plans() -> None:
+    cost.plan_of.cache_clear()
+    cost.wgrad_plan_of.cache_clear()
 
 
 def check(problem: Convolution, device: Any, epilogue: Any = None, tiles: tuple[Tile, ...] = TILES) -> None:
@@ -57,7 +57,7 @@ def check(problem: Convolution, device: Any, epilogue: Any = None, tiles: tuple[
 
 
 # what each problem is there for, as the plans of the first algorithm say it
-PRODUCTS: dict[str, Callable[[ProductPlan], bool]] = {
+PRODUCTS: dict[str, Callable[[Plan], bool]] = {
     "conv_fwd n2 c16 h9 w7 k24 r3 s3 pad1 bf16 nhwc": lambda p: (p.copy_a, p.copy_b) == (16, 16),
     "conv_fwd n2 c20 h9 w7 k24 r3 s3 pad1 bf16 nhwc": lambda p: p.copy_a == 8,
     "conv_fwd n2 c6 h9 w7 k10 r3 s3 pad1 bf16 nhwc": lambda p: True,
@@ -65,32 +65,32 @@ PRODUCTS: dict[str, Callable[[ProductPlan], bool]] = {
     "conv_fwd n1 c8 h9 w7 k12 r3 s3 pad1 bf16": lambda p: p.data_pack is not None and p.rows_first,
     "conv_fwd n1 c5 h9 w7 k6 r3 s3 f32 nhwc": lambda p: p.copy_a == 4,
     "conv_fwd n1 c1 h9 w7 k6 r3 s3 f32": lambda p: p.copy_a == 4,
-    "conv_fwd n1 c16 w200 k8 s40 pad20 bf16 nhwc": lambda p: not p.form.has_mask,
-    "conv_fwd n1 c512 h4 w3 k8 r3 s3 pad1 bf16 nhwc": lambda p: p.cut.parts > 1,
-    "conv_fwd n1 c32 d4 h5 w3 k8 t2 r3 s3 pad1 dil2x1x1 g2 f16 nhwc flip": lambda p: p.form.groups == 2,
-    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 bf16 nhwc": lambda p: p.is_across and p.copy_b == 16,
-    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 bf16 nhwc": lambda p: len(p.form.classes) == 4,
-    "conv_bwd_data n2 c5 h9 w9 k9 r2 s4 pad1 stride3x2 dil2x3 f16": lambda p: len(p.form.classes) == 6,
-    "conv_bwd_data n1 c8 h9 w9 k8 r1 s1 stride2 bf16 nhwc flip": lambda p: p.form.classes[-1][1].taps == 0,
-    "conv_bwd_data n1 c12 h6 w5 k8 r3 s3 pad1 f32 nhwc": lambda p: p.is_across,
+    "conv_fwd n1 c16 w200 k8 s40 pad20 bf16 nhwc": lambda p: not p.geometry.has_mask,
+    "conv_fwd n1 c512 h4 w3 k8 r3 s3 pad1 bf16 nhwc": lambda p: p.blocking.splits > 1,
+    "conv_fwd n1 c32 d4 h5 w3 k8 t2 r3 s3 pad1 dil2x1x1 g2 f16 nhwc flip": lambda p: p.geometry.groups == 2,
+    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 bf16 nhwc": lambda p: p.is_mn_major and p.copy_b == 16,
+    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 bf16 nhwc": lambda p: len(p.geometry.phases) == 4,
+    "conv_bwd_data n2 c5 h9 w9 k9 r2 s4 pad1 stride3x2 dil2x3 f16": lambda p: len(p.geometry.phases) == 6,
+    "conv_bwd_data n1 c8 h9 w9 k8 r1 s1 stride2 bf16 nhwc flip": lambda p: p.geometry.phases[-1][1].taps == 0,
+    "conv_bwd_data n1 c12 h6 w5 k8 r3 s3 pad1 f32 nhwc": lambda p: p.is_mn_major,
 }
 
-FILTERS: dict[str, Callable[[FilterPlan], bool]] = {
-    "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 bf16 nhwc": lambda p: p.is_vector and p.cut.parts == 1,
+WGRADS: dict[str, Callable[[WgradPlan], bool]] = {
+    "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 bf16 nhwc": lambda p: p.is_vector and p.blocking.splits == 1,
     "conv_bwd_filter n2 c20 h9 w7 k12 r3 s3 pad1 stride2 f16 nhwc": lambda p: (p.copy_a, p.copy_b) == (8, 8),
-    "conv_bwd_filter n2 c3 h9 w7 k5 r3 s3 bf16 nhwc flip": lambda p: p.depth == 4,
-    "conv_bwd_filter n1 c8 h9 w7 k16 r3 s3 pad1:0x0:2 bf16": lambda p: p.data_pack is not None,
+    "conv_bwd_filter n2 c3 h9 w7 k5 r3 s3 bf16 nhwc flip": lambda p: p.in_channels == 4,
+    "conv_bwd_filter n1 c8 h9 w7 k16 r3 s3 pad1:0x0:2 bf16": lambda p: p.x_pack is not None,
     "conv_bwd_filter n1 c6 h9 w7 k6 r3 s2 dil1x2 g2 f32 nhwc": lambda p: p.problem.groups == 2,
     "conv_bwd_filter n1 c8 d3 h5 w4 k8 t2 r3 s3 pad1 f16 nhwc": lambda p: True,
 }
 
 
-@pytest.mark.parametrize("words", [*PRODUCTS, *FILTERS])
-def test_every_way(words: str, cuda_device: Any, alignment: str) -> None:
+@pytest.mark.parametrize("words", [*PRODUCTS, *WGRADS])
+def test_every_plan(words: str, cuda_device: Any, alignment: str) -> None:
     problem = convolution(words)
     plan: Any = algorithms_of(problem)[0].plan(problem, cuda_device)  # type: ignore[attr-defined]
     if cuda_device.name.startswith("emulated"):  # a large device cuts otherwise
-        assert (PRODUCTS | FILTERS)[words](plan), f"the plan is no longer what it is there for: {plan}"
+        assert (PRODUCTS | WGRADS)[words](plan), f"the plan is no longer what it is there for: {plan}"
     check(problem, cuda_device)
 
 
@@ -110,7 +110,7 @@ def test_every_tile(words: str, tile: Tile, cuda_device: Any, monkeypatch: pytes
     run_algorithm(algorithm, make_case(problem), cuda_device, scales=((-0.75, 0.5),))
 
 
-def dear_crossing(dtype: str, channels: int, strides: Sequence[int]) -> float:
+def high_misalignment(dtype: str, channels: int, strides: Sequence[int]) -> float:
     return 100.0 if any(stride % 16 for stride in strides) else 1.0
 
 
@@ -126,18 +126,18 @@ def test_rows_packed_to_lines(
     words: str, cuda_device: Any, alignment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that begin inside sectors, packed; channels are innermost and chunks where tensors are aligned."""
-    monkeypatch.setattr(convolution_implicit_gemm, "crossing", dear_crossing)
-    convolution_implicit_gemm.plan_of.cache_clear()
+    monkeypatch.setattr(cost, "misalignment", high_misalignment)
+    forget_plans()
     problem = convolution(words)
     algorithm = algorithms_of(problem)[0]
     plan = algorithm.plan(problem, cuda_device)  # type: ignore[attr-defined]
     assert plan.data_pack is not None
-    assert plan.data_pack.wide % 64 == 0
+    assert plan.data_pack.padded_channels % 64 == 0
     run_algorithm(algorithm, make_case(problem), cuda_device)
-    convolution_implicit_gemm.plan_of.cache_clear()
+    forget_plans()
 
 
-@pytest.mark.parametrize(("parts", "whole"), [(3, 0), (3, 1), (13, 0), (41, 1)])
+@pytest.mark.parametrize(("splits", "unsplit"), [(3, 0), (3, 1), (13, 0), (41, 1)])
 @pytest.mark.parametrize(
     "words",
     [
@@ -147,18 +147,16 @@ def test_rows_packed_to_lines(
         "conv_bwd_filter n3 c24 h17 w15 k144 r3 s1 pad1x0 g2 f32 nhwc",
     ],
 )
-def test_divided_tiles(
-    words: str, parts: int, whole: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
+def test_split_tiles(
+    words: str, splits: int, unsplit: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All tiles divided along the reduction, and all but the first; threads that share the parts of a run."""
+    """All tiles split along K, and all but the first; several threads that add the partial sums of a run."""
     (tile,) = (one for one in TILES if (one.m, one.n, one.k_bytes) == (64, 64, 64))
-    for module in (convolution_implicit_gemm, convolution_implicit_gemm_filter):
-        monkeypatch.setattr(module, "best_cut", lambda *_: Cut(tile, parts, whole))
-        module.plan_of.cache_clear()
+    monkeypatch.setattr(cost, "best_blocking", lambda *_: Blocking(tile, splits, unsplit))
+    forget_plans()
     problem = convolution(words)
     run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
-    for module in (convolution_implicit_gemm, convolution_implicit_gemm_filter):
-        module.plan_of.cache_clear()
+    forget_plans()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
@@ -193,9 +191,8 @@ def test_any_problem(problem: Convolution, cuda_device: Any, alignment: str) -> 
 
 def test_wide_indices(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets of 64 bits, though the tensors here are small."""
-    for module in (convolution_implicit_gemm, convolution_implicit_gemm_filter):
-        monkeypatch.setattr(module, "index_type", lambda *_: "i64")
-        module.plan_of.cache_clear()
+    monkeypatch.setattr(cost, "index_type", lambda *_: "i64")
+    forget_plans()
     for words in (
         "conv_fwd n2 c5 h9 w7 k6 r3 s3 pad1 stride2 bf16",
         "conv_bwd_data n2 c16 h9 w7 k8 r3 s3 pad1 stride2 f16 nhwc",
@@ -203,15 +200,14 @@ def test_wide_indices(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None
         "conv_fwd n1 c16 w100 k8 s40 pad20 bf16 nhwc",
     ):
         check(convolution(words), cuda_device)
-    for module in (convolution_implicit_gemm, convolution_implicit_gemm_filter):
-        module.plan_of.cache_clear()
+    forget_plans()
 
 
 def test_refusals(cuda_device: Any) -> None:
     product = ImplicitGemm()
     assert "taps" in str(product.refuse(convolution("conv_fwd n1 c1 h40 w40 k1 r40 s40 bf16"), cuda_device))
     strided = convolution("conv_bwd_data n1 c1 h40 w40 k1 r30 s30 stride30 bf16")
-    assert "classes" in str(product.refuse(strided, cuda_device))
+    assert "stride phases" in str(product.refuse(strided, cuda_device))
 
 
 @pytest.mark.parametrize(
@@ -231,9 +227,9 @@ def test_compiles(words: str, architecture: Any) -> None:
     for tile in TILES if architecture.arch == "sm_90a" else TILES[:3]:
         plan: Any = algorithms_of(problem, (tile,))[0].plan(problem, architecture)  # type: ignore[attr-defined]
         source = (
-            filter_source(plan) if isinstance(plan, FilterPlan) else source_of(plan, problem.output, None)
+            wgrad_source_of(plan) if isinstance(plan, WgradPlan) else source_of(plan, problem.output, None)
         )
-        architecture.compile(replace(source, spills=tile.buffers == 1))  # 128 registers are tight
+        architecture.compile(replace(source, spills=tile.fragment_buffers == 1))  # 128 registers are tight
 
 
 def test_compiles_for_every_architecture(any_architecture: Any) -> None:

@@ -13,10 +13,11 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run_algorithm
 from jitdnn.kernels.cuda.convolution.grouped import algorithm as convolution_grouped
-from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped, launches, plan_of, source
-from jitdnn.kernels.cuda.convolution.grouped.geometry import Plan
-from jitdnn.kernels.cuda.convolution.grouped.shared_memory import image_tiles
-from jitdnn.kernels.cuda.convolution.grouped.wgrad import tiled_plans
+from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
+from jitdnn.kernels.cuda.convolution.grouped.code import launches, source
+from jitdnn.kernels.cuda.convolution.grouped.cost import plan_of, shared_memory_plans
+from jitdnn.kernels.cuda.convolution.grouped.plan import Plan
+from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import wgrad_shared_memory_plans
 from jitdnn.problems import Convolution
 from strategies import convolutions
 
@@ -77,7 +78,9 @@ def test_tiles(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cases, "GUARD", ALIGNED)
     problem = convolution(words, "bwd_filter")
     device = cuda_device
-    plans = list(tiled_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes))
+    plans = list(
+        wgrad_shared_memory_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
+    )
     plans.sort(key=lambda plan: plan.seconds)
     assert plans
     alone = [plan for plan in plans if plan.workers == 1]  # writes dw itself
@@ -115,7 +118,7 @@ def test_image_tiles(words: str, direction: str, cuda_device: Any, monkeypatch: 
     monkeypatch.setattr(cases, "GUARD", ALIGNED)
     problem = convolution(words, direction)
     device = cuda_device
-    plans = list(image_tiles(problem, device.multiprocessors, device.bandwidth, device.shared_bytes))
+    plans = list(shared_memory_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes))
     plans.sort(key=lambda plan: plan.seconds)
     assert plans
     for chosen in (plans[0], plans[len(plans) // 3], plans[len(plans) * 2 // 3]):
@@ -131,7 +134,7 @@ def test_tiles_with_epilogue(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cases, "GUARD", ALIGNED)
     problem = convolution(IMAGE_TILED[0], "fwd")
     device = cuda_device
-    plans = image_tiles(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
+    plans = shared_memory_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
     chosen = min(plans, key=lambda plan: plan.seconds)
     monkeypatch.setattr(convolution_grouped, "plan_of", lambda problem, device: chosen)
     for expression in EPILOGUES:
@@ -146,7 +149,9 @@ def test_elements_have_no_tiles(cuda_device: Any) -> None:
         "n1 c48 h6 w8 k48 r3 s3 stride1 pad1 g4 f16 nhwc",
     ):
         problem = convolution(words, "bwd_filter")
-        assert not [*tiled_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)]
+        assert not [
+            *wgrad_shared_memory_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
+        ]
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_filter"])
@@ -164,7 +169,7 @@ def test_dilation_of_tiles(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) ->
     ):
         problem = convolution(words, "fwd")
         device = cuda_device
-        plans = image_tiles(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
+        plans = shared_memory_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
         chosen = min(plans, key=lambda plan: plan.seconds)
         monkeypatch.setattr(convolution_grouped, "plan_of", lambda problem, device, chosen=chosen: chosen)
         run_algorithm(Grouped(), make_case(problem, None, 0, None), device)
@@ -235,6 +240,6 @@ def test_layers_compile(words: str, direction: str, architecture: Any) -> None:
     assert plan is not None
     assert plan.shared
     architecture.kernel(source(problem, plan), launches(problem, plan), 3)
-    anywhere = Grouped().anywhere(problem, architecture, plan)
-    assert not anywhere.shared
-    architecture.kernel(source(problem, anywhere), launches(problem, anywhere), 3)
+    unaligned_plan = Grouped().unaligned_plan(problem, architecture, plan)
+    assert not unaligned_plan.shared
+    architecture.kernel(source(problem, unaligned_plan), launches(problem, unaligned_plan), 3)

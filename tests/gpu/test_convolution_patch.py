@@ -1,4 +1,4 @@
-"""Patches without overlap: which taps count as channels, and that the results are those of the convolution as given."""
+"""Patches without overlap: which taps become channels, and that the results are those of the convolution as given."""
 
 from __future__ import annotations
 

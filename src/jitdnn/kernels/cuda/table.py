@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
-from jitdnn.kernels.cuda.convolution.few_channels.algorithm import Stem
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
-from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm, ImplicitGemmInPlace
-from jitdnn.kernels.cuda.convolution.implicit_gemm.wgrad import ImplicitGemmFilter, ImplicitGemmFilterInPlace
+from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
+    ImplicitGemm,
+    ImplicitGemmInPlace,
+    ImplicitGemmWgrad,
+    ImplicitGemmWgradInPlace,
+)
 from jitdnn.kernels.cuda.convolution.patch import Patch
-from jitdnn.kernels.cuda.matmul import MatrixUnits, MatrixUnitsInPlace
+from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
 from jitdnn.kernels.gpu.table import ELEMENTWISE, PLAIN, REDUCTION, SCAN
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems.convolution import Convolution
@@ -23,15 +27,15 @@ _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseBanded(),
     ImplicitGemm(),
     ImplicitGemmInPlace(),
-    Stem(),
+    FewChannels(),
     Grouped(),
 )
 _WGRAD: tuple[Algorithm, ...] = (
     DepthwiseSliding(),
     DepthwiseBanded(),
-    ImplicitGemmFilter(),
-    ImplicitGemmFilterInPlace(),
-    Stem(),
+    ImplicitGemmWgrad(),
+    ImplicitGemmWgradInPlace(),
+    FewChannels(),
     Grouped(),
 )
 
@@ -47,5 +51,5 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Convolution, "fwd"): _with_patch("fwd", _CORRELATION),
     (Convolution, "bwd_data"): _with_patch("bwd_data", _CORRELATION),
     (Convolution, "bwd_filter"): _with_patch("bwd_filter", _WGRAD),
-    (MatMul, None): (MatrixUnits(), MatrixUnitsInPlace(), *PLAIN[MatMul, None]),
+    (MatMul, None): (TensorCoreMatmul(), TensorCoreMatmulInPlace(), *PLAIN[MatMul, None]),
 }

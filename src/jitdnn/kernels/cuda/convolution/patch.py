@@ -1,10 +1,10 @@
-"""Convolutions whose filter is as large as its stride, by counting taps that follow each other in memory as channels.
+"""Convolutions whose filter is as large as its stride, whose contiguous taps become channels.
 
 Patches that touch without overlap (patch embeddings, downsampling, and the transposed convolutions that are their
-gradients) hold every element of x once. Where the taps of an axis and the channels lie in one run, in x as in the
-filter, they are the channels of a convolution with one tap along that axis: the same numbers under other names. Of
-16x16 patches of interleaved images 16 taps of 48 channels are left instead of 256 of 3; of patches that are whole
-images one tap is, a matrix product. Nothing is moved: that convolution's best algorithm runs on the same memory.
+gradients) hold every element of x once. Where the taps of an axis and the channels are contiguous, in x as in the
+filter, they are the channels of a convolution with one tap along that axis. 16x16 patches of interleaved images become
+16 taps of 48 channels instead of 256 of 3; patches that are whole images one tap, a matrix product. Nothing is copied:
+the best algorithm of that convolution runs on the same memory.
 
 Floors on an H100, bf16, forward: 4096 patches of 3x2x14x14 -> 1280, 12.3 GFLOP, 25 to 31 us of `mma` at 400 to 500
 TFLOP/s; 64x3x224x224 -> 768 in 16x16 patches, 14.8 GFLOP, 30 to 37 us; their bytes take 6 and 13 us at 3.0 TB/s.
@@ -19,15 +19,15 @@ from typing import Any, cast
 
 from jitdnn.devices.gpu import Kernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue
-from jitdnn.kernels.cuda.convolution.few_channels.geometry import HALVES
-from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import units_bound
+from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES
+from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
 
 
 class Patch(Algorithm):
-    """All directions; see the module's text."""
+    """Patches without overlap in all directions, as convolutions of fewer taps and more channels."""
 
     name = "patch"
     problem = Convolution
@@ -45,8 +45,8 @@ class Patch(Algorithm):
         folded = fold(problem)
         if folded is None:
             return (
-                "it counts taps as channels where, along an axis, filter and stride are equal, nothing is padded or "
-                "dilated, and x and the filter have both in one run, as in nhwc; direct takes any problem"
+                "taps become channels where, along an axis, filter and stride are equal, nothing is padded or "
+                "dilated, and both are contiguous in x and in the filter, as in nhwc; direct takes any problem"
             )
         if epilogue is not None and problem.direction == "bwd_data":
             return "the epilogue of a gradient of the data has another shape than the result it computes"
@@ -63,7 +63,7 @@ class Patch(Algorithm):
         return inner.estimate(folded, device, epilogue)
 
     def error_bound(self, problem: Problem) -> float:
-        return units_bound(problem)
+        return tensor_core_bound(problem)
 
     def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         inner, folded = self._chosen(problem, device, epilogue)
@@ -105,14 +105,14 @@ def fold(problem: Convolution) -> Convolution | None:
         # what no patch holds must become zero
         and not (problem.direction == "bwd_data" and problem.spatial[axis] % taps)
     ]
-    # the innermost axis lies next to channels that are last, the outermost next to those that are first
+    # the innermost axis is next to channels that are last, the outermost next to those that are first
     folds = [_joined(problem, order) for order in (axes[::-1], axes)]
     best = max(folds, key=lambda folded: folded.c)
     return best if best.c > problem.c else None
 
 
 def _joined(problem: Convolution, axes: Sequence[int]) -> Convolution:
-    """The convolution with the taps of as many axes, one after the other, among the channels as lie that way."""
+    """The convolution with the taps of each of the axes among the channels where they are contiguous."""
     x, w, stride = problem.x, problem.w, list(problem.stride)
     for axis in axes:
         pair = _merged(x, w, axis, problem.output_spatial[axis])

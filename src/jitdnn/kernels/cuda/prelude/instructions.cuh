@@ -1,6 +1,6 @@
 // Prelude of the sources of the "cuda" dialect: the instructions that CUDA C++ has no operator for, one small function
-// each. gpu/prelude/plain.h follows it and adds the types of storage, LOAD and STORE by dtype, and what kernels share. NVRTC has no
-// include path here, so conversions of half precision are PTX instead of cuda_fp16.h.
+// each. gpu/prelude/plain.h follows it and adds the types of storage, LOAD and STORE by dtype, and what kernels share.
+// NVRTC has no include path here, so conversions of half precision are PTX instead of cuda_fp16.h.
 //
 // Kernels use no inline assembly and no warp intrinsics of their own: the emulator in tests/gpu/emulation replaces this
 // file by plain C++, and whatever bypasses it could not be tested without a GPU. Kernels' arguments that are macros
@@ -32,7 +32,7 @@ typedef double f64;
 
 FUNCTION u32 smem_address(const void *shared) { return (u32)__cvta_generic_to_shared(shared); }
 
-// The pointer as a value of its own: an offset is then added to it in one instruction, instead of to what it was made of.
+// The pointer in a register: the compiler then adds an offset to it in one instruction, and does not recompute it.
 template <class T>
 FUNCTION T *in_register(T *pointer) {
     asm("" : "+l"(pointer));
@@ -67,7 +67,7 @@ FUNCTION void cp_async4(void *shared, const void *global, bool valid = true) {
 }
 // Ends a group: all copies of this thread since the last commit.
 FUNCTION void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most `pending` of the newest groups of this thread are still on their way.
+// Waits until at most `pending` of the newest groups of this thread are in flight.
 template <int pending>
 FUNCTION void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
@@ -97,7 +97,7 @@ FUNCTION void ldmatrix_x4_trans(u32 (&r)[4], const void *row) { ldmatrix_x4_tran
 FUNCTION void ldmatrix_x2(u32 (&r)[2], const void *row) { ldmatrix_x2(r, smem_address(row)); }
 FUNCTION void ldmatrix_x2_trans(u32 (&r)[2], const void *row) { ldmatrix_x2_trans(r, smem_address(row)); }
 
-// ---- d += a * b on the matrix units, by all 32 lanes of a warp ---------------------------------------------------
+// ---- d += a * b on the tensor cores, by all 32 lanes of a warp ---------------------------------------------------
 // g = lane / 4, t = lane % 4. A is M x K by rows, B is K x N; two elements of a register: the lower half first.
 //   bf16, f16 (m16n8k16)  a: A[g][2t, 2t+1], A[g+8][2t, ..], A[g][2t+8, ..], A[g+8][2t+8, ..]
 //                         b: B[2t, 2t+1][g], B[2t+8, ..][g]

@@ -1,7 +1,7 @@
 """Depthwise convolutions on CUDA: each channel is filtered alone, in all three directions.
 
-`depthwise_sliding` lets rows slide through registers and multiplies on the ordinary units: few taps, any stride,
-dilation and layout. `depthwise_banded` multiplies by banded matrices on the matrix units: half precision, channels
+`depthwise_sliding` lets rows slide through registers and multiplies on the CUDA cores: few taps, any stride,
+dilation and layout. `depthwise_banded` multiplies by banded matrices on the tensor cores: half precision, channels
 last, stride 1, filters of any width.
 """
 
@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.gpu import GpuDevice, Launch, Source
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cuda.convolution.depthwise import banded, sliding
-from jitdnn.kernels.cuda.convolution.depthwise import banded_wgrad as banded_filter
-from jitdnn.kernels.cuda.convolution.depthwise import geometry as axes
-from jitdnn.kernels.cuda.convolution.depthwise import sliding_wgrad as sliding_filter
+from jitdnn.kernels.cuda.convolution.depthwise import (
+    banded_code,
+    banded_cost,
+    geometry,
+    sliding_code,
+    sliding_cost,
+)
+from jitdnn.kernels.cuda.convolution.depthwise.banded_plan import Banded, BandedWgrad
+from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import Sliding, SlidingWgrad
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
+
+Plan = Sliding | SlidingWgrad | Banded
+_AnyPlan = TypeVar("_AnyPlan", Sliding, SlidingWgrad, Banded, BandedWgrad)
 
 
 class _Depthwise(Algorithm):
@@ -35,13 +43,13 @@ class _Depthwise(Algorithm):
         return int(getattr(self.plan(problem, device), "workspace", 0))
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return float(self.plan(problem, device).seconds(device))
+        return _seconds(self.plan(problem, device), device)  # type: ignore[arg-type]
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        source, launches = self.plan(problem, device).launch(epilogue)
+        source, launches = _launch(self.plan(problem, device), epilogue)
         operands = len(epilogue.operands) if epilogue else 0
         kernel: Kernel = device.kernel(source, launches, pointers=3 + operands)  # type: ignore[attr-defined]
         return kernel
@@ -56,7 +64,7 @@ class DepthwiseSliding(_Depthwise):
         assert isinstance(problem, Convolution)
         if epilogue is not None and problem.direction == "bwd_filter":
             return "a filter's gradient takes no epilogue: apply it to the result"
-        if reason := axes.refuse(problem):
+        if reason := geometry.refuse(problem):
             return reason
         if problem.direction == "bwd_data" and problem.k != problem.c:
             return f"backward to the data it takes one result of each channel, not {problem.k // problem.c}"
@@ -84,7 +92,7 @@ class DepthwiseBanded(_Depthwise):
         assert isinstance(problem, Convolution)
         if epilogue is not None and problem.direction == "bwd_filter":
             return "a filter's gradient takes no epilogue: apply it to the result"
-        if reason := axes.refuse(problem) or banded.refuse(axes.lower(problem)):
+        if reason := geometry.refuse(problem) or banded_cost.refuse(geometry.lower(problem)):
             return reason
         if self.plan(problem, device) is None:
             taps = "x".join(map(str, problem.filter_spatial))
@@ -102,20 +110,36 @@ class DepthwiseBanded(_Depthwise):
 
 
 @functools.lru_cache(4096)
-def _banded(problem: Convolution, device: Any) -> Any:
-    window = axes.lower(problem)
+def _banded(problem: Convolution, device: GpuDevice) -> Banded | None:
+    window = geometry.lower(problem)
     if problem.direction == "bwd_filter":
-        return _cheapest(banded_filter.choices(window, device), device)
-    return _cheapest(banded.choices(window, device), device)
+        return _cheapest(banded_cost.wgrad_candidates(window, device), device)
+    return _cheapest(banded_cost.candidates(window, device), device)
 
 
 @functools.lru_cache(4096)
-def _sliding(problem: Convolution, device: Any) -> Any:
-    window = axes.lower(problem)
+def _sliding(problem: Convolution, device: GpuDevice) -> Sliding | SlidingWgrad | None:
+    window = geometry.lower(problem)
     if problem.direction == "bwd_filter":
-        return _cheapest(sliding_filter.choices(window, device), device)
-    return _cheapest(sliding.choices(window), device)
+        return _cheapest(sliding_cost.wgrad_candidates(window, device), device)
+    return _cheapest(sliding_cost.candidates(window), device)
 
 
-def _cheapest(found: Sequence[Any], device: GpuDevice) -> Any:
-    return min(found, key=lambda plan: float(plan.seconds(device)), default=None)
+def _cheapest(found: Sequence[_AnyPlan], device: GpuDevice) -> _AnyPlan | None:
+    return min(found, key=lambda plan: _seconds(plan, device), default=None)
+
+
+def _seconds(plan: Plan, device: GpuDevice) -> float:
+    if isinstance(plan, Banded):
+        return banded_cost.seconds(plan, device)
+    return sliding_cost.seconds(plan, device)
+
+
+def _launch(plan: Plan, epilogue: Epilogue | None) -> tuple[Source, list[Launch]]:
+    if isinstance(plan, BandedWgrad):
+        return banded_code.wgrad_launch(plan)
+    if isinstance(plan, Banded):
+        return banded_code.launch(plan, epilogue)
+    if isinstance(plan, SlidingWgrad):
+        return sliding_code.wgrad_launch(plan)
+    return sliding_code.launch(plan, epilogue)

@@ -1,88 +1,101 @@
-// The gradient of a depthwise filter of stride 1 on the matrix units.
+// The gradient of a depthwise filter of stride 1 on the tensor cores.
 //
-// Of one channel and one row of taps, x columns i of a tile's band times dy columns n of the tile, summed over tiles,
-// rows and images, is an ordinary product of 16 tiles at a time: D[i][n] = sum of x[tile][i] * dy[tile][n]. The
-// gradient of tap s is the sum of D along the diagonal i - n + SHIFT = s. A warp has CW channels and RG rows of taps; a
-// step takes PR rows of dy and the rows of x that they meet. Groups go through every PARTS-th group of lines and leave
-// their sums in the workspace, [PARTS][taps][CHANNELS] f32, which `sum_parts` adds in a fixed order: no atomics, the
-// same result every time.
+// Of one channel and one row of taps, the product of the columns of x that tiles read and the columns of dy of the
+// same tiles, summed over tiles, rows and images, has the gradients along its diagonals:
 //
-// Macros beside those of banded_planes.cuh: CW, PR, RG, TAP_GROUPS (of RG rows of taps), TAP_WARPS (of them that a
-// group has), SLOTS, PLANE, DY_PLANE (words of a channel), ROW_FIRST, ROW_END, PARTS, MIN_BLOCKS.
+//     D[i][n] = sum over tiles of x[tile][i] * dy[tile][n]        dw[s] = sum of D[i][n] over i - n + SHIFT = s
+//
+// where i runs over the columns of the tile's blocks, n over its 8 results. A step takes STEP_ROWS rows of dy and the
+// rows of x that they meet. Thread blocks go through every SPLITS-th group of lines and leave partial sums in the
+// workspace, [SPLITS][taps][CHANNELS] f32, which `reduce_partials` adds in a fixed order: the results are the same in
+// every run.
+//
+// Macros, beside those of banded_planes.cuh:
+//
+//     macro            unit       meaning
+//     WARP_CHANNELS    channels   of a warp
+//     WARP_TAP_ROWS    rows       of taps of a warp
+//     TAP_WARPS        warps      of a thread block with the same channels and other rows of taps
+//     SLOTS            rows       of the planes
+//     PLANE, DY_PLANE  words      of a channel: of x, of dy
+//     SPLITS           blocks     that share the lines: gridDim.y
+//     MIN_BLOCKS       blocks     that a multiprocessor shall hold at a time
 
-constexpr int HALVES = (BLOCKS + 1) / 2, STEPS = (HB + PR - 1) / PR;
-constexpr int CHANNEL_STRIPS = (CHANNELS + CH - 1) / CH, LINE_GROUPS = (LINE_COUNT + LINES - 1) / LINES;
+constexpr int HALVES = (BLOCKS + 1) / 2, STEPS = (BLOCK_ROWS + STEP_ROWS - 1) / STEP_ROWS;
+constexpr int CHANNEL_STRIPS = (CHANNELS + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS,
+              LINE_GROUPS = (LINE_COUNT + LINES - 1) / LINES;
 constexpr int TAPS = H_TAPS * W_TAPS;
 
 KERNEL2(32 * WARPS, MIN_BLOCKS)
-void depthwise_filter(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace,
+void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace,
                       f64 alpha, f64 beta) {
     extern __shared__ uint4 shared_memory[];
     __shared__ LineStart lines[LINES];
     u32 *shared = (u32 *)shared_memory;
-    f32 *parts = (f32 *)workspace;
-    bool aligned = ((u64)x | (u64)dy) % (V * sizeof(element)) == 0;
-    u32 *gradients = shared + CH * PLANE, *zero = gradients + CH * DY_PLANE;
+    f32 *partials = (f32 *)workspace;
+    bool aligned = ((u64)x | (u64)dy) % (VECTOR * sizeof(element)) == 0;
+    u32 *gradients = shared + BLOCK_CHANNELS * PLANE, *zero = gradients + BLOCK_CHANNELS * DY_PLANE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int own = warp % (CH / CW) * CW, c0 = blockIdx.x % CHANNEL_STRIPS * CH;
-    int tap_row0 = (blockIdx.x / CHANNEL_STRIPS * TAP_WARPS + warp / (CH / CW)) * RG;
+    int own = warp % (BLOCK_CHANNELS / WARP_CHANNELS) * WARP_CHANNELS,
+        c0 = blockIdx.x % CHANNEL_STRIPS * BLOCK_CHANNELS;
+    int tap_row0 = (blockIdx.x / CHANNEL_STRIPS * TAP_WARPS + warp / (BLOCK_CHANNELS / WARP_CHANNELS)) * WARP_TAP_ROWS;
     if (threadIdx.x < 4) zero[threadIdx.x] = 0;
 
-    // where a lane finds the 16 bytes that it hands to ldmatrix, in x (even and odd last blocks) and in dy; tiles that
-    // a group does not have are zeros
+    // the byte of the 16 that a lane gives to ldmatrix, in x (even and odd last blocks) and in dy; tiles that the
+    // thread block does not have are zeros
     int item = lane % 8 + lane / 16 * 8, dy_item = lane % 16;
-    bool is_item = item < LINES * SEG, is_dy_item = dy_item < LINES * SEG;
-    int from = (own * PLANE + 4 * (item / SEG * LINE_BLOCKS + item % SEG)) * 4;
+    bool is_item = item < LINES * SEGMENT_TILES, is_dy_item = dy_item < LINES * SEGMENT_TILES;
+    int from = (own * PLANE + 4 * (item / SEGMENT_TILES * LINE_BLOCKS + item % SEGMENT_TILES)) * 4;
     int second = lane / 8 % 2 * 16;
     int dy_from = (own * DY_PLANE + 4 * dy_item) * 4;
     const u8 *bytes = (const u8 *)shared, *dy_bytes = (const u8 *)gradients, *nothing = (const u8 *)zero;
 
-    f32 sums[CW][RG][HALVES][4] = {};
-    using InputRows = Rows<PR, LINE_BLOCKS_READ, LINE_BLOCKS, SLOTS, PLANE, false>;
+    f32 sums[WARP_CHANNELS][WARP_TAP_ROWS][HALVES][4] = {};
+    using InputRows = Rows<STEP_ROWS, LINE_BLOCKS_READ, LINE_BLOCKS, SLOTS, PLANE, false>;
     InputRows rows;
-    Rows<PR, SEG, SEG, 2 * PR, DY_PLANE, true> dy_rows;
+    Rows<STEP_ROWS, SEGMENT_TILES, SEGMENT_TILES, 2 * STEP_ROWS, DY_PLANE, true> dy_rows;
 #pragma unroll 1
-    for (int line_group = blockIdx.y; line_group < LINE_GROUPS; line_group += PARTS) {
-        __syncthreads();  // the planes and the lines are free
+    for (int line_group = blockIdx.y; line_group < LINE_GROUPS; line_group += SPLITS) {
+        __syncthreads();  // all warps are done with the planes and the lines
         if (threadIdx.x < LINES) lines[threadIdx.x] = line_start(x, (element *)dy, line_group * LINES + threadIdx.x);
         __syncthreads();
         fill<InputRows>(rows, shared, lines, c0, aligned);
-        dy_rows.load(lines, c0, 0, 0, STEPS * PR, aligned);
+        dy_rows.load(lines, c0, 0, 0, STEPS * STEP_ROWS, aligned);
 #pragma unroll 1
         for (int step = 0; step < STEPS; step++) {
-            int row0 = step * PR;
+            int row0 = step * STEP_ROWS;
             rows.put(shared, row0 + H_TAPS - 1, ROW_FIRST, ROW_END);
-            dy_rows.put(gradients, row0, 0, STEPS * PR);
+            dy_rows.put(gradients, row0, 0, STEPS * STEP_ROWS);
             __syncthreads();
             if (step + 1 < STEPS) {
-                rows.load(lines, c0, row0 + PR + H_TAPS - 1, ROW_FIRST, ROW_END, aligned);
-                dy_rows.load(lines, c0, row0 + PR, 0, STEPS * PR, aligned);
+                rows.load(lines, c0, row0 + STEP_ROWS + H_TAPS - 1, ROW_FIRST, ROW_END, aligned);
+                dy_rows.load(lines, c0, row0 + STEP_ROWS, 0, STEPS * STEP_ROWS, aligned);
             }
             if (tap_row0 >= H_TAPS) continue;
             int slot = ((row0 + tap_row0 - ROW_FIRST) % SLOTS + SLOTS) % SLOTS;
 #pragma unroll
-            for (int c = 0; c < CW; c++) {
-                u32 b[PR][2];
+            for (int c = 0; c < WARP_CHANNELS; c++) {
+                u32 b[STEP_ROWS][2];
 #pragma unroll
-                for (int p = 0; p < PR; p++) {
-                    int row = (step % 2 * PR + p) * (LINES * SEG * 16);
-                    const u8 *place = dy_bytes + row + dy_from + c * (DY_PLANE * 4);
-                    ldmatrix_x2_trans(b[p], is_dy_item ? place : nothing);
+                for (int p = 0; p < STEP_ROWS; p++) {
+                    int row = (step % 2 * STEP_ROWS + p) * (LINES * SEGMENT_TILES * 16);
+                    const u8 *location = dy_bytes + row + dy_from + c * (DY_PLANE * 4);
+                    ldmatrix_x2_trans(b[p], is_dy_item ? location : nothing);
                 }
 #pragma unroll
-                for (int j = 0; j < PR + RG - 1; j++) {
+                for (int j = 0; j < STEP_ROWS + WARP_TAP_ROWS - 1; j++) {
                     int row = row0 + tap_row0 + j;
-                    if (row < ROW_FIRST || row >= ROW_END || tap_row0 + j >= PR + H_TAPS - 1) continue;
+                    if (row < ROW_FIRST || row >= ROW_END || tap_row0 + j >= STEP_ROWS + H_TAPS - 1) continue;
                     int here = slot + j % SLOTS >= SLOTS ? slot + j % SLOTS - SLOTS : slot + j % SLOTS;
                     const u8 *line = bytes + here * (LINES * LINE_BLOCKS * 16) + from + c * (PLANE * 4);
 #pragma unroll
                     for (int i = 0; i < HALVES; i++) {
                         u32 a[4];
-                        const u8 *place = line + 32 * i + (2 * i + 1 < BLOCKS ? second : 0);
-                        ldmatrix_x4_trans(a, is_item ? place : nothing);
+                        const u8 *location = line + 32 * i + (2 * i + 1 < BLOCKS ? second : 0);
+                        ldmatrix_x4_trans(a, is_item ? location : nothing);
 #pragma unroll
-                        for (int p = 0; p < PR; p++) {
-                            bool is_here = j - p >= 0 && j - p < RG;
+                        for (int p = 0; p < STEP_ROWS; p++) {
+                            bool is_here = j - p >= 0 && j - p < WARP_TAP_ROWS;
                             if (is_here) multiply(sums[c][is_here ? j - p : 0][i], a, b[p]);
                         }
                     }
@@ -90,14 +103,14 @@ void depthwise_filter(const element *__restrict__ x, const element *__restrict__
             }
         }
     }
-    // sums along the diagonals, a warp by itself
+    // sums along the diagonals, each warp for itself
     __syncthreads();
     f32 *square = (f32 *)shared + warp * (HALVES * 128);
-    f32 *part = parts + (i64)blockIdx.y * TAPS * CHANNELS;
+    f32 *part = partials + (i64)blockIdx.y * TAPS * CHANNELS;
 #pragma unroll
-    for (int c = 0; c < CW; c++)
+    for (int c = 0; c < WARP_CHANNELS; c++)
 #pragma unroll
-        for (int r = 0; r < RG; r++) {
+        for (int r = 0; r < WARP_TAP_ROWS; r++) {
             __syncwarp();
 #pragma unroll
             for (int i = 0; i < HALVES; i++)

@@ -1,5 +1,11 @@
-// What the kernels of depthwise convolutions share: elements and packs of neighbouring channels, and places on an axis.
-// Macros: DTYPE_f32, DTYPE_f16 or DTYPE_bf16; of each axis A = D, H, W what geometry.py says of it.
+// What the kernels of depthwise convolutions share: elements, packs of neighbouring channels, and positions on an axis.
+//
+// Macros: DTYPE_f32, DTYPE_f16 or DTYPE_bf16, and for each axis A = D, H, W (see geometry.py):
+//
+//     A_TAPS, A_TAP_STEP, A_STRIDE, A_SCATTERED      taps, elements from tap to tap in w, stride, whether scattered
+//     A_PHASES                                       dilation phases
+//     A_START, A_COUNT                               the first position with a result, and the number of positions
+//     A_IN_PITCH, _ORIGIN, _SLOPE, _EXTENT, _STEP    where positions of the input are: see Line; A_OUT_* of the output
 
 #if defined(DTYPE_f32)
 typedef f32 element;
@@ -133,43 +139,45 @@ FUNCTION void pick(const Pack<count> &pack, int i, Pack<1> &one) {
 #endif
 }
 
-// Places of the input relative to the first that a tile reads. A tile's first result lies at a place that leaves
-// `residue` when divided by the stride of a scattered axis; NOWHERE if the tap does not lead to a whole place.
-constexpr int NOWHERE = -1000000;
+// The position of the input that `tap` of `result` reads, both counted from the tile's first. On a scattered axis the
+// tile's first result is at a position of remainder `stride_phase` modulo the stride; NO_COORDINATE if the tap meets no
+// element.
+constexpr int NO_COORDINATE = -1000000;
 
 static constexpr __device__ int floor_divide(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 
-static constexpr __device__ int place_of(bool scattered, int stride, int residue, int result, int tap) {
+static constexpr __device__ int coordinate_of(bool scattered, int stride, int stride_phase, int result, int tap) {
     if (!scattered) return stride * result + tap;
-    int m = residue + result - tap;
-    return m - floor_divide(m, stride) * stride == 0 ? floor_divide(m, stride) : NOWHERE;
+    int m = stride_phase + result - tap;
+    return m - floor_divide(m, stride) * stride == 0 ? floor_divide(m, stride) : NO_COORDINATE;
 }
-static constexpr __device__ int first_place(bool scattered, int stride, int residue, int results, int taps) {
-    int first = -NOWHERE;
+static constexpr __device__ int first_coordinate(bool scattered, int stride, int stride_phase, int results, int taps) {
+    int first = -NO_COORDINATE;
     for (int q = 0; q < results; q++)
         for (int s = 0; s < taps; s++) {
-            int m = place_of(scattered, stride, residue, q, s);
-            if (m != NOWHERE && m < first) first = m;
+            int m = coordinate_of(scattered, stride, stride_phase, q, s);
+            if (m != NO_COORDINATE && m < first) first = m;
         }
-    return first == -NOWHERE ? 0 : first;
+    return first == -NO_COORDINATE ? 0 : first;
 }
-static constexpr __device__ int last_place(bool scattered, int stride, int residue, int results, int taps) {
-    int last = NOWHERE;
+static constexpr __device__ int last_coordinate(bool scattered, int stride, int stride_phase, int results, int taps) {
+    int last = NO_COORDINATE;
     for (int q = 0; q < results; q++)
         for (int s = 0; s < taps; s++) {
-            int m = place_of(scattered, stride, residue, q, s);
-            if (m != NOWHERE && m > last) last = m;
+            int m = coordinate_of(scattered, stride, stride_phase, q, s);
+            if (m != NO_COORDINATE && m > last) last = m;
         }
-    return last == NOWHERE ? 0 : last;
+    return last == NO_COORDINATE ? 0 : last;
 }
-static constexpr __device__ bool is_read(bool scattered, int stride, int residue, int results, int taps, int place) {
+static constexpr __device__ bool is_read(bool scattered, int stride, int stride_phase, int results, int taps,
+                                         int location) {
     for (int q = 0; q < results; q++)
         for (int s = 0; s < taps; s++)
-            if (place_of(scattered, stride, residue, q, s) == place) return true;
+            if (coordinate_of(scattered, stride, stride_phase, q, s) == location) return true;
     return false;
 }
 
-// Where the axes A of the input and the output have place k in phase f, and whether that is inside.
+// Where axis A of the input and the output has position k of dilation phase f, and whether that is inside.
 #define IN_POSITION(A, k, f) (A##_IN_PITCH * (k) + A##_IN_ORIGIN + A##_IN_SLOPE * (f))
 #define OUT_POSITION(A, k, f) (A##_OUT_PITCH * (k) + A##_OUT_ORIGIN + A##_OUT_SLOPE * (f))
 #define IN_HAS(A, position) ((u32)(position) < (u32)A##_IN_EXTENT)

@@ -1,13 +1,13 @@
 """A depthwise convolution's axes of space as its kernels see them: without dilation, in one form for all directions.
 
-Rows that a dilated filter reads together are d apart: they form d `phases`, each an undilated convolution over every
-d-th row. With places k of results and m of the input, both counted along a phase, an axis is
+Rows that a dilated filter reads together are d apart: they form d dilation phases, each an undilated convolution over
+every d-th row. With positions k of results and m of the input, both counted in a phase, an axis is
 
     gathered   m = stride * k + tap        forward; backward data of stride 1, with mirrored taps
     scattered  k = stride * m + tap        backward data of a greater stride
 
-and place k of phase f lies in memory at out_pitch * k + out_origin + out_slope * f, an input's likewise; what lies
-outside of the extents is zero, or is not stored.
+Position k of phase f is element pitch * k + origin + slope * f of the output's axis, with the output's numbers
+(`Line`); the same for m and the input. What is outside of the extents is zero, or is not stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jitdnn.tensor import TensorDescriptor
 
 @dataclass(frozen=True)
 class Line:
-    """Where the places of one tensor lie along an axis: `extent` elements, `step` apart in memory."""
+    """Where positions are on the axis of a tensor, which has `extent` elements, `step` apart in memory."""
 
     pitch: int
     origin: int
@@ -29,8 +29,8 @@ class Line:
     extent: int
     step: int
 
-    def places(self, phases: int) -> tuple[int, int]:
-        """The first place, and the one behind the last, that any phase has within the extent."""
+    def positions(self, phases: int) -> tuple[int, int]:
+        """The first position, and the one behind the last, that are within the extent in any phase."""
         last = self.origin + self.slope * (phases - 1)
         least, most = min(self.origin, last), max(self.origin, last)
         return -(most // self.pitch), (self.extent - 1 - least) // self.pitch + 1
@@ -51,13 +51,13 @@ class Axis:
 
     @property
     def start(self) -> int:
-        """The first place that holds a result in some phase."""
-        return self.output.places(self.phases)[0]
+        """The first position that holds a result in some phase."""
+        return self.output.positions(self.phases)[0]
 
     @property
     def count(self) -> int:
-        """Places from `start` on that hold results."""
-        start, end = self.output.places(self.phases)
+        """Positions from `start` on that hold results."""
+        start, end = self.output.positions(self.phases)
         return max(0, end - start)
 
 
@@ -65,7 +65,7 @@ class Axis:
 class Window:
     """A depthwise convolution: axes (depth, height, width) with those that a problem lacks in front, of extent 1.
 
-    `input` and `output` are the tensors that are read through the window and beside it: x and y forward and for the
+    `input` is the tensor that the filter slides over, `output` the one that it does not: x and y forward and for the
     filter's gradient, dy and dx backward to the data. `multiplier`: results of each channel of the input.
     """
 

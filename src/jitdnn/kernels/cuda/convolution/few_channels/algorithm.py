@@ -2,7 +2,7 @@
 
 With three channels an ordinary product over channels would be mostly padding. But a row of a filter covers
 taps * channels neighbouring numbers of an interleaved row of the image: read as 32-bit words they are an operand of the
-matrix units as they stand, without im2col. Rows are staged in shared memory, whatever the layout of x.
+tensor cores as they stand, without im2col. Rows are staged in shared memory, whatever the layout of x.
 
 Floors on an H100 (3.0 TB/s; products at 400 to 500 TFLOP/s), bf16, forward: 256x3x224x224 -> 64, 7x7/2: 163 us by
 bytes, 66 GFLOP with the padded words 130 to 165 us; 128x3x224x224 -> 64, 11x11/4: 30 us by bytes, 36 to 45 us by
@@ -12,32 +12,25 @@ bytes; for the data there are products of 105, 23, 20 and 24 GFLOP, so that byte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.gpu import Kernel as GpuKernel
-from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cuda.convolution.few_channels.dgrad_plan import data_plan
-from jitdnn.kernels.cuda.convolution.few_channels.epilogue import in_kernel, in_store, pointers_of
-from jitdnn.kernels.cuda.convolution.few_channels.geometry import (
-    HALVES,
-    MOST_CHANNELS,
-    Defines,
-    Shape,
-    farthest,
-)
-from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, filter_plan, forward_plan
-from jitdnn.kernels.cuda.gemm.tiles import ByAlignment
+from jitdnn.kernels.cuda.convolution.few_channels.code import launches, source
+from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan, wgrad_plan
+from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
+from jitdnn.kernels.cuda.convolution.half_precision.code import compiled
+from jitdnn.kernels.cuda.convolution.half_precision.epilogue import pointers_of
+from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES, Shape, farthest
+from jitdnn.kernels.cuda.gemm.code import ByAlignment
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 
-_FOLDER = "cuda/convolution/few_channels"
-_PLANS = {"fwd": forward_plan, "bwd_data": data_plan, "bwd_filter": filter_plan}
+MAX_CHANNELS = 8
+_PLANS = {"fwd": fprop_plan, "bwd_data": dgrad_plan, "bwd_filter": wgrad_plan}
 
 
-class Stem(Algorithm):
+class FewChannels(Algorithm):
     """All directions; see the module's text."""
 
     name = "stem"
@@ -51,8 +44,8 @@ class Stem(Algorithm):
             return f"it multiplies bf16 and f16, not {problem.x.dtype}: direct takes every type"
         if problem.groups != 1:
             return f"it takes one group of channels, there are {problem.groups}: grouped or depthwise takes several"
-        if problem.c > MOST_CHANNELS:
-            return f"it is for at most {MOST_CHANNELS} input channels, there are {problem.c}: implicit_gemm takes more"
+        if problem.c > MAX_CHANNELS:
+            return f"it is for at most {MAX_CHANNELS} input channels, there are {problem.c}: implicit_gemm takes more"
         if 0 in problem.x.shape or 0 in problem.y.shape:
             return "a tensor is empty: direct takes those"
         if epilogue is not None and problem.direction == "bwd_filter":
@@ -71,7 +64,7 @@ class Stem(Algorithm):
         return None
 
     def plan_of(self, problem: Convolution, device: Device) -> Plan | None:
-        """How the problem is cut on this device; None if nothing fits."""
+        """The cheapest plan on this device; None if nothing fits."""
         return _PLANS[problem.direction](problem, device)  # type: ignore[arg-type]
 
     def plan(self, problem: Convolution, device: Device) -> Plan:
@@ -108,48 +101,5 @@ class Stem(Algorithm):
                 device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
             )
 
-        plain = plan.elementwise
+        plain = plan.unaligned
         return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)
-
-
-def compiled(device: Device, source: Source, launches: Sequence[Launch], pointers: int) -> GpuKernel:
-    """The kernel; where a shape asks for a few registers more than there are, the compiler may spill them."""
-    gpu: GpuDevice = device  # type: ignore[assignment]
-    try:
-        return gpu.kernel(source, launches, pointers)
-    except CompileError:
-        return gpu.kernel(replace(source, spills=True), launches, pointers)
-
-
-def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:
-    """The text of the kernels."""
-    name, files = {
-        "fwd": (
-            "stem_forward",
-            (
-                "store.cuh",
-                "common.cuh",
-                "fprop.cu",
-            ),
-        ),
-        "bwd_data": ("stem_data", ("dgrad.cu",)),
-        "bwd_filter": (
-            "stem_filter",
-            ("common.cuh", "wgrad.cu"),
-        ),
-    }[problem.direction]
-    functions = ""
-    hooks: Defines = {}
-    if problem.direction == "fwd":
-        functions, hooks = in_store(problem, epilogue, ("at.n", "at.o", "p", "q"))
-    elif problem.direction == "bwd_data":
-        functions, hooks = in_kernel(problem, epilogue)
-    text = read_text(_FOLDER, "half_mma.cuh") + functions + "\n" + read_text(_FOLDER, *files)
-    return Source(name, text, (*plan.defines, *hooks.items()), dialect="cuda")
-
-
-def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
-    """What one call runs."""
-    name = {"fwd": "stem_forward", "bwd_data": "stem_data", "bwd_filter": "stem_filter"}[problem.direction]
-    main = Launch(name, plan.groups, plan.threads, plan.shared)
-    return tuple(launch for launch in (plan.before, main, plan.after) if launch is not None)

@@ -1,13 +1,18 @@
-// What the kernels of convolutions with few input channels share: rows of x in shared memory.
+// What fprop and wgrad with few input channels share: rows of x in shared memory, read as words of runs.
 //
-// The strips of a problem are blocks of BLOCK_P x BLOCK_Q outputs of one plane of one image. A strip's input is staged as
-// TAPS_T * HALO_H rows of ROW_WORDS 32-bit words, channels interleaved whatever the layout of x, zeros where x has none.
-// The first staged column, at.q * STRIDE_W - PAD_W, begins SHIFT elements into its row, so that rows of x that are
-// aligned in memory are aligned here.
+//     strip      BLOCK_P x BLOCK_Q outputs of one plane of one image
+//     row        of x, staged as ROW_WORDS 32-bit words, channels interleaved in any layout of x, zeros for padding;
+//                a strip has TAPS_T * HALO_H of them. Its first column, at.q * STRIDE_W - PAD_W, begins SHIFT elements
+//                into the row, so that what is aligned in memory is aligned here
+//     run        the TAPS_S * CHANNELS neighbouring elements of a row that a filter row covers, read as RUN_WORDS words
+//     phase      words begin at even elements. Where the runs of neighbouring outputs begin an odd number of elements
+//                apart, even and odd columns are two PHASES, each with a `lead` of 0 or 1 elements before its runs
 //
-// A run is what one filter row covers of a staged row: TAPS_S * CHANNELS elements that follow each other, read as
-// RUN_WORDS words. Words must begin at even elements. Where the runs of neighbouring outputs begin at odd distances,
-// outputs come in two PHASES, even and odd columns, each with its own `lead` of 0 or 1 elements before the run.
+//     a row, 3 channels, 3 taps, stride 1, SHIFT 0:
+//
+//     elements    r0 g0 | b0 r1 | g1 b1 | r2 g2 | b2 r3 | g3 b3 | ...      | between 32-bit words
+//     phase 0     [---------- run of output 0 -----------]                 lead 0: 9 elements in 5 words
+//     phase 1             [- run of output 1: r1 ... b3 -----]             lead 1: the word of r1 begins with b0
 
 struct Strip { int n, o, p, q; };
 
@@ -17,7 +22,7 @@ constexpr int RUN = TAPS_S * CHANNELS;
 constexpr int RUNS = TAPS_T * TAPS_R;
 constexpr int WORDS = RUNS * RUN_WORDS;
 constexpr int PHASE_COLUMNS = BLOCK_Q / PHASES;  // columns of a phase in one row of a strip
-constexpr int SLOTS = BLOCK_P * PHASE_COLUMNS;   // outputs of a phase in a strip
+constexpr int PHASE_OUTPUTS = BLOCK_P * PHASE_COLUMNS;   // outputs of a phase in a strip
 constexpr int COLUMN_WORDS = PHASES * STRIDE_W * CHANNELS / 2;  // from one column of a phase to the next
 constexpr int STAGE_WORDS = ROWS * ROW_WORDS;
 
@@ -36,21 +41,21 @@ FUNCTION Strip strip_of(int index) {
 FUNCTION int phase_start(int phase) { return SHIFT + phase * STRIDE_W * CHANNELS; }  // element of a phase's first run
 FUNCTION int phase_lead(int phase) { return phase_start(phase) & 1; }
 
-// The place of word `kk` of a run's words relative to the first word of an output, with its halves that hold taps in
-// the two upper bits. Words beyond the last have neither half.
-FUNCTION u32 word_place(int kk, int lead) {
+// The offset of word `kk`, counted through all runs of an output, from the output's first word. Bits 31 and 30 say
+// whether its upper and its lower half hold taps; words behind the last have neither.
+FUNCTION u32 word_offset(int kk, int lead) {
     int run = kk / RUN_WORDS, word = kk % RUN_WORDS, element = 2 * word - lead;
     if (kk >= WORDS) return 0;
-    u32 place = (u32)((run / TAPS_R * HALO_H + run % TAPS_R * DILATION_H) * ROW_WORDS + word);
-    if (element >= 0 && element < RUN) place |= 1u << 30;
-    if (element + 1 >= 0 && element + 1 < RUN) place |= 1u << 31;
-    return place;
+    u32 offset = (u32)((run / TAPS_R * HALO_H + run % TAPS_R * DILATION_H) * ROW_WORDS + word);
+    if (element >= 0 && element < RUN) offset |= 1u << 30;
+    if (element + 1 >= 0 && element + 1 < RUN) offset |= 1u << 31;
+    return offset;
 }
-FUNCTION u32 place_mask(u32 place) { return (place >> 31 ? 0xffff0000u : 0u) | (place >> 30 & 1u ? 0xffffu : 0u); }
+FUNCTION u32 half_mask(u32 offset) { return (offset >> 31 ? 0xffff0000u : 0u) | (offset >> 30 & 1u ? 0xffffu : 0u); }
 
 // The first word of output `slot` of a phase.
-FUNCTION int slot_word(int slot, int phase) {
-    return slot / PHASE_COLUMNS * (STRIDE_H * ROW_WORDS) + slot % PHASE_COLUMNS * COLUMN_WORDS +
+FUNCTION int output_word(int phase_output, int phase) {
+    return phase_output / PHASE_COLUMNS * (STRIDE_H * ROW_WORDS) + phase_output % PHASE_COLUMNS * COLUMN_WORDS +
            (phase_start(phase) - phase_lead(phase)) / 2;
 }
 
@@ -62,19 +67,19 @@ FUNCTION int filter_offset(int kk, int half, int lead) {
     return W_BASE + run / TAPS_R * W_T + run % TAPS_R * W_R + element / CHANNELS * W_S + element % CHANNELS * W_C;
 }
 
-FUNCTION bool row_place(Strip at, int row, INDEX &start) {
+FUNCTION bool row_offset(Strip at, int row, INDEX &start) {
     int d = at.o * STRIDE_D - PAD_D + row / HALO_H * DILATION_D, h = at.p * STRIDE_H - PAD_H + row % HALO_H;
     start = (INDEX)at.n * X_N + (INDEX)d * X_D + (INDEX)h * X_H;
     return (u32)d < DEPTH && (u32)h < HEIGHT;
 }
 
 #if X_BYTES == 2 && X_IS_DENSE
-// Rows whose pixels follow each other from any address on. They are copied 16 bytes at a time from the multiple of 16
-// bytes at or before their first element, and moved to where they belong when they have come.
+// Rows of contiguous pixels at any address. They are copied 16 bytes at a time from the multiple of 16 bytes at or
+// before their first element, and shifted into place when they have arrived.
 constexpr int ROW_PIECES = (SHIFT + SPAN * CHANNELS + 7) / 8;  // when moved; one more before
 
-// By how many elements a row lies behind its place.
-FUNCTION int row_delay(const u16 *x, Strip at, INDEX start) {
+// The elements between the multiple of 16 bytes from which a row is copied and its first element.
+FUNCTION int row_misalignment(const u16 *x, Strip at, INDEX start) {
     const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT;
     return (int)((u64)(x + start + low) / 2 % 8);
 }
@@ -85,8 +90,8 @@ FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
     for (int i = threadIdx.x; i < ROWS * (ROW_PIECES + 1); i += BLOCK_THREADS) {
         const int row = i / (ROW_PIECES + 1), piece = i % (ROW_PIECES + 1);
         INDEX start;
-        const bool is_row = row_place(at, row, start);
-        const int element = low - row_delay(x, at, start) + piece * 8;
+        const bool is_row = row_offset(at, row, start);
+        const int element = low - row_misalignment(x, at, start) + piece * 8;
         const bool is_inside = is_row && element + 7 >= 0 && element < WIDTH * CHANNELS;
         u16 *to = stage + row * (2 * ROW_WORDS) + piece * 8;
         const INDEX from = start + element;
@@ -98,27 +103,27 @@ FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
     }
 }
 
-// Moves the rows that have come, a warp a row at a time.
-FUNCTION void move_rows(u32 *stage, const u16 *x, Strip at) {
+// Shifts the rows that have arrived, a warp one row at a time.
+FUNCTION void align_rows(u32 *stage, const u16 *x, Strip at) {
     const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT, lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int row = threadIdx.x / 32; row < ROWS; row += BLOCK_THREADS / 32) {
         INDEX start;
-        if (!row_place(at, row, start)) continue;
-        const int delay = row_delay(x, at, start);
+        if (!row_offset(at, row, start)) continue;
+        const int misalignment = row_misalignment(x, at, start);
         uint4 *pieces = (uint4 *)(stage + row * ROW_WORDS);
 #pragma unroll 1
         for (int first = 0; first < ROW_PIECES; first += 32) {
             const int piece = first + lane < ROW_PIECES ? first + lane : ROW_PIECES - 1, element = low + piece * 8;
             const uint4 a = pieces[piece], b = pieces[piece + 1];
             u32 word[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-            if (delay & 4)
+            if (misalignment & 4)
 #pragma unroll
                 for (int i = 0; i < 6; i++) word[i] = word[i + 2 < 8 ? i + 2 : 7];
-            if (delay & 2)
+            if (misalignment & 2)
 #pragma unroll
                 for (int i = 0; i < 5; i++) word[i] = word[i + 1];
-            if (delay & 1)
+            if (misalignment & 1)
 #pragma unroll
                 for (int i = 0; i < 4; i++) word[i] = byte_permute(word[i], word[i + 1], 0x5432);
             if (element < 0 || element + 7 >= WIDTH * CHANNELS)
@@ -140,13 +145,13 @@ FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
 #pragma unroll 4
     for (int i = threadIdx.x; i < ROWS * SPAN * CHANNELS; i += BLOCK_THREADS) {
         int row = i / (SPAN * CHANNELS), inside = i % (SPAN * CHANNELS);
-#if X_PLANES
+#if X_IS_PLANAR
         int column = inside % SPAN, channel = inside / SPAN;
 #else
         int column = inside / CHANNELS, channel = inside % CHANNELS;
 #endif
         INDEX start;
-        bool is_inside = row_place(at, row, start) && (u32)(low + column) < WIDTH;
+        bool is_inside = row_offset(at, row, start) && (u32)(low + column) < WIDTH;
         u16 value = 0;
         if (is_inside) value = x[start + (INDEX)(low + column) * X_W + (INDEX)channel * X_C];
         stage[row * (2 * ROW_WORDS) + SHIFT + column * CHANNELS + channel] = value;
@@ -154,8 +159,8 @@ FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
 }
 #endif
 
-#if X_BYTES > 2 && !X_PLANES
-// Rows whose pixels follow each other, X_BYTES at a time.
+#if X_BYTES > 2 && !X_IS_PLANAR
+// Rows of contiguous pixels, X_BYTES at a time.
 FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
     constexpr int size = X_BYTES / 2, pieces = (SHIFT + SPAN * CHANNELS + size - 1) / size;
     const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT;
@@ -163,7 +168,7 @@ FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
     for (int i = threadIdx.x; i < ROWS * pieces; i += BLOCK_THREADS) {
         int row = i / pieces, element = low + i % pieces * size;
         INDEX start;
-        bool is_inside = row_place(at, row, start) && (u32)element < WIDTH * CHANNELS;
+        bool is_inside = row_offset(at, row, start) && (u32)element < WIDTH * CHANNELS;
         const u16 *from = x + start + element;
         u16 *to = stage + row * (2 * ROW_WORDS) + i % pieces * size;
 #if X_BYTES == 16
@@ -177,7 +182,7 @@ FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
 }
 #endif
 
-#if X_BYTES == 16 && X_PLANES
+#if X_BYTES == 16 && X_IS_PLANAR
 // Rows of separate planes of channels, 8 columns at a time: the channels are interleaved on the way.
 FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
     constexpr int pieces = (SHIFT / CHANNELS + SPAN + 7) / 8;
@@ -186,7 +191,7 @@ FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
     for (int i = threadIdx.x; i < ROWS * pieces; i += BLOCK_THREADS) {
         int row = i / pieces, column = low + i % pieces * 8;
         INDEX start;
-        bool is_inside = row_place(at, row, start) && (u32)column < WIDTH;
+        bool is_inside = row_offset(at, row, start) && (u32)column < WIDTH;
         u32 plane[CHANNELS][4];
 #pragma unroll
         for (int c = 0; c < CHANNELS; c++) {
@@ -213,10 +218,10 @@ FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
 }
 #endif
 
-// Call it between barriers when rows have come.
-FUNCTION void rows_have_come(u32 *stage, const u16 *x, Strip at) {
+// To be called between barriers, when rows have arrived.
+FUNCTION void finish_rows(u32 *stage, const u16 *x, Strip at) {
 #if X_BYTES == 2 && X_IS_DENSE
-    move_rows(stage, x, at);
+    align_rows(stage, x, at);
     __syncthreads();
 #endif
 }

@@ -1,17 +1,17 @@
-// Gradient of the data for few input channels: a convolution of dy with few outputs. See algorithm.py.
+// dgrad with few input channels: a convolution of dy with few outputs.
 //
-// Along each axis UNIT outputs belong together: output u = UNIT * b + e - DELTA, for e below UNIT, meets position
-// STEP * b + i of dy in tap e + pad - DELTA - stride * i, if there is one, for REACH values of i from LEAST on. The
-// outputs of a b, (e_d, e_h, e_w, channel), are the columns of the product, the positions b its rows, and REACH_D *
-// REACH_H * REACH_W * channels of dy is what is summed over. STEP is 1 but along h and w, where UNIT may be a
-// multiple of the stride.
+// Along each axis UNIT outputs are a block b, which meets REACH positions of dy: see half_precision/axis.py. The
+// outputs of a b, (e_d, e_h, e_w, channel), are the columns of the product, the b's its rows, and it sums over
+// REACH_D * REACH_H * REACH_W * channels of dy. STEP is 1 but along h and w, where UNIT may be a multiple of the
+// stride.
 //
-// A warp computes TILE_PLANES planes of TILE_ROWS rows of 16 b's: each piece of dy that it reads from shared memory
-// serves the planes and rows of b that meet it, up to REACH_D * REACH_H of them. A block stages one plane of dy after
-// the other, CHANNEL_STEPS * 16 channels at a time. The positions of a row of dy are staged in STEP_W sequences, so that
-// those which a warp reads together follow each other. WARPS_DEEP warps share the channels of a tile where there are few
-// tiles; they hand their sums over in the end. The filter stays in shared memory; if IS_STREAMED, what a stage needs of it
-// comes with the stage.
+// A warp computes TILE_PLANES planes of TILE_ROWS rows of 16 b's: what it reads of dy from shared memory serves all
+// planes and rows of b that meet it, up to REACH_D * REACH_H of them. A thread block stages one plane of dy after the
+// other, CHANNEL_STEPS * 16 channels at a time (CHANNEL_CHUNKS of these). The positions of a row of dy are staged in
+// STEP_W sequences, so that those which a warp reads together are neighbours. SPLIT_K_WARPS warps share the channels
+// of a tile where there are few tiles; their sums are added in the end. The filter stays in shared memory; if
+// IS_STREAMED, each stage brings the part that it needs. IS_PACKED: the fragments of the filter are made once, by a
+// kernel of their own.
 
 constexpr int CHUNKS = CHANNEL_STEPS * 2;        // 16-byte pieces of channels
 constexpr int PITCH = (CHUNKS | 1) * 8;          // elements; odd in pieces, so that 8 rows meet no bank twice
@@ -23,11 +23,11 @@ constexpr int STAGE_ELEMENTS = STAGED_ROWS * STEP_W * SEQUENCE * PITCH;
 constexpr int COLUMNS = UNIT_D * UNIT_H * UNIT_W * CHANNELS;
 constexpr int COLUMN_TILES = (COLUMNS + 7) / 8;
 constexpr int STAGED_PLANES = TILE_PLANES + REACH_D - 1;
-constexpr int STEPS = STAGED_PLANES * CHANNEL_PARTS;  // stages of a tile
+constexpr int STEPS = STAGED_PLANES * CHANNEL_CHUNKS;  // stages of a tile
 constexpr int STEP_FRAGMENTS = REACH_D * REACH_H * COLUMN_TILES * 32;  // 8 bytes each
-constexpr int PART_FRAGMENTS = REACH_W * CHANNEL_STEPS * STEP_FRAGMENTS;
-constexpr int FRAGMENTS = CHANNEL_PARTS * PART_FRAGMENTS;
-constexpr int STAGE_BYTES = STAGE_ELEMENTS * 2 + (IS_STREAMED ? PART_FRAGMENTS * 8 : 0);
+constexpr int CHUNK_FRAGMENTS = REACH_W * CHANNEL_STEPS * STEP_FRAGMENTS;
+constexpr int FRAGMENTS = CHANNEL_CHUNKS * CHUNK_FRAGMENTS;
+constexpr int STAGE_BYTES = STAGE_ELEMENTS * 2 + (IS_STREAMED ? CHUNK_FRAGMENTS * 8 : 0);
 constexpr int PLANE_BLOCKS = (BLOCKS_D + TILE_PLANES - 1) / TILE_PLANES;
 constexpr int TILES = IMAGES * PLANE_BLOCKS * ((BLOCKS_H + TILE_DOWN - 1) / TILE_DOWN) *
                       ((BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS);
@@ -46,30 +46,30 @@ FUNCTION Tile tile_of(int index) {
     return at;
 }
 
-FUNCTION bool gradient_place(Tile at, int row, int position, int plane, INDEX &start) {
+FUNCTION bool gradient_offset(Tile at, int row, int position, int plane, INDEX &start) {
     int o = at.d + LEAST_D + plane, p = STEP_H * at.h + LEAST_H + row, q = STEP_W * at.w + LEAST_W + position;
     start = (INDEX)at.n * Y_N + (INDEX)o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W;
     return (u32)o < OUT_O && (u32)p < OUT_P && (u32)q < OUT_Q;
 }
 
-FUNCTION int stage_place(int row, int position) {
+FUNCTION int stage_offset(int row, int position) {
     return ((row * STEP_W + position % STEP_W) * SEQUENCE + position / STEP_W) * PITCH;
 }
 
 FUNCTION void fetch(u8 *memory, const u16 *dy, const u8 *packed, Tile at, int step) {
     u16 *stage = (u16 *)memory;
 #if IS_STREAMED
-    const u8 *fragments = packed + (i64)(step % CHANNEL_PARTS) * (PART_FRAGMENTS * 8);
-    for (int i = threadIdx.x; i < PART_FRAGMENTS / 2; i += BLOCK_THREADS)
+    const u8 *fragments = packed + (i64)(step % CHANNEL_CHUNKS) * (CHUNK_FRAGMENTS * 8);
+    for (int i = threadIdx.x; i < CHUNK_FRAGMENTS / 2; i += BLOCK_THREADS)
         cp_async16(memory + STAGE_ELEMENTS * 2 + i * 16, fragments + i * 16, true);
 #endif
-    const int plane = step / CHANNEL_PARTS, first = step % CHANNEL_PARTS * (CHUNKS * 8);
+    const int plane = step / CHANNEL_CHUNKS, first = step % CHANNEL_CHUNKS * (CHUNKS * 8);
 #if Y_VECTOR == 8
-    constexpr int at_once = BLOCK_THREADS / CHUNKS;  // positions, one at least; a thread keeps its piece
+    constexpr int at_once = BLOCK_THREADS / CHUNKS;  // positions, one at least; a thread has the same channels in all
     const int mine = threadIdx.x / CHUNKS, part = threadIdx.x % CHUNKS * 8, k = first + part;
     const int p = STEP_H * at.h + LEAST_H, q = STEP_W * at.w + LEAST_W;
     INDEX start;
-    gradient_place(at, 0, 0, plane, start);
+    gradient_offset(at, 0, 0, plane, start);
     const bool is_here = (u32)(at.d + LEAST_D + plane) < OUT_O && k < FILTERS;
     const u16 *from = dy + start + k;
     if (mine >= at_once) return;
@@ -78,13 +78,13 @@ FUNCTION void fetch(u8 *memory, const u16 *dy, const u8 *packed, Tile at, int st
         const int row = i / POSITIONS, position = i % POSITIONS;
         const bool is_inside = is_here && (u32)(p + row) < OUT_P && (u32)(q + position) < OUT_Q;
         const INDEX away = (INDEX)row * Y_H + (INDEX)position * Y_W;
-        const int place = STEP_W == 1 ? i * PITCH : stage_place(row, position);
-        cp_async16(stage + place + part, from + away, is_inside);
+        const int offset = STEP_W == 1 ? i * PITCH : stage_offset(row, position);
+        cp_async16(stage + offset + part, from + away, is_inside);
     }
 #else
 #pragma unroll 4
     for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS * 8; i += BLOCK_THREADS) {
-#if Y_PLANES
+#if Y_IS_PLANAR
         int position = i % POSITIONS, part = i / POSITIONS % (CHUNKS * 8);
 #else
         int part = i % (CHUNKS * 8), position = i / (CHUNKS * 8) % POSITIONS;
@@ -92,8 +92,8 @@ FUNCTION void fetch(u8 *memory, const u16 *dy, const u8 *packed, Tile at, int st
         int row = i / (CHUNKS * 8 * POSITIONS), k = first + part;
         INDEX start;
         u16 value = 0;
-        if (gradient_place(at, row, position, plane, start) && k < FILTERS) value = dy[start + (INDEX)k * Y_C];
-        stage[stage_place(row, position) + part] = value;
+        if (gradient_offset(at, row, position, plane, start) && k < FILTERS) value = dy[start + (INDEX)k * Y_C];
+        stage[stage_offset(row, position) + part] = value;
     }
 #endif
 }
@@ -104,7 +104,8 @@ FUNCTION int tap_of(int e, int i, int lead, int least, int stride, int taps) {
     return tap >= 0 && tap < taps ? tap : -1;
 }
 
-// What a lane holds of the filter for 16 channels and 8 columns: [part][w][channel step][d][h][column tile][lane].
+// The fragment of the filter of a lane, for 16 channels and 8 columns: [chunk][w][channel step][d][h][column
+// tile][lane].
 FUNCTION uint2 filter_fragment(const u16 *w, int i) {
     const int owner = i % 32;
     int rest = i / 32;
@@ -134,7 +135,7 @@ FUNCTION uint2 filter_fragment(const u16 *w, int i) {
     return make_uint2(half[0] | half[1] << 16, half[2] | half[3] << 16);
 }
 
-struct Lane { int warp_across, warp_down, warp_deep, g, t, lane; };
+struct Lane { int warp_across, warp_down, split_k_warp, g, t, lane; };
 typedef f32 Sums[TILE_PLANES][TILE_ROWS][COLUMN_TILES][4];
 
 // Adds what plane `plane` of the staged ones contributes to the planes of sums that meet it.
@@ -142,14 +143,14 @@ template <int plane>
 FUNCTION void add_plane(Sums &sums, const u16 *stage, const uint2 *filter, Lane at) {
     constexpr int first = plane - (TILE_PLANES - 1) > 0 ? plane - (TILE_PLANES - 1) : 0;  // positions i along d
     constexpr int last = plane < REACH_D - 1 ? plane : REACH_D - 1;
-    const uint2 *fragment = filter + at.warp_deep * STEP_FRAGMENTS + at.lane;
+    const uint2 *fragment = filter + at.split_k_warp * STEP_FRAGMENTS + at.lane;
 #pragma unroll 1
     for (int i_w = 0; i_w < REACH_W; i_w++) {
-        const u16 *from = stage + stage_place(at.warp_down * (STEP_H * TILE_ROWS), i_w) +
+        const u16 *from = stage + stage_offset(at.warp_down * (STEP_H * TILE_ROWS), i_w) +
                           (at.warp_across * 16 + at.lane / 8 % 2 * 8 + at.lane % 8) * PITCH + at.lane / 16 * 8 +
-                          at.warp_deep * 16;
+                          at.split_k_warp * 16;
 #pragma unroll UNROLL_STEPS
-        for (int k = 0; k < CHANNEL_STEPS; k += WARPS_DEEP) {
+        for (int k = 0; k < CHANNEL_STEPS; k += SPLIT_K_WARPS) {
             u32 b[last - first + 1][REACH_H][COLUMN_TILES][2];
 #pragma unroll
             for (int i = 0; i < (last - first + 1) * REACH_H * COLUMN_TILES; i++) {
@@ -157,7 +158,7 @@ FUNCTION void add_plane(Sums &sums, const u16 *stage, const uint2 *filter, Lane 
                 u32(&to)[2] = b[i / (REACH_H * COLUMN_TILES)][i / COLUMN_TILES % REACH_H][i % COLUMN_TILES];
                 to[0] = both.x, to[1] = both.y;
             }
-            fragment += WARPS_DEEP * STEP_FRAGMENTS;
+            fragment += SPLIT_K_WARPS * STEP_FRAGMENTS;
 #pragma unroll
             for (int row = 0; row < STEP_H * (TILE_ROWS - 1) + REACH_H; row++) {
                 u32 a[4];
@@ -175,7 +176,7 @@ FUNCTION void add_plane(Sums &sums, const u16 *stage, const uint2 *filter, Lane 
     }
 }
 
-// The same for a plane that is not known to the compiler.
+// The same for a plane that is known at run time only.
 template <int plane>
 FUNCTION void add(Sums &sums, const u16 *stage, const uint2 *filter, Lane at, int wanted) {
     if (plane == wanted) {
@@ -187,29 +188,34 @@ FUNCTION void add(Sums &sums, const u16 *stage, const uint2 *filter, Lane at, in
 
 #if IS_PACKED
 // The fragments of the filter, once for all blocks.
-KERNEL(256) void stem_data_pack(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POINTERS, u8 *workspace,
-                                f64 alpha, f64 beta) {
+KERNEL(256)
+void few_channels_dgrad_pack(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EPILOGUE_PARAMETERS, u8 *workspace,
+                             f64 alpha, f64 beta) {
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
     if (i < FRAGMENTS) ((uint2 *)workspace)[i] = filter_fragment(w, i);
 }
 #endif
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POINTERS, u8 *workspace, f64 alpha64,
-               f64 beta64) {
+void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EPILOGUE_PARAMETERS, u8 *workspace,
+                        f64 alpha64, f64 beta64) {
     extern __shared__ uint4 memory[];
     u8 *stages = (u8 *)memory;
     uint2 *filter = (uint2 *)(stages + STAGES * STAGE_BYTES);  // as filter_fragment says
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Lane me = {warp % WARPS_ACROSS, warp / WARPS_ACROSS % WARPS_DOWN, warp / (WARPS_ACROSS * WARPS_DOWN), lane / 4,
-                     lane % 4, lane};
+    const Lane me = {warp % WARPS_ACROSS,
+                     warp / WARPS_ACROSS % WARPS_DOWN,
+                     warp / (WARPS_ACROSS * WARPS_DOWN),
+                     lane / 4,
+                     lane % 4,
+                     lane};
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     const bool has_words = X_PAIRS && beta == 0.0f;
 
-    int work = 0, buffer = 0;
-    const int amount =
+    int work_item = 0, buffer = 0;
+    const int work_count =
         ((int)blockIdx.x < TILES ? (TILES - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0) * STEPS;
-    if (STAGES == 2 && amount > 0) {
+    if (STAGES == 2 && work_count > 0) {
         fetch(stages, dy, workspace, tile_of(blockIdx.x), 0);
         cp_async_commit();
     }
@@ -223,8 +229,8 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
     for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) filter[i] = filter_fragment(w, i);
 #endif
 
-    // where a lane's columns go, relative to the first output of b; columns beyond the last have no channel
-    int place_d[COLUMN_TILES][2], place_h[COLUMN_TILES][2], place_w[COLUMN_TILES][2], channel[COLUMN_TILES][2];
+    // where a lane's columns are stored, relative to the first output of b; columns behind the last have no channel
+    int result_d[COLUMN_TILES][2], result_h[COLUMN_TILES][2], result_w[COLUMN_TILES][2], channel[COLUMN_TILES][2];
     INDEX relative[COLUMN_TILES][2];
 #pragma unroll
     for (int j = 0; j < COLUMN_TILES; j++)
@@ -232,56 +238,57 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
         for (int e = 0; e < 2; e++) {
             int column = j * 8 + 2 * me.t + e;
             channel[j][e] = column < COLUMNS ? column % CHANNELS : -1;
-            place_w[j][e] = column / CHANNELS % UNIT_W;
-            place_h[j][e] = column / (CHANNELS * UNIT_W) % UNIT_H;
-            place_d[j][e] = column / (CHANNELS * UNIT_W * UNIT_H);
-            relative[j][e] = (INDEX)place_d[j][e] * X_D + (INDEX)place_h[j][e] * X_H + (INDEX)place_w[j][e] * X_W +
+            result_w[j][e] = column / CHANNELS % UNIT_W;
+            result_h[j][e] = column / (CHANNELS * UNIT_W) % UNIT_H;
+            result_d[j][e] = column / (CHANNELS * UNIT_W * UNIT_H);
+            relative[j][e] = (INDEX)result_d[j][e] * X_D + (INDEX)result_h[j][e] * X_H + (INDEX)result_w[j][e] * X_W +
                              (INDEX)channel[j][e] * X_C;
         }
 
     Sums sums = {};
 #pragma unroll 1
-    for (; work < amount; work++) {
-        const Tile at = tile_of(blockIdx.x + work / STEPS * gridDim.x);
-        const int step = work % STEPS, next = work + STAGES - 1;
-        if (next < amount) {
+    for (; work_item < work_count; work_item++) {
+        const Tile at = tile_of(blockIdx.x + work_item / STEPS * gridDim.x);
+        const int step = work_item % STEPS, next = work_item + STAGES - 1;
+        if (next < work_count) {
             fetch(stages + (STAGES == 2 ? buffer ^ 1 : 0) * STAGE_BYTES, dy, workspace,
                   tile_of(blockIdx.x + next / STEPS * gridDim.x), next % STEPS);
             cp_async_commit();
         }
-        if (STAGES == 2 && next < amount)
+        if (STAGES == 2 && next < work_count)
             cp_async_wait<1>();
         else
             cp_async_wait<0>();
         __syncthreads();
         const u8 *stage = stages + buffer * STAGE_BYTES;
         const uint2 *fragments = IS_STREAMED ? (const uint2 *)(stage + STAGE_ELEMENTS * 2)
-                                             : filter + step % CHANNEL_PARTS * PART_FRAGMENTS;
-        add<0>(sums, (const u16 *)stage, fragments, me, step / CHANNEL_PARTS);
+                                             : filter + step % CHANNEL_CHUNKS * CHUNK_FRAGMENTS;
+        add<0>(sums, (const u16 *)stage, fragments, me, step / CHANNEL_CHUNKS);
         __syncthreads();
-        f32 *handed = (f32 *)(stages + buffer * STAGE_BYTES);  // [warp][sum][lane], until the stage is filled again
+        f32 *exchanged = (f32 *)(stages + buffer * STAGE_BYTES);  // [warp][sum][lane], until the stage is filled again
         if (STAGES == 2) buffer ^= 1;
         if (step < STEPS - 1) continue;
-        if (WARPS_DEEP > 1) {
+        if (SPLIT_K_WARPS > 1) {
             constexpr int many = TILE_PLANES * TILE_ROWS * COLUMN_TILES * 4, tiles = WARPS_ACROSS * WARPS_DOWN;
             f32(&flat)[many] = *(f32(*)[many])sums;
-            f32 *place = handed + warp % tiles * (many * 32) + lane;
-            if (me.warp_deep > 0) {
+            f32 *offset = exchanged + warp % tiles * (many * 32) + lane;
+            if (me.split_k_warp > 0) {
 #pragma unroll
-                for (int i = 0; i < many; i++) place[((me.warp_deep - 1) * tiles * many + i) * 32] = flat[i];
+                for (int i = 0; i < many; i++) offset[((me.split_k_warp - 1) * tiles * many + i) * 32] = flat[i];
             }
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < many; i++) {
-                if (me.warp_deep == 0) {
+                if (me.split_k_warp == 0) {
 #pragma unroll
-                    for (int other = 0; other < WARPS_DEEP - 1; other++) flat[i] += place[(other * tiles * many + i) * 32];
+                    for (int other = 0; other < SPLIT_K_WARPS - 1; other++)
+                        flat[i] += offset[(other * tiles * many + i) * 32];
                 } else {
                     flat[i] = 0.0f;
                 }
             }
             __syncthreads();
-            if (me.warp_deep > 0) continue;
+            if (me.split_k_warp > 0) continue;
         }
 #pragma unroll
         for (int b_d = 0; b_d < TILE_PLANES; b_d++)
@@ -293,17 +300,18 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
                     const int h0 = UNIT_H * (at.h + me.warp_down * TILE_ROWS + row) - DELTA_H;
                     const int w0 = UNIT_W * (at.w + me.warp_across * 16 + half * 8 + me.g) - DELTA_W;
                     const INDEX start = (INDEX)at.n * X_N + (INDEX)d0 * X_D + (INDEX)h0 * X_H + (INDEX)w0 * X_W;
-                    const bool is_whole = d0 >= 0 && d0 + UNIT_D <= DEPTH && h0 >= 0 && h0 + UNIT_H <= HEIGHT && w0 >= 0 &&
-                                          w0 + UNIT_W <= WIDTH;
-                    if (is_whole && has_words) {  // most of an image: nothing to ask for each column
+                    const bool is_whole = d0 >= 0 && d0 + UNIT_D <= DEPTH && h0 >= 0 && h0 + UNIT_H <= HEIGHT &&
+                                          w0 >= 0 && w0 + UNIT_W <= WIDTH;
+                    if (is_whole && has_words) {  // most of an image: no column needs a test
 #pragma unroll
                         for (int j = 0; j < COLUMN_TILES; j++) {
                             if (COLUMNS % 8 && channel[j][0] < 0) continue;
                             f32 value[2];
 #pragma unroll
                             for (int e = 0; e < 2; e++)
-                                value[e] = alpha * FINISH(sums[b_d][row][j][2 * half + e], at.n, channel[j][e],
-                                                          d0 + place_d[j][e], h0 + place_h[j][e], w0 + place_w[j][e]);
+                                value[e] =
+                                    alpha * FINISH(sums[b_d][row][j][2 * half + e], at.n, channel[j][e],
+                                                   d0 + result_d[j][e], h0 + result_h[j][e], w0 + result_w[j][e]);
                             store4(dx + start + relative[j][0], PACK(value[0], value[1]));
                         }
                         continue;
@@ -314,7 +322,7 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
                         bool is_inside[2];
 #pragma unroll
                         for (int e = 0; e < 2; e++) {
-                            const int d = d0 + place_d[j][e], h = h0 + place_h[j][e], column = w0 + place_w[j][e];
+                            const int d = d0 + result_d[j][e], h = h0 + result_h[j][e], column = w0 + result_w[j][e];
                             is_inside[e] = is_whole || ((u32)d < DEPTH && (u32)h < HEIGHT && (u32)column < WIDTH);
                             if (COLUMNS % 8) is_inside[e] = is_inside[e] && channel[j][e] >= 0;
                             value[e] = 0.0f;
@@ -337,6 +345,7 @@ void stem_data(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EXTRA_POIN
                 }
 #pragma unroll
         for (int i = 0; i < TILE_PLANES * TILE_ROWS * COLUMN_TILES * 4; i++)
-            sums[i / (TILE_ROWS * COLUMN_TILES * 4)][i / (COLUMN_TILES * 4) % TILE_ROWS][i / 4 % COLUMN_TILES][i % 4] = 0.0f;
+            sums[i / (TILE_ROWS * COLUMN_TILES * 4)][i / (COLUMN_TILES * 4) % TILE_ROWS][i / 4 % COLUMN_TILES][i % 4] =
+                0.0f;
     }
 }

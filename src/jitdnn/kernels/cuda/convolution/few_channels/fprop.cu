@@ -1,11 +1,17 @@
-// Forward: y = w * x for few input channels. See algorithm.py.
+// fprop with few input channels: y = w * x.
 //
-// A block takes one strip after the other, staging the next while it computes. The A operand of an mma is 16 outputs x 8
-// words of their runs, read straight from the staged rows; B is the filter, kept in shared memory in the order in which
-// lanes want it. The columns of B are dealt so that a lane's sums are neighbouring channels: wide stores, no exchange.
+// A block takes one strip after the other (common.cuh), and stages the next while it computes. The A operand of an
+// mma is 16 outputs x 8 words of their runs, read from the staged rows as they are; B is the filter, kept in shared
+// memory in the order of fragments. The columns of B are ordered so that a lane's sums are neighbouring channels,
+// which it stores at once.
+//
+// Macros: BLOCK_THREADS, RESIDENT (blocks of a multiprocessor), STAGES, STEPS (of 8 words), TILE_M and TILE_N (mma
+// tiles of a warp: of 16 outputs, of 8 channels), COLUMN_GROUPS (of warps with other channels), CHANNEL_BLOCKS
+// (thread blocks that share the channels: gridDim.y), IS_PACKED (the fragments of the filter are made once by a
+// kernel of their own).
 
 constexpr int WARPS = BLOCK_THREADS / 32;
-constexpr int SLOT_WARPS = WARPS / (COLUMN_GROUPS * PHASES);  // warps that share the outputs of a phase
+constexpr int OUTPUT_WARPS = WARPS / (COLUMN_GROUPS * PHASES);  // warps that share the outputs of a phase
 constexpr int TILE = 16 * TILE_M;                             // outputs of a warp at a time
 constexpr int BLOCK_COLUMNS = COLUMN_GROUPS * TILE_N * 8;     // output channels of a block
 constexpr int FRAGMENTS = PHASES * STEPS * BLOCK_COLUMNS * 2;  // of a block, 16 bytes each
@@ -18,7 +24,7 @@ FUNCTION int column_channel(int j, int n) {
     return j < full ? j / 4 * 32 + n / 2 * 8 + j % 4 * 2 + n % 2 : full * 8 + n / 2 * 4 + (j - full) * 2 + n % 2;
 }
 
-// What a lane holds of the filter for 8 words and two tiles of output channels.
+// The fragment of the filter of a lane, for 8 words and two tiles of output channels.
 FUNCTION uint4 filter_fragment(const u16 *w, int first_channel, int i) {
     constexpr int pairs = COLUMN_GROUPS * TILE_N / 2;
     const int owner = i % 32, pair = i / 32 % pairs, step = i / (32 * pairs), tile = pair * 2 % TILE_N;
@@ -41,29 +47,30 @@ FUNCTION uint4 filter_fragment(const u16 *w, int first_channel, int i) {
 }
 
 #if IS_PACKED
-// The fragments of all blocks, for many blocks or large filters: [share of the channels][fragment].
-KERNEL(256) void stem_forward_pack(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POINTERS, u8 *workspace,
-                                   f64 alpha, f64 beta) {
+// The fragments of the filter, once for all blocks: [block of channels][fragment].
+KERNEL(256)
+void few_channels_fprop_pack(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EPILOGUE_PARAMETERS, u8 *workspace,
+                             f64 alpha, f64 beta) {
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
-    if (i < SHARES * FRAGMENTS)
+    if (i < CHANNEL_BLOCKS * FRAGMENTS)
         ((uint4 *)workspace)[i] = filter_fragment(w, i / FRAGMENTS * BLOCK_COLUMNS, i % FRAGMENTS);
 }
 #endif
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POINTERS, u8 *workspace, f64 alpha64,
-                  f64 beta64) {
+void few_channels_fprop(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EPILOGUE_PARAMETERS, u8 *workspace,
+                        f64 alpha64, f64 beta64) {
     extern __shared__ uint4 memory[];
     u32 *stages = (u32 *)memory;
     uint4 *filter = memory + STAGES * STAGE_WORDS / 4;             // [phase][step][column group][pair of tiles][lane]
-    u32 *places = (u32 *)(filter + FRAGMENTS);  // [phase][step][8]
+    u32 *word_offsets = (u32 *)(filter + FRAGMENTS);  // [phase][step][8]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int column_group = warp % COLUMN_GROUPS, phase = warp / COLUMN_GROUPS % PHASES;
-    const int slot_warp = warp / (COLUMN_GROUPS * PHASES), first_channel = (int)blockIdx.y * BLOCK_COLUMNS;
+    const int output_warp = warp / (COLUMN_GROUPS * PHASES), first_channel = (int)blockIdx.y * BLOCK_COLUMNS;
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
 
     const uint4 *my_filter = filter + (phase * STEPS * COLUMN_GROUPS + column_group) * (TILE_N / 2 * 32) + lane;
-    const u32 *my_places = places + phase * STEPS * 8 + t;
+    const u32 *my_offsets = word_offsets + phase * STEPS * 8 + t;
     int index = blockIdx.x, buffer = 0;
     if (STAGES == 2 && index < STRIPS) {
         fetch_rows(stages, x, strip_of(index));
@@ -79,7 +86,7 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
 #endif
 #pragma unroll 1
     for (int i = threadIdx.x; i < PHASES * STEPS * 8; i += BLOCK_THREADS)
-        places[i] = word_place(i % (STEPS * 8), phase_lead(i / (STEPS * 8)));
+        word_offsets[i] = word_offset(i % (STEPS * 8), phase_lead(i / (STEPS * 8)));
 
     for (; index < STRIPS; index += gridDim.x) {
         const Strip at = strip_of(index);
@@ -97,25 +104,25 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
             cp_async_wait<0>();
         }
         __syncthreads();
-        rows_have_come(stages + buffer * STAGE_WORDS, x, at);
+        finish_rows(stages + buffer * STAGE_WORDS, x, at);
         const u32 *stage = stages + buffer * STAGE_WORDS;
 #pragma unroll 1
-        for (int first = slot_warp * TILE; first < SLOTS; first += SLOT_WARPS * TILE) {
+        for (int first = output_warp * TILE; first < PHASE_OUTPUTS; first += OUTPUT_WARPS * TILE) {
             int base[TILE_M][2];
 #pragma unroll
             for (int i = 0; i < TILE_M; i++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    int slot = first + i * 16 + h * 8 + g;
-                    base[i][h] = slot_word(slot < SLOTS ? slot : 0, phase);
+                    int phase_output = first + i * 16 + h * 8 + g;
+                    base[i][h] = output_word(phase_output < PHASE_OUTPUTS ? phase_output : 0, phase);
                 }
             f32 sums[TILE_M][TILE_N][4] = {};
-            u32 next_low = my_places[0], next_high = my_places[4];
+            u32 next_low = my_offsets[0], next_high = my_offsets[4];
 #pragma unroll UNROLL_STEPS
             for (int step = 0; step < STEPS; step++) {
                 const u32 low = next_low, high = next_high;
-                if (step + 1 < STEPS) next_low = my_places[step * 8 + 8], next_high = my_places[step * 8 + 12];
-                const u32 low_mask = place_mask(low), high_mask = place_mask(high);
+                if (step + 1 < STEPS) next_low = my_offsets[step * 8 + 8], next_high = my_offsets[step * 8 + 12];
+                const u32 low_mask = half_mask(low), high_mask = half_mask(high);
                 const int low_at = (int)(low & 0x3fffffffu), high_at = (int)(high & 0x3fffffffu);
                 u32 a[TILE_M][4];
 #pragma unroll
@@ -141,9 +148,10 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
             for (int i = 0; i < TILE_M; i++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    const int slot = first + i * 16 + h * 8 + g;
-                    const int p = at.p + slot / PHASE_COLUMNS, q = at.q + slot % PHASE_COLUMNS * PHASES + phase;
-                    if (slot >= SLOTS || p >= OUT_P || q >= OUT_Q) continue;
+                    const int phase_output = first + i * 16 + h * 8 + g;
+                    const int p = at.p + phase_output / PHASE_COLUMNS,
+                              q = at.q + phase_output % PHASE_COLUMNS * PHASES + phase;
+                    if (phase_output >= PHASE_OUTPUTS || p >= OUT_P || q >= OUT_Q) continue;
                     const INDEX to = (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W;
                     const int channel = first_channel + column_group * (TILE_N * 8);
 #pragma unroll
@@ -152,14 +160,14 @@ void stem_forward(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EXTRA_POI
 #pragma unroll
                         for (int e = 0; e < 8; e++) mine[e] = sums[i][j + e / 2][2 * h + e % 2];
                         store_channels<8, is_full>(y, to, channel + j * 8 + t * 8, FILTERS, mine, alpha,
-                                                   beta PLACE_ARGUMENTS);
+                                                   beta COORDINATE_ARGUMENTS);
                     }
                     if (TILE_N % 4) {
                         f32 mine[4];
 #pragma unroll
                         for (int e = 0; e < 4; e++) mine[e] = sums[i][TILE_N - 2 + e / 2][2 * h + e % 2];
                         store_channels<4, is_full>(y, to, channel + (TILE_N - 2) * 8 + t * 4, FILTERS, mine, alpha,
-                                                   beta PLACE_ARGUMENTS);
+                                                   beta COORDINATE_ARGUMENTS);
                     }
                 }
         }

@@ -1,41 +1,40 @@
-"""Tiles, groups of warps and strips of the stem kernels: every sensible choice priced in clocks of a multiprocessor.
-
-A multiprocessor reads 32 words of shared memory a clock, starts an m16n8k16 product every 1.6 clocks, and moves
-`bandwidth / multiprocessors` bytes of device memory a clock. What it computes while it waits for memory is free.
-"""
+"""Frozen sizes of the kernels with few channels: staged rows of x (fprop, wgrad), tilings (dgrad), and the plan."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from jitdnn.devices.gpu import GpuDevice, Launch
-from jitdnn.kernels.cuda.convolution.few_channels.geometry import Rows, Shape, alignments_of, elementwise
-from jitdnn.problems.convolution import Convolution
+from jitdnn.devices.gpu import Launch
+from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis
+from jitdnn.kernels.cuda.convolution.half_precision.shape import (
+    Defines,
+    Shape,
+    alignments_of,
+    power_of_two,
+    strides_of,
+    unaligned,
+)
 
-CLOCK = 1.755e9  # Hz
-_MMA = 1.6
-_BLOCK_OVERHEAD = 1 << 10  # bytes of shared memory that the system takes of every block
-_BARRIER = 300.0  # clocks in which a block waits for its slowest warp and the first words of a strip
-_LATENCY = 900.0  # clocks until the first bytes of a strip come
-_LAUNCH = 4000.0  # clocks that one more launch takes
-CACHE_BYTES = 40.0  # that a multiprocessor gets of the second-level cache in a clock
+_BANKS = 32
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice: its macros, its launch and those around it, bytes of workspace, and its price."""
+    """Macros, `threads` and `shared` bytes of a thread block, the grid, and the expected time in seconds.
+
+    `workspace`: bytes. `pack`: the launch that makes the fragments of the filter first; `reduction`: the one that adds
+    partial sums behind.
+    """
 
     defines: tuple[tuple[str, object], ...]
     threads: int
-    groups: tuple[int, int]
+    grid: tuple[int, int]
     shared: int
     seconds: float
     workspace: int = 0
-    before: Launch | None = None
-    after: Launch | None = None
+    pack: Launch | None = None
+    reduction: Launch | None = None
 
     @property
     def alignments(self) -> tuple[int, int, int]:
@@ -43,260 +42,216 @@ class Plan:
         return alignments_of(dict(self.defines))
 
     @property
-    def elementwise(self) -> Plan:
+    def unaligned(self) -> Plan:
         """The same for operands at any address."""
-        return replace(self, defines=elementwise(self.defines))
+        return replace(self, defines=unaligned(self.defines))
 
 
-def forward_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
-    """The cheapest plan of a forward convolution; None if the filter leaves no room for rows."""
-    return _best(problem, facts_of(device), forward_plans)
+@dataclass(frozen=True)
+class Rows:
+    """The staged rows of x of a strip of `down` x `across` outputs; see common.cuh."""
 
+    shape: Shape
+    down: int
+    across: int
 
-def filter_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
-    """The cheapest plan of the filter's gradient; None if it does not fit into shared memory."""
-    return _best(problem, facts_of(device), filter_plans)
+    @property
+    def channels(self) -> int:
+        return self.shape.problem.w.shape[1]
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether a row of x is contiguous: its pixels, and the channels of each."""
+        _, c, _, _, w = strides_of(self.shape.problem.x)
+        return (self.channels == 1 or c == 1) and (w == self.channels or self.shape.spatial[2] == 1)
 
-Facts = tuple[
-    int, int, float
-]  # multiprocessors, bytes of shared memory of a block, bytes a clock of a multiprocessor
+    @property
+    def x_bytes(self) -> int:
+        """Bytes of a copy: 16, 8, 4, or 2 for one element at a time."""
+        n, c, d, h, w = strides_of(self.shape.problem.x)
+        width = self.shape.spatial[2]
+        if self.is_dense:
+            return max(2, 2 * power_of_two((n, d, h, width * self.channels), 8))
+        if self.channels > 1 and w == 1 and power_of_two((n, c, d, h, width), 8) == 8:
+            return 16
+        return 2
 
+    @property
+    def is_planar(self) -> bool:
+        """Whether neighbours in memory are columns and not channels."""
+        _, c, _, _, w = strides_of(self.shape.problem.x)
+        return self.channels > 1 and c != 1 and abs(w) < abs(c)
 
-def facts_of(device: GpuDevice) -> Facts:
-    """What plans depend on."""
-    return device.multiprocessors, device.shared_bytes, device.bandwidth / CLOCK / device.multiprocessors
+    @property
+    def phases(self) -> int:
+        """2 where the runs of neighbouring outputs begin an odd number of elements apart."""
+        return 1 + self.shape.stride[2] * self.channels % 2
 
+    @property
+    def shift(self) -> int:
+        """Elements of a staged row before its first column."""
+        if self.is_planar:
+            return -self.shape.before[2] % 8 * self.channels
+        return -self.shape.before[2] * self.channels % 8
 
-@lru_cache(512)
-def _best(problem: Convolution, facts: Facts, plans: object) -> Plan | None:
-    return min(plans(problem, facts), key=lambda plan: plan.seconds, default=None)  # type: ignore[operator]
+    @property
+    def run_words(self) -> int:
+        """Words that a run of a filter row covers."""
+        run = self.shape.taps[2] * self.channels
+        lead = 1 if self.phases == 2 else self.shift % 2
+        return (run + lead + 1) // 2
 
+    @property
+    def words(self) -> int:
+        """Words of all runs of an output."""
+        return self.shape.taps[0] * self.shape.taps[1] * self.run_words
 
-def _strips(shape: Shape, whole: int = 2) -> Iterator[Rows]:
-    """Blocks of outputs worth a thought: rows, also filled up to a multiple of `whole`, or pieces of long ones."""
-    _, p, q = shape.out
-    even = -(-q // 2) * 2
-    widths = (
-        sorted({even, -(-q // whole) * whole})
-        if even <= 256
-        else [*(w for w in (64, 128, 192, 256, 512) if w < even), *([even] if even <= 600 else [])]
-    )
-    heights = sorted({min(p, h) for h in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)})
-    for across, down in itertools.product(widths, heights):
-        if down * across <= 4096 and (
-            down * across >= 64 or (down == p and across == even) or down == heights[-1]
-        ):
-            yield Rows(shape, down, across)
+    @property
+    def halo(self) -> int:
+        """Staged rows of one tap along d."""
+        shape = self.shape
+        return (self.down - 1) * shape.stride[1] + (shape.taps[1] - 1) * shape.dilation[1] + 1
 
+    @property
+    def rows(self) -> int:
+        return self.shape.taps[0] * self.halo
 
-def resident_blocks(shared: int, most: int, room: int) -> int:
-    """Blocks that a multiprocessor holds, 0 if one has no room."""
-    return min(most, (room + _BLOCK_OVERHEAD) // (shared + _BLOCK_OVERHEAD)) if shared <= room else 0
+    @property
+    def span(self) -> int:
+        """Columns of a staged row."""
+        return (self.across - 1) * self.shape.stride[2] + self.shape.taps[2]
 
-
-def total_clocks(
-    strips: int,
-    multiprocessors: int,
-    resident: int,
-    warps: int,
-    stages: int,
-    compute: float,
-    reads: float,
-    writes: float,
-) -> float:
-    """Clocks of all strips, dealt to blocks that stay: what each computes, reads and writes.
-
-    With two stages a block reads ahead while it computes; with one only its neighbours use the time.
-    """
-    blocks = multiprocessors * resident
-    turns = -(-strips // blocks) * resident if strips > blocks else -(-strips // multiprocessors)
-    present = warps * min(resident, -(-strips // multiprocessors))
-    compute *= 1.0 if present >= 16 else 1.12 if present >= 12 else 1.25 if present >= 8 else 2.0
-    memory = reads + writes
-    alone = max(compute, memory) + 0.15 * min(compute, memory) + _BARRIER / resident
-    if stages == 1:
-        alone = max(alone, (compute + reads + writes / 2 + _LATENCY) / resident, 1.15 * max(compute, memory))
-    return turns * alone
-
-
-def _tile_ns(filters: int, phases: int, warps: int) -> Iterator[tuple[int, int, int]]:
-    """Column tiles of a warp, column groups of a block, blocks that share the channels."""
-    tiles = -(-filters // 8)
-    for groups in (1, 2, 4, 8):
-        if warps % (groups * phases):
-            continue
-        least = -(-tiles // (8 * groups))
-        for shares in (least, 2 * least, 4 * least, 8 * least):
-            n = -(-tiles // (groups * shares))
-            n += n % 2
-            if n * groups * (shares - 1) < tiles:  # else fewer would do
-                yield n, groups, shares
-
-
-def together(reads: float, products: float, instructions: float) -> float:
-    """Clocks of what goes on side by side, none of it quite hidden behind the longest."""
-    longest = max(reads, products, instructions)
-    return 0.8 * longest + 0.2 * (reads + products + instructions)
-
-
-def filter_setup(
-    fragments: int, size: int, threads: int, resident: int, at_once: int, instructions: int
-) -> tuple[float, bool]:
-    """Clocks until a block has its fragments of the filter, and whether a launch of its own should arrange them.
-
-    `fragments` of `size` bytes each are gathered element by element by the block's threads, `at_once` a thread: few of
-    them by every block on the way, many once for all blocks, which then copy them.
-    """
-    turns = -(-fragments // (threads * at_once))
-    gathered = turns * _LATENCY + fragments / 32 * instructions / 4 * resident
-    copied = _LAUNCH + _LATENCY + fragments * size * resident / CACHE_BYTES
-    return min(gathered, copied), copied < gathered
-
-
-def _forward_step(m: int, n: int) -> float:
-    """Clocks of a warp's m x n tiles for 8 words."""
-    return together(4 * m + 2 * n + 1, _MMA * m * n, (12 * m + 3 * n + m * n) / 4)
-
-
-def _filter_step(m: int, n: int, has_eights: bool = True) -> float:
-    """Clocks of a warp's m tiles of channels and n of words for 16 outputs; of which eight always are in one row?"""
-    instructions = ((30 if has_eights else 60) + 8 * n + 2 * m * n) / 4
-    # as measured: time grows with the sum of all three
-    return 0.57 * (4 * m + 4 * n + _MMA * 2 * m * n + instructions)
-
-
-def forward_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
-    """Every plan of a forward convolution."""
-    multiprocessors, room, rate = facts
-    shape = Shape(problem)
-    for rows in _strips(shape):
-        steps = -(-rows.words // 8)
-        for warps, (n, groups, shares) in [(8, t) for t in _tile_ns(problem.k, rows.phases, 8)]:
-            filter_bytes = rows.phases * steps * (groups * n * 8 * 32 + 32)
-            slot_warps = warps // (groups * rows.phases)
-            for m, stages in itertools.product((1, 2, 3, 4), (2, 1)):
-                # sums take 4 registers a tile: with more than 16 only one block has room
-                if m * n > 32 or (m > 1 and slot_warps * 16 * (m - 1) >= rows.slots):
-                    continue
-                shared = stages * rows.bytes + filter_bytes
-                resident = resident_blocks(shared, 2 if m * n <= 16 else 1, room)
-                if not resident:
-                    continue
-                turns = -(-rows.slots // (slot_warps * 16 * m))
-                step = warps * _forward_step(m, n)
-                if m * n >= 24 and steps >= 16:  # long sums of much that is independent wait less
-                    step *= 0.87
-                compute = turns * (steps * step + warps * m * (60 + 10 * n) / 4) + rows.fetch_clocks()
-                outputs = rows.down * rows.across
-                writes = 2 * outputs * min(problem.k, n * groups * 8) / rate
-                reads = 0.7 * rows.bytes / rate
-                clocks = total_clocks(
-                    rows.strips * shares, multiprocessors, resident, warps, stages, compute, reads, writes
-                )
-                blocks = min(rows.strips, max(1, multiprocessors * resident // shares))
-                fragments = rows.phases * steps * groups * n * 16
-                together_on_one = min(resident, -(-blocks * shares // multiprocessors))
-                setup, is_packed = filter_setup(fragments, 16, warps * 32, together_on_one, 2, 160)
-                setup += 5 * m * n  # the last tiles, behind which nothing hides
-                pack = Launch("stem_forward_pack", -(-shares * fragments // 256), 256)
-                defines = shape.defines() | rows.defines() | {
-                    "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
-                    "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
-                    "RESULT_C": "Y_C", "SHARES": shares, "IS_PACKED": int(is_packed),
-                    "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 else 1,
-                }  # fmt: skip
-                yield Plan(
-                    tuple(defines.items()),
-                    warps * 32,
-                    (blocks, shares),
-                    shared,
-                    (clocks + setup) / CLOCK + 3.5e-6,
-                    workspace=16 * shares * fragments if is_packed else 0,
-                    before=pack if is_packed else None,
-                )
-
-
-def filter_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
-    """Every plan of the filter's gradient."""
-    multiprocessors, room, rate = facts
-    shape = Shape(problem)
-    is_wide = shape.y_vector == 8 and problem.k % 8 == 0
-    for rows, shares in itertools.product(_strips(shape, 16), _shares(problem.k)):
-        for tiling in _filter_tilings(-(-problem.k // (16 * shares)), rows.words, rows.phases):
-            m, words, channel_groups, word_groups, warps, most = tiling
-            channels = channel_groups * m * 16
-            if channels * (shares - 1) >= problem.k:
-                continue  # fewer shares would do
-            groups = channel_groups * word_groups * rows.phases
-            block_sums = groups * 8 * m * words * 32
-            outputs = rows.down * rows.across
-            stage = rows.bytes + (outputs + 1) * (channels // 8 | 1) * 16
-            slot_warps = warps // groups
-            turns = -(-rows.slots // (slot_warps * 16))
-            fetch = rows.fetch_clocks() + outputs * channels / 256 * (3 if is_wide else 64)
-            compute = turns * warps * _filter_step(m, words, rows.across % (8 * rows.phases) == 0) + fetch
-            reads = (2 * outputs * min(problem.k, channels) + 0.7 * rows.bytes) / rate
-            for stages in (2, 1):
-                shared = max(stages * stage, 4 * block_sums * (slot_warps // 2))
-                resident = resident_blocks(shared, most, room)
-                if not resident:
-                    continue
-                clocks = total_clocks(
-                    rows.strips * shares, multiprocessors, resident, warps, stages, compute, reads, 0.0
-                )
-                blocks = min(rows.strips, max(1, multiprocessors * resident // shares))
-                # within a block by halves; then parts are written, and read from the cache by the second launch
-                finish = 2.0 * block_sums / 32 * slot_warps * resident + 1000
-                finish += 2 * 4 * block_sums * shares * blocks / (rate * multiprocessors)
-                defines = shape.defines() | rows.defines() | {
-                    "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
-                    "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
-                    "Y_VECTOR": 8 if is_wide else 1, "PARTS": blocks, "SHARES": shares,
-                }  # fmt: skip
-                seconds = (clocks + finish) / CLOCK + 4.5e-6
-                second = Launch("stem_filter_sum", shares * block_sums // (32 * rows.phases), 256)
-                workspace = 4 * block_sums * shares * blocks
-                yield Plan(
-                    tuple(defines.items()),
-                    warps * 32,
-                    (blocks, shares),
-                    shared,
-                    seconds,
-                    workspace,
-                    after=second,
-                )
-
-
-def _shares(filters: int) -> list[int]:
-    """Blocks that may share the output channels."""
-    tiles = -(-filters // 16)
-    return [share for share in (1, 2, 3, 4, 6, 8, 16, 32, 64) if share <= tiles and tiles <= 12 * share]
-
-
-@lru_cache(256)
-def _filter_tilings(tiles: int, words: int, phases: int) -> tuple[tuple[int, int, int, int, int, int], ...]:
-    """(channel tiles and word tiles of a warp, groups of both, warps, blocks of a multiprocessor), the best few.
-
-    `tiles`: tiles of 16 output channels of a block.
-    """
-    found = []
-    for m, n, warps in itertools.product((1, 2, 3, 4), range(1, 9), (4, 8, 12, 16)):
-        m_groups, n_groups = -(-tiles // m), -(-words // (8 * n))
-        sums = 8 * m * n
-        if warps % (m_groups * n_groups * phases):
-            continue
-        threads_limit = 65536 // (warps * 32)
-        needed = sums + 4 * m + 2 * n + (64 if warps <= 8 else 84)
-        if needed > min(255, threads_limit):
-            continue
-        most = min(2, threads_limit // needed)
-        price = m_groups * n_groups * _filter_step(m, n)
-        found.append(
-            (
-                price * (1.0 if warps * most >= 16 else 1.1 if warps >= 8 else 1.5),
-                (m, n, m_groups, n_groups, warps, most),
-            )
+    @property
+    def row_words(self) -> int:
+        """Words of a staged row, with padding against bank conflicts of lanes that read two rows."""
+        if self.is_planar:
+            whole = -(-(self.shift // self.channels + self.span) // 8) * 8 * self.channels
+        else:
+            whole = -(-(self.shift + self.span * self.channels) // 8) * 8
+        least = -(-(whole // 2 + 2) // 4) * 4
+        column = self.phases * self.shape.stride[2] * self.channels // 2
+        return _fewest_conflicts(
+            least, column, self.run_words, self.words, self.shape.taps[1], self.halo, self.shape.dilation[1]
         )
-    found.sort()
-    return tuple(tiling for _, tiling in found[:4])
+
+    @property
+    def bytes(self) -> int:
+        return 4 * self.rows * self.row_words
+
+    @property
+    def strips(self) -> int:
+        o, p, q = self.shape.out
+        return self.shape.problem.n * o * -(-p // self.down) * -(-q // self.across)
+
+    @property
+    def phase_outputs(self) -> int:
+        """Outputs of a phase in a strip."""
+        return self.down * self.across // self.phases
+
+    def defines(self) -> Defines:
+        return {
+            "BLOCK_P": self.down, "BLOCK_Q": self.across, "HALO_H": self.halo, "ROW_WORDS": self.row_words,
+            "SHIFT": self.shift, "PHASES": self.phases, "RUN_WORDS": self.run_words, "X_BYTES": self.x_bytes,
+            "X_IS_PLANAR": int(self.is_planar), "X_IS_DENSE": int(self.is_dense), "STRIPS": self.strips,
+        }  # fmt: skip
+
+
+@lru_cache(4096)
+def _fewest_conflicts(
+    least: int, column: int, run_words: int, words: int, taps: int, halo: int, dilation: int
+) -> int:
+    """The row length from `least` words on with the fewest bank conflicts of a lane's reads."""
+
+    def conflicts(row: int) -> int:
+        total = 0
+        for first in range(0, min(words, 48), 4):
+            banks: dict[int, set[int]] = {}
+            for kk in range(first, min(first + 4, words)):
+                run, word = divmod(kk, run_words)
+                position = (run // taps * halo + run % taps * dilation) * row + word
+                for g in range(8):
+                    banks.setdefault((position + g * column) % _BANKS, set()).add(position + g * column)
+            total += max(map(len, banks.values()))
+        return total
+
+    return min(range(least, least + _BANKS, 4), key=lambda row: (conflicts(row), row))
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """What a warp computes and a thread block stages in dgrad; see dgrad.cu.
+
+    A warp has `planes` x `rows` rows of 16 blocks b, with `columns` results each; a thread block has `down` x `across`
+    such warps, and `split_k_warps` that share the channels of each. `steps` times 16 channels are staged at a time.
+    """
+
+    axes: tuple[Axis, Axis, Axis]
+    columns: int
+    planes: int
+    rows: int
+    down: int
+    across: int
+    split_k_warps: int
+    steps: int
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 8 columns."""
+        return -(-self.columns // 8)
+
+    @property
+    def warps(self) -> int:
+        return self.down * self.across * self.split_k_warps
+
+    @property
+    def registers(self) -> int:
+        d, h, _ = self.axes
+        fragments = 2 * min(self.planes, d.reach) * h.reach * self.tiles
+        return 4 * self.planes * self.rows * self.tiles + fragments + 56 + 4 * self.tiles
+
+    @property
+    def staged_planes(self) -> int:
+        return self.planes + self.axes[0].reach - 1
+
+    @property
+    def staged_rows(self) -> int:
+        h = self.axes[1]
+        return h.step * (self.rows * self.down - 1) + h.reach
+
+    @property
+    def positions(self) -> int:
+        w = self.axes[2]
+        return w.step * (16 * self.across - 1) + w.reach
+
+    @property
+    def stage_bytes(self) -> int:
+        step = self.axes[2].step
+        return self.staged_rows * step * -(-self.positions // step) * ((2 * self.steps) | 1) * 16
+
+    def work(self, images: int) -> int:
+        """Tiles of the whole problem."""
+        d, h, w = self.axes
+        blocks = -(-h.blocks // (self.rows * self.down)) * -(-w.blocks // (16 * self.across))
+        return blocks * -(-d.blocks // self.planes) * images
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of a warp's sums."""
+        return 4 * self.planes * self.rows * self.tiles * 128
+
+    def reads(self, steps: int) -> int:
+        """Bytes of dy that a plane of a tile takes."""
+        return self.staged_rows * self.positions * steps * 32
+
+    @property
+    def writes(self) -> int:
+        return self.planes * 16 * self.across * self.rows * self.down * self.columns * 2
+
+    def defines(self) -> Defines:
+        return {
+            "BLOCK_THREADS": self.warps * 32, "TILE_ROWS": self.rows, "TILE_PLANES": self.planes,
+            "WARPS_DOWN": self.down, "WARPS_ACROSS": self.across, "SPLIT_K_WARPS": self.split_k_warps,
+            "CHANNEL_STEPS": self.steps,
+            "STEP_H": self.axes[1].step, "STEP_W": self.axes[2].step,
+            "UNROLL_STEPS": 2 if self.steps // self.split_k_warps % 2 == 0 and self.planes == 1 else 1,
+        }  # fmt: skip

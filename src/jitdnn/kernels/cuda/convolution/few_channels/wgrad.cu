@@ -1,30 +1,37 @@
-// Gradient of the filter for few input channels: dw = sum over outputs of dy times the run of x. See algorithm.py.
+// wgrad with few input channels: dw = sum over outputs of dy times the run of x.
 //
-// An mma sums over 16 outputs. A is dy transposed, 16 output channels x 16 outputs, by ldmatrix. For B a lane reads a word
-// of the runs of 4 outputs; two byte permutations pair the lower halves (one tile of 8 columns: even elements of 8 words)
-// and the upper halves (another tile). Each block sums its strips in registers, then its warps' sums in a fixed order, and
-// writes them to the workspace as they lie in registers; stem_filter_sum adds up the blocks' and knows what is where.
+// An mma sums over 16 outputs. A is dy transposed, 16 output channels x 16 outputs, by ldmatrix. For B a lane reads a
+// word of the runs of 4 outputs; two byte permutations pair the lower halves (one tile of 8 columns: even elements of
+// 8 words) and the upper halves (another tile). Each block sums its strips in registers, adds its warps' sums in a
+// fixed order, and writes partial sums to the workspace in the order of registers; few_channels_wgrad_reduce adds
+// those of all blocks.
+//
+// Macros: BLOCK_THREADS, RESIDENT, STAGES, TILE_M (mma tiles of a warp, of 16 channels), TILE_WORDS (of 8 words),
+// CHANNEL_GROUPS and WORD_GROUPS (of warps with other channels, other words), CHANNEL_BLOCKS (thread blocks that
+// share the channels: gridDim.y), PARTIALS (thread blocks that share the strips: gridDim.x), Y_VECTOR (channels of dy
+// at a time).
 
 constexpr int WARPS = BLOCK_THREADS / 32;
-constexpr int SLOT_WARPS = WARPS / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);  // warps that share the outputs of a phase
+constexpr int OUTPUT_WARPS =
+    WARPS / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);    // warps that share the outputs of a phase
 constexpr int CHUNKS = CHANNEL_GROUPS * TILE_M * 2;     // 16-byte pieces of channels of an output of dy
 constexpr int PITCH = (CHUNKS | 1) * 8;                 // elements; odd in pieces, so that 8 rows meet no bank twice
 constexpr int OUTPUTS = BLOCK_P * BLOCK_Q;              // of a strip; one more row is zero
 constexpr int DY_WORDS = (OUTPUTS + 1) * PITCH / 2;
-constexpr int SHARE = CHUNKS * 8;                       // output channels of a block: blockIdx.y says which
+constexpr int BLOCK_CHANNELS = CHUNKS * 8;                       // output channels of a block: blockIdx.y says which
 constexpr int PHASE_GROUPS = CHANNEL_GROUPS * WORD_GROUPS, GROUPS = PHASE_GROUPS * PHASES;  // warps with other sums
 constexpr int SUMS = TILE_M * TILE_WORDS * 8;           // of a lane
-constexpr int PART = SHARES * GROUPS * SUMS * 32;       // sums that the blocks of one strip leave
+constexpr int PARTIAL_SUMS = CHANNEL_BLOCKS * GROUPS * SUMS * 32;       // sums of all blocks of channels
 
-// Does something with each sum of a lane, and its number j.
-#define EACH_SUM(something)                                                            \
+// Runs a statement with each `sum` of a lane, and its number j.
+#define FOR_EACH_SUM(statement)                                                            \
     _Pragma("unroll") for (int j = 0; j < SUMS; j++) {                                 \
         f32 &sum = sums[j / (8 * TILE_WORDS)][j / 8 % TILE_WORDS][j / 4 % 2][j % 4];   \
-        something;                                                                     \
+        statement;                                                                     \
     }
 
 FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at) {
-    const int first = (int)blockIdx.y * SHARE;
+    const int first = (int)blockIdx.y * BLOCK_CHANNELS;
 #if Y_VECTOR == 8
     constexpr int at_once = BLOCK_THREADS / CHUNKS;  // outputs; a thread keeps its piece
     constexpr bool is_whole = BLOCK_Q == OUT_Q && Y_H == (INDEX)OUT_Q * Y_W;  // the outputs follow each other
@@ -42,7 +49,7 @@ FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at) {
 #else
 #pragma unroll 4
     for (int i = threadIdx.x; i < OUTPUTS * CHUNKS * 8; i += BLOCK_THREADS) {
-#if Y_PLANES
+#if Y_IS_PLANAR
         int output = i % OUTPUTS, part = i / OUTPUTS;
 #else
         int output = i / (CHUNKS * 8), part = i % (CHUNKS * 8);
@@ -57,22 +64,22 @@ FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at) {
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
+void few_channels_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
     extern __shared__ uint4 memory[];
     constexpr int stage_words = STAGE_WORDS + (DY_WORDS + 3) / 4 * 4;
     u32 *stages = (u32 *)memory;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int channel_group = warp % CHANNEL_GROUPS, word_group = warp / CHANNEL_GROUPS % WORD_GROUPS;
     const int phase = warp / (CHANNEL_GROUPS * WORD_GROUPS) % PHASES;
-    const int slot_warp = warp / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);
+    const int output_warp = warp / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);
     const int lead = phase_lead(phase), group = warp % GROUPS;
 
     for (int i = threadIdx.x; i < STAGES * PITCH / 2; i += BLOCK_THREADS)
         stages[i / (PITCH / 2) * stage_words + STAGE_WORDS + OUTPUTS * (PITCH / 2) + i % (PITCH / 2)] = 0;
-    int place[TILE_WORDS];
+    int offset[TILE_WORDS];
 #pragma unroll
     for (int i = 0; i < TILE_WORDS; i++)
-        place[i] = (int)(word_place((word_group * TILE_WORDS + i) * 8 + g, lead) & 0x3fffffffu);
+        offset[i] = (int)(word_offset((word_group * TILE_WORDS + i) * 8 + g, lead) & 0x3fffffffu);
 
     f32 sums[TILE_M][TILE_WORDS][2][4] = {};
     int index = blockIdx.x, buffer = 0;
@@ -94,13 +101,13 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
         else
             cp_async_wait<0>();
         __syncthreads();
-        rows_have_come(stages + buffer * stage_words, x, strip_of(index));
+        finish_rows(stages + buffer * stage_words, x, strip_of(index));
         const u32 *stage = stages + buffer * stage_words;
         const u16 *gradient = (const u16 *)(stage + STAGE_WORDS);
 #pragma unroll 1
-        for (int first = slot_warp * 16; first < SLOTS; first += SLOT_WARPS * 16) {
+        for (int first = output_warp * 16; first < PHASE_OUTPUTS; first += OUTPUT_WARPS * 16) {
             const int mine = first + lane / 16 * 8 + lane % 8;
-            const int output = SLOTS % 16 == 0 || mine < SLOTS ? mine * PHASES + phase : OUTPUTS;
+            const int output = PHASE_OUTPUTS % 16 == 0 || mine < PHASE_OUTPUTS ? mine * PHASES + phase : OUTPUTS;
             const u16 *row = gradient + output * PITCH + channel_group * (TILE_M * 16) + lane / 8 % 2 * 8;
             u32 a[TILE_M][4];
 #pragma unroll
@@ -110,16 +117,17 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
             for (int e = 0; e < 4; e++) {
                 const int eight = first + e / 2 * 8, inside = 2 * t + e % 2;
                 if (PHASE_COLUMNS % 8 == 0) {  // eight outputs never are in two rows
-                    base[e] = slot_word(SLOTS % 16 == 0 || eight < SLOTS ? eight : 0, phase) + inside * COLUMN_WORDS;
+                    base[e] = output_word(PHASE_OUTPUTS % 16 == 0 || eight < PHASE_OUTPUTS ? eight : 0, phase) +
+                              inside * COLUMN_WORDS;
                 } else {
-                    base[e] = slot_word(eight + inside < SLOTS ? eight + inside : 0, phase);
+                    base[e] = output_word(eight + inside < PHASE_OUTPUTS ? eight + inside : 0, phase);
                 }
             }
 #pragma unroll
             for (int i = 0; i < TILE_WORDS; i++) {
                 u32 word[4];
 #pragma unroll
-                for (int e = 0; e < 4; e++) word[e] = stage[base[e] + place[i]];
+                for (int e = 0; e < 4; e++) word[e] = stage[base[e] + offset[i]];
                 const u32 low[2] = {byte_permute(word[0], word[1], 0x5410), byte_permute(word[2], word[3], 0x5410)};
                 const u32 high[2] = {byte_permute(word[0], word[1], 0x7632), byte_permute(word[2], word[3], 0x7632)};
 #pragma unroll
@@ -133,37 +141,39 @@ void stem_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *wor
         if (STAGES == 2) buffer ^= 1;
     }
 
-    // of the warps with the same sums the upper half hand theirs to the lower, until one is left
-    f32 *handed = (f32 *)memory + group * (SUMS * 32) + lane;  // [slot warp][group][sum][lane]
+    // of the warps with the same sums the upper half give theirs to the lower, until one is left
+    f32 *exchanged = (f32 *)memory + group * (SUMS * 32) + lane;  // [slot warp][group][sum][lane]
 #pragma unroll 1
-    for (int left = SLOT_WARPS; left > 1; left = (left + 1) / 2) {
+    for (int left = OUTPUT_WARPS; left > 1; left = (left + 1) / 2) {
         const int keep = (left + 1) / 2;
-        if (slot_warp >= keep && slot_warp < left) {
-            f32 *to = handed + (slot_warp - keep) * (GROUPS * SUMS * 32);
-            EACH_SUM(to[j * 32] = sum);
+        if (output_warp >= keep && output_warp < left) {
+            f32 *to = exchanged + (output_warp - keep) * (GROUPS * SUMS * 32);
+            FOR_EACH_SUM(to[j * 32] = sum);
         }
         __syncthreads();
-        if (slot_warp < left - keep) {
-            const f32 *from = handed + slot_warp * (GROUPS * SUMS * 32);
-            EACH_SUM(sum += from[j * 32]);
+        if (output_warp < left - keep) {
+            const f32 *from = exchanged + output_warp * (GROUPS * SUMS * 32);
+            FOR_EACH_SUM(sum += from[j * 32]);
         }
         __syncthreads();
     }
-    if (slot_warp > 0) return;
-    f32 *part = (f32 *)workspace + (i64)blockIdx.x * PART + ((int)blockIdx.y * GROUPS + group) * (SUMS * 32) + lane;
-    EACH_SUM(part[j * 32] = sum);
+    if (output_warp > 0) return;
+    f32 *part =
+        (f32 *)workspace + (i64)blockIdx.x * PARTIAL_SUMS + ((int)blockIdx.y * GROUPS + group) * (SUMS * 32) + lane;
+    FOR_EACH_SUM(part[j * 32] = sum);
 }
 
-// The sums of all blocks: those of the lanes of a warp for a block, 8 threads each. Where there are two phases they meet
-// here: the place of a tap is that of the first.
-KERNEL(256) void stem_filter_sum(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
+// The reduction of all blocks' partial sums: a thread block takes sum j of the 32 lanes of one warp, 8 threads for
+// each. Where there are two phases, their sums of a tap are added here, too; their element numbers differ by the
+// lead.
+KERNEL(256) void few_channels_wgrad_reduce(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
     __shared__ f32 some[8][32];
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
     const int j = (int)blockIdx.x % SUMS, group = (int)blockIdx.x / SUMS % PHASE_GROUPS;
-    const int share = (int)blockIdx.x / (SUMS * PHASE_GROUPS);
+    const int channel_block = (int)blockIdx.x / (SUMS * PHASE_GROUPS);
     const int channel_group = group % CHANNEL_GROUPS, word_group = group / CHANNEL_GROUPS;
     const int m = j / (8 * TILE_WORDS), word = j / 8 % TILE_WORDS, half = j / 4 % 2, e = j % 4;
-    const int k = share * SHARE + (channel_group * TILE_M + m) * 16 + lane / 4 + e / 2 * 8;
+    const int k = channel_block * BLOCK_CHANNELS + (channel_group * TILE_M + m) * 16 + lane / 4 + e / 2 * 8;
     const int kk = (word_group * TILE_WORDS + word) * 8 + lane % 4 * 2 + e % 2;
     const int run = kk / RUN_WORDS, element = 2 * (kk % RUN_WORDS) + half - phase_lead(0);
     const bool is_tap = k < FILTERS && kk < WORDS && element >= 0 && element < RUN;
@@ -171,17 +181,17 @@ KERNEL(256) void stem_filter_sum(const u16 *x, const u16 *dy, u16 *dw, u8 *works
     if (is_tap) {
 #pragma unroll
         for (int phase = 0; phase < PHASES; phase++) {
-            int at = (share * GROUPS + group) * (SUMS * 32) + j * 32 + lane;
+            int at = (channel_block * GROUPS + group) * (SUMS * 32) + j * 32 + lane;
             if (phase > 0) {
                 const int moved = element + phase_lead(phase), other = run * RUN_WORDS + moved / 2, tile = other / 8;
                 const int owner = lane / 4 * 4 + other % 8 / 2;
                 const int number = ((m * TILE_WORDS + tile % TILE_WORDS) * 2 + moved % 2) * 4 + e / 2 * 2 + other % 2;
                 const int its = channel_group + CHANNEL_GROUPS * (tile / TILE_WORDS + WORD_GROUPS * phase);
-                at = ((share * GROUPS + its) * SUMS + number) * 32 + owner;
+                at = ((channel_block * GROUPS + its) * SUMS + number) * 32 + owner;
             }
             const f32 *part = (const f32 *)workspace + at;
 #pragma unroll 16
-            for (int i = slice; i < PARTS; i += 8) sum += part[(i64)i * PART];
+            for (int i = slice; i < PARTIALS; i += 8) sum += part[(i64)i * PARTIAL_SUMS];
         }
     }
     some[slice][lane] = sum;

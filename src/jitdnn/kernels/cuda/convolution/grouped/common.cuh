@@ -1,4 +1,5 @@
-// Which tap of the filter an output meets where, and the products of it; see registers.cu.
+// By which tap an output meets a position, and the products of a fragment of the source with all taps; see
+// registers.cu.
 
 // The tap that output e of an axis meets at position i; -1 if none.
 FUNCTION constexpr int tap_h(int e, int i) {

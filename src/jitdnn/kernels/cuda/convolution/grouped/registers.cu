@@ -1,12 +1,21 @@
-// Few channels a group, forward and backward data, by block-diagonal products. See algorithm.py.
+// Grouped convolution, forward and backward to the data, by block-diagonal products: straight from memory to
+// registers.
 //
-// Along each spatial axis output UNIT * b + e - DELTA, for e below UNIT, meets position STEP * b + LEAST + i of the source
-// in one tap of the filter, or none, for i below REACH: forward UNIT is 1 and STEP the stride, backward the other way
-// round. A slice is SLICE_GROUPS neighbouring groups, whose source channels fill CHANNEL_STEPS times 16. A warp keeps the
-// fragments of its slice's filter in registers and takes one unit after the other: TILE_ROWS rows of two strips of 8
-// positions b, whichever image each is of. Source pixels go straight from global memory into the fragments: a lane
-// reads 4 * CHANNEL_STEPS neighbouring channels of its pixel, in one load where they are aligned. Rows are read AHEAD of
-// the products: a row waits for memory ten times as long as its products take.
+// Along each axis UNIT results are a block b, which meets REACH positions of the source: see half_precision/axis.py.
+// Forward UNIT is 1 and STEP the stride, backward the other way round. A slice is SLICE_GROUPS neighbouring groups,
+// whose source channels fill CHANNEL_STEPS times 16; its filter is block-diagonal:
+//
+//                      results of group 0   group 1   ...
+//                     +-------------------+---------+-----+
+//     source   gr. 0  |      filter       |    0    |     |      An infinity or NaN in a group of a slice makes NaN in
+//     channels gr. 1  |         0         | filter  |     |      the others.
+//              ...    |                   |         | ... |
+//                     +-------------------+---------+-----+
+//
+// A warp keeps the fragments of its slice's filter in registers and takes one work unit after the other, every
+// WORKERS-th: TILE_ROWS rows of two strips of 8 b's, each of any image. Source pixels are loaded into the fragments:
+// a lane reads 4 * CHANNEL_STEPS neighbouring channels of its pixel, at once where they are aligned. Rows are loaded
+// PREFETCH_ROWS rows ahead of the products, since a load takes ten times as long as a row's products.
 
 constexpr int PIECE = 4 * CHANNEL_STEPS;                   // source channels of a lane
 constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
@@ -42,16 +51,16 @@ FUNCTION Piece load_piece(const u16 *source, INDEX at, int channel, int limit, b
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTRA_POINTERS, u8 *workspace, f64 alpha64,
-             f64 beta64) {
+void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPILOGUE_PARAMETERS, u8 *workspace,
+             f64 alpha64, f64 beta64) {
     const int warp = (int)(blockIdx.x * (BLOCK_THREADS / 32) + threadIdx.x / 32), lane = threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4;
     const int part = warp % PARTS, slice = warp / PARTS % SLICES, worker = warp / (PARTS * SLICES);
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     if (worker >= WORKERS) return;
 
-    // lane t has source channels PIECE * t ... of the slice: 4 of them for each step; columns are dealt so that a lane's
-    // sums are neighbouring channels
+    // lane t has source channels PIECE * t ... of the slice: 4 of them for each step; columns are ordered so that a
+    // lane's sums are neighbouring channels
     u32 filter[TAPS][CHANNEL_STEPS][TILE_N][2];
 #pragma unroll
     for (int j = 0; j < TILE_N; j++) {
@@ -96,18 +105,19 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTR
                        (INDEX)(STEP_W * b_w[h] + LEAST_W) * S_W + (INDEX)(STEP_H * b_h + LEAST_H) * S_H;
         }
         f32 sums[TILE_ROWS][UNIT_H][UNIT_W][TILE_N][4] = {};
-        Piece pieces[AHEAD + 1][REACH_W][2];  // [row modulo AHEAD + 1][position][half]
+        Piece pieces[PREFETCH_ROWS + 1][REACH_W][2];  // [row modulo PREFETCH_ROWS + 1][position][half]
 #pragma unroll
-        for (int row = -AHEAD; row < SOURCE_ROWS; row++) {
-            const int next = row + AHEAD;
+        for (int row = -PREFETCH_ROWS; row < SOURCE_ROWS; row++) {
+            const int next = row + PREFETCH_ROWS;
             if (next < SOURCE_ROWS) {
                 const bool is_row = (u32)(STEP_H * b_h + LEAST_H + next) < SOURCE_H;
 #pragma unroll
                 for (int i = 0; i < REACH_W; i++)
                     if (is_used(i))
 #pragma unroll
-                        for (int h = 0; h < 2; h++)  // & and not &&: a load that depends on a predicate, not on a branch
-                            pieces[next % (AHEAD + 1)][i][h] = load_piece(
+                        for (int h = 0; h < 2;
+                             h++)  // & and not &&: a load that depends on a predicate, not on a branch
+                            pieces[next % (PREFETCH_ROWS + 1)][i][h] = load_piece(
                                 source, start[h] + (INDEX)next * S_H + (INDEX)i * S_W, channel, in_limit,
                                 is_row & (image[h] >= 0) & ((u32)(STEP_W * b_w[h] + LEAST_W + i) < SOURCE_W));
             }
@@ -117,7 +127,8 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTR
 #pragma unroll
                 for (int step = 0; step < CHANNEL_STEPS; step++) {
                     if (!is_used(i)) continue;
-                    const Piece &first = pieces[row % (AHEAD + 1)][i][0], &second = pieces[row % (AHEAD + 1)][i][1];
+                    const Piece &first = pieces[row % (PREFETCH_ROWS + 1)][i][0],
+                                &second = pieces[row % (PREFETCH_ROWS + 1)][i][1];
                     const u32 a[4] = {first.words[2 * step], second.words[2 * step], first.words[2 * step + 1],
                                       second.words[2 * step + 1]};
                     add_products(sums, a, filter, row, i, step);
@@ -139,7 +150,7 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTR
                         mine[i] = sums[b][e / UNIT_W][e % UNIT_W][i / 2][2 * h + i % 2];
                     store_channels<2 * TILE_N, IS_FULL && SLICE_OUT % (8 * TILE_N) == 0>(
                         result, plane + (INDEX)y * R_H + (INDEX)x * R_W, out_channel, out_limit, mine, alpha,
-                        beta PLACE_ARGUMENTS);
+                        beta COORDINATE_ARGUMENTS);
                 }
         }
     }

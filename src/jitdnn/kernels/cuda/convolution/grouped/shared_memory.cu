@@ -1,16 +1,20 @@
-// Few channels a group, forward and backward data, through shared memory. See shared_memory.py.
+// Grouped convolution, forward and backward to the data, by block-diagonal products: through shared memory.
 //
-// What outputs meet is as in registers.cu. A block takes BLOCK_SLICES slices of neighbouring groups and one tile after the
-// other: of TILE_IMAGES images TILE_DOWN times TILE_ROWS rows of TILE_ACROSS positions b, while the source pixels of the
-// next tiles arrive: STAGES tiles are under way or in use. Rows of the source that lie STEP_H apart and columns that lie
-// STEP_W apart are neighbours in shared memory, so that a tap is a constant distance; ROW_PAD and IMAGE_PAD times 16 bytes
-// behind each row and image put 8 positions into 8 different places of the banks where they can. A warp keeps
-// the fragments of the filter for 16 * CHANNEL_STEPS channels in and 8 * TILE_N out in registers, and takes 16 positions
-// at a time, whichever row or image each is of, TILE_ROWS rows down from each.
+// The axes and slices are those of registers.cu. A thread block takes BLOCK_SLICES slices and one tile after the
+// other, every WORKERS-th: in each of TILE_IMAGES images, TILE_DOWN times TILE_ROWS rows of TILE_ACROSS blocks b.
+// STAGES tiles are in use or in flight:
+//
+//     stage            TILE_IMAGES images, with 16 * IMAGE_PAD bytes behind each
+//     of an image      ROWS rows of the source, with 16 * ROW_PAD bytes behind each; rows STEP_H apart are neighbours
+//     of a row         COLUMNS pixels of PITCH bytes, all channels of the slices; columns STEP_W apart are neighbours
+//
+// So a tap is a constant distance, and 8 blocks b are in 8 different groups of four banks where paddings can bring it
+// about. A warp keeps the fragments of the filter for 16 * CHANNEL_STEPS channels in and 8 * TILE_N out in registers,
+// and takes 16 b's at a time, in any rows and images, and TILE_ROWS rows down from each.
 
 constexpr int SLICE_IN = 16 * CHANNEL_STEPS, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
 constexpr int PARTS = (SLICE_OUT + 8 * TILE_N - 1) / (8 * TILE_N);  // warps that share the outputs of a slice
-constexpr int KINDS = BLOCK_SLICES * PARTS, SPLITS = BLOCK_THREADS / 32 / KINDS;
+constexpr int DISTINCT_WARPS = BLOCK_SLICES * PARTS, SPLITS = BLOCK_THREADS / 32 / DISTINCT_WARPS;
 constexpr int BLOCK_GROUPS = BLOCK_SLICES * SLICE_GROUPS, BLOCK_IN = BLOCK_SLICES * SLICE_IN;
 constexpr int BLOCKS = (GROUPS_OF_CHANNELS + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
 constexpr bool IS_FULL = GROUPS_OF_CHANNELS % BLOCK_GROUPS == 0 && SLICE_OUT % (8 * TILE_N) == 0;
@@ -18,9 +22,9 @@ constexpr int ALL_IN = GROUPS_OF_CHANNELS * GROUP_IN, ALL_OUT = GROUPS_OF_CHANNE
 constexpr int PITCH = 2 * BLOCK_IN + 16;  // bytes of a pixel: an odd number of 16
 constexpr int POSITION_ROWS = (TILE_ROWS - 1) * STEP_H + REACH_H;
 constexpr int ROWS = (TILE_DOWN * TILE_ROWS - 1) * STEP_H + REACH_H, COLUMNS = (TILE_ACROSS - 1) * STEP_W + REACH_W;
-constexpr int APART_H = (ROWS + STEP_H - 1) / STEP_H, APART_W = (COLUMNS + STEP_W - 1) / STEP_W;
-constexpr int ROW_BYTES = STEP_W * APART_W * PITCH + 16 * ROW_PAD;
-constexpr int IMAGE_BYTES = STEP_H * APART_H * ROW_BYTES + 16 * IMAGE_PAD, STAGE_BYTES = TILE_IMAGES * IMAGE_BYTES;
+constexpr int PHASE_ROWS = (ROWS + STEP_H - 1) / STEP_H, PHASE_COLUMNS = (COLUMNS + STEP_W - 1) / STEP_W;
+constexpr int ROW_BYTES = STEP_W * PHASE_COLUMNS * PITCH + 16 * ROW_PAD;
+constexpr int IMAGE_BYTES = STEP_H * PHASE_ROWS * ROW_BYTES + 16 * IMAGE_PAD, STAGE_BYTES = TILE_IMAGES * IMAGE_BYTES;
 constexpr int POSITIONS = TILE_IMAGES * TILE_DOWN * TILE_ACROSS, STEPS = (POSITIONS + 15) / 16;
 constexpr int DOWN = (BLOCKS_H + TILE_DOWN * TILE_ROWS - 1) / (TILE_DOWN * TILE_ROWS);
 constexpr int ACROSS = (BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS;
@@ -45,13 +49,15 @@ FUNCTION constexpr bool is_met(int row) {
 struct Tile { int image, b_h, b_w; };
 
 FUNCTION Tile tile_of(int unit) {
-    return {unit / (DOWN * ACROSS) * TILE_IMAGES, unit / ACROSS % DOWN * (TILE_DOWN * TILE_ROWS), unit % ACROSS * TILE_ACROSS};
+    return {unit / (DOWN * ACROSS) * TILE_IMAGES, unit / ACROSS % DOWN * (TILE_DOWN * TILE_ROWS),
+            unit % ACROSS * TILE_ACROSS};
 }
 
 FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int channel) {
-    stage_pixels<BLOCK_IN, TILE_IMAGES, ROWS, COLUMNS, STEP_H, STEP_W, PITCH, ROW_BYTES, IMAGE_BYTES, SOURCE_H, SOURCE_W>(
-        shared, source, {S_N, S_D, S_H, S_W}, tile.image, tile.b_h * STEP_H + LEAST_H, tile.b_w * STEP_W + LEAST_W, channel,
-        ALL_IN, IMAGES);
+    stage_pixels<BLOCK_IN, TILE_IMAGES, ROWS, COLUMNS, STEP_H, STEP_W, PITCH, ROW_BYTES, IMAGE_BYTES, SOURCE_H,
+                 SOURCE_W>(
+        shared, source, {S_N, S_D, S_H, S_W}, tile.image, tile.b_h * STEP_H + LEAST_H, tile.b_w * STEP_W + LEAST_W,
+        channel, ALL_IN, IMAGES);
 }
 
 // All of the block's filter, which is contiguous.
@@ -68,13 +74,13 @@ FUNCTION void stage_filter(u16 *shared, const u16 *w, int first_group) {
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EXTRA_POINTERS, u8 *workspace, f64 alpha64,
-                   f64 beta64) {
+void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPILOGUE_PARAMETERS,
+                           u8 *workspace, f64 alpha64, f64 beta64) {
     extern __shared__ uint4 shared[];
     const int block = blockIdx.x % BLOCKS, worker = blockIdx.x / BLOCKS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int part = warp % PARTS, own_slice = warp / PARTS % BLOCK_SLICES;
-    const int split = warp / KINDS < SPLITS ? warp / KINDS : STEPS;
+    const int split = warp / DISTINCT_WARPS < SPLITS ? warp / DISTINCT_WARPS : STEPS;
     const int slice = block * BLOCK_SLICES + own_slice;
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     const u32 stages = smem_address(shared);
@@ -83,9 +89,9 @@ void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *resul
     if (FILTER_STAGED) stage_filter(staged_filter, w, block * BLOCK_GROUPS);
     cp_async_commit();
 #pragma unroll
-    for (int turn = 0; turn < STAGES; turn++) {
-        const int unit = worker + turn * WORKERS;
-        if (unit < UNITS) stage_source(stages + turn * STAGE_BYTES, source, tile_of(unit), block * BLOCK_IN);
+    for (int stage_number = 0; stage_number < STAGES; stage_number++) {
+        const int unit = worker + stage_number * WORKERS;
+        if (unit < UNITS) stage_source(stages + stage_number * STAGE_BYTES, source, tile_of(unit), block * BLOCK_IN);
         cp_async_commit();
     }
     if (FILTER_STAGED) {
@@ -93,7 +99,7 @@ void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *resul
         __syncthreads();
     }
 
-    // columns are dealt so that a lane's sums are neighbouring channels
+    // columns are ordered so that a lane's sums are neighbouring channels
     u32 filter[TAPS][CHANNEL_STEPS][TILE_N][2];
 #pragma unroll
     for (int j = 0; j < TILE_N; j++) {
@@ -129,7 +135,7 @@ void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *resul
     const int out_channel = slice * SLICE_OUT + part * (8 * TILE_N) + t * (2 * TILE_N);
     const int out_limit = min((slice + 1) * SLICE_OUT, ALL_OUT);
     const u32 lane_start = stages + own_slice * (2 * SLICE_IN) + lane / 16 * 16;
-    int turn = 0;
+    int stage_number = 0;
 #pragma unroll 1
     for (int unit = worker; unit < UNITS; unit += WORKERS) {
         const Tile tile = tile_of(unit);
@@ -138,7 +144,7 @@ void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *resul
 #pragma unroll 1
         for (int step = split; step < STEPS; step += SPLITS) {
             const int own = min(step * 16 + lane % 16, POSITIONS - 1), line = own / TILE_ACROSS;
-            const u32 from = lane_start + turn * STAGE_BYTES + own % TILE_ACROSS * PITCH +
+            const u32 from = lane_start + stage_number * STAGE_BYTES + own % TILE_ACROSS * PITCH +
                              line / TILE_DOWN * IMAGE_BYTES + line % TILE_DOWN * (TILE_ROWS * ROW_BYTES);
             f32 sums[TILE_ROWS][UNIT_H][UNIT_W][TILE_N][4] = {};
 #pragma unroll
@@ -150,15 +156,16 @@ void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *resul
 #pragma unroll
                     for (int k = 0; k < CHANNEL_STEPS; k++) {
                         u32 a[4];
-                        ldmatrix_x4(a, from + (row % STEP_H * APART_H + row / STEP_H) * ROW_BYTES +
-                                           (i % STEP_W * APART_W + i / STEP_W) * PITCH + k * 32);
+                        ldmatrix_x4(a, from + (row % STEP_H * PHASE_ROWS + row / STEP_H) * ROW_BYTES +
+                                           (i % STEP_W * PHASE_COLUMNS + i / STEP_W) * PITCH + k * 32);
                         add_products(sums, a, filter, row, i, k);
                     }
                 }
             }
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const int position = step * 16 + h * 8 + g, column = position % TILE_ACROSS, above = position / TILE_ACROSS;
+                const int position = step * 16 + h * 8 + g, column = position % TILE_ACROSS,
+                          above = position / TILE_ACROSS;
                 const int image = tile.image + above / TILE_DOWN;
                 if (position >= POSITIONS || image >= IMAGES) continue;
                 const int b_h = tile.b_h + above % TILE_DOWN * TILE_ROWS, b_w = tile.b_w + column;
@@ -167,21 +174,23 @@ void grouped_tiles(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *resul
                 for (int b = 0; b < TILE_ROWS; b++)
 #pragma unroll
                     for (int e = 0; e < UNIT_H * UNIT_W; e++) {
-                        const int y = UNIT_H * (b_h + b) + e / UNIT_W - DELTA_H, x = UNIT_W * b_w + e % UNIT_W - DELTA_W;
+                        const int y = UNIT_H * (b_h + b) + e / UNIT_W - DELTA_H,
+                                  x = UNIT_W * b_w + e % UNIT_W - DELTA_W;
                         if ((u32)y >= RESULT_H || (u32)x >= RESULT_W) continue;
                         f32 mine[2 * TILE_N];
 #pragma unroll
                         for (int i = 0; i < 2 * TILE_N; i++)
                             mine[i] = sums[b][e / UNIT_W][e % UNIT_W][i / 2][2 * h + i % 2];
-                        store_channels<2 * TILE_N, IS_FULL>(result, plane + (INDEX)y * R_H + (INDEX)x * R_W, out_channel,
-                                                            out_limit, mine, alpha, beta PLACE_ARGUMENTS);
+                        store_channels<2 * TILE_N, IS_FULL>(result, plane + (INDEX)y * R_H + (INDEX)x * R_W,
+                                                            out_channel, out_limit, mine, alpha,
+                                                            beta COORDINATE_ARGUMENTS);
                     }
             }
         }
         __syncthreads();
         const int next = unit + STAGES * WORKERS;
-        if (next < UNITS) stage_source(stages + turn * STAGE_BYTES, source, tile_of(next), block * BLOCK_IN);
+        if (next < UNITS) stage_source(stages + stage_number * STAGE_BYTES, source, tile_of(next), block * BLOCK_IN);
         cp_async_commit();
-        turn = turn + 1 < STAGES ? turn + 1 : 0;
+        stage_number = stage_number + 1 < STAGES ? stage_number + 1 : 0;
     }
 }

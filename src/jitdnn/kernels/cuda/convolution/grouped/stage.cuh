@@ -1,35 +1,37 @@
-// Pixels of channels-last tensors on their way to shared memory.
+// Asynchronous copies of pixels of channels-last tensors into shared memory.
 
 struct Strides { INDEX n, d, h, w; };
 
-// `rows` rows of `columns` pixels from (h0, w0) on of `tile_images` images, `channels` channels of each: zeros where the
-// tensor of `height` x `width` pixels has none. Rows step_h apart are neighbours, and so are columns step_w apart; a pixel
-// takes `pitch` bytes, a row row_bytes, an image image_bytes. A thread copies 8 channels of one column, or of every
-// LANES-th, in every LINES-th row.
+// `rows` rows of `columns` pixels from (h0, w0) on of `tile_images` images, `channels` channels of each: zeros where
+// the tensor of `height` x `width` pixels has none. Rows step_h apart are neighbours, and so are columns step_w
+// apart; a pixel takes `pitch` bytes, a row row_bytes, an image image_bytes. A thread copies 8 channels of one
+// column, or of every COLUMN_THREADS-th, in every ROW_THREADS-th row.
 template <int channels, int tile_images, int rows, int columns, int step_h, int step_w, int pitch, int row_bytes,
           int image_bytes, int height, int width>
-FUNCTION void stage_pixels(u32 shared, const u16 *tensor, const Strides &strides, int image0, int h0, int w0, int channel0,
-                           int all_channels, int all_images) {
+FUNCTION void stage_pixels(u32 shared, const u16 *tensor, const Strides &strides, int image0, int h0, int w0,
+                           int channel0, int all_channels, int all_images) {
     constexpr int CHUNKS = channels / 8, PIXELS = BLOCK_THREADS / CHUNKS;
-    constexpr int APART_H = (rows + step_h - 1) / step_h, APART_W = (columns + step_w - 1) / step_w;
-    constexpr int TURNS = (columns + PIXELS - 1) / PIXELS, LANES = (columns + TURNS - 1) / TURNS, LINES = PIXELS / LANES;
-    const int chunk = threadIdx.x % CHUNKS, pixel = threadIdx.x / CHUNKS, lane = pixel % LANES, line = pixel / LANES;
+    constexpr int PHASE_ROWS = (rows + step_h - 1) / step_h, PHASE_COLUMNS = (columns + step_w - 1) / step_w;
+    constexpr int COLUMN_PASSES = (columns + PIXELS - 1) / PIXELS,
+                  COLUMN_THREADS = (columns + COLUMN_PASSES - 1) / COLUMN_PASSES, ROW_THREADS = PIXELS / COLUMN_THREADS;
+    const int chunk = threadIdx.x % CHUNKS, pixel = threadIdx.x / CHUNKS, lane = pixel % COLUMN_THREADS,
+              line = pixel / COLUMN_THREADS;
     const int channel = channel0 + chunk * 8;
-    if (line >= LINES) return;
+    if (line >= ROW_THREADS) return;
 #pragma unroll
-    for (int turn = 0; turn < TURNS; turn++) {
-        const int column = lane + turn * LANES, w = w0 + column;
-        if (TURNS * LANES > columns && column >= columns) break;
+    for (int stage_number = 0; stage_number < COLUMN_PASSES; stage_number++) {
+        const int column = lane + stage_number * COLUMN_THREADS, w = w0 + column;
+        if (COLUMN_PASSES * COLUMN_THREADS > columns && column >= columns) break;
         const bool is_column = (u32)w < width && channel < all_channels;
-        const u32 to = shared + (column % step_w * APART_W + column / step_w) * pitch + chunk * 16;
+        const u32 to = shared + (column % step_w * PHASE_COLUMNS + column / step_w) * pitch + chunk * 16;
 #pragma unroll 4
-        for (int i = line; i < tile_images * rows; i += LINES) {
+        for (int i = line; i < tile_images * rows; i += ROW_THREADS) {
             const int own = tile_images > 1 ? i / rows : 0, row = tile_images > 1 ? i % rows : i;
             const int image = image0 + own, h = h0 + row;
             const bool is_inside = is_column && (u32)h < height && (tile_images == 1 || image < all_images);
             const INDEX at = (INDEX)(image / PLANES) * strides.n + (INDEX)(image % PLANES) * strides.d +
                              (INDEX)h * strides.h + (INDEX)w * strides.w;
-            cp_async16(to + own * image_bytes + (row % step_h * APART_H + row / step_h) * row_bytes,
+            cp_async16(to + own * image_bytes + (row % step_h * PHASE_ROWS + row / step_h) * row_bytes,
                        tensor + (is_inside ? at + channel : 0), is_inside);
         }
     }

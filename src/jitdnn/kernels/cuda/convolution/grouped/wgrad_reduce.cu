@@ -1,16 +1,17 @@
-// The sums of all workers. SUM_SHARES threads share the workers of SUM_VECTOR neighbouring elements of dw.
-KERNEL(256) void grouped_filter_sum(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
-    constexpr int PLACES = 256 / SUM_SHARES;
-    __shared__ f32 some[SUM_SHARES][PLACES][SUM_VECTOR];
-    const int place = threadIdx.x % PLACES, share = threadIdx.x / PLACES;
-    const int element = ((int)blockIdx.x * PLACES + place) * SUM_VECTOR;
+// The reduction of all workers' partial sums: REDUCTION_THREADS threads for REDUCTION_VECTOR neighbouring elements of
+// dw.
+KERNEL(256) void grouped_wgrad_reduce(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
+    constexpr int BLOCK_RUNS = 256 / REDUCTION_THREADS;
+    __shared__ f32 partial[REDUCTION_THREADS][BLOCK_RUNS][REDUCTION_VECTOR];
+    const int offset = threadIdx.x % BLOCK_RUNS, reducer = threadIdx.x / BLOCK_RUNS;
+    const int element = ((int)blockIdx.x * BLOCK_RUNS + offset) * REDUCTION_VECTOR;
     const f32 *part = (const f32 *)workspace + element;
-    f32 sums[SUM_VECTOR] = {};
+    f32 sums[REDUCTION_VECTOR] = {};
     if (element < ELEMENTS) {
 #pragma unroll 8
-        for (int i = share; i < WORKERS; i += SUM_SHARES) {
+        for (int i = reducer; i < WORKERS; i += REDUCTION_THREADS) {
             const f32 *from = part + (i64)i * ELEMENTS;
-#if SUM_VECTOR == 4
+#if REDUCTION_VECTOR == 4
             const float4 four = *(const float4 *)from;
             sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
 #else
@@ -18,21 +19,21 @@ KERNEL(256) void grouped_filter_sum(const u16 *x, const u16 *dy, u16 *dw, u8 *wo
 #endif
         }
     }
-    if (SUM_SHARES > 1) {
+    if (REDUCTION_THREADS > 1) {
 #pragma unroll
-        for (int e = 0; e < SUM_VECTOR; e++) some[share][place][e] = sums[e];
+        for (int e = 0; e < REDUCTION_VECTOR; e++) partial[reducer][offset][e] = sums[e];
         __syncthreads();
-        if (share > 0) return;
-        for (int i = 1; i < SUM_SHARES; i++)
+        if (reducer > 0) return;
+        for (int i = 1; i < REDUCTION_THREADS; i++)
 #pragma unroll
-            for (int e = 0; e < SUM_VECTOR; e++) sums[e] += some[i][place][e];
+            for (int e = 0; e < REDUCTION_VECTOR; e++) sums[e] += partial[i][offset][e];
     }
     if (element >= ELEMENTS) return;
     constexpr int ALL = GROUPS_OF_CHANNELS * GROUP_OUT;
     const int c = element % GROUP_IN, k = element / GROUP_IN % ALL, tap = element / (GROUP_IN * ALL);
     u16 *to = dw + W_BASE + (INDEX)k * W_K + (INDEX)c * W_C + (INDEX)(tap / TAPS_S) * W_R + (INDEX)(tap % TAPS_S) * W_S;
 #pragma unroll
-    for (int e = 0; e < SUM_VECTOR; e++) {
+    for (int e = 0; e < REDUCTION_VECTOR; e++) {
         f32 value = (f32)alpha * sums[e];
         if (beta != 0.0) value += (f32)beta * FROM_HALF(to[(INDEX)e * W_C]);
         to[(INDEX)e * W_C] = TO_HALF(value);

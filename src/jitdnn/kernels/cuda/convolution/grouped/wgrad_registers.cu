@@ -1,10 +1,11 @@
-// Few channels a group, gradient of the filter: for each tap dy transposed times x. See algorithm.py.
+// wgrad of grouped convolutions, straight from memory to registers: for each tap, dy transposed times x.
 //
-// A slice is SLICE_GROUPS neighbouring groups. A warp computes 16 channels of dy times 16 channels of x for TILE_TAPS rows of
-// taps, whatever of that is within groups, and sums over its units: TILE_ROWS rows of two strips of 8 outputs. An mma sums
-// over the 16 outputs of a row. Lane (g, t) loads channels 2g, 2g + 1 of outputs 2t, 2t + 1 of both strips; two byte
-// permutations make pairs of outputs of them, the even channels of one tile and the odd ones of another. Each worker writes
-// its sums to the workspace; grouped_filter_sum adds up the workers'.
+// A slice is SLICE_GROUPS neighbouring groups. A warp computes 16 channels of dy times 16 channels of x for TILE_TAPS
+// rows of taps, of which only what is within groups is stored, and sums over its work units, every WORKERS-th:
+// TILE_ROWS rows of two strips of 8 outputs. An mma sums over the 16 outputs of a row. Lane (g, t) loads channels 2g,
+// 2g + 1 of outputs 2t, 2t + 1 of both strips; two byte permutations make pairs of outputs of them, the even channels
+// of one tile and the odd ones of another. Each worker writes partial sums to the workspace; grouped_wgrad_reduce
+// adds them.
 
 constexpr int TAPS = TAPS_R * TAPS_S;
 constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
@@ -31,7 +32,7 @@ FUNCTION u32 load_pair(const u16 *tensor, INDEX at, int count, bool is_inside) {
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
+void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
     int rest = (int)(blockIdx.x * (BLOCK_THREADS / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int part_in = rest % PARTS_IN, part_out = rest / PARTS_IN % PARTS_OUT;
@@ -39,7 +40,8 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
     const int first_tap = rest % PARTS_TAPS * TILE_TAPS, slice = rest / PARTS_TAPS % SLICES;
     const int worker = rest / (PARTS_TAPS * SLICES);
     if (worker >= WORKERS) return;
-    const int in_channel = slice * SLICE_IN + part_in * 16 + 2 * g, out_channel = slice * SLICE_OUT + part_out * 16 + 2 * g;
+    const int in_channel = slice * SLICE_IN + part_in * 16 + 2 * g,
+              out_channel = slice * SLICE_OUT + part_out * 16 + 2 * g;
     const int in_limit = min((slice + 1) * SLICE_IN, GROUPS_OF_CHANNELS * GROUP_IN);
     const int out_limit = min((slice + 1) * SLICE_OUT, GROUPS_OF_CHANNELS * GROUP_OUT);
 
@@ -124,7 +126,8 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
                 } else {
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        if (in + e < SLICE_IN && out / GROUP_OUT == (in + e) / GROUP_IN) to[(in + e) % GROUP_IN] = four[e];
+                        if (in + e < SLICE_IN && out / GROUP_OUT == (in + e) / GROUP_IN)
+                            to[(in + e) % GROUP_IN] = four[e];
                 }
             }
     }

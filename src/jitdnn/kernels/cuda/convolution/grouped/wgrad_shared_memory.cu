@@ -1,29 +1,33 @@
-// Few channels a group, gradient of the filter, through shared memory. See wgrad.py.
+// wgrad of grouped convolutions, through shared memory: for each tap, dy transposed times x.
 //
-// A block takes BLOCK_SLICES slices of SLICE_GROUPS neighbouring groups, or one of the SLICE_PARTS parts of the outputs of a
-// slice of one large group, and TILE_TAPS rows of taps, and one tile after the
-// other: TILE_ROWS x TILE_COLUMNS outputs of TILE_IMAGES images; STAGES tiles are in use or under way. Staged are dy,
-// output after output, with zeros up to a multiple of 16, and the rows of x that they meet; rows and columns of x that lie a
-// stride apart are neighbours, so that a tap is a constant distance, and ROW_PAD and IMAGE_PAD times 16 bytes behind each row
-// and image put 8 outputs into 8 different places of the banks. A warp
-// sums 16 channels of dy times 16 of x over some of the tile's steps of 16 outputs, each with one fragment of dy and one of
-// x for each tap. Warps of the same channels add up in shared memory, and only what is within groups leaves the block.
+// A thread block takes BLOCK_SLICES slices of SLICE_GROUPS neighbouring groups (or, of one large group, one of
+// SLICE_PARTS parts of its outputs) and TILE_TAPS rows of taps. It takes one tile after the other, every WORKERS-th:
+// TILE_ROWS x TILE_COLUMNS outputs of TILE_IMAGES images. STAGES tiles are in use or in flight:
+//
+//     stage            x: TILE_IMAGES images with 16 * IMAGE_PAD bytes behind each, of X_ROWS rows with 16 * ROW_PAD
+//                      bytes behind each, of X_COLUMNS pixels; rows and columns a stride apart are neighbours
+//                      dy: from Y_START on, one output after the other, with zeros up to a multiple of 16
+//
+// So a tap is a constant distance, and 8 outputs are in 8 different groups of four banks. A warp sums 16 channels of
+// dy times 16 of x over some of the tile's steps of 16 outputs, with one fragment of dy and, for each tap, one of x.
+// The warps of the same channels add their sums in shared memory, and only what is within groups is stored.
 
 constexpr int TAPS = TAPS_R * TAPS_S, TILE_ALL = TILE_TAPS * TAPS_S;
 constexpr int SLICE_IN = SLICE_GROUPS * GROUP_IN, SLICE_OUT = SLICE_GROUPS * GROUP_OUT / SLICE_PARTS;
 constexpr int BLOCK_IN = BLOCK_SLICES * SLICE_IN, BLOCK_OUT = BLOCK_SLICES * SLICE_OUT;
 constexpr int PARTS_IN = SLICE_IN / 16, PARTS_OUT = SLICE_OUT / 16, PARTS_TAPS = (TAPS_R + TILE_TAPS - 1) / TILE_TAPS;
-constexpr int KINDS = BLOCK_SLICES * PARTS_IN * PARTS_OUT, SPLITS = BLOCK_THREADS / 32 / KINDS;
+constexpr int DISTINCT_WARPS = BLOCK_SLICES * PARTS_IN * PARTS_OUT, SPLITS = BLOCK_THREADS / 32 / DISTINCT_WARPS;
 constexpr int ALL_IN = GROUPS_OF_CHANNELS * GROUP_IN, ALL_OUT = GROUPS_OF_CHANNELS * GROUP_OUT;
-constexpr int BLOCKS = (GROUPS_OF_CHANNELS + BLOCK_SLICES * SLICE_GROUPS - 1) / (BLOCK_SLICES * SLICE_GROUPS) * SLICE_PARTS;
+constexpr int BLOCKS =
+    (GROUPS_OF_CHANNELS + BLOCK_SLICES * SLICE_GROUPS - 1) / (BLOCK_SLICES * SLICE_GROUPS) * SLICE_PARTS;
 constexpr int ELEMENTS = ALL_OUT * GROUP_IN * TAPS;
 constexpr int X_PITCH = 2 * BLOCK_IN + 16, Y_PITCH = 2 * BLOCK_OUT + 16;  // bytes of a pixel: an odd number of 16
 constexpr int PIXELS = TILE_IMAGES * TILE_ROWS * TILE_COLUMNS, STEPS = (PIXELS + 15) / 16;
 constexpr int X_ROWS = (TILE_ROWS - 1) * STRIDE_H + (TILE_TAPS - 1) * DILATION_H + 1;
 constexpr int X_COLUMNS = (TILE_COLUMNS - 1) * STRIDE_W + (TAPS_S - 1) * DILATION_W + 1;
-constexpr int APART_H = (X_ROWS + STRIDE_H - 1) / STRIDE_H, APART_W = (X_COLUMNS + STRIDE_W - 1) / STRIDE_W;
-constexpr int ROW_BYTES = STRIDE_W * APART_W * X_PITCH + 16 * ROW_PAD;
-constexpr int IMAGE_BYTES = STRIDE_H * APART_H * ROW_BYTES + 16 * IMAGE_PAD, Y_START = TILE_IMAGES * IMAGE_BYTES;
+constexpr int PHASE_ROWS = (X_ROWS + STRIDE_H - 1) / STRIDE_H, PHASE_COLUMNS = (X_COLUMNS + STRIDE_W - 1) / STRIDE_W;
+constexpr int ROW_BYTES = STRIDE_W * PHASE_COLUMNS * X_PITCH + 16 * ROW_PAD;
+constexpr int IMAGE_BYTES = STRIDE_H * PHASE_ROWS * ROW_BYTES + 16 * IMAGE_PAD, Y_START = TILE_IMAGES * IMAGE_BYTES;
 constexpr int STAGE_BYTES = Y_START + STEPS * 16 * Y_PITCH;
 constexpr int ACROSS = (OUT_Q + TILE_COLUMNS - 1) / TILE_COLUMNS, DOWN = (OUT_P + TILE_ROWS - 1) / TILE_ROWS;
 constexpr int PLANES_ALL = IMAGES * PLANES;
@@ -51,12 +55,12 @@ FUNCTION void stage_dy(u32 shared, const u16 *dy, Tile tile, int channel) {
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
+void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
     extern __shared__ uint4 shared[];
     const int block = blockIdx.x % BLOCKS, first_tap = blockIdx.x / BLOCKS % PARTS_TAPS * TILE_TAPS;
     const int worker = blockIdx.x / (BLOCKS * PARTS_TAPS);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kind = warp % KINDS;
-    const int split = warp / KINDS < SPLITS ? warp / KINDS : STEPS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kind = warp % DISTINCT_WARPS;
+    const int split = warp / DISTINCT_WARPS < SPLITS ? warp / DISTINCT_WARPS : STEPS;
     const u32 stages = smem_address(shared);
 
     // a lane gives the address of 8 channels of one of 16 outputs: of dy channels 0 to 7 first, of x outputs 0 to 7
@@ -65,22 +69,23 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
     const int out = kind / (PARTS_IN * PARTS_OUT) * SLICE_OUT + kind / PARTS_IN % PARTS_OUT * 16 + lane / 8 % 2 * 8;
 
     f32 sums[TILE_ALL][2][4] = {};
-    const auto stage = [&](int unit, int turn) {
+    const auto stage = [&](int unit, int stage_number) {
         if (unit < UNITS) {
             const Tile tile = tile_of(unit);
-            stage_x(stages + turn * STAGE_BYTES, x, tile, first_tap, block / SLICE_PARTS * BLOCK_IN);
-            stage_dy(stages + turn * STAGE_BYTES + Y_START, dy, tile, block * BLOCK_OUT);
+            stage_x(stages + stage_number * STAGE_BYTES, x, tile, first_tap, block / SLICE_PARTS * BLOCK_IN);
+            stage_dy(stages + stage_number * STAGE_BYTES + Y_START, dy, tile, block * BLOCK_OUT);
         }
         cp_async_commit();
     };
 #pragma unroll 1
-    for (int turn = 0; turn < STAGES; turn++) stage(worker + turn * WORKERS, turn);
-    int turn = 0;
+    for (int stage_number = 0; stage_number < STAGES; stage_number++)
+        stage(worker + stage_number * WORKERS, stage_number);
+    int stage_number = 0;
 #pragma unroll 1
     for (int unit = worker; unit < UNITS; unit += WORKERS) {
         cp_async_wait<STAGES - 1>();
         __syncthreads();
-        const u32 staged = stages + turn * STAGE_BYTES;
+        const u32 staged = stages + stage_number * STAGE_BYTES;
 #pragma unroll 1
         for (int step = split; step < STEPS; step += SPLITS) {
             u32 a[4];
@@ -93,16 +98,16 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
             for (int tap = 0; tap < TILE_ALL; tap++) {
                 const int down = tap / TAPS_S * DILATION_H, across = tap % TAPS_S * DILATION_W;
                 u32 b[4];
-                ldmatrix_x4_trans(b, from + (down % STRIDE_H * APART_H + down / STRIDE_H) * ROW_BYTES +
-                                         (across % STRIDE_W * APART_W + across / STRIDE_W) * X_PITCH);
+                ldmatrix_x4_trans(b, from + (down % STRIDE_H * PHASE_ROWS + down / STRIDE_H) * ROW_BYTES +
+                                         (across % STRIDE_W * PHASE_COLUMNS + across / STRIDE_W) * X_PITCH);
                 const u32 low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
                 MMA(sums[tap][0], a, low);
                 MMA(sums[tap][1], a, high);
             }
         }
         __syncthreads();
-        stage(unit + STAGES * WORKERS, turn);
-        turn = turn + 1 < STAGES ? turn + 1 : 0;
+        stage(unit + STAGES * WORKERS, stage_number);
+        stage_number = stage_number + 1 < STAGES ? stage_number + 1 : 0;
     }
 
     // each warp's sums: [warp][tap][channel / 8 of x][channel / 8 of dy][lane][2]
@@ -133,7 +138,7 @@ void grouped_filter(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *
 #pragma unroll
         for (int other = 0; other < SPLITS; other++)
 #pragma unroll
-            for (int e = 0; e < RUN; e++) sum[e] += from[other * (KINDS * TILE_ALL * 256) + e];
+            for (int e = 0; e < RUN; e++) sum[e] += from[other * (DISTINCT_WARPS * TILE_ALL * 256) + e];
         if (k >= ALL_OUT || first_tap + tap / TAPS_S >= TAPS_R) continue;
         if (WORKERS > 1) {
             f32 *to = results + ((first_tap * TAPS_S + tap) * ALL_OUT + k) * GROUP_IN + c;

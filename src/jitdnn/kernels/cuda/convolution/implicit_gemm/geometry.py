@@ -1,9 +1,10 @@
-"""Convolution forward and backward to the data, and the matrix product, as one form for the matrix units.
+"""Convolution forward and backward to the data, and the matrix product, as one form for the tensor cores.
 
     result[pixel, column] = sum over (tap, channel) of data[pixel moved by tap, channel] * filter[column, tap, channel]
 
-A strided backward data falls into classes of results, one for each residue of their place modulo the stride. A class is
-met by its own taps only, so nothing is multiplied by the zeros between the pixels of dy.
+Rows of the product are pixels of the result, columns its channels; K runs over taps, with the channels of the data
+inside. A strided backward data falls into stride phases, one for each remainder of a result's position modulo the
+stride. A phase meets its own taps only, so nothing is multiplied by the zeros between the pixels of dy.
 """
 
 from __future__ import annotations
@@ -13,53 +14,58 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jitdnn.kernels.cuda.gemm.tiles import Pack, Work, three
+from jitdnn.kernels.cuda.gemm.plan import GemmSize, Pack, three
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
 
 _Three = tuple[int, int, int]
-MASK_BITS = 30  # of a row's mask, for the taps of all axes together
+MASK_BITS = 30
+"""Of a pixel's mask, for the taps of all axes together; see fprop_dgrad.cu."""
 
 
 @dataclass(frozen=True)
-class ClassAxis:
-    """One axis of a class: its results begin at `residue`; `taps` of them, the first at `start` of the filter and at
-    `offset` of the data from the result's place."""
+class PhaseAxis:
+    """One axis of a stride phase: it has `results`, the first of which is number `first_result` along the axis.
 
-    results: int
-    residue: int
-    taps: int
-    offset: int
-    start: int
-
-
-@dataclass(frozen=True)
-class FormAxis:
-    """One axis of space, of `extent` places of the data.
-
-    From tap to tap the data moves by `shift` and the filter by `filter_step`; from result to result the data moves by
-    `move`, and results of a class lie `spread` apart.
+    Each meets `taps` taps: the first is number `first_tap` of the filter, and lies `data_offset` positions of the data
+    from the result's position in the phase times the input stride.
     """
 
-    classes: tuple[ClassAxis, ...]
-    shift: int
+    results: int
+    first_result: int
+    taps: int
+    data_offset: int
+    first_tap: int
+
+
+@dataclass(frozen=True)
+class GeometryAxis:
+    """One axis of space, of `extent` positions of the data.
+
+    From one tap of a phase to the next the position in the data changes by `dilation`, that in the filter by
+    `filter_step`; both may be negative. From one result of a phase to the next it changes by `input_stride` in the data
+    and by `output_stride` in the result.
+    """
+
+    phases: tuple[PhaseAxis, ...]
+    dilation: int
     filter_step: int
-    move: int
-    spread: int
+    input_stride: int
+    output_stride: int
     extent: int
 
     @property
-    def most_taps(self) -> int:
-        return max(one.taps for one in self.classes)
+    def max_taps(self) -> int:
+        return max(one.taps for one in self.phases)
 
     @property
     def is_masked(self) -> bool:
         """True if some tap of some result lies outside of the data."""
-        for one in self.classes:
+        for one in self.phases:
             if one.taps:
-                span = (one.taps - 1) * self.shift
-                lowest = one.offset + min(0, span)
-                highest = one.offset + max(0, span) + (one.results - 1) * self.move
+                span = (one.taps - 1) * self.dilation
+                lowest = one.data_offset + min(0, span)
+                highest = one.data_offset + max(0, span) + (one.results - 1) * self.input_stride
                 if lowest < 0 or highest >= self.extent:
                     return True
         return False
@@ -67,9 +73,9 @@ class FormAxis:
 
 @dataclass(frozen=True)
 class Batch:
-    """A product that is repeated: `count` times, with these distances between tensors in elements.
+    """A batch of `count` products, each a convolution of one image: elements from one product's tensors to the next's.
 
-    The problem beside it is one of the products, and `tensors` are the whole ones.
+    `tensors` are those of the whole batch.
     """
 
     count: int
@@ -84,12 +90,12 @@ class Batch:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-_NO_AXIS = FormAxis((ClassAxis(1, 0, 1, 0, 0),), 0, 0, 1, 1, 1)
+_NO_AXIS = GeometryAxis((PhaseAxis(1, 0, 1, 0, 0),), 0, 0, 1, 1, 1)
 
 
 @dataclass(frozen=True)
-class View:
-    """Strides in elements: of images, groups, channels within a group, and the axes of space."""
+class TensorStrides:
+    """Strides of a tensor in elements: of images, groups, channels within a group, and the axes of space."""
 
     image: int
     group: int
@@ -97,15 +103,15 @@ class View:
     space: _Three
 
     @staticmethod
-    def of(pack: Pack) -> View:
-        """A packed tensor."""
+    def of(pack: Pack) -> TensorStrides:
+        """Those of a packed tensor."""
         image, group, space = pack.strides
-        return View(image, group, 1, space)
+        return TensorStrides(image, group, 1, space)
 
 
 @dataclass(frozen=True)
-class FilterView:
-    """Strides of the filter in elements: of groups, columns (channels of the result), channels, and taps."""
+class FilterStrides:
+    """Strides of the filter in elements: groups, columns (channels of the result), channels of the data, taps."""
 
     group: int
     column: int
@@ -114,20 +120,20 @@ class FilterView:
 
 
 @dataclass(frozen=True)
-class Form:
-    """The product: `depth` channels are summed over and `width` made, in each of `groups`."""
+class Geometry:
+    """The product: each of `groups` sums over `in_channels` of the data and makes `out_channels` of the result."""
 
     images: int
     groups: int
-    depth: int
-    width: int
-    axes: tuple[FormAxis, FormAxis, FormAxis]
-    data: View
-    filter: FilterView
-    result: View
+    in_channels: int
+    out_channels: int
+    axes: tuple[GeometryAxis, GeometryAxis, GeometryAxis]
+    data: TensorStrides
+    filter: FilterStrides
+    result: TensorStrides
 
-    def repeated(self, batch: Batch) -> Form:
-        """The same for every product of a batch."""
+    def repeated(self, batch: Batch) -> Geometry:
+        """The geometry of a batch of such products, which takes the place of the groups."""
         return replace(
             self,
             groups=batch.count,
@@ -137,48 +143,36 @@ class Form:
         )
 
     @property
-    def classes(self) -> tuple[tuple[ClassAxis, ...], ...]:
-        """All classes, those with most taps first: so that the long blocks do not come last."""
-        every = itertools.product(*(axis.classes for axis in self.axes))
+    def phases(self) -> tuple[tuple[PhaseAxis, ...], ...]:
+        """All stride phases, those with most taps first, so that the longest thread blocks do not run last."""
+        every = itertools.product(*(axis.phases for axis in self.axes))
         return tuple(sorted(every, key=lambda one: -math.prod(axis.taps for axis in one)))
 
     @property
-    def most_taps(self) -> int:
-        return math.prod(axis.most_taps for axis in self.axes)
+    def max_taps(self) -> int:
+        return math.prod(axis.max_taps for axis in self.axes)
 
     @property
     def has_mask(self) -> bool:
-        """True if the taps that lie inside of the data fit into the bits of a mask."""
-        return sum(axis.most_taps for axis in self.axes if axis.is_masked) <= MASK_BITS
+        """True if the taps of all axes that may lie outside of the data fit into the bits of a mask."""
+        return sum(axis.max_taps for axis in self.axes if axis.is_masked) <= MASK_BITS
 
     @property
-    def works(self) -> tuple[Work, ...]:
-        """What the classes come to, for the cost model."""
+    def gemms(self) -> tuple[GemmSize, ...]:
+        """The matrix product of each stride phase."""
         return tuple(
-            Work(
+            GemmSize(
                 self.images * math.prod(axis.results for axis in one),
-                self.width,
-                self.depth * math.prod(axis.taps for axis in one),
+                self.out_channels,
+                self.in_channels * math.prod(axis.taps for axis in one),
                 self.groups,
             )
-            for one in self.classes
+            for one in self.phases
         )
 
-    @property
-    def class_table(self) -> str:
-        """The initializers of `Class` in the kernel's text."""
-        fields = ("results", "residue", "taps", "offset", "start")
-        rows = [
-            "{"
-            + ",".join("{" + ",".join(str(getattr(axis, name)) for axis in one) + "}" for name in fields)
-            + "}"
-            for one in self.classes
-        ]
-        return ",".join(rows)
 
-
-def form_of(problem: Convolution) -> Form:
-    """The form of a convolution forward or backward to its data."""
+def geometry_of(problem: Convolution) -> Geometry:
+    """The geometry of a convolution forward or backward to its data."""
     is_forward = problem.direction == "fwd"
     data, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
     axes = [_axis(problem, number) for number in range(len(problem.spatial))]
@@ -187,56 +181,61 @@ def form_of(problem: Convolution) -> Form:
     k, channel, *taps = problem.w.strides
     group = problem.k // groups * k
     column, channel = (k, channel) if is_forward else (channel, k)
-    return Form(
+    return Geometry(
         images=result.shape[0],
         groups=groups,
-        depth=data.shape[1] // groups,
-        width=result.shape[1] // groups,
+        in_channels=data.shape[1] // groups,
+        out_channels=result.shape[1] // groups,
         axes=(a, b, c),
-        data=view_of(data, groups),
-        filter=FilterView(group, column, channel, three(taps, 0)),
-        result=view_of(result, groups),
+        data=strides_of(data, groups),
+        filter=FilterStrides(group, column, channel, three(taps, 0)),
+        result=strides_of(result, groups),
     )
 
 
-def view_of(tensor: TensorDescriptor, groups: int) -> View:
-    """An (N, C, space) tensor whose channels fall into groups."""
+def strides_of(tensor: TensorDescriptor, groups: int) -> TensorStrides:
+    """The strides of an (N, C, space) tensor whose channels fall into groups."""
     n, c, *space = tensor.strides
-    return View(n, tensor.shape[1] // groups * c, c, three(space, 0))
+    return TensorStrides(n, tensor.shape[1] // groups * c, c, three(space, 0))
 
 
-def _axis(problem: Convolution, number: int) -> FormAxis:
+def _axis(problem: Convolution, number: int) -> GeometryAxis:
     """One axis of a convolution. dx[i] gets dy[o] by tap t where o * stride - before + dilation * t = i."""
     taps, stride = problem.filter_spatial[number], problem.stride[number]
     dilation, before = problem.dilation[number], problem.padding[number][0]
     is_flipped = problem.mode == "convolution"
 
-    def place(tap: int) -> int:
+    def in_filter(tap: int) -> int:
         return taps - 1 - tap if is_flipped else tap
 
     sign = -1 if is_flipped else 1
     if problem.direction == "fwd":
-        one = ClassAxis(problem.output_spatial[number], 0, taps, -before, place(0))
-        return FormAxis((one,), dilation, sign, stride, 1, problem.spatial[number])
+        one = PhaseAxis(problem.output_spatial[number], 0, taps, -before, in_filter(0))
+        return GeometryAxis((one,), dilation, sign, stride, 1, problem.spatial[number])
     extent, common = problem.spatial[number], math.gcd(stride, dilation)
     increment = stride // common
-    classes = []
-    for residue in range(min(stride, extent)):
-        met = [tap for tap in range(taps) if (residue + before - dilation * tap) % stride == 0]
+    phases = []
+    for first_result in range(min(stride, extent)):
+        met = [tap for tap in range(taps) if (first_result + before - dilation * tap) % stride == 0]
         first = met[0] if met else 0
-        offset = (residue + before - dilation * first) // stride if met else 0
-        results = -(-(extent - residue) // stride)
-        classes.append(ClassAxis(results, residue, len(met), offset, place(first)))
+        offset = (first_result + before - dilation * first) // stride if met else 0
+        results = -(-(extent - first_result) // stride)
+        phases.append(PhaseAxis(results, first_result, len(met), offset, in_filter(first)))
     extents = problem.output_spatial
-    return FormAxis(tuple(classes), -dilation // common, sign * increment, 1, stride, extents[number])
+    return GeometryAxis(tuple(phases), -dilation // common, sign * increment, 1, stride, extents[number])
 
 
-def alignments(view: View, depth: int, extents: Sequence[int]) -> tuple[int, ...]:
-    """The numbers of elements of which all addresses of neighbouring channels are sums."""
-    return (depth, view.image, view.group, *(s for s, n in zip(view.space, extents, strict=True) if n > 1))
+def alignments(strides: TensorStrides, in_channels: int, extents: Sequence[int]) -> tuple[int, ...]:
+    """The numbers of elements that the offsets of all pixels, groups and images are sums of."""
+    return (
+        in_channels,
+        strides.image,
+        strides.group,
+        *(s for s, n in zip(strides.space, extents, strict=True) if n > 1),
+    )
 
 
-def rows_of(view: View, images: int, extents: Sequence[int]) -> list[int]:
-    """The distances between the places of a tensor in elements, along the axes that it has."""
-    axes = ((view.image, images), *zip(view.space, extents, strict=True))
+def pixel_strides(strides: TensorStrides, images: int, extents: Sequence[int]) -> list[int]:
+    """The distances between neighbouring pixels in elements, along the axes of more than one."""
+    axes = ((strides.image, images), *zip(strides.space, extents, strict=True))
     return [stride for stride, extent in axes if extent > 1]

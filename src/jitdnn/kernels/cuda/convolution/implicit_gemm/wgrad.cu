@@ -2,41 +2,65 @@
 //
 //     dw[k, (tap, c)] = sum over pixels of  dy[pixel, k] * x[pixel moved by tap, c]
 //
-// with rows = channels of dy, columns = taps with the channels of x inside, and the reduction over the pixels of dy
-// (image, place). Channels are innermost in memory, so both operands have the reduction across.
+// A is dy ("outer"): its rows are channels of dy. B is x ("data"): its columns are taps, with the channels of x
+// inside. K runs over the pixels of dy (image, then position). Channels are innermost in memory, so both operands are
+// MN-major.
 //
-// Blocks: axis 0 tiles (TILES), columns inside, and their parts; axis 1 groups.
+// Grid: axis 0 tiles, columns inside, and their splits (tile_scheduler.cuh); axis 1 groups.
 //
-// Macros beside those of gemm/mainloop.cuh: HEIGHT (channels of dy in a group; OUTER_CHANNELS packed), DEPTH (channels
-// of x in a group, packed; CHANNELS of them count), TAPS_*, IMAGES, PLACES (of an image), RESULTS (extents of dy), EXTENTS
-// (of x), MOVES (step of x per result), SHIFTS (of x per tap), OFFSETS (of the first tap), MASK_AXES (taps may lie
-// outside), IS_MASKED (their bits fit), DATA_* (strides of x), IS_DATA_LINEAR (one tap, and pixels of x lie DATA_STEP
-// apart), OUTER_* (of dy; OUTER_STEP from pixel to pixel if IS_OUTER_LINEAR), RESULT_* (of dw), COPY_A, COPY_B, INDEX.
+// Which columns of a pixel lie outside of x is found once for each pixel, by one thread for all. With IS_MASKED it is
+// kept in a word as in fprop_dgrad.cu: bits 29 ... 0 of a pixel are set for taps that lie outside, bit 30 (NO_PIXEL)
+// for a pixel behind the last, bit 31 (NO_COLUMN) always; a column has the bits of its tap, bit 30 always, and bit 31
+// if it is behind the last. x is there if no bit is in both words.
+//
+// Macros, beside those of gemm/mainloop.cuh (three numbers: one for each axis of space):
+//
+//     macro                 unit        meaning
+//     INDEX                 type        of offsets into tensors
+//     IMAGES                images
+//     PIXELS_PER_IMAGE      pixels      of dy
+//     OUT_CHANNELS          channels    of dy in a group; PACKED_OUT_CHANNELS with the zeros of packing
+//     IN_CHANNELS           channels    of x in a group; PACKED_IN_CHANNELS with the zeros of packing
+//     TAPS_0, _1, _2        taps        along the axes
+//     RESULTS, EXTENTS      positions   of dy, and of x, three numbers
+//     INPUT_STRIDE          positions   of x from pixel to pixel of dy, three numbers
+//     DILATION              positions   of x from tap to tap, three numbers
+//     OFFSETS               positions   of x from the pixel to the first tap: minus the padding, three numbers
+//     MASK_AXES             booleans    whether taps along the axis may lie outside, three
+//     IS_MASKED             0 or 1      whether the taps of these axes fit into 30 bits
+//     DATA_*, OUTER_*       elements    strides of x and dy: IMAGE, GROUP, CHANNEL, STRIDES (three numbers)
+//     OUTER_STEP            elements    from pixel to pixel of dy, if IS_OUTER_LINEAR
+//     DATA_STEP             elements    from pixel to pixel of x, if IS_DATA_LINEAR: one tap, which every pixel meets
+//     RESULT_*              elements    of dw: BASE (of the first tap), strides GROUP, ROW, CHANNEL, STRIDES
+//     COPY_A, COPY_B        bytes       of an asynchronous copy; 0: element by element
+//     IS_RESULT_VECTOR      0 or 1      whether eight columns are stored at once
+//     IS_DATA_PACKED, IS_OUTER_PACKED 0 or 1; DATA_AT, OUTER_AT: bytes into the workspace, where the packed ones are
 
-constexpr int COLUMNS = TAPS_0 * TAPS_1 * TAPS_2 * DEPTH;
-constexpr INDEX TILES_WIDE = (COLUMNS + BN - 1) / BN;
+constexpr int COLUMNS = TAPS_0 * TAPS_1 * TAPS_2 * PACKED_IN_CHANNELS;
+constexpr INDEX GRID_TILES_N = (COLUMNS + BN - 1) / BN;
 constexpr int PIECE_A = COPY_A > 0 ? COPY_A / ELEMENT_BYTES : 1, PIECE_B = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
-constexpr int STEP_A = BLOCK / CHUNKS_M, STEP_B = BLOCK / CHUNKS_N;  // pixels of a stage between those of a thread
+constexpr int STEP_A = BLOCK_THREADS / CHUNKS_M,
+              STEP_B = BLOCK_THREADS / CHUNKS_N;  // pixels of a stage from one that a thread copies to its next
 
-constexpr INDEX PIXELS = (INDEX)IMAGES * PLACES;
+constexpr INDEX PIXELS = (INDEX)IMAGES * PIXELS_PER_IMAGE;
 constexpr u32 NO_PIXEL = 1u << 30, NO_COLUMN = 1u << 31;
 
-// A pixel of dy, as what all columns need of it.
+// What all columns need of a pixel of dy.
 struct __align__(16) Pixel {
     INDEX data;  // elements of x at the pixel, before any tap
 #if IS_MASKED
-    u32 outside;  // a bit for each tap of an axis that meets no pixel of x, and for a pixel that is not there
+    u32 outside;  // see above
 #else
-    int place[3];  // in x
+    int position[3];  // in x
 #endif
     INDEX outer;  // elements of dy
 
     METHOD void set(INDEX m) {
-        constexpr int results[3] = {RESULTS}, moves[3] = {MOVES};
+        constexpr int results[3] = {RESULTS}, input_stride[3] = {INPUT_STRIDE};
         constexpr i64 data_strides[3] = {DATA_STRIDES}, outer_strides[3] = {OUTER_STRIDES};
-        INDEX rest = m, from = 0, from_outer = 0;
+        INDEX rest = m, from = 0, from_dy = 0;
 #if IS_MASKED
-        constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2}, shifts[3] = {SHIFTS}, offsets[3] = {OFFSETS};
+        constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2}, dilation[3] = {DILATION}, offsets[3] = {OFFSETS};
         constexpr int extents[3] = {EXTENTS};
         constexpr bool is_masked[3] = {MASK_AXES};
         u32 bits = m < PIXELS ? NO_COLUMN : NO_COLUMN | NO_PIXEL;
@@ -45,43 +69,43 @@ struct __align__(16) Pixel {
 #pragma unroll
         for (int axis = 2; axis >= 0; --axis) {
             const INDEX outer = rest / results[axis];
-            const int at = (int)(rest - outer * results[axis]), moved = at * moves[axis];
+            const int at = (int)(rest - outer * results[axis]), moved = at * input_stride[axis];
             rest = outer;
             from += (INDEX)(moved * data_strides[axis]);
-            from_outer += (INDEX)(at * outer_strides[axis]);
+            from_dy += (INDEX)(at * outer_strides[axis]);
 #if IS_MASKED
             if (is_masked[axis]) {
 #pragma unroll
                 for (int tap = 0; tap < taps[axis]; ++tap, ++bit)
-                    if ((u32)(moved + offsets[axis] + tap * shifts[axis]) >= (u32)extents[axis]) bits |= 1u << bit;
+                    if ((u32)(moved + offsets[axis] + tap * dilation[axis]) >= (u32)extents[axis]) bits |= 1u << bit;
             }
 #else
-            place[axis] = m < PIXELS ? moved : 1 << 30;
+            position[axis] = m < PIXELS ? moved : 1 << 30;
 #endif
         }
         data = from + rest * (INDEX)DATA_IMAGE;
-        outer = from_outer + rest * (INDEX)OUTER_IMAGE;
+        outer = from_dy + rest * (INDEX)OUTER_IMAGE;
 #if IS_MASKED
         outside = bits;
 #endif
     }
 };
 
-// A column of the product, as what it adds to a pixel.
+// What a column adds to a pixel.
 struct Column {
     INDEX from;  // elements of x
 #if IS_MASKED
-    u32 bits;  // those of a pixel that say it is outside
+    u32 bits;  // see above
 #else
     int moved[3];
     bool has_number;
 #endif
 
     METHOD void set(int number) {
-        constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2}, shifts[3] = {SHIFTS}, offsets[3] = {OFFSETS};
+        constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2}, dilation[3] = {DILATION}, offsets[3] = {OFFSETS};
         constexpr i64 strides[3] = {DATA_STRIDES};
-        int rest = number / DEPTH;
-        from = (INDEX)((number - rest * DEPTH) * (i64)DATA_CHANNEL);
+        int rest = number / PACKED_IN_CHANNELS;
+        from = (INDEX)((number - rest * PACKED_IN_CHANNELS) * (i64)DATA_CHANNEL);
         const bool is_one = COLUMNS % BN == 0 || number < COLUMNS;
 #if IS_MASKED
         constexpr bool is_masked[3] = {MASK_AXES};
@@ -92,16 +116,16 @@ struct Column {
 #endif
 #pragma unroll
         for (int axis = 2; axis >= 0; --axis) {
-            const int tap = rest % taps[axis], shift = offsets[axis] + tap * shifts[axis];
+            const int tap = rest % taps[axis], tap_offset = offsets[axis] + tap * dilation[axis];
             rest /= taps[axis];
-            from += (INDEX)(shift * strides[axis]);
+            from += (INDEX)(tap_offset * strides[axis]);
 #if IS_MASKED
             if (is_masked[axis]) {
                 bits |= 1u << (bit + tap);
                 bit += taps[axis];
             }
 #else
-            moved[axis] = shift;
+            moved[axis] = tap_offset;
 #endif
         }
     }
@@ -122,7 +146,7 @@ struct Column {
         bool is_met = has_number;
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis)
-            is_met = is_met && (u32)(pixel.place[axis] + moved[axis]) < (u32)extents[axis];
+            is_met = is_met && (u32)(pixel.position[axis] + moved[axis]) < (u32)extents[axis];
         return is_met;
 #endif
     }
@@ -130,15 +154,15 @@ struct Column {
 
 struct Loader {
     static constexpr bool IS_PREPARED = !IS_OUTER_LINEAR || !IS_DATA_LINEAR;
-    static constexpr int blocks = (int)((PIXELS + BK - 1) / BK);  // of the reduction
+    static constexpr int blocks = (int)((PIXELS + BK - 1) / BK);  // of K
 
     Column columns[COPY_B > 0 ? CHUNK / PIECE_B : 1];
     int first_column;  // of this thread's chunk
     const DTYPE *outer;  // dy at the first row of the tile
     const DTYPE *data;
-    int rows;              // that the tile has
-    Pixel *pixels;         // two blocks of them
-    int prepared, loading;  // where the next block's begin, and those of the block that is asked for
+    int rows;              // that the tile has of them
+    Pixel *pixels;         // two tables of BK each, in turn
+    int prepared, loading;  // the table of the next block of K, and that of the block that is being copied
 
     METHOD void set_columns(int first) {
         first_column = first + (int)threadIdx.x % CHUNKS_N * CHUNK;
@@ -155,10 +179,10 @@ struct Loader {
         return column;
     }
 
-    // Where the pixels of a block lie is found once for all threads and columns.
+    // Fills the table of a block's pixels, for all threads and columns.
     METHOD void prepare(int number) {
         prepared ^= BK;
-        static_assert(BLOCK >= BK, "a thread has one pixel of a block, or none");
+        static_assert(BLOCK_THREADS >= BK, "a thread has one pixel of a block, or none");
         if (threadIdx.x < BK) {
             Pixel pixel;
             pixel.set((INDEX)number * BK + threadIdx.x);
@@ -166,14 +190,14 @@ struct Loader {
         }
     }
 
-    template <int SHARE>
+    template <int SLICE>
     METHOD void load(u8 *stage, int number) {
-        if (SHARE == 0) loading = prepared;
-        load_outer<SHARE>(stage, (INDEX)number * BK);
-        load_data<SHARE>(stage + A_BYTES, (INDEX)number * BK);
+        if (SLICE == 0) loading = prepared;
+        load_outer<SLICE>(stage, (INDEX)number * BK);
+        load_data<SLICE>(stage + A_BYTES, (INDEX)number * BK);
     }
 
-    template <int SHARE>
+    template <int SLICE>
     METHOD void load_outer(u8 *stage, INDEX first) {
         constexpr int lines = (BK + STEP_A - 1) / STEP_A;
         const int chunk = threadIdx.x % CHUNKS_M, row = threadIdx.x / CHUNKS_M;
@@ -181,18 +205,18 @@ struct Loader {
         const DTYPE *own = outer + chunk * (CHUNK * (i64)OUTER_CHANNEL);
         const DTYPE *linear = own + (first + row) * (INDEX)OUTER_STEP;
 #pragma unroll
-        for (int line = LINES_OF(SHARE, lines); line < LINES_OF(SHARE + 1, lines); ++line) {
+        for (int line = LINES_OF(SLICE, lines); line < LINES_OF(SLICE + 1, lines); ++line) {
             const int depth = row + line * STEP_A;
             if (BK % STEP_A != 0 && depth >= BK) break;
             const DTYPE *from = linear + line * (STEP_A * (i64)OUTER_STEP);
             if constexpr (!IS_OUTER_LINEAR) from = own + pixels[loading + depth].outer;
             const bool is_pixel = PIXELS % BK == 0 ? first < PIXELS : first + depth < PIXELS;
-#pragma unroll UNROLLED(COPY_A)
+#pragma unroll COPY_UNROLL(COPY_A)
             for (int e = 0; e < CHUNK; e += PIECE_A) {
                 const int channel = chunk * CHUNK + e;
-                const int at = place_of_line<CHUNKS_M, STEP_A>(row, chunk, line) + e * ELEMENT_BYTES;
+                const int at = position_of_line<CHUNKS_M, STEP_A>(row, chunk, line) + e * ELEMENT_BYTES;
                 const DTYPE *p = from + e * (i64)OUTER_CHANNEL;
-                const bool is_valid = is_pixel && (OUTER_CHANNELS % BM == 0 || channel < rows);
+                const bool is_valid = is_pixel && (PACKED_OUT_CHANNELS % BM == 0 || channel < rows);
                 if constexpr (COPY_A > 0)
                     copy_async<COPY_A>(to + at, p, is_valid);
                 else
@@ -201,13 +225,13 @@ struct Loader {
         }
     }
 
-    template <int SHARE>
+    template <int SLICE>
     METHOD void load_data(u8 *stage, INDEX first) {
         constexpr int lines = (BK + STEP_B - 1) / STEP_B;
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
         const u32 to = smem_address(stage);
-        constexpr int begin = LINES_OF(SHARE, lines), end = LINES_OF(SHARE + 1, lines);
-        Pixel near[end > begin ? end - begin : 1];  // all read before the first copy is started, behind which reads wait
+        constexpr int begin = LINES_OF(SLICE, lines), end = LINES_OF(SLICE + 1, lines);
+        Pixel near[end > begin ? end - begin : 1];  // read before the first copy is issued: reads behind it would wait
         if constexpr (!IS_DATA_LINEAR) {
 #pragma unroll
             for (int line = begin; line < end; ++line)
@@ -218,10 +242,10 @@ struct Loader {
         for (int line = begin; line < end; ++line) {
             if (BK % STEP_B != 0 && row + line * STEP_B >= BK) break;
             const Pixel &pixel = near[line - begin];
-#pragma unroll UNROLLED(COPY_B)
+#pragma unroll COPY_UNROLL(COPY_B)
             for (int piece = 0; piece < CHUNK / PIECE_B; ++piece) {
                 const Column column = column_of(piece);
-                const int at = place_of_line<CHUNKS_N, STEP_B>(row, chunk, line) + piece * PIECE_B * ELEMENT_BYTES;
+                const int at = position_of_line<CHUNKS_N, STEP_B>(row, chunk, line) + piece * PIECE_B * ELEMENT_BYTES;
                 bool is_valid;
                 const DTYPE *p;
                 if constexpr (IS_DATA_LINEAR) {  // one tap, which every pixel of dy meets
@@ -240,14 +264,14 @@ struct Loader {
     }
 };
 
-// Where a tile lies.
+// The first row and column of a tile, and its group.
 struct Tile {
-    int row, column;  // the first ones
+    int row, column;
     int group;
 };
 
 FUNCTION Tile tile_at(u32 number) {
-    return {(int)(number / TILES_WIDE) * BM, (int)(number % TILES_WIDE) * BN, (int)blockIdx.y};
+    return {(int)(number / GRID_TILES_N) * BM, (int)(number % GRID_TILES_N) * BN, (int)blockIdx.y};
 }
 
 // Stores eight columns of a row of a tile.
@@ -266,9 +290,9 @@ FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums
 #pragma unroll
         for (int e = 0; e < RUN; ++e) {
             if (e >= count) break;
-            int tap = (column + e) / DEPTH;
-            const int channel = column + e - tap * DEPTH;
-            if (channel >= CHANNELS) continue;  // a zero that fills the group up
+            int tap = (column + e) / PACKED_IN_CHANNELS;
+            const int channel = column + e - tap * PACKED_IN_CHANNELS;
+            if (channel >= IN_CHANNELS) continue;  // a zero of packing
             RESULT *p = result + (INDEX)(channel * (i64)RESULT_CHANNEL);
 #pragma unroll
             for (int axis = 2; axis >= 0; --axis) {
@@ -282,49 +306,49 @@ FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums
     }
 }
 
-KERNEL2(BLOCK, RESIDENT)
-void implicit_gemm_filter(const DTYPE *first, const DTYPE *second, RESULT *result, u8 *workspace, SCALE alpha,
+KERNEL2(BLOCK_THREADS, RESIDENT)
+void implicit_gemm_wgrad(const DTYPE *first, const DTYPE *second, RESULT *result, u8 *workspace, SCALE alpha,
                           SCALE beta) {
     extern __shared__ __align__(128) u8 shared[];
-    const Share share = share_of_block(TILES);
-    const Tile tile = tile_at(share.tile);
+    const WorkTile slice = work_tile_of_block(GRID_TILES);
+    const Tile tile = tile_at(slice.tile);
     Loader loader;
     loader.data = in_register((IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) +
                               tile.group * (i64)DATA_GROUP);
-    loader.outer = in_register((IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) +
+    loader.outer = in_register((IS_OUTER_PACKED ? (const DTYPE *)(workspace + OUTER_AT) : second) +
                                tile.group * (i64)OUTER_GROUP + tile.row * (i64)OUTER_CHANNEL);
-    loader.rows = OUTER_CHANNELS - tile.row;
+    loader.rows = PACKED_OUT_CHANNELS - tile.row;
     loader.pixels = (Pixel *)(shared + STAGES * STAGE_BYTES);
     loader.prepared = loader.loading = 0;
     loader.set_columns(tile.column);
 
-    SUM sums[TILES_M][TILES_N][4] = {};
-    const int begin = (int)((i64)Loader::blocks * share.part / share.parts);
-    const int end = (int)((i64)Loader::blocks * (share.part + 1) / share.parts);
+    SUM sums[MMAS_M][MMAS_N][4] = {};
+    const int begin = (int)((i64)Loader::blocks * slice.split / slice.splits);
+    const int end = (int)((i64)Loader::blocks * (slice.split + 1) / slice.splits);
     accumulate<true, true>(sums, loader, shared, begin, end - begin);
 
-    if (PARTS > 1 && share.parts > 1) {
-        store_part(sums, partial_of(workspace, TILES, blockIdx.y, gridDim.y, share.tile, share.part));
+    if (SPLITS > 1 && slice.splits > 1) {
+        store_partial(sums, partial_tile(workspace, GRID_TILES, blockIdx.y, gridDim.y, slice.tile, slice.split));
     } else {
         auto finish = [&](int row, int column, const SUM(&values)[RUN]) {
-            if (tile.row + row >= HEIGHT || tile.column + column >= COLUMNS) return;
+            if (tile.row + row >= OUT_CHANNELS || tile.column + column >= COLUMNS) return;
             finish_run(tile, tile.row + row, tile.column + column, values, result, (REAL)alpha, (REAL)beta);
         };
         finish_tile<IS_RESULT_VECTOR && RESULT_ROW % 32 == 0, false>(sums, (SUM *)shared, finish);
     }
 }
 
-// Adds the parts of divided tiles. Axis 0: such tiles; axis 1 groups; axis 2 pieces of tiles.
-KERNEL(SUMMING)
-void add_parts(const DTYPE *, const DTYPE *, RESULT *result, u8 *workspace, SCALE alpha, SCALE beta) {
-    const PartRun run((int)blockIdx.z * SUMMED + (int)threadIdx.x % SUMMED);
-    const u32 divided = WHOLE + blockIdx.x;
+// The reduction of split tiles. Grid: axis 0 such tiles; axis 1 groups; axis 2 pieces of a tile.
+KERNEL(REDUCTION_BLOCK)
+void reduce_partials(const DTYPE *, const DTYPE *, RESULT *result, u8 *workspace, SCALE alpha, SCALE beta) {
+    const PartialRun run((int)blockIdx.z * REDUCTION_RUNS + (int)threadIdx.x % REDUCTION_RUNS);
+    const u32 divided = UNSPLIT + blockIdx.x;
     const Tile tile = tile_at(divided);
     const int row = tile.row + run.row, column = tile.column + run.column;
-    const SUM *first = partial_of(workspace, TILES, blockIdx.y, gridDim.y, divided, 0);
-    const SUM *second = partial_of(workspace, TILES, blockIdx.y, gridDim.y, divided, 1);
+    const SUM *first = partial_tile(workspace, GRID_TILES, blockIdx.y, gridDim.y, divided, 0);
+    const SUM *second = partial_tile(workspace, GRID_TILES, blockIdx.y, gridDim.y, divided, 1);
     SUM values[RUN] = {};
-    add_shares(values, first + run.at, second - first, row < HEIGHT);
-    if (threadIdx.x < SUMMED && row < HEIGHT && column < COLUMNS)
+    sum_partials(values, first + run.at, second - first, row < OUT_CHANNELS);
+    if (threadIdx.x < REDUCTION_RUNS && row < OUT_CHANNELS && column < COLUMNS)
         finish_run(tile, row, column, values, result, (REAL)alpha, (REAL)beta);
 }

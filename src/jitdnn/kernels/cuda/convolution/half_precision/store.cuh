@@ -1,11 +1,11 @@
-// Neighbouring channels of one output on their way to memory, as wide as strides and addresses allow.
+// The store of neighbouring channels of one output, as wide as strides and addresses allow.
 // RESULT_VECTOR: channels that may be stored at once; RESULT_C: the stride from one channel to the next.
 
-// `count` sums for the channels from `k` on, of which those below `limit` are stored: all of them where `is_full` says so.
-// `to` is the place of channel 0.
+// Stores `count` sums of the channels from `k` on, of those below `limit`: of all of them, if is_full. `to` is the
+// offset of channel 0.
 template <int count, bool is_full>
 FUNCTION void store_channels(u16 *result, INDEX to, int k, int limit, const f32 (&sums)[count], f32 alpha, f32 beta
-                             PLACE_PARAMETERS) {
+                             COORDINATE_PARAMETERS) {
     constexpr int width = count < RESULT_VECTOR ? count : RESULT_VECTOR;
     f32 value[count];
 #pragma unroll

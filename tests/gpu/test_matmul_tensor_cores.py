@@ -1,4 +1,4 @@
-"""Matrix products on CUDA's matrix units: every way to see them, batches, epilogues, tensors anywhere."""
+"""Matrix products on CUDA's tensor cores: every orientation, batches, epilogues, tensors at any address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import cases
 from cases import make_case
 from harness import run_algorithm
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cuda.matmul import MatrixUnits, MatrixUnitsInPlace
+from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
 from jitdnn.problems import MatMul, parse
 from jitdnn.rtcg.expression import apply, trace
 from jitdnn.tensor import TensorDescriptor
@@ -28,14 +28,14 @@ def product(words: str) -> MatMul:
 
 def check(problem: MatMul, device: Any, epilogue: Epilogue | None = None) -> None:
     case = make_case(problem, epilogue)
-    for algorithm in (MatrixUnits(), MatrixUnitsInPlace()):
+    for algorithm in (TensorCoreMatmul(), TensorCoreMatmulInPlace()):
         if problem.a.dtype == "f64" or 0 in problem.c.shape or problem.k == 0:
             assert algorithm.refuse(problem, device, epilogue)
         elif algorithm.refuse(problem, device, epilogue) is None:
             run_algorithm(algorithm, case, device)
 
 
-WAYS = {
+ORIENTATIONS = {
     "m40 k72 n24 bf16": "rows",
     "m40 k72 n24 bf16 b=columns": "rows",
     "m40 k70 n24 bf16 a=columns b=columns": "columns",
@@ -50,13 +50,15 @@ WAYS = {
 
 
 @pytest.mark.parametrize("alignment", ["aligned", "anywhere"])
-@pytest.mark.parametrize("words", WAYS)
-def test_every_way(words: str, alignment: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", ORIENTATIONS)
+def test_every_orientation(
+    words: str, alignment: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if alignment == "aligned":
         monkeypatch.setattr(cases, "GUARD", ALIGNED)
     problem = product(words)
-    assert MatrixUnits().refuse(problem, cuda_device) is None
-    assert MatrixUnits().plan(problem, cuda_device, False)[0].way == WAYS[words]
+    assert TensorCoreMatmul().refuse(problem, cuda_device) is None
+    assert TensorCoreMatmul().plan(problem, cuda_device, False)[0].name == ORIENTATIONS[words]
     check(problem, cuda_device)
 
 
@@ -84,5 +86,5 @@ def test_any_product(problem: MatMul, cuda_device: Any) -> None:
 
 def test_refusals(cuda_device: Any) -> None:
     uneven = product("batch2x2 m4 k4 n4 bf16 a=s100,16,4,1")
-    assert "steps" in str(MatrixUnits().refuse(uneven, cuda_device))
-    assert "f64" in str(MatrixUnits().refuse(product("m4 k4 n4 f64"), cuda_device))
+    assert "evenly spaced" in str(TensorCoreMatmul().refuse(uneven, cuda_device))
+    assert "f64" in str(TensorCoreMatmul().refuse(product("m4 k4 n4 f64"), cuda_device))

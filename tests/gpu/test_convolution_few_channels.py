@@ -1,4 +1,4 @@
-"""Convolutions with few input channels: every direction, way to stage rows, distance of runs, and arrangement."""
+"""Convolutions with few input channels: every direction, staging of rows, phase, and tiling."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import cases
 from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run_algorithm
-from jitdnn.kernels.cuda.convolution.few_channels.algorithm import Stem, launches, source
-from jitdnn.kernels.cuda.convolution.few_channels.dgrad_plan import data_plan, data_plans
-from jitdnn.kernels.cuda.convolution.few_channels.geometry import Rows, Shape
-from jitdnn.kernels.cuda.convolution.few_channels.plan import (
-    Plan,
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels
+from jitdnn.kernels.cuda.convolution.few_channels.code import launches, source
+from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     facts_of,
-    filter_plan,
-    filter_plans,
-    forward_plan,
-    forward_plans,
+    fprop_plan,
+    fprop_plans,
+    wgrad_plan,
+    wgrad_plans,
 )
+from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan, dgrad_plans
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
+from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
 from jitdnn.problems import Convolution
 from strategies import convolutions
 
-PLANS = {"fwd": forward_plan, "bwd_data": data_plan, "bwd_filter": filter_plan}
-GENERATORS: Any = {"fwd": forward_plans, "bwd_data": data_plans, "bwd_filter": filter_plans}
+PLANS = {"fwd": fprop_plan, "bwd_data": dgrad_plan, "bwd_filter": wgrad_plan}
+GENERATORS: Any = {"fwd": fprop_plans, "bwd_data": dgrad_plans, "bwd_filter": wgrad_plans}
 ALIGNED = 1024  # elements in front of a tensor, so that it begins at a multiple of 16 bytes
 
 # how rows are staged: (bytes at once, planes of channels), and whether neighbouring outputs begin at odd distances
@@ -72,17 +73,17 @@ def test_rows(words: str) -> None:
 @pytest.mark.parametrize("words", PROBLEMS)
 def test_directions(words: str, direction: str, alignment: str, cuda_device: Any) -> None:
     problem = convolution(words, direction)
-    reason = Stem().refuse(problem, cuda_device)
+    reason = FewChannels().refuse(problem, cuda_device)
     if direction == "bwd_data" and max(problem.dilation) > 1:
         assert reason
         assert "dilation" in reason
         return
     assert reason is None
-    run_algorithm(Stem(), make_case(problem, None, 0, None), cuda_device)
+    run_algorithm(FewChannels(), make_case(problem, None, 0, None), cuda_device)
 
 
 @st.composite
-def stems(draw: st.DrawFn) -> Convolution:
+def few_channels(draw: st.DrawFn) -> Convolution:
     """Convolutions with few channels, of any strides and dtypes of half precision."""
     problem = draw(convolutions(channels=(1, 2, 3, 4, 7, 17)))
     assume(problem.dtype in ("bf16", "f16") and problem.groups == 1 and problem.c <= 8)
@@ -90,16 +91,16 @@ def stems(draw: st.DrawFn) -> Convolution:
     return problem
 
 
-@given(problem=stems())
+@given(problem=few_channels())
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any(problem: Convolution, cuda_device: Any) -> None:
-    if Stem().refuse(problem, cuda_device) is not None:
+    if FewChannels().refuse(problem, cuda_device) is not None:
         assert max(problem.dilation) > 1
         return
-    run_algorithm(Stem(), make_case(problem, None, 0, None), cuda_device)
+    run_algorithm(FewChannels(), make_case(problem, None, 0, None), cuda_device)
 
 
-class Chosen(Stem):
+class Chosen(FewChannels):
     """With a plan of our choice."""
 
     def __init__(self, plan: Plan) -> None:
@@ -113,13 +114,13 @@ class Chosen(Stem):
 FEATURES = {
     "fwd": [
         {"STAGES": 1}, {"TILE_M": 3}, {"TILE_N": 2}, {"COLUMN_GROUPS": 2}, {"BLOCK_P": 3}, {"IS_PACKED": 1},
-        {"SHARES": 2},
+        {"CHANNEL_BLOCKS": 2},
     ],
     "bwd_filter": [{"STAGES": 1}, {"TILE_M": 1}, {"WORD_GROUPS": 2}, {"CHANNEL_GROUPS": 2}, {"BLOCK_THREADS": 512}],
     "bwd_data": [
         {"STAGES": 1, "TILE_PLANES": 2}, {"TILE_PLANES": 3, "TILE_ROWS": 2}, {"STEP_H": 2, "STEP_W": 2},
-        {"STEP_W": 4}, {"STEP_H": 4}, {"CHANNEL_PARTS": 2, "TILE_PLANES": 2}, {"WARPS_ACROSS": 2, "STEP_W": 2},
-        {"WARPS_DEEP": 2}, {"WARPS_DEEP": 4, "CHANNEL_PARTS": 2}, {"WARPS_DEEP": 4},
+        {"STEP_W": 4}, {"STEP_H": 4}, {"CHANNEL_CHUNKS": 2, "TILE_PLANES": 2}, {"WARPS_ACROSS": 2, "STEP_W": 2},
+        {"SPLIT_K_WARPS": 2}, {"SPLIT_K_WARPS": 4, "CHANNEL_CHUNKS": 2}, {"SPLIT_K_WARPS": 4},
         {"IS_STREAMED": 1}, {"IS_PACKED": 0}, {"IS_PACKED": 1},
     ],
 }  # fmt: skip
@@ -159,7 +160,7 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_refusals(words: str, cuda_device: Any) -> None:
     for direction in ("fwd", "bwd_filter"):
-        reason = Stem().refuse(convolution(words, direction), cuda_device)
+        reason = FewChannels().refuse(convolution(words, direction), cuda_device)
         assert reason is not None
         assert REFUSED[words] in reason
 
@@ -173,8 +174,8 @@ def test_epilogues(direction: str, expression: str, cuda_device: Any) -> None:
     for words in list(PROBLEMS)[:3]:
         problem = convolution(words, direction)
         epilogue = fused(problem, expression)
-        assert Stem().refuse(problem, cuda_device, epilogue) is None
-        run_algorithm(Stem(), make_case(problem, epilogue, 0, None), cuda_device)
+        assert FewChannels().refuse(problem, cuda_device, epilogue) is None
+        run_algorithm(FewChannels(), make_case(problem, epilogue, 0, None), cuda_device)
 
 
 LAYERS = """

@@ -1,4 +1,4 @@
-"""How the kernels of few channels apply an epilogue: its functions, and macros that carry places to the store.
+"""How a kernel applies an epilogue: its functions, and macros that carry coordinates to the store.
 
 The kernels know an output by (n, channel, d, h, w). `FINISH` makes a finished number of a sum.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cuda.convolution.few_channels.geometry import Defines
+from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
 from jitdnn.problems.convolution import Convolution
 
@@ -23,10 +23,10 @@ def pointers_of(epilogue: Epilogue | None) -> int:
 def in_kernel(problem: Convolution, epilogue: Epilogue | None) -> tuple[str, Defines]:
     """Functions, and macros for a kernel that stores by itself: FINISH(sum, n, c, d, h, w)."""
     code = epilogue_source(epilogue, problem.output, "f32", _OPERANDS)
-    place = _place(problem, ("(n)", "(c)", "(d)", "(h)", "(w)"))
+    index = _index(problem, ("(n)", "(c)", "(d)", "(h)", "(w)"))
     return code.functions, {
-        "EXTRA_POINTERS": code.parameters,
-        "FINISH(sum, n, c, d, h, w)": f"({code.apply('(sum)', place)})",
+        "EPILOGUE_PARAMETERS": code.parameters,
+        "FINISH(sum, n, c, d, h, w)": f"({code.apply('(sum)', index)})",
     }
 
 
@@ -39,18 +39,18 @@ def in_store(
     """
     code = epilogue_source(epilogue, problem.output, "f32", _OPERANDS)
     names = ("at_n", "at_d", "at_h", "at_w")
-    place = _place(problem, (names[0], "(k)", *names[1:]))
+    index = _index(problem, (names[0], "(k)", *names[1:]))
     operands = "".join(f", e{number}" for number in range(_OPERANDS, pointers_of(epilogue)))
     parameters = "".join(f", int {name}" for name in names) + code.parameters if epilogue else ""
     return code.functions, {
-        "EXTRA_POINTERS": code.parameters,
-        "PLACE_PARAMETERS": parameters,
-        "PLACE_ARGUMENTS": "".join(f", {name}" for name in arguments) + operands if epilogue else "",
-        "FINISH(sum, k)": f"({code.apply('(sum)', place)})",
+        "EPILOGUE_PARAMETERS": code.parameters,
+        "COORDINATE_PARAMETERS": parameters,
+        "COORDINATE_ARGUMENTS": "".join(f", {name}" for name in arguments) + operands if epilogue else "",
+        "FINISH(sum, k)": f"({code.apply('(sum)', index)})",
     }
 
 
-def _place(problem: Convolution, five: Sequence[str]) -> list[str]:
+def _index(problem: Convolution, five: Sequence[str]) -> list[str]:
     """The indices along the axes that the problem has, of those along (n, channel, d, h, w)."""
     rank = len(problem.spatial)
     return [*five[:2], *five[5 - rank :]]

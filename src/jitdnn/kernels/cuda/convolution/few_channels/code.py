@@ -1,0 +1,39 @@
+"""Source text and launches of the kernels with few channels: fprop.cu, dgrad.cu, wgrad.cu."""
+
+from __future__ import annotations
+
+from jitdnn.devices.gpu import Launch, Source, read_text
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
+from jitdnn.kernels.cuda.convolution.half_precision.epilogue import in_kernel, in_store
+from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines
+from jitdnn.problems.convolution import Convolution
+
+_SHARED = "cuda/convolution/half_precision"
+_FOLDER = "cuda/convolution/few_channels"
+_FILES = {
+    "fwd": ("common.cuh", "fprop.cu"),
+    "bwd_data": ("dgrad.cu",),
+    "bwd_filter": ("common.cuh", "wgrad.cu"),
+}
+_KERNELS = {"fwd": "few_channels_fprop", "bwd_data": "few_channels_dgrad", "bwd_filter": "few_channels_wgrad"}
+
+
+def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:
+    """The text of the kernels."""
+    direction = problem.direction
+    hooks: Defines = {}
+    functions, store = "", ""
+    if direction == "fwd":
+        functions, hooks = in_store(problem, epilogue, ("at.n", "at.o", "p", "q"))
+        store = read_text(_SHARED, "store.cuh")
+    elif direction == "bwd_data":
+        functions, hooks = in_kernel(problem, epilogue)
+    text = [read_text(_SHARED, "half_mma.cuh"), functions, store, read_text(_FOLDER, *_FILES[direction])]
+    return Source(_KERNELS[direction], "\n".join(text), (*plan.defines, *hooks.items()), dialect="cuda")
+
+
+def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
+    """What one call runs."""
+    main = Launch(_KERNELS[problem.direction], plan.grid, plan.threads, plan.shared)
+    return tuple(launch for launch in (plan.pack, main, plan.reduction) if launch is not None)

@@ -1,0 +1,347 @@
+"""Every sensible plan of fprop and dgrad of grouped convolutions, priced, and the cheapest in any direction.
+
+Through shared memory (shared_memory.cu): channels-last sources of whole 16 bytes, in slices of up to 64 channels that
+groups fill. A source pixel comes from memory once for each tile that it is in, whatever taps it meets there, in copies
+that take no registers: 50 kB in flight on each multiprocessor saturate an H100's memory, and registers alone do not
+hold as much. Straight into registers (registers.cu): all other sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import chain, product
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, Tile, axis_defines, axis_of, roles, vector_of
+from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import wgrad_register_plans, wgrad_shared_memory_plans
+from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis
+from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, power_of_two, strides_of
+from jitdnn.kernels.cuda.cost import CLOCK, MMA_CYCLES, REGISTERS, RESERVED_SHARED
+from jitdnn.problems.convolution import Convolution
+
+MAX_CHANNELS = 64
+"""Of a group; half as many for wgrad, and where pixels are not whole 16 bytes."""
+
+# ---- Registers of a thread ----
+_MAX_REGISTERS = 250
+_MAX_FILTER_REGISTERS = 80
+_MAX_FILTER_REGISTERS_LARGE = 150  # where a group has more than 32 channels: one resident thread block
+_OTHER_REGISTERS = 56  # of the shared-memory kernel: addresses, loop counters, a fragment of the source
+
+# ---- The model of the shared-memory kernel, fitted to measurements on an H100. Cycles of a multiprocessor:
+_ACCESS_CYCLES = 4.0  # of shared memory: a copy of 16 bytes a lane, a fragment that is read, a store
+_CONFLICT_FACTOR = 1.5  # on reads, where 8 positions are not in 8 different groups of four banks
+_COPY_INSTRUCTIONS, _STORE_INSTRUCTIONS, _SCALAR_STORE_INSTRUCTIONS, _STEP_INSTRUCTIONS = 14, 12, 60, 60
+_ISSUE_CYCLES = (
+    0.5 / 4
+)  # of a warp's instruction: four schedulers, which are not what the kernel waits for most
+_MMA_CYCLES, _MMA_CYCLES_LARGE = (
+    2.2,
+    1.8,
+)  # of a product; with more than two steps of channels more independent ones
+_UNHIDDEN = 0.15  # of the shorter of shared memory and products
+_LONE_WARP_PENALTY = 3.5  # divided by the warps of a multiprocessor, which hide each other's latency
+# and memory:
+_COPY_BYTES = 512  # of a warp
+_BANDWIDTH_SHARE = 0.93  # of the memory's bandwidth, that copies reach
+_LATENCY_BYTES = 5_000  # in flight on a multiprocessor, with which the latency of memory doubles its time
+_SMALL_SLICE = 0.7  # divided by the channels of a thread block: short pieces of pixels
+_BALANCED, _UNBALANCED = (
+    0.3,
+    0.7,
+)  # shares of the memory's time without and with the imbalance of thread blocks
+_REFETCHED = 0.4  # of what neighbouring tiles read, too: most of it comes from L2
+_EXPOSED = 0.5  # of the shorter of memory and computation, in the first tile
+_START_SECONDS = 3.8e-6  # a launch, until the first pixels arrive
+_SCALE = 0.91
+
+# ---- The model of the register kernel. Cycles of a multiprocessor:
+_REGISTER_THREADS = 128  # of a thread block
+_WIDE_READ_CYCLES, _NARROW_READ_CYCLES = 4, 40  # of a lane's channels of a pixel, at once or one by one
+_WIDE_STORE_CYCLES, _NARROW_STORE_CYCLES = 4, 30
+_UNIT_CYCLES = 40  # of a work unit, beside its reads, products and stores
+_SCHEDULING = 1.2
+_ROW_LATENCY, _PIXEL_LATENCY = 600, 25  # until a row of the source arrives, and for each pixel of its own
+_PREFETCH_GAIN = 1.6  # with two rows in flight
+_UNIT_LATENCY, _START_CYCLES = 900, 2500
+# and memory:
+_L1_MISSES = 0.2  # of the source that neighbouring units read, too
+_FEW_WARPS, _FEW_WARPS_PENALTY = 8, 1.3  # of a multiprocessor
+_SHARED_PIXELS, _OWN_PIXELS = (
+    1.3,
+    1.1,
+)  # lanes that read a pixel for several taps wait for each of them; those that do not
+_REGISTER_START_SECONDS = 6e-6
+
+
+def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
+    """The cheapest plan; None if the filter does not fit into registers."""
+    return _best(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
+
+
+@lru_cache(512)
+def _best(problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int) -> Plan | None:
+    if problem.direction == "bwd_filter":
+        unaligned = [*wgrad_register_plans(problem, multiprocessors, bandwidth)]
+        aligned = wgrad_shared_memory_plans(problem, multiprocessors, bandwidth, shared_bytes)
+    else:
+        unaligned = [*register_plans(problem, multiprocessors, bandwidth)]
+        aligned = shared_memory_plans(problem, multiprocessors, bandwidth, shared_bytes)
+    if not unaligned:
+        return None
+    is_large = max(problem.w.shape[1], problem.k // problem.groups) > MAX_CHANNELS // 2
+    plans: Iterable[Plan] = aligned if is_large else chain(aligned, unaligned)
+    return min(plans, key=lambda plan: plan.seconds, default=None)
+
+
+@lru_cache(512)
+def register_plan(problem: Convolution, multiprocessors: int, bandwidth: float) -> Plan:
+    """The plan for operands at any address."""
+    plans = wgrad_register_plans if problem.direction == "bwd_filter" else register_plans
+    return min(plans(problem, multiprocessors, bandwidth), key=lambda plan: plan.seconds)
+
+
+def shared_memory_plans(
+    problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int
+) -> Iterator[Plan]:
+    """Every plan of fprop and dgrad through shared memory."""
+    shape = Shape(problem)
+    is_forward = problem.direction == "fwd"
+    source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
+    group_in, group_out = source.shape[1] // problem.groups, result.shape[1] // problem.groups
+    slice_groups = max(1, 16 // group_in)
+    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
+    if slice_in % 16 or not _is_whole(problem, is_forward):
+        return
+    steps, taps = slice_in // 16, math.prod(shape.taps)
+    tiles = 4 if slice_out % 32 == 0 else 2 if slice_out > 8 else 1
+    most = _MAX_FILTER_REGISTERS if steps <= 2 else _MAX_FILTER_REGISTERS_LARGE
+    while tiles > 1 and 2 * taps * steps * tiles > most:
+        tiles //= 2
+    if 2 * taps * steps * tiles > most:
+        return
+    h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
+    least_rows = 4 if steps > 2 else steps
+    # whether tiles of one row leave registers for two resident blocks of 256 threads
+    has_room = (4 * h.unit * w.unit + 2 * taps * steps) * tiles + _OTHER_REGISTERS <= 128
+    parts = -(-slice_out // (8 * tiles))
+    slices = -(-problem.groups // slice_groups)
+    planes = problem.n * shape.out[0]
+    vector, result_c = vector_of(result)
+    is_packed = _is_packed(problem)
+    filter_row = taps * problem.w.shape[1]
+    # two blocks of half the warps where the filter takes many registers
+    for block_slices, threads in product((1, 2, 4, 8), (256, 128) if steps > 1 else (256,)):
+        block_groups = block_slices * slice_groups
+        if block_slices > 1 and block_slices >= 2 * slices:
+            continue
+        filter_elements = block_groups * (problem.k // problem.groups) * filter_row
+        is_staged = is_packed and filter_elements % 8 == 0
+        filter_bytes = filter_elements * 2
+        if filter_row % 16 == 0:
+            filter_bytes += filter_bytes // filter_row * 8
+        kinds, blocks = block_slices * parts, -(-slices // block_slices)
+        if kinds > threads // 32:
+            continue
+        splits = threads // 32 // kinds
+        for tile in _tiles(h, w, planes):
+            sums = 4 * tiles * tile.tile_rows * h.unit * w.unit
+            registers = sums + 2 * taps * steps * tiles + _OTHER_REGISTERS
+            if registers > _MAX_REGISTERS:
+                continue
+            # large groups read much for each product with few warps: so rows shall share what they read
+            one_more = registers + 4 * tiles * h.unit * w.unit
+            if tile.tile_rows < min(least_rows, h.blocks) and one_more <= _MAX_REGISTERS:
+                continue
+            by_registers = REGISTERS // (threads * -(-registers // 8) * 8)
+            tile_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
+            for resident in range(1, min(2, by_registers) + 1):
+                units = tile.units(planes)
+                workers = max(1, min(units, multiprocessors * resident // blocks))
+                rounds = -(-units // workers)
+                workers = -(-units // rounds)
+                stages = min(
+                    3,
+                    rounds,
+                    (shared_bytes // resident - RESERVED_SHARED - filter_bytes * is_staged) // tile_bytes,
+                )
+                if stages < 1:
+                    continue
+                shared = stages * tile_bytes + filter_bytes * is_staged
+                seconds = _seconds(
+                    problem, tile, multiprocessors, bandwidth, block_slices * slice_in, threads // 32, kinds, splits,
+                    taps, steps, tiles, workers * blocks, rounds, stages, vector
+                )  # fmt: skip
+                seconds *= _correction(
+                    tile, resident == 1 and (has_room or steps > 1), 3 if stages == rounds else stages
+                )
+                defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
+                    "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out,
+                    "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices, "CHANNEL_STEPS": steps,
+                    "TILE_N": tiles, "TILE_ROWS": tile.tile_rows, "TILE_DOWN": tile.down, "TILE_ACROSS": tile.across,
+                    "TILE_IMAGES": tile.images, "STAGES": stages, "WORKERS": workers, "BLOCK_THREADS": threads,
+                    "RESIDENT": resident, "FILTER_STAGED": int(is_staged), "RESULT_VECTOR": vector,
+                    "RESULT_C": result_c, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
+                }  # fmt: skip
+                yield Plan(
+                    tuple(defines.items()), threads, workers * blocks, seconds, workers, shared, 2 * vector
+                )
+
+
+def _pieces(extent: int, most: int) -> list[int]:
+    """The lengths of pieces if an extent is divided into equal ones."""
+    return sorted({-(-extent // parts) for parts in range(1, min(extent, most) + 1)})
+
+
+def _tiles(h: Axis, w: Axis, images: int) -> Iterator[Tile]:
+    for tile_rows in (1, 2, 3, 4, 5, 7):
+        if tile_rows > 1 and tile_rows > h.blocks:
+            continue
+        row_blocks = -(-h.blocks // tile_rows)
+        for across in _pieces(w.blocks, 4):
+            for down in _pieces(row_blocks, 28):
+                whole = across == w.blocks and down == row_blocks
+                for count in (1, 2, 3, 4, 6, 8, 16) if whole else (1,):
+                    if count == 1 or count <= images:
+                        yield Tile(h, w, count, down, across, tile_rows)
+
+
+def _is_whole(problem: Convolution, is_forward: bool) -> bool:
+    """Whether channels of the source come in units of 16 bytes at addresses that are multiples of 16."""
+    source = problem.x if is_forward else problem.y
+    n, c, *space = strides_of(source)
+    return c == 1 and source.shape[1] % 8 == 0 and power_of_two((n, *space), 8) == 8
+
+
+def _is_packed(problem: Convolution) -> bool:
+    """Whether the filter of neighbouring groups is contiguous."""
+    k, c, *taps = strides_of(problem.w)
+    if min(k, c, *taps) < 0 or math.prod(problem.w.shape) % 8:
+        return False
+    extents = (1,) * (5 - len(problem.w.shape)) + problem.w.shape[2:]
+    expected = 1
+    for stride, extent in sorted(zip((c, *taps), (problem.w.shape[1], *extents), strict=True)):
+        if extent > 1 and stride != expected:
+            return False
+        expected *= extent
+    return k == expected
+
+
+def _correction(tile: Tile, is_alone: bool, stages: int) -> float:
+    """Measured factors that the model lacks: one block where two have room, few stages, narrow pieces of rows."""
+    factor = 1.07 if is_alone else 1.0
+    factor *= (1.08, 1.025, 1.0)[stages - 1]
+    return factor * (1.04 if tile.across < min(8, tile.w.blocks) else 1.0)
+
+
+def _seconds(
+    problem: Convolution, tile: Tile, multiprocessors: int, bandwidth: float, block_in: int, warps: int, kinds: int,
+    splits: int, taps: int, channel_steps: int, tiles: int, total: int, rounds: int, stages: int, vector: int,
+) -> float:  # fmt: skip
+    h, w = tile.h, tile.w
+    is_forward = problem.direction == "fwd"
+    source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
+    # of a tile: copies, reads, stores and products of warps
+    copies = tile.images * tile.rows * tile.columns * block_in / 8 / 32
+    position_rows = (tile.tile_rows - 1) * h.step + h.reach
+    steps = -(-tile.steps // splits) * splits * kinds
+    conflicts = 1.0 if tile.has_no_conflicts(block_in) else _CONFLICT_FACTOR
+    reads = position_rows * w.reach * channel_steps * conflicts
+    products = tile.tile_rows * taps * channel_steps * tiles
+    stores = tile.tile_rows * h.unit * w.unit * 2
+    shared = copies * _ACCESS_CYCLES + steps * (reads * _ACCESS_CYCLES + stores * _ACCESS_CYCLES)
+    store_instructions = _STORE_INSTRUCTIONS if vector > 1 else _SCALAR_STORE_INSTRUCTIONS
+    issue = copies * _COPY_INSTRUCTIONS
+    issue += steps * (reads + products + stores * store_instructions + _STEP_INSTRUCTIONS)
+    blocks = -(-total // multiprocessors)  # of the busiest multiprocessor
+    multiplied = (_MMA_CYCLES if channel_steps <= 2 else _MMA_CYCLES_LARGE) * steps * products
+    cycles = max(shared, multiplied, _ISSUE_CYCLES * issue) + _UNHIDDEN * min(shared, multiplied)
+    cycles *= 1.0 + _LONE_WARP_PENALTY / (blocks * warps)
+    compute = blocks * rounds * cycles / CLOCK
+    in_flight = total / multiprocessors * stages * copies * _COPY_BYTES
+    imbalance = blocks * multiprocessors / total
+    memory = 2.0 * (source.size + result.size) / (bandwidth * _BANDWIDTH_SHARE)
+    memory *= _BALANCED + _UNBALANCED * imbalance
+    memory *= (1.0 + _LATENCY_BYTES / in_flight) * (1.0 + _SMALL_SLICE / block_in)
+    refetched = 2.0 * source.size * (tile.rows / (tile.down * tile.tile_rows * h.step) - 1)
+    refetched += 2.0 * source.size * (tile.columns / (tile.across * w.step) - 1)
+    memory += _REFETCHED * max(0.0, refetched) / bandwidth
+    together = math.sqrt(math.hypot(memory**2, compute**2))  # each hides most of the other
+    return _SCALE * (together + _EXPOSED * min(memory, compute) / rounds + _START_SECONDS)
+
+
+def register_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+    """Every plan of fprop and dgrad straight into registers."""
+    shape = Shape(problem)
+    is_forward = problem.direction == "fwd"
+    source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
+    group_in, group_out = source.shape[1] // problem.groups, result.shape[1] // problem.groups
+    slice_groups = max(1, 16 // group_in)
+    steps = -(-slice_groups * group_in // 16)
+    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
+    taps = math.prod(shape.taps)
+    tiles = min(4, -(-slice_out // 8))
+    while tiles > 1 and 2 * taps * steps * tiles > _MAX_FILTER_REGISTERS:
+        tiles = tiles // 2 if tiles != 3 else 2
+    tiles = 2 if tiles == 3 else tiles
+    if 2 * taps * steps * tiles > _MAX_FILTER_REGISTERS:
+        return
+    h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
+    parts = -(-slice_out // (8 * tiles))
+    slices = -(-problem.groups // slice_groups)
+    _, s_c, *space = strides_of(source)
+    piece = 4 * steps
+    is_whole = steps <= 2 and slice_in % piece == 0 and source.shape[1] % piece == 0
+    is_wide = s_c == 1 and is_whole and power_of_two((*space, strides_of(source)[0]), 8) >= piece
+    vector, result_c = vector_of(result)
+    other_registers = 12 if h.unit * w.unit > 1 else 36 if w.step == 1 else 44
+    for rows, prefetch in product((1, 2, 3, 4, 5, 6, 7, 8, 10), (1, 2)):
+        if rows > 1 and rows >= h.blocks + 2:
+            continue
+        registers = (
+            4 * tiles * rows * h.unit * w.unit
+            + 2 * taps * steps * tiles
+            + 4 * steps * w.reach * (prefetch + 1)
+            + other_registers
+        )
+        if registers > _MAX_REGISTERS:
+            continue
+        resident = max(1, min(8, REGISTERS // (_REGISTER_THREADS * max(64, -(-registers // 8) * 8))))
+        strips = problem.n * shape.out[0] * -(-w.blocks // 8)
+        units = -(-strips // 2) * -(-h.blocks // rows)
+        kinds = slices * parts
+        warps = multiprocessors * resident * _REGISTER_THREADS // 32
+        workers = max(1, min(units, warps // kinds))
+        rounds = -(-units // workers)
+        workers = -(-units // rounds)
+        source_rows = (rows - 1) * h.step + h.reach
+        # of a work unit: products, and reads through the L1 cache
+        products = rows * taps * steps * tiles * (w.unit * h.unit if is_forward else 1)
+        reads = source_rows * w.reach * 2 * steps * (_WIDE_READ_CYCLES if is_wide else _NARROW_READ_CYCLES)
+        stores = rows * h.unit * w.unit * 2 * (_WIDE_STORE_CYCLES if vector > 1 else _NARROW_STORE_CYCLES)
+        unit = max(MMA_CYCLES * products, reads + stores) + _UNIT_CYCLES
+        total = workers * kinds
+        busiest = -(-total // multiprocessors)  # warps of a multiprocessor
+        gain = 1.0 if prefetch == 1 else _PREFETCH_GAIN
+        latency = (_ROW_LATENCY + _PIXEL_LATENCY * (7 * w.step + w.reach)) / gain
+        cycles = max(busiest * unit * _SCHEDULING, source_rows * latency) + _UNIT_LATENCY
+        compute = rounds * cycles + _START_CYCLES
+        refetched = source.size * (source_rows / (rows * h.step) - 1) * _L1_MISSES
+        memory = 2 * (source.size + result.size + max(0.0, refetched)) / bandwidth
+        if total < multiprocessors * _FEW_WARPS:
+            memory *= _FEW_WARPS_PENALTY
+        memory *= _SHARED_PIXELS if w.step == 1 and w.reach > 1 else _OWN_PIXELS
+        seconds = max(memory, compute / CLOCK) + _UNHIDDEN * min(memory, compute / CLOCK)
+        seconds += _REGISTER_START_SECONDS
+        defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
+            "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,
+            "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers,
+            "BLOCK_THREADS": _REGISTER_THREADS,
+            "RESIDENT": resident, "PREFETCH_ROWS": prefetch, "SOURCE_PIECE": piece * is_wide,
+            "RESULT_VECTOR": vector, "RESULT_C": result_c,
+        }  # fmt: skip
+        yield Plan(
+            tuple(defines.items()), _REGISTER_THREADS, -(-total * 32 // _REGISTER_THREADS), seconds, workers
+        )

@@ -1,0 +1,1 @@
+"""What the convolutions in half precision with few channels, in all or in a group, have in common."""

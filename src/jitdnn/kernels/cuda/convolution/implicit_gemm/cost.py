@@ -1,0 +1,255 @@
+"""The plan of an implicit product that is expected to be fastest: what is packed, the blocking, and its time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
+    Batch,
+    TensorStrides,
+    alignments,
+    geometry_of,
+    pixel_strides,
+    strides_of,
+)
+from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import PIXEL_BYTES, Plan, WgradPlan, wgrad_gemm
+from jitdnn.kernels.cuda.gemm.cost import (
+    best_blocking,
+    misalignment,
+    pack_seconds,
+    seconds,
+    small_group_penalty,
+)
+from jitdnn.kernels.cuda.gemm.plan import Pack, Tile, copy_bytes, index_type, three
+from jitdnn.problems.convolution import Convolution
+from jitdnn.tensor import DTYPES
+
+_MAX_SPLITS = 64
+_MAX_WGRAD_SPLITS = 512
+_PIXEL_TABLE_BYTES = 2 * 64 * PIXEL_BYTES  # offset most
+_ELEMENTWISE_PENALTY = 3.0  # how much longer a stage takes whose elements are copied one by one, a guess
+_WGRAD_COPY_PENALTY = {
+    16: 1.0,
+    8: 1.15,
+    4: 1.4,
+    0: 4.0,
+}  # how much longer stages take by the width of copies, a guess
+
+
+@lru_cache(512)
+def plan_of(
+    problem: Convolution,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    uses_workspace: bool,
+    batch: Batch | None = None,
+) -> Plan:
+    """The plan that is expected to be fastest, of the problem or of a batch of such."""
+    choices = [(False, False)]
+    if uses_workspace and batch is None:
+        choices += [(True, False), (False, True), (True, True)]
+    plans = [_candidate(problem, device, tiles, uses_workspace, batch, *choice) for choice in choices]
+    return min((plan for plan in plans if plan), key=lambda plan: plan.seconds)
+
+
+def _candidate(
+    problem: Convolution,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    uses_workspace: bool,
+    batch: Batch | None,
+    packs_data: bool,
+    packs_filter: bool,
+) -> Plan | None:
+    """The best blocking of the problem with these operands packed; None if packing does not widen the copies."""
+    geometry, dtype = geometry_of(problem), problem.x.dtype
+    if batch:
+        geometry = geometry.repeated(batch)
+    is_forward = problem.direction == "fwd"
+    data, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
+    filter_in_channels, filter_out_channels, time, offset = (
+        geometry.in_channels,
+        geometry.out_channels,
+        0.0,
+        0,
+    )
+    data_pack = filter_pack = None
+    if packs_data:
+        data_pack = Pack.of(data, geometry.groups, 0)
+        geometry = replace(geometry, in_channels=data_pack.padded_channels, data=TensorStrides.of(data_pack))
+        offset, time = data_pack.bytes, pack_seconds(data_pack, device)
+    if packs_filter:
+        filter_pack = Pack.of(problem.w, 1, offset)
+        padded_channels = filter_pack.padded_channels
+        row, _, space = filter_pack.strides
+        column, channel = (row, 1) if is_forward else (1, row)
+        group = problem.k // problem.groups * row
+        geometry = replace(
+            geometry,
+            filter=replace(geometry.filter, group=group, column=column, channel=channel, space=space),
+        )
+        if is_forward:
+            filter_in_channels = padded_channels
+        else:
+            filter_out_channels = padded_channels
+        time += pack_seconds(filter_pack, device)
+    extents = [axis.extent for axis in geometry.axes]
+    copy_a = copy_bytes(
+        dtype, geometry.data.channel, alignments(geometry.data, geometry.in_channels, extents)
+    )
+    is_mn_major = geometry.filter.channel != 1 and geometry.filter.column == 1 and dtype != "i8"
+    taps = [
+        s
+        for s, n in zip(geometry.filter.space, (axis.max_taps for axis in geometry.axes), strict=True)
+        if n > 1
+    ]
+    if is_mn_major:
+        multiples = [filter_out_channels, geometry.filter.channel, geometry.filter.group, *taps]
+    else:
+        multiples = [
+            geometry.in_channels,
+            filter_in_channels,
+            geometry.filter.column,
+            geometry.filter.group,
+            *taps,
+        ]
+    copy_b = copy_bytes(dtype, geometry.filter.column if is_mn_major else geometry.filter.channel, multiples)
+    if (packs_data and not copy_a) or (packs_filter and not copy_b):
+        return None
+    element = result.dtype
+    run = 8 if DTYPES[element] in (2, 4) else 0
+    multiples = [geometry.out_channels, geometry.result.image, geometry.result.group, *geometry.result.space]
+    is_vector = run > 0 and geometry.result.channel == 1 and all(n % run == 0 for n in multiples)
+    rows_first = geometry.result.channel != 1
+    max_splits = _MAX_SPLITS if uses_workspace and len(geometry.phases) == 1 else 1
+    bytes_moved = batch.nbytes if batch else data.nbytes + problem.w.nbytes + result.nbytes
+    blocking = best_blocking(
+        geometry.gemms, tiles, dtype, device, bytes_moved, max_splits, (geometry.max_taps + 1) * 32
+    )
+    copy_penalty = {16: 1.0, 8: 1.15, 4: 1.4, 0: _ELEMENTWISE_PENALTY}
+    penalty = misalignment(
+        dtype, geometry.in_channels, pixel_strides(geometry.data, geometry.images, extents)
+    )
+    penalty *= small_group_penalty(dtype, problem.groups, geometry.in_channels)
+    if not is_mn_major:
+        penalty = max(penalty, misalignment(dtype, geometry.in_channels, [geometry.filter.column]))
+    time += (
+        seconds(geometry.gemms, blocking, dtype, device, bytes_moved)
+        * max(copy_penalty[copy_a], copy_penalty[copy_b])
+        * penalty
+    )
+    tensors = batch.tensors if batch else (problem.x, problem.w, problem.y)
+    packed = [pack.bytes // DTYPES[dtype] for pack in (data_pack, filter_pack) if pack]
+    rows = max(gemm.m for gemm in geometry.gemms) + 4096
+    return Plan(
+        geometry, dtype, data_pack, filter_pack, blocking, copy_a, copy_b, is_mn_major, is_vector, rows_first,
+        filter_in_channels, filter_out_channels, index_type(tensors, rows, *packed), time,
+    )  # fmt: skip
+
+
+@lru_cache(512)
+def wgrad_plan_of(
+    problem: Convolution,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    uses_workspace: bool,
+    batch: Batch | None = None,
+) -> WgradPlan:
+    """The plan that is expected to be fastest, of the problem or of a batch of such."""
+    choices = [(False, False)]
+    if uses_workspace and problem.n and batch is None:
+        choices += [(True, False), (False, True), (True, True)]
+    plans = [_wgrad_candidate(problem, device, tiles, uses_workspace, batch, *choice) for choice in choices]
+    return min((plan for plan in plans if plan), key=lambda plan: plan.seconds)
+
+
+def _wgrad_candidate(
+    problem: Convolution,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    uses_workspace: bool,
+    batch: Batch | None,
+    packs_x: bool,
+    packs_dy: bool,
+) -> WgradPlan | None:
+    """The best blocking of the problem with these operands packed; None if packing does not widen the copies."""
+    dtype, groups = problem.x.dtype, problem.groups
+    x, dy = strides_of(problem.x, groups), strides_of(problem.y, groups)
+    if batch:
+        x, dy = replace(x, group=batch.data), replace(dy, group=batch.filter)
+    in_channels, out_channels = problem.c // groups, problem.k // groups
+    x_pack = dy_pack = None
+    time, at = 0.0, 0
+    if packs_x:
+        x_pack = Pack.of(problem.x, groups, at)
+        x, in_channels = TensorStrides.of(x_pack), x_pack.padded_channels
+        time, at = pack_seconds(x_pack, device), x_pack.bytes
+    if packs_dy:
+        dy_pack = Pack.of(problem.y, groups, at)
+        dy, out_channels = TensorStrides.of(dy_pack), dy_pack.padded_channels
+        time += pack_seconds(dy_pack, device)
+    copy_a = copy_bytes(dtype, dy.channel, alignments(dy, out_channels, three(problem.output_spatial, 1)))
+    copy_b = copy_bytes(dtype, x.channel, alignments(x, in_channels, three(problem.spatial, 1)))
+    if (packs_dy and not copy_a) or (packs_x and not copy_b):
+        return None
+    dw, taps = problem.w, math.prod(problem.filter_spatial)
+    columns = taps * in_channels
+    run = 8
+    is_vector = (
+        in_channels == problem.c // groups
+        and dw.shape[0] * columns == dw.size
+        and _is_run(dw.strides[2:], dw.shape[2:], dw.strides[1], in_channels)
+        and columns % run == 0
+        and dw.strides[0] % run == 0
+        and (batch is None or batch.result % run == 0)
+    )
+    gemm = wgrad_gemm(problem, in_channels, batch.count if batch else groups)
+    tensors = batch.tensors if batch else (problem.x, problem.y, dw)
+    bytes_moved = sum(tensor.nbytes for tensor in tensors)
+    blocking = best_blocking(
+        [gemm],
+        tiles,
+        dtype,
+        device,
+        bytes_moved,
+        _MAX_WGRAD_SPLITS if uses_workspace else 1,
+        _PIXEL_TABLE_BYTES,
+        True,
+    )
+    penalty = small_group_penalty(dtype, groups, in_channels)
+    time += (
+        seconds([gemm], blocking, dtype, device, bytes_moved, True)
+        * max(_WGRAD_COPY_PENALTY[copy_a], _WGRAD_COPY_PENALTY[copy_b])
+        * penalty
+    )
+    packed = [pack.bytes // DTYPES[dtype] for pack in (x_pack, dy_pack) if pack]
+    index = index_type(tensors, gemm.k + 4096, *packed)
+    return WgradPlan(
+        problem,
+        batch,
+        x,
+        dy,
+        in_channels,
+        out_channels,
+        x_pack,
+        dy_pack,
+        blocking,
+        copy_a,
+        copy_b,
+        is_vector,
+        index,
+        time,
+    )
+
+
+def _is_run(strides: tuple[int, ...], extents: tuple[int, ...], channel: int, channels: int) -> bool:
+    """True if the taps, with their channels inside, are contiguous."""
+    step = channels
+    for stride, extent in zip(reversed(strides), reversed(extents), strict=True):
+        if extent > 1 and stride != step:
+            return False
+        step *= extent
+    return channel == 1 or channels == 1

@@ -1,0 +1,38 @@
+"""What every algorithm on the tensor cores refuses and promises."""
+
+from __future__ import annotations
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.algorithm import Device, storing_roundoff, summation_bound, terms
+from jitdnn.kernels.cuda.gemm.code import MMA_FUNCTIONS
+from jitdnn.problems.problem import Problem
+
+_MAX_GROUPS = 65535  # along the second axis of a grid
+
+
+def refuse_tensor_cores(dtype: str, groups: int, device: Device) -> str | None:
+    """What the tensor cores cannot do of any product; None if they can."""
+    if dtype not in MMA_FUNCTIONS:
+        return f"the tensor cores multiply {', '.join(MMA_FUNCTIONS)} here, and the tensors are {dtype}"
+    gpu: GpuDevice = device  # type: ignore[assignment]
+    if not gpu.tensor_flops(dtype):
+        return f"{device.name} has no tensor cores for {dtype}"
+    if groups > _MAX_GROUPS:
+        return f"{groups} groups are more than {_MAX_GROUPS}, which a launch can have"
+    return None
+
+
+def arithmetic_of(problem: Problem) -> str:
+    """f32 tensors are multiplied as tf32; products of two numbers of half precision are exact."""
+    return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
+
+
+def tensor_core_bound(problem: Problem) -> float:
+    """The bound of sums on the tensor cores: they truncate as they add, so it grows with the number of terms itself."""
+    bound, dtype = summation_bound(problem), problem.inputs[0].descriptor.dtype
+    if dtype == "i8":
+        return bound
+    bound += terms(problem) * 2.0**-26
+    if dtype == "f32":
+        bound += 2.0**-10  # both factors are rounded to 11 bits
+    return max(bound, 2.0 * storing_roundoff(problem))

@@ -1,0 +1,181 @@
+"""Expected times of matrix products on the tensor cores, and the blocking that is expected to be fastest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.cuda.cost import (
+    GEMM_CLOCK,
+    L2_BYTES_PER_CYCLE,
+    LAUNCH_SECONDS,
+    LINE_BYTES,
+    RESERVED_SHARED,
+    SECTOR_BYTES,
+    SHARED_BYTES_PER_CYCLE,
+)
+from jitdnn.kernels.cuda.gemm.plan import LONG_ROW_BYTES, Blocking, GemmSize, Pack, Tile
+from jitdnn.tensor import DTYPES
+
+# cycles of a thread block
+_PROLOGUE_CYCLES = 2500.0  # until its first products: addresses are computed, and the first stages arrive
+_EPILOGUE_CYCLES = 1200.0  # behind its last products, without the bytes that it moves then
+_STEP_CYCLES = 110.0  # of an mma step of a warp that waits for its own results
+_LATENCY_CYCLES = 1200.0  # from an asynchronous copy to its data, with few copies in flight
+
+_REDUCTION_SECONDS = 2.2e-6  # of the launch that adds partial sums, without reading them
+
+# factors on the time of a stage
+_MISALIGNED = 1.55  # long rows that begin inside of sectors
+_SMALL_GROUP = 1.35  # rows of a line or less, with other groups between them
+
+
+def seconds(
+    gemms: Sequence[GemmSize],
+    blocking: Blocking,
+    dtype: str,
+    device: GpuDevice,
+    bytes_moved: int,
+    is_mn_major: bool = False,
+) -> float:
+    """Expected time of a launch that computes all the products, and of the reduction of partial sums.
+
+    A multiprocessor runs `resident` thread blocks at a time. They share its tensor cores, its shared memory and its
+    path to L2, and hide each other's prologues and epilogues. The time is that of all waves, or that of moving
+    `bytes_moved` from and to device memory, whichever is longer.
+
+    `stage_time` is what a stage takes where resident blocks share the multiprocessor; `single_block_time` what it takes
+    a block that is alone and waits for its own results.
+    """
+    tile, size = blocking.tile, DTYPES[dtype]
+    efficiency = tile.efficiency * (tile.mn_major_efficiency if is_mn_major else 1.0)
+    bk, warps = tile.k_bytes // size, tile.threads // 32
+    resident = resident_blocks(tile, device)
+    stage = (tile.m + tile.n) * tile.k_bytes
+    fragments = warps * (tile.wm + tile.wn) * tile.k_bytes
+    stage_time = max(
+        2.0 * tile.m * tile.n * bk * device.multiprocessors / (device.tensor_flops(dtype) * efficiency),
+        (stage + fragments) / (SHARED_BYTES_PER_CYCLE * GEMM_CLOCK),
+        stage / (L2_BYTES_PER_CYCLE * GEMM_CLOCK),
+    )
+    latency = max(tile.k_bytes / 32 * _STEP_CYCLES * max(1.0, warps / 8), _LATENCY_CYCLES / (tile.stages - 1))
+    single_block_time = max(stage_time, latency / GEMM_CLOCK)
+    sums = tile.m * tile.n * 4
+    epilogue = (
+        _EPILOGUE_CYCLES
+        + 2 * sums / SHARED_BYTES_PER_CYCLE
+        + sums / (L2_BYTES_PER_CYCLE if blocking.splits > 1 else 1.5 * L2_BYTES_PER_CYCLE)
+    ) / GEMM_CLOCK
+    prologue = _PROLOGUE_CYCLES / GEMM_CLOCK
+    unsplit_blocks = split_blocks = stages = 0
+    for gemm in gemms:
+        count, length = blocking.tiles(gemm) * gemm.groups, -(-gemm.k // bk)
+        unsplit = count if blocking.splits == 1 else blocking.unsplit
+        unsplit_blocks, split_blocks = (
+            unsplit_blocks + unsplit,
+            split_blocks + (count - unsplit) * blocking.splits,
+        )
+        stages += count * length
+    mean = stages / max(1, unsplit_blocks + split_blocks / blocking.splits)  # stages of a tile
+    hidden = 0.35 + 0.65 / resident**1.5
+
+    def wave(count: int, length: float) -> float:
+        """Time of `count` blocks at once on a multiprocessor, of `length` stages each."""
+        mainloop = length * max(stage_time, single_block_time / count)
+        return count * mainloop + (prologue + epilogue * count) * (1.0 if count == 1 else hidden)
+
+    def waves(blocks: int, length: float) -> float:
+        full, rest = divmod(blocks, device.multiprocessors * resident)
+        return full * wave(resident, length) + (
+            wave(-(-rest // device.multiprocessors), length) if rest else 0.0
+        )
+
+    time = waves(unsplit_blocks, mean) + waves(split_blocks, math.ceil(mean / blocking.splits))
+    if unsplit_blocks + split_blocks > device.multiprocessors and resident > 1:
+        time += prologue + epilogue  # of the first and the last blocks, which nothing hides
+    time = max(time, bytes_moved / device.bandwidth)
+    if blocking.splits > 1:
+        rate = min(0.75 * L2_BYTES_PER_CYCLE * GEMM_CLOCK * device.multiprocessors, 2.1 * device.bandwidth)
+        # what was just written is read from L2
+        time += _REDUCTION_SECONDS + blocking.partial_bytes(gemms) / rate
+    return time + LAUNCH_SECONDS
+
+
+def pack_seconds(pack: Pack, device: GpuDevice) -> float:
+    """Expected time of packing a tensor."""
+    return LAUNCH_SECONDS + 1.3 * (pack.tensor.nbytes + pack.bytes) / device.bandwidth
+
+
+def resident_blocks(tile: Tile, device: GpuDevice) -> int:
+    """Thread blocks that a multiprocessor runs at a time."""
+    return max(
+        1, min(tile.resident, (device.shared_bytes + RESERVED_SHARED) // (tile.shared + 2 * RESERVED_SHARED))
+    )
+
+
+def best_blocking(
+    gemms: Sequence[GemmSize],
+    tiles: Sequence[Tile],
+    dtype: str,
+    device: GpuDevice,
+    bytes_moved: int,
+    max_splits: int,
+    other_shared: int = 0,
+    is_mn_major: bool = False,
+) -> Blocking:
+    """The blocking that is expected to be fastest; the first of equals.
+
+    `other_shared`: bytes of shared memory that the kernel takes beside the tile's.
+    """
+    size = DTYPES[dtype]
+    best, least = None, math.inf
+    for tile in tiles:
+        if tile.shared + other_shared > device.shared_bytes:
+            continue
+        for blocking in _blockings(gemms, tile, tile.k_bytes // size, device, max_splits):
+            time = seconds(gemms, blocking, dtype, device, bytes_moved, is_mn_major)
+            if time < least:
+                best, least = blocking, time
+    return best or Blocking(min(tiles, key=lambda tile: tile.shared))
+
+
+def _blockings(
+    gemms: Sequence[GemmSize], tile: Tile, bk: int, device: GpuDevice, max_splits: int
+) -> Iterator[Blocking]:
+    """Blockings by a tile: no tile split, all tiles, or only those of the last wave, which does not fill the device."""
+    yield Blocking(tile)
+    if max_splits == 1:
+        return
+    longest = max(-(-gemm.k // bk) for gemm in gemms) // 3  # splits of at least three stages
+    one = sum(Blocking(tile).tiles(gemm) * gemm.groups for gemm in gemms)
+    slots = device.multiprocessors * resident_blocks(tile, device)
+    if not one:
+        return
+    # less than a full wave: fewer resident blocks, but fewer partial sums to add
+    partial_waves = range(device.multiprocessors, slots, device.multiprocessors)
+    blocks = {*partial_waves, *(slots * waves for waves in (1, 2, 3, 4, 6))}
+    for splits in sorted({min(count // one, longest, max_splits) for count in blocks}):
+        if splits > 1:
+            yield Blocking(tile, splits)
+    rest = one % slots
+    splits = min(slots // rest, longest, max_splits) if rest else 1
+    if len(gemms) == gemms[0].groups == 1 and one > slots and splits > 1:
+        yield Blocking(tile, splits, one - rest)
+
+
+def misalignment(dtype: str, channels: int, strides: Sequence[int]) -> float:
+    """The factor on a stage's time if its rows, `strides` elements apart, begin inside of sectors of memory.
+
+    Short rows share their sectors with their neighbours, and cost nothing.
+    """
+    size = DTYPES[dtype]
+    is_misaligned = channels * size >= LONG_ROW_BYTES and any(
+        stride * size % SECTOR_BYTES for stride in strides
+    )
+    return _MISALIGNED if is_misaligned else 1.0
+
+
+def small_group_penalty(dtype: str, groups: int, channels: int) -> float:
+    """The factor on a stage's time if a group has only a small piece of each pixel."""
+    return _SMALL_GROUP if groups > 1 and channels * DTYPES[dtype] <= LINE_BYTES else 1.0
