@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from typing import cast
 
@@ -87,10 +88,9 @@ class TiledForward(_Tiled):
         plan, slots = cost.plan_forward(problem, device.isa), make_slots(problem, "blocks")
         n, h, t, _ = problem.q.shape
         blocks = ceil_div(t, plan.block_queries)
-        return _Launch(
-            plan, lambda module: forward_code.trace(module, problem, plan, slots),
-            [("attend", n * h * blocks)], slots.pack(slot_values(problem) | {"blocks": blocks}),
-        )  # fmt: skip
+        trace = partial(forward_code.trace, problem=problem, plan=plan, slots=slots)
+        values = slot_values(problem) | {"blocks": blocks}
+        return _Launch(plan, trace, [("attend", n * h * blocks)], slots.pack(values))
 
 
 class TiledBackward(_Tiled):
@@ -115,5 +115,5 @@ class TiledBackward(_Tiled):
             phases.append(("gather", n * h * ceil_div(t, ROWS_OF_A_SUM)))
         partials = plan.workspace().bytes * device.threads
         values = slot_values(problem) | {"splits": ranges, "batches": n, "partials": partials}
-        trace = lambda module: backward_code.trace(module, problem, plan, slots)  # noqa: E731
+        trace = partial(backward_code.trace, problem=problem, plan=plan, slots=slots)
         return _Launch(plan, trace, phases, slots.pack(values))

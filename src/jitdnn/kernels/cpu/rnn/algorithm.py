@@ -7,7 +7,7 @@ from typing import cast
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.cpu.rnn.launch import BackwardLaunch, ForwardLaunch, Launch, WeightsLaunch
+from jitdnn.kernels.cpu.rnn.launch import launch_of
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.rnn import Recurrent
@@ -35,12 +35,13 @@ class FusedSteps(Algorithm):
         return None
 
     def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return _launch(problem, device).workspace.bytes
+        return launch_of(cast(Recurrent, problem), cast(CpuDevice, device)).workspace.bytes
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        launch = _launch(problem, device)
-        tasks = max(tasks for _, tasks in launch.phases())
-        return seconds_of(problem, launch.device, launch.cycles, tasks)
+        processor = cast(CpuDevice, device)
+        launch = launch_of(cast(Recurrent, problem), processor)
+        tasks = max(tasks for _, tasks in launch.phases)
+        return seconds_of(problem, processor, launch.cycles, tasks)
 
     def error_bound(self, problem: Problem) -> float:
         """Rounding errors of the sums of each layer; from step to step they decay on well-conditioned data."""
@@ -50,18 +51,11 @@ class FusedSteps(Algorithm):
         return 2.0 * own + computing * p.layers * (16.0 + 2.0 * sqrt(depth))
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        launch = _launch(problem, device)
-        library = load(self.name, launch.plan, launch.device.isa, launch.trace)
-        threads = useful_threads(launch.device, launch.cycles)
-        return CpuKernel(library, launch.phases(), launch.plan.pointers, threads, launch.integers)
-
-
-def _launch(problem: Problem, device: Device) -> Launch:
-    p = cast(Recurrent, problem)
-    kinds: dict[str, type[Launch]] = {
-        "fwd": ForwardLaunch, "bwd_data": BackwardLaunch, "bwd_weights": WeightsLaunch,
-    }  # fmt: skip
-    return kinds[p.direction](p, cast(CpuDevice, device))
+        processor = cast(CpuDevice, device)
+        launch = launch_of(cast(Recurrent, problem), processor)
+        library = load(self.name, launch.plan, processor.isa, launch.trace)
+        threads = useful_threads(processor, launch.cycles)
+        return CpuKernel(library, launch.phases, launch.plan.pointers, threads, launch.integers)
 
 
 def _is_packed(tensor: TensorDescriptor) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu.random.philox import double_bits
@@ -20,7 +19,6 @@ from jitdnn.kernels.cpu.rnn.plan import (
     BackwardPlan,
     ForwardPlan,
     RecurrentPlan,
-    WeightsPlan,
 )
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.problems.dropout import Dropout
@@ -31,346 +29,187 @@ from jitdnn.rtcg.isa import ITEM_BYTES
 
 _WORTH_SHARING = 12_000  # cycles of a step: less is done before another thread has begun
 
-Phases = list[tuple[str, int]]
+Phases = list[tuple[str, int]]  # (task, how many of it), one after the other
 
 
 @dataclass(frozen=True)
-class Launch(ABC):
+class Launch:
     """One problem on one device."""
 
-    p: Recurrent
-    device: CpuDevice
-
-    @property
-    @abstractmethod
-    def plan(self) -> RecurrentPlan:
-        """What its code is generated from."""
-
-    @property
-    @abstractmethod
-    def trace(self) -> Callable[[Module], None]:
-        """Generates the code."""
-
-    @property
-    @abstractmethod
-    def cycles(self) -> float:
-        """Of everything on one thread."""
-
-    @property
-    @abstractmethod
-    def shares(self) -> int:
-        """Tasks among which the panels of a product over all rows are divided, for each chunk or panel of gates."""
-
-    @abstractmethod
-    def phases(self) -> Phases:
-        """(task, how many of it), one after the other."""
-
-    @abstractmethod
-    def _sections(self) -> dict[str, int]:
-        """Elements of the sections of the workspace behind the tables."""
-
-    @cached_property
-    def workspace(self) -> Workspace:
-        workspace = Workspace(self.plan.dtype, table_bases(self.p)[1])
-        for name, elements in self._sections().items():
-            workspace.add(name, elements)
-        return workspace
-
-    def _integers(self) -> dict[str, int]:
-        """Run-time integers of this kind of launch."""
-        return {}
-
-    @cached_property
-    def integers(self) -> list[int]:
-        """Values of the plan's slots."""
-        p = self.p
-        values = {
-            "steps": p.steps,
-            "batch": p.batch,
-            "rows": p.rows,
-            "layers": p.layers,
-            "shares": self.shares,
-        }
-        values |= self._integers() | table_bases(p)[0] | self.workspace.bases | strides_of(p) | _dropout(p)
-        return [values[name] for name in self.plan.slots]
-
-    def _dropout_phase(self) -> Phases:
-        groups = ceil_div(self.p.rows, DROPOUT_ROWS)
-        return [("drop", ceil_div(groups, DROPOUT_GROUPS_PER_TASK))] if self.p.dropout else []
-
-    def _wanted_tasks(self) -> int:
-        return 4 * self.device.threads if self.device.threads > 1 else 1
+    plan: RecurrentPlan
+    trace: Callable[[Module], None]
+    cycles: float  # of everything on one thread
+    phases: Phases
+    workspace: Workspace
+    integers: list[int]  # values of the plan's slots
 
 
-def _dropout(p: Recurrent) -> dict[str, int]:
-    """The run-time integers of dropout."""
+def launch_of(p: Recurrent, device: CpuDevice) -> Launch:
+    make = {"fwd": _forward, "bwd_data": _backward_data, "bwd_weights": _backward_weights}
+    return make[p.direction](p, device)
+
+
+def _launch(
+    p: Recurrent, plan: RecurrentPlan, trace: Callable[[Module], None], cycles: float, phases: Phases,
+    sections: dict[str, int], integers: dict[str, int],
+) -> Launch:  # fmt: skip
+    """``sections``: elements of the sections of the workspace; ``integers``: those of this direction alone."""
+    tables, end = table_bases(p)
+    workspace = Workspace(plan.dtype, end)
+    for name, elements in sections.items():
+        workspace.add(name, elements)
     rule = Dropout.make((1,), p.dropout)
+    values = integers | tables | workspace.bases | strides_of(p)
+    values |= {"steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers}
+    values |= {"drop.threshold": rule.threshold, "drop.factor": double_bits(rule.factor)}
+    values["drop.groups"] = ceil_div(p.rows, DROPOUT_ROWS)
+    return Launch(plan, trace, cycles, phases, workspace, [values[name] for name in plan.slots])
+
+
+def _dropout_phase(p: Recurrent, layer: int) -> Phases:
+    """Dropout between a layer and the one below."""
     groups = ceil_div(p.rows, DROPOUT_ROWS)
-    return {"drop.threshold": rule.threshold, "drop.factor": double_bits(rule.factor), "drop.groups": groups}
+    return [("drop", ceil_div(groups, DROPOUT_GROUPS_PER_TASK))] if p.dropout and layer > 0 else []
 
 
-class _StepLaunch(Launch):
-    """What forward and backward have in common: a phase for each step, then products over all steps."""
+def _wanted_tasks(device: CpuDevice) -> int:
+    return 4 * device.threads if device.threads > 1 else 1
 
-    @property
-    @abstractmethod
-    def plan(self) -> ForwardPlan | BackwardPlan: ...
 
-    @property
-    @abstractmethod
-    def step_cycles(self) -> float:
-        """Of one step of one layer on one thread."""
+class _Steps:
+    """What the launches forward and backward have in common: a phase for each step, products over all steps.
 
-    @property
-    @abstractmethod
-    def _columns(self) -> int:
-        """Of the widest product over all steps."""
+    ``cycles`` are those of one step of one layer; ``columns`` those of the widest product over all steps.
+    """
 
-    @property
-    def tile(self) -> int:
-        """Elements of the sums of a thread."""
-        return ceil_div(self.plan.tile, 16) * 16
-
-    @property
-    def step_tasks(self) -> int:
-        threads = self.device.threads if self.step_cycles > _WORTH_SHARING else 1
-        return min(threads, self.p.directions * self.plan.blocks)
-
-    @property
-    def shares(self) -> int:
-        panels = ceil_div(self._columns, self.plan.layer_width)
-        chunks = ceil_div(self.p.rows, ROWS_PER_TASK)
-        return max(1, min(panels, ceil_div(self._wanted_tasks(), chunks)))
-
-    def _integers(self) -> dict[str, int]:
-        p, plan, bytes_each = self.p, self.plan, ITEM_BYTES[self.plan.dtype]
-        return {
-            "tile": self.tile,
-            "step.each": ceil_div(p.directions * plan.blocks, self.step_tasks),
-            "step.chunk": plan.recurrent_product.chunk(p.batch, plan.lanes, bytes_each),
-            "second.chunk": plan.projection_product.chunk(p.batch, plan.lanes, bytes_each),
+    def __init__(
+        self, p: Recurrent, device: CpuDevice, plan: ForwardPlan | BackwardPlan, cycles: float, columns: int
+    ) -> None:
+        recurrent, projection = plan.recurrent_product, plan.projection_product
+        blocks, bytes_each = p.directions * plan.blocks, ITEM_BYTES[plan.dtype]
+        tile = ceil_div(plan.tile, 16) * 16
+        panels, chunks = ceil_div(columns, plan.layer_width), ceil_div(p.rows, ROWS_PER_TASK)
+        shares = max(1, min(panels, ceil_div(_wanted_tasks(device), chunks)))
+        step_tasks = min(device.threads if cycles > _WORTH_SHARING else 1, blocks)
+        projection_blocks = bool(p.projection) * p.directions * plan.projection_blocks
+        self.product_tasks = chunks * shares
+        self.sections = {
+            "tiles": device.threads * tile,
+            "state_panels": blocks * recurrent.panel(plan.lanes),
+            "projection_panels": projection_blocks * projection.panel(plan.lanes),
         }
+        self.integers = {
+            "tile": tile,
+            "shares": shares,
+            "step.each": ceil_div(blocks, step_tasks),
+            "step.chunk": recurrent.chunk(p.batch, plan.lanes, bytes_each),
+            "second.chunk": projection.chunk(p.batch, plan.lanes, bytes_each),
+        }
+        name = "project" if isinstance(plan, ForwardPlan) else "cell"
+        projected: Phases = [(name, projection_blocks)] * bool(p.projection)
+        self.step: Phases = [("step", step_tasks), *projected, ("advance", 1)]
+        tasks = projection_blocks * projection.vectors
+        self.pack_projection: Phases = [("pack_projection", tasks)] * bool(p.projection)
 
-    @property
-    def _state_panels(self) -> int:
-        """Elements of the panels of weight_hh of a layer."""
-        plan = self.plan
-        return self.p.directions * plan.blocks * plan.recurrent_product.panel(plan.lanes)
 
-    @property
-    def _projection_panels(self) -> int:
-        """Elements of the panels of weight_hr of a layer."""
-        plan = self.plan
-        panels = self.p.directions * plan.projection_blocks * plan.projection_product.panel(plan.lanes)
-        return bool(self.p.projection) * panels
+def _forward(p: Recurrent, device: CpuDevice) -> Launch:
+    plan = cost.plan_forward(p, device.isa)
+    steps = _Steps(p, device, plan, cost.forward_step_cycles(p, plan), plan.columns)
+    outputs, states = p.rows * p.directions * p.padded_size, p.directions * p.batch
+    sections = {
+        "tiles": steps.sections["tiles"],
+        "x": p.rows * plan.padded_inputs,
+        "gates": 0 if plan.saves_gates else p.rows * plan.columns,
+        "out": 0 if p.is_training or p.layers == 1 else 2 * outputs,
+        "dropped": bool(p.dropout) * outputs,
+        "input_panels": plan.input_panels,
+        "state_panels": steps.sections["state_panels"],
+        "bias": plan.columns,
+        "new_bias": p.directions * p.padded,
+        "h": 2 * states * p.padded_size,
+        "c": states * p.padded,
+        "full": bool(p.projection) * states * p.padded,
+        "projection_panels": steps.sections["projection_panels"],
+    }
+    phases: Phases = [("tables", 1), ("gather", ceil_div(p.steps, STEPS_PER_TASK))]
+    if p.is_training and p.sequences != "whole":
+        phases.append(("zero_rows", p.layers))
+    for layer in range(p.layers):
+        name = "first" if layer == 0 else "next"
+        phases += _dropout_phase(p, layer)
+        phases += [(f"pack_{name}", plan.columns // plan.lanes), (name, steps.product_tasks)]
+        phases.append(("pack_states", p.directions * plan.blocks * plan.recurrent_product.vectors))
+        phases += [*steps.pack_projection, ("start", p.directions), *steps.step * p.steps, ("above", 1)]
+    if p.sequences != "whole":
+        phases.append(("end", p.directions))
+    integers = steps.integers | {"h.size": states * p.padded_size, "out.size": outputs}
+    trace = partial(forward_code.trace, plan=plan)
+    return _launch(p, plan, trace, cost.forward_cycles(p, plan), phases, sections, integers)
 
-    def _steps(self, projection: str, steps: int) -> Phases:
-        """The phases of some steps of a layer."""
-        p = self.p
-        phases: Phases = [("step", self.step_tasks)]
+
+def _backward_data(p: Recurrent, device: CpuDevice) -> Launch:
+    plan = cost.plan_backward(p, device.isa)
+    steps = _Steps(p, device, plan, cost.backward_step_cycles(p, plan), plan.most_columns)
+    outputs, states = p.rows * p.directions * p.padded_size, p.directions * p.batch
+    slopes = states * p.gates * p.padded  # of one step
+    sections = {
+        "tiles": steps.sections["tiles"],
+        "dy": min(2, p.layers) * outputs,
+        "dx": p.rows * plan.padded_inputs,
+        "input_panels": ceil_div(plan.most_columns, plan.layer_width) * plan.input_product.panel(plan.lanes),
+        "state_panels": steps.sections["state_panels"],
+        "projection_panels": steps.sections["projection_panels"],
+        "carry": states * p.padded_size,
+        "dc": states * p.padded,
+        "dr": bool(p.projection) * states * p.padded_size,
+        "slopes": 2 * slopes,
+    }
+    copies = ceil_div(p.steps, STEPS_PER_TASK)
+    phases: Phases = [("tables", 1), ("top", 1), ("gather", copies)]
+    if p.sequences != "whole":
+        phases.append(("zero_rows", p.layers))
+    for layer in reversed(range(p.layers)):
+        name = "first" if layer == 0 else "next"
+        vectors = plan.recurrent_product.vectors
+        phases.append(("pack_states", p.directions * plan.blocks * vectors * p.gates))
+        phases += [*steps.pack_projection, ("start", p.directions), *steps.step * (p.steps + 1)]
+        columns = plan.columns(layer == 0) // plan.lanes
+        phases += [(f"pack_{name}", columns * p.directions * p.gates), (name, steps.product_tasks)]
+        phases += [*_dropout_phase(p, layer), ("below", 1)]
+    phases.append(("scatter", copies))
+    integers = steps.integers | {"dy.size": outputs, "slopes.size": slopes}
+    trace = partial(backward_data_code.trace, plan=plan)
+    return _launch(p, plan, trace, cost.backward_cycles(p, plan), phases, sections, integers)
+
+
+def _backward_weights(p: Recurrent, device: CpuDevice) -> Launch:
+    plan = cost.plan_weights(p, device.isa)
+    width, directed_rows, projected = plan.layer_width, p.directions * p.rows, bool(p.projection)
+    gate_panels = p.directions * plan.gate_panels("gates")
+    shares = max(1, min(plan.input_panels("before"), ceil_div(_wanted_tasks(device), gate_panels)))
+    sections = {
+        "tiles": device.threads * plan.tile,
+        "x": p.rows * plan.input_panels("x") * width,
+        "next": (p.layers > 1) * p.rows * plan.input_panels("next") * width,
+        "dropped": bool(p.dropout) * directed_rows * p.padded_size,
+        "before": directed_rows * plan.input_panels("before") * width,
+        "gates": p.rows * gate_panels * PANEL_GATES,
+        "full": projected * directed_rows * plan.input_panels("full") * width,
+        "out": projected * directed_rows * plan.gate_panels("out") * PANEL_GATES,
+    }
+    steps, rows = ceil_div(p.steps, STEPS_PER_TASK), ceil_div(p.rows, ROWS_PER_COPY)
+    phases: Phases = [("tables", 1)]
+    for layer in range(p.layers):
+        name = "first" if layer == 0 else "next"
+        phases += _dropout_phase(p, layer)
+        phases.append((f"copy_{name}", steps if layer == 0 else rows))
+        phases += [("copy_states", steps * p.directions), ("copy_gates", rows * p.directions)]
+        phases += [(name, gate_panels * shares), ("states", gate_panels * shares)]
         if p.projection:
-            phases.append((projection, p.directions * self.plan.projection_blocks))
-        return [*phases, ("advance", 1)] * steps
-
-    def _pack_projection(self) -> Phases:
-        p, plan = self.p, self.plan
-        tasks = p.directions * plan.projection_blocks * plan.projection_product.vectors
-        return [("pack_projection", tasks)] if p.projection else []
-
-
-class ForwardLaunch(_StepLaunch):
-    @cached_property
-    def plan(self) -> ForwardPlan:
-        return cost.plan_forward(self.p, self.device.isa)
-
-    @property
-    def trace(self) -> Callable[[Module], None]:
-        return lambda module: forward_code.trace(module, self.plan)
-
-    @cached_property
-    def cycles(self) -> float:
-        return cost.forward_cycles(self.p, self.plan)
-
-    @cached_property
-    def step_cycles(self) -> float:
-        return cost.forward_step_cycles(self.p, self.plan)
-
-    @property
-    def _columns(self) -> int:
-        return self.plan.columns
-
-    @property
-    def _output_elements(self) -> int:
-        """Of the outputs of a layer."""
-        return self.p.rows * self.p.directions * self.p.padded_size
-
-    def _sections(self) -> dict[str, int]:
-        p, plan = self.p, self.plan
-        states = p.directions * p.batch
-        return {
-            "tiles": self.device.threads * self.tile,
-            "x": p.rows * plan.padded_inputs,
-            "gates": 0 if plan.saves_gates else p.rows * plan.columns,
-            "out": 0 if p.is_training or p.layers == 1 else 2 * self._output_elements,
-            "dropped": bool(p.dropout) * self._output_elements,
-            "input_panels": plan.input_panels,
-            "state_panels": self._state_panels,
-            "bias": plan.columns,
-            "new_bias": p.directions * p.padded,
-            "h": 2 * states * p.padded_size,
-            "c": states * p.padded,
-            "full": bool(p.projection) * states * p.padded,
-            "projection_panels": self._projection_panels,
-        }
-
-    def _integers(self) -> dict[str, int]:
-        p = self.p
-        own = {"h.size": p.directions * p.batch * p.padded_size, "out.size": self._output_elements}
-        return super()._integers() | own
-
-    def phases(self) -> Phases:
-        p, plan = self.p, self.plan
-        chunks = ceil_div(p.rows, ROWS_PER_TASK) * self.shares
-        phases: Phases = [("tables", 1), ("gather", ceil_div(p.steps, STEPS_PER_TASK))]
-        if p.is_training and p.sequences != "whole":
-            phases.append(("zero_rows", p.layers))
-        for layer in range(p.layers):
-            name = "first" if layer == 0 else "next"
-            phases += self._dropout_phase() if layer > 0 else []
-            phases += [(f"pack_{name}", plan.columns // plan.lanes), (name, chunks)]
-            phases.append(("pack_states", p.directions * plan.blocks * plan.recurrent_product.vectors))
-            phases += self._pack_projection()
-            phases += [("start", p.directions), *self._steps("project", p.steps), ("above", 1)]
-        if p.sequences != "whole":
-            phases.append(("end", p.directions))
-        return phases
-
-
-class BackwardLaunch(_StepLaunch):
-    """Of the gradients of the data."""
-
-    @cached_property
-    def plan(self) -> BackwardPlan:
-        return cost.plan_backward(self.p, self.device.isa)
-
-    @property
-    def trace(self) -> Callable[[Module], None]:
-        return lambda module: backward_data_code.trace(module, self.plan)
-
-    @cached_property
-    def cycles(self) -> float:
-        return cost.backward_cycles(self.p, self.plan)
-
-    @cached_property
-    def step_cycles(self) -> float:
-        return cost.backward_step_cycles(self.p, self.plan)
-
-    @property
-    def _columns(self) -> int:
-        return self.plan.most_columns
-
-    @property
-    def _output_elements(self) -> int:
-        """Of the gradients of a layer's outputs."""
-        return self.p.rows * self.p.directions * self.p.padded_size
-
-    @property
-    def _slope_elements(self) -> int:
-        """Of the gradients of the gates of one step."""
-        return self.p.directions * self.p.batch * self.p.gates * self.p.padded
-
-    def _sections(self) -> dict[str, int]:
-        p, plan = self.p, self.plan
-        states = p.directions * p.batch
-        panels = ceil_div(plan.most_columns, plan.layer_width)
-        return {
-            "tiles": self.device.threads * self.tile,
-            "dy": min(2, p.layers) * self._output_elements,
-            "dx": p.rows * plan.padded_inputs,
-            "input_panels": panels * plan.input_product.panel(plan.lanes),
-            "state_panels": self._state_panels,
-            "projection_panels": self._projection_panels,
-            "carry": states * p.padded_size,
-            "dc": states * p.padded,
-            "dr": bool(p.projection) * states * p.padded_size,
-            "slopes": 2 * self._slope_elements,
-        }
-
-    def _integers(self) -> dict[str, int]:
-        own = {"dy.size": self._output_elements, "slopes.size": self._slope_elements}
-        return super()._integers() | own
-
-    def phases(self) -> Phases:
-        p, plan = self.p, self.plan
-        chunks = ceil_div(p.rows, ROWS_PER_TASK) * self.shares
-        copies = ceil_div(p.steps, STEPS_PER_TASK)
-        phases: Phases = [("tables", 1), ("top", 1), ("gather", copies)]
-        if p.sequences != "whole":
-            phases.append(("zero_rows", p.layers))
-        for layer in reversed(range(p.layers)):
-            name = "first" if layer == 0 else "next"
-            panels = p.directions * plan.blocks
-            phases.append(("pack_states", panels * plan.recurrent_product.vectors * p.gates))
-            phases += self._pack_projection()
-            phases += [("start", p.directions), *self._steps("cell", p.steps + 1)]
-            columns = plan.columns(layer == 0) // plan.lanes
-            phases += [(f"pack_{name}", columns * p.directions * p.gates), (name, chunks)]
-            phases += self._dropout_phase() if layer > 0 else []
-            phases.append(("below", 1))
-        return [*phases, ("scatter", copies)]
-
-
-class WeightsLaunch(Launch):
-    """Of the gradients of the weights."""
-
-    @cached_property
-    def plan(self) -> WeightsPlan:
-        return cost.plan_weights(self.p, self.device.isa)
-
-    @property
-    def trace(self) -> Callable[[Module], None]:
-        return lambda module: backward_weights_code.trace(module, self.plan)
-
-    @cached_property
-    def cycles(self) -> float:
-        return cost.weights_cycles(self.p, self.plan)
-
-    @property
-    def shares(self) -> int:
-        panels = self.p.directions * self.plan.gate_panels("gates")
-        return max(1, min(self.plan.input_panels("before"), ceil_div(self._wanted_tasks(), panels)))
-
-    def _sections(self) -> dict[str, int]:
-        p, plan = self.p, self.plan
-        rows = p.directions * p.rows
-        projected = bool(p.projection) * rows
-        width = plan.layer_width
-        return {
-            "tiles": self.device.threads * plan.tile,
-            "x": p.rows * plan.input_panels("x") * width,
-            "next": (p.layers > 1) * p.rows * plan.input_panels("next") * width,
-            "dropped": bool(p.dropout) * rows * p.padded_size,
-            "before": rows * plan.input_panels("before") * width,
-            "gates": rows * plan.gate_panels("gates") * PANEL_GATES,
-            "full": projected * plan.input_panels("full") * width,
-            "out": projected * plan.gate_panels("out") * PANEL_GATES,
-        }
-
-    def phases(self) -> Phases:
-        p, plan = self.p, self.plan
-        steps, rows = ceil_div(p.steps, STEPS_PER_TASK), ceil_div(p.rows, ROWS_PER_COPY)
-        products = p.directions * plan.gate_panels("gates") * self.shares
-        phases: Phases = [("tables", 1)]
-        for layer in range(p.layers):
-            name = "first" if layer == 0 else "next"
-            phases += self._dropout_phase() if layer > 0 else []
-            phases.append((f"copy_{name}", steps if layer == 0 else rows))
-            phases += [("copy_states", steps * p.directions), ("copy_gates", rows * p.directions)]
-            phases += [(name, products), ("states", products)]
-            if p.projection:
-                phases += [("copy_full", rows * p.directions), ("copy_out", rows * p.directions)]
-                phases.append(("projection", p.directions * plan.gate_panels("out") * self.shares))
-            if p.biases:
-                phases.append(("biases", p.directions * plan.slopes // plan.lanes))
-            phases.append(("above", 1))
-        return phases
+            phases += [("copy_full", rows * p.directions), ("copy_out", rows * p.directions)]
+            phases.append(("projection", p.directions * plan.gate_panels("out") * shares))
+        if p.biases:
+            phases.append(("biases", p.directions * plan.slopes // plan.lanes))
+        phases.append(("above", 1))
+    trace = partial(backward_weights_code.trace, plan=plan)
+    return _launch(p, plan, trace, cost.weights_cycles(p, plan), phases, sections, {"shares": shares})
