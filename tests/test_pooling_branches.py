@@ -1,4 +1,4 @@
-"""Pooling: each way in which a generator may shape its code is taken, and right."""
+"""Pooling: every branch of the generators is taken, and right."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import pytest
 
 from conformance import INSTRUCTION_SETS, check
 from jitdnn.devices.cpu import host
-from jitdnn.kernels.cpu.pooling import over_channels as pooling_channels
-from jitdnn.kernels.cpu.pooling import over_rows as pooling_rows
-from jitdnn.kernels.cpu.pooling import over_window as pooling_window
+from jitdnn.kernels.cpu.pooling import algorithm
+from jitdnn.kernels.cpu.pooling.algorithm import PoolingRows
+from jitdnn.kernels.cpu.pooling.cost import divide_channels
 from jitdnn.kernels.cpu.pooling.geometry import Axis, Geometry
-from jitdnn.kernels.cpu.pooling.over_rows import PoolingRows
-from jitdnn.kernels.cpu.pooling.over_rows_code import RowCode
+from jitdnn.kernels.cpu.pooling.plan import ChannelPlan, RowPlan, WindowPlan
 from jitdnn.problems import Pooling, parse
 from jitdnn.rtcg.isa import isa
 
@@ -21,48 +20,47 @@ KINDS = ("pool_fwd max", "pool_fwd avg", "pool_fwd avg exclude_pad", "pool_bwd m
 
 
 @pytest.fixture
-def codes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is compiled, in order."""
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The plans that code is generated from, in order."""
     seen: list[Any] = []
-    for module in (pooling_rows, pooling_channels, pooling_window):
-        load = module.load
+    load = algorithm.load
 
-        def note(name: str, code: Any, *rest: Any, load: Any = load) -> Any:
-            seen.append(code)
-            return load(name, code, *rest)
+    def note(name: str, plan: Any, *rest: Any) -> Any:
+        seen.append(plan)
+        return load(name, plan, *rest)
 
-        monkeypatch.setattr(module, "load", note)
+    monkeypatch.setattr(algorithm, "load", note)
     return seen
 
 
-def rows(codes: list[Any]) -> list[RowCode]:
-    return [code for code in codes if isinstance(code, RowCode)]
+def rows(plans: list[Any]) -> list[RowPlan]:
+    return [plan for plan in plans if isinstance(plan, RowPlan)]
 
 
-def channels(codes: list[Any]) -> list[pooling_channels._Code]:
-    return [code for code in codes if isinstance(code, pooling_channels._Code)]
+def channels(plans: list[Any]) -> list[ChannelPlan]:
+    return [plan for plan in plans if isinstance(plan, ChannelPlan)]
 
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_long_rows(codes: list[Any], kind: str, cpu: str) -> None:
+def test_long_rows(plans: list[Any], kind: str, cpu: str) -> None:
     """Blocks in the middle of a row are whole, those at its ends masked."""
     check(parse(f"{kind} n1 c2 h4 w150 window3 stride1 pad1"), cpu=cpu)
     check(parse(f"{kind} n1 c2 h3 w301 window2x3 stride2 pad0:1 ceil"), cpu=cpu)
-    assert all(code.row is None for code in rows(codes))
-    assert {code.is_clipped for code in rows(codes)} == {True}
+    assert all(plan.row is None for plan in rows(plans))
+    assert {plan.is_clipped for plan in rows(plans)} == {True}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_long_rows_without_padding(codes: list[Any], kind: str) -> None:
+def test_long_rows_without_padding(plans: list[Any], kind: str) -> None:
     check(parse(f"{kind} n1 c3 h4 w140 window2"))
     check(parse(f"{kind} n1 c1 h4 w203 window3 stride2"))
-    assert {(code.is_clipped, code.unrolled[1] > 0) for code in rows(codes)} == {(False, True)}
+    assert {(plan.is_clipped, plan.unrolled[1] > 0) for plan in rows(plans)} == {(False, True)}
 
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_taps_are_picked_at_every_stride(codes: list[Any], kind: str, cpu: str) -> None:
+def test_taps_are_selected_at_every_stride(plans: list[Any], kind: str, cpu: str) -> None:
     for window, stride, dilation in (
         (1, 1, 1),
         (5, 1, 1),
@@ -74,15 +72,15 @@ def test_taps_are_picked_at_every_stride(codes: list[Any], kind: str, cpu: str) 
     ):
         words = f"{kind} n1 c2 h13 w41 window{window} stride{stride} dil{dilation}"
         check(parse(words), cpu=cpu, threads=(1,))
-    assert {len(code.groups) * code.stride for code in rows(codes)} == {1, 5, 6, 3, 8}
-    assert {code.dilation for code in rows(codes)} == {1, 4}
+    assert {len(plan.tap_groups) * plan.stride for plan in rows(plans)} == {1, 5, 6, 3, 8}
+    assert {plan.dilation for plan in rows(plans)} == {1, 4}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_vectors_beyond_a_short_row(codes: list[Any], kind: str) -> None:
+def test_vectors_beyond_a_short_row(plans: list[Any], kind: str) -> None:
     """A window of which whole vectors of taps lie outside of the image."""
     check(parse(f"{kind} n2 c3 h5 w2 window3x7 stride1 pad1x6"))
-    assert all(code.row is not None for code in rows(codes))
+    assert all(plan.row is not None for plan in rows(plans))
 
 
 def test_rows_say_what_they_cannot_keep() -> None:
@@ -92,12 +90,12 @@ def test_rows_say_what_they_cannot_keep() -> None:
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_number_of_channels(codes: list[Any], kind: str, cpu: str) -> None:
+def test_any_number_of_channels(plans: list[Any], kind: str, cpu: str) -> None:
     lanes = isa(cpu).lanes("f32")
     for count in (1, lanes, lanes + 1, 6 * lanes, 9 * lanes, 23 * lanes + 3):
         check(parse(f"{kind} n2 c{count} h5 w4 window3 stride2 pad1 nhwc"), cpu=cpu, threads=(1,))
-    assert {code.has_tail for code in channels(codes)} == {True, False}
-    assert len({code.vectors for code in channels(codes)}) > 2
+    assert {plan.has_tail for plan in channels(plans)} == {True, False}
+    assert len({plan.vectors for plan in channels(plans)}) > 2
 
 
 def test_one_image_is_shared_by_its_channels() -> None:
@@ -108,7 +106,7 @@ def test_one_image_is_shared_by_its_channels() -> None:
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize(
-    ("words", "tiles"),
+    ("words", "is_partition"),
     [
         ("h6 w8 window2", True),
         ("h7 w8 window2", False),  # a row that belongs to no window
@@ -119,13 +117,15 @@ def test_one_image_is_shared_by_its_channels() -> None:
         ("h6 w8 window2 pad1", True),
     ],
 )
-def test_windows_that_tile_the_image(codes: list[Any], words: str, tiles: bool, layout: str) -> None:
+def test_windows_that_partition_the_image(
+    plans: list[Any], words: str, is_partition: bool, layout: str
+) -> None:
     problem = parse(f"pool_bwd avg n2 c18 {words} {layout}")
     assert isinstance(problem, Pooling)
-    assert Geometry.of(problem).tiles is tiles
+    assert Geometry.of(problem).is_partition is is_partition
     check(problem, scales=((1.0, 0.0), (0.5, 2.0)))
     check(parse(f"pool_bwd max n2 c18 {words} {layout}"))
-    assert {code.tiles for code in codes if not isinstance(code, pooling_window._Code)} == {tiles}
+    assert {plan.is_partition for plan in plans if not isinstance(plan, WindowPlan)} == {is_partition}
 
 
 def test_geometry_joins_what_one_window_covers() -> None:
@@ -147,15 +147,13 @@ def test_geometry_joins_what_one_window_covers() -> None:
 
 
 def test_all_channels_of_a_pixel_go_together_if_they_fit() -> None:
-    assert pooling_channels._cut(20, 8, 8) == (3, True)
-    assert pooling_channels._cut(64, 8, 8) == (8, False)
-    assert pooling_channels._cut(96, 8, 8) == (6, False)
+    assert divide_channels(20, 8, 8) == (3, True)
+    assert divide_channels(64, 8, 8) == (8, False)
+    assert divide_channels(96, 8, 8) == (6, False)
 
 
 @pytest.mark.parametrize("kind", ["pool_fwd max", "pool_bwd max", "pool_fwd avg"])
-def test_windows_that_are_asked_for_ahead(
-    codes: list[Any], kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pooling_channels, "STREAM_BYTES", 0)
+def test_later_windows_are_prefetched(plans: list[Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(algorithm, "STREAM_BYTES", 0)
     check(parse(f"{kind} n2 c40 h9 w7 window3x2 stride2 pad1 nhwc"))
-    assert any(code.asks_ahead for code in channels(codes))
+    assert any(plan.prefetches for plan in channels(plans))

@@ -14,8 +14,8 @@ from conformance import INSTRUCTION_SETS, check, unreached
 from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.kernels.cpu.rnn.algorithm import FusedSteps
-from jitdnn.kernels.cpu.rnn.gemm import TILES_A_GROUP
-from jitdnn.kernels.cpu.rnn.plan import BackwardPlan, ForwardPlan
+from jitdnn.kernels.cpu.rnn.launch import launch_of
+from jitdnn.kernels.cpu.rnn.plan import TILES_PER_GROUP
 from jitdnn.problems import Recurrent, parse
 from jitdnn.tensor import TensorDescriptor, numpy_dtype
 from strategies import recurrents
@@ -236,11 +236,11 @@ def test_shared_steps_pieces_of_panels_and_groups_of_tiles_are_met() -> None:
     """That is what the first of the awkward sizes is for."""
     p, device = parse(f"rnn_fwd {WORDS[0]}"), host(2)
     assert isinstance(p, Recurrent)
-    for plan in (ForwardPlan(p, device), BackwardPlan(p.directed("bwd_data"), device)):
-        numbers = dict(zip(plan.code.slots, plan.numbers, strict=True))
-        assert plan.step_tasks == 2
-        assert p.batch > TILES_A_GROUP * plan.code.rows
-        assert numbers["step.chunk"] < p.size
+    for launch in (launch_of(p, device), launch_of(p.directed("bwd_data"), device)):
+        integers = dict(zip(launch.plan.slots, launch.integers, strict=True))
+        assert dict(launch.phases)["step"] == 2
+        assert p.batch > TILES_PER_GROUP * launch.plan.step_rows
+        assert integers["step.chunk"] < p.size
 
 
 def test_wrong_lengths_read_and_write_nothing_else() -> None:
@@ -262,7 +262,7 @@ def test_the_code_does_not_depend_on_steps_batch_and_order() -> None:
     other = parse("rnn_fwd lstm t50 n16 inputs4 hidden6 lengths64 f32 x=s4,200,1")
     assert isinstance(one, Recurrent)
     assert isinstance(other, Recurrent)
-    assert ForwardPlan(one, device).code == ForwardPlan(other, device).code
+    assert launch_of(one, device).plan == launch_of(other, device).plan
     assert FusedSteps().refuse(other, device) is None
 
 

@@ -26,10 +26,13 @@ from jitdnn.kernels.cpu.matmul import PackedGemm
 from jitdnn.kernels.cpu.normalization.algorithm import SweepsNormalization
 from jitdnn.kernels.cpu.normalization.layer_norm_backward import LayerNormRows
 from jitdnn.kernels.cpu.normalization.lrn import DivisiveNormAlong, DivisiveNormBeside, LRNAlong, LRNBeside
-from jitdnn.kernels.cpu.pooling.over_channels import PoolingChannels, PoolingStrided
-from jitdnn.kernels.cpu.pooling.over_rows import PoolingRows
-from jitdnn.kernels.cpu.pooling.over_window import PoolingWindow
-from jitdnn.kernels.cpu.pooling.unpooling import ScatterUnpooling
+from jitdnn.kernels.cpu.pooling.algorithm import (
+    PoolingChannels,
+    PoolingRows,
+    PoolingStrided,
+    PoolingWindow,
+    ScatterUnpooling,
+)
 from jitdnn.kernels.cpu.random.dropout import PhiloxDropout
 from jitdnn.kernels.cpu.random.fill import PhiloxFill
 from jitdnn.kernels.cpu.reduction.cross_entropy import SweptCrossEntropy

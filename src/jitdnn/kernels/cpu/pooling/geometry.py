@@ -1,19 +1,16 @@
-"""What every pooling kernel needs: the windows in a normal form, and their bounds in traced code."""
+"""A pooling problem in a normal form: N x C planes of exactly three spatial axes, the windows along each, strides.
+
+Everything here is an integer of the problem; the same windows in traced code are in windows.py.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import cast
 
-from jitdnn.devices.cpu import Arguments
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, summation_bound
 from jitdnn.kernels.cpu.schedule.parallel import Slots
-from jitdnn.problems.pooling import ADAPTIVE, EMPTY_WINDOW_MAX, QUANTIZED, Pooling
-from jitdnn.problems.problem import Problem
-from jitdnn.rtcg.builder import Builder, Value
+from jitdnn.problems.pooling import ADAPTIVE, QUANTIZED, Pooling
 from jitdnn.tensor import compute_dtype
 
 AXES = 3
@@ -56,10 +53,10 @@ class Axis:
 class Geometry:
     """A pooling problem over exactly three spatial axes.
 
-    Axes that do nothing are dropped, and axes are joined where one window covers the inner one whole: global
-    pooling of a dense tensor becomes one axis. With fewer than three left, the missing ones are put in front
-    of the last, so that the first axis is one that can be worked through piece by piece. ``strides[tensor]``
-    are those of (n, c, axis 0, axis 1, axis 2) in elements, operands in order, output last.
+    Axes of extent 1 are dropped, and two axes become one where every window covers all of the inner one: global
+    pooling of a dense tensor has a single axis. Fewer than three axes are filled up by trivial ones before the
+    last, so that axis 0 is a real one wherever there are two: backward passes add up windows row by row of axis 0.
+    ``strides[tensor]`` are those of (n, c, axis 0, axis 1, axis 2) in elements, operands in order, output last.
     """
 
     images: int
@@ -115,7 +112,7 @@ class Geometry:
         return prod(axis.window for axis in self.axes)
 
     @property
-    def tiles(self) -> bool:
+    def is_partition(self) -> bool:
         """True if every element of the input belongs to exactly one window."""
         return (
             not self.is_dilated
@@ -136,7 +133,7 @@ class Geometry:
 
     @property
     def has_empty_windows(self) -> bool:
-        """True if a window sees nothing of the image, as Caffe's rounding or dilation may leave it."""
+        """True if a window reads padding only, as Caffe's rounding or dilation may leave it."""
         return any(_has_empty_windows(axis) for axis in self.axes)
 
     @staticmethod
@@ -149,7 +146,7 @@ class Geometry:
         )  # fmt: skip
 
     def values(self, **more: int) -> dict[str, int]:
-        """What goes into the slots."""
+        """The values of the slots, ``more`` included."""
         fields = {
             f"{name}{a}": int(getattr(axis, name))
             for a, axis in enumerate(self.axes)
@@ -164,7 +161,7 @@ def _has_empty_windows(axis: Axis) -> bool:
         return False
     if axis.dilation == 1:
         return (axis.out - 1) * axis.stride - axis.before >= axis.extent
-    # the first tap that is not before the image is not in it either
+    # the first tap at or behind the start of the image is already behind its end
     starts = (o * axis.stride - axis.before for o in range(axis.out))
     return any((start if start >= 0 else start % axis.dilation) >= axis.extent for start in starts)
 
@@ -172,7 +169,7 @@ def _has_empty_windows(axis: Axis) -> bool:
 def _join(
     outer: tuple[Axis, list[int]], inner: tuple[Axis, list[int]], extents: Sequence[int]
 ) -> tuple[Axis, list[int]] | None:
-    """Two axes as one, where the windows cover the inner one whole and memory allows it."""
+    """Two axes as one, where every window covers all of the inner one and the strides allow it."""
     (a, steps), (b, inner_steps) = outer, inner
     if b.out != 1 or b.before or b.after or b.window != b.extent or a.dilation != 1 or b.dilation != 1:
         return None
@@ -188,167 +185,6 @@ def _join(
 
 
 def arithmetic_of(problem: Pooling) -> str:
-    """The type of sums and maxima: f64 also for 8-bit numbers whose sum might need more digits than f32 has."""
+    """The type of sums and maxima: f64 also where a sum of 8-bit integers may need more digits than f32 has."""
     is_long = problem.x.dtype in QUANTIZED and problem.mode == "avg" and prod(problem.window) >= 2**16
     return "f64" if is_long else compute_dtype(problem.dtype)
-
-
-INDEX = {"f32": "i32", "f64": "i64"}
-"""The integers that keep positions in a plane: as wide as the elements, so that comparisons fit as masks."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The window of one output along one axis: inputs from ``low`` to before ``high``, both in the image, by
-    steps of the dilation.
-
-    ``start`` is where it would begin without clipping, ``count`` what an average takes its elements to be.
-    """
-
-    start: Value
-    low: Value
-    high: Value
-    count: Value
-
-    @property
-    def is_empty(self) -> Value:
-        return self.low >= self.high
-
-
-class Windows:
-    """The geometry in traced code."""
-
-    def __init__(
-        self,
-        k: Builder,
-        arguments: Arguments,
-        slots: Slots,
-        tensors: int,
-        counts_padding: bool,
-        is_dilated: bool,
-        is_adaptive: bool = False,
-    ) -> None:
-        self.k, self.counts_padding = k, counts_padding
-        self.is_dilated, self.is_adaptive = is_dilated, is_adaptive
-        self.numbers = slots.load(arguments)
-        self.strides = [[self.numbers[f"step{t}.{a}"] for a in range(2 + AXES)] for t in range(tensors)]
-
-    def __getitem__(self, name: str) -> Value:
-        return self.numbers[name]
-
-    def extents(self, *names: str) -> list[Value]:
-        return [self.numbers[name] for name in names]
-
-    def bounds(self, axis: int, output: Value) -> Bounds:
-        """The window of output ``output`` (one number, or one a lane) along ``axis``."""
-        extent, window, stride, before, after = (
-            self.numbers[f"{name}{axis}"] for name in ("extent", "window", "stride", "before", "after")
-        )
-        if self.is_adaptive:
-            out = self.numbers[f"out{axis}"]
-            low = output * extent // out
-            high = ((output + 1) * extent + (out - 1)) // out
-            return Bounds(low, low, high, high - low)
-        start = output * stride - before
-        if self.is_dilated:
-            return self._dilated_bounds(axis, start)
-        end = start + window
-        low, high = start.max(0), end.min(self.k.splat(extent, output.lanes))
-        counted = high - low
-        if self.counts_padding:
-            counted = end.min(self.k.splat(extent + after, output.lanes)) - start
-        return Bounds(start, low, high, counted.max(1))
-
-    def _dilated_bounds(self, axis: int, start: Value) -> Bounds:
-        k, lanes = self.k, start.lanes
-        extent, window, after, dilation = (
-            k.splat(self.numbers[f"{name}{axis}"], lanes)
-            for name in ("extent", "window", "after", "dilation")
-        )
-
-        def taps(length: Value) -> Value:
-            """How many taps it takes to get through a length."""
-            return (length.max(0) + (dilation - 1)) // dilation
-
-        before = taps(-start)
-        low, high = start + before * dilation, (start + (window - 1) * dilation + 1).min(extent)
-        if self.counts_padding:
-            counted = taps(extent + after - start).min(window)
-        else:
-            counted = taps(high - low)
-        return Bounds(start, low, high, counted.max(1))
-
-    def tap_number(self, axis: int, bounds: Bounds, position: Value) -> Value:
-        """Which tap of a window looks at a position of the axis."""
-        steps = position - bounds.start
-        return steps // self.numbers[f"dilation{axis}"] if self.is_dilated else steps
-
-    def taps(self, axis: int, bounds: Bounds) -> Iterator[Value]:
-        """A loop over the inputs of a window along one axis."""
-        return self.k.range(
-            bounds.low, bounds.high, self.numbers[f"dilation{axis}"] if self.is_dilated else 1
-        )
-
-
-class PoolingAlgorithm(Algorithm):
-    """What the ways of pooling share; each adds what it refuses, what it costs and how it is built."""
-
-    problem = Pooling
-    deterministic = True
-
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        if epilogue is not None:
-            return "pooling takes no epilogue"
-        pooling = cast(Pooling, problem)
-        geometry = Geometry.of(pooling)
-        keeps_positions = pooling.mode == "max" and (
-            pooling.direction == "bwd" or pooling.indices is not None
-        )
-        if keeps_positions and geometry.inputs >= 2**31:
-            return f"a plane of x has {geometry.inputs} elements: positions in it must fit 31 bits"
-        return self.refuse_geometry(pooling, geometry, device)
-
-    @abstractmethod
-    def refuse_geometry(self, problem: Pooling, geometry: Geometry, device: Device) -> str | None:
-        """The constraint that fails, or None."""
-
-    def error_bound(self, problem: Problem) -> float:
-        return summation_bound(problem)
-
-
-def initial(k: Builder, mode: str, is_empty: Value, dtype: str, lanes: int) -> Value:
-    """What a maximum or a sum begins with; an empty window's maximum is a stated number."""
-    if mode == "avg":
-        return k.constant(0.0, dtype, lanes)
-    lowest, stated = k.constant(-float("inf"), dtype), k.constant(EMPTY_WINDOW_MAX, dtype)
-    return k.splat(k.select(is_empty, stated, lowest), lanes)
-
-
-def _add(k: Builder, total: Value, value: Value) -> Value:
-    return total + value
-
-
-def _greater(k: Builder, best: Value, value: Value) -> Value:
-    """The greater one; NaN once either is, at the price of one compare: ``best`` wins where it is NaN."""
-    return k.select(value != value, value, k.select(value > best, value, best))
-
-
-def combiner(mode: str) -> Callable[[Builder, Value, Value], Value]:
-    """How one more element enters an accumulator."""
-    return _greater if mode == "max" else _add
-
-
-def fold(k: Builder, mode: str, value: Value) -> Value:
-    """The lanes of a vector combined pairwise into one."""
-    combine, lanes = combiner(mode), value.lanes
-    while lanes > 1:
-        lanes //= 2
-        low = k.shuffle(value, value, range(lanes)) if lanes > 1 else k.extract(value, 0)
-        high = k.shuffle(value, value, range(lanes, 2 * lanes)) if lanes > 1 else k.extract(value, 1)
-        value = combine(k, low, high)
-    return value
-
-
-def is_better(value: Value, best: Value) -> Value:
-    """True where ``value`` takes the place of an earlier ``best``: it is greater, or the first NaN."""
-    return ~(value <= best) & (best == best)

@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jitdnn.kernels.cpu.random.philox import Generator, low_words
-from jitdnn.kernels.cpu.rnn.memory_layout import LAYER, Code, Frame
+from jitdnn.kernels.cpu.rnn.memory_layout import LAYER, Memory
+from jitdnn.kernels.cpu.rnn.plan import DROPOUT_GROUPS_PER_TASK, RecurrentPlan
 from jitdnn.problems.rnn_reference import DROPOUT_ROWS
 from jitdnn.rtcg.builder import Module, Pointer, Value
 
-GROUPS_A_TASK = 4
-
 
 def trace_dropout(
-    module: Module, code: Code, name: str, source: Callable[[Frame, Value], Pointer],
-    target: Callable[[Frame, Value], Pointer],
+    module: Module, plan: RecurrentPlan, name: str, source: Callable[[Memory, Value], Pointer],
+    target: Callable[[Memory, Value], Pointer],
 ) -> None:  # fmt: skip
-    """Trace a task that copies some groups of rows of the layer below, dropped; both may be the same memory.
+    """Trace a task that applies dropout to some groups of rows of the layer below; in place where both are the same.
 
-    Tasks: ceil(rows / DROPOUT_ROWS / GROUPS_A_TASK).
+    Tasks: ceil(rows / DROPOUT_ROWS / DROPOUT_GROUPS_PER_TASK).
     """
-    p = code.p
+    p = plan.p
     width = p.directions * p.padded_size
     with module.task(name) as (k, args, task, _thread):
-        frame = Frame(k, code, args)
-        lanes, below = frame.lanes, frame.counter(LAYER) - 1
-        generator = Generator(k, frame.operand("state"))
-        threshold = k.splat(k.convert(frame.number("drop.threshold"), "i32"), lanes)
-        factor = k.splat(k.convert(k.bitcast(frame.number("drop.factor"), "f64"), code.dtype), lanes)
-        groups, used = frame.number("drop.groups"), frame.table("starts").load(frame.number("steps"))
-        data, to = source(frame, below), target(frame, below)
-        for group in k.range(task * GROUPS_A_TASK, (task * GROUPS_A_TASK + GROUPS_A_TASK).min(groups)):
+        memory = Memory(k, plan, args)
+        lanes, below = memory.lanes, memory.counter(LAYER) - 1
+        generator = Generator(k, memory.operand("state"))
+        threshold = k.splat(k.convert(memory.integer("drop.threshold"), "i32"), lanes)
+        factor = k.splat(k.convert(k.bitcast(memory.integer("drop.factor"), "f64"), plan.dtype), lanes)
+        groups, used = memory.integer("drop.groups"), memory.table("starts").load(memory.integer("steps"))
+        data, to = source(memory, below), target(memory, below)
+        each = DROPOUT_GROUPS_PER_TASK
+        for group in k.range(task * each, (task * each + each).min(groups)):
             first = group * DROPOUT_ROWS
             with k.when(first < used):
                 for column in k.range(0, width, lanes):

@@ -1,459 +1,349 @@
-"""From a recurrent problem to what is compiled, what is passed at run time, the workspace and the phases."""
+"""The frozen sizes that the code of recurrent layers is generated from.
+
+A layer has two kinds of matrix products: of all steps at once with weight_ih, and of each step's states with weight_hh,
+after which the cell is applied to the sums while these are in L1. H units (``hidden``) have G gates each. Steps, batch
+and layers are run-time integers.
+
+    product over all steps of a layer (gemm.trace_rows_product)
+
+        for chunk of ROWS_PER_TASK rows, for share of the panels       one task; the rows stay in L2
+            for panel [depth][layer_vectors]                           stays in L1 while the rows are read
+                for tile of layer_rows x layer_vectors vectors         sums in registers
+
+    product of a step (gemm.step_sums)
+
+        for share of the blocks of units                               one task; its panels stay in L2
+            for block of step_vectors vectors of units                 forward with all G gates of a unit
+                for group of TILES_PER_GROUP tiles of sequences        the sums of a group are in L1
+                    for chunk of the depth                             CHUNK_BYTES of a panel stay in L1
+                        for tile of step_rows x vectors                sums in registers
+                    the cell for each sequence of the group
+
+The gradients of the weights are products over rows (``WeightsPlan``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
-from jitdnn.devices.cpu import CpuDevice
-from jitdnn.kernels.cpu.microkernel.register_tiles import step_cycles
-from jitdnn.kernels.cpu.random.philox import double_bits
-from jitdnn.kernels.cpu.rnn.backward_data import Backward
-from jitdnn.kernels.cpu.rnn.backward_weights import ROWS_A_COPY, SIDE, TILE, Weights
-from jitdnn.kernels.cpu.rnn.dropout import GROUPS_A_TASK
-from jitdnn.kernels.cpu.rnn.forward import Forward
-from jitdnn.kernels.cpu.rnn.gemm import ROWS_A_TASK
-from jitdnn.kernels.cpu.rnn.memory_layout import (
-    SEQUENCES,
-    STATES,
-    Code,
-    Room,
-    stride_names,
-    strides_of,
-    table_places,
-)
-from jitdnn.kernels.cpu.rnn.sequence_tables import STEPS_A_TASK
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.problems.dropout import Dropout
-from jitdnn.problems.rnn import Recurrent
-from jitdnn.problems.rnn_reference import DROPOUT_ROWS
-from jitdnn.rtcg.builder import Module
-from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+from jitdnn.problems.rnn import KEPT, PAD, Recurrent
+from jitdnn.rtcg.isa import Isa
 from jitdnn.tensor import compute_dtype
 
-_WORTH_SHARING = 12_000  # cycles of a step: less is done before another thread has begun
-_MOST_VECTORS = 8
-DROPOUT_NAMES = ("drop.threshold", "drop.factor", "drop.groups")
-_CELL_CYCLES = 40.0  # a gate of one vector of units
+ROWS_PER_TASK = 96  # of a product over all steps
+STEPS_PER_TASK = 4  # of the copies between tensors and rows
+TILES_PER_GROUP = 12  # of a step: their sums stay in L1
+CHUNK_BYTES = 12 << 10  # of a panel, which stays in L1 too while the tiles of a group are computed
+DROPOUT_GROUPS_PER_TASK = 4
 
-Phases = list[tuple[str, int]]
+# of the gradients of the weights
+PANEL_GATES = 48  # gates of a panel: an integer number of cache lines and of tiles
+TILE_GATES = 6  # gates of a register tile
+ROWS_PER_CHUNK = 256  # summed at once, so that both panels stay in L2
+ROWS_PER_COPY = 64
 
-
-def reduced(p: Recurrent) -> Recurrent:
-    """The problem without what the code does not depend on."""
-    return replace(p, steps=1, batch=1, rows=1, dropout=0.5 if p.dropout else 0.0, orders=())
-
-
-def dropout_numbers(p: Recurrent) -> dict[str, int]:
-    """The run-time numbers of dropout."""
-    rule = Dropout.make((1,), p.dropout)
-    groups = ceil_div(p.rows, DROPOUT_ROWS)
-    return {"drop.threshold": rule.threshold, "drop.factor": double_bits(rule.factor), "drop.groups": groups}
-
-
-def dropout_phase(p: Recurrent) -> Phases:
-    return [("drop", ceil_div(ceil_div(p.rows, DROPOUT_ROWS), GROUPS_A_TASK))] if p.dropout else []
-
-
-def tile_of(p: Recurrent, isa: Isa, vectors_a_block: int, units: int) -> tuple[int, int]:
-    """(sequences, vectors of units) of a step's tile, the cheapest for the whole batch."""
-    lanes, best, chosen = isa.lanes(compute_dtype(p.element)), float("inf"), (1, 1)
-    for block in range(1, max(1, _MOST_VECTORS // vectors_a_block) + 1):
-        vectors = block * vectors_a_block
-        most = max(1, (isa.registers - 1 - vectors) // vectors)
-        for rows in range(1, min(most, p.batch) + 1):
-            turns = ceil_div(p.batch, rows) * ceil_div(units, block * lanes)
-            cost = turns * step_cycles(rows, vectors)
-            if cost < best * (1 - 1e-9):
-                best, chosen = cost, (rows, block)
-    return chosen
+SEQUENCES = ("x", "y", "dy", "dx")
+STATES = ("hx", "cx", "hn", "cn", "dhn", "dcn", "dhx", "dcx")
+_DROPOUT_SLOTS = ("drop.threshold", "drop.factor", "drop.groups")
+_SLOTS = (
+    "steps", "batch", "rows", "layers", "shares", "base.counts", "base.starts", "base.order", "base.tiles",
+    *_DROPOUT_SLOTS,
+)  # fmt: skip
+_STEP_SLOTS = (
+    "tile", "step.each", "step.chunk", "second.chunk", "base.input_panels", "base.state_panels",
+    "base.projection_panels",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class ForwardPlan:
-    """One forward problem on one device."""
+class Product:
+    """rows (``pitch`` apart) times panels of ``vectors``; the depth is a nest of (extent, step in a row)."""
 
-    p: Recurrent
-    device: CpuDevice
-
-    @cached_property
-    def lanes(self) -> int:
-        return self.device.isa.lanes(compute_dtype(self.p.element))
-
-    @cached_property
-    def code(self) -> Code:
-        rows, block = tile_of(self.p, self.device.isa, self.p.gates, self.p.padded)
-        return make_code(
-            self.p, self.device.isa, rows, block, tuple(sorted((*self._names, *stride_names(self.p))))
-        )
+    rows: int
+    pitch: int
+    vectors: int
+    nest: tuple[tuple[int, int], ...]
 
     @property
-    def forward(self) -> Forward:
-        return Forward(self.code, self.lanes)
+    def depth(self) -> int:
+        depth = 1
+        for extent, _ in self.nest:
+            depth *= extent
+        return depth
 
-    @property
-    def trace(self) -> Callable[[Module], None]:
-        return self.forward.trace
+    def panel(self, lanes: int) -> int:
+        """Elements of one panel."""
+        return self.depth * self.vectors * lanes
 
-    _names = (
-        "steps", "batch", "rows", "layers", "tile", "h.size", "out.size", "shares", "step.each", "step.chunk",
-        "second.chunk", "at.counts",
-        "at.starts", "at.order", "at.tiles", "at.x", "at.out", "at.gates", "at.input_panels", "at.state_panels",
-        "at.projection_panels", "at.bias", "at.new_bias", "at.h", "at.c", "at.full", "at.dropped",
-        *DROPOUT_NAMES,
-    )  # fmt: skip
+    def tile(self, lanes: int) -> int:
+        """Elements of the sums of one tile."""
+        return self.rows * self.vectors * lanes
 
-    @cached_property
-    def room(self) -> Room:
-        p, f = self.p, self.forward
-        room = Room(self.code.dtype, table_places(p)[1])
-        states = p.directions * p.batch
-        room.add("tiles", self.device.threads * self.tile)
-        room.add("x", p.rows * f.padded_inputs)
-        room.add("gates", 0 if f.keeps_gates else p.rows * f.columns)
-        room.add("out", 0 if p.is_training or p.layers == 1 else 2 * self.out_size)
-        room.add("dropped", bool(p.dropout) * self.out_size)
-        room.add("input_panels", f.input_panels())
-        room.add("state_panels", p.directions * f.blocks * f.recurrent_product.panel(self.lanes))
-        room.add("bias", f.columns)
-        room.add("new_bias", p.directions * p.padded)
-        room.add("h", 2 * states * p.padded_size)
-        room.add("c", states * p.padded)
-        projected = bool(p.projection)
-        room.add("full", projected * states * p.padded)
-        panels = p.directions * f.projection_blocks * f.projection_product.panel(self.lanes)
-        room.add("projection_panels", projected * panels)
-        return room
+    def group(self, lanes: int) -> int:
+        """Elements of the sums of a group of tiles."""
+        return TILES_PER_GROUP * self.tile(lanes)
 
-    @property
-    def tile(self) -> int:
-        return ceil_div(self.forward.tile, 16) * 16
-
-    @property
-    def out_size(self) -> int:
-        return self.p.rows * self.p.directions * self.p.padded_size
-
-    @cached_property
-    def step_cycles(self) -> float:
-        """Cycles of one step of one layer on one thread."""
-        p, f, code = self.p, self.forward, self.code
-        turns = p.directions * f.blocks * ceil_div(p.batch, code.rows)
-        cell = _CELL_CYCLES * p.gates * code.block * code.rows
-        cycles = turns * (p.size * step_cycles(code.rows, p.gates * code.block) + cell)
-        if p.projection:
-            turns = p.directions * f.projection_blocks * ceil_div(p.batch, code.rows)
-            cycles += turns * p.hidden * step_cycles(code.rows, code.wide)
-        return cycles
-
-    @cached_property
-    def cycles(self) -> float:
-        """Cycles of everything on one thread."""
-        p, f, code = self.p, self.forward, self.code
-        panels = ceil_div(f.columns, code.wide * self.lanes)
-        total = 0.0
-        for layer in range(p.layers):
-            turns = panels * ceil_div(p.rows, code.many)
-            total += turns * (
-                p.depth(layer) * step_cycles(code.many, code.wide) + 4.0 * code.many * code.wide
-            )
-            total += p.steps * self.step_cycles
-            total += (f.columns / self.lanes) * (p.depth(layer) + p.size) * 2.0
-        return total
-
-    @property
-    def step_tasks(self) -> int:
-        shared = self.device.threads if self.step_cycles > _WORTH_SHARING else 1
-        return min(shared, self.p.directions * self.forward.blocks)
-
-    @property
-    def shares(self) -> int:
-        return product_shares(
-            self.p, self.device, ceil_div(self.forward.columns, self.code.wide * self.lanes)
-        )
-
-    @cached_property
-    def numbers(self) -> list[int]:
-        """The run-time numbers, in the order of the code's slots."""
-        p, f = self.p, self.forward
-        values = {
-            "steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers, "tile": self.tile,
-            "h.size": p.directions * p.batch * p.padded_size, "out.size": self.out_size, "shares": self.shares,
-            "step.each": ceil_div(p.directions * f.blocks, self.step_tasks),
-            "step.chunk": f.recurrent_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
-            "second.chunk": f.projection_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
-        }  # fmt: skip
-        values |= table_places(p)[0] | self.room.at | strides_of(p) | dropout_numbers(p)
-        return [values[name] for name in self.code.slots]
-
-    def phases(self) -> Phases:
-        p, f = self.p, self.forward
-        chunks = ceil_div(p.rows, ROWS_A_TASK) * self.shares
-        phases: Phases = [("tables", 1), ("gather", ceil_div(p.steps, STEPS_A_TASK))]
-        if p.is_training and p.sequences != "whole":
-            phases.append(("zero_rows", p.layers))
-        steps: Phases = [("step", self.step_tasks)]
-        steps += [("project", p.directions * f.projection_blocks)] * bool(p.projection) + [("advance", 1)]
-        for layer in range(p.layers):
-            name = "first" if layer == 0 else "next"
-            phases += dropout_phase(p) if layer > 0 else []
-            phases += [(f"pack_{name}", f.columns // self.lanes), (name, chunks)]
-            phases.append(("pack_states", p.directions * f.blocks * f.recurrent_product.vectors))
-            if p.projection:
-                product = f.projection_product
-                phases.append(("pack_projection", p.directions * f.projection_blocks * product.vectors))
-            phases += [("start", p.directions), *(steps * p.steps), ("above", 1)]
-        if p.sequences != "whole":
-            phases.append(("end", p.directions))
-        return phases
+    def chunk(self, batch: int, lanes: int, bytes_each: int) -> int:
+        """How much of the innermost loop to sum at once: all of it where a panel is read only once."""
+        inner = self.nest[-1][0]
+        if batch <= self.rows:
+            return inner
+        return min(inner, max(16, CHUNK_BYTES // (self.vectors * lanes * bytes_each)))
 
 
 @dataclass(frozen=True)
-class BackwardPlan:
-    """One problem of gradients of the data on one device."""
+class RecurrentPlan:
+    """What all recurrent kernels are generated from. ``p`` is the problem with one step, one sequence and one row.
+
+    A tile of a step has ``step_rows`` sequences by ``step_vectors`` vectors of units (of each gate), a tile of the
+    products over all steps of a layer ``layer_rows`` rows by ``layer_vectors`` vectors. ``strided``: operands whose
+    units are not neighbours in memory.
+    """
+
+    own_slots: ClassVar[tuple[str, ...]] = ()
 
     p: Recurrent
-    device: CpuDevice
+    lanes: int
+    step_rows: int
+    step_vectors: int
+    layer_rows: int
+    layer_vectors: int
+    strided: tuple[str, ...]
+
+    @property
+    def dtype(self) -> str:
+        """The type of the arithmetic and of the workspace."""
+        return compute_dtype(self.p.element)
+
+    @property
+    def pointers(self) -> int:
+        return len(self.p.operands)
 
     @cached_property
-    def lanes(self) -> int:
-        return self.device.isa.lanes(compute_dtype(self.p.element))
+    def slots(self) -> tuple[str, ...]:
+        """Names of the run-time integers."""
+        return tuple(sorted((*_SLOTS, *self.own_slots, *stride_names(self.p))))
 
     @cached_property
-    def code(self) -> Code:
-        rows, block = tile_of(self.p, self.device.isa, 1, self.p.padded_size)
-        slots = tuple(sorted((*self._names, *stride_names(self.p))))
-        return make_code(self.p, self.device.isa, rows, block, slots)
-
-    @property
-    def backward(self) -> Backward:
-        return Backward(self.code, self.lanes)
-
-    @property
-    def trace(self) -> Callable[[Module], None]:
-        return self.backward.trace
-
-    _names = (
-        "steps", "batch", "rows", "layers", "tile", "dy.size", "slopes.size", "shares", "step.each", "step.chunk",
-        "second.chunk", "at.counts",
-        "at.starts", "at.order", "at.tiles", "at.dy", "at.dx", "at.input_panels", "at.state_panels",
-        "at.projection_panels", "at.carry", "at.dc", "at.dr", "at.slopes",
-        *DROPOUT_NAMES,
-    )  # fmt: skip
+    def first_weight(self) -> int:
+        return next(i for i, operand in enumerate(self.p.operands) if operand.name.endswith("weight_ih_l0"))
 
     @cached_property
-    def room(self) -> Room:
-        p, b = self.p, self.backward
-        room = Room(self.code.dtype, table_places(p)[1])
-        states, projected = p.directions * p.batch, bool(p.projection)
-        width = self.code.wide * self.lanes
-        room.add("tiles", self.device.threads * self.tile)
-        room.add("dy", min(2, p.layers) * self.dy_size)
-        room.add("dx", p.rows * b.padded_inputs)
-        room.add("input_panels", ceil_div(b.widest, width) * b.input_product.panel(self.lanes))
-        room.add("state_panels", p.directions * b.blocks * b.recurrent_product.panel(self.lanes))
-        panels = p.directions * b.cell_blocks * b.projection_product.panel(self.lanes)
-        room.add("projection_panels", projected * panels)
-        room.add("carry", states * p.padded_size)
-        room.add("dc", states * p.padded)
-        room.add("dr", projected * states * p.padded_size)
-        room.add("slopes", 2 * self.slopes_size)
-        return room
+    def weight_names(self) -> tuple[str, ...]:
+        """The weights of one layer and direction among the operands."""
+        biases = () if self.p.direction == "bwd_data" else self.p.biases
+        return ("weight_ih", "weight_hh", *biases, *(("weight_hr",) if self.p.projection else ()))
 
     @property
-    def tile(self) -> int:
-        return ceil_div(self.backward.tile, 16) * 16
+    def layer_width(self) -> int:
+        """Columns of a panel of the products over all steps."""
+        return self.layer_vectors * self.lanes
 
     @property
-    def dy_size(self) -> int:
-        return self.p.rows * self.p.directions * self.p.padded_size
+    def padded_inputs(self) -> int:
+        return ceil_div(self.p.inputs_size, PAD) * PAD
 
-    @property
-    def slopes_size(self) -> int:
-        return self.p.directions * self.p.batch * self.p.gates * self.p.padded
-
-    @cached_property
-    def step_cycles(self) -> float:
-        """Cycles of one step of one layer on one thread."""
-        p, b, code = self.p, self.backward, self.code
-        tiles = p.directions * ceil_div(p.batch, code.rows)
-        cell = _CELL_CYCLES * p.gates * code.rows * ceil_div(p.padded, self.lanes)
-        cycles = tiles * (b.blocks * b.recurrent_product.depth * step_cycles(code.rows, code.block) + cell)
-        return cycles + bool(p.projection) * tiles * b.cell_blocks * p.size * step_cycles(
-            code.rows, code.wide
-        )
-
-    @cached_property
-    def cycles(self) -> float:
-        """Cycles of everything on one thread."""
-        p, b, code = self.p, self.backward, self.code
-        total = 0.0
-        for layer in range(p.layers):
-            panels = ceil_div(b.columns(layer == 0), code.wide * self.lanes)
-            turns = panels * ceil_div(p.rows, code.many)
-            total += turns * (b.input_product.depth * step_cycles(code.many, code.wide) + 16.0 * code.many)
-            total += p.steps * self.step_cycles
-            total += p.gates * p.padded * p.directions * (p.depth(layer) + p.size) / self.lanes * 2.0
-        return total
-
-    @property
-    def step_tasks(self) -> int:
-        shared = self.device.threads if self.step_cycles > _WORTH_SHARING else 1
-        return min(shared, self.p.directions * self.backward.blocks)
-
-    @property
-    def shares(self) -> int:
-        return product_shares(
-            self.p, self.device, ceil_div(self.backward.widest, self.code.wide * self.lanes)
-        )
-
-    @cached_property
-    def numbers(self) -> list[int]:
-        """The run-time numbers, in the order of the code's slots."""
-        p, b = self.p, self.backward
-        values = {
-            "steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers, "tile": self.tile,
-            "dy.size": self.dy_size, "slopes.size": self.slopes_size, "shares": self.shares,
-            "step.each": ceil_div(p.directions * b.blocks, self.step_tasks),
-            "step.chunk": b.recurrent_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
-            "second.chunk": b.projection_product.chunk(p.batch, self.lanes, ITEM_BYTES[self.code.dtype]),
-        }  # fmt: skip
-        values |= table_places(p)[0] | self.room.at | strides_of(p) | dropout_numbers(p)
-        return [values[name] for name in self.code.slots]
-
-    def phases(self) -> Phases:
-        p, b = self.p, self.backward
-        chunks = ceil_div(p.rows, ROWS_A_TASK) * self.shares
-        copies = ceil_div(p.steps, STEPS_A_TASK)
-        phases: Phases = [("tables", 1), ("top", 1), ("gather", copies)]
-        if p.sequences != "whole":
-            phases.append(("zero_rows", p.layers))
-        steps: Phases = [("step", self.step_tasks)]
-        steps += [("cell", p.directions * b.cell_blocks)] * bool(p.projection) + [("advance", 1)]
-        for layer in reversed(range(p.layers)):
-            name = "first" if layer == 0 else "next"
-            product = b.recurrent_product
-            phases.append(("pack_states", p.directions * b.blocks * product.vectors * p.gates))
-            if p.projection:
-                vectors = b.projection_product.vectors
-                phases.append(("pack_projection", p.directions * b.cell_blocks * vectors))
-            phases += [("start", p.directions), *(steps * (p.steps + 1))]
-            columns = b.columns(layer == 0) // self.lanes
-            phases += [(f"pack_{name}", columns * p.directions * p.gates), (name, chunks)]
-            phases += dropout_phase(p) if layer > 0 else []
-            phases.append(("below", 1))
-        return [*phases, ("scatter", copies)]
+    def tile_elements(self, layer: Product, steps: Sequence[Product]) -> int:
+        """Elements of the sums of a thread, with room for any of the products."""
+        used = steps if self.p.projection else steps[:1]
+        return max(layer.tile(self.lanes), *(product.group(self.lanes) for product in used))
 
 
 @dataclass(frozen=True)
-class WeightsPlan:
-    """One problem of gradients of the weights on one device."""
-
-    p: Recurrent
-    device: CpuDevice
-
-    @cached_property
-    def lanes(self) -> int:
-        return self.device.isa.lanes(compute_dtype(self.p.element))
-
-    @cached_property
-    def code(self) -> Code:
-        slots = tuple(sorted((*self._names, *stride_names(self.p))))
-        return make_code(self.p, self.device.isa, 1, 1, slots)
-
-    @property
-    def weights(self) -> Weights:
-        return Weights(self.code, self.lanes)
-
-    @property
-    def trace(self) -> Callable[[Module], None]:
-        return self.weights.trace
-
-    _names = (
-        "steps", "batch", "rows", "layers", "shares", "at.counts", "at.starts", "at.order", "at.tiles", "at.x",
-        "at.next", "at.before", "at.full", "at.gates", "at.out", "at.dropped",
-        *DROPOUT_NAMES,
+class ForwardPlan(RecurrentPlan):
+    own_slots: ClassVar[tuple[str, ...]] = (
+        *_STEP_SLOTS, "h.size", "out.size", "base.x", "base.out", "base.gates", "base.bias", "base.new_bias", "base.h",
+        "base.c", "base.full", "base.dropped",
     )  # fmt: skip
 
-    @cached_property
-    def room(self) -> Room:
-        p, w = self.p, self.weights
-        room = Room(self.code.dtype, table_places(p)[1])
-        room.add("tiles", self.device.threads * w.tile)
-        room.add("x", p.rows * w.panels("x") * w.width)
-        room.add("next", (p.layers > 1) * p.rows * w.panels("next") * w.width)
-        room.add("dropped", bool(p.dropout) * p.rows * p.directions * p.padded_size)
-        room.add("before", p.directions * p.rows * w.panels("before") * w.width)
-        room.add("gates", p.directions * p.rows * w.sides("gates") * SIDE)
-        projected = bool(p.projection) * p.directions * p.rows
-        room.add("full", projected * w.panels("full") * w.width)
-        room.add("out", projected * w.sides("out") * SIDE)
-        return room
-
-    @cached_property
-    def cycles(self) -> float:
-        """Cycles of everything on one thread."""
-        p, w, code = self.p, self.weights, self.code
-        tiles, total = p.directions * w.sides("gates") * (SIDE // TILE), 0.0
-        for layer in range(p.layers):
-            panels = w.panels("x" if layer == 0 else "next") + w.panels("before")
-            total += tiles * panels * p.rows * step_cycles(TILE, code.wide)
-            columns = panels * w.width + p.directions * w.slopes
-            total += p.rows * columns / self.lanes * 4.0
-        if p.projection:
-            sums = p.directions * w.sides("out") * (SIDE // TILE) * w.panels("full")
-            total += p.layers * sums * p.rows * step_cycles(TILE, code.wide)
-        return total
-
     @property
-    def shares(self) -> int:
-        w = self.weights
-        wanted = 4 * self.device.threads if self.device.threads > 1 else 1
-        return max(1, min(w.panels("before"), ceil_div(wanted, self.p.directions * w.sides("gates"))))
-
-    @cached_property
-    def numbers(self) -> list[int]:
-        """The run-time numbers, in the order of the code's slots."""
+    def columns(self) -> int:
+        """Of the product over all steps: (direction, gate, unit)."""
         p = self.p
-        values = {
-            "steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers, "shares": self.shares,
-        }  # fmt: skip
-        values |= table_places(p)[0] | self.room.at | strides_of(p) | dropout_numbers(p)
-        return [values[name] for name in self.code.slots]
+        return p.directions * p.gates * p.padded
 
-    def phases(self) -> Phases:
-        p, w = self.p, self.weights
-        steps, rows = ceil_div(p.steps, STEPS_A_TASK), ceil_div(p.rows, ROWS_A_COPY)
-        sides = p.directions * w.sides("gates") * self.shares
-        phases: Phases = [("tables", 1)]
-        for layer in range(p.layers):
-            name = "first" if layer == 0 else "next"
-            phases += dropout_phase(p) if layer > 0 else []
-            phases.append((f"copy_{name}", steps if layer == 0 else rows))
-            phases += [("copy_states", steps * p.directions), ("copy_gates", rows * p.directions)]
-            phases += [(name, sides), ("states", sides)]
-            if p.projection:
-                phases += [("copy_full", rows * p.directions), ("copy_out", rows * p.directions)]
-                phases.append(("projection", p.directions * w.sides("out") * self.shares))
-            if p.biases:
-                phases.append(("biases", p.directions * w.slopes // self.lanes))
-            phases.append(("above", 1))
-        return phases
+    @property
+    def saves_gates(self) -> bool:
+        """Whether the sums are stored where the gates are saved."""
+        return self.p.is_training and KEPT[self.p.cell] > 0
+
+    @property
+    def gates_width(self) -> int:
+        """Elements of a row and direction of the sums of all steps."""
+        p = self.p
+        return (KEPT[p.cell] if self.saves_gates else p.gates) * p.padded
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of units of a direction."""
+        return ceil_div(self.p.padded, self.step_vectors * self.lanes)
+
+    @property
+    def projection_blocks(self) -> int:
+        return ceil_div(self.p.padded_size, self.layer_width)
+
+    @property
+    def first_product(self) -> Product:
+        """x of all steps times weight_ih of the first layer."""
+        return Product(self.layer_rows, self.padded_inputs, self.layer_vectors, ((self.p.inputs_size, 1),))
+
+    @property
+    def next_product(self) -> Product:
+        """Outputs of the layer below, of all steps, times weight_ih."""
+        p = self.p
+        nest = ((p.directions, p.padded_size), (p.size, 1))
+        return Product(self.layer_rows, p.directions * p.padded_size, self.layer_vectors, nest)
+
+    @property
+    def recurrent_product(self) -> Product:
+        """States times weight_hh."""
+        p = self.p
+        return Product(self.step_rows, p.padded_size, p.gates * self.step_vectors, ((p.size, 1),))
+
+    @property
+    def projection_product(self) -> Product:
+        """Outputs of the cells times weight_hr."""
+        return Product(self.step_rows, self.p.padded, self.layer_vectors, ((self.p.hidden, 1),))
+
+    @property
+    def tile(self) -> int:
+        """Elements of the sums of a thread."""
+        return self.tile_elements(self.first_product, (self.recurrent_product, self.projection_product))
+
+    @property
+    def input_panels(self) -> int:
+        """Elements of the panels of weight_ih of a layer, the deepest one."""
+        products = [self.first_product] + [self.next_product] * (self.p.layers > 1)
+        return max(
+            ceil_div(self.columns, self.layer_width) * product.panel(self.lanes) for product in products
+        )
 
 
-def make_code(p: Recurrent, isa: Isa, rows: int, block: int, slots: tuple[str, ...]) -> Code:
-    """What is compiled for a problem."""
-    wide = 4 if isa.registers >= 32 else 2
-    many = min((isa.registers - 1 - wide) // wide, p.rows)
+@dataclass(frozen=True)
+class BackwardPlan(RecurrentPlan):
+    """Of the gradients of the data."""
+
+    own_slots: ClassVar[tuple[str, ...]] = (
+        *_STEP_SLOTS, "dy.size", "slopes.size", "base.dy", "base.dx", "base.carry", "base.dc", "base.dr", "base.slopes",
+    )  # fmt: skip
+
+    @property
+    def slopes(self) -> int:
+        """Runs of ``padded`` elements of a row and direction of `dgates`."""
+        return self.p.slopes["gates"] // self.p.padded
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of units of a direction."""
+        return ceil_div(self.p.padded_size, self.step_vectors * self.lanes)
+
+    @property
+    def projection_blocks(self) -> int:
+        return ceil_div(self.p.padded, self.layer_width)
+
+    @property
+    def recurrent_product(self) -> Product:
+        """Gradients of the gates times weight_hh."""
+        p = self.p
+        nest = ((p.gates, p.padded), (p.hidden, 1))
+        return Product(self.step_rows, p.gates * p.padded, self.step_vectors, nest)
+
+    @property
+    def projection_product(self) -> Product:
+        """Gradients of the projected outputs times weight_hr."""
+        return Product(self.step_rows, self.p.padded_size, self.layer_vectors, ((self.p.size, 1),))
+
+    @property
+    def input_product(self) -> Product:
+        """Gradients of the gates of all steps times weight_ih."""
+        p = self.p
+        each = self.slopes * p.padded
+        nest = ((p.directions, each), (p.gates, p.padded), (p.hidden, 1))
+        return Product(self.layer_rows, p.directions * each, self.layer_vectors, nest)
+
+    def columns(self, first: bool) -> int:
+        """Of the gradient of the input of the first layer or another one."""
+        p = self.p
+        return self.padded_inputs if first else p.directions * p.padded_size
+
+    @property
+    def most_columns(self) -> int:
+        return max(self.columns(True), self.columns(False) if self.p.layers > 1 else 0)
+
+    @property
+    def tile(self) -> int:
+        """Elements of the sums of a thread."""
+        return self.tile_elements(self.input_product, (self.recurrent_product, self.projection_product))
+
+
+@dataclass(frozen=True)
+class WeightsPlan(RecurrentPlan):
+    """Of the gradients of the weights: gradients of the gates, transposed, times the inputs, summed over rows.
+
+    for panel of PANEL_GATES gates, for share of the panels of inputs          one task
+        for panel of layer_vectors vectors of inputs
+            for chunk of ROWS_PER_CHUNK rows                                   both panels' rows stay in L2
+                for tile of TILE_GATES gates x layer_vectors vectors           sums in registers
+            store the PANEL_GATES x layer_vectors vectors of sums              in L1 until here
+    """
+
+    own_slots: ClassVar[tuple[str, ...]] = (
+        "base.x", "base.next", "base.before", "base.full", "base.gates", "base.out", "base.dropped",
+    )  # fmt: skip
+
+    @property
+    def slopes(self) -> int:
+        """Columns of the gates' gradients of a direction."""
+        return self.p.slopes["gates"]
+
+    def columns(self, source: str) -> int:
+        """Columns of a source, padded: x, next (the layer below), before (the states), full."""
+        p = self.p
+        return {
+            "x": self.padded_inputs,
+            "next": p.directions * p.padded_size,
+            "before": p.padded_size,
+            "full": p.padded,
+        }[source]
+
+    def input_panels(self, source: str) -> int:
+        """Panels of a source."""
+        return ceil_div(self.columns(source), self.layer_width)
+
+    def gate_panels(self, source: str) -> int:
+        """Panels of a direction's gradients: of the gates, or of the projection's output."""
+        return ceil_div(self.slopes if source == "gates" else self.p.padded_size, PANEL_GATES)
+
+    @property
+    def tile(self) -> int:
+        """Elements of the sums of one panel of gradients by one of inputs."""
+        return PANEL_GATES * self.layer_width
+
+
+def fields_of(p: Recurrent, isa: Isa) -> dict[str, object]:
+    """The fields of a plan beside those of a step's tile."""
+    vectors = 4 if isa.registers >= 32 else 2
     strided = tuple(
         operand.name
         for operand in p.operands
         if operand.name in (*SEQUENCES, *STATES) and operand.descriptor.strides[-1] != 1
     )
-    return Code(reduced(p), rows, block, many, wide, strided, slots)
+    return {
+        "p": replace(p, steps=1, batch=1, rows=1, dropout=0.5 if p.dropout else 0.0, orders=()),
+        "lanes": isa.lanes(compute_dtype(p.element)),
+        "layer_rows": min((isa.registers - 1 - vectors) // vectors, p.rows),
+        "layer_vectors": vectors,
+        "strided": strided,
+    }
 
 
-def product_shares(p: Recurrent, device: CpuDevice, panels: int) -> int:
-    """Into how many tasks the panels of a product over all steps are divided, for each chunk of rows."""
-    wanted = 4 * device.threads if device.threads > 1 else 1
-    return max(1, min(panels, ceil_div(wanted, ceil_div(p.rows, ROWS_A_TASK))))
+def stride_names(p: Recurrent) -> list[str]:
+    """Run-time integers of the operands: strides of (t, sequence, unit) or (layer, sequence, unit)."""
+    names = [o.name for o in p.operands]
+    found = [f"{name}.{axis}" for name in names if name in SEQUENCES for axis in "tnu"]
+    found += [f"{name}.{axis}" for name in names if name in STATES for axis in "lnu"]
+    return found + ["lengths.u"] * ("lengths" in names)
