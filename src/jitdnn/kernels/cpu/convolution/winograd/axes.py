@@ -153,6 +153,11 @@ def _without_last(matrix: Matrix, is_short: bool) -> Matrix:
     return tuple(row[:-1] for row in matrix[:-1]) if is_short else matrix
 
 
+def is_inside(position: Value, extent: int) -> Value:
+    """Whether a position is one of ``extent``, and not padding."""
+    return (position >= 0) & (position < extent)
+
+
 def forwards(c: Correlation) -> Correlation:
     """The same with taps that read from low positions to high ones."""
     axes = []

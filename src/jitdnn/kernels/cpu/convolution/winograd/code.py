@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis
+from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, is_inside
 from jitdnn.kernels.cpu.convolution.winograd.functions import Functions, Traced
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan, even_share
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, group_offset, scale, split_index, view_offset
@@ -35,7 +35,7 @@ def phases(p: WinogradPlan, prefix: str) -> list[tuple[str, int]]:
 
 
 def data_tasks(p: WinogradPlan) -> int:
-    """Of the phase that transforms a group's data, where there is one."""
+    """Of the phase that transforms the data of a group, in the filter-resident order."""
     return even_share(p.tile_rows, WANTED_TASKS)
 
 
@@ -303,20 +303,20 @@ class _Code:
             )
             here = x + image * c.x.batch
             for tap in k.range(slices):
-                depth = slice_ * p.slices.step + p.slices.taps.offset + tap * p.slices.taps.shift
+                position = slice_ * p.slices.step + p.slices.taps.offset + tap * p.slices.taps.shift
                 if p.has_few_channels:
                     self._few_channels_tiles(
-                        k, here, depth, top, left, tw, scratch, at + tap * p.v_slice_pitch
+                        k, here, position, top, left, tw, scratch, at + tap * p.v_slice_pitch
                     )
                     continue
                 for subfilter, is_short in _subfilters(k, rows):
                     to = at + (tap * p.v_slice_pitch + subfilter * (b * p.v_subfilter_pitch))
                     line = top + rows.first_position(subfilter)
                     tiles = self._unpacked_tiles if p.reads_unpacked else self._packed_tiles
-                    tiles(k, here, channels.count, depth, line, left, tw, scratch, to, is_short)
+                    tiles(k, here, channels.count, position, line, left, tw, scratch, to, is_short)
 
     def _packed_tiles(
-        self, k: Builder, x: Pointer, channels: Value, depth: Value, row: Value, column: Value, tw: Value,
+        self, k: Builder, x: Pointer, channels: Value, slice_: Value, row: Value, column: Value, tw: Value,
         scratch: Pointer, to: Pointer, row_short: bool,
     ) -> None:  # fmt: skip
         """A whole tile row packed for each vector of channels, then its tiles."""
@@ -325,14 +325,14 @@ class _Code:
         last = p.read_columns - (p.tw - 1) * (columns.spacing * columns.m)
         positions = (tw - 1) * (columns.spacing * columns.m) + last
         for channel, pack in self._channel_vectors(k, channels):
-            k.call(pack, x + channel * p.c.x.channels, scratch, depth, row, column, positions)
+            k.call(pack, x + channel * p.c.x.channels, scratch, slice_, row, column, positions)
             for subfilter, column_short in _subfilters(k, columns):
                 at = scratch + columns.first_position(subfilter) * lanes
                 target = to + (subfilter * p.v_subfilter_pitch + channel)
                 self._transform_tiles(k, self.f.data_transforms[row_short, column_short], at, tw, target)
 
     def _few_channels_tiles(
-        self, k: Builder, x: Pointer, depth: Value, row: Value, column: Value, tw: Value, scratch: Pointer,
+        self, k: Builder, x: Pointer, slice_: Value, row: Value, column: Value, tw: Value, scratch: Pointer,
         to: Pointer,
     ) -> None:  # fmt: skip
         """A tile row packed for each vector of subfilters and channels, then its tiles."""
@@ -340,7 +340,7 @@ class _Code:
         step = columns.m * columns.dilation
         positions = tw * step + (p.packed_columns - p.tw * step)
         for first, pack in self.f.pack_input:
-            k.call(pack, x, scratch, depth, row, column, positions)
+            k.call(pack, x, scratch, slice_, row, column, positions)
             self._transform_tiles(k, self.f.data_transforms[False, False], scratch, tw, to + first)
 
     def _transform_tiles(
@@ -355,7 +355,7 @@ class _Code:
                 k.call(function, packed + position * p.lanes, to + number * p.v_tile_pitch)
 
     def _unpacked_tiles(
-        self, k: Builder, x: Pointer, channels: Value, depth: Value, row: Value, column: Value, tw: Value,
+        self, k: Builder, x: Pointer, channels: Value, slice_: Value, row: Value, column: Value, tw: Value,
         scratch: Pointer, to: Pointer, row_short: bool,
     ) -> None:  # fmt: skip
         """Tile by tile: one that reads no padding is transformed from where it is, others are packed first."""
@@ -363,7 +363,7 @@ class _Code:
         rows, columns = p.rows, p.columns
         reach = [(axis.alpha - 1) * axis.spacing for axis in (rows, columns)]
         whole = channels // p.lanes * p.lanes
-        rows_inside = (depth >= 0) & (depth < p.slices.positions)
+        rows_inside = is_inside(slice_, p.slices.positions)
         rows_inside = rows_inside & (row >= 0) & (row + reach[0] < rows.axis.positions)
         for subfilter, column_short in _subfilters(k, columns):
             for tile in k.range(tw):
@@ -375,7 +375,7 @@ class _Code:
                     inside = rows_inside & (at >= 0) & (at + reach[1] < columns.axis.positions)
                     unpacked = k.select(inside, whole, 0)
                     offset = (
-                        depth * c.x.space[p.untiled]
+                        slice_ * c.x.space[p.untiled]
                         + row * c.x.space[p.tiled[0]]
                         + at * c.x.space[p.tiled[1]]
                     )
@@ -383,7 +383,7 @@ class _Code:
                         function = self.f.unpacked_transforms[row_short, column_short]
                         k.call(function, x + (offset + channel), target + channel)
                     for channel, pack in self._channel_vectors(k, channels, unpacked):
-                        k.call(pack, x + channel, scratch, depth, row, at, reach[1] + 1)
+                        k.call(pack, x + channel, scratch, slice_, row, at, reach[1] + 1)
                         k.call(self.f.data_transforms[row_short, column_short], scratch, target + channel)
 
     def _channel_vectors(

@@ -81,9 +81,9 @@ def _data_cycles(p: WinogradPlan) -> float:
     vectors = ceil_div(c.depth, p.lanes)
     tile = 0.0
     for number, row, column in _subfilter_kinds(p):
-        maps = p.rows.data_matrix(row), p.columns.data_matrix(column)
-        points = len(maps[0]) * len(maps[1])
-        tile += number * _tile_cycles(grid_operations(*maps), points, points)
+        matrices = p.rows.data_matrix(row), p.columns.data_matrix(column)
+        points = len(matrices[0]) * len(matrices[1])
+        tile += number * _tile_cycles(grid_operations(*matrices), points, points)
     tile /= p.rows.subfilters * p.columns.subfilters
     tiles = p.tile_rows * p.row_tiles * p.subfilter_count
     lines = p.tile_rows * p.subfilters[0] * p.rows.subfilters * p.rows.alpha
@@ -100,8 +100,8 @@ def _data_cycles(p: WinogradPlan) -> float:
 
 def _few_channels_cycles(p: WinogradPlan) -> float:
     """`_data_cycles` where channels of several subfilters share vectors."""
-    maps = p.rows.data_matrix(False), p.columns.data_matrix(False)
-    tile = _tile_cycles(grid_operations(*maps), p.points, p.points)
+    matrices = p.rows.data_matrix(False), p.columns.data_matrix(False)
+    tile = _tile_cycles(grid_operations(*matrices), p.points, p.points)
     step = p.columns.axis.step
     loads = 0.75 * step if p.c.x.space[p.tiled[1]] == 1 else p.lanes / 2  # and the shuffles of what is loaded
     square = p.lanes * (2.5 + loads)
@@ -112,11 +112,11 @@ def _few_channels_cycles(p: WinogradPlan) -> float:
 
 def _interior_share(p: WinogradPlan) -> float:
     """The share of the tiles that read no padding, about."""
-    part = 1.0
+    share = 1.0
     for axis in (p.rows, p.columns):
         ends = (axis.axis.taps.lowest < 0) + axis.axis.is_padded
-        part *= max(0.0, 1.0 - ends / axis.tiles_per_residue) if axis.axis.is_padded else 1.0
-    return part
+        share *= max(0.0, 1.0 - ends / axis.tiles_per_residue) if axis.axis.is_padded else 1.0
+    return share
 
 
 def _product_cycles(p: WinogradPlan) -> float:
@@ -135,8 +135,8 @@ def _product_cycles(p: WinogradPlan) -> float:
 def _result_cycles(p: WinogradPlan) -> float:
     c = p.c
     vectors = ceil_div(c.width, p.lanes)
-    maps = p.rows.filtering().result, p.columns.filtering().result
-    tile = _tile_cycles(grid_operations(*maps), p.points, math.prod(p.m))
+    matrices = p.rows.filtering().result, p.columns.filtering().result
+    tile = _tile_cycles(grid_operations(*matrices), p.points, math.prod(p.m))
     lines = p.tile_rows * p.m[0] * min(1.0, p.rows.axis.results / (p.rows.tiles * p.m[0]))
     results = min(p.columns.axis.results, p.tw * p.columns.m * p.columns.dilation)
     if p.y_is_channels_last:
@@ -154,38 +154,48 @@ def _stride_factor(stride: int, lanes: int) -> float:
 
 def _traffic_cycles(p: WinogradPlan, is_prepacked: bool) -> float:
     """What comes from beyond the L2 cache, as far as it does not arrive while products are computed."""
+    exposed, streamed = _data_resident_traffic(p) if p.is_data_resident else _filter_resident_traffic(p)
+    if p.is_data_resident and not is_prepacked:
+        u = p.panels.count * p.u_panel_elements * ITEM_BYTES[p.c.dtype]
+        exposed += 2.0 * u / _rate(p.c.group_count * u)
+    return _tensor_traffic(p) + exposed + max(0.0, streamed - _HIDDEN * _product_cycles(p))
+
+
+def _tensor_traffic(p: WinogradPlan) -> float:
+    """Cycles for x, w and y themselves."""
     c, item = p.c, ITEM_BYTES[p.c.dtype]
-    data, sums, panel = (n * item for n in (p.v_elements, p.m_elements, p.u_panel_elements))
-    filters = p.panels.count * panel
-    image = c.batch * math.prod(min(a.positions, a.results * a.step) for a in c.axes) * c.depth * item
-    result = c.batch * math.prod(a.results for a in c.axes) * c.width * item
-    far = min(
-        1.0, max(0.0, (image + result - _L3_BYTES) / _L3_BYTES)
-    )  # the share that is not in the L3 cache
-    given = (image + 2.0 * result) * (far / _MEMORY_RATE + (1.0 - far) / _L3_RATE) / 1.4
-    given += c.width * c.depth * c.taps * item / (2.0 * _MEMORY_RATE)
-    if not p.is_data_resident:
-        # Kc channels may begin and end within a cache line
-        lines = 1.0 if p.kc == c.depth or p.kc % p.lanes == 0 else (p.kc + p.lanes - 1) / p.kc
-        streamed = p.panels.count * data * lines / _rate(2.0 * data)
-        pieces = ceil_div(c.depth, p.kc) * p.panels.count
-        inner = data * _rewrite_cycles(data)
-        if sums + panel > _L2_BYTES:
-            inner += 2.0 * pieces * min(sums, 2.0 * (sums + panel - _L2_BYTES)) / _L3_RATE
-        return given + inner + max(0.0, streamed - _HIDDEN * _product_cycles(p))
-    streamed = (
-        p.blocks * filters / _rate(c.group_count * filters) if data + sums + filters > _L2_BYTES else 0.0
-    )
-    pieces = ceil_div(c.depth, p.kc)
-    inner = p.blocks * pieces * data * min(1.0, max(0.0, data / L2_V_BYTES - 1.0)) / _EVICTED_RATE
-    if data + sums + min(filters, _L2_BYTES / 2) > _L2_BYTES:
-        again = pieces * data * _rewrite_cycles(data + min(filters, _KEPT_BYTES))
-        inner += p.blocks * (again + (1 if p.accumulates else p.panels.count) * sums / _L3_RATE)
-        if data > _L2_BYTES / 2:
-            streamed += p.blocks * p.panels.count * data / _L3_RATE
-    if not is_prepacked:
-        inner += 2.0 * filters / _rate(c.group_count * filters)
-    return given + inner + max(0.0, streamed - _HIDDEN * _product_cycles(p))
+    x = c.batch * math.prod(min(a.positions, a.results * a.step) for a in c.axes) * c.depth * item
+    y = c.batch * math.prod(a.results for a in c.axes) * c.width * item
+    outside = min(1.0, max(0.0, (x + y - _L3_BYTES) / _L3_BYTES))  # the share that is not in the L3 cache
+    traffic = (x + 2.0 * y) * (outside / _MEMORY_RATE + (1.0 - outside) / _L3_RATE) / 1.4
+    return traffic + c.width * c.depth * c.taps * item / (2.0 * _MEMORY_RATE)
+
+
+def _filter_resident_traffic(p: WinogradPlan) -> tuple[float, float]:
+    """Cycles for V, U and M: (those that are exposed, those of what is streamed by the products)."""
+    v, m, u_panel = (n * ITEM_BYTES[p.c.dtype] for n in (p.v_elements, p.m_elements, p.u_panel_elements))
+    # Kc channels may begin and end within a cache line
+    lines = 1.0 if p.kc == p.c.depth or p.kc % p.lanes == 0 else (p.kc + p.lanes - 1) / p.kc
+    exposed = v * _rewrite_cycles(v)
+    if m + u_panel > _L2_BYTES:
+        times = ceil_div(p.c.depth, p.kc) * p.panels.count
+        exposed += 2.0 * times * min(m, 2.0 * (m + u_panel - _L2_BYTES)) / _L3_RATE
+    return exposed, p.panels.count * v * lines / _rate(2.0 * v)
+
+
+def _data_resident_traffic(p: WinogradPlan) -> tuple[float, float]:
+    """The same in the other order."""
+    v, m, u_panel = (n * ITEM_BYTES[p.c.dtype] for n in (p.v_elements, p.m_elements, p.u_panel_elements))
+    u = p.panels.count * u_panel
+    streamed = p.blocks * u / _rate(p.c.group_count * u) if v + m + u > _L2_BYTES else 0.0
+    times = ceil_div(p.c.depth, p.kc)
+    exposed = p.blocks * times * v * min(1.0, max(0.0, v / L2_V_BYTES - 1.0)) / _EVICTED_RATE
+    if v + m + min(u, _L2_BYTES / 2) > _L2_BYTES:
+        again = times * v * _rewrite_cycles(v + min(u, _KEPT_BYTES))
+        exposed += p.blocks * (again + (1 if p.accumulates else p.panels.count) * m / _L3_RATE)
+        if v > _L2_BYTES / 2:
+            streamed += p.blocks * p.panels.count * v / _L3_RATE
+    return exposed, streamed
 
 
 def _rewrite_cycles(used: float) -> float:

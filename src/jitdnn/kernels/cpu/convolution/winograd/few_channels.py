@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jitdnn.kernels.cpu.convolution.winograd.axes import is_inside
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.microkernel.transpose import transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
@@ -31,7 +32,7 @@ def trace_pack_few_channels(module: Module, name: str, p: WinogradPlan, first: i
         name, x=c.x.dtype, to=c.dtype, slice=None, row=None, column=None, count=None
     ) as (k, (x, to, slice_, row, column, count), function):  # fmt: skip
         x = x + slice_ * c.x.space[p.untiled]
-        there = (slice_ >= 0) & (slice_ < p.slices.positions)
+        there = is_inside(slice_, p.slices.positions)
         blank = k.constant(0, c.dtype, lanes)
         for i in k.range(p.rows.alpha):
             for j in k.range(0, count, lanes):
@@ -39,8 +40,8 @@ def trace_pack_few_channels(module: Module, name: str, p: WinogradPlan, first: i
                 found: dict[tuple[int, int, int], Value] = {}
                 for a, channel in lines:
                     here = row + (i * p.rows.spacing + p.rows.positions[a])
-                    is_inside = there & (here >= 0) & (here < p.rows.axis.positions)
-                    limit = k.select(is_inside, k.integer(p.columns.axis.positions), 0)
+                    inside = there & (here >= 0) & (here < p.rows.axis.positions)
+                    limit = k.select(inside, k.integer(p.columns.axis.positions), 0)
                     line = x + (here * c.x.space[p.tiled[0]] + channel * c.x.channels)
                     needed = [b for b in range(p.columns.subfilters) if (a, b, channel) in sources]
                     for b, vector in zip(needed, _columns(k, p, line, at, limit, needed), strict=True):
@@ -62,7 +63,7 @@ def _columns(
         loaded = []
         for number in range(step):
             begin = at + number * lanes
-            loaded.append(line.load(begin, lanes, _inside(k, begin, limit, lanes)))
+            loaded.append(line.load(begin, lanes, _mask(k, begin, limit, lanes)))
         return [_every(k, loaded, position, step) for position in positions]
     found = []
     for position in positions:
@@ -74,7 +75,8 @@ def _columns(
     return found
 
 
-def _inside(k: Builder, begin: Value, limit: Value, lanes: int) -> Value:
+def _mask(k: Builder, begin: Value, limit: Value, lanes: int) -> Value:
+    """The lanes from position ``begin`` on that are in [0, limit)."""
     return k.mask(limit - begin, lanes) & ~k.mask(-begin, lanes)
 
 

@@ -1,46 +1,50 @@
 """Winograd's minimal filtering of a correlation over two tiled axes: the frozen sizes.
 
-Lavin and Gray's names. A tile of m[0] x m[1] results has alpha[0] * alpha[1] points (axes.py, matrices.py):
+In Lavin and Gray's names, with alpha[0] * alpha[1] points of a tile of m[0] x m[1] results (axes.py, matrices.py):
 
-    V [point][tile][channel]           transformed data, B^T d B
-    U [panel][point][channel][Nr]      transformed filter, G w G^T, in panels of Nr results' channels
-    M [panel][point][tile][Nr]         V U: a matrix product for each point
+    V [point][tile][channel]       transformed data, B^T d B
+    U [panel][point][channel][Nr]  transformed filter, G w G^T
+    M [panel][point][tile][Nr]     V U, a matrix product for each point
 
-"channel" stands for all that is summed besides the tiled taps: for each tap of the untiled axis and each subfilter of
-the rows and of the columns, the input channels. One of the operands is resident, the other one streams by:
+What is summed besides the tiled taps counts as channels: the input channels, once for each tap of the untiled axis and
+each subfilter of the rows and of the columns. One operand is resident, the other one streams:
 
-data-resident: the filter is transformed in a launch phase of its own, and may be kept by the caller.
+    loops                                       work                  where the result is
+    data-resident
+      phase "filter"                                                  (callers with prepacked weights run it once)
+      for panel, for 64 channels: a task
+        for Kp channels                         pack w                packed filter: L1
+          for subfilter, for vector of Nr       G w G^T               U: L3 or memory
+      phase "tiles"
+      for block of Mc tiles: a task
+        for Kc channels
+          for tile row, for vector of channels  pack x                packed input tile of Tw tiles: L1
+            for subfilter, for tile             B^T d B               V [point][Mc][Kc]: L2
+          for panel                                                   U of the panel streams by
+            for point
+              for Mr tiles
+                for chain of the Kc             micro-kernel          Mr x Nr sums: registers; M [point][Mc][Nr]: L2
+            for tile row, if Kc is the last     A^T M A, store        y
+    filter-resident: large filters of small images, whose U does not go through memory
+      phase "data"
+      for tile row: a task is some of them
+        for vector of channels, for tile        pack x, B^T d B       V [point][all tiles][all channels]: L3
+      phase "panels"
+      for panel: a task
+        for Kc channels
+          for Kp channels                       pack w, G w G^T       U [point][Kc][Nr]: L2
+          for point                                                   V streams by
+            for Mr tiles
+              for the Kc                        micro-kernel          Mr x Nr sums: registers; M [point][tile][Nr]: L2
+        for tile row                            A^T M A, store        y
 
-    phase "filter"
-    for panel of Nr results' channels, for 64 channels                 a task
-      for Kp channels                         pack w                       packed filter: L1
-        for subfilter, vector of Nr           G w G^T                      U: memory
-    phase "tiles"
-    for block of mc_rows tile rows: Mc tiles                            a task
-      for Kc channels                                                      Kc < all: M of every panel waits
-        for tile row of Tw tiles a residue, for vector of channels
-                                              pack x                       packed input tile: L1
-          for subfilter, tile                 B^T d B                      V [point][Mc][Kc]: L2
-        for panel of Nr                                                    U: streams from L3 or memory
-          for point
-            for Mr tiles                                                   Mr x Nr sums: registers
-              for chain of products           micro-kernel                 M [point][Mc][Nr]: L2
-      for panel, for tile row                 A^T M A, store y
-
-filter-resident: for large filters of small images. U never goes through memory.
-
-    phase "data"
-    for tile row (mc_rows: all of them)       pack x, B^T d B           a task is some rows; V: L3
-    phase "panels"
-    for panel of Nr results' channels                                   a task
-      for Kc channels
-        for Kp channels                       pack w, G w G^T              U [point][Kc][Nr]: L2
-        for point                                                          V: streams from L3
-          for Mr tiles
-            for Kc channels of all subfilters micro-kernel                 M [point][all tiles][Nr]: L2
-      for tile row                            A^T M A, store y
-
-    Tw, Mc, Mr, Nr, Kc, Kp are tw, mc, register_tile.rows, nr, kc, packed_channels.
+    Tw  tw                  tiles in a tile row, of each residue: a row of tiles or an even part of one
+    Mc  mc                  tiles of a block: mc_rows tile rows
+    Mr  register_tile.rows  tiles of a register tile
+    Nr  nr                  results' channels of a panel: the vectors of a register tile
+    Kc  kc                  channels of the resident operand at a time; of data all, unless M of all panels fits into L2
+    Kp  packed_channels     channels of the filter that are packed at a time
+    chain                   what a register sums before it is added to M: at most MAX_CHAIN products (`chain_scope`)
 """
 
 from __future__ import annotations

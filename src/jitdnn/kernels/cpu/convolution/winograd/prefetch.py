@@ -8,6 +8,7 @@ tensor is harmless: nothing is read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import View
@@ -25,18 +26,15 @@ def trace_prefetch_input(module: Module, name: str, p: WinogradPlan) -> Function
     Rows that the tile row above reads, too, are left out. None where neither channels nor columns are contiguous.
     """
     x, rows, columns = p.c.x, p.rows, p.columns
-    run = _run(x, p, p.v_channels, p.read_columns)
-    if run is None:
+    runs = _runs(x, p, p.v_channels, p.read_columns)
+    if runs is None:
         return None
-    (items, stride), length = run
-    each = max(1, _LINES // ceil_div(length * ITEM_BYTES[x.dtype], 64))
-    pieces = ceil_div(items, each)
+    each = runs.at_a_time(ITEM_BYTES[x.dtype])
+    pieces = ceil_div(runs.count, each)
     height, spacing = rows.m * rows.tap_step, rows.spacing // rows.tap_step
-    seen = (
-        rows.last_position + (rows.r - 1) * rows.spacing
-        if rows.axis.step == 1
-        else (rows.r - 1) * rows.spacing
-    )
+    seen = (rows.r - 1) * rows.spacing  # positions that the tile row above reads, too
+    if rows.axis.step == 1:
+        seen = rows.last_position + seen
     with module.function(name, x=x.dtype, first=None, count=None, share=None) as (
         k, (source, first, count, share), function,
     ):  # fmt: skip
@@ -49,9 +47,9 @@ def trace_prefetch_input(module: Module, name: str, p: WinogradPlan) -> Function
             top = top + seen + i * spacing
             left = part * (p.tw * columns.m * columns.spacing) + columns.axis.taps.lowest
             depth = slice_ * p.slices.step + p.slices.taps.lowest + p.slices.taps.span
-            at = source + (image * x.batch + depth * x.space[p.untiled] + piece * (each * stride))
+            at = source + (image * x.batch + depth * x.space[p.untiled] + piece * (each * runs.stride))
             at = at + (top * x.space[p.tiled[0]] + left * x.space[p.tiled[1]])
-            _prefetch(k, at, each, stride, length, ITEM_BYTES[x.dtype], write=False)
+            _prefetch(at, runs, each, ITEM_BYTES[x.dtype], write=False)
     return function
 
 
@@ -62,35 +60,47 @@ def trace_prefetch_output(module: Module, name: str, p: WinogradPlan) -> Functio
     """
     y, rows, columns = p.c.y, p.rows, p.columns
     width = min(columns.axis.results, p.tw * columns.m * columns.dilation)
-    run = _run(y, p, p.nr, width)
-    if run is None:
+    runs = _runs(y, p, p.nr, width)
+    if runs is None:
         return None
-    (items, stride), length = run
-    each = max(1, _LINES // ceil_div(length * ITEM_BYTES[y.dtype], 64))
+    each = runs.at_a_time(ITEM_BYTES[y.dtype])
     with module.function(name, y=y.dtype, first=None, count=None, channels=None, share=None) as (
         k, (target, first, count, channels, share), function,
     ):  # fmt: skip
-        pieces = (((k.integer(items) if p.y_is_channels_last else channels) + (each - 1)) // each).max(1)
+        pieces = (((k.integer(runs.count) if p.y_is_channels_last else channels) + (each - 1)) // each).max(1)
         for item in _share(k, count * rows.m * pieces, share, p.points):
             piece, rest = item % pieces, item // pieces
             i, tile_row = rest % rows.m, rest // rows.m
             image, slice_, row, part = split_index(first + tile_row, p.tile_row_extents)
             top = (row // rows.dilation) * (rows.m * rows.dilation) + row % rows.dilation + i * rows.dilation
             left = part * (p.tw * columns.m * columns.dilation)
-            at = target + (image * y.batch + slice_ * y.space[p.untiled] + piece * (each * stride))
+            at = target + (image * y.batch + slice_ * y.space[p.untiled] + piece * (each * runs.stride))
             at = at + (top * y.space[p.tiled[0]] + left * y.space[p.tiled[1]])
             with k.when(top < rows.axis.results):
-                _prefetch(k, at, each, stride, length, ITEM_BYTES[y.dtype], write=True)
+                _prefetch(at, runs, each, ITEM_BYTES[y.dtype], write=True)
     return function
 
 
-def _run(view: View, p: WinogradPlan, channels: int, columns: int) -> tuple[tuple[int, int], int] | None:
-    """((number of runs, their stride), elements of each) of a row of so many channels and columns."""
+@dataclass(frozen=True)
+class _Runs:
+    """``count`` runs of ``length`` contiguous elements, ``stride`` elements apart."""
+
+    count: int
+    stride: int
+    length: int
+
+    def at_a_time(self, item: int) -> int:
+        """Runs of `_LINES` cache lines."""
+        return max(1, _LINES // ceil_div(self.length * item, 64))
+
+
+def _runs(view: View, p: WinogradPlan, channels: int, columns: int) -> _Runs | None:
+    """A row of so many channels and columns."""
     column_stride, channel_stride = view.space[p.tiled[1]], view.channels
     if channel_stride == 1:
-        return (columns, column_stride), channels
+        return _Runs(columns, column_stride, channels)
     if column_stride == 1:
-        return (channels, channel_stride), columns
+        return _Runs(channels, channel_stride, columns)
     return None
 
 
@@ -107,10 +117,11 @@ def _split(index: Value, extents: Sequence[int]) -> list[Value]:
     return [index, *reversed(parts)]
 
 
-def _prefetch(k: Builder, at: Pointer, count: int, stride: int, length: int, item: int, write: bool) -> None:
+def _prefetch(at: Pointer, runs: _Runs, count: int, item: int, write: bool) -> None:
+    """``count`` of the runs, of which ``at`` points to the first one."""
     for i in range(count):
-        for start in range(0, length + 64 // item - 1, 64 // item):
-            at.prefetch(i * stride + min(start, length - 1), write=write, nearest=False)
+        for start in range(0, runs.length + 64 // item - 1, 64 // item):
+            at.prefetch(i * runs.stride + min(start, runs.length - 1), write=write, nearest=False)
 
 
 def trace_prefetch_filter(module: Module, name: str, p: WinogradPlan) -> Function:

@@ -2,8 +2,8 @@
 
     M[tile][vector] (+)= sum over subfilters, channels of  V[tile][subfilter][channel] * U[subfilter][channel][vector]
 
-It is not microkernel/gemm.py because each chain begins with zero and is added to memory as a whole, if its argument
-says so: rounding errors grow with the partial sums, and those of gemm.py begin with what is in memory.
+It is not microkernel/gemm.py: here a sum begins with zero and is added to memory when it is complete, if an argument
+says so, for rounding errors grow with the partial sums; gemm.py adds to what it has loaded first.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.convolution.winograd.axes import is_inside
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import View
 from jitdnn.kernels.cpu.microkernel.constant_matrix import apply_to_grid
@@ -31,10 +32,10 @@ def trace_pack_input(module: Module, name: str, p: WinogradPlan, channels: int) 
         name, x=c.x.dtype, to=c.dtype, slice=None, row=None, column=None, count=None
     ) as (k, (x, to, slice_, row, column, count), function):  # fmt: skip
         x = x + slice_ * c.x.space[p.untiled]
-        there = _within(slice_, p.slices.positions)
+        there = is_inside(slice_, p.slices.positions)
         for i in k.range(p.rows.alpha):
             at = row + i * p.rows.spacing
-            inside = there & _within(at, p.rows.axis.positions)
+            inside = there & is_inside(at, p.rows.axis.positions)
             line, target = x + at * c.x.space[p.tiled[0]], to + i * (p.packed_pitch * lanes)
             if p.x_is_channels_last:
                 _copy_vectors(k, p, line, target, inside, column, count, channels)
@@ -50,7 +51,7 @@ def _copy_vectors(
     x = p.c.x
     for j in k.range(0, count):
         at = column + j
-        here = inside & _within(at, p.columns.axis.positions)
+        here = inside & is_inside(at, p.columns.axis.positions)
         mask = k.mask(k.select(here, k.integer(channels), 0), p.lanes)
         vector = line.load_strided(at * x.space[p.tiled[1]], x.channels, p.lanes, mask)
         target.store(_masked(k, x.channels, vector, mask), j * p.lanes)
@@ -90,10 +91,6 @@ def _copy_squares(
 def _masked(k: Builder, stride: int, vector: Value, mask: Value) -> Value:
     """A broadcast load (stride 0) ignores its mask."""
     return k.select(mask, vector, 0.0) if stride == 0 else vector
-
-
-def _within(position: Value, extent: int) -> Value:
-    return (position >= 0) & (position < extent)
 
 
 Kind = tuple[bool, bool]
