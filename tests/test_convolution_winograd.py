@@ -75,7 +75,7 @@ def test_small_tiles(words: str, direction: str, only: list[Algorithm]) -> None:
 
 @pytest.mark.parametrize("arrangement", conformance.ARRANGEMENTS)
 def test_orders_in_memory(arrangement: str, only: list[Algorithm]) -> None:
-    only[:] = [Forced((4, 2), True)]
+    only[:] = [Forced(Tiling((1, 2), (4, 2)), True)]
     problem = arranged(convolution("n2 c17 h9 w8 k18 r3 s3 pad1", "fwd"), arrangement)
     assert conformance.check(problem, scales=((-0.75, 0.5),))
 
@@ -138,56 +138,45 @@ class Forced(Winograd4):
     """F(m, r) in a given order, in blocks of so many tile rows."""
 
     def __init__(
-        self,
-        m: tuple[int, int],
-        is_data_resident: bool,
-        mc_rows: int = 3,
-        segments: tuple[int, int] = (1, 1),
-        data_kc: int = 0,
-        is_prepacked: bool = False,
-    ) -> None:
+        self, tiling: Tiling, is_data_resident: bool, mc_rows: int = 3, data_kc: int = 0, is_prepacked: bool = False
+    ) -> None:  # fmt: skip
         super().__init__(is_prepacked)
-        self.name = f"winograd_{m}_{is_data_resident}_{mc_rows}_{data_kc}"  # type: ignore[misc]
-        self.sizes = m, is_data_resident, mc_rows, segments, data_kc
+        self.name = f"winograd_{tiling.m}_{is_data_resident}_{mc_rows}_{data_kc}"  # type: ignore[misc]
+        self.sizes = tiling, is_data_resident, mc_rows, data_kc
 
     def with_kept_filter(self) -> Forced:
-        m, _, mc_rows, segments, data_kc = self.sizes
-        return Forced(m, True, mc_rows, segments, data_kc, True)
+        tiling, _, mc_rows, data_kc = self.sizes
+        return Forced(tiling, True, mc_rows, data_kc, True)
 
     def plans(self, problem: Problem, device: object, epilogue: Epilogue | None = None) -> list[WinogradPlan]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        m, is_data_resident, mc_rows, segments, data_kc = self.sizes
         c = forwards(lower_convolution(problem, epilogue.operands if epilogue else ())[0])
-        p = WinogradPlan(c, device.isa, (1, 2), m, is_data_resident, mc_rows, segments, data_kc)
-        return [p if is_data_resident else replace(p, mc_rows=p.tile_rows)]
+        p = WinogradPlan(c, device.isa, *self.sizes)
+        return [p if p.is_data_resident else replace(p, mc_rows=p.tile_rows)]
 
 
 SIZES = [
-    ("n3 c70 h9 w13 k70 r3 s3 pad1", (4, 4), (1, 1)),  # several panels, Kc and tasks
-    ("n2 c34 h9 w10 k22 r3 s3 pad1 g2", (3, 2), (1, 1)),
-    ("n1 c12 h9 w20 k20 r5 s3 pad2x1 stride1x2 nhwc", (4, 3), (2, 1)),
-    ("n1 c9 d4 h9 w10 k20 t2 r3 s7 pad0x1x3", (4, 2), (1, 3)),
+    ("n3 c70 h9 w13 k70 r3 s3 pad1", Tiling((1, 2), (4, 4))),  # several panels, Kc and tasks
+    ("n2 c34 h9 w10 k22 r3 s3 pad1 g2", Tiling((1, 2), (3, 2))),
+    ("n1 c12 h9 w20 k20 r5 s3 pad2x1 stride1x2 nhwc", Tiling((1, 2), (4, 3), (2, 1))),
+    ("n1 c9 d4 h9 w10 k20 t2 r3 s7 pad0x1x3", Tiling((1, 2), (4, 2), (1, 3))),
 ]
 
 
 @pytest.mark.parametrize("is_data_resident", [True, False])
-@pytest.mark.parametrize(("words", "m", "segments"), SIZES)
-def test_both_orders(
-    words: str, is_data_resident: bool, m: tuple[int, int], segments: tuple[int, int], only: list[Algorithm]
-) -> None:
-    only[:] = [Forced(m, is_data_resident, segments=segments)]
+@pytest.mark.parametrize(("words", "tiling"), SIZES)
+def test_both_orders(words: str, is_data_resident: bool, tiling: Tiling, only: list[Algorithm]) -> None:
+    only[:] = [Forced(tiling, is_data_resident)]
     assert conformance.check(convolution(words, "fwd"), scales=((0.5, 2.0),))
 
 
 @pytest.mark.parametrize(
-    ("words", "m", "segments"),
-    [SIZES[0], ("n2 c40 h9 w10 k10 r5 s3 pad2x1 stride1x2 nhwc g2", (4, 3), (2, 1))],
+    ("words", "tiling"),
+    [SIZES[0], ("n2 c40 h9 w10 k10 r5 s3 pad2x1 stride1x2 nhwc g2", Tiling((1, 2), (4, 3), (2, 1)))],
 )
-def test_some_channels_of_the_data_at_a_time(
-    words: str, m: tuple[int, int], segments: tuple[int, int], only: list[Algorithm]
-) -> None:
-    only[:] = [Forced(m, True, segments=segments, data_kc=16)]
+def test_some_channels_of_the_data_at_a_time(words: str, tiling: Tiling, only: list[Algorithm]) -> None:
+    only[:] = [Forced(tiling, True, data_kc=16)]
     assert conformance.check(convolution(words, "fwd"), scales=((0.5, 2.0),))
 
 
@@ -196,7 +185,7 @@ def test_order_follows_cost() -> None:
     few = Winograd4().plans(convolution("n8 c512 h7 w7 k512 r3 s3 pad1", "fwd"), host(1))
     many = Winograd4().plans(convolution("n8 c64 h56 w56 k64 r3 s3 pad1", "fwd"), host(1))
     assert [p.is_data_resident for p in few + many] == [False, True]
-    assert [p.m for p in few + many] == [(4, 4), (4, 4)]
+    assert [p.tiling.m for p in few + many] == [(4, 4), (4, 4)]
 
 
 def test_kc_follows_cost() -> None:
@@ -212,12 +201,12 @@ def test_kc_follows_cost() -> None:
 def test_chains_are_short() -> None:
     """What a register sums is bounded in each scope; `data_kc` 0 is all channels."""
     scopes = []
-    for words, m, segments in (
-        ("n1 c50 h9 w9 k8 r3 s3", (4, 4), (1, 1)),
-        ("n1 c200 d3 t3 h9 w9 k8 r3 s3", (4, 4), (1, 1)),
-        ("n1 c600 h19 w9 k8 r7 s3", (2, 4), (2, 1)),
+    for words, tiling in (
+        ("n1 c50 h9 w9 k8 r3 s3", Tiling((1, 2), (4, 4))),
+        ("n1 c200 d3 t3 h9 w9 k8 r3 s3", Tiling((1, 2), (4, 4))),
+        ("n1 c600 h19 w9 k8 r7 s3", Tiling((1, 2), (2, 4), (2, 1))),
     ):
-        (p,) = Forced(m, True, segments=segments).plans(convolution(words, "fwd"), host(1))
+        (p,) = Forced(tiling, True).plans(convolution(words, "fwd"), host(1))
         scopes.append(p.chain_scope)
         assert p.subfilter_count * p.c.depth <= p.chains * MAX_CHAIN
     assert scopes == ["subfilters", "slice", "channels"]

@@ -28,7 +28,7 @@ def times(matrix: Matrix, values: list[Fraction]) -> list[Fraction]:
 @given(data=st.data())
 def test_it_is_the_correlation(m: int, r: int, data: st.DataObject) -> None:
     f = minimal_filtering(m, r)
-    x = data.draw(st.lists(integers, min_size=f.alpha, max_size=f.alpha))
+    x = data.draw(st.lists(integers, min_size=m + r - 1, max_size=m + r - 1))
     w = data.draw(st.lists(integers, min_size=r, max_size=r))
     products = [a * b for a, b in zip(times(f.filter, w), times(f.data, x), strict=True)]
     assert times(f.result, products) == [

@@ -1,7 +1,8 @@
 """Convolution by Winograd's minimal filtering: forward and backward data with fewer multiplications.
 
-F(m, r) makes m neighbouring results of r taps from m + r - 1 products where m r are written, on one axis or on two: for
-3 x 3 taps F(4, 3) takes 36 products for 144, F(2, 3) takes 16 for 36. The rounding errors grow with m. See plan.py.
+F(m, r) makes m neighbouring results of r taps from alpha = m + r - 1 products instead of m r, on one axis or on two:
+for 3 x 3 taps F(4, 3) takes 36 products instead of 144, F(2, 3) takes 16 instead of 36. The rounding errors grow with
+alpha. See plan.py.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class WinogradAlgorithm(Algorithm):
         return tuple(tiling for tiling in tilings(c, self.max_m) if error_of(c, tiling) <= limit)
 
     def plans(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[WinogradPlan]:
-        """One for each correlation: a strided backward data has several."""
+        """One for each correlation: a strided dgrad has one for each stride phase."""
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
@@ -93,7 +94,7 @@ class WinogradAlgorithm(Algorithm):
     def _memory(self, plans: list[WinogradPlan], device: CpuDevice) -> tuple[list[Memory], int]:
         """Where each plan has its memory, and where the scratch of the threads begins, in elements.
 
-        Prepacked filters of all plans are there at once; else the plans take turns in the same memory.
+        Prepacked filters of all plans are in memory at once; else the plans share the same memory, one after the other.
         """
         sizes = [p.shared_elements for p in plans]
         packed = max(p.packed_elements for p in plans)
@@ -120,7 +121,7 @@ class WinogradAlgorithm(Algorithm):
     def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         for p in self.plans(problem, device, epilogue):
             if p.rows.spreads or p.columns.spreads:
-                return f"the other results of a tile of {p.m[0]} x {p.m[1]}"
+                return f"the other results of a tile of {p.rows.m} x {p.columns.m}"
         return None
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
@@ -135,7 +136,7 @@ class WinogradAlgorithm(Algorithm):
                 trace(module, f"part{number}_", p, pointers, epilogue, where, traced)
 
         # the two classes, with and without prepacked weights, share the code of equal plans
-        sizes = [(p.tiled, p.m, p.segments, p.is_data_resident, p.mc_rows, p.data_kc) for p in plans]
+        sizes = [(p.tiling, p.is_data_resident, p.mc_rows, p.data_kc) for p in plans]
         library = load("winograd", (str(problem), str(epilogue), sizes, memory), device.isa, generate)
         pairs = [phases(p, f"part{number}_") for number, p in enumerate(plans)]
         steps = [phase for pair in pairs for phase in pair]

@@ -29,14 +29,6 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.builder import Value
 
 
-class Tiling(NamedTuple):
-    """Which two axes are tiled; the results of a tile and the segments of the taps on each."""
-
-    tiled: tuple[int, int]
-    m: tuple[int, int]
-    segments: tuple[int, int] = (1, 1)
-
-
 @dataclass(frozen=True)
 class TileAxis:
     """One axis as tiles of ``m`` results; ``segments``: into how many the taps are cut where the step is one.
@@ -147,6 +139,25 @@ class TileAxis:
             return True
         filtering = self.filtering()
         return reaches_beyond(filtering.result, filtering.data, self.r)
+
+
+class Tiling(NamedTuple):
+    """Which two axes of a correlation are tiled; the results of a tile and the segments of the taps on each."""
+
+    tiled: tuple[int, int]
+    m: tuple[int, int]
+    segments: tuple[int, int] = (1, 1)
+
+    @property
+    def untiled(self) -> int:
+        """The number of the third axis."""
+        return 3 - sum(self.tiled)
+
+    def rows(self, c: Correlation) -> TileAxis:
+        return TileAxis(c.axes[self.tiled[0]], self.m[0], self.segments[0])
+
+    def columns(self, c: Correlation) -> TileAxis:
+        return TileAxis(c.axes[self.tiled[1]], self.m[1], self.segments[1])
 
 
 def _without_last(matrix: Matrix, is_short: bool) -> Matrix:

@@ -59,7 +59,7 @@ def blockings(c: Correlation, isa: Isa, tiling: Tiling, is_prepacked: bool) -> I
 
     A filter that is prepacked was transformed before, so that U streams by.
     """
-    plan = WinogradPlan(c, isa, tiling.tiled, tiling.m, True, 1, tiling.segments)
+    plan = WinogradPlan(c, isa, tiling, True, 1)
     if not is_prepacked and plan.tile_rows * plan.row_tiles <= _MC[-1]:
         filter_resident = replace(plan, is_data_resident=False, mc_rows=plan.tile_rows)
         if filter_resident.v_elements * ITEM_BYTES[c.dtype] <= _RESIDENT_V_BYTES:

@@ -44,6 +44,7 @@ def cycles(p: WinogradPlan, is_prepacked: bool = False) -> float:
 
 
 def _tile_cycles(arithmetic: float, loads: int, stores: int) -> float:
+    """Transforming a tile: arithmetic and stores overlap in part."""
     return _CALL + max(arithmetic / 2, loads / 2, stores) + 0.4 * min(arithmetic / 2, stores)
 
 
@@ -65,7 +66,7 @@ def _filter_cycles(p: WinogradPlan) -> float:
 
 
 def _packing_cycles(p: WinogradPlan) -> float:
-    """Packing the taps of a channel for a vector of results' channels: by copies, or by squares that are transposed."""
+    """Packing the taps of a channel for a vector of results' channels: by copies, or by transposing squares."""
     w, taps = p.c.w, math.prod(p.panels.taps)
     if w.results == 1:
         return 1.5 * taps
@@ -88,8 +89,7 @@ def _data_cycles(p: WinogradPlan) -> float:
     tiles = p.tile_rows * p.row_tiles * p.subfilter_count
     lines = p.tile_rows * p.subfilters[0] * p.rows.subfilters * p.rows.alpha
     if p.reads_unpacked:
-        outside = 1.0 - _interior_share(p)
-        copies = outside * tiles * p.points * 5.0
+        copies = (1.0 - _interior_share(p)) * tiles * p.points * 5.0  # the others are packed one by one
     elif p.x_is_channels_last:
         copies = lines * p.read_columns * (3.0 if c.x.channels == 1 else 2.0 * p.lanes)
     else:
@@ -136,8 +136,8 @@ def _result_cycles(p: WinogradPlan) -> float:
     c = p.c
     vectors = ceil_div(c.width, p.lanes)
     matrices = p.rows.filtering().result, p.columns.filtering().result
-    tile = _tile_cycles(grid_operations(*matrices), p.points, math.prod(p.m))
-    lines = p.tile_rows * p.m[0] * min(1.0, p.rows.axis.results / (p.rows.tiles * p.m[0]))
+    tile = _tile_cycles(grid_operations(*matrices), p.points, p.rows.m * p.columns.m)
+    lines = p.tile_rows * p.rows.m * min(1.0, p.rows.axis.results / (p.rows.tiles * p.rows.m))
     results = min(p.columns.axis.results, p.tw * p.columns.m * p.columns.dilation)
     if p.y_is_channels_last:
         copies = lines * results * (3.0 if c.y.channels == 1 else 2.0 * p.lanes)

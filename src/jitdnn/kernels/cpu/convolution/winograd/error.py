@@ -27,13 +27,10 @@ _MARGIN = 1.35
 
 def error_of(c: Correlation, tiling: Tiling) -> float:
     """Relative error to declare for a tiling, in the computing type. Subfilters are summed as channels are."""
-    axes = [
-        TileAxis(c.axes[i], m, segments)
-        for i, m, segments in zip(tiling.tiled, tiling.m, tiling.segments, strict=True)
-    ]
-    terms = c.depth * c.axes[3 - sum(tiling.tiled)].taps.count * axes[0].subfilters * axes[1].subfilters
-    growth = max(_LEAST, _SUM_ERROR * _growth(axes[0]) * _growth(axes[1]))
-    growth /= sqrt(_interior_share(axes[0].axis) * _interior_share(axes[1].axis))
+    rows, columns = tiling.rows(c), tiling.columns(c)
+    terms = c.depth * c.axes[tiling.untiled].taps.count * rows.subfilters * columns.subfilters
+    growth = max(_LEAST, _SUM_ERROR * _growth(rows) * _growth(columns))
+    growth /= sqrt(_interior_share(rows.axis) * _interior_share(columns.axis))
     root = sqrt(min(terms, MAX_CHAIN))
     # few products do not average out what the transforms round, the more so without fused multiply-adds
     return UNIT_ROUNDOFF[c.dtype] * (2.0 + _MARGIN * growth * (root + 1.2 + 0.8 / root))

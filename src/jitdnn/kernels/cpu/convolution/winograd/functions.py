@@ -1,7 +1,7 @@
 """The functions that the tasks of a correlation by minimal filtering call.
 
-A strided backward data is several correlations, which read and write the same tensors: what their functions do alike
-is traced once.
+A strided dgrad is a correlation for each stride phase, which read and write the same tensors: functions that are the
+same for several of them are traced once.
 """
 
 from __future__ import annotations

@@ -48,10 +48,6 @@ class MinimalFiltering:
     filter: Matrix
     data: Matrix
 
-    @property
-    def alpha(self) -> int:
-        return self.m + self.r - 1
-
 
 @cache
 def minimal_filtering(m: int, r: int) -> MinimalFiltering:

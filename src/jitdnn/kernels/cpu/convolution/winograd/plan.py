@@ -54,7 +54,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, reversed_axis
+from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, Tiling, reversed_axis
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.microkernel.packing import Panels, plan_panels
 from jitdnn.kernels.cpu.microkernel.register_tiles import Tile, choose_tile
@@ -77,11 +77,9 @@ class WinogradPlan:
 
     c: Correlation
     isa: Isa
-    tiled: tuple[int, int]  # the numbers of the two axes
-    m: tuple[int, int]  # results of a tile
+    tiling: Tiling
     is_data_resident: bool  # else the filter is
     mc_rows: int  # tile rows of a block
-    segments: tuple[int, int] = (1, 1)  # of the taps of each of the two axes
     data_kc: int = 0  # channels of V at a time, where the data are resident; 0: all of them
 
     @property
@@ -90,16 +88,19 @@ class WinogradPlan:
 
     @cached_property
     def rows(self) -> TileAxis:
-        return TileAxis(self.c.axes[self.tiled[0]], self.m[0], self.segments[0])
+        return self.tiling.rows(self.c)
 
     @cached_property
     def columns(self) -> TileAxis:
-        return TileAxis(self.c.axes[self.tiled[1]], self.m[1], self.segments[1])
+        return self.tiling.columns(self.c)
+
+    @property
+    def tiled(self) -> tuple[int, int]:
+        return self.tiling.tiled
 
     @property
     def untiled(self) -> int:
-        """The number of the third axis."""
-        return 3 - sum(self.tiled)
+        return self.tiling.untiled
 
     @property
     def slices(self) -> Axis:
@@ -394,7 +395,7 @@ class WinogradPlan:
     def tile_row_elements(self) -> int:
         """A tile row's packed input, or its results. The last square of a row may reach beyond it."""
         read = self.rows.alpha * self.packed_pitch + self.lanes
-        write = self.m[0] * self.result_pitch
+        write = self.rows.m * self.result_pitch
         return whole_lines(max(read, write) * self.lanes, self.c.dtype)
 
     @cached_property

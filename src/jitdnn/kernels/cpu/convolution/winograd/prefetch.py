@@ -81,6 +81,32 @@ def trace_prefetch_output(module: Module, name: str, p: WinogradPlan) -> Functio
     return function
 
 
+def trace_prefetch_filter(module: Module, name: str, p: WinogradPlan) -> Function:
+    """Trace ``name(w, result, channel, step)``: a piece of the filter that is packed next.
+
+    The channels that are packed at a time, from ``channel`` on, of a panel from ``result`` on are cut into
+    ``p.packed_channels`` pieces, of which this is number ``step``: a channel or some results, whichever are further
+    apart.
+    """
+    c, w = p.in_memory_order, p.c.w
+    by_channel = abs(w.channels) > abs(w.results)
+    each = 1 if by_channel else ceil_div(p.nr, p.packed_channels)
+    taps = [
+        (axis.taps.count, axis.taps.increment * stride) for axis, stride in zip(c.axes, w.space, strict=True)
+    ]
+    first = sum(axis.taps.start * stride for axis, stride in zip(c.axes, w.space, strict=True))
+    inner = (p.nr, w.results) if by_channel else (p.packed_channels, w.channels)
+    run, outer = _contiguous([inner, *taps])
+    with module.function(name, w=w.dtype, result=None, channel=None, step=None) as (
+        k, (source, result, channel, step), function,
+    ):  # fmt: skip
+        at = source + (first + channel * w.channels + result * w.results)
+        at = at + step * (w.channels if by_channel else each * w.results)
+        for i in k.range(each):
+            _prefetch_nest(k, at + i * w.results, outer, run, ITEM_BYTES[w.dtype])
+    return function
+
+
 @dataclass(frozen=True)
 class _Runs:
     """``count`` runs of ``length`` contiguous elements, ``stride`` elements apart."""
@@ -122,32 +148,6 @@ def _prefetch(at: Pointer, runs: _Runs, count: int, item: int, write: bool) -> N
     for i in range(count):
         for start in range(0, runs.length + 64 // item - 1, 64 // item):
             at.prefetch(i * runs.stride + min(start, runs.length - 1), write=write, nearest=False)
-
-
-def trace_prefetch_filter(module: Module, name: str, p: WinogradPlan) -> Function:
-    """Trace ``name(w, result, channel, step)``: a piece of the filter that is packed next.
-
-    The channels that are packed at a time, from ``channel`` on, of a panel from ``result`` on are cut into
-    ``p.packed_channels`` pieces, of which this is number ``step``: a channel or some results, whichever are further
-    apart.
-    """
-    c, w = p.in_memory_order, p.c.w
-    by_channel = abs(w.channels) > abs(w.results)
-    each = 1 if by_channel else ceil_div(p.nr, p.packed_channels)
-    taps = [
-        (axis.taps.count, axis.taps.increment * stride) for axis, stride in zip(c.axes, w.space, strict=True)
-    ]
-    first = sum(axis.taps.start * stride for axis, stride in zip(c.axes, w.space, strict=True))
-    inner = (p.nr, w.results) if by_channel else (p.packed_channels, w.channels)
-    run, outer = _contiguous([inner, *taps])
-    with module.function(name, w=w.dtype, result=None, channel=None, step=None) as (
-        k, (source, result, channel, step), function,
-    ):  # fmt: skip
-        at = source + (first + channel * w.channels + result * w.results)
-        at = at + step * (w.channels if by_channel else each * w.results)
-        for i in k.range(each):
-            _prefetch_nest(k, at + i * w.results, outer, run, ITEM_BYTES[w.dtype])
-    return function
 
 
 def _contiguous(extents: Sequence[tuple[int, int]]) -> tuple[int, list[tuple[int, int]]]:

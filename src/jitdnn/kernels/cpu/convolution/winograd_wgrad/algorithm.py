@@ -27,7 +27,7 @@ _MAX_ROUNDINGS = 80.0  # unit roundoffs, 4.8e-6 in f32
 
 
 class WinogradWgrad(Algorithm):
-    """Backward filter; see plan.py. Given an ``order``, it takes the best plan with it."""
+    """The direction wgrad; see plan.py. Given an ``order``, it takes the best plan with it."""
 
     name = "winograd_filter"
     problem = Convolution
