@@ -15,7 +15,8 @@ from convolution_cases import convolution, fused
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.algorithm import Algorithm, Epilogue
 from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winograd4
-from jitdnn.kernels.cpu.convolution.winograd.plan import TileAxis, WinogradPlan, even_groups, forwards
+from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, Tiling, forwards
+from jitdnn.kernels.cpu.convolution.winograd.plan import MAX_CHAIN, WinogradPlan, even_sizes
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.problems import Convolution, Problem, parse
 
@@ -25,13 +26,13 @@ SHAPES = [
     "n1 c1 h4 w4 k1 r3 s3",
     "n1 c66 h9 w14 k70 r3 s3 pad1 g2 nhwc",
     "n1 c600 h5 w6 k20 r3 s3 pad1",  # a sum in blocks
-    "n3 c150 h9 w17 k5 r3 s3 pad1",  # data in portions
+    "n3 c150 h9 w17 k5 r3 s3 pad1",  # data some channels at a time
     "n1 c8 h40 w7 k17 r7 s1 pad3x0 nhwc",
-    "n1 c4 h30 w31 k18 r5 s7 stride2x3",  # few channels beside phases
-    "n1 c5 h22 w19 k6 r7 s11 pad3",  # taps in parts
+    "n1 c4 h30 w31 k18 r5 s7 stride2x3",  # few channels, several subfilters
+    "n1 c5 h22 w19 k6 r7 s11 pad3",  # taps in segments
     "n2 c17 h14 w21 k18 r9 s7 pad1 dil1x2 nhwc",
     "n1 c3 w120 k9 s31 pad15",
-    "n2 c6 h7 w8 k7 r3 s3 flip pad0:2x4:5",  # results that see nothing but padding
+    "n2 c6 h7 w8 k7 r3 s3 flip pad0:2x4:5",  # results that read nothing but padding
     "n1 c3 d5 h8 w7 k4 t3 r3 s3 pad1 stride2x1x1",
     "n1 c18 h7 w8 k11 r3 s3 pad1 f16 nchw x=nhwc",
     "n1 c9 h6 w7 k10 r3 s3 pad1 f64 nchw y=nhwc",
@@ -74,16 +75,16 @@ def test_small_tiles(words: str, direction: str, only: list[Algorithm]) -> None:
 
 @pytest.mark.parametrize("arrangement", conformance.ARRANGEMENTS)
 def test_orders_in_memory(arrangement: str, only: list[Algorithm]) -> None:
-    only[:] = [Ordered((4, 2), True)]
+    only[:] = [Forced(Tiling((1, 2), (4, 2)), True)]
     problem = arranged(convolution("n2 c17 h9 w8 k18 r3 s3 pad1", "fwd"), arrangement)
     assert conformance.check(problem, scales=((-0.75, 0.5),))
 
 
 @pytest.mark.parametrize("arrangement", ["backwards", "gaps"])
-def test_folded_channels_in_memory(arrangement: str, only: list[Algorithm]) -> None:
-    """Few channels share vectors with the phases of a stride, wherever the pixels lie."""
+def test_few_channels_in_memory(arrangement: str, only: list[Algorithm]) -> None:
+    """Few channels share vectors with the subfilters of a stride, wherever the pixels lie."""
     problem = arranged(convolution("n2 c3 h15 w14 k9 r3 s5 pad1 stride2x3", "fwd"), arrangement)
-    assert Winograd4()._parts(problem, host(1))[0].folds
+    assert Winograd4().plans(problem, host(1))[0].has_few_channels
     assert conformance.check(problem, scales=((-0.75, 0.5),))
 
 
@@ -130,90 +131,91 @@ def test_any_shape(
     conformance.check(convolution(words, direction), scales=((1.5, 0.5),))
 
 
-# orders: which one runs is a matter of cost, so each is asked for
+# orders: which one runs is a matter of cost, so each is forced
 
 
-class Ordered(Winograd4):
-    """F(outputs) in a given order, in blocks of so many strips."""
+class Forced(Winograd4):
+    """F(m, r) in a given order, in blocks of so many tile rows."""
 
     def __init__(
-        self,
-        outputs: tuple[int, int],
-        is_filter_first: bool,
-        block: int = 3,
-        parts: tuple[int, int] = (1, 1),
-        portion: int = 0,
-        is_kept: bool = False,
-    ) -> None:
-        super().__init__(is_kept)
-        self.name = f"winograd_{outputs}_{is_filter_first}_{block}_{portion}"  # type: ignore[misc]
-        self.cut = outputs, is_filter_first, block, parts, portion
+        self, tiling: Tiling, is_data_resident: bool, mc_rows: int = 3, data_kc: int = 0, is_prepacked: bool = False
+    ) -> None:  # fmt: skip
+        super().__init__(is_prepacked)
+        self.name = f"winograd_{tiling.m}_{is_data_resident}_{mc_rows}_{data_kc}"  # type: ignore[misc]
+        self.sizes = tiling, is_data_resident, mc_rows, data_kc
 
-    def with_kept_filter(self) -> Ordered:
-        outputs, _, block, parts, portion = self.cut
-        return Ordered(outputs, True, block, parts, portion, True)
+    def with_kept_filter(self) -> Forced:
+        tiling, _, mc_rows, data_kc = self.sizes
+        return Forced(tiling, True, mc_rows, data_kc, True)
 
-    def _parts(
-        self, problem: Problem, device: object, epilogue: Epilogue | None = None
-    ) -> list[WinogradPlan]:
+    def plans(self, problem: Problem, device: object, epilogue: Epilogue | None = None) -> list[WinogradPlan]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        outputs, is_filter_first, block, parts, portion = self.cut
         c = forwards(lower_convolution(problem, epilogue.operands if epilogue else ())[0])
-        p = WinogradPlan(c, device.isa, (1, 2), outputs, is_filter_first, block, parts, portion)
-        return [p if is_filter_first else replace(p, block=p.strips)]
+        p = WinogradPlan(c, device.isa, *self.sizes)
+        return [p if p.is_data_resident else replace(p, mc_rows=p.tile_rows)]
 
 
-CUTS = [
-    ("n3 c70 h9 w13 k70 r3 s3 pad1", (4, 4), (1, 1)),  # several panels, chunks and tasks
-    ("n2 c34 h9 w10 k22 r3 s3 pad1 g2", (3, 2), (1, 1)),
-    ("n1 c12 h9 w20 k20 r5 s3 pad2x1 stride1x2 nhwc", (4, 3), (2, 1)),
-    ("n1 c9 d4 h9 w10 k20 t2 r3 s7 pad0x1x3", (4, 2), (1, 3)),
+SIZES = [
+    ("n3 c70 h9 w13 k70 r3 s3 pad1", Tiling((1, 2), (4, 4))),  # several panels, Kc and tasks
+    ("n2 c34 h9 w10 k22 r3 s3 pad1 g2", Tiling((1, 2), (3, 2))),
+    ("n1 c12 h9 w20 k20 r5 s3 pad2x1 stride1x2 nhwc", Tiling((1, 2), (4, 3), (2, 1))),
+    ("n1 c9 d4 h9 w10 k20 t2 r3 s7 pad0x1x3", Tiling((1, 2), (4, 2), (1, 3))),
 ]
 
 
-@pytest.mark.parametrize("is_filter_first", [True, False])
-@pytest.mark.parametrize(("words", "outputs", "parts"), CUTS)
-def test_both_orders(
-    words: str, is_filter_first: bool, outputs: tuple[int, int], parts: tuple[int, int], only: list[Algorithm]
-) -> None:
-    only[:] = [Ordered(outputs, is_filter_first, parts=parts)]
+@pytest.mark.parametrize("is_data_resident", [True, False])
+@pytest.mark.parametrize(("words", "tiling"), SIZES)
+def test_both_orders(words: str, is_data_resident: bool, tiling: Tiling, only: list[Algorithm]) -> None:
+    only[:] = [Forced(tiling, is_data_resident)]
     assert conformance.check(convolution(words, "fwd"), scales=((0.5, 2.0),))
 
 
 @pytest.mark.parametrize(
-    ("words", "outputs", "parts"),
-    [CUTS[0], ("n2 c40 h9 w10 k10 r5 s3 pad2x1 stride1x2 nhwc g2", (4, 3), (2, 1))],
+    ("words", "tiling"),
+    [SIZES[0], ("n2 c40 h9 w10 k10 r5 s3 pad2x1 stride1x2 nhwc g2", Tiling((1, 2), (4, 3), (2, 1)))],
 )
-def test_data_in_portions(
-    words: str, outputs: tuple[int, int], parts: tuple[int, int], only: list[Algorithm]
-) -> None:
-    only[:] = [Ordered(outputs, True, parts=parts, portion=16)]
+def test_some_channels_of_the_data_at_a_time(words: str, tiling: Tiling, only: list[Algorithm]) -> None:
+    only[:] = [Forced(tiling, True, data_kc=16)]
     assert conformance.check(convolution(words, "fwd"), scales=((0.5, 2.0),))
 
 
 def test_order_follows_cost() -> None:
     """A large filter over few tiles is not written to memory; over many tiles it is transformed once."""
-    few = Winograd4()._parts(convolution("n8 c512 h7 w7 k512 r3 s3 pad1", "fwd"), host(1))
-    many = Winograd4()._parts(convolution("n8 c64 h56 w56 k64 r3 s3 pad1", "fwd"), host(1))
-    assert [p.is_filter_first for p in few + many] == [False, True]
-    assert [p.outputs for p in few + many] == [(4, 4), (4, 4)]
+    few = Winograd4().plans(convolution("n8 c512 h7 w7 k512 r3 s3 pad1", "fwd"), host(1))
+    many = Winograd4().plans(convolution("n8 c64 h56 w56 k64 r3 s3 pad1", "fwd"), host(1))
+    assert [p.is_data_resident for p in few + many] == [False, True]
+    assert [p.tiling.m for p in few + many] == [(4, 4), (4, 4)]
 
 
-def test_portions_follow_cost() -> None:
-    """Data that would not stay in a cache close by are transformed some channels at a time, if sums are few."""
-    cuts = {}
+def test_kc_follows_cost() -> None:
+    """Data that would not stay in the L2 cache are transformed some channels at a time, if sums are few."""
+    found = {}
     for words in ("c280 h16 w16 k12", "c20 h16 w16 k12", "c280 h16 w16 k512"):
-        (p,) = Winograd4()._parts(convolution(f"n8 {words} r3 s3 pad1", "fwd"), host(1))
-        cuts[words] = p.portion
-    assert 0 < cuts["c280 h16 w16 k12"] < 280
-    assert [cuts["c20 h16 w16 k12"], cuts["c280 h16 w16 k512"]] == [0, 0]
+        (p,) = Winograd4().plans(convolution(f"n8 {words} r3 s3 pad1", "fwd"), host(1))
+        found[words] = p.data_kc
+    assert 0 < found["c280 h16 w16 k12"] < 280
+    assert [found["c20 h16 w16 k12"], found["c280 h16 w16 k512"]] == [0, 0]
+
+
+def test_chains_are_short() -> None:
+    """What a register sums is bounded in each scope; `data_kc` 0 is all channels."""
+    scopes = []
+    for words, tiling in (
+        ("n1 c50 h9 w9 k8 r3 s3", Tiling((1, 2), (4, 4))),
+        ("n1 c200 d3 t3 h9 w9 k8 r3 s3", Tiling((1, 2), (4, 4))),
+        ("n1 c600 h19 w9 k8 r7 s3", Tiling((1, 2), (2, 4), (2, 1))),
+    ):
+        (p,) = Forced(tiling, True).plans(convolution(words, "fwd"), host(1))
+        scopes.append(p.chain_scope)
+        assert p.subfilter_count * p.c.depth <= p.chains * MAX_CHAIN
+    assert scopes == ["subfilters", "slice", "channels"]
 
 
 def test_tasks_for_two_threads_in_one_image() -> None:
     for words in ("n1 c64 h56 w56 k64 r3 s3 pad1", "n1 c256 h14 w14 k256 r3 s3 pad1 nhwc"):
-        (p,) = Winograd4()._parts(convolution(words, "fwd"), host(2))
-        assert (p.blocks if p.is_filter_first else p.panels.count) >= 2
+        (p,) = Winograd4().plans(convolution(words, "fwd"), host(2))
+        assert (p.blocks if p.is_data_resident else p.panels.count) >= 2
 
 
 # errors
@@ -251,16 +253,15 @@ def test_errors(depth: int, taps: str) -> None:
 
 
 def test_larger_tiles_only_where_errors_allow() -> None:
-    ways = []
+    tilings = []
     for depth in (16, 1024):
         problem = convolution(f"n1 c{depth} h24 w24 k64 r5 s5 pad2", "fwd")
         (c,) = Winograd4()._correlations(problem)
-        ways.append(Winograd4()._ways(problem, c))
-    whole = (1, 1)
-    assert ((1, 2), (4, 4), whole) in ways[0]
-    assert ((1, 2), (2, 2), whole) in ways[1]
-    assert ((1, 2), (4, 4), whole) not in ways[1]
-    assert ((1, 2), (4, 4), (2, 2)) in ways[1]
+        tilings.append(Winograd4()._tilings(problem, c))
+    assert Tiling((1, 2), (4, 4)) in tilings[0]
+    assert Tiling((1, 2), (2, 2)) in tilings[1]
+    assert Tiling((1, 2), (4, 4)) not in tilings[1]
+    assert Tiling((1, 2), (4, 4), (2, 2)) in tilings[1]
     for words in ("c16", "c1024"):
         problem = convolution(f"n1 {words} h24 w24 k64 r3 s3 pad1", "fwd")
         assert Winograd4().error_bound(problem) <= 5.01e-6
@@ -285,24 +286,24 @@ def test_refusals(words: str, reason: str) -> None:
         assert reason in str(algorithm.refuse(parse(words), host(1)))
 
 
-def test_even_groups() -> None:
-    assert even_groups(30, 14) == ((10, 3),)
-    assert even_groups(56, 13) == ((12, 1), (11, 4))
-    assert even_groups(3, 8) == ((3, 1),)
+def test_even_sizes() -> None:
+    assert even_sizes(30, 14) == ((10, 3),)
+    assert even_sizes(56, 13) == ((12, 1), (11, 4))
+    assert even_sizes(3, 8) == ((3, 1),)
 
 
 def test_tile_axes_cover_their_results_once() -> None:
-    for results, step, shift, taps, outputs in [(13, 1, 1, 3, 4), (13, 1, 3, 3, 2), (9, 2, 1, 5, 3)]:
-        positions = (results - 1) * step + (taps - 1) * shift + 1
-        problem = convolution(f"n1 c1 w{positions} k1 s{taps} stride{step} dil{shift}", "fwd")
-        axis = TileAxis(lower_convolution(problem)[0].axes[2], outputs)
+    for results, step, dilation, taps, m in [(13, 1, 1, 3, 4), (13, 1, 3, 3, 2), (9, 2, 1, 5, 3)]:
+        positions = (results - 1) * step + (taps - 1) * dilation + 1
+        problem = convolution(f"n1 c1 w{positions} k1 s{taps} stride{step} dil{dilation}", "fwd")
+        axis = TileAxis(lower_convolution(problem)[0].axes[2], m)
         assert axis.axis.results == results
-        seen = sorted(
-            (turn * outputs + i) * axis.spread + stride_phase
-            for turn in range(axis.turns)
-            for stride_phase in range(axis.spread)
-            for i in range(outputs)
+        written = sorted(
+            (tile * m + i) * axis.dilation + residue
+            for tile in range(axis.tiles_per_residue)
+            for residue in range(axis.dilation)
+            for i in range(m)
         )
-        assert seen[:results] == list(range(results))
-        read = {phase + axis.gap * a for phase in range(axis.phases) for a in range(axis.taps)}
-        assert read >= {tap * shift for tap in range(taps)}
+        assert written[:results] == list(range(results))
+        read = {subfilter + axis.spacing * a for subfilter in range(axis.subfilters) for a in range(axis.r)}
+        assert read >= {tap * dilation for tap in range(taps)}

@@ -1,4 +1,4 @@
-"""Minimal filtering: exact in rationals for every pair of sizes, and traced as the matrix says."""
+"""Minimal filtering: exact in rationals for every m and r, and traced as the matrix says."""
 
 from __future__ import annotations
 
@@ -10,31 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitdnn.devices.cpu import Arguments, launch
-from jitdnn.kernels.cpu.convolution.winograd.matrices import MOST_PLACES, from_points, minimal_filtering
+from jitdnn.kernels.cpu.convolution.winograd.matrices import MAX_ALPHA, from_points, minimal_filtering
 from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix, apply, operations
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import isa
 
-SIZES = [
-    (m, r) for m in range(1, MOST_PLACES) for r in range(1, MOST_PLACES) if 2 <= m + r - 1 <= MOST_PLACES
-]
-whole = st.integers(-99, 99).map(Fraction)
+SIZES = [(m, r) for m in range(1, MAX_ALPHA) for r in range(1, MAX_ALPHA) if m + r - 1 <= MAX_ALPHA]
+integers = st.integers(-99, 99).map(Fraction)
 
 
 def times(matrix: Matrix, values: list[Fraction]) -> list[Fraction]:
     return [sum((c * v for c, v in zip(row, values, strict=True)), Fraction(0)) for row in matrix]
 
 
-@pytest.mark.parametrize(("outputs", "taps"), SIZES)
+@pytest.mark.parametrize(("m", "r"), SIZES)
 @given(data=st.data())
-def test_it_is_the_correlation(outputs: int, taps: int, data: st.DataObject) -> None:
-    f = minimal_filtering(outputs, taps)
-    x = data.draw(st.lists(whole, min_size=f.places, max_size=f.places))
-    w = data.draw(st.lists(whole, min_size=taps, max_size=taps))
+def test_it_is_the_correlation(m: int, r: int, data: st.DataObject) -> None:
+    f = minimal_filtering(m, r)
+    x = data.draw(st.lists(integers, min_size=m + r - 1, max_size=m + r - 1))
+    w = data.draw(st.lists(integers, min_size=r, max_size=r))
     products = [a * b for a, b in zip(times(f.filter, w), times(f.data, x), strict=True)]
     assert times(f.result, products) == [
-        sum((w[t] * x[i + t] for t in range(taps)), Fraction(0)) for i in range(outputs)
+        sum((w[t] * x[i + t] for t in range(r)), Fraction(0)) for i in range(m)
     ]
 
 
@@ -45,10 +43,10 @@ def test_points_must_be_enough_and_different() -> None:
         from_points(2, 3, [Fraction(0), Fraction(1), Fraction(1)])
 
 
-@pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 3), (3, 4), (2, 5), (4, 5), (4, 2), (1, 3)])
+@pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (3, 4), (2, 5), (4, 5), (4, 2), (1, 3)])
 @pytest.mark.parametrize("name", ["result", "filter", "data"])
-def test_traced_maps_are_the_matrices(outputs: int, taps: int, name: str) -> None:
-    matrix: Matrix = getattr(minimal_filtering(outputs, taps), name)
+def test_traced_maps_are_the_matrices(m: int, r: int, name: str) -> None:
+    matrix: Matrix = getattr(minimal_filtering(m, r), name)
     processor = isa("host")
     lanes = processor.lanes("f64")
 
@@ -60,7 +58,7 @@ def test_traced_maps_are_the_matrices(outputs: int, taps: int, name: str) -> Non
             for i, value in enumerate(apply(k, matrix, values)):
                 target.store(value, i * lanes)
 
-    library = load("test_linear_map", (outputs, taps, name), processor, generate)
+    library = load("test_linear_map", (m, r, name), processor, generate)
     values = np.random.default_rng(0).standard_normal((len(matrix[0]), lanes))
     results = np.full((len(matrix), lanes), np.nan)
     block = np.array([values.ctypes.data, results.ctypes.data, 0, 0, 0], np.int64).tobytes()

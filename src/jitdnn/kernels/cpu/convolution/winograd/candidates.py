@@ -1,51 +1,82 @@
-"""Which tiles are worth trying for a correlation by Winograd's minimal filtering."""
+"""What is worth pricing for a correlation by minimal filtering: tilings, F(m, r) on two axes, and blockings of each."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
-from jitdnn.kernels.cpu.convolution.winograd.matrices import MOST_PLACES
-from jitdnn.kernels.cpu.convolution.winograd.plan import TileAxis
+from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, Tiling
+from jitdnn.kernels.cpu.convolution.winograd.matrices import MAX_ALPHA
+from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan, even_share
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
-_LONG = 5  # taps that may be cut
-_CUT_PLACES = 6  # of a tile of cut taps
+_MIN_SEGMENTED_TAPS = 5
+_SEGMENT_ALPHA = 6  # of a tile of segments
+_MC = (12, 14, 16, 24, 28, 40, 56, 84, 112, 168, 224)
+_RESIDENT_V_BYTES = 10 << 20  # of V that every panel finds in the L3 cache
+L2_V_BYTES = 224 << 10  # of V that are still in the L2 cache when they are multiplied
 
-Tiling = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-"""The numbers of the two tiled axes; the results of a tile, and the parts of the taps, on each."""
 
-
-def tilings(c: Correlation, most: int) -> Iterator[Tiling]:
-    """Pairs of axes to tile with results of a tile on each, at most ``most``, and parts of the taps."""
+def tilings(c: Correlation, max_m: int) -> Iterator[Tiling]:
+    """Pairs of axes with (m, segments) of each, where some axis saves products; m is at most ``max_m``."""
     for tiled in ((1, 2), (0, 2), (0, 1)):
-        cuts = [_cuts(c.axes[i], most) for i in tiled]
-        for first, second in itertools.product(*cuts):
-            gains = any(
-                m > 1 and TileAxis(c.axes[i], m, parts).taps > 1
-                for i, (m, parts) in zip(tiled, (first, second), strict=True)
+        choices = [_axis_tilings(c.axes[i], max_m) for i in tiled]
+        for first, second in itertools.product(*choices):
+            saves = any(
+                m > 1 and TileAxis(c.axes[i], m, segments).r > 1
+                for i, (m, segments) in zip(tiled, (first, second), strict=True)
             )
-            if gains or c.taps == 1:
-                yield tiled, (first[0], second[0]), (first[1], second[1])
+            if saves or c.taps == 1:
+                yield Tiling(tiled, (first[0], second[0]), (first[1], second[1]))
 
 
-def _cuts(axis: Axis, most: int) -> list[tuple[int, int]]:
-    """(results of a tile, parts of the taps) that are worth trying: the largest tiles, and smaller ones where those
-    cover the axis more tightly."""
+def _axis_tilings(axis: Axis, max_m: int) -> list[tuple[int, int]]:
+    """(m, segments): the largest tiles, smaller ones that cover the axis with fewer idle results, and segments."""
     count = axis.taps.count
     if count == 1:
         return [(1, 1)]
     if axis.step > 1 and axis.taps.shift != 1:
         return []
-    cuts: list[tuple[int, int]] = []
-    for m in range(min(most, axis.results), 0, -1):
+    found: list[tuple[int, int]] = []
+    covered = 0  # results of a residue's tiles by the tiling that was found last
+    for m in range(min(max_m, axis.results), 0, -1):
         candidate = TileAxis(axis, m)
-        if candidate.places <= MOST_PLACES and (
-            not cuts or m == 2 or m * candidate.turns < cuts[-1][0] * TileAxis(axis, cuts[-1][0]).turns
-        ):
-            cuts.append((m, 1))
-    if axis.step == 1 and count >= _LONG:
-        for parts in sorted({ceil_div(count, taps) for taps in (3, 4, 5)}):
-            cuts.append((min(most, axis.results, _CUT_PLACES + 1 - ceil_div(count, parts)), parts))
-    return cuts
+        results = m * candidate.tiles_per_residue
+        if candidate.alpha <= MAX_ALPHA and (not found or m == 2 or results < covered):
+            found.append((m, 1))
+            covered = results
+    if axis.step == 1 and count >= _MIN_SEGMENTED_TAPS:
+        for segments in sorted({ceil_div(count, taps) for taps in (3, 4, 5)}):
+            found.append((min(max_m, axis.results, _SEGMENT_ALPHA + 1 - ceil_div(count, segments)), segments))
+    return found
+
+
+def blockings(c: Correlation, isa: Isa, tiling: Tiling, is_prepacked: bool) -> Iterator[WinogradPlan]:
+    """Plans of a tiling: filter-resident if V is small, and data-resident ones in blocks of equal size.
+
+    A filter that is prepacked was transformed before, so that U streams by.
+    """
+    plan = WinogradPlan(c, isa, tiling, True, 1)
+    if not is_prepacked and plan.tile_rows * plan.row_tiles <= _MC[-1]:
+        filter_resident = replace(plan, is_data_resident=False, mc_rows=plan.tile_rows)
+        if filter_resident.v_elements * ITEM_BYTES[c.dtype] <= _RESIDENT_V_BYTES:
+            yield filter_resident
+    most = {max(1, min(plan.tile_rows, round(mc / plan.row_tiles))) for mc in _MC}
+    for mc_rows in sorted({even_share(plan.tile_rows, rows) for rows in most}):
+        blocked = replace(plan, mc_rows=mc_rows)
+        yield blocked
+        if (kc := _kc_in_l2(blocked)) < c.depth:
+            yield replace(blocked, data_kc=kc)
+
+
+def _kc_in_l2(p: WinogradPlan) -> int:
+    """Channels of V that stay in the L2 cache until they have been multiplied; all, if M of all panels does not."""
+    item = ITEM_BYTES[p.c.dtype]
+    pieces = ceil_div(p.v_elements * item, L2_V_BYTES)
+    if pieces <= 1 or p.has_few_channels or p.panels.count * p.m_panel_elements * item > L2_V_BYTES:
+        return p.c.depth
+    channels = ceil_div(p.c.depth, pieces)
+    return ceil_div(channels, p.lanes) * p.lanes

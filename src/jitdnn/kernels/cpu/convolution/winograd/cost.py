@@ -1,75 +1,72 @@
-"""What a WinogradPlan correlation costs, and the cheapest way to cut one.
+"""What a plan of minimal filtering costs in cycles of one thread, and the cheapest plan of a correlation.
 
-Cycles of one thread, counted from instructions: two multiply-adds or other vector operations a cycle, one store. What
-does not stay in a cache close by costs its bytes.
+Counted from instructions: two multiply-adds or other vector operations a cycle, one store. What is not in the L2 cache
+costs its bytes.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
-from jitdnn.kernels.cpu.convolution.winograd.candidates import Tiling
-from jitdnn.kernels.cpu.convolution.winograd.plan import MOST_TERMS, WinogradPlan
+from jitdnn.kernels.cpu.convolution.winograd.axes import Tiling
+from jitdnn.kernels.cpu.convolution.winograd.candidates import L2_V_BYTES, blockings
+from jitdnn.kernels.cpu.convolution.winograd.matrices import grid_operations
+from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import Correlation
-from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix, operations
 from jitdnn.kernels.cpu.microkernel.register_tiles import step_cycles
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
+Candidate = TypeVar("Candidate")
+
 _CALL = 12.0  # cycles of a call of a transform, its addresses and the wait for its first loads
-_SECOND_CACHE = 768 << 10  # bytes of the second cache that a thread may count on
-_THIRD_CACHE = 16 << 20
-_THIRD_RATE = 12.0  # bytes a cycle from the third cache
-_MEMORY_RATE = 6.0  # and from memory
-_STAY = 10 << 20  # bytes of transformed data that are there for every panel
-_KEPT = 6 << 20  # bytes of transformed data and filter that the third cache keeps all of
-_LOST = 24 << 20  # and that it keeps next to nothing of
-_CLOSE = 224 << 10  # bytes of transformed data that are still in the second cache when they are multiplied
-_FAR_RATE = 13.0  # bytes a cycle of those that are not, and of what they drive out
+_L2_BYTES = 768 << 10  # that a thread may count on
+_L3_BYTES = 16 << 20
+_L3_RATE = 12.0  # bytes a cycle
+_MEMORY_RATE = 6.0
+_KEPT_BYTES = 6 << 20  # of V and U that the L3 cache keeps all of
+_LOST_BYTES = 24 << 20  # and that it keeps next to nothing of
+_EVICTED_RATE = 13.0  # bytes a cycle of V that leaves the L2 cache before it is read, and of what it evicts
 _HIDDEN = 0.75  # of the time of the products, in which what they read arrives
-_BEHIND = 1.3  # times the price of the best way, with a few sizes of blocks: dearer ways are out
-_WIDTHS = (12, 14, 16, 24, 28, 40, 56, 84, 112, 168, 224)  # tiles of a block
+_BEHIND = 1.3  # tilings whose first few blockings cost more than the best by this factor are out
 
 
-def cycles(p: WinogradPlan, is_kept: bool = False) -> float:
-    """Cycles of one thread for the whole; ``is_kept``: the filter is there already."""
+def cycles(p: WinogradPlan, is_prepacked: bool = False) -> float:
+    """Cycles of one thread for everything; ``is_prepacked``: without the transform of the filter."""
     c = p.c
-    filters = 0.0 if is_kept else _filter_cycles(p)
-    rest = _data_cycles(p) + _product_cycles(p) + _result_cycles(p) + _traffic_cycles(p, is_kept)
+    filters = 0.0 if is_prepacked else _filter_cycles(p)
+    rest = _data_cycles(p) + _product_cycles(p) + _result_cycles(p) + _traffic_cycles(p, is_prepacked)
     return c.group_count * (filters + rest)
 
 
-def _grid_operations(first: Matrix, second: Matrix) -> float:
-    """Vector operations of both matrices applied to a grid."""
-    return operations(first) * len(second[0]) + operations(second) * len(first)
-
-
 def _tile_cycles(arithmetic: float, loads: int, stores: int) -> float:
+    """Transforming a tile: arithmetic and stores overlap in part."""
     return _CALL + max(arithmetic / 2, loads / 2, stores) + 0.4 * min(arithmetic / 2, stores)
 
 
-def _kinds(p: WinogradPlan) -> Iterator[tuple[int, bool, bool]]:
-    """How many pairs of phases there are of each kind."""
-    for start, stop, row in p.rows.phase_kinds:
-        for first, end, column in p.columns.phase_kinds:
+def _subfilter_kinds(p: WinogradPlan) -> Iterator[tuple[int, bool, bool]]:
+    """(How many pairs of subfilters, whether that of the rows is short, whether that of the columns is)."""
+    for start, stop, row in p.rows.subfilter_kinds:
+        for first, end, column in p.columns.subfilter_kinds:
             yield (stop - start) * (end - first), row, column
 
 
 def _filter_cycles(p: WinogradPlan) -> float:
-    vectors = p.panels.count * p.tile.vectors * p.c.depth
+    vectors = p.panels.count * p.register_tile.vectors * p.c.depth
     one = 0.0
-    for number, row, column in _kinds(p):
+    for number, row, column in _subfilter_kinds(p):
         first, second = p.rows.filter_matrix(row), p.columns.filter_matrix(column)
-        arithmetic = _grid_operations(first, second)
+        arithmetic = grid_operations(first, second)
         one += number * _tile_cycles(arithmetic, len(first[0]) * len(second[0]), len(first) * len(second))
-    return vectors * (p.sources[0] * one + _staging_cycles(p))
+    return vectors * (p.subfilters[0] * one + _packing_cycles(p))
 
 
-def _staging_cycles(p: WinogradPlan) -> float:
-    """Laying out the taps of one channel for a vector of results: as they lie, or by squares that are transposed."""
+def _packing_cycles(p: WinogradPlan) -> float:
+    """Packing the taps of a channel for a vector of results' channels: by copies, or by transposing squares."""
     w, taps = p.c.w, math.prod(p.panels.taps)
     if w.results == 1:
         return 1.5 * taps
@@ -80,185 +77,174 @@ def _staging_cycles(p: WinogradPlan) -> float:
 
 def _data_cycles(p: WinogradPlan) -> float:
     c = p.c
-    if p.folds:
-        return _folded_cycles(p)
+    if p.has_few_channels:
+        return _few_channels_cycles(p)
     vectors = ceil_div(c.depth, p.lanes)
     tile = 0.0
-    for number, row, column in _kinds(p):
-        maps = p.rows.data_matrix(row), p.columns.data_matrix(column)
-        places = len(maps[0]) * len(maps[1])
-        tile += number * _tile_cycles(_grid_operations(*maps), places, places)
-    tile /= p.rows.phases * p.columns.phases
-    tiles = p.strips * p.strip_tiles * p.source_count
-    lines = p.strips * p.sources[0] * p.rows.phases * p.rows.places
-    if p.reads_directly:
-        outside = 1.0 - _inside(p)
-        copies = outside * tiles * p.places * 5.0
-    elif p.reads_channels:
-        copies = lines * p.read_positions * (3.0 if c.x.channels == 1 else 2.0 * p.lanes)
+    for number, row, column in _subfilter_kinds(p):
+        matrices = p.rows.data_matrix(row), p.columns.data_matrix(column)
+        points = len(matrices[0]) * len(matrices[1])
+        tile += number * _tile_cycles(grid_operations(*matrices), points, points)
+    tile /= p.rows.subfilters * p.columns.subfilters
+    tiles = p.tile_rows * p.row_tiles * p.subfilter_count
+    lines = p.tile_rows * p.subfilters[0] * p.rows.subfilters * p.rows.alpha
+    if p.reads_unpacked:
+        copies = (1.0 - _interior_share(p)) * tiles * p.points * 5.0  # the others are packed one by one
+    elif p.x_is_channels_last:
+        copies = lines * p.read_columns * (3.0 if c.x.channels == 1 else 2.0 * p.lanes)
     else:
-        square = 4.0 * p.lanes * _of_stride(c.x.space[p.tiled[1]], p.lanes)
-        copies = lines * ceil_div(min(p.read_positions, p.columns.axis.positions), p.lanes) * square
+        square = 4.0 * p.lanes * _stride_factor(c.x.space[p.tiled[1]], p.lanes)
+        copies = lines * ceil_div(min(p.read_columns, p.columns.axis.positions), p.lanes) * square
     return vectors * (tiles * tile + copies)
 
 
-def _folded_cycles(p: WinogradPlan) -> float:
-    """`_data_cycles` where channels and phases share vectors."""
-    maps = p.rows.data_matrix(False), p.columns.data_matrix(False)
-    tile = _tile_cycles(_grid_operations(*maps), p.places, p.places)
+def _few_channels_cycles(p: WinogradPlan) -> float:
+    """`_data_cycles` where channels of several subfilters share vectors."""
+    matrices = p.rows.data_matrix(False), p.columns.data_matrix(False)
+    tile = _tile_cycles(grid_operations(*matrices), p.points, p.points)
     step = p.columns.axis.step
     loads = 0.75 * step if p.c.x.space[p.tiled[1]] == 1 else p.lanes / 2  # and the shuffles of what is loaded
     square = p.lanes * (2.5 + loads)
-    copies = p.strips * p.rows.places * ceil_div(p.laid_positions, p.lanes) * square
-    vectors = p.sources[0] * ceil_div(p.folded, p.lanes)
-    return vectors * (p.strips * p.strip_tiles * tile + copies)
+    copies = p.tile_rows * p.rows.alpha * ceil_div(p.packed_columns, p.lanes) * square
+    vectors = p.subfilters[0] * ceil_div(p.joint_channels, p.lanes)
+    return vectors * (p.tile_rows * p.row_tiles * tile + copies)
 
 
-def _inside(p: WinogradPlan) -> float:
-    """The part of the tiles that read nothing outside, about."""
-    part = 1.0
+def _interior_share(p: WinogradPlan) -> float:
+    """The share of the tiles that read no padding, about."""
+    share = 1.0
     for axis in (p.rows, p.columns):
         ends = (axis.axis.taps.lowest < 0) + axis.axis.is_padded
-        part *= max(0.0, 1.0 - ends / axis.turns) if axis.axis.is_padded else 1.0
-    return part
+        share *= max(0.0, 1.0 - ends / axis.tiles_per_residue) if axis.axis.is_padded else 1.0
+    return share
 
 
 def _product_cycles(p: WinogradPlan) -> float:
-    groups = p.row_groups
-    step = sum(count * step_cycles(rows, p.tile.vectors) for rows, count in groups)
-    calls = sum(count * (10.0 + rows * p.tile.vectors) for rows, count in groups)
-    if not p.is_filter_first:
-        sums = ceil_div(p.c.depth, p.chunk)
-    else:
-        most = p.portion or p.c.depth
-        sums = ceil_div(p.c.depth, most)
-        if p.source_count * most > p.sources[0] * MOST_TERMS:
-            sums *= p.source_count * ceil_div(most, p.terms)
-        elif p.source_count * most > MOST_TERMS:
-            sums *= p.sources[0]
-    # products of all sources at all places: short phases have none at the last one
-    products = p.sources[0] * sum(
-        number * (p.rows.places - row) * (p.columns.places - column) for number, row, column in _kinds(p)
+    step = sum(count * step_cycles(rows, p.register_tile.vectors) for rows, count in p.register_rows)
+    calls = sum(count * (10.0 + rows * p.register_tile.vectors) for rows, count in p.register_rows)
+    # short subfilters have no product at the point at infinity
+    products = p.subfilters[0] * sum(
+        number * (p.rows.alpha - row) * (p.columns.alpha - column)
+        for number, row, column in _subfilter_kinds(p)
     )
-    filled = p.strips / (p.blocks * p.block)  # the last block may be cut
-    return p.panels.count * p.blocks * filled * (step * products * p.c.depth + p.places * calls * sums)
+    chains = ceil_div(p.c.depth, p.kc) * p.chains
+    filled = p.tile_rows / (p.blocks * p.mc_rows)  # the last block may be cut
+    return p.panels.count * p.blocks * filled * (step * products * p.c.depth + p.points * calls * chains)
 
 
 def _result_cycles(p: WinogradPlan) -> float:
     c = p.c
     vectors = ceil_div(c.width, p.lanes)
-    maps = p.rows.filtering().result, p.columns.filtering().result
-    tile = _tile_cycles(_grid_operations(*maps), p.places, math.prod(p.outputs))
-    lines = p.strips * p.outputs[0] * min(1.0, p.rows.axis.results / (p.rows.tiles * p.outputs[0]))
-    results = min(p.columns.axis.results, p.run * p.columns.outputs * p.columns.spread)
-    if p.writes_channels:
+    matrices = p.rows.filtering().result, p.columns.filtering().result
+    tile = _tile_cycles(grid_operations(*matrices), p.points, p.rows.m * p.columns.m)
+    lines = p.tile_rows * p.rows.m * min(1.0, p.rows.axis.results / (p.rows.tiles * p.rows.m))
+    results = min(p.columns.axis.results, p.tw * p.columns.m * p.columns.dilation)
+    if p.y_is_channels_last:
         copies = lines * results * (3.0 if c.y.channels == 1 else 2.0 * p.lanes)
     else:
-        square = 3.5 * p.lanes * _of_stride(c.y.space[p.tiled[1]], p.lanes)
+        square = 3.5 * p.lanes * _stride_factor(c.y.space[p.tiled[1]], p.lanes)
         copies = lines * ceil_div(results, p.lanes) * square
-    return vectors * (p.strips * p.strip_tiles * tile + copies)
+    return vectors * (p.tile_rows * p.row_tiles * tile + copies)
 
 
-def _of_stride(stride: int, lanes: int) -> float:
-    """What a stride makes of the cycles of a load or store: some are shuffled, larger ones go lane by lane."""
+def _stride_factor(stride: int, lanes: int) -> float:
+    """Cycles of a strided load or store by those of a plain one: small strides are shuffled, others go lane by lane."""
     return 1.0 if stride == 1 else 2.0 if 2 <= stride <= 4 else lanes / 2
 
 
-def _traffic_cycles(p: WinogradPlan, is_kept: bool) -> float:
-    """What the caches close by do not hold, as far as it does not arrive while products are computed."""
+def _traffic_cycles(p: WinogradPlan, is_prepacked: bool) -> float:
+    """What comes from beyond the L2 cache, as far as it does not arrive while products are computed."""
+    exposed, streamed = _data_resident_traffic(p) if p.is_data_resident else _filter_resident_traffic(p)
+    if p.is_data_resident and not is_prepacked:
+        u = p.panels.count * p.u_panel_elements * ITEM_BYTES[p.c.dtype]
+        exposed += 2.0 * u / _rate(p.c.group_count * u)
+    return _tensor_traffic(p) + exposed + max(0.0, streamed - _HIDDEN * _product_cycles(p))
+
+
+def _tensor_traffic(p: WinogradPlan) -> float:
+    """Cycles for x, w and y themselves."""
     c, item = p.c, ITEM_BYTES[p.c.dtype]
-    data, sums, panel = (n * item for n in (p.data_elements, p.sum_elements, p.panel_elements))
-    filters = p.panels.count * panel
-    image = c.batch * math.prod(min(a.positions, a.results * a.step) for a in c.axes) * c.depth * item
-    result = c.batch * math.prod(a.results for a in c.axes) * c.width * item
-    far = min(
-        1.0, max(0.0, (image + result - _THIRD_CACHE) / _THIRD_CACHE)
-    )  # the part that is not in a cache
-    given = (image + 2.0 * result) * (far / _MEMORY_RATE + (1.0 - far) / _THIRD_RATE) / 1.4
-    given += c.width * c.depth * c.taps * item / (2.0 * _MEMORY_RATE)
-    if not p.is_filter_first:
-        # a chunk's channels may begin and end within a line
-        lines = 1.0 if p.chunk == c.depth or p.chunk % p.lanes == 0 else (p.chunk + p.lanes - 1) / p.chunk
-        streamed = p.panels.count * data * lines / _rate(2.0 * data)
-        chunks = ceil_div(c.depth, p.chunk) * p.panels.count
-        inner = data * _again(data)
-        if sums + panel > _SECOND_CACHE:
-            inner += 2.0 * chunks * min(sums, 2.0 * (sums + panel - _SECOND_CACHE)) / _THIRD_RATE
-        return given + inner + max(0.0, streamed - _HIDDEN * _product_cycles(p))
-    streamed = (
-        p.blocks * filters / _rate(c.group_count * filters) if data + sums + filters > _SECOND_CACHE else 0.0
-    )
-    portions = ceil_div(c.depth, p.portion or c.depth)
-    inner = p.blocks * portions * data * min(1.0, max(0.0, data / _CLOSE - 1.0)) / _FAR_RATE
-    if data + sums + min(filters, _SECOND_CACHE / 2) > _SECOND_CACHE:
-        again = portions * data * _again(data + min(filters, _KEPT))
-        inner += p.blocks * (again + (1 if p.portion else p.panels.count) * sums / _THIRD_RATE)
-        if data > _SECOND_CACHE / 2:
-            streamed += p.blocks * p.panels.count * data / _THIRD_RATE
-    if not is_kept:
-        inner += 2.0 * filters / _rate(c.group_count * filters)
-    return given + inner + max(0.0, streamed - _HIDDEN * _product_cycles(p))
+    x = c.batch * math.prod(min(a.positions, a.results * a.step) for a in c.axes) * c.depth * item
+    y = c.batch * math.prod(a.results for a in c.axes) * c.width * item
+    outside = min(1.0, max(0.0, (x + y - _L3_BYTES) / _L3_BYTES))  # the share that is not in the L3 cache
+    traffic = (x + 2.0 * y) * (outside / _MEMORY_RATE + (1.0 - outside) / _L3_RATE) / 1.4
+    return traffic + c.width * c.depth * c.taps * item / (2.0 * _MEMORY_RATE)
 
 
-def _again(held: float) -> float:
-    """Cycles a byte to write transformed data and to read them again, of ``held`` bytes used in turn.
+def _filter_resident_traffic(p: WinogradPlan) -> tuple[float, float]:
+    """Cycles for V, U and M: (those that are exposed, those of what is streamed by the products)."""
+    v, m, u_panel = (n * ITEM_BYTES[p.c.dtype] for n in (p.v_elements, p.m_elements, p.u_panel_elements))
+    # Kc channels may begin and end within a cache line
+    lines = 1.0 if p.kc == p.c.depth or p.kc % p.lanes == 0 else (p.kc + p.lanes - 1) / p.kc
+    exposed = v * _rewrite_cycles(v)
+    if m + u_panel > _L2_BYTES:
+        times = ceil_div(p.c.depth, p.kc) * p.panels.count
+        exposed += 2.0 * times * min(m, 2.0 * (m + u_panel - _L2_BYTES)) / _L3_RATE
+    return exposed, p.panels.count * v * lines / _rate(2.0 * v)
 
-    They are written line by line to every place. From memory each line is read before it is written.
+
+def _data_resident_traffic(p: WinogradPlan) -> tuple[float, float]:
+    """The same in the other order."""
+    v, m, u_panel = (n * ITEM_BYTES[p.c.dtype] for n in (p.v_elements, p.m_elements, p.u_panel_elements))
+    u = p.panels.count * u_panel
+    streamed = p.blocks * u / _rate(p.c.group_count * u) if v + m + u > _L2_BYTES else 0.0
+    times = ceil_div(p.c.depth, p.kc)
+    exposed = p.blocks * times * v * min(1.0, max(0.0, v / L2_V_BYTES - 1.0)) / _EVICTED_RATE
+    if v + m + min(u, _L2_BYTES / 2) > _L2_BYTES:
+        again = times * v * _rewrite_cycles(v + min(u, _KEPT_BYTES))
+        exposed += p.blocks * (again + (1 if p.accumulates else p.panels.count) * m / _L3_RATE)
+        if v > _L2_BYTES / 2:
+            streamed += p.blocks * p.panels.count * v / _L3_RATE
+    return exposed, streamed
+
+
+def _rewrite_cycles(used: float) -> float:
+    """Cycles a byte to write V and to read it again, of ``used`` bytes that are used in turn.
+
+    A line is written at every point. From memory each line is read before it is written.
     """
-    lost = min(1.0, max(0.0, (held - _KEPT) / (_LOST - _KEPT)))
-    return (1.0 - lost) / _THIRD_RATE + lost * 4.5 / _MEMORY_RATE
+    lost = min(1.0, max(0.0, (used - _KEPT_BYTES) / (_LOST_BYTES - _KEPT_BYTES)))
+    return (1.0 - lost) / _L3_RATE + lost * 4.5 / _MEMORY_RATE
 
 
-def _rate(held: float) -> float:
-    """Bytes a cycle of what is ``held`` bytes and used in turn."""
-    return _THIRD_RATE if held <= _THIRD_CACHE else _MEMORY_RATE
+def _rate(used: float) -> float:
+    """Bytes a cycle of ``used`` bytes that are used in turn."""
+    return _L3_RATE if used <= _L3_BYTES else _MEMORY_RATE
 
 
 @functools.lru_cache(maxsize=512)
-def choose_winograd(c: Correlation, isa: Isa, ways: tuple[Tiling, ...], keeps: bool = False) -> WinogradPlan:
-    """The cheapest way to cut a correlation whose taps are in order, of the given (axes, results of a tile).
+def choose_plan(
+    c: Correlation, isa: Isa, tilings: tuple[Tiling, ...], is_prepacked: bool = False
+) -> WinogradPlan:
+    """The cheapest plan of a correlation whose taps are in order, of the given tilings.
 
-    ``keeps``: the filter will have been transformed, so it must not stay.
+    ``is_prepacked``: the filter was transformed before, and its plan must have U stream by.
     """
 
-    def price(p: WinogradPlan) -> float:
-        return cycles(p, keeps) * _waiting(p)
+    def screened(plans: list[WinogradPlan]) -> float:
+        """The least cycles of a few blockings of a tiling."""
+        return min(cycles(p, is_prepacked) for p in plans[:3] + plans[4::3])
 
-    # a few sizes of blocks of every way first: one that lags far behind does not win by another size
-    found = [list(_candidates(c, isa, way, keeps)) for way in ways]
-    first = [min(cycles(p, keeps) for p in plans[:1] + plans[1:3] + plans[4::3]) for plans in found]
-    near = (
-        p for plans, least in zip(found, first, strict=True) if least <= _BEHIND * min(first) for p in plans
+    plans = [list(blockings(c, isa, tiling, is_prepacked)) for tiling in tilings]
+    near = near_cheapest(plans, screened, _BEHIND)
+    return min(
+        itertools.chain.from_iterable(near), key=lambda p: cycles(p, is_prepacked) * _load_imbalance(p)
     )
-    return min(near, key=price)
 
 
-def _waiting(p: WinogradPlan) -> float:
-    """The time that threads wait for the last task, as a factor: the mean for one, two and four of them."""
-    tasks = p.c.group_count * (p.blocks if p.is_filter_first else p.panels.count)
+def near_cheapest(
+    candidates: Sequence[Candidate], price: Callable[[Candidate], float], behind: float
+) -> list[Candidate]:
+    """Those whose price is at most ``behind`` times the least: only they are worth a closer look."""
+    prices = [price(candidate) for candidate in candidates]
+    least = behind * min(prices)
+    return [candidate for candidate, its in zip(candidates, prices, strict=True) if its <= least]
+
+
+def _load_imbalance(p: WinogradPlan) -> float:
+    """The time until the last task ends, by that of tasks which divide evenly.
+
+    It is the mean for 1, 2 and 4 threads: a plan must not depend on the number of threads, or the results would.
+    """
+    tasks = p.c.group_count * (p.blocks if p.is_data_resident else p.panels.count)
     return sum(ceil_div(tasks, threads) * threads / tasks for threads in (1, 2, 4)) / 3
-
-
-def _candidates(c: Correlation, isa: Isa, way: Tiling, keeps: bool) -> Iterator[WinogradPlan]:
-    tiled, outputs, parts = way
-    whole = WinogradPlan(c, isa, tiled, outputs, True, 1, parts)
-    if not keeps and whole.strips * whole.strip_tiles <= _WIDTHS[-1]:
-        at_once = replace(whole, is_filter_first=False, block=whole.strips)
-        if at_once.data_elements * ITEM_BYTES[c.dtype] <= _STAY:  # every panel reads them line by line
-            yield at_once
-    sizes = {max(1, min(whole.strips, round(width / whole.strip_tiles))) for width in _WIDTHS}
-    # blocks of equal size
-    for block in sorted({ceil_div(whole.strips, ceil_div(whole.strips, size)) for size in sizes}):
-        yield replace(whole, block=block)
-        if (portion := _portion(replace(whole, block=block))) < c.depth:
-            yield replace(whole, block=block, portion=portion)
-
-
-def _portion(p: WinogradPlan) -> int:
-    """Channels of a block whose data stay close until they have been multiplied, if their sums may wait meanwhile."""
-    item = ITEM_BYTES[p.c.dtype]
-    lines = ceil_div(p.data_elements * item, _CLOSE)
-    if lines <= 1 or p.folds or p.panels.count * p.panel_sums * item > _CLOSE:
-        return p.c.depth
-    channels = ceil_div(p.c.depth, lines)
-    return ceil_div(channels, p.lanes) * p.lanes

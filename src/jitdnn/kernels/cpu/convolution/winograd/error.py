@@ -1,8 +1,8 @@
 """How exact Winograd's minimal filtering is.
 
-The error of a result, relative to the norm of all, is that of its sums over the depth, made larger on each tiled axis
-by the maps to places and back. Measured over the points of matrices.py, 16 to 1024 channels, and data that are
-normal, positive or half zeros; normal data, whose products cancel the most, have the largest errors.
+The error of a result, relative to the norm of all, is that of its sums over channels and subfilters, times a growth for
+each tiled axis by the transforms to points and back. Measured with the points of matrices.py, 16 to 1024 channels, and
+data that are normal, positive or half zeros; normal data, whose products cancel the most, have the largest errors.
 """
 
 from __future__ import annotations
@@ -11,42 +11,38 @@ import functools
 from math import sqrt
 
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, summation_bound
-from jitdnn.kernels.cpu.convolution.winograd.plan import MOST_TERMS, TileAxis
+from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, Tiling
+from jitdnn.kernels.cpu.convolution.winograd.plan import MAX_CHAIN
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.problems.problem import Problem
 
-# what one axis makes of the error, by places; and by (results of a tile, taps) where that differs
-_OF_PLACES = {1: 1.0, 2: 1.2, 3: 1.45, 4: 1.4, 5: 2.4, 6: 2.65, 7: 4.7, 8: 5.6}
-_OF_FILTERING = {(4, 3): 2.4, (3, 4): 2.4, (3, 5): 4.3, (4, 4): 4.3, (4, 5): 4.9, (3, 6): 4.9}
-_OF_A_SUM = 0.27  # units of roundoff for each square root of a term
+# growth of the error by alpha; and by (m, r) where that differs
+_GROWTH = {1: 1.0, 2: 1.2, 3: 1.45, 4: 1.4, 5: 2.4, 6: 2.65, 7: 4.7, 8: 5.6}
+_GROWTH_OF = {(4, 3): 2.4, (3, 4): 2.4, (3, 5): 4.3, (4, 4): 4.3, (4, 5): 4.9, (3, 6): 4.9}
+_SUM_ERROR = 0.27  # unit roundoffs for the square root of the number of terms
 _LEAST = 0.45
 _MARGIN = 1.35
 
 
-def error_of(
-    c: Correlation, tiled: tuple[int, int], outputs: tuple[int, int], parts: tuple[int, int] = (1, 1)
-) -> float:
-    """Relative error to declare for tiles of ``outputs`` results on the two axes ``tiled``, in the computing type.
-
-    ``parts``: of the taps of each axis; they are summed as the channels are.
-    """
-    axes = [TileAxis(c.axes[i], m, n) for i, m, n in zip(tiled, outputs, parts, strict=True)]
-    depth = c.depth * c.axes[3 - sum(tiled)].taps.count * axes[0].phases * axes[1].phases
-    growth = max(_LEAST, _OF_A_SUM * _growth(axes[0]) * _growth(axes[1]))
-    growth /= sqrt(_inside(axes[0].axis) * _inside(axes[1].axis))
-    root = sqrt(min(depth, MOST_TERMS))
-    # few products do not average out what the maps round, the more so without fused multiply-adds
+def error_of(c: Correlation, tiling: Tiling) -> float:
+    """Relative error to declare for a tiling, in the computing type. Subfilters are summed as channels are."""
+    rows, columns = tiling.rows(c), tiling.columns(c)
+    terms = c.depth * c.axes[tiling.untiled].taps.count * rows.subfilters * columns.subfilters
+    growth = max(_LEAST, _SUM_ERROR * _growth(rows) * _growth(columns))
+    growth /= sqrt(_interior_share(rows.axis) * _interior_share(columns.axis))
+    root = sqrt(min(terms, MAX_CHAIN))
+    # few products do not average out what the transforms round, the more so without fused multiply-adds
     return UNIT_ROUNDOFF[c.dtype] * (2.0 + _MARGIN * growth * (root + 1.2 + 0.8 / root))
 
 
 def _growth(axis: TileAxis) -> float:
-    return _OF_FILTERING.get((axis.outputs, axis.taps), _OF_PLACES[axis.places])
+    return _GROWTH_OF.get((axis.m, axis.r), _GROWTH[axis.alpha])
 
 
 @functools.lru_cache(maxsize=256)
-def _inside(axis: Axis) -> float:
-    """The part of all (result, tap) pairs that read inside: the errors are those of all taps, the results are not."""
+def _interior_share(axis: Axis) -> float:
+    """The share of (result, tap) pairs that read no padding: transforms round for all taps, sums have fewer terms."""
     taps = axis.taps
     count = 0
     for tap in range(taps.count):

@@ -1,7 +1,7 @@
-"""The functions that the tasks of a WinogradPlan correlation call.
+"""The functions that the tasks of a correlation by minimal filtering call.
 
-A strided backward data is several correlations, which read and write the same tensors: what their functions do alike
-is traced once.
+A strided dgrad is a correlation for each stride phase, which read and write the same tensors: functions that are the
+same for several of them are traced once.
 """
 
 from __future__ import annotations
@@ -10,105 +10,115 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.convolution.winograd.few_channels import trace_folded_fill
+from jitdnn.kernels.cpu.convolution.winograd.few_channels import trace_pack_few_channels
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.convolution.winograd.prefetch import (
-    trace_ask_data,
-    trace_ask_filter,
-    trace_ask_results,
+    trace_prefetch_filter,
+    trace_prefetch_input,
+    trace_prefetch_output,
 )
 from jitdnn.kernels.cpu.convolution.winograd.product import Strides, trace_product
 from jitdnn.kernels.cpu.convolution.winograd.transforms import (
     Kind,
-    trace_data,
-    trace_drain,
-    trace_fill,
-    trace_filter,
-    trace_result,
+    trace_data_transform,
+    trace_filter_transform,
+    trace_inverse_transform,
+    trace_pack_input,
+    trace_store_output,
 )
 from jitdnn.kernels.cpu.microkernel.packing import trace_panel
 from jitdnn.rtcg.builder import Function, Module
 
-Shared = dict[Hashable, Function]
+Traced = dict[Hashable, Function]
 """Functions of a module by what they depend on."""
 
 
 class Functions:
-    """Those of one correlation, of which ``shared`` has what another one of the module needed too."""
+    """Those of one correlation, of which ``traced`` has what another one of the module needed, too."""
 
     def __init__(
-        self, module: Module, prefix: str, p: WinogradPlan, epilogue: Epilogue | None, shared: Shared
+        self, module: Module, prefix: str, p: WinogradPlan, epilogue: Epilogue | None, traced: Traced
     ) -> None:
-        self.module, self.prefix, self.p, self.shared = module, prefix, p, shared
+        self.module, self.prefix, self.p, self.traced = module, prefix, p, traced
         c, lanes = p.c, p.lanes
-        kinds = [(row, column) for _, _, row in p.rows.phase_kinds for _, _, column in p.columns.phase_kinds]
-        self.fills = self._folded_fills() if p.folds else self._fills()
-        strides = p.read_pitch * lanes, p.laid_gap * lanes
-        self.data = {
-            kind: trace_data(module, self._named("data_tile", kind), p, c.dtype, *strides, kind)
-            for kind in ([(False, False)] if p.folds else kinds)
+        kinds = [
+            (row, column)
+            for _, _, row in p.rows.subfilter_kinds
+            for _, _, column in p.columns.subfilter_kinds
+        ]
+        self.pack_input = self._pack_few_channels() if p.has_few_channels else self._pack_input()
+        strides = p.packed_pitch * lanes, p.packed_spacing * lanes
+        self.data_transforms = {
+            kind: trace_data_transform(module, self._named("data", kind), p, c.dtype, *strides, kind)
+            for kind in ([(False, False)] if p.has_few_channels else kinds)
         }
-        self.direct: dict[Kind, Function] = {}
-        if p.reads_directly:
+        self.unpacked_transforms: dict[Kind, Function] = {}
+        if p.reads_unpacked:
             rows, columns = (
-                axis.gap * c.x.space[i] for axis, i in zip((p.rows, p.columns), p.tiled, strict=True)
+                axis.spacing * c.x.space[i] for axis, i in zip((p.rows, p.columns), p.tiled, strict=True)
             )
-            self.direct = {
-                kind: trace_data(module, self._named("data_far", kind), p, c.x.dtype, rows, columns, kind)
+            self.unpacked_transforms = {
+                kind: trace_data_transform(
+                    module, self._named("unpacked_data", kind), p, c.x.dtype, rows, columns, kind
+                )
                 for kind in kinds
             }
-        self.stage = trace_panel(module, f"{prefix}stage", p.as_it_lies, p.panels)
-        self.filters = {kind: trace_filter(module, self._named("filter", kind), p, kind) for kind in kinds}
-        self.products = [self._product(rows) for rows, _ in p.row_groups]
-        self.result = trace_result(module, f"{prefix}result", p)
-        self.ask_data = trace_ask_data(module, f"{prefix}ask_data", p)
-        self.ask_results = trace_ask_results(module, f"{prefix}ask_results", p)
-        self.ask_filter = trace_ask_filter(module, f"{prefix}ask_filter", p)
+        self.pack_filter = trace_panel(module, f"{prefix}pack_filter", p.in_memory_order, p.panels)
+        self.filter_transforms = {
+            kind: trace_filter_transform(module, self._named("filter", kind), p, kind) for kind in kinds
+        }
+        self.products = [self._product(rows) for rows, _ in p.register_rows]
+        self.inverse_transform = trace_inverse_transform(module, f"{prefix}inverse", p)
+        self.prefetch_input = trace_prefetch_input(module, f"{prefix}prefetch_input", p)
+        self.prefetch_output = trace_prefetch_output(module, f"{prefix}prefetch_output", p)
+        self.prefetch_filter = trace_prefetch_filter(module, f"{prefix}prefetch_filter", p)
         views = [(v.dtype, v.channels, [v.space[i] for i in p.tiled]) for v in (c.y, *c.operands)]
-        key = "drain", repr(views), p.rows.spread, p.writes_channels
-        self.drain = self._once(key, partial(trace_drain, module, f"{prefix}drain", p, epilogue))
+        key = "store_output", repr(views), p.rows.dilation, p.y_is_channels_last
+        store = partial(trace_store_output, module, f"{prefix}store_output", p, epilogue)
+        self.store_output = self._once(key, store)
 
     def _once(self, key: Hashable, trace: Callable[[], Function]) -> Function:
-        if key not in self.shared:
-            self.shared[key] = trace()
-        return self.shared[key]
+        if key not in self.traced:
+            self.traced[key] = trace()
+        return self.traced[key]
 
     def _named(self, name: str, kind: Kind) -> str:
         return f"{self.prefix}{name}{int(kind[0])}{int(kind[1])}"
 
-    def _fills(self) -> list[tuple[int, Function]]:
-        """By the channels that they lay out at once: a whole vector, and the rest."""
+    def _pack_input(self) -> list[tuple[int, Function]]:
+        """By the channels that they pack at once: a whole vector, and the rest."""
         p, x = self.p, self.p.c.x
         whole, rest = divmod(p.c.depth, p.lanes)
         positions = [axis.positions for axis in p.c.axes]
-        shape = p.rows.places, p.rows.gap, p.read_pitch
-        key = "fill", repr(x), p.tiled, repr(positions), shape, p.reads_channels
-        fills = []
+        shape = p.rows.alpha, p.rows.spacing, p.packed_pitch
+        key = "pack_input", repr(x), p.tiled, repr(positions), shape, p.x_is_channels_last
+        functions = []
         for count in ([p.lanes] if whole else []) + ([rest] if rest else []):
-            trace = partial(trace_fill, self.module, f"{self.prefix}fill{count}", p, count)
-            fills.append((count, self._once((*key, count), trace)))
-        return fills
+            trace = partial(trace_pack_input, self.module, f"{self.prefix}pack_input{count}", p, count)
+            functions.append((count, self._once((*key, count), trace)))
+        return functions
 
-    def _folded_fills(self) -> list[tuple[int, Function]]:
-        """By the first lane of each vector of channels and phases."""
+    def _pack_few_channels(self) -> list[tuple[int, Function]]:
+        """By the first lane of each vector of channels and subfilters."""
         p = self.p
         return [
-            (first, trace_folded_fill(self.module, f"{self.prefix}fill{first}", p, first))
-            for first in range(0, p.folded, p.lanes)
+            (first, trace_pack_few_channels(self.module, f"{self.prefix}pack_input{first}", p, first))
+            for first in range(0, p.joint_channels, p.lanes)
         ]
 
     def _product(self, rows: int) -> Function:
         p = self.p
-        slices, a, b = p.sources
-        step = p.chunk * p.panel_lanes
-        sources = (
-            (slices, p.slice_pitch, a * b * step),
-            (a, b * p.channel_pitch, b * step),
-            (1 if p.folds else b, p.channel_pitch, step),
+        slices, a, b = p.subfilters
+        step = p.u_channels * p.nr
+        axes = (
+            (slices, p.v_slice_pitch, a * b * step),
+            (a, b * p.v_subfilter_pitch, b * step),
+            (1 if p.has_few_channels else b, p.v_subfilter_pitch, step),
         )
-        # the distance between sources matters where there are several
-        first, second, third = ((x, y) if count > 1 else (0, 0) for count, x, y in sources)
-        strides = Strides(p.row_pitch, (first, second, third))
+        # the distance between subfilters matters where there are several
+        of_slices, of_rows, of_columns = ((v, u) if count > 1 else (0, 0) for count, v, u in axes)
+        strides = Strides(p.v_tile_pitch, (of_slices, of_rows, of_columns))
+        vectors = p.register_tile.vectors
         name = f"{self.prefix}product{rows}"
-        trace = partial(trace_product, self.module, name, p.c.dtype, rows, p.tile.vectors, strides)
-        return self._once(("product", rows, p.tile.vectors, strides), trace)
+        trace = partial(trace_product, self.module, name, p.c.dtype, rows, vectors, strides)
+        return self._once(("product", rows, vectors, strides), trace)

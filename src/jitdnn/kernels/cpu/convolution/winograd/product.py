@@ -1,9 +1,9 @@
-"""The matrix product of one place: rows of transformed data times a panel of transformed filter.
+"""The micro-kernel of a point: Mr tiles of V times a panel of U.
 
-    sums[i][j] (+)= sum over sources and channels of  data[row i][source][channel] * filter[source][channel][vector j]
+    M[tile][vector] (+)= sum over subfilters, channels of  V[tile][subfilter][channel] * U[subfilter][channel][vector]
 
-The sum starts at zero and is added to memory as a whole, so that long sums are cut into blocks whose errors do not
-pile up.
+It is not microkernel/gemm.py: here a sum begins with zero and is added to memory when it is complete, if an argument
+says so, for rounding errors grow with the partial sums; gemm.py adds to what it has loaded first.
 """
 
 from __future__ import annotations
@@ -13,71 +13,72 @@ from dataclasses import dataclass
 
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Register, Value
 
-_UNROLL = 128  # multiply-adds in a straight line
+_UNROLL = 128  # multiply-adds that are written out
 
 
 @dataclass(frozen=True)
 class Strides:
-    """Elements from one row of the data to the next; and from one source to the next on each of three axes that sources
-    are counted by, in data and filter."""
+    """Elements from tile to tile of V; and from subfilter to subfilter on each of three axes, in V and U."""
 
-    row: int
-    sources: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    tile: int
+    subfilters: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 
 def trace_product(
     module: Module, name: str, dtype: str, rows: int, vectors: int, strides: Strides
 ) -> Function:
-    """Trace ``name(data, filter, sums, sources of each axis..., channels, adds)`` for tiles of ``rows`` x ``vectors``.
+    """Trace ``name(v, u, m, slices, rows, columns, channels, adds)`` for a register tile of ``rows`` x ``vectors``.
 
-    ``adds`` not 0: the sums are added to those in memory, [rows][vectors * lanes].
+    ``slices``, ``rows`` and ``columns`` are the numbers of subfilters on each axis. ``adds`` not 0: the sums are added
+    to those in memory, [rows][vectors * lanes].
     """
     with module.function(
-        name, "aliasing", data=dtype, filter=dtype, sums=dtype, taps=None, first=None, second=None, channels=None,
-        adds=None,
-    ) as (k, (data, weights, sums, taps, first, second, channels, adds), function):  # fmt: skip
+        name, "aliasing", v=dtype, u=dtype, m=dtype, slices=None, rows=None, columns=None, channels=None, adds=None
+    ) as (k, (v, u, m, *counts, channels, adds), function):  # fmt: skip
         lanes = k.lanes(dtype)
-        acc = [[k.register(k.constant(0, dtype, lanes)) for _ in range(vectors)] for _ in range(rows)]
+        sums = [[k.register(k.constant(0, dtype, lanes)) for _ in range(vectors)] for _ in range(rows)]
         times = max(1, min(8, _UNROLL // (rows * vectors)))
         whole = channels - channels % times
-        for a, b in _sources(
-            k, data, weights, list(zip((taps, first, second), strides.sources, strict=True))
-        ):
+        for a, b in _subfilters(k, v, u, list(zip(counts, strides.subfilters, strict=True))):
             for c in k.range(0, whole, times):
-                for u in range(times):
+                for i in range(times):
                     _step(
-                        k, a + (c + u), b + (c * (vectors * lanes) + u * (vectors * lanes)), acc, strides.row
+                        k,
+                        a + (c + i),
+                        b + (c * (vectors * lanes) + i * (vectors * lanes)),
+                        sums,
+                        strides.tile,
                     )
             if times > 1:
                 for c in k.range(whole, channels):
-                    _step(k, a + c, b + c * (vectors * lanes), acc, strides.row)
+                    _step(k, a + c, b + c * (vectors * lanes), sums, strides.tile)
         with k.when(adds != 0):
-            for i, row in enumerate(acc):
+            for i, row in enumerate(sums):
                 for j, register in enumerate(row):
-                    register.set(register.get() + sums.load((i * vectors + j) * lanes, lanes))
-        for i, row in enumerate(acc):
+                    register.set(register.get() + m.load((i * vectors + j) * lanes, lanes))
+        for i, row in enumerate(sums):
             for j, register in enumerate(row):
-                sums.store(register.get(), (i * vectors + j) * lanes)
+                m.store(register.get(), (i * vectors + j) * lanes)
     return function
 
 
-def _sources(
+def _subfilters(
     k: Builder, a: Pointer, b: Pointer, axes: list[tuple[Value, tuple[int, int]]]
 ) -> Iterator[tuple[Pointer, Pointer]]:
-    """Where each source begins in data and filter."""
+    """Where each subfilter begins in V and U."""
     if not axes:
         yield a, b
         return
     (count, (step_a, step_b)), *rest = axes
     for i in k.range(0, count):
-        yield from _sources(k, a + i * step_a, b + i * step_b, rest)
+        yield from _subfilters(k, a + i * step_a, b + i * step_b, rest)
 
 
-def _step(k: Builder, a: Pointer, b: Pointer, acc: list[list[Register]], row_stride: int) -> None:
+def _step(k: Builder, a: Pointer, b: Pointer, sums: list[list[Register]], tile_stride: int) -> None:
     lanes = k.lanes(a.dtype)
     k.barrier()
-    vectors = [b.load(j * lanes, lanes) for j in range(len(acc[0]))]
-    for i, sums in enumerate(acc):
-        one = a.splat(i * row_stride, lanes)
-        for j, vector in enumerate(vectors):
-            sums[j].set(k.fma(one, vector, sums[j].get()))
+    vectors = [b.load(j * lanes, lanes) for j in range(len(sums[0]))]
+    for i, row in enumerate(sums):
+        broadcast = a.splat(i * tile_stride, lanes)
+        for vector, register in zip(vectors, row, strict=True):
+            register.set(k.fma(broadcast, vector, register.get()))

@@ -1,10 +1,10 @@
-"""Copies and transforms of Winograd's tiles: a vector of channels at a time, each one function of the generated code.
+"""Packing and transforms of Winograd's tiles: a vector of channels at a time, each one function of the generated code.
 
-fill    : rows of x to [row][position][lanes of channels], zero outside     (squares transposed, or vectors copied)
-data    : a tile of that, or of x itself, to all places of V:  B^T d B
-filter  : the taps of one source to all places of U:  G w G^T
-result  : all places of M to the tile's results as [row][position][lanes of channels]:  A^T m A
-drain   : that to y with alpha, beta and the epilogue
+pack input        : rows of x to [row][position][lanes of channels], zero where x ends (transposed squares, or copies)
+data transform    : a tile of that, or of x itself, to all points of V:  B^T d B
+filter transform  : the packed taps of one subfilter to all points of U:  G w G^T
+inverse transform : all points of M to the tile's results as [row][position][lanes of channels]:  A^T M A
+store output      : that to y with alpha, beta and the epilogue
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.convolution.winograd.axes import is_inside
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import View
 from jitdnn.kernels.cpu.microkernel.constant_matrix import apply_to_grid
@@ -20,23 +21,23 @@ from jitdnn.kernels.cpu.microkernel.transpose import transpose
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 
-def trace_fill(module: Module, name: str, p: WinogradPlan, channels: int) -> Function:
+def trace_pack_input(module: Module, name: str, p: WinogradPlan, channels: int) -> Function:
     """Trace ``name(x, to, slice, row, column, count)`` for the first ``channels`` of a vector of channels.
 
     ``x`` points to the image's first position and channel; ``slice``, ``row`` and ``column`` are the first positions to
-    read on the third axis and the two tiled ones, which may be outside; ``count`` is that of the columns to fill.
+    read on the third axis and the two tiled ones, which may be outside; ``count`` columns are packed.
     """
     c, lanes = p.c, p.lanes
     with module.function(
         name, x=c.x.dtype, to=c.dtype, slice=None, row=None, column=None, count=None
     ) as (k, (x, to, slice_, row, column, count), function):  # fmt: skip
-        x = x + slice_ * c.x.space[p.third]
-        there = _within(slice_, p.slices.positions)
-        for i in k.range(p.rows.places):
-            at = row + i * p.rows.gap
-            inside = there & _within(at, p.rows.axis.positions)
-            line, target = x + at * c.x.space[p.tiled[0]], to + i * (p.read_pitch * lanes)
-            if p.reads_channels:
+        x = x + slice_ * c.x.space[p.untiled]
+        there = is_inside(slice_, p.slices.positions)
+        for i in k.range(p.rows.alpha):
+            at = row + i * p.rows.spacing
+            inside = there & is_inside(at, p.rows.axis.positions)
+            line, target = x + at * c.x.space[p.tiled[0]], to + i * (p.packed_pitch * lanes)
+            if p.x_is_channels_last:
                 _copy_vectors(k, p, line, target, inside, column, count, channels)
             else:
                 _copy_squares(k, p, line, target, inside, column, count, channels)
@@ -50,10 +51,10 @@ def _copy_vectors(
     x = p.c.x
     for j in k.range(0, count):
         at = column + j
-        here = inside & _within(at, p.columns.axis.positions)
+        here = inside & is_inside(at, p.columns.axis.positions)
         mask = k.mask(k.select(here, k.integer(channels), 0), p.lanes)
         vector = line.load_strided(at * x.space[p.tiled[1]], x.channels, p.lanes, mask)
-        target.store(_zero_outside(k, x.channels, vector, mask), j * p.lanes)
+        target.store(_masked(k, x.channels, vector, mask), j * p.lanes)
 
 
 def _copy_squares(
@@ -63,7 +64,7 @@ def _copy_squares(
     x, lanes = p.c.x, p.lanes
     stride = x.space[p.tiled[1]]
     blank = k.constant(0, p.c.dtype, lanes)
-    # what lies outside on either side is no part of a square: images of 16 columns fill theirs
+    # padding on either side is no part of a square: images of 16 columns fill theirs
     before = k.select(inside, (-column).max(0).min(count), count)
     end = (k.integer(p.columns.axis.positions) - column).max(before).min(count)
     for j in k.range(0, before):
@@ -71,7 +72,7 @@ def _copy_squares(
     for j in k.range(before, end, lanes):
         mask = k.mask(end - j, lanes)
         square = [
-            _zero_outside(
+            _masked(
                 k,
                 stride,
                 line.load_strided((column + j) * stride + i * x.channels, stride, lanes, mask),
@@ -87,109 +88,104 @@ def _copy_squares(
         target.store(blank, j * lanes)
 
 
-def _zero_outside(k: Builder, stride: int, vector: Value, mask: Value) -> Value:
+def _masked(k: Builder, stride: int, vector: Value, mask: Value) -> Value:
     """A broadcast load (stride 0) ignores its mask."""
     return k.select(mask, vector, 0.0) if stride == 0 else vector
 
 
-def _within(position: Value, extent: int) -> Value:
-    return (position >= 0) & (position < extent)
-
-
 Kind = tuple[bool, bool]
-"""Whether a source's phases of rows and of columns lack the last place."""
+"""Whether the subfilter of the rows and that of the columns are short."""
 
 
-def trace_data(
+def trace_data_transform(
     module: Module, name: str, p: WinogradPlan, dtype: str, rows: int, columns: int, kind: Kind
 ) -> Function:
-    """Trace ``name(data, to)``: the tile of type ``dtype`` whose data lie ``rows`` and ``columns`` apart, to V."""
+    """Trace ``name(data, to)``: a tile of type ``dtype``, with ``rows`` and ``columns`` from datum to datum, to V."""
     lanes = p.lanes
-    maps = p.rows.data_matrix(kind[0]), p.columns.data_matrix(kind[1])
+    matrices = p.rows.data_matrix(kind[0]), p.columns.data_matrix(kind[1])
     with module.function(name, data=dtype, to=p.c.dtype) as (k, (data, to), function):
         grid = [
-            [data.load(i * rows + j * columns, lanes) for j in range(len(maps[1]))]
-            for i in range(len(maps[0]))
+            [data.load(i * rows + j * columns, lanes) for j in range(len(matrices[1]))]
+            for i in range(len(matrices[0]))
         ]
-        _store_places(to, apply_to_grid(k, maps, grid), p.columns.places, p.data_pitch)
+        _store_points(to, apply_to_grid(k, matrices, grid), p.columns.alpha, p.v_pitch)
     return function
 
 
-def trace_filter(module: Module, name: str, p: WinogradPlan, kind: Kind) -> Function:
-    """Trace ``name(staged, to)``: the taps of one phase of each tiled axis of a channel's laid out filter, to U."""
+def trace_filter_transform(module: Module, name: str, p: WinogradPlan, kind: Kind) -> Function:
+    """Trace ``name(packed, to)``: the packed taps of one subfilter, of one channel, to U."""
     lanes, strides = p.lanes, p.tap_strides
     a, b = p.rows.filter_matrix(kind[0]), p.columns.filter_matrix(kind[1])
-    with module.function(name, staged=p.c.dtype, to=p.c.dtype) as (k, (staged, to), function):
+    with module.function(name, packed=p.c.dtype, to=p.c.dtype) as (k, (packed, to), function):
         steps = p.rows.tap_step * strides[p.tiled[0]], p.columns.tap_step * strides[p.tiled[1]]
         grid = [
-            [staged.load(i * steps[0] + j * steps[1], lanes) for j in range(len(b[0]))]
+            [packed.load(i * steps[0] + j * steps[1], lanes) for j in range(len(b[0]))]
             for i in range(len(a[0]))
         ]
-        _store_places(to, apply_to_grid(k, (a, b), grid), p.columns.places, p.filter_pitch)
+        _store_points(to, apply_to_grid(k, (a, b), grid), p.columns.alpha, p.u_pitch)
     return function
 
 
-def _store_places(to: Pointer, grid: Sequence[Sequence[Value]], width: int, pitch: int) -> None:
+def _store_points(to: Pointer, grid: Sequence[Sequence[Value]], width: int, pitch: int) -> None:
     for i, row in enumerate(grid):
         for j, value in enumerate(row):
             to.store(value, (i * width + j) * pitch)
 
 
-def trace_result(module: Module, name: str, p: WinogradPlan) -> Function:
-    """Trace ``name(sums, to)``: a tile's sums of all places to its results, as they lie in a strip."""
-    lanes, spread = p.lanes, p.columns.spread
+def trace_inverse_transform(module: Module, name: str, p: WinogradPlan) -> Function:
+    """Trace ``name(sums, to)``: M of a tile at all points to its results in a tile row."""
+    lanes, dilation = p.lanes, p.columns.dilation
     with module.function(name, sums=p.c.dtype, to=p.c.dtype) as (k, (sums, to), function):
-        width = p.columns.places
+        width = p.columns.alpha
         grid = [
-            [sums.load((i * width + j) * p.sum_pitch, lanes) for j in range(width)]
-            for i in range(p.rows.places)
+            [sums.load((i * width + j) * p.m_pitch, lanes) for j in range(width)] for i in range(p.rows.alpha)
         ]
-        maps = p.rows.filtering().result, p.columns.filtering().result
-        for i, row in enumerate(apply_to_grid(k, maps, grid)):
+        matrices = p.rows.filtering().result, p.columns.filtering().result
+        for i, row in enumerate(apply_to_grid(k, matrices, grid)):
             for j, value in enumerate(row):
-                to.store(value, (i * p.write_pitch + j * spread) * lanes)
+                to.store(value, (i * p.result_pitch + j * dilation) * lanes)
     return function
 
 
-def trace_drain(module: Module, name: str, p: WinogradPlan, epilogue: Epilogue | None) -> Function:
-    """Trace ``name(strip, scale, y, operands..., channels, rows, columns, pitch)``: the valid part of a strip to y.
+def trace_store_output(module: Module, name: str, p: WinogradPlan, epilogue: Epilogue | None) -> Function:
+    """Trace ``name(results, scale, y, operands..., channels, rows, columns, pitch)``: a tile row's results to y.
 
-    The pointers are to the strip's first result; ``scale`` points to alpha and beta, two doubles; the strip's rows are
-    ``pitch`` elements apart.
+    The pointers are to the first result; ``scale`` points to alpha and beta, two doubles; rows are ``pitch`` elements
+    apart. Of the results only those that exist are stored.
     """
     c = p.c
     views = (c.y, *c.operands)
     operands = {f"operand{i}": view.dtype for i, view in enumerate(c.operands)}
     with module.function(
-        name, strip=c.dtype, scale="f64", y=c.y.dtype, **operands, channels=None, rows=None, columns=None, pitch=None
-    ) as (k, (strip, scale, *rest), function):  # fmt: skip
+        name, results=c.dtype, scale="f64", y=c.y.dtype, **operands, channels=None, rows=None, columns=None, pitch=None
+    ) as (k, (results, scale, *rest), function):  # fmt: skip
         pointers, (channels, rows, columns, pitch) = rest[: len(views)], rest[len(views) :]
         blend = Blend(k, k.convert(scale.load(0), c.dtype), k.convert(scale.load(1), c.dtype), epilogue)
         for i in k.range(0, rows):
             lines = [
-                pointer + i * (p.rows.spread * view.space[p.tiled[0]])
+                pointer + i * (p.rows.dilation * view.space[p.tiled[0]])
                 for pointer, view in zip(pointers, views, strict=True)
             ]
-            source = strip + i * pitch
-            if p.writes_channels:
-                _drain_vectors(k, p, source, blend, lines, views, channels, columns)
+            source = results + i * pitch
+            if p.y_is_channels_last:
+                _store_vectors(k, p, source, blend, lines, views, channels, columns)
             else:
-                _drain_squares(k, p, source, blend, lines, views, channels, columns)
+                _store_squares(k, p, source, blend, lines, views, channels, columns)
     return function
 
 
-def _drain_vectors(
+def _store_vectors(
     k: Builder, p: WinogradPlan, source: Pointer, blend: Blend, lines: Sequence[Pointer], views: Sequence[View],
     channels: Value, columns: Value,
 ) -> None:  # fmt: skip
     mask = k.mask(channels, p.lanes)
     for j in k.range(0, columns):
-        places = [line + j * v.space[p.tiled[1]] for line, v in zip(lines, views, strict=True)]
+        targets = [line + j * v.space[p.tiled[1]] for line, v in zip(lines, views, strict=True)]
         strides = [v.channels for v in views]
-        _store(k, p, source.load(j * p.lanes, p.lanes), blend, places, strides, mask)
+        _store(k, p, source.load(j * p.lanes, p.lanes), blend, targets, strides, mask)
 
 
-def _drain_squares(
+def _store_squares(
     k: Builder, p: WinogradPlan, source: Pointer, blend: Blend, lines: Sequence[Pointer], views: Sequence[View],
     channels: Value, columns: Value,
 ) -> None:  # fmt: skip
@@ -200,19 +196,19 @@ def _drain_squares(
         square = [source.load((j + i) * lanes, lanes) for i in range(lanes)]
         for i, value in enumerate(transpose(k, square)):
             with k.when(channels > i):
-                places = [
+                targets = [
                     line + (j * stride + i * v.channels)
                     for line, stride, v in zip(lines, strides, views, strict=True)
                 ]
-                _store(k, p, value, blend, places, strides, mask)
+                _store(k, p, value, blend, targets, strides, mask)
 
 
 def _store(
-    k: Builder, p: WinogradPlan, value: Value, blend: Blend, places: Sequence[Pointer], strides: Sequence[int],
+    k: Builder, p: WinogradPlan, value: Value, blend: Blend, targets: Sequence[Pointer], strides: Sequence[int],
     mask: Value,
 ) -> None:  # fmt: skip
     operands = [
-        place.load_strided(0, stride, p.lanes, mask)
-        for place, stride in zip(places[1:], strides[1:], strict=True)
+        target.load_strided(0, stride, p.lanes, mask)
+        for target, stride in zip(targets[1:], strides[1:], strict=True)
     ]
-    blend.store(places[0], strides[0], value, operands, mask)
+    blend.store(targets[0], strides[0], value, operands, mask)

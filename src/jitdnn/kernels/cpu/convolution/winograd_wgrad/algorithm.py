@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, terms
-from jitdnn.kernels.cpu.convolution.winograd_wgrad.code import WinogradWgradCode
+from jitdnn.kernels.cpu.convolution.winograd.error import storage_error
+from jitdnn.kernels.cpu.convolution.winograd_wgrad.code import POINTERS, phases, trace
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.cost import choose_plan, cycles
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.error import roundings
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Order, WinogradWgradPlan
@@ -22,11 +23,11 @@ from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import Isa, isa
 from jitdnn.tensor import compute_dtype
 
-_MOST_ROUNDINGS = 80.0  # unit roundoffs, 4.8e-6 in f32
+_MAX_ROUNDINGS = 80.0  # unit roundoffs, 4.8e-6 in f32
 
 
 class WinogradWgrad(Algorithm):
-    """Backward filter; see plan.py. Given an ``order``, it takes the best plan with it."""
+    """The direction wgrad; see plan.py. Given an ``order``, it takes the best plan with it."""
 
     name = "winograd_filter"
     problem = Convolution
@@ -48,7 +49,6 @@ class WinogradWgrad(Algorithm):
         return None
 
     def plan(self, problem: Problem, device: Device) -> WinogradWgradPlan:
-        """How the problem is cut: the cheapest way by counted cycles."""
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         return _plan(problem, device.isa, self.order)
@@ -63,9 +63,10 @@ class WinogradWgrad(Algorithm):
 
     def error_bound(self, problem: Problem) -> float:
         assert isinstance(problem, Convolution)
-        own, computing = UNIT_ROUNDOFF[problem.dtype], UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
+        computing = compute_dtype(problem.dtype)
         plan = _plan(problem, isa("avx512"), None)  # the tiles are the same on every processor
-        return (2.0 * own if own > computing else 0.0) + computing * roundings(plan.axes, plan.c.batch)
+        sums = UNIT_ROUNDOFF[computing] * roundings(plan.axes, plan.c.batch)
+        return storage_error(problem, computing) + sums
 
     def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return "the other taps of the filter, of the same channels"
@@ -73,10 +74,9 @@ class WinogradWgrad(Algorithm):
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(device, CpuDevice)
         plan = self.plan(problem, device)
-        code = WinogradWgradCode(plan, 3)
-        library = load(self.name, plan, device.isa, code.trace)
+        library = load(self.name, plan, device.isa, lambda module: trace(module, plan))
         threads = min(useful_threads(device, cycles(plan)), plan.tasks)  # each has its own tiles
-        return CpuKernel(library, code.phases(), 3, threads, workspace=_workspace(plan, device))
+        return CpuKernel(library, phases(plan), POINTERS, threads, workspace=_workspace(plan, device))
 
 
 def _workspace(plan: WinogradWgradPlan, device: Device) -> int:
@@ -87,4 +87,4 @@ def _workspace(plan: WinogradWgradPlan, device: Device) -> int:
 def _plan(problem: Convolution, processor: Isa, order: Order | None) -> WinogradWgradPlan:
     (whole,) = lower_convolution(problem)
     plain = 4.0 + math.sqrt(terms(problem))  # what is declared for a plain sum, and so allowed for any
-    return choose_plan(whole, processor, max(_MOST_ROUNDINGS, plain), order)
+    return choose_plan(whole, processor, max(_MAX_ROUNDINGS, plain), order)

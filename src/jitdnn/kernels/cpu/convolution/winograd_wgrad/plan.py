@@ -1,17 +1,46 @@
-"""A filter's gradient by minimal filtering: how it is cut, and its code.
+"""A filter's gradient by minimal filtering: the frozen sizes.
 
-    dw = A^T [ sum over tiles of  (B^T X B) . (G dY G^T) ] A        F(taps, results of a tile) on one or two axes
+    dw = A^T [ sum over tiles of  (B^T X B) . (G dY G^T) ] A      F(m, r) on one or two axes, m taps and r results
 
-The products of all channels of x with all channels of dy at one place are a contraction over the tiles, whose two
-operands lie alike, as [place][block of channels][tile][lane]: the channels of one are its rows, those of the other its
-lanes. The parts that an axis' taps are cut into (axes.py) count as further channels of x.
+At each point the products of all channels of x with all channels of dy are a matrix product whose reduction is over the
+tiles. Its operands lie alike, as [point][block of a vector of channels][tile][lane]: the channels of one are the rows,
+those of the other the lanes. The subfilters of the taps (axes.py) count as further channels of x. There are two orders:
 
-There are two orders:
+    loops                                       work                  where the result is
+    sum-resident: few tiles
+      phases "transform0" (x), "transform1" (dy)
+      for unit of tiles, for block: a task is some of them
+        for tile                                pack, B^T X B or G dY G^T   packed unit: L1; operand: L3 or memory
+      phase "sums"
+      for panel of lanes, for Mc blocks of rows: a task
+        for block of rows, for Mr rows
+          for subfilter
+            for point
+              for tile                          micro-kernel          Mr x lanes: registers; sums [point][Mr][lanes]: L1
+            once                                A^T sums A            taps [Mr][tap][lanes]: L2
+          once                                  store                 dw
+    tile-resident
+      phase "sums"
+      for Nc panels of lanes, for Mc blocks of rows, for share of split-K: a task
+        for Kc tiles
+          for block of both, for unit           pack, B^T X B or G dY G^T   operands [point][Mc or Nc][Kc]: L2
+          for point
+            for panel of lanes, for block of rows, for Mr rows
+              for tile of the Kc                micro-kernel          Mr x lanes: registers; sums: L3 or memory
+      phase "finish"
+      for panel of lanes, for block of rows: a task is some of them
+        for Mr rows
+          for subfilter                         add shares, A^T sums A      taps [Mr][tap][lanes]: L2
+          once                                  store                 dw
 
-    whole    : all tiles at once; a tile of sums stays in a near cache through all places, and goes straight to dw
-    streamed : a block of tiles at a time, whose sums are carried from block to block
+    Mr  mr                  rows of a register tile, which is ``vectors`` vectors of lanes wide
+    Mc  mc_blocks           blocks of rows of a task
+    Nc  nc_panels           panels of lanes of a task; a panel has the blocks of a register tile
+    Kc  kc                  tiles that are multiplied at a time: kc_units units, if the sums are resident all of them
+    split-K  split_k        sets of sums, each of a share of the tiles
 
-How the tiles are split depends on the problem alone, so the result is the same to the bit with any threads.
+All sizes depend on the problem and the processor alone, so that the result is the same to the bit with any number of
+threads.
 """
 
 from __future__ import annotations
@@ -21,77 +50,102 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from jitdnn.kernels.cpu.convolution.winograd_wgrad.axes import FilterAxis, data_reading, gradient_reading
-from jitdnn.kernels.cpu.convolution.winograd_wgrad.transforms import TileTransform
+from jitdnn.kernels.cpu.convolution.winograd_wgrad.axes import Axes, Reading, dy_reading, x_reading
 from jitdnn.kernels.cpu.correlation import Correlation, View
-from jitdnn.kernels.cpu.microkernel.epilogue_store import Placement, TileStore
+from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
-Order = Literal["whole", "streamed"]
-_LINE_ELEMENTS = 80  # beyond a plane, so that the planes of one tile do not share few sets of a cache
+Order = Literal["sum-resident", "tile-resident"]
+_PADDING = 80  # elements between points, so that the points of one tile do not share few sets of a cache
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One of the two tensors as the contraction reads it, cut into blocks of a vector of channels."""
+    """One of the two tensors as the matrix product reads it, in blocks of a vector of channels."""
 
-    number: int
+    number: int  # of the kernel's pointers: 0 is x, 1 is dy
     view: View
     channels: int
-    parts: tuple[int, int, int]
+    subfilters: tuple[int, int, int]
     lanes: int
-    vectors: int = 1  # blocks that belong together
+    vectors: int = 1  # blocks of a panel
 
     @property
-    def part_count(self) -> int:
-        return math.prod(self.parts)
+    def is_x(self) -> bool:
+        return self.number == 0
+
+    @property
+    def subfilter_count(self) -> int:
+        return math.prod(self.subfilters)
 
     @property
     def blocks(self) -> int:
-        """Blocks of one part that there are."""
+        """Blocks of one subfilter."""
         return ceil_div(self.channels, self.lanes)
 
     @property
     def panels(self) -> int:
-        """Groups of ``vectors`` blocks of one part."""
+        """Panels of one subfilter."""
         return ceil_div(self.blocks, self.vectors)
 
     @property
-    def room(self) -> int:
-        """Blocks of one part that there is room for."""
+    def padded_blocks(self) -> int:
+        """Blocks of one subfilter in memory: those of whole panels."""
         return self.panels * self.vectors
 
     @property
     def all_blocks(self) -> int:
-        """Blocks of all parts that there is room for."""
-        return self.part_count * self.room
+        """Blocks of all subfilters in memory."""
+        return self.subfilter_count * self.padded_blocks
 
     @property
     def all_panels(self) -> int:
-        return self.part_count * self.panels
+        return self.subfilter_count * self.panels
+
+
+@dataclass(frozen=True)
+class UnitTransform:
+    """A tensor in units of tiles; ``dtype`` is that of the arithmetic, ``pitch`` is from point to point."""
+
+    dtype: str
+    view: View
+    readings: tuple[Reading, Reading, Reading]
+    matrices: tuple[Matrix, Matrix]
+    lanes: int
+    pitch: int
+
+    @property
+    def is_transposed(self) -> bool:
+        """True if a row is contiguous in memory and the channels are not."""
+        return self.view.space[2] == 1 and self.view.channels != 1
+
+    @property
+    def packed_pitch(self) -> int:
+        """Vectors from one row of a packed unit to the next."""
+        columns = self.readings[2].elements
+        return ceil_div(columns, self.lanes) * self.lanes if self.is_transposed else columns
+
+    @property
+    def packed_elements(self) -> int:
+        return self.readings[1].elements * self.packed_pitch * self.lanes
 
 
 @dataclass(frozen=True)
 class WinogradWgradPlan:
-    """How the gradient of one filter is cut. Sizes are in elements unless said otherwise.
-
-    ``rows`` by ``vectors`` vectors are a tile of sums. ``row_chunk`` blocks and ``lane_chunk`` panels belong to one
-    task, which in order "whole" has them of all parts; ``block_units`` units of tiles are transformed at a time, and
-    ``splits`` sets of sums are made of all of them.
-    """
+    """The gradient of one filter. Sizes are in elements of the arithmetic's type unless said otherwise."""
 
     c: Correlation
     isa: Isa
-    axes: tuple[FilterAxis, FilterAxis, FilterAxis]
+    axes: Axes
     order: Order
-    is_swapped: bool
-    rows: int
-    vectors: int
-    row_chunk: int
-    lane_chunk: int
-    block_units: int
-    splits: int
+    is_swapped: bool  # the rows are channels of dy and the lanes those of x
+    mr: int  # rows of a register tile
+    vectors: int  # of a register tile
+    mc_blocks: int  # of rows, of a task; where the sums are resident, of each subfilter
+    nc_panels: int  # of lanes, of a task
+    kc_units: int  # of tiles, that are transformed at a time
+    split_k: int  # sets of sums
 
     @property
     def lanes(self) -> int:
@@ -102,19 +156,23 @@ class WinogradWgradPlan:
         return self.c.group_count
 
     @cached_property
-    def parts(self) -> tuple[int, int, int]:
-        a, b, c = (axis.parts for axis in self.axes)
+    def subfilters(self) -> tuple[int, int, int]:
+        a, b, c = (axis.subfilters for axis in self.axes)
         return a, b, c
 
     @property
-    def part_count(self) -> int:
-        return math.prod(self.parts)
+    def subfilter_count(self) -> int:
+        return math.prod(self.subfilters)
 
     @property
     def taps(self) -> tuple[int, int, int]:
         """Of the whole filter."""
         a, b, c = (axis.axis.taps.count for axis in self.axes)
         return a, b, c
+
+    @property
+    def points(self) -> int:
+        return math.prod(axis.alpha for axis in self.axes)
 
     @cached_property
     def row_operand(self) -> Operand:
@@ -124,10 +182,10 @@ class WinogradWgradPlan:
     def lane_operand(self) -> Operand:
         return self._operand(self.is_swapped, self.vectors)
 
-    def _operand(self, is_data: bool, vectors: int) -> Operand:
+    def _operand(self, is_x: bool, vectors: int) -> Operand:
         c = self.c
-        if is_data:
-            return Operand(0, c.x, c.depth, self.parts, self.lanes, vectors)
+        if is_x:
+            return Operand(0, c.x, c.depth, self.subfilters, self.lanes, vectors)
         return Operand(1, c.y, c.width, (1, 1, 1), self.lanes, vectors)
 
     # ---- tiles
@@ -144,120 +202,123 @@ class WinogradWgradPlan:
 
     @property
     def unit_tiles(self) -> int:
-        return math.prod(axis.run for axis in self.axes)
+        return math.prod(axis.unit_tiles for axis in self.axes)
 
     @property
-    def block_tiles(self) -> int:
+    def kc(self) -> int:
         """Tiles that are transformed at a time."""
-        return self.block_units * self.unit_tiles
+        return self.kc_units * self.unit_tiles
 
     @property
-    def blocks(self) -> int:
-        return ceil_div(self.unit_count, self.block_units)
+    def tile_blocks(self) -> int:
+        """Blocks of Kc tiles."""
+        return ceil_div(self.unit_count, self.kc_units)
+
+    # ---- blocking of the products
 
     @property
-    def places(self) -> int:
-        return math.prod(axis.places for axis in self.axes)
+    def register_tiles(self) -> int:
+        """Register tiles of a block of rows."""
+        return self.lanes // self.mr
+
+    @property
+    def last_mr(self) -> int:
+        """Rows of the last register tile of a subfilter."""
+        return (self.row_operand.channels - 1) % self.mr + 1
+
+    @property
+    def mc_pieces(self) -> int:
+        """Tasks that share the rows."""
+        rows = self.row_operand
+        return ceil_div(rows.all_blocks if self.order == "tile-resident" else rows.blocks, self.mc_blocks)
+
+    @property
+    def nc_pieces(self) -> int:
+        """Tasks that share the lanes."""
+        return ceil_div(self.lane_operand.all_panels, self.nc_panels)
 
     @property
     def tasks(self) -> int:
-        """Tasks of the phase that is the hardest to share."""
-        if self.order == "whole":
-            return self.groups * self.row_chunks * self.lane_operand.panels
-        return self.groups * self.row_chunks * self.lane_chunks * self.splits
+        """Tasks of the phase "sums", which has the fewest."""
+        if self.order == "sum-resident":
+            return self.groups * self.mc_pieces * self.lane_operand.panels
+        return self.groups * self.mc_pieces * self.nc_pieces * self.split_k
 
     # ---- memory
 
     @property
-    def row_tiles(self) -> int:
-        """Tiles of rows in a block."""
-        return self.lanes // self.rows
-
-    @property
-    def last_rows(self) -> int:
-        """Rows of the last tile of a part."""
-        return (self.row_operand.channels - 1) % self.rows + 1
-
-    @property
-    def tile_size(self) -> int:
-        """A tile of sums at one place."""
-        return self.rows * self.vectors * self.lanes
-
-    @property
-    def row_chunks(self) -> int:
-        rows = self.row_operand
-        return ceil_div(rows.all_blocks if self.order == "streamed" else rows.blocks, self.row_chunk)
-
-    @property
-    def lane_chunks(self) -> int:
-        return ceil_div(self.lane_operand.all_panels, self.lane_chunk)
+    def register_tile_size(self) -> int:
+        """Sums of a register tile at one point."""
+        return self.mr * self.vectors * self.lanes
 
     @cached_property
-    def row_plane(self) -> int:
-        """From place to place of the operand of rows."""
-        held = self.row_chunk if self.order == "streamed" else self.groups * self.row_operand.all_blocks
-        return held * self.block_tiles * self.lanes + self._gap
+    def row_pitch(self) -> int:
+        """From point to point of the operand of rows."""
+        blocks = (
+            self.mc_blocks if self.order == "tile-resident" else self.groups * self.row_operand.all_blocks
+        )
+        return blocks * self.kc * self.lanes + self._padding
 
     @cached_property
-    def lane_plane(self) -> int:
-        """From place to place of the operand of lanes."""
-        held = self.lane_chunk if self.order == "streamed" else self.groups * self.lane_operand.all_panels
-        return held * self.vectors * self.block_tiles * self.lanes + self._gap
+    def lane_pitch(self) -> int:
+        """From point to point of the operand of lanes."""
+        panels = (
+            self.nc_panels if self.order == "tile-resident" else self.groups * self.lane_operand.all_panels
+        )
+        return panels * self.vectors * self.kc * self.lanes + self._padding
 
     @property
-    def _gap(self) -> int:
-        return ceil_div(_LINE_ELEMENTS, self.lanes) * self.lanes
+    def _padding(self) -> int:
+        return ceil_div(_PADDING, self.lanes) * self.lanes
 
     @property
-    def operand_size(self) -> int:
-        """Both operands at all places."""
-        return self.places * (self.row_plane + self.lane_plane)
+    def operands_size(self) -> int:
+        """Both operands at all points."""
+        return self.points * (self.row_pitch + self.lane_pitch)
 
     @cached_property
-    def sum_plane(self) -> int:
-        """From place to place of sums that are kept, [group][panel][block][tile of rows]."""
-        tiles = self.groups * self.lane_operand.all_panels * self.row_operand.all_blocks * self.row_tiles
-        return tiles * self.tile_size + self._gap
+    def sum_pitch(self) -> int:
+        """From point to point of sums that are carried, [group][panel][block][register tile]."""
+        blocks = self.groups * self.lane_operand.all_panels * self.row_operand.all_blocks
+        return blocks * self.register_tiles * self.register_tile_size + self._padding
 
     @property
-    def split_size(self) -> int:
-        return self.places * self.sum_plane
+    def sums_size(self) -> int:
+        """A set of sums."""
+        return self.points * self.sum_pitch
 
     @property
     def taps_size(self) -> int:
-        """A tile of sums turned into taps, those of all parts."""
-        return math.prod(self.taps) * self.tile_size
+        """The taps of a register tile's channels, those of all subfilters."""
+        return math.prod(self.taps) * self.register_tile_size
 
     @cached_property
     def thread_size(self) -> int:
         """What a thread has for itself."""
-        size = max(t.scratch for t in (self.transform(self.row_operand), self.transform(self.lane_operand)))
-        size = max(size, self.taps_size)
-        if self.order == "whole":
-            return size + self.places * self.tile_size + self.lanes
-        return size + (self.operand_size if self.order == "streamed" else 0)
+        transforms = (self.transform(self.row_operand), self.transform(self.lane_operand))
+        size = max(*(t.packed_elements for t in transforms), self.taps_size)
+        if self.order == "sum-resident":
+            return size + self.points * self.register_tile_size + self.lanes
+        return size + self.operands_size
 
     @property
     def shared_size(self) -> int:
         """What all threads share."""
-        if self.order == "whole":
-            return self.operand_size
-        return self.splits * self.split_size
+        return self.operands_size if self.order == "sum-resident" else self.split_k * self.sums_size
 
     def workspace(self, threads: int) -> int:
         """Bytes: what is shared, then what each thread has for itself."""
         return (self.shared_size + threads * self.thread_size) * ITEM_BYTES[self.c.dtype]
 
-    # ---- what the code is made of
+    # ---- the tensors
 
-    def transform(self, operand: Operand) -> TileTransform:
-        is_data = operand.number == 0
-        readings = tuple(data_reading(a) if is_data else gradient_reading(a) for a in self.axes)
-        maps = [a.filtering.data if is_data else a.filtering.filter for a in self.axes]
-        plane = self.row_plane if operand is self.row_operand else self.lane_plane
-        return TileTransform(
-            self.c.dtype, operand.view, (readings[0], readings[1], readings[2]), (maps[1], maps[2]), self.lanes, plane
-        )  # fmt: skip
+    def transform(self, operand: Operand) -> UnitTransform:
+        a, b, c = (x_reading(axis) if operand.is_x else dy_reading(axis) for axis in self.axes)
+        matrices = [axis.filtering.data if operand.is_x else axis.filtering.filter for axis in self.axes[1:]]
+        pitch = self.row_pitch if operand is self.row_operand else self.lane_pitch
+        return UnitTransform(
+            self.c.dtype, operand.view, (a, b, c), (matrices[0], matrices[1]), self.lanes, pitch
+        )
 
     @property
     def row_stride(self) -> int:
@@ -267,11 +328,3 @@ class WinogradWgradPlan:
     @property
     def lane_stride(self) -> int:
         return self.c.w.channels if self.is_swapped else self.c.w.results
-
-    def tile_store(self) -> TileStore:
-        """A tile of taps, [row][taps of each axis][vector][lane], to dw."""
-        c = self.c
-        strides = [a.axis.taps.increment * s for a, s in zip(self.axes, c.w.space, strict=True)]
-        place = Placement(c.w.dtype, (self.row_stride, *strides), self.lane_stride)
-        extents = (self.row_operand.channels, *self.taps)
-        return TileStore(c.dtype, (self.rows, *self.taps), extents, self.vectors, place, (), None)

@@ -34,8 +34,8 @@ OTHERS = [
     "n1 c8 d5 h7 w9 k17 t3 r2 s3 pad1 stride1x2x1 dil2x1x1 nhwc",
     "n1 c8 d9 h4 w5 k17 t3 r1 s1 pad1x0x0",  # taps of the third axis alone
     "n1 c8 d9 h6 w5 k17 t3 r3 s1 pad1x1x0 flip nhwc",
-    "n2 c6 h1 w1 k7 r3 s3 pad1",  # tiles that are nearly all border
-    "n1 c3 h40 w3 k5 r9 s3 pad1",  # more taps than a part has
+    "n2 c6 h1 w1 k7 r3 s3 pad1",  # tiles that are nearly all padding
+    "n1 c3 h40 w3 k5 r9 s3 pad1",  # more taps than a subfilter has
     "n1 c16 h12 w13 k16 r3 s3 pad3:0x0:2 stride3x2 dil2x3",
     "n2 c20 h9 w11 k18 r3 s3 pad1 bf16",
     "n2 c20 h9 w11 k18 r3 s3 pad1 f16 nhwc",
@@ -79,10 +79,10 @@ def test_narrower_instruction_sets(only: list[WinogradWgrad], words: str, cpu: s
 def test_several_blocks_and_splits(only: list[WinogradWgrad], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums that are carried from block to block, the last of which is short, and sets of them that are added."""
     problem = convolution("conv_bwd_filter n13 c16 h13 w15 k16 r3 s3 pad1")
-    algorithm = WinogradWgrad("streamed")
-    plan = replace(algorithm.plan(problem, host(1)), block_units=2, splits=3)
-    assert plan.blocks > 2 * plan.splits
-    assert plan.unit_count % plan.block_units == 1
+    algorithm = WinogradWgrad("tile-resident")
+    plan = replace(algorithm.plan(problem, host(1)), kc_units=2, split_k=3)
+    assert plan.tile_blocks > 2 * plan.split_k
+    assert plan.unit_count % plan.kc_units == 1
     monkeypatch.setattr(algorithm, "plan", lambda problem, device: plan)
     only.append(algorithm)
     assert check(problem) == {"winograd_filter"}
