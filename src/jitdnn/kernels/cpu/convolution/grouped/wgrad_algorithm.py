@@ -2,6 +2,8 @@
 
 Any rank, stride, dilation, padding and size of the groups; the channels of x and of dy must follow each other in
 memory. See wgrad_plan.py.
+
+A NaN or an infinity stays in its group, as in algorithm.py.
 """
 
 from __future__ import annotations
