@@ -3,8 +3,8 @@
 Any rank, stride, dilation, padding and size of the groups, but that every result must meet a tap. The channels of x
 and of y must follow each other in memory. See plan.py.
 
-A NaN or an infinity stays in its group: the groups that share a vector are in lanes of their own, and no lane multiplies
-an element of another group, not even by zero.
+A NaN or an infinity stays in its group: the groups that share a vector are in lanes of their own, and no lane
+multiplies an element of another group, not even by zero.
 """
 
 from __future__ import annotations
