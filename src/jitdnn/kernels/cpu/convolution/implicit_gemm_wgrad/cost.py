@@ -89,33 +89,69 @@ def _plan_of(c: Correlation, isa: Isa, is_swapped: bool) -> ImplicitGemmWgradPla
 
 def cycles(plan: ImplicitGemmWgradPlan) -> float:
     """Cycles of one thread for the whole."""
-    return _cycles(plan, _Fixed.of(plan))
+    tile = _TileCycles.of(plan)
+    return _cycles(tile, _BlockCycles.of(plan, tile), plan.blocking)
 
 
 @dataclass(frozen=True)
-class _Fixed:
-    """What no blocking changes: cycles of the products, and cycles more for each vector that is packed."""
+class _TileCycles:
+    """What the register tile determines."""
 
-    products: float
-    beyond_l2: float
+    groups: int
+    products: float  # of all micro-kernels
+    sum_vectors: int  # of all rows and panels
+    beyond_l2: float  # more for each cache line that is packed
+    store_vector: float  # to store a vector of sums
+    store_beyond_l2: float  # more for all of them, where dw comes from beyond the L2 cache
 
     @staticmethod
-    def of(plan: ImplicitGemmWgradPlan) -> _Fixed:
+    def of(plan: ImplicitGemmWgradPlan) -> _TileCycles:
         c = plan.c
         x = c.batch * c.depth * math.prod(axis.positions for axis in c.axes)
         dy = math.prod(plan.pixels) * c.width
-        is_beyond = (x + dy) * c.group_count * plan.item > _L2_BYTES
-        return _Fixed(_products(plan), _BEYOND_L2 if is_beyond else 0.0)
+        is_beyond_l2 = (x + dy) * c.group_count * plan.item > _L2_BYTES
+        sum_vectors = plan.panels * plan.microkernel_calls * plan.tile.rows * plan.tile.vectors
+        is_dw_beyond_l2 = c.depth * c.width * c.taps * c.group_count * plan.item > _L2_BYTES
+        return _TileCycles(
+            c.group_count,
+            _products(plan),
+            sum_vectors,
+            _BEYOND_L2 if is_beyond_l2 else 0.0,
+            _STORE_TRANSPOSED if is_dw_transposed(c) else _STORE,
+            sum_vectors * (2 * _BEYOND_L2 if is_dw_beyond_l2 else 0.0),  # it is brought and written back
+        )
 
 
-def _cycles(plan: ImplicitGemmWgradPlan, fixed: _Fixed) -> float:
-    return plan.c.group_count * (
-        fixed.products
-        + _accumulation(plan)
-        + _input_tile_packing(plan, fixed.beyond_l2)
-        + _panel_packing(plan, fixed.beyond_l2)
-        + _storing(plan)
-    )
+@dataclass(frozen=True)
+class _BlockCycles:
+    """What the channels and pixels of a block determine."""
+
+    blocks: int  # of pixels
+    calls: float  # to begin and end all micro-kernels
+    x_rows: int  # rows of all input tiles, for one partition
+    x_row: float  # to pack one of them
+    dy: float  # to pack all panels
+
+    @staticmethod
+    def of(plan: ImplicitGemmWgradPlan, tile: _TileCycles) -> _BlockCycles:
+        block, blocks = plan.blocking.block, math.prod(plan.pixel_blocks)
+        d, h, w = (plan.extent(axis, pixels) for axis, pixels in enumerate(block[1:]))
+        call = _CALL + _SUM_VECTOR * plan.tile.rows * plan.tile.vectors
+        calls = blocks * plan.panels * plan.microkernel_calls * call
+        x_row = _input_tile_row(plan, w, tile.beyond_l2)
+        return _BlockCycles(
+            blocks, calls, block[0] * blocks * d * h, x_row, _panel_packing(plan, tile.beyond_l2)
+        )
+
+
+def _cycles(tile: _TileCycles, block: _BlockCycles, blocking: Blocking) -> float:
+    """All terms: products, sums between blocks, packing of x for each partition, packing of dy, and storing."""
+    split_k = blocking.split_k
+    accumulation = (block.blocks - split_k) * tile.sum_vectors * _SUM_VECTOR_L2 + block.calls
+    pack_x = blocking.partitions * block.x_rows * block.x_row
+    reduction = _REDUCE * split_k if split_k > 1 else 0.0
+    storing = tile.store_beyond_l2 + tile.sum_vectors * (tile.store_vector + reduction)
+    return tile.groups * (tile.products + accumulation + pack_x + block.dy + storing)
 
 
 # ---- terms, each in cycles for one group
@@ -137,33 +173,16 @@ def _products(plan: ImplicitGemmWgradPlan) -> float:
     return pixels * plan.microkernel_calls * plan.panels * step
 
 
-def _sum_vectors(plan: ImplicitGemmWgradPlan) -> int:
-    """Vectors of sums of all rows and panels."""
-    return plan.panels * plan.microkernel_calls * plan.tile.rows * plan.tile.vectors
-
-
-def _accumulation(plan: ImplicitGemmWgradPlan) -> float:
-    """Calls of the micro-kernel, and sums that wait between blocks."""
-    blocks = math.prod(plan.pixel_blocks)
-    call = _CALL + _SUM_VECTOR * plan.tile.rows * plan.tile.vectors
-    waiting = (blocks - plan.blocking.split_k) * _sum_vectors(plan) * _SUM_VECTOR_L2
-    return waiting + blocks * plan.panels * plan.microkernel_calls * call
-
-
-def _input_tile_packing(plan: ImplicitGemmWgradPlan, beyond_l2: float) -> float:
-    """x into input tiles, once for each partition."""
-    c, lanes, block = plan.c, plan.lanes, plan.blocking.block
-    d, h, w = (plan.reach(axis, pixels).extent for axis, pixels in enumerate(block[1:]))
-    rows = block[0] * math.prod(plan.pixel_blocks) * d * h
+def _input_tile_row(plan: ImplicitGemmWgradPlan, extent: int, beyond_l2: float) -> float:
+    """A row of x, of all blocks of channels, into an input tile."""
+    c, lanes = plan.c, plan.lanes
     if not plan.is_channels_last:
         step = 1 if c.axes[2].taps.count > 1 else c.axes[2].step
-        row = (ceil_div(w, lanes) * (_COPY + step * beyond_l2) + _ROW) * c.depth
-    elif plan.channel_blocks == 1 and c.x.space[2] == c.depth:
-        row = ceil_div(w * c.depth, lanes) * (_COPY + beyond_l2) + _DENSE_ROW
-    else:
-        pixel = ceil_div(plan.blocking.channels, lanes) * (_COPY + beyond_l2) + _PIXEL_ROW
-        row = w * pixel * plan.channel_blocks
-    return plan.blocking.partitions * rows * row
+        return (ceil_div(extent, lanes) * (_COPY + step * beyond_l2) + _ROW) * c.depth
+    if plan.channel_blocks == 1 and c.x.space[2] == c.depth:
+        return ceil_div(extent * c.depth, lanes) * (_COPY + beyond_l2) + _DENSE_ROW
+    pixel = ceil_div(plan.blocking.channels, lanes) * (_COPY + beyond_l2) + _PIXEL_ROW
+    return extent * pixel * plan.channel_blocks
 
 
 def _panel_packing(plan: ImplicitGemmWgradPlan, beyond_l2: float) -> float:
@@ -179,15 +198,6 @@ def _panel_packing(plan: ImplicitGemmWgradPlan, beyond_l2: float) -> float:
         vector = _TRANSPOSE_PART if step == 1 else _GATHER
     vectors = math.prod(plan.pixels) * plan.panels * plan.tile.vectors
     return plan.channel_blocks * vectors * vector
-
-
-def _storing(plan: ImplicitGemmWgradPlan) -> float:
-    """Sums to dw, those of all splits added."""
-    c, split_k, vectors = plan.c, plan.blocking.split_k, _sum_vectors(plan)
-    is_beyond = c.depth * c.width * c.taps * c.group_count * plan.item > _L2_BYTES
-    far = vectors * (2 * _BEYOND_L2 if is_beyond else 0.0)  # dw is brought and written back
-    store = _STORE_TRANSPOSED if is_dw_transposed(c) else _STORE
-    return far + vectors * (store + (_REDUCE * split_k if split_k > 1 else 0.0))
 
 
 # ---- candidates
@@ -217,33 +227,39 @@ def _worth_clipping(c: Correlation, tile: Tile) -> tuple[bool, bool, bool]:
 
 def _choose_blocking(plan: ImplicitGemmWgradPlan) -> Blocking:
     """The blocking of the least time, in which too few tasks leave threads idle."""
-    fixed = _Fixed.of(plan)
+    tile = _TileCycles.of(plan)
+    best, best_time = plan.blocking, math.inf
+    for channels, block in _blocks(plan):
+        blocked = replace(plan, blocking=Blocking(channels, block, 1, 1))
+        block_cycles = _BlockCycles.of(blocked, tile)
+        for blocking in _partitionings(blocked, block_cycles.blocks):
+            time = _cycles(tile, block_cycles, blocking)
+            if time >= _WORTH_SHARING:
+                tasks = blocked.tasks * blocking.partitions * blocking.split_k
+                time *= 1 + 1 / min(tasks, 2 * WANTED_TASKS)
+            if time < best_time:
+                best, best_time = blocking, time
+    return best
 
-    def time(blocking: Blocking) -> float:
-        candidate = replace(plan, blocking=blocking)
-        alone = _cycles(candidate, fixed)
-        if alone < _WORTH_SHARING:
-            return alone
-        return alone * (1 + 1 / min(candidate.tasks, 2 * WANTED_TASKS))
 
-    return min(_blockings(plan), key=time)
-
-
-def _blockings(plan: ImplicitGemmWgradPlan) -> Iterator[Blocking]:
-    c, side = plan.c, plan.tile.box[0]
-    tiles = ceil_div(c.depth, side)
+def _blocks(plan: ImplicitGemmWgradPlan) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+    """Channels of a block, in whole register tiles, and as many pixels as fit with them."""
+    side, depth = plan.tile.box[0], plan.c.depth
+    tiles = ceil_div(depth, side)
     for rounded in sorted({ceil_div(tiles, parts) * side for parts in _part_counts(tiles)}, reverse=True):
-        channels = min(rounded, c.depth)
-        block = _grow_block(plan, channels)
-        blocks = math.prod(ceil_div(of, extent) for of, extent in zip(plan.pixels, block, strict=True))
-        for split_k in _part_counts(max(1, min(blocks, 2 * WANTED_TASKS))):
-            if (
-                split_k > 1
-                and split_k * c.group_count * c.width * c.depth * c.taps * plan.item > _SPLIT_K_BYTES
-            ):
-                break
-            for partitions in _part_counts(plan.panels):
-                yield Blocking(channels, block, partitions, split_k)
+        channels = min(rounded, depth)
+        yield channels, _grow_block(plan, channels)
+
+
+def _partitionings(plan: ImplicitGemmWgradPlan, blocks: int) -> Iterator[Blocking]:
+    """The plan's block with every number of splits that there is room for, and of partitions."""
+    c, blocking = plan.c, plan.blocking
+    split_bytes = c.group_count * c.width * c.depth * c.taps * plan.item
+    for split_k in _part_counts(max(1, min(blocks, 2 * WANTED_TASKS))):
+        if split_k > 1 and split_k * split_bytes > _SPLIT_K_BYTES:
+            break
+        for partitions in _part_counts(plan.panels):
+            yield Blocking(blocking.channels, blocking.block, partitions, split_k)
 
 
 def _grow_block(plan: ImplicitGemmWgradPlan, channels: int) -> tuple[int, int, int, int]:
@@ -252,7 +268,7 @@ def _grow_block(plan: ImplicitGemmWgradPlan, channels: int) -> tuple[int, int, i
     def fits(candidate: list[int]) -> bool:
         input_tile = candidate[0] * channels
         for axis, pixels in enumerate(candidate[1:]):
-            input_tile *= plan.reach(axis, pixels).extent
+            input_tile *= plan.extent(axis, pixels)
         panel = math.prod(candidate) * plan.panel_width
         return input_tile * plan.item <= _INPUT_TILE_BYTES and panel * plan.item <= _PANEL_BYTES
 

@@ -38,6 +38,7 @@ from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.microkernel.packing import (
     InputTile,
     Reach,
+    input_tile_extent,
     input_tile_step,
     plan_input_tile,
     reach_of,
@@ -154,11 +155,17 @@ class ImplicitGemmWgradPlan:
         is_whole = pixels == self.pixels[1 + axis]
         return is_whole and self.clipped[axis] and self.tile.box[1 + axis] == 1
 
-    def reach(self, axis: int, pixels: int) -> Reach:
-        """The positions of x along an axis in the input tile of so many pixels."""
+    def extent(self, axis: int, pixels: int) -> int:
+        """Positions of x along an axis in the input tile of so many pixels."""
+        own = self.c.axes[axis]
         if self.is_unpadded(axis, pixels):
-            return image_reach(self.c.axes[axis], pixels)
-        return reach_of(self.c.axes[axis], pixels, 1, False)
+            return image_reach(own, pixels).extent
+        return input_tile_extent(own, pixels)
+
+    def _reach(self, axis: int, pixels: int) -> Reach:
+        """Which positions they are."""
+        own = self.c.axes[axis]
+        return image_reach(own, pixels) if self.is_unpadded(axis, pixels) else reach_of(own, pixels, 1, False)
 
     @property
     def unpadded(self) -> tuple[bool, bool, bool]:
@@ -174,7 +181,7 @@ class ImplicitGemmWgradPlan:
     @cached_property
     def input_tile(self) -> InputTile:
         block = self.blocking.block
-        reaches = [self.reach(axis, pixels) for axis, pixels in enumerate(block[1:])]
+        reaches = [self._reach(axis, pixels) for axis, pixels in enumerate(block[1:])]
         return plan_input_tile(self.block_correlation, block, self.lanes, reaches=reaches)
 
     @property
