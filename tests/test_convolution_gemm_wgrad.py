@@ -16,7 +16,7 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.algorithm import Implici
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.cost import choose_plan
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import (
-    image_reach,
+    image_range,
     valid_fraction,
     valid_pixels,
     without_padding_pixels,
@@ -102,8 +102,8 @@ def test_fraction_of_single_taps(axis: Axis) -> None:
 @given(AXES.filter(lambda axis: axis.results > 0))
 @settings(max_examples=200, deadline=None)
 def test_an_unpadded_input_tile_holds_all_that_is_read_inside(axis: Axis) -> None:
-    reach = image_reach(axis, axis.results)
-    packed = range(reach.low, reach.low + reach.extent)
+    found = image_range(axis, axis.results)
+    packed = range(found.low, found.low + found.extent)
     for p in range(axis.results):
         for t in range(axis.taps.count):
             if is_inside(axis, p, t):

@@ -1,6 +1,6 @@
 """Products of spectra, summed: the middle of a convolution by Fourier transforms.
 
-    r[g, i, j, f] = sum over k of  a[g, i, k, f] * b[g, j, k, f]        plus what was there, if asked
+    r[g, i, j, f] = sum over k of  a[g, i, k, f] * b[g, j, k, f]        plus the former r, if beta is 1
 
 or the conjugate of a in its place. Complex numbers are pairs of neighbours. Frequencies are in the lanes, since no sum
 runs over them, and a task is some of them of one group.
@@ -40,7 +40,7 @@ class ProductShape:
 
 
 def product_library(device: CpuDevice, dtype: str, is_conjugate: bool) -> Library:
-    """The code of the products of spectra whose parts are of ``dtype``; with the conjugate of a if asked."""
+    """The code of the products of spectra whose parts are of ``dtype``; with the conjugate of a if ``is_conjugate``."""
 
     def generate(module: Module) -> None:
         _trace(module, dtype, is_conjugate)

@@ -33,7 +33,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import image_reach
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import image_range
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.microkernel.packing import (
     InputTile,
@@ -159,13 +159,13 @@ class ImplicitGemmWgradPlan:
         """Positions of x along an axis in the input tile of so many pixels."""
         own = self.c.axes[axis]
         if self.is_unpadded(axis, pixels):
-            return image_reach(own, pixels).extent
+            return image_range(own, pixels).extent
         return input_tile_extent(own, pixels)
 
-    def _reach(self, axis: int, pixels: int) -> Reach:
+    def _range(self, axis: int, pixels: int) -> Reach:
         """Which positions they are."""
         own = self.c.axes[axis]
-        return image_reach(own, pixels) if self.is_unpadded(axis, pixels) else reach_of(own, pixels, 1, False)
+        return image_range(own, pixels) if self.is_unpadded(axis, pixels) else reach_of(own, pixels, 1, False)
 
     @property
     def unpadded(self) -> tuple[bool, bool, bool]:
@@ -181,7 +181,7 @@ class ImplicitGemmWgradPlan:
     @cached_property
     def input_tile(self) -> InputTile:
         block = self.blocking.block
-        reaches = [self._reach(axis, pixels) for axis, pixels in enumerate(block[1:])]
+        reaches = [self._range(axis, pixels) for axis, pixels in enumerate(block[1:])]
         return plan_input_tile(self.block_correlation, block, self.lanes, reaches=reaches)
 
     @property
@@ -246,12 +246,12 @@ class ImplicitGemmWgradPlan:
     @cached_property
     def input_tile_elements(self) -> int:
         """Room for the input tile and for what the last register tiles read beyond it and never use."""
-        reach = (self.blocking.block[0] - 1) * self.input_tile.batch + 1
+        elements = (self.blocking.block[0] - 1) * self.input_tile.batch + 1
         for extent, stride in zip(self.input_tile.extents, self.input_tile.space, strict=True):
-            reach += (extent - 1) * stride
+            elements += (extent - 1) * stride
         for stride, rounded in zip(self.input_tile_row_strides, self.rounded_rows, strict=True):
-            reach += (rounded - 1) * abs(stride)
-        return whole_lines(reach + 8 * self.lanes, self.c.dtype)
+            elements += (rounded - 1) * abs(stride)
+        return whole_lines(elements + 8 * self.lanes, self.c.dtype)
 
     @cached_property
     def panel_elements(self) -> int:

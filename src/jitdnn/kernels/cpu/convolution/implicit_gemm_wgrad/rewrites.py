@@ -52,7 +52,7 @@ def swapped(c: Correlation) -> Correlation | None:
     ).merged()
 
 
-def image_reach(axis: Axis, pixels: int) -> Reach:
+def image_range(axis: Axis, pixels: int) -> Reach:
     """The positions inside of the image between the first and the last that the first ``pixels`` pixels read."""
     low = max(0, axis.taps.lowest)
     high = min(axis.positions - 1, axis.taps.lowest + axis.taps.span + (pixels - 1) * axis.step)
