@@ -95,7 +95,7 @@ def cycles(plan: ImplicitGemmWgradPlan) -> float:
 
 @dataclass(frozen=True)
 class _TileCycles:
-    """What the register tile determines."""
+    """What the register tile determines: cycles of one group, and counts."""
 
     groups: int
     products: float  # of all micro-kernels
@@ -124,7 +124,7 @@ class _TileCycles:
 
 @dataclass(frozen=True)
 class _BlockCycles:
-    """What the channels and pixels of a block determine."""
+    """What the channels and pixels of a block determine, too: cycles of one group, and counts."""
 
     blocks: int  # of pixels
     calls: float  # to begin and end all micro-kernels
@@ -145,7 +145,7 @@ class _BlockCycles:
 
 
 def _cycles(tile: _TileCycles, block: _BlockCycles, blocking: Blocking) -> float:
-    """All terms: products, sums between blocks, packing of x for each partition, packing of dy, and storing."""
+    """Of all groups: products, sums between blocks, packing of x for each partition, packing of dy, and storing."""
     split_k = blocking.split_k
     accumulation = (block.blocks - split_k) * tile.sum_vectors * _SUM_VECTOR_L2 + block.calls
     pack_x = blocking.partitions * block.x_rows * block.x_row
