@@ -20,9 +20,10 @@ Rows of this product are pairs (channel c, tap), its columns are k, and the redu
     for group, channels, panel                                             a task of the second phase
       add the sums of all splits in their order, store dw                  store.py, if split_k is above 1
 
-Between blocks the sums wait in memory, [panel][channel][taps][panel_width]. The next partition is the next task, for
-partitions of one split read the same x. *Clipping*: a tile leaves out pixels for which none of its taps reads inside of
-the image, so that an axis where all tiles do so needs no zeros (``is_unpadded``).
+Between blocks the sums wait in memory, [panel][channel][taps][panel_width]. Partitions of one split are neighbouring
+tasks: they read the same x, which the first of them leaves in the cache. *Clipping*: a tile leaves out the pixels for
+which none of its taps reads inside of the image. Along an axis where tiles have one tap each and are clipped, the input
+tile of a whole image needs no zeros (``is_unpadded``).
 
 What is split depends on the problem alone, so the result is the same to the bit with any threads.
 """
