@@ -9,7 +9,8 @@ import pytest
 
 from jitdnn.devices.cpu import Arguments, CpuKernel
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
-from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad import code as wgrad_code
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad import cost as wgrad_cost
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
 from jitdnn.kernels.cpu.microkernel.register_tiles import choose_tile
@@ -56,7 +57,7 @@ def test_every_instruction_set_compiles(name: str) -> None:
         module = Module("any", isa(name))
         for number, part in enumerate(lower_convolution(problem)):
             if direction == "bwd_filter":
-                ImplicitGemmWgradPlan(part.merged(), module.isa).trace(module, 3)
+                wgrad_code.trace(module, wgrad_cost.choose_plan(part, module.isa))
             else:
                 ImplicitGemmPlan(part.merged(), module.isa).trace(module, f"p{number}_", 3, (0, 1, 2), None)
         assert expected in assembly(module)

@@ -1,4 +1,4 @@
-"""Convolution by Fourier transforms: circles, blocks, and everything that a convolution can be."""
+"""Convolution by Fourier transforms: overlap-save, blocks, and everything that a convolution can be."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from conformance import check, compare, make_case, run
 from convolution_cases import convolution
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue
-from jitdnn.kernels.cpu.convolution.fft.algorithm import FEWEST_TAPS, Fft, FftPlan
-from jitdnn.kernels.cpu.convolution.fft.overlap_save import CircleAxis, Run, smooth_length
+from jitdnn.kernels.cpu.convolution.fft.algorithm import FEWEST_TAPS, Fft
+from jitdnn.kernels.cpu.convolution.fft.cost import choose_plan
+from jitdnn.kernels.cpu.convolution.fft.overlap_save import FftAxis, Run, smooth_length
 from jitdnn.kernels.cpu.convolution.fft.product import ProductShape, product_kernel, product_library
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Convolution
@@ -61,17 +62,17 @@ def test_against_the_reference(words: str, direction: str) -> None:
 @pytest.mark.parametrize("words", ["n1 c2 w3000 k2 s50 pad25 g2", "n2 c1 w2500 k2 s33 pad16 stride2"])
 def test_long_signals_are_cut_into_blocks(words: str, direction: str) -> None:
     problem = convolution(f"conv_{direction} {words}")
-    assert FftPlan(problem).circles.count > 1
+    assert choose_plan(problem).transforms.count > 1
     verify(problem)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_groups_and_images_are_taken_some_at_a_time(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.fft.algorithm._SPECTRA_BYTES", 40_000)
-    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.fft.algorithm._SIGNALS_BYTES", 1)
+    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.fft.cost._SPECTRA_BYTES", 40_000)
+    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.fft.cost._SIGNALS_BYTES", 1)
     problem = convolution(f"conv_{direction} n5 c14 w200 k21 s40 pad20 g7")
-    groups, images = FftPlan(problem).at_once
-    assert (groups < 7) or (images < 5)
+    plan = choose_plan(problem)
+    assert plan.groups_at_once < 7 or plan.images_at_once < 5
     verify(problem)
 
 
@@ -102,47 +103,47 @@ def test_the_error_does_not_grow_with_the_taps() -> None:
         compare(run(kernel, case, algorithm.workspace(problem, DEVICE), 1.0, 0.0), case, 1.0, 0.0, bound)
 
 
-# circles
+# overlap-save
 
 
 @given(
-    x=st.integers(1, 60), w=st.integers(1, 12), stride=st.integers(1, 4), before=st.integers(0, 15),
-    after=st.integers(0, 15), dilation=st.integers(1, 3), multiple=st.integers(0, 4), cuts_x=st.booleans(),
+    x=st.integers(1, 60), w=st.integers(1, 12), stride=st.integers(1, 4), padding=st.integers(0, 15),
+    after=st.integers(0, 15), dilation=st.integers(1, 3), multiple=st.integers(0, 4), is_of_x=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=150, deadline=None)
-def test_positions_meet_on_the_circle_where_they_meet_on_the_line(
-    x: int, w: int, stride: int, before: int, after: int, dilation: int, multiple: int, cuts_x: bool
+def test_elements_meet_modulo_the_length_where_they_meet_on_the_line(
+    x: int, w: int, stride: int, padding: int, after: int, dilation: int, multiple: int, is_of_x: bool
 ) -> None:
-    reach = (w - 1) * dilation
-    y = (x + before + after - reach - 1) // stride + 1
+    span = (w - 1) * dilation
+    y = (x + padding + after - span - 1) // stride + 1
     if y < 1:
         return
-    axis = CircleAxis(x, y, w, stride, before, dilation)
-    length = multiple * (reach + 1) + 1 if multiple else None
-    circle = length or axis.shortest(cuts_x)
-    if circle < reach + 1:
+    axis = FftAxis(x, y, w, stride, padding, dilation)
+    length = multiple * (span + 1) + 1 if multiple else None
+    points = length or axis.shortest(is_of_x)
+    if points < span + 1:
         return
-    blocks = axis.blocks(length, cuts_x)
+    blocks = axis.blocks(length, is_of_x)
     covered = [
-        i for block in blocks for run in [block.x if cuts_x else block.y] for i in range(run.first, run.last)
+        i for block in blocks for run in [block.x if is_of_x else block.y] for i in range(run.first, run.last)
     ]
-    assert covered == list(range(x if cuts_x else y))
-    wanted = {(i, j, (i * stride - before + j * dilation)) for i in range(y) for j in range(w)}
+    assert covered == list(range(x if is_of_x else y))
+    wanted = {(i, j, (i * stride - padding + j * dilation)) for i in range(y) for j in range(w)}
     wanted = {triple for triple in wanted if 0 <= triple[2] < x}
 
-    def places(run: Run) -> dict[int, int]:
+    def points_of(run: Run) -> dict[int, int]:
         found = {}
-        for elements, positions in run.pieces(circle):
-            found |= dict(zip(range(circle)[positions], range(elements.start, elements.stop), strict=True))
+        for elements, its_points in run.pieces(points):
+            found |= dict(zip(range(points)[its_points], range(elements.start, elements.stop), strict=True))
         assert len(found) == run.last - run.first
         return found
 
     met = set()
     for block in blocks:
-        xs, ys, ws = places(block.x), places(block.y), places(axis.taps)
+        xs, ys, ws = points_of(block.x), points_of(block.y), points_of(axis.taps)
         for (q, i), (v, j) in itertools.product(ys.items(), ws.items()):
-            if (q + v) % circle in xs:
-                met.add((i, j, xs[(q + v) % circle]))
+            if (q + v) % points in xs:
+                met.add((i, j, xs[(q + v) % points]))
     assert met == wanted
 
 
@@ -194,10 +195,10 @@ def test_filters_of_thousands_of_taps_are_its_own(direction: str) -> None:
     problem = convolution(f"conv_{direction} n2 c768 w8191 k768 s4096 g768")
     takers = [a for a in algorithms(problem, "cpu") if a.refuse(problem, DEVICE) is None]
     assert min(takers, key=lambda a: a.estimate(problem, DEVICE)).name == "fft"
-    assert FftPlan(problem).places[-1] < 32 << 20
+    assert choose_plan(problem).workspace < 32 << 20
 
 
 @given(st.integers(1, 200_000))
-def test_lengths_of_circles_are_the_next_that_suit_real_transforms(least: int) -> None:
+def test_lengths_are_the_next_that_suit_real_transforms(least: int) -> None:
     fft = pytest.importorskip("scipy.fft")
     assert smooth_length(least) == fft.next_fast_len(least, real=True)

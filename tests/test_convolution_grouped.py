@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 import conformance
@@ -56,6 +59,29 @@ def test_images(direction: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert Grouped().refuse(problem, DEVICE) is None
     monkeypatch.setattr(conformance, "algorithms", lambda *_: [Grouped()])
     check(problem)
+
+
+@pytest.mark.parametrize("operand", [0, 1])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("shape", SHAPES[:6])
+def test_an_infinity_stays_in_its_group(shape: str, direction: str, operand: int) -> None:
+    problem = convolution(f"conv_{direction} {shape} nhwc")
+    algorithm = GroupedWgrad() if direction == "bwd_filter" else Grouped()
+    inputs = [np.ones(each.descriptor.shape, np.float32) for each in problem.inputs]
+
+    def group_1(tensor: np.ndarray[Any, Any], is_filter: bool) -> np.ndarray[Any, Any]:
+        """Its channels, in a view with the channels first."""
+        channels = tensor if is_filter else tensor.swapaxes(0, 1)
+        size = len(channels) // problem.groups
+        return channels[size : 2 * size]
+
+    group_1(inputs[operand], direction != "bwd_filter" and operand == 1)[...] = np.inf
+    case, room = make_case(problem, given=inputs), algorithm.workspace(problem, DEVICE)
+    (result,) = run(algorithm.build(problem, DEVICE), case, room, 1.0, 0.0)
+    finite = np.isfinite(result)
+    own = group_1(finite, direction == "bwd_filter")
+    assert not own.all()
+    assert np.count_nonzero(~finite) == np.count_nonzero(~own)
 
 
 @pytest.mark.parametrize(

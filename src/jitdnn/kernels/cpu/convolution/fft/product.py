@@ -1,9 +1,9 @@
 """Products of spectra, summed: the middle of a convolution by Fourier transforms.
 
-    r[g, i, j, f] = sum over k of  a[g, i, k, f] * b[g, j, k, f]        plus what was there, if asked
+    r[g, i, j, f] = sum over k of  a[g, i, k, f] * b[g, j, k, f]        plus the former r, if beta is 1
 
-or the conjugate of a in its place. Complex numbers are pairs of neighbours. Every frequency is for itself, so
-frequencies are in the lanes, and a task takes some of them of one group.
+or the conjugate of a in its place. Complex numbers are pairs of neighbours. Frequencies are in the lanes, since no sum
+runs over them, and a task is some of them of one group.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import Library, load
 
-_BLOCK = 1024  # reals of a task
-_ROWS, _COLUMNS = 3, 4  # sums in registers
+_TASK_REALS = 1024
+_ROWS, _COLUMNS = 3, 4  # the register tile: sums for i and for j
 _POINTERS = 3
 
 
@@ -40,7 +40,7 @@ class ProductShape:
 
 
 def product_library(device: CpuDevice, dtype: str, is_conjugate: bool) -> Library:
-    """The code of the products of spectra whose parts are of ``dtype``; with the conjugate of a if asked."""
+    """The code of the products of spectra whose parts are of ``dtype``; with the conjugate of a if ``is_conjugate``."""
 
     def generate(module: Module) -> None:
         _trace(module, dtype, is_conjugate)
@@ -51,7 +51,7 @@ def product_library(device: CpuDevice, dtype: str, is_conjugate: bool) -> Librar
 def product_kernel(library: Library, device: CpuDevice, shape: ProductShape) -> CpuKernel:
     """The kernel ``(stream, (a, b, r), alpha, beta, workspace)`` of one shape; r is added to if beta is 1."""
     groups, *extents, a, b, r = astuple(shape)
-    tasks = groups * ceil_div(shape.reals, _BLOCK)
+    tasks = groups * ceil_div(shape.reals, _TASK_REALS)
     return CpuKernel(library, [("product", tasks)], _POINTERS, device.threads, [*extents, *a, *b, *r])
 
 
@@ -63,44 +63,44 @@ def _trace(module: Module, dtype: str, is_conjugate: bool) -> None:
         arguments = Arguments(k, args, _POINTERS)
         rows, columns, depth, reals = (arguments.extra(i) for i in range(4))
         strides = [[arguments.extra(4 + 3 * i + axis) for axis in range(3)] for i in range(3)]
-        blocks = (reals + (_BLOCK - 1)) // _BLOCK
-        group, first = task // blocks, task % blocks * _BLOCK
+        blocks = (reals + (_TASK_REALS - 1)) // _TASK_REALS
+        group, first = task // blocks, task % blocks * _TASK_REALS
         tensors = [arguments.pointer(i, dtype) + group * strides[i][0] for i in range(3)]
         adds = arguments.beta(dtype) != 0.0
-        for f in k.range(first, (first + _BLOCK).min(reals), lanes):
-            places = [tensor + f for tensor in tensors]
+        for f in k.range(first, (first + _TASK_REALS).min(reals), lanes):
+            starts = [tensor + f for tensor in tensors]
             is_whole = f + lanes <= reals
             for mask in (None, k.mask(reals - f, lanes)):
                 with k.when(is_whole if mask is None else ~is_whole):
-                    code = _Tile(k, places, strides, (depth, adds), is_conjugate, lanes, mask)
+                    code = _Tile(k, starts, strides, (depth, adds), is_conjugate, lanes, mask)
                     done = rows // _ROWS * _ROWS
                     for height, start, stop in ((_ROWS, 0, done), (1, done, rows)):
                         for i in k.range(start, stop, height):
                             whole = columns // _COLUMNS * _COLUMNS
                             for j in k.range(0, whole, _COLUMNS):
-                                code.sum_up(i, height, j, _COLUMNS)
+                                code.accumulate(i, height, j, _COLUMNS)
                             for j in k.range(whole, columns):
-                                code.sum_up(i, height, j, 1)
+                                code.accumulate(i, height, j, 1)
 
 
 class _Tile:
     def __init__(
-        self, k: Builder, places: list[Pointer], strides: list[list[Value]], depth: tuple[Value, Value],
+        self, k: Builder, starts: list[Pointer], strides: list[list[Value]], depth: tuple[Value, Value],
         is_conjugate: bool, lanes: int, mask: Value | None,
     ) -> None:  # fmt: skip
         self.k, self.lanes, self.mask = k, lanes, mask
-        (self.a, self.b, self.r), (self.a_strides, self.b_strides, self.r_strides) = places, strides
+        (self.a, self.b, self.r), (self.a_strides, self.b_strides, self.r_strides) = starts, strides
         self.depth, self.adds = depth
         self.dtype = self.a.dtype
-        # (re, im) of b times i, or times -i for the conjugate of a: its parts exchanged and one of them negated
+        # b times i, or times -i for the conjugate of a, is b with its parts exchanged and one of them negated
         ones = k.constant(1.0, self.dtype, lanes)
         signs = k.shuffle(
             ones, -ones, [lane + lanes * ((lane % 2 == 0) != is_conjugate) for lane in range(lanes)]
         )
         self.signs = signs
 
-    def sum_up(self, i: Value, height: int, j: Value, width: int) -> None:
-        """The results of some rows and columns, from (i, j) on."""
+    def accumulate(self, i: Value, height: int, j: Value, width: int) -> None:
+        """A register tile of ``height`` x ``width`` results, from (i, j) on, over the whole depth."""
         k, lanes = self.k, self.lanes
         index = list(itertools.product(range(height), range(width)))
         sums = {at: k.register(k.constant(0.0, self.dtype, lanes)) for at in index}
@@ -111,12 +111,12 @@ class _Tile:
             parts = [(k.shuffle(left, left, even), k.shuffle(left, left, odd)) for left in lefts]
             for column in range(width):
                 right = b.load((j + column) * self.b_strides[1], lanes, self.mask)
-                turned = k.shuffle(right, right, [lane ^ 1 for lane in range(lanes)]) * self.signs
+                rotated = k.shuffle(right, right, [lane ^ 1 for lane in range(lanes)]) * self.signs
                 for row, (real, imaginary) in enumerate(parts):
                     register = sums[row, column]
-                    register.set(k.fma(imaginary, turned, k.fma(real, right, register.get())))
+                    register.set(k.fma(imaginary, rotated, k.fma(real, right, register.get())))
         for (row, column), register in sums.items():
-            place = self.r + ((i + row) * self.r_strides[1] + (j + column) * self.r_strides[2])
+            target = self.r + ((i + row) * self.r_strides[1] + (j + column) * self.r_strides[2])
             with when(k, self.adds):
-                register += place.load(0, lanes, self.mask)
-            place.store(register.get(), 0, self.mask)
+                register += target.load(0, lanes, self.mask)
+            target.store(register.get(), 0, self.mask)

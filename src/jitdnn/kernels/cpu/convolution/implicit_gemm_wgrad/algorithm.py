@@ -9,7 +9,9 @@ from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan, ways
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.code import POINTERS, trace
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.cost import choose_plan, cycles
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
@@ -19,7 +21,7 @@ from jitdnn.rtcg.isa import Isa
 
 
 class ImplicitGemmWgrad(Algorithm):
-    """Backward filter; see plan.py."""
+    """wgrad; the loop nest is drawn in plan.py."""
 
     name = "implicit_gemm_filter"
     problem = Convolution
@@ -36,7 +38,7 @@ class ImplicitGemmWgrad(Algorithm):
     def _plan(self, problem: Problem, device: Device) -> ImplicitGemmWgradPlan:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        return _cheapest(problem, device.isa)
+        return _plan(problem, device.isa)
 
     def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return self._plan(problem, device).workspace(device.threads)
@@ -44,7 +46,7 @@ class ImplicitGemmWgrad(Algorithm):
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
-        return seconds_of(problem, device, plan.cycles() + cycles_apart(problem), plan.tasks)
+        return seconds_of(problem, device, cycles(plan) + cycles_apart(problem), plan.tasks)
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
@@ -52,12 +54,12 @@ class ImplicitGemmWgrad(Algorithm):
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
-        library = load(self.name, str(problem), device.isa, lambda module: plan.trace(module, 3))
-        threads, needed = useful_threads(device, plan.cycles()), plan.workspace(device.threads)
-        return CpuKernel(library, plan.phases(), 3, threads, workspace=needed)
+        library = load(self.name, str(problem), device.isa, lambda module: trace(module, plan))
+        threads, needed = useful_threads(device, cycles(plan)), plan.workspace(device.threads)
+        return CpuKernel(library, plan.phases(), POINTERS, threads, workspace=needed)
 
 
 @lru_cache(256)
-def _cheapest(problem: Convolution, isa: Isa) -> ImplicitGemmWgradPlan:
-    (whole,) = lower_convolution(problem)
-    return min(ways(whole, isa), key=ImplicitGemmWgradPlan.cycles)
+def _plan(problem: Convolution, isa: Isa) -> ImplicitGemmWgradPlan:
+    (c,) = lower_convolution(problem)
+    return choose_plan(c, isa)

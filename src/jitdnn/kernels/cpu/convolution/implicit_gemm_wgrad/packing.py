@@ -1,7 +1,8 @@
-"""Copies for a filter's gradient: the block of x with its zeros, and dy with its channels as lanes.
+"""Packing for wgrad: a block of x with its padding as an input tile, and of dy as a panel of vectors of channels.
 
-Both are made anew for every block, by the task that reads them, and stay in the cache until they are used up. So they
-are written for many short rows: which lanes of a row are in the image is settled once a block.
+Input tile: [image][channel][d][h][w], or with channels last [image][d][h][w][channel], as `InputTile` says. Panel:
+[pixel][vectors * lanes of k]. Both are packed by the task that reads them, for every block, and stay in the cache until
+then. Rows are short and many, so the masks of the vectors of a row are made once a block.
 """
 
 from __future__ import annotations
@@ -16,39 +17,45 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 
-_KEPT_MASKS = 6  # of the vectors of a row; a longer row finds out as it goes
-_AHEAD = 128  # elements of a row of dy that are asked for in time; of a shorter one, those of the channels that follow
-_BYTES_AHEAD = (
-    2048  # of x, in whole channels: their rows are too short for the processor to see where they go
-)
-TURNED_STEPS = (1, 2, 3, 4)  # between pixels, for which squares are loaded without gathering
+_MOST_MASKS = 6  # vectors of a row whose masks are made once a block; longer rows make them as they go
+_PREFETCH_DY = 128  # elements along a row of dy; in a shorter row the channels that follow are prefetched
+_PREFETCH_X_BYTES = 2048  # in whole channels, whose rows are too short for the hardware to prefetch
+_TRANSPOSED_STEPS = (1, 2, 3, 4)  # distances between pixels of dy for which no gather is needed
 
 
-def trace_input_tile(module: Module, name: str, c: Correlation, input_tile: InputTile) -> Function:
-    """Trace ``name(x, input tile, batches, channels, d, h, w)``: copy the block whose first result is (d, h, w).
+def trace_input_tile(
+    module: Module, name: str, c: Correlation, input_tile: InputTile, unpadded: tuple[bool, bool, bool]
+) -> Function:
+    """Trace ``name(x, input tile, batches, channels, d, h, w)``: pack the block whose first pixel is (d, h, w).
 
-    ``x`` points to the first channel to copy of the block's first image; ``batches`` images and ``channels`` channels
-    are there. Up to two vectors beyond the input tile are written, too.
+    ``x`` points to the first channel to pack of the block's first image; ``batches`` images and ``channels`` channels
+    are there. An ``unpadded`` axis is in one block, whose pixel is 0. Up to two vectors beyond the input tile are
+    written, too.
     """
     with module.function(
         name, x=c.x.dtype, input_tile=c.dtype, batches=None, channels=None, d=None, h=None, w=None
     ) as (
         k, (x, target, batches, channels, *starts), function,
     ):  # fmt: skip
-        origins = [s * axis.step + axis.taps.lowest for s, axis in zip(starts, c.axes, strict=True)]
-        copy = _InputTileCopy(k, c, input_tile, origins)
-        if input_tile.is_channels_last and not copy.is_dense:
-            copy.pixels(x, target, batches, channels)
+        origins = [
+            start * (1 if is_unpadded else axis.step) + low
+            for start, axis, low, is_unpadded in zip(starts, c.axes, input_tile.lows, unpadded, strict=True)
+        ]
+        pack = _InputTilePacking(k, c, input_tile, origins)
+        if input_tile.is_channels_last and not pack.is_dense:
+            pack.pixels(x, target, batches, channels)
         else:
-            copy.rows(x, target, batches, channels)
+            pack.rows(x, target, batches, channels)
     return function
 
 
-class _InputTileCopy:
+class _InputTilePacking:
+    """The code that packs one block of x; ``origins`` is the position of its first element on each axis."""
+
     def __init__(self, k: Builder, c: Correlation, input_tile: InputTile, origins: Sequence[Value]) -> None:
         self.k, self.c, self.input_tile, self.origins = k, c, input_tile, origins
         self.lanes = k.lanes(c.dtype)
-        # positions of the input from one element of the input tile to the next
+        # positions of x from one element of the input tile to the next: with one tap only those that are read
         self.steps = [axis.step if axis.taps.count <= 1 else 1 for axis in c.axes]
         self.zero = k.constant(0, c.dtype, self.lanes)
         # channels last, and all of them: a row of pixels is a single run
@@ -66,58 +73,60 @@ class _InputTileCopy:
         k, c, input_tile = self.k, self.c, self.input_tile
         vectors = ceil_div(self.run, self.lanes)
         masks = [
-            self._mask(k.integer(j * self.lanes)) for j in range(vectors if vectors <= _KEPT_MASKS else 0)
+            self._mask(k.integer(j * self.lanes)) for j in range(vectors if vectors <= _MOST_MASKS else 0)
         ]
         for n in k.range(batches):
-            image, place = x + n * c.x.batch, target + n * input_tile.batch
+            image, target_image = x + n * c.x.batch, target + n * input_tile.batch
             for channel in k.range(1 if self.is_dense else channels):
-                plane, own = image + channel * c.x.channels, place + channel * input_tile.channels
-                for row, inside, to in self._lines(plane, own):
-                    with k.when(inside):
+                plane = image + channel * c.x.channels
+                target_plane = target_image + channel * input_tile.channels
+                for row, is_inside, target_row in self._rows_of(plane, target_plane):
+                    with k.when(is_inside):
                         if masks:
                             for j, mask in enumerate(masks):
-                                self._move(row, k.integer(j * self.lanes), mask, to)
+                                self._copy(row, k.integer(j * self.lanes), mask, target_row)
                         else:
-                            self._long_row(row, to)
-                    with k.when(~inside):
+                            self._long_row(row, target_row)
+                    with k.when(~is_inside):
                         for at in k.range(0, self.run, self.lanes):
-                            to.store(self.zero, at)
+                            target_row.store(self.zero, at)
 
-    def _long_row(self, row: Pointer, to: Pointer) -> None:
+    def _long_row(self, row: Pointer, target: Pointer) -> None:
         k, last = self.k, (self.lanes - 1) * self.steps[2]
         for j in k.range(0, self.run, self.lanes):
             first = self.first + j * self.steps[2]
             is_whole = (first >= 0) & (first + last < self.positions)
             with k.when(is_whole):
-                self._move(row, j, None, to)
+                self._copy(row, j, None, target)
             with k.when(~is_whole):
-                self._move(row, j, self._mask(j), to)
+                self._copy(row, j, self._mask(j), target)
 
     def _mask(self, at: Value) -> Value:
         """The lanes of a row's vector that lie in the image: lane i is position first + i * step."""
         k, step = self.k, self.steps[2]
         first = self.first + at * step
         mask = k.mask((k.integer(self.positions) - first + (step - 1)).max(0) // step, self.lanes)
-        if self.c.axes[2].taps.lowest < 0:
+        if self.input_tile.lows[2] < 0:
             mask = mask & ~k.mask((k.integer(step - 1) - first).max(0) // step, self.lanes)
         return mask
 
-    def _move(self, row: Pointer, at: Value, mask: Value | None, to: Pointer) -> None:
+    def _copy(self, row: Pointer, at: Value, mask: Value | None, target: Pointer) -> None:
+        """A vector of a row, from element ``at`` of the row of the input tile on."""
         stride = self.stride
         offset = (self.first + at * self.steps[2]) * stride
         vector = row.load_strided(offset, stride * self.steps[2], self.lanes, mask)
         if stride == 0 and mask is not None:
             vector = self.k.select(mask, vector, 0.0)  # a broadcast load ignores the mask
         for line in range(max(1, min(4, abs(stride * self.steps[2])))):
-            row.prefetch(offset + (self._ahead + line * self.lanes))
-        to.store(vector, at)
+            row.prefetch(offset + (self._prefetch_distance + line * self.lanes))
+        target.store(vector, at)
 
     @property
-    def _ahead(self) -> int:
+    def _prefetch_distance(self) -> int:
         if self.is_dense:
-            return _BYTES_AHEAD // ITEM_BYTES[self.c.dtype]
+            return _PREFETCH_X_BYTES // ITEM_BYTES[self.c.dtype]
         plane = math.prod(self.input_tile.extents) * ITEM_BYTES[self.c.dtype]
-        return ceil_div(_BYTES_AHEAD, plane) * self.c.x.channels
+        return ceil_div(_PREFETCH_X_BYTES, plane) * self.c.x.channels
 
     def pixels(self, x: Pointer, target: Pointer, batches: Value, channels: Value) -> None:
         """Channels last: the channels of one pixel after the other."""
@@ -125,38 +134,39 @@ class _InputTileCopy:
         whole = channels // lanes * lanes
         tail = k.mask(channels - whole, lanes)
         for n in k.range(batches):
-            for row, inside, to in self._lines(x + n * c.x.batch, target + n * input_tile.batch):
+            image, target_image = x + n * c.x.batch, target + n * input_tile.batch
+            for row, is_row_inside, target_row in self._rows_of(image, target_image):
                 for p in k.range(input_tile.extents[2]):
                     w = self.origins[2] + p * self.steps[2]
-                    here = inside & _within(w, c.axes[2])
-                    pixel, place = row + w * c.x.space[2], to + p * input_tile.space[2]
-                    with k.when(here):
+                    is_inside = is_row_inside & _is_inside(w, c.axes[2])
+                    pixel, target_pixel = row + w * c.x.space[2], target_row + p * input_tile.space[2]
+                    with k.when(is_inside):
                         for channel in k.range(0, whole, lanes):
-                            place.store(pixel.load(channel, lanes), channel)
-                        place.store(pixel.load(whole, lanes, tail), whole)
-                    with k.when(~here):
+                            target_pixel.store(pixel.load(channel, lanes), channel)
+                        target_pixel.store(pixel.load(whole, lanes, tail), whole)
+                    with k.when(~is_inside):
                         for channel in k.range(0, channels, lanes):
-                            place.store(self.zero, channel)
+                            target_pixel.store(self.zero, channel)
 
-    def _lines(self, image: Pointer, place: Pointer) -> Iterator[tuple[Pointer, Value, Pointer]]:
-        """Each row of the input tile along the last axis: where it comes from, whether that exists, where it goes."""
+    def _rows_of(self, image: Pointer, target: Pointer) -> Iterator[tuple[Pointer, Value, Pointer]]:
+        """Each row of the input tile along the last axis: its source, whether that is in the image, and its target."""
         k, c, input_tile = self.k, self.c, self.input_tile
         for i in k.range(input_tile.extents[0]):
             d = self.origins[0] + i * self.steps[0]
             for j in k.range(input_tile.extents[1]):
                 h = self.origins[1] + j * self.steps[1]
-                inside = _within(d, c.axes[0]) & _within(h, c.axes[1])
+                is_inside = _is_inside(d, c.axes[0]) & _is_inside(h, c.axes[1])
                 source = image + (d * c.x.space[0] + h * c.x.space[1])
-                yield source, inside, place + (i * input_tile.space[0] + j * input_tile.space[1])
+                yield source, is_inside, target + (i * input_tile.space[0] + j * input_tile.space[1])
 
 
-def _within(position: Value, axis: Axis) -> Value:
+def _is_inside(position: Value, axis: Axis) -> Value:
     return (position >= 0) & (position < axis.positions)
 
 
-def is_panel_turned(c: Correlation) -> bool:
-    """True if pixels of dy lie closer together than its channels."""
-    return c.y.space[2] in TURNED_STEPS and abs(c.y.channels) > c.y.space[2]
+def is_panel_transposed(c: Correlation) -> bool:
+    """True if pixels of dy lie closer together than its channels: vectors of pixels are loaded and transposed."""
+    return c.y.space[2] in _TRANSPOSED_STEPS and abs(c.y.channels) > c.y.space[2]
 
 
 def trace_panel(
@@ -165,31 +175,31 @@ def trace_panel(
     """Trace ``name(dy, panel, valid, n, d, h, w)``: a block of dy as [pixel][``vectors`` vectors of channels].
 
     ``dy`` points to the first pixel and channel; ``valid`` channels, at least one, are there, and n x d x h x w
-    pixels. What lies in the other lanes is numbers of dy again, or zero.
+    pixels. The other lanes hold elements of dy again, or zero.
     """
     with module.function(
         name, dy=c.y.dtype, panel=c.dtype, valid=None, n=None, d=None, h=None, w=None
     ) as (k, (dy, panel, valid, *extents), function):  # fmt: skip
         lanes, y = k.lanes(c.dtype), c.y
-        joined = block[3] == c.axes[2].results and y.space[1] == c.axes[2].results * y.space[2]
-        run = extents[2] * extents[3] if joined else extents[3]
-        is_turned = is_panel_turned(c)
-        masks = [] if is_turned else [k.mask(valid - v * lanes, lanes) for v in range(vectors)]
+        is_joined = block[3] == c.axes[2].results and y.space[1] == c.axes[2].results * y.space[2]
+        run = extents[2] * extents[3] if is_joined else extents[3]
+        is_transposed = is_panel_transposed(c)
+        masks = [] if is_transposed else [k.mask(valid - v * lanes, lanes) for v in range(vectors)]
         for n in k.range(extents[0]):
             for d in k.range(extents[1]):
-                for h in k.range(1 if joined else extents[2]):
+                for h in k.range(1 if is_joined else extents[2]):
                     row = dy + (n * y.batch + d * y.space[0] + h * y.space[1])
                     pixel = ((n * block[1] + d) * block[2] + h) * block[3]
-                    to = panel + pixel * (vectors * lanes)
-                    if is_turned:
-                        _turn_run(k, row, y.channels, y.space[2], valid, run, to, vectors)
+                    target = panel + pixel * (vectors * lanes)
+                    if is_transposed:
+                        _transpose_run(k, row, y.channels, y.space[2], valid, run, target, vectors)
                     else:
-                        _copy_run(k, row, y.channels, y.space[2], run, to, masks)
+                        _copy_run(k, row, y.channels, y.space[2], run, target, masks)
     return function
 
 
 def _copy_run(
-    k: Builder, row: Pointer, channels: int, step: int, run: Value, to: Pointer, masks: Sequence[Value]
+    k: Builder, row: Pointer, channels: int, step: int, run: Value, target: Pointer, masks: Sequence[Value]
 ) -> None:
     """Pixel by pixel, where channels are neighbours (or nothing is)."""
     lanes = masks[0].lanes
@@ -198,55 +208,56 @@ def _copy_run(
             vector = row.load_strided(p * step + v * lanes * channels, channels, lanes, mask)
             if channels == 0:
                 vector = k.select(mask, vector, 0.0)
-            to.store(vector, (p * len(masks) + v) * lanes)
+            target.store(vector, (p * len(masks) + v) * lanes)
 
 
-def _turn_run(
-    k: Builder, row: Pointer, channels: int, step: int, valid: Value, run: Value, to: Pointer, vectors: int
+def _transpose_run(
+    k: Builder,
+    row: Pointer,
+    channels: int,
+    step: int,
+    valid: Value,
+    run: Value,
+    target: Pointer,
+    vectors: int,
 ) -> None:
-    """A run of pixels of every channel, turned square by square: the last square overlaps the one before."""
-    lanes = k.lanes(to.dtype)
+    """A run of pixels of every channel, in squares of lanes x lanes: the last one overlaps the one before."""
+    lanes = k.lanes(target.dtype)
     pitch = vectors * lanes
     is_long = run >= lanes
     for v in k.range(vectors):
         left = valid - v * lanes
-        source, place = row + v * (lanes * channels), to + v * lanes
+        source, own = row + v * (lanes * channels), target + v * lanes
         with k.when(is_long & (left >= lanes)):
-            _turn_squares(
-                k,
-                source,
-                [k.integer(i * channels) for i in range(lanes)],
-                lanes * channels,
-                step,
-                run,
-                place,
-                pitch,
-            )
+            offsets = [k.integer(i * channels) for i in range(lanes)]
+            _transpose_squares(k, source, offsets, lanes * channels, step, run, own, pitch)
         with k.when(is_long & (left < lanes)):
-            # lanes that no channel is left for take the last one again
-            places = [(left - 1).min(i) * channels for i in range(lanes)]
-            _turn_squares(k, source, places, lanes * channels, step, run, place, pitch)
+            # lanes without a channel repeat the last one
+            offsets = [(left - 1).min(i) * channels for i in range(lanes)]
+            _transpose_squares(k, source, offsets, lanes * channels, step, run, own, pitch)
         with k.when(~is_long):
             if step == 1:
-                copy_transposed(k, source, channels, left.max(0).min(lanes), run, place, pitch, lanes)
+                copy_transposed(k, source, channels, left.max(0).min(lanes), run, own, pitch, lanes)
             else:
                 mask = k.mask(left, lanes)
                 for p in k.range(run):
-                    place.store(source.load_strided(p * step, channels, lanes, mask), p * pitch)
+                    own.store(source.load_strided(p * step, channels, lanes, mask), p * pitch)
 
 
-def _turn_squares(
-    k: Builder, source: Pointer, channels: Sequence[Value], following: int, step: int, run: Value, to: Pointer,
-    pitch: int,
+def _transpose_squares(
+    k: Builder, source: Pointer, channels: Sequence[Value], next_channels: int, step: int, run: Value,
+    target: Pointer, pitch: int,
 ) -> None:  # fmt: skip
+    """Squares of a vector of pixels for each of the offsets ``channels``; those of the next vector of channels are
+    ``next_channels`` elements further."""
     lanes = len(channels)
     last = run - lanes
-    ahead = k.select(run >= 2 * _AHEAD, k.integer(_AHEAD), following)
+    distance = k.select(run >= 2 * _PREFETCH_DY, k.integer(_PREFETCH_DY), next_channels)
     for start in k.range(0, run, lanes):
         at = start.min(last)
-        # every lane is asked for, and between them nothing is read
+        # one load after the other, then all prefetches
         loaded = [source.load_strided(at * step + channel, step, lanes) for channel in channels]
         for channel in channels:
-            source.prefetch(at * step + channel + ahead)
+            source.prefetch(at * step + channel + distance)
         for i, vector in enumerate(transpose(k, loaded)):
-            to.store(vector, (at + i) * pitch)
+            target.store(vector, (at + i) * pitch)

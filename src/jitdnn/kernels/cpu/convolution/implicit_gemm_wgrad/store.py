@@ -1,7 +1,7 @@
-"""Finished sums of a filter's gradient to the user's dw: splits added, turned where needed, scaled and blended.
+"""Finished sums to dw: the sums of all splits added, transposed where dw needs it, scaled and blended.
 
-Sums are [channel][taps][lanes of results]. Where dw has channels or taps closer together than results, squares are
-transposed, along as long a run of dw as there is, so that whole cache lines are written.
+Sums are [channel][taps][lanes of k]. Where channels or taps are closer together in dw than k, squares of lanes x lanes
+are transposed, along the longest run of dw, so that whole cache lines are written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 @dataclass(frozen=True)
 class _Run:
-    """An axis of the rows: ``extent`` rows, or as many for each channel; steps in the sums and in dw."""
+    """An axis of the rows: ``extent`` rows, or as many for each channel; its strides in the sums and in dw."""
 
     extent: int
     is_of_channels: bool
@@ -25,23 +25,23 @@ class _Run:
     dw: int
 
 
-def filter_strides(c: Correlation) -> tuple[int, int, int, int]:
-    """Steps in dw along the channels and the taps."""
+def dw_strides(c: Correlation) -> tuple[int, int, int, int]:
+    """Strides of dw along the channels and the taps."""
     d, h, w = (axis.taps.increment * stride for axis, stride in zip(c.axes, c.w.space, strict=True))
     return c.w.channels, d, h, w
 
 
-def is_turned(c: Correlation) -> bool:
-    """True if results lie further apart in dw than something of the rows."""
+def is_dw_transposed(c: Correlation) -> bool:
+    """True if channels or taps are closer together in dw than k."""
     return abs(_runs(c, (0, 0, 0, 0))[-1].dw) < abs(c.w.results)
 
 
-def _runs(c: Correlation, sums: Sequence[int]) -> list[_Run]:
-    """The axes of the rows, the closest in dw last, with neighbouring ones joined where they are one."""
+def _runs(c: Correlation, sum_strides: Sequence[int]) -> list[_Run]:
+    """The axes of the rows, that of the smallest stride in dw last; neighbours that are one run are joined."""
     extents = (1, *(axis.taps.count for axis in c.axes))
     runs = [
         _Run(extent, i == 0, step, stride)
-        for i, (extent, step, stride) in enumerate(zip(extents, sums, filter_strides(c), strict=True))
+        for i, (extent, step, stride) in enumerate(zip(extents, sum_strides, dw_strides(c), strict=True))
         if extent > 1 or i == 0
     ]
     runs.sort(key=lambda run: -abs(run.dw))
@@ -59,23 +59,25 @@ def _runs(c: Correlation, sums: Sequence[int]) -> list[_Run]:
     return joined
 
 
-def trace_finish(
-    module: Module, name: str, c: Correlation, vectors: int, rows: Sequence[int], splits: int, split: int
-) -> Function:
+def trace_store(
+    module: Module, name: str, c: Correlation, vectors: int, sum_strides: Sequence[int], split_k: int,
+    split_stride: int,
+) -> Function:  # fmt: skip
     """Trace ``name(sums, scale, dw, valid, channels)``: all taps of ``channels`` channels of one panel.
 
-    A panel is ``vectors`` vectors of results, of which ``valid`` are there; ``rows`` are the steps in the sums along
-    the channels and the taps. ``splits`` sums, ``split`` elements apart, are added. ``scale`` points to alpha and beta.
+    A panel is ``vectors`` vectors of output channels, of which ``valid`` are there; ``sum_strides`` are those along the
+    channels and the taps. The sums of ``split_k`` splits, ``split_stride`` elements apart, are added. ``scale`` points
+    to alpha and beta.
     """
     with module.function(
         name, sums=c.dtype, scale="f64", dw=c.w.dtype, valid=None, channels=None
     ) as (k, (sums, scale, dw, valid, channels), function):  # fmt: skip
         alpha, beta = (k.convert(scale.load(i), c.dtype) for i in range(2))
-        code = _Finish(k, c, Blend(k, alpha, beta, None), splits, split)
-        *outer, run = _runs(c, rows)
+        code = _Store(k, c, Blend(k, alpha, beta, None), split_k, split_stride)
+        *outer, run = _runs(c, sum_strides)
         extent = channels * run.extent if run.is_of_channels else k.integer(run.extent)
-        for source, target in _places(k, outer, sums, dw, channels):
-            if is_turned(c):
+        for source, target in _each_run(k, outer, sums, dw, channels):
+            if is_dw_transposed(c):
                 for v in k.range(vectors):
                     lane = v * code.lanes
                     code.squares(source + lane, target + lane * c.w.results, run, extent, valid - lane)
@@ -85,44 +87,45 @@ def trace_finish(
     return function
 
 
-def _places(
-    k: Builder, runs: Sequence[_Run], sums: Pointer, dw: Pointer, channels: Value
+def _each_run(
+    k: Builder, outer: Sequence[_Run], sums: Pointer, dw: Pointer, channels: Value
 ) -> Iterator[tuple[Pointer, Pointer]]:
-    if not runs:
+    """Loops over the ``outer`` axes: where each innermost run begins in the sums and in dw."""
+    if not outer:
         yield sums, dw
         return
-    first, *rest = runs
+    first, *rest = outer
     for i in k.range(channels * first.extent if first.is_of_channels else first.extent):
-        yield from _places(k, rest, sums + i * first.sums, dw + i * first.dw, channels)
+        yield from _each_run(k, rest, sums + i * first.sums, dw + i * first.dw, channels)
 
 
-class _Finish:
-    def __init__(self, k: Builder, c: Correlation, blend: Blend, splits: int, split: int) -> None:
-        self.k, self.c, self.blend, self.splits, self.split = k, c, blend, splits, split
+class _Store:
+    def __init__(self, k: Builder, c: Correlation, blend: Blend, split_k: int, split_stride: int) -> None:
+        self.k, self.c, self.blend, self.split_k, self.split_stride = k, c, blend, split_k, split_stride
         self.lanes = k.lanes(c.dtype)
 
-    def _totals(self, places: Sequence[Pointer]) -> list[Value]:
-        """A vector of sums from each place, of all splits in their order."""
-        totals = [self.k.register(place.load(0, self.lanes)) for place in places]
-        for split in self.k.range(1, self.splits):
-            for total, place in zip(totals, places, strict=True):
-                total += place.load(split * self.split, self.lanes)
+    def _totals(self, sums: Sequence[Pointer]) -> list[Value]:
+        """A vector at each pointer, the sum of all splits in their order."""
+        totals = [self.k.register(one.load(0, self.lanes)) for one in sums]
+        for split in self.k.range(1, self.split_k):
+            for total, one in zip(totals, sums, strict=True):
+                total += one.load(split * self.split_stride, self.lanes)
         return [total.get() for total in totals]
 
     def row(self, sums: Pointer, dw: Pointer, valid: Value, vectors: int) -> None:
-        """Lanes as they are."""
+        """The vectors of one row as they are."""
         for v in range(vectors):
             at = v * self.lanes
             mask = self.k.mask(valid - at, self.lanes)
             (vector,) = self._totals([sums + at])
             self.blend.store(dw + at * self.c.w.results, self.c.w.results, vector, [], mask)
 
-    def squares(self, sums: Pointer, dw: Pointer, run: _Run, extent: Value, left: Value) -> None:
-        """A vector of results along a run of dw; rows beyond its end are the last one again, and not stored."""
+    def squares(self, sums: Pointer, dw: Pointer, run: _Run, extent: Value, valid: Value) -> None:
+        """One vector of k along a run of rows, transposed; rows beyond its end repeat the last and are not stored."""
         k, lanes = self.k, self.lanes
         for start in k.range(0, extent, lanes):
-            places = [sums + (start + i).min(extent - 1) * run.sums for i in range(lanes)]
+            rows = [sums + (start + i).min(extent - 1) * run.sums for i in range(lanes)]
             mask = k.mask(extent - start, lanes)
-            for i, vector in enumerate(transpose(k, self._totals(places))):
-                with k.when(left > i):
+            for i, vector in enumerate(transpose(k, self._totals(rows))):
+                with k.when(valid > i):
                     self.blend.store(dw + (start * run.dw + i * self.c.w.results), run.dw, vector, [], mask)

@@ -1,4 +1,4 @@
-"""The blocked gradient of a filter: every way in which it is divided, and the results that its taps reach."""
+"""wgrad as an implicit GEMM: every kind of blocking, and the pixels that remain when tiles are clipped."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ import conformance
 from convolution_cases import convolution
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.algorithm import ImplicitGemmWgrad
-from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan, ways
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.cost import choose_plan
+from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import (
-    cropped,
-    from_inside,
-    reached,
-    share_reached,
+    image_range,
+    valid_fraction,
+    valid_pixels,
+    without_padding_pixels,
 )
 from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
 
 
 def plan_of(words: str) -> ImplicitGemmWgradPlan:
     (whole,) = lower_convolution(convolution(words, "bwd_filter"))
-    return min(ways(whole, host(1).isa), key=ImplicitGemmWgradPlan.cycles)
+    return choose_plan(whole, host(1).isa)
 
 
 # what each shape is there for, as the plan for 16 lanes says it
 SHAPES: dict[str, Callable[[ImplicitGemmWgradPlan], bool]] = {
-    "n3 c130 h7 w7 k70 r1 s1": lambda p: not p.is_carried and p.cut.splits == 1,
-    "n2 c40 h33 w41 k24 r1 s1": lambda p: p.cut.splits > 1,
-    "n2 c24 h33 w41 k40 r1 s1 nhwc": lambda p: p.cut.splits > 1,
+    "n3 c130 h7 w7 k70 r1 s1": lambda p: not p.accumulates and p.blocking.split_k == 1,
+    "n2 c40 h33 w41 k24 r1 s1": lambda p: p.blocking.split_k > 1,
+    "n2 c24 h33 w41 k40 r1 s1 nhwc": lambda p: p.blocking.split_k > 1,
     "n2 c70 h40 w32 k9 r1 s1 stride2": lambda p: p.tile.vectors == 1,
     "n2 c32 h40 w36 k13 r1 s1 stride2": lambda p: p.is_swapped,
     "n2 c32 h36 w36 k13 r1 s1 stride2 nhwc": lambda p: p.is_swapped,
     "n1 c9 h12 w40 k70 r1 s1 stride4 bf16": lambda p: True,
-    "n2 c20 h7 w7 k33 r1 s1 stride2 pad3": lambda p: p.results[2:] == (3, 3),
-    "n1 c35 h19 w17 k20 r3 s3 pad6 dil6": lambda p: p.clipped == (False, True, True) and p.is_exact(1, 19),
+    "n2 c20 h7 w7 k33 r1 s1 stride2 pad3": lambda p: p.pixels[2:] == (3, 3),
+    "n1 c35 h19 w17 k20 r3 s3 pad6 dil6": lambda p: p.clipped == p.unpadded == (False, True, True),
+    "n1 c8 h20 w20 k16 r3 s3 pad5 dil5 stride2": lambda p: p.unpadded == (False, True, True),
     "n1 c35 h18 w17 k20 r3 s3 pad6 dil6 nhwc": lambda p: p.clipped == (False, True, True),
     "n2 c16 h5 w9 k18 r5 s5 pad2 g2": lambda p: p.clipped[1],
     "n1 c3 h9 w150 k20 r3 s3 pad1": lambda p: p.input_tile.extents[2] > 6 * 16,
-    "n2 c40 h24 w20 k34 r3 s3 pad1 stride2": lambda p: p.chunks > 1,
+    "n2 c40 h24 w20 k34 r3 s3 pad1 stride2": lambda p: p.channel_blocks > 1,
     "n2 c5 h9 w10 k6 r2 s2 stride2 w=nhwc": lambda p: True,
     "n1 c4 h3 w3 k5 r2 s2 pad4 dil5": lambda p: True,
     "n1 c3 d5 h6 w7 k18 t2 r3 s3 pad1 stride2 f64": lambda p: True,
@@ -55,7 +57,7 @@ SHAPES: dict[str, Callable[[ImplicitGemmWgradPlan], bool]] = {
 
 
 @pytest.mark.parametrize("words", SHAPES)
-def test_every_division(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_blocking(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarded memory, NaN around everything, bit equality for one and two threads: see conformance.py."""
     if host(1).isa.lanes("f32") == 16:
         assert SHAPES[words](plan_of(words)), "the shape no longer shows what it is there for"
@@ -72,19 +74,19 @@ AXES = st.builds(
 )  # fmt: skip
 
 
-def inside(axis: Axis, result: int, tap: int) -> bool:
-    return 0 <= result * axis.step + axis.taps.offset + tap * axis.taps.shift < axis.positions
+def is_inside(axis: Axis, pixel: int, tap: int) -> bool:
+    return 0 <= pixel * axis.step + axis.taps.offset + tap * axis.taps.shift < axis.positions
 
 
 @given(AXES, st.data())
 @settings(max_examples=300, deadline=None)
-def test_results_that_taps_reach(axis: Axis, data: st.DataObject) -> None:
+def test_pixels_whose_taps_read_inside(axis: Axis, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, axis.taps.count - 1))
     last = data.draw(st.integers(first, axis.taps.count - 1))
     taps = range(first, last + 1)
-    begin, end = reached(axis, first, last)
+    begin, end = valid_pixels(axis, first, last)
     assert 0 <= begin <= end <= axis.results
-    hits = [p for p in range(axis.results) if any(inside(axis, p, t) for t in taps)]
+    hits = [p for p in range(axis.results) if any(is_inside(axis, p, t) for t in taps)]
     assert all(begin <= p < end for p in hits)
     if first == last:
         assert end - begin == len(hits)
@@ -92,30 +94,30 @@ def test_results_that_taps_reach(axis: Axis, data: st.DataObject) -> None:
 
 @given(AXES)
 @settings(max_examples=200, deadline=None)
-def test_share_of_single_taps(axis: Axis) -> None:
-    hits = sum(inside(axis, p, t) for p in range(axis.results) for t in range(axis.taps.count))
-    assert share_reached(axis, 1) == pytest.approx(hits / max(1, axis.results * axis.taps.count))
+def test_fraction_of_single_taps(axis: Axis) -> None:
+    hits = sum(is_inside(axis, p, t) for p in range(axis.results) for t in range(axis.taps.count))
+    assert valid_fraction(axis, 1) == pytest.approx(hits / max(1, axis.results * axis.taps.count))
 
 
 @given(AXES.filter(lambda axis: axis.results > 0))
 @settings(max_examples=200, deadline=None)
-def test_positions_without_zeros(axis: Axis) -> None:
-    own = from_inside(axis, axis.results)
-    copied = range(own.taps.lowest, own.taps.lowest + own.taps.span + 1)
+def test_an_unpadded_input_tile_holds_all_that_is_read_inside(axis: Axis) -> None:
+    found = image_range(axis, axis.results)
+    packed = range(found.low, found.low + found.extent)
     for p in range(axis.results):
         for t in range(axis.taps.count):
-            if inside(axis, p, t):
-                assert p * axis.step + axis.taps.offset + t * axis.taps.shift in copied
+            if is_inside(axis, p, t):
+                assert p * axis.step + axis.taps.offset + t * axis.taps.shift in packed
 
 
 def test_long_images_are_cut_into_blocks_that_fill_the_cache() -> None:
     plan = plan_of("n2 c32 d128 h128 w128 k4 t1 r1 s1")
-    assert 200 < math.prod(plan.block) < 20_000
+    assert 200 < math.prod(plan.blocking.block) < 20_000
 
 
-def test_cropping_keeps_what_taps_reach() -> None:
+def test_pixels_that_read_only_padding_are_left_out() -> None:
     (whole,) = lower_convolution(convolution("conv_bwd_filter n1 c2 h7 w9 k3 r1 s3 stride2 pad3x0"))
-    needed = cropped(whole)
+    needed = without_padding_pixels(whole)
     assert [axis.results for axis in whole.axes] == [1, 7, 4]
     assert [axis.results for axis in needed.axes] == [1, 3, 4]
     assert needed.axes[1].taps.offset == 1
