@@ -94,22 +94,22 @@ def test_over_pixels(words: str, tile: PixelTile) -> None:
     problem = convolution(words)
     for epilogue in (None, with_operand(problem)):
         rows = lower_rows(problem, epilogue.operands if epilogue else ())
-        verify(problem, [OverPixels(c, DEVICE.isa, columns, tile) for c, columns in rows], epilogue)
+        verify(problem, [OverPixels(c, DEVICE.isa, axes, tile) for c, axes in rows], epilogue)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_rows_slide_over_the_taps_of_a_tall_filter(direction: str) -> None:
     problem = convolution(f"conv_{direction} n1 c2 h14 w19 k2 r19 s17 pad9x8 g2")
-    ((c, columns),) = lower_rows(problem)
-    plan = OverPixels(c, DEVICE.isa, columns, PixelTile(1, 4, 1))
+    ((c, axes),) = lower_rows(problem)
+    plan = OverPixels(c, DEVICE.isa, axes, PixelTile(1, 4, 1))
     assert not plan.is_unrolled
     verify(problem, [plan])
 
 
 def test_taps_of_a_long_row_in_a_loop() -> None:
     problem = convolution("conv_fwd n1 c2 h5 w80 k3 r3 s71 pad1x40")
-    ((c, columns),) = lower_rows(problem)
-    plan = OverPixels(c, DEVICE.isa, columns, PixelTile(3, 1, 1))
+    ((c, axes),) = lower_rows(problem)
+    plan = OverPixels(c, DEVICE.isa, axes, PixelTile(3, 1, 1))
     assert not plan.is_row_unrolled
     verify(problem, [plan])
 

@@ -1,15 +1,16 @@
 """Convolution as its definition reads, from the caller's tensors to the caller's tensors.
 
 Three families of plans compute a correlation, and three more a filter's gradient (``wgrad_over_*``). They are named
-after what the lanes of a vector hold, which is what lies side by side in memory:
+after what the lanes of a vector hold: what lies side by side in memory.
 
-    over_pixels     neighbouring pixels of a row          channels first
-    over_channels   result channels, or summed ones       channels last
-    over_groups     the groups of a depthwise convolution channels last; over_groups_packed: small planes packed first
+    over_pixels         neighbouring pixels of a row             channels first
+    over_channels       result channels, or summed ones          channels last
+    over_groups         groups of a depthwise convolution        channels last
+    over_groups_packed  the same, of planes that are packed      small planes under large filters
 
-Sums stay in registers, those of a gradient with many taps in some KiB of the stack. ``Direct`` takes every
-convolution and needs no workspace. ``Depthwise`` and ``DepthwiseWgrad`` take groups of few channels, and offer besides
-what needs a workspace: packed planes, filters too large for the stack, and gradients with their rows split (split-K).
+Sums stay in registers, those of a gradient with many taps in some KiB of the stack. ``Direct`` takes every convolution
+and needs no workspace. ``Depthwise`` and ``DepthwiseWgrad`` take groups of few channels, and also offer what needs a
+workspace: packed planes, filters too large for the stack, and gradients with their rows split (split-K).
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ def _candidates(
     operands = epilogue.operands if epilogue else ()
     parts = [part.merged() for part in lower_convolution(problem, operands)]
     found: list[Sequence[DirectPlan]] = [
-        [pixels_cost.choose(c, columns, isa) for c, columns in lower_rows(problem, operands)]
+        [pixels_cost.choose(c, last_axes, isa) for c, last_axes in lower_rows(problem, operands)]
     ]
     if not takes_workspace:  # which only those with groups of few channels do: these fill no vector
         found.append([channels_cost.choose(nearest_axis_last(part), isa) for part in parts])

@@ -7,16 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jitdnn.devices.cpu import Arguments
+from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan
+from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS
 from jitdnn.kernels.cpu.correlation import Correlation, View
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Blend
 from jitdnn.kernels.cpu.microkernel.nontemporal import store_new
+from jitdnn.kernels.cpu.schedule.boundary import inside, when
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
-
-TENSORS = 3  # x, w and y, or x, dy and dw; the epilogue's operands follow
 
 
 def pointer_count(c: Correlation) -> int:
-    return TENSORS + len(c.operands)
+    """Of a kernel: those to x, w and y, and to the epilogue's operands."""
+    return POINTERS + len(c.operands)
 
 
 @contextlib.contextmanager
@@ -39,7 +41,7 @@ def tile_function(
 def results_of(arguments: Arguments, c: Correlation) -> list[tuple[Pointer, View]]:
     """y and the operands of the epilogue."""
     results = [(arguments.pointer(2, c.y.dtype), c.y)]
-    return results + [(arguments.pointer(TENSORS + i, v.dtype), v) for i, v in enumerate(c.operands)]
+    return results + [(arguments.pointer(POINTERS + i, v.dtype), v) for i, v in enumerate(c.operands)]
 
 
 def store_from(
@@ -68,14 +70,21 @@ def gradient_blend(k: Builder, scale: Pointer, dtype: str) -> Blend:
 
 
 @contextlib.contextmanager
-def sums_in_registers(registers: Iterable[Any], sums: Pointer, lanes: int) -> Iterator[None]:
-    """Load the sums of former passes into registers, and store them after the body."""
-    registers = list(registers)
-    for number, register in enumerate(registers):
-        register.set(sums.load(number * lanes, lanes))
-    yield
-    for number, register in enumerate(registers):
-        sums.store(register.get(), number * lanes)
+def pass_over_slice(
+    plan: DirectPlan, x: Pointer, dy: Pointer, sums: Pointer, d: Value, tap: Value, registers: Iterable[Any]
+) -> Iterator[tuple[Pointer, Pointer]]:
+    """A gradient's pass over slice ``d`` of dy and the slice of x that it meets by a tap, if there is one.
+
+    Yields pointers to the slices of x and dy. The sums of former passes are in the registers meanwhile.
+    """
+    c, lanes, axis, registers = plan.c, plan.lanes, plan.c.axes[0], list(registers)
+    at = d * axis.step + axis.taps.offset + tap * axis.taps.shift
+    with when(d.k, inside(axis, at, 1)):
+        for number, register in enumerate(registers):
+            register.set(sums.load(number * lanes, lanes))
+        yield x + at * c.x.space[0], dy + d * c.y.space[0]
+        for number, register in enumerate(registers):
+            sums.store(register.get(), number * lanes)
 
 
 def add_lanes(k: Builder, vectors: Sequence[Value]) -> Value:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.kernels.cpu.correlation import Correlation, View
-from jitdnn.kernels.cpu.schedule.work_units import Units
+from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
+from jitdnn.kernels.cpu.schedule.work_units import Units, walks_filter_first
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 
@@ -59,6 +60,35 @@ def merges_row_taps(c: Correlation, lanes: int) -> bool:
     if c.depth % lanes == 0 or c.x.channels != 1 or c.w.channels != 1 or axis.taps.count < 2:
         return False
     return axis.taps.shift == 1 and c.x.space[2] == axis.taps.increment * c.w.space[2] == c.depth
+
+
+def reads_of(axis: Axis, results: int, taps: int | None = None) -> dict[int, list[tuple[int, int]]]:
+    """(result, tap) of an axis by the position that they read, counted from position 0 of result 0.
+
+    With ``taps`` only so many of them, counted from the position that the first of them reads for result 0.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    offset, count = (axis.taps.offset, axis.taps.count) if taps is None else (0, taps)
+    for result, tap in itertools.product(range(results), range(count)):
+        found.setdefault(result * axis.step + offset + tap * axis.taps.shift, []).append((result, tap))
+    return dict(sorted(found.items()))
+
+
+def row_units(c: Correlation, channel_blocks: int, row_blocks: int, runs: int) -> Units:
+    """Work units of blocks of result channels, and of blocks of rows and runs of tiles along them.
+
+    Blocks of the filter are the outer loop where that reads less.
+    """
+    channels = [("channels", channel_blocks)]
+    space = [("slice", c.axes[0].results), ("rows", row_blocks), ("run", runs)]
+    order = channels + space if walks_filter_first(c) else space + channels
+    return Units((("image", c.batch), ("group", c.group_count), *order))
+
+
+def tap_tiles(c: Correlation, taps: int) -> list[range]:
+    """The taps of a filter's row, ``taps`` at a time."""
+    columns = c.axes[2].taps.count
+    return [range(at, min(columns, at + taps)) for at in range(0, columns, taps)]
 
 
 def nearest_axis_last(c: Correlation) -> Correlation:

@@ -26,14 +26,14 @@ from jitdnn.rtcg.builder import Function, Module, Pointer, Value
 def trace(module: Module, prefix: str, plan: OverChannels, extra: int, epilogue: Epilogue | None) -> None:
     """Trace the task ``<prefix>tiles``; the kernel's ``extra`` holds the units of a task."""
     c, tile = plan.c, plan.tile
-    full, rest = divmod(c.width, plan.width)
-    panels = plan_panels(c, plan.width) if tile.kind == "panel" else None
+    full, rest = divmod(c.width, plan.tile_width)
+    panels = plan_panels(c, plan.tile_width) if tile.kind == "panel" else None
     versions: list[tuple[bool, Function]] = []
     if full:
         versions.append((True, _trace_tile(module, f"{prefix}tile", plan, panels, False, epilogue)))
     if rest:
         last = plan.narrowed(rest)
-        is_masked = rest != last.width
+        is_masked = rest != last.tile_width
         versions.append((False, _trace_tile(module, f"{prefix}rest", last, panels, is_masked, epilogue)))
     rows, run = plan.unit_rows, plan.run_tiles
     pack = None if panels is None else trace_panel(module, f"{prefix}panel", c, panels)
@@ -43,7 +43,7 @@ def trace(module: Module, prefix: str, plan: OverChannels, extra: int, epilogue:
         tensors = results_of(arguments, c)
         for unit in plan.units.each(k, task, arguments.extra(extra)):
             n, group, d = unit["image"], unit["group"], unit["slice"]
-            channel = unit["channels"] * plan.width
+            channel = unit["channels"] * plan.tile_width
             x = arguments.pointer(0, c.x.dtype) + view_offset(c, c.x, group, 0, (n, 0, 0, 0))
             w = arguments.pointer(1, c.w.dtype) + group_offset(group, c.groups, c.w.groups)
             if pack is not None and panel is not None:
@@ -186,7 +186,7 @@ class _Tile:
 
     def _dot(self, pixels: Pointer, w: Pointer, limits: list[tuple[Value, Value]] | None) -> None:
         """Vector by vector of channels: each result channel's filter times each pixel."""
-        k, c, lanes, run = self.k, self.c, self.lanes, self.plan.run
+        k, c, lanes, run = self.k, self.c, self.lanes, self.plan.tap_channels
         step = c.axes[2].step * c.x.space[2]
 
         # unless taps are merged, all channels of a pixel are inside, or none

@@ -61,13 +61,13 @@ def _candidates(c: Correlation, isa: Isa) -> Iterator[OverChannels]:
 def _row_cycles(plan: OverChannels) -> float:
     """Cycles of one row of one slice of one group of one image."""
     c = plan.c
-    full, rest = divmod(c.width, plan.width)
+    full, rest = divmod(c.width, plan.tile_width)
     total = full * _tile_cycles(plan)
     if rest:
         total += _tile_cycles(plan.narrowed(rest))
     total *= plan.row_tiles
     if plan.tile.kind == "panel":
-        blocks = ceil_div(c.width, plan.width) * ceil_div(plan.row_tiles, plan.run_tiles)
+        blocks = ceil_div(c.width, plan.tile_width) * ceil_div(plan.row_tiles, plan.run_tiles)
         total += blocks * plan.panel_size * _PACK / plan.unit_rows
     return total
 
@@ -75,12 +75,12 @@ def _row_cycles(plan: OverChannels) -> float:
 def _tile_cycles(plan: OverChannels) -> float:
     c, tile, lanes = plan.c, plan.tile, plan.lanes
     taps = c.taps // (c.axes[2].taps.count if merges_row_taps(c, lanes) else 1)
-    bytes_read = plan.width * c.depth * c.taps * plan.item
+    bytes_read = plan.tile_width * c.depth * c.taps * plan.item
     beyond_l1 = 1.0 if bytes_read <= _L1_BYTES else 1.5
     sums = tile.pixels * tile.results
     if tile.is_dot:
-        steps = taps * ceil_div(plan.run, lanes)
-        is_aligned = plan.run % lanes == 0
+        steps = taps * ceil_div(plan.tap_channels, lanes)
+        is_aligned = plan.tap_channels % lanes == 0
         loads = (tile.pixels + beyond_l1 * tile.results) * (1.0 if is_aligned else _UNALIGNED)
         finish = sums * _REDUCE + tile.pixels * _STORE
     else:

@@ -21,10 +21,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, merges_row_taps
+from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, merges_row_taps, row_units
 from jitdnn.kernels.cpu.microkernel.nontemporal import STREAM_BYTES
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.work_units import Units, walks_filter_first
+from jitdnn.kernels.cpu.schedule.work_units import Units
 
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
 
@@ -58,19 +58,19 @@ class OverChannels(DirectPlan):
         return self.tile.is_dot and merges_row_taps(self.c, self.lanes)
 
     @property
-    def run(self) -> int:
-        """Channels of one step along a row of the filter."""
+    def tap_channels(self) -> int:
+        """Channels of one tap, or of one row of taps if these are merged."""
         return self.c.depth * (self.c.axes[2].taps.count if self.merges_taps else 1)
 
     @property
-    def width(self) -> int:
+    def tile_width(self) -> int:
         """Result channels of the tile."""
         return self.tile.results if self.tile.is_dot else self.tile.results * self.lanes
 
     @property
     def panel_size(self) -> int:
         """Elements of the filter that a tile reads."""
-        return self.width * self.c.depth * self.c.taps
+        return self.tile_width * self.c.depth * self.c.taps
 
     def narrowed(self, width: int) -> OverChannels:
         """The plan of the last, fewer result channels."""
@@ -112,11 +112,7 @@ class OverChannels(DirectPlan):
 
     @cached_property
     def units(self) -> Units:
-        c = self.c
-        channels = [("channels", ceil_div(c.width, self.width))]
-        space = [
-            ("slice", c.axes[0].results), ("rows", ceil_div(c.axes[1].results, self.unit_rows)),
-            ("run", ceil_div(self.row_tiles, self.run_tiles)),
-        ]  # fmt: skip
-        order = channels + space if walks_filter_first(c) else space + channels
-        return Units((("image", c.batch), ("group", c.group_count), *order))
+        c, runs = self.c, ceil_div(self.row_tiles, self.run_tiles)
+        return row_units(
+            c, ceil_div(c.width, self.tile_width), ceil_div(c.axes[1].results, self.unit_rows), runs
+        )

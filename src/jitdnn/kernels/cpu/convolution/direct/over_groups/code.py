@@ -15,6 +15,7 @@ from jitdnn.kernels.cpu.convolution.direct.code import (
     tile_function,
 )
 from jitdnn.kernels.cpu.convolution.direct.over_groups.plan import Clipping, OverGroups
+from jitdnn.kernels.cpu.convolution.direct.plan import reads_of
 from jitdnn.kernels.cpu.correlation import View
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Blend
 from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed
@@ -301,10 +302,7 @@ class _Tile:
             (result, s): self._weight(filters, result, tap, begin + s)
             for result, s in itertools.product(range(self.c.width), range(count))
         }
-        reads: dict[int, list[tuple[int, int]]] = {}
-        for column, s in itertools.product(range(self.tile.columns), range(count)):
-            reads.setdefault(column * axis.step + s * axis.taps.shift, []).append((column, s))
-        for q, uses in sorted(reads.items()):
+        for q, uses in reads_of(axis, self.tile.columns, count).items():
             vector = self.plan.span.load(row + q * self.c.x.space[2], first, masks)
             for (column, s), result in itertools.product(uses, range(self.c.width)):
                 register = self.sums[result, 0, column]

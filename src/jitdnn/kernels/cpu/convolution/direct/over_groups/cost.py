@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 
 from jitdnn.kernels.cpu.convolution.direct.over_groups.plan import LINE, Clipping, GroupTile, OverGroups
+from jitdnn.kernels.cpu.convolution.direct.plan import reads_of
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.boundary import share_inside
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
@@ -111,11 +111,7 @@ def _loop_cycles(plan: OverGroups) -> float:
     """Cycles of a row of tiles and one slice of the filter, in a loop that takes some taps at a time."""
     c, columns, (_, h, w) = plan.c, plan.tile.columns, plan.taps
     sums, taps = c.width * columns, plan.loop_taps
-    reads = {
-        column * c.axes[2].step + tap * c.axes[2].taps.shift
-        for column, tap in itertools.product(range(columns), range(taps))
-    }
-    loads = len(reads) * _reload_slots(plan)
+    loads = len(reads_of(c.axes[2], columns, taps)) * _reload_slots(plan)
     whole = _LOOP * max(sums / 2, (loads / taps + c.width) / 2, 4.0) + _ITERATION / taps
     boundary = columns * (1.0 + c.width / 2) + 2 * _ITERATION
     axis, tiles = c.axes[2], plan.row_tiles

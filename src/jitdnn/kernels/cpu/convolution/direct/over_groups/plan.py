@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan
-from jitdnn.kernels.cpu.correlation import Axis
+from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, reads_of
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.row_vectors import Span, group_span
 from jitdnn.kernels.cpu.schedule.work_units import Units
@@ -107,12 +106,12 @@ class OverGroups(DirectPlan):
     @cached_property
     def column_reads(self) -> dict[int, list[tuple[int, int]]]:
         """(column of the tile, tap) by the column of the input, from the tile's first one on."""
-        return _reads(self.c.axes[2], self.tile.columns)
+        return reads_of(self.c.axes[2], self.tile.columns)
 
     @cached_property
     def row_reads(self) -> dict[int, list[tuple[int, int]]]:
         """(row of the tile, tap) by the row of the input, from the tile's first one on."""
-        return _reads(self.c.axes[1], self.tile.rows)
+        return reads_of(self.c.axes[1], self.tile.rows)
 
     @cached_property
     def clippings(self) -> dict[Clipping, list[tuple[int, int]]]:
@@ -240,12 +239,3 @@ def divide_together(plans: Sequence[OverGroups]) -> tuple[int, tuple[int, ...]] 
     per_task = max(1, _TOGETHER_BYTES // max(1, unit))
     tasks = ceil_div(first.units.count, per_task)
     return first.vector_blocks * tasks, (tasks, per_task)
-
-
-def _reads(axis: Axis, count: int) -> dict[int, list[tuple[int, int]]]:
-    """(result, tap) of an axis by the position that they read, from that of result 0 on."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for result, tap in itertools.product(range(count), range(axis.taps.count)):
-        at = result * axis.step + axis.taps.offset + tap * axis.taps.shift
-        found.setdefault(at, []).append((result, tap))
-    return dict(sorted(found.items()))

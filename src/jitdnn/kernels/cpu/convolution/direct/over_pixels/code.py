@@ -167,7 +167,7 @@ class _Tile:
         index = [
             (channel, row, stride_phase, tap)
             for channel, row in itertools.product(range(tile.channels), range(taps.count))
-            for stride_phase, axis in enumerate(self.plan.columns)
+            for stride_phase, axis in enumerate(self.plan.last_axes)
             for tap in range(axis.taps.count)
         ]
         stride = taps.increment * self.c.w.space[1]
@@ -236,14 +236,14 @@ class _Tile:
                 for offset, taps in self.plan.reads.items():
                     self._multiply(row, lines, offset, self.masks[offset], taps)
             else:
-                for stride_phase, axis in enumerate(self.plan.columns):
+                for stride_phase, axis in enumerate(self.plan.last_axes):
                     for tap in self.k.range(axis.taps.count):
                         reads = tap * axis.taps.shift + axis.taps.offset
                         self._multiply(row, lines, reads, self._masks(reads), [(stride_phase, tap)])
 
     def _tap_offset(self, stride_phase: int, tap: int | Value) -> int | Value:
         """Offset of a tap of the last axis in the filter's row."""
-        taps, stride = self.plan.columns[stride_phase].taps, self.c.w.space[2]
+        taps, stride = self.plan.last_axes[stride_phase].taps, self.c.w.space[2]
         return tap * (taps.increment * stride) + taps.start * stride
 
     def _multiply(

@@ -33,9 +33,9 @@ _HIDING = 64  # products with each element of an image, up to which nothing is h
 _STRIDED_RATE, _MEMORY_RATE = 16.0, 8.0  # bytes a cycle of images: of every other row, and from memory
 
 
-def choose(c: Correlation, columns: tuple[Axis, ...], isa: Isa) -> OverPixels:
+def choose(c: Correlation, last_axes: tuple[Axis, ...], isa: Isa) -> OverPixels:
     """The cheapest plan."""
-    return min(_candidates(c, columns, isa), key=_slice_cycles)
+    return min(_candidates(c, last_axes, isa), key=_slice_cycles)
 
 
 def cycles(plan: OverPixels) -> float:
@@ -44,15 +44,15 @@ def cycles(plan: OverPixels) -> float:
     return c.batch * c.group_count * c.axes[0].results * _slice_cycles(plan) + _traffic(plan)
 
 
-def _candidates(c: Correlation, columns: tuple[Axis, ...], isa: Isa) -> Iterator[OverPixels]:
-    least = OverPixels(c, isa, columns, PixelTile(1, 1, 1))
+def _candidates(c: Correlation, last_axes: tuple[Axis, ...], isa: Isa) -> Iterator[OverPixels]:
+    least = OverPixels(c, isa, last_axes, PixelTile(1, 1, 1))
     yield least
-    most = ceil_div(columns[0].results, least.lanes)
+    most = ceil_div(last_axes[0].results, least.lanes)
     for vectors in range(1, min(_MOST_VECTORS, most) + 1):
-        room = (isa.registers - least.span.registers - vectors) // (vectors * len(columns))
+        room = (isa.registers - least.span.registers - vectors) // (vectors * len(last_axes))
         for rows in range(1, min(room, c.axes[1].results) + 1):
             for channels in block_sizes(c.width, room // rows):
-                plan = OverPixels(c, isa, columns, PixelTile(channels, rows, vectors))
+                plan = OverPixels(c, isa, last_axes, PixelTile(channels, rows, vectors))
                 if rows == 1 or plan.is_unrolled or plan.is_sliding:
                     yield plan
 

@@ -18,17 +18,16 @@ phases. They read the same vectors, and their sums are interleaved before they a
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, nearest_axis_last
+from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, nearest_axis_last, reads_of, row_units
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convolution
 from jitdnn.kernels.cpu.microkernel.nontemporal import FEATURE_BYTES
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.row_vectors import Span
-from jitdnn.kernels.cpu.schedule.work_units import Units, walks_filter_first
+from jitdnn.kernels.cpu.schedule.work_units import Units
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
 
@@ -52,27 +51,27 @@ class PixelTile:
 class OverPixels(DirectPlan):
     """Correlations that differ only in their last axis: stride phase i of n makes pixels i, i + n, ... of a row.
 
-    ``columns`` are the last axes of the stride phases; ``c`` is the first one's correlation.
+    ``last_axes`` are those of the stride phases; ``c`` is the first one's correlation.
     """
 
-    columns: tuple[Axis, ...]
+    last_axes: tuple[Axis, ...]
     tile: PixelTile
 
     # ---- what is computed
 
     @property
     def stride_phases(self) -> int:
-        return len(self.columns)
+        return len(self.last_axes)
 
     @property
     def row_pixels(self) -> int:
         """Pixels of a row of the result."""
-        return sum(axis.results for axis in self.columns)
+        return sum(axis.results for axis in self.last_axes)
 
     @property
     def row_taps(self) -> int:
         """Taps of one row of the filter, of all stride phases."""
-        return sum(axis.taps.count for axis in self.columns)
+        return sum(axis.taps.count for axis in self.last_axes)
 
     def pixel_step(self, view: View) -> int:
         """Distance between neighbouring pixels of a row in a tensor of results."""
@@ -82,7 +81,7 @@ class OverPixels(DirectPlan):
     def reads(self) -> dict[int, list[tuple[int, int]]]:
         """(stride phase, tap) of the last axis by the offset that they read at."""
         found: dict[int, list[tuple[int, int]]] = {}
-        for stride_phase, axis in enumerate(self.columns):
+        for stride_phase, axis in enumerate(self.last_axes):
             for tap in range(axis.taps.count):
                 found.setdefault(axis.taps.offset + tap * axis.taps.shift, []).append((stride_phase, tap))
         return found
@@ -90,12 +89,7 @@ class OverPixels(DirectPlan):
     @cached_property
     def row_reads(self) -> dict[int, list[tuple[int, int]]]:
         """(row of the tile, tap of the filter) by the row of the input, from the tile's first one on."""
-        axis = self.c.axes[1]
-        found: dict[int, list[tuple[int, int]]] = {}
-        for row, tap in itertools.product(range(self.tile.rows), range(axis.taps.count)):
-            at = row * axis.step + axis.taps.offset + tap * axis.taps.shift
-            found.setdefault(at, []).append((row, tap))
-        return dict(sorted(found.items()))
+        return reads_of(self.c.axes[1], self.tile.rows)
 
     @cached_property
     def span(self) -> Span:
@@ -165,7 +159,7 @@ class OverPixels(DirectPlan):
     @property
     def row_tiles(self) -> int:
         """Tiles along a row."""
-        return ceil_div(self.columns[0].results, self.tile_pixels)
+        return ceil_div(self.last_axes[0].results, self.tile_pixels)
 
     @cached_property
     def run_tiles(self) -> int:
@@ -176,19 +170,13 @@ class OverPixels(DirectPlan):
 
     @cached_property
     def units(self) -> Units:
-        c, tile = self.c, self.tile
-        channels = [("channels", ceil_div(c.width, tile.channels))]
-        space = [
-            ("slice", c.axes[0].results), ("rows", ceil_div(c.axes[1].results, tile.rows)),
-            ("run", ceil_div(self.row_tiles, self.run_tiles)),
-        ]  # fmt: skip
-        order = channels + space if walks_filter_first(c) else space + channels
-        return Units((("image", c.batch), ("group", c.group_count), *order))
+        c, tile, runs = self.c, self.tile, ceil_div(self.row_tiles, self.run_tiles)
+        return row_units(c, ceil_div(c.width, tile.channels), ceil_div(c.axes[1].results, tile.rows), runs)
 
     def inner_tiles(self) -> tuple[int, int]:
         """The tiles [first, last) of a row that neither read nor write outside of the row."""
         axis, width = self.c.axes[2], self.tile_pixels
-        whole = min(axis.results for axis in self.columns) // width
+        whole = min(axis.results for axis in self.last_axes) // width
         if not self.reads:
             return 0, whole
         first = ceil_div(max(0, -min(self.reads)), width * axis.step)

@@ -7,9 +7,9 @@ import math
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.convolution.direct.code import TENSORS, gradient_blend, sums_in_registers
+from jitdnn.kernels.cpu.convolution.direct.code import gradient_blend, pass_over_slice
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels.plan import WgradOverChannels
-from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import filter_offset, row_blocks
+from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, filter_offset, row_blocks
 from jitdnn.kernels.cpu.schedule.boundary import inside, when
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, scale, split_index, view_offset
 from jitdnn.rtcg.builder import Function, Module, Pointer, Value
@@ -25,7 +25,7 @@ def trace(
     c, tile, size = plan.c, plan.tile, plan.pass_sums
     full, rest = divmod(c.width, tile.results)
     width = plan.tile_channels
-    blocks, tail = divmod(plan.run, width)
+    blocks, tail = divmod(plan.tap_channels, width)
     versions = []
     for is_whole, results in ((True, tile.results if full else 0), (False, rest)):
         for is_full, channels in ((True, width if blocks else 0), (False, tail)):
@@ -36,7 +36,7 @@ def trace(
                 finish = _trace_finish(module, f"{name}_finish", part, channels)
                 versions.append((is_whole, is_full, one_pass, finish))
     with module.task(f"{prefix}tiles") as (k, args, task, _):
-        arguments = Arguments(k, args, TENSORS)
+        arguments = Arguments(k, args, POINTERS)
         sums = k.local(c.dtype, plan.unit_taps * size)
         for unit in plan.units.each(k, task, arguments.extra(extra)):
             group, result = unit["group"], unit["results"] * tile.results
@@ -65,7 +65,7 @@ def trace(
                         at = filter_offset(c, group, result, channel, i, r)
                         at = at + s * (c.axes[2].taps.increment * c.w.space[2])
                         own = sums + (number - first) * size
-                        k.call(finish, own, dw + at, scale(k, args, TENSORS))
+                        k.call(finish, own, dw + at, scale(k, args, POINTERS))
 
 
 def _trace_pass(module: Module, name: str, plan: WgradOverChannels, channels: int) -> Function:
@@ -74,23 +74,17 @@ def _trace_pass(module: Module, name: str, plan: WgradOverChannels, channels: in
     ``x`` points to channel ``channel`` of an image, from which on there are ``channels``, ``dy`` to the first of
     the tile's result channels; ``sums`` to [result][vector of channels][lanes], which are added to.
     """
-    c = plan.c
+    c, rows = plan.c, plan.c.axes[1]
     names = ("d", "h", "end", "i", "r", "s", "channel")
     with module.function(name, x=c.x.dtype, dy=c.y.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
         k, (x, dy, sums, d, h, end, i, r, s, channel), function,
     ):  # fmt: skip
         code = _Pass(plan, channels, channel)
-        slices, rows = c.axes[0], c.axes[1]
-        at_d = d * slices.step + slices.taps.offset + i * slices.taps.shift
-        with (
-            when(k, inside(slices, at_d, 1)),
-            sums_in_registers(code.sums.values(), sums, plan.lanes),
-        ):
-            plane, gradient = x + at_d * c.x.space[0], dy + d * c.y.space[0]
+        with pass_over_slice(plan, x, dy, sums, d, i, code.sums.values()) as (plane, gradient):
             for row in k.range(h, end):
-                at_h = row * rows.step + rows.taps.offset + r * rows.taps.shift
-                with when(k, inside(rows, at_h, 1)):
-                    code.row(plane + at_h * c.x.space[1], gradient + row * c.y.space[1], s)
+                at = row * rows.step + rows.taps.offset + r * rows.taps.shift
+                with when(k, inside(rows, at, 1)):
+                    code.row(plane + at * c.x.space[1], gradient + row * c.y.space[1], s)
     return function
 
 

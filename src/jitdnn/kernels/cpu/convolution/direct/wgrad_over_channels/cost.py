@@ -31,7 +31,7 @@ def cycles(plan: WgradOverChannels) -> float:
 
 def _candidates(c: Correlation, isa: Isa) -> Iterator[WgradOverChannels]:
     least = WgradOverChannels(c, isa, WgradChannelTile(1, 1))
-    for vectors in range(1, min(4, ceil_div(least.run, least.lanes)) + 1):
+    for vectors in range(1, min(4, ceil_div(least.tap_channels, least.lanes)) + 1):
         most = (isa.registers - 1 - vectors) // vectors
         for results in {ceil_div(c.width, blocks) for blocks in range(1, c.width + 1)}:
             if results <= most:

@@ -51,8 +51,8 @@ class WgradOverChannels(DirectPlan):
         return merges_row_taps(self.c, self.lanes)
 
     @property
-    def run(self) -> int:
-        """Channels of one tap, or of one row of them if merged."""
+    def tap_channels(self) -> int:
+        """Channels of one tap, or of one row of taps if these are merged."""
         return self.c.depth * (self.c.axes[2].taps.count if self.merges_taps else 1)
 
     @property
@@ -74,7 +74,7 @@ class WgradOverChannels(DirectPlan):
     @property
     def channel_blocks(self) -> int:
         """Tiles along the channels."""
-        return ceil_div(self.run, self.tile_channels)
+        return ceil_div(self.tap_channels, self.tile_channels)
 
     @property
     def row_block(self) -> int:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.convolution.direct.code import TENSORS, gradient_blend, sums_in_registers
+from jitdnn.kernels.cpu.convolution.direct.code import gradient_blend, pass_over_slice
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups.plan import WgradOverGroups
-from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import block_count, row_blocks, tap_offset
+from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, block_count, row_blocks, tap_offset
 from jitdnn.kernels.cpu.schedule.boundary import inside, when
 from jitdnn.kernels.cpu.schedule.offsets import scale, split_index
 from jitdnn.kernels.cpu.schedule.row_vectors import Masks, Span
@@ -19,26 +19,26 @@ from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 def trace(
     module: Module, prefix: str, plan: WgradOverGroups, extra: int, epilogue: Epilogue | None = None
-) -> None:  # fmt: skip
+) -> None:
     """Trace the phases ``<prefix>tiles`` and, if there is a workspace, ``<prefix>finish``; there is no ``extra``."""
     assert epilogue is None
     c, tile, size = plan.c, plan.tile, plan.tile_size
-    tap_tiles, row_tiles = list(enumerate(plan.tap_tiles)), plan.row_tiles
+    tap_tiles, filter_tiles = list(enumerate(plan.tap_tiles)), plan.filter_tiles
     passes = [_trace_pass(module, f"{prefix}pass{j}", plan, taps) for j, taps in tap_tiles]
     ends = [_trace_finish(module, f"{prefix}end{j}", plan, taps) for j, taps in tap_tiles]
 
     def finish(k: Builder, arguments: Arguments, own: Pointer, group: Value) -> None:
         """Store the sums of a vector of groups."""
-        for number in k.range(math.prod(row_tiles)):
-            channel, i, r = split_index(number, row_tiles)
+        for number in k.range(math.prod(filter_tiles)):
+            channel, i, r = split_index(number, filter_tiles)
             at = group * c.w.groups[0] + channel * c.w.channels + tap_offset(c, i, r * tile.rows)
             dw = arguments.pointer(2, c.w.dtype) + at
             for j, end in enumerate(ends):
                 sums = own + (number * len(ends) + j) * size
-                k.call(end, sums, dw, scale(k, arguments.args, TENSORS), group)
+                k.call(end, sums, dw, scale(k, arguments.args, POINTERS), group)
 
     with module.task(f"{prefix}tiles") as (k, args, task, _):
-        arguments = Arguments(k, args, TENSORS)
+        arguments = Arguments(k, args, POINTERS)
         vector_block, split = split_index(task, (plan.vector_blocks, plan.splits))
         first = vector_block * plan.task_vectors
         last = (first + plan.task_vectors).min(plan.vectors)
@@ -55,8 +55,8 @@ def trace(
             dy = arguments.pointer(1, c.y.dtype) + (n * c.y.batch + c.y.offset)
             for vector in k.range(first, last):
                 own = sums + (vector - first) * plan.filter_size
-                for number in k.range(math.prod(row_tiles)):
-                    channel, i, r = split_index(number, row_tiles)
+                for number in k.range(math.prod(filter_tiles)):
+                    channel, i, r = split_index(number, filter_tiles)
                     for j, one_pass in enumerate(passes):
                         at = own + (number * len(passes) + j) * size
                         prefetches = k.select(number == 0, k.integer(int(j == 0)), 0)
@@ -68,7 +68,7 @@ def trace(
                 finish(k, arguments, sums + (vector - first) * plan.filter_size, vector * plan.lanes)
     if plan.workspace():
         with module.task(f"{prefix}finish") as (k, args, task, _):
-            arguments = Arguments(k, args, TENSORS)
+            arguments = Arguments(k, args, POINTERS)
             sums = arguments.workspace(c.dtype) + task * plan.filter_size
             finish(k, arguments, sums, task * plan.lanes)
 
@@ -87,12 +87,7 @@ def _trace_pass(module: Module, name: str, plan: WgradOverGroups, taps: range) -
         k, (x, dy, sums, d, h, end, i, r, group, channel, prefetches, *next_block), function,
     ):  # fmt: skip
         code = _Pass(plan, taps, r, group, channel, prefetches, next_block)
-        at = d * c.axes[0].step + c.axes[0].taps.offset + i * c.axes[0].taps.shift
-        with (
-            when(k, inside(c.axes[0], at, 1)),
-            sums_in_registers(code.sums.values(), sums, plan.lanes),
-        ):
-            plane, gradient = x + at * c.x.space[0], dy + d * c.y.space[0]
+        with pass_over_slice(plan, x, dy, sums, d, i, code.sums.values()) as (plane, gradient):
             for row in k.range(h, end):
                 code.row(plane, gradient, row)
     return function

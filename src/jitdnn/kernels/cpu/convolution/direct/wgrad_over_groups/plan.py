@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan
+from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, tap_tiles
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.row_vectors import Span, group_span
 from jitdnn.kernels.cpu.schedule.work_units import Units
@@ -70,11 +70,10 @@ class WgradOverGroups(DirectPlan):
     @property
     def tap_tiles(self) -> list[range]:
         """The taps of a row, a tile's at a time."""
-        columns = self.c.axes[2].taps.count
-        return [range(at, min(columns, at + self.tile.taps)) for at in range(0, columns, self.tile.taps)]
+        return tap_tiles(self.c, self.tile.taps)
 
     @property
-    def row_tiles(self) -> tuple[int, int, int]:
+    def filter_tiles(self) -> tuple[int, int, int]:
         """Tiles of the filter's rows: (channels of a group, slices, tiles of a slice)."""
         return self.c.depth, self.c.axes[0].taps.count, self.c.axes[1].taps.count // self.tile.rows
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.convolution.direct.code import TENSORS, add_lanes, gradient_blend, sums_in_registers
+from jitdnn.kernels.cpu.convolution.direct.code import add_lanes, gradient_blend, pass_over_slice
+from jitdnn.kernels.cpu.convolution.direct.plan import reads_of
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels
-from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import filter_offset, row_blocks
+from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, filter_offset, row_blocks
 from jitdnn.kernels.cpu.schedule.boundary import inside, when
 from jitdnn.kernels.cpu.schedule.offsets import scale, split_index, view_offset
 from jitdnn.kernels.cpu.schedule.row_vectors import Masks, Span
@@ -25,7 +26,7 @@ def trace(
 ) -> None:
     """Trace the task ``<prefix>tiles``; the kernel's ``extra`` holds the units of a task."""
     assert epilogue is None
-    c, tile, tap_tiles, row_tiles = plan.c, plan.tile, plan.tap_tiles, plan.row_tiles
+    c, tile, tap_tiles, filter_tiles = plan.c, plan.tile, plan.tap_tiles, plan.filter_tiles
     full, rest = divmod(c.width, tile.results)
     versions = []
     for is_whole, results in ((True, tile.results if full else 0), (False, rest)):
@@ -35,22 +36,22 @@ def trace(
             one_pass = _trace_pass(module, name, part, taps)
             versions.append((is_whole, number, one_pass, _trace_finish(module, f"{name}_finish", part, taps)))
     size = tile.sums * plan.lanes  # of the sums of a tile of taps
-    group_size = plan.unit_row_tiles * len(tap_tiles) * size
+    group_size = plan.unit_filter_tiles * len(tap_tiles) * size
     with module.task(f"{prefix}tiles") as (k, args, task, _):
-        arguments = Arguments(k, args, TENSORS)
+        arguments = Arguments(k, args, POINTERS)
         sums = k.local(c.dtype, plan.unit_groups * group_size)
         zero = k.constant(0, c.dtype, plan.lanes)
         for unit in plan.units.each(k, task, arguments.extra(extra)):
             begin, fits = unit["groups"] * plan.unit_groups, unit["results"] < full
             end_group = (begin + plan.unit_groups).min(c.group_count)
             result, channel = unit["results"] * tile.results, unit["channels"] * tile.channels
-            first = unit["rows"] * plan.unit_row_tiles
-            last = (first + plan.unit_row_tiles).min(math.prod(row_tiles))
+            first = unit["rows"] * plan.unit_filter_tiles
+            last = (first + plan.unit_filter_tiles).min(math.prod(filter_tiles))
 
-            def own(group: Value, row_tile: Value, tap_tile: int) -> Pointer:
+            def own(group: Value, filter_tile: Value, tap_tile: int) -> Pointer:
                 """The sums of a group's tile of taps."""
                 of_group = (group - begin) * group_size  # noqa: B023
-                return sums + (of_group + ((row_tile - first) * len(tap_tiles) + tap_tile) * size)  # noqa: B023
+                return sums + (of_group + ((filter_tile - first) * len(tap_tiles) + tap_tile) * size)  # noqa: B023
 
             for at in k.range(0, plan.unit_groups * group_size, plan.lanes):
                 sums.store(zero, at)
@@ -63,23 +64,23 @@ def trace(
                 for group in k.range(begin, end_group):
                     x = arguments.pointer(0, c.x.dtype) + view_offset(c, c.x, group, channel, (n, 0, 0, 0))
                     dy = arguments.pointer(1, c.y.dtype) + view_offset(c, c.y, group, result, (n, 0, 0, 0))
-                    for row_tile in k.range(first, last):
-                        i, r = split_index(row_tile, row_tiles)
+                    for filter_tile in k.range(first, last):
+                        i, r = split_index(filter_tile, filter_tiles)
                         for is_whole, j, one_pass, _ in versions:
-                            tile_sums = own(group, row_tile, j)
+                            tile_sums = own(group, filter_tile, j)
                             with when(k, fits if is_whole else ~fits):
-                                prefetches = k.select(row_tile == first, k.integer(int(j == 0)), 0)
+                                prefetches = k.select(filter_tile == first, k.integer(int(j == 0)), 0)
                                 tap = i, r * tile.rows
                                 k.call(one_pass, x, dy, tile_sums, d, h, end, *tap, prefetches, *next_block)
             dw = arguments.pointer(2, c.w.dtype)
             for group in k.range(begin, end_group):
-                for row_tile in k.range(first, last):
-                    i, r = split_index(row_tile, row_tiles)
+                for filter_tile in k.range(first, last):
+                    i, r = split_index(filter_tile, filter_tiles)
                     target = dw + filter_offset(c, group, result, channel, i, r * tile.rows)
                     for is_whole, j, _, finish in versions:
-                        tile_sums = own(group, row_tile, j)
+                        tile_sums = own(group, filter_tile, j)
                         with when(k, fits if is_whole else ~fits):
-                            k.call(finish, tile_sums, target, scale(k, args, TENSORS))
+                            k.call(finish, tile_sums, target, scale(k, args, POINTERS))
 
 
 def _trace_pass(module: Module, name: str, plan: WgradOverPixels, taps: range) -> Function:
@@ -93,15 +94,11 @@ def _trace_pass(module: Module, name: str, plan: WgradOverPixels, taps: range) -
     c = plan.c
     names = ("d", "h", "end", "i", "r", "prefetches", "next_x", "next_dy")
     with module.function(name, x=c.x.dtype, dy=c.y.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
-        k, (x, dy, sums, d, h, end, i, r, prefetches, *next_block), function,
+        _, (x, dy, sums, d, h, end, i, r, prefetches, *next_block), function,
     ):  # fmt: skip
         code = _Pass(plan, taps, r, prefetches, next_block)
-        at = d * c.axes[0].step + c.axes[0].taps.offset + i * c.axes[0].taps.shift
-        with (
-            when(k, inside(c.axes[0], at, 1)),
-            sums_in_registers(code.sums.values(), sums, plan.lanes),
-        ):
-            code.rows(x + at * c.x.space[0], dy + d * c.y.space[0], h, end)
+        with pass_over_slice(plan, x, dy, sums, d, i, code.sums.values()) as (plane, gradient):
+            code.rows(plane, gradient, h, end)
     return function
 
 
@@ -193,11 +190,8 @@ class _Pass:
             )
             for result, row in itertools.product(range(tile.results), range(height))
         }
-        reads: dict[int, list[tuple[int, int]]] = {}
-        for row, tap in itertools.product(range(height), range(tile.rows)):
-            reads.setdefault(row * axis.step + tap * axis.taps.shift, []).append((row, tap))
         first = h * axis.step + axis.taps.offset + self.first_row * axis.taps.shift
-        for at, pairs in sorted(reads.items()):
+        for at, pairs in reads_of(axis, height, tile.rows).items():
             with when(k, inside(axis, first + at, 1)):
                 row_of_x = plane + (first + at) * c.x.space[1]
                 for channel in range(tile.channels):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from jitdnn.kernels.cpu.convolution.direct.plan import reads_of
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels, WgradPixelTile
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
@@ -61,7 +62,7 @@ def _group_cycles(plan: WgradOverPixels) -> float:
     each = full * _pass_cycles(plan)
     if rest:
         each += _pass_cycles(plan.narrowed(rest))
-    passes = math.prod(plan.row_tiles) * ceil_div(c.axes[2].taps.count, tile.taps)
+    passes = math.prod(plan.filter_tiles) * ceil_div(c.axes[2].taps.count, tile.taps)
     counted = max(each * passes, _traffic(plan)) * (c.depth // tile.channels)
     x = c.depth * math.prod(axis.positions for axis in c.axes)
     dy = c.width * math.prod(axis.results for axis in c.axes)
@@ -98,9 +99,7 @@ def _pass_cycles(plan: WgradOverPixels) -> float:
 def _step_cycles(plan: WgradOverPixels, height: int) -> float:
     """Cycles of one vector of ``height`` rows of dy."""
     tile, y, down = plan.tile, plan.c.y.space[2], plan.c.axes[1]
-    lines = len({
-        row * down.step + tap * down.taps.shift for row in range(height) for tap in range(tile.rows)
-    })  # fmt: skip
+    lines = len(reads_of(down, height, tile.rows))
     gradient = 1.0 if y == 1 else 2.0 * plan.lanes
     loads = lines * tile.channels * tile.taps * _slots(plan) + tile.results * height * gradient
     return (max(tile.sums * height / 2, loads / 2, 4.0 * height) + 1.0) * _SLOWER

@@ -11,7 +11,7 @@ for work unit: groups, block of result channels, block of channels, run of the f
           load vectors of dy
           for row of x, channel, tap:  load a vector of x;  sums[result] += dy * x          in registers
       put the sums back
-  for group, tile of rows, tile of taps: add up the lanes of its sums and store them to dw
+  for group, tile of the filter's rows, tile of taps of a row: add up the lanes of its sums and store them to dw
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan
+from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, tap_tiles
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.row_vectors import Span
 from jitdnn.kernels.cpu.schedule.work_units import Units
@@ -72,11 +72,10 @@ class WgradOverPixels(DirectPlan):
     @property
     def tap_tiles(self) -> list[range]:
         """The taps of a row, a tile's at a time."""
-        columns = self.c.axes[2].taps.count
-        return [range(at, min(columns, at + self.tile.taps)) for at in range(0, columns, self.tile.taps)]
+        return tap_tiles(self.c, self.tile.taps)
 
     @property
-    def row_tiles(self) -> tuple[int, int]:
+    def filter_tiles(self) -> tuple[int, int]:
         """Tiles of the filter's rows, in each slice: (slices, tiles)."""
         return self.c.axes[0].taps.count, self.c.axes[1].taps.count // self.tile.rows
 
@@ -99,9 +98,9 @@ class WgradOverPixels(DirectPlan):
         return self._row_sums <= _SUMS_BYTES
 
     @cached_property
-    def unit_row_tiles(self) -> int:
+    def unit_filter_tiles(self) -> int:
         """Tiles of the filter's rows of one unit."""
-        return max(1, min(math.prod(self.row_tiles), _SUMS_BYTES // self._row_sums))
+        return max(1, min(math.prod(self.filter_tiles), _SUMS_BYTES // self._row_sums))
 
     @cached_property
     def unit_groups(self) -> int:
@@ -110,12 +109,13 @@ class WgradOverPixels(DirectPlan):
         planes = c.depth * math.prod(axis.positions for axis in c.axes) * self.item
         if planes > _SMALL_BYTES:
             return 1
-        return max(1, min(_SUMS_BYTES // (self.unit_row_tiles * self._row_sums), c.group_count // _UNITS))
+        return max(1, min(_SUMS_BYTES // (self.unit_filter_tiles * self._row_sums), c.group_count // _UNITS))
 
     @cached_property
     def units(self) -> Units:
         c, tile = self.c, self.tile
+        filter_runs = ceil_div(math.prod(self.filter_tiles), self.unit_filter_tiles)
         return Units((
             ("groups", ceil_div(c.group_count, self.unit_groups)), ("results", ceil_div(c.width, tile.results)),
-            ("channels", c.depth // tile.channels), ("rows", ceil_div(math.prod(self.row_tiles), self.unit_row_tiles)),
+            ("channels", c.depth // tile.channels), ("rows", filter_runs),
         ))  # fmt: skip
