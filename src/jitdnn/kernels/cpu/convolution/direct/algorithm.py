@@ -54,7 +54,7 @@ from jitdnn.rtcg.isa import Isa
 
 SMALL_GROUP = 4  # channels that a group may have and still be worth a lane
 
-# by the type of a plan: its cycles, and what traces ``(module, prefix, plan, extra, epilogue)``
+# by the type of a plan: what estimates its cycles, and what traces it, with an epilogue unless it is a gradient
 _FAMILIES: dict[type[DirectPlan], tuple[Callable[[Any], float], Callable[..., Any]]] = {
     OverPixels: (pixels_cost.cycles, pixels_code.trace),
     OverChannels: (channels_cost.cycles, channels_code.trace),
@@ -96,13 +96,15 @@ class Direct(Algorithm):
         plans = self.plans(problem, device, epilogue)
         each = [_cycles(plan) for plan in plans]
         tasks = sum(plan.divide(device, own)[0] for plan, own in zip(plans, each, strict=True))
-        apart = 0.0 if isinstance(plans[0], OverGroups | WgradOverGroups) else cycles_apart(problem)
+        over_groups = OverGroups | OverGroupsPacked | WgradOverGroups
+        apart = 0.0 if isinstance(plans[0], over_groups) else cycles_apart(problem)
         return seconds_of(problem, device, sum(each) + apart, tasks)
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
         plans = self.plans(problem, device, epilogue)
         together = _together(plans)
@@ -110,10 +112,11 @@ class Direct(Algorithm):
         prefixes = [f"part{number}_" for number in range(len(plans))]
 
         def generate(module: Module) -> None:
+            given = () if problem.direction == "bwd_filter" else (epilogue,)
             extra, parts = 0, []
             for plan, prefix, (_, extras) in zip(plans, prefixes, divided, strict=True):
                 _, trace = _FAMILIES[type(plan)]
-                parts.append(trace(module, prefix, plan, extra, epilogue))
+                parts.append(trace(module, prefix, plan, extra, *given))
                 extra += len(extras)
             if together:
                 with module.task("tiles") as (k, args, task, thread):
@@ -182,8 +185,11 @@ def _cycles(plan: DirectPlan) -> float:
 def _cheapest(
     problem: Convolution, isa: Isa, epilogue: Epilogue | None, takes_workspace: bool
 ) -> Sequence[DirectPlan]:
-    choose = _wgrad_candidates if problem.direction == "bwd_filter" else _candidates
-    return min(choose(problem, isa, epilogue, takes_workspace), key=lambda plans: sum(map(_cycles, plans)))
+    if problem.direction == "bwd_filter":
+        found = _wgrad_candidates(problem, isa, takes_workspace)
+    else:
+        found = _candidates(problem, isa, epilogue, takes_workspace)
+    return min(found, key=lambda plans: sum(map(_cycles, plans)))
 
 
 def _candidates(
@@ -207,11 +213,8 @@ def _candidates(
     return found
 
 
-def _wgrad_candidates(
-    problem: Convolution, isa: Isa, epilogue: Epilogue | None, takes_workspace: bool
-) -> list[Sequence[DirectPlan]]:
+def _wgrad_candidates(problem: Convolution, isa: Isa, takes_workspace: bool) -> list[Sequence[DirectPlan]]:
     """A filter's gradient by each family."""
-    assert epilogue is None
     whole = lower_convolution(problem)[0].merged()
     found: list[Sequence[DirectPlan]] = [[wgrad_pixels_cost.choose(nearest_axis_last(whole), isa)]]
     if not takes_workspace:

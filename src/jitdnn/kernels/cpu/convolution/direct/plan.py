@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
 from jitdnn.kernels.cpu.schedule.work_units import Units, walks_filter_first
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+
+Reads = Mapping[int, Sequence[tuple[int, int]]]  # (result, tap) by the position that they read
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ def merges_row_taps(c: Correlation, lanes: int) -> bool:
     return axis.taps.shift == 1 and c.x.space[2] == axis.taps.increment * c.w.space[2] == c.depth
 
 
-def reads_of(axis: Axis, results: int, taps: int | None = None) -> dict[int, list[tuple[int, int]]]:
+@lru_cache(512)
+def reads_of(axis: Axis, results: int, taps: int | None = None) -> Reads:
     """(result, tap) of an axis by the position that they read, counted from position 0 of result 0.
 
     With ``taps`` only so many of them, counted from the position that the first of them reads for result 0.

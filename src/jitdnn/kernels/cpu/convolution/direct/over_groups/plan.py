@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, reads_of
+from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, Reads, reads_of
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.row_vectors import Span, group_span
 from jitdnn.kernels.cpu.schedule.work_units import Units
@@ -103,13 +103,13 @@ class OverGroups(DirectPlan):
 
     # ---- the tile
 
-    @cached_property
-    def column_reads(self) -> dict[int, list[tuple[int, int]]]:
+    @property
+    def column_reads(self) -> Reads:
         """(column of the tile, tap) by the column of the input, from the tile's first one on."""
         return reads_of(self.c.axes[2], self.tile.columns)
 
-    @cached_property
-    def row_reads(self) -> dict[int, list[tuple[int, int]]]:
+    @property
+    def row_reads(self) -> Reads:
         """(row of the tile, tap) by the row of the input, from the tile's first one on."""
         return reads_of(self.c.axes[1], self.tile.rows)
 

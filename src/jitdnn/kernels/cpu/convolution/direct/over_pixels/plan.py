@@ -22,7 +22,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, nearest_axis_last, reads_of, row_units
+from jitdnn.kernels.cpu.convolution.direct.plan import (
+    DirectPlan,
+    Reads,
+    nearest_axis_last,
+    reads_of,
+    row_units,
+)
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convolution
 from jitdnn.kernels.cpu.microkernel.nontemporal import FEATURE_BYTES
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
@@ -68,7 +74,7 @@ class OverPixels(DirectPlan):
         """Pixels of a row of the result."""
         return sum(axis.results for axis in self.last_axes)
 
-    @property
+    @cached_property
     def row_taps(self) -> int:
         """Taps of one row of the filter, of all stride phases."""
         return sum(axis.taps.count for axis in self.last_axes)
@@ -86,8 +92,8 @@ class OverPixels(DirectPlan):
                 found.setdefault(axis.taps.offset + tap * axis.taps.shift, []).append((stride_phase, tap))
         return found
 
-    @cached_property
-    def row_reads(self) -> dict[int, list[tuple[int, int]]]:
+    @property
+    def row_reads(self) -> Reads:
         """(row of the tile, tap of the filter) by the row of the input, from the tile's first one on."""
         return reads_of(self.c.axes[1], self.tile.rows)
 
@@ -103,7 +109,7 @@ class OverPixels(DirectPlan):
         """The plan of the last, fewer result channels."""
         return replace(self, tile=replace(self.tile, channels=channels))
 
-    @property
+    @cached_property
     def products(self) -> int:
         """Vectors of sums of one stride phase: multiply-adds of one tap."""
         return self.tile.channels * self.tile.rows * self.tile.vectors

@@ -6,7 +6,6 @@ import itertools
 import math
 
 from jitdnn.devices.cpu import Arguments
-from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.direct.code import gradient_blend, pass_over_slice
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels.plan import WgradOverChannels
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, filter_offset, row_blocks
@@ -17,11 +16,8 @@ from jitdnn.rtcg.builder import Function, Module, Pointer, Value
 _DISTANCE = 32  # pixels from one that is read to the one that is prefetched meanwhile
 
 
-def trace(
-    module: Module, prefix: str, plan: WgradOverChannels, extra: int, epilogue: Epilogue | None = None
-) -> None:
+def trace(module: Module, prefix: str, plan: WgradOverChannels, extra: int) -> None:
     """Trace the task ``<prefix>tiles``; the kernel's ``extra`` holds the units of a task."""
-    assert epilogue is None
     c, tile, size = plan.c, plan.tile, plan.pass_sums
     full, rest = divmod(c.width, tile.results)
     width = plan.tile_channels

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 from jitdnn.devices.cpu import Arguments
-from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.direct.code import gradient_blend, pass_over_slice
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups.plan import WgradOverGroups
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, block_count, row_blocks, tap_offset
@@ -17,11 +16,8 @@ from jitdnn.kernels.cpu.schedule.row_vectors import Masks, Span
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 
-def trace(
-    module: Module, prefix: str, plan: WgradOverGroups, extra: int, epilogue: Epilogue | None = None
-) -> None:
+def trace(module: Module, prefix: str, plan: WgradOverGroups, extra: int) -> None:
     """Trace the phases ``<prefix>tiles`` and, if there is a workspace, ``<prefix>finish``; there is no ``extra``."""
-    assert epilogue is None
     c, tile, size = plan.c, plan.tile, plan.tile_size
     tap_tiles, filter_tiles = list(enumerate(plan.tap_tiles)), plan.filter_tiles
     passes = [_trace_pass(module, f"{prefix}pass{j}", plan, taps) for j, taps in tap_tiles]

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 from jitdnn.devices.cpu import Arguments
-from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.direct.code import add_lanes, gradient_blend, pass_over_slice
 from jitdnn.kernels.cpu.convolution.direct.plan import reads_of
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels
@@ -21,11 +20,8 @@ _BOUNDARY_VECTORS = 4  # at the ends of a row, that may be versions of their own
 _DISTANCE = 4096  # bytes between a small plane and the one that is prefetched meanwhile
 
 
-def trace(
-    module: Module, prefix: str, plan: WgradOverPixels, extra: int, epilogue: Epilogue | None = None
-) -> None:
+def trace(module: Module, prefix: str, plan: WgradOverPixels, extra: int) -> None:
     """Trace the task ``<prefix>tiles``; the kernel's ``extra`` holds the units of a task."""
-    assert epilogue is None
     c, tile, tap_tiles, filter_tiles = plan.c, plan.tile, plan.tap_tiles, plan.filter_tiles
     full, rest = divmod(c.width, tile.results)
     versions = []
