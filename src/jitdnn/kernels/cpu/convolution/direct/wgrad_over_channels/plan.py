@@ -11,6 +11,8 @@
       for tap of the run: store its sums to dw
 
 A row of the filter is one tap with more channels, if its taps and channels follow each other as those of the image do.
+
+Everything else for channels-last images takes a workspace, or gathers pixels, which takes 5 to 20 times as long.
 """
 
 from __future__ import annotations

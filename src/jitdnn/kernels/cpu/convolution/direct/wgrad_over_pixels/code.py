@@ -32,7 +32,8 @@ def trace(module: Module, prefix: str, plan: WgradOverPixels, extra: int) -> Non
             one_pass = _trace_pass(module, name, part, taps)
             versions.append((is_whole, number, one_pass, _trace_finish(module, f"{name}_finish", part, taps)))
     size = tile.sums * plan.lanes  # of the sums of a tile of taps
-    group_size = plan.unit_filter_tiles * len(tap_tiles) * size
+    count = len(tap_tiles)
+    group_size = plan.unit_filter_tiles * count * size
     with module.task(f"{prefix}tiles") as (k, args, task, _):
         arguments = Arguments(k, args, POINTERS)
         sums = k.local(c.dtype, plan.unit_groups * group_size)
@@ -41,14 +42,8 @@ def trace(module: Module, prefix: str, plan: WgradOverPixels, extra: int) -> Non
             begin, fits = unit["groups"] * plan.unit_groups, unit["results"] < full
             end_group = (begin + plan.unit_groups).min(c.group_count)
             result, channel = unit["results"] * tile.results, unit["channels"] * tile.channels
-            first = unit["rows"] * plan.unit_filter_tiles
+            first = unit["filter_tiles"] * plan.unit_filter_tiles
             last = (first + plan.unit_filter_tiles).min(math.prod(filter_tiles))
-
-            def own(group: Value, filter_tile: Value, tap_tile: int) -> Pointer:
-                """The sums of a group's tile of taps."""
-                of_group = (group - begin) * group_size  # noqa: B023
-                return sums + (of_group + ((filter_tile - first) * len(tap_tiles) + tap_tile) * size)  # noqa: B023
-
             for at in k.range(0, plan.unit_groups * group_size, plan.lanes):
                 sums.store(zero, at)
             for n, d, h, end, *next_block in row_blocks(k, c, plan.row_block):
@@ -63,20 +58,24 @@ def trace(module: Module, prefix: str, plan: WgradOverPixels, extra: int) -> Non
                     for filter_tile in k.range(first, last):
                         i, r = split_index(filter_tile, filter_tiles)
                         for is_whole, j, one_pass, _ in versions:
-                            tile_sums = own(group, filter_tile, j)
+                            own = sums + (
+                                (group - begin) * group_size + ((filter_tile - first) * count + j) * size
+                            )
                             with when(k, fits if is_whole else ~fits):
                                 prefetches = k.select(filter_tile == first, k.integer(int(j == 0)), 0)
                                 tap = i, r * tile.rows
-                                k.call(one_pass, x, dy, tile_sums, d, h, end, *tap, prefetches, *next_block)
+                                k.call(one_pass, x, dy, own, d, h, end, *tap, prefetches, *next_block)
             dw = arguments.pointer(2, c.w.dtype)
             for group in k.range(begin, end_group):
                 for filter_tile in k.range(first, last):
                     i, r = split_index(filter_tile, filter_tiles)
                     target = dw + filter_offset(c, group, result, channel, i, r * tile.rows)
                     for is_whole, j, _, finish in versions:
-                        tile_sums = own(group, filter_tile, j)
+                        own = sums + (
+                            (group - begin) * group_size + ((filter_tile - first) * count + j) * size
+                        )
                         with when(k, fits if is_whole else ~fits):
-                            k.call(finish, tile_sums, target, scale(k, args, POINTERS))
+                            k.call(finish, own, target, scale(k, args, POINTERS))
 
 
 def _trace_pass(module: Module, name: str, plan: WgradOverPixels, taps: range) -> Function:

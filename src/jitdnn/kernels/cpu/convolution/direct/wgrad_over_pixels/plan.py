@@ -117,5 +117,5 @@ class WgradOverPixels(DirectPlan):
         filter_runs = ceil_div(math.prod(self.filter_tiles), self.unit_filter_tiles)
         return Units((
             ("groups", ceil_div(c.group_count, self.unit_groups)), ("results", ceil_div(c.width, tile.results)),
-            ("channels", c.depth // tile.channels), ("rows", filter_runs),
+            ("channels", c.depth // tile.channels), ("filter_tiles", filter_runs),
         ))  # fmt: skip
