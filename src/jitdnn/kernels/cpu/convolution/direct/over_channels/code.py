@@ -25,7 +25,7 @@ from jitdnn.rtcg.builder import Function, Module, Pointer, Value
 
 def trace(module: Module, prefix: str, plan: OverChannels, extra: int, epilogue: Epilogue | None) -> None:
     """Trace the task ``<prefix>tiles``; the kernel's ``extra`` holds the units of a task."""
-    c, tile = plan.c, plan.tile
+    c, tile, pointers = plan.c, plan.tile, pointer_count(plan.c)
     full, rest = divmod(c.width, plan.tile_width)
     panels = plan_panels(c, plan.tile_width) if tile.kind == "panel" else None
     versions: list[tuple[bool, Function]] = []
@@ -38,7 +38,7 @@ def trace(module: Module, prefix: str, plan: OverChannels, extra: int, epilogue:
     rows, run = plan.unit_rows, plan.run_tiles
     pack = None if panels is None else trace_panel(module, f"{prefix}panel", c, panels)
     with module.task(f"{prefix}tiles") as (k, args, task, _):
-        arguments = Arguments(k, args, pointer_count(c))
+        arguments = Arguments(k, args, pointers)
         panel = k.local(c.dtype, plan.panel_size) if pack else None
         tensors = results_of(arguments, c)
         for unit in plan.units.each(k, task, arguments.extra(extra)):
@@ -55,31 +55,17 @@ def trace(module: Module, prefix: str, plan: OverChannels, extra: int, epilogue:
             last_row, end = (first_row + rows).min(c.axes[1].results), (begin + run).min(plan.row_tiles)
             for h, number in ((a, b) for a in k.range(first_row, last_row) for b in k.range(begin, end)):
                 p = number * tile.pixels
-                results = [t + view_offset(c, v, group, channel, (n, d, h, p)) for t, v in tensors]
+                y, *operands = (t + view_offset(c, v, group, channel, (n, d, h, p)) for t, v in tensors)
                 fits = unit["channels"] < full
                 for is_whole, function in versions:
                     with when(k, None if len(versions) == 1 else fits if is_whole else ~fits):
-                        k.call(
-                            function,
-                            x,
-                            w,
-                            results[0],
-                            scale(k, args, pointer_count(c)),
-                            *results[1:],
-                            d,
-                            h,
-                            p,
-                        )
+                        k.call(function, x, w, y, scale(k, args, pointers), *operands, d, h, p)
 
 
 def _trace_tile(
-    module: Module,
-    name: str,
-    plan: OverChannels,
-    panels: Panels | None,
-    is_masked: bool,
+    module: Module, name: str, plan: OverChannels, panels: Panels | None, is_masked: bool,
     epilogue: Epilogue | None,
-) -> Function:
+) -> Function:  # fmt: skip
     """Trace ``name(x, w, y, scale, operands..., d, h, p)``: the tile whose first result is (d, h, p).
 
     ``x`` points to the group's first channel of the image, ``w`` to the tile's first result channel, or to its panel

@@ -56,12 +56,12 @@ def trace(module: Module, prefix: str, plan: OverPixels, extra: int, epilogue: E
             begin = unit["run"] * plan.run_tiles
             for tile_number in k.range(begin, (begin + plan.run_tiles).min(tiles)):
                 p = tile_number * width
-                results = [t + view_offset(c, v, group, channel, (n, d, h, p)) for t, v in tensors]
+                y, *operands = (t + view_offset(c, v, group, channel, (n, d, h, p)) for t, v in tensors)
                 fits = unit["channels"] < full
                 for is_whole, numbers, function in versions:
                     condition = (tile_number >= numbers.start) & (tile_number < numbers.stop)
                     with k.when(condition & (fits if is_whole else ~fits)):
-                        k.call(function, x, w, results[0], scale(k, args, pointers), *results[1:], d, h, p)
+                        k.call(function, x, w, y, scale(k, args, pointers), *operands, d, h, p)
 
 
 def _trace_tile(
@@ -90,13 +90,8 @@ class _Tile:
         self, plan: OverPixels, numbers: range, is_boundary: bool, first: tuple[Value, Value, Value]
     ) -> None:
         self.d, self.h, self.p = first
-        self.k, self.plan, self.tile, self.is_boundary, self.c = (
-            self.d.k,
-            plan,
-            plan.tile,
-            is_boundary,
-            plan.c,
-        )
+        self.k, self.plan, self.tile, self.c = self.d.k, plan, plan.tile, plan.c
+        self.is_boundary = is_boundary
         self.lanes, self.span = plan.lanes, plan.span
         width = plan.tile_pixels
         self.lowest, self.highest = numbers.start * width, (numbers.stop - 1) * width  # of what p can be

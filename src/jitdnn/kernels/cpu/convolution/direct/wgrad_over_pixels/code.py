@@ -101,13 +101,9 @@ class _Pass:
     """Tracing one version of a pass."""
 
     def __init__(
-        self,
-        plan: WgradOverPixels,
-        taps: range,
-        first_row: Value,
-        prefetches: Value,
+        self, plan: WgradOverPixels, taps: range, first_row: Value, prefetches: Value,
         next_block: Sequence[Value],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.k, self.plan, self.tile, self.c, self.lanes = first_row.k, plan, plan.tile, plan.c, plan.lanes
         self.first_row = first_row if self.tile.rows < self.c.axes[1].taps.count else self.k.integer(0)
         self.prefetches, self.next_block = prefetches, next_block
