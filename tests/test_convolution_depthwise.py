@@ -1,7 +1,6 @@
-"""Every way that the direct and the depthwise convolutions can go, each asked for by its tile.
+"""Every plan of the direct and the depthwise convolutions, each with a tile that the test prescribes.
 
-The shared suite runs them as they choose their tiles themselves; here a tile is prescribed, so that all branches run
-on any machine and on small problems.
+The shared suite runs the plans that they choose themselves; here all branches run on any machine, on small problems.
 """
 
 from __future__ import annotations
@@ -13,18 +12,20 @@ import pytest
 
 from conformance import check, compare, make_case, run
 from convolution_cases import convolution
-from jitdnn.devices.cpu import CpuDevice, host
+from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import Device, Epilogue
-from jitdnn.kernels.cpu.convolution.direct.algorithm import Direct, Part
-from jitdnn.kernels.cpu.convolution.direct.depthwise import Depthwise
-from jitdnn.kernels.cpu.convolution.direct.over_channels import ChannelTile, OverChannels
-from jitdnn.kernels.cpu.convolution.direct.over_groups import GroupTile, OverGroups
-from jitdnn.kernels.cpu.convolution.direct.over_groups_packed import OverGroupsPacked
-from jitdnn.kernels.cpu.convolution.direct.over_pixels import OverPixels, PixelTile, best_turned, strips
-from jitdnn.kernels.cpu.convolution.direct.wgrad_depthwise import DepthwiseWgrad
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import WgradChannelTile, WgradOverChannels
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import WgradGroupTile, WgradOverGroups
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import WgradOverPixels, WgradPixelTile
+from jitdnn.kernels.cpu.convolution.direct.algorithm import Depthwise, DepthwiseWgrad, Direct
+from jitdnn.kernels.cpu.convolution.direct.over_channels.plan import ChannelTile, OverChannels
+from jitdnn.kernels.cpu.convolution.direct.over_groups import cost as over_groups
+from jitdnn.kernels.cpu.convolution.direct.over_groups.plan import GroupTile, OverGroups
+from jitdnn.kernels.cpu.convolution.direct.over_groups_packed import cost as over_groups_packed
+from jitdnn.kernels.cpu.convolution.direct.over_groups_packed.plan import OverGroupsPacked, fits
+from jitdnn.kernels.cpu.convolution.direct.over_pixels.plan import OverPixels, PixelTile, lower_rows
+from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, nearest_axis_last
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels.plan import WgradChannelTile, WgradOverChannels
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups.plan import WgradGroupTile, WgradOverGroups
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import cost as wgrad_over_pixels
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels, WgradPixelTile
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.problems import Convolution, Problem
 from jitdnn.rtcg.expression import trace
@@ -35,27 +36,26 @@ LANES = DEVICE.isa.lanes("f32")
 
 
 class Prescribed(Direct):
-    """The direct convolution with its parts made by the test."""
+    """The direct convolution with plans that the test makes."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = parts
-        self.name = f"prescribed {[part.tile for part in parts]} {type(parts[0]).__name__}"  # type: ignore[misc]
+    def __init__(self, plans: Sequence[DirectPlan]) -> None:
+        self.prescribed = plans
+        self.name = f"prescribed {plans}"  # type: ignore[misc]
 
-    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Sequence[Part]:
-        return self.parts
-
-
-def fix(part: Part, tile: object, **more: object) -> Part:
-    """The plan with its tile (and other choices) settled before it makes them."""
-    part.__dict__.update(tile=tile, **more)
-    return part
+    def plans(
+        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
+    ) -> Sequence[DirectPlan]:
+        return self.prescribed
 
 
-def verify(problem: Convolution, parts: Sequence[Part], epilogue: Epilogue | None = None) -> None:
-    case, algorithm = make_case(problem, epilogue), Prescribed(parts)
-    kernel = algorithm.build(problem, DEVICE, epilogue)
+def verify(problem: Convolution, plans: Sequence[DirectPlan], epilogue: Epilogue | None = None) -> None:
+    case, algorithm = make_case(problem, epilogue), Prescribed(plans)
+    kernel, size = (
+        algorithm.build(problem, DEVICE, epilogue),
+        algorithm.workspace(problem, DEVICE, epilogue),
+    )
     for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
-        actual = run(kernel, case, 0, alpha, beta)
+        actual = run(kernel, case, size, alpha, beta)
         compare(actual, case, alpha, beta, algorithm.error_bound(problem))
 
 
@@ -64,7 +64,7 @@ def with_operand(problem: Convolution) -> Epilogue:
     return Epilogue(trace(lambda acc, other: acc * 0.5 + other), (operand,))
 
 
-# pixels in the lanes
+# vectorized over pixels
 
 
 @pytest.mark.parametrize(
@@ -72,83 +72,71 @@ def with_operand(problem: Convolution) -> Epilogue:
     [
         ("conv_fwd n2 c3 h9 w20 k3 r3 s3 pad1 g3", PixelTile(1, 2, 1)),
         ("conv_fwd n1 c2 h7 w40 k5 r3 s3 pad1", PixelTile(2, 1, 2)),  # channels, rows, pixels left over
-        ("conv_fwd n1 c2 h8 w70 k3 r2 s3 pad0x1 stride1x2", PixelTile(3, 2, 1)),  # picked lanes
+        (
+            "conv_fwd n1 c2 h8 w70 k3 r2 s3 pad0x1 stride1x2",
+            PixelTile(3, 2, 1),
+        ),  # lanes shuffled out of several loads
         ("conv_fwd n1 c2 h8 w70 k3 r2 s3 pad0x1 stride2x4", PixelTile(2, 3, 1)),
         ("conv_fwd n1 c2 h8 w90 k3 r2 s3 pad0x1 stride2x5", PixelTile(2, 1, 1)),  # gathered lanes
-        ("conv_bwd_data n1 c3 h9 w41 k2 r3 s3 pad1 stride2", PixelTile(1, 2, 1)),  # two stride phases woven
+        (
+            "conv_bwd_data n1 c3 h9 w41 k2 r3 s3 pad1 stride2",
+            PixelTile(1, 2, 1),
+        ),  # two stride phases interleaved
         ("conv_bwd_data n1 c2 h7 w43 k2 r3 s5 pad1 stride1x3", PixelTile(2, 1, 1)),  # three
-        ("conv_bwd_data n1 c2 h7 w50 k2 r3 s2 stride2x4", PixelTile(1, 1, 1)),  # four, some of them unmet
+        (
+            "conv_bwd_data n1 c2 h7 w50 k2 r3 s2 stride2x4",
+            PixelTile(1, 1, 1),
+        ),  # four, some of them without taps
         ("conv_bwd_data n1 c2 h7 w23 k2 r3 s2 stride2x5", PixelTile(1, 1, 1)),  # five: one by one
     ],
 )
-def test_pixel_lanes(words: str, tile: PixelTile) -> None:
+def test_over_pixels(words: str, tile: PixelTile) -> None:
     problem = convolution(words)
-    parts = [fix(OverPixels(strip, DEVICE.isa), tile) for strip in strips(problem)]
-    verify(problem, parts)
-    epilogue = with_operand(problem)
-    parts = [fix(OverPixels(strip, DEVICE.isa), tile) for strip in strips(problem, epilogue.operands)]
-    verify(problem, parts, epilogue)
+    for epilogue in (None, with_operand(problem)):
+        rows = lower_rows(problem, epilogue.operands if epilogue else ())
+        verify(problem, [OverPixels(c, DEVICE.isa, axes, tile) for c, axes in rows], epilogue)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_rows_slide_over_the_taps_of_a_tall_filter(direction: str) -> None:
     problem = convolution(f"conv_{direction} n1 c2 h14 w19 k2 r19 s17 pad9x8 g2")
-    (strip,) = strips(problem)
-    part = OverPixels(strip, DEVICE.isa)
-    tile = PixelTile(1, 4, 1)
-    assert not part.is_straight(tile)
-    verify(problem, [fix(part, tile)])
+    ((c, axes),) = lower_rows(problem)
+    plan = OverPixels(c, DEVICE.isa, axes, PixelTile(1, 4, 1))
+    assert not plan.is_unrolled
+    verify(problem, [plan])
 
 
 def test_taps_of_a_long_row_in_a_loop() -> None:
     problem = convolution("conv_fwd n1 c2 h5 w80 k3 r3 s71 pad1x40")
-    (strip,) = strips(problem)
-    part = OverPixels(strip, DEVICE.isa)
-    tile = PixelTile(3, 1, 1)
-    assert not part.is_row_straight(tile)
-    verify(problem, [fix(part, tile)])
+    ((c, axes),) = lower_rows(problem)
+    plan = OverPixels(c, DEVICE.isa, axes, PixelTile(3, 1, 1))
+    assert not plan.is_row_unrolled
+    verify(problem, [plan])
 
 
-# groups in the lanes
+# vectorized over groups
 
 
-@pytest.mark.parametrize("straight", ["all", "row", "none"])
+@pytest.mark.parametrize("unrolled", ["all", "row", "none"])
 @pytest.mark.parametrize(
     "words",
     [
         "conv_fwd n2 c19 h9 w8 k19 r3 s3 pad1 g19 nhwc",
         "conv_fwd n1 c32 h9 w11 k32 r3 s2 pad2:0x0:3 stride2x1 g32 nhwc",
-        "conv_fwd n1 c5 h6 w7 k15 r3 s3 pad1 dil2 g5 nhwc",  # results of a group woven
-        "conv_fwd n1 c12 h6 w7 k8 r3 s3 pad1 g4 nhwc",  # channels of a group picked
-        "conv_fwd n1 c4 h6 w7 k20 r3 s3 pad1 g4 nhwc",  # too many results to weave
+        "conv_fwd n1 c5 h6 w7 k15 r3 s3 pad1 dil2 g5 nhwc",  # results of a group interleaved
+        "conv_fwd n1 c12 h6 w7 k8 r3 s3 pad1 g4 nhwc",  # channels of a group shuffled out
+        "conv_fwd n1 c4 h6 w7 k20 r3 s3 pad1 g4 nhwc",  # too many results to interleave
         "conv_bwd_data n1 c9 h8 w9 k27 r3 s3 pad1 stride2 g9 nhwc",
         "conv_bwd_data n1 c8 h6 w5 k8 r3 s3 pad1 g8",  # channels first: gathered and scattered
         "conv_fwd n1 c3 d4 h5 w4 k3 t3 r3 s2 pad1 g3 nhwc",
     ],
 )
-def test_group_lanes(words: str, straight: str) -> None:
+def test_over_groups(words: str, unrolled: str) -> None:
     problem = convolution(words)
-    tile = GroupTile(2 if straight == "all" else 1, 3, straight)
-    verify(problem, [fix(OverGroups(part, DEVICE.isa), tile) for part in lower_convolution(problem)])
-    epilogue = with_operand(problem)
-    parts = lower_convolution(problem, epilogue.operands)
-    verify(problem, [fix(OverGroups(part, DEVICE.isa), tile) for part in parts], epilogue)
-
-
-class Packed(Depthwise):
-    """The depthwise convolution that turns its planes, which otherwise only some do."""
-
-    name = "packed"
-
-    def _parts(
-        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
-    ) -> Sequence[OverGroupsPacked]:
-        assert isinstance(problem, Convolution)
-        assert isinstance(device, CpuDevice)
-        (whole,) = lower_convolution(problem, epilogue.operands if epilogue else ())
-        part = OverGroupsPacked(whole.merged(), device.isa)
-        assert part.fits
-        return [part]
+    tile = GroupTile(2 if unrolled == "all" else 1, 3, unrolled)
+    for epilogue in (None, with_operand(problem)):
+        parts = lower_convolution(problem, epilogue.operands if epilogue else ())
+        verify(problem, [OverGroups(part, DEVICE.isa, tile) for part in parts], epilogue)
 
 
 @pytest.mark.parametrize(
@@ -161,44 +149,43 @@ class Packed(Depthwise):
         "conv_fwd n1 c18 d3 h4 w5 k18 t2 r3 s3 pad1 g18 flip",
         "conv_fwd n2 c17 w90 k17 s70 pad35 g17",  # taps of a row in a loop
         "conv_fwd n2 c19 h6 w5 k19 r3 s3 pad1 g19 bf16",
-        "conv_fwd n2 c19 h6 w9 k19 r5 s5 pad2 g19 nhwc",  # copied, not turned
+        "conv_fwd n2 c19 h6 w9 k19 r5 s5 pad2 g19 nhwc",  # copied, not transposed
         "conv_fwd n2 c19 h6 w9 k38 r5 s5 pad2 g19 x=nhwc",
         "conv_bwd_data n2 c19 h6 w8 k19 r5 s3 pad2x1 g19",
         "conv_fwd n2 c19 h6 w8 k19 r3 s3 pad1 g19 x=s1100,54,9,1 y=s1200,60,10,1",  # rows apart
     ],
 )
-def test_packed_lanes(words: str) -> None:
-    problem, algorithm = convolution(words), Packed()
+def test_over_groups_packed(words: str) -> None:
+    problem = convolution(words)
     for epilogue in (None, with_operand(problem)):
-        size = algorithm.workspace(problem, DEVICE, epilogue)
-        case, kernel = make_case(problem, epilogue), algorithm.build(problem, DEVICE, epilogue)
-        for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
-            actual = run(kernel, case, size, alpha, beta)
-            compare(actual, case, alpha, beta, algorithm.error_bound(problem))
+        (whole,) = lower_convolution(problem, epilogue.operands if epilogue else ())
+        whole = whole.merged()
+        assert fits(whole, DEVICE.isa)
+        verify(problem, [over_groups_packed.choose(whole, DEVICE.isa)], epilogue)
 
 
-def test_small_planes_under_large_filters_are_turned() -> None:
+def test_small_planes_under_large_filters_are_packed() -> None:
     problem = convolution("conv_fwd n8 c256 h7 w7 k256 r13 s13 pad6 g256")
-    (part,) = Depthwise()._parts(problem, DEVICE)
-    assert isinstance(part, OverGroupsPacked)
+    (plan,) = Depthwise().plans(problem, DEVICE)
+    assert isinstance(plan, OverGroupsPacked)
     check(convolution("conv_fwd n2 c40 h7 w7 k40 r13 s13 pad6 g40"))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
-def test_planes_from_memory_are_not_turned_for_a_few_taps(dtype: str) -> None:
+def test_planes_from_memory_are_not_packed_for_a_few_taps(dtype: str) -> None:
     problem = convolution(f"conv_fwd n8 c144 h56 w56 k144 r3 s3 stride2 pad1 g144 {dtype}")
-    (part,) = Depthwise()._parts(problem, DEVICE)
-    assert isinstance(part, OverPixels)
+    (plan,) = Depthwise().plans(problem, DEVICE)
+    assert isinstance(plan, OverPixels)
 
 
-def test_filters_of_many_taps_are_turned_in_the_workspace() -> None:
+def test_filters_of_many_taps_are_transposed_in_the_workspace() -> None:
     check(convolution("conv_fwd n1 c5 h12 w11 k5 r19 s17 pad9x8 g5 nhwc f64"))
     problem = convolution("conv_fwd n1 c33 h12 w11 k33 r19 s17 pad9x8 g33 nhwc")
     assert Depthwise().workspace(problem, DEVICE) > 0
     check(problem, scales=((1.0, 0.0),))
 
 
-# channels in the lanes
+# vectorized over channels
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "panel", "dot"])
@@ -213,16 +200,15 @@ def test_filters_of_many_taps_are_turned_in_the_workspace() -> None:
         "conv_bwd_data n1 c20 h6 w7 k6 r3 s3 pad1 stride2 nhwc",
     ],
 )
-def test_channel_lanes(words: str, kind: str) -> None:
+def test_over_channels(words: str, kind: str) -> None:
     problem = convolution(words)
     for results in (1, 3):
         tile = ChannelTile(3, results if kind == "dot" else min(2, results), kind)
-        epilogue = with_operand(problem)
-        for fused in (None, epilogue):
-            plans = lower_convolution(problem, fused.operands if fused else ())
-            parts = [OverChannels(best_turned(part), DEVICE.isa) for part in plans]
-            if kind != "dot" or all(part.c.x.channels == part.c.w.channels == 1 for part in parts):
-                verify(problem, [fix(part, tile) for part in parts], fused)
+        for epilogue in (None, with_operand(problem)):
+            parts = lower_convolution(problem, epilogue.operands if epilogue else ())
+            plans = [OverChannels(nearest_axis_last(part), DEVICE.isa, tile) for part in parts]
+            if kind != "dot" or all(plan.c.x.channels == plan.c.w.channels == 1 for plan in plans):
+                verify(problem, plans, epilogue)
 
 
 # gradients of filters
@@ -245,13 +231,13 @@ def test_channel_lanes(words: str, kind: str) -> None:
         "conv_bwd_filter n1 c2 h4 w6 k1 r3 s3 pad0x70 nhwc",  # many vectors at the ends of a row
     ],
 )
-def test_filter_pixel_lanes(words: str, tile: WgradPixelTile) -> None:
+def test_wgrad_over_pixels(words: str, tile: WgradPixelTile) -> None:
     problem = convolution(words)
     (whole,) = lower_convolution(problem)
     channels = tile.channels if whole.depth % tile.channels == 0 else 1
     taps = min(tile.taps, LANES, whole.axes[2].taps.count)
     tile = replace(tile, channels=channels, taps=taps)
-    verify(problem, [fix(WgradOverPixels(whole, DEVICE.isa), tile)])
+    verify(problem, [WgradOverPixels(whole, DEVICE.isa, tile)])
 
 
 @pytest.mark.parametrize("tile", [WgradChannelTile(1, 1), WgradChannelTile(3, 2)])
@@ -264,10 +250,10 @@ def test_filter_pixel_lanes(words: str, tile: WgradPixelTile) -> None:
         "conv_bwd_filter n1 c70 h3 w4 k7 r3 s3 pad1 nhwc",  # taps in several units
     ],
 )
-def test_filter_channel_lanes(words: str, tile: WgradChannelTile) -> None:
+def test_wgrad_over_channels(words: str, tile: WgradChannelTile) -> None:
     problem = convolution(words)
     (whole,) = lower_convolution(problem)
-    verify(problem, [fix(WgradOverChannels(whole, DEVICE.isa), tile)])
+    verify(problem, [WgradOverChannels(whole, DEVICE.isa, tile)])
 
 
 @pytest.mark.parametrize("tile", [WgradGroupTile(1, 2, 3), WgradGroupTile(3, 3, 2), WgradGroupTile(1, 1, 1)])
@@ -275,15 +261,16 @@ def test_filter_channel_lanes(words: str, tile: WgradChannelTile) -> None:
     "words",
     [
         "conv_bwd_filter n2 c19 h7 w8 k19 r3 s3 pad1 g19 nhwc",
-        "conv_bwd_filter n2 c5 h6 w7 k15 r3 s3 pad1x2 stride2 g5 nhwc",  # results of a group picked
-        "conv_bwd_filter n1 c12 h6 w5 k8 r3 s3 dil2 pad2 g4 nhwc",  # channels of a group picked
+        "conv_bwd_filter n2 c5 h6 w7 k15 r3 s3 pad1x2 stride2 g5 nhwc",  # results of a group shuffled out
+        "conv_bwd_filter n1 c12 h6 w5 k8 r3 s3 dil2 pad2 g4 nhwc",  # channels of a group shuffled out
         "conv_bwd_filter n1 c4 d3 h5 w4 k8 t2 r3 s3 pad1 g4",
     ],
 )
-def test_filter_group_lanes(words: str, tile: WgradGroupTile) -> None:
+def test_wgrad_over_groups(words: str, tile: WgradGroupTile) -> None:
     problem = convolution(words)
     (whole,) = lower_convolution(problem)
-    verify(problem, [fix(WgradOverGroups(whole, DEVICE.isa, is_shared=False), tile)])
+    rows = whole.axes[1].results
+    verify(problem, [WgradOverGroups(whole, DEVICE.isa, tile, row_block=rows)])
 
 
 @pytest.mark.parametrize(
@@ -292,23 +279,9 @@ def test_filter_group_lanes(words: str, tile: WgradGroupTile) -> None:
 def test_small_planes_share_a_unit(words: str) -> None:
     problem = convolution(f"conv_bwd_filter {words}")
     (whole,) = lower_convolution(problem)
-    part = WgradOverPixels(best_turned(whole.merged()), DEVICE.isa)
-    assert part.units.count < problem.groups
-    verify(problem, [part])
-
-
-class Split(DepthwiseWgrad):
-    """The depthwise gradient with its rows split, which otherwise only large problems are."""
-
-    name = "split"
-
-    def _plan(self, problem: Problem, device: Device) -> WgradOverPixels | WgradOverGroups:
-        assert isinstance(problem, Convolution)
-        assert isinstance(device, CpuDevice)
-        (whole,) = lower_convolution(problem)
-        plan = WgradOverGroups(whole, device.isa, is_shared=True)
-        plan.__dict__.update(splits=3, row_block=2)
-        return plan
+    plan = wgrad_over_pixels.choose(nearest_axis_last(whole.merged()), DEVICE.isa)
+    assert plan.units.count < problem.groups
+    verify(problem, [plan])
 
 
 @pytest.mark.parametrize(
@@ -319,11 +292,9 @@ class Split(DepthwiseWgrad):
     ],
 )
 def test_split_rows_of_a_depthwise_gradient_are_added(words: str) -> None:
-    problem, algorithm = convolution(words), Split()
-    case, kernel = make_case(problem), algorithm.build(problem, DEVICE)
-    for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
-        actual = run(kernel, case, algorithm.workspace(problem, DEVICE), alpha, beta)
-        compare(actual, case, alpha, beta, algorithm.error_bound(problem))
+    problem = convolution(words)
+    (whole,) = lower_convolution(problem)
+    verify(problem, [WgradOverGroups(whole, DEVICE.isa, WgradGroupTile(1, 3, 2), row_block=2, splits=3)])
 
 
 def test_large_depthwise_gradients_are_split_whatever_the_threads() -> None:
@@ -362,14 +333,15 @@ def test_direct_needs_no_workspace(words: str, direction: str) -> None:
 )
 def test_sums_fit_into_registers(words: str) -> None:
     for direction in ("fwd", "bwd_data", "bwd_filter"):
-        for part in Direct()._parts(convolution(f"conv_{direction} n2 {words}"), DEVICE):
-            tile = part.tile
+        for plan in Direct().plans(convolution(f"conv_{direction} n2 {words}"), DEVICE):
+            assert isinstance(plan, OverPixels | OverChannels | WgradOverPixels | WgradOverChannels)
+            tile = plan.tile
             if isinstance(tile, PixelTile):
                 sums = tile.channels * tile.rows * tile.vectors
             elif isinstance(tile, ChannelTile):
                 sums = tile.pixels * tile.results
             else:
-                sums = tile.sums if isinstance(tile, WgradPixelTile) else tile.results * tile.vectors
+                sums = tile.sums
             assert sums < DEVICE.isa.registers
 
 
@@ -378,22 +350,13 @@ def test_an_axis_whose_one_tap_is_not_the_filters_first() -> None:
 
 
 @pytest.mark.parametrize("size", ["h8 w8", "h9 w12"])
-def test_residues_of_a_strided_backward_data(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are cut alike are one phase; results that exceed the caches are asked for before."""
-    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.direct.over_groups._WRITTEN_BYTES", 0)
-    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.direct.over_groups._BESIDE_BYTES", 1)
-    monkeypatch.setattr("conformance.algorithms", lambda *_: [Residues()])
-    check(convolution(f"conv_bwd_data n2 c20 {size} k20 r3 s3 stride2 pad1 g20 f32 nhwc"))
-
-
-class Residues(Depthwise):
-    """With the groups in the lanes."""
-
-    name = "depthwise_residues"
-
-    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[OverGroups]:
-        assert isinstance(problem, Convolution)
-        assert isinstance(device, CpuDevice)
-        parts = [OverGroups(part.merged(), device.isa) for part in lower_convolution(problem)]
-        assert all(part.is_written_far for part in parts)
-        return parts
+def test_stride_phases_of_a_depthwise_dgrad(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are divided alike are one phase of the launch; results that exceed the caches are prefetched."""
+    module = "jitdnn.kernels.cpu.convolution.direct.over_groups.plan"
+    monkeypatch.setattr(f"{module}._WRITTEN_BYTES", 0)
+    monkeypatch.setattr(f"{module}._TOGETHER_BYTES", 1)
+    problem = convolution(f"conv_bwd_data n2 c20 {size} k20 r3 s3 stride2 pad1 g20 f32 nhwc")
+    plans = [over_groups.choose(part.merged(), DEVICE.isa) for part in lower_convolution(problem)]
+    assert all(plan.prefetches_results for plan in plans)
+    monkeypatch.setattr("conformance.algorithms", lambda *_: [Prescribed(plans)])
+    check(problem)

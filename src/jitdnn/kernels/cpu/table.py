@@ -5,9 +5,7 @@ from __future__ import annotations
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cpu.attention.algorithm import TiledBackward, TiledForward
 from jitdnn.kernels.cpu.convolution.bias import BiasChannels, BiasRows
-from jitdnn.kernels.cpu.convolution.direct.algorithm import Direct
-from jitdnn.kernels.cpu.convolution.direct.depthwise import Depthwise
-from jitdnn.kernels.cpu.convolution.direct.wgrad_depthwise import DepthwiseWgrad
+from jitdnn.kernels.cpu.convolution.direct.algorithm import Depthwise, DepthwiseWgrad, Direct
 from jitdnn.kernels.cpu.convolution.fft.algorithm import Fft
 from jitdnn.kernels.cpu.convolution.grouped.algorithm import Grouped
 from jitdnn.kernels.cpu.convolution.grouped.wgrad_algorithm import GroupedWgrad

@@ -1,1 +1,1 @@
-"""Convolutions of few channels a group, depthwise ones above all, vectorized over pixels, channels or groups."""
+"""Convolution as its definition reads, vectorized over pixels, channels or groups: direct and depthwise algorithms."""

@@ -1,25 +1,49 @@
-"""Convolution as its definition reads, from the user's tensors to the user's tensors without a workspace.
+"""Convolution as its definition reads, from the caller's tensors to the caller's tensors.
 
-Every convolution there is: any direction, rank, stride, dilation, padding, group and layout. Whatever are neighbours
-in memory are in the lanes: pixels (over_pixels.py), channels (over_channels.py) or the groups of a depthwise
-convolution (over_groups.py); and so for a filter's gradient (filter_*_lanes.py). Sums stay in registers, those of a
-gradient with many taps in some KiB of the stack.
+Three families of plans compute a correlation, and three more a filter's gradient (``wgrad_over_*``). They are named
+after what the lanes of a vector hold: what lies side by side in memory.
+
+    over_pixels         neighbouring pixels of a row             channels first
+    over_channels       result channels, or summed ones          channels last
+    over_groups         groups of a depthwise convolution        channels last
+    over_groups_packed  the same, of planes that are packed      small planes under large filters
+
+Sums stay in registers, those of a gradient with many taps in some KiB of the stack. ``Direct`` takes every convolution
+and needs no workspace. ``Depthwise`` and ``DepthwiseWgrad`` take groups of few channels, and also offer what needs a
+workspace: packed planes, filters too large for the stack, and gradients with their rows split (split-K).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any, ClassVar
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.convolution.direct.depthwise import not_depthwise
-from jitdnn.kernels.cpu.convolution.direct.over_channels import OverChannels
-from jitdnn.kernels.cpu.convolution.direct.over_groups import OverGroups
-from jitdnn.kernels.cpu.convolution.direct.over_pixels import OverPixels, best_turned, strips
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import WgradOverChannels
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import WgradOverGroups
-from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import WgradOverPixels
+from jitdnn.kernels.cpu.convolution.direct.code import pointer_count
+from jitdnn.kernels.cpu.convolution.direct.over_channels import code as channels_code
+from jitdnn.kernels.cpu.convolution.direct.over_channels import cost as channels_cost
+from jitdnn.kernels.cpu.convolution.direct.over_channels.plan import OverChannels
+from jitdnn.kernels.cpu.convolution.direct.over_groups import code as groups_code
+from jitdnn.kernels.cpu.convolution.direct.over_groups import cost as groups_cost
+from jitdnn.kernels.cpu.convolution.direct.over_groups.plan import OverGroups, divide_together
+from jitdnn.kernels.cpu.convolution.direct.over_groups_packed import code as packed_code
+from jitdnn.kernels.cpu.convolution.direct.over_groups_packed import cost as packed_cost
+from jitdnn.kernels.cpu.convolution.direct.over_groups_packed.plan import OverGroupsPacked, fits
+from jitdnn.kernels.cpu.convolution.direct.over_pixels import code as pixels_code
+from jitdnn.kernels.cpu.convolution.direct.over_pixels import cost as pixels_cost
+from jitdnn.kernels.cpu.convolution.direct.over_pixels.plan import OverPixels, lower_rows
+from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, nearest_axis_last
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import code as wgrad_channels_code
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import cost as wgrad_channels_cost
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels.plan import WgradOverChannels
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import code as wgrad_groups_code
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import cost as wgrad_groups_cost
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups.plan import WgradOverGroups
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import code as wgrad_pixels_code
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import cost as wgrad_pixels_cost
+from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of
 from jitdnn.problems.convolution import Convolution
@@ -28,16 +52,27 @@ from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import Isa
 
-FilterPart = WgradOverPixels | WgradOverChannels | WgradOverGroups
-Part = OverPixels | OverChannels | OverGroups | FilterPart
+SMALL_GROUP = 4  # channels that a group may have and still be worth a lane
+
+# by the type of a plan: what estimates its cycles, and what traces it, with an epilogue unless it is a gradient
+_FAMILIES: dict[type[DirectPlan], tuple[Callable[[Any], float], Callable[..., Any]]] = {
+    OverPixels: (pixels_cost.cycles, pixels_code.trace),
+    OverChannels: (channels_cost.cycles, channels_code.trace),
+    OverGroups: (groups_cost.cycles, groups_code.trace),
+    OverGroupsPacked: (packed_cost.cycles, packed_code.trace),
+    WgradOverPixels: (wgrad_pixels_cost.cycles, wgrad_pixels_code.trace),
+    WgradOverChannels: (wgrad_channels_cost.cycles, wgrad_channels_code.trace),
+    WgradOverGroups: (wgrad_groups_cost.cycles, wgrad_groups_code.trace),
+}
 
 
 class Direct(Algorithm):
-    """All three directions; see the module's text."""
+    """All three directions, without a workspace."""
 
     name = "direct"
     problem = Convolution
     deterministic = True
+    takes_workspace: ClassVar[bool] = False
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         assert isinstance(problem, Convolution)
@@ -45,61 +80,154 @@ class Direct(Algorithm):
             return "a filter's gradient takes no epilogue: apply it to the result"
         return None
 
-    def _parts(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Sequence[Part]:
+    def plans(
+        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
+    ) -> Sequence[DirectPlan]:
+        """The plans that together compute the convolution, one after the other."""
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        return _cheapest(problem, device.isa, epilogue)
+        return _cheapest(problem, device.isa, epilogue, self.takes_workspace)
+
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        return max(plan.workspace(device.threads) for plan in self.plans(problem, device, epilogue))
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
-        parts = self._parts(problem, device, epilogue)
-        tasks = sum(part.shares(device)[0] for part in parts)
-        cycles = sum(part.cycles() for part in parts)
-        if not isinstance(parts[0], OverGroups | WgradOverGroups):
-            cycles += cycles_apart(problem)
-        return seconds_of(problem, device, cycles, tasks)
+        plans = self.plans(problem, device, epilogue)
+        each = [_cycles(plan) for plan in plans]
+        tasks = sum(plan.divide(device, own)[0] for plan, own in zip(plans, each, strict=True))
+        over_groups = OverGroups | OverGroupsPacked | WgradOverGroups
+        apart = 0.0 if isinstance(plans[0], over_groups) else cycles_apart(problem)
+        return seconds_of(problem, device, sum(each) + apart, tasks)
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        parts = self._parts(problem, device, epilogue)
-        pointers = 3 + (len(epilogue.operands) if epilogue else 0)
-        shares = [part.shares(device) for part in parts]
-        extras = [extra for _, numbers in shares for extra in numbers]
+        plans = self.plans(problem, device, epilogue)
+        together = _together(plans)
+        divided = [together or plan.divide(device, _cycles(plan)) for plan in plans]
+        prefixes = [f"part{number}_" for number in range(len(plans))]
 
         def generate(module: Module) -> None:
-            extra = 0
-            for number, part in enumerate(parts):
-                if isinstance(part, FilterPart):
-                    part.trace(module, f"part{number}_", extra)
-                else:
-                    part.trace(module, f"part{number}_", pointers, extra, (0, 1, 2), epilogue)
-                extra += len(shares[number][1])
+            given = () if problem.direction == "bwd_filter" else (epilogue,)
+            extra, parts = 0, []
+            for plan, prefix, (_, extras) in zip(plans, prefixes, divided, strict=True):
+                _, trace = _FAMILIES[type(plan)]
+                parts.append(trace(module, prefix, plan, extra, *given))
+                extra += len(extras)
+            if together:
+                with module.task("tiles") as (k, args, task, thread):
+                    for part in parts:
+                        k.call(part, args, task, thread)
 
         key = (str(problem), str(epilogue), device.isa.name)
         library = load(self.name, key, device.isa, generate)
-        phases = [(f"part{number}_tiles", tasks) for number, (tasks, _) in enumerate(shares)]
-        return CpuKernel(library, phases, pointers, device.threads, extras, workspace=0)
+        phases = [
+            phase
+            for plan, prefix, (tasks, _) in zip(plans, prefixes, divided, strict=True)
+            for phase in plan.phases(prefix, tasks)
+        ]
+        if together:
+            phases = [("tiles", together[0])]
+        return CpuKernel(
+            library, phases, pointer_count(plans[0].c), device.threads, [n for _, extras in divided for n in extras],
+            workspace=self.workspace(problem, device, epilogue),
+        )  # fmt: skip
+
+
+class Depthwise(Direct):
+    """Forward and backward data of groups of few channels: also packed planes, and filters in the workspace."""
+
+    name = "depthwise"
+    takes_workspace = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction == "bwd_filter":
+            return "it computes forward and backward data: depthwise_filter computes the filter's gradient"
+        return not_depthwise(problem)
+
+
+class DepthwiseWgrad(Direct):
+    """The filter's gradient of groups of few channels: also with its rows split."""
+
+    name = "depthwise_filter"
+    takes_workspace = True
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        assert isinstance(problem, Convolution)
+        if problem.direction != "bwd_filter":
+            return "it computes the filter's gradient: depthwise computes forward and backward data"
+        return super().refuse(problem, device, epilogue) or not_depthwise(problem)
+
+
+def not_depthwise(problem: Convolution) -> str | None:
+    """Why a convolution is not depthwise, nor nearly so, if it is not."""
+    channels, results = problem.w.shape[1], problem.k // problem.groups
+    if channels == 1 or (problem.groups > 1 and max(channels, results) <= SMALL_GROUP):
+        return None
+    return (
+        f"a group has {channels} channels of x and {results} of y (c={problem.c}, k={problem.k}, "
+        f"groups={problem.groups}): it takes one of x, or up to {SMALL_GROUP} of both"
+    )
+
+
+def _cycles(plan: DirectPlan) -> float:
+    """Cycles of one thread."""
+    cycles, _ = _FAMILIES[type(plan)]
+    return cycles(plan)
 
 
 @lru_cache(256)
-def _cheapest(problem: Convolution, isa: Isa, epilogue: Epilogue | None) -> Sequence[Part]:
-    """The cheapest of the ways that need no workspace."""
-    parts = [part.merged() for part in lower_convolution(problem, epilogue.operands if epilogue else ())]
-    ways: list[Sequence[Part]]
-    by_groups: Sequence[OverGroups | WgradOverGroups]
+def _cheapest(
+    problem: Convolution, isa: Isa, epilogue: Epilogue | None, takes_workspace: bool
+) -> Sequence[DirectPlan]:
     if problem.direction == "bwd_filter":
-        (whole,) = parts
-        ways = [[WgradOverPixels(best_turned(whole), isa)]]
-        ways.append([WgradOverChannels(best_turned(whole), isa)])
-        by_groups = [WgradOverGroups(whole, isa, is_shared=False)]
+        found = _wgrad_candidates(problem, isa, takes_workspace)
     else:
-        operands = epilogue.operands if epilogue else ()
-        ways = [[OverPixels(strip, isa) for strip in strips(problem, operands)]]
-        ways.append([OverChannels(best_turned(part), isa) for part in parts])
-        by_groups = [OverGroups(part, isa) for part in parts]
-    if not_depthwise(problem) is None and all(part.is_on_stack for part in by_groups):
-        ways.append(by_groups)
-    return min(ways, key=lambda way: sum(part.cycles() for part in way))
+        found = _candidates(problem, isa, epilogue, takes_workspace)
+    return min(found, key=lambda plans: sum(map(_cycles, plans)))
+
+
+def _candidates(
+    problem: Convolution, isa: Isa, epilogue: Epilogue | None, takes_workspace: bool
+) -> list[Sequence[DirectPlan]]:
+    """Forward or backward data by each family."""
+    operands = epilogue.operands if epilogue else ()
+    parts = [part.merged() for part in lower_convolution(problem, operands)]
+    found: list[Sequence[DirectPlan]] = [
+        [pixels_cost.choose(c, last_axes, isa) for c, last_axes in lower_rows(problem, operands)]
+    ]
+    if not takes_workspace:  # which only those with groups of few channels do: these fill no vector
+        found.append([channels_cost.choose(nearest_axis_last(part), isa) for part in parts])
+    if not_depthwise(problem) is not None:
+        return found
+    over_groups = [groups_cost.choose(part, isa) for part in parts]
+    if takes_workspace or all(plan.is_on_stack for plan in over_groups):
+        found.append(over_groups)
+    if takes_workspace and len(parts) == 1 and fits(parts[0], isa):
+        found.append([packed_cost.choose(parts[0], isa)])
+    return found
+
+
+def _wgrad_candidates(problem: Convolution, isa: Isa, takes_workspace: bool) -> list[Sequence[DirectPlan]]:
+    """A filter's gradient by each family."""
+    whole = lower_convolution(problem)[0].merged()
+    found: list[Sequence[DirectPlan]] = [[wgrad_pixels_cost.choose(nearest_axis_last(whole), isa)]]
+    if not takes_workspace:
+        found.append([wgrad_channels_cost.choose(nearest_axis_last(whole), isa)])
+    if not_depthwise(problem) is not None:
+        return found
+    over_groups = wgrad_groups_cost.choose(whole, isa, may_split=takes_workspace)
+    if takes_workspace or over_groups.is_on_stack:
+        found.append([over_groups])
+    return found
+
+
+def _together(plans: Sequence[DirectPlan]) -> tuple[int, tuple[int, ...]] | None:
+    """The tasks and extras of interleaved correlations that go through the image together, if they can."""
+    over_groups = [plan for plan in plans if isinstance(plan, OverGroups) and plan.is_on_stack]
+    return divide_together(over_groups) if len(over_groups) == len(plans) > 1 else None

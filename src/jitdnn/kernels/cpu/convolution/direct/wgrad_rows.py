@@ -1,4 +1,4 @@
-"""What the gradients of filters that need no packing share: walking through dy, and places in dw."""
+"""What the gradients of filters that need no packing share: loops over row blocks of dy, and offsets in dw."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, group_offset, split_index
 from jitdnn.rtcg.builder import Builder, Value
 
-POINTERS = 3  # x, dy and dw
+POINTERS = 3  # x, dy and dw, or x, w and y
 
 
 def block_count(c: Correlation, block: int) -> int:
@@ -19,18 +19,20 @@ def block_count(c: Correlation, block: int) -> int:
 def row_blocks(
     k: Builder, c: Correlation, block: int, first: int | Value = 0, last: int | Value | None = None
 ) -> Iterator[tuple[Value, Value, Value, Value, Value, Value]]:
-    """Blocks [first, last) of ``block`` rows of dy, all by default: the image, the slice, the first row and the end
-    of each; how many elements of x ahead the next block is, and of dy."""
+    """Blocks [first, last) of ``block`` rows of dy, all by default.
+
+    Each is its image, slice, first row and end, and the elements from it to the next block, of x and of dy.
+    """
     extents = (c.batch, c.axes[0].results, ceil_div(c.axes[1].results, block))
     steps = (1, 1, block)
     for number in k.range(first, block_count(c, block) if last is None else last):
         n, d, h = (i * step for i, step in zip(split_index(number, extents), steps, strict=True))
-        ahead = (i * step for i, step in zip(split_index(number + 1, extents), steps, strict=True))
-        n_ahead, d_ahead, h_ahead = (new - old for new, old in zip(ahead, (n, d, h), strict=True))
-        x = n_ahead * c.x.batch + d_ahead * (c.axes[0].step * c.x.space[0])
-        y = n_ahead * c.y.batch + d_ahead * c.y.space[0]
-        ahead_x, ahead_y = x + h_ahead * (c.axes[1].step * c.x.space[1]), y + h_ahead * c.y.space[1]
-        yield n, d, h, (h + block).min(c.axes[1].results), ahead_x, ahead_y
+        following = (i * step for i, step in zip(split_index(number + 1, extents), steps, strict=True))
+        dn, dd, dh = (new - old for new, old in zip(following, (n, d, h), strict=True))
+        x = dn * c.x.batch + dd * (c.axes[0].step * c.x.space[0])
+        y = dn * c.y.batch + dd * c.y.space[0]
+        next_x, next_y = x + dh * (c.axes[1].step * c.x.space[1]), y + dh * c.y.space[1]
+        yield n, d, h, (h + block).min(c.axes[1].results), next_x, next_y
 
 
 def tap_offset(c: Correlation, tap_d: Value, tap_h: Value) -> Value:

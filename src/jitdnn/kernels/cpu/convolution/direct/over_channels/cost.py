@@ -1,0 +1,102 @@
+"""What a correlation costs that is vectorized over channels, and the tile that costs least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jitdnn.kernels.cpu.convolution.direct.over_channels.plan import ChannelTile, OverChannels
+from jitdnn.kernels.cpu.convolution.direct.plan import merges_row_taps
+from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.rtcg.isa import Isa
+
+_STORE = 3.0  # cycles to finish one vector of results
+_SCATTERED_LANE = 1.5  # cycles to store one lane on its own
+_GATHERED_LANE = 2.0  # load slots (two a cycle) of one lane of a gather
+_UNALIGNED = 1.75  # load slots of a vector that may touch two cache lines
+_REDUCE = 2.0  # cycles to add up the lanes of one sum
+_ITERATION = 3.0  # load slots that an iteration of the loop over the channels is worth
+_TILE = 30.0  # cycles to begin and end a tile
+_MOST_MASKS = 7  # pixels at the end of a row have a mask each: no more than there are registers for them
+_L1_BYTES = 24 << 10
+_FILTER_LATENCY = (
+    (512 << 10, 0.0),
+    (2 << 20, 2.0),
+    (6 << 20, 3.0),
+)  # bytes of filters; cycles that a vector waits
+_MEMORY_LATENCY = 7.0  # of a larger one
+_PANEL_BYTES = 16 << 10  # of the filter, on the stack
+_PACK = 0.5  # cycles to bring one element of it there
+
+
+def choose(c: Correlation, isa: Isa) -> OverChannels:
+    """The cheapest plan."""
+    return min(_candidates(c, isa), key=_row_cycles)
+
+
+def cycles(plan: OverChannels) -> float:
+    """Cycles of one thread for the whole."""
+    c = plan.c
+    rows = c.batch * c.group_count * c.axes[0].results * c.axes[1].results
+    return rows * _row_cycles(plan)
+
+
+def _candidates(c: Correlation, isa: Isa) -> Iterator[OverChannels]:
+    lanes = isa.lanes(c.dtype)
+    most = max(1, c.axes[2].results)
+    for vectors in range(1, min(4, ceil_div(c.width, lanes)) + 1):
+        for pixels in range(1, min(most, (isa.registers - 1 - vectors) // vectors) + 1):
+            plan = OverChannels(c, isa, ChannelTile(pixels, vectors, "broadcast"))
+            yield plan
+            if c.w.results != 1 and plan.panel_size * plan.item <= _PANEL_BYTES:
+                yield OverChannels(c, isa, ChannelTile(pixels, vectors, "panel"))
+    if c.x.channels != 1 or c.w.channels != 1:
+        return
+    for results in range(1, min(8, c.width, lanes) + 1):
+        room = (isa.registers - 1 - results) // results
+        for pixels in range(1, min(most, room, _MOST_MASKS) + 1):
+            yield OverChannels(c, isa, ChannelTile(pixels, results, "dot"))
+
+
+def _row_cycles(plan: OverChannels) -> float:
+    """Cycles of one row of one slice of one group of one image."""
+    c = plan.c
+    full, rest = divmod(c.width, plan.tile_width)
+    total = full * _tile_cycles(plan)
+    if rest:
+        total += _tile_cycles(plan.narrowed(rest))
+    total *= plan.row_tiles
+    if plan.tile.kind == "panel":
+        blocks = ceil_div(c.width, plan.tile_width) * ceil_div(plan.row_tiles, plan.run_tiles)
+        total += blocks * plan.panel_size * _PACK / plan.unit_rows
+    return total
+
+
+def _tile_cycles(plan: OverChannels) -> float:
+    c, tile, lanes = plan.c, plan.tile, plan.lanes
+    taps = c.taps // (c.axes[2].taps.count if merges_row_taps(c, lanes) else 1)
+    bytes_read = plan.tile_width * c.depth * c.taps * plan.item
+    beyond_l1 = 1.0 if bytes_read <= _L1_BYTES else 1.5
+    sums = tile.pixels * tile.results
+    if tile.is_dot:
+        steps = taps * ceil_div(plan.tap_channels, lanes)
+        is_aligned = plan.tap_channels % lanes == 0
+        loads = (tile.pixels + beyond_l1 * tile.results) * (1.0 if is_aligned else _UNALIGNED)
+        finish = sums * _REDUCE + tile.pixels * _STORE
+    else:
+        steps = c.depth * c.taps
+        vector = 1.0 if tile.kind == "panel" or c.w.channels % lanes == 0 else _UNALIGNED
+        if tile.kind == "broadcast" and c.w.results != 1:
+            vector = _GATHERED_LANE * lanes
+        loads = tile.results * vector * beyond_l1 + tile.pixels
+        finish = sums * (_STORE if c.y.channels == 1 else _SCATTERED_LANE * lanes)
+    step = max(sums / 2, (loads + _ITERATION) / 2, 4.0)
+    if tile.kind == "broadcast" and c.w.results == 1:
+        step += tile.results * _filter_latency(c, plan.item)
+    return steps * step + finish + _TILE + 4.0 * taps
+
+
+def _filter_latency(c: Correlation, item: int) -> float:
+    """Cycles that a vector of the filter waits: its channels lie far apart, and the hardware does not prefetch them."""
+    size = c.width * c.depth * c.taps * item
+    return next((latency for most, latency in _FILTER_LATENCY if size <= most), _MEMORY_LATENCY)

@@ -1,0 +1,1 @@
+"""Forward and backward data of many small groups, vectorized over groups: plan, cost and code."""

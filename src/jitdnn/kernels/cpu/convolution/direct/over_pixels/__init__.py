@@ -1,0 +1,1 @@
+"""Forward and backward data vectorized over pixels: plan, cost and code."""

@@ -1,0 +1,1 @@
+"""A depthwise filter's gradient vectorized over groups: plan, cost and code."""

@@ -1,0 +1,1 @@
+"""A filter's gradient vectorized over pixels: plan, cost and code."""
