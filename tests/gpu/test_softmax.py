@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, arranged, make_case
 from harness import check, run
-from jitdnn.kernels.gpu.reduction.softmax import RowsSoftmax
+from jitdnn.kernels.formulas.softmax import RowSoftmax
+from jitdnn.kernels.gpu.reduction.generator import RowLoops
 from jitdnn.problems import Problem, Softmax, parse
 from strategies import softmaxes
 
-ROWS = RowsSoftmax()
+ROWS = RowSoftmax(RowLoops())
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 FIXTURES = (HealthCheck.function_scoped_fixture,)
 ALGORITHMS = ("fast", "accurate", "log")

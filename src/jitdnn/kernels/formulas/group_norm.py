@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitdnn.kernels.formulas.named_programs import Formula, Names, Plan, Rows
-from jitdnn.kernels.formulas.normalization import channel_moments, joint_moments
+from jitdnn.kernels.formulas.named_programs import Formula, Names, Rows
+from jitdnn.kernels.formulas.normalization import NormalizationPlan, channel_moments, joint_moments
 from jitdnn.problems.group_norm import GroupNorm
 
 _IMAGE, _GROUP, _MEMBER, _SPACE = 0, 1, 2, 3  # axes of the grid
@@ -30,16 +30,16 @@ def suits_channels(problem: GroupNorm) -> bool:
     return members > 1 and abs(x.strides[_MEMBER]) < min(space)
 
 
-def add_channels(plan: Plan) -> None:
+def add_channels(plan: NormalizationPlan) -> None:
     """The steps in either direction."""
     (_backward if plan.problem.direction == "bwd" else _forward)(plan)
 
 
-def _space(plan: Plan) -> tuple[int, ...]:
+def _space(plan: NormalizationPlan) -> tuple[int, ...]:
     return tuple(range(_SPACE, len(plan.problem.grid)))
 
 
-def _forward(plan: Plan) -> None:
+def _forward(plan: NormalizationPlan) -> None:
     problem, space = plan.problem, _space(plan)
     outputs = [operand.name for operand in problem.outputs]
     size = channel_moments(plan, space)
@@ -64,7 +64,7 @@ def _forward(plan: Plan) -> None:
     plan.step(rows, {}, space)
 
 
-def _backward(plan: Plan) -> None:
+def _backward(plan: NormalizationPlan) -> None:
     problem, space = plan.problem, _space(plan)
     for name in ("p", "q", "offset", "inverse", "of_dy", "of_x", "rest"):
         plan.array(name, space)

@@ -6,11 +6,31 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from jitdnn.kernels.formulas.named_programs import Formula, Names, Plan, Rows
+from jitdnn.kernels.formulas.named_programs import Formula, NamedPlan, Names, Rows
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.normalization import Normalization
 from jitdnn.rtcg.activations import activation
 from jitdnn.rtcg.expression import Expression, apply
+from jitdnn.tensor import TensorDescriptor
+
+
+class NormalizationPlan(NamedPlan):
+    """A plan whose tensors are on the grid of the problem.
+
+    `has_moments`: the target has the reduction "moments"; else there are sums in f64, or several passes.
+    """
+
+    def __init__(self, problem: Normalization, has_moments: bool = False) -> None:
+        operands = problem.operands
+        super().__init__(operands, {operand.name: problem.on_grid(operand.name) for operand in operands})
+        self.problem, self.has_moments = problem, has_moments
+
+    def array(self, name: str, same: Sequence[int], dtype: str | None = None) -> None:
+        """An array between steps, of one number where the axes `same` are counted as one."""
+        grid = self.problem.grid
+        shape = [1 if axis in same else extent for axis, extent in enumerate(grid)]
+        packed = TensorDescriptor.packed(shape, dtype or self.problem.statistic_dtype)
+        self.add_array(name, packed, packed.broadcast_to(grid))
 
 
 def xhat(v: Names) -> Any:
@@ -85,7 +105,7 @@ def next_statistics(problem: Normalization) -> Running:
     )
 
 
-def channel_moments(plan: Plan, space: Sequence[int]) -> int:
+def channel_moments(plan: NormalizationPlan, space: Sequence[int]) -> int:
     """Add a step that takes mean and sum of squared distances from it over space, for every channel of an image.
 
     They are in the arrays `channel_mean` and `channel_squares`. Returns the number of elements of each.
@@ -115,7 +135,7 @@ def channel_moments(plan: Plan, space: Sequence[int]) -> int:
 
 
 def joint_moments(
-    plan: Plan,
+    plan: NormalizationPlan,
     size: int,
     members: int,
     others: tuple[Sequence[str], Sequence[str]],

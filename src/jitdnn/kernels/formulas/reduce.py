@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jitdnn.kernels.algorithm import Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.formulas.row_algorithms import RowAlgorithm, RowGenerator, RowPlan, Step
 from jitdnn.kernels.formulas.row_programs import ARGS, Program, Sweep
 from jitdnn.problems.reduce import Reduce
 from jitdnn.rtcg.expression import Expression, apply, trace
@@ -61,3 +63,32 @@ def own_program(expressions: Sequence[Expression], reductions: Sequence[Reductio
         value += 1 + is_position
     sweep = Sweep(tuple(zip(reductions, expressions, strict=True)))
     return Program((sweep,), tuple(enumerate(results)))
+
+
+class RowReduce(RowAlgorithm[Reduce]):
+    """One pass over every row; long rows are shared in parts."""
+
+    problem = Reduce
+
+    def plan(self, problem: Reduce, device: Device, epilogue: Epilogue | None) -> RowPlan:
+        outputs = [with_axes(problem, operand.descriptor) for operand in problem.outputs]
+        indices = (1,)
+        return RowPlan([Step(program_of(problem), (problem.x, *outputs), tuple(problem.axes), indices)])
+
+    def error_of(self, problem: Reduce) -> float:
+        return summation_bound(problem)
+
+
+def build_reduction(
+    generator: RowGenerator,
+    expressions: Sequence[Expression],
+    reductions: Sequence[Reduction],
+    tensors: Sequence[TensorDescriptor],
+    axes: Sequence[int],
+    device: Device,
+    computing: str,
+) -> tuple[Kernel, int]:
+    """The kernel that reduces each expression of the inputs, and the bytes of workspace that it needs."""
+    program = own_program(expressions, reductions)
+    kernel = generator.kernel(Step(program, tuple(tensors), tuple(axes), compute=computing), device)
+    return kernel.build(), kernel.workspace()

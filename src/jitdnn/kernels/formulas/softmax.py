@@ -7,8 +7,14 @@ backward   s = sum(dy * y);  dx = y * (dy - s)        or, for log,  s = sum(dy);
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue
+from jitdnn.kernels.formulas.row_algorithms import RowAlgorithm, RowPlan, Step
 from jitdnn.kernels.formulas.row_programs import Program, Sweep
+from jitdnn.problems.softmax import Softmax
 from jitdnn.rtcg.expression import apply, trace
+from jitdnn.tensor import compute_dtype
 
 _MAX = Sweep((("max_number", trace(lambda x: x)),))
 PROGRAMS = {
@@ -57,7 +63,7 @@ PROGRAMS = {
 }
 PROGRAMS["bwd", "fast"] = PROGRAMS["bwd", "accurate"]
 
-# forward with maximum and sum in one sweep, for rows that are dear to go through
+# forward with maximum and sum in one pass, for rows that each pass reads from memory
 JOINT_PROGRAMS = {
     "accurate": Program(
         (
@@ -72,3 +78,21 @@ JOINT_PROGRAMS = {
         )
     ),
 }
+
+
+class RowSoftmax(RowAlgorithm[Softmax]):
+    """Two or three passes over every row; one less where the target has joint reductions and they are faster."""
+
+    problem = Softmax
+
+    def plan(self, problem: Softmax, device: Device, epilogue: Epilogue | None) -> RowPlan:
+        tensors = tuple(operand.descriptor for operand in problem.operands)
+        step = Step(PROGRAMS[problem.direction, problem.algorithm], tensors, tuple(problem.axis))
+        joint = JOINT_PROGRAMS.get(problem.algorithm) if problem.direction == "fwd" else None
+        if joint is not None and self.generator.prefers_joint(step, device):
+            step = replace(step, program=joint)
+        return RowPlan([step])
+
+    def error_of(self, problem: Softmax) -> float:
+        # the exponentials, and the roundings of their arguments, which may be large numbers
+        return 2.0 * UNIT_ROUNDOFF[problem.dtype] + 40.0 * UNIT_ROUNDOFF[compute_dtype(problem.dtype)]

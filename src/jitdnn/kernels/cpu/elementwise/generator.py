@@ -311,3 +311,22 @@ class _Row:
     def stream(self, tensor: int, result: Value, i: Value, mask: Value | None) -> None:
         assert mask is None
         self.pointers[tensor].stream(result, i)
+
+
+class ElementwiseLoops:
+    """The elementwise generator of processors, for algorithms that are written for every target."""
+
+    function_error = 8.0
+
+    def refuse(
+        self, tensors: Sequence[TensorDescriptor], device: Device, computing: str | None = None
+    ) -> str | None:
+        return None
+
+    def estimate(self, expressions: Expression, tensors: Sequence[TensorDescriptor], device: Device) -> float:
+        return estimate_elementwise(expressions, tensors, device)
+
+    def build(
+        self, expressions: Expression, tensors: Sequence[TensorDescriptor], device: Device, computing: str
+    ) -> CpuKernel:
+        return build_elementwise(expressions, tensors, device, computing=computing)

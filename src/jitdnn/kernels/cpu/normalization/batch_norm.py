@@ -9,9 +9,10 @@ wait for memory at each. So each image's channels are done in a row, and put tog
 
 from __future__ import annotations
 
-from jitdnn.kernels.formulas.named_programs import Formula, Names, Plan, Rows
+from jitdnn.kernels.formulas.named_programs import Formula, Names, Rows
 from jitdnn.kernels.formulas.normalization import (
     STATISTICS,
+    NormalizationPlan,
     channel_moments,
     gradient_of,
     joint_moments,
@@ -35,7 +36,7 @@ def suits_images(problem: BatchNorm) -> bool:
     )
 
 
-def plan_images(plan: Plan) -> None:
+def plan_images(plan: NormalizationPlan) -> None:
     """The steps, forward or backward."""
     if plan.problem.direction == "bwd":
         _backward(plan)
@@ -43,7 +44,7 @@ def plan_images(plan: Plan) -> None:
         _forward(plan)
 
 
-def _forward(plan: Plan) -> None:
+def _forward(plan: NormalizationPlan) -> None:
     problem = plan.problem
     space = tuple(range(_SPACE, len(problem.grid)))
     outputs = [operand.name for operand in problem.outputs if operand.name != "y"]
@@ -63,7 +64,7 @@ def _forward(plan: Plan) -> None:
     plan.step(rows, {}, space)
 
 
-def _backward(plan: Plan) -> None:
+def _backward(plan: NormalizationPlan) -> None:
     problem, gradient = plan.problem, gradient_of(plan.problem)
     space = tuple(range(_SPACE, len(problem.grid)))
     y = ["y"] if "y" in plan.numbers else []

@@ -23,7 +23,7 @@ from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device, Kernel
 from jitdnn.kernels.cpu.reduction.combine import State, fold, fold_lanes, identity
 from jitdnn.kernels.cpu.schedule.parallel import Counter, share
-from jitdnn.kernels.formulas.transform import PartsKernel
+from jitdnn.kernels.formulas.parts_kernel import PartsKernel
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Register, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.expression import Expression

@@ -33,11 +33,11 @@ from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.formulas.loop_nest import REPEATED, STRIDED, UNIT, Nest
 from jitdnn.kernels.gpu.elementwise.code import THREADS, Code, base_lines, literal_defines, packs, signature
 from jitdnn.kernels.gpu.elementwise.transposing import estimate_tiles, tiled_launch
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.types import refuse_doubles
 from jitdnn.rtcg.expression import Expression
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype, packed_strides
 
-LAUNCH_SECONDS = 3e-6
 _DENSE, _SCATTERED = "dense", "scattered"
 _MOST_IN_FLIGHT = 4  # vectors that a thread loads before it uses the first
 _SINGLES = 4  # elements, where vectors cannot be
@@ -301,3 +301,23 @@ KERNEL({THREADS}) void elementwise({signature(code)}) {{
             step = "" if is_whole or vector == 1 else f" * (INDEX)s{t}_{self.axes - 1}"
             text += code.store(number, f"p{t} + {self._place(t)}", vector, step, is_whole)
         return text
+
+
+class ElementwiseLoops:
+    """The elementwise generator of GPUs, for algorithms that are written for every target."""
+
+    # functions of OpenCL may be off by 16 units in the last place, those of CUDA by 2
+    function_error = 24.0
+
+    def refuse(
+        self, tensors: Sequence[TensorDescriptor], device: Device, computing: str | None = None
+    ) -> str | None:
+        return refuse_elementwise(tensors, device, computing)
+
+    def estimate(self, expressions: Expression, tensors: Sequence[TensorDescriptor], device: Device) -> float:
+        return estimate_elementwise(expressions, tensors, device)
+
+    def build(
+        self, expressions: Expression, tensors: Sequence[TensorDescriptor], device: Device, computing: str
+    ) -> Kernel:
+        return build_elementwise(expressions, tensors, device, computing=computing)

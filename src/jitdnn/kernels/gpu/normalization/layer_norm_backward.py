@@ -8,7 +8,7 @@ from typing import cast
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.formulas.normalization_steps import error_bound_of
-from jitdnn.kernels.gpu.reduction.generator import LAUNCH_SECONDS
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.problems.layer_norm import LayerNorm
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES

@@ -7,6 +7,7 @@ from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.images import MOST_GROUPS_OF_IMAGES, offset_type, spatial
 from jitdnn.problems.divisive_norm import DivisiveNorm
 from jitdnn.problems.lrn import LRN
@@ -14,7 +15,6 @@ from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, compute_dtype
 
 GROUP = 256
-LAUNCH_SECONDS = 3e-6
 RUN = 8  # channels that a thread takes where the window lies along them and they are far apart
 POWERS = {
     0.5: "(1 / sqrt(s))",

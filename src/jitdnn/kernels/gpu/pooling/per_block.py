@@ -11,12 +11,12 @@ from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.gpu.pooling.geometry import Geometry
 from jitdnn.kernels.gpu.pooling.per_thread import (
     GROUP,
-    LAUNCH_SECONDS,
     PACKED,
     PlainPooling,
     common_defines,
     number_type,
 )
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES

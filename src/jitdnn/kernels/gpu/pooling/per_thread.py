@@ -7,12 +7,12 @@ from typing import Any, cast
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.gpu.pooling.geometry import MOST_GROUPS_OF_IMAGES, Geometry
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.problems.pooling import EMPTY_WINDOW_MAX, QUANTIZED, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES
 
 GROUP = 256
-LAUNCH_SECONDS = 3e-6
 PACKED = ("f32", "f16", "bf16")
 
 

@@ -11,10 +11,10 @@ from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.gpu.pooling.geometry import Axis, Geometry
 from jitdnn.kernels.gpu.pooling.per_thread import (
-    LAUNCH_SECONDS,
     PlainPooling,
     common_defines,
 )
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.problems.pooling import QUANTIZED, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES

@@ -7,13 +7,13 @@ from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.images import MOST_GROUPS_OF_IMAGES, offset_type, spatial
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.unpooling import Unpooling
 from jitdnn.tensor import TensorDescriptor
 
 GROUP = 256
-LAUNCH_SECONDS = 3e-6
 
 
 class PlainUnpooling(Algorithm):

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from math import prod
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.errors import InvalidShape
 from jitdnn.kernels.formulas.row_programs import Program
 from jitdnn.rtcg.folds import Fold
-from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
+from jitdnn.tensor import DTYPES, TensorDescriptor
 
 Axis = tuple[int, tuple[int, ...]]
 """An extent, and the stride of each tensor and of the position."""
@@ -92,20 +91,6 @@ class Layout:
     def join_groups(self) -> int:
         """Groups that put the parts of all rows together."""
         return max(1, -(-self.rows * self.join_team // self.join_threads))
-
-
-def common_shape(tensors: Sequence[TensorDescriptor]) -> tuple[int, ...]:
-    """The shape that all tensors broadcast to. Raises InvalidShape."""
-    ranks = {len(tensor.shape) for tensor in tensors}
-    if len(ranks) != 1:
-        raise InvalidShape(f"tensors of {sorted(ranks)} dimensions: all must have as many")
-    shape = []
-    for extents in zip(*(tensor.shape for tensor in tensors), strict=True):
-        others = {extent for extent in extents if extent != 1} or {1}
-        if len(others) > 1:
-            raise InvalidShape(f"extents {extents} of one axis: each must be 1 or that of the others")
-        shape.append(others.pop())
-    return tuple(shape)
 
 
 def keeps_order(program: Program) -> bool:
@@ -372,9 +357,3 @@ class _Sizes:
 def _up(number: int, step: int) -> int:
     """The number or the next multiple of `step`."""
     return -(-number // step) * step
-
-
-def computing_dtype(tensors: Sequence[TensorDescriptor], inputs: int) -> str:
-    """What a program over these tensors is computed in, by default: positions in whole numbers do not count."""
-    real = ("f16", "bf16", "f32", "f64")
-    return compute_dtype(*(t.dtype for n, t in enumerate(tensors) if n < inputs or t.dtype in real))

@@ -20,7 +20,8 @@ from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.kernels.gpu.elementwise.code import THREADS, packs, scale_line, store_vector
-from jitdnn.kernels.gpu.elementwise.generator import LAUNCH_SECONDS, refuse_elementwise
+from jitdnn.kernels.gpu.elementwise.generator import refuse_elementwise
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.problems.embedding import Embedding
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype

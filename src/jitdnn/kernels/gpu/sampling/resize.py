@@ -7,6 +7,7 @@ from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.images import MOST_GROUPS_OF_IMAGES, offset_type, spatial
 from jitdnn.kernels.gpu.sampling.resize_coordinates import Places, places_of
 from jitdnn.problems.problem import Problem
@@ -14,7 +15,6 @@ from jitdnn.problems.resize import Resize
 from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
 GROUP = 256
-LAUNCH_SECONDS = 3e-6
 PACKED = ("f32", "f16", "bf16")
 APART = 4  # channels of a thread where they do not lie side by side
 _IDENTITY = Places(1, 0, 1, 1)

@@ -14,14 +14,10 @@ from conformance import INSTRUCTION_SETS, Buffer, Workspace
 from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidShape
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF
-from jitdnn.kernels.cpu.reduction import generator as sweeps
-from jitdnn.kernels.cpu.reduction.generator import (
-    Program,
-    Sweep,
-    build_sweeps,
-    estimate_sweeps,
-    workspace_sweeps,
-)
+from jitdnn.kernels.cpu.reduction import generator
+from jitdnn.kernels.cpu.reduction.generator import RowKernel
+from jitdnn.kernels.formulas.row_algorithms import Step
+from jitdnn.kernels.formulas.row_programs import Program, Sweep
 from jitdnn.rtcg.expression import apply, trace
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 from strategies import descriptors
@@ -83,11 +79,11 @@ def run(
 ) -> list[np.ndarray[Any, Any]]:
     """The outputs; asserts that nothing else is written and that what is not read may be NaN."""
     device = host(threads, cpu)
-    kernel = build_sweeps(program, tensors, axes, device, **options)
-    for name in set(options) - {"compute", "mode"}:
-        del options[name]
-    assert 0 < estimate_sweeps(program, tensors, axes, device, **options) < 10
-    workspace = Workspace(workspace_sweeps(program, tensors, axes, device, **options))
+    pointers = options.pop("pointers", None)
+    planned = RowKernel(Step(program, tuple(tensors), tuple(axes), **options), device, pointers)
+    kernel = planned.build()
+    assert 0 < planned.estimate() < 10
+    workspace = Workspace(planned.workspace())
     buffers = [Buffer(tensor) for tensor in tensors]
     for buffer, values in zip(buffers, inputs, strict=False):
         buffer.values[...] = values
@@ -252,9 +248,9 @@ def test_states(shape: tuple[int, ...], threads: int) -> None:
     )
     full, row = TensorDescriptor.packed(shape, "f32"), TensorDescriptor.packed(running.shape, "f32")
     device = host(threads)
-    options: Any = {"plain": (0,), "operands": (0, 1, 1), "pointers": 2}
-    kernel = build_sweeps(program, [full, row, row], (1,), device, **options)
-    workspace = Workspace(workspace_sweeps(program, [full, row, row], (1,), device))
+    step = Step(program, (full, row, row), (1,), plain=(0,), operands=(0, 1, 1))
+    planned = RowKernel(step, device, pointers=2)
+    kernel, workspace = planned.build(), Workspace(planned.workspace())
     expected = 0.9 * running + 0.1 * x.mean(axis=1, keepdims=True)
     kernel(None, [x.ctypes.data, running.ctypes.data], 3.0, 2.0, workspace.pointer)
     np.testing.assert_allclose(running, expected, rtol=1e-5, atol=1e-6)
@@ -300,7 +296,7 @@ def test_accuracy_of_long_sums() -> None:
 def test_shapes_must_agree() -> None:
     x, row = TensorDescriptor.packed((3, 4), "f32"), TensorDescriptor.packed((3, 2), "f32")
     with pytest.raises(InvalidShape, match=r"\(4, 2\)"):
-        build_sweeps(folds("add"), [x, row], (1,), host(1))
+        RowKernel(Step(folds("add"), (x, row), (1,)), host(1)).build()
 
 
 @pytest.mark.parametrize("shift", [0, 3])
@@ -316,7 +312,7 @@ def test_shapes_must_agree() -> None:
 )
 def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What large outputs get, with outputs that begin at a vector, and not."""
-    monkeypatch.setattr(sweeps, "_STREAM_BYTES", 0)
+    monkeypatch.setattr(generator, "_STREAM_BYTES", 0)
     x = TensorDescriptor.packed(shape, "f32")
     y = TensorDescriptor(shape, strides, "f32")
     values = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
@@ -325,7 +321,7 @@ def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch:
     memory = np.full(4096 * 4, np.nan, np.float32)
     start = -memory.ctypes.data % 64 // 4 + 16 + shift
     out = np.lib.stride_tricks.as_strided(memory[start:], shape, [4 * s for s in strides])
-    kernel = build_sweeps(SOFTMAX, [x, y], axes, host(1))
+    kernel = RowKernel(Step(SOFTMAX, (x, y), axes), host(1)).build()
     for alpha, beta in ((1.0, 0.0), (2.0, -1.0)):
         kernel(None, [values.ctypes.data, out.ctypes.data], alpha, beta, 0)
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)
@@ -335,7 +331,7 @@ def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch:
 
 def test_streaming_beside_a_smaller_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether rows have a head is settled for all outputs alike."""
-    monkeypatch.setattr(sweeps, "_STREAM_BYTES", 0)
+    monkeypatch.setattr(generator, "_STREAM_BYTES", 0)
     program = Program(
         (
             Sweep((("max", PLAIN),)),
