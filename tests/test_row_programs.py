@@ -17,7 +17,7 @@ from jitdnn.kernels.algorithm import UNIT_ROUNDOFF
 from jitdnn.kernels.cpu.reduction import generator
 from jitdnn.kernels.cpu.reduction.generator import RowKernel
 from jitdnn.kernels.formulas.row_algorithms import Step
-from jitdnn.kernels.formulas.row_programs import Program, Sweep
+from jitdnn.kernels.formulas.row_programs import Pass, Program
 from jitdnn.rtcg.expression import apply, trace
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 from strategies import descriptors
@@ -29,15 +29,15 @@ FOLDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def folds(name: str) -> Program:
-    return Program((Sweep(((name, PLAIN),)),), ((0, 0),))
+def loop_reductions(name: str) -> Program:
+    return Program((Pass(((name, PLAIN),)),), ((0, 0),))
 
 
 # deviations from the mean, scaled: a first pass with a pivot, two row values, all of it written
 STANDARDIZE = Program(
     (
-        Sweep(reductions=(("first", PLAIN),)),
-        Sweep(
+        Pass(reductions=(("first", PLAIN),)),
+        Pass(
             reductions=(
                 ("add", trace(lambda x, g, n, eps, p: x - p)),
                 ("add", trace(lambda x, g, n, eps, p: (x - p) * (x - p))),
@@ -47,20 +47,20 @@ STANDARDIZE = Program(
                 trace(lambda n, eps, p, s, q, m: 1.0 / apply("sqrt", q * n - (s * n) * (s * n) + eps)),
             ),
         ),
-        Sweep(writes=((0, trace(lambda x, g, n, eps, p, s, q, m, r: (x - m) * r * g)),)),
+        Pass(writes=((0, trace(lambda x, g, n, eps, p, s, q, m, r: (x - m) * r * g)),)),
     ),
     row_outputs=((1, 5), (2, 6)),
     parameters=(0.0, 1e-3),
 )
 SOFTMAX = Program(
     (
-        Sweep((("max", PLAIN),)),
-        Sweep(
+        Pass((("max", PLAIN),)),
+        Pass(
             (("add", trace(lambda x, e, m: e)),),
             (trace(lambda m, s: 1.0 / s),),
             keeps=(trace(lambda x, m: apply("exp", x - m)),),
         ),
-        Sweep(writes=((0, trace(lambda x, e, m, s, r: e * r)),)),
+        Pass(writes=((0, trace(lambda x, e, m, s, r: e * r)),)),
     )
 )
 
@@ -138,7 +138,7 @@ def test_any_layout(case: Any, name: str) -> None:
     buffer = Buffer(x)
     buffer.values[...] = np.random.default_rng(1).uniform(0.5, 1.5, x.shape)
     values = buffer.values.astype(np.float64)
-    (actual,) = run(folds(name), [x, row], [values], axes, mode=mode)
+    (actual,) = run(loop_reductions(name), [x, row], [values], axes, mode=mode)
     if name == "first":
         expected = values[tuple(slice(0, 1) if a in axes else slice(None) for a in range(len(x.shape)))]
     else:
@@ -179,7 +179,7 @@ def test_long_rows(shape: tuple[int, ...], axes: tuple[int, ...], order: str) ->
     row = TensorDescriptor.packed(row_shape(shape, axes), "f32")
     scale = TensorDescriptor.packed(gamma.shape, "f32")
     count = values.size // row.size
-    program = Program(STANDARDIZE.sweeps, STANDARDIZE.row_outputs, (1.0 / count, 1e-3))
+    program = Program(STANDARDIZE.passes, STANDARDIZE.row_outputs, (1.0 / count, 1e-3))
     wide = values.astype(np.float64)
     mean = wide.mean(axis=axes, keepdims=True)
     inverse = 1 / np.sqrt(wide.var(axis=axes, keepdims=True) + 1e-3)
@@ -207,7 +207,7 @@ def test_positions(shape: tuple[int, ...], dtype: str, mode: str) -> None:
     backwards = TensorDescriptor(shape, tuple(-s for s in x.strides), dtype)
     row = row_shape(shape, axes)
     for name, numpy in (("argmax", np.argmax), ("argmin", np.argmin)):
-        program = Program((Sweep(((name, PLAIN),)),), ((0, 0), (1, 1)))
+        program = Program((Pass(((name, PLAIN),)),), ((0, 0), (1, 1)))
         outputs = [TensorDescriptor.packed(row, dtype), TensorDescriptor.packed(row, "u32")]
         expected = numpy(values.reshape(shape[0], -1), axis=1)
         for source in (x, backwards):
@@ -224,7 +224,7 @@ def test_position_as_a_number(mode: str) -> None:
     rng = np.random.default_rng(4)
     values, labels = rng.standard_normal((37, 21)), rng.integers(0, 21, (37, 1))
     pick = trace(lambda x, label, place: apply("where", place == label, x, 0.0))
-    program = Program((Sweep((("add", pick),)),), ((0, 0),), position=True)
+    program = Program((Pass((("add", pick),)),), ((0, 0),), position=True)
     tensors = [
         TensorDescriptor.packed(s, d) for s, d in (((37, 21), "f32"), ((37, 1), "i64"), ((37, 1), "f32"))
     ]
@@ -240,8 +240,8 @@ def test_states(shape: tuple[int, ...], threads: int) -> None:
     running = np.arange(shape[0], dtype=np.float32)[:, None]
     program = Program(
         (
-            Sweep((("first", trace(lambda x, r: r)), ("add", trace(lambda x, r, n: x * n)))),
-            Sweep(scalars=(trace(lambda n, old, mean: 0.9 * old + 0.1 * mean),)),
+            Pass((("first", trace(lambda x, r: r)), ("add", trace(lambda x, r, n: x * n)))),
+            Pass(scalars=(trace(lambda n, old, mean: 0.9 * old + 0.1 * mean),)),
         ),
         row_outputs=((0, 3),),
         parameters=(1.0 / shape[1],),
@@ -282,21 +282,21 @@ def test_empty_rows_have_the_identity() -> None:
     x, row = TensorDescriptor.packed((3, 0), "f32"), TensorDescriptor.packed((3, 1), "f32")
     empty = np.zeros((3, 0))
     for name, value in (("add", 0.0), ("multiply", 1.0), ("max", -np.inf), ("min", np.inf), ("first", 0.0)):
-        (actual,) = run(folds(name), [x, row], [empty], (1,))
+        (actual,) = run(loop_reductions(name), [x, row], [empty], (1,))
         np.testing.assert_array_equal(actual, np.full((3, 1), value))
 
 
 def test_accuracy_of_long_sums() -> None:
     """Equal terms round alike: one accumulator would lose half of the digits."""
     x, row = TensorDescriptor.packed((1, 3_000_000), "f32"), TensorDescriptor.packed((1, 1), "f32")
-    (actual,) = run(folds("add"), [x, row], [np.full(x.shape, 0.1)], (1,))
+    (actual,) = run(loop_reductions("add"), [x, row], [np.full(x.shape, 0.1)], (1,))
     np.testing.assert_allclose(actual, 3_000_000 * np.float64(np.float32(0.1)), rtol=1e-6)
 
 
 def test_shapes_must_agree() -> None:
     x, row = TensorDescriptor.packed((3, 4), "f32"), TensorDescriptor.packed((3, 2), "f32")
     with pytest.raises(InvalidShape, match=r"\(4, 2\)"):
-        RowKernel(Step(folds("add"), (x, row), (1,)), host(1)).build()
+        RowKernel(Step(loop_reductions("add"), (x, row), (1,)), host(1)).build()
 
 
 @pytest.mark.parametrize("shift", [0, 3])
@@ -334,8 +334,8 @@ def test_streaming_beside_a_smaller_type(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(generator, "_STREAM_BYTES", 0)
     program = Program(
         (
-            Sweep((("max", PLAIN),)),
-            Sweep(writes=((0, trace(lambda x, m: x - m)), (1, trace(lambda x, m: m - x)))),
+            Pass((("max", PLAIN),)),
+            Pass(writes=((0, trace(lambda x, m: x - m)), (1, trace(lambda x, m: m - x)))),
         ),
         row_outputs=((2, 0),),
     )

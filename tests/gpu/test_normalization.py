@@ -129,7 +129,7 @@ def test_rows_of_several_vectors(words: str, kind: str, device: Any) -> None:
     """Weights come vector by vector while the row is held."""
     problem = normalization(f"{kind} {words}")
     kernel = only_kernel(problem, device)
-    assert kernel.layout.is_held
+    assert kernel.layout.in_registers
     assert kernel.layout.steps > 1
     check(problem, device, scales=((1.0, 0.0), (1.5, 0.5)))
 
@@ -225,7 +225,7 @@ def test_one_element_has_variance_zero(device: Any) -> None:
 
 def test_a_row_is_read_once(device: Any) -> None:
     kernel = only_kernel(normalization("layer_norm_fwd shape64x1024 axis1"), device)
-    assert kernel.layout.is_held
+    assert kernel.layout.in_registers
 
 
 @pytest.mark.parametrize(

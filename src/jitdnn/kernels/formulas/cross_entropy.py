@@ -1,11 +1,11 @@
-"""Cross-entropy as programs over rows of classes: one or two sweeps over the scores forward, one backward.
+"""Cross-entropy as programs over rows of classes: one or two passes over the scores forward, one backward.
 
     top = max(x)
     sum(exp(x - top)), x_t = sum(x where c = t), and w_t, sum(w), sum(w x) as weights and smoothing ask for them
     loss of the row; then, for a sum or a mean, a second kernel adds the losses of all rows
 
 A class is compared with the number of every element of its row and never used as an address. dx is written in the
-only sweep over x; what it needs of weights and probabilities is summed before.
+only pass over x; what it needs of weights and probabilities is summed before.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _forward(plan: CrossEntropyPlan) -> None:
     if plan.has_powers:
         joint["powers", "top", "powers"] = lambda v: v.x
     else:
-        rows.sweep(first=first, most={"top": lambda v: v.x})
+        rows.add_pass(first=first, most={"top": lambda v: v.x})
         first = {}
         sums["powers"] = lambda v: apply("exp", v.x - v.top)
     scalars: dict[str, Formula] = {"logs": lambda v: v.top + apply("log", v.powers)}
@@ -187,7 +187,7 @@ def _forward(plan: CrossEntropyPlan) -> None:
     else:
         sums |= {"mass": lambda v: _smoothed(problem, v), "moment": lambda v: _smoothed(problem, v) * v.x}
         scalars["result"] = lambda v: v.logs * v.mass - v.moment
-    rows.sweep(first=first, add=sums, scalars=scalars, joint=joint)
+    rows.add_pass(first=first, add=sums, scalars=scalars, joint=joint)
     values = {outputs[0]: "result"} | ({"shares": "share"} if is_shared else {})
     plan.classes_step(rows, values | ({"lse": "logs"} if problem.lse is not None else {}))
     if not is_kept:
@@ -211,7 +211,7 @@ def _reduce(plan: CrossEntropyPlan, is_shared: bool) -> None:
     result: Formula = lambda v: v.sum  # noqa: E731
     if is_mean:
         result = lambda v: v.sum / (v.share if "share" in v else v.rows)  # noqa: E731
-    rows.sweep(add=sums, scalars={"result": result})
+    rows.add_pass(add=sums, scalars={"result": result})
     values = {"loss": "result"} | ({"total": "share"} if "total" in outputs else {})
     plan.step(rows, values, tuple(range(len(problem.x.shape))), plan.real)
 
@@ -248,7 +248,7 @@ def _backward(plan: CrossEntropyPlan) -> None:
         scalars["rest"] = lambda v: v.slope * (e / classes)
     else:
         scalars["high"] = lambda v: v.slope * v.mass
-    rows.sweep(first=first, add=sums, scalars=scalars)
+    rows.add_pass(first=first, add=sums, scalars=scalars)
 
     def dx(v: Names) -> Any:
         value = v.high * apply("exp", v.x - v.logs)
@@ -259,5 +259,5 @@ def _backward(plan: CrossEntropyPlan) -> None:
             value = value - (v.rest * v.weight if "weight" in v else v.rest)
         return value
 
-    rows.sweep(writes={"dx": dx})
+    rows.add_pass(writes={"dx": dx})
     plan.classes_step(rows, {})

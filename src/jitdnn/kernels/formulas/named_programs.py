@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jitdnn.kernels.formulas.row_algorithms import RowPlan, Step, shortened
-from jitdnn.kernels.formulas.row_programs import Program, Sweep
+from jitdnn.kernels.formulas.row_programs import Pass, Program
 from jitdnn.problems.problem import Operand
 from jitdnn.rtcg.expression import Expression, Graph, Traced
 from jitdnn.tensor import TensorDescriptor
@@ -39,9 +39,9 @@ class Rows:
         self.position = position  # elements know their place in the row, by this name
         self.parameters = dict(parameters or {})
         self.values = list(self.parameters)
-        self.sweeps: list[Sweep] = []
+        self.passes: list[Pass] = []
 
-    def sweep(
+    def add_pass(
         self,
         first: Mapping[str, Formula] | None = None,
         add: Mapping[str, Formula] | None = None,
@@ -50,7 +50,7 @@ class Rows:
         most: Mapping[str, Formula] | None = None,
         joint: Mapping[tuple[str, str, str], Formula] | None = None,
     ) -> None:
-        """One more sweep: values of the first element, sums, maxima (`most`), numbers made of them, and elements to
+        """One more pass: values of the first element, sums, maxima (`most`), numbers made of them, and elements to
         write. `joint` reductions are named by their kind and their two results."""
         before = [*self.inputs, *(["position"] if self.position else []), *self.values]
         reductions = []
@@ -66,14 +66,14 @@ class Rows:
             made.append(_traced(self.values, formula))
             self.values.append(name)
         written = [(self.outputs.index(name), _traced(before, f)) for name, f in (writes or {}).items()]
-        self.sweeps.append(Sweep(tuple(reductions), tuple(made), tuple(written)))
+        self.passes.append(Pass(tuple(reductions), tuple(made), tuple(written)))
 
     def program(self, row_outputs: Mapping[str, str]) -> Program:
         """The program; `row_outputs` says which value of the row is written to which output."""
         rows = tuple(
             (self.outputs.index(name), self.values.index(value)) for name, value in row_outputs.items()
         )
-        return Program(tuple(self.sweeps), rows, tuple(self.parameters.values()), self.position)
+        return Program(tuple(self.passes), rows, tuple(self.parameters.values()), self.position)
 
 
 def _traced(names: Sequence[str], formula: Formula) -> Expression:

@@ -116,13 +116,13 @@ def channel_moments(plan: NormalizationPlan, space: Sequence[int]) -> int:
     plan.array("channel_squares", space, dtype)
     if plan.has_moments:
         rows = Rows(["x"], ["channel_mean", "channel_squares"])
-        rows.sweep(joint={("moments", "mean", "rest"): lambda v: v.x})
+        rows.add_pass(joint={("moments", "mean", "rest"): lambda v: v.x})
         plan.step(rows, {"channel_mean": "mean", "channel_squares": "rest"}, space)
         return size
     # distances from the first element: squares of numbers far from 0 would cancel
     rows = Rows(["x"], ["channel_mean", "channel_squares"], {"share": 1.0 / size})
-    rows.sweep({"first": lambda v: v.x})
-    rows.sweep(
+    rows.add_pass({"first": lambda v: v.x})
+    rows.add_pass(
         add={"total": lambda v: v.x - v.first, "squares": lambda v: (v.x - v.first) * (v.x - v.first)},
         scalars={
             "distance": lambda v: v.total * v.share,
@@ -151,7 +151,7 @@ def joint_moments(
         others[1],
         {**parameters, "share": 1.0 / problem.count, "epsilon": problem.epsilon, **running.parameters},
     )
-    rows.sweep(
+    rows.add_pass(
         OLD_STATISTICS if running.scalars else {},
         {"total": lambda v: v.channel_mean},
         {"mean": lambda v: v.total * v.part},
@@ -161,7 +161,7 @@ def joint_moments(
         distance = v.channel_mean - v.mean
         return v.channel_squares + v.size * distance * distance
 
-    rows.sweep(
+    rows.add_pass(
         add={"squares": squares},
         scalars={
             "variance": lambda v: v.squares * v.share,

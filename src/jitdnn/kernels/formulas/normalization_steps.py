@@ -79,7 +79,7 @@ def add_result(plan: NormalizationPlan) -> None:
     inputs = [o.name for o in problem.inputs if not o.name.startswith("running")]
     inputs += [name for name in ("mean", "rstd") if name in plan.numbers]
     rows = Rows(inputs, ["y"])
-    rows.sweep(writes={"y": result_of(problem)})
+    rows.add_pass(writes={"y": result_of(problem)})
     plan.step(rows, {}, problem.rows)
 
 
@@ -89,7 +89,7 @@ def add_inference(plan: NormalizationPlan) -> None:
     plan.array("rstd", problem.rows)
     plan.alias("mean", "running_mean")
     rows = Rows(["running_var"], ["rstd"], {"epsilon": problem.epsilon})
-    rows.sweep(
+    rows.add_pass(
         {"old_var": lambda v: v.running_var}, scalars={"rstd": lambda v: inverse(v.old_var, v.epsilon)}
     )
     plan.step(rows, {"rstd": "rstd"}, problem.rows)
@@ -104,7 +104,7 @@ def add_own_gradients(plan: NormalizationPlan) -> None:
     problem = plan.problem
     inputs, outputs = names_of(plan)
     rows, gradient = Rows(inputs, outputs, {"share": 1.0 / problem.count}), gradient_of(problem)
-    rows.sweep(
+    rows.add_pass(
         add={"dbias": gradient, "dweight": lambda v: gradient(v) * xhat(v)},
         scalars={"a": lambda v: v.dbias * v.share, "b": lambda v: v.dweight * v.share},
     )
@@ -116,7 +116,7 @@ def add_own_gradients(plan: NormalizationPlan) -> None:
     writes: dict[str, Formula] = {"dx": dx}
     if "dz" in outputs:
         writes["dz"] = gradient
-    rows.sweep(writes=writes)
+    rows.add_pass(writes=writes)
     plan.step(rows, {name: name for name in ("dweight", "dbias") if name in outputs}, problem.rows)
 
 
@@ -129,7 +129,7 @@ def add_parameter_gradients(plan: NormalizationPlan) -> None:
         return
     rows = Rows([name for name in inputs if name != "weight"], wanted)
     formulas: dict[str, Formula] = {"dweight": lambda v: v.dy * xhat(v), "dbias": lambda v: v.dy}
-    rows.sweep(add={name: formulas[name] for name in wanted})
+    rows.add_pass(add={name: formulas[name] for name in wanted})
     plan.step(rows, {name: name for name in wanted}, problem.sums)
 
 
@@ -147,11 +147,11 @@ def add_row_gradients(plan: NormalizationPlan) -> None:
     if problem.is_centred:
         sums["g"] = g
         scalars["a"] = lambda v: v.g * v.share
-    rows.sweep(add=sums, scalars=scalars)
+    rows.add_pass(add=sums, scalars=scalars)
 
     def dx(v: Names) -> Any:
         offset = xhat(v) * v.b
         return v.rstd * (g(v) - v.a - offset if "a" in v else g(v) - offset)
 
-    rows.sweep(writes={"dx": dx})
+    rows.add_pass(writes={"dx": dx})
     plan.step(rows, {}, problem.rows)

@@ -8,15 +8,15 @@ from math import sqrt
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue, summation_bound
 from jitdnn.kernels.formulas.elementwise import ElementwiseAlgorithm
 from jitdnn.kernels.formulas.row_algorithms import RowAlgorithm, RowPlan, Step
-from jitdnn.kernels.formulas.row_programs import Program, Sweep
+from jitdnn.kernels.formulas.row_programs import Pass, Program
 from jitdnn.problems.prelu import PRelu
 from jitdnn.rtcg.expression import Expression, trace, where
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 FORWARD = trace(lambda x, weight: where(x > 0.0, x, weight * x))
 BACKWARD = Program(
-    sweeps=(
-        Sweep(
+    passes=(
+        Pass(
             reductions=(("add", trace(lambda dy, x: where(x > 0.0, 0.0, dy * x))),),
             writes=((0, trace(lambda dy, x, weight: where(x > 0.0, dy, weight * dy))),),
         ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.formulas.row_algorithms import RowAlgorithm, RowGenerator, RowPlan, Step
-from jitdnn.kernels.formulas.row_programs import ARGS, Program, Sweep
+from jitdnn.kernels.formulas.row_programs import ARGS, Pass, Program
 from jitdnn.problems.reduce import Reduce
 from jitdnn.rtcg.expression import Expression, apply, trace
 from jitdnn.rtcg.folds import Reduction
@@ -36,11 +36,11 @@ def program_of(problem: Reduce) -> Program:
     else:
         counted = trace(lambda x: element(x))
     if problem.indices is not None:
-        return Program((Sweep((("arg" + reduction, counted),)),), ((0, 0), (1, 1)))
+        return Program((Pass((("arg" + reduction, counted),)),), ((0, 0), (1, 1)))
     parameters = (1.0 / problem.count,) if problem.op == "avg" and problem.count else ()
     scalars = () if finish is None else (trace(finish),)
     result = len(parameters) + len(scalars)
-    return Program((Sweep(((reduction, counted),), scalars),), ((0, result),), parameters)
+    return Program((Pass(((reduction, counted),), scalars),), ((0, result),), parameters)
 
 
 def with_axes(problem: Reduce, tensor: TensorDescriptor) -> TensorDescriptor:
@@ -61,8 +61,8 @@ def own_program(expressions: Sequence[Expression], reductions: Sequence[Reductio
         is_position = reduction in ARGS
         results.append(value + is_position)
         value += 1 + is_position
-    sweep = Sweep(tuple(zip(reductions, expressions, strict=True)))
-    return Program((sweep,), tuple(enumerate(results)))
+    row_pass = Pass(tuple(zip(reductions, expressions, strict=True)))
+    return Program((row_pass,), tuple(enumerate(results)))
 
 
 class RowReduce(RowAlgorithm[Reduce]):

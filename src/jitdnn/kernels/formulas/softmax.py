@@ -11,53 +11,51 @@ from dataclasses import replace
 
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue
 from jitdnn.kernels.formulas.row_algorithms import RowAlgorithm, RowPlan, Step
-from jitdnn.kernels.formulas.row_programs import Program, Sweep
+from jitdnn.kernels.formulas.row_programs import Pass, Program
 from jitdnn.problems.softmax import Softmax
 from jitdnn.rtcg.expression import apply, trace
 from jitdnn.tensor import compute_dtype
 
-_MAX = Sweep((("max_number", trace(lambda x: x)),))
+_MAX = Pass((("max_number", trace(lambda x: x)),))
 PROGRAMS = {
     ("fwd", "fast"): Program(
         (
-            Sweep(
+            Pass(
                 (("add", trace(lambda x, e: e)),),
                 (trace(lambda s: 1.0 / s),),
                 keeps=(trace(lambda x: apply("exp", x)),),
             ),
-            Sweep(writes=((0, trace(lambda x, e, s, r: e * r)),)),
+            Pass(writes=((0, trace(lambda x, e, s, r: e * r)),)),
         )
     ),
     ("fwd", "accurate"): Program(
         (
             _MAX,
-            Sweep(
+            Pass(
                 (("add", trace(lambda x, e, m: e)),),
                 (trace(lambda m, s: 1.0 / s),),
                 keeps=(trace(lambda x, m: apply("exp", x - m)),),
             ),
-            Sweep(writes=((0, trace(lambda x, e, m, s, r: e * r)),)),
+            Pass(writes=((0, trace(lambda x, e, m, s, r: e * r)),)),
         )
     ),
     ("fwd", "log"): Program(
         (
             _MAX,
-            Sweep(
-                (("add", trace(lambda x, m: apply("exp", x - m))),), (trace(lambda m, s: apply("log", s)),)
-            ),
-            Sweep(writes=((0, trace(lambda x, m, s, log: x - m - log)),)),
+            Pass((("add", trace(lambda x, m: apply("exp", x - m))),), (trace(lambda m, s: apply("log", s)),)),
+            Pass(writes=((0, trace(lambda x, m, s, log: x - m - log)),)),
         )
     ),
     ("bwd", "accurate"): Program(
         (
-            Sweep((("add", trace(lambda dy, y: dy * y)),)),
-            Sweep(writes=((0, trace(lambda dy, y, s: y * (dy - s))),)),
+            Pass((("add", trace(lambda dy, y: dy * y)),)),
+            Pass(writes=((0, trace(lambda dy, y, s: y * (dy - s))),)),
         )
     ),
     ("bwd", "log"): Program(
         (
-            Sweep((("add", trace(lambda dy, y: dy)),)),
-            Sweep(writes=((0, trace(lambda dy, y, s: dy - apply("exp", y) * s)),)),
+            Pass((("add", trace(lambda dy, y: dy)),)),
+            Pass(writes=((0, trace(lambda dy, y, s: dy - apply("exp", y) * s)),)),
         )
     ),
 }
@@ -67,14 +65,14 @@ PROGRAMS["bwd", "fast"] = PROGRAMS["bwd", "accurate"]
 JOINT_PROGRAMS = {
     "accurate": Program(
         (
-            Sweep((("powers", trace(lambda x: x)),), (trace(lambda m, s: 1.0 / s),)),
-            Sweep(writes=((0, trace(lambda x, m, s, r: apply("exp", x - m) * r)),)),
+            Pass((("powers", trace(lambda x: x)),), (trace(lambda m, s: 1.0 / s),)),
+            Pass(writes=((0, trace(lambda x, m, s, r: apply("exp", x - m) * r)),)),
         )
     ),
     "log": Program(
         (
-            Sweep((("powers", trace(lambda x: x)),), (trace(lambda m, s: apply("log", s)),)),
-            Sweep(writes=((0, trace(lambda x, m, s, log: x - m - log)),)),
+            Pass((("powers", trace(lambda x: x)),), (trace(lambda m, s: apply("log", s)),)),
+            Pass(writes=((0, trace(lambda x, m, s, log: x - m - log)),)),
         )
     ),
 }

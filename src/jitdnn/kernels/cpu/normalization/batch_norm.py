@@ -60,7 +60,7 @@ def _forward(plan: NormalizationPlan) -> None:
 
     inputs = [operand.name for operand in problem.inputs]
     rows = Rows([*inputs, "mean", "rstd"], ["y"])
-    rows.sweep(writes={"y": result_of(problem)})
+    rows.add_pass(writes={"y": result_of(problem)})
     plan.step(rows, {}, space)
 
 
@@ -74,12 +74,12 @@ def _backward(plan: NormalizationPlan) -> None:
     plan.array("b", problem.rows)
 
     rows = Rows(["dy", "x", *y, "mean", "rstd"], ["p", "q"])
-    rows.sweep(add={"p": gradient, "q": lambda v: gradient(v) * xhat(v)})
+    rows.add_pass(add={"p": gradient, "q": lambda v: gradient(v) * xhat(v)})
     plan.step(rows, {"p": "p", "q": "q"}, space)
 
     wanted = [name for name in ("dweight", "dbias") if name in plan.numbers]
     rows = Rows(["p", "q"], ["a", "b", *wanted], {"share": 1.0 / problem.count})
-    rows.sweep(
+    rows.add_pass(
         add={"dbias": lambda v: v.p, "dweight": lambda v: v.q},
         scalars={"mean_g": lambda v: v.dbias * v.share, "mean_gx": lambda v: v.dweight * v.share},
     )
@@ -96,5 +96,5 @@ def _backward(plan: NormalizationPlan) -> None:
         return scale * (gradient(v) - v.a - xhat(v) * v.b)
 
     writes: dict[str, Formula] = {"dx": dx, "dz": gradient}
-    rows.sweep(writes={name: writes[name] for name in outputs})
+    rows.add_pass(writes={name: writes[name] for name in outputs})
     plan.step(rows, {}, space)

@@ -1,6 +1,6 @@
 """Which programs over rows the normalizations are on processors, one kernel or several in a chain.
 
-Forward, where a row stays in the cache between sweeps:
+Forward, where a row stays in the cache between passes:
 
     m = sum(x) / n;  v = sum((x - m)^2) / n;  y = (x - m) * rstd * weight + bias
 
@@ -37,7 +37,7 @@ from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.normalization import Normalization
 from jitdnn.rtcg.expression import apply
 
-_CACHED_BYTES = 512 << 10  # of a unit, so that its next sweep finds it in the cache
+_CACHED_BYTES = 512 << 10  # of a unit, so that its next pass finds it in the cache
 _ACROSS = 128  # rows that a unit has side by side, where vectors do not go along the row
 
 
@@ -65,7 +65,7 @@ def plan_of(problem: Normalization) -> NormalizationPlan:
 
 
 def _is_cached(plan: NormalizationPlan) -> bool:
-    """Whether a unit's elements stay in the cache from one sweep to the next."""
+    """Whether a unit's elements stay in the cache from one pass to the next."""
     problem, x = plan.problem, plan.named["x"]
     along = any(x.strides[axis] in (1, -1) and x.shape[axis] > 1 for axis in problem.rows)
     rows = 1 if along else min(_ACROSS, size_of(problem, problem.rows))
@@ -76,19 +76,19 @@ def _is_cached(plan: NormalizationPlan) -> bool:
 
 
 def _whole(plan: NormalizationPlan) -> None:
-    """All in one kernel: two sweeps for the statistics, one for y."""
+    """All in one kernel: two passes for the statistics, one for y."""
     problem = plan.problem
     inputs, outputs = names_of(plan)
     rows = forward_rows(plan, inputs, outputs)
     running = next_statistics(problem).scalars
     first = OLD_STATISTICS if running else {}
     if problem.is_centred:
-        rows.sweep(first, {"total": lambda v: v.x}, {"mean": lambda v: v.total * v.share})
+        rows.add_pass(first, {"total": lambda v: v.x}, {"mean": lambda v: v.total * v.share})
         first = {}
     squares: Formula = lambda v: (v.x - v.mean) * (v.x - v.mean)  # noqa: E731
     if not problem.is_centred:
         squares = lambda v: v.x * v.x  # noqa: E731
-    rows.sweep(
+    rows.add_pass(
         first,
         {"squares": squares},
         {
@@ -97,7 +97,7 @@ def _whole(plan: NormalizationPlan) -> None:
             **running,
         },
     )
-    rows.sweep(writes={"y": result_of(problem)})
+    rows.add_pass(writes={"y": result_of(problem)})
     plan.step(rows, {name: value for name, value in STATISTICS.items() if name in outputs}, problem.rows)
 
 
@@ -120,7 +120,7 @@ def _statistics(plan: NormalizationPlan) -> None:
             "mean": lambda v: v.total * v.share,
             "variance": lambda v: apply("maximum", v.squares * v.share - v.mean * v.mean, 0.0),
         }
-    rows.sweep(
+    rows.add_pass(
         OLD_STATISTICS if running else {},
         sums,
         {**scalars, "rstd": lambda v: inverse(v.variance, v.epsilon), **running},

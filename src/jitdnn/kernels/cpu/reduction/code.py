@@ -1,4 +1,4 @@
-"""The code of sweep kernels: programs over rows, traced for one layout of the loops."""
+"""The code of pass kernels: programs over rows, traced for one layout of the loops."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitdnn.devices.cpu import Arguments
-from jitdnn.kernels.cpu.reduction.combine import State, fold, fold_lanes, identity, only
+from jitdnn.kernels.cpu.reduction.combine import State, combine, combine_lanes, identity, only
 from jitdnn.kernels.cpu.reduction.layout import CONSTANT_STRIDES
 from jitdnn.kernels.cpu.reduction.loop import Loop, Spot
-from jitdnn.kernels.cpu.reduction.row_buffer import Stage
+from jitdnn.kernels.cpu.reduction.row_buffer import RowBuffer
 from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots
-from jitdnn.kernels.formulas.row_programs import ARGS, Phase, Program, Sweep, phases_of
+from jitdnn.kernels.formulas.row_programs import ARGS, Pass, Phase, Program, phases_of
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.folds import Reduction
@@ -21,7 +21,7 @@ from jitdnn.tensor import DTYPES
 
 
 @dataclass(frozen=True)
-class SweepCode:
+class RowCode:
     """What is compiled in. Lists of tensors have the inputs first, then the outputs."""
 
     program: Program
@@ -31,7 +31,7 @@ class SweepCode:
     plain: tuple[int, ...]  # outputs, by position, that alpha and beta do not touch
     compute: str
     places: str  # the type of positions
-    is_across: bool
+    over_rows: bool
     kept: int
     reduced: int
     moves: tuple[str, ...]  # from lane to lane; the last one is the position's
@@ -46,7 +46,7 @@ class SweepCode:
     streams: tuple[int, ...]  # outputs, by position, that are written past the caches
     has_head: bool  # elements before the first aligned vector are stored otherwise
     fixed: int  # elements of the inner axis, where they are few; else 0
-    stage: Stage  # what later sweeps find in a buffer
+    buffer: RowBuffer  # what later passes find in a buffer
 
     @property
     def inputs(self) -> int:
@@ -57,7 +57,7 @@ class SweepCode:
         return f"{self.program.key} {values}"
 
 
-def slots_of(code: SweepCode) -> Slots:
+def slots_of(code: RowCode) -> Slots:
     """The integers that the code takes."""
     tensors = range(len(code.dtypes) + 1)
     digits = [*(f"kept{a}" for a in range(code.kept)), "lane_blocks"]
@@ -70,23 +70,23 @@ def slots_of(code: SweepCode) -> Slots:
     return Slots(*names, *(f"parameter{i}" for i in range(len(code.program.parameters))))
 
 
-def functions_of(code: SweepCode) -> list[tuple[str, bool]]:
+def functions_of(code: RowCode) -> list[tuple[str, bool]]:
     """The functions of the kernel in order, and whether each is over the parts of rows."""
     if not code.is_split:
-        return [("sweeps", True)]
+        return [("rows", True)]
     return [(f"phase{n}", not phase.writes_rows) for n, phase in enumerate(phases_of(code.program))]
 
 
-def partial_values(code: SweepCode) -> int:
+def partial_values(code: RowCode) -> int:
     """Numbers of 8 bytes that a part of a unit leaves for the phases after it."""
-    names = [name for sweep in code.program.sweeps for name, _ in sweep.reductions]
-    return sum(2 if name in ARGS else 1 for name in names) * (code.vectors if code.is_across else 1)
+    names = [name for row_pass in code.program.passes for name, _ in row_pass.reductions]
+    return sum(2 if name in ARGS else 1 for name in names) * (code.vectors if code.over_rows else 1)
 
 
-def trace_sweeps(module: Module, code: SweepCode) -> None:
+def trace_rows(module: Module, code: RowCode) -> None:
     """Trace all functions of the kernel."""
     if not code.is_split:
-        _Function(module, code, "sweeps", None)
+        _Function(module, code, "rows", None)
         return
     for number, phase in enumerate(phases_of(code.program)):
         _Function(module, code, f"phase{number}", phase, goes_back=number % 2 == 1)
@@ -96,7 +96,7 @@ class _Function:
     """One function: the loop over its units."""
 
     def __init__(
-        self, module: Module, code: SweepCode, name: str, phase: Phase | None, goes_back: bool = False
+        self, module: Module, code: RowCode, name: str, phase: Phase | None, goes_back: bool = False
     ) -> None:
         self.code, self.phase = code, phase
         splits = phase is not None and not phase.writes_rows
@@ -107,7 +107,7 @@ class _Function:
             self.alpha = self.arguments.alpha(code.compute)
             self.beta = self.arguments.beta(code.compute)
             tensors = range(len(code.dtypes) + 1)
-            digits = [*(f"kept{a}" for a in range(code.kept)), *(["lane_blocks"] if code.is_across else [])]
+            digits = [*(f"kept{a}" for a in range(code.kept)), *(["lane_blocks"] if code.over_rows else [])]
             extents = [at[digit] for digit in digits] or [k.integer(1)]
             strides = [[at[f"{digit}.{t}"] for digit in digits] or [k.integer(0)] for t in tensors]
             if splits:
@@ -119,7 +119,7 @@ class _Function:
             ]
             per_task = at["row_per_task"] if phase is not None and phase.writes_rows else at["per_task"]
             units = at["units"] * at["parts"] if splits else at["units"]
-            self.stage = k.local(code.compute, code.stage.size) if code.stage.items else None
+            self.buffer = k.local(code.compute, code.buffer.size) if code.buffer.items else None
             self.is_aligned = self._alignment(pointers) if code.streams and not code.has_head else None
             first = task * per_task
             counter = Counter(k, first, extents, strides, [at[f"base.{t}"] for t in tensors])
@@ -131,7 +131,7 @@ class _Function:
                     part = counter.digits[0].get()
                     if goes_back:  # what the phase before read last is still in the cache
                         part = at["parts"] - 1 - part
-                block = counter.digits[-1].get() if code.is_across else None
+                block = counter.digits[-1].get() if code.over_rows else None
                 self._unit(here, counter.offsets[-1].get(), unit, part, block)
                 counter.advance()
 
@@ -166,7 +166,7 @@ class _Function:
 
 
 class Row:
-    """One unit: its rows, from the first sweep to the last."""
+    """One unit: its rows, from the first pass to the last."""
 
     def __init__(
         self, function: _Function, here: list[Pointer], place: Value, unit: Value, part: Value,
@@ -189,39 +189,39 @@ class Row:
     # ---- order of work
 
     def run(self) -> None:
-        sweeps, phase = self.code.program.sweeps, self.function.phase
+        passes, phase = self.code.program.passes, self.function.phase
         if phase is None:
-            for number in range(len(sweeps)):
-                self._sweep(number)
+            for number in range(len(passes)):
+                self._pass(number)
             self._write_rows()
             return
         for number in range(phase.first):
             self._restore(number)
         if phase.writes_rows:
             for number in range(phase.first, phase.end):
-                self._sweep(number)
+                self._pass(number)
             self._write_rows()
             return
         for number in range(phase.first, phase.end):
-            self._sweep(number, keeps_partial=True)
+            self._pass(number, keeps_partial=True)
 
-    def _sweep(self, number: int, keeps_partial: bool = False) -> None:
-        sweep = self.code.program.sweeps[number]
+    def _pass(self, number: int, keeps_partial: bool = False) -> None:
+        row_pass = self.code.program.passes[number]
         loop = Loop(self, number)
-        firsts = {n: loop.first(e) for n, (name, e) in enumerate(sweep.reductions) if name == "first"}
-        folded = loop.run() if sweep.loops else {}
-        states = [firsts[n] if n in firsts else folded[n] for n in range(len(sweep.reductions))]
+        firsts = {n: loop.first(e) for n, (name, e) in enumerate(row_pass.reductions) if name == "first"}
+        results = loop.run() if row_pass.loops else {}
+        states = [firsts[n] if n in firsts else results[n] for n in range(len(row_pass.reductions))]
         if keeps_partial:
             self._keep_partial(number, states)
-        self._add_values(sweep, states)
+        self._add_values(row_pass, states)
 
-    def _add_values(self, sweep: Sweep, states: Sequence[Sequence[State]]) -> None:
+    def _add_values(self, row_pass: Pass, states: Sequence[Sequence[State]]) -> None:
         k, code = self.k, self.code
         for per_slot in states:
             for item in range(len(per_slot[0])):
                 values = [state[item] for state in per_slot]
                 self.values.append([k.convert(v, code.compute) if v.is_float else v for v in values])
-        for expression in sweep.scalars:
+        for expression in row_pass.scalars:
             self.values.append([self._scalar(expression, slot) for slot in range(self.slots)])
 
     def _scalar(self, expression: Expression, slot: int) -> Value:
@@ -238,10 +238,10 @@ class Row:
             t = code.inputs + output
             for slot, mask in enumerate(self.masks):
                 value = self.values[number][slot]
-                shift, stride = (slot * self.lanes, self.lane_stride(t)) if code.is_across else (0, 1)
+                shift, stride = (slot * self.lanes, self.lane_stride(t)) if code.over_rows else (0, 1)
                 pointer = self.moved(self.here[t], t, shift)
                 if value.is_float:
-                    lanes = self.lanes if code.is_across else 1
+                    lanes = self.lanes if code.over_rows else 1
                     self.store(output, pointer, stride, k.splat(value, lanes), mask)
                 else:
                     pointer.store_strided(k.convert(value, pointer.dtype), 0, stride, mask)
@@ -274,7 +274,7 @@ class Row:
         """An input that does not move along the row, for each slot."""
         if t not in self.own:
             code, pointer = self.code, self.here[t].as_real(self.code.compute)
-            if not code.is_across:
+            if not code.over_rows:
                 self.own[t] = [pointer.load(0)]
             else:
                 stride, values = self.lane_stride(t), []
@@ -313,13 +313,13 @@ class Row:
 
     # ---- parts of rows
 
-    def _cell(self, part: Value, sweep: int, reduction: int, item: int, slot: int, dtype: str) -> Pointer:
+    def _cell(self, part: Value, row_pass: int, reduction: int, item: int, slot: int, dtype: str) -> Pointer:
         """Where a part's result of a reduction is in the workspace."""
         code = self.code
         number = 0
-        for s, other in enumerate(code.program.sweeps):
+        for s, other in enumerate(code.program.passes):
             for r, (name, _) in enumerate(other.reductions):
-                if (s, r) < (sweep, reduction):
+                if (s, r) < (row_pass, reduction):
                     number += 2 if name in ARGS else 1
         number = (number + item) * self.slots + slot
         at = (self.unit * partial_values(code) + number) * self.at["parts"] + part
@@ -336,16 +336,16 @@ class Row:
 
     @property
     def _width(self) -> int:
-        return self.lanes if self.code.is_across else 1
+        return self.lanes if self.code.over_rows else 1
 
     def _restore(self, number: int) -> None:
-        """The row values of a sweep from the results of all parts, first to last."""
-        sweep = self.code.program.sweeps[number]
+        """The row values of a pass from the results of all parts, first to last."""
+        row_pass = self.code.program.passes[number]
         states = [
             [self._joined_parts(number, r, name, slot) for slot in range(self.slots)]
-            for r, (name, _) in enumerate(sweep.reductions)
+            for r, (name, _) in enumerate(row_pass.reductions)
         ]
-        self._add_values(sweep, states)
+        self._add_values(row_pass, states)
 
     def _joined_parts(self, number: int, reduction: int, name: Reduction, slot: int) -> State:
         """Along rows a vector of parts is taken at a time, across them each lane has its own."""
@@ -356,14 +356,14 @@ class Row:
         ]
         if name == "first":
             return tuple(cell.load(0, self._width) for cell in cells)
-        lanes = self._width if self.code.is_across else k.lanes("f64")
+        lanes = self._width if self.code.over_rows else k.lanes("f64")
         nothing = identity(k, name, "f64", "i64", lanes)
         total = [k.register(value) for value in nothing]
-        for part in k.range(0, parts, 1 if self.code.is_across else lanes):
-            mask = None if self.code.is_across else k.mask(parts - part, lanes)
+        for part in k.range(0, parts, 1 if self.code.over_rows else lanes):
+            mask = None if self.code.over_rows else k.mask(parts - part, lanes)
             loaded = tuple(cell.load(part * self._width, lanes, mask) for cell in cells)
-            state = fold(k, name, tuple(t.get() for t in total), only(k, name, loaded, nothing, mask))
+            state = combine(k, name, tuple(t.get() for t in total), only(k, name, loaded, nothing, mask))
             for register, value in zip(total, state, strict=True):
                 register.set(value)
         result = tuple(t.get() for t in total)
-        return result if self.code.is_across else fold_lanes(k, name, result)
+        return result if self.code.over_rows else combine_lanes(k, name, result)

@@ -39,7 +39,7 @@ def identity(k: Builder, name: Reduction, dtype: str, places: str, lanes: int) -
     return (value, k.constant(NOWHERE[places], places, lanes)) if name in ARGS else (value,)
 
 
-def fold(k: Builder, name: Reduction, a: State, b: State) -> State:
+def combine(k: Builder, name: Reduction, a: State, b: State) -> State:
     """Two results as one. `a` is the one of earlier elements; positions do not depend on that."""
     if isinstance(name, Fold):
         return (lower(k, name.expression, [a[0], b[0]]),)
@@ -66,22 +66,22 @@ def fold(k: Builder, name: Reduction, a: State, b: State) -> State:
     return k.select(takes, value, best), k.select(takes, here, at)
 
 
-def fold_all(k: Builder, name: Reduction, states: Sequence[State]) -> State:
+def combine_all(k: Builder, name: Reduction, states: Sequence[State]) -> State:
     """Many results as one: neighbours first, which keeps rounding errors small."""
     states = list(states)
     while len(states) > 1:
-        pairs = [fold(k, name, *states[i : i + 2]) for i in range(0, len(states) - 1, 2)]
+        pairs = [combine(k, name, *states[i : i + 2]) for i in range(0, len(states) - 1, 2)]
         states = pairs + states[2 * len(pairs) :]
     return states[0]
 
 
-def fold_lanes(k: Builder, name: Reduction, state: State) -> State:
+def combine_lanes(k: Builder, name: Reduction, state: State) -> State:
     """The lanes of one result as one scalar."""
     while state[0].lanes > 1:
         half = state[0].lanes // 2
         cut: Callable[[Value, int], Value] = functools.partial(_half, k, half)
         low, high = tuple(cut(v, 0) for v in state), tuple(cut(v, half) for v in state)
-        state = fold(k, name, low, high)
+        state = combine(k, name, low, high)
     return state
 
 

@@ -11,22 +11,22 @@ from typing import cast
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.reduction.code import (
-    SweepCode,
+    RowCode,
     functions_of,
     partial_values,
     slots_of,
-    trace_sweeps,
+    trace_rows,
 )
 from jitdnn.kernels.cpu.reduction.layout import (
+    BUFFER_ELEMENTS,
     REPEATED,
-    STAGE_ELEMENTS,
     STRIDED,
     UNIT,
     Layout,
     Wants,
     lay_out,
 )
-from jitdnn.kernels.cpu.reduction.row_buffer import Stage, placed, stage_of
+from jitdnn.kernels.cpu.reduction.row_buffer import RowBuffer, allocated, buffered_items
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import share, task_count
 from jitdnn.kernels.formulas.row_algorithms import Step
@@ -67,7 +67,7 @@ class RowKernel:
         code, layout = self._plan
         if not code.is_split:
             return 0
-        values = partial_values(code) * (self._lanes if layout.is_across else 1)
+        values = partial_values(code) * (self._lanes if layout.over_rows else 1)
         return layout.units(self._lanes) * layout.parts * values * 8
 
     def estimate(self) -> float:
@@ -103,25 +103,25 @@ class RowKernel:
                 values |= {f"{name}{a}.{t}": strides[t] for a, (_, strides) in enumerate(axes)}
         for n, number in enumerate(program.parameters):
             values[f"parameter{n}"] = int(struct.unpack("q", struct.pack("d", number))[0])
-        library = load("rows", code, device.isa, lambda module: trace_sweeps(module, code))
+        library = load("rows", code, device.isa, lambda module: trace_rows(module, code))
         phases = [(name, tasks if in_parts else row_tasks) for name, in_parts in functions_of(code)]
         threads = device.threads if tasks > 1 else 1
         return CpuKernel(library, phases, code.pointers, threads, slots_of(code).pack(values))
 
     @functools.cached_property
-    def _plan(self) -> tuple[SweepCode, Layout]:
+    def _plan(self) -> tuple[RowCode, Layout]:
         """What is compiled in, and the sizes."""
         program, isa = self.step.program, self.device.isa
         shape = self.step.shape
         tensors = [tensor.broadcast_to(shape) for tensor in self.step.tensors]
         inputs, compute, lanes = self.step.inputs, self.step.computing, self._lanes
-        folds = max(len(sweep.folds) for sweep in program.sweeps)
-        loops = [sweep for sweep in program.sweeps if sweep.loops]
-        adds = any(name == "add" for sweep in loops for name, _ in sweep.folds)
+        loop_reductions = max(len(row_pass.loop_reductions) for row_pass in program.passes)
+        loops = [row_pass for row_pass in program.passes if row_pass.loops]
+        adds = any(name == "add" for row_pass in loops for name, _ in row_pass.loop_reductions)
         wants = Wants(
-            lanes, folds, 8 if isa.registers >= 32 and folds <= 2 else 4, len(loops),
+            lanes, loop_reductions, 8 if isa.registers >= 32 and loop_reductions <= 2 else 4, len(loops),
             is_wide=compute == "f32" and adds, places=program.places,
-            keeps=any(sweep.keeps for sweep in program.sweeps),
+            keeps=any(row_pass.keeps for row_pass in program.passes),
         )  # fmt: skip
         layout = lay_out(tensors, [axis % len(shape) for axis in self.step.axes], wants, self.step.mode)
         is_split = layout.parts > 1
@@ -129,31 +129,36 @@ class RowKernel:
         width = lanes * layout.vectors
         of_rows = tuple(all(strides[t] == 0 for _, strides in row_axes) for t in range(len(tensors)))
         moves = tuple(
-            REPEATED if not layout.is_across and n < len(tensors) and of_rows[n] else move
+            REPEATED if not layout.over_rows and n < len(tensors) and of_rows[n] else move
             for n, move in enumerate(layout.moves())
         )
-        written = {output for sweep in program.sweeps for output, _ in sweep.writes if not sweep.folds}
+        written = {
+            output
+            for row_pass in program.passes
+            for output, _ in row_pass.writes
+            if not row_pass.loop_reductions
+        }
         run = layout.inner[0] * min((DTYPES[tensors[inputs + output].dtype] for output in written), default=0)
-        has_head = not layout.is_across and run >= _STREAM_RUN
+        has_head = not layout.over_rows and run >= _STREAM_RUN
         streams = tuple(
             output for output in sorted(written)
             if moves[inputs + output] == UNIT and _streams(
                 tensors[inputs + output], self.pieces, inputs + output, layout, lanes, has_head
             )
         )  # fmt: skip
-        is_tiny = not layout.is_across and not has_head and layout.steps == 1 and not is_split
+        is_tiny = not layout.over_rows and not has_head and layout.steps == 1 and not is_split
         fixed = layout.inner[0] if is_tiny and layout.inner[0] <= _FIXED_VECTORS * lanes else 0
-        stage = _stage(program, layout, moves, of_rows, lanes)
+        buffer = _buffer(program, layout, moves, of_rows, lanes)
         operands, pointers = self.step.operands, self.pointers
-        code = SweepCode(
+        code = RowCode(
             program, tuple(t.dtype for t in tensors),
             tuple(range(len(tensors))) if operands is None else operands,
             len(tensors) if pointers is None else pointers, self.step.plain, compute,
             "i32" if layout.row < 2**31 and compute == "f32" else "i64",
-            layout.is_across, len(layout.kept), len(layout.reduced), moves, of_rows, layout.vectors, layout.unroll,
-            layout.is_across and layout.lane[0] >= width, layout.is_across and layout.lane[0] % width != 0,
+            layout.over_rows, len(layout.kept), len(layout.reduced), moves, of_rows, layout.vectors, layout.unroll,
+            layout.over_rows and layout.lane[0] >= width, layout.over_rows and layout.lane[0] % width != 0,
             layout.steps == 1 and not is_split, is_split, layout.flush > 0,
-            streams, has_head, fixed, stage,
+            streams, has_head, fixed, buffer,
         )  # fmt: skip
         return code, layout
 
@@ -174,23 +179,23 @@ class RowLoops:
         return RowKernel(step, cast(CpuDevice, device), pointers, pieces)
 
 
-def _stage(
+def _buffer(
     program: Program, layout: Layout, moves: Sequence[str], of_rows: Sequence[bool], lanes: int
-) -> Stage:
+) -> RowBuffer:
     """The buffer of a row, or of a unit's rows: keeps, and inputs that are dear to load again."""
     count = len(of_rows) - program.outputs
     if layout.parts > 1:
-        return Stage()
-    far = [layout.is_across and abs(stride) >= _FAR_STRIDE for stride in layout.inner[1]]
+        return RowBuffer()
+    far = [layout.over_rows and abs(stride) >= _FAR_STRIDE for stride in layout.inner[1]]
     dear = [t for t in range(count) if not of_rows[t] and (far[t] or moves[t] == STRIDED)]
     row = layout.steps * layout.block
-    elements = row * lanes * layout.vectors if layout.is_across else row + lanes
+    elements = row * lanes * layout.vectors if layout.over_rows else row + lanes
     capacity = max(1024, 1 << (elements - 1).bit_length())
     for inputs in (dear, []):
-        stage = placed(stage_of(program, inputs, count), capacity)
-        if stage.size <= STAGE_ELEMENTS:
-            return stage
-    return Stage()
+        buffer = allocated(buffered_items(program, inputs, count), capacity)
+        if buffer.size <= BUFFER_ELEMENTS:
+            return buffer
+    return RowBuffer()
 
 
 def _streams(
@@ -201,24 +206,24 @@ def _streams(
         return False
     if has_head:
         return True  # what is before the first aligned vector is stored otherwise
-    axes = [*layout.kept, *layout.reduced, *([layout.inner] if layout.is_across else [])]
+    axes = [*layout.kept, *layout.reduced, *([layout.inner] if layout.over_rows else [])]
     return all(strides[number] % lanes == 0 for _, strides in axes)
 
 
-def _seconds(program: Program, code: SweepCode, layout: Layout, lanes: int) -> float:
+def _seconds(program: Program, code: RowCode, layout: Layout, lanes: int) -> float:
     """Seconds of one thread."""
-    width = lanes * layout.vectors if layout.is_across else 1
+    width = lanes * layout.vectors if layout.over_rows else 1
     elements = layout.units(lanes) * layout.row * width
     size = [DTYPES[dtype] for dtype, own in zip(code.dtypes, code.of_rows, strict=True) if not own]
     moved = elements * sum(size) / _CORE_BYTES_PER_SECOND
     cycles = 0.0
-    for sweep in program.sweeps:
-        if not sweep.loops:
+    for row_pass in program.passes:
+        if not row_pass.loops:
             continue
-        expressions = [e for _, e in (*sweep.reductions, *sweep.writes)]
-        steps = [step.operation for e in (*expressions, *sweep.keeps) for step in e.instructions]
+        expressions = [e for _, e in (*row_pass.reductions, *row_pass.writes)]
+        steps = [step.operation for e in (*expressions, *row_pass.keeps) for step in e.instructions]
         functions = sum(OPERATIONS[s].is_function and s not in _CHEAP for s in steps if s in OPERATIONS)
         gathers = sum(m == STRIDED and not own for m, own in zip(code.moves, code.of_rows, strict=False))
         cycles += 2.0 + functions * _FUNCTION_CYCLES + gathers * 2.0 * lanes
-    rows = layout.units(lanes) * (30.0 + 20.0 * len(program.sweeps))
+    rows = layout.units(lanes) * (30.0 + 20.0 * len(program.passes))
     return max(moved, cycles * elements / lanes * _CYCLE_SECONDS) + rows * _CYCLE_SECONDS

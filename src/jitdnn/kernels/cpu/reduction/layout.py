@@ -1,4 +1,4 @@
-"""Where the loops of a sweep kernel go: which axis has the lanes, what is a unit, how long rows are split.
+"""Where the loops of a pass kernel go: which axis has the lanes, what is a unit, how long rows are split.
 
     unit, along    one row: vectors go along a reduced axis
     unit, across   a few vectors of neighbouring rows: each lane has a row for itself
@@ -30,9 +30,9 @@ _PART = 16384  # elements at least in a part of a row
 _SMALL_PART = 4096  # the same where rows lie between each other and are read in the order of memory
 _MOST_PARTS = 64
 _FAR_BYTES = 8 << 20  # from here on that order matters
-STAGE_ELEMENTS = 32768  # of what is stored of a row for later sweeps
+BUFFER_ELEMENTS = 32768  # of what is stored of a row for later passes
 _MOST_UNITS = 96  # from here on rows are shared as they are
-_FEW_UNITS = 12  # the same where later sweeps find the row in the cache
+_FEW_UNITS = 12  # the same where later passes find the row in the cache
 _CACHED_BYTES = 512 << 10
 _RUN = 64  # additions to one accumulator before its sum goes to a wider one
 _BLOCK = 64  # vectors of each accumulator in a block of a split or long row
@@ -40,9 +40,9 @@ _BLOCK = 64  # vectors of each accumulator in a block of a split or long row
 
 @dataclass(frozen=True)
 class Layout:
-    """The loops. `kept` and `reduced` are the outer axes, `lane` has the lanes if `is_across`, else `inner`."""
+    """The loops. `kept` and `reduced` are the outer axes, `lane` has the lanes if `over_rows`, else `inner`."""
 
-    is_across: bool
+    over_rows: bool
     kept: tuple[Axis, ...]
     lane: Axis
     reduced: tuple[Axis, ...]
@@ -73,14 +73,14 @@ class Layout:
 
     def lane_blocks(self, lanes: int) -> int:
         """Units side by side, across."""
-        return -(-self.lane[0] // (lanes * self.vectors)) if self.is_across else 1
+        return -(-self.lane[0] // (lanes * self.vectors)) if self.over_rows else 1
 
     def units(self, lanes: int) -> int:
         return prod(extent for extent, _ in self.kept) * self.lane_blocks(lanes)
 
     @property
     def lane_strides(self) -> tuple[int, ...]:
-        return (self.lane if self.is_across else self.inner)[1]
+        return (self.lane if self.over_rows else self.inner)[1]
 
     def moves(self) -> tuple[str, ...]:
         """How each tensor moves from lane to lane."""
@@ -93,9 +93,9 @@ class Wants:
     """What the layout must know of program and processor."""
 
     lanes: int
-    folds: int  # reductions in the loops
+    loop_reductions: int  # reductions in the loops
     most_vectors: int
-    sweeps: int  # that loop
+    passes: int  # that loop
     is_wide: bool  # sums go to wider accumulators after a while
     places: bool  # positions are needed
     keeps: bool  # a row's intermediate values are stored, if they are few
@@ -115,46 +115,48 @@ def lay_out(
     def vector_cycles(axis: Axis) -> float:
         moved = zip(sizes, axis[1], strict=False)
         gathers = sum(2 * size >= biggest and not 0 <= stride <= 4 for size, stride in moved)
-        return 3.0 * wants.sweeps + gathers * _GATHER_CYCLES * wants.lanes
+        return 3.0 * wants.passes + gathers * _GATHER_CYCLES * wants.lanes
 
-    def cycles_along(axis: Axis) -> float:
+    def cycles_over_elements(axis: Axis) -> float:
         runs = row / axis[0] if axis[0] else 0
         vectors = runs * -(-axis[0] // wants.lanes)
-        return rows * (vectors * vector_cycles(axis) + runs * _STEP_CYCLES + wants.folds * _ROW_CYCLES)
+        return rows * (
+            vectors * vector_cycles(axis) + runs * _STEP_CYCLES + wants.loop_reductions * _ROW_CYCLES
+        )
 
-    def cycles_across(axis: Axis) -> float:
+    def cycles_over_rows(axis: Axis) -> float:
         blocks = rows / axis[0] * -(-axis[0] // wants.lanes) if axis[0] else 0
         return blocks * (row * vector_cycles(axis) + _ROW_CYCLES)
 
     choices: list[tuple[float, bool, int]] = []
     if mode != "across" or not kept:
-        choices += [(cycles_along(axis), False, n) for n, axis in enumerate(reduced)]
+        choices += [(cycles_over_elements(axis), False, n) for n, axis in enumerate(reduced)]
     if mode != "along" or not reduced:
-        choices += [(cycles_across(axis), True, n) for n, axis in enumerate(kept)]
-    is_across = False
+        choices += [(cycles_over_rows(axis), True, n) for n, axis in enumerate(kept)]
+    over_rows = False
     lane, inner = none, (reduced or [none])[-1]
     if choices:
-        _, is_across, number = min(choices, key=lambda choice: (choice[0], -choice[2]))
-        if is_across:
+        _, over_rows, number = min(choices, key=lambda choice: (choice[0], -choice[2]))
+        if over_rows:
             lane = kept.pop(number)
         else:
             inner = reduced[number]
     if reduced:
         reduced.remove(inner)
-    return _blocked(is_across, kept, lane, reduced, inner, bases, firsts, wants, tensors, rows)
+    return _blocked(over_rows, kept, lane, reduced, inner, bases, firsts, wants, tensors, rows)
 
 
 def _blocked(
-    is_across: bool, kept: list[Axis], lane: Axis, reduced: list[Axis], inner: Axis, bases: tuple[int, ...],
+    over_rows: bool, kept: list[Axis], lane: Axis, reduced: list[Axis], inner: Axis, bases: tuple[int, ...],
     firsts: tuple[int, ...],
     wants: Wants, tensors: Sequence[TensorDescriptor], rows: int,
 ) -> Layout:  # fmt: skip
     lanes, outer = wants.lanes, prod(e for e, _ in reduced)
     vectors, unroll = 1, 1
-    if is_across:
+    if over_rows:
         have = -(-lane[0] // lanes)
         most = wants.most_vectors
-        fitting = STAGE_ELEMENTS // max(1, outer * inner[0] * lanes)
+        fitting = BUFFER_ELEMENTS // max(1, outer * inner[0] * lanes)
         if wants.keeps and fitting >= 2:
             most = min(most, fitting)
         vectors = min(range(1, most + 1), key=lambda v: (-(-have // v) * (v + 1), -v))
@@ -164,10 +166,10 @@ def _blocked(
         unroll = max(1, min(4, inner[0] // lanes))
         width = lanes
     row = outer * inner[0]
-    units = rows if not is_across else rows // max(1, lane[0]) * -(-lane[0] // (lanes * vectors))
+    units = rows if not over_rows else rows // max(1, lane[0]) * -(-lane[0] // (lanes * vectors))
     block = inner[0]
-    elements = row * (lanes * vectors if is_across else 1)
-    is_scattered = not is_across and _is_scattered(kept, reduced, tensors)
+    elements = row * (lanes * vectors if over_rows else 1)
+    is_scattered = not over_rows and _is_scattered(kept, reduced, tensors)
     parts = _parts(units, row, elements, wants, tensors, is_scattered)
     is_long = wants.is_wide and row > _RUN * width * unroll * 2
     if parts > 1 or is_long:
@@ -178,7 +180,7 @@ def _blocked(
     if is_long:
         flush = max(1, _RUN * width * unroll // max(1, block))
     return Layout(
-        is_across, tuple(kept), lane, tuple(reduced), inner, bases, firsts, vectors, unroll, max(1, block), per_part,
+        over_rows, tuple(kept), lane, tuple(reduced), inner, bases, firsts, vectors, unroll, max(1, block), per_part,
         max(1, -(-steps // per_part)), flush,
     )  # fmt: skip
 
@@ -188,7 +190,7 @@ def _parts(
 ) -> int:
     """Into how many parts a row of ``row`` elements is split; a unit has ``elements``."""
     moved = sum(DTYPES[t.dtype] for t in tensors if any(t.strides))
-    is_cached = wants.sweeps > 1 and elements * moved <= _CACHED_BYTES
+    is_cached = wants.passes > 1 and elements * moved <= _CACHED_BYTES
     if units == 0:
         return 1
     if is_scattered and not is_cached and units * elements * moved >= _FAR_BYTES:

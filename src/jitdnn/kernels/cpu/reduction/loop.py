@@ -1,4 +1,4 @@
-"""One sweep over the elements of a unit: the loops, what expressions see in them, reductions and writes."""
+"""One pass over the elements of a unit: the loops, what expressions see in them, reductions and writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jitdnn.kernels.cpu.reduction.combine import State, fold, fold_all, fold_lanes, identity, only
+from jitdnn.kernels.cpu.reduction.combine import State, combine, combine_all, combine_lanes, identity, only
 from jitdnn.kernels.cpu.schedule.parallel import Counter
 from jitdnn.kernels.formulas.row_programs import ARGS
 from jitdnn.rtcg.builder import Pointer, Register, Value
@@ -35,7 +35,7 @@ class Spot:
     slot: int
     pointers: Sequence[Pointer]
     shift: Value | int
-    stage: Value | int  # where in the stage
+    buffer: Value | int  # where in the buffer
     mask: Value | None
     place: Value  # the first lane's position in the row
 
@@ -62,9 +62,9 @@ class _Values:
         if number >= before + keeps:
             return self.loop.vectors[number - before - keeps][self.slot]
         if number not in self.known:
-            staged = self._staged(number)
-            if staged is not None:
-                value = staged
+            buffered = self._buffered(number)
+            if buffered is not None:
+                value = buffered
             elif number < inputs:
                 value = self._element(number)
             elif number < before:
@@ -75,26 +75,26 @@ class _Values:
             self.known[number] = self.row.k.splat(value, self.row.lanes) if self.spot else value
         return self.known[number]
 
-    def _staged(self, number: int) -> Value | None:
-        """What an earlier sweep left in the stage."""
-        item = self.row.code.stage.find(number)
-        if item is None or self.spot is None or item.sweep >= self.loop.number:
+    def _buffered(self, number: int) -> Value | None:
+        """What an earlier pass left in the buffer."""
+        item = self.row.code.buffer.find(number)
+        if item is None or self.spot is None or item.row_pass >= self.loop.number:
             return None
-        stage = self.row.function.stage
-        assert stage is not None
-        return stage.load(self.spot.stage + item.start, self.row.lanes)
+        buffer = self.row.function.buffer
+        assert buffer is not None
+        return buffer.load(self.spot.buffer + item.start, self.row.lanes)
 
     def produce(self) -> None:
-        """Leave for later sweeps what they will look for."""
-        stage = self.row.function.stage
-        for item in self.row.code.stage.items:
-            if item.sweep == self.loop.number:
-                assert stage is not None
+        """Leave for later passes what they will look for."""
+        buffer = self.row.function.buffer
+        for item in self.row.code.buffer.items:
+            if item.row_pass == self.loop.number:
+                assert buffer is not None
                 assert self.spot is not None
                 # behind the last element of a step are those of the next, which may still be looked for
-                mask = None if self.row.code.is_single or self.row.code.is_across else self.spot.mask
+                mask = None if self.row.code.is_single or self.row.code.over_rows else self.spot.mask
                 value = self._value(item.number, len(self.loop.keeps))
-                stage.store(value, self.spot.stage + item.start, mask)
+                buffer.store(value, self.spot.buffer + item.start, mask)
 
     def _element(self, number: int) -> Value:
         if self.row.code.of_rows[number]:
@@ -116,26 +116,26 @@ class _Values:
 
 
 class Loop:
-    """One sweep over the elements of a unit."""
+    """One pass over the elements of a unit."""
 
     def __init__(self, row: Row, number: int) -> None:
         self.row, self.k, self.code, self.at, self.lanes = row, row.k, row.code, row.at, row.lanes
         program = self.code.program
-        self.number, self.sweep = number, program.sweeps[number]
+        self.number, self.row_pass = number, program.passes[number]
         # each keep with the number of keeps that it sees
         self.keeps: list[tuple[Expression, int]] = []
-        for sweep in program.sweeps[: number + 1]:
-            for expression in sweep.keeps:
+        for row_pass in program.passes[: number + 1]:
+            for expression in row_pass.keeps:
                 self.keeps.append((expression, len(self.keeps)))
         self.own = {t: row.load_own(t) for t in sorted(self._used()) if self.code.of_rows[t]}
         self.vectors = [[row.number(v) for v in values] for values in row.values]
-        if not self.code.is_across:
+        if not self.code.over_rows:
             self.vectors = [[self.k.splat(v, self.lanes) for v in values] for values in self.vectors]
             self.own = {t: [self.k.splat(v, self.lanes) for v in values] for t, values in self.own.items()}
 
     def _used(self) -> set[int]:
-        """Inputs that the sweep's expressions, or the keeps that they take up, depend on."""
-        expressions = [e for _, e in (*self.sweep.reductions, *self.sweep.writes)]
+        """Inputs that the pass's expressions, or the keeps that they take up, depend on."""
+        expressions = [e for _, e in (*self.row_pass.reductions, *self.row_pass.writes)]
         expressions += [e for e, _ in self.keeps]
         return {i for e in expressions for i in e.used() if i < self.code.inputs}
 
@@ -146,14 +146,14 @@ class Loop:
         result: list[State] = []
         for slot in range(self.row.slots):
             value = _Values(self, None, slot).evaluate(expression, len(self.keeps))
-            result.append((value if self.code.is_across else self.k.extract(value, 0),))
+            result.append((value if self.code.over_rows else self.k.extract(value, 0),))
         return result
 
     def load_first(self, t: int, slot: int) -> Value:
         row, k = self.row, self.k
         pointer = (row.here[t] + self.at[f"first.{t}"]).as_real(self.code.compute)
         exists = self.at["row"] > 0
-        if not self.code.is_across:
+        if not self.code.over_rows:
             return k.splat(pointer.load(0, 1, exists), self.lanes)
         stride = row.lane_stride(t)
         there = row.moved(pointer, t, slot * self.lanes)
@@ -166,11 +166,11 @@ class Loop:
     # ---- all elements
 
     def run(self) -> dict[int, list[State]]:
-        """Write what the sweep writes; returns the result of each reduction, for each slot."""
-        k, sweep = self.k, self.sweep
-        if sweep.folds:
-            return self._fold()
-        scaled = any(output not in self.code.plain for output, _ in sweep.writes)
+        """Write what the pass writes; returns the result of each reduction, for each slot."""
+        k, row_pass = self.k, self.row_pass
+        if row_pass.loop_reductions:
+            return self._reduce()
+        scaled = any(output not in self.code.plain for output, _ in row_pass.writes)
         if not scaled:
             self._write(False)
             return {}
@@ -182,7 +182,7 @@ class Loop:
         return {}
 
     def _write(self, blends: bool) -> None:
-        streaming = tuple(output for output, _ in self.sweep.writes if output in self.code.streams)
+        streaming = tuple(output for output, _ in self.row_pass.writes if output in self.code.streams)
         is_aligned = self.row.function.is_aligned
         if self.code.has_head:
             self._write_all(blends, streaming[:1], streaming[0] if streaming else None)
@@ -203,7 +203,7 @@ class Loop:
     def _write_spot(
         self, values: _Values, spot: Spot, blends: bool | None, streaming: tuple[int, ...]
     ) -> None:
-        results = [(o, values.evaluate(e, len(self.keeps))) for o, e in self.sweep.writes]
+        results = [(o, values.evaluate(e, len(self.keeps))) for o, e in self.row_pass.writes]
         for output, result in results:
             t = self.code.inputs + output
             pointer = self.row.moved(spot.pointers[t], t, spot.shift)
@@ -211,10 +211,10 @@ class Loop:
             stride, streams = self.row.lane_stride(t), output in streaming and spot.mask is None
             self.row.store(output, pointer, stride, result, spot.mask, blends, streams)
 
-    def _fold(self) -> dict[int, list[State]]:
+    def _reduce(self) -> dict[int, list[State]]:
         k, code, row = self.k, self.code, self.row
-        numbers = [n for n, (name, _) in enumerate(self.sweep.reductions) if name != "first"]
-        names = {n: self.sweep.reductions[n][0] for n in numbers}
+        numbers = [n for n, (name, _) in enumerate(self.row_pass.reductions) if name != "first"]
+        names = {n: self.row_pass.reductions[n][0] for n in numbers}
         widens = {n: code.is_long and names[n] == "add" for n in numbers}
         nothing = {n: identity(k, names[n], code.compute, code.places, self.lanes) for n in numbers}
         wide = {
@@ -239,8 +239,8 @@ class Loop:
                     values = _Values(self, spot, spot.slot)
                     values.produce()
                     for n in numbers:
-                        self._fold_spot(n, values, spot, nothing[n], running[n][spot.slot][turn])
-                    if self.sweep.writes:
+                        self._reduce_vector(n, values, spot, nothing[n], running[n][spot.slot][turn])
+                    if self.row_pass.writes:
                         self._write_spot(values, spot, None, ())
             for n, totals in wide.items():
                 for slot, total in enumerate(totals):
@@ -251,27 +251,27 @@ class Loop:
             states = [self._total(names[n], running[n][slot]) for slot in range(row.slots)]
             if widens[n]:
                 states = [(total.get(),) for total in wide[n]]
-            if not code.is_across:
-                states = [fold_lanes(k, names[n], states[0])]
+            if not code.over_rows:
+                states = [combine_lanes(k, names[n], states[0])]
             results[n] = states
         return results
 
     def _total(self, name: Reduction, turns: Sequence[Sequence[Register]]) -> State:
-        return fold_all(self.k, name, [tuple(r.get() for r in registers) for registers in turns])
+        return combine_all(self.k, name, [tuple(r.get() for r in registers) for registers in turns])
 
-    def _fold_spot(
+    def _reduce_vector(
         self, n: int, values: _Values, spot: Spot, nothing: State, registers: Sequence[Register]
     ) -> None:
-        name, expression = self.sweep.reductions[n]
+        name, expression = self.row_pass.reductions[n]
         k = self.k
         value = k.splat(values.evaluate(expression, len(self.keeps)), self.lanes)
         state: State = (value,)
         if name in ARGS:
             state = (value, k.splat(values.place(), self.lanes))
-        if not self.code.is_across:  # lanes beyond the end of the row
+        if not self.code.over_rows:  # lanes beyond the end of the row
             state = only(k, name, state, nothing, spot.mask)
         for register, result in zip(
-            registers, fold(k, name, tuple(r.get() for r in registers), state), strict=True
+            registers, combine(k, name, tuple(r.get() for r in registers), state), strict=True
         ):
             register.set(result)
 
@@ -321,13 +321,13 @@ class Loop:
     def _block(
         self, here: Sequence[Pointer], place: Value, count: Value, stream: int | None, before: Value
     ) -> Iterator[Spots]:
-        """The elements of one step; there are so many in the stage `before`."""
-        if self.code.is_across:
-            yield from self._block_across(here, place, count, before)
+        """The elements of one step; there are so many in the buffer `before`."""
+        if self.code.over_rows:
+            yield from self._block_over_rows(here, place, count, before)
         else:
-            yield from self._block_along(here, place, count, stream, before)
+            yield from self._block_over_elements(here, place, count, stream, before)
 
-    def _block_across(
+    def _block_over_rows(
         self, here: Sequence[Pointer], place: Value, count: Value, before: Value
     ) -> Iterator[Spots]:
         k, code, at, row = self.k, self.code, self.at, self.row
@@ -340,8 +340,8 @@ class Loop:
                 there = [p + (i + turn) * at[f"inner.{t}"] for p, t in zip(here, tensors, strict=True)]
                 at_place = place + (i + turn) * at[f"inner.{position}"]
                 for slot in range(row.slots):
-                    at_stage = (before + i + turn) * (row.slots * self.lanes) + slot * self.lanes
-                    spot = Spot(slot, there, slot * self.lanes, at_stage, row.masks[slot], at_place)
+                    at_buffer = (before + i + turn) * (row.slots * self.lanes) + slot * self.lanes
+                    spot = Spot(slot, there, slot * self.lanes, at_buffer, row.masks[slot], at_place)
                     result.append((spot, turn))
             return result
 
@@ -354,7 +354,7 @@ class Loop:
         for i in k.range(whole, count):
             yield spots(i, 1), True
 
-    def _block_along(
+    def _block_over_elements(
         self, here: Sequence[Pointer], place: Value, count: Value, stream: int | None, before: Value
     ) -> Iterator[Spots]:
         k, code, row, lanes = self.k, self.code, self.row, self.lanes
@@ -365,7 +365,7 @@ class Loop:
             return Spot(0, here, i, before + i, mask, there), turn
 
         if code.fixed:
-            yield from self._few_along(spot)
+            yield from self._few_over_elements(spot)
             return
         start: Value = k.integer(0)
         if stream is not None:
@@ -380,7 +380,9 @@ class Loop:
         for i in k.range(whole, count, lanes):
             yield [spot(i, k.mask(count - i, lanes), 0)], False
 
-    def _few_along(self, spot: Callable[[Value, Value | None, int], tuple[Spot, int]]) -> Iterator[Spots]:
+    def _few_over_elements(
+        self, spot: Callable[[Value, Value | None, int], tuple[Spot, int]]
+    ) -> Iterator[Spots]:
         """The elements of a row of a few vectors, without a loop."""
         k, lanes, count = self.k, self.lanes, self.code.fixed
         for start in range(0, count, lanes * self.code.unroll):

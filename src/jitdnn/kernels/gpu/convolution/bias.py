@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Device, Epilogue, summation_bound
 from jitdnn.kernels.formulas.row_algorithms import RowAlgorithm, RowPlan, Step
-from jitdnn.kernels.formulas.row_programs import Program, Sweep
+from jitdnn.kernels.formulas.row_programs import Pass, Program
 from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import TensorDescriptor
 
-_PROGRAM = Program((Sweep((("add", trace(lambda dy: dy)),)),), ((0, 0),))
+_PROGRAM = Program((Pass((("add", trace(lambda dy: dy)),)),), ((0, 0),))
 
 
 class RowBias(RowAlgorithm[BiasGradient]):

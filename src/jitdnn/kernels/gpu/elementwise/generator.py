@@ -199,7 +199,7 @@ class _Linear:
         group, together = THREADS * vector * unroll, min(_SINGLES, vector * unroll)
         return f"""{packs(kinds)}
 KERNEL({THREADS}) void elementwise({signature(code)}) {{
-{base_lines(code)}  const INDEX group = (INDEX)GROUP_ID(0) * {group};
+{base_lines(code)}  const INDEX group = (INDEX)BLOCK_ID(0) * {group};
   if (group + {group} <= total && {checks or 1}) {{
     const INDEX first = group;
 {self._steps(vector, unroll, is_sure=True)}  }} else {{

@@ -106,7 +106,7 @@ class _Tiled:
             loads += self._either([t], vector, self._fill(t, vector), self._fill(t, 1))
         finish = self._either(units, out, self._finish(out), self._finish(1))
         squares = "".join(
-            f"  LOCAL {self.real} square{t}[{self.height * (self.width + 1)}];\n" for t in self.crossing
+            f"  SHARED {self.real} square{t}[{self.height * (self.width + 1)}];\n" for t in self.crossing
         )
         return f"""{packs(kinds)}
 KERNEL({THREADS}) void elementwise({signature(code)}) {{
@@ -126,7 +126,7 @@ KERNEL({THREADS}) void elementwise({signature(code)}) {{
     def _start(self) -> str:
         """Which square it is, and every tensor's pointer at its first element."""
         lines = [
-            "  i64 rest = GROUP_ID(0);\n",
+            "  i64 rest = BLOCK_ID(0);\n",
             f"  const i64 blocks = (n{self.axes - 1} + {self.width - 1}) / {self.width};\n",
             f"  const INDEX across = (INDEX)(rest % blocks) * {self.width};\n",
             "  rest /= blocks;\n",

@@ -7,7 +7,7 @@
  * data's gradient is the same with dy for x, one residue of the stride at a time, so that no tap is tried in vain; for the
  * filter's gradient rows are channels and taps, and k are the pixels.
  *
- *     group of threads = TG rows by TP columns, RG by RP of them in each thread's registers, TK terms at a time through LOCAL memory
+ *     group of threads = TG rows by TP columns, RG by RP of them in each thread's registers, TK terms at a time through SHARED memory
  *
  * Defined from outside: G_TYPE P_TYPE Y_TYPE (element types), SUM (type of sums), INDEX, AXES, GROUP_AXES, RESIDUES (1: rows go by
  * residues of the stride), TG TP TK RG RP GROUP_THREADS, G_ALONG_K P_ALONG_K (1: neighbouring threads load neighbouring k),
@@ -105,10 +105,10 @@ KERNEL(GROUP_THREADS)
 void contract(
     GLOBAL const G_TYPE *g, GLOBAL const P_TYPE *p, GLOBAL Y_TYPE *y EPILOGUE_PARAMETERS,
     GLOBAL u8 *workspace, SCALE alpha, SCALE beta, PARAMETERS) {
-  LOCAL SUM tile_g[2][TK][TG + 4] ALIGNED;
-  LOCAL SUM tile_p[2][TK][TP + 4] ALIGNED;
-  LOCAL INDEX row_place[TG], k_place_g[TABLE_SIZE], k_place_p[TABLE_SIZE];
-  LOCAL i32 row_space[AXES][TG], k_space[AXES][TABLE_SIZE];
+  SHARED SUM tile_g[2][TK][TG + 4] ALIGNED;
+  SHARED SUM tile_p[2][TK][TP + 4] ALIGNED;
+  SHARED INDEX row_place[TG], k_place_g[TABLE_SIZE], k_place_p[TABLE_SIZE];
+  SHARED i32 row_space[AXES][TG], k_space[AXES][TABLE_SIZE];
   const i32 thread = THREAD_ID;
   const i32 extents[AXES] = LIST(extent);
   const i64 gs[AXES] = STRIDE_LIST(g_stride), ps[AXES] = STRIDE_LIST(p_stride), ys[AXES] = STRIDE_LIST(y_stride);
@@ -118,7 +118,7 @@ void contract(
   Axes axes = {LIST(grid), LIST(g_mul), LIST(g_off), LIST(taps), LIST(g_step), LIST(t_start), LIST(t_step), LIST(y_mul), LIST(y_off)};
 
   /* which tile: columns fastest, so that neighbours share rows */
-  i64 rest = GROUP_ID(0);
+  i64 rest = BLOCK_ID(0);
   const i64 column_tile = rest % tiles_p;
   rest /= tiles_p;
   const i64 row_tile = rest % tiles_g;
@@ -313,7 +313,7 @@ void finish(
   const i32 grid[AXES] = LIST(grid), y_mul[AXES] = LIST(y_mul), y_off[AXES] = LIST(y_off);
   const i64 rows = rows_free * product(grid);
   const i64 results = groups * rows * columns;
-  const i64 item = GROUP_ID(0) * GROUP_THREADS + THREAD_ID;
+  const i64 item = BLOCK_ID(0) * GROUP_THREADS + THREAD_ID;
   if (item >= results) return;
   GLOBAL const SUM *parts = (GLOBAL const SUM *)workspace;
   SUM sum = 0;

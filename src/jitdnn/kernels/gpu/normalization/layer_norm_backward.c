@@ -55,8 +55,8 @@ FUNCTION void load_all(Row *into, GLOBAL const DATA *dy, GLOBAL const DATA *x, f
 #endif
 /* the row that is `ahead` turns from here */
 #define LOAD_AHEAD(into, ahead)                                             \
-  if (row + (ahead) * GROUPS(0) < rows) {                                   \
-    const i64 later = row + (ahead) * GROUPS(0);                            \
+  if (row + (ahead) * GRID_SIZE(0) < rows) {                                   \
+    const i64 later = row + (ahead) * GRID_SIZE(0);                            \
     PLACE_NEXT(later)                                                       \
     load_all(&into, dy_next, x_next, MEAN_NEXT, rstd_next[0], (i32)n);      \
   }
@@ -92,7 +92,7 @@ FUNCTION void load_all(Row *into, GLOBAL const DATA *dy, GLOBAL const DATA *x, f
       }                                                                                                     \
       store_result(dx, COLUMN(k), (i32)n, result, beta);                                                    \
     }                                                                                                       \
-    row += GROUPS(0);                                                                                       \
+    row += GRID_SIZE(0);                                                                                       \
     turn ^= 1;                                                                                              \
   }
 
@@ -143,7 +143,7 @@ FUNCTION void store_result(GLOBAL DATA *dx, int column, i32 n, f32 *result, f32 
 
 KERNEL_BESIDE(THREADS_OF_ROW, GROUPS_BESIDE) void rows(PARAMETERS) {
   EXCHANGE_SPACE(THREADS_OF_ROW)
-  LOCAL f32 space_a[2 * SUBGROUPS], space_b[2 * SUBGROUPS];
+  SHARED f32 space_a[2 * SUBGROUPS], space_b[2 * SUBGROUPS];
   const f32 alpha = (f32)scale, beta = (f32)blend, share = 1.0f / (f32)n;
   f32 dw[COUNT], db[COUNT];
   UNROLL for (int e = 0; e < COUNT; e++) dw[e] = db[e] = 0;
@@ -162,7 +162,7 @@ KERNEL_BESIDE(THREADS_OF_ROW, GROUPS_BESIDE) void rows(PARAMETERS) {
 #endif
   Row first, second;
   int turn = 0;
-  i64 row = GROUP_ID(0);
+  i64 row = BLOCK_ID(0);
   LOAD_AHEAD(first, 0)
 #if ROWS_AHEAD == 2
   /* by turns: nothing is copied, since that would wait for what is on its way */
@@ -181,7 +181,7 @@ KERNEL_BESIDE(THREADS_OF_ROW, GROUPS_BESIDE) void rows(PARAMETERS) {
     ROW(second, first)
   }
 #endif
-  GLOBAL f32 *sums = (GLOBAL f32 *)workspace + GROUP_ID(0) * 2 * n;
+  GLOBAL f32 *sums = (GLOBAL f32 *)workspace + BLOCK_ID(0) * 2 * n;
   UNROLL for (int e = 0; e < COUNT; e++) {
     const int column = COLUMN(e / VECTOR) + e % VECTOR;
     if (column < n) {
@@ -199,9 +199,9 @@ FUNCTION void store_sum(GLOBAL GRADIENT *target, i64 column, f32 sum, f32 alpha,
 
 /* 32 columns of a group, with 8 threads down each */
 KERNEL(256) void columns(PARAMETERS) {
-  LOCAL f32 space[256];
-  const i64 column = GROUP_ID(0) * 32 + THREAD_ID % 32;
-  const int walker = THREAD_ID / 32, is_bias = (int)GROUP_ID(1);
+  SHARED f32 space[256];
+  const i64 column = BLOCK_ID(0) * 32 + THREAD_ID % 32;
+  const int walker = THREAD_ID / 32, is_bias = (int)BLOCK_ID(1);
   GLOBAL const f32 *sums = (GLOBAL const f32 *)workspace + is_bias * n + column;
   f32 sum = 0;
   if (column < n && (is_bias ? HAS_DBIAS : HAS_DWEIGHT))

@@ -1,6 +1,6 @@
 """Which programs over rows the normalizations are on GPUs, one kernel or several in a chain.
 
-Forward, mean and variance come from one sweep ("moments"); a row that fits into registers is read once. Backward, the
+Forward, mean and variance come from one pass ("moments"); a row that fits into registers is read once. Backward, the
 sums of a row, then dx. Group normalization goes by way of the channels where a group is no run of memory.
 """
 
@@ -47,7 +47,7 @@ def plan_of(problem: Normalization) -> NormalizationPlan:
 
 
 def _forward(plan: NormalizationPlan) -> None:
-    """Statistics in one sweep, y in another."""
+    """Statistics in one pass, y in another."""
     problem = plan.problem
     inputs, outputs = names_of(plan)
     rows = forward_rows(plan, inputs, outputs)
@@ -59,8 +59,8 @@ def _forward(plan: NormalizationPlan) -> None:
     }
     first = OLD_STATISTICS if running else {}
     if problem.is_centred:
-        rows.sweep(first, joint={("moments", "mean", "squares"): lambda v: v.x}, scalars=scalars)
+        rows.add_pass(first, joint={("moments", "mean", "squares"): lambda v: v.x}, scalars=scalars)
     else:
-        rows.sweep(first, {"squares": lambda v: v.x * v.x}, scalars)
-    rows.sweep(writes={"y": result_of(problem)})
+        rows.add_pass(first, {"squares": lambda v: v.x * v.x}, scalars)
+    rows.add_pass(writes={"y": result_of(problem)})
     plan.step(rows, {name: value for name, value in STATISTICS.items() if name in outputs}, problem.rows)

@@ -6,8 +6,8 @@
  */
 #ifdef __OPENCL_VERSION__
 #define EXCHANGE_SPACE(threads)           \
-  LOCAL u32 exchange_u32[threads];        \
-  LOCAL u64 exchange_u64[threads];
+  SHARED u32 exchange_u32[threads];        \
+  SHARED u64 exchange_u64[threads];
 #define EXCHANGE_AS(type, x, distance, into)             \
   exchange_##type[THREAD_ID] = x;                        \
   BARRIER();                                             \

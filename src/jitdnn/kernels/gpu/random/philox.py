@@ -164,7 +164,7 @@ class _Text:
         return f"""{packs(kinds)}
 KERNEL({THREADS}) void draw({self._signature(names)}) {{
 {bases}{scale_line(self.real)}  const u32 key0 = state[0], key1 = state[1], low = state[2], high = state[3];
-  const INDEX first = ((INDEX)GROUP_ID(0) * {THREADS} + THREAD_ID) * {vector};
+  const INDEX first = ((INDEX)BLOCK_ID(0) * {THREADS} + THREAD_ID) * {vector};
 {every}}}
 """
 

@@ -1,7 +1,7 @@
 """Programs over rows as text: one kernel for whole rows, or one for each phase of rows in parts.
 
 The names in the text: `t` is the thread's number in its team, `x<n>` where the row begins in tensor n, `w<n>` the
-loaded words of an input, `s<n>_<r>` what reduction r of sweep n has so far, `v<n>` the row values, `i` the number of an
+loaded words of an input, `s<n>_<r>` what reduction r of pass n has so far, `v<n>` the row values, `i` the number of an
 element in the row; `u` counts vectors and `v` the elements of one.
 """
 
@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jitdnn.kernels.formulas.row_programs import ARGS, PAIRS, Phase, Sweep, phases_of
+from jitdnn.kernels.formulas.row_programs import ARGS, PAIRS, Pass, Phase, phases_of
 from jitdnn.kernels.gpu.reduction.combine import states_of
-from jitdnn.kernels.gpu.reduction.key import RowsCode
+from jitdnn.kernels.gpu.reduction.key import RowCode
 from jitdnn.kernels.gpu.reduction.layout import keeps_order
-from jitdnn.kernels.gpu.reduction.loop import write_sweep
-from jitdnn.kernels.gpu.reduction.split_rows import leave, restore, write_join
+from jitdnn.kernels.gpu.reduction.loop import write_pass
+from jitdnn.kernels.gpu.reduction.split_rows import leave, restore, write_combination
 from jitdnn.rtcg.c_source import c_function
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.folds import Fold
@@ -29,13 +29,13 @@ REALS = ("f16", "bf16", "f32", "f64")
 class Text:
     """Writes the functions of a kernel."""
 
-    code: RowsCode
+    code: RowCode
     lines: list[str] = field(default_factory=list)
     functions: dict[str, str] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     bound: list[str] = field(default_factory=list)  # row values in the text
-    known: dict[int, int] = field(default_factory=dict)  # how many there were before a sweep
-    is_join: bool = False
+    known: dict[int, int] = field(default_factory=dict)  # how many there were before a pass
+    combines_parts: bool = False
 
     def __post_init__(self) -> None:
         self.real, self.index = self.code.compute, self.code.index
@@ -55,11 +55,11 @@ class Text:
             for number, phase in enumerate(phases):
                 self._function(f"phase{number}", phase, goes_back=number % 2 == 1)
                 if number in reducing:
-                    write_join(self, f"join{number}", phase, is_last=number == reducing[-1])
+                    write_combination(self, f"join{number}", phase, is_last=number == reducing[-1])
         return "\n".join([*self.functions.values(), *self.lines])
 
     def _reduces(self, phase: Phase) -> bool:
-        return any(s.reductions for s in self.program.sweeps[phase.first : phase.end])
+        return any(s.reductions for s in self.program.passes[phase.first : phase.end])
 
     def call(self, expression: Expression, arguments: Sequence[str]) -> str:
         """A call of the function of an expression; what it does not use is 0."""
@@ -74,14 +74,14 @@ class Text:
         given = [f"({self.real}){arguments[n]}" if n in used else "0" for n in range(expression.arity)]
         return f"{name}({', '.join(given)})"
 
-    def fold_call(self, name: Fold) -> str:
-        """The name of the function of a fold of one's own."""
+    def fold_function(self, name: Fold) -> str:
+        """The name of the function of a fold of the user's."""
         return self.call(name.expression, ["0", "0"]).partition("(")[0]
 
     def put(self, *lines: str) -> None:
-        """Add lines; arrays of the group are declared at the kernel's beginning, as OpenCL wants it."""
+        """Add lines; arrays of the thread block are declared at the kernel's beginning, as OpenCL wants it."""
         for line in lines:
-            if line.startswith("LOCAL "):
+            if line.startswith("SHARED "):
                 self.lines.insert(self._beginning, line)
             else:
                 self.lines.append(line)
@@ -90,8 +90,8 @@ class Text:
         self.names.append(name)
         pointers = "".join(f"GLOBAL u8 *p{n}, " for n in range(self.code.pointers))
         extras = "".join(f", i64 {extra}" for extra, _ in self.code.extras)
-        # two groups side by side, one of which may load while the other computes
-        beside = threads == 512 and self.layout.is_held and self.code.is_short
+        # two thread blocks side by side, one of which may load while the other computes
+        beside = threads == 512 and self.layout.in_registers and self.code.is_short
         head = f"KERNEL_BESIDE({threads}, 2)" if beside else f"KERNEL({threads})"
         floats = "".join(f", SCALE parameter{n}" for n in range(len(self.program.parameters)))
         self.put(
@@ -109,57 +109,57 @@ class Text:
             self.bound.append(f"v{n}[0]")
 
     def _function(self, name: str, phase: Phase | None, goes_back: bool = False) -> None:
-        layout, sweeps = self.layout, self.program.sweeps
+        layout, passes = self.layout, self.program.passes
         self.begin(name, layout.threads)
-        self.width = layout.vector if layout.is_across else 1
+        self.width = layout.vector if layout.over_rows else 1
         self._place(goes_back)
-        first, end = (0, len(sweeps)) if phase is None else (phase.first, phase.end)
-        self._vectors(sweeps[first:end])
-        self._own_inputs(sweeps[first:end])
+        first, end = (0, len(passes)) if phase is None else (phase.first, phase.end)
+        self._vectors(passes[first:end])
+        self._own_inputs(passes[first:end])
         for number in range(first):
             restore(self, number)
         self.loaded: set[int] = set()
         self.late: set[int] = set()
         self.kept: list[tuple[int, Expression]] = []
-        for number, sweep in enumerate(sweeps[:first]):
-            self.kept += [(number, e) for e in sweep.keeps]
-        if layout.is_held or not (layout.is_across or self.code.is_split or self.in_order):
-            self._declare(sweeps[first:end])
+        for number, row_pass in enumerate(passes[:first]):
+            self.kept += [(number, e) for e in row_pass.keeps]
+        if layout.in_registers or not (layout.over_rows or self.code.is_split or self.in_order):
+            self._declare(passes[first:end])
         for number in range(first, end):
             self.known[number] = len(self.bound)
-            self._sweep(number)
-            if phase is not None and sweeps[number].reductions:
+            self._pass(number)
+            if phase is not None and passes[number].reductions:
                 leave(self, number)
             self.add_values(number)
         if phase is None:
-            self.put_row_outputs("t == 0" + ("" if layout.is_across else " && is_on"))
+            self.put_row_outputs("t == 0" + ("" if layout.over_rows else " && is_on"))
         self.put("}", "")
 
-    # ---- where the group is
+    # ---- where the thread block is
 
     def _place(self, goes_back: bool) -> None:
         """The thread's number in its team, its row, and its part of it."""
         layout, code = self.layout, self.code
         kind = "u32" if layout.rows < 2**31 else "i64"
-        if layout.is_across:
+        if layout.over_rows:
             self.put(
                 f"const int tx = THREAD_ID % {layout.columns}, t = THREAD_ID / {layout.columns};",
-                f"{kind} unit = ({kind})GROUP_ID(0) / ({kind})lane_blocks;",
-                f"const {kind} block = ({kind})GROUP_ID(0) - unit * ({kind})lane_blocks;",
+                f"{kind} unit = ({kind})BLOCK_ID(0) / ({kind})lane_blocks;",
+                f"const {kind} block = ({kind})BLOCK_ID(0) - unit * ({kind})lane_blocks;",
                 f"const int is_on = unit < ({kind})units;",
             )
         else:
             self.put(
-                f"const int t = THREAD_ID % {layout.team};",
-                f"{kind} unit = ({kind})GROUP_ID(0) * {layout.threads // layout.team} + THREAD_ID / {layout.team};",
+                f"const int t = THREAD_ID % {layout.row_threads};",
+                f"{kind} unit = ({kind})BLOCK_ID(0) * {layout.threads // layout.row_threads} + THREAD_ID / {layout.row_threads};",
                 f"const int is_on = unit < ({kind})units;",
             )
         self.put(
-            "const i64 number = unit;" if not layout.is_across else "const i64 number = (i64)unit * lanes;"
+            "const i64 number = unit;" if not layout.over_rows else "const i64 number = (i64)unit * lanes;"
         )
         self.put_bases(kind, [(f"kept{a}", f"kept{a}") for a in range(len(layout.kept))])
         if code.is_split:
-            part = "parts - 1 - (i64)GROUP_ID(1)" if goes_back else "(i64)GROUP_ID(1)"
+            part = "parts - 1 - (i64)BLOCK_ID(1)" if goes_back else "(i64)BLOCK_ID(1)"
             self.put(
                 f"const i64 part = {part};", f"const {self.index} start = ({self.index})(part * per_part);"
             )
@@ -195,44 +195,44 @@ class Text:
 
         `own`: one number for the row; `words`: vectors; `same`: one for all that a vector has; `each`: one by one.
         """
-        layout, walked = (
+        layout, vectorized = (
             self.layout,
-            (self.layout.lanes if self.layout.is_across else self.layout.reduced[-1]),
+            (self.layout.lanes if self.layout.over_rows else self.layout.reduced[-1]),
         )
         moves = [steps[t] for extent, steps in layout.reduced if extent != 1]
         if not any(moves):
             return "own"
-        step = walked[1][t]
-        if walked[0] == 1 or (step == 0 and layout.is_across):
-            return "same" if layout.is_across else "each"
+        step = vectorized[1][t]
+        if vectorized[0] == 1 or (step == 0 and layout.over_rows):
+            return "same" if layout.over_rows else "each"
         size = DTYPES[self.code.dtypes[t]]
         if step == 1 and size <= 4 and layout.vector > 1 and layout.vector * size >= 4:
             return "words"
         return "same" if step == 0 and layout.vector > 1 else "each"
 
-    def used(self, sweeps: Sequence[Sweep], with_first: bool = False) -> list[int]:
-        """Inputs that the sweeps use, those of keeps that they may compute included."""
-        keeps = [e for sweep in self.program.sweeps for e in sweep.keeps]
+    def used(self, passes: Sequence[Pass], with_first: bool = False) -> list[int]:
+        """Inputs that the passes use, those of keeps that they may compute included."""
+        keeps = [e for row_pass in self.program.passes for e in row_pass.keeps]
         before = self.code.inputs + self.program.position
         found: set[int] = set()
-        for sweep in sweeps:
-            reductions = sweep.reductions if with_first else sweep.folds
-            for _, expression in (*reductions, *sweep.writes):
+        for row_pass in passes:
+            reductions = row_pass.reductions if with_first else row_pass.loop_reductions
+            for _, expression in (*reductions, *row_pass.writes):
                 found |= expression.used()
-            for expression in sweep.keeps:
+            for expression in row_pass.keeps:
                 found |= expression.used()
         for n in reversed(range(len(keeps))):
             if before + n in found:
                 found |= keeps[n].used()
         return sorted(t for t in found if t < self.code.inputs)
 
-    def _own_inputs(self, sweeps: Sequence[Sweep]) -> None:
+    def _own_inputs(self, passes: Sequence[Pass]) -> None:
         """Load what a row has one number of."""
-        for t in self.used(sweeps, with_first=True):
+        for t in self.used(passes, with_first=True):
             if self.kind(t) != "own":
                 continue
             real = self.real
-            if not self.layout.is_across:
+            if not self.layout.over_rows:
                 value = f"is_on ? ({real})LOAD({self.code.dtypes[t]}, x{t}, 0) : 0"
                 self.put(f"const {real} w{t} = {value};")
                 continue
@@ -252,17 +252,17 @@ class Text:
             "}",
         ]
 
-    def _vectors(self, sweeps: Sequence[Sweep]) -> None:
+    def _vectors(self, passes: Sequence[Pass]) -> None:
         """Whether vectors are loaded as such, which the addresses say, and the elements that the thread has."""
         layout, code, v = self.layout, self.code, self.layout.vector
-        inputs = self.used(sweeps)
-        outputs = sorted({code.inputs + output for sweep in sweeps for output, _ in sweep.writes})
-        walked = layout.lanes if layout.is_across else layout.reduced[-1]
+        inputs = self.used(passes)
+        outputs = sorted({code.inputs + output for row_pass in passes for output, _ in row_pass.writes})
+        vectorized = layout.lanes if layout.over_rows else layout.reduced[-1]
         unit = [
             t for t in (*inputs, *outputs)
-            if walked[1][t] == 1 and DTYPES[code.dtypes[t]] <= 4 and (t >= code.inputs or self.kind(t) == "words")
+            if vectorized[1][t] == 1 and DTYPES[code.dtypes[t]] <= 4 and (t >= code.inputs or self.kind(t) == "words")
         ]  # fmt: skip
-        shifts = not layout.is_across and len(layout.reduced) == 1
+        shifts = not layout.over_rows and len(layout.reduced) == 1
         conditions = []
         self.put("int shift = 0;")
         if v == 1 or not unit:
@@ -276,23 +276,23 @@ class Text:
                 size = DTYPES[code.dtypes[t]]
                 align = min(16, v * size)
                 conditions.append(f"(({address.format(f'x{t}')} - shift * {size}) % {align} == 0)")
-            if layout.is_held and not layout.is_across:
-                conditions.append(f"shift + n <= {layout.team * layout.steps * v}")
+            if layout.in_registers and not layout.over_rows:
+                conditions.append(f"shift + n <= {layout.row_threads * layout.steps * v}")
         self.put(f"const int is_vector = {' && '.join(conditions)};", "if (!is_vector) shift = 0;")
-        if layout.is_across:
+        if layout.over_rows:
             c, w = layout.columns, layout.columns * v
             self.put(
                 f"const i64 column0 = (i64)block * {w} + (is_vector ? tx * {v} : tx);",
                 f"const int column_step = is_vector ? 1 : {c};",
             )
         else:
-            team = layout.team
+            row_threads = layout.row_threads
             if self.in_order:
                 self.put(f"const {self.index} mine = {self._share()};", "const int element_step = 1;")
             else:
                 self.put(
                     f"const {self.index} mine = is_vector ? t * {v} : t;",
-                    f"const int element_step = is_vector ? 1 : {team};",
+                    f"const int element_step = is_vector ? 1 : {row_threads};",
                 )
         self._ends()
 
@@ -303,45 +303,45 @@ class Text:
     def _share(self) -> str:
         """In order: the first of the thread's elements, which are neighbours."""
         layout = self.layout
-        if layout.is_held:
-            return f"t * {layout.steps * (1 if layout.is_across else layout.vector)}"
+        if layout.in_registers:
+            return f"t * {layout.steps * (1 if layout.over_rows else layout.vector)}"
         length = "per_part" if self.code.is_split else "n"
-        return f"({self.index})(({length} + {layout.team - 1}) / {layout.team}) * t"
+        return f"({self.index})(({length} + {layout.row_threads - 1}) / {layout.row_threads}) * t"
 
     def _ends(self) -> None:
-        """`lo` and `end`: the elements that the group may touch; in order, those that the thread may."""
+        """`lo` and `end`: the elements that the thread block may touch; in order, those that the thread may."""
         layout, index = self.layout, self.index
         self.put(f"{index} lo = start - shift, end = ({index})n;")
         if self.code.is_split:
             self.put(f"if (lo + ({index})per_part < end) end = lo + ({index})per_part;")
         self.put("if (lo < 0) lo = 0;", "if (!is_on) end = lo;")
         if self.in_order:
-            if layout.is_across:
+            if layout.over_rows:
                 self.put(f"const {index} mine = {self._share()};")
             length = (
-                f"{layout.steps * (1 if layout.is_across else layout.vector)}"
-                if layout.is_held
-                else f"({index})(({'per_part' if self.code.is_split else 'n'} + {layout.team - 1}) / {layout.team})"
+                f"{layout.steps * (1 if layout.over_rows else layout.vector)}"
+                if layout.in_registers
+                else f"({index})(({'per_part' if self.code.is_split else 'n'} + {layout.row_threads - 1}) / {layout.row_threads})"
             )
             self.put(f"if (start + mine + {length} < end) end = start + mine + {length};")
-        elif layout.is_across:
+        elif layout.over_rows:
             self.put(f"const {index} mine = t;")
 
-    def _declare(self, sweeps: Sequence[Sweep]) -> None:
-        """Registers for inputs, and for keeps that are held from one sweep to the next."""
-        for t in self.used(sweeps):
+    def _declare(self, passes: Sequence[Pass]) -> None:
+        """Registers for inputs, and for keeps that are held from one pass to the next."""
+        for t in self.used(passes):
             if self.kind(t) != "own":
                 self.put(self.registers(t))
-        if self.layout.is_held:
+        if self.layout.in_registers:
             count = self.layout.steps * self.layout.vector
-            keeps = [e for sweep in self.program.sweeps for e in sweep.keeps]
+            keeps = [e for row_pass in self.program.passes for e in row_pass.keeps]
             self.put(*(f"{self.real} k{n}[{count}];" for n in range(len(keeps))))
 
     def registers(self, t: int) -> str:
         layout, kind = self.layout, self.kind(t)
         if kind == "words":
             return f"u32 w{t}[{layout.steps * self.words(t)}];"
-        count = layout.steps if kind == "same" and layout.is_across else layout.steps * layout.vector
+        count = layout.steps if kind == "same" and layout.over_rows else layout.steps * layout.vector
         return f"{self.real} w{t}[{count}];"
 
     def words(self, t: int) -> int:
@@ -353,12 +353,12 @@ class Text:
         size, vector = DTYPES[self.code.dtypes[t]], self.layout.vector
         kind = self.kind(t)
         if kind == "own":
-            return f"w{t}[v]" if self.layout.is_across else f"w{t}"
+            return f"w{t}[v]" if self.layout.over_rows else f"w{t}"
         if kind == "words":
             return (
                 f"element_{self.code.dtypes[t]}(w{t}[u * {self.words(t)} + v * {size} / 4], v * {size} % 4)"
             )
-        if kind == "same" and self.layout.is_across:
+        if kind == "same" and self.layout.over_rows:
             return f"w{t}[u]"
         return f"w{t}[u * {vector} + v]"
 
@@ -387,20 +387,20 @@ class Text:
                 terms.append(f"d{a}" if is_unit else f"d{a} * ({self.index})reduced{a}_{t}")
         return " + ".join(terms) or "0"
 
-    # ---- sweeps, in rows_sweep
+    # ---- passes, in rows_sweep
 
-    def _sweep(self, number: int) -> None:
-        write_sweep(self, number)
+    def _pass(self, number: int) -> None:
+        write_pass(self, number)
 
     def add_values(self, number: int) -> None:
-        """The row values of a sweep: its reductions' results are there, its scalars are made."""
-        sweep = self.program.sweeps[number]
-        for r, (name, _) in enumerate(sweep.reductions):
+        """The row values of a pass: its reductions' results are there, its scalars are made."""
+        row_pass = self.program.passes[number]
+        for r, (name, _) in enumerate(row_pass.reductions):
             for state in states_of(name, f"s{number}_{r}", self.real, self.index)[
                 : 2 if name in PAIRS else 1
             ]:
                 self.bound.append(f"{state.name}[{'v' if self.width > 1 else '0'}]")
-        for n, expression in enumerate(sweep.scalars):
+        for n, expression in enumerate(row_pass.scalars):
             value = self.call(expression, self.bound)
             name = f"r{number}_{n}"
             self.put(
@@ -417,7 +417,7 @@ class Text:
         self.put(f"if ({condition}) {{")
         for output, number in self.program.row_outputs:
             t, value = self.code.inputs + output, self.bound[number]
-            if self.layout.is_across and not self.is_join:
+            if self.layout.over_rows and not self.combines_parts:
                 self.put(
                     *self.over_columns(
                         "if (is_column) {", *self._stored_row(output, t, value, f"column * lane0_{t}"), "}"
@@ -443,8 +443,8 @@ class Text:
     def is_position(self, value: str) -> bool:
         """Whether a row value is a whole number."""
         name = value.partition("[")[0]
-        for number, sweep in enumerate(self.program.sweeps):
-            for r, (kind, _) in enumerate(sweep.reductions):
+        for number, row_pass in enumerate(self.program.passes):
+            for r, (kind, _) in enumerate(row_pass.reductions):
                 if kind in ARGS and name == f"s{number}_{r}b":
                     return True
         return False

@@ -12,7 +12,7 @@ from jitdnn.kernels.algorithm import Device, Kernel
 from jitdnn.kernels.formulas.row_algorithms import Step
 from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.reduction.code import Text
-from jitdnn.kernels.gpu.reduction.key import RowsCode
+from jitdnn.kernels.gpu.reduction.key import RowCode
 from jitdnn.kernels.gpu.reduction.layout import Layout, lay_out
 from jitdnn.kernels.gpu.reduction.split_rows import partial_states, region_bytes
 from jitdnn.tensor import DTYPES, TensorDescriptor
@@ -27,7 +27,7 @@ class RowKernel:
     pointers: int | None = None
 
     @functools.cached_property
-    def code(self) -> RowsCode:
+    def code(self) -> RowCode:
         step, count = self.step, len(self.step.tensors)
         shape, compute = step.shape, step.computing
         tensors = [tensor.broadcast_to(shape) for tensor in step.tensors]
@@ -36,7 +36,7 @@ class RowKernel:
         operands = tuple(range(count)) if step.operands is None else step.operands
         pointers = count if self.pointers is None else self.pointers
         dtypes = tuple(tensor.dtype for tensor in tensors)
-        return RowsCode(step.program, dtypes, operands, pointers, step.plain, compute, layout)
+        return RowCode(step.program, dtypes, operands, pointers, step.plain, compute, layout)
 
     @property
     def layout(self) -> Layout:
@@ -51,16 +51,20 @@ class RowKernel:
 
     def estimate(self) -> float:
         """Expected seconds: the bytes of each time that memory is gone through."""
-        loops = [sweep for sweep in self.step.program.sweeps if sweep.loops]
+        loops = [row_pass for row_pass in self.step.program.passes if row_pass.loops]
         tensors, inputs, moved = self.step.tensors, self.step.inputs, 0
         seen: set[int] = set()
-        for sweep in loops:
-            expressions = [*(e for _, e in sweep.folds), *(e for _, e in sweep.writes), *sweep.keeps]
+        for row_pass in loops:
+            expressions = [
+                *(e for _, e in row_pass.loop_reductions),
+                *(e for _, e in row_pass.writes),
+                *row_pass.keeps,
+            ]
             used = {i for e in expressions for i in e.used() if i < inputs}
-            for t in used - seen if self.layout.is_held else used:
+            for t in used - seen if self.layout.in_registers else used:
                 moved += _reach(tensors[t])
             seen |= used
-            moved += sum(_reach(tensors[inputs + output]) for output, _ in sweep.writes)
+            moved += sum(_reach(tensors[inputs + output]) for output, _ in row_pass.writes)
         launches = 1 if not self.code.is_split else 2 * len(loops)
         return launches * LAUNCH_SECONDS + moved / (0.9 * self.device.bandwidth)
 
@@ -69,9 +73,9 @@ class RowKernel:
         writer, layout = Text(self.code), self.layout
         body = writer.complete()
         launches = [
-            Launch(name, layout.join_groups, layout.join_threads)
+            Launch(name, layout.combine_blocks, layout.combine_block_threads)
             if name.startswith("join")
-            else Launch(name, (layout.groups, layout.parts), layout.threads)
+            else Launch(name, (layout.blocks, layout.parts), layout.threads)
             for name in writer.names
         ]
         text = read_text("gpu/prelude", "reduce.h") + body
@@ -103,7 +107,7 @@ class RowLoops:
         return None
 
     def prefers_joint(self, step: Step, device: Device) -> bool:
-        return not self.kernel(step, device).layout.is_held
+        return not self.kernel(step, device).layout.in_registers
 
     def kernel(self, step: Step, device: Device, pointers: int | None = None, pieces: int = 1) -> RowKernel:
         return RowKernel(step, cast(GpuDevice, device), pointers)

@@ -10,7 +10,7 @@ from jitdnn.kernels.gpu.reduction.split_rows import region_bytes
 
 
 @dataclass(frozen=True)
-class RowsCode:
+class RowCode:
     """What is compiled in. Lists of tensors have the inputs first, then the outputs."""
 
     program: Program

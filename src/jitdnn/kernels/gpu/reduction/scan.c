@@ -76,8 +76,8 @@
 
 KERNEL(THREADS_OF_ROW) void totals(PARAMETERS) {
   EXCHANGE_SPACE(THREADS_OF_ROW)
-  LOCAL REAL space[32];
-  const i64 row = GROUP_ID(0), part = GROUP_ID(1);
+  SHARED REAL space[32];
+  const i64 row = BLOCK_ID(0), part = BLOCK_ID(1);
   PLACE(row)
   const int is_aligned = IS_ALIGNED;
   const i64 start = part * per_part, end = start + per_part < n ? start + per_part : n;
@@ -92,8 +92,8 @@ KERNEL(THREADS_OF_ROW) void totals(PARAMETERS) {
 
 KERNEL(THREADS_OF_ROW) void scan(PARAMETERS) {
   EXCHANGE_SPACE(THREADS_OF_ROW)
-  LOCAL REAL space[32];
-  const i64 row = GROUP_ID(0), part = GROUP_ID(1);
+  SHARED REAL space[32];
+  const i64 row = BLOCK_ID(0), part = BLOCK_ID(1);
   PLACE(row)
   const int is_aligned = IS_ALIGNED;
   const i64 start = part * per_part, end = start + per_part < n ? start + per_part : n;
@@ -124,7 +124,7 @@ KERNEL(THREADS_OF_ROW) void scan(PARAMETERS) {
 /* the totals of a row's parts become the results before each: a subgroup to a row, neighbouring parts to a thread */
 KERNEL(32) void join(PARAMETERS) {
   EXCHANGE_SPACE(32)
-  GLOBAL REAL *of_row = (GLOBAL REAL *)workspace + GROUP_ID(0) * parts;
+  GLOBAL REAL *of_row = (GLOBAL REAL *)workspace + BLOCK_ID(0) * parts;
   const i64 share = (parts + 31) / 32, from = THREAD_ID * share;
   const i64 to = from + share < parts ? from + share : parts;
   REAL own = NOTHING, before, whole;
@@ -154,7 +154,7 @@ KERNEL(32) void join(PARAMETERS) {
   }
 
 KERNEL(THREADS_OF_ROW) void totals(PARAMETERS) {
-  const i64 row = GROUP_ID(0) * THREADS_OF_ROW + THREAD_ID, part = GROUP_ID(1);
+  const i64 row = BLOCK_ID(0) * THREADS_OF_ROW + THREAD_ID, part = BLOCK_ID(1);
   if (row < rows) {
     PLACE(row)
     const i64 start = part * per_part, end = start + per_part < n ? start + per_part : n;
@@ -165,7 +165,7 @@ KERNEL(THREADS_OF_ROW) void totals(PARAMETERS) {
 }
 
 KERNEL(THREADS_OF_ROW) void join(PARAMETERS) {
-  const i64 row = GROUP_ID(0) * THREADS_OF_ROW + THREAD_ID;
+  const i64 row = BLOCK_ID(0) * THREADS_OF_ROW + THREAD_ID;
   if (row < rows) {
     GLOBAL REAL *of_row = (GLOBAL REAL *)workspace + row;
     REAL before = NOTHING;
@@ -178,7 +178,7 @@ KERNEL(THREADS_OF_ROW) void join(PARAMETERS) {
 }
 
 KERNEL(THREADS_OF_ROW) void scan(PARAMETERS) {
-  const i64 row = GROUP_ID(0) * THREADS_OF_ROW + THREAD_ID, part = GROUP_ID(1);
+  const i64 row = BLOCK_ID(0) * THREADS_OF_ROW + THREAD_ID, part = BLOCK_ID(1);
   if (row < rows) {
     PLACE(row)
     const i64 start = part * per_part, end = start + per_part < n ? start + per_part : n;

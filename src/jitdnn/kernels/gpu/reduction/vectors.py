@@ -1,4 +1,4 @@
-"""The vectors of a sweep over rows as text: which of them a thread has, how they are loaded and stored.
+"""The vectors of a pass over rows as text: which of them a thread has, how they are loaded and stored.
 
 Along, a thread's vectors are `u`, and `v` their elements; across, `u` are rows and `v` the lanes of a thread.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jitdnn.kernels.formulas.row_programs import Sweep
+from jitdnn.kernels.formulas.row_programs import Pass
 from jitdnn.tensor import DTYPES
 
 if TYPE_CHECKING:
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class Vectors:
-    """What a thread has at a time of the elements that one sweep goes through."""
+    """What a thread has at a time of the elements that one pass goes through."""
 
-    def __init__(self, text: Text, number: int, sweep: Sweep) -> None:
-        self.text, self.number, self.sweep = text, number, sweep
+    def __init__(self, text: Text, number: int, row_pass: Pass) -> None:
+        self.text, self.number, self.row_pass = text, number, row_pass
         self.layout, self.code = text.layout, text.code
         self.vector, self.steps = self.layout.vector, self.layout.steps
-        self.across = self.layout.is_across
+        self.over_rows = self.layout.over_rows
         self.real, self.index = text.real, text.index
-        self.stride = 1 if text.in_order else self.layout.team
-        if not self.across:
+        self.stride = 1 if text.in_order else self.layout.row_threads
+        if not self.over_rows:
             self.stride *= self.vector
 
     def vector_ends(self) -> list[str]:
@@ -74,9 +74,9 @@ class Vectors:
 
         Along, `instead` is for whole vectors.
         """
-        if self.across:
+        if self.over_rows:
             each = f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ const {self.real} i_real = ({self.real})i;"
-            return self.over_rows([each, *body, "}"])
+            return self.over_vectors_down([each, *body, "}"])
         every = f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ const {self.index} i = first + v"
         own = f"const {self.real} i_real = ({self.real})i;"
         whole = [
@@ -91,7 +91,7 @@ class Vectors:
         ]  # fmt: skip
         return self.over_vectors(instead or whole, checked)
 
-    def over_rows(self, body: Sequence[str]) -> list[str]:
+    def over_vectors_down(self, body: Sequence[str]) -> list[str]:
         """Across: `body` for every vector u that there is, of the elements number `i`."""
         return [
             f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
@@ -111,7 +111,7 @@ class Vectors:
         bits = f"(u32)((GLOBAL const {kind} *)x{t})[{place}]"
         return f"w{t}[u * {words} + v * {size} / 4] |= {bits} << (v * {size} % 4 * 8);"
 
-    def loads_along(self, inputs: Sequence[int]) -> tuple[list[str], list[str]]:
+    def loads_over_elements(self, inputs: Sequence[int]) -> tuple[list[str], list[str]]:
         """Statements that load the vector u: a whole one, and any."""
         text, v = self.text, self.vector
         vectors, ones, none = list(text.offset_lines("first")), list(text.offset_lines("i")), []
@@ -140,7 +140,7 @@ class Vectors:
             checked = ["if (is_vector && first >= lo && last < end) {", *vectors, "} else", *checked]
         return vectors, checked
 
-    def load_across(self, inputs: Sequence[int]) -> list[str]:
+    def load_over_rows(self, inputs: Sequence[int]) -> list[str]:
         text, v = self.text, self.vector
         lines = list(text.offset_lines("i"))
         for t in inputs:
@@ -161,14 +161,14 @@ class Vectors:
             else:
                 value = f"is_column ? ({self.real})LOAD({dtype}, x{t}, {place} + column * lane0_{t}) : 0"
                 lines += text.over_columns(f"w{t}[u * {v} + v] = {value};")
-        return self.over_rows(lines)
+        return self.over_vectors_down(lines)
 
     # ---- stores
 
     def is_unit(self, t: int) -> bool:
-        walked = self.layout.lanes if self.across else self.layout.reduced[-1]
+        vectorized = self.layout.lanes if self.over_rows else self.layout.reduced[-1]
         is_real = self.code.dtypes[t] in ("f16", "bf16", "f32")
-        return walked[1][t] == 1 and is_real and self.vector > 1
+        return vectorized[1][t] == 1 and is_real and self.vector > 1
 
     def one(self, n: int, output: int, place: str) -> list[str]:
         """Store element v of a result."""
@@ -201,7 +201,7 @@ class Vectors:
             "}",
         ]
 
-    def store_along(self, n: int, output: int) -> list[str]:
+    def store_over_elements(self, n: int, output: int) -> list[str]:
         text, t, v = self.text, self.code.inputs + output, self.vector
         here = f"const {self.index} i = first + v * element_step;"
         ones = [
@@ -220,7 +220,7 @@ class Vectors:
             return []
         return ["{", *text.offset_lines("first"), *self.vector_store(n, output, text.offset(t)), "}"]
 
-    def store_across(self, n: int, output: int) -> list[str]:
+    def store_over_rows(self, n: int, output: int) -> list[str]:
         text, t = self.text, self.code.inputs + output
         place = text.offset(t)
         ones = text.over_columns(

@@ -159,7 +159,7 @@ class _Text:
     def _gather(self) -> str:
         vector, kind = self.vector, f"pack_{self.dtype}_{self.vector}"
         loop = f"#pragma unroll\n  for (int u = 0; u < {_UNROLL}; ++u) {{\n"
-        at = f"    const i64 at = (GROUP_ID(0) * {_UNROLL} + u) * {THREADS} + THREAD_ID;\n"
+        at = f"    const i64 at = (BLOCK_ID(0) * {_UNROLL} + u) * {THREADS} + THREAD_ID;\n"
         return f"""
 KERNEL({THREADS}) void gather(SIGNATURE) {{
   indices += base0;
@@ -224,17 +224,17 @@ KERNEL({THREADS}) void gather(SIGNATURE) {{
                 f"      if (is_aligned) {{\n{adding}      }} else {{\n{self._adding(teams, each)}      }}\n"
             )
         if teams == 1:
-            which = """  const i64 row = GROUP_ID(0) / blocks, range = row / per_range;
+            which = """  const i64 row = BLOCK_ID(0) / blocks, range = row / per_range;
   const int is_here = COUNTS[range] <= most;
 """
             joining = joined = ""
         else:
-            which = """  const i64 crowded = CROWDED[GROUP_ID(0) / blocks / per_range];
+            which = """  const i64 crowded = CROWDED[BLOCK_ID(0) / blocks / per_range];
   const i64 range = crowded < 0 ? 0 : crowded;
-  const i64 row = range * per_range + GROUP_ID(0) / blocks % per_range;
+  const i64 row = range * per_range + BLOCK_ID(0) / blocks % per_range;
   const int is_here = crowded >= 0 && row < rows;
 """
-            joining = f"  LOCAL {real} sums[{threads * vector}];\n"
+            joining = f"  SHARED {real} sums[{threads * vector}];\n"
             joined = f"""  for (int j = 0; j < {vector}; ++j) sums[j * {threads} + THREAD_ID] = r[j];
   BARRIER();
   for (int other = 1; other < {teams}; ++other) {{
@@ -245,12 +245,12 @@ KERNEL({THREADS}) void gather(SIGNATURE) {{
 """
         return f"""
 KERNEL({threads}) void {name}(SIGNATURE) {{
-  LOCAL i64 shared[{threads}];
-  LOCAL i64 places[{threads}];
+  SHARED i64 shared[{threads}];
+  SHARED i64 places[{threads}];
 {joining}  source += base1;
 {scale_line(real)}{self._aligned()}  const i64 blocks = (columns / {vector} + {lanes - 1}) / {lanes};
 {which}  const int team = THREAD_ID / {lanes};
-  const i64 column = (GROUP_ID(0) % blocks * {lanes} + THREAD_ID % {lanes}) * {vector};
+  const i64 column = (BLOCK_ID(0) % blocks * {lanes} + THREAD_ID % {lanes}) * {vector};
   const int is_column = is_here && column < columns;
   const i64 start = STARTS[range], end = is_here ? start + COUNTS[range] : start;
   {real} r[{vector}];

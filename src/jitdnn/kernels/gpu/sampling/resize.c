@@ -142,7 +142,7 @@ void resize(OPERANDS, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i64 images,
   const OFFSET depth = FORWARD ? ad.outputs : ad.inputs, height = FORWARD ? ah.outputs : ah.inputs;
   const OFFSET width = FORWARD ? aw.outputs : aw.inputs, vectors = ((OFFSET)channels + LANES - 1) / LANES;
   const OFFSET size = depth * height * width, inner = CHANNELS_INNER ? vectors : size;
-  const i64 unit = GROUP_ID(0) * GROUP + THREAD_ID;
+  const i64 unit = BLOCK_ID(0) * GROUP + THREAD_ID;
   if (unit >= (i64)vectors * size) return;
   const OFFSET outer = (OFFSET)unit / inner, rest = (OFFSET)unit - outer * inner;
   const OFFSET number = CHANNELS_INNER ? outer : rest, row = number / width;
@@ -161,7 +161,7 @@ void resize(OPERANDS, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i64 images,
   outputs_of(aw, w, &low_w, &high_w);
   const int is_aligned = is_multiple(dy, LANES * (int)sizeof(X)) && is_multiple(dx, LANES * (int)sizeof(X));
 #endif
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) {
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     NUMBER sums[LANES], values[LANES];
     for (int n = 0; n < LANES; ++n) sums[n] = 0;
 #if FORWARD
