@@ -15,7 +15,7 @@ _NOTHING = {
     "min_number": _INFINITY, "argmax": -_INFINITY, "argmin": _INFINITY, "first": 0.0,
 }  # fmt: skip
 _NOWHERE = {"i32": "2147483647", "i64": "9223372036854775807"}  # the position of the value of no element
-_ORDERED = ("moments", "powers")  # which would be rounded otherwise if they changed places
+_ORDERED = ("moments", "powers")  # which are rounded otherwise in the other order
 _SYMMETRIC = ("add", "multiply", "max_number", "min_number")  # the same of two numbers in either order
 
 
@@ -46,7 +46,7 @@ def states_of(name: Reduction, stem: str, real: str, index: str) -> list[State]:
 def combined(
     name: Reduction, a: Sequence[str], b: Sequence[str], real: str, own: Callable[[Fold], str]
 ) -> list[str]:
-    """Statements that put b behind a. `own` gives the name of the function of a fold of the user's.
+    """Statements that put b behind a. `own` gives the name of the function of a reduction of the user's.
 
     Of moments the counts stay as they are: `counts_added` adds them up.
     """
@@ -80,9 +80,9 @@ def combine_threads(
     columns: int,
     row_threads: int,
 ) -> list[str]:
-    """Statements after which every thread has the result of its team, in the states' arrays of `width` numbers.
+    """Statements after which every thread has the result of its row, in the states' arrays of `width` numbers.
 
-    The threads of a team are `columns` apart. A team of more than a warp is the whole thread block.
+    The threads of a row are `columns` apart. More than a warp of them are the whole thread block.
     """
     lines = []
     if columns < 32 and row_threads > 1:
@@ -116,14 +116,14 @@ def _exchanged(
         lines += [
             f"{s.type} {s.name}_o;",
             f"EXCHANGE({s.type}, {s.name}[0], d, {s.name}_o)",
-            *_turned(s, "0"),
+            *_in_order(s, "0"),
         ]
     lines.append(f"UNROLL for (int v = 0; v < {width}; v++) {{")
     for s in many:
         lines += [
             f"{s.type} {s.name}_o;",
             f"EXCHANGE({s.type}, {s.name}[v], d, {s.name}_o)",
-            *_turned(s, "v"),
+            *_in_order(s, "v"),
         ]
     a, b = [f"{s.name}_a" for s in states], [f"{s.name}_z" for s in states]
     lines += combined(name, a, b, real, own)
@@ -132,7 +132,7 @@ def _exchanged(
     return lines
 
 
-def _turned(s: State, index: str) -> list[str]:
+def _in_order(s: State, index: str) -> list[str]:
     """Both numbers in their order, so that both threads get the same result."""
     return [
         f"{s.type} {s.name}_a = is_later ? {s.name}_o : {s.name}[{index}];",
@@ -149,7 +149,7 @@ def _over_warps(
     columns: int,
     count: int,
 ) -> list[str]:
-    """Subgroups by way of the thread block's memory: by exchanges again, or one after the other where columns differ."""
+    """Warps through shared memory: by exchanges again, or one after the other where columns differ."""
     many, single = [s for s in states if not s.is_single], [s for s in states if s.is_single]
     lines = ["{"]
     for s in states:

@@ -11,10 +11,10 @@ from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Device, Kernel
 from jitdnn.kernels.formulas.row_algorithms import Step
 from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
-from jitdnn.kernels.gpu.reduction.code import Text
-from jitdnn.kernels.gpu.reduction.key import RowCode
-from jitdnn.kernels.gpu.reduction.layout import Layout, lay_out
-from jitdnn.kernels.gpu.reduction.split_rows import partial_states, region_bytes
+from jitdnn.kernels.gpu.reduction.code import write_rows
+from jitdnn.kernels.gpu.reduction.layout import lay_out
+from jitdnn.kernels.gpu.reduction.plan import Layout, RowCode, region_bytes
+from jitdnn.kernels.gpu.reduction.split_rows import partial_states
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
 
@@ -50,7 +50,7 @@ class RowKernel:
         return len(states) * region_bytes(self.layout)
 
     def estimate(self) -> float:
-        """Expected seconds: the bytes of each time that memory is gone through."""
+        """Expected seconds: the bytes that all passes move."""
         loops = [row_pass for row_pass in self.step.program.passes if row_pass.loops]
         tensors, inputs, moved = self.step.tensors, self.step.inputs, 0
         seen: set[int] = set()
@@ -70,16 +70,16 @@ class RowKernel:
 
     def source(self) -> tuple[Source, list[Launch]]:
         """The text and what is launched of it."""
-        writer, layout = Text(self.code), self.layout
-        body = writer.complete()
+        layout = self.layout
+        body, functions = write_rows(self.code)
         launches = [
             Launch(name, layout.combine_blocks, layout.combine_block_threads)
-            if name.startswith("join")
+            if combines_parts
             else Launch(name, (layout.blocks, layout.parts), layout.threads)
-            for name in writer.names
+            for name, combines_parts in functions
         ]
         text = read_text("gpu/prelude", "reduce.h") + body
-        # rows that fill the registers leave a few numbers no place
+        # rows that fill the registers leave no room for a few numbers
         return Source("rows", text, spills=True), launches
 
     def build(self) -> Kernel:

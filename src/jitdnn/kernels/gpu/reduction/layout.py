@@ -1,11 +1,7 @@
-"""How the rows of a program are distributed over the threads of a GPU: axes, threads a row, parts of long rows.
+"""Which layout a program over rows gets on a GPU: the axis of the vectors, threads a row, parts of long rows.
 
-    over elements    neighbouring threads have neighbouring elements: 1 to 32 threads, or a whole thread block, a row
-    over rows        neighbouring threads have neighbouring rows: a thread block is columns of threads, and the threads
-                     of a column share the elements of their rows
-
-A thread takes `steps` vectors of `vector` elements at a time, all loaded before any is used. A row that fits into the
-registers of its threads is read once. Rows that are too few to keep the device busy are cut into parts.
+A row that fits into the registers of its threads is read once. Rows that are too few to keep the device busy are cut
+into parts.
 """
 
 from __future__ import annotations
@@ -16,88 +12,16 @@ from math import prod
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.formulas.row_programs import Program
-from jitdnn.rtcg.folds import Fold
+from jitdnn.kernels.gpu.reduction.plan import SHORT_BLOCK, WARP, Axis, Layout, keeps_order
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
-Axis = tuple[int, tuple[int, ...]]
-"""An extent, and the stride of each tensor and of the position."""
-
-_WARP = 32
 _CHUNK = 64  # bytes of a thread that are loaded at once
 _MOST_REGISTERS = 32  # elements of a thread
 # registers of a thread that may hold elements in a thread block of 1024 threads; twice as many in smaller ones
 _REGISTERS = 32
 _STREAMING = 256  # threads of a thread block for long rows that are read in one pass
 _WAVES = 2  # of thread blocks on the whole device, where rows are cut
-_THREADS = 128  # of a thread block, where rows are so short that it has several
 _CHUNKS = 4  # of a part, or its own costs would show
-_MANY_PARTS = 64
-_WIDE_COMBINE = 256
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Extents and strides, and how many threads do what. Strides are in elements, for each tensor and the position."""
-
-    over_rows: bool
-    kept: tuple[Axis, ...]  # from the outermost; across, without the lanes
-    reduced: tuple[Axis, ...]
-    lanes: Axis  # across: neighbouring rows; along: one
-    vector: int
-    steps: int  # vectors of a thread, loaded together
-    columns: int  # threads side by side over the lanes; along 1
-    row_threads: int  # threads of a row, or over rows of a column
-    threads: int  # of a thread block
-    in_registers: bool  # a row is loaded once and stays in registers
-    parts: int
-    per_part: int
-    wide: bool  # offsets within a row need 64 bits
-    is_even: bool = False  # along: rows are whole vectors, at multiples of them if the first is
-
-    @property
-    def row(self) -> int:
-        """Elements of a row."""
-        return prod(extent for extent, _ in self.reduced)
-
-    @property
-    def units(self) -> int:
-        """Rows; across, runs of lanes."""
-        return prod(extent for extent, _ in self.kept)
-
-    @property
-    def lane_blocks(self) -> int:
-        """Groups over the lanes."""
-        return max(1, -(-self.lanes[0] // (self.columns * self.vector)))
-
-    @property
-    def blocks(self) -> int:
-        """Groups for all rows, or for one part of each."""
-        if self.over_rows:
-            return max(1, self.units * self.lane_blocks)
-        return max(1, -(-self.units * self.row_threads // self.threads))
-
-    @property
-    def rows(self) -> int:
-        return self.units * self.lanes[0]
-
-    @property
-    def combine_threads_a_row(self) -> int:
-        """Threads that put the parts of a row together."""
-        return _WIDE_COMBINE if self.parts > _MANY_PARTS and self.threads >= _WIDE_COMBINE else _WARP
-
-    @property
-    def combine_block_threads(self) -> int:
-        return max(_THREADS, self.combine_threads_a_row)
-
-    @property
-    def combine_blocks(self) -> int:
-        """Groups that put the parts of all rows together."""
-        return max(1, -(-self.rows * self.combine_threads_a_row // self.combine_block_threads))
-
-
-def keeps_order(program: Program) -> bool:
-    """Whether elements must be put together in their order: reductions of the user's need not commute."""
-    return any(isinstance(name, Fold) for row_pass in program.passes for name, _ in row_pass.reductions)
 
 
 def lay_out(
@@ -282,7 +206,7 @@ class _Sizes:
         slack = 0 if self.is_even else v - 1
         vectors = -(-(row + slack) // v)
         if not self.loops:
-            return self._made(False, 1, 1, 1, _THREADS, True)
+            return self._made(False, 1, 1, 1, SHORT_BLOCK, True)
         row_threads = 1
         # rows of one pass are not kept: enough of them are better read by smaller thread blocks
         places = self.device.multiprocessors * (2048 // _STREAMING)
@@ -292,17 +216,19 @@ class _Sizes:
             is_last = row_threads >= min(512, self.most_threads) and self.loops > 1
             most = (
                 self._room(row_threads)
-                if row_threads <= _WARP or is_last
+                if row_threads <= WARP or is_last
                 else min(self.chunk, self._room(row_threads))
             )
-            if row_threads <= _WARP and self.loops == 1 and not self.writes:
+            if row_threads <= WARP and self.loops == 1 and not self.writes:
                 most = max(most, min(2 * self.chunk, 2 * _MOST_REGISTERS))
             if (row_threads >= min(8, vectors) or row_threads == self.most_threads) and steps * v <= max(
                 v, most
             ):
-                # several rows share a thread block only if the threads of each are in one warp: more combine in shared memory
+                # several rows share a thread block only if each has a warp at most: more combine in shared memory
                 threads = (
-                    row_threads if row_threads > _WARP else max(row_threads, min(_THREADS, self.most_threads))
+                    row_threads
+                    if row_threads > WARP
+                    else max(row_threads, min(SHORT_BLOCK, self.most_threads))
                 )
                 return self._made(False, max(1, steps), 1, row_threads, threads, True)
             row_threads *= 2
@@ -319,16 +245,16 @@ class _Sizes:
     def over_rows(self) -> Layout:
         v, lanes, row = self.vector, self.lanes[0], self.row
         wanted = 1 << (max(1, -(-lanes // v)) - 1).bit_length()
-        columns = min(_WARP, wanted)
+        columns = min(WARP, wanted)
         row_threads = 1
         while row_threads * columns <= self.most_threads:
             steps, threads = -(-row // row_threads), row_threads * columns
             most = self._room(threads) if threads >= min(512, self.most_threads) else self.chunk
             if steps * v <= max(v, most):
                 if row_threads == 1:
-                    columns = min(wanted, _THREADS)
-                    columns = max(columns, _WARP)
-                while row_threads * columns < _WARP:
+                    columns = min(wanted, SHORT_BLOCK)
+                    columns = max(columns, WARP)
+                while row_threads * columns < WARP:
                     row_threads *= 2
                 return self._made(True, max(1, steps), columns, row_threads, row_threads * columns, True)
             row_threads *= 2
@@ -350,7 +276,7 @@ class _Sizes:
         """Long rows, in as many parts as keep the device busy."""
         whole = self._made(over_rows, steps, columns, row_threads, threads, False)
         places = self.device.multiprocessors * max(1, 2048 // threads)
-        # rows that are gone through several times are better left whole, where the cache has what was read
+        # rows of several passes are better left whole: the cache has what was read
         is_enough = whole.blocks >= (places // 2 if self.loops > 1 and self.reduces else _WAVES * places)
         chunk = row_threads * steps * (1 if over_rows else self.vector)
         covered = self.row + (0 if over_rows else self.vector)

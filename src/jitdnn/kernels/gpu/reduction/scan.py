@@ -1,9 +1,9 @@
-"""Prefix results along one axis of strided tensors: sums so far, maxima so far, or a fold of the user's.
+"""Prefix results along one axis of strided tensors: sums so far, maxima so far, or a reduction of the user's.
 
     out[i] = fold(expression(inputs[0]), ..., expression(inputs[i]))        or without the last one ("exclusive")
 
-A thread block goes along a row, or neighbouring threads along neighbouring rows; `scan.c` says how. Rows that are too few to
-keep the device busy are cut into parts.
+Over elements, a thread block scans a row; over rows, neighbouring threads scan neighbouring rows; `scan.c` says how.
+Rows that are too few to keep the device busy are cut into parts.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from jitdnn.rtcg.folds import Fold, Reduction
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor
 
 _THREADS = 256
-_STEPS = 4  # vectors of a thread at once, along
-_WALK = 8  # elements of a thread at once, across
-_SHORT = 48  # elements of a row up to which a thread goes along it alone
-_WAVES = 4  # thread blocks for every place on the device, where rows are cut
+_STEPS = 4  # vectors of a thread at once, over elements
+_UNROLL = 8  # elements of a thread at once, over rows
+_SHORT = 48  # elements of a row up to which one thread scans it
+_WAVES = 4  # of thread blocks on the whole device, where rows are cut
 _NEUTRAL = {"add": 0.0, "multiply": 1.0, "max": -math.inf, "min": math.inf}
 _SIGNS = {"add": "a + b", "multiply": "a * b"}
 
 
 @dataclass(frozen=True)
 class _Form:
-    """How rows lie over threads. `axes` are the kept ones, from the outermost."""
+    """How rows are distributed over threads. `axes` are the kept ones, from the outermost."""
 
-    is_along: bool
+    over_elements: bool
     axes: tuple[int, ...]
     vector: int
     threads: int
@@ -46,8 +46,8 @@ class _Form:
 
     @property
     def blocks(self) -> int:
-        """Groups for one part of all rows."""
-        return max(1, self.rows if self.is_along else -(-self.rows // self.threads))
+        """Thread blocks for one part of all rows."""
+        return max(1, self.rows if self.over_elements else -(-self.rows // self.threads))
 
 
 def build_scan(
@@ -62,7 +62,7 @@ def build_scan(
 ) -> tuple[Kernel, int]:
     """The kernel over tensors of one shape, inputs then the output, and the bytes of workspace that it needs.
 
-    `reduction` is "add", "multiply", "max", "min" or a fold; `computing` is "f32", "f64" or "i64".
+    `reduction` is "add", "multiply", "max", "min" or a `Fold`; `computing` is "f32", "f64" or "i64".
     """
     gpu = cast(GpuDevice, device)
     form = _form(tensors, axis, gpu, is_reverse)
@@ -81,7 +81,7 @@ def build_scan(
     )
     launches = [Launch("scan", (form.blocks, form.parts), form.threads)]
     if form.parts > 1:
-        join = Launch("join", form.blocks, 32 if form.is_along else form.threads)
+        join = Launch("join", form.blocks, 32 if form.over_elements else form.threads)
         launches = [Launch("totals", (form.blocks, form.parts), form.threads), join, *launches]
     kernel = gpu.kernel(Source("scan", text), launches, len(tensors), list(extras.values()))
     return kernel, form.rows * form.parts * 8 if form.parts > 1 else 0
@@ -99,7 +99,7 @@ def _form(tensors: Sequence[TensorDescriptor], axis: int, device: GpuDevice, is_
     most_threads = min(_THREADS, device.max_threads)
     if over_rows:
         threads = min(128, most_threads)
-        blocks, chunk, steps, vector = -(-rows // threads), _WALK, _WALK, 1
+        blocks, chunk, steps, vector = -(-rows // threads), _UNROLL, _UNROLL, 1
     else:
         vector = 8 if min(DTYPES[t.dtype] for t in tensors) <= 2 else 4
         threads = 32
@@ -174,7 +174,7 @@ def _text(
         "PUT_VECTOR(i, from)": "{ " + put + " }",
         "IS_ALIGNED": " && ".join(aligned) or "0",
         "IS_EXCLUSIVE": int(is_exclusive),
-        "IS_ALONG": int(form.is_along),
+        "IS_ALONG": int(form.over_elements),
         "THREADS_OF_ROW": form.threads,
         "VECTOR": form.vector,
         "STEPS": form.steps,
