@@ -127,18 +127,18 @@ def cases(draw: st.DrawFn) -> tuple[list[TensorDescriptor], tuple[int, ...], str
             draw(descriptors(row_shape(shape, axes), dtype, is_output=True)),
         ],
         axes,
-        draw(st.sampled_from((None, "along", "across"))),
+        draw(st.sampled_from((None, "elements", "rows"))),
     )
 
 
 @settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(cases(), st.sampled_from(ALL))
 def test_any_layout(case: Any, name: str) -> None:
-    (x, y, row), axes, mode = case
+    (x, y, row), axes, vectors_over = case
     buffer = Buffer(x)
     buffer.values[...] = np.random.default_rng(1).uniform(0.5, 1.5, x.shape)
     values = buffer.values.astype(np.float64)
-    (actual,) = run(loop_reductions(name), [x, row], [values], axes, mode=mode)
+    (actual,) = run(loop_reductions(name), [x, row], [values], axes, vectors_over=vectors_over)
     if name == "first":
         expected = values[tuple(slice(0, 1) if a in axes else slice(None) for a in range(len(x.shape)))]
     else:
@@ -147,7 +147,7 @@ def test_any_layout(case: Any, name: str) -> None:
         is_number = np.isfinite(expected.astype(actual.dtype))
     near(actual[is_number], expected[is_number], x.dtype, 4 * x.size // max(1, row.size))
 
-    (soft,) = run(SOFTMAX, [x, y], [values], axes, mode=mode, alpha=2.0, beta=-1.0, old=0.5)
+    (soft,) = run(SOFTMAX, [x, y], [values], axes, vectors_over=vectors_over, alpha=2.0, beta=-1.0, old=0.5)
     powers = np.exp(values - values.max(axis=axes, keepdims=True))
     wanted = 2 * powers / powers.sum(axis=axes, keepdims=True) - 0.5
     error = np.abs(soft.astype(np.float64) - wanted).max()
@@ -194,10 +194,10 @@ def test_long_rows(shape: tuple[int, ...], axes: tuple[int, ...], order: str) ->
     np.testing.assert_allclose(y, (wide - mean) * inverse * gamma, atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["along", "across"])
+@pytest.mark.parametrize("vectors_over", ["elements", "rows"])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
 @pytest.mark.parametrize("shape", [(3, 5), (40, 50), (2, 20011), (4, 1, 3)])
-def test_positions(shape: tuple[int, ...], dtype: str, mode: str) -> None:
+def test_positions(shape: tuple[int, ...], dtype: str, vectors_over: str) -> None:
     """The first of equals, NaN before all, over several axes and from the end."""
     rng = np.random.default_rng(3)
     values = rng.integers(-4, 4, shape).astype(np.float64)
@@ -212,14 +212,22 @@ def test_positions(shape: tuple[int, ...], dtype: str, mode: str) -> None:
         expected = numpy(values.reshape(shape[0], -1), axis=1)
         for source in (x, backwards):
             for threads in (1, 2):
-                best, at = run(program, [source, *outputs], [values], axes, threads, mode=mode, plain=(1,))
+                best, at = run(
+                    program,
+                    [source, *outputs],
+                    [values],
+                    axes,
+                    threads,
+                    vectors_over=vectors_over,
+                    plain=(1,),
+                )
                 np.testing.assert_array_equal(at.ravel(), expected)
                 wanted = values.reshape(shape[0], -1)[range(shape[0]), expected]
                 np.testing.assert_array_equal(best.ravel().astype(np.float64), wanted)
 
 
-@pytest.mark.parametrize("mode", ["along", "across"])
-def test_position_as_a_number(mode: str) -> None:
+@pytest.mark.parametrize("vectors_over", ["elements", "rows"])
+def test_position_as_a_number(vectors_over: str) -> None:
     """Picking one element of each row, as a label does."""
     rng = np.random.default_rng(4)
     values, labels = rng.standard_normal((37, 21)), rng.integers(0, 21, (37, 1))
@@ -228,7 +236,7 @@ def test_position_as_a_number(mode: str) -> None:
     tensors = [
         TensorDescriptor.packed(s, d) for s, d in (((37, 21), "f32"), ((37, 1), "i64"), ((37, 1), "f32"))
     ]
-    (actual,) = run(program, tensors, [values, labels], (1,), mode=mode, compute="f32")
+    (actual,) = run(program, tensors, [values, labels], (1,), vectors_over=vectors_over, compute="f32")
     np.testing.assert_array_equal(actual, np.take_along_axis(values.astype(np.float32), labels, 1))
 
 
@@ -274,7 +282,7 @@ def test_what_is_kept_in_steps() -> None:
     y = TensorDescriptor((2, 33, 2), (-408, -12, -3), "f32")
     values = np.random.default_rng(8).standard_normal(x.shape).astype(np.float32)
     powers = np.exp(values.astype(np.float64))
-    (actual,) = run(SOFTMAX, [x, y], [values], (0, 1, 2), mode="along")
+    (actual,) = run(SOFTMAX, [x, y], [values], (0, 1, 2), vectors_over="elements")
     np.testing.assert_allclose(actual, powers / powers.sum(), rtol=1e-5)
 
 
@@ -305,8 +313,8 @@ def test_shapes_must_agree() -> None:
     [
         ((9, 48), (1,), (48, 1)),  # short rows
         ((3, 1100), (1,), (1105, 1)),  # rows with a head
-        ((3, 7, 80), (1,), (560, 80, 1)),  # across, whole units
-        ((2, 7, 90), (1,), (672, 96, 1)),  # across, with a masked one
+        ((3, 7, 80), (1,), (560, 80, 1)),  # over rows, whole units
+        ((2, 7, 90), (1,), (672, 96, 1)),  # over rows, with a masked one
         ((2, 96, 40), (1, 2), (3840, 1, 96)),
     ],
 )

@@ -47,7 +47,7 @@ class CrossEntropyPlan(NamedPlan):
         problem = self.problem
         # short rows of neighbours: even a part of a vector at a time is faster than gathering
         is_short = problem.x.strides[1] == 1 and problem.classes >= _SHORTEST
-        self.step(rows, row_outputs, (1,), self.real, mode="along" if is_short else None)
+        self.step(rows, row_outputs, (1,), self.real, vectors_over="elements" if is_short else None)
 
 
 class RowCrossEntropy(RowAlgorithm[CrossEntropy]):

@@ -113,12 +113,12 @@ class NamedPlan(RowPlan):
         compute: str | None = None,
         single: Sequence[int] = (),
         is_last: bool = False,
-        mode: str | None = None,
+        vectors_over: str | None = None,
     ) -> None:
         """Add a step of the program `rows` over the tensors of its names, at index 0 of the axes `single`."""
         names = (*rows.inputs, *rows.outputs)
         plain = tuple(n for n, name in enumerate(rows.outputs) if name not in self._scaled)
         tensors = tuple(shortened(self.named[name], dict.fromkeys(single, 1)) for name in names)
         numbers = tuple(self.numbers[name] for name in names)
-        step = Step(rows.program(row_outputs), tensors, tuple(axes), plain, numbers, compute, mode)
+        step = Step(rows.program(row_outputs), tensors, tuple(axes), plain, numbers, compute, vectors_over)
         (self.last if is_last else self.steps).append(step)

@@ -25,8 +25,8 @@ class Step:
     Tensors may have extent 1 where others have more; row outputs must, or stride 0, along the reduced `axes`. `plain`:
     outputs (by position among them) that alpha and beta do not touch. `operands`: the number of each tensor's pointer
     (in order if None); a state is an input and an output of one number. `compute`: "f32" or "f64" to compute in, by
-    default what the tensors' dtypes ask for. `mode`: "along" or "across" asks vectors for elements of a row, or one
-    element of many rows, where a target has the choice.
+    default what the tensors' dtypes ask for. `vectors_over`: "elements" asks for vectors of elements of a row, "rows"
+    for vectors of many rows, where a target has the choice.
 
     An output may be the very tensor of an input that has every element of the row: elements are read before they are
     written.
@@ -38,7 +38,7 @@ class Step:
     plain: tuple[int, ...] = ()
     operands: tuple[int, ...] | None = None
     compute: str | None = None
-    mode: str | None = None
+    vectors_over: str | None = None
 
     @property
     def inputs(self) -> int:

@@ -95,7 +95,7 @@ class Program:
         return 1 + max(written + [output for output, _ in self.row_outputs])
 
     @property
-    def places(self) -> bool:
+    def needs_positions(self) -> bool:
         """True if the kernel must know where in its row an element is."""
         return self.position or any(name in ARGS for s in self.passes for name, _ in s.reductions)
 

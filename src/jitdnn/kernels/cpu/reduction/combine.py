@@ -28,15 +28,15 @@ _IDENTITY = {
 NOWHERE = {"i32": 2**31 - 1, "i64": 2**63 - 1}  # the position of the value of no element
 
 
-def identity(k: Builder, name: Reduction, dtype: str, places: str, lanes: int) -> State:
-    """The result over no element; `dtype` is that of values, `places` that of positions."""
+def identity(k: Builder, name: Reduction, dtype: str, position_dtype: str, lanes: int) -> State:
+    """The result over no element; `dtype` is that of values, `position_dtype` that of positions."""
     if isinstance(name, Fold):
         return (k.constant(name.neutral, dtype, lanes),)
     number = _IDENTITY[name]
     if dtype == "i64" and math.isinf(number):
         number = NOWHERE["i64"] if number > 0 else -NOWHERE["i64"] - 1
     value = k.constant(number, dtype, lanes)
-    return (value, k.constant(NOWHERE[places], places, lanes)) if name in ARGS else (value,)
+    return (value, k.constant(NOWHERE[position_dtype], position_dtype, lanes)) if name in ARGS else (value,)
 
 
 def combine(k: Builder, name: Reduction, a: State, b: State) -> State:

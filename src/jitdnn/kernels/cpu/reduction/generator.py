@@ -1,4 +1,4 @@
-"""Programs over rows (`row_programs`) as kernels: one layout of the loops, vectors along a row or across many."""
+"""Programs over rows (`row_programs`) as kernels, with vectors over the elements of a row or over many rows."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import cast
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device
-from jitdnn.kernels.cpu.reduction.code import (
-    RowCode,
-    functions_of,
-    partial_values,
-    slots_of,
-    trace_rows,
-)
+from jitdnn.kernels.cpu.reduction.code import trace_rows
 from jitdnn.kernels.cpu.reduction.layout import (
     BUFFER_ELEMENTS,
+    Requirements,
+    allocated,
+    buffered_items,
+    lay_out,
+)
+from jitdnn.kernels.cpu.reduction.plan import (
     REPEATED,
     STRIDED,
     UNIT,
     Layout,
-    Wants,
-    lay_out,
+    RowBuffer,
+    RowCode,
+    functions_of,
+    partial_values,
+    slots_of,
 )
-from jitdnn.kernels.cpu.reduction.row_buffer import RowBuffer, allocated, buffered_items
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import share, task_count
 from jitdnn.kernels.formulas.row_algorithms import Step
@@ -40,14 +42,14 @@ _CYCLE_SECONDS = 0.3e-9
 _FUNCTION_CYCLES = 12.0  # exp and its like for one vector
 _CHEAP = frozenset({"absolute", "minimum", "maximum", "where", "sqrt"})
 _STREAM_BYTES = 48 << 20  # outputs from here on do not fit any cache: they are written past it
-_FIXED_VECTORS = 8  # of a row along which vectors go, up to which its length is compiled in
+_FIXED_VECTORS = 8  # of a row, up to which its length is compiled in where vectors are over its elements
 _FAR_STRIDE = 256  # elements from which on the elements of a row are in each other's way in the cache
 _STREAM_RUN = 4096  # bytes of a row, or looking for aligned addresses costs more than it brings
 
 
 @dataclass(frozen=True)
 class RowKernel:
-    """The kernel of a step: a program over rows, with vectors along a row or across many.
+    """The kernel of a step: a program over rows, with vectors over the elements of a row or over many rows.
 
     It takes so many `pointers` (by default one for each tensor). `pieces`: of how many such calls this is one, all
     with large tensors between them.
@@ -118,12 +120,14 @@ class RowKernel:
         loop_reductions = max(len(row_pass.loop_reductions) for row_pass in program.passes)
         loops = [row_pass for row_pass in program.passes if row_pass.loops]
         adds = any(name == "add" for row_pass in loops for name, _ in row_pass.loop_reductions)
-        wants = Wants(
+        required = Requirements(
             lanes, loop_reductions, 8 if isa.registers >= 32 and loop_reductions <= 2 else 4, len(loops),
-            is_wide=compute == "f32" and adds, places=program.places,
+            is_wide=compute == "f32" and adds, needs_positions=program.needs_positions,
             keeps=any(row_pass.keeps for row_pass in program.passes),
         )  # fmt: skip
-        layout = lay_out(tensors, [axis % len(shape) for axis in self.step.axes], wants, self.step.mode)
+        layout = lay_out(
+            tensors, [axis % len(shape) for axis in self.step.axes], required, self.step.vectors_over
+        )
         is_split = layout.parts > 1
         row_axes = (*layout.reduced, layout.inner)
         width = lanes * layout.vectors
@@ -182,16 +186,16 @@ class RowLoops:
 def _buffer(
     program: Program, layout: Layout, moves: Sequence[str], of_rows: Sequence[bool], lanes: int
 ) -> RowBuffer:
-    """The buffer of a row, or of a unit's rows: keeps, and inputs that are dear to load again."""
+    """The buffer of a row, or of a unit's rows: keeps, and inputs that are costly to load again."""
     count = len(of_rows) - program.outputs
     if layout.parts > 1:
         return RowBuffer()
     far = [layout.over_rows and abs(stride) >= _FAR_STRIDE for stride in layout.inner[1]]
-    dear = [t for t in range(count) if not of_rows[t] and (far[t] or moves[t] == STRIDED)]
+    costly = [t for t in range(count) if not of_rows[t] and (far[t] or moves[t] == STRIDED)]
     row = layout.steps * layout.block
     elements = row * lanes * layout.vectors if layout.over_rows else row + lanes
     capacity = max(1024, 1 << (elements - 1).bit_length())
-    for inputs in (dear, []):
+    for inputs in (costly, []):
         buffer = allocated(buffered_items(program, inputs, count), capacity)
         if buffer.size <= BUFFER_ELEMENTS:
             return buffer

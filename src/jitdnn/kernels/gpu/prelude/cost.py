@@ -1,3 +1,4 @@
-"""What every kernel on a GPU costs beside its work."""
+"""What the planners of kernels in plain C know of every GPU."""
 
 LAUNCH_SECONDS = 3e-6
+RESIDENT_THREADS = 2048  # of a multiprocessor, at most

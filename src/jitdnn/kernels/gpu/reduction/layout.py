@@ -12,6 +12,7 @@ from math import prod
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.formulas.row_programs import Program
+from jitdnn.kernels.gpu.prelude.cost import RESIDENT_THREADS
 from jitdnn.kernels.gpu.reduction.plan import SHORT_BLOCK, WARP, Axis, Layout, keeps_order
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
@@ -61,7 +62,7 @@ def _axes(
     shape = tensors[0].shape
     positions, step = [0] * len(shape), 1
     for axis in sorted(axes, reverse=True):
-        positions[axis] = step if program.places else 0
+        positions[axis] = step if program.needs_positions else 0
         step *= shape[axis]
     axis_sets: tuple[list[Axis], list[Axis]] = ([], [])
     for axis, extent in enumerate(shape):
@@ -209,8 +210,8 @@ class _Sizes:
             return self._made(False, 1, 1, 1, SHORT_BLOCK, True)
         row_threads = 1
         # rows of one pass are not kept: enough of them are better read by smaller thread blocks
-        places = self.device.multiprocessors * (2048 // _STREAMING)
-        is_streamed = self.loops == 1 and prod(extent for extent, _ in self.kept) >= _WAVES * places
+        resident = self.device.multiprocessors * (RESIDENT_THREADS // _STREAMING)
+        is_streamed = self.loops == 1 and prod(extent for extent, _ in self.kept) >= _WAVES * resident
         while row_threads <= (_STREAMING if is_streamed else self.most_threads):
             steps = -(-vectors // row_threads)
             is_last = row_threads >= min(512, self.most_threads) and self.loops > 1
@@ -275,14 +276,14 @@ class _Sizes:
     def _cut(self, over_rows: bool, steps: int, columns: int, row_threads: int, threads: int) -> Layout:
         """Long rows, in as many parts as keep the device busy."""
         whole = self._made(over_rows, steps, columns, row_threads, threads, False)
-        places = self.device.multiprocessors * max(1, 2048 // threads)
+        resident = self.device.multiprocessors * max(1, RESIDENT_THREADS // threads)
         # rows of several passes are better left whole: the cache has what was read
-        is_enough = whole.blocks >= (places // 2 if self.loops > 1 and self.reduces else _WAVES * places)
+        is_enough = whole.blocks >= (resident // 2 if self.loops > 1 and self.reduces else _WAVES * resident)
         chunk = row_threads * steps * (1 if over_rows else self.vector)
         covered = self.row + (0 if over_rows else self.vector)
         # not more than there is work for, unless the device would stand idle
         sensible = max(-(-covered // (_CHUNKS * chunk)), 2 * self.device.multiprocessors // whole.blocks)
-        parts = 1 if is_enough else min(_WAVES * places // whole.blocks, sensible, -(-covered // chunk))
+        parts = 1 if is_enough else min(_WAVES * resident // whole.blocks, sensible, -(-covered // chunk))
         if parts <= 1:
             return whole
         per_part = _up(_up(covered, parts) // parts, chunk)

@@ -125,7 +125,7 @@ class _PassWriter(Vectors):
         return [*head, f"if (u < {end}) {{", *vectors, "} else", *others], [*head, *others]
 
     def _chunks(self) -> str:
-        """The head of the loop over a row that is not in registers. Every other pass goes back to what was read last."""
+        """The head of the loop over a row that is not in registers. Every other pass starts at what was read last."""
         writer, index, chunk = self.writer, self.index, self.stride * self.steps
         if writer.in_order:
             return f"for ({index} base = start; base + mine < end; base += {chunk}) {{"
@@ -201,7 +201,7 @@ class _PassWriter(Vectors):
         writer, program = self.writer, self.writer.program
         lines = []
         arguments = [writer.element(t) if writer.kind(t) != "" else "0" for t in range(self.code.inputs)]
-        if program.places:
+        if program.needs_positions:
             place = writer.offset(len(self.code.dtypes))
             if place == "d0" and len(self.layout.reduced) == 1:
                 place = "i"

@@ -16,6 +16,7 @@ from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Device, Kernel
+from jitdnn.kernels.gpu.prelude.cost import RESIDENT_THREADS
 from jitdnn.rtcg.c_source import c_constant, c_function
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.folds import Fold, Reduction
@@ -95,7 +96,7 @@ def _form(tensors: Sequence[TensorDescriptor], axis: int, device: GpuDevice, is_
     rows = prod(shape[a] for a in kept)
     nearer = bool(kept) and abs(output.strides[kept[-1]]) < abs(output.strides[axis])
     over_rows = nearer or (extent <= _SHORT and rows > 1)
-    places = device.multiprocessors * max(1, 2048 // _THREADS)
+    resident = device.multiprocessors * max(1, RESIDENT_THREADS // _THREADS)
     most_threads = min(_THREADS, device.max_threads)
     if over_rows:
         threads = min(128, most_threads)
@@ -106,7 +107,7 @@ def _form(tensors: Sequence[TensorDescriptor], axis: int, device: GpuDevice, is_
         while threads < most_threads and threads * vector * _STEPS < extent:
             threads *= 2
         blocks, chunk, steps = rows, threads * vector * _STEPS, _STEPS
-    wanted = _WAVES * places * _THREADS // threads
+    wanted = _WAVES * resident * _THREADS // threads
     parts = 1
     if blocks < wanted // _WAVES:
         parts = max(1, min(wanted // max(1, blocks), -(-extent // chunk), 1024))
