@@ -19,12 +19,11 @@ from jitdnn.kernels.gpu.convolution.bias import RowBias
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.kernels.gpu.elementwise.generator import ElementwiseLoops, build_elementwise
 from jitdnn.kernels.gpu.matmul import TiledGemm
-from jitdnn.kernels.gpu.normalization.divisive_norm import PlainDivisiveNorm
 from jitdnn.kernels.gpu.normalization.layer_norm_backward import FusedLayerNorm
-from jitdnn.kernels.gpu.normalization.lrn import PlainLRN
+from jitdnn.kernels.gpu.normalization.lrn import PlainDivisiveNorm, PlainLRN
 from jitdnn.kernels.gpu.normalization.plan import plan_of as plan_of_normalization
-from jitdnn.kernels.gpu.pooling.per_block import PoolingGroups
-from jitdnn.kernels.gpu.pooling.per_thread import PoolingWindow
+from jitdnn.kernels.gpu.pooling.per_block import PoolingPerBlock
+from jitdnn.kernels.gpu.pooling.per_thread import PoolingPerThread
 from jitdnn.kernels.gpu.pooling.sliding import PoolingSliding
 from jitdnn.kernels.gpu.pooling.unpooling import PlainUnpooling
 from jitdnn.kernels.gpu.random.generator import PhiloxLoops
@@ -56,7 +55,7 @@ from jitdnn.problems.transform import Concatenate, Transform
 from jitdnn.problems.unpooling import Unpooling
 
 _ELEMENTWISE, _ROWS, _PHILOX = ElementwiseLoops(), RowLoops(), PhiloxLoops()
-_POOLING = (PoolingSliding(), PoolingGroups(), PoolingWindow())
+_POOLING = (PoolingSliding(), PoolingPerBlock(), PoolingPerThread())
 
 _NORMALIZATION = (RowNormalization(_ROWS, plan_of_normalization),)
 

@@ -14,16 +14,14 @@ add to. An index that is no row of the table is never used as one.
 from __future__ import annotations
 
 from math import prod, sqrt
-from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, PlannedAlgorithm
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.kernels.gpu.elementwise.code import THREADS, packs, scale_line, store_vector
 from jitdnn.kernels.gpu.elementwise.generator import refuse_elementwise
 from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.problems.embedding import Embedding
-from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
 _UNROLL = 4  # vectors of a thread on their way at once, forward
@@ -272,26 +270,27 @@ KERNEL({threads}) void {name}(SIGNATURE) {{
 """
 
 
-class EmbeddingRows(Algorithm):
+class EmbeddingRows(PlannedAlgorithm[Embedding, Embedding, GpuDevice]):
     """Whole rows at a time; the gradient lists first what belongs to which rows, so that each is written once."""
 
     name = "rows"
     problem = Embedding
     deterministic = True
+    takes_no_epilogue = "an embedding takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        if epilogue is not None:
-            return "an embedding takes no epilogue"
-        return refuse_elementwise([cast(Embedding, problem).weight], device)
+    def refusal(self, problem: Embedding, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        return refuse_elementwise([problem.weight], device)
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        embedding = cast(Embedding, problem)
-        if embedding.direction == "fwd":
+    def plan(self, problem: Embedding, device: GpuDevice, epilogue: Epilogue | None) -> Embedding:
+        return problem
+
+    def workspace_of(self, plan: Embedding, device: GpuDevice) -> int:
+        if plan.direction == "fwd":
             return 0
-        return 24 * min(embedding.rows, _RANGES) + 16 * embedding.indices.size
+        return 24 * min(plan.rows, _RANGES) + 16 * plan.indices.size
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        embedding = cast(Embedding, problem)
+    def seconds_of(self, plan: Embedding, device: GpuDevice) -> float:
+        embedding = plan
         moved, sorting = 2 * embedding.y.nbytes, 0.0
         if embedding.direction == "bwd":
             moved = embedding.y.nbytes + embedding.weight.nbytes
@@ -300,12 +299,11 @@ class EmbeddingRows(Algorithm):
             )
         return LAUNCH_SECONDS + sorting + (moved + 64 * embedding.indices.size) / device.bandwidth
 
-    def error_bound(self, problem: Problem) -> float:
-        embedding = cast(Embedding, problem)
+    def error_of(self, problem: Embedding) -> float:
         # all indices may name one row
-        terms = embedding.indices.size if embedding.direction == "bwd" else 1
+        terms = problem.indices.size if problem.direction == "bwd" else 1
         computing = UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
         return 2.0 * UNIT_ROUNDOFF[problem.dtype] + computing * (4.0 + sqrt(terms))
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        return _Text(cast(Embedding, problem)).kernel(cast(GpuDevice, device))
+    def kernel_of(self, plan: Embedding, device: GpuDevice) -> Kernel:
+        return _Text(plan).kernel(device)
