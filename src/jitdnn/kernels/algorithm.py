@@ -207,6 +207,13 @@ class PlannedAlgorithm(Algorithm, Generic[OwnProblem, Plan, OwnDevice]):
         return cast(OwnProblem, problem)
 
 
+class TypedAlgorithm(PlannedAlgorithm[OwnProblem, OwnProblem, OwnDevice]):
+    """An algorithm that plans nothing but what its kernel is built with: the problem is the plan."""
+
+    def plan(self, problem: OwnProblem, device: OwnDevice, epilogue: Epilogue | None) -> OwnProblem:
+        return problem
+
+
 def terms(problem: Problem) -> int:
     """Products summed into one output element, on average (half the operations an output element costs)."""
     return max(1, problem.flops // (2 * max(1, problem.output.size)))

@@ -23,7 +23,12 @@ from jitdnn.kernels.cpu.ctc.algorithm import SequenceRecursion
 from jitdnn.kernels.cpu.elementwise.generator import ElementwiseLoops, build_elementwise
 from jitdnn.kernels.cpu.matmul import PackedGemm
 from jitdnn.kernels.cpu.normalization.layer_norm_backward import LayerNormRows
-from jitdnn.kernels.cpu.normalization.lrn import DivisiveNormAlong, DivisiveNormBeside, LRNAlong, LRNBeside
+from jitdnn.kernels.cpu.normalization.lrn import (
+    DivisiveNormOverOtherAxis,
+    DivisiveNormOverWindow,
+    LRNOverOtherAxis,
+    LRNOverWindow,
+)
 from jitdnn.kernels.cpu.normalization.plan import plan_of as plan_of_normalization
 from jitdnn.kernels.cpu.pooling.over_channels import PoolingChannels, PoolingStrided
 from jitdnn.kernels.cpu.pooling.over_rows import PoolingRows
@@ -82,8 +87,8 @@ _ELEMENTWISE, _ROWS, _PHILOX = ElementwiseLoops(), RowLoops(), PhiloxLoops()
 _UNPOOLING = (ScatterUnpooling(), REFERENCE)
 _POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(), REFERENCE)
 _SOFTMAX = (RowSoftmax(_ROWS), REFERENCE)
-_LRN = (LRNAlong(), LRNBeside(), REFERENCE)
-_DIVISIVE_NORM = (DivisiveNormAlong(), DivisiveNormBeside(), REFERENCE)
+_LRN = (LRNOverWindow(), LRNOverOtherAxis(), REFERENCE)
+_DIVISIVE_NORM = (DivisiveNormOverWindow(), DivisiveNormOverOtherAxis(), REFERENCE)
 _RESIZE = (ResizeChannels(), ResizeRows(), REFERENCE)
 _SAMPLE = (GridSampleChannels(), GridSamplePixels(), REFERENCE)
 _ACTIVATION = (ElementwiseActivation(_ELEMENTWISE), REFERENCE)

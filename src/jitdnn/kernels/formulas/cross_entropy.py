@@ -57,7 +57,7 @@ class RowCrossEntropy(RowAlgorithm[CrossEntropy]):
     takes_no_epilogue = "cross_entropy takes no epilogue"
 
     def refusal(self, problem: CrossEntropy, device: Device, epilogue: Epilogue | None) -> str | None:
-        return super().refusal(problem, device, epilogue) or _refusal(problem)
+        return super().refusal(problem, device, epilogue) or refusal(problem)
 
     def plan(self, problem: CrossEntropy, device: Device, epilogue: Epilogue | None) -> CrossEntropyPlan:
         return plan_of(problem, self.generator.has_joint)
@@ -66,7 +66,7 @@ class RowCrossEntropy(RowAlgorithm[CrossEntropy]):
         return error_bound_of(problem)
 
 
-def _refusal(problem: CrossEntropy) -> str | None:
+def refusal(problem: CrossEntropy) -> str | None:
     """What the programs cannot do."""
     if problem.classes >= _EXACT and compute_dtype(problem.dtype) == "f32":
         return f"{problem.classes} classes: from {_EXACT} on they are not all told apart in f32"

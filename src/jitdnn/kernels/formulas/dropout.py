@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue, Kernel, PlannedAlgorithm
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue, Kernel, TypedAlgorithm
 from jitdnn.kernels.formulas.philox import Numbered, PhiloxGenerator
 from jitdnn.problems.dropout import PARTS, Dropout
 
 _X, _STATE, _Y, _MASK = range(4)  # numbers of the operands
 
 
-class PhiloxDropout(PlannedAlgorithm[Dropout, Dropout, Device]):
+class PhiloxDropout(TypedAlgorithm[Dropout, Device]):
     """One pass over memory, with the mask made anew from the state, forward and backward alike."""
 
     name = "philox"
@@ -22,9 +22,6 @@ class PhiloxDropout(PlannedAlgorithm[Dropout, Dropout, Device]):
 
     def refusal(self, problem: Dropout, device: Device, epilogue: Epilogue | None) -> str | None:
         return self.generator.refuse([tensor for _, tensor in _tensors(problem)], device)
-
-    def plan(self, problem: Dropout, device: Device, epilogue: Epilogue | None) -> Dropout:
-        return problem
 
     def seconds_of(self, plan: Dropout, device: Device) -> float:
         return self.generator.estimate([tensor for _, tensor in _tensors(plan)], PARTS, device)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue, Kernel, PlannedAlgorithm
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue, Kernel, TypedAlgorithm
 from jitdnn.kernels.formulas.philox import PhiloxGenerator
 from jitdnn.problems.random import Random
 
 _STATE, _Y = range(2)  # numbers of the operands
 
 
-class PhiloxFill(PlannedAlgorithm[Random, Random, Device]):
+class PhiloxFill(TypedAlgorithm[Random, Device]):
     """One pass over memory."""
 
     name = "philox"
@@ -22,9 +22,6 @@ class PhiloxFill(PlannedAlgorithm[Random, Random, Device]):
 
     def refusal(self, problem: Random, device: Device, epilogue: Epilogue | None) -> str | None:
         return self.generator.refuse([problem.y], device)
-
-    def plan(self, problem: Random, device: Device, epilogue: Epilogue | None) -> Random:
-        return problem
 
     def seconds_of(self, plan: Random, device: Device) -> float:
         return self.generator.estimate([plan.y], plan.parts, device)

@@ -15,17 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Any, cast
+from typing import Any
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Kernel, TypedAlgorithm
 from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, share
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.problems.embedding import Embedding
-from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import ITEM_BYTES
@@ -238,24 +237,20 @@ def _nest(problem: Embedding) -> Nest:
     return Nest.of((problem.indices, rows))
 
 
-class EmbeddingRows(Algorithm):
+class EmbeddingRows(TypedAlgorithm[Embedding, CpuDevice]):
     """Whole rows at a time; the gradient orders them first, so that each row of it is written once."""
 
     name = "rows"
     problem = Embedding
     deterministic = True
+    takes_no_epilogue = "an embedding takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return "an embedding takes no epilogue" if epilogue is not None else None
+    def workspace_of(self, plan: Embedding, device: CpuDevice) -> int:
+        return 8 * (plan.rows + 1 + plan.indices.size) if plan.direction == "bwd" else 0
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        embedding = cast(Embedding, problem)
-        return 8 * (embedding.rows + 1 + embedding.indices.size) if embedding.direction == "bwd" else 0
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        embedding = cast(Embedding, problem)
-        sorting = embedding.indices.size * _SORT_SECONDS if embedding.direction == "bwd" else 0.0
-        return LAUNCH_SECONDS + sorting + self._seconds(embedding) / device.threads
+    def seconds_of(self, plan: Embedding, device: CpuDevice) -> float:
+        sorting = plan.indices.size * _SORT_SECONDS if plan.direction == "bwd" else 0.0
+        return LAUNCH_SECONDS + sorting + self._seconds(plan) / device.threads
 
     def _seconds(self, problem: Embedding) -> float:
         moved = 2 * problem.y.nbytes
@@ -263,33 +258,31 @@ class EmbeddingRows(Algorithm):
             moved = problem.y.nbytes + problem.weight.nbytes
         return (moved + 64 * problem.indices.size) / _BYTES_PER_SECOND
 
-    def error_bound(self, problem: Problem) -> float:
-        embedding = cast(Embedding, problem)
+    def error_of(self, problem: Embedding) -> float:
         # all indices may name one row
-        terms = embedding.indices.size if embedding.direction == "bwd" else 1
+        terms = problem.indices.size if problem.direction == "bwd" else 1
         computing = UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
         return 2.0 * UNIT_ROUNDOFF[problem.dtype] + computing * (4.0 + sqrt(terms))
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        embedding, processor = cast(Embedding, problem), cast(CpuDevice, device)
-        nest, forward = _nest(embedding), embedding.direction == "fwd"
-        source, _, target = (operand.descriptor for operand in problem.operands)
+    def kernel_of(self, plan: Embedding, device: CpuDevice) -> Kernel:
+        nest, forward = _nest(plan), plan.direction == "fwd"
+        source, _, target = (operand.descriptor for operand in plan.operands)
         code = _Code(
-            embedding.direction, problem.dtype, embedding.indices.dtype, len(nest.extents),
+            plan.direction, plan.dtype, plan.indices.dtype, len(nest.extents),
             (source.strides[-1] == 1, target.strides[-1] == 1),
             streams=target.nbytes >= STREAM_BYTES and target.strides[-1] == 1,
         )  # fmt: skip
-        count = prod(nest.extents) if embedding.indices.size else 0
-        units = count if forward else embedding.rows
-        tasks, per_task = share(units, device, self._seconds(embedding))
-        padding = -1 if embedding.padding is None else embedding.padding
+        count = prod(nest.extents) if plan.indices.size else 0
+        units = count if forward else plan.rows
+        tasks, per_task = share(units, device, self._seconds(plan))
+        padding = -1 if plan.padding is None else plan.padding
         extras = [
-            units, per_task, embedding.rows, embedding.weight.shape[1], padding, source.strides[-1],
-            target.strides[-1], embedding.weight.strides[0], count, *nest.extents, *nest.bases,
+            units, per_task, plan.rows, plan.weight.shape[1], padding, source.strides[-1],
+            target.strides[-1], plan.weight.strides[0], count, *nest.extents, *nest.bases,
             *_flat(nest.strides),
         ]  # fmt: skip
         trace = _trace_forward if forward else _trace_backward
-        library = load("embedding", code, processor.isa, lambda module: trace(module, code))
+        library = load("embedding", code, device.isa, lambda module: trace(module, code))
         phases = [("gather", tasks)] if forward else [("sort", 1), ("sum", tasks)]
         return CpuKernel(library, phases, 3, device.threads if tasks > 1 else 1, extras)
 

@@ -14,12 +14,11 @@ from math import prod, sqrt
 from typing import Any, cast
 
 from jitdnn.devices.cpu import Arguments, CpuDevice
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, terms
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue, PlannedAlgorithm, terms
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots
 from jitdnn.kernels.formulas.loop_nest import Nest
-from jitdnn.problems.problem import Problem
 from jitdnn.problems.spatial_transformer import GridSample
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.tensor import TensorDescriptor, compute_dtype
@@ -287,29 +286,29 @@ def _weight_of(cell: Cell, axis: int, number: int) -> Value:
     return cell.sides[axis][number].weight
 
 
-class SampleAlgorithm(Algorithm):
-    """What the ways of sampling share."""
+class SampleAlgorithm(PlannedAlgorithm[GridSample, SamplePlan, CpuDevice]):
+    """What the algorithms of sampling share."""
 
     problem = GridSample
     deterministic = True
+    takes_no_epilogue = "sampling takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        if epilogue is not None:
-            return "sampling takes no epilogue"
-        sample = cast(GridSample, problem)
-        low, high = TensorDescriptor(sample.x.shape[2:], sample.x.strides[2:], sample.dtype).span()
+    def refusal(self, problem: GridSample, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
+        low, high = TensorDescriptor(problem.x.shape[2:], problem.x.strides[2:], problem.dtype).span()
         reach = max(high, -low)
-        if sample.direction == "bwd_data":
-            reach = SamplePlan.of(sample).plane * MOST_CHANNELS
-        if reach >= 2**31 and compute_dtype(sample.dtype) == "f32":
+        if problem.direction == "bwd_data":
+            reach = SamplePlan.of(problem).plane * MOST_CHANNELS
+        if reach >= 2**31 and compute_dtype(problem.dtype) == "f32":
             return f"a plane of the image spans {reach} elements: offsets of 32 bits reach {2**31 - 1}"
         return None
 
-    def error_bound(self, problem: Problem) -> float:
-        sample = cast(GridSample, problem)
+    def plan(self, problem: GridSample, device: CpuDevice, epilogue: Epilogue | None) -> SamplePlan:
+        return SamplePlan.of(problem)
+
+    def error_of(self, problem: GridSample) -> float:
         computing = UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
-        # places are rounded in units of the extent, and the weights take that over
-        extent = max(sample.x.shape[2:])
+        # coordinates are rounded in units of the extent, and the weights take that over
+        extent = max(problem.x.shape[2:])
         return 2.0 * UNIT_ROUNDOFF[problem.dtype] + computing * (
             16.0 + 8.0 * extent + 4.0 * sqrt(terms(problem))
         )
@@ -319,8 +318,8 @@ class SampleAlgorithm(Algorithm):
         pixels = problem.grid.size // problem.rank
         return pixels * (per_pixel + problem.x.shape[1] * (1 << problem.rank) * per_element)
 
-    def lanes(self, problem: GridSample, device: Device) -> int:
-        return cast(CpuDevice, device).isa.lanes(problem.dtype)
+    def lanes(self, problem: GridSample, device: CpuDevice) -> int:
+        return device.isa.lanes(problem.dtype)
 
 
 def spread(seconds: float, device: Device) -> float:

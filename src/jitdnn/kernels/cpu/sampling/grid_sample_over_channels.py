@@ -11,10 +11,9 @@ The units of work are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.cpu.sampling.grid_geometry import (
     INDEX,
     MOST_CHANNELS,
@@ -28,7 +27,6 @@ from jitdnn.kernels.cpu.sampling.grid_geometry import (
 )
 from jitdnn.kernels.cpu.sampling.grid_sample_over_pixels import packed_strides_of, pixel_rows, write_slopes
 from jitdnn.kernels.cpu.schedule.parallel import Counter, share
-from jitdnn.problems.problem import Problem
 from jitdnn.problems.spatial_transformer import GridSample
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -203,54 +201,48 @@ class GridSampleChannels(SampleAlgorithm):
 
     name = "channels"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        sample = cast(GridSample, problem)
-        for name, tensor in (("the image", sample.x), ("y", sample.y)):
+    def refusal(self, problem: GridSample, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
+        for name, tensor in (("the image", problem.x), ("y", problem.y)):
             if tensor.strides[1] != 1:
                 return (
                     f"channels of {name} are {tensor.strides[1]} elements apart: they must be neighbours, as in the "
                     "layout nhwc"
                 )
-        return super().refuse(problem, device, epilogue)
+        return super().refusal(problem, device, epilogue)
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        sample = cast(GridSample, problem)
-        if sample.direction != "bwd_data":
+    def workspace_of(self, plan: SamplePlan, device: CpuDevice) -> int:
+        if plan.problem.direction != "bwd_data":
             return 0
-        return device.threads * self._room(sample, device) * ITEM_BYTES[compute_dtype(problem.dtype)]
+        return device.threads * self._room(plan, device) * ITEM_BYTES[compute_dtype(plan.problem.dtype)]
 
-    def _vectors(self, problem: GridSample, device: Device) -> int:
+    def _vectors(self, problem: GridSample, device: CpuDevice) -> int:
         """Of channels in a plane of the workspace; what a channel gets does not depend on it."""
         lanes = self.lanes(problem, device)
         return min(_VECTORS, MOST_CHANNELS // lanes, -(-problem.x.shape[1] // lanes))
 
-    def _room(self, problem: GridSample, device: Device) -> int:
-        return SamplePlan.of(problem).plane * self._vectors(problem, device) * self.lanes(problem, device)
+    def _room(self, plan: SamplePlan, device: CpuDevice) -> int:
+        return plan.plane * self._vectors(plan.problem, device) * self.lanes(plan.problem, device)
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return spread(self._seconds(cast(GridSample, problem), device), device)
+    def seconds_of(self, plan: SamplePlan, device: CpuDevice) -> float:
+        return spread(self._seconds(plan.problem, device), device)
 
-    def _seconds(self, problem: GridSample, device: Device) -> float:
+    def _seconds(self, problem: GridSample, device: CpuDevice) -> float:
         lanes = self.lanes(problem, device)
         whole = -(-problem.x.shape[1] // lanes) * lanes / problem.x.shape[1]
         return self.seconds(problem, 15e-9, _ELEMENT_SECONDS * whole * 16 / lanes)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        sample, processor = cast(GridSample, problem), cast(CpuDevice, device)
-        plan, lanes, vectors = (
-            SamplePlan.of(sample),
-            self.lanes(sample, device),
-            self._vectors(sample, device),
-        )
+    def kernel_of(self, plan: SamplePlan, device: CpuDevice) -> Kernel:
+        sample = plan.problem
+        lanes, vectors = self.lanes(sample, device), self._vectors(sample, device)
         code = plan.code(vectors if sample.direction == "bwd_data" else 0)
         groups = -(-sample.x.shape[1] // (lanes * vectors))
-        values = plan.values(lanes, groups=groups, room=self._room(sample, device))
+        values = plan.values(lanes, groups=groups, room=self._room(plan, device))
         rows = plan.pixels // max(1, plan.nest.extents[-1])
         units = sample.x.shape[0] * (groups if sample.direction == "bwd_data" else rows * values["blocks"])
         tasks, per_task = share(units, device, self._seconds(sample, device))
         values |= {"units": units, "per_task": per_task}
-        library = load("grid_sample_channels", code, processor.isa, lambda module: _trace(module, code))
+        library = load("grid_sample_channels", code, device.isa, lambda module: _trace(module, code))
         threads = device.threads if tasks > 1 else 1
         return CpuKernel(
-            library, [("sample", tasks)], len(problem.operands), threads, plan.slots().pack(values)
+            library, [("sample", tasks)], len(sample.operands), threads, plan.slots().pack(values)
         )

@@ -11,10 +11,9 @@ The units of work are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cpu.sampling.grid_geometry import (
     BLOCK,
     INDEX,
@@ -28,7 +27,6 @@ from jitdnn.kernels.cpu.sampling.grid_geometry import (
     spread,
 )
 from jitdnn.kernels.cpu.schedule.parallel import Counter, share
-from jitdnn.problems.problem import Problem
 from jitdnn.problems.spatial_transformer import GridSample
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -295,26 +293,24 @@ class GridSamplePixels(SampleAlgorithm):
 
     name = "pixels"
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        sample = cast(GridSample, problem)
-        if sample.direction != "bwd_data":
+    def workspace_of(self, plan: SamplePlan, device: CpuDevice) -> int:
+        if plan.problem.direction != "bwd_data":
             return 0
-        return device.threads * self._room(sample) * ITEM_BYTES[compute_dtype(problem.dtype)]
+        return device.threads * self._room(plan) * ITEM_BYTES[compute_dtype(plan.problem.dtype)]
 
-    def _room(self, problem: GridSample) -> int:
-        channels = min(_CHANNELS, problem.x.shape[1])
-        return -(-channels * (SamplePlan.of(problem).plane + 1) // 16) * 16
+    def _room(self, plan: SamplePlan) -> int:
+        channels = min(_CHANNELS, plan.problem.x.shape[1])
+        return -(-channels * (plan.plane + 1) // 16) * 16
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return spread(self._seconds(cast(GridSample, problem)), device)
+    def seconds_of(self, plan: SamplePlan, device: CpuDevice) -> float:
+        return spread(self._seconds(plan.problem), device)
 
     def _seconds(self, problem: GridSample) -> float:
         each = _SCATTER_SECONDS if problem.direction == "bwd_data" else _GATHER_SECONDS
         return self.seconds(problem, 5e-9, each)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        sample, processor = cast(GridSample, problem), cast(CpuDevice, device)
-        plan = SamplePlan.of(sample)
+    def kernel_of(self, plan: SamplePlan, device: CpuDevice) -> Kernel:
+        sample = plan.problem
         in_pairs = (
             (sample.direction, sample.mode, sample.dtype) == ("fwd", "linear", "f32")
             and sample.x.strides[-1] == 1
@@ -322,13 +318,13 @@ class GridSamplePixels(SampleAlgorithm):
         )
         code = plan.code(0, in_pairs)
         groups = -(-sample.x.shape[1] // _CHANNELS)
-        values = plan.values(self.lanes(sample, device), groups=groups, room=self._room(sample))
+        values = plan.values(self.lanes(sample, device), groups=groups, room=self._room(plan))
         rows = plan.pixels // max(1, plan.nest.extents[-1])
         units = sample.x.shape[0] * (groups if sample.direction == "bwd_data" else rows * values["blocks"])
         tasks, per_task = share(units, device, self._seconds(sample))
         values |= {"units": units, "per_task": per_task}
-        library = load("grid_sample_pixels", code, processor.isa, lambda module: _trace(module, code))
+        library = load("grid_sample_pixels", code, device.isa, lambda module: _trace(module, code))
         threads = device.threads if tasks > 1 else 1
         return CpuKernel(
-            library, [("sample", tasks)], len(problem.operands), threads, plan.slots().pack(values)
+            library, [("sample", tasks)], len(sample.operands), threads, plan.slots().pack(values)
         )

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.sampling.resize_weights import (
@@ -34,7 +34,6 @@ from jitdnn.kernels.cpu.sampling.resize_weights import (
 )
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, share
-from jitdnn.problems.problem import Problem
 from jitdnn.problems.resize import Resize, Taps
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -276,20 +275,20 @@ class ResizeRows(ResizeAlgorithm):
 
     name = "rows"
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        lanes = cast(CpuDevice, device).isa.lanes(problem.dtype)
-        pattern = _Pattern.of(axes_of(cast(Resize, problem))[2], lanes)
-        return device.threads * self._room(cast(Resize, problem), pattern, lanes) * ITEM_BYTES[_real(problem)]
+    def workspace_of(self, plan: Resize, device: CpuDevice) -> int:
+        lanes = device.isa.lanes(plan.dtype)
+        pattern = _Pattern.of(axes_of(plan)[2], lanes)
+        return device.threads * self._room(plan, pattern, lanes) * ITEM_BYTES[_real(plan)]
 
     def _room(self, problem: Resize, pattern: _Pattern, lanes: int) -> int:
         columns = axes_of(problem)[2].columns
         return -(-(pattern.before + columns + pattern.behind) // lanes) * lanes
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return LAUNCH_SECONDS + self._seconds(cast(Resize, problem), device) / device.threads
+    def seconds_of(self, plan: Resize, device: CpuDevice) -> float:
+        return LAUNCH_SECONDS + self._seconds(plan, device) / device.threads
 
-    def _seconds(self, problem: Resize, device: Device) -> float:
-        lanes = cast(CpuDevice, device).isa.lanes(problem.dtype)
+    def _seconds(self, problem: Resize, device: CpuDevice) -> float:
+        lanes = device.isa.lanes(problem.dtype)
         axes = axes_of(problem)
         pattern = _Pattern.of(axes[2], lanes)
         rows = prod(problem.output.shape[:2]) * len(axes[0].start) * len(axes[1].start)
@@ -299,15 +298,15 @@ class ResizeRows(ResizeAlgorithm):
         row = -(-len(axes[2].start) // lanes) * (pattern.width * pick + (2 if is_unit[1] else 2 * lanes))
         return rows * (line + row + 30) * 0.4e-9
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        resize, processor, real = cast(Resize, problem), cast(CpuDevice, device), _real(problem)
-        lanes = processor.isa.lanes(problem.dtype)
-        axes = axes_of(resize)
+    def kernel_of(self, plan: Resize, device: CpuDevice) -> Kernel:
+        real = _real(plan)
+        lanes = device.isa.lanes(plan.dtype)
+        axes = axes_of(plan)
         pattern = _Pattern.of(axes[2], lanes)
-        source, target = (operand.descriptor for operand in problem.operands)
+        source, target = (operand.descriptor for operand in plan.operands)
         steps = [strides_of(source), strides_of(target)]
         code = _Code(
-            problem.dtype, (axes[0].width, axes[1].width, pattern.width), pattern.places, pattern.loads,
+            plan.dtype, (axes[0].width, axes[1].width, pattern.width), pattern.places, pattern.loads,
             is_plain(axes), (steps[0][4] == 1, steps[1][4] == 1),
             streams=steps[1][4] == 1 and target.nbytes >= STREAM_BYTES,
         )  # fmt: skip
@@ -318,20 +317,20 @@ class ResizeRows(ResizeAlgorithm):
         }
         outputs = [len(taps.start) for taps in axes]
         units = prod(target.shape[:2]) * outputs[0] * outputs[1]
-        tasks, per_task = share(units, device, self._seconds(resize, device))
+        tasks, per_task = share(units, device, self._seconds(plan, device))
         blocks = -(-outputs[2] // lanes)
         values = {
             "units": units, "per_task": per_task, "images": target.shape[0], "channels": target.shape[1],
             "out0": outputs[0], "out1": outputs[1], "columns": axes[2].columns, "blocks": blocks,
             "last": outputs[2] - (blocks - 1) * lanes, "first": pattern.first, "step": pattern.step,
-            "padded": blocks * lanes, "room": self._room(resize, pattern, lanes), "margin": pattern.before,
+            "padded": blocks * lanes, "room": self._room(plan, pattern, lanes), "margin": pattern.before,
             **{f"x{a}": step for a, step in enumerate(steps[0])},
             **{f"y{a}": step for a, step in enumerate(steps[1])}, **addresses(tables),
         }  # fmt: skip
-        library = load("resize_rows", code, processor.isa, lambda module: _trace(module, code))
+        library = load("resize_rows", code, device.isa, lambda module: _trace(module, code))
         threads = device.threads if tasks > 1 else 1
         return WithTables(CpuKernel(library, [("resize", tasks)], 2, threads, _SLOTS.pack(values)), tables)
 
 
-def _real(problem: Problem) -> str:
+def _real(problem: Resize) -> str:
     return compute_dtype(problem.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, PlannedAlgorithm
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, TypedAlgorithm
 from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.images import MOST_BLOCKS_OF_IMAGES, offset_type, spatial
 from jitdnn.problems.divisive_norm import DivisiveNorm
@@ -23,7 +23,7 @@ POWERS = {
 WindowNorm = LRN | DivisiveNorm
 
 
-class PlainWindowNorm(PlannedAlgorithm[WindowNorm, WindowNorm, GpuDevice]):
+class PlainWindowNorm(TypedAlgorithm[WindowNorm, GpuDevice]):
     """A thread for each element, or for a run of channels."""
 
     name = "window"
@@ -34,9 +34,6 @@ class PlainWindowNorm(PlannedAlgorithm[WindowNorm, WindowNorm, GpuDevice]):
         if problem.dtype == "f64" and not device.has_f64:
             return f"{device.name} has no double precision, and x is f64"
         return None
-
-    def plan(self, problem: WindowNorm, device: GpuDevice, epilogue: Epilogue | None) -> WindowNorm:
-        return problem
 
     def workspace_of(self, plan: WindowNorm, device: GpuDevice) -> int:
         return 0 if plan.direction == "fwd" else 2 * plan.x.size * DTYPES[compute_dtype(plan.dtype)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, PlannedAlgorithm
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, TypedAlgorithm
 from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.images import MOST_BLOCKS_OF_IMAGES, offset_type, spatial
 from jitdnn.problems.unpooling import Unpooling
@@ -14,7 +14,7 @@ from jitdnn.tensor import TensorDescriptor
 THREADS = 256
 
 
-class PlainUnpooling(PlannedAlgorithm[Unpooling, Unpooling, GpuDevice]):
+class PlainUnpooling(TypedAlgorithm[Unpooling, GpuDevice]):
     """A thread for each element."""
 
     name = "places"
@@ -29,9 +29,6 @@ class PlainUnpooling(PlannedAlgorithm[Unpooling, Unpooling, GpuDevice]):
         if elements >= 2**31:
             return f"a plane of {problem.names[0]} has {elements} elements: places in it must fit 31 bits"
         return None
-
-    def plan(self, problem: Unpooling, device: GpuDevice, epilogue: Epilogue | None) -> Unpooling:
-        return problem
 
     def workspace_of(self, plan: Unpooling, device: GpuDevice) -> int:
         return 4 * plan.large.size if plan.direction == "fwd" else 0

@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import prod, sqrt
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, PlannedAlgorithm
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, TypedAlgorithm
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.kernels.gpu.elementwise.code import THREADS, packs, scale_line, store_vector
 from jitdnn.kernels.gpu.elementwise.generator import refuse_elementwise
@@ -270,7 +270,7 @@ KERNEL({threads}) void {name}(SIGNATURE) {{
 """
 
 
-class EmbeddingRows(PlannedAlgorithm[Embedding, Embedding, GpuDevice]):
+class EmbeddingRows(TypedAlgorithm[Embedding, GpuDevice]):
     """Whole rows at a time; the gradient lists first what belongs to which rows, so that each is written once."""
 
     name = "rows"
@@ -280,9 +280,6 @@ class EmbeddingRows(PlannedAlgorithm[Embedding, Embedding, GpuDevice]):
 
     def refusal(self, problem: Embedding, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         return refuse_elementwise([problem.weight], device)
-
-    def plan(self, problem: Embedding, device: GpuDevice, epilogue: Epilogue | None) -> Embedding:
-        return problem
 
     def workspace_of(self, plan: Embedding, device: GpuDevice) -> int:
         if plan.direction == "fwd":
