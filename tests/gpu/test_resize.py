@@ -1,4 +1,4 @@
-"""Resizing on GPUs, forward and backward, in any order in memory; places of awkward scales."""
+"""Resizing on GPUs, forward and backward, in any order in memory; coordinates of awkward scales."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 import cases
 from cases import ARRANGEMENTS, arranged
 from harness import check
-from jitdnn.kernels.gpu.sampling.resize_coordinates import Places, places_of
+from jitdnn.kernels.gpu.sampling.resize_coordinates import Coordinates, coordinates_of
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Resize, parse
 from jitdnn.problems.resize import COORDINATES, DIRECTIONS, MODES, ROUNDINGS
@@ -81,7 +81,7 @@ def test_places_of_nearest_elements(
     """Whatever the digits of a scale: the elements are those of exact fractions."""
     scales = None if scale is None else (scale,)
     problem = Resize.make("fwd", "nearest", (1, 1, inputs), (outputs,), coordinates, rounding, scales)
-    places = places_of(problem, 0)
+    places = coordinates_of(problem, 0)
     assert places is not None
     elements = [min(max(places.element(o), 0), inputs - 1) for o in range(outputs)]
     assert elements == list(problem.taps[0].start)
@@ -89,13 +89,13 @@ def test_places_of_nearest_elements(
 
 def test_places_between_elements() -> None:
     problem = Resize.make("fwd", "linear", (1, 1, 50), (30,), scales=(0.6000000000000001,), dtype="f64")
-    places = places_of(problem, 0)
+    places = coordinates_of(problem, 0)
     assert places is not None
     step = 1 / Fraction(0.6000000000000001)
     for output in range(30):
         exact = (output + Fraction(1, 2)) * step - Fraction(1, 2)
         assert abs(Fraction(places.a * output + places.b, places.q) - exact) < Fraction(1, 2**50)
-    assert places_of(Resize.make("fwd", "cubic", (1, 1, 5), (5,)), 0) == Places(1, 0, 1, 1)
+    assert coordinates_of(Resize.make("fwd", "cubic", (1, 1, 5), (5,)), 0) == Coordinates(1, 0, 1, 1)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

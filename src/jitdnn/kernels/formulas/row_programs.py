@@ -54,7 +54,7 @@ class Pass:
 
     @property
     def loops(self) -> bool:
-        """True if the elements are gone through."""
+        """True if there is a loop over the elements."""
         return bool(self.writes) or any(name != "first" for name, _ in self.reductions)
 
     @property

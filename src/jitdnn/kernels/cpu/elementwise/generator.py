@@ -12,7 +12,7 @@ Extents and strides are arguments of the code, so that one compiled kernel serve
 compiled in is the number of axes and how each tensor moves along the innermost one: by 1 (vector loads), by 0
 (one element for all), or by any stride (gathers). Where a tensor is gathered, the blocks are one vector long
 and go along the row in the outer loop: then the next unit finds its neighbours in the cache lines just
-gathered. A tensor that lies in one piece along another axis is read in squares (``elementwise_tiles``).
+gathered. A tensor that lies in one piece along another axis is read in squares (``transposing``).
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class _Row:
         mask: Value | None,
         store: Callable[[int, Value, Value, Value | None], None],
     ) -> None:
-        """Vectors at several places at once."""
+        """Vectors at several offsets at once."""
         k, code = self.k, self.code
         inputs = [
             [

@@ -37,7 +37,7 @@ from jitdnn.tensor import TensorDescriptor, compute_dtype
 _Store = Callable[[Pointer, Value, Value, Any, "Value | None"], None]
 
 _LOW = 0xFFFFFFFF
-_AHEAD = 1024  # bytes ahead that are asked for: more streams than the processor follows by itself
+_PREFETCH_BYTES = 1024  # ahead: more streams than the processor's own prefetchers follow
 _STREAM_RUN = 4096  # bytes in one piece, or looking for aligned addresses costs more than it brings
 _WORD_SECONDS = 0.25e-9  # of one thread with vectors of 64 bytes
 
@@ -279,11 +279,11 @@ class _Loop:
         start: Value = k.integer(0)
         streams = None if blends else self.code.streams
         if streams == "long":
-            start = self._ahead(here[-1]).min(count)
+            start = self._head(here[-1]).min(count)
             self._step(here, numbers, k.integer(0), k.mask(start, lanes), blends, self._store)
         full = start + ((count - start) // lanes) * lanes
         if streams == "whole":
-            ahead = self._ahead(here[-1])
+            ahead = self._head(here[-1])
             with k.when(ahead == 0):
                 self._vectors(here, numbers, start, full, blends, self._stream)
             with k.when(ahead != 0):
@@ -299,7 +299,7 @@ class _Loop:
         for i in self.k.range(start, stop, self.lanes):
             self._step(here, numbers, i, None, blends, store)
 
-    def _ahead(self, output: Pointer) -> Value:
+    def _head(self, output: Pointer) -> Value:
         """Elements before the first aligned vector of the output."""
         k, size = self.k, ITEM_BYTES[output.dtype]
         address = Value(k, k.b.ptrtoint(output.v, INT))
@@ -338,7 +338,7 @@ class _Loop:
         k, lanes, inner = self.k, self.lanes, [*self.inner[:-2], self.inner[-1]]
         offsets = [i * step for step in inner]
         if self.code.inputs and mask is None:
-            place[0].prefetch(offsets[0] + _AHEAD // ITEM_BYTES[place[0].dtype])
+            place[0].prefetch(offsets[0] + _PREFETCH_BYTES // ITEM_BYTES[place[0].dtype])
         x = place[0].load_strided(offsets[0], inner[0], lanes, mask) if self.code.inputs else None
         principal, *saved = self.code.body.finish(k, self.code.dtype, self.scalars, drawn, x)
         result = principal * k.splat(self.alpha, lanes)

@@ -21,7 +21,7 @@ because of where the output's vectors begin."""
 
 
 class _Values:
-    """The inputs of expressions at one spot; what none asks for is not loaded."""
+    """The inputs of expressions at one spot; what none uses is not loaded."""
 
     def __init__(self, loop: Loop, spot: Spot | None, slot: int) -> None:
         self.loop, self.spot, self.slot = loop, spot, slot

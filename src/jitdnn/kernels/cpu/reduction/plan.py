@@ -43,7 +43,7 @@ class Layout:
     bases: tuple[int, ...]
     firsts: tuple[
         int, ...
-    ]  # from where a row begins in memory to its index 0: not 0 where it is walked backwards
+    ]  # from where a row begins in memory to its index 0: not 0 where it is iterated backwards
     vectors: int  # of a unit over rows
     unroll: int  # accumulators for each of them
     block: int  # of the inner axis

@@ -1,7 +1,7 @@
 """Affine grids, row by row: along a row only one coordinate changes.
 
-forward     unit = one row of places:  grid[..., i] = theta[i, 0] * x + (what is the same for the whole row)
-backward    unit = one row of theta of one image: sums over all places in f64, row after row
+forward     unit = one row of positions:  grid[..., i] = theta[i, 0] * x + (what is the same for the whole row)
+backward    unit = one row of theta of one image: sums over all positions in f64, row after row
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Code:
     direction: str
     dtype: str
     rank: int
-    step: int  # between neighbouring places of a row, if it is one of a few known ones; else 0
+    step: int  # between neighbouring positions of a row, if it is one of a few known ones; else 0
 
 
 def _slots(rank: int) -> Slots:
@@ -62,7 +62,7 @@ class _Affine:
                 self._backward(first, last, *operands)
 
     def _base(self, axis: int, index: Value, dtype: str) -> Value:
-        """Where the elements of an axis are between -1 and 1: a whole number times the reciprocal of one."""
+        """Where the elements of an axis are between -1 and 1: a integer times the reciprocal of one."""
         k = self.k
         factor = k.convert(k.bitcast(self.n[f"factor{axis}"], "f64"), dtype)
         number = k.convert(index * 2 + k.splat(self.n[f"first{axis}"], index.lanes), dtype)

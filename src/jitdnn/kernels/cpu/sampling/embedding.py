@@ -1,10 +1,10 @@
 """Rows of a table by their numbers, and the sums that come back to them.
 
     forward    unit = one index: its row, in vectors along the columns
-    backward   sort: the places of dy's rows, ordered by the rows of the table they belong to   (one task)
+    backward   sort: the positions of dy's rows, ordered by the rows of the table they belong to   (one task)
                sum:  unit = one row of the table: what belongs to it is added up in registers and written once
 
-The sort counts, so that places keep their order within a row: sums do not depend on the number of threads. An index
+The sort counts, so that positions keep their order within a row: sums do not depend on the number of threads. An index
 that is no row of the table is never used as one.
 
     workspace of the backward pass    rows + 1 ends, then one place for each index, 8 bytes each
@@ -32,8 +32,10 @@ from jitdnn.rtcg.types import INT
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 _VECTORS = 4  # of columns at once
-_AHEAD = 4  # rows from one that is copied to the one that is asked for: no processor guesses which comes next
-_AHEAD_BYTES = 2048  # of a row; the rest it does guess
+_PREFETCH_ROWS = (
+    4  # from one that is copied to the one that is prefetched: no processor guesses which comes next
+)
+_PREFETCH_ROWS_BYTES = 2048  # of a row; the rest it does guess
 _LINE = 64
 _BYTES_PER_SECOND = 12e9
 _SORT_SECONDS = 4e-9  # for an index
@@ -101,14 +103,14 @@ def _trace_forward(module: Module, code: _Code) -> None:
         e = _Embedding(k, args, code)
         lanes, columns = e.lanes, e.n["columns"]
         first, last = e.task(task)
-        counter, later = e.counter(first), e.counter(first + _AHEAD)
+        counter, later = e.counter(first), e.counter(first + _PREFETCH_ROWS)
         alpha = k.splat(e.scale.alpha, lanes)
         item = ITEM_BYTES[code.dtype]
-        asked = columns.min(_AHEAD_BYTES // item)
+        asked = columns.min(_PREFETCH_ROWS_BYTES // item)
         wide = (columns // (lanes * _VECTORS)) * (lanes * _VECTORS)
         for unit in k.range(first, last):
             if code.is_unit[0]:
-                with k.when(unit + _AHEAD < last):
+                with k.when(unit + _PREFETCH_ROWS < last):
                     coming = e.index_at(later.offsets[0].get())
                     row = e.source + k.select(e.is_row(coming), coming, 0) * e.n["row"]
                     for c in k.range(0, asked, _LINE // item):
@@ -166,7 +168,7 @@ def _trace_backward(module: Module, code: _Code) -> None:
         for row in k.range(e.n["rows"] + 1):
             total += ends.load(row)
             ends.store(total.get(), row)
-        # hand out places: ends[row] is where the row begins, and ends up where it ends
+        # hand out positions: ends[row] is where the row begins, and ends up where it ends
         for index, place in _each(e):
             at = ends.load(index)
             places.store(place, at)

@@ -1,8 +1,9 @@
-"""What the ways of sampling an image share: the geometry as arguments of the code, and the cells around places.
+"""What the algorithms of sampling an image share: the geometry as arguments of the code, and the cells around
+positions.
 
 The axes of the output are joined where memory allows it, so that a packed output is one run of pixels. Lanes go along
-that run wherever places are computed: one number in the grid becomes u, and u becomes the two elements beside it, with
-their weights and whether they are in the image at all.
+that run wherever positions are computed: one number in the grid becomes u, and u becomes the two elements beside it,
+with their weights and whether they are in the image at all.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Corner:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is around places: for each axis of the image its sides, and how u changes with the number in the grid."""
+    """What is around positions: for each axis of the image its sides, and how u changes with the number in the grid."""
 
     sides: tuple[tuple[Side, ...], ...]
     slopes: tuple[Value, ...]
@@ -159,7 +160,7 @@ def corners_of(axes: Sequence[Sequence[Side]]) -> Iterator[Corner]:
 
 
 class Sampler:
-    """The code that all ways of sampling share: arguments, loops over pixels, cells."""
+    """The code that all algorithms of sampling share: arguments, loops over pixels, cells."""
 
     def __init__(
         self, module: Module, code: SampleCode, name: str, run: Callable[[Any, Value, Value], None]
@@ -200,7 +201,7 @@ class Sampler:
         return [self.n[f"x{2 + a}"] for a in range(self.code.rank)]
 
     def cell(self, grid: Pointer, i: Value, mask: Value | None, strides: Sequence[Value]) -> Cell:
-        """Around the places of the pixels from `i` on; offsets count `strides`."""
+        """Around the positions of the pixels from `i` on; offsets count `strides`."""
         k, rank = self.k, self.code.rank
         sides, slopes = [], []
         for axis in range(rank):
@@ -251,7 +252,7 @@ def _sides(k: Builder, mode: str, dtype: str, u: Value, extent: Value, stride: V
     u = k.select(u < size + 1.0, u, size + 1.0)
     near = k.convert(u, integer)  # towards zero
     if mode == "nearest":
-        magic = 1.5 * 2.0 ** (23 if dtype == "f32" else 52)  # makes whole numbers, ties to even
+        magic = 1.5 * 2.0 ** (23 if dtype == "f32" else 52)  # makes integers, ties to even
         near = k.convert((u + magic) - magic, integer)
     else:
         near = near - k.select(k.convert(near, dtype) > u, k.constant(1, integer, lanes), 0)

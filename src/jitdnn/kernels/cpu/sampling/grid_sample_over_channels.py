@@ -46,8 +46,8 @@ class _Corners:
         self.offsets = [s.k.local(INDEX[s.computing], s.lanes) for _ in range(count)]
         self.weights = [s.k.local(s.computing, s.lanes) for _ in range(count)]
 
-    def keep(self, places: Pointer, i: Value, mask: Value | None, strides: Sequence[Value]) -> None:
-        cell = self.s.cell(places, i, mask, strides)
+    def keep(self, positions: Pointer, i: Value, mask: Value | None, strides: Sequence[Value]) -> None:
+        cell = self.s.cell(positions, i, mask, strides)
         for corner, offset, weight in zip(cell.corners(), self.offsets, self.weights, strict=True):
             offset.store(self.k.select(corner.inside, corner.offset, OUTSIDE[self.s.computing]))
             weight.store(corner.weight)
@@ -69,10 +69,10 @@ def _forward(s: Sampler, task: Value, _thread: Value) -> None:
     wide = (n["channels"] // (lanes * _VECTORS)) * (lanes * _VECTORS)
     for _unit in k.range(first, last):
         image = x + counter.digits[0].get() * n["x0"]
-        places, row = (p + o.get() for p, o in zip((grid, y), counter.offsets, strict=True))
+        positions, row = (p + o.get() for p, o in zip((grid, y), counter.offsets, strict=True))
         count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
         for i in k.range(0, count, lanes):
-            corners.keep(places, i, k.mask(count - i, lanes), s.strides())
+            corners.keep(positions, i, k.mask(count - i, lanes), s.strides())
             for p in k.range((count - i).min(lanes)):
                 target, known = row + (i + p) * s.steps[-1], corners.pixel(p)
                 for c in k.range(0, wide, lanes * _VECTORS):
@@ -111,14 +111,16 @@ def _by_grid(s: Sampler, task: Value, _thread: Value) -> None:
     full = (n["channels"] // lanes) * lanes
     for _unit in k.range(first, last):
         image = x + counter.digits[0].get() * n["x0"]
-        places, target, row = (p + o.get() for p, o in zip((grid, dgrid, dy), counter.offsets, strict=True))
+        positions, target, row = (
+            p + o.get() for p, o in zip((grid, dgrid, dy), counter.offsets, strict=True)
+        )
         count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
         for i in k.range(0, count, lanes):
             mask = k.mask(count - i, lanes)
             if code.mode == "nearest":
                 write_slopes(s, target, i, [k.constant(0.0, s.computing, lanes)] * code.rank, mask)
                 continue
-            corners.keep(places, i, mask, s.strides())
+            corners.keep(positions, i, mask, s.strides())
             for total in sums:
                 total.store(k.constant(0.0, s.computing, lanes))
             for p in k.range((count - i).min(lanes)):
@@ -127,7 +129,7 @@ def _by_grid(s: Sampler, task: Value, _thread: Value) -> None:
                     with k.when(offset != OUTSIDE[s.computing]):
                         total.store(_dot(s, gradient, image + offset, full), p)
             dots = [total.load(0, lanes) for total in sums]
-            write_slopes(s, target, i, slope_sums(k, s.cell(places, i, mask, s.strides()), dots), mask)
+            write_slopes(s, target, i, slope_sums(k, s.cell(positions, i, mask, s.strides()), dots), mask)
         counter.advance()
 
 
@@ -158,9 +160,9 @@ def _by_image(s: Sampler, task: Value, thread: Value) -> None:
         masks = [k.mask(n["channels"] - group - v * lanes, lanes) for v in range(vectors)]
         for i in k.range(0, strides[0] * n["extent0"], lanes):
             room.store(k.constant(0.0, s.computing, lanes), i)
-        for places, row in pixel_rows(s, grid + units.offsets[0].get(), dy + units.offsets[1].get()):
+        for positions, row in pixel_rows(s, grid + units.offsets[0].get(), dy + units.offsets[1].get()):
             for i in k.range(0, n["run"], lanes):
-                corners.keep(places, i, k.mask(n["run"] - i, lanes), strides)
+                corners.keep(positions, i, k.mask(n["run"] - i, lanes), strides)
                 for p in k.range((n["run"] - i).min(lanes)):
                     here = row + (i + p) * s.steps[-1]
                     values = [here.load(v * lanes, lanes, mask) for v, mask in enumerate(masks)]

@@ -49,11 +49,11 @@ class _Block:
         self.offsets = [s.k.local(INDEX[s.computing], BLOCK * s.lanes) for _ in range(self.count)]
         self.weights = [s.k.local(s.computing, BLOCK * s.lanes) for _ in range(self.count)]
 
-    def keep(self, places: Pointer, count: Value) -> None:
+    def keep(self, positions: Pointer, count: Value) -> None:
         """Those of the pixels from the grid's place on."""
         k, s = self.k, self.s
         for i in k.range(0, count, s.lanes):
-            cell = s.cell(places, i, k.mask(count - i, s.lanes), s.strides())
+            cell = s.cell(positions, i, k.mask(count - i, s.lanes), s.strides())
             for corner, offsets, weights in zip(cell.corners(), self.offsets, self.weights, strict=True):
                 offsets.store(k.select(corner.inside, corner.offset, OUTSIDE[s.computing]), i)
                 weights.store(corner.weight, i)
@@ -90,10 +90,10 @@ class _Pairs:
         self.offsets = [s.k.local("i32", BLOCK * s.lanes) for _ in range(rows)]
         self.weights = [[s.k.local("f32", BLOCK * s.lanes) for _ in range(2)] for _ in range(rows)]
 
-    def keep(self, places: Pointer, count: Value) -> None:
+    def keep(self, positions: Pointer, count: Value) -> None:
         k, s = self.k, self.s
         for i in k.range(0, count, s.lanes):
-            cell = s.cell(places, i, k.mask(count - i, s.lanes), s.strides())
+            cell = s.cell(positions, i, k.mask(count - i, s.lanes), s.strides())
             near, far = cell.sides[-1]
             last = k.splat(k.convert(s.n[f"extent{s.code.rank - 1}"] - 2, "i32"), s.lanes)
             start = k.select(near.inside, near.offset, 0).min(last)
@@ -144,9 +144,9 @@ def _forward(s: Sampler, task: Value, _thread: Value) -> None:
     counter = s.counter(first, [n["image0"], n["y0"]])
     for _unit in k.range(first, last):
         image = x + counter.digits[0].get() * n["x0"]
-        places, row = (p + o.get() for p, o in zip((grid, y), counter.offsets, strict=True))
+        positions, row = (p + o.get() for p, o in zip((grid, y), counter.offsets, strict=True))
         count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
-        block.keep(places, count)
+        block.keep(positions, count)
         for c in k.range(n["channels"]):
             plane, target = image + c * n["x1"], row + c * n["y1"]
             for i in k.range(0, count, lanes):
@@ -165,14 +165,16 @@ def _by_grid(s: Sampler, task: Value, _thread: Value) -> None:
     counter = s.counter(first, [n["image0"], n["image1"], n["y0"]])
     for _unit in k.range(first, last):
         image = x + counter.digits[0].get() * n["x0"]
-        places, target, row = (p + o.get() for p, o in zip((grid, dgrid, dy), counter.offsets, strict=True))
+        positions, target, row = (
+            p + o.get() for p, o in zip((grid, dgrid, dy), counter.offsets, strict=True)
+        )
         count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
         if code.mode == "nearest":
             for i in k.range(0, count, lanes):
                 write_slopes(s, target, i, [zero] * code.rank, k.mask(count - i, lanes))
             counter.advance()
             continue
-        block.keep(places, count)
+        block.keep(positions, count)
         for i in k.range(0, count, lanes):
             for dot in dots:
                 dot.store(zero, i)
@@ -186,7 +188,7 @@ def _by_grid(s: Sampler, task: Value, _thread: Value) -> None:
                     dot.store(k.fma(counted, value, dot.load(i, lanes)), i)
         for i in k.range(0, count, lanes):
             mask = k.mask(count - i, lanes)
-            cell = s.cell(places, i, mask, s.strides())
+            cell = s.cell(positions, i, mask, s.strides())
             write_slopes(s, target, i, slope_sums(k, cell, [dot.load(i, lanes) for dot in dots]), mask)
         counter.advance()
 
@@ -227,12 +229,12 @@ def _by_image(s: Sampler, task: Value, thread: Value) -> None:
         channels = (n["channels"] - group).min(_CHANNELS)
         for i in k.range(channels * stride):
             room.store(k.constant(0.0, s.computing), i)
-        for places, row in pixel_rows(s, grid + units.offsets[0].get(), dy + units.offsets[1].get()):
+        for positions, row in pixel_rows(s, grid + units.offsets[0].get(), dy + units.offsets[1].get()):
             for i in k.range(0, n["run"], lanes):
                 mask = k.mask(n["run"] - i, lanes)
                 outside = k.splat(k.convert(plane, INDEX[s.computing]), lanes)
                 for corner, offset, weight in zip(
-                    s.cell(places, i, mask, strides).corners(), offsets, weights, strict=True
+                    s.cell(positions, i, mask, strides).corners(), offsets, weights, strict=True
                 ):
                     offset.store(k.select(corner.inside, corner.offset, outside))
                     weight.store(corner.weight)

@@ -1,4 +1,4 @@
-"""What the ways of resizing share: the taps of three axes as tables that the code reads."""
+"""What the algorithms of resizing share: the taps of three axes as tables that the code reads."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def addresses(tables: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:
 
 
 class ResizeAlgorithm(TypedAlgorithm[Resize, CpuDevice]):
-    """What the ways of resizing share."""
+    """What the algorithms of resizing share."""
 
     problem = Resize
     deterministic = True

@@ -6,7 +6,7 @@ There may be several outputs, each with its expression, and every tensor has an 
 brought into the order of the first output's memory, and joined where every tensor allows it. Then the elements are
 numbered along the axes that are left, and each thread takes a few vectors of neighbours:
 
-    group of 256 threads > `unroll` vectors a thread, all loaded before the first is used > elements of a vector
+    thread block of 256 threads > `unroll` vectors a thread, all loaded before the first is used > elements of a vector
 
 How a tensor is found from the numbers is compiled in:
 
@@ -18,7 +18,7 @@ How a tensor is found from the numbers is compiled in:
 
 Extents and strides are arguments, so that one compiled kernel serves every size. Groups whose pointers are not aligned,
 and the last one, go element by element. Where an input lies in one piece along another axis than the output, squares of
-both go through the memory of the group instead (`elementwise_tiles`).
+both go through shared memory instead (`transposing`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype, 
 _DENSE, _SCATTERED = "dense", "scattered"
 _MOST_IN_FLIGHT = 4  # vectors that a thread loads before it uses the first
 _SINGLES = 4  # elements, where vectors cannot be
-_GROUPS_TO_FILL = 16  # groups a multiprocessor should have before threads do more than one vector
+_BLOCKS_TO_FILL = 16  # thread blocks a multiprocessor should have before threads do more than one vector
 _SECTOR = 32  # bytes that memory is read in
 _MOST_ARGUMENTS = 100  # of all devices: beyond it, extents and strides are written into the text
 _MOST_I32 = 2**31 - 1
@@ -130,7 +130,7 @@ def build_elementwise(
 
 
 def index_dtype(nest: Nest) -> str:
-    """i32 where every place, and every number up to the end of the last group, fits in it."""
+    """i32 where every offset, and every number up to the end of the last thread block, fits in it."""
     reaches = [
         sum((n - 1) * abs(s) for n, s in zip(nest.extents, steps, strict=True)) for steps in nest.strides
     ]
@@ -171,11 +171,11 @@ def _linear(code: Code, device: GpuDevice) -> tuple[str, Launch]:
     )
     unroll = max(1, _MOST_IN_FLIGHT // max(1, loads))
     while (
-        unroll > 1 and code.nest.size < THREADS * vector * unroll * _GROUPS_TO_FILL * device.multiprocessors
+        unroll > 1 and code.nest.size < THREADS * vector * unroll * _BLOCKS_TO_FILL * device.multiprocessors
     ):
         unroll //= 2
-    group = THREADS * vector * unroll
-    launch = Launch("elementwise", max(1, -(-code.nest.size // group)), THREADS)
+    block_elements = THREADS * vector * unroll
+    launch = Launch("elementwise", max(1, -(-code.nest.size // block_elements)), THREADS)
     return _Linear(code, how, unroll).text(), launch
 
 
@@ -196,14 +196,14 @@ class _Linear:
             for t, d in enumerate(code.dtypes)
             if self.moves[t] in (_DENSE, UNIT)
         )
-        group, together = THREADS * vector * unroll, min(_SINGLES, vector * unroll)
+        block_elements, together = THREADS * vector * unroll, min(_SINGLES, vector * unroll)
         return f"""{packs(kinds)}
 KERNEL({THREADS}) void elementwise({signature(code)}) {{
-{base_lines(code)}  const INDEX group = (INDEX)BLOCK_ID(0) * {group};
-  if (group + {group} <= total && {checks or 1}) {{
+{base_lines(code)}  const INDEX group = (INDEX)BLOCK_ID(0) * {block_elements};
+  if (group + {block_elements} <= total && {checks or 1}) {{
     const INDEX first = group;
 {self._steps(vector, unroll, is_sure=True)}  }} else {{
-    for (INDEX first = group; first < group + {group} && first < total; first += {THREADS * together}) {{
+    for (INDEX first = group; first < group + {block_elements} && first < total; first += {THREADS * together}) {{
 {self._steps(1, together, is_sure=False)}    }}
   }}
 }}
@@ -232,7 +232,7 @@ KERNEL({THREADS}) void elementwise({signature(code)}) {{
         return f"o{tensor}" if tensor in self.apart else "at"
 
     def _digits(self) -> str:
-        """The digits of a number, and the places that follow from them."""
+        """The digits of a number, and the offsets that follow from them."""
         if not self.apart:
             return ""
         lines = ["      COUNT rest = (COUNT)at;\n"]
@@ -264,9 +264,9 @@ KERNEL({THREADS}) void elementwise({signature(code)}) {{
                 f"#pragma unroll\n      for (int j = 0; j < {vector}; ++j)\n"
                 f"        q{tensor}[u].items[j] = p{tensor}[{place} + j * {step}];\n"
             )
-        return self._walk(tensor)
+        return self._iterate(tensor)
 
-    def _walk(self, tensor: int) -> str:
+    def _iterate(self, tensor: int) -> str:
         """Element by element, over the ends of rows."""
         last = self.axes - 1
         carry = ""

@@ -1,4 +1,4 @@
-"""Gradients of layer and RMS normalization in one pass over memory: dx, and the sums over all rows beside it."""
+"""Gradients of layer and RMS normalization in one pass over memory: dx, and the sums over all rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_ELEMENTS = 16  # of a row that a thread has
 _ROWS_AHEAD = {
     2: 2,
     4: 1,
-}  # rows that are loaded ahead, by bytes of an element: there are registers for so many
+}  # rows that are prefetched, by bytes of an element: there are registers for so many
 _BANDWIDTH_SHARE = 0.85  # of the device's
 _RESIDENT = 512  # threads of a multiprocessor that have registers enough
 
@@ -165,7 +165,7 @@ def _text(plan: Plan, axes: int, extras: list[str]) -> str:
         "VECTORS": vectors,
         "WORDS": 4,
         "WEIGHT_IS_DATA": int(names.get("weight") == data),
-        "GROUPS_BESIDE": max(1, _RESIDENT // threads),
+        "RESIDENT_BLOCKS": max(1, _RESIDENT // threads),
         "ROWS_AHEAD": _ROWS_AHEAD[size],
     }
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())

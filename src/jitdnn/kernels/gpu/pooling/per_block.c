@@ -1,14 +1,14 @@
-/* Pooling with large windows: many threads of a group share one, and backward write a whole plane.
+/* Pooling with large windows: many threads of a thread block share one, and backward write a whole plane.
  *
- * Defines beside those of access.c and bounds.c: LANES neighbouring channels of an item; ITEMS of a group,
+ * Defines apart from those of access.c and bounds.c: LANES neighbouring channels of an item; ITEMS of a thread block,
  * EACH = 256 / ITEMS threads for every one of them; CHANNELS_INNER 1 where neighbouring threads have neighbouring items, 0
  * where they have neighbouring elements; WHOLE 1 if a window is a plane whose elements lie at equal distances, of which
  * VECTOR neighbours are accessed at once; PLACE, an integer that holds a place in a plane.
  *
- * FLAT 1 where the planes of a tensor follow one another without gaps: a group then takes the planes of its items as one
+ * FLAT 1 where the planes of a tensor follow one another without gaps: a thread block then takes the planes of its items as one
  * run of memory, by VECTOR elements (16 bytes), and has room for STAGED numbers.
  *
- * An item is LANES channels of one output. `parts` groups share the windows of the same items: each leaves what it found in
+ * An item is LANES channels of one output. `parts` thread blocks share the windows of the same items: each leaves what it found in
  * workspace, PLACE [parts][items][LANES] if MAX, and behind these as many NUMBER.
  */
 #define GROUP 256
@@ -73,7 +73,7 @@ FUNCTION void enter(NUMBER value, PLACE place, NUMBER *result, PLACE *at) {
 
 #if FLAT
 #define RUN(t) ((t) + BLOCK_ID(0) * ITEMS * (i64)count)
-/* the elements of the group's planes, as numbers; those behind the last plane are left out */
+/* the elements of the thread block's planes, as numbers; those behind the last plane are left out */
 FUNCTION void stage(GLOBAL const X *run, OFFSET end, int is_aligned, LOCAL_POINTER NUMBER *staged) {
   NUMBER values[VECTOR];
   UNROLL_4 for (OFFSET i = THREAD_ID * VECTOR; i < end; i += GROUP * VECTOR) {
@@ -303,7 +303,7 @@ void pooling_join(ARGUMENTS) {
 #else
 
 #if FLAT
-/* The gradient of whole planes that follow one another: the group's as one run of memory. */
+/* The gradient of whole planes that follow one another: the thread block's as one run of memory. */
 KERNEL(GROUP)
 void pooling_spread(ARGUMENTS) {
   SHARED NUMBER gradients[ITEMS];

@@ -1,7 +1,7 @@
-/* Pooling with any windows: a thread walks through the window of LANES neighbouring channels, or, backward, through the
+/* Pooling with any windows: a thread reduces the window of LANES neighbouring channels, or, backward, through the
  * windows that its elements lie in.
  *
- * Defines beside those of access.c: MAX 1 or 0 (average); COUNTS_PADDING; ADAPTIVE; LANES; CHANNELS_INNER 1 where
+ * Defines apart from those of access.c: MAX 1 or 0 (average); COUNTS_PADDING; ADAPTIVE; LANES; CHANNELS_INNER 1 where
  * neighbouring threads have neighbouring channels, 0 for neighbouring columns; INDEX, if the places of the maxima are a
  * result, its type; PLACE, an integer that holds a place in a plane; FORWARD.
  *

@@ -1,7 +1,7 @@
 /* Pooling with small windows of a fixed size: a thread goes down some rows of an image and keeps what each row of x adds
  * to the windows that it is in.
  *
- * Defines beside those of access.c: MAX 1 or 0 (average); COUNTS_PADDING; FORWARD; INDEX, if the places of the
+ * Defines apart from those of access.c: MAX 1 or 0 (average); COUNTS_PADDING; FORWARD; INDEX, if the places of the
  * maxima are a result, its type; PLACE, an integer that holds a place in a plane; HAS_EMPTY 1 if windows may see nothing of
  * the image; KH, KW the window; SH, SW the stride; BEFORE_H, BEFORE_W the padding; LANES neighbouring channels of a thread;
  * COLUMNS, its outputs in a row, or backward tiles of SH x SW elements; VECTOR and

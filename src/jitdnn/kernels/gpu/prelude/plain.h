@@ -124,7 +124,7 @@ typedef double SCALE;
 typedef float SCALE;
 #endif
 /* What a result of integers becomes by alpha and beta: products and sum are rounded one by one, so that what lies between
- * two whole numbers does so for every target. The compiler may not fuse them. */
+ * two integers does so for every target. The compiler may not fuse them. */
 #ifdef __OPENCL_VERSION__
 FUNCTION SCALE blend_whole(SCALE alpha, SCALE result, SCALE beta, SCALE before) {
 #pragma OPENCL FP_CONTRACT OFF
@@ -160,7 +160,7 @@ FUNCTION void store_f64(GLOBAL double *p, i64 i, double x) { p[i] = x; }
 #endif
 
 /* Integers: loads give the number itself; store_<type> takes an integer and wraps, store_real_<type> a real number,
- * rounded to the nearest and held within the type's range (NaN becomes 0). */
+ * rounded to the nearest and clamped to the type's range (NaN becomes 0). */
 #define INTEGER_ACCESS(type, stored)                                               \
   FUNCTION stored load_##type(GLOBAL const stored *p, i64 i) { return p[i]; }      \
   FUNCTION void store_##type(GLOBAL stored *p, i64 i, i64 x) { p[i] = (stored)x; }

@@ -72,7 +72,7 @@ class Writer:
         extras = "".join(f", i64 {extra}" for extra, _ in self.code.extras)
         # two thread blocks side by side, one of which may load while the other computes
         beside = threads == 512 and self.layout.in_registers and self.code.is_short
-        head = f"KERNEL_BESIDE({threads}, 2)" if beside else f"KERNEL({threads})"
+        head = f"KERNEL_RESIDENT({threads}, 2)" if beside else f"KERNEL({threads})"
         floats = "".join(f", SCALE parameter{n}" for n in range(len(self.program.parameters)))
         self.put(
             f"{head} void {name}({pointers}GLOBAL u8 *workspace, SCALE scale, SCALE blend{extras}{floats})",

@@ -1,6 +1,6 @@
 /* Which of the indices belong to a range of the table's rows, in their order: count them, then list them.
  *
- * FIND(i) is the statements that make index_place and row_place, where index i and its row of dy are. The group of a
+ * FIND(i) is the statements that make index_place and row_place, where index i and its row of dy are. The thread block of a
  * range goes through all indices; a thread takes LIST of them that follow each other, so that lists keep the order.
  *
  *   workspace    for each range how many belong to it, and where its list begins; the ranges with long lists; then the
@@ -19,7 +19,7 @@
 #define ROWS (PLACES + count)
 #define IS_WANTED(index) ((index) >= first && (index) < last && (index) != padding)
 
-/* the sum over the group's threads, the same for all of them; `shared` has an element for each */
+/* the sum over the thread block's threads, the same for all of them; `shared` has an element for each */
 FUNCTION i64 group_total(SHARED_POINTER i64 *shared, i64 mine) {
   BARRIER();
   shared[THREAD_ID] = mine;
@@ -31,7 +31,7 @@ FUNCTION i64 group_total(SHARED_POINTER i64 *shared, i64 mine) {
   return shared[0];
 }
 
-/* the sum over the threads before this one of a group of `threads`; the sum over all goes to *total */
+/* the sum over the threads before this one of a thread block of `threads`; the sum over all goes to *total */
 FUNCTION i64 group_before(SHARED_POINTER i64 *shared, i64 mine, i64 *total, int threads) {
   BARRIER();
   shared[THREAD_ID] = mine;

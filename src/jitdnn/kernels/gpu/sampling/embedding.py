@@ -1,11 +1,12 @@
 """Rows of a table by their numbers, and the sums that come back to them.
 
     forward    a thread has some vectors of columns of rows of y: first their indices, then what these name
-    backward   count: a group goes through all indices for a range of the table's rows    (`embedding.c`)
-               list:  the same again, now that every range knows where its list begins
-               sum:   a group has a row of the table, or some columns of it: from the list of its range it takes those
+    backward   count: a thread block goes through all indices for a range of the table's rows    (`embedding.c`)
+               list:  the same again, now that every range knows where its list begins sum:   a thread block has a row
+               of the table, or some columns of it: from the list of its range it takes those
                       that belong to the row, adds them up in registers and writes the row once
-               sum_crowded: the same for ranges with long lists, of which a group has teams of threads
+               sum_crowded: the same for ranges with long lists, in which the threads of a block share a row in
+               several subsets
 
 Lists keep the order of the indices, so that sums are the same from run to run: nothing is added to memory that others
 add to. An index that is no row of the table is never used as one.
@@ -25,11 +26,14 @@ from jitdnn.problems.embedding import Embedding
 from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
 _UNROLL = 4  # vectors of a thread on their way at once, forward
-_TOGETHER = (2, 4)  # backward: of a group with one team, and of one with more
+_TOGETHER = (
+    2,
+    4,
+)  # backward: where all threads of a block have a column each, and where subsets share columns
 _RANGES = 512  # at most, of the table's rows
-_CROWDED = 2048  # entries of a list for which groups with teams are worth it
-_TEAMS, _LANES = 16, 32  # of such a group
-_INDEX_SECONDS = 2e-11  # for an index in each range's group, all groups side by side
+_CROWDED = 2048  # entries of a list for which such subsets are worth it
+_SUBSETS, _LANES = 16, 32  # of such a thread block
+_INDEX_SECONDS = 2e-11  # for an index in each range's thread block, all of them side by side
 
 
 class _Text:
@@ -95,8 +99,8 @@ class _Text:
         declared = packs({(self.dtype, self.vector)})
         if self.problem.direction == "fwd":
             text = read_text("gpu/prelude", "vectors.h") + declared + self._gather()
-            groups = -(-self.count * vectors // (THREADS * _UNROLL))
-            launches = [Launch("gather", max(1, groups), THREADS)]
+            blocks = -(-self.count * vectors // (THREADS * _UNROLL))
+            launches = [Launch("gather", max(1, blocks), THREADS)]
         else:
             text = (
                 read_text("gpu/prelude", "vectors.h")
@@ -112,12 +116,12 @@ class _Text:
                 Launch("sum", self.problem.rows * blocks, self.threads),
             ]
             if self.count > _CROWDED:
-                text += self._sum("sum_crowded", _TEAMS, _LANES)
+                text += self._sum("sum_crowded", _SUBSETS, _LANES)
                 most = min(self.ranges, self.count // _CROWDED) * self.per_range
-                groups = most * -(-vectors // _LANES)
+                blocks = most * -(-vectors // _LANES)
                 launches += [
                     Launch("list_crowded", 1, self.threads),
-                    Launch("sum_crowded", groups, _TEAMS * _LANES),
+                    Launch("sum_crowded", blocks, _SUBSETS * _LANES),
                 ]
         return device.kernel(Source("embedding", text, defines), launches, 3, extras)
 

@@ -1,6 +1,6 @@
 /* Resizing of images, forward and backward: every thread adds up what reaches LANES channels of one position.
  *
- * Defines beside those of pooling/access.c: LANES, and ARE_NEIGHBOURS 1 where these channels lie side by side; CHANNELS_INNER
+ * Defines apart from those of pooling/access.c: LANES, and ARE_NEIGHBOURS 1 where these channels lie side by side; CHANNELS_INNER
  * 1 where neighbouring threads have neighbouring channels, 0 for neighbouring columns; TAPS_D, TAPS_H, TAPS_W, 1, 2 or 4
  * elements of x that an output looks at along each axis; PLACE, an integer wide enough for what follows; FORWARD.
  *
@@ -48,7 +48,7 @@ FUNCTION OFFSET look(Axis axis, OFFSET o, NUMBER cubic, NUMBER *weights) {
   return (OFFSET)whole - 1;
 }
 
-FUNCTION OFFSET held(OFFSET i, OFFSET extent) { return i < 0 ? 0 : i >= extent ? extent - 1 : i; }
+FUNCTION OFFSET clamped(OFFSET i, OFFSET extent) { return i < 0 ? 0 : i >= extent ? extent - 1 : i; }
 
 #if FORWARD
 #define OPERANDS GLOBAL const X *x, GLOBAL X *y
@@ -100,7 +100,7 @@ FUNCTION void outputs_of(Axis axis, OFFSET i, OFFSET *low, OFFSET *high) {
 FUNCTION NUMBER weight_of(Axis axis, OFFSET o, OFFSET i, NUMBER cubic) {
   NUMBER weights[TAPS_MOST], sum = 0;
   const OFFSET first = look(axis, o, cubic, weights);
-  for (int t = 0; t < axis.taps; ++t) sum += held(first + t, axis.inputs) == i ? weights[t] : 0;
+  for (int t = 0; t < axis.taps; ++t) sum += clamped(first + t, axis.inputs) == i ? weights[t] : 0;
   return sum;
 }
 #endif
@@ -109,9 +109,9 @@ FUNCTION NUMBER weight_of(Axis axis, OFFSET o, OFFSET i, NUMBER cubic) {
 #define ADD_TAPS(is_aligned)                                                                                   \
   for (int i = 0; i < TAPS_D; ++i) {                                                                           \
     for (int j = 0; j < TAPS_H; ++j) {                                                                         \
-      const OFFSET row = held(first_d + i, ad.inputs) * (OFFSET)x_d + held(first_h + j, ah.inputs) * (OFFSET)x_h; \
+      const OFFSET row = clamped(first_d + i, ad.inputs) * (OFFSET)x_d + clamped(first_h + j, ah.inputs) * (OFFSET)x_h; \
       for (int k = 0; k < TAPS_W; ++k) {                                                                       \
-        const OFFSET from = (OFFSET)x_c * c + row + held(first_w + k, aw.inputs) * (OFFSET)x_w;                \
+        const OFFSET from = (OFFSET)x_c * c + row + clamped(first_w + k, aw.inputs) * (OFFSET)x_w;                \
         const NUMBER weight = weights_d[i] * weights_h[j] * weights_w[k];                                      \
         load_lanes(x + image * x_n, from, (OFFSET)x_c, left, is_aligned, values);                              \
         for (int n = 0; n < LANES; ++n) sums[n] += weight * values[n];                                         \

@@ -9,7 +9,7 @@ from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, PlannedAlgorithm
 from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.images import MOST_BLOCKS_OF_IMAGES, offset_type, spatial
-from jitdnn.kernels.gpu.sampling.resize_coordinates import Places, places_of
+from jitdnn.kernels.gpu.sampling.resize_coordinates import Coordinates, coordinates_of
 from jitdnn.problems.resize import Resize
 from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
@@ -17,14 +17,14 @@ THREADS = 256  # of a thread block
 PACKED = ("f32", "f16", "bf16")
 APART = 4  # channels of a thread where they do not lie side by side
 _TAP_INSTRUCTIONS, _POSITION_INSTRUCTIONS = 8.0, 240.0
-_IDENTITY = Places(1, 0, 1, 1)
+_IDENTITY = Coordinates(1, 0, 1, 1)
 
 
 class Plan(NamedTuple):
     """The coordinates of the results on the three axes of space, those that are missing in front."""
 
     problem: Resize
-    axes: tuple[Places, ...]
+    axes: tuple[Coordinates, ...]
 
 
 class PlainResize(PlannedAlgorithm[Resize, Plan, GpuDevice]):
@@ -40,7 +40,7 @@ class PlainResize(PlannedAlgorithm[Resize, Plan, GpuDevice]):
         if problem.dtype == "f64" and not device.has_f64:
             return f"{device.name} has no double precision, and {problem.operands[0].name} is f64"
         for axis in range(len(resize.x.shape) - 2):
-            if places_of(resize, axis) is None:
+            if coordinates_of(resize, axis) is None:
                 assert resize.scales is not None
                 return (
                     f"scale {resize.scales[axis]} of axis {axis + 2} has too many digits for places of 62 bits: leave "
@@ -50,7 +50,7 @@ class PlainResize(PlannedAlgorithm[Resize, Plan, GpuDevice]):
 
     def plan(self, problem: Resize, device: GpuDevice, epilogue: Epilogue | None) -> Plan:
         rank = len(problem.x.shape) - 2
-        axes = [cast(Places, places_of(problem, axis)) for axis in range(rank)]
+        axes = [cast(Coordinates, coordinates_of(problem, axis)) for axis in range(rank)]
         return Plan(problem, (*[_IDENTITY] * (3 - rank), *axes))
 
     def seconds_of(self, plan: Plan, device: GpuDevice) -> float:
