@@ -19,7 +19,17 @@ from jitdnn.kernels.algorithm import (
     PlannedAlgorithm,
 )
 from jitdnn.rtcg.expression import Expression
-from jitdnn.tensor import TensorDescriptor, compute_dtype
+from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
+
+
+def computing_dtype(dtypes: Sequence[str]) -> str:
+    """The type that elements of these types are computed in: i64 if none is real."""
+    return compute_dtype(*dtypes) if any(dtype in REAL_DTYPES for dtype in dtypes) else "i64"
+
+
+def as_sequence(expressions: Expression | Sequence[Expression]) -> tuple[Expression, ...]:
+    """One expression or several as several."""
+    return (expressions,) if isinstance(expressions, Expression) else tuple(expressions)
 
 
 class ElementwiseGenerator(Protocol):

@@ -30,13 +30,14 @@ from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Device
+from jitdnn.kernels.formulas.elementwise import as_sequence, computing_dtype
 from jitdnn.kernels.formulas.loop_nest import REPEATED, STRIDED, UNIT, Nest
 from jitdnn.kernels.gpu.elementwise.code import THREADS, Code, base_lines, literal_defines, packs, signature
 from jitdnn.kernels.gpu.elementwise.transposing import estimate_tiles, tiled_launch
 from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.types import refuse_doubles
 from jitdnn.rtcg.expression import Expression
-from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype, packed_strides
+from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, packed_strides
 
 _DENSE, _SCATTERED = "dense", "scattered"
 _MOST_IN_FLIGHT = 4  # vectors that a thread loads before it uses the first
@@ -57,15 +58,6 @@ class Found:
     vector: int
 
 
-def computing_dtype(dtypes: Sequence[str]) -> str:
-    """The type that elements of these types are computed in: i64 if none is real."""
-    return compute_dtype(*dtypes) if any(dtype in REAL_DTYPES for dtype in dtypes) else "i64"
-
-
-def _sequence(expressions: Expression | Sequence[Expression]) -> tuple[Expression, ...]:
-    return (expressions,) if isinstance(expressions, Expression) else tuple(expressions)
-
-
 def refuse_elementwise(
     tensors: Sequence[TensorDescriptor], device: Device, computing: str | None = None
 ) -> str | None:
@@ -78,7 +70,7 @@ def estimate_elementwise(
     expressions: Expression | Sequence[Expression], tensors: Sequence[TensorDescriptor], device: Device
 ) -> float:
     """Expected seconds of the kernel that ``build_elementwise`` makes."""
-    nest = Nest.of(tensors, len(tensors) - len(_sequence(expressions)))
+    nest = Nest.of(tensors, len(tensors) - len(as_sequence(expressions)))
     dtypes = [tensor.dtype for tensor in tensors]
     tiled = estimate_tiles(nest, dtypes)
     moved = 0.0
@@ -106,7 +98,7 @@ def build_elementwise(
     are computed as 64 bits that wrap; where there is a real number all are real, and rounded and saturated where
     integers are stored.
     """
-    gpu, expressions = cast(GpuDevice, device), _sequence(expressions)
+    gpu, expressions = cast(GpuDevice, device), as_sequence(expressions)
     dtypes = tuple(tensor.dtype for tensor in tensors)
     computing = computing or computing_dtype(dtypes)
     if computing not in REAL_DTYPES:
