@@ -9,44 +9,29 @@ from hypothesis import Phase, given, settings
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, unreached
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems import DivisiveNorm, Problem, parse
+from jitdnn.problems import DivisiveNorm, parse
 from jitdnn.tensor import TensorDescriptor
 from strategies import divisive_norms
-
-DIRECTIONS = ("fwd", "bwd")
-SHAPES = [
-    "shape2x5x9x40 size3 alpha1.0 k1.0",
-    "means shape2x5x9x40 size3 alpha1.0 k1.0",
-    "means shape1x19x6x7 size5 alpha0.5 beta0.6 nhwc",
-    "means shape2x3x4x5x6 size2 alpha1.0",
-    "means shape3x2x19 size4 alpha1.5 beta0.5",
-    "means shape1x1x1 size1 alpha1.0 beta1.0",
-    "means shape2x3x5x18 size18 alpha2.0 f64",
-    "means shape0x3x5 size3",
-]
-
-
-def norm(words: str, direction: str) -> Problem:
-    return parse(f"divisive_norm_{direction} {words}")
+from window_cases import DIRECTIONS, DIVISIVE_SHAPES, divisive_norm
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("words", SHAPES)
+@pytest.mark.parametrize("words", DIVISIVE_SHAPES)
 def test_awkward_shapes(words: str, direction: str) -> None:
-    check(norm(words, direction))
+    check(divisive_norm(words, direction))
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_half_precision(layout: str, direction: str, dtype: str) -> None:
-    check(norm(f"means shape2x18x7x9 size3 alpha0.5 {dtype} {layout}", direction))
+    check(divisive_norm(f"means shape2x18x7x9 size3 alpha0.5 {dtype} {layout}", direction))
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_orders_in_memory(direction: str, arrangement: str) -> None:
-    problem = norm("means shape2x5x7x18 size3 alpha0.5", direction)
+    problem = divisive_norm("means shape2x5x7x18 size3 alpha0.5", direction)
     if arrangement in ("repeated", "overlapping") and direction == "bwd":
         shape, packed = problem.output.shape, arranged(problem, "gaps")
         strides = ARRANGEMENTS[arrangement](shape)
@@ -64,12 +49,12 @@ def test_orders_in_memory(direction: str, arrangement: str) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_narrower_instruction_sets(layout: str, direction: str, cpu: str) -> None:
-    check(norm(f"means shape1x9x5x5 size3 alpha0.5 {layout}", direction), cpu=cpu)
+    check(divisive_norm(f"means shape1x9x5x5 size3 alpha0.5 {layout}", direction), cpu=cpu)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_algorithm_is_reached(direction: str) -> None:
-    assert unreached([norm(words, direction) for words in SHAPES]) == set()
+    assert unreached([divisive_norm(words, direction) for words in DIVISIVE_SHAPES]) == set()
 
 
 @settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))

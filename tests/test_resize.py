@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
@@ -15,24 +14,8 @@ import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, unreached
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import Resize, parse
-from jitdnn.problems.resize import COORDINATES, DIRECTIONS, MODES, ROUNDINGS
-from jitdnn.tensor import REAL_DTYPES, TensorDescriptor
-from strategies import descriptors
-
-SHAPES = [
-    "shape2x3x5x7 out10x14",  # whole multiples: places follow a pattern
-    "shape1x2x5x40 out10x80",
-    "shape1x3x64 out256",
-    "shape1x2x6x64 out3x16",
-    "shape1x3x9x33 out4x50",
-    "shape2x70x5x7 out9x8 nhwc",
-    "shape1x5x4x33 out8x66 nhwc",
-    "shape1x2x4x5x6 out3x5x13",
-    "shape1x2x30x50 out7x3",  # many taps backward
-    "shape1x1x1x1 out3x4",
-    "shape2x1x7x7 out1x1",
-    "shape0x3x4 out5",
-]
+from jitdnn.problems.resize import DIRECTIONS, MODES
+from window_cases import RESIZE_SHAPES, resizes
 
 
 def test_canonical_strings() -> None:
@@ -53,7 +36,7 @@ def test_canonical_strings() -> None:
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("words", SHAPES)
+@pytest.mark.parametrize("words", RESIZE_SHAPES)
 def test_awkward_shapes(words: str, direction: str) -> None:
     check(parse(f"resize_{direction} linear {words}"))
 
@@ -61,7 +44,7 @@ def test_awkward_shapes(words: str, direction: str) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("mode", MODES)
 def test_modes(mode: str, direction: str) -> None:
-    for words in SHAPES[::3]:
+    for words in RESIZE_SHAPES[::3]:
         check(parse(f"resize_{direction} {mode} {words}"))
 
 
@@ -87,31 +70,7 @@ def test_narrower_instruction_sets(direction: str, cpu: str) -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_algorithm_is_reached(direction: str) -> None:
-    assert unreached([parse(f"resize_{direction} linear {words}") for words in SHAPES]) == set()
-
-
-@st.composite
-def resizes(draw: st.DrawFn) -> Resize:
-    rank, dtype = draw(st.integers(1, 3)), draw(st.sampled_from(REAL_DTYPES))
-    extents = st.sampled_from((1, 2, 3, 7, 16, 18) if rank < 3 else (1, 2, 5))
-    batch = (draw(st.integers(0, 2)), draw(st.sampled_from((1, 3, 17))))
-    shape = (*batch, *(draw(extents) for _ in range(rank)))
-    size = (*batch, *(draw(extents) for _ in range(rank)))
-    scales = None
-    if draw(st.booleans()):
-        scales = tuple(draw(st.floats(0.25, 4)) for _ in range(rank))
-    direction = draw(st.sampled_from(DIRECTIONS))
-    names = ("x", "y") if direction == "fwd" else ("dy", "dx")
-    tensors = {
-        name: draw(descriptors(shape if name[-1] == "x" else size, dtype, is_output=name == names[1]))
-        for name in names
-    }
-    packed = {"x": TensorDescriptor.packed(shape, dtype), "y": TensorDescriptor.packed(size, dtype)}
-    mode, coordinates = draw(st.sampled_from(MODES)), draw(st.sampled_from(COORDINATES))
-    return Resize(
-        direction, mode, coordinates=coordinates, rounding=draw(st.sampled_from(ROUNDINGS)), scales=scales,
-        cubic=draw(st.sampled_from((-0.75, -0.5))), **{**packed, **tensors},
-    )  # fmt: skip
+    assert unreached([parse(f"resize_{direction} linear {words}") for words in RESIZE_SHAPES]) == set()
 
 
 @settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))

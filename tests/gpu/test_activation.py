@@ -11,7 +11,8 @@ import cases
 from cases import ARRANGEMENTS, arranged
 from harness import check
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.gpu.elementwise.activation import ElementwiseActivation
+from jitdnn.kernels.formulas.activation import ElementwiseActivation
+from jitdnn.kernels.gpu.elementwise.generator import ElementwiseLoops
 from jitdnn.problems import parse
 from jitdnn.problems.activation import FUNCTIONS, Activation
 from jitdnn.rtcg.expression import trace
@@ -71,11 +72,13 @@ def test_any_activation(device: Any, problem: Activation) -> None:
 
 
 def test_refusals(device: Any) -> None:
-    algorithm, problem = ElementwiseActivation(), parse("activation_fwd relu shape3")
+    algorithm, problem = ElementwiseActivation(ElementwiseLoops()), parse("activation_fwd relu shape3")
     assert "no epilogue" in str(algorithm.refuse(problem, device, Epilogue(trace(lambda a: a))))
 
 
 def test_compiles_for_every_architecture(architecture: Any) -> None:
     for kind in KINDS[::8]:
         for dtype in ("bf16", "f64"):
-            ElementwiseActivation().build(parse(f"{kind} shape64x1000000 {dtype}"), architecture)
+            ElementwiseActivation(ElementwiseLoops()).build(
+                parse(f"{kind} shape64x1000000 {dtype}"), architecture
+            )

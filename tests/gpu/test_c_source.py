@@ -32,7 +32,7 @@ def source_of(expressions: list[Expression], dtype: str) -> Source:
     text = (
         f"{functions}KERNEL({THREADS}) void evaluate(GLOBAL const {dtype} *a, GLOBAL const {dtype} *b,\n"
         f"    GLOBAL const {dtype} *c, GLOBAL {dtype} *y, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i64 n) {{\n"
-        f"  const i64 i = GROUP_ID(0) * {THREADS} + THREAD_ID;\n  if (i >= n) return;\n{calls}}}\n"
+        f"  const i64 i = BLOCK_ID(0) * {THREADS} + THREAD_ID;\n  if (i >= n) return;\n{calls}}}\n"
     )
     return Source("expressions", text)
 

@@ -10,7 +10,8 @@ from cases import ARRANGEMENTS, arranged
 from harness import check
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.gpu.convolution.direct import Direct
-from jitdnn.kernels.gpu.gemm import plan as contraction
+from jitdnn.kernels.gpu.gemm.cost import choose
+from jitdnn.kernels.gpu.gemm.lowering import lower_convolution
 from jitdnn.problems import Convolution, MatMul, Problem, parse
 from jitdnn.rtcg.expression import apply, trace
 from jitdnn.tensor import TensorDescriptor
@@ -63,7 +64,7 @@ def test_matrix_product(problem: Problem, device: Any) -> None:
 def test_terms_that_are_split_are_added_in_order(device: Any) -> None:
     problem = parse("conv_bwd_filter n2 c5 h33 w31 k6 r3 s3 stride1 pad1 f32 nchw")
     assert isinstance(problem, Convolution)
-    assert contraction.choose(contraction.lower_convolution(problem), device).splits > 1
+    assert choose(lower_convolution(problem), device).splits > 1
     assert "direct" in check(problem, device, only=["direct"])
 
 

@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from cases import ARRANGEMENTS, arranged
 from cross_entropy_cases import cross_entropy, inputs_for
 from harness import check
-from jitdnn.kernels.gpu.reduction.cross_entropy import RowsCrossEntropy
+from jitdnn.kernels.formulas.cross_entropy import RowCrossEntropy
+from jitdnn.kernels.gpu.reduction.generator import RowLoops
 from jitdnn.problems import Problem
 from strategies import cross_entropies
 
-ROWS = RowsCrossEntropy()
+ROWS = RowCrossEntropy(RowLoops())
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 FIXTURES = (HealthCheck.function_scoped_fixture,)
 DIRECTIONS = ("fwd", "bwd")

@@ -12,42 +12,27 @@ from harness import check
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Problem, parse
 from strategies import divisive_norms
-
-DIRECTIONS = ("fwd", "bwd")
-SHAPES = [
-    "shape2x5x9x40 size3 alpha1.0 k1.0",
-    "means shape2x5x9x40 size3 alpha1.0 k1.0",
-    "means shape1x19x6x7 size5 alpha0.5 beta0.6 nhwc",
-    "means shape2x3x4x5x6 size2 alpha1.0",
-    "means shape3x2x19 size4 alpha1.5 beta0.5",
-    "means shape1x1x1 size1 alpha1.0 beta1.0",
-    "means shape2x3x5x18 size18 alpha2.0 f64",
-    "means shape0x3x5 size3",
-]
-
-
-def norm(words: str, direction: str) -> Problem:
-    return parse(f"divisive_norm_{direction} {words}")
+from window_cases import DIRECTIONS, DIVISIVE_SHAPES, divisive_norm
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("words", SHAPES)
+@pytest.mark.parametrize("words", DIVISIVE_SHAPES)
 def test_awkward_shapes(words: str, direction: str, device: Any) -> None:
-    assert check(norm(words, direction), device)
+    assert check(divisive_norm(words, direction), device)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_half_precision(layout: str, direction: str, dtype: str, device: Any) -> None:
-    check(norm(f"means shape2x18x7x9 size3 alpha0.5 {dtype} {layout}", direction), device)
+    check(divisive_norm(f"means shape2x18x7x9 size3 alpha0.5 {dtype} {layout}", direction), device)
 
 
 @pytest.mark.parametrize("arrangement", ["gaps", "backwards", "turned"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_orders_in_memory(direction: str, arrangement: str, device: Any) -> None:
     assert arrangement in ARRANGEMENTS
-    check(arranged(norm("means shape2x5x7x18 size3 alpha0.5", direction), arrangement), device)
+    check(arranged(divisive_norm("means shape2x5x7x18 size3 alpha0.5", direction), arrangement), device)
 
 
 @settings(

@@ -118,8 +118,8 @@ def test_plain_sources_run_too() -> None:
     text = """
         KERNEL(64) void scale(GLOBAL const bf16 *x, GLOBAL i8 *y, GLOBAL u8 *workspace,
                               SCALE alpha, SCALE beta, i64 n) {
-            LOCAL f32 tile[64];
-            const i64 i = GROUP_ID(0) * THREADS + THREAD_ID;
+            SHARED f32 tile[64];
+            const i64 i = BLOCK_ID(0) * THREADS + THREAD_ID;
             tile[THREAD_ID] = i < n ? LOAD(bf16, x, i) : 0.0f;
             BARRIER();
             if (i < n) STORE(i8, y, i, alpha * exp(tile[THREAD_ID]));

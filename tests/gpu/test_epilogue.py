@@ -38,7 +38,7 @@ def source(epilogue: Epilogue | None, dtype: str, dialect: str) -> Source:
     text = (
         f"{code.functions}KERNEL(64) void finish(GLOBAL const {dtype} *x, GLOBAL {dtype} *y{code.parameters}, "
         f"GLOBAL u8 *workspace, SCALE alpha, SCALE beta) {{\n"
-        f"  const i64 i = GROUP_ID(0) * 64 + THREAD_ID;\n  if (i < 105) y[i] = ({dtype})alpha * {result};\n}}\n"
+        f"  const i64 i = BLOCK_ID(0) * 64 + THREAD_ID;\n  if (i < 105) y[i] = ({dtype})alpha * {result};\n}}\n"
     )
     return Source("epilogue", text, dialect=dialect)
 

@@ -10,15 +10,25 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, make_case
 from harness import check, run
-from jitdnn.kernels.gpu.normalization.algorithm import RowsNormalization, kernels_of, plan_of
+from jitdnn.kernels.formulas.normalization_steps import RowNormalization
 from jitdnn.kernels.gpu.normalization.layer_norm_backward import FusedLayerNorm
+from jitdnn.kernels.gpu.normalization.plan import plan_of
+from jitdnn.kernels.gpu.reduction.generator import RowKernel, RowLoops
 from jitdnn.problems.normalization import Normalization
 from normalization_cases import inputs_of, normalization, rearranged
 from strategies import normalizations
 
-ROWS, FUSED = RowsNormalization(), FusedLayerNorm()
+ROWS, FUSED = RowNormalization(RowLoops(), plan_of), FusedLayerNorm()
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 FIXTURES = (HealthCheck.function_scoped_fixture,)
+
+
+def only_kernel(problem: Normalization, device: Any) -> RowKernel:
+    """That of the only step."""
+    plan = plan_of(problem)
+    (step,) = plan.steps
+    return RowLoops().kernel(step, device, plan.pointers)
+
 
 BATCH_KINDS = [
     "batch_norm_fwd spatial",
@@ -118,8 +128,8 @@ def check_it(problem: Normalization, device: Any, **options: Any) -> None:
 def test_rows_of_several_vectors(words: str, kind: str, device: Any) -> None:
     """Weights come vector by vector while the row is held."""
     problem = normalization(f"{kind} {words}")
-    (kernel,) = kernels_of(plan_of(problem), device)
-    assert kernel.layout.is_held
+    kernel = only_kernel(problem, device)
+    assert kernel.layout.in_registers
     assert kernel.layout.steps > 1
     check(problem, device, scales=((1.0, 0.0), (1.5, 0.5)))
 
@@ -214,9 +224,8 @@ def test_one_element_has_variance_zero(device: Any) -> None:
 
 
 def test_a_row_is_read_once(device: Any) -> None:
-    plan = plan_of(normalization("layer_norm_fwd shape64x1024 axis1"))
-    (kernel,) = kernels_of(plan, device)
-    assert kernel.layout.is_held
+    kernel = only_kernel(normalization("layer_norm_fwd shape64x1024 axis1"), device)
+    assert kernel.layout.in_registers
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import cases
 from cases import arranged, make_case
 from harness import check, run
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.gpu.random.dropout import PhiloxDropout
-from jitdnn.kernels.gpu.random.fill import PhiloxFill
+from jitdnn.kernels.formulas.dropout import PhiloxDropout
+from jitdnn.kernels.formulas.random import PhiloxFill
+from jitdnn.kernels.gpu.random.generator import PhiloxLoops
 from jitdnn.problems import parse
 from jitdnn.rtcg.expression import trace
 
@@ -51,17 +52,21 @@ def test_words_are_those_of_the_definition(device: Any) -> None:
     for words in ("uniform low0.0 high1.0 shape3x5x70", "bernoulli p0.5 shape4x50 f64"):
         problem = parse(f"random {words}")
         case = make_case(problem)
-        (found,) = run(device, PhiloxFill().build(problem, device), case, 0)
+        (found,) = run(device, PhiloxFill(PhiloxLoops()).build(problem, device), case, 0)
         np.testing.assert_array_equal(found.astype(np.float64), case.results[0])
 
 
 def test_refusals(device: Any) -> None:
     epilogue = Epilogue(trace(lambda a: a))
-    assert "no epilogue" in str(PhiloxFill().refuse(parse(f"{FILLS[0]} shape3"), device, epilogue))
-    assert "no epilogue" in str(PhiloxDropout().refuse(parse("dropout p0.5 shape3"), device, epilogue))
+    assert "no epilogue" in str(
+        PhiloxFill(PhiloxLoops()).refuse(parse(f"{FILLS[0]} shape3"), device, epilogue)
+    )
+    assert "no epilogue" in str(
+        PhiloxDropout(PhiloxLoops()).refuse(parse("dropout p0.5 shape3"), device, epilogue)
+    )
 
 
 def test_compiles_for_every_architecture(architecture: Any) -> None:
     for dtype in ("f32", "bf16", "f64"):
-        PhiloxDropout().build(parse(f"dropout p0.5 shape1048576 {dtype} mask"), architecture)
-        PhiloxFill().build(parse(f"{FILLS[2]} shape1048576 {dtype}"), architecture)
+        PhiloxDropout(PhiloxLoops()).build(parse(f"dropout p0.5 shape1048576 {dtype} mask"), architecture)
+        PhiloxFill(PhiloxLoops()).build(parse(f"{FILLS[2]} shape1048576 {dtype}"), architecture)

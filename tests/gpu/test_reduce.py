@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, Buffer, arranged, make_case
 from harness import check, run
-from jitdnn.kernels.formulas.reduce import own_program
-from jitdnn.kernels.gpu.reduction.generator import Rows
-from jitdnn.kernels.gpu.reduction.reduce import RowsReduce, build_reduction
+from jitdnn.kernels.formulas.reduce import RowReduce, build_reduction, own_program
+from jitdnn.kernels.formulas.row_algorithms import Step
+from jitdnn.kernels.gpu.reduction.generator import RowLoops
 from jitdnn.problems import Problem, parse
 from jitdnn.problems.reduce import OPS
 from jitdnn.rtcg.expression import trace
@@ -21,7 +21,7 @@ from jitdnn.rtcg.folds import Fold
 from jitdnn.tensor import TensorDescriptor
 from strategies import reductions
 
-ROWS = RowsReduce()
+ROWS = RowReduce(RowLoops())
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 FIXTURES = (HealthCheck.function_scoped_fixture,)
 
@@ -126,7 +126,7 @@ def own(
     axes: Sequence[int], arrays: Sequence[Any], computing: str = "f32",
 ) -> list[Any]:  # fmt: skip
     """The results of a reduction of one's own."""
-    kernel, room = build_reduction(expressions, reduces, tensors, axes, device, computing)
+    kernel, room = build_reduction(RowLoops(), expressions, reduces, tensors, axes, device, computing)
     buffers = [Buffer(tensor) for tensor in tensors]
     for buffer, array in zip(buffers, arrays, strict=False):
         buffer.values[...] = array
@@ -177,7 +177,7 @@ def test_a_fold_that_does_not_commute(shape: tuple[int, int], axis: int, device:
 def test_long_rows_are_cut(device: Any) -> None:
     x, row = TensorDescriptor.packed((1, 1 << 20), "f32"), TensorDescriptor.packed((1, 1), "f32")
     program = own_program([trace(lambda x: x)], ["add"])
-    assert Rows(program, [x, row], (1,)).kernel(device).layout.parts > 1
+    assert RowLoops().kernel(Step(program, (x, row), (1,)), device).layout.parts > 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Resizing on GPUs, forward and backward, in any order in memory; places of awkward scales."""
+"""Resizing on GPUs, forward and backward, in any order in memory; coordinates of awkward scales."""
 
 from __future__ import annotations
 
@@ -12,31 +12,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 import cases
 from cases import ARRANGEMENTS, arranged
 from harness import check
-from jitdnn.kernels.gpu.sampling.resize_coordinates import Places, places_of
+from jitdnn.kernels.gpu.sampling.resize_coordinates import Coordinates, coordinates_of
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Resize, parse
 from jitdnn.problems.resize import COORDINATES, DIRECTIONS, MODES, ROUNDINGS
-from jitdnn.tensor import REAL_DTYPES, TensorDescriptor
-from strategies import descriptors
-
-SHAPES = [
-    "shape2x3x5x7 out10x14",  # whole multiples: places follow a pattern
-    "shape1x2x5x40 out10x80",
-    "shape1x3x64 out256",
-    "shape1x2x6x64 out3x16",
-    "shape1x3x9x33 out4x50",
-    "shape2x70x5x7 out9x8 nhwc",
-    "shape1x5x4x33 out8x66 nhwc",
-    "shape1x2x4x5x6 out3x5x13",
-    "shape1x2x30x50 out7x3",  # many taps backward
-    "shape1x1x1x1 out3x4",
-    "shape2x1x7x7 out1x1",
-    "shape0x3x4 out5",
-]
+from window_cases import RESIZE_SHAPES, resizes
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("words", SHAPES)
+@pytest.mark.parametrize("words", RESIZE_SHAPES)
 def test_awkward_shapes(words: str, direction: str, device: Any) -> None:
     assert check(parse(f"resize_{direction} linear {words}"), device)
 
@@ -45,7 +29,7 @@ def test_awkward_shapes(words: str, direction: str, device: Any) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("mode", MODES)
 def test_modes(mode: str, direction: str, coordinates: str, device: Any) -> None:
-    for words in SHAPES[::3]:
+    for words in RESIZE_SHAPES[::3]:
         check(parse(f"resize_{direction} {mode} {coordinates} {words}"), device, scales=((1.5, 1.0),))
 
 
@@ -70,30 +54,6 @@ def test_wide_offsets(direction: str, device: Any, monkeypatch: pytest.MonkeyPat
     """The code for tensors beyond 2^31 elements."""
     monkeypatch.setattr("jitdnn.kernels.gpu.sampling.resize.offset_type", lambda tensors: "i64")
     check(parse(f"resize_{direction} linear shape2x3x5x7 out10x9"), device)
-
-
-@st.composite
-def resizes(draw: st.DrawFn) -> Resize:
-    rank, dtype = draw(st.integers(1, 3)), draw(st.sampled_from(REAL_DTYPES))
-    extents = st.sampled_from((1, 2, 3, 7, 16, 18) if rank < 3 else (1, 2, 5))
-    batch = (draw(st.integers(0, 2)), draw(st.sampled_from((1, 3, 17))))
-    shape = (*batch, *(draw(extents) for _ in range(rank)))
-    size = (*batch, *(draw(extents) for _ in range(rank)))
-    scales = None
-    if draw(st.booleans()):
-        scales = tuple(draw(st.floats(0.25, 4)) for _ in range(rank))
-    direction = draw(st.sampled_from(DIRECTIONS))
-    names = ("x", "y") if direction == "fwd" else ("dy", "dx")
-    tensors = {
-        name: draw(descriptors(shape if name[-1] == "x" else size, dtype, is_output=name == names[1]))
-        for name in names
-    }
-    packed = {"x": TensorDescriptor.packed(shape, dtype), "y": TensorDescriptor.packed(size, dtype)}
-    mode, coordinates = draw(st.sampled_from(MODES)), draw(st.sampled_from(COORDINATES))
-    return Resize(
-        direction, mode, coordinates=coordinates, rounding=draw(st.sampled_from(ROUNDINGS)), scales=scales,
-        cubic=draw(st.sampled_from((-0.75, -0.5))), **{**packed, **tensors},
-    )  # fmt: skip
 
 
 @settings(
@@ -121,7 +81,7 @@ def test_places_of_nearest_elements(
     """Whatever the digits of a scale: the elements are those of exact fractions."""
     scales = None if scale is None else (scale,)
     problem = Resize.make("fwd", "nearest", (1, 1, inputs), (outputs,), coordinates, rounding, scales)
-    places = places_of(problem, 0)
+    places = coordinates_of(problem, 0)
     assert places is not None
     elements = [min(max(places.element(o), 0), inputs - 1) for o in range(outputs)]
     assert elements == list(problem.taps[0].start)
@@ -129,13 +89,13 @@ def test_places_of_nearest_elements(
 
 def test_places_between_elements() -> None:
     problem = Resize.make("fwd", "linear", (1, 1, 50), (30,), scales=(0.6000000000000001,), dtype="f64")
-    places = places_of(problem, 0)
+    places = coordinates_of(problem, 0)
     assert places is not None
     step = 1 / Fraction(0.6000000000000001)
     for output in range(30):
         exact = (output + Fraction(1, 2)) * step - Fraction(1, 2)
         assert abs(Fraction(places.a * output + places.b, places.q) - exact) < Fraction(1, 2**50)
-    assert places_of(Resize.make("fwd", "cubic", (1, 1, 5), (5,)), 0) == Places(1, 0, 1, 1)
+    assert coordinates_of(Resize.make("fwd", "cubic", (1, 1, 5), (5,)), 0) == Coordinates(1, 0, 1, 1)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

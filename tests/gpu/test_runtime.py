@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 
 ADD = """
 KERNEL(64) void add(GLOBAL const f32 *x, GLOBAL f32 *y, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i64 n, SCALE c) {
-    for (i64 i = (i64)GROUP_ID(0) * 64 + THREAD_ID; i < n; i += (i64)GROUPS(0) * 64) y[i] = x[i] + (f32)c;
+    for (i64 i = (i64)BLOCK_ID(0) * 64 + THREAD_ID; i < n; i += (i64)GRID_SIZE(0) * 64) y[i] = x[i] + (f32)c;
 }
 """
 

@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, arranged, make_case
 from harness import check, run
-from jitdnn.kernels.gpu.reduction.softmax import RowsSoftmax
+from jitdnn.kernels.formulas.softmax import RowSoftmax
+from jitdnn.kernels.gpu.reduction.generator import RowLoops
 from jitdnn.problems import Problem, Softmax, parse
 from strategies import softmaxes
 
-ROWS = RowsSoftmax()
+ROWS = RowSoftmax(RowLoops())
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 FIXTURES = (HealthCheck.function_scoped_fixture,)
 ALGORITHMS = ("fast", "accurate", "log")
@@ -90,17 +91,17 @@ def test_whole_rows_that_are_not_held(direction: str, device: Any) -> None:
         pytest.skip("takes long where so many rows are needed")
     problem = softmax(f"shape{count}x70001 axis1", "accurate", direction)
     layout = ROWS.rows(problem, device).kernel(device).layout
-    assert not layout.is_held
+    assert not layout.in_registers
     assert layout.parts == 1
     assert "rows" in check(problem, device)
 
 
 def test_which_rows_are_held(device: Any) -> None:
     """A row of a few thousand elements is read once, and a longer one twice."""
-    for words, is_held in (("shape2x4096 axis1", True), ("shape2x70001 axis1", False)):
+    for words, in_registers in (("shape2x4096 axis1", True), ("shape2x70001 axis1", False)):
         rows = ROWS.rows(softmax(words, "accurate", "fwd"), device)
-        assert rows.kernel(device).layout.is_held is is_held
-        assert len([sweep for sweep in rows.program.sweeps if sweep.loops]) == (3 if is_held else 2)
+        assert rows.kernel(device).layout.in_registers is in_registers
+        assert len([sweep for sweep in rows.program.sweeps if sweep.loops]) == (3 if in_registers else 2)
 
 
 NUMBERS = {

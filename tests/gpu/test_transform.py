@@ -9,7 +9,8 @@ import pytest
 import cases
 from harness import check
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.gpu.elementwise.transform import CopyTransform
+from jitdnn.kernels.formulas.transform import CopyTransform
+from jitdnn.kernels.gpu.elementwise.generator import ElementwiseLoops
 from jitdnn.problems import parse
 from jitdnn.rtcg.expression import trace
 
@@ -42,11 +43,15 @@ def test_conformance(device: Any, text: str, aligned: bool, monkeypatch: pytest.
 
 
 def test_refusals(device: Any) -> None:
-    reason = CopyTransform().refuse(parse(PROBLEMS[0]), device, Epilogue(trace(lambda a: a)))
+    reason = CopyTransform(ElementwiseLoops()).refuse(
+        parse(PROBLEMS[0]), device, Epilogue(trace(lambda a: a))
+    )
     assert "no epilogue" in str(reason)
 
 
 def test_compiles_for_every_architecture(architecture: Any) -> None:
     for dtype in ("f32", "bf16"):
         for way in ("y=nhwc", "x=nhwc"):
-            CopyTransform().build(parse(f"transform shape64x256x56x56 pad0 {dtype} {way}"), architecture)
+            CopyTransform(ElementwiseLoops()).build(
+                parse(f"transform shape64x256x56x56 pad0 {dtype} {way}"), architecture
+            )

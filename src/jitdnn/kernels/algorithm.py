@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import Expression
@@ -135,6 +135,83 @@ class Algorithm(ABC):
     @abstractmethod
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         """Make the kernel. Takes no arrays and launches nothing, so it may run in any thread or process."""
+
+
+OwnProblem = TypeVar("OwnProblem", bound=Problem)
+OwnDevice = TypeVar("OwnDevice", bound=Device)
+Plan = TypeVar("Plan")
+
+
+class PlannedAlgorithm(Algorithm, Generic[OwnProblem, Plan, OwnDevice]):
+    """An algorithm that says everything of a plan, in the types of its own problems and devices.
+
+        refusal        what it cannot do
+        plan           the sizes from which workspace, time and code follow
+        workspace_of   bytes, from the plan
+        seconds_of     expected seconds, from the plan
+        error_of       the error bound of a problem
+        kernel_of      the kernel, from the plan
+
+    The planner calls the methods of `Algorithm`; these narrow the types, make the plan, and call the above.
+    """
+
+    takes_no_epilogue: ClassVar[str | None] = None
+    """The refusal of every epilogue, in which {kind} is the kind of the problem; None if there may be one."""
+
+    def refusal(self, problem: OwnProblem, device: OwnDevice, epilogue: Epilogue | None) -> str | None:
+        """Which constraint fails, in words a user can act on; None if there is a plan."""
+        return None
+
+    @abstractmethod
+    def plan(self, problem: OwnProblem, device: OwnDevice, epilogue: Epilogue | None) -> Plan:
+        """The sizes for a problem that is not refused."""
+
+    def workspace_of(self, plan: Plan, device: OwnDevice) -> int:
+        """Bytes of scratch memory."""
+        return 0
+
+    @abstractmethod
+    def seconds_of(self, plan: Plan, device: OwnDevice) -> float:
+        """Expected seconds of one call."""
+
+    @abstractmethod
+    def error_of(self, problem: OwnProblem) -> float:
+        """The largest relative error, as `error_bound` defines it."""
+
+    @abstractmethod
+    def kernel_of(self, plan: Plan, device: OwnDevice) -> Kernel:
+        """Make the kernel."""
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        if epilogue is not None and self.takes_no_epilogue is not None:
+            return self.takes_no_epilogue.format(kind=problem.kind)
+        return self.refusal(self._own(problem), cast(OwnDevice, device), epilogue)
+
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        return self.workspace_of(self._plan(problem, device, epilogue), cast(OwnDevice, device))
+
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        return self.seconds_of(self._plan(problem, device, epilogue), cast(OwnDevice, device))
+
+    def error_bound(self, problem: Problem) -> float:
+        return self.error_of(self._own(problem))
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        return self.kernel_of(self._plan(problem, device, epilogue), cast(OwnDevice, device))
+
+    def _plan(self, problem: Problem, device: Device, epilogue: Epilogue | None) -> Plan:
+        return self.plan(self._own(problem), cast(OwnDevice, device), epilogue)
+
+    def _own(self, problem: Problem) -> OwnProblem:
+        assert isinstance(problem, self.problem), f"{self.name} does not run {problem.kind}"
+        return cast(OwnProblem, problem)
+
+
+class TypedAlgorithm(PlannedAlgorithm[OwnProblem, OwnProblem, OwnDevice]):
+    """An algorithm that plans nothing but what its kernel is built with: the problem is the plan."""
+
+    def plan(self, problem: OwnProblem, device: OwnDevice, epilogue: Epilogue | None) -> OwnProblem:
+        return problem
 
 
 def terms(problem: Problem) -> int:

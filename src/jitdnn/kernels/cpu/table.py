@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cpu.attention.algorithm import TiledBackward, TiledForward
 from jitdnn.kernels.cpu.convolution.bias import BiasChannels, BiasRows
@@ -16,14 +18,16 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.algorithm import Implici
 from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winograd4
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.algorithm import WinogradWgrad
 from jitdnn.kernels.cpu.ctc.algorithm import SequenceRecursion
-from jitdnn.kernels.cpu.elementwise.activation import ElementwiseActivation
-from jitdnn.kernels.cpu.elementwise.generator import build_elementwise
-from jitdnn.kernels.cpu.elementwise.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
-from jitdnn.kernels.cpu.elementwise.transform import CopyConcatenate, CopyTransform
+from jitdnn.kernels.cpu.elementwise.generator import ElementwiseLoops, build_elementwise
 from jitdnn.kernels.cpu.matmul import PackedGemm
-from jitdnn.kernels.cpu.normalization.algorithm import SweepsNormalization
 from jitdnn.kernels.cpu.normalization.layer_norm_backward import LayerNormRows
-from jitdnn.kernels.cpu.normalization.lrn import DivisiveNormAlong, DivisiveNormBeside, LRNAlong, LRNBeside
+from jitdnn.kernels.cpu.normalization.lrn import (
+    DivisiveNormOverOtherAxis,
+    DivisiveNormOverWindow,
+    LRNOverOtherAxis,
+    LRNOverWindow,
+)
+from jitdnn.kernels.cpu.normalization.plan import plan_of as plan_of_normalization
 from jitdnn.kernels.cpu.pooling.algorithm import (
     PoolingChannels,
     PoolingRows,
@@ -31,14 +35,10 @@ from jitdnn.kernels.cpu.pooling.algorithm import (
     PoolingWindow,
     ScatterUnpooling,
 )
-from jitdnn.kernels.cpu.random.dropout import PhiloxDropout
-from jitdnn.kernels.cpu.random.fill import PhiloxFill
-from jitdnn.kernels.cpu.reduction.cross_entropy import SweptCrossEntropy
+from jitdnn.kernels.cpu.random.generator import PhiloxLoops
 from jitdnn.kernels.cpu.reduction.cross_entropy_fused import CrossEntropyRows
-from jitdnn.kernels.cpu.reduction.prelu import PReluBackward, PReluForward
-from jitdnn.kernels.cpu.reduction.reduce import SweptReduce, build_reduction
+from jitdnn.kernels.cpu.reduction.generator import RowLoops
 from jitdnn.kernels.cpu.reduction.scan import build_scan
-from jitdnn.kernels.cpu.reduction.softmax import SweptSoftmax
 from jitdnn.kernels.cpu.rnn.algorithm import FusedSteps
 from jitdnn.kernels.cpu.sampling.affine_grid import AffineRows
 from jitdnn.kernels.cpu.sampling.embedding import EmbeddingRows
@@ -46,6 +46,16 @@ from jitdnn.kernels.cpu.sampling.grid_sample_over_channels import GridSampleChan
 from jitdnn.kernels.cpu.sampling.grid_sample_over_pixels import GridSamplePixels
 from jitdnn.kernels.cpu.sampling.resize_over_channels import ResizeChannels
 from jitdnn.kernels.cpu.sampling.resize_over_rows import ResizeRows
+from jitdnn.kernels.formulas.activation import ElementwiseActivation
+from jitdnn.kernels.formulas.cross_entropy import RowCrossEntropy
+from jitdnn.kernels.formulas.dropout import PhiloxDropout
+from jitdnn.kernels.formulas.normalization_steps import RowNormalization
+from jitdnn.kernels.formulas.prelu import PReluBackward, PReluForward
+from jitdnn.kernels.formulas.random import PhiloxFill
+from jitdnn.kernels.formulas.reduce import RowReduce, build_reduction
+from jitdnn.kernels.formulas.softmax import RowSoftmax
+from jitdnn.kernels.formulas.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
+from jitdnn.kernels.formulas.transform import CopyConcatenate, CopyTransform
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.attention import Attention
@@ -74,16 +84,17 @@ from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
 from jitdnn.problems.transform import Concatenate, Transform
 from jitdnn.problems.unpooling import Unpooling
 
+_ELEMENTWISE, _ROWS, _PHILOX = ElementwiseLoops(), RowLoops(), PhiloxLoops()
 _UNPOOLING = (ScatterUnpooling(), REFERENCE)
 _POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(), REFERENCE)
-_SOFTMAX = (SweptSoftmax(), REFERENCE)
-_LRN = (LRNAlong(), LRNBeside(), REFERENCE)
-_DIVISIVE_NORM = (DivisiveNormAlong(), DivisiveNormBeside(), REFERENCE)
+_SOFTMAX = (RowSoftmax(_ROWS), REFERENCE)
+_LRN = (LRNOverWindow(), LRNOverOtherAxis(), REFERENCE)
+_DIVISIVE_NORM = (DivisiveNormOverWindow(), DivisiveNormOverOtherAxis(), REFERENCE)
 _RESIZE = (ResizeChannels(), ResizeRows(), REFERENCE)
 _SAMPLE = (GridSampleChannels(), GridSamplePixels(), REFERENCE)
-_ACTIVATION = (ElementwiseActivation(), REFERENCE)
+_ACTIVATION = (ElementwiseActivation(_ELEMENTWISE), REFERENCE)
 
-_NORMALIZATION = (SweepsNormalization(), REFERENCE)
+_NORMALIZATION = (RowNormalization(_ROWS, plan_of_normalization), REFERENCE)
 
 # (problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
@@ -131,7 +142,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (MatMul, None): (PackedGemm(), REFERENCE),
     (Pooling, "fwd"): _POOLING,
     (Pooling, "bwd"): _POOLING,
-    (Reduce, None): (SweptReduce(), REFERENCE),
+    (Reduce, None): (RowReduce(_ROWS), REFERENCE),
     (Recurrent, "fwd"): (FusedSteps(), REFERENCE),
     (Recurrent, "bwd_data"): (FusedSteps(), REFERENCE),
     (Recurrent, "bwd_weights"): (FusedSteps(), REFERENCE),
@@ -145,7 +156,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (DivisiveNorm, "bwd"): _DIVISIVE_NORM,
     (Activation, "fwd"): _ACTIVATION,
     (Activation, "bwd"): _ACTIVATION,
-    (Dropout, None): (PhiloxDropout(), REFERENCE),
+    (Dropout, None): (PhiloxDropout(_PHILOX), REFERENCE),
     (Resize, "fwd"): _RESIZE,
     (Resize, "bwd"): _RESIZE,
     (Embedding, "fwd"): (EmbeddingRows(), REFERENCE),
@@ -155,23 +166,23 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (GridSample, "fwd"): _SAMPLE,
     (GridSample, "bwd_data"): _SAMPLE,
     (GridSample, "bwd_grid"): _SAMPLE,
-    (Random, None): (PhiloxFill(), REFERENCE),
+    (Random, None): (PhiloxFill(_PHILOX), REFERENCE),
     (Attention, "fwd"): (TiledForward(), REFERENCE),
     (Attention, "bwd"): (TiledBackward(), REFERENCE),
-    (CrossEntropy, "fwd"): (CrossEntropyRows(), SweptCrossEntropy(), REFERENCE),
-    (CrossEntropy, "bwd"): (SweptCrossEntropy(), REFERENCE),
+    (CrossEntropy, "fwd"): (CrossEntropyRows(), RowCrossEntropy(_ROWS), REFERENCE),
+    (CrossEntropy, "bwd"): (RowCrossEntropy(_ROWS), REFERENCE),
     (CtcLoss, "fwd"): (SequenceRecursion(), REFERENCE),
     (CtcLoss, "bwd"): (SequenceRecursion(), REFERENCE),
-    (PRelu, "fwd"): (PReluForward(), REFERENCE),
-    (PRelu, "bwd"): (PReluBackward(), REFERENCE),
-    (AddTensor, None): (ElementwiseAdd(), REFERENCE),
-    (OpTensor, None): (ElementwiseOp(), REFERENCE),
-    (Fill, None): (ElementwiseFill(), REFERENCE),
-    (Transform, None): (CopyTransform(), REFERENCE),
-    (Concatenate, None): (CopyConcatenate(), REFERENCE),
+    (PRelu, "fwd"): (PReluForward(_ELEMENTWISE), REFERENCE),
+    (PRelu, "bwd"): (PReluBackward(_ROWS), REFERENCE),
+    (AddTensor, None): (ElementwiseAdd(_ELEMENTWISE), REFERENCE),
+    (OpTensor, None): (ElementwiseOp(_ELEMENTWISE), REFERENCE),
+    (Fill, None): (ElementwiseFill(_ELEMENTWISE), REFERENCE),
+    (Transform, None): (CopyTransform(_ELEMENTWISE), REFERENCE),
+    (Concatenate, None): (CopyConcatenate(_ELEMENTWISE), REFERENCE),
 }
 
 # kernels of one's own formulas: element by element, reduced, results so far
 ELEMENTWISE = build_elementwise
-REDUCTION = build_reduction
+REDUCTION = partial(build_reduction, _ROWS)
 SCAN = build_scan

@@ -1,65 +1,69 @@
-"""Cross-entropy as programs over rows of classes: one or two sweeps over the scores forward, one backward.
+"""Cross-entropy as programs over rows of classes: one or two passes over the scores forward, one backward.
 
     top = max(x)
     sum(exp(x - top)), x_t = sum(x where c = t), and w_t, sum(w), sum(w x) as weights and smoothing ask for them
     loss of the row; then, for a sum or a mean, a second kernel adds the losses of all rows
 
 A class is compared with the number of every element of its row and never used as an address. dx is written in the
-only sweep over x; what it needs of weights and probabilities is summed before.
+only pass over x; what it needs of weights and probabilities is summed before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF
-from jitdnn.kernels.formulas.named_programs import Formula, Names, Rows, Step
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue
+from jitdnn.kernels.formulas.named_programs import Formula, NamedPlan, Names, Rows
+from jitdnn.kernels.formulas.row_algorithms import RowAlgorithm
 from jitdnn.problems.cross_entropy import CrossEntropy, rows_shape
 from jitdnn.rtcg.expression import apply, where
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
+_SHORTEST = 12  # neighbours in a row that are worth a vector
 _EXACT = 2**24  # classes from here on are not all numbers of f32
 
 
-@dataclass
-class CrossEntropyPlan:
-    """Steps over the tensors of a problem, and arrays that they leave for each other in the workspace.
+class CrossEntropyPlan(NamedPlan):
+    """A plan whose tensors have the axes of x.
 
-    `has_powers`: the target has the reduction "powers"; else the greatest score takes a sweep of its own.
+    `has_powers`: the target has the reduction "powers"; else the greatest score takes a pass of its own.
     """
 
-    problem: CrossEntropy
-    has_powers: bool = False
-    steps: list[Step] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    room: int = 0
-
-    def __post_init__(self) -> None:
-        self.numbers = {operand.name: n for n, operand in enumerate(self.problem.operands)}
-        self.tensors = {o.name: _on_rows(self.problem, o.name, o.descriptor) for o in self.problem.operands}
-        self.roles = {operand.name: operand.role for operand in self.problem.operands}
-
-    @property
-    def real(self) -> str:
-        return compute_dtype(self.problem.dtype)
+    def __init__(self, problem: CrossEntropy, has_powers: bool) -> None:
+        operands = problem.operands
+        super().__init__(operands, {o.name: _on_rows(problem, o.name, o.descriptor) for o in operands})
+        self.problem, self.has_powers = problem, has_powers
+        self.real = compute_dtype(problem.dtype)
 
     def array(self, name: str) -> None:
         """One number a row, between steps."""
         rows = TensorDescriptor.packed(rows_shape(self.problem.x.shape), self.real)
-        self.numbers[name] = len(self.numbers)
-        self.tensors[name] = rows.insert_axis(1)
-        self.offsets.append(self.room)
-        self.room += -(-rows.nbytes // 64) * 64
+        self.add_array(name, rows, rows.insert_axis(1))
 
-    def step(self, rows: Rows, row_outputs: Mapping[str, str], axes: Sequence[int]) -> None:
-        names = (*rows.inputs, *rows.outputs)
-        plain = tuple(n for n, name in enumerate(rows.outputs) if self.roles.get(name, "saved") == "saved")
-        tensors, numbers = (self.tensors[name] for name in names), (self.numbers[name] for name in names)
-        program = rows.program(row_outputs)
-        self.steps.append(Step(program, tuple(tensors), tuple(numbers), tuple(axes), plain, self.real))
+    def classes_step(self, rows: Rows, row_outputs: Mapping[str, str]) -> None:
+        """A step over the rows of classes."""
+        problem = self.problem
+        # short rows of neighbours: even a part of a vector at a time is faster than gathering
+        is_short = problem.x.strides[1] == 1 and problem.classes >= _SHORTEST
+        self.step(rows, row_outputs, (1,), self.real, vectors_over="elements" if is_short else None)
+
+
+class RowCrossEntropy(RowAlgorithm[CrossEntropy]):
+    """Passes over the rows of classes, of any strides; the losses of all rows are added by a second kernel."""
+
+    problem = CrossEntropy
+    takes_no_epilogue = "cross_entropy takes no epilogue"
+
+    def refusal(self, problem: CrossEntropy, device: Device, epilogue: Epilogue | None) -> str | None:
+        return super().refusal(problem, device, epilogue) or refusal(problem)
+
+    def plan(self, problem: CrossEntropy, device: Device, epilogue: Epilogue | None) -> CrossEntropyPlan:
+        return plan_of(problem, self.generator.has_joint)
+
+    def error_of(self, problem: CrossEntropy) -> float:
+        return error_bound_of(problem)
 
 
 def refusal(problem: CrossEntropy) -> str | None:
@@ -159,7 +163,7 @@ def _forward(plan: CrossEntropyPlan) -> None:
     if plan.has_powers:
         joint["powers", "top", "powers"] = lambda v: v.x
     else:
-        rows.sweep(first=first, most={"top": lambda v: v.x})
+        rows.add_pass(first=first, most={"top": lambda v: v.x})
         first = {}
         sums["powers"] = lambda v: apply("exp", v.x - v.top)
     scalars: dict[str, Formula] = {"logs": lambda v: v.top + apply("log", v.powers)}
@@ -183,9 +187,9 @@ def _forward(plan: CrossEntropyPlan) -> None:
     else:
         sums |= {"mass": lambda v: _smoothed(problem, v), "moment": lambda v: _smoothed(problem, v) * v.x}
         scalars["result"] = lambda v: v.logs * v.mass - v.moment
-    rows.sweep(first=first, add=sums, scalars=scalars, joint=joint)
+    rows.add_pass(first=first, add=sums, scalars=scalars, joint=joint)
     values = {outputs[0]: "result"} | ({"shares": "share"} if is_shared else {})
-    plan.step(rows, values | ({"lse": "logs"} if problem.lse is not None else {}), (1,))
+    plan.classes_step(rows, values | ({"lse": "logs"} if problem.lse is not None else {}))
     if not is_kept:
         _reduce(plan, is_shared)
 
@@ -207,9 +211,9 @@ def _reduce(plan: CrossEntropyPlan, is_shared: bool) -> None:
     result: Formula = lambda v: v.sum  # noqa: E731
     if is_mean:
         result = lambda v: v.sum / (v.share if "share" in v else v.rows)  # noqa: E731
-    rows.sweep(add=sums, scalars={"result": result})
+    rows.add_pass(add=sums, scalars={"result": result})
     values = {"loss": "result"} | ({"total": "share"} if "total" in outputs else {})
-    plan.step(rows, values, tuple(range(len(problem.x.shape))))
+    plan.step(rows, values, tuple(range(len(problem.x.shape))), plan.real)
 
 
 def _backward(plan: CrossEntropyPlan) -> None:
@@ -244,7 +248,7 @@ def _backward(plan: CrossEntropyPlan) -> None:
         scalars["rest"] = lambda v: v.slope * (e / classes)
     else:
         scalars["high"] = lambda v: v.slope * v.mass
-    rows.sweep(first=first, add=sums, scalars=scalars)
+    rows.add_pass(first=first, add=sums, scalars=scalars)
 
     def dx(v: Names) -> Any:
         value = v.high * apply("exp", v.x - v.logs)
@@ -255,5 +259,5 @@ def _backward(plan: CrossEntropyPlan) -> None:
             value = value - (v.rest * v.weight if "weight" in v else v.rest)
         return value
 
-    rows.sweep(writes={"dx": dx})
-    plan.step(rows, {}, (1,))
+    rows.add_pass(writes={"dx": dx})
+    plan.classes_step(rows, {})

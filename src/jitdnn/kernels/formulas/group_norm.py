@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitdnn.kernels.formulas.named_programs import Formula, Names, Plan, Rows
-from jitdnn.kernels.formulas.normalization import channel_moments, joint_moments
+from jitdnn.kernels.formulas.named_programs import Formula, Names, Rows
+from jitdnn.kernels.formulas.normalization import NormalizationPlan, channel_moments, joint_moments
 from jitdnn.problems.group_norm import GroupNorm
 
 _IMAGE, _GROUP, _MEMBER, _SPACE = 0, 1, 2, 3  # axes of the grid
@@ -30,16 +30,16 @@ def suits_channels(problem: GroupNorm) -> bool:
     return members > 1 and abs(x.strides[_MEMBER]) < min(space)
 
 
-def add_channels(plan: Plan) -> None:
+def add_channels(plan: NormalizationPlan) -> None:
     """The steps in either direction."""
     (_backward if plan.problem.direction == "bwd" else _forward)(plan)
 
 
-def _space(plan: Plan) -> tuple[int, ...]:
+def _space(plan: NormalizationPlan) -> tuple[int, ...]:
     return tuple(range(_SPACE, len(plan.problem.grid)))
 
 
-def _forward(plan: Plan) -> None:
+def _forward(plan: NormalizationPlan) -> None:
     problem, space = plan.problem, _space(plan)
     outputs = [operand.name for operand in problem.outputs]
     size = channel_moments(plan, space)
@@ -50,7 +50,7 @@ def _forward(plan: Plan) -> None:
     weight = ["weight"] if "weight" in plan.numbers else []
     rows = joint_moments(plan, size, problem.grid[_MEMBER], (weight, ["offset", "scale", *saved]))
     scale: Formula = lambda v: v.rstd * v.weight if "weight" in v else v.rstd  # noqa: E731
-    rows.sweep(writes={"offset": lambda v: v.mean, "scale": scale})
+    rows.add_pass(writes={"offset": lambda v: v.mean, "scale": scale})
     computing = None if plan.has_moments else "f64"
     plan.step(rows, {name: name for name in saved}, (_MEMBER,), computing, single=space)
 
@@ -60,22 +60,22 @@ def _forward(plan: Plan) -> None:
         result = (v.x - v.offset) * v.scale
         return result + v.bias if "bias" in v else result
 
-    rows.sweep(writes={"y": y})
+    rows.add_pass(writes={"y": y})
     plan.step(rows, {}, space)
 
 
-def _backward(plan: Plan) -> None:
+def _backward(plan: NormalizationPlan) -> None:
     problem, space = plan.problem, _space(plan)
     for name in ("p", "q", "offset", "inverse", "of_dy", "of_x", "rest"):
         plan.array(name, space)
 
     # one number for each channel: only then are the channels of all groups one axis
     rows = Rows(["mean", "rstd"], ["offset", "inverse"])
-    rows.sweep(writes={"offset": lambda v: v.mean, "inverse": lambda v: v.rstd})
+    rows.add_pass(writes={"offset": lambda v: v.mean, "inverse": lambda v: v.rstd})
     plan.step(rows, {}, (_MEMBER,), single=space)
 
     rows = Rows(["dy", "x", "offset", "inverse"], ["p", "q"])
-    rows.sweep(add={"p": lambda v: v.dy, "q": lambda v: v.dy * ((v.x - v.offset) * v.inverse)})
+    rows.add_pass(add={"p": lambda v: v.dy, "q": lambda v: v.dy * ((v.x - v.offset) * v.inverse)})
     plan.step(rows, {"p": "p", "q": "q"}, space)
 
     weight = ["weight"] if "weight" in plan.numbers else []
@@ -88,11 +88,11 @@ def _backward(plan: Plan) -> None:
     def scaled(v: Names, value: Any) -> Any:
         return value * v.weight if "weight" in v else value
 
-    rows.sweep(
+    rows.add_pass(
         add={"ps": lambda v: scaled(v, v.p), "qs": lambda v: scaled(v, v.q)},
         scalars={"a": lambda v: v.ps * v.share, "b": lambda v: v.qs * v.share},
     )
-    rows.sweep(
+    rows.add_pass(
         writes={
             "of_dy": lambda v: scaled(v, v.rstd),
             "of_x": lambda v: -(v.b * v.rstd * v.rstd),
@@ -102,13 +102,13 @@ def _backward(plan: Plan) -> None:
     plan.step(rows, {}, (_MEMBER,), single=space)
 
     rows = Rows(["dy", "x", "offset", "of_dy", "of_x", "rest"], ["dx"])
-    rows.sweep(writes={"dx": lambda v: v.dy * v.of_dy + ((v.x - v.offset) * v.of_x + v.rest)})
+    rows.add_pass(writes={"dx": lambda v: v.dy * v.of_dy + ((v.x - v.offset) * v.of_x + v.rest)})
     plan.step(rows, {}, space)
 
     sums = {name: value for name, value in (("dweight", "q"), ("dbias", "p")) if name in plan.numbers}
     if sums:
         rows = Rows(list(sums.values()), list(sums))
-        rows.sweep(add={f"sum_{value}": _named(value) for value in sums.values()})
+        rows.add_pass(add={f"sum_{value}": _named(value) for value in sums.values()})
         plan.step(
             rows,
             {name: f"sum_{value}" for name, value in sums.items()},

@@ -39,7 +39,7 @@ class Nest:
             if extent == 1:
                 continue
             steps = [tensor.strides[axis] for tensor in tensors]
-            if steps[inputs] < 0:  # walk the other way
+            if steps[inputs] < 0:  # iterate the other way
                 bases = [base + (extent - 1) * step for base, step in zip(bases, steps, strict=True)]
                 steps = [-step for step in steps]
             axes.append((extent, steps))

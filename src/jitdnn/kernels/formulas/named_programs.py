@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jitdnn.kernels.formulas.row_programs import Program, Sweep
-from jitdnn.problems.normalization import Normalization
+from jitdnn.kernels.formulas.row_algorithms import RowPlan, Step, shortened
+from jitdnn.kernels.formulas.row_programs import Pass, Program
+from jitdnn.problems.problem import Operand
 from jitdnn.rtcg.expression import Expression, Graph, Traced
 from jitdnn.tensor import TensorDescriptor
 
 Formula = Callable[["Names"], Any]
+_ALIGNMENT = 64  # bytes, of arrays in the workspace
 
 
 class Names:
@@ -38,9 +39,9 @@ class Rows:
         self.position = position  # elements know their place in the row, by this name
         self.parameters = dict(parameters or {})
         self.values = list(self.parameters)
-        self.sweeps: list[Sweep] = []
+        self.passes: list[Pass] = []
 
-    def sweep(
+    def add_pass(
         self,
         first: Mapping[str, Formula] | None = None,
         add: Mapping[str, Formula] | None = None,
@@ -49,7 +50,7 @@ class Rows:
         most: Mapping[str, Formula] | None = None,
         joint: Mapping[tuple[str, str, str], Formula] | None = None,
     ) -> None:
-        """One more sweep: values of the first element, sums, maxima (`most`), numbers made of them, and elements to
+        """One more pass: values of the first element, sums, maxima (`most`), numbers made of them, and elements to
         write. `joint` reductions are named by their kind and their two results."""
         before = [*self.inputs, *(["position"] if self.position else []), *self.values]
         reductions = []
@@ -65,14 +66,14 @@ class Rows:
             made.append(_traced(self.values, formula))
             self.values.append(name)
         written = [(self.outputs.index(name), _traced(before, f)) for name, f in (writes or {}).items()]
-        self.sweeps.append(Sweep(tuple(reductions), tuple(made), tuple(written)))
+        self.passes.append(Pass(tuple(reductions), tuple(made), tuple(written)))
 
     def program(self, row_outputs: Mapping[str, str]) -> Program:
         """The program; `row_outputs` says which value of the row is written to which output."""
         rows = tuple(
             (self.outputs.index(name), self.values.index(value)) for name, value in row_outputs.items()
         )
-        return Program(tuple(self.sweeps), rows, tuple(self.parameters.values()), self.position)
+        return Program(tuple(self.passes), rows, tuple(self.parameters.values()), self.position)
 
 
 def _traced(names: Sequence[str], formula: Formula) -> Expression:
@@ -80,58 +81,29 @@ def _traced(names: Sequence[str], formula: Formula) -> Expression:
     return graph.finish(graph.lift(formula(Names(graph, names))))
 
 
-@dataclass(frozen=True)
-class Step:
-    """One kernel of a chain: a program over these tensors, which are numbered by `operands`."""
+class NamedPlan(RowPlan):
+    """A plan that is being written, with names for the tensors of its steps."""
 
-    program: Program
-    tensors: tuple[TensorDescriptor, ...]
-    operands: tuple[int, ...]
-    axes: tuple[int, ...]
-    plain: tuple[int, ...] = ()
-    compute: str | None = None
-
-    def shortened(self, axis: int, extent: int) -> Step:
-        """The step over so many indices of an axis."""
-        tensors = tuple(_shortened(tensor, {axis: extent}) for tensor in self.tensors)
-        return replace(self, tensors=tensors)
-
-
-class Plan:
-    """How a problem is done: steps, and the arrays that they leave for each other.
-
-    With `cut` = (axis, extent) the grid is done in pieces of so many indices of an axis that no step sums over: all
-    steps for one piece, while it is in the cache, then for the next. Steps that are `last` follow over all of it.
-
-    `has_moments`: the target has the reduction "moments"; else there are sums in f64, or several sweeps.
-    """
-
-    def __init__(self, problem: Normalization, has_moments: bool = False) -> None:
-        self.problem, self.has_moments = problem, has_moments
-        self.steps: list[Step] = []
-        self.last: list[Step] = []
-        self.cut: tuple[int, int] | None = None
-        self.numbers = {operand.name: n for n, operand in enumerate(problem.operands)}
-        self.tensors = {name: problem.on_grid(name) for name in self.numbers}
-        self.offsets: list[int] = []
+    def __init__(self, operands: Sequence[Operand], tensors: Mapping[str, TensorDescriptor]) -> None:
+        super().__init__()
+        self.numbers = {operand.name: number for number, operand in enumerate(operands)}
+        self.named = dict(tensors)
+        self.tensors = {number: self.named[name] for name, number in self.numbers.items()}
         self.pointers = len(self.numbers)
-        self.room = 0
+        self._scaled = {operand.name for operand in operands if operand.role not in ("saved", "state")}
 
-    def array(self, name: str, same: Sequence[int], dtype: str | None = None) -> None:
-        """An array between steps, on the grid, of one number where the axes `same` are counted as one."""
-        grid = self.problem.grid
-        packed = TensorDescriptor.packed(
-            [1 if a in same else n for a, n in enumerate(grid)], dtype or self.problem.statistic_dtype
-        )
+    def add_array(self, name: str, packed: TensorDescriptor, tensor: TensorDescriptor) -> None:
+        """An array between steps, which they see as this tensor."""
+        assert self.pointers is not None
         self.numbers[name] = self.pointers
+        self.named[name] = self.tensors[self.pointers] = tensor
         self.pointers += 1
-        self.tensors[name] = packed.broadcast_to(grid)
         self.offsets.append(self.room)
-        self.room += -(-packed.nbytes // 64) * 64
+        self.room += -(-packed.nbytes // _ALIGNMENT) * _ALIGNMENT
 
     def alias(self, name: str, other: str) -> None:
         """Another name for a tensor."""
-        self.numbers[name], self.tensors[name] = self.numbers[other], self.tensors[other]
+        self.numbers[name], self.named[name] = self.numbers[other], self.named[other]
 
     def step(
         self,
@@ -141,28 +113,12 @@ class Plan:
         compute: str | None = None,
         single: Sequence[int] = (),
         is_last: bool = False,
+        vectors_over: str | None = None,
     ) -> None:
         """Add a step of the program `rows` over the tensors of its names, at index 0 of the axes `single`."""
-        roles = {operand.name: operand.role for operand in self.problem.operands}
         names = (*rows.inputs, *rows.outputs)
-        plain = [n for n, name in enumerate(rows.outputs) if roles.get(name, "saved") in ("saved", "state")]
-        tensors = tuple(_shortened(self.tensors[name], dict.fromkeys(single, 1)) for name in names)
+        plain = tuple(n for n, name in enumerate(rows.outputs) if name not in self._scaled)
+        tensors = tuple(shortened(self.named[name], dict.fromkeys(single, 1)) for name in names)
         numbers = tuple(self.numbers[name] for name in names)
-        step = Step(rows.program(row_outputs), tensors, numbers, tuple(axes), tuple(plain), compute)
+        step = Step(rows.program(row_outputs), tensors, tuple(axes), plain, numbers, compute, vectors_over)
         (self.last if is_last else self.steps).append(step)
-
-    def pieces(self) -> Iterator[tuple[int, list[Step]]]:
-        """Where each piece begins, and its steps."""
-        if self.cut is None:
-            yield 0, self.steps
-            return
-        axis, extent = self.cut
-        whole = self.problem.grid[axis]
-        for start in range(0, whole, extent):
-            yield start, [step.shortened(axis, min(extent, whole - start)) for step in self.steps]
-
-
-def _shortened(tensor: TensorDescriptor, extents: Mapping[int, int]) -> TensorDescriptor:
-    """The tensor with other extents of some axes."""
-    shape = tuple(extents.get(axis, extent) for axis, extent in enumerate(tensor.shape))
-    return TensorDescriptor(shape, tensor.strides, tensor.dtype)

@@ -6,11 +6,31 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from jitdnn.kernels.formulas.named_programs import Formula, Names, Plan, Rows
+from jitdnn.kernels.formulas.named_programs import Formula, NamedPlan, Names, Rows
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.normalization import Normalization
 from jitdnn.rtcg.activations import activation
 from jitdnn.rtcg.expression import Expression, apply
+from jitdnn.tensor import TensorDescriptor
+
+
+class NormalizationPlan(NamedPlan):
+    """A plan whose tensors are on the grid of the problem.
+
+    `has_moments`: the target has the reduction "moments"; else there are sums in f64, or several passes.
+    """
+
+    def __init__(self, problem: Normalization, has_moments: bool = False) -> None:
+        operands = problem.operands
+        super().__init__(operands, {operand.name: problem.on_grid(operand.name) for operand in operands})
+        self.problem, self.has_moments = problem, has_moments
+
+    def array(self, name: str, same: Sequence[int], dtype: str | None = None) -> None:
+        """An array between steps, of one number where the axes `same` are counted as one."""
+        grid = self.problem.grid
+        shape = [1 if axis in same else extent for axis, extent in enumerate(grid)]
+        packed = TensorDescriptor.packed(shape, dtype or self.problem.statistic_dtype)
+        self.add_array(name, packed, packed.broadcast_to(grid))
 
 
 def xhat(v: Names) -> Any:
@@ -85,7 +105,7 @@ def next_statistics(problem: Normalization) -> Running:
     )
 
 
-def channel_moments(plan: Plan, space: Sequence[int]) -> int:
+def channel_moments(plan: NormalizationPlan, space: Sequence[int]) -> int:
     """Add a step that takes mean and sum of squared distances from it over space, for every channel of an image.
 
     They are in the arrays `channel_mean` and `channel_squares`. Returns the number of elements of each.
@@ -96,13 +116,13 @@ def channel_moments(plan: Plan, space: Sequence[int]) -> int:
     plan.array("channel_squares", space, dtype)
     if plan.has_moments:
         rows = Rows(["x"], ["channel_mean", "channel_squares"])
-        rows.sweep(joint={("moments", "mean", "rest"): lambda v: v.x})
+        rows.add_pass(joint={("moments", "mean", "rest"): lambda v: v.x})
         plan.step(rows, {"channel_mean": "mean", "channel_squares": "rest"}, space)
         return size
     # distances from the first element: squares of numbers far from 0 would cancel
     rows = Rows(["x"], ["channel_mean", "channel_squares"], {"share": 1.0 / size})
-    rows.sweep({"first": lambda v: v.x})
-    rows.sweep(
+    rows.add_pass({"first": lambda v: v.x})
+    rows.add_pass(
         add={"total": lambda v: v.x - v.first, "squares": lambda v: (v.x - v.first) * (v.x - v.first)},
         scalars={
             "distance": lambda v: v.total * v.share,
@@ -115,7 +135,7 @@ def channel_moments(plan: Plan, space: Sequence[int]) -> int:
 
 
 def joint_moments(
-    plan: Plan,
+    plan: NormalizationPlan,
     size: int,
     members: int,
     others: tuple[Sequence[str], Sequence[str]],
@@ -131,7 +151,7 @@ def joint_moments(
         others[1],
         {**parameters, "share": 1.0 / problem.count, "epsilon": problem.epsilon, **running.parameters},
     )
-    rows.sweep(
+    rows.add_pass(
         OLD_STATISTICS if running.scalars else {},
         {"total": lambda v: v.channel_mean},
         {"mean": lambda v: v.total * v.part},
@@ -141,7 +161,7 @@ def joint_moments(
         distance = v.channel_mean - v.mean
         return v.channel_squares + v.size * distance * distance
 
-    rows.sweep(
+    rows.add_pass(
         add={"squares": squares},
         scalars={
             "variance": lambda v: v.squares * v.share,

@@ -1,4 +1,4 @@
-"""Steps of the normalizations that plans of several targets have in common.
+"""The normalizations as programs over rows: the algorithm, and steps that plans of several targets have in common.
 
 Backward, with xhat = (x - mean) * rstd, g = dy * weight:
 
@@ -9,15 +9,41 @@ Where weight and bias belong to a row (batch normalization), a and b give dbias 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Any
 
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF
-from jitdnn.kernels.formulas.named_programs import Formula, Names, Plan, Rows
-from jitdnn.kernels.formulas.normalization import gradient_of, inverse, next_statistics, result_of, xhat
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue
+from jitdnn.kernels.formulas.named_programs import Formula, Names, Rows
+from jitdnn.kernels.formulas.normalization import (
+    NormalizationPlan,
+    gradient_of,
+    inverse,
+    next_statistics,
+    result_of,
+    xhat,
+)
+from jitdnn.kernels.formulas.row_algorithms import RowAlgorithm, RowGenerator
 from jitdnn.problems.normalization import Normalization
 from jitdnn.tensor import compute_dtype
+
+
+class RowNormalization(RowAlgorithm[Normalization]):
+    """Passes over every row: the statistics, then the elements. `plan_of` says which steps suit the target."""
+
+    problem = Normalization
+
+    def __init__(
+        self, generator: RowGenerator, plan_of: Callable[[Normalization], NormalizationPlan]
+    ) -> None:
+        super().__init__(generator)
+        self.plan_of = plan_of
+
+    def plan(self, problem: Normalization, device: Device, epilogue: Epilogue | None) -> NormalizationPlan:
+        return self.plan_of(problem)
+
+    def error_of(self, problem: Normalization) -> float:
+        return error_bound_of(problem)
 
 
 def error_bound_of(problem: Normalization) -> float:
@@ -35,35 +61,35 @@ def size_of(problem: Normalization, same: Sequence[int]) -> int:
     return count
 
 
-def forward_rows(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) -> Rows:
+def forward_rows(plan: NormalizationPlan, inputs: Sequence[str], outputs: Sequence[str]) -> Rows:
     """The beginning of a program that takes statistics."""
     problem = plan.problem
     parameters = {"share": 1.0 / problem.count, "epsilon": problem.epsilon}
     return Rows(inputs, outputs, parameters | next_statistics(problem).parameters)
 
 
-def names_of(plan: Plan) -> tuple[list[str], list[str]]:
+def names_of(plan: NormalizationPlan) -> tuple[list[str], list[str]]:
     """Inputs and outputs of the whole problem; a state is both."""
     return [o.name for o in plan.problem.sources], [o.name for o in plan.problem.outputs]
 
 
-def add_result(plan: Plan) -> None:
+def add_result(plan: NormalizationPlan) -> None:
     """y from mean and rstd."""
     problem = plan.problem
     inputs = [o.name for o in problem.inputs if not o.name.startswith("running")]
     inputs += [name for name in ("mean", "rstd") if name in plan.numbers]
     rows = Rows(inputs, ["y"])
-    rows.sweep(writes={"y": result_of(problem)})
+    rows.add_pass(writes={"y": result_of(problem)})
     plan.step(rows, {}, problem.rows)
 
 
-def add_inference(plan: Plan) -> None:
+def add_inference(plan: NormalizationPlan) -> None:
     """rstd * weight of every channel first, then y."""
     problem = plan.problem
     plan.array("rstd", problem.rows)
     plan.alias("mean", "running_mean")
     rows = Rows(["running_var"], ["rstd"], {"epsilon": problem.epsilon})
-    rows.sweep(
+    rows.add_pass(
         {"old_var": lambda v: v.running_var}, scalars={"rstd": lambda v: inverse(v.old_var, v.epsilon)}
     )
     plan.step(rows, {"rstd": "rstd"}, problem.rows)
@@ -73,12 +99,12 @@ def add_inference(plan: Plan) -> None:
 # ---- backward
 
 
-def add_own_gradients(plan: Plan) -> None:
+def add_own_gradients(plan: NormalizationPlan) -> None:
     """All gradients in one kernel, where weight and bias are those of a row."""
     problem = plan.problem
     inputs, outputs = names_of(plan)
     rows, gradient = Rows(inputs, outputs, {"share": 1.0 / problem.count}), gradient_of(problem)
-    rows.sweep(
+    rows.add_pass(
         add={"dbias": gradient, "dweight": lambda v: gradient(v) * xhat(v)},
         scalars={"a": lambda v: v.dbias * v.share, "b": lambda v: v.dweight * v.share},
     )
@@ -90,11 +116,11 @@ def add_own_gradients(plan: Plan) -> None:
     writes: dict[str, Formula] = {"dx": dx}
     if "dz" in outputs:
         writes["dz"] = gradient
-    rows.sweep(writes=writes)
+    rows.add_pass(writes=writes)
     plan.step(rows, {name: name for name in ("dweight", "dbias") if name in outputs}, problem.rows)
 
 
-def add_parameter_gradients(plan: Plan) -> None:
+def add_parameter_gradients(plan: NormalizationPlan) -> None:
     """dweight and dbias. They come first: dx may lie where dy is."""
     problem = plan.problem
     inputs, outputs = names_of(plan)
@@ -103,11 +129,11 @@ def add_parameter_gradients(plan: Plan) -> None:
         return
     rows = Rows([name for name in inputs if name != "weight"], wanted)
     formulas: dict[str, Formula] = {"dweight": lambda v: v.dy * xhat(v), "dbias": lambda v: v.dy}
-    rows.sweep(add={name: formulas[name] for name in wanted})
+    rows.add_pass(add={name: formulas[name] for name in wanted})
     plan.step(rows, {name: name for name in wanted}, problem.sums)
 
 
-def add_row_gradients(plan: Plan) -> None:
+def add_row_gradients(plan: NormalizationPlan) -> None:
     """dx, where weight belongs to the elements of a row."""
     problem = plan.problem
     inputs, _ = names_of(plan)
@@ -121,11 +147,11 @@ def add_row_gradients(plan: Plan) -> None:
     if problem.is_centred:
         sums["g"] = g
         scalars["a"] = lambda v: v.g * v.share
-    rows.sweep(add=sums, scalars=scalars)
+    rows.add_pass(add=sums, scalars=scalars)
 
     def dx(v: Names) -> Any:
         offset = xhat(v) * v.b
         return v.rstd * (g(v) - v.a - offset if "a" in v else g(v) - offset)
 
-    rows.sweep(writes={"dx": dx})
+    rows.add_pass(writes={"dx": dx})
     plan.step(rows, {}, problem.rows)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jitdnn.kernels.formulas.row_programs import ARGS, Program, Sweep
+from jitdnn.kernels.algorithm import Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.formulas.row_algorithms import RowAlgorithm, RowGenerator, RowPlan, Step
+from jitdnn.kernels.formulas.row_programs import ARGS, Pass, Program
 from jitdnn.problems.reduce import Reduce
 from jitdnn.rtcg.expression import Expression, apply, trace
 from jitdnn.rtcg.folds import Reduction
@@ -34,11 +36,11 @@ def program_of(problem: Reduce) -> Program:
     else:
         counted = trace(lambda x: element(x))
     if problem.indices is not None:
-        return Program((Sweep((("arg" + reduction, counted),)),), ((0, 0), (1, 1)))
+        return Program((Pass((("arg" + reduction, counted),)),), ((0, 0), (1, 1)))
     parameters = (1.0 / problem.count,) if problem.op == "avg" and problem.count else ()
     scalars = () if finish is None else (trace(finish),)
     result = len(parameters) + len(scalars)
-    return Program((Sweep(((reduction, counted),), scalars),), ((0, result),), parameters)
+    return Program((Pass(((reduction, counted),), scalars),), ((0, result),), parameters)
 
 
 def with_axes(problem: Reduce, tensor: TensorDescriptor) -> TensorDescriptor:
@@ -59,5 +61,34 @@ def own_program(expressions: Sequence[Expression], reductions: Sequence[Reductio
         is_position = reduction in ARGS
         results.append(value + is_position)
         value += 1 + is_position
-    sweep = Sweep(tuple(zip(reductions, expressions, strict=True)))
-    return Program((sweep,), tuple(enumerate(results)))
+    row_pass = Pass(tuple(zip(reductions, expressions, strict=True)))
+    return Program((row_pass,), tuple(enumerate(results)))
+
+
+class RowReduce(RowAlgorithm[Reduce]):
+    """One pass over every row; long rows are shared in parts."""
+
+    problem = Reduce
+
+    def plan(self, problem: Reduce, device: Device, epilogue: Epilogue | None) -> RowPlan:
+        outputs = [with_axes(problem, operand.descriptor) for operand in problem.outputs]
+        indices = (1,)
+        return RowPlan([Step(program_of(problem), (problem.x, *outputs), tuple(problem.axes), indices)])
+
+    def error_of(self, problem: Reduce) -> float:
+        return summation_bound(problem)
+
+
+def build_reduction(
+    generator: RowGenerator,
+    expressions: Sequence[Expression],
+    reductions: Sequence[Reduction],
+    tensors: Sequence[TensorDescriptor],
+    axes: Sequence[int],
+    device: Device,
+    computing: str,
+) -> tuple[Kernel, int]:
+    """The kernel that reduces each expression of the inputs, and the bytes of workspace that it needs."""
+    program = own_program(expressions, reductions)
+    kernel = generator.kernel(Step(program, tuple(tensors), tuple(axes), compute=computing), device)
+    return kernel.build(), kernel.workspace()

@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 
-from jitdnn.kernels.algorithm import Kernel
+from jitdnn.kernels.algorithm import (
+    UNIT_ROUNDOFF,
+    Device,
+    Epilogue,
+    Kernel,
+    OwnProblem,
+    PlannedAlgorithm,
+)
+from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
+from jitdnn.kernels.formulas.parts_kernel import PartsKernel
 from jitdnn.problems.transform import Concatenate, Transform
 from jitdnn.rtcg.expression import Expression, Graph, trace
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype
 
 COPY = trace(lambda a: a)
+_CALL_SECONDS = 1e-7  # of a problem without elements
 # an expression, and the operands it is about with the part of each: the last one is the output
 Part = tuple[Expression, list[tuple[int, TensorDescriptor]]]
-
-
-class PartsKernel:
-    """Kernels that follow each other, each on parts of some of the operands."""
-
-    def __init__(self, parts: Sequence[tuple[Kernel, Sequence[tuple[int, int]]]]) -> None:
-        self._parts = parts
-
-    def __call__(
-        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
-    ) -> None:
-        for kernel, places in self._parts:
-            kernel(stream, [pointers[number] + offset for number, offset in places], alpha, beta, workspace)
-
-
-def build_parts(
-    parts: Iterator[Part], build: Callable[[Expression, Sequence[TensorDescriptor], str], Kernel]
-) -> PartsKernel:
-    """The kernel of all parts; `build` makes that of an expression over tensors in arithmetic of a type."""
-    kernels = []
-    for expression, tensors in parts:
-        if tensors[-1][1].size == 0:
-            continue
-        flat = [TensorDescriptor(d.shape, d.strides, d.dtype) for _, d in tensors]
-        places = [(number, d.offset * DTYPES[d.dtype]) for number, d in tensors]
-        kernels.append((build(expression, flat, _computing(expression, flat)), places))
-    return PartsKernel(kernels)
-
-
-def _computing(expression: Expression, tensors: Sequence[TensorDescriptor]) -> str:
-    dtypes = {tensor.dtype for tensor in tensors}
-    is_whole = expression is COPY and len(dtypes) == 1 and not dtypes & set(REAL_DTYPES)
-    return tensors[-1].dtype if is_whole else compute_dtype(*dtypes)
 
 
 def constant(value: float) -> Expression:
@@ -110,3 +87,64 @@ def concatenate_parts(joined: Concatenate) -> Iterator[Part]:
         ranges: list[slice | None] = [*(None,) * joined.axis, slice(start, stop)]
         yield COPY, [(number, part), (len(joined.parts), joined.out.slice(*ranges))]
         start = stop
+
+
+def _computing(expression: Expression, tensors: Sequence[TensorDescriptor]) -> str:
+    dtypes = {tensor.dtype for tensor in tensors}
+    is_integer_copy = expression is COPY and len(dtypes) == 1 and not dtypes & set(REAL_DTYPES)
+    return tensors[-1].dtype if is_integer_copy else compute_dtype(*dtypes)
+
+
+class _Copies(PlannedAlgorithm[OwnProblem, list[Part], Device]):
+    """Elementwise loops one after the other, each over parts of the operands."""
+
+    name = "elementwise"
+    deterministic = True
+    takes_no_epilogue = "copies take no epilogue: use jd.elementwise instead"
+
+    def __init__(self, generator: ElementwiseGenerator) -> None:
+        self.generator = generator
+
+    @abstractmethod
+    def parts(self, problem: OwnProblem) -> Iterator[Part]:
+        """The loops, in order."""
+
+    def refusal(self, problem: OwnProblem, device: Device, epilogue: Epilogue | None) -> str | None:
+        return self.generator.refuse([operand.descriptor for operand in problem.operands], device)
+
+    def plan(self, problem: OwnProblem, device: Device, epilogue: Epilogue | None) -> list[Part]:
+        return [(e, tensors) for e, tensors in self.parts(problem) if tensors[-1][1].size]
+
+    def seconds_of(self, plan: list[Part], device: Device) -> float:
+        loops = (self.generator.estimate(e, [d for _, d in tensors], device) for e, tensors in plan)
+        return _CALL_SECONDS + sum(loops)
+
+    def error_of(self, problem: OwnProblem) -> float:
+        return 2.0 * UNIT_ROUNDOFF[problem.dtype]
+
+    def kernel_of(self, plan: list[Part], device: Device) -> Kernel:
+        kernels = []
+        for expression, tensors in plan:
+            flat = [TensorDescriptor(d.shape, d.strides, d.dtype) for _, d in tensors]
+            addresses = [(number, d.offset * DTYPES[d.dtype]) for number, d in tensors]
+            kernel = self.generator.build(expression, flat, device, computing=_computing(expression, flat))
+            kernels.append((kernel, addresses))
+        return PartsKernel(kernels)
+
+
+class CopyTransform(_Copies[Transform]):
+    """One pass over the elements, and one over each side of the border."""
+
+    problem = Transform
+
+    def parts(self, problem: Transform) -> Iterator[Part]:
+        return transform_parts(problem)
+
+
+class CopyConcatenate(_Copies[Concatenate]):
+    """One pass over each part."""
+
+    problem = Concatenate
+
+    def parts(self, problem: Concatenate) -> Iterator[Part]:
+        return concatenate_parts(problem)

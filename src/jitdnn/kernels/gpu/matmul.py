@@ -1,20 +1,18 @@
-"""Matrix product on the ordinary units: a contraction without space."""
+"""Matrix product on CUDA cores: a contraction without space."""
 
 from __future__ import annotations
 
-from typing import cast
-
 from jitdnn.kernels.gpu.gemm.algorithm import Contracted
-from jitdnn.kernels.gpu.gemm.plan import Contraction, lower_matmul
+from jitdnn.kernels.gpu.gemm.lowering import lower_matmul
+from jitdnn.kernels.gpu.gemm.plan import Contraction
 from jitdnn.problems.matmul import MatMul
-from jitdnn.problems.problem import Problem
 
 
-class TiledGemm(Contracted):
-    """Tiles of sums in registers, panels through the group's memory; every batch is a group of its own."""
+class TiledGemm(Contracted[MatMul]):
+    """Tiles of sums in registers, panels through shared memory; every batch has tiles of its own."""
 
     name = "tiled_gemm"
     problem = MatMul
 
-    def lowered(self, problem: Problem) -> Contraction:
-        return lower_matmul(cast(MatMul, problem))
+    def lowered(self, problem: MatMul) -> Contraction:
+        return lower_matmul(problem)

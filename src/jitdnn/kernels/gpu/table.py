@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.gpu.convolution.bias import RowsBias
+from jitdnn.kernels.formulas.activation import ElementwiseActivation
+from jitdnn.kernels.formulas.cross_entropy import RowCrossEntropy
+from jitdnn.kernels.formulas.dropout import PhiloxDropout
+from jitdnn.kernels.formulas.normalization_steps import RowNormalization
+from jitdnn.kernels.formulas.prelu import PReluBackward, PReluForward
+from jitdnn.kernels.formulas.random import PhiloxFill
+from jitdnn.kernels.formulas.reduce import RowReduce, build_reduction
+from jitdnn.kernels.formulas.softmax import RowSoftmax
+from jitdnn.kernels.formulas.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
+from jitdnn.kernels.formulas.transform import CopyConcatenate, CopyTransform
+from jitdnn.kernels.gpu.convolution.bias import RowBias
 from jitdnn.kernels.gpu.convolution.direct import Direct
-from jitdnn.kernels.gpu.elementwise.activation import ElementwiseActivation
-from jitdnn.kernels.gpu.elementwise.generator import build_elementwise
-from jitdnn.kernels.gpu.elementwise.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
-from jitdnn.kernels.gpu.elementwise.transform import CopyConcatenate, CopyTransform
+from jitdnn.kernels.gpu.elementwise.generator import ElementwiseLoops, build_elementwise
 from jitdnn.kernels.gpu.matmul import TiledGemm
-from jitdnn.kernels.gpu.normalization.algorithm import RowsNormalization
-from jitdnn.kernels.gpu.normalization.divisive_norm import PlainDivisiveNorm
 from jitdnn.kernels.gpu.normalization.layer_norm_backward import FusedLayerNorm
-from jitdnn.kernels.gpu.normalization.lrn import PlainLRN
-from jitdnn.kernels.gpu.pooling.per_block import PoolingGroups
-from jitdnn.kernels.gpu.pooling.per_thread import PoolingWindow
+from jitdnn.kernels.gpu.normalization.lrn import PlainDivisiveNorm, PlainLRN
+from jitdnn.kernels.gpu.normalization.plan import plan_of as plan_of_normalization
+from jitdnn.kernels.gpu.pooling.per_block import PoolingPerBlock
+from jitdnn.kernels.gpu.pooling.per_thread import PoolingPerThread
 from jitdnn.kernels.gpu.pooling.sliding import PoolingSliding
 from jitdnn.kernels.gpu.pooling.unpooling import PlainUnpooling
-from jitdnn.kernels.gpu.random.dropout import PhiloxDropout
-from jitdnn.kernels.gpu.random.fill import PhiloxFill
-from jitdnn.kernels.gpu.reduction.cross_entropy import RowsCrossEntropy
-from jitdnn.kernels.gpu.reduction.prelu import PReluBackward, PReluForward
-from jitdnn.kernels.gpu.reduction.reduce import RowsReduce, build_reduction
+from jitdnn.kernels.gpu.random.generator import PhiloxLoops
+from jitdnn.kernels.gpu.reduction.generator import RowLoops
 from jitdnn.kernels.gpu.reduction.scan import build_scan
-from jitdnn.kernels.gpu.reduction.softmax import RowsSoftmax
 from jitdnn.kernels.gpu.sampling.embedding import EmbeddingRows
 from jitdnn.kernels.gpu.sampling.resize import PlainResize
 from jitdnn.problems.activation import Activation
@@ -50,9 +54,10 @@ from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
 from jitdnn.problems.transform import Concatenate, Transform
 from jitdnn.problems.unpooling import Unpooling
 
-_POOLING = (PoolingSliding(), PoolingGroups(), PoolingWindow())
+_ELEMENTWISE, _ROWS, _PHILOX = ElementwiseLoops(), RowLoops(), PhiloxLoops()
+_POOLING = (PoolingSliding(), PoolingPerBlock(), PoolingPerThread())
 
-_NORMALIZATION = (RowsNormalization(),)
+_NORMALIZATION = (RowNormalization(_ROWS, plan_of_normalization),)
 
 # (problem class, direction or None for problems that have only one)
 PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
@@ -68,9 +73,9 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (LRN, "bwd"): (PlainLRN(),),
     (DivisiveNorm, "fwd"): (PlainDivisiveNorm(),),
     (DivisiveNorm, "bwd"): (PlainDivisiveNorm(),),
-    (BiasGradient, None): (RowsBias(),),
-    (CrossEntropy, "fwd"): (RowsCrossEntropy(),),
-    (CrossEntropy, "bwd"): (RowsCrossEntropy(),),
+    (BiasGradient, None): (RowBias(_ROWS),),
+    (CrossEntropy, "fwd"): (RowCrossEntropy(_ROWS),),
+    (CrossEntropy, "bwd"): (RowCrossEntropy(_ROWS),),
     (BatchNorm, "fwd"): _NORMALIZATION,
     (BatchNorm, "inference"): _NORMALIZATION,
     (BatchNorm, "bwd"): _NORMALIZATION,
@@ -78,25 +83,25 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (LayerNorm, "bwd"): (FusedLayerNorm(), *_NORMALIZATION),
     (GroupNorm, "fwd"): _NORMALIZATION,
     (GroupNorm, "bwd"): _NORMALIZATION,
-    (Reduce, None): (RowsReduce(),),
-    (Softmax, "fwd"): (RowsSoftmax(),),
-    (Softmax, "bwd"): (RowsSoftmax(),),
-    (Activation, "fwd"): (ElementwiseActivation(),),
-    (Activation, "bwd"): (ElementwiseActivation(),),
-    (AddTensor, None): (ElementwiseAdd(),),
-    (OpTensor, None): (ElementwiseOp(),),
-    (Fill, None): (ElementwiseFill(),),
-    (Transform, None): (CopyTransform(),),
-    (Concatenate, None): (CopyConcatenate(),),
-    (Dropout, None): (PhiloxDropout(),),
-    (PRelu, "fwd"): (PReluForward(),),
-    (PRelu, "bwd"): (PReluBackward(),),
-    (Random, None): (PhiloxFill(),),
+    (Reduce, None): (RowReduce(_ROWS),),
+    (Softmax, "fwd"): (RowSoftmax(_ROWS),),
+    (Softmax, "bwd"): (RowSoftmax(_ROWS),),
+    (Activation, "fwd"): (ElementwiseActivation(_ELEMENTWISE),),
+    (Activation, "bwd"): (ElementwiseActivation(_ELEMENTWISE),),
+    (AddTensor, None): (ElementwiseAdd(_ELEMENTWISE),),
+    (OpTensor, None): (ElementwiseOp(_ELEMENTWISE),),
+    (Fill, None): (ElementwiseFill(_ELEMENTWISE),),
+    (Transform, None): (CopyTransform(_ELEMENTWISE),),
+    (Concatenate, None): (CopyConcatenate(_ELEMENTWISE),),
+    (Dropout, None): (PhiloxDropout(_PHILOX),),
+    (PRelu, "fwd"): (PReluForward(_ELEMENTWISE),),
+    (PRelu, "bwd"): (PReluBackward(_ROWS),),
+    (Random, None): (PhiloxFill(_PHILOX),),
     (Embedding, "fwd"): (EmbeddingRows(),),
     (Embedding, "bwd"): (EmbeddingRows(),),
 }
 
 # kernels of one's own formulas
 ELEMENTWISE = build_elementwise
-REDUCTION = build_reduction
+REDUCTION = partial(build_reduction, _ROWS)
 SCAN = build_scan

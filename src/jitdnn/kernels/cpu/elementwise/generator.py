@@ -12,7 +12,7 @@ Extents and strides are arguments of the code, so that one compiled kernel serve
 compiled in is the number of axes and how each tensor moves along the innermost one: by 1 (vector loads), by 0
 (one element for all), or by any stride (gathers). Where a tensor is gathered, the blocks are one vector long
 and go along the row in the outer loop: then the next unit finds its neighbours in the cache lines just
-gathered. A tensor that lies in one piece along another axis is read in squares (``elementwise_tiles``).
+gathered. A tensor that lies in one piece along another axis is read in squares (``transposing``).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from jitdnn.kernels.cpu.elementwise.transposing import block_size, trace_tiles
 from jitdnn.kernels.cpu.microkernel.scale import store_scaled
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, share, task_count
+from jitdnn.kernels.formulas.elementwise import as_sequence, computing_dtype
 from jitdnn.kernels.formulas.loop_nest import CROSSED, REPEATED, STRIDED, UNIT, Nest
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -37,7 +38,7 @@ from jitdnn.rtcg.lowering import lower_together
 from jitdnn.rtcg.operations import OPERATIONS
 from jitdnn.rtcg.storage import widen
 from jitdnn.rtcg.types import INT
-from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
+from jitdnn.tensor import REAL_DTYPES, TensorDescriptor
 
 _CORE_BYTES_PER_SECOND = 20e9  # what one core moves between the caches and memory
 _STRIDED_SECONDS = {STRIDED: 0.6e-9, CROSSED: 0.1e-9}  # more for an element of a tensor that moves like this
@@ -64,20 +65,11 @@ def element_seconds(
     return moved / _CORE_BYTES_PER_SECOND + gathered + len(functions) * each
 
 
-def computing_dtype(dtypes: Sequence[str]) -> str:
-    """The type that elements of these types are computed in: i64 if none is real."""
-    return compute_dtype(*dtypes) if any(dtype in REAL_DTYPES for dtype in dtypes) else "i64"
-
-
-def _sequence(expressions: Expression | Sequence[Expression]) -> tuple[Expression, ...]:
-    return (expressions,) if isinstance(expressions, Expression) else tuple(expressions)
-
-
 def estimate_elementwise(
     expressions: Expression | Sequence[Expression], tensors: Sequence[TensorDescriptor], device: Device
 ) -> float:
     """Expected seconds of the kernel that ``build_elementwise`` makes."""
-    expressions, isa = _sequence(expressions), cast(CpuDevice, device).isa
+    expressions, isa = as_sequence(expressions), cast(CpuDevice, device).isa
     dtypes = [tensor.dtype for tensor in tensors]
     nest, moves = Nest.of(tensors, len(tensors) - len(expressions)).crossed(
         isa.lanes(computing_dtype(dtypes))
@@ -100,7 +92,7 @@ def build_elementwise(
     are computed as 64 bits that wrap; where there is a real number all are real, and rounded and saturated where
     integers are stored.
     """
-    processor, expressions = cast(CpuDevice, device), _sequence(expressions)
+    processor, expressions = cast(CpuDevice, device), as_sequence(expressions)
     dtypes = tuple(tensor.dtype for tensor in tensors)
     computing = computing or computing_dtype(dtypes)
     lanes = processor.isa.lanes(computing)
@@ -264,7 +256,7 @@ class _Row:
         mask: Value | None,
         store: Callable[[int, Value, Value, Value | None], None],
     ) -> None:
-        """Vectors at several places at once."""
+        """Vectors at several offsets at once."""
         k, code = self.k, self.code
         inputs = [
             [
@@ -311,3 +303,22 @@ class _Row:
     def stream(self, tensor: int, result: Value, i: Value, mask: Value | None) -> None:
         assert mask is None
         self.pointers[tensor].stream(result, i)
+
+
+class ElementwiseLoops:
+    """The elementwise generator of processors, for algorithms that are written for every target."""
+
+    function_error = 8.0
+
+    def refuse(
+        self, tensors: Sequence[TensorDescriptor], device: Device, computing: str | None = None
+    ) -> str | None:
+        return None
+
+    def estimate(self, expressions: Expression, tensors: Sequence[TensorDescriptor], device: Device) -> float:
+        return estimate_elementwise(expressions, tensors, device)
+
+    def build(
+        self, expressions: Expression, tensors: Sequence[TensorDescriptor], device: Device, computing: str
+    ) -> CpuKernel:
+        return build_elementwise(expressions, tensors, device, computing=computing)

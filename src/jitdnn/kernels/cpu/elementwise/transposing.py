@@ -7,8 +7,8 @@ other, as in any elementwise loop.
 
     task > unit = one block > rows of the block > vectors of the row
 
-So memory is read and written in whole lines, several of them in one piece. Every column of a block is another place
-of a crossed input, more of them than a processor follows by itself: the next block is asked for ahead.
+So memory is read and written in whole lines, several of them in one piece. Every column of a block is another stream
+of a crossed input, more of them than the processor's own prefetchers follow: the next block is prefetched.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def trace_tiles(module: Module, code: ElementwiseCode) -> None:
             across = (columns - counter.digits[-2].get() * width).min(width)
             counter.advance()
             coming = [p + offset.get() for p, offset in zip(pointers, counter.offsets, strict=True)]
-            block.turn(here, coming, down, across)
+            block.transpose_inputs(here, coming, down, across)
             for row in k.range(down):
                 block.finish([p + row * s[-2] for p, s in zip(here, strides, strict=True)], row, across)
 
@@ -79,8 +79,10 @@ class _Block:
         self.lanes = k.lanes(code.computing)
         self.height, self.width = block_size(code.computing)
 
-    def turn(self, here: list[Pointer], coming: list[Pointer], down: Value, across: Value) -> None:
-        """Put the block of each crossed input into its buffer, row by row of the output; ask for the next one."""
+    def transpose_inputs(
+        self, here: list[Pointer], coming: list[Pointer], down: Value, across: Value
+    ) -> None:
+        """Put the block of each crossed input into its buffer, row by row of the output; prefetch the next one."""
         k, lanes = self.k, self.lanes
         for pointer, later, steps, buffer in zip(here, coming, self.strides, self.buffers, strict=True):
             if buffer is None:
@@ -89,10 +91,10 @@ class _Block:
             with k.when(is_full):
                 for column in k.range(0, self.width, lanes):
                     for row in k.range(0, self.height, lanes):
-                        places = [(column + c) * steps[-1] for c in range(lanes)]
-                        for place in places:  # they may all fall into one set of the nearest cache
-                            (later + place).prefetch(row, nearest=False)
-                        loaded = [(pointer + place).load(row, lanes) for place in places]
+                        offsets = [(column + c) * steps[-1] for c in range(lanes)]
+                        for offset in offsets:  # they may all fall into one set of the nearest cache
+                            (later + offset).prefetch(row, nearest=False)
+                        loaded = [(pointer + offset).load(row, lanes) for offset in offsets]
                         self._put(buffer + column + row * self.width, loaded)
             with k.when(~is_full):
                 for column in k.range(0, across, lanes):

@@ -9,9 +9,10 @@ wait for memory at each. So each image's channels are done in a row, and put tog
 
 from __future__ import annotations
 
-from jitdnn.kernels.formulas.named_programs import Formula, Names, Plan, Rows
+from jitdnn.kernels.formulas.named_programs import Formula, Names, Rows
 from jitdnn.kernels.formulas.normalization import (
     STATISTICS,
+    NormalizationPlan,
     channel_moments,
     gradient_of,
     joint_moments,
@@ -35,7 +36,7 @@ def suits_images(problem: BatchNorm) -> bool:
     )
 
 
-def plan_images(plan: Plan) -> None:
+def plan_images(plan: NormalizationPlan) -> None:
     """The steps, forward or backward."""
     if plan.problem.direction == "bwd":
         _backward(plan)
@@ -43,7 +44,7 @@ def plan_images(plan: Plan) -> None:
         _forward(plan)
 
 
-def _forward(plan: Plan) -> None:
+def _forward(plan: NormalizationPlan) -> None:
     problem = plan.problem
     space = tuple(range(_SPACE, len(problem.grid)))
     outputs = [operand.name for operand in problem.outputs if operand.name != "y"]
@@ -59,11 +60,11 @@ def _forward(plan: Plan) -> None:
 
     inputs = [operand.name for operand in problem.inputs]
     rows = Rows([*inputs, "mean", "rstd"], ["y"])
-    rows.sweep(writes={"y": result_of(problem)})
+    rows.add_pass(writes={"y": result_of(problem)})
     plan.step(rows, {}, space)
 
 
-def _backward(plan: Plan) -> None:
+def _backward(plan: NormalizationPlan) -> None:
     problem, gradient = plan.problem, gradient_of(plan.problem)
     space = tuple(range(_SPACE, len(problem.grid)))
     y = ["y"] if "y" in plan.numbers else []
@@ -73,12 +74,12 @@ def _backward(plan: Plan) -> None:
     plan.array("b", problem.rows)
 
     rows = Rows(["dy", "x", *y, "mean", "rstd"], ["p", "q"])
-    rows.sweep(add={"p": gradient, "q": lambda v: gradient(v) * xhat(v)})
+    rows.add_pass(add={"p": gradient, "q": lambda v: gradient(v) * xhat(v)})
     plan.step(rows, {"p": "p", "q": "q"}, space)
 
     wanted = [name for name in ("dweight", "dbias") if name in plan.numbers]
     rows = Rows(["p", "q"], ["a", "b", *wanted], {"share": 1.0 / problem.count})
-    rows.sweep(
+    rows.add_pass(
         add={"dbias": lambda v: v.p, "dweight": lambda v: v.q},
         scalars={"mean_g": lambda v: v.dbias * v.share, "mean_gx": lambda v: v.dweight * v.share},
     )
@@ -95,5 +96,5 @@ def _backward(plan: Plan) -> None:
         return scale * (gradient(v) - v.a - xhat(v) * v.b)
 
     writes: dict[str, Formula] = {"dx": dx, "dz": gradient}
-    rows.sweep(writes={name: writes[name] for name in outputs})
+    rows.add_pass(writes={name: writes[name] for name in outputs})
     plan.step(rows, {}, space)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from jitdnn.kernels.formulas.group_norm import add_channels
-from jitdnn.kernels.formulas.named_programs import Plan
+from jitdnn.kernels.formulas.normalization import NormalizationPlan
 
 _IMAGE = 0  # an axis of the grid
 _PIECE_BYTES = 2 << 20  # of the tensors that are read twice
 
 
-def plan_channels(plan: Plan) -> None:
+def plan_channels(plan: NormalizationPlan) -> None:
     """The steps in either direction."""
     problem = plan.problem
     read_twice = 2 if problem.direction == "bwd" else 1

@@ -14,14 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import cast
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, TypedAlgorithm
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, task_count
 from jitdnn.problems.layer_norm import LayerNorm
-from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Register, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.types import INT
@@ -270,25 +268,23 @@ def _is_run(tensor: TensorDescriptor, axes: Sequence[int]) -> bool:
     return True
 
 
-class LayerNormRows(Algorithm):
+class LayerNormRows(TypedAlgorithm[LayerNorm, CpuDevice]):
     """All gradients in one pass over memory, where the normalized axes of every tensor are one run."""
 
     name = "rows"
     problem = LayerNorm
     deterministic = True
+    takes_no_epilogue = "{kind} takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        norm = cast(LayerNorm, problem)
-        if epilogue is not None:
-            return f"{problem.kind} takes no epilogue"
-        if norm.direction != "bwd":
+    def refusal(self, problem: LayerNorm, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.direction != "bwd":
             return "the forward pass has no sums over the rows"
-        if norm.x.size == 0:
+        if problem.x.size == 0:
             return "x is empty: there are no rows"
-        if norm.dweight is None and norm.dbias is None:
+        if problem.dweight is None and problem.dbias is None:
             return "neither dweight nor dbias is wanted: there are no sums over the rows"
         for name in (*_BIG, *_COLUMN):
-            if getattr(norm, name) is not None and not _is_run(norm.on_grid(name), norm.rows):
+            if getattr(problem, name) is not None and not _is_run(problem.on_grid(name), problem.rows):
                 return f"the normalized axes of {name} are not one run of memory: make it contiguous there"
         return None
 
@@ -299,31 +295,30 @@ class LayerNormRows(Algorithm):
         per_task = max(1, least, -(-rows // _MOST_TASKS))
         return -(-rows // per_task), per_task
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        norm = cast(LayerNorm, problem)
-        sums = (norm.dweight is not None) + (norm.dbias is not None)
-        return self._tasks(norm)[0] * sums * norm.count * DTYPES[norm.statistic_dtype]
+    def workspace_of(self, plan: LayerNorm, device: CpuDevice) -> int:
+        sums = (plan.dweight is not None) + (plan.dbias is not None)
+        return self._tasks(plan)[0] * sums * plan.count * DTYPES[plan.statistic_dtype]
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        tasks, _ = self._tasks(cast(LayerNorm, problem))
-        seconds = problem.bytes / _BYTES_PER_SECOND
+    def seconds_of(self, plan: LayerNorm, device: CpuDevice) -> float:
+        tasks, _ = self._tasks(plan)
+        seconds = plan.bytes / _BYTES_PER_SECOND
         return LAUNCH_SECONDS + seconds / min(device.threads, tasks, task_count(device, seconds))
 
-    def error_bound(self, problem: Problem) -> float:
-        norm = cast(LayerNorm, problem)
-        terms = max(norm.count, norm.x.size // norm.count)
-        return 4.0 * UNIT_ROUNDOFF[norm.dtype] + UNIT_ROUNDOFF[compute_dtype(norm.dtype)] * (16 + sqrt(terms))
+    def error_of(self, problem: LayerNorm) -> float:
+        terms = max(problem.count, problem.x.size // problem.count)
+        return 4.0 * UNIT_ROUNDOFF[problem.dtype] + UNIT_ROUNDOFF[compute_dtype(problem.dtype)] * (
+            16 + sqrt(terms)
+        )
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        norm, processor = cast(LayerNorm, problem), cast(CpuDevice, device)
-        layout, run = _layout(norm), norm.count
-        lanes = processor.isa.lanes(norm.statistic_dtype)
-        assert norm.dx is not None
+    def kernel_of(self, plan: LayerNorm, device: CpuDevice) -> Kernel:
+        layout, run = _layout(plan), plan.count
+        lanes = device.isa.lanes(plan.statistic_dtype)
+        assert plan.dx is not None
         code = _Code(
-            tuple((o.name, o.descriptor.dtype) for o in norm.operands), norm.statistic_dtype, len(layout.extents),
-            streams=norm.dx.nbytes >= _STREAM_BYTES,
+            tuple((o.name, o.descriptor.dtype) for o in plan.operands), plan.statistic_dtype, len(layout.extents),
+            streams=plan.dx.nbytes >= _STREAM_BYTES,
         )  # fmt: skip
-        tasks, per_task = self._tasks(norm)
+        tasks, per_task = self._tasks(plan)
         blocks = max(1, min(2 * device.threads, run // (64 * lanes)))
         block = -(-run // (blocks * lanes)) * lanes
         values = {
@@ -331,8 +326,8 @@ class LayerNormRows(Algorithm):
             **{f"kept{a}": extent for a, extent in enumerate(layout.extents)},
             **{f"{name}.{a}": step for name, steps in layout.strides.items() for a, step in enumerate(steps)},
         }  # fmt: skip
-        library = load("layer_norm", code, processor.isa, lambda module: _trace(module, code))
-        seconds = problem.bytes / _BYTES_PER_SECOND
+        library = load("layer_norm", code, device.isa, lambda module: _trace(module, code))
+        seconds = plan.bytes / _BYTES_PER_SECOND
         threads = device.threads if tasks > 1 and task_count(device, seconds) > 1 else 1
         phases = [("rows", tasks), ("columns", -(-run // block))]
-        return CpuKernel(library, phases, len(norm.operands), threads, code.slots.pack(values))
+        return CpuKernel(library, phases, len(plan.operands), threads, code.slots.pack(values))

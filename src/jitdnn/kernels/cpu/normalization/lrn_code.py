@@ -7,12 +7,12 @@
                dx = dy * p - 2 * factor * beta * d * sum(g)     windows mirrored
                dmeans = dy * p - dx
 
-A window is a box on up to three axes. Vectors go along an axis that no window lies on (`Beside`: each lane sums for
-itself) or along the last axis of the window (`Along`: the sums of the other axes are put into a row of memory with
-zeros around it, and added up from there by shifted loads).
+A window is a box on up to three axes. Vectors are over an axis that no window lies on (`OverOtherAxis`: each lane
+sums for itself) or over the last axis of the window (`OverWindow`: the sums of the other axes are put into a row of
+memory with zeros around it, and added up from there by shifted loads).
 
-    unit, beside   forward one position on the first window axis of a chunk of lanes; backward a block of lanes
-    unit, along    some rows; backward all that a window may move over
+    unit, over another axis    forward one position on the first window axis of a chunk of lanes; backward a block of
+    lanes unit, over the window      some rows; backward all that a window may move over
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jitdnn.tensor import compute_dtype
 
 AXES = 3
 NUMBERS = (
-    "units", "per_task", "run", "chunk", "behind", "ahead", "size", "extent0", "extent1", "extent2", "pitch", "front",
+    "units", "per_task", "run", "chunk", "before", "after", "size", "extent0", "extent1", "extent2", "pitch", "front",
 )  # fmt: skip
 REALS = ("k", "factor", "beta")
 FIRST_STRIDE = len(NUMBERS) + len(REALS)
@@ -43,7 +43,7 @@ class NormCode:
     """What is compiled in."""
 
     direction: str
-    is_along: bool
+    over_window: bool
     is_row: bool  # windows lie on the last axis only
     has_means: bool
     dtype: str
@@ -132,7 +132,7 @@ class _Norm:
         k, n = self.k, self.n
         for p0 in k.range(start, stop):
             for p1 in k.range(n["extent1"]):
-                if self.code.is_along:
+                if self.code.over_window:
                     yield p0, p1, k.integer(0)
                 else:
                     for p2 in k.range(n["extent2"]):
@@ -141,11 +141,11 @@ class _Norm:
     def _reach(self, is_mirrored: bool) -> tuple[Value, Value]:
         """How far a window goes before and behind its element."""
         n = self.n
-        return (n["ahead"], n["behind"]) if is_mirrored else (n["behind"], n["ahead"])
+        return (n["after"], n["before"]) if is_mirrored else (n["before"], n["after"])
 
     def _bounds(self, axis: int, place: Value, is_mirrored: bool) -> tuple[Value, Value]:
-        behind, ahead = self._reach(is_mirrored)
-        return (place - behind).max(0), (place + ahead + 1).min(self.n[f"extent{axis}"])
+        before, after = self._reach(is_mirrored)
+        return (place - before).max(0), (place + after + 1).min(self.n[f"extent{axis}"])
 
     def _window_rows(self, position: Position, is_mirrored: bool) -> Iterator[tuple[Value, Value]]:
         """Loops over the window of a position on the first two axes, where it lies on them."""
@@ -201,8 +201,8 @@ class _Norm:
             self._store(1, position, lane, through_window, mask)
 
 
-class Beside(_Norm):
-    """Vectors along an axis that no window lies on."""
+class OverOtherAxis(_Norm):
+    """Vectors over an axis that no window lies on."""
 
     def _run(self, first: Value, last: Value) -> None:
         k, n, code = self.k, self.n, self.code
@@ -248,8 +248,8 @@ class Beside(_Norm):
         if not self.code.size:
             yield False
             return
-        behind, ahead = self._reach(is_mirrored)
-        is_inside = (place >= behind) & (place + ahead < self.n["extent2"])
+        before, after = self._reach(is_mirrored)
+        is_inside = (place >= before) & (place + after < self.n["extent2"])
         with k.when(is_inside):
             yield True
         with k.when(~is_inside):
@@ -271,7 +271,7 @@ class Beside(_Norm):
         p0, p1, p2 = position
         for tensor in range(self.code.inputs):
             if self.code.is_unit[tensor]:
-                there = self._at(tensor, (p0, p1, p2 + self.n["ahead"] + 1)) + lane
+                there = self._at(tensor, (p0, p1, p2 + self.n["after"] + 1)) + lane
                 for v in range(self.code.vectors):
                     there.prefetch(v * self.lanes)
 
@@ -316,8 +316,8 @@ class Beside(_Norm):
                     self._gradients(position, v * self.lanes, product, total.get(), mask)
 
 
-class Along(_Norm):
-    """Vectors along the last window axis, whose elements are neighbours in every tensor.
+class OverWindow(_Norm):
+    """Vectors over the last window axis, whose elements are neighbours in every tensor.
 
     The rows in workspace have room for a window's reach before and behind, which stays 0. Several rows are filled
     before the first is read, so that no load waits for the stores that it overlaps.
@@ -344,7 +344,7 @@ class Along(_Norm):
                 self._sum_squares(position)
             for position in self._positions(self.start, stop):
                 for lane, mask in self._columns():
-                    squares = self._sum_row(position, lane, n["behind"])
+                    squares = self._sum_row(position, lane, n["before"])
                     if code.direction == "fwd":
                         self._forward(position, lane, squares, mask)
                     else:
@@ -417,11 +417,11 @@ class Along(_Norm):
         for position in self._positions(self.start, stop):
             for lane, mask in self._columns():
                 product = self.scaled.load(self._kept(position) + lane, self.lanes)
-                self._gradients(position, lane, product, self._sum_row(position, lane, self.n["ahead"]), mask)
+                self._gradients(position, lane, product, self._sum_row(position, lane, self.n["after"]), mask)
         self.sums = sums
 
 
 def trace(module: Module, code: NormCode) -> None:
     with module.task("window_norm") as (k, args, task, thread):
         arguments = Arguments(k, args, len(code.is_unit))
-        (Along if code.is_along else Beside)(k, arguments, code, task, thread)
+        (OverWindow if code.over_window else OverOtherAxis)(k, arguments, code, task, thread)

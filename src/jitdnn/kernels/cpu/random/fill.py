@@ -1,4 +1,4 @@
-"""Tensors filled with random numbers: uniform, normal and Bernoulli, in one pass."""
+"""What uniform, normal and Bernoulli distributions make of random words."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import cast
 
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.cpu.random.philox import Body, build_parts, double_bits, estimate_parts, low_words
-from jitdnn.problems.problem import Problem
-from jitdnn.problems.random import FRACTION_BITS, Random
+from jitdnn.kernels.cpu.random.philox import Body, low_words
 from jitdnn.rtcg import vector_math
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.types import constant_of
 
-_STATE, _Y = range(2)  # numbers of the operands
 _TERMS = 30  # of the series that are shortened
 
 
 @dataclass(frozen=True)
-class _Fill(Body):
+class Fill(Body):
     """The values of a distribution; its numbers are a and b, and for "bernoulli" the threshold."""
 
     distribution: str
@@ -120,33 +115,3 @@ def _horner(k: Builder, dtype: str, x: Value, coefficients: Sequence[float]) -> 
     for coefficient in reversed(coefficients[:-1]):
         result = k.fma(result, x, k.constant(coefficient, dtype, x.lanes))
     return result
-
-
-class PhiloxFill(Algorithm):
-    """One pass over memory."""
-
-    name = "philox"
-    problem = Random
-    deterministic = True
-
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return "random numbers take no epilogue" if epilogue is not None else None
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        random = cast(Random, problem)
-        return estimate_parts([random.y], random.parts, device)
-
-    def error_bound(self, problem: Problem) -> float:
-        # of the logarithm's argument near 1 half a unit of its last place is lost, and its root taken
-        return 16.0 * UNIT_ROUNDOFF[problem.dtype]
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        random = cast(Random, problem)
-        if random.distribution == "bernoulli":
-            numbers, bits = [random.threshold], 32
-        else:
-            numbers, bits = [double_bits(random.a), double_bits(random.b)], FRACTION_BITS[random.dtype]
-        if random.distribution == "normal":
-            bits = 32 if random.parts == 4 else 53
-        body = _Fill(random.distribution, bits, random.parts)
-        return build_parts(body, numbers, [(_Y, random.y)], 0, _STATE, random.parts, device)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
@@ -26,17 +26,18 @@ from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
 from jitdnn.kernels.cpu.schedule.parallel import Counter, share, task_count
 from jitdnn.kernels.formulas.loop_nest import Nest
+from jitdnn.kernels.formulas.philox import Numbered, Region, regions
 from jitdnn.problems.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, part_extent, split_axis
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.types import INT, INT32, constant_of, vector_type
-from jitdnn.tensor import TensorDescriptor, compute_dtype, packed_strides
+from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 _Store = Callable[[Pointer, Value, Value, Any, "Value | None"], None]
 
 _LOW = 0xFFFFFFFF
-_AHEAD = 1024  # bytes ahead that are asked for: more streams than the processor follows by itself
+_PREFETCH_BYTES = 1024  # ahead: more streams than the processor's own prefetchers follow
 _STREAM_RUN = 4096  # bytes in one piece, or looking for aligned addresses costs more than it brings
 _WORD_SECONDS = 0.25e-9  # of one thread with vectors of 64 bytes
 
@@ -110,14 +111,6 @@ class Body:
 
 
 @dataclass(frozen=True)
-class _Region:
-    """One box of blocks, and the parts that have all of it."""
-
-    nest: Nest
-    active: int
-
-
-@dataclass(frozen=True)
 class _Code:
     """What is compiled in."""
 
@@ -153,7 +146,7 @@ def _seconds(tensors: Sequence[TensorDescriptor], parts: int, device: Device) ->
 def build_parts(
     body: Body,
     numbers: Sequence[int],
-    tensors: Sequence[tuple[int, TensorDescriptor]],
+    tensors: Numbered,
     inputs: int,
     state: int,
     parts: int,
@@ -168,18 +161,18 @@ def build_parts(
     lanes = processor.isa.lanes(dtype)
     axis, part = split_axis(output.shape, parts), part_extent(output.shape, parts)
     steps = [part * descriptor.strides[axis] for descriptor in descriptors]
-    regions = _regions(descriptors, axis, part, parts)
+    found = regions(descriptors, axis, part)
     code = _Code(
         body, dtype, tuple(d.dtype for d in descriptors), inputs, state, tuple(n for n, _ in tensors),
         len(tensors) + 1,
         tuple(
-            (len(r.nest.extents), r.active, tuple(int(s[-1] == 1) for s in r.nest.strides)) for r in regions
+            (len(r.nest.extents), r.active, tuple(int(s[-1] == 1) for s in r.nest.strides)) for r in found
         ),
-        _streams(output, regions, steps[-1], lanes),
+        _streams(output, found, steps[-1], lanes),
     )  # fmt: skip
     extras, phases, threads = [*numbers, *steps], [], 1
     seconds = _seconds(descriptors, parts, device)
-    for number, region in enumerate(regions):
+    for number, region in enumerate(found):
         nest = region.nest
         share_of_all = seconds * nest.size * region.active / max(1, output.size)
         blocks, block = _blocks(nest, lanes, task_count(device, share_of_all))
@@ -195,7 +188,7 @@ def build_parts(
     return CpuKernel(library, phases, code.pointers, threads, extras)
 
 
-def _streams(output: TensorDescriptor, regions: Sequence[_Region], step: int, lanes: int) -> str | None:
+def _streams(output: TensorDescriptor, regions: Sequence[Region], step: int, lanes: int) -> str | None:
     """How the output is written past the caches; None if it is not. All parts must be aligned alike."""
     if len(regions) != 1 or output.nbytes < STREAM_BYTES or step % lanes:
         return None
@@ -205,28 +198,6 @@ def _streams(output: TensorDescriptor, regions: Sequence[_Region], step: int, la
     if nest.extents[-1] * ITEM_BYTES[output.dtype] >= _STREAM_RUN:
         return "long"
     return None if nest.extents[-1] % lanes else "whole"
-
-
-def _regions(tensors: Sequence[TensorDescriptor], axis: int, part: int, parts: int) -> list[_Region]:
-    """The box of blocks in pieces for which every part is there as a whole or not at all."""
-    shape = tensors[-1].shape
-    box = (*shape[:axis], part, *shape[axis + 1 :])
-    if 0 in box:
-        return []
-    blocks = TensorDescriptor(box, packed_strides(box), "i64")
-    whole, rest = divmod(shape[axis], part)
-    regions = []
-    for start, stop, active in ((0, rest, whole + 1), (rest, part, whole)):
-        if start == stop:
-            continue
-        shape_here = (*box[:axis], stop - start, *box[axis + 1 :])
-        pieces = [
-            TensorDescriptor(shape_here, t.strides, t.dtype) for t in (*tensors[:-1], blocks, tensors[-1])
-        ]
-        nest = Nest.of(pieces)
-        bases = [base + start * t.strides[axis] for base, t in zip(nest.bases, pieces, strict=True)]
-        regions.append(_Region(replace(nest, bases=tuple(bases)), active))
-    return regions
 
 
 def _blocks(nest: Nest, lanes: int, tasks: int) -> tuple[int, int]:
@@ -308,11 +279,11 @@ class _Loop:
         start: Value = k.integer(0)
         streams = None if blends else self.code.streams
         if streams == "long":
-            start = self._ahead(here[-1]).min(count)
+            start = self._head(here[-1]).min(count)
             self._step(here, numbers, k.integer(0), k.mask(start, lanes), blends, self._store)
         full = start + ((count - start) // lanes) * lanes
         if streams == "whole":
-            ahead = self._ahead(here[-1])
+            ahead = self._head(here[-1])
             with k.when(ahead == 0):
                 self._vectors(here, numbers, start, full, blends, self._stream)
             with k.when(ahead != 0):
@@ -328,7 +299,7 @@ class _Loop:
         for i in self.k.range(start, stop, self.lanes):
             self._step(here, numbers, i, None, blends, store)
 
-    def _ahead(self, output: Pointer) -> Value:
+    def _head(self, output: Pointer) -> Value:
         """Elements before the first aligned vector of the output."""
         k, size = self.k, ITEM_BYTES[output.dtype]
         address = Value(k, k.b.ptrtoint(output.v, INT))
@@ -367,7 +338,7 @@ class _Loop:
         k, lanes, inner = self.k, self.lanes, [*self.inner[:-2], self.inner[-1]]
         offsets = [i * step for step in inner]
         if self.code.inputs and mask is None:
-            place[0].prefetch(offsets[0] + _AHEAD // ITEM_BYTES[place[0].dtype])
+            place[0].prefetch(offsets[0] + _PREFETCH_BYTES // ITEM_BYTES[place[0].dtype])
         x = place[0].load_strided(offsets[0], inner[0], lanes, mask) if self.code.inputs else None
         principal, *saved = self.code.body.finish(k, self.code.dtype, self.scalars, drawn, x)
         result = principal * k.splat(self.alpha, lanes)

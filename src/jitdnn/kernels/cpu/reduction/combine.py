@@ -28,18 +28,18 @@ _IDENTITY = {
 NOWHERE = {"i32": 2**31 - 1, "i64": 2**63 - 1}  # the position of the value of no element
 
 
-def identity(k: Builder, name: Reduction, dtype: str, places: str, lanes: int) -> State:
-    """The result over no element; `dtype` is that of values, `places` that of positions."""
+def identity(k: Builder, name: Reduction, dtype: str, position_dtype: str, lanes: int) -> State:
+    """The result over no element; `dtype` is that of values, `position_dtype` that of positions."""
     if isinstance(name, Fold):
         return (k.constant(name.neutral, dtype, lanes),)
     number = _IDENTITY[name]
     if dtype == "i64" and math.isinf(number):
         number = NOWHERE["i64"] if number > 0 else -NOWHERE["i64"] - 1
     value = k.constant(number, dtype, lanes)
-    return (value, k.constant(NOWHERE[places], places, lanes)) if name in ARGS else (value,)
+    return (value, k.constant(NOWHERE[position_dtype], position_dtype, lanes)) if name in ARGS else (value,)
 
 
-def fold(k: Builder, name: Reduction, a: State, b: State) -> State:
+def combine(k: Builder, name: Reduction, a: State, b: State) -> State:
     """Two results as one. `a` is the one of earlier elements; positions do not depend on that."""
     if isinstance(name, Fold):
         return (lower(k, name.expression, [a[0], b[0]]),)
@@ -66,22 +66,22 @@ def fold(k: Builder, name: Reduction, a: State, b: State) -> State:
     return k.select(takes, value, best), k.select(takes, here, at)
 
 
-def fold_all(k: Builder, name: Reduction, states: Sequence[State]) -> State:
+def combine_all(k: Builder, name: Reduction, states: Sequence[State]) -> State:
     """Many results as one: neighbours first, which keeps rounding errors small."""
     states = list(states)
     while len(states) > 1:
-        pairs = [fold(k, name, *states[i : i + 2]) for i in range(0, len(states) - 1, 2)]
+        pairs = [combine(k, name, *states[i : i + 2]) for i in range(0, len(states) - 1, 2)]
         states = pairs + states[2 * len(pairs) :]
     return states[0]
 
 
-def fold_lanes(k: Builder, name: Reduction, state: State) -> State:
+def combine_lanes(k: Builder, name: Reduction, state: State) -> State:
     """The lanes of one result as one scalar."""
     while state[0].lanes > 1:
         half = state[0].lanes // 2
         cut: Callable[[Value, int], Value] = functools.partial(_half, k, half)
         low, high = tuple(cut(v, 0) for v in state), tuple(cut(v, half) for v in state)
-        state = fold(k, name, low, high)
+        state = combine(k, name, low, high)
     return state
 
 

@@ -1,8 +1,8 @@
 """Cross-entropy of classes, forward, where rows or classes are neighbours in memory: every score is read once.
 
-    across    rows are neighbours (channels first): a vector of rows, class by class
-    turned    short rows of neighbours (channels last): a few vectors of rows, transposed into a buffer, then the same
-    along     long rows of neighbours: one row at a time, its vectors summed up
+    rows          rows are neighbours (channels first): a vector of rows, class by class transposed    short rows of
+    neighbours (channels last): a few vectors of rows, transposed into a buffer, then the same classes       long rows
+    of neighbours: one row at a time, its vectors summed up
 
 Of each row the greatest score, then the sum of the exponentials while the scores are in the nearest cache. Losses that
 are added up are kept in f64 for chunks of rows, always the same ones, and a second phase adds the chunks in order.
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import cast
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel, PlannedAlgorithm
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.microkernel.transpose import transpose
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.parallel import Slots
+from jitdnn.kernels.formulas.cross_entropy import error_bound_of, refusal
 from jitdnn.problems.cross_entropy import CrossEntropy
-from jitdnn.problems.problem import Problem
 from jitdnn.rtcg import vector_math
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Register, Value
 from jitdnn.rtcg.compile import load
@@ -34,7 +34,6 @@ from jitdnn.tensor import compute_dtype
 _LONG = 128  # classes from which on a row is worth its own vectors
 _CHUNK = 1 << 16  # scores of a chunk, about
 _PARTIAL = 64  # bytes of a chunk's sums
-_EXACT = 2**24  # classes from here on are not all numbers of f32
 _SLOTS = Slots(
     "inner", "classes", "chunk", "chunks", "all", "room", "x_outer", "x_row", "x_class", "target_outer", "loss_outer",
     "lse_outer", "weight", "ignore",
@@ -45,7 +44,7 @@ _SLOTS = Slots(
 class _Code:
     """What is compiled in."""
 
-    form: str  # "across", "turned" or "along"
+    form: str  # "rows", "transposed" or "classes"
     dtype: str
     target: str
     names: tuple[str, ...]
@@ -58,7 +57,7 @@ class _Code:
     @property
     def vectors(self) -> int:
         """Of rows that are done together."""
-        return 4 if self.form == "across" else 2
+        return 4 if self.form == "rows" else 2
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,11 @@ def _lay_out(problem: CrossEntropy) -> _Rows | None:
         return None
     steps = {name: 0 if t is None else t.strides[0] for name, t in named.items()}
     if inner > 1 and pitch == 1 and x.strides[1] != 1:
-        return _Rows("across", n, inner, {"x": x.strides[0], **steps}, x.strides[1], 1)
+        return _Rows("rows", n, inner, {"x": x.strides[0], **steps}, x.strides[1], 1)
     if x.strides[1] != 1 and classes > 1:
         return None
     pitch = pitch if inner > 1 else x.strides[0]
-    form = "along" if classes >= _LONG else "turned"
+    form = "classes" if classes >= _LONG else "transposed"
     is_dense = all(t is None or n == 1 or t.strides[0] == inner for t in named.values())
     if is_dense and (n == 1 or x.strides[0] == inner * pitch):
         return _Rows(form, 1, n * inner, {"x": 0, **dict.fromkeys(steps, 0)}, 1, pitch)
@@ -163,12 +162,12 @@ class _Kernel:
             if name in self.pointers and (kept or name != "loss")
         }
         self.sums = [
-            k.register(k.constant(0.0, "f64", 1 if code.form == "along" else lanes)) for _ in range(2)
+            k.register(k.constant(0.0, "f64", 1 if code.form == "classes" else lanes)) for _ in range(2)
         ]
-        if code.form == "along":
+        if code.form == "classes":
             for row in k.range(count):
-                self._along(k, row)
-        elif code.form == "across":
+                self._over_classes(k, row)
+        elif code.form == "rows":
             whole = count // width * width
             for row in k.range(0, whole, width):
                 self._columns(k, row, self.here["x"] + row, at["x_class"], code.vectors, None)
@@ -218,7 +217,7 @@ class _Kernel:
             here = x + c * step
             for v, place in enumerate(places):
                 value = here.load(place, lanes, mask)
-                if self.code.form == "across":
+                if self.code.form == "rows":
                     here.prefetch(place + 2 * lanes * vectors)
                 most[v].set(value.max(most[v].get()))
         tops = [register.get() for register in most]
@@ -237,7 +236,7 @@ class _Kernel:
                 share = self.pointers["weight"].load_at(number * self.at["weight"], is_known)
             self._finish(k, row + place, labels[v], lse, picked, share, mask)
 
-    def _along(self, k: Builder, row: Value) -> None:
+    def _over_classes(self, k: Builder, row: Value) -> None:
         """One row in four vectors at a time."""
         at, real, lanes = self.at, self.real, self.lanes
         x = self.here["x"] + row * at["x_row"]
@@ -310,10 +309,16 @@ class _Kernel:
             self.pointers["total"].store(k.convert(shares, self.real))
 
 
+# of a vector of scores, and of a row beside them, by form
+_CYCLES = {"rows": (9.0, 2.0), "transposed": (14.0, 4.0), "classes": (7.0, 110.0)}
+_CHUNK_CYCLES = 200.0
+
+
 @dataclass(frozen=True)
 class _Plan:
     """Sizes: rows of a chunk, chunks of an outer step, and bytes of a thread's buffer."""
 
+    problem: CrossEntropy
     rows: _Rows
     code: _Code
     chunk: int
@@ -337,62 +342,45 @@ def _plan(problem: CrossEntropy, device: CpuDevice) -> _Plan | None:
     chunk = ceil_div(max(1, _CHUNK // problem.classes), 64) * 64
     room = (
         ceil_div(problem.classes, lanes) * lanes * width * ITEM_BYTES[code.real]
-        if rows.form == "turned"
+        if rows.form == "transposed"
         else 0
     )
-    return _Plan(rows, code, chunk, ceil_div(rows.inner, chunk), room)
+    return _Plan(problem, rows, code, chunk, ceil_div(rows.inner, chunk), room)
 
 
-class CrossEntropyRows(Algorithm):
+class CrossEntropyRows(PlannedAlgorithm[CrossEntropy, _Plan, CpuDevice]):
     """Losses of classes where rows or classes are neighbours in memory: each score is read from memory once."""
 
     name = "rows"
     problem = CrossEntropy
     deterministic = True
+    takes_no_epilogue = "cross_entropy takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        entropy = cast(CrossEntropy, problem)
-        if epilogue is not None:
-            return "cross_entropy takes no epilogue"
-        if not entropy.has_classes or entropy.smoothing:
+    def refusal(self, problem: CrossEntropy, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
+        if not problem.has_classes or problem.smoothing:
             return "targets are probabilities or smoothed labels: only plain classes are looked up"
-        if entropy.classes >= _EXACT and compute_dtype(problem.dtype) == "f32":
-            return f"{entropy.classes} classes: from {_EXACT} on they are not all told apart in f32"
-        if _lay_out(entropy) is None:
+        reason = refusal(problem)
+        if reason is None and _lay_out(problem) is None:
             return "neither rows nor classes are neighbours in memory, or the rows of target, lse and loss are not"
-        return None
+        return reason
 
-    def _planned(self, problem: Problem, device: Device) -> _Plan:
-        plan = _plan(cast(CrossEntropy, problem), cast(CpuDevice, device))
-        assert plan is not None
+    def plan(self, problem: CrossEntropy, device: CpuDevice, epilogue: Epilogue | None) -> _Plan:
+        plan = _plan(problem, device)
+        assert plan is not None, "refused"
         return plan
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        plan = self._planned(problem, device)
+    def workspace_of(self, plan: _Plan, device: CpuDevice) -> int:
         return plan.all * _PARTIAL + plan.room * device.threads
 
-    def _cycles(self, problem: CrossEntropy, device: CpuDevice, plan: _Plan) -> float:
-        lanes = device.isa.lanes(plan.code.real)
-        a_vector, a_row = {"across": (9.0, 2.0), "turned": (14.0, 4.0), "along": (7.0, 110.0)}[plan.code.form]
-        rows = plan.rows.outer * plan.rows.inner
-        return rows * (a_row + problem.classes * a_vector / lanes) + 200.0 * plan.all
+    def seconds_of(self, plan: _Plan, device: CpuDevice) -> float:
+        return seconds_of(plan.problem, device, _cycles(plan, device), max(1, plan.all))
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        processor, plan = cast(CpuDevice, device), self._planned(problem, device)
-        return seconds_of(
-            problem, processor, self._cycles(cast(CrossEntropy, problem), processor, plan), max(1, plan.all)
-        )
+    def error_of(self, problem: CrossEntropy) -> float:
+        return error_bound_of(problem)
 
-    def error_bound(self, problem: Problem) -> float:
-        own, computing = UNIT_ROUNDOFF[problem.dtype], UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
-        return 2.0 * own + computing * (40.0 + math.sqrt(cast(CrossEntropy, problem).classes))
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        entropy, processor = cast(CrossEntropy, problem), cast(CpuDevice, device)
-        plan = self._planned(problem, device)
-        library = load(
-            "cross_entropy_rows", plan.code, processor.isa, lambda module: _trace(module, plan.code)
-        )
+    def kernel_of(self, plan: _Plan, device: CpuDevice) -> Kernel:
+        entropy = plan.problem
+        library = load("cross_entropy_rows", plan.code, device.isa, lambda module: _trace(module, plan.code))
         steps = plan.rows.steps
         values = {
             "inner": plan.rows.inner, "classes": entropy.classes, "chunk": plan.chunk, "chunks": plan.chunks,
@@ -404,8 +392,16 @@ class CrossEntropyRows(Algorithm):
         phases = [("rows", plan.all)]
         if entropy.reduction != "none":
             phases.append(("total", 1))
-        threads = min(useful_threads(processor, self._cycles(entropy, processor, plan)), max(1, plan.all))
+        threads = min(useful_threads(device, _cycles(plan, device)), max(1, plan.all))
         return CpuKernel(library, phases, len(entropy.operands), threads, _SLOTS.pack(values))
+
+
+def _cycles(plan: _Plan, device: CpuDevice) -> float:
+    """Cycles of one thread."""
+    lanes = device.isa.lanes(plan.code.real)
+    a_vector, a_row = _CYCLES[plan.code.form]
+    rows = plan.rows.outer * plan.rows.inner
+    return rows * (a_row + plan.problem.classes * a_vector / lanes) + _CHUNK_CYCLES * plan.all
 
 
 def _trace(module: Module, code: _Code) -> None:

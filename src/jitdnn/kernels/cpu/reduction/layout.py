@@ -1,9 +1,5 @@
-"""Where the loops of a sweep kernel go: which axis has the lanes, what is a unit, how long rows are split.
-
-    unit, along    one row: vectors go along a reduced axis
-    unit, across   a few vectors of neighbouring rows: each lane has a row for itself
-    step           a block of the innermost reduced axis, for one index of the other reduced axes
-    part           some steps of a unit, where there are fewer units than can be shared
+"""Which loops a program over rows gets on processors: the axis of the vectors, units, how long rows are split, the
+buffer.
 
 How rows are split depends on the tensors alone, not on the number of threads, and so does what is added to what.
 """
@@ -14,14 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from jitdnn.kernels.cpu.reduction.plan import Axis, Item, Layout, RowBuffer
+from jitdnn.kernels.formulas.row_programs import Program
 from jitdnn.tensor import DTYPES, TensorDescriptor
-
-Axis = tuple[int, tuple[int, ...]]
-"""An extent, and the stride along it of each tensor and of the position in the row."""
-
-UNIT, REPEATED, STRIDED = "unit", "repeated", "strided"
-# strides from lane to lane that are compiled in; those beyond 1 are loaded and stored by shuffles
-CONSTANT_STRIDES = {REPEATED: 0, UNIT: 1, "2": 2, "3": 3, "4": 4}
 
 _ROW_CYCLES = 25.0  # to put the lanes of one row together, for each reduction
 _STEP_CYCLES = 4.0
@@ -30,82 +21,35 @@ _PART = 16384  # elements at least in a part of a row
 _SMALL_PART = 4096  # the same where rows lie between each other and are read in the order of memory
 _MOST_PARTS = 64
 _FAR_BYTES = 8 << 20  # from here on that order matters
-STAGE_ELEMENTS = 32768  # of what is stored of a row for later sweeps
+BUFFER_ELEMENTS = 32768  # of what is stored of a row for later passes
 _MOST_UNITS = 96  # from here on rows are shared as they are
-_FEW_UNITS = 12  # the same where later sweeps find the row in the cache
+_FEW_UNITS = 12  # the same where later passes find the row in the cache
 _CACHED_BYTES = 512 << 10
 _RUN = 64  # additions to one accumulator before its sum goes to a wider one
 _BLOCK = 64  # vectors of each accumulator in a block of a split or long row
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The loops. `kept` and `reduced` are the outer axes, `lane` has the lanes if `is_across`, else `inner`."""
-
-    is_across: bool
-    kept: tuple[Axis, ...]
-    lane: Axis
-    reduced: tuple[Axis, ...]
-    inner: Axis
-    bases: tuple[int, ...]
-    firsts: tuple[
-        int, ...
-    ]  # from where a row begins in memory to its index 0: not 0 where it is walked backwards
-    vectors: int  # of a unit, across
-    unroll: int  # accumulators for each of them
-    block: int  # of the inner axis
-    per_part: int  # steps
-    parts: int
-    flush: int  # steps after which sums go to wider accumulators; 0 if they do not
-
-    @property
-    def row(self) -> int:
-        """Elements of a row."""
-        return prod(extent for extent, _ in (*self.reduced, self.inner))
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.inner[0] // self.block) if self.block else 0
-
-    @property
-    def steps(self) -> int:
-        return prod(extent for extent, _ in self.reduced) * self.blocks
-
-    def lane_blocks(self, lanes: int) -> int:
-        """Units side by side, across."""
-        return -(-self.lane[0] // (lanes * self.vectors)) if self.is_across else 1
-
-    def units(self, lanes: int) -> int:
-        return prod(extent for extent, _ in self.kept) * self.lane_blocks(lanes)
-
-    @property
-    def lane_strides(self) -> tuple[int, ...]:
-        return (self.lane if self.is_across else self.inner)[1]
-
-    def moves(self) -> tuple[str, ...]:
-        """How each tensor moves from lane to lane."""
-        names = {stride: move for move, stride in CONSTANT_STRIDES.items()}
-        return tuple(names.get(stride, STRIDED) for stride in self.lane_strides)
-
-
-@dataclass(frozen=True)
-class Wants:
-    """What the layout must know of program and processor."""
+class Requirements:
+    """What the layout depends on of program and processor."""
 
     lanes: int
-    folds: int  # reductions in the loops
+    loop_reductions: int  # reductions in the loops
     most_vectors: int
-    sweeps: int  # that loop
+    passes: int  # that loop
     is_wide: bool  # sums go to wider accumulators after a while
-    places: bool  # positions are needed
+    needs_positions: bool
     keeps: bool  # a row's intermediate values are stored, if they are few
 
 
 def lay_out(
-    tensors: Sequence[TensorDescriptor], axes: Sequence[int], wants: Wants, mode: str | None = None
+    tensors: Sequence[TensorDescriptor],
+    axes: Sequence[int],
+    required: Requirements,
+    vectors_over: str | None = None,
 ) -> Layout:
-    """The cheapest loops over tensors of one shape; `mode` "along" or "across" asks for one kind."""
-    kept, reduced, bases, firsts = _joined(tensors, axes, wants.places)
+    """The cheapest loops over tensors of one shape; `vectors_over` "elements" or "rows" asks for one kind."""
+    kept, reduced, bases, firsts = _joined(tensors, axes, required.needs_positions)
     count = len(tensors) + 1
     none: Axis = (1, (0,) * count)
     rows, row = prod(e for e, _ in kept), prod(e for e, _ in reduced)
@@ -115,47 +59,49 @@ def lay_out(
     def vector_cycles(axis: Axis) -> float:
         moved = zip(sizes, axis[1], strict=False)
         gathers = sum(2 * size >= biggest and not 0 <= stride <= 4 for size, stride in moved)
-        return 3.0 * wants.sweeps + gathers * _GATHER_CYCLES * wants.lanes
+        return 3.0 * required.passes + gathers * _GATHER_CYCLES * required.lanes
 
-    def cycles_along(axis: Axis) -> float:
+    def cycles_over_elements(axis: Axis) -> float:
         runs = row / axis[0] if axis[0] else 0
-        vectors = runs * -(-axis[0] // wants.lanes)
-        return rows * (vectors * vector_cycles(axis) + runs * _STEP_CYCLES + wants.folds * _ROW_CYCLES)
+        vectors = runs * -(-axis[0] // required.lanes)
+        return rows * (
+            vectors * vector_cycles(axis) + runs * _STEP_CYCLES + required.loop_reductions * _ROW_CYCLES
+        )
 
-    def cycles_across(axis: Axis) -> float:
-        blocks = rows / axis[0] * -(-axis[0] // wants.lanes) if axis[0] else 0
+    def cycles_over_rows(axis: Axis) -> float:
+        blocks = rows / axis[0] * -(-axis[0] // required.lanes) if axis[0] else 0
         return blocks * (row * vector_cycles(axis) + _ROW_CYCLES)
 
     choices: list[tuple[float, bool, int]] = []
-    if mode != "across" or not kept:
-        choices += [(cycles_along(axis), False, n) for n, axis in enumerate(reduced)]
-    if mode != "along" or not reduced:
-        choices += [(cycles_across(axis), True, n) for n, axis in enumerate(kept)]
-    is_across = False
+    if vectors_over != "rows" or not kept:
+        choices += [(cycles_over_elements(axis), False, n) for n, axis in enumerate(reduced)]
+    if vectors_over != "elements" or not reduced:
+        choices += [(cycles_over_rows(axis), True, n) for n, axis in enumerate(kept)]
+    over_rows = False
     lane, inner = none, (reduced or [none])[-1]
     if choices:
-        _, is_across, number = min(choices, key=lambda choice: (choice[0], -choice[2]))
-        if is_across:
+        _, over_rows, number = min(choices, key=lambda choice: (choice[0], -choice[2]))
+        if over_rows:
             lane = kept.pop(number)
         else:
             inner = reduced[number]
     if reduced:
         reduced.remove(inner)
-    return _blocked(is_across, kept, lane, reduced, inner, bases, firsts, wants, tensors, rows)
+    return _blocked(over_rows, kept, lane, reduced, inner, bases, firsts, required, tensors, rows)
 
 
 def _blocked(
-    is_across: bool, kept: list[Axis], lane: Axis, reduced: list[Axis], inner: Axis, bases: tuple[int, ...],
+    over_rows: bool, kept: list[Axis], lane: Axis, reduced: list[Axis], inner: Axis, bases: tuple[int, ...],
     firsts: tuple[int, ...],
-    wants: Wants, tensors: Sequence[TensorDescriptor], rows: int,
+    required: Requirements, tensors: Sequence[TensorDescriptor], rows: int,
 ) -> Layout:  # fmt: skip
-    lanes, outer = wants.lanes, prod(e for e, _ in reduced)
+    lanes, outer = required.lanes, prod(e for e, _ in reduced)
     vectors, unroll = 1, 1
-    if is_across:
+    if over_rows:
         have = -(-lane[0] // lanes)
-        most = wants.most_vectors
-        fitting = STAGE_ELEMENTS // max(1, outer * inner[0] * lanes)
-        if wants.keeps and fitting >= 2:
+        most = required.most_vectors
+        fitting = BUFFER_ELEMENTS // max(1, outer * inner[0] * lanes)
+        if required.keeps and fitting >= 2:
             most = min(most, fitting)
         vectors = min(range(1, most + 1), key=lambda v: (-(-have // v) * (v + 1), -v))
         unroll = max(1, min(4 // vectors, inner[0] // 4))
@@ -164,12 +110,12 @@ def _blocked(
         unroll = max(1, min(4, inner[0] // lanes))
         width = lanes
     row = outer * inner[0]
-    units = rows if not is_across else rows // max(1, lane[0]) * -(-lane[0] // (lanes * vectors))
+    units = rows if not over_rows else rows // max(1, lane[0]) * -(-lane[0] // (lanes * vectors))
     block = inner[0]
-    elements = row * (lanes * vectors if is_across else 1)
-    is_scattered = not is_across and _is_scattered(kept, reduced, tensors)
-    parts = _parts(units, row, elements, wants, tensors, is_scattered)
-    is_long = wants.is_wide and row > _RUN * width * unroll * 2
+    elements = row * (lanes * vectors if over_rows else 1)
+    is_scattered = not over_rows and _is_scattered(kept, reduced, tensors)
+    parts = _parts(units, row, elements, required, tensors, is_scattered)
+    is_long = required.is_wide and row > _RUN * width * unroll * 2
     if parts > 1 or is_long:
         block = min(block, _BLOCK * width * unroll)
     steps = outer * (-(-inner[0] // block) if block else 0)
@@ -178,17 +124,22 @@ def _blocked(
     if is_long:
         flush = max(1, _RUN * width * unroll // max(1, block))
     return Layout(
-        is_across, tuple(kept), lane, tuple(reduced), inner, bases, firsts, vectors, unroll, max(1, block), per_part,
+        over_rows, tuple(kept), lane, tuple(reduced), inner, bases, firsts, vectors, unroll, max(1, block), per_part,
         max(1, -(-steps // per_part)), flush,
     )  # fmt: skip
 
 
 def _parts(
-    units: int, row: int, elements: int, wants: Wants, tensors: Sequence[TensorDescriptor], is_scattered: bool
+    units: int,
+    row: int,
+    elements: int,
+    required: Requirements,
+    tensors: Sequence[TensorDescriptor],
+    is_scattered: bool,
 ) -> int:
     """Into how many parts a row of ``row`` elements is split; a unit has ``elements``."""
     moved = sum(DTYPES[t.dtype] for t in tensors if any(t.strides))
-    is_cached = wants.sweeps > 1 and elements * moved <= _CACHED_BYTES
+    is_cached = required.passes > 1 and elements * moved <= _CACHED_BYTES
     if units == 0:
         return 1
     if is_scattered and not is_cached and units * elements * moved >= _FAR_BYTES:
@@ -205,14 +156,14 @@ def _is_scattered(kept: Sequence[Axis], reduced: Sequence[Axis], tensors: Sequen
 
 
 def _joined(
-    tensors: Sequence[TensorDescriptor], axes: Sequence[int], places: bool
+    tensors: Sequence[TensorDescriptor], axes: Sequence[int], needs_positions: bool
 ) -> tuple[list[Axis], list[Axis], tuple[int, ...], tuple[int, ...]]:
     """The kept and the reduced axes, each from the outermost in memory inwards, where the tensors
     begin, and where index 0 of a row is from there."""
     shape = tensors[0].shape
     positions, step = [0] * len(shape), 1
     for axis in sorted(axes, reverse=True):
-        positions[axis] = step if places else 0
+        positions[axis] = step if needs_positions else 0
         step *= shape[axis]
     reach = [prod(e for e, s in zip(shape, t.strides, strict=True) if s) * DTYPES[t.dtype] for t in tensors]
     # of equals the last one, which is an output: stores cost more than loads
@@ -223,7 +174,7 @@ def _joined(
         if extent == 1:
             continue
         steps = [*(t.strides[axis] for t in tensors), positions[axis]]
-        if steps[principal] < 0:  # walk the other way
+        if steps[principal] < 0:  # iterate the other way
             bases = [base + (extent - 1) * s for base, s in zip(bases, steps, strict=True)]
             steps = [-s for s in steps]
             if axis in axes:
@@ -239,3 +190,38 @@ def _joined(
                 joined.append((extent, steps_))
         result.append(joined)
     return result[0], result[1], tuple(bases), tuple(firsts)
+
+
+# ---- the buffer
+
+
+def buffered_items(program: Program, inputs: Sequence[int], count: int) -> list[Item]:
+    """What is worth storing: the keeps, and those of the `inputs` (of `count`) that several passes load."""
+    found: dict[int, Item] = {}
+    before = count + program.position
+    keeps = [(number, e) for number, row_pass in enumerate(program.passes) for e in row_pass.keeps]
+    made = {before + n: row_pass for n, (row_pass, _) in enumerate(keeps)}
+    for number, row_pass in enumerate(program.passes):
+        if not row_pass.loops:
+            continue
+        used = {i for _, e in (*row_pass.loop_reductions, *row_pass.writes) for i in e.used()}
+        used |= {before + n for n, (s, _) in enumerate(keeps) if s == number}
+        for n in reversed(range(len(keeps))):
+            # a keep of this pass is made of what it depends on, an earlier one lies in the buffer
+            if before + n in used and keeps[n][0] == number:
+                used |= keeps[n][1].used()
+        for i in used & ({*inputs} | made.keys()):
+            item = found.get(i, Item(i, made.get(i, number), number))
+            found[i] = item._replace(last=number)
+    return sorted((i for i in found.values() if i.last > i.row_pass), key=lambda item: item.row_pass)
+
+
+def allocated(items: Sequence[Item], capacity: int) -> RowBuffer:
+    """The items in a buffer of `capacity` elements for each; one may follow another that is not needed any more."""
+    ends: list[int] = []  # for each part of the buffer, the last pass that needs what is in it
+    result = []
+    for item in items:
+        free = next((n for n, last in enumerate(ends) if last <= item.row_pass), len(ends))
+        ends[free : free + 1] = [item.last]
+        result.append(item._replace(start=free * capacity))
+    return RowBuffer(tuple(result), len(ends) * capacity)

@@ -21,9 +21,9 @@ from typing import Any, cast
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device, Kernel
-from jitdnn.kernels.cpu.reduction.combine import State, fold, fold_lanes, identity
+from jitdnn.kernels.cpu.reduction.combine import State, combine, combine_lanes, identity
 from jitdnn.kernels.cpu.schedule.parallel import Counter, share
-from jitdnn.kernels.formulas.transform import PartsKernel
+from jitdnn.kernels.formulas.parts_kernel import PartsKernel
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Register, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.expression import Expression
@@ -45,7 +45,7 @@ class ScanCode:
     expression: Expression
     reduction: Reduction
     is_exclusive: bool
-    is_across: bool
+    over_rows: bool
     is_split: bool
     axes: int  # that are kept, the lanes' among them
     steps: tuple[int | None, ...]  # of each tensor along the lanes, None where it is given at run time
@@ -53,7 +53,7 @@ class ScanCode:
     def __repr__(self) -> str:
         return (
             f"{self.computing} {self.dtypes} {self.expression.key} {self.reduction} {self.is_exclusive} "
-            f"{self.is_across} {self.is_split} {self.axes} {self.steps}"
+            f"{self.over_rows} {self.is_split} {self.axes} {self.steps}"
         )
 
 
@@ -84,20 +84,20 @@ def build_scan(
     lanes, extent = processor.isa.lanes(computing), output.shape[axis]
     kept = [a for a in range(len(output.shape)) if a != axis and output.shape[a] != 1]
     kept.sort(key=lambda a: -abs(output.strides[a]))
-    is_across = bool(kept) and output.strides[axis] != 1 and output.shape[kept[-1]] > 1
-    lane_axis = kept[-1] if is_across else axis
+    over_rows = bool(kept) and output.strides[axis] != 1 and output.shape[kept[-1]] > 1
+    lane_axis = kept[-1] if over_rows else axis
     steps = tuple({0: 0, 1: 1}.get(tensor.strides[lane_axis]) for tensor in tensors)
     width = lanes * _VECTORS
-    blocks = -(-output.shape[lane_axis] // width) if is_across else -(-extent // _PART)
-    outer = kept[:-1] if is_across else kept
+    blocks = -(-output.shape[lane_axis] // width) if over_rows else -(-extent // _PART)
+    outer = kept[:-1] if over_rows else kept
     units = prod(output.shape[a] for a in outer) * blocks
-    is_split = not is_across and blocks > 1
+    is_split = not over_rows and blocks > 1
     code = ScanCode(
-        computing, tuple(t.dtype for t in tensors), expression, reduction, is_exclusive, is_across, is_split,
+        computing, tuple(t.dtype for t in tensors), expression, reduction, is_exclusive, over_rows, is_split,
         len(outer), steps,
     )  # fmt: skip
     tasks, per_task = share(units, device, output.size * _ELEMENT_SECONDS * (2 if is_split else 1))
-    jump = width if is_across else _PART
+    jump = width if over_rows else _PART
     extras = [units, per_task, extent, output.shape[lane_axis], blocks, *(output.shape[a] for a in outer)]
     for tensor in tensors:
         extras += [tensor.strides[axis], tensor.strides[lane_axis], tensor.strides[lane_axis] * jump]
@@ -141,7 +141,7 @@ class _Scan:
         for unit in k.range(first, (first + self.per_task).min(self.units)):
             here = [p + offset.get() for p, offset in zip(self.pointers, counter.offsets, strict=True)]
             block = counter.digits[-1].get()
-            if self.code.is_across:
+            if self.code.over_rows:
                 self._across(here, self.wide - block * (self.lanes * _VECTORS))
             else:
                 left = (self.extent - block * _PART).min(_PART)
@@ -151,8 +151,8 @@ class _Scan:
     def _neutral(self, lanes: int) -> Value:
         return identity(self.k, self.code.reduction, self.code.computing, "i64", lanes)[0]
 
-    def _fold(self, a: Value, b: Value) -> Value:
-        return fold(self.k, self.code.reduction, (a,), (b,))[0]
+    def _reduce(self, a: Value, b: Value) -> Value:
+        return combine(self.k, self.code.reduction, (a,), (b,))[0]
 
     def _value(self, places: Sequence[Pointer], at: Sequence[Value], mask: Value | None) -> Value:
         """What is folded: the expression, neutral in lanes that are off."""
@@ -181,7 +181,7 @@ class _Scan:
                 value = self._value(here, [i * s for s in self.step], mask)
                 if keeps_order:  # lane by lane it would be lost: each vector is scanned, then folded behind
                     value = k.splat(k.extract(self._prefix(value), lanes - 1), lanes)
-                total.set(self._fold(total.get(), value))
+                total.set(self._reduce(total.get(), value))
 
             for i in k.range(0, whole, lanes):
                 add(i, None)
@@ -189,13 +189,13 @@ class _Scan:
                 add(i, k.mask(count - i, lanes))
             whole_total: State = (total.get(),)
             if not keeps_order:
-                whole_total = fold_lanes(k, self.code.reduction, whole_total)
+                whole_total = combine_lanes(k, self.code.reduction, whole_total)
             self.totals.store(k.extract(whole_total[0], 0), unit)
             return
         carry = k.register(self._neutral(lanes))
         if self.totals is not None:
             for part in k.range(unit - block, unit):
-                carry.set(self._fold(carry.get(), self.totals.splat(part, lanes)))
+                carry.set(self._reduce(carry.get(), self.totals.splat(part, lanes)))
         whole = count - count % lanes
         for i in k.range(0, whole, lanes):
             self._step(here, i, None, carry)
@@ -206,7 +206,7 @@ class _Scan:
         k, lanes = self.k, self.lanes
         prefix = self._prefix(self._value(here, [i * s for s in self.step], mask))
         before = carry.get()
-        result = self._fold(before, prefix)
+        result = self._reduce(before, prefix)
         carry.set(k.splat(k.extract(result, lanes - 1), lanes))
         if self.code.is_exclusive:
             result = self._shift(result, before, 1)
@@ -216,7 +216,7 @@ class _Scan:
         """Every lane folded with all before it."""
         distance, neutral = 1, self._neutral(self.lanes)
         while distance < self.lanes:
-            value = self._fold(self._shift(value, neutral, distance), value)
+            value = self._reduce(self._shift(value, neutral, distance), value)
             distance *= 2
         return value
 
@@ -243,7 +243,7 @@ class _Scan:
             for v, (mask, register) in enumerate(zip(masks, sofar, strict=True)):
                 at = [k.integer(v * lanes) * s for s in self.step]
                 before = register.get()
-                after = self._fold(before, self._value(places, at, mask))
+                after = self._reduce(before, self._value(places, at, mask))
                 register.set(after)
                 result = before if self.code.is_exclusive else after
                 places[-1].store_strided(result, at[-1], self.step[-1], mask)

@@ -1,1 +1,1 @@
-"""Results read from computed places on processors: resize, sampling by a grid, embedding."""
+"""Results read from computed positions on processors: resize, sampling by a grid, embedding."""

@@ -1,7 +1,7 @@
 """Affine grids, row by row: along a row only one coordinate changes.
 
-forward     unit = one row of places:  grid[..., i] = theta[i, 0] * x + (what is the same for the whole row)
-backward    unit = one row of theta of one image: sums over all places in f64, row after row
+forward     unit = one row of positions:  grid[..., i] = theta[i, 0] * x + (what is the same for the whole row)
+backward    unit = one row of theta of one image: sums over all positions in f64, row after row
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Any, cast
+from typing import Any
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Kernel, TypedAlgorithm
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.random.philox import double_bits
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, share
-from jitdnn.problems.problem import Problem
 from jitdnn.problems.spatial_transformer import AffineGrid
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -33,7 +32,7 @@ class _Code:
     direction: str
     dtype: str
     rank: int
-    step: int  # between neighbouring places of a row, if it is one of a few known ones; else 0
+    step: int  # between neighbouring positions of a row, if it is one of a few known ones; else 0
 
 
 def _slots(rank: int) -> Slots:
@@ -63,7 +62,7 @@ class _Affine:
                 self._backward(first, last, *operands)
 
     def _base(self, axis: int, index: Value, dtype: str) -> Value:
-        """Where the elements of an axis are between -1 and 1: a whole number times the reciprocal of one."""
+        """Where the elements of an axis are between -1 and 1: a integer times the reciprocal of one."""
         k = self.k
         factor = k.convert(k.bitcast(self.n[f"factor{axis}"], "f64"), dtype)
         number = k.convert(index * 2 + k.splat(self.n[f"first{axis}"], index.lanes), dtype)
@@ -147,47 +146,44 @@ def _trace(module: Module, code: _Code) -> None:
     _Affine(module, code)
 
 
-class AffineRows(Algorithm):
+class AffineRows(TypedAlgorithm[AffineGrid, CpuDevice]):
     """Row by row, with lanes along the last axis of space."""
 
     name = "rows"
     problem = AffineGrid
     deterministic = True
+    takes_no_epilogue = "an affine grid takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return "an affine grid takes no epilogue" if epilogue is not None else None
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return LAUNCH_SECONDS + self._seconds(cast(AffineGrid, problem)) / device.threads
+    def seconds_of(self, plan: AffineGrid, device: CpuDevice) -> float:
+        return LAUNCH_SECONDS + self._seconds(plan) / device.threads
 
     def _seconds(self, problem: AffineGrid) -> float:
         return problem.grid.size * _SECONDS
 
-    def error_bound(self, problem: Problem) -> float:
-        grid = cast(AffineGrid, problem).grid
+    def error_of(self, problem: AffineGrid) -> float:
+        grid = problem.grid
         # a row is summed in the problem's arithmetic, 8 elements at least to a lane together
         computing = UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
         return 2.0 * UNIT_ROUNDOFF[problem.dtype] + computing * (16.0 + sqrt(grid.shape[-2]))
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        affine, processor = cast(AffineGrid, problem), cast(CpuDevice, device)
-        grid, theta = affine.grid, affine.theta
+    def kernel_of(self, plan: AffineGrid, device: CpuDevice) -> Kernel:
+        grid, theta = plan.grid, plan.theta
         space, rank = grid.shape[1:-1], grid.shape[-1]
         step = grid.strides[-2]
-        code = _Code(affine.direction, problem.dtype, rank, step if 1 <= step <= 4 else 0)
-        units = grid.shape[0] * (prod(space[:-1]) if affine.direction == "fwd" else rank)
-        tasks, per_task = share(units, device, self._seconds(affine))
+        code = _Code(plan.direction, plan.dtype, rank, step if 1 <= step <= 4 else 0)
+        units = grid.shape[0] * (prod(space[:-1]) if plan.direction == "fwd" else rank)
+        tasks, per_task = share(units, device, self._seconds(plan))
         values = {
             "units": units, "per_task": per_task, "images": grid.shape[0], "grid_n": grid.strides[0],
             "grid_i": grid.strides[-1], **{f"theta{a}": s for a, s in enumerate(theta.strides)},
         }  # fmt: skip
         for axis, extent in enumerate(space):
             last = extent - 1
-            first, parts = (-last, last) if affine.align_corners else (1 - extent, extent)
+            first, parts = (-last, last) if plan.align_corners else (1 - extent, extent)
             values |= {
                 f"extent{axis}": extent, f"grid{axis}": grid.strides[1 + axis], f"first{axis}": first,
                 f"factor{axis}": double_bits(1 / parts if extent > 1 else 0.0),
             }  # fmt: skip
-        library = load("affine_grid", code, processor.isa, lambda module: _trace(module, code))
+        library = load("affine_grid", code, device.isa, lambda module: _trace(module, code))
         threads = device.threads if tasks > 1 else 1
         return CpuKernel(library, [("affine", tasks)], 2, threads, _slots(rank).pack(values))

@@ -1,10 +1,10 @@
 """Rows of a table by their numbers, and the sums that come back to them.
 
     forward    unit = one index: its row, in vectors along the columns
-    backward   sort: the places of dy's rows, ordered by the rows of the table they belong to   (one task)
+    backward   sort: the positions of dy's rows, ordered by the rows of the table they belong to   (one task)
                sum:  unit = one row of the table: what belongs to it is added up in registers and written once
 
-The sort counts, so that places keep their order within a row: sums do not depend on the number of threads. An index
+The sort counts, so that positions keep their order within a row: sums do not depend on the number of threads. An index
 that is no row of the table is never used as one.
 
     workspace of the backward pass    rows + 1 ends, then one place for each index, 8 bytes each
@@ -15,17 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Any, cast
+from typing import Any
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Kernel, TypedAlgorithm
 from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, share
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.problems.embedding import Embedding
-from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import ITEM_BYTES
@@ -33,8 +32,10 @@ from jitdnn.rtcg.types import INT
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 _VECTORS = 4  # of columns at once
-_AHEAD = 4  # rows from one that is copied to the one that is asked for: no processor guesses which comes next
-_AHEAD_BYTES = 2048  # of a row; the rest it does guess
+_PREFETCH_ROWS = (
+    4  # from one that is copied to the one that is prefetched: no processor guesses which comes next
+)
+_PREFETCH_ROWS_BYTES = 2048  # of a row; the rest it does guess
 _LINE = 64
 _BYTES_PER_SECOND = 12e9
 _SORT_SECONDS = 4e-9  # for an index
@@ -102,14 +103,14 @@ def _trace_forward(module: Module, code: _Code) -> None:
         e = _Embedding(k, args, code)
         lanes, columns = e.lanes, e.n["columns"]
         first, last = e.task(task)
-        counter, later = e.counter(first), e.counter(first + _AHEAD)
+        counter, later = e.counter(first), e.counter(first + _PREFETCH_ROWS)
         alpha = k.splat(e.scale.alpha, lanes)
         item = ITEM_BYTES[code.dtype]
-        asked = columns.min(_AHEAD_BYTES // item)
+        asked = columns.min(_PREFETCH_ROWS_BYTES // item)
         wide = (columns // (lanes * _VECTORS)) * (lanes * _VECTORS)
         for unit in k.range(first, last):
             if code.is_unit[0]:
-                with k.when(unit + _AHEAD < last):
+                with k.when(unit + _PREFETCH_ROWS < last):
                     coming = e.index_at(later.offsets[0].get())
                     row = e.source + k.select(e.is_row(coming), coming, 0) * e.n["row"]
                     for c in k.range(0, asked, _LINE // item):
@@ -167,7 +168,7 @@ def _trace_backward(module: Module, code: _Code) -> None:
         for row in k.range(e.n["rows"] + 1):
             total += ends.load(row)
             ends.store(total.get(), row)
-        # hand out places: ends[row] is where the row begins, and ends up where it ends
+        # hand out positions: ends[row] is where the row begins, and ends up where it ends
         for index, place in _each(e):
             at = ends.load(index)
             places.store(place, at)
@@ -238,24 +239,20 @@ def _nest(problem: Embedding) -> Nest:
     return Nest.of((problem.indices, rows))
 
 
-class EmbeddingRows(Algorithm):
+class EmbeddingRows(TypedAlgorithm[Embedding, CpuDevice]):
     """Whole rows at a time; the gradient orders them first, so that each row of it is written once."""
 
     name = "rows"
     problem = Embedding
     deterministic = True
+    takes_no_epilogue = "an embedding takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return "an embedding takes no epilogue" if epilogue is not None else None
+    def workspace_of(self, plan: Embedding, device: CpuDevice) -> int:
+        return 8 * (plan.rows + 1 + plan.indices.size) if plan.direction == "bwd" else 0
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        embedding = cast(Embedding, problem)
-        return 8 * (embedding.rows + 1 + embedding.indices.size) if embedding.direction == "bwd" else 0
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        embedding = cast(Embedding, problem)
-        sorting = embedding.indices.size * _SORT_SECONDS if embedding.direction == "bwd" else 0.0
-        return LAUNCH_SECONDS + sorting + self._seconds(embedding) / device.threads
+    def seconds_of(self, plan: Embedding, device: CpuDevice) -> float:
+        sorting = plan.indices.size * _SORT_SECONDS if plan.direction == "bwd" else 0.0
+        return LAUNCH_SECONDS + sorting + self._seconds(plan) / device.threads
 
     def _seconds(self, problem: Embedding) -> float:
         moved = 2 * problem.y.nbytes
@@ -263,33 +260,31 @@ class EmbeddingRows(Algorithm):
             moved = problem.y.nbytes + problem.weight.nbytes
         return (moved + 64 * problem.indices.size) / _BYTES_PER_SECOND
 
-    def error_bound(self, problem: Problem) -> float:
-        embedding = cast(Embedding, problem)
+    def error_of(self, problem: Embedding) -> float:
         # all indices may name one row
-        terms = embedding.indices.size if embedding.direction == "bwd" else 1
+        terms = problem.indices.size if problem.direction == "bwd" else 1
         computing = UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
         return 2.0 * UNIT_ROUNDOFF[problem.dtype] + computing * (4.0 + sqrt(terms))
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        embedding, processor = cast(Embedding, problem), cast(CpuDevice, device)
-        nest, forward = _nest(embedding), embedding.direction == "fwd"
-        source, _, target = (operand.descriptor for operand in problem.operands)
+    def kernel_of(self, plan: Embedding, device: CpuDevice) -> Kernel:
+        nest, forward = _nest(plan), plan.direction == "fwd"
+        source, _, target = (operand.descriptor for operand in plan.operands)
         code = _Code(
-            embedding.direction, problem.dtype, embedding.indices.dtype, len(nest.extents),
+            plan.direction, plan.dtype, plan.indices.dtype, len(nest.extents),
             (source.strides[-1] == 1, target.strides[-1] == 1),
             streams=target.nbytes >= STREAM_BYTES and target.strides[-1] == 1,
         )  # fmt: skip
-        count = prod(nest.extents) if embedding.indices.size else 0
-        units = count if forward else embedding.rows
-        tasks, per_task = share(units, device, self._seconds(embedding))
-        padding = -1 if embedding.padding is None else embedding.padding
+        count = prod(nest.extents) if plan.indices.size else 0
+        units = count if forward else plan.rows
+        tasks, per_task = share(units, device, self._seconds(plan))
+        padding = -1 if plan.padding is None else plan.padding
         extras = [
-            units, per_task, embedding.rows, embedding.weight.shape[1], padding, source.strides[-1],
-            target.strides[-1], embedding.weight.strides[0], count, *nest.extents, *nest.bases,
+            units, per_task, plan.rows, plan.weight.shape[1], padding, source.strides[-1],
+            target.strides[-1], plan.weight.strides[0], count, *nest.extents, *nest.bases,
             *_flat(nest.strides),
         ]  # fmt: skip
         trace = _trace_forward if forward else _trace_backward
-        library = load("embedding", code, processor.isa, lambda module: trace(module, code))
+        library = load("embedding", code, device.isa, lambda module: trace(module, code))
         phases = [("gather", tasks)] if forward else [("sort", 1), ("sum", tasks)]
         return CpuKernel(library, phases, 3, device.threads if tasks > 1 else 1, extras)
 

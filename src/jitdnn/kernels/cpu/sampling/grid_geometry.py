@@ -1,8 +1,9 @@
-"""What the ways of sampling an image share: the geometry as arguments of the code, and the cells around places.
+"""What the algorithms of sampling an image share: the geometry as arguments of the code, and the cells around
+positions.
 
 The axes of the output are joined where memory allows it, so that a packed output is one run of pixels. Lanes go along
-that run wherever places are computed: one number in the grid becomes u, and u becomes the two elements beside it, with
-their weights and whether they are in the image at all.
+that run wherever positions are computed: one number in the grid becomes u, and u becomes the two elements beside it,
+with their weights and whether they are in the image at all.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from math import prod, sqrt
 from typing import Any, cast
 
 from jitdnn.devices.cpu import Arguments, CpuDevice
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, terms
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue, PlannedAlgorithm, terms
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots
 from jitdnn.kernels.formulas.loop_nest import Nest
-from jitdnn.problems.problem import Problem
 from jitdnn.problems.spatial_transformer import GridSample
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.tensor import TensorDescriptor, compute_dtype
@@ -139,7 +139,7 @@ class Corner:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is around places: for each axis of the image its sides, and how u changes with the number in the grid."""
+    """What is around positions: for each axis of the image its sides, and how u changes with the number in the grid."""
 
     sides: tuple[tuple[Side, ...], ...]
     slopes: tuple[Value, ...]
@@ -160,7 +160,7 @@ def corners_of(axes: Sequence[Sequence[Side]]) -> Iterator[Corner]:
 
 
 class Sampler:
-    """The code that all ways of sampling share: arguments, loops over pixels, cells."""
+    """The code that all algorithms of sampling share: arguments, loops over pixels, cells."""
 
     def __init__(
         self, module: Module, code: SampleCode, name: str, run: Callable[[Any, Value, Value], None]
@@ -201,7 +201,7 @@ class Sampler:
         return [self.n[f"x{2 + a}"] for a in range(self.code.rank)]
 
     def cell(self, grid: Pointer, i: Value, mask: Value | None, strides: Sequence[Value]) -> Cell:
-        """Around the places of the pixels from `i` on; offsets count `strides`."""
+        """Around the positions of the pixels from `i` on; offsets count `strides`."""
         k, rank = self.k, self.code.rank
         sides, slopes = [], []
         for axis in range(rank):
@@ -252,7 +252,7 @@ def _sides(k: Builder, mode: str, dtype: str, u: Value, extent: Value, stride: V
     u = k.select(u < size + 1.0, u, size + 1.0)
     near = k.convert(u, integer)  # towards zero
     if mode == "nearest":
-        magic = 1.5 * 2.0 ** (23 if dtype == "f32" else 52)  # makes whole numbers, ties to even
+        magic = 1.5 * 2.0 ** (23 if dtype == "f32" else 52)  # makes integers, ties to even
         near = k.convert((u + magic) - magic, integer)
     else:
         near = near - k.select(k.convert(near, dtype) > u, k.constant(1, integer, lanes), 0)
@@ -287,29 +287,29 @@ def _weight_of(cell: Cell, axis: int, number: int) -> Value:
     return cell.sides[axis][number].weight
 
 
-class SampleAlgorithm(Algorithm):
-    """What the ways of sampling share."""
+class SampleAlgorithm(PlannedAlgorithm[GridSample, SamplePlan, CpuDevice]):
+    """What the algorithms of sampling share."""
 
     problem = GridSample
     deterministic = True
+    takes_no_epilogue = "sampling takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        if epilogue is not None:
-            return "sampling takes no epilogue"
-        sample = cast(GridSample, problem)
-        low, high = TensorDescriptor(sample.x.shape[2:], sample.x.strides[2:], sample.dtype).span()
+    def refusal(self, problem: GridSample, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
+        low, high = TensorDescriptor(problem.x.shape[2:], problem.x.strides[2:], problem.dtype).span()
         reach = max(high, -low)
-        if sample.direction == "bwd_data":
-            reach = SamplePlan.of(sample).plane * MOST_CHANNELS
-        if reach >= 2**31 and compute_dtype(sample.dtype) == "f32":
+        if problem.direction == "bwd_data":
+            reach = SamplePlan.of(problem).plane * MOST_CHANNELS
+        if reach >= 2**31 and compute_dtype(problem.dtype) == "f32":
             return f"a plane of the image spans {reach} elements: offsets of 32 bits reach {2**31 - 1}"
         return None
 
-    def error_bound(self, problem: Problem) -> float:
-        sample = cast(GridSample, problem)
+    def plan(self, problem: GridSample, device: CpuDevice, epilogue: Epilogue | None) -> SamplePlan:
+        return SamplePlan.of(problem)
+
+    def error_of(self, problem: GridSample) -> float:
         computing = UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
-        # places are rounded in units of the extent, and the weights take that over
-        extent = max(sample.x.shape[2:])
+        # coordinates are rounded in units of the extent, and the weights take that over
+        extent = max(problem.x.shape[2:])
         return 2.0 * UNIT_ROUNDOFF[problem.dtype] + computing * (
             16.0 + 8.0 * extent + 4.0 * sqrt(terms(problem))
         )
@@ -319,8 +319,8 @@ class SampleAlgorithm(Algorithm):
         pixels = problem.grid.size // problem.rank
         return pixels * (per_pixel + problem.x.shape[1] * (1 << problem.rank) * per_element)
 
-    def lanes(self, problem: GridSample, device: Device) -> int:
-        return cast(CpuDevice, device).isa.lanes(problem.dtype)
+    def lanes(self, problem: GridSample, device: CpuDevice) -> int:
+        return device.isa.lanes(problem.dtype)
 
 
 def spread(seconds: float, device: Device) -> float:

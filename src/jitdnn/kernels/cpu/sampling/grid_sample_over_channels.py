@@ -11,10 +11,9 @@ The units of work are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.cpu.sampling.grid_geometry import (
     INDEX,
     MOST_CHANNELS,
@@ -28,7 +27,6 @@ from jitdnn.kernels.cpu.sampling.grid_geometry import (
 )
 from jitdnn.kernels.cpu.sampling.grid_sample_over_pixels import packed_strides_of, pixel_rows, write_slopes
 from jitdnn.kernels.cpu.schedule.parallel import Counter, share
-from jitdnn.problems.problem import Problem
 from jitdnn.problems.spatial_transformer import GridSample
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -48,8 +46,8 @@ class _Corners:
         self.offsets = [s.k.local(INDEX[s.computing], s.lanes) for _ in range(count)]
         self.weights = [s.k.local(s.computing, s.lanes) for _ in range(count)]
 
-    def keep(self, places: Pointer, i: Value, mask: Value | None, strides: Sequence[Value]) -> None:
-        cell = self.s.cell(places, i, mask, strides)
+    def keep(self, positions: Pointer, i: Value, mask: Value | None, strides: Sequence[Value]) -> None:
+        cell = self.s.cell(positions, i, mask, strides)
         for corner, offset, weight in zip(cell.corners(), self.offsets, self.weights, strict=True):
             offset.store(self.k.select(corner.inside, corner.offset, OUTSIDE[self.s.computing]))
             weight.store(corner.weight)
@@ -71,10 +69,10 @@ def _forward(s: Sampler, task: Value, _thread: Value) -> None:
     wide = (n["channels"] // (lanes * _VECTORS)) * (lanes * _VECTORS)
     for _unit in k.range(first, last):
         image = x + counter.digits[0].get() * n["x0"]
-        places, row = (p + o.get() for p, o in zip((grid, y), counter.offsets, strict=True))
+        positions, row = (p + o.get() for p, o in zip((grid, y), counter.offsets, strict=True))
         count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
         for i in k.range(0, count, lanes):
-            corners.keep(places, i, k.mask(count - i, lanes), s.strides())
+            corners.keep(positions, i, k.mask(count - i, lanes), s.strides())
             for p in k.range((count - i).min(lanes)):
                 target, known = row + (i + p) * s.steps[-1], corners.pixel(p)
                 for c in k.range(0, wide, lanes * _VECTORS):
@@ -113,14 +111,16 @@ def _by_grid(s: Sampler, task: Value, _thread: Value) -> None:
     full = (n["channels"] // lanes) * lanes
     for _unit in k.range(first, last):
         image = x + counter.digits[0].get() * n["x0"]
-        places, target, row = (p + o.get() for p, o in zip((grid, dgrid, dy), counter.offsets, strict=True))
+        positions, target, row = (
+            p + o.get() for p, o in zip((grid, dgrid, dy), counter.offsets, strict=True)
+        )
         count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
         for i in k.range(0, count, lanes):
             mask = k.mask(count - i, lanes)
             if code.mode == "nearest":
                 write_slopes(s, target, i, [k.constant(0.0, s.computing, lanes)] * code.rank, mask)
                 continue
-            corners.keep(places, i, mask, s.strides())
+            corners.keep(positions, i, mask, s.strides())
             for total in sums:
                 total.store(k.constant(0.0, s.computing, lanes))
             for p in k.range((count - i).min(lanes)):
@@ -129,7 +129,7 @@ def _by_grid(s: Sampler, task: Value, _thread: Value) -> None:
                     with k.when(offset != OUTSIDE[s.computing]):
                         total.store(_dot(s, gradient, image + offset, full), p)
             dots = [total.load(0, lanes) for total in sums]
-            write_slopes(s, target, i, slope_sums(k, s.cell(places, i, mask, s.strides()), dots), mask)
+            write_slopes(s, target, i, slope_sums(k, s.cell(positions, i, mask, s.strides()), dots), mask)
         counter.advance()
 
 
@@ -160,9 +160,9 @@ def _by_image(s: Sampler, task: Value, thread: Value) -> None:
         masks = [k.mask(n["channels"] - group - v * lanes, lanes) for v in range(vectors)]
         for i in k.range(0, strides[0] * n["extent0"], lanes):
             room.store(k.constant(0.0, s.computing, lanes), i)
-        for places, row in pixel_rows(s, grid + units.offsets[0].get(), dy + units.offsets[1].get()):
+        for positions, row in pixel_rows(s, grid + units.offsets[0].get(), dy + units.offsets[1].get()):
             for i in k.range(0, n["run"], lanes):
-                corners.keep(places, i, k.mask(n["run"] - i, lanes), strides)
+                corners.keep(positions, i, k.mask(n["run"] - i, lanes), strides)
                 for p in k.range((n["run"] - i).min(lanes)):
                     here = row + (i + p) * s.steps[-1]
                     values = [here.load(v * lanes, lanes, mask) for v, mask in enumerate(masks)]
@@ -203,54 +203,48 @@ class GridSampleChannels(SampleAlgorithm):
 
     name = "channels"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        sample = cast(GridSample, problem)
-        for name, tensor in (("the image", sample.x), ("y", sample.y)):
+    def refusal(self, problem: GridSample, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
+        for name, tensor in (("the image", problem.x), ("y", problem.y)):
             if tensor.strides[1] != 1:
                 return (
                     f"channels of {name} are {tensor.strides[1]} elements apart: they must be neighbours, as in the "
                     "layout nhwc"
                 )
-        return super().refuse(problem, device, epilogue)
+        return super().refusal(problem, device, epilogue)
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        sample = cast(GridSample, problem)
-        if sample.direction != "bwd_data":
+    def workspace_of(self, plan: SamplePlan, device: CpuDevice) -> int:
+        if plan.problem.direction != "bwd_data":
             return 0
-        return device.threads * self._room(sample, device) * ITEM_BYTES[compute_dtype(problem.dtype)]
+        return device.threads * self._room(plan, device) * ITEM_BYTES[compute_dtype(plan.problem.dtype)]
 
-    def _vectors(self, problem: GridSample, device: Device) -> int:
+    def _vectors(self, problem: GridSample, device: CpuDevice) -> int:
         """Of channels in a plane of the workspace; what a channel gets does not depend on it."""
         lanes = self.lanes(problem, device)
         return min(_VECTORS, MOST_CHANNELS // lanes, -(-problem.x.shape[1] // lanes))
 
-    def _room(self, problem: GridSample, device: Device) -> int:
-        return SamplePlan.of(problem).plane * self._vectors(problem, device) * self.lanes(problem, device)
+    def _room(self, plan: SamplePlan, device: CpuDevice) -> int:
+        return plan.plane * self._vectors(plan.problem, device) * self.lanes(plan.problem, device)
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return spread(self._seconds(cast(GridSample, problem), device), device)
+    def seconds_of(self, plan: SamplePlan, device: CpuDevice) -> float:
+        return spread(self._seconds(plan.problem, device), device)
 
-    def _seconds(self, problem: GridSample, device: Device) -> float:
+    def _seconds(self, problem: GridSample, device: CpuDevice) -> float:
         lanes = self.lanes(problem, device)
         whole = -(-problem.x.shape[1] // lanes) * lanes / problem.x.shape[1]
         return self.seconds(problem, 15e-9, _ELEMENT_SECONDS * whole * 16 / lanes)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        sample, processor = cast(GridSample, problem), cast(CpuDevice, device)
-        plan, lanes, vectors = (
-            SamplePlan.of(sample),
-            self.lanes(sample, device),
-            self._vectors(sample, device),
-        )
+    def kernel_of(self, plan: SamplePlan, device: CpuDevice) -> Kernel:
+        sample = plan.problem
+        lanes, vectors = self.lanes(sample, device), self._vectors(sample, device)
         code = plan.code(vectors if sample.direction == "bwd_data" else 0)
         groups = -(-sample.x.shape[1] // (lanes * vectors))
-        values = plan.values(lanes, groups=groups, room=self._room(sample, device))
+        values = plan.values(lanes, groups=groups, room=self._room(plan, device))
         rows = plan.pixels // max(1, plan.nest.extents[-1])
         units = sample.x.shape[0] * (groups if sample.direction == "bwd_data" else rows * values["blocks"])
         tasks, per_task = share(units, device, self._seconds(sample, device))
         values |= {"units": units, "per_task": per_task}
-        library = load("grid_sample_channels", code, processor.isa, lambda module: _trace(module, code))
+        library = load("grid_sample_channels", code, device.isa, lambda module: _trace(module, code))
         threads = device.threads if tasks > 1 else 1
         return CpuKernel(
-            library, [("sample", tasks)], len(problem.operands), threads, plan.slots().pack(values)
+            library, [("sample", tasks)], len(sample.operands), threads, plan.slots().pack(values)
         )

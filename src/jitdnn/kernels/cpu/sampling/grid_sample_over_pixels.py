@@ -11,10 +11,9 @@ The units of work are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cpu.sampling.grid_geometry import (
     BLOCK,
     INDEX,
@@ -28,7 +27,6 @@ from jitdnn.kernels.cpu.sampling.grid_geometry import (
     spread,
 )
 from jitdnn.kernels.cpu.schedule.parallel import Counter, share
-from jitdnn.problems.problem import Problem
 from jitdnn.problems.spatial_transformer import GridSample
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -51,11 +49,11 @@ class _Block:
         self.offsets = [s.k.local(INDEX[s.computing], BLOCK * s.lanes) for _ in range(self.count)]
         self.weights = [s.k.local(s.computing, BLOCK * s.lanes) for _ in range(self.count)]
 
-    def keep(self, places: Pointer, count: Value) -> None:
+    def keep(self, positions: Pointer, count: Value) -> None:
         """Those of the pixels from the grid's place on."""
         k, s = self.k, self.s
         for i in k.range(0, count, s.lanes):
-            cell = s.cell(places, i, k.mask(count - i, s.lanes), s.strides())
+            cell = s.cell(positions, i, k.mask(count - i, s.lanes), s.strides())
             for corner, offsets, weights in zip(cell.corners(), self.offsets, self.weights, strict=True):
                 offsets.store(k.select(corner.inside, corner.offset, OUTSIDE[s.computing]), i)
                 weights.store(corner.weight, i)
@@ -92,10 +90,10 @@ class _Pairs:
         self.offsets = [s.k.local("i32", BLOCK * s.lanes) for _ in range(rows)]
         self.weights = [[s.k.local("f32", BLOCK * s.lanes) for _ in range(2)] for _ in range(rows)]
 
-    def keep(self, places: Pointer, count: Value) -> None:
+    def keep(self, positions: Pointer, count: Value) -> None:
         k, s = self.k, self.s
         for i in k.range(0, count, s.lanes):
-            cell = s.cell(places, i, k.mask(count - i, s.lanes), s.strides())
+            cell = s.cell(positions, i, k.mask(count - i, s.lanes), s.strides())
             near, far = cell.sides[-1]
             last = k.splat(k.convert(s.n[f"extent{s.code.rank - 1}"] - 2, "i32"), s.lanes)
             start = k.select(near.inside, near.offset, 0).min(last)
@@ -146,9 +144,9 @@ def _forward(s: Sampler, task: Value, _thread: Value) -> None:
     counter = s.counter(first, [n["image0"], n["y0"]])
     for _unit in k.range(first, last):
         image = x + counter.digits[0].get() * n["x0"]
-        places, row = (p + o.get() for p, o in zip((grid, y), counter.offsets, strict=True))
+        positions, row = (p + o.get() for p, o in zip((grid, y), counter.offsets, strict=True))
         count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
-        block.keep(places, count)
+        block.keep(positions, count)
         for c in k.range(n["channels"]):
             plane, target = image + c * n["x1"], row + c * n["y1"]
             for i in k.range(0, count, lanes):
@@ -167,14 +165,16 @@ def _by_grid(s: Sampler, task: Value, _thread: Value) -> None:
     counter = s.counter(first, [n["image0"], n["image1"], n["y0"]])
     for _unit in k.range(first, last):
         image = x + counter.digits[0].get() * n["x0"]
-        places, target, row = (p + o.get() for p, o in zip((grid, dgrid, dy), counter.offsets, strict=True))
+        positions, target, row = (
+            p + o.get() for p, o in zip((grid, dgrid, dy), counter.offsets, strict=True)
+        )
         count = (n["run"] - counter.digits[-1].get() * n["block"]).min(n["block"])
         if code.mode == "nearest":
             for i in k.range(0, count, lanes):
                 write_slopes(s, target, i, [zero] * code.rank, k.mask(count - i, lanes))
             counter.advance()
             continue
-        block.keep(places, count)
+        block.keep(positions, count)
         for i in k.range(0, count, lanes):
             for dot in dots:
                 dot.store(zero, i)
@@ -188,7 +188,7 @@ def _by_grid(s: Sampler, task: Value, _thread: Value) -> None:
                     dot.store(k.fma(counted, value, dot.load(i, lanes)), i)
         for i in k.range(0, count, lanes):
             mask = k.mask(count - i, lanes)
-            cell = s.cell(places, i, mask, s.strides())
+            cell = s.cell(positions, i, mask, s.strides())
             write_slopes(s, target, i, slope_sums(k, cell, [dot.load(i, lanes) for dot in dots]), mask)
         counter.advance()
 
@@ -229,12 +229,12 @@ def _by_image(s: Sampler, task: Value, thread: Value) -> None:
         channels = (n["channels"] - group).min(_CHANNELS)
         for i in k.range(channels * stride):
             room.store(k.constant(0.0, s.computing), i)
-        for places, row in pixel_rows(s, grid + units.offsets[0].get(), dy + units.offsets[1].get()):
+        for positions, row in pixel_rows(s, grid + units.offsets[0].get(), dy + units.offsets[1].get()):
             for i in k.range(0, n["run"], lanes):
                 mask = k.mask(n["run"] - i, lanes)
                 outside = k.splat(k.convert(plane, INDEX[s.computing]), lanes)
                 for corner, offset, weight in zip(
-                    s.cell(places, i, mask, strides).corners(), offsets, weights, strict=True
+                    s.cell(positions, i, mask, strides).corners(), offsets, weights, strict=True
                 ):
                     offset.store(k.select(corner.inside, corner.offset, outside))
                     weight.store(corner.weight)
@@ -295,26 +295,24 @@ class GridSamplePixels(SampleAlgorithm):
 
     name = "pixels"
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        sample = cast(GridSample, problem)
-        if sample.direction != "bwd_data":
+    def workspace_of(self, plan: SamplePlan, device: CpuDevice) -> int:
+        if plan.problem.direction != "bwd_data":
             return 0
-        return device.threads * self._room(sample) * ITEM_BYTES[compute_dtype(problem.dtype)]
+        return device.threads * self._room(plan) * ITEM_BYTES[compute_dtype(plan.problem.dtype)]
 
-    def _room(self, problem: GridSample) -> int:
-        channels = min(_CHANNELS, problem.x.shape[1])
-        return -(-channels * (SamplePlan.of(problem).plane + 1) // 16) * 16
+    def _room(self, plan: SamplePlan) -> int:
+        channels = min(_CHANNELS, plan.problem.x.shape[1])
+        return -(-channels * (plan.plane + 1) // 16) * 16
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return spread(self._seconds(cast(GridSample, problem)), device)
+    def seconds_of(self, plan: SamplePlan, device: CpuDevice) -> float:
+        return spread(self._seconds(plan.problem), device)
 
     def _seconds(self, problem: GridSample) -> float:
         each = _SCATTER_SECONDS if problem.direction == "bwd_data" else _GATHER_SECONDS
         return self.seconds(problem, 5e-9, each)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        sample, processor = cast(GridSample, problem), cast(CpuDevice, device)
-        plan = SamplePlan.of(sample)
+    def kernel_of(self, plan: SamplePlan, device: CpuDevice) -> Kernel:
+        sample = plan.problem
         in_pairs = (
             (sample.direction, sample.mode, sample.dtype) == ("fwd", "linear", "f32")
             and sample.x.strides[-1] == 1
@@ -322,13 +320,13 @@ class GridSamplePixels(SampleAlgorithm):
         )
         code = plan.code(0, in_pairs)
         groups = -(-sample.x.shape[1] // _CHANNELS)
-        values = plan.values(self.lanes(sample, device), groups=groups, room=self._room(sample))
+        values = plan.values(self.lanes(sample, device), groups=groups, room=self._room(plan))
         rows = plan.pixels // max(1, plan.nest.extents[-1])
         units = sample.x.shape[0] * (groups if sample.direction == "bwd_data" else rows * values["blocks"])
         tasks, per_task = share(units, device, self._seconds(sample))
         values |= {"units": units, "per_task": per_task}
-        library = load("grid_sample_pixels", code, processor.isa, lambda module: _trace(module, code))
+        library = load("grid_sample_pixels", code, device.isa, lambda module: _trace(module, code))
         threads = device.threads if tasks > 1 else 1
         return CpuKernel(
-            library, [("sample", tasks)], len(problem.operands), threads, plan.slots().pack(values)
+            library, [("sample", tasks)], len(sample.operands), threads, plan.slots().pack(values)
         )

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import cast
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.sampling.resize_weights import (
@@ -27,7 +26,6 @@ from jitdnn.kernels.cpu.sampling.resize_weights import (
 )
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, share
-from jitdnn.problems.problem import Problem
 from jitdnn.problems.resize import Resize
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -180,41 +178,40 @@ class ResizeChannels(ResizeAlgorithm):
 
     name = "channels"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+    def refusal(self, problem: Resize, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         for operand in problem.operands:
             if operand.descriptor.strides[1] != 1:
                 return (
                     f"channels of {operand.name} are {operand.descriptor.strides[1]} elements apart: they must be "
                     "neighbours, as in the layout nhwc"
                 )
-        return super().refuse(problem, device, epilogue)
+        return super().refusal(problem, device, epilogue)
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return LAUNCH_SECONDS + self._seconds(cast(Resize, problem), device) / device.threads
+    def seconds_of(self, plan: Resize, device: CpuDevice) -> float:
+        return LAUNCH_SECONDS + self._seconds(plan, device) / device.threads
 
-    def _seconds(self, problem: Resize, device: Device) -> float:
-        lanes = cast(CpuDevice, device).isa.lanes(problem.dtype)
+    def _seconds(self, problem: Resize, device: CpuDevice) -> float:
+        lanes = device.isa.lanes(problem.dtype)
         taps = prod(axis.width for axis in axes_of(problem))
         pixels = problem.output.size // max(1, problem.output.shape[1])
         return pixels * (8 + 2 * taps + -(-problem.output.shape[1] // lanes) * (taps + 2)) * 0.4e-9
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        resize, processor = cast(Resize, problem), cast(CpuDevice, device)
-        axes = axes_of(resize)
-        source, target = (operand.descriptor for operand in problem.operands)
+    def kernel_of(self, plan: Resize, device: CpuDevice) -> Kernel:
+        axes = axes_of(plan)
+        source, target = (operand.descriptor for operand in plan.operands)
         code = _Code(
-            problem.dtype, tuple(taps.width for taps in axes), is_plain(axes), target.nbytes >= STREAM_BYTES
+            plan.dtype, tuple(taps.width for taps in axes), is_plain(axes), target.nbytes >= STREAM_BYTES
         )
-        tables = outer_tables(axes, compute_dtype(problem.dtype))
+        tables = outer_tables(axes, compute_dtype(plan.dtype))
         outputs = [len(taps.start) for taps in axes]
         units = target.shape[0] * outputs[0] * outputs[1]
-        tasks, per_task = share(units, device, self._seconds(resize, device))
+        tasks, per_task = share(units, device, self._seconds(plan, device))
         values = {
             "units": units, "per_task": per_task, "images": target.shape[0], "channels": target.shape[1],
             "out0": outputs[0], "out1": outputs[1], "out2": outputs[2],
             **{f"x{a}": step for a, step in enumerate(strides_of(source))},
             **{f"y{a}": step for a, step in enumerate(strides_of(target))}, **addresses(tables),
         }  # fmt: skip
-        library = load("resize_channels", code, processor.isa, lambda module: _trace(module, code))
+        library = load("resize_channels", code, device.isa, lambda module: _trace(module, code))
         threads = device.threads if tasks > 1 else 1
         return WithTables(CpuKernel(library, [("resize", tasks)], 2, threads, _SLOTS.pack(values)), tables)

@@ -4,9 +4,10 @@
             line = the rows that it comes from, each times its weight, added up   (workspace, with margins of zeros)
             y    = the taps of the last axis, times the line
 
-Neighbouring outputs take their values from places of the line that are no neighbours. Where the places of one vector
-of outputs lie to each other as those of the next vector do, which is so for every quotient of extents that divides
-the number of lanes, they are picked from whole vectors in an order that is compiled in; elsewhere they are gathered.
+Neighbouring outputs take their values from positions of the line that are no neighbours. Where the positions of one
+vector of outputs lie to each other as those of the next vector do, which is so for every quotient of extents that
+divides the number of lanes, they are picked from whole vectors in an order that is compiled in; elsewhere they are
+gathered.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
-from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.sampling.resize_weights import (
@@ -34,7 +35,6 @@ from jitdnn.kernels.cpu.sampling.resize_weights import (
 )
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, share
-from jitdnn.problems.problem import Problem
 from jitdnn.problems.resize import Resize, Taps
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -42,7 +42,7 @@ from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.types import INT
 from jitdnn.tensor import compute_dtype
 
-_MOST_LOADS = 4  # vectors from which the places of one vector are picked
+_MOST_LOADS = 4  # vectors from which the positions of one vector are picked
 _MOST_UNROLLED = 8  # taps; more of them are a loop
 _SLOTS = Slots(
     "units", "per_task", "images", "channels", "out0", "out1", "columns", "blocks", "last", "first", "step", "padded",
@@ -53,13 +53,14 @@ _SLOTS = Slots(
 
 @dataclass(frozen=True)
 class _Pattern:
-    """How a line becomes a row: the taps at the places `first + step * block + places[lane]`, from `loads` vectors.
+    """How a line becomes a row: the taps at the positions `first + step * block + positions[lane]`, from `loads`
+    vectors.
 
-    Without `loads` the places are a table of the whole row, and are gathered.
+    Without `loads` the positions are a table of the whole row, and are gathered.
     """
 
     width: int
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     loads: int
     first: int
     step: int
@@ -77,16 +78,16 @@ class _Pattern:
         high = taps.start + width - 1 - np.argmax(is_tap[:, ::-1], axis=1)
         middle = max(0, (outputs // lanes - 1) // 2) * lanes
         here = low[middle : middle + lanes]
-        places = np.full(lanes, here[-1] - here[0])
-        places[: len(here)] = here - here[0]
+        positions = np.full(lanes, here[-1] - here[0])
+        positions[: len(here)] = here - here[0]
         step = 0
         if middle + lanes < outputs:
             step = int(low[middle + lanes] - low[middle])
         number = np.arange(blocks * lanes) // lanes - middle // lanes
-        start = here[0] + step * number + np.tile(places, blocks)
-        loads = int(places.max()) // lanes + 1
+        start = here[0] + step * number + np.tile(positions, blocks)
+        loads = int(positions.max()) // lanes + 1
         is_fit = bool((start[:outputs] <= low).all() and (start[:outputs] + width > high).all())
-        if not is_fit or loads > _MOST_LOADS or places.min() < 0:
+        if not is_fit or loads > _MOST_LOADS or positions.min() < 0:
             start, loads = np.zeros(blocks * lanes, np.int64), 0
             start[:outputs] = taps.start
         weights = np.zeros((width, blocks * lanes))
@@ -99,7 +100,7 @@ class _Pattern:
         reach = max(first, first + step * (blocks - 1)) + width - 1 + max(loads, 1) * lanes
         before = max(0, -first, -(first + step * (blocks - 1))) if loads else 0
         return _Pattern(
-            width, tuple(int(p) for p in places) if loads else (), loads, first, step, weights,
+            width, tuple(int(p) for p in positions) if loads else (), loads, first, step, weights,
             start.astype(np.int32), before + lanes, max(0, reach - inputs if loads else 0) + lanes,
         )  # fmt: skip
 
@@ -110,7 +111,7 @@ class _Code:
 
     dtype: str  # of the tensors
     widths: tuple[int, int, int]
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     loads: int
     is_plain: bool  # nearest: all weights are 1, and there is one tap
     is_unit: tuple[bool, bool]
@@ -131,7 +132,7 @@ class _Rows:
                 (tables.pointer(f"start{a}", "i64"), tables.pointer(f"weights{a}", self.computing))
                 for a in range(2)
             ]
-            self.places = tables.pointer("places", "i32")
+            self.positions = tables.pointer("places", "i32")
             self.weights = tables.pointer("weights2", self.computing)
             self.scale = Scale(k, arguments, self.computing)
             self.steps: list[Any] = [
@@ -238,24 +239,24 @@ class _Rows:
         weights = self.weights + block * lanes
         if self.code.loads:
             line = self.line + (self.n["first"] + self.n["step"] * block)
-            places = None
+            positions = None
         else:
             line = self.line
-            places = (self.places + block * lanes).load(0, lanes)
+            positions = (self.positions + block * lanes).load(0, lanes)
         if self.code.is_plain:
-            return self._picked(line, places)
+            return self._picked(line, positions)
         total = k.register(k.constant(0.0, self.computing, lanes))
         for t in range(width) if width <= _MOST_UNROLLED else k.range(width):
-            picked = self._picked(line + t, places)
+            picked = self._picked(line + t, positions)
             total.set(k.fma(picked, (weights + self.n["padded"] * t).load(0, lanes), total.get()))
         return total.get()
 
-    def _picked(self, line: Pointer, places: Value | None) -> Value:
-        """The elements of the line at the places of a vector."""
+    def _picked(self, line: Pointer, positions: Value | None) -> Value:
+        """The elements of the line at the positions of a vector."""
         k, lanes = self.k, self.lanes
-        if places is not None:
-            return line.load_at(places)
-        wanted = self.code.places
+        if positions is not None:
+            return line.load_at(positions)
+        wanted = self.code.positions
         if wanted == tuple(range(lanes)):
             return line.load(0, lanes)
         result = line.load(0, lanes)
@@ -276,20 +277,20 @@ class ResizeRows(ResizeAlgorithm):
 
     name = "rows"
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        lanes = cast(CpuDevice, device).isa.lanes(problem.dtype)
-        pattern = _Pattern.of(axes_of(cast(Resize, problem))[2], lanes)
-        return device.threads * self._room(cast(Resize, problem), pattern, lanes) * ITEM_BYTES[_real(problem)]
+    def workspace_of(self, plan: Resize, device: CpuDevice) -> int:
+        lanes = device.isa.lanes(plan.dtype)
+        pattern = _Pattern.of(axes_of(plan)[2], lanes)
+        return device.threads * self._room(plan, pattern, lanes) * ITEM_BYTES[_real(plan)]
 
     def _room(self, problem: Resize, pattern: _Pattern, lanes: int) -> int:
         columns = axes_of(problem)[2].columns
         return -(-(pattern.before + columns + pattern.behind) // lanes) * lanes
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return LAUNCH_SECONDS + self._seconds(cast(Resize, problem), device) / device.threads
+    def seconds_of(self, plan: Resize, device: CpuDevice) -> float:
+        return LAUNCH_SECONDS + self._seconds(plan, device) / device.threads
 
-    def _seconds(self, problem: Resize, device: Device) -> float:
-        lanes = cast(CpuDevice, device).isa.lanes(problem.dtype)
+    def _seconds(self, problem: Resize, device: CpuDevice) -> float:
+        lanes = device.isa.lanes(problem.dtype)
         axes = axes_of(problem)
         pattern = _Pattern.of(axes[2], lanes)
         rows = prod(problem.output.shape[:2]) * len(axes[0].start) * len(axes[1].start)
@@ -299,15 +300,15 @@ class ResizeRows(ResizeAlgorithm):
         row = -(-len(axes[2].start) // lanes) * (pattern.width * pick + (2 if is_unit[1] else 2 * lanes))
         return rows * (line + row + 30) * 0.4e-9
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        resize, processor, real = cast(Resize, problem), cast(CpuDevice, device), _real(problem)
-        lanes = processor.isa.lanes(problem.dtype)
-        axes = axes_of(resize)
+    def kernel_of(self, plan: Resize, device: CpuDevice) -> Kernel:
+        real = _real(plan)
+        lanes = device.isa.lanes(plan.dtype)
+        axes = axes_of(plan)
         pattern = _Pattern.of(axes[2], lanes)
-        source, target = (operand.descriptor for operand in problem.operands)
+        source, target = (operand.descriptor for operand in plan.operands)
         steps = [strides_of(source), strides_of(target)]
         code = _Code(
-            problem.dtype, (axes[0].width, axes[1].width, pattern.width), pattern.places, pattern.loads,
+            plan.dtype, (axes[0].width, axes[1].width, pattern.width), pattern.positions, pattern.loads,
             is_plain(axes), (steps[0][4] == 1, steps[1][4] == 1),
             streams=steps[1][4] == 1 and target.nbytes >= STREAM_BYTES,
         )  # fmt: skip
@@ -318,20 +319,20 @@ class ResizeRows(ResizeAlgorithm):
         }
         outputs = [len(taps.start) for taps in axes]
         units = prod(target.shape[:2]) * outputs[0] * outputs[1]
-        tasks, per_task = share(units, device, self._seconds(resize, device))
+        tasks, per_task = share(units, device, self._seconds(plan, device))
         blocks = -(-outputs[2] // lanes)
         values = {
             "units": units, "per_task": per_task, "images": target.shape[0], "channels": target.shape[1],
             "out0": outputs[0], "out1": outputs[1], "columns": axes[2].columns, "blocks": blocks,
             "last": outputs[2] - (blocks - 1) * lanes, "first": pattern.first, "step": pattern.step,
-            "padded": blocks * lanes, "room": self._room(resize, pattern, lanes), "margin": pattern.before,
+            "padded": blocks * lanes, "room": self._room(plan, pattern, lanes), "margin": pattern.before,
             **{f"x{a}": step for a, step in enumerate(steps[0])},
             **{f"y{a}": step for a, step in enumerate(steps[1])}, **addresses(tables),
         }  # fmt: skip
-        library = load("resize_rows", code, processor.isa, lambda module: _trace(module, code))
+        library = load("resize_rows", code, device.isa, lambda module: _trace(module, code))
         threads = device.threads if tasks > 1 else 1
         return WithTables(CpuKernel(library, [("resize", tasks)], 2, threads, _SLOTS.pack(values)), tables)
 
 
-def _real(problem: Problem) -> str:
+def _real(problem: Resize) -> str:
     return compute_dtype(problem.dtype)

@@ -1,4 +1,4 @@
-"""What the ways of resizing share: the taps of three axes as tables that the code reads."""
+"""What the algorithms of resizing share: the taps of three axes as tables that the code reads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.devices.cpu import CpuKernel, first_extra
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue
-from jitdnn.problems.problem import Problem
+from jitdnn.devices.cpu import CpuDevice, CpuKernel, first_extra
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, TypedAlgorithm
 from jitdnn.problems.resize import Resize, Taps
 from jitdnn.rtcg.builder import Builder, Pointer
 from jitdnn.tensor import TensorDescriptor, compute_dtype
@@ -71,15 +70,13 @@ def addresses(tables: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:
     return {name: int(table.ctypes.data) for name, table in tables.items()}
 
 
-class ResizeAlgorithm(Algorithm):
-    """What the ways of resizing share."""
+class ResizeAlgorithm(TypedAlgorithm[Resize, CpuDevice]):
+    """What the algorithms of resizing share."""
 
     problem = Resize
     deterministic = True
+    takes_no_epilogue = "resizing takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return "resizing takes no epilogue" if epilogue is not None else None
-
-    def error_bound(self, problem: Problem) -> float:
+    def error_of(self, problem: Resize) -> float:
         # weights of a sum of 1 that are rounded, multiplied and added; cubic ones reach 1.5 in size an axis
         return 2.0 * UNIT_ROUNDOFF[problem.dtype] + 32.0 * UNIT_ROUNDOFF[compute_dtype(problem.dtype)]

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from jitdnn.kernels.algorithm import Device, summation_bound
-from jitdnn.kernels.formulas.row_programs import Program, Sweep
-from jitdnn.kernels.gpu.reduction.generator import Rows, RowsAlgorithm
+from jitdnn.kernels.algorithm import Device, Epilogue, summation_bound
+from jitdnn.kernels.formulas.row_algorithms import RowAlgorithm, RowPlan, Step
+from jitdnn.kernels.formulas.row_programs import Pass, Program
 from jitdnn.problems.convolution_bias import BiasGradient
-from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import TensorDescriptor
 
-_PROGRAM = Program((Sweep((("add", trace(lambda dy: dy)),)),), ((0, 0),))
+_PROGRAM = Program((Pass((("add", trace(lambda dy: dy)),)),), ((0, 0),))
 
 
-class RowsBias(RowsAlgorithm):
-    """One sweep over every channel: by a team of threads, or channels last with a thread to some channels."""
+class RowBias(RowAlgorithm[BiasGradient]):
+    """One pass over every channel."""
 
     problem = BiasGradient
 
-    def rows(self, problem: Problem, device: Device) -> Rows:
-        bias = cast(BiasGradient, problem)
-        rank = len(bias.dy.shape)
-        shape = tuple(bias.dy.shape[1] if axis == 1 else 1 for axis in range(rank))
-        strides = tuple(bias.db.strides[0] if axis == 1 else 0 for axis in range(rank))
-        db = TensorDescriptor(shape, strides, bias.db.dtype)
-        return Rows(_PROGRAM, (bias.dy, db), tuple(axis for axis in range(rank) if axis != 1))
+    def plan(self, problem: BiasGradient, device: Device, epilogue: Epilogue | None) -> RowPlan:
+        rank = len(problem.dy.shape)
+        shape = tuple(problem.dy.shape[1] if axis == 1 else 1 for axis in range(rank))
+        strides = tuple(problem.db.strides[0] if axis == 1 else 0 for axis in range(rank))
+        db = TensorDescriptor(shape, strides, problem.db.dtype)
+        axes = tuple(axis for axis in range(rank) if axis != 1)
+        return RowPlan([Step(_PROGRAM, (problem.dy, db), axes)])
 
-    def error_bound(self, problem: Problem) -> float:
+    def error_of(self, problem: BiasGradient) -> float:
         return summation_bound(problem)

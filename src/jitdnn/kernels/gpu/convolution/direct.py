@@ -1,23 +1,21 @@
-"""Convolution on the ordinary units: exact sums in f32 or f64, any direction, stride, layout and type.
+"""Convolution on CUDA cores: exact sums in f32 or f64, any direction, stride, layout and type.
 
 The floor is the peak of the multiply-add units.
 """
 
 from __future__ import annotations
 
-from typing import cast
-
 from jitdnn.kernels.gpu.gemm.algorithm import Contracted
-from jitdnn.kernels.gpu.gemm.plan import Contraction, lower_convolution
+from jitdnn.kernels.gpu.gemm.lowering import lower_convolution
+from jitdnn.kernels.gpu.gemm.plan import Contraction
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
 
 
-class Direct(Contracted):
-    """Tiles of sums in registers, operands gathered through the group's memory; a small grid splits the terms."""
+class Direct(Contracted[Convolution]):
+    """Tiles of sums in registers, operands gathered through shared memory; a small grid splits the terms."""
 
     name = "direct"
     problem = Convolution
 
-    def lowered(self, problem: Problem) -> Contraction:
-        return lower_convolution(cast(Convolution, problem))
+    def lowered(self, problem: Convolution) -> Contraction:
+        return lower_convolution(problem)

@@ -11,7 +11,7 @@ from jitdnn.rtcg.c_source import c_function
 from jitdnn.rtcg.expression import Expression
 from jitdnn.tensor import DTYPES, REAL_DTYPES
 
-THREADS = 256  # of a group
+THREADS = 256  # of a thread block
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def store_vector(
         {put}
       }}
 """
-    # whole numbers are exact where they are not scaled, and scaled as the longest reals
+    # integers are exact where they are not scaled, and scaled as the longest reals
     wide = (
         f"(SCALE){result}"
         if computing in REAL_DTYPES

@@ -6,7 +6,7 @@ There may be several outputs, each with its expression, and every tensor has an 
 brought into the order of the first output's memory, and joined where every tensor allows it. Then the elements are
 numbered along the axes that are left, and each thread takes a few vectors of neighbours:
 
-    group of 256 threads > `unroll` vectors a thread, all loaded before the first is used > elements of a vector
+    thread block of 256 threads > `unroll` vectors a thread, all loaded before the first is used > elements of a vector
 
 How a tensor is found from the numbers is compiled in:
 
@@ -18,7 +18,7 @@ How a tensor is found from the numbers is compiled in:
 
 Extents and strides are arguments, so that one compiled kernel serves every size. Groups whose pointers are not aligned,
 and the last one, go element by element. Where an input lies in one piece along another axis than the output, squares of
-both go through the memory of the group instead (`elementwise_tiles`).
+both go through shared memory instead (`transposing`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Device
+from jitdnn.kernels.formulas.elementwise import as_sequence, computing_dtype
 from jitdnn.kernels.formulas.loop_nest import REPEATED, STRIDED, UNIT, Nest
 from jitdnn.kernels.gpu.elementwise.code import THREADS, Code, base_lines, literal_defines, packs, signature
 from jitdnn.kernels.gpu.elementwise.transposing import estimate_tiles, tiled_launch
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.types import refuse_doubles
 from jitdnn.rtcg.expression import Expression
-from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype, packed_strides
+from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, packed_strides
 
-LAUNCH_SECONDS = 3e-6
 _DENSE, _SCATTERED = "dense", "scattered"
 _MOST_IN_FLIGHT = 4  # vectors that a thread loads before it uses the first
 _SINGLES = 4  # elements, where vectors cannot be
-_GROUPS_TO_FILL = 16  # groups a multiprocessor should have before threads do more than one vector
+_BLOCKS_TO_FILL = 16  # thread blocks a multiprocessor should have before threads do more than one vector
 _SECTOR = 32  # bytes that memory is read in
 _MOST_ARGUMENTS = 100  # of all devices: beyond it, extents and strides are written into the text
 _MOST_I32 = 2**31 - 1
@@ -57,15 +58,6 @@ class Found:
     vector: int
 
 
-def computing_dtype(dtypes: Sequence[str]) -> str:
-    """The type that elements of these types are computed in: i64 if none is real."""
-    return compute_dtype(*dtypes) if any(dtype in REAL_DTYPES for dtype in dtypes) else "i64"
-
-
-def _sequence(expressions: Expression | Sequence[Expression]) -> tuple[Expression, ...]:
-    return (expressions,) if isinstance(expressions, Expression) else tuple(expressions)
-
-
 def refuse_elementwise(
     tensors: Sequence[TensorDescriptor], device: Device, computing: str | None = None
 ) -> str | None:
@@ -78,7 +70,7 @@ def estimate_elementwise(
     expressions: Expression | Sequence[Expression], tensors: Sequence[TensorDescriptor], device: Device
 ) -> float:
     """Expected seconds of the kernel that ``build_elementwise`` makes."""
-    nest = Nest.of(tensors, len(tensors) - len(_sequence(expressions)))
+    nest = Nest.of(tensors, len(tensors) - len(as_sequence(expressions)))
     dtypes = [tensor.dtype for tensor in tensors]
     tiled = estimate_tiles(nest, dtypes)
     moved = 0.0
@@ -106,7 +98,7 @@ def build_elementwise(
     are computed as 64 bits that wrap; where there is a real number all are real, and rounded and saturated where
     integers are stored.
     """
-    gpu, expressions = cast(GpuDevice, device), _sequence(expressions)
+    gpu, expressions = cast(GpuDevice, device), as_sequence(expressions)
     dtypes = tuple(tensor.dtype for tensor in tensors)
     computing = computing or computing_dtype(dtypes)
     if computing not in REAL_DTYPES:
@@ -130,7 +122,7 @@ def build_elementwise(
 
 
 def index_dtype(nest: Nest) -> str:
-    """i32 where every place, and every number up to the end of the last group, fits in it."""
+    """i32 where every offset, and every number up to the end of the last thread block, fits in it."""
     reaches = [
         sum((n - 1) * abs(s) for n, s in zip(nest.extents, steps, strict=True)) for steps in nest.strides
     ]
@@ -171,11 +163,11 @@ def _linear(code: Code, device: GpuDevice) -> tuple[str, Launch]:
     )
     unroll = max(1, _MOST_IN_FLIGHT // max(1, loads))
     while (
-        unroll > 1 and code.nest.size < THREADS * vector * unroll * _GROUPS_TO_FILL * device.multiprocessors
+        unroll > 1 and code.nest.size < THREADS * vector * unroll * _BLOCKS_TO_FILL * device.multiprocessors
     ):
         unroll //= 2
-    group = THREADS * vector * unroll
-    launch = Launch("elementwise", max(1, -(-code.nest.size // group)), THREADS)
+    block_elements = THREADS * vector * unroll
+    launch = Launch("elementwise", max(1, -(-code.nest.size // block_elements)), THREADS)
     return _Linear(code, how, unroll).text(), launch
 
 
@@ -196,14 +188,14 @@ class _Linear:
             for t, d in enumerate(code.dtypes)
             if self.moves[t] in (_DENSE, UNIT)
         )
-        group, together = THREADS * vector * unroll, min(_SINGLES, vector * unroll)
+        block_elements, together = THREADS * vector * unroll, min(_SINGLES, vector * unroll)
         return f"""{packs(kinds)}
 KERNEL({THREADS}) void elementwise({signature(code)}) {{
-{base_lines(code)}  const INDEX group = (INDEX)GROUP_ID(0) * {group};
-  if (group + {group} <= total && {checks or 1}) {{
+{base_lines(code)}  const INDEX group = (INDEX)BLOCK_ID(0) * {block_elements};
+  if (group + {block_elements} <= total && {checks or 1}) {{
     const INDEX first = group;
 {self._steps(vector, unroll, is_sure=True)}  }} else {{
-    for (INDEX first = group; first < group + {group} && first < total; first += {THREADS * together}) {{
+    for (INDEX first = group; first < group + {block_elements} && first < total; first += {THREADS * together}) {{
 {self._steps(1, together, is_sure=False)}    }}
   }}
 }}
@@ -232,7 +224,7 @@ KERNEL({THREADS}) void elementwise({signature(code)}) {{
         return f"o{tensor}" if tensor in self.apart else "at"
 
     def _digits(self) -> str:
-        """The digits of a number, and the places that follow from them."""
+        """The digits of a number, and the offsets that follow from them."""
         if not self.apart:
             return ""
         lines = ["      COUNT rest = (COUNT)at;\n"]
@@ -264,9 +256,9 @@ KERNEL({THREADS}) void elementwise({signature(code)}) {{
                 f"#pragma unroll\n      for (int j = 0; j < {vector}; ++j)\n"
                 f"        q{tensor}[u].items[j] = p{tensor}[{place} + j * {step}];\n"
             )
-        return self._walk(tensor)
+        return self._iterate(tensor)
 
-    def _walk(self, tensor: int) -> str:
+    def _iterate(self, tensor: int) -> str:
         """Element by element, over the ends of rows."""
         last = self.axes - 1
         carry = ""
@@ -301,3 +293,23 @@ KERNEL({THREADS}) void elementwise({signature(code)}) {{
             step = "" if is_whole or vector == 1 else f" * (INDEX)s{t}_{self.axes - 1}"
             text += code.store(number, f"p{t} + {self._place(t)}", vector, step, is_whole)
         return text
+
+
+class ElementwiseLoops:
+    """The elementwise generator of GPUs, for algorithms that are written for every target."""
+
+    # functions of OpenCL may be off by 16 units in the last place, those of CUDA by 2
+    function_error = 24.0
+
+    def refuse(
+        self, tensors: Sequence[TensorDescriptor], device: Device, computing: str | None = None
+    ) -> str | None:
+        return refuse_elementwise(tensors, device, computing)
+
+    def estimate(self, expressions: Expression, tensors: Sequence[TensorDescriptor], device: Device) -> float:
+        return estimate_elementwise(expressions, tensors, device)
+
+    def build(
+        self, expressions: Expression, tensors: Sequence[TensorDescriptor], device: Device, computing: str
+    ) -> Kernel:
+        return build_elementwise(expressions, tensors, device, computing=computing)

@@ -1,8 +1,8 @@
 """Elementwise loops in which an input lies in one piece along another axis than the output.
 
-Squares of both axes go through the memory of the group, so that reads and writes are in long pieces:
+Squares of both axes go through shared memory, so that reads and writes are in long pieces:
 
-    group = a square of `along` elements of the input's axis by `across` of the output's
+    thread block = a square of `along` elements of the input's axis by `across` of the output's
         load      vectors of the input along its own axis, each element to its place in the square
         barrier
         finish    vectors along the output's axis: from the square, and other inputs from memory
@@ -22,15 +22,15 @@ from jitdnn.kernels.gpu.elementwise.code import THREADS, Code, base_lines, packs
 from jitdnn.tensor import DTYPES
 
 _LEAST = 8  # elements of the shorter axis, or squares are not worth it
-_LOCAL_BYTES = 40 << 10  # of a group
+_SHARED_BYTES = 40 << 10  # of a thread block
 
 
 def _crossed(nest: Nest) -> tuple[Nest, tuple[str, ...]]:
     """The nest with the axes of the squares last, and the moves; no move is CROSSED if there are no squares."""
-    turned, moves = nest.crossed(1)
-    if CROSSED not in moves or min(turned.extents[-2:]) < _LEAST:
+    reordered, moves = nest.crossed(1)
+    if CROSSED not in moves or min(reordered.extents[-2:]) < _LEAST:
         return nest, nest.moves()
-    return turned, moves
+    return reordered, moves
 
 
 def estimate_tiles(nest: Nest, dtypes: Sequence[str]) -> frozenset[int]:
@@ -49,7 +49,7 @@ def tiled_launch(code: Code) -> tuple[str, Launch, Nest] | None:
         return None
     item = 8 if code.computing in ("f64", "i64") else 4
     area = 4096
-    while len(crossing) * item * (area + area // 8) > _LOCAL_BYTES:
+    while len(crossing) * item * (area + area // 8) > _SHARED_BYTES:
         area //= 2
     if area < 512:  # more inputs than there is room for
         return None
@@ -64,8 +64,8 @@ def tiled_launch(code: Code) -> tuple[str, Launch, Nest] | None:
         width = area // height
     width = max(width, THREADS // height)  # every thread has an element
     squares = -(-along // height) * -(-across // width) * prod(nest.extents[:-2])
-    turned = Code(code.computing, code.dtypes, code.expressions, code.plain, nest, code.index)
-    text = _Tiled(turned, moves, height, width).text()
+    reordered = Code(code.computing, code.dtypes, code.expressions, code.plain, nest, code.index)
+    text = _Tiled(reordered, moves, height, width).text()
     return text, Launch("elementwise", max(1, squares), THREADS), nest
 
 
@@ -106,7 +106,7 @@ class _Tiled:
             loads += self._either([t], vector, self._fill(t, vector), self._fill(t, 1))
         finish = self._either(units, out, self._finish(out), self._finish(1))
         squares = "".join(
-            f"  LOCAL {self.real} square{t}[{self.height * (self.width + 1)}];\n" for t in self.crossing
+            f"  SHARED {self.real} square{t}[{self.height * (self.width + 1)}];\n" for t in self.crossing
         )
         return f"""{packs(kinds)}
 KERNEL({THREADS}) void elementwise({signature(code)}) {{
@@ -126,7 +126,7 @@ KERNEL({THREADS}) void elementwise({signature(code)}) {{
     def _start(self) -> str:
         """Which square it is, and every tensor's pointer at its first element."""
         lines = [
-            "  i64 rest = GROUP_ID(0);\n",
+            "  i64 rest = BLOCK_ID(0);\n",
             f"  const i64 blocks = (n{self.axes - 1} + {self.width - 1}) / {self.width};\n",
             f"  const INDEX across = (INDEX)(rest % blocks) * {self.width};\n",
             "  rest /= blocks;\n",

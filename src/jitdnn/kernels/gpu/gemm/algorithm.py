@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.gpu.gemm import plan as contraction
-from jitdnn.problems.problem import Problem
+from jitdnn.kernels.algorithm import Epilogue, Kernel, OwnProblem, PlannedAlgorithm, summation_bound
+from jitdnn.kernels.gpu.gemm.code import build
+from jitdnn.kernels.gpu.gemm.cost import choose
+from jitdnn.kernels.gpu.gemm.plan import Contraction, GemmPlan
 
 
-class Contracted(Algorithm):
+class Contracted(PlannedAlgorithm[OwnProblem, GemmPlan, GpuDevice]):
     """An algorithm of which only the contraction differs from others."""
 
     deterministic = True
 
     @abstractmethod
-    def lowered(self, problem: Problem) -> contraction.Contraction:
+    def lowered(self, problem: OwnProblem) -> Contraction:
         """What to compute."""
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        if problem.dtype == "f64" and not cast(GpuDevice, device).has_f64:
+    def refusal(self, problem: OwnProblem, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.dtype == "f64" and not device.has_f64:
             return "the device has no double precision: use f32"
         return None
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return contraction.workspace(self.lowered(problem), cast(GpuDevice, device))
+    def plan(self, problem: OwnProblem, device: GpuDevice, epilogue: Epilogue | None) -> GemmPlan:
+        return choose(self.lowered(problem), device, epilogue)
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return contraction.choose(self.lowered(problem), cast(GpuDevice, device)).seconds
+    def workspace_of(self, plan: GemmPlan, device: GpuDevice) -> int:
+        return plan.workspace
 
-    def error_bound(self, problem: Problem) -> float:
+    def seconds_of(self, plan: GemmPlan, device: GpuDevice) -> float:
+        return plan.seconds
+
+    def error_of(self, problem: OwnProblem) -> float:
         return summation_bound(problem)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        return contraction.build(self.lowered(problem), cast(GpuDevice, device), epilogue)
+    def kernel_of(self, plan: GemmPlan, device: GpuDevice) -> Kernel:
+        return build(plan, device)

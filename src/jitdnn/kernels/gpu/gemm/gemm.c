@@ -1,29 +1,29 @@
 /* Products of a gathered operand and a plain one, summed: what every convolution and matrix product is.
  *
- *     y[group, row, column] = sum over k of g[group, row, k] * p[group, column, k]
+ *     y[batch, row, column] = sum over k of g[batch, row, k] * p[batch, column, k]
  *
  * A row and a k are each made of one free digit and AXES spatial ones; at spatial position `row * g_mul + k * g_step + g_off`
  * g is 0 outside of its extent (padding). Forward, rows are the pixels of y, k the channels and taps, columns y's channels; the
- * data's gradient is the same with dy for x, one residue of the stride at a time, so that no tap is tried in vain; for the
+ * data's gradient is the same with dy for x, one stride phase at a time, so that no tap is tried in vain; for the
  * filter's gradient rows are channels and taps, and k are the pixels.
  *
- *     group of threads = TG rows by TP columns, RG by RP of them in each thread's registers, TK terms at a time through LOCAL memory
+ *     thread block = TG rows by TP columns, RG by RP of them in each thread's registers, TK terms at a time through shared memory
  *
- * Defined from outside: G_TYPE P_TYPE Y_TYPE (element types), SUM (type of sums), INDEX, AXES, GROUP_AXES, RESIDUES (1: rows go by
- * residues of the stride), TG TP TK RG RP GROUP_THREADS, G_ALONG_K P_ALONG_K (1: neighbouring threads load neighbouring k),
+ * Defined from outside: G_TYPE P_TYPE Y_TYPE (element types), SUM (type of sums), INDEX, AXES, BATCH_AXES, STRIDE_PHASES (1: rows go by
+ * stride phases), TG TP TK RG RP BLOCK_THREADS, G_ALONG_K P_ALONG_K (1: neighbouring threads load neighbouring k),
  * FREE_INNER (1: the free digit of k runs fastest), ROW_FREE_INNER, LANES_ALONG_P (1: neighbouring threads store neighbouring columns),
- * LIST(name) (an initialiser {name0, name1, ...} of i32), STRIDE_LIST, GROUP_LIST (of i64), NUMBER (an unsigned type that counts rows and terms), REAL,
+ * LIST(name) (an initialiser {name0, name1, ...} of i32), STRIDE_LIST, BATCH_LIST (of i64), NUMBER (an unsigned type that counts rows and terms), REAL,
  * PARAMETERS, EPILOGUE_PARAMETERS, EPILOGUE(sum).
  */
-#define TABLE_SIZE GROUP_THREADS
+#define TABLE_SIZE BLOCK_THREADS
 #define FAR_OUTSIDE (-(1 << 30))
 #define ALIGNED __attribute__((aligned(16)))
 #define UNROLL _Pragma("unroll")
 /* Elements of g that a thread loads for a tile, and their rows: neighbouring threads take neighbouring k, or rows. */
-#define G_LOADS (TG * TK / GROUP_THREADS)
-#define P_LOADS ((TP * TK + GROUP_THREADS - 1) / GROUP_THREADS)
-#define OWN_ROWS (G_ALONG_K || GROUP_THREADS % TG != 0 ? G_LOADS : 1)
-#define ITEM(n) (thread + (n) * GROUP_THREADS)
+#define G_LOADS (TG * TK / BLOCK_THREADS)
+#define P_LOADS ((TP * TK + BLOCK_THREADS - 1) / BLOCK_THREADS)
+#define OWN_ROWS (G_ALONG_K || BLOCK_THREADS % TG != 0 ? G_LOADS : 1)
+#define ITEM(n) (thread + (n) * BLOCK_THREADS)
 #define ROW_LOADED(n) (G_ALONG_K ? ITEM(n) / TK : ITEM(n) % TG)
 #define K_LOADED(n) (G_ALONG_K ? ITEM(n) % TK : ITEM(n) / TG)
 /* The rows and columns of a thread: runs of up to four neighbours, spread over the tile. */
@@ -39,15 +39,15 @@ typedef struct {
   i32 y_mul[AXES], y_off[AXES];
 } Axes;
 
-#if RESIDUES
-/* Result h = row * stride + residue of an axis gets tap r where (h + before - r * dilation) is a multiple of the stride: from
+#if STRIDE_PHASES
+/* Result h = row * stride + stride phase of an axis gets tap r where (h + before - r * dilation) is a multiple of the stride: from
  * the first such tap on every `period`-th one. */
-FUNCTION void residue_axis(
-    Axes *axes, i32 axis, i32 residue, i32 extent, i32 stride, i32 before, i32 dilation, i32 taps, i32 period) {
+FUNCTION void stride_phase_axis(
+    Axes *axes, i32 axis, i32 stride_phase, i32 extent, i32 stride, i32 before, i32 dilation, i32 taps, i32 period) {
   i32 first = 0;
-  i32 start = residue + before;
+  i32 start = stride_phase + before;
   while (first < period && (start - first * dilation) % stride != 0) first++;
-  axes->grid[axis] = residue < extent ? (extent - residue + stride - 1) / stride : 0;
+  axes->grid[axis] = stride_phase < extent ? (extent - stride_phase + stride - 1) / stride : 0;
   axes->g_mul[axis] = 1;
   axes->g_off[axis] = first < period ? (start - first * dilation) / stride : 0;
   axes->taps[axis] = first < period && first < taps ? (taps - first + period - 1) / period : 0;
@@ -55,7 +55,7 @@ FUNCTION void residue_axis(
   axes->t_start[axis] = first;
   axes->t_step[axis] = period;
   axes->y_mul[axis] = stride;
-  axes->y_off[axis] = residue;
+  axes->y_off[axis] = stride_phase;
 }
 #endif
 
@@ -81,7 +81,7 @@ FUNCTION i64 product(const i32 *extents) {
   return result;
 }
 
-/* EPILOGUE may use what names an element of y: group_digits, free_digit, space and column. */
+/* EPILOGUE may use what names an element of y: batch_digits, free_digit, space and column. */
 #if Y_IS_WHOLE
 #define STORE_RESULT(sum, place)                                                                              \
   {                                                                                                           \
@@ -101,37 +101,37 @@ FUNCTION i64 product(const i32 *extents) {
   }
 #endif
 
-KERNEL(GROUP_THREADS)
+KERNEL(BLOCK_THREADS)
 void contract(
     GLOBAL const G_TYPE *g, GLOBAL const P_TYPE *p, GLOBAL Y_TYPE *y EPILOGUE_PARAMETERS,
     GLOBAL u8 *workspace, SCALE alpha, SCALE beta, PARAMETERS) {
-  LOCAL SUM tile_g[2][TK][TG + 4] ALIGNED;
-  LOCAL SUM tile_p[2][TK][TP + 4] ALIGNED;
-  LOCAL INDEX row_place[TG], k_place_g[TABLE_SIZE], k_place_p[TABLE_SIZE];
-  LOCAL i32 row_space[AXES][TG], k_space[AXES][TABLE_SIZE];
+  SHARED SUM tile_g[2][TK][TG + 4] ALIGNED;
+  SHARED SUM tile_p[2][TK][TP + 4] ALIGNED;
+  SHARED INDEX row_place[TG], k_place_g[TABLE_SIZE], k_place_p[TABLE_SIZE];
+  SHARED i32 row_space[AXES][TG], k_space[AXES][TABLE_SIZE];
   const i32 thread = THREAD_ID;
   const i32 extents[AXES] = LIST(extent);
   const i64 gs[AXES] = STRIDE_LIST(g_stride), ps[AXES] = STRIDE_LIST(p_stride), ys[AXES] = STRIDE_LIST(y_stride);
-  const i64 group_extents[GROUP_AXES] = GROUP_LIST(group_extent);
-  const i64 group_g[GROUP_AXES] = GROUP_LIST(group_g), group_p[GROUP_AXES] = GROUP_LIST(group_p);
-  const i64 group_y[GROUP_AXES] = GROUP_LIST(group_y);
+  const i64 batch_extents[BATCH_AXES] = BATCH_LIST(batch_extent);
+  const i64 batch_g[BATCH_AXES] = BATCH_LIST(batch_g), batch_p[BATCH_AXES] = BATCH_LIST(batch_p);
+  const i64 batch_y[BATCH_AXES] = BATCH_LIST(batch_y);
   Axes axes = {LIST(grid), LIST(g_mul), LIST(g_off), LIST(taps), LIST(g_step), LIST(t_start), LIST(t_step), LIST(y_mul), LIST(y_off)};
 
   /* which tile: columns fastest, so that neighbours share rows */
-  i64 rest = GROUP_ID(0);
+  i64 rest = BLOCK_ID(0);
   const i64 column_tile = rest % tiles_p;
   rest /= tiles_p;
   const i64 row_tile = rest % tiles_g;
   rest /= tiles_g;
   const i64 split = rest % splits;
   rest /= splits;
-#if RESIDUES
+#if STRIDE_PHASES
   {
     const i32 strides[AXES] = LIST(stride), befores[AXES] = LIST(before), dilations[AXES] = LIST(dilation);
     const i32 filter[AXES] = LIST(taps), results[AXES] = LIST(result), periods[AXES] = LIST(period);
     UNROLL
     for (i32 a = AXES - 1; a >= 0; a--) {
-      residue_axis(
+      stride_phase_axis(
           &axes, a, (i32)(rest % strides[a]), results[a], strides[a], befores[a], dilations[a], filter[a], periods[a]);
       rest /= strides[a];
     }
@@ -139,14 +139,14 @@ void contract(
 #endif
   const i64 group = rest;
   i64 base_g = 0, base_p = p_base, base_y = y_base;
-  i64 group_digits[GROUP_AXES];
+  i64 batch_digits[BATCH_AXES];
   UNROLL
-  for (i32 a = GROUP_AXES - 1; a >= 0; a--) {
-    group_digits[a] = rest % group_extents[a];
-    rest /= group_extents[a];
-    base_g += group_digits[a] * group_g[a];
-    base_p += group_digits[a] * group_p[a];
-    base_y += group_digits[a] * group_y[a];
+  for (i32 a = BATCH_AXES - 1; a >= 0; a--) {
+    batch_digits[a] = rest % batch_extents[a];
+    rest /= batch_extents[a];
+    base_g += batch_digits[a] * batch_g[a];
+    base_p += batch_digits[a] * batch_p[a];
+    base_y += batch_digits[a] * batch_y[a];
   }
   const i64 rows = rows_free * product(axes.grid);
   const i64 first_row = row_tile * TG, first_column = column_tile * TP;
@@ -159,7 +159,7 @@ void contract(
   g += base_g;
   p += base_p + first_column * column_p;
   const i32 columns_left = (i32)(columns - first_column < TP ? columns - first_column : TP);
-  for (i32 i = thread; i < TG; i += GROUP_THREADS) {
+  for (i32 i = thread; i < TG; i += BLOCK_THREADS) {
     i64 row = first_row + i, free_digit;
     i32 space[AXES];
     INDEX place = 0;
@@ -198,7 +198,7 @@ void contract(
   const i32 lane_g = LANES_ALONG_P ? thread / (TP / RP) : thread % (TG / RG);
   SUM next_g[G_LOADS], next_p[P_LOADS];
 
-  /* A residue with fewer rows than others has nothing to do here. It does not return: some compilers of OpenCL take no
+  /* A stride_phase with fewer rows than others has nothing to do here. It does not return: some compilers of OpenCL take no
    * return before a barrier. */
   const i32 step_count = first_row < rows && last_step > first_step ? (i32)(last_step - first_step) : 0;
   const i32 last_left = (i32)(terms - first_step * TK); /* terms from here on; of tiles before the last all are used */
@@ -245,7 +245,7 @@ void contract(
       UNROLL
       for (i32 n = 0; n < P_LOADS; n++) {
         const i32 k = P_ALONG_K ? ITEM(n) % TK : ITEM(n) / TP, column = P_ALONG_K ? ITEM(n) / TK : ITEM(n) % TP;
-        const i32 is_inside = (TP * TK % GROUP_THREADS == 0 || ITEM(n) < TP * TK) && k < left && column < columns_left;
+        const i32 is_inside = (TP * TK % BLOCK_THREADS == 0 || ITEM(n) < TP * TK) && k < left && column < columns_left;
         next_p[n] = (SUM)LOAD(P_TYPE, p, is_inside ? (INDEX)column * (INDEX)column_p + k_place_p[table + k] : 0);
         inside_p |= (u32)is_inside << n;
       }
@@ -270,7 +270,7 @@ void contract(
         tile_g[into][K_LOADED(n)][ROW_LOADED(n)] = inside_g >> n & 1 ? next_g[n] : (SUM)0;
       UNROLL
       for (i32 n = 0; n < P_LOADS; n++)
-        if (TP * TK % GROUP_THREADS == 0 || ITEM(n) < TP * TK)
+        if (TP * TK % BLOCK_THREADS == 0 || ITEM(n) < TP * TK)
           tile_p[into][P_ALONG_K ? ITEM(n) % TK : ITEM(n) / TP][P_ALONG_K ? ITEM(n) / TK : ITEM(n) % TP] =
               inside_p >> n & 1 ? next_p[n] : (SUM)0;
     }
@@ -295,7 +295,7 @@ void contract(
       const i64 column = first_column + COLUMN_OF(j);
       if (column >= columns) continue;
       if (splits > 1) {
-        ((GLOBAL SUM *)workspace)[((split * groups + group) * rows + row) * columns + column] = sums[i][j];
+        ((GLOBAL SUM *)workspace)[((split * batches + group) * rows + row) * columns + column] = sums[i][j];
       } else {
         STORE_RESULT(sums[i][j], (INDEX)(place + column * column_y));
       }
@@ -304,29 +304,29 @@ void contract(
 }
 
 /* Adds the partial sums of all splits, in their order. */
-KERNEL(GROUP_THREADS)
+KERNEL(BLOCK_THREADS)
 void finish(
     GLOBAL const G_TYPE *g, GLOBAL const P_TYPE *p, GLOBAL Y_TYPE *y EPILOGUE_PARAMETERS,
     GLOBAL u8 *workspace, SCALE alpha, SCALE beta, PARAMETERS) {
-  const i64 ys[AXES] = STRIDE_LIST(y_stride), group_extents[GROUP_AXES] = GROUP_LIST(group_extent);
-  const i64 group_y[GROUP_AXES] = GROUP_LIST(group_y);
+  const i64 ys[AXES] = STRIDE_LIST(y_stride), batch_extents[BATCH_AXES] = BATCH_LIST(batch_extent);
+  const i64 batch_y[BATCH_AXES] = BATCH_LIST(batch_y);
   const i32 grid[AXES] = LIST(grid), y_mul[AXES] = LIST(y_mul), y_off[AXES] = LIST(y_off);
   const i64 rows = rows_free * product(grid);
-  const i64 results = groups * rows * columns;
-  const i64 item = GROUP_ID(0) * GROUP_THREADS + THREAD_ID;
+  const i64 results = batches * rows * columns;
+  const i64 item = BLOCK_ID(0) * BLOCK_THREADS + THREAD_ID;
   if (item >= results) return;
   GLOBAL const SUM *parts = (GLOBAL const SUM *)workspace;
   SUM sum = 0;
   for (i64 split = 0; split < splits; split++) sum += parts[split * results + item];
   const i64 column = item % columns, row = item / columns % rows;
   i64 rest = item / columns / rows, place = y_base, free_digit;
-  i64 group_digits[GROUP_AXES];
+  i64 batch_digits[BATCH_AXES];
   i32 space[AXES];
   UNROLL
-  for (i32 a = GROUP_AXES - 1; a >= 0; a--) {
-    group_digits[a] = rest % group_extents[a];
-    place += group_digits[a] * group_y[a];
-    rest /= group_extents[a];
+  for (i32 a = BATCH_AXES - 1; a >= 0; a--) {
+    batch_digits[a] = rest % batch_extents[a];
+    place += batch_digits[a] * batch_y[a];
+    rest /= batch_extents[a];
   }
   digits_of((NUMBER)row, (NUMBER)rows_free, grid, ROW_FREE_INNER, &free_digit, space);
   place += free_digit * row_free_y + column * column_y;

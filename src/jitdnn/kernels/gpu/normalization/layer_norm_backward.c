@@ -1,4 +1,4 @@
-/* All gradients of layer and RMS normalization in one pass over memory. What a text of one's own gives before this one:
+/* All gradients of layer and RMS normalization in one pass over memory. What a text of the user's gives before this one:
  *
  *   DATA, WEIGHT, GRADIENT    types of dy, x and dx; of weight; of dweight and dbias
  *   PARAMETERS                those of every kernel
@@ -7,11 +7,11 @@
  *   THREADS_OF_ROW, VECTOR, VECTORS    a thread has VECTORS vectors of VECTOR elements of every row
  *   WORDS                     words of a vector of DATA
  *   WEIGHT_IS_DATA            weights have the type of x
- *   GROUPS_BESIDE             groups that a multiprocessor runs side by side
+ *   RESIDENT_BLOCKS             thread blocks that a multiprocessor runs side by side
  *   ROWS_AHEAD                rows that are loaded before they are used: 1 or 2
  *
- * A group goes from row to row, and loads later ones while it works. What it adds up for dweight and dbias stays in
- * registers; a second launch adds up what the groups have.
+ * A thread block goes from row to row, and loads later ones while it works. What it adds up for dweight and dbias stays in
+ * registers; a second launch adds up what the thread blocks have.
  */
 
 #define COUNT (VECTORS * VECTOR)
@@ -54,9 +54,9 @@ FUNCTION void load_all(Row *into, GLOBAL const DATA *dy, GLOBAL const DATA *x, f
 #define MEAN_NEXT 0
 #endif
 /* the row that is `ahead` turns from here */
-#define LOAD_AHEAD(into, ahead)                                             \
-  if (row + (ahead) * GROUPS(0) < rows) {                                   \
-    const i64 later = row + (ahead) * GROUPS(0);                            \
+#define PREFETCH_ROW(into, ahead)                                             \
+  if (row + (ahead) * GRID_SIZE(0) < rows) {                                   \
+    const i64 later = row + (ahead) * GRID_SIZE(0);                            \
     PLACE_NEXT(later)                                                       \
     load_all(&into, dy_next, x_next, MEAN_NEXT, rstd_next[0], (i32)n);      \
   }
@@ -69,7 +69,7 @@ FUNCTION void load_all(Row *into, GLOBAL const DATA *dy, GLOBAL const DATA *x, f
 /* One row: `here` is what was loaded of it; meanwhile `into` is loaded with a later one. */
 #define ROW(here, into)                                                                                     \
   {                                                                                                         \
-    LOAD_AHEAD(into, ROWS_AHEAD)                                                                            \
+    PREFETCH_ROW(into, ROWS_AHEAD)                                                                            \
     f32 a = 0, b = 0;                                                                                       \
     UNROLL for (int e = 0; e < COUNT; e++) {                                                                \
       const f32 d = ELEMENT(here.dy, e), g = d * WEIGHT_OF(e);                                              \
@@ -92,11 +92,11 @@ FUNCTION void load_all(Row *into, GLOBAL const DATA *dy, GLOBAL const DATA *x, f
       }                                                                                                     \
       store_result(dx, COLUMN(k), (i32)n, result, beta);                                                    \
     }                                                                                                       \
-    row += GROUPS(0);                                                                                       \
+    row += GRID_SIZE(0);                                                                                       \
     turn ^= 1;                                                                                              \
   }
 
-/* both sums over the threads of the group, which has two places in its memory by turns: one barrier is enough */
+/* both sums over the threads of the thread block, which has two slots of shared memory by turns: one barrier is enough */
 #define EXCHANGE_SUMS(end)                    \
   UNROLL for (int d = 1; d < end; d <<= 1) {  \
     f32 other_a, other_b;                     \
@@ -141,9 +141,9 @@ FUNCTION void store_result(GLOBAL DATA *dx, int column, i32 n, f32 *result, f32 
   }
 }
 
-KERNEL_BESIDE(THREADS_OF_ROW, GROUPS_BESIDE) void rows(PARAMETERS) {
+KERNEL_RESIDENT(THREADS_OF_ROW, RESIDENT_BLOCKS) void rows(PARAMETERS) {
   EXCHANGE_SPACE(THREADS_OF_ROW)
-  LOCAL f32 space_a[2 * SUBGROUPS], space_b[2 * SUBGROUPS];
+  SHARED f32 space_a[2 * SUBGROUPS], space_b[2 * SUBGROUPS];
   const f32 alpha = (f32)scale, beta = (f32)blend, share = 1.0f / (f32)n;
   f32 dw[COUNT], db[COUNT];
   UNROLL for (int e = 0; e < COUNT; e++) dw[e] = db[e] = 0;
@@ -162,12 +162,12 @@ KERNEL_BESIDE(THREADS_OF_ROW, GROUPS_BESIDE) void rows(PARAMETERS) {
 #endif
   Row first, second;
   int turn = 0;
-  i64 row = GROUP_ID(0);
-  LOAD_AHEAD(first, 0)
+  i64 row = BLOCK_ID(0);
+  PREFETCH_ROW(first, 0)
 #if ROWS_AHEAD == 2
   /* by turns: nothing is copied, since that would wait for what is on its way */
   Row third;
-  LOAD_AHEAD(second, 1)
+  PREFETCH_ROW(second, 1)
   while (row < rows) {
     ROW(first, third)
     if (row >= rows) break;
@@ -181,7 +181,7 @@ KERNEL_BESIDE(THREADS_OF_ROW, GROUPS_BESIDE) void rows(PARAMETERS) {
     ROW(second, first)
   }
 #endif
-  GLOBAL f32 *sums = (GLOBAL f32 *)workspace + GROUP_ID(0) * 2 * n;
+  GLOBAL f32 *sums = (GLOBAL f32 *)workspace + BLOCK_ID(0) * 2 * n;
   UNROLL for (int e = 0; e < COUNT; e++) {
     const int column = COLUMN(e / VECTOR) + e % VECTOR;
     if (column < n) {
@@ -197,11 +197,11 @@ FUNCTION void store_sum(GLOBAL GRADIENT *target, i64 column, f32 sum, f32 alpha,
   STORE(GRADIENT, target, column, result);
 }
 
-/* 32 columns of a group, with 8 threads down each */
+/* 32 columns of a thread block, with 8 threads down each */
 KERNEL(256) void columns(PARAMETERS) {
-  LOCAL f32 space[256];
-  const i64 column = GROUP_ID(0) * 32 + THREAD_ID % 32;
-  const int walker = THREAD_ID / 32, is_bias = (int)GROUP_ID(1);
+  SHARED f32 space[256];
+  const i64 column = BLOCK_ID(0) * 32 + THREAD_ID % 32;
+  const int walker = THREAD_ID / 32, is_bias = (int)BLOCK_ID(1);
   GLOBAL const f32 *sums = (GLOBAL const f32 *)workspace + is_bias * n + column;
   f32 sum = 0;
   if (column < n && (is_bias ? HAS_DBIAS : HAS_DWEIGHT))

@@ -1,16 +1,15 @@
-"""Gradients of layer and RMS normalization in one pass over memory: dx, and the sums over all rows beside it."""
+"""Gradients of layer and RMS normalization in one pass over memory: dx, and the sums over all rows."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
-from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel, PlannedAlgorithm
 from jitdnn.kernels.formulas.normalization_steps import error_bound_of
-from jitdnn.kernels.gpu.reduction.generator import LAUNCH_SECONDS
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.problems.layer_norm import LayerNorm
-from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES
 
 _COLUMN = ("weight", "dweight", "dbias")  # one number for each element of a row
@@ -19,8 +18,20 @@ _MOST_ELEMENTS = 16  # of a row that a thread has
 _ROWS_AHEAD = {
     2: 2,
     4: 1,
-}  # that are loaded before they are used, by bytes of an element: there are registers for so many
+}  # rows that are prefetched, by bytes of an element: there are registers for so many
+_BANDWIDTH_SHARE = 0.85  # of the device's
 _RESIDENT = 512  # threads of a multiprocessor that have registers enough
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Threads of a row, elements of a vector, vectors of a thread, and thread blocks, each of which has many rows."""
+
+    problem: LayerNorm
+    threads: int
+    vector: int
+    vectors: int
+    blocks: int
 
 
 def _threads(problem: LayerNorm) -> tuple[int, int, int]:
@@ -50,17 +61,16 @@ def _kept_axes(problem: LayerNorm) -> list[tuple[int, dict[str, int]]]:
     return axes
 
 
-class FusedLayerNorm(Algorithm):
-    """A group goes from row to row, with its part of dweight and dbias in registers; then the parts are added up."""
+class FusedLayerNorm(PlannedAlgorithm[LayerNorm, Plan, GpuDevice]):
+    """A thread block has many rows, with its part of dweight and dbias in registers; then the parts are added up."""
 
     name = "fused"
     problem = LayerNorm
     deterministic = True
+    takes_no_epilogue = "{kind} takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        norm = cast(LayerNorm, problem)
-        if epilogue is not None:
-            return f"{problem.kind} takes no epilogue"
+    def refusal(self, problem: LayerNorm, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        norm = problem
         if norm.direction != "bwd":
             return "the forward pass has no sums over the rows"
         if norm.x.dtype == "f64":
@@ -80,39 +90,38 @@ class FusedLayerNorm(Algorithm):
                 step *= tensor.shape[axis]
         return None
 
-    def _groups(self, problem: LayerNorm, device: Device) -> int:
+    def plan(self, problem: LayerNorm, device: GpuDevice, epilogue: Epilogue | None) -> Plan:
+        threads, vector, vectors = _threads(problem)
         rows = prod(problem.grid[axis] for axis in problem.sums)
-        places = cast(GpuDevice, device).multiprocessors * max(1, _RESIDENT // _threads(problem)[0])
-        return max(1, min(rows, places))
+        resident = device.multiprocessors * max(1, _RESIDENT // threads)
+        return Plan(problem, threads, vector, vectors, max(1, min(rows, resident)))
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        norm = cast(LayerNorm, problem)
-        return self._groups(norm, device) * 2 * norm.count * 4
+    def workspace_of(self, plan: Plan, device: GpuDevice) -> int:
+        return plan.blocks * 2 * plan.problem.count * 4
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        moved = problem.bytes + 2 * self.workspace(problem, device)
-        return 2 * LAUNCH_SECONDS + moved / (0.85 * device.bandwidth)
+    def seconds_of(self, plan: Plan, device: GpuDevice) -> float:
+        moved = plan.problem.bytes + 2 * self.workspace_of(plan, device)
+        return 2 * LAUNCH_SECONDS + moved / (_BANDWIDTH_SHARE * device.bandwidth)
 
-    def error_bound(self, problem: Problem) -> float:
-        return error_bound_of(cast(LayerNorm, problem))
+    def error_of(self, problem: LayerNorm) -> float:
+        return error_bound_of(problem)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        norm, gpu = cast(LayerNorm, problem), cast(GpuDevice, device)
-        groups, axes = self._groups(norm, device), _kept_axes(norm)
-        extras = {"n": norm.count, "rows": prod(extent for extent, _ in axes), "groups": groups}
+    def kernel_of(self, plan: Plan, device: GpuDevice) -> Kernel:
+        norm, axes = plan.problem, _kept_axes(plan.problem)
+        extras = {"n": norm.count, "rows": prod(extent for extent, _ in axes), "groups": plan.blocks}
         for a, (extent, steps) in enumerate(axes):
             extras |= {f"extent{a}": extent, **{f"{name}_step{a}": step for name, step in steps.items()}}
         launches = [
-            Launch("rows", groups, _threads(norm)[0]),
+            Launch("rows", plan.blocks, plan.threads),
             Launch("columns", (-(-norm.count // 32), 2), 256),
         ]
-        source = Source("layer_norm", _text(norm, len(axes), list(extras)), spills=True)
-        return gpu.kernel(source, launches, len(norm.operands), list(extras.values()))
+        source = Source("layer_norm", _text(plan, len(axes), list(extras)), spills=True)
+        return device.kernel(source, launches, len(norm.operands), list(extras.values()))
 
 
-def _text(problem: LayerNorm, axes: int, extras: list[str]) -> str:
+def _text(plan: Plan, axes: int, extras: list[str]) -> str:
     """The complete text: what layer_norm_backward.c wants before it, and layer_norm_backward.c."""
-    threads, vector, vectors = _threads(problem)
+    problem, threads, vector, vectors = plan.problem, plan.threads, plan.vector, plan.vectors
     names = {o.name: o.descriptor.dtype for o in problem.operands}
     data, size = problem.x.dtype, DTYPES[problem.x.dtype]
     written = ("dx", "dweight", "dbias")
@@ -156,7 +165,7 @@ def _text(problem: LayerNorm, axes: int, extras: list[str]) -> str:
         "VECTORS": vectors,
         "WORDS": 4,
         "WEIGHT_IS_DATA": int(names.get("weight") == data),
-        "GROUPS_BESIDE": max(1, _RESIDENT // threads),
+        "RESIDENT_BLOCKS": max(1, _RESIDENT // threads),
         "ROWS_AHEAD": _ROWS_AHEAD[size],
     }
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())

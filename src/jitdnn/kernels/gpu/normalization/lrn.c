@@ -54,7 +54,7 @@ FUNCTION Range range_of(OFFSET i, i64 size, OFFSET behind, OFFSET extent) {
 
 /* the first channel and the position of a thread, and whether there is one */
 FUNCTION int unit_of(OFFSET channels, OFFSET depth, OFFSET height, OFFSET width, OFFSET run, Place *at) {
-  const i64 unit = GROUP_ID(0) * GROUP + THREAD_ID;
+  const i64 unit = BLOCK_ID(0) * GROUP + THREAD_ID;
   const OFFSET runs = (channels + run - 1) / run, size = depth * height * width;
   if (unit >= (i64)runs * size) return 0;
   const OFFSET inner = CHANNELS_INNER ? runs : size, outer = (OFFSET)unit / inner, first = (OFFSET)unit - outer * inner;
@@ -108,7 +108,7 @@ FUNCTION void store(GLOBAL X *p, OFFSET i, NUMBER value, NUMBER alpha, NUMBER be
 KERNEL(GROUP)
 void lrn_forward(ARGUMENTS) {
   FIND_UNIT()
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) {
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     const OFFSET first = at.c;
     for (; at.c < last; ++at.c) {
       NUMBER s;
@@ -130,7 +130,7 @@ KERNEL(GROUP)
 void lrn_spread(ARGUMENTS) {
   FIND_UNIT()
   GLOBAL NUMBER *spread = (GLOBAL NUMBER *)workspace, *part = spread + images * channels * PLANE;
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) {
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     const OFFSET first = at.c;
     for (; at.c < last; ++at.c) {
       NUMBER s;
@@ -149,7 +149,7 @@ void lrn_backward(ARGUMENTS) {
   FIND_UNIT()
   GLOBAL const NUMBER *spread = (GLOBAL const NUMBER *)workspace, *part = spread + images * channels * PLANE;
   const NUMBER twice = 2 * (NUMBER)factor * (NUMBER)exponent;
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) {
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     const OFFSET first = at.c;
     for (; at.c < last; ++at.c) {
       RANGES(AHEAD)

@@ -10,7 +10,7 @@ from jitdnn.problems.pooling import ADAPTIVE, Pooling
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
 AXES = 3
-MOST_GROUPS_OF_IMAGES = 65535
+MOST_BLOCKS_OF_IMAGES = 65535
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Geometry:
         return "i32" if farthest < 2**30 else "i64"
 
     @property
-    def place_type(self) -> str:
+    def position_type(self) -> str:
         """The integers that hold a place in a plane of x."""
         return "i32" if self.inputs < 2**31 else "i64"
 

@@ -1,14 +1,14 @@
-/* Pooling with large windows: many threads of a group share one, and backward write a whole plane.
+/* Pooling with large windows: many threads of a thread block share one, and backward write a whole plane.
  *
- * Defines beside those of access.c and bounds.c: LANES neighbouring channels of an item; ITEMS of a group,
+ * Defines apart from those of access.c and bounds.c: LANES neighbouring channels of an item; ITEMS of a thread block,
  * EACH = 256 / ITEMS threads for every one of them; CHANNELS_INNER 1 where neighbouring threads have neighbouring items, 0
  * where they have neighbouring elements; WHOLE 1 if a window is a plane whose elements lie at equal distances, of which
  * VECTOR neighbours are accessed at once; PLACE, an integer that holds a place in a plane.
  *
- * FLAT 1 where the planes of a tensor follow one another without gaps: a group then takes the planes of its items as one
+ * FLAT 1 where the planes of a tensor follow one another without gaps: a thread block then takes the planes of its items as one
  * run of memory, by VECTOR elements (16 bytes), and has room for STAGED numbers.
  *
- * An item is LANES channels of one output. `parts` groups share the windows of the same items: each leaves what it found in
+ * An item is LANES channels of one output. `parts` thread blocks share the windows of the same items: each leaves what it found in
  * workspace, PLACE [parts][items][LANES] if MAX, and behind these as many NUMBER.
  */
 #define GROUP 256
@@ -72,8 +72,8 @@ FUNCTION void enter(NUMBER value, PLACE place, NUMBER *result, PLACE *at) {
 }
 
 #if FLAT
-#define RUN(t) ((t) + GROUP_ID(0) * ITEMS * (i64)count)
-/* the elements of the group's planes, as numbers; those behind the last plane are left out */
+#define RUN(t) ((t) + BLOCK_ID(0) * ITEMS * (i64)count)
+/* the elements of the thread block's planes, as numbers; those behind the last plane are left out */
 FUNCTION void stage(GLOBAL const X *run, OFFSET end, int is_aligned, LOCAL_POINTER NUMBER *staged) {
   NUMBER values[VECTOR];
   UNROLL_4 for (OFFSET i = THREAD_ID * VECTOR; i < end; i += GROUP * VECTOR) {
@@ -193,22 +193,22 @@ FUNCTION void share_of_window(GLOBAL const X *x, int is_aligned, Item item, Axis
 /* One part of the windows of ITEMS items; the results themselves where there is only one part and FORWARD. */
 KERNEL(GROUP)
 void pooling_reduce(ARGUMENTS) {
-  LOCAL NUMBER found[GROUP * LANES];
+  SHARED NUMBER found[GROUP * LANES];
 #if MAX
-  LOCAL PLACE found_at[GROUP * LANES];
+  SHARED PLACE found_at[GROUP * LANES];
 #endif
   const Axis ad = MAKE_AXIS(d), ah = MAKE_AXIS(h), aw = MAKE_AXIS(w);
   const int mine = CHANNELS_INNER ? THREAD_ID % ITEMS : THREAD_ID / EACH;
   const int thread = CHANNELS_INNER ? THREAD_ID / ITEMS : THREAD_ID % EACH;
-  const u32 number = (u32)GROUP_ID(0) * ITEMS + (u32)mine, part = (u32)GROUP_ID(1);
+  const u32 number = (u32)BLOCK_ID(0) * ITEMS + (u32)mine, part = (u32)BLOCK_ID(1);
   const int is_item = number < (u32)items_, is_aligned = is_multiple(x, LANES * VECTOR * (int)sizeof(X));
   NUMBER result[LANES];
   PLACE at[LANES];
   const Item item = item_of(is_item ? number : 0, (OFFSET)channels, ad, ah, aw);
 #if FLAT
-  LOCAL NUMBER staged[STAGED];
+  SHARED NUMBER staged[STAGED];
   const OFFSET count = ad.extent * ah.extent * aw.extent;
-  const i64 left = items_ - GROUP_ID(0) * ITEMS;
+  const i64 left = items_ - BLOCK_ID(0) * ITEMS;
   const OFFSET end = (OFFSET)(left < ITEMS ? left : ITEMS) * count;
   if (is_multiple(x, VECTOR * (int)sizeof(X))) {
     stage(RUN(x), end, 1, staged);
@@ -292,7 +292,7 @@ FUNCTION void join(GLOBAL const u8 *workspace, u32 number, i64 parts_, i64 items
 KERNEL(GROUP)
 void pooling_join(ARGUMENTS) {
   const Axis ad = MAKE_AXIS(d), ah = MAKE_AXIS(h), aw = MAKE_AXIS(w);
-  const i64 number = GROUP_ID(0) * GROUP + THREAD_ID;
+  const i64 number = BLOCK_ID(0) * GROUP + THREAD_ID;
   if (number >= items_) return;
   const Item item = item_of((u32)number, (OFFSET)channels, ad, ah, aw);
   NUMBER result[LANES];
@@ -303,17 +303,17 @@ void pooling_join(ARGUMENTS) {
 #else
 
 #if FLAT
-/* The gradient of whole planes that follow one another: the group's as one run of memory. */
+/* The gradient of whole planes that follow one another: the thread block's as one run of memory. */
 KERNEL(GROUP)
 void pooling_spread(ARGUMENTS) {
-  LOCAL NUMBER gradients[ITEMS];
-  LOCAL PLACE chosen[ITEMS];
+  SHARED NUMBER gradients[ITEMS];
+  SHARED PLACE chosen[ITEMS];
   const Axis ad = MAKE_AXIS(d), ah = MAKE_AXIS(h), aw = MAKE_AXIS(w);
   const OFFSET count = ad.extent * ah.extent * aw.extent;
-  const i64 left = items_ - GROUP_ID(0) * ITEMS;
+  const i64 left = items_ - BLOCK_ID(0) * ITEMS;
   const OFFSET planes = (OFFSET)(left < ITEMS ? left : ITEMS), end = planes * count;
   for (OFFSET n = THREAD_ID; n < planes; n += GROUP) {
-    const u32 number = (u32)GROUP_ID(0) * ITEMS + (u32)n;
+    const u32 number = (u32)BLOCK_ID(0) * ITEMS + (u32)n;
     const Item item = item_of(number, (OFFSET)channels, ad, ah, aw);
     const NUMBER gradient = (NUMBER)LOAD(X, dy + item.image * dy_n, (OFFSET)dy_c * item.c);
 #if MAX
@@ -355,7 +355,7 @@ void pooling_spread(ARGUMENTS) {
   const Axis ad = MAKE_AXIS(d), ah = MAKE_AXIS(h), aw = MAKE_AXIS(w);
   const int mine = CHANNELS_INNER ? THREAD_ID % ITEMS : THREAD_ID / EACH;
   const int thread = CHANNELS_INNER ? THREAD_ID / ITEMS : THREAD_ID % EACH;
-  const u32 number = (u32)GROUP_ID(0) * ITEMS + (u32)mine, part = (u32)GROUP_ID(1), groups = (u32)GROUPS(1);
+  const u32 number = (u32)BLOCK_ID(0) * ITEMS + (u32)mine, part = (u32)BLOCK_ID(1), groups = (u32)GRID_SIZE(1);
   if (number >= (u32)items_) return;
   const Item item = item_of(number, (OFFSET)channels, ad, ah, aw);
   GLOBAL X *to = dx + item.image * dx_n + item.c * (OFFSET)dx_c;

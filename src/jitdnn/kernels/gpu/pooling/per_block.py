@@ -1,39 +1,38 @@
-"""Pooling on GPUs with large windows, global pooling above all: the threads of a group share a window."""
+"""Pooling on GPUs with large windows, global pooling above all: the threads of a thread block share a window."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import cast
+from typing import NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
-from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.gpu.pooling.geometry import Geometry
 from jitdnn.kernels.gpu.pooling.per_thread import (
-    GROUP,
-    LAUNCH_SECONDS,
     PACKED,
+    THREADS,
     PlainPooling,
     common_defines,
     number_type,
 )
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.problems.pooling import Pooling
-from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES
 
 LEAST_TAPS = 16
 A_THREAD = 8  # accesses of one thread, about
-NEIGHBOURS = 8  # vectors of channels that lie side by side in a group
-WANTED = 8  # groups for each multiprocessor
+NEIGHBOURS = 8  # vectors of channels side by side in a thread block
+WANTED = 8  # thread blocks for each multiprocessor
 MOST_PARTS = 256
-FLAT_ELEMENTS = 4096  # of the planes that a group takes as one run of memory
-A_RUN = 16  # planes whose elements are a whole number of 16 bytes
+FLAT_ELEMENTS = 4096  # of the planes that a thread block takes as one run of memory
+A_RUN = 16  # planes whose elements are a multiple of 16 bytes
 MOST_ITEMS = 1 << 30
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the threads of a group share its items; see per_block.c."""
+    """How the threads of a thread block share its items; see per_block.c."""
 
     lanes: int
     items: int
@@ -42,19 +41,27 @@ class Form:
     vector: int
     count: int  # items of the problem
     parts: int
-    spread: int  # groups that write to the same planes
+    spread: int  # thread blocks that write to the same planes
     is_flat: bool = False  # planes follow one another
 
 
-class PoolingGroups(PlainPooling):
-    """The threads of a group share a window; backward, of whole planes only."""
+class PerBlockPlan(NamedTuple):
+    """A problem, its geometry, and how thread blocks share it."""
+
+    problem: Pooling
+    geometry: Geometry
+    form: Form
+
+
+class PoolingPerBlock(PlainPooling[PerBlockPlan]):
+    """The threads of a thread block share a window; backward, of whole planes only."""
 
     name = "groups"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        reason = super().refuse(problem, device, epilogue)
+    def refusal(self, problem: Pooling, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        reason = super().refusal(problem, device, epilogue)
         if reason is None:
-            count = form_of(cast(Pooling, problem), cast(GpuDevice, device)).count
+            count = form_of(problem, device).count
             if count >= MOST_ITEMS:
                 return f"there are {count} windows: groups share fewer than {MOST_ITEMS}"
         return reason
@@ -70,33 +77,32 @@ class PoolingGroups(PlainPooling):
             )
         return None
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        pooling = cast(Pooling, problem)
-        form = form_of(pooling, cast(GpuDevice, device))
+    def plan(self, problem: Pooling, device: GpuDevice, epilogue: Epilogue | None) -> PerBlockPlan:
+        return PerBlockPlan(problem, Geometry.of(problem), form_of(problem, device))
+
+    def workspace_of(self, plan: PerBlockPlan, device: GpuDevice) -> int:
+        pooling, _, form = plan
         is_max = pooling.mode == "max"
         if not (form.parts > 1 or (pooling.direction == "bwd" and is_max)):
             return 0
-        each = DTYPES[number_type(pooling, cast(GpuDevice, device))]
+        each = DTYPES[number_type(pooling, device)]
         if is_max:
-            each += DTYPES[_place_type(pooling, cast(GpuDevice, device))]
+            each += DTYPES[_position_type(pooling, device)]
         return form.parts * form.count * form.lanes * each
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        pooling = cast(Pooling, problem)
-        gpu = cast(GpuDevice, device)
-        form = form_of(pooling, gpu)
+    def seconds_of(self, plan: PerBlockPlan, device: GpuDevice) -> float:
+        problem, _, form = plan
         # of windows that overlap, elements are read from caches; one by one they take some 60 instructions
         busy = (2.0 if form.is_whole else 60.0) * problem.flops / form.lanes / device.peak_flops("f32")
-        groups = min(1.0, max(1, form.count) * form.parts / form.items / gpu.multiprocessors)
+        occupied = min(1.0, max(1, form.count) * form.parts / form.items / device.multiprocessors)
         size = problem.bytes / device.bandwidth
-        return 2 * LAUNCH_SECONDS + 1.1 * max(size, busy) / groups
+        return 2 * LAUNCH_SECONDS + 1.1 * max(size, busy) / occupied
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        pooling, gpu = cast(Pooling, problem), cast(GpuDevice, device)
-        geometry, form = Geometry.of(pooling), form_of(pooling, gpu)
+    def kernel_of(self, plan: PerBlockPlan, device: GpuDevice) -> Kernel:
+        pooling, geometry, form = plan
         defines = {
-            **common_defines(pooling, gpu, geometry),
-            "PLACE": _place_type(pooling, gpu),
+            **common_defines(pooling, device, geometry),
+            "PLACE": _position_type(pooling, device),
             "ADAPTIVE": int(geometry.is_adaptive),
             "LANES": form.lanes,
             "ITEMS": form.items,
@@ -109,20 +115,20 @@ class PoolingGroups(PlainPooling):
         texts = ("access.c", "bounds.c", "per_block.c")
         text = read_text("gpu/pooling", *texts)
         source = Source("pooling_groups", text, tuple(defines.items()), spills=True)
-        groups = max(1, -(-form.count // form.items))
-        reduce = Launch("pooling_reduce", (groups, form.parts), GROUP)
+        blocks = max(1, -(-form.count // form.items))
+        reduce = Launch("pooling_reduce", (blocks, form.parts), THREADS)
         if pooling.direction == "fwd":
-            join = Launch("pooling_join", max(1, -(-form.count // GROUP)), GROUP)
-            launches = [reduce, join] if form.parts > 1 else [reduce]
+            combine = Launch("pooling_join", max(1, -(-form.count // THREADS)), THREADS)
+            launches = [reduce, combine] if form.parts > 1 else [reduce]
         else:
-            spread = Launch("pooling_spread", (groups, form.spread), GROUP)
+            spread = Launch("pooling_spread", (blocks, form.spread), THREADS)
             launches = [reduce, spread] if pooling.mode == "max" else [spread]
         numbers = [*geometry.numbers(), form.parts, form.count]
-        return gpu.kernel(source, launches, len(geometry.tensors), numbers)
+        return device.kernel(source, launches, len(geometry.tensors), numbers)
 
 
 def form_of(problem: Pooling, device: GpuDevice) -> Form:
-    """How a problem is shared out on a device."""
+    """How thread blocks share a problem."""
     geometry, item = Geometry.of(problem), DTYPES[problem.x.dtype]
     is_forward, last = problem.direction == "fwd", len(problem.operands) - 1
     is_whole = _is_whole(problem, geometry)
@@ -144,13 +150,13 @@ def form_of(problem: Pooling, device: GpuDevice) -> Form:
     count = geometry.images * vectors * geometry.outputs
     if is_inner:
         items = min(NEIGHBOURS, 1 << max(0, vectors - 1).bit_length())
-        items = max(items, 1 << max(0, GROUP * A_THREAD // accesses - 1).bit_length())
+        items = max(items, 1 << max(0, THREADS * A_THREAD // accesses - 1).bit_length())
     else:
-        items = 1 << max(0, GROUP * A_THREAD // accesses).bit_length() >> 1
-    items = max(1, min(items, GROUP))
-    groups = max(1, -(-count // items))
-    useful = max(1, accesses // (GROUP // items * A_THREAD))
-    parts = max(1, min(useful, MOST_PARTS, WANTED * device.multiprocessors // groups))
+        items = 1 << max(0, THREADS * A_THREAD // accesses).bit_length() >> 1
+    items = max(1, min(items, THREADS))
+    blocks = max(1, -(-count // items))
+    useful = max(1, accesses // (THREADS // items * A_THREAD))
+    parts = max(1, min(useful, MOST_PARTS, WANTED * device.multiprocessors // blocks))
     spread = parts
     if not is_forward:
         parts = parts if problem.mode == "max" else 1
@@ -164,10 +170,10 @@ def _is_flat(geometry: Geometry, large: tuple[int, ...]) -> bool:
     return is_real and all(geometry.steps[t] == packed and geometry.axes[-1].steps[t] == 1 for t in large)
 
 
-def _place_type(problem: Pooling, device: GpuDevice) -> str:
-    """Places lie in workspace in front of the numbers, and are no smaller."""
+def _position_type(problem: Pooling, device: GpuDevice) -> str:
+    """Positions lie in workspace in front of the numbers, and are no smaller."""
     wide = number_type(problem, device) == "f64"
-    return "i64" if wide else Geometry.of(problem).place_type
+    return "i64" if wide else Geometry.of(problem).position_type
 
 
 def _is_whole(problem: Pooling, geometry: Geometry) -> bool:

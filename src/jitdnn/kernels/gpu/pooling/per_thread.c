@@ -1,7 +1,7 @@
-/* Pooling with any windows: a thread walks through the window of LANES neighbouring channels, or, backward, through the
+/* Pooling with any windows: a thread reduces the window of LANES neighbouring channels, or, backward, through the
  * windows that its elements lie in.
  *
- * Defines beside those of access.c: MAX 1 or 0 (average); COUNTS_PADDING; ADAPTIVE; LANES; CHANNELS_INNER 1 where
+ * Defines apart from those of access.c: MAX 1 or 0 (average); COUNTS_PADDING; ADAPTIVE; LANES; CHANNELS_INNER 1 where
  * neighbouring threads have neighbouring channels, 0 for neighbouring columns; INDEX, if the places of the maxima are a
  * result, its type; PLACE, an integer that holds a place in a plane; FORWARD.
  *
@@ -23,7 +23,7 @@ FUNCTION void windows_of(Axis a, OFFSET i, OFFSET *low, OFFSET *high) {
 
 /* the unit of this thread: its first channel and its position among width x height x depth; 0 if there is none */
 FUNCTION int unit_of(OFFSET channels, OFFSET depth, OFFSET height, OFFSET width, OFFSET *c, OFFSET *d, OFFSET *h, OFFSET *w) {
-  const i64 unit = GROUP_ID(0) * GROUP + THREAD_ID;
+  const i64 unit = BLOCK_ID(0) * GROUP + THREAD_ID;
   const OFFSET vectors = channels / LANES;
   if (unit >= (i64)vectors * depth * height * width) return 0;
 #if CHANNELS_INNER
@@ -99,7 +99,7 @@ void pooling_forward(ARGUMENTS) {
   const int is_aligned = LANES > 1 && is_multiple(x, VECTOR_BYTES) && is_multiple(y, VECTOR_BYTES);
   OFFSET c, d, h, w;
   if (!unit_of((OFFSET)channels, ad.out, ah.out, aw.out, &c, &d, &h, &w)) return;
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) {
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     NUMBER result[LANES];
     PLACE places[LANES];
     pool(x + image * x_n + c * (OFFSET)x_c, is_aligned, ad, ah, aw, (OFFSET)x_d, (OFFSET)x_h, (OFFSET)x_w, d, h, w, result,
@@ -128,7 +128,7 @@ void pooling_places(ARGUMENTS) {
   const int is_aligned = LANES > 1 && is_multiple(x, VECTOR_BYTES);
   OFFSET c, d, h, w;
   if (!unit_of((OFFSET)channels, ad.out, ah.out, aw.out, &c, &d, &h, &w)) return;
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) {
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     NUMBER result[LANES];
     PLACE places[LANES];
     pool(x + image * x_n + c * (OFFSET)x_c, is_aligned, ad, ah, aw, (OFFSET)x_d, (OFFSET)x_h, (OFFSET)x_w, d, h, w, result,
@@ -149,7 +149,7 @@ void pooling_backward(ARGUMENTS) {
   windows_of(ad, d, &low_d, &high_d);
   windows_of(ah, h, &low_h, &high_h);
   windows_of(aw, w, &low_w, &high_w);
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) {
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     NUMBER sums[LANES], values[LANES];
     for (int n = 0; n < LANES; ++n) sums[n] = 0;
 #if MAX

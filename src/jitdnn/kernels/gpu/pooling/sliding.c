@@ -1,7 +1,7 @@
 /* Pooling with small windows of a fixed size: a thread goes down some rows of an image and keeps what each row of x adds
  * to the windows that it is in.
  *
- * Defines beside those of access.c: MAX 1 or 0 (average); COUNTS_PADDING; FORWARD; INDEX, if the places of the
+ * Defines apart from those of access.c: MAX 1 or 0 (average); COUNTS_PADDING; FORWARD; INDEX, if the places of the
  * maxima are a result, its type; PLACE, an integer that holds a place in a plane; HAS_EMPTY 1 if windows may see nothing of
  * the image; KH, KW the window; SH, SW the stride; BEFORE_H, BEFORE_W the padding; LANES neighbouring channels of a thread;
  * COLUMNS, its outputs in a row, or backward tiles of SH x SW elements; VECTOR and
@@ -328,7 +328,7 @@ KERNEL(GROUP)
 void pooling_sliding(OPERANDS, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i64 images, i64 inner, i64 tiles, i64 chunks,
                      i64 outer, i64 depth, i64 rows, i64 inputs_h, i64 inputs_w, i64 outputs_h, i64 outputs_w, i64 after_h,
                      i64 after_w, i64 images_at_once, TENSORS) {
-  u32 rest = (u32)GROUP_ID(0) * GROUP + (u32)THREAD_ID;
+  u32 rest = (u32)BLOCK_ID(0) * GROUP + (u32)THREAD_ID;
   u32 next = rest / (u32)inner;
   const u32 vector = rest - next * (u32)inner;
   rest = next, next = rest / (u32)tiles;
@@ -339,7 +339,7 @@ void pooling_sliding(OPERANDS, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i6
   const OFFSET c = (OFFSET)(((rest - next * (u32)outer) * (u32)inner + vector) * LANES);
   rest = next, next = rest / (u32)depth;
   const OFFSET d = (OFFSET)(rest - next * (u32)depth);
-  const i64 image = GROUP_ID(1) * images_at_once + next;
+  const i64 image = BLOCK_ID(1) * images_at_once + next;
   if (next >= (u32)images_at_once || image >= images) return;
   Shape s;
   s.inputs_h = (OFFSET)inputs_h, s.inputs_w = (OFFSET)inputs_w, s.outputs_h = (OFFSET)outputs_h;

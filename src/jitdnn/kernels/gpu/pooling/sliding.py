@@ -1,30 +1,28 @@
-"""Pooling on GPUs with small windows over rows and columns: threads go down the rows, and read each but once."""
+"""Pooling on GPUs with small windows over rows and columns: threads go down the rows, and read each only once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import cast
+from typing import NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
-from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.gpu.pooling.geometry import Axis, Geometry
 from jitdnn.kernels.gpu.pooling.per_thread import (
-    LAUNCH_SECONDS,
     PlainPooling,
     common_defines,
 )
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS, RESIDENT_THREADS
 from jitdnn.problems.pooling import QUANTIZED, Pooling
-from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES
 
-GROUP = 128
+THREADS = 128  # of a thread block
 MOST_STRIDE = 4
 MOST_VALUES = 104  # that a thread keeps in registers
-THREADS_OF_A_UNIT = 2048  # of one multiprocessor, at most
-MOST_ROWS = 16  # that one thread goes down
-NEIGHBOURS = 32  # vectors of channels that lie side by side in a group
+MOST_ROWS = 16  # of one thread
+NEIGHBOURS = 32  # vectors of channels that lie side by side in a thread block
 MOST_UNITS = 1 << 30
 
 
@@ -44,7 +42,15 @@ class Form:
     last: tuple[int, int] = (0, 0)
 
 
-class PoolingSliding(PlainPooling):
+class SlidingPlan(NamedTuple):
+    """A problem, its geometry, and what one thread does."""
+
+    problem: Pooling
+    geometry: Geometry
+    form: Form
+
+
+class PoolingSliding(PlainPooling[SlidingPlan]):
     """Windows of a few elements over rows and columns, compiled in."""
 
     name = "sliding"
@@ -64,17 +70,20 @@ class PoolingSliding(PlainPooling):
             return f"windows of {window} are more than a thread has registers for: use the algorithm window"
         return None
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return LAUNCH_SECONDS + 1.1 * problem.bytes / device.bandwidth
+    def plan(self, problem: Pooling, device: GpuDevice, epilogue: Epilogue | None) -> SlidingPlan:
+        geometry = Geometry.of(problem)
+        form = form_of(problem, geometry)
+        assert form is not None, "refused"
+        return SlidingPlan(problem, geometry, form)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        pooling, gpu = cast(Pooling, problem), cast(GpuDevice, device)
-        geometry = Geometry.of(pooling)
-        form = form_of(pooling, geometry)
-        assert form is not None
+    def seconds_of(self, plan: SlidingPlan, device: GpuDevice) -> float:
+        return LAUNCH_SECONDS + 1.1 * plan.problem.bytes / device.bandwidth
+
+    def kernel_of(self, plan: SlidingPlan, device: GpuDevice) -> Kernel:
+        pooling, geometry, form = plan
         depth, height, width = geometry.axes
         defines = {
-            **common_defines(pooling, gpu, geometry),
+            **common_defines(pooling, device, geometry),
             "HAS_EMPTY": int(any(axis.has_empty_windows for axis in geometry.axes)),
             "ADAPTIVE": 0, "KH": height.window, "KW": width.window, "SH": height.stride, "SW": width.stride,
             "BEFORE_H": height.before, "BEFORE_W": width.before,
@@ -89,15 +98,15 @@ class PoolingSliding(PlainPooling):
         lines = height.out if is_forward else -(-height.extent // height.stride)
         across = width.out if is_forward else -(-width.extent // width.stride)
         vectors, tiles = geometry.channels // form.lanes, -(-across // form.columns)
-        inner = _neighbours(vectors) if _is_along_channels(geometry, form) else 1
+        inner = _neighbours(vectors) if _vectorizes_over_channels(geometry, form) else 1
         outer = vectors // inner
         columns = geometry.images * vectors * tiles * depth.out
-        wanted = gpu.multiprocessors * THREADS_OF_A_UNIT
+        wanted = device.multiprocessors * RESIDENT_THREADS
         rows = next((r for r in (MOST_ROWS, 8, 4, 2) if columns * -(-lines // r) >= 4 * wanted), 1)
         chunks = -(-lines // rows)
         units = inner * tiles * chunks * outer * depth.out
         images = max(1, min(geometry.images, MOST_UNITS // max(1, units)))
-        groups = (max(1, -(-units * images // GROUP)), max(1, -(-geometry.images // images)))
+        blocks = (max(1, -(-units * images // THREADS)), max(1, -(-geometry.images // images)))
         numbers = [
             geometry.images, max(1, inner), tiles, chunks, max(1, outer), depth.out, rows, height.extent,
             width.extent, height.out, width.out, height.after, width.after, images,
@@ -106,14 +115,14 @@ class PoolingSliding(PlainPooling):
             numbers += [*steps, *(axis.steps[t] for axis in geometry.axes)]
         if geometry.images * geometry.channels == 0:
             numbers[0] = 0
-        launch = Launch("pooling_sliding", groups, GROUP)
-        return gpu.kernel(source, [launch], len(geometry.tensors), numbers)
+        launch = Launch("pooling_sliding", blocks, THREADS)
+        return device.kernel(source, [launch], len(geometry.tensors), numbers)
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        reason = super().refuse(problem, device, epilogue)
+    def refusal(self, problem: Pooling, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        reason = super().refusal(problem, device, epilogue)
         if reason is not None:
             return reason
-        geometry = Geometry.of(cast(Pooling, problem))
+        geometry = Geometry.of(problem)
         depth, height, width = geometry.axes
         units = geometry.channels * depth.out * max(height.out * width.out, height.extent * width.extent)
         if units >= MOST_UNITS or geometry.images > MOST_UNITS:
@@ -192,13 +201,13 @@ def _values(
     return values * lanes * (2 if problem.x.dtype == "f64" else 1)
 
 
-def _is_along_channels(geometry: Geometry, form: Form) -> bool:
+def _vectorizes_over_channels(geometry: Geometry, form: Form) -> bool:
     ends = (0, len(geometry.tensors) - 1)
     return form.lanes > 1 or (form.vector == 1 and geometry.is_channels_last(ends))
 
 
 def _neighbours(vectors: int) -> int:
-    """Vectors of channels that are neighbours in a group: a divisor, so that windows side by side share a cache."""
+    """Vectors of channels side by side in a thread block: a divisor, so that neighbouring windows share a cache."""
     if vectors <= NEIGHBOURS:
         return vectors
     return next((n for n in range(NEIGHBOURS, 7, -1) if vectors % n == 0), vectors)

@@ -41,7 +41,7 @@ FUNCTION Place place_of(OFFSET c, OFFSET number, OFFSET height, OFFSET width) {
 
 /* the channel and the place in its plane of a thread, and whether there is one */
 FUNCTION int unit_of(OFFSET channels, OFFSET size, OFFSET *c, OFFSET *number) {
-  const i64 unit = GROUP_ID(0) * GROUP + THREAD_ID;
+  const i64 unit = BLOCK_ID(0) * GROUP + THREAD_ID;
   if (unit >= (i64)channels * size) return 0;
   const OFFSET inner = CHANNELS_INNER ? channels : size, rest = (OFFSET)unit / inner, first = (OFFSET)unit - rest * inner;
   *c = CHANNELS_INNER ? first : rest;
@@ -69,7 +69,7 @@ KERNEL(GROUP)
 void unpooling_clear(ARGUMENTS) {
   OFFSET c, number;
   if (!unit_of((OFFSET)channels, LARGE_SIZE, &c, &number)) return;
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) ((GLOBAL i32 *)workspace)[LAST_AT(number)] = -1;
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) ((GLOBAL i32 *)workspace)[LAST_AT(number)] = -1;
 }
 
 KERNEL(GROUP)
@@ -77,7 +77,7 @@ void unpooling_send(ARGUMENTS) {
   OFFSET c, number;
   if (!unit_of((OFFSET)channels, SMALL_SIZE, &c, &number)) return;
   const Place at = SMALL_PLACE(number);
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) {
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     const i64 to = (i64)indices[image * indices_n + AT(indices, c, at.d, at.h, at.w)];
     if (to >= 0 && to < LARGE_SIZE) KEEP_LARGEST((GLOBAL i32 *)workspace + LAST_AT((OFFSET)to), (i32)number);
   }
@@ -88,7 +88,7 @@ void unpooling_forward(ARGUMENTS) {
   OFFSET c, number;
   if (!unit_of((OFFSET)channels, LARGE_SIZE, &c, &number)) return;
   const Place at = LARGE_PLACE(number);
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) {
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     const i32 from = ((GLOBAL const i32 *)workspace)[LAST_AT(number)];
     NUMBER value = 0;
     if (from >= 0) {
@@ -106,7 +106,7 @@ void unpooling_backward(ARGUMENTS) {
   OFFSET c, number;
   if (!unit_of((OFFSET)channels, SMALL_SIZE, &c, &number)) return;
   const Place at = SMALL_PLACE(number);
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) {
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     const i64 from = (i64)indices[image * indices_n + AT(indices, c, at.d, at.h, at.w)];
     NUMBER value = 0;
     if (from >= 0 && from < LARGE_SIZE) {

@@ -1,61 +1,55 @@
-"""Unpooling on GPUs: the last value for every element of the image, found by a maximum of whole numbers in memory."""
+"""Unpooling on GPUs: the last value for every element of the image, found by a maximum of integers in memory."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.gpu.prelude.images import MOST_GROUPS_OF_IMAGES, offset_type, spatial
-from jitdnn.problems.problem import Problem
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, TypedAlgorithm
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
+from jitdnn.kernels.gpu.prelude.images import MOST_BLOCKS_OF_IMAGES, offset_type, spatial
 from jitdnn.problems.unpooling import Unpooling
 from jitdnn.tensor import TensorDescriptor
 
-GROUP = 256
-LAUNCH_SECONDS = 3e-6
+THREADS = 256
 
 
-class PlainUnpooling(Algorithm):
+class PlainUnpooling(TypedAlgorithm[Unpooling, GpuDevice]):
     """A thread for each element."""
 
     name = "places"
     problem = Unpooling
     deterministic = True
+    takes_no_epilogue = "unpooling takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        if epilogue is not None:
-            return "unpooling takes no epilogue"
-        unpooling, gpu = cast(Unpooling, problem), cast(GpuDevice, device)
-        if unpooling.small.dtype == "f64" and not gpu.has_f64:
-            return f"{gpu.name} has no double precision, and {unpooling.names[0]} is f64"
-        places = prod(unpooling.small.shape[2:])
-        if places >= 2**31:
-            return f"a plane of {unpooling.names[0]} has {places} elements: places in it must fit 31 bits"
+    def refusal(self, problem: Unpooling, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.small.dtype == "f64" and not device.has_f64:
+            return f"{device.name} has no double precision, and {problem.names[0]} is f64"
+        elements = prod(problem.small.shape[2:])
+        if elements >= 2**31:
+            return f"a plane of {problem.names[0]} has {elements} elements: places in it must fit 31 bits"
         return None
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        unpooling = cast(Unpooling, problem)
-        return 4 * unpooling.large.size if unpooling.direction == "fwd" else 0
+    def workspace_of(self, plan: Unpooling, device: GpuDevice) -> int:
+        return 4 * plan.large.size if plan.direction == "fwd" else 0
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        # places are cleared, written and read
-        size = problem.bytes + 3 * self.workspace(problem, device)
+    def seconds_of(self, plan: Unpooling, device: GpuDevice) -> float:
+        # positions are cleared, written and read
+        size = plan.bytes + 3 * self.workspace_of(plan, device)
         return 3 * LAUNCH_SECONDS + 1.3 * size / device.bandwidth
 
-    def error_bound(self, problem: Problem) -> float:
+    def error_of(self, problem: Unpooling) -> float:
         return UNIT_ROUNDOFF[problem.dtype]
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        unpooling, gpu = cast(Unpooling, problem), cast(GpuDevice, device)
-        small, large, dtype = unpooling.small, unpooling.large, unpooling.small.dtype
-        tensors = [operand.descriptor for operand in problem.operands]
+    def kernel_of(self, plan: Unpooling, device: GpuDevice) -> Kernel:
+        small, large, dtype = plan.small, plan.large, plan.small.dtype
+        tensors = [operand.descriptor for operand in plan.operands]
         images, channels = large.shape[:2]
-        is_forward = unpooling.direction == "fwd"
+        is_forward = plan.direction == "fwd"
         defines = (
             ("X", dtype),
             ("NUMBER", "f64" if dtype == "f64" else "f32"),
-            ("INDEX", unpooling.indices.dtype),
+            ("INDEX", plan.indices.dtype),
             ("OFFSET", offset_type(tensors)),
             ("CHANNELS_INNER", int(abs(large.strides[1]) < abs(large.strides[-1]))),
             ("FORWARD", int(is_forward)),
@@ -64,8 +58,8 @@ class PlainUnpooling(Algorithm):
 
         def launch(function: str, tensor: TensorDescriptor) -> Launch:
             units = channels * prod(tensor.shape[2:])
-            groups = max(1, -(-units // GROUP)), min(max(1, images), MOST_GROUPS_OF_IMAGES)
-            return Launch(function, groups, GROUP)
+            blocks = max(1, -(-units // THREADS)), min(max(1, images), MOST_BLOCKS_OF_IMAGES)
+            return Launch(function, blocks, THREADS)
 
         launches = [launch("unpooling_backward", small)]
         if is_forward:
@@ -74,4 +68,4 @@ class PlainUnpooling(Algorithm):
         numbers = [images, channels, *spatial(small.shape, 1), *spatial(large.shape, 1)]
         for tensor in tensors:
             numbers += [*tensor.strides[:2], *spatial(tensor.strides, 0)]
-        return gpu.kernel(source, launches, len(tensors), numbers)
+        return device.kernel(source, launches, len(tensors), numbers)

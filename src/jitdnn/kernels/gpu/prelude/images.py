@@ -7,7 +7,7 @@ from math import prod
 from jitdnn.tensor import TensorDescriptor
 
 AXES = 3
-MOST_GROUPS_OF_IMAGES = 65535
+MOST_BLOCKS_OF_IMAGES = 65535
 
 
 def spatial(numbers: tuple[int, ...], missing: int) -> list[int]:

@@ -9,13 +9,13 @@
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #endif
 #define GLOBAL __global
-#define LOCAL __local
+#define SHARED __local
 #define RESTRICT restrict
 #define FUNCTION inline
 #define CONSTANT_TABLE __constant
 #define KERNEL(threads) __kernel __attribute__((reqd_work_group_size(threads, 1, 1)))
-#define GROUP_ID(axis) get_group_id(axis)
-#define GROUPS(axis) get_num_groups(axis)
+#define BLOCK_ID(axis) get_group_id(axis)
+#define GRID_SIZE(axis) get_num_groups(axis)
 #define THREAD_ID ((int)get_local_id(0))
 #define THREADS ((int)get_local_size(0))
 #define BARRIER() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
@@ -56,10 +56,10 @@ typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
 #endif
-#define LOCAL __shared__
+#define SHARED __shared__
 #define CONSTANT_TABLE __constant__ const
-#define GROUP_ID(axis) group_id_##axis()
-#define GROUPS(axis) groups_##axis()
+#define BLOCK_ID(axis) group_id_##axis()
+#define GRID_SIZE(axis) groups_##axis()
 #define THREAD_ID ((int)threadIdx.x)
 #define THREADS ((int)blockDim.x)
 #define BARRIER() __syncthreads()
@@ -124,7 +124,7 @@ typedef double SCALE;
 typedef float SCALE;
 #endif
 /* What a result of integers becomes by alpha and beta: products and sum are rounded one by one, so that what lies between
- * two whole numbers does so for every target. The compiler may not fuse them. */
+ * two integers does so for every target. The compiler may not fuse them. */
 #ifdef __OPENCL_VERSION__
 FUNCTION SCALE blend_whole(SCALE alpha, SCALE result, SCALE beta, SCALE before) {
 #pragma OPENCL FP_CONTRACT OFF
@@ -160,7 +160,7 @@ FUNCTION void store_f64(GLOBAL double *p, i64 i, double x) { p[i] = x; }
 #endif
 
 /* Integers: loads give the number itself; store_<type> takes an integer and wraps, store_real_<type> a real number,
- * rounded to the nearest and held within the type's range (NaN becomes 0). */
+ * rounded to the nearest and clamped to the type's range (NaN becomes 0). */
 #define INTEGER_ACCESS(type, stored)                                               \
   FUNCTION stored load_##type(GLOBAL const stored *p, i64 i) { return p[i]; }      \
   FUNCTION void store_##type(GLOBAL stored *p, i64 i, i64 x) { p[i] = (stored)x; }

@@ -1,13 +1,13 @@
-/* Results of threads put together: over the threads of a subgroup by shuffles, over those of a group by group memory.
+/* Results of threads put together: over the threads of a warp by shuffles, over those of a thread block by shared memory.
  *
  * EXCHANGE(type, x, distance, into): `into` becomes x of the thread whose number differs in the bit `distance` (1 to 16).
- * Every thread of the group takes part. Where a device's subgroups are not known the group's memory is used, which
+ * Every thread of the thread block takes part. Where a device's warps are not known shared memory is used, which
  * EXCHANGE_SPACE declares at the beginning of the kernel.
  */
 #ifdef __OPENCL_VERSION__
 #define EXCHANGE_SPACE(threads)           \
-  LOCAL u32 exchange_u32[threads];        \
-  LOCAL u64 exchange_u64[threads];
+  SHARED u32 exchange_u32[threads];        \
+  SHARED u64 exchange_u64[threads];
 #define EXCHANGE_AS(type, x, distance, into)             \
   exchange_##type[THREAD_ID] = x;                        \
   BARRIER();                                             \
@@ -38,7 +38,7 @@
     into = (i64)other_bits;                              \
   }
 #define HIGH_PRODUCT(a, b) mul_hi(a, b)
-#define KERNEL_BESIDE(threads, groups) KERNEL(threads)
+#define KERNEL_RESIDENT(threads, groups) KERNEL(threads)
 #else
 #define EXCHANGE_SPACE(threads)
 #define EXCHANGE_f32(x, distance, into) into = __shfl_xor_sync(0xffffffffu, x, distance);
@@ -46,8 +46,8 @@
 #define EXCHANGE_i32(x, distance, into) into = __shfl_xor_sync(0xffffffffu, x, distance);
 #define EXCHANGE_i64(x, distance, into) into = __shfl_xor_sync(0xffffffffu, x, distance);
 #define HIGH_PRODUCT(a, b) __umulhi(a, b)
-/* with registers for so many groups of a multiprocessor */
-#define KERNEL_BESIDE(threads, groups) extern "C" __global__ __launch_bounds__(threads, groups)
+/* with registers for so many thread blocks of a multiprocessor */
+#define KERNEL_RESIDENT(threads, groups) extern "C" __global__ __launch_bounds__(threads, groups)
 #endif
 #define UNROLL _Pragma("unroll")
 #define EXCHANGE(type, x, distance, into) JOIN(EXCHANGE_, type)(x, distance, into)

@@ -1,4 +1,4 @@
-"""What plain.h calls the types of elements in memory, and what all plain kernels ask of a device."""
+"""What plain.h calls the types of elements in memory, and what all plain kernels need of a device."""
 
 from __future__ import annotations
 

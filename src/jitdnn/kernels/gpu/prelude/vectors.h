@@ -1,7 +1,7 @@
 /* Elements by value, and several of them in one access of memory.
  *
  * number_<type> is the number that an element stands for. The other way, item_<type>_f32 and item_<type>_f64 round a real
- * number to the nearest (integers: held within the range, NaN is 0), and item_<type>_i64 wraps a whole one.
+ * number to the nearest (integers: clamped to the range, NaN is 0), and item_<type>_i64 wraps a whole one.
  */
 #define NUMBERS(type, stored, number, from_f32, from_f64, from_i64)      \
   FUNCTION number number_##type(stored x) { return NUMBER_OF_##type(x); } \

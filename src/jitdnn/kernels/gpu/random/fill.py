@@ -1,22 +1,16 @@
-"""Tensors filled with random numbers: uniform, normal and Bernoulli, in one pass."""
+"""What uniform, normal and Bernoulli distributions make of random words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
-from jitdnn.kernels.gpu.elementwise.generator import refuse_elementwise
-from jitdnn.kernels.gpu.random.philox import Body, build_parts, estimate_parts
-from jitdnn.problems.problem import Problem
+from jitdnn.kernels.gpu.random.philox import Body
 from jitdnn.problems.random import FRACTION_BITS, Random
 from jitdnn.rtcg.c_source import c_constant
 
-_STATE, _Y = range(2)  # numbers of the operands
-
 
 @dataclass(frozen=True)
-class _Fill(Body):
+class Fill(Body):
     """The values of a distribution; see `problems/random.py`."""
 
     problem: Random
@@ -50,27 +44,3 @@ class _Fill(Body):
             return f"({dtype})(w[j][{part}] >> {32 - bits}) * {scale}"
         word = f"(((u64)w[j][{2 * part}] << 32) | w[j][{2 * part + 1}])"
         return f"({dtype})({word} >> {64 - bits}) * {scale}"
-
-
-class PhiloxFill(Algorithm):
-    """One pass over memory."""
-
-    name = "philox"
-    problem = Random
-    deterministic = True
-
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        if epilogue is not None:
-            return "random numbers take no epilogue"
-        return refuse_elementwise([cast(Random, problem).y], device)
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return estimate_parts([cast(Random, problem).y], device)
-
-    def error_bound(self, problem: Problem) -> float:
-        # of the logarithm's argument near 1 half a unit of its last place is lost, and its root taken
-        return 16.0 * UNIT_ROUNDOFF[problem.dtype]
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        random = cast(Random, problem)
-        return build_parts(_Fill(random), [(_Y, random.y)], 0, _STATE, random.parts, device)

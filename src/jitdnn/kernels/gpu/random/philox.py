@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Device, Kernel
-from jitdnn.kernels.formulas.loop_nest import Nest
-from jitdnn.kernels.formulas.transform import PartsKernel
+from jitdnn.kernels.formulas.parts_kernel import PartsKernel
+from jitdnn.kernels.formulas.philox import Numbered, Region, regions
 from jitdnn.kernels.gpu.elementwise.code import THREADS, packs, scale_line, store_vector
-from jitdnn.kernels.gpu.elementwise.generator import LAUNCH_SECONDS, index_dtype
+from jitdnn.kernels.gpu.elementwise.generator import index_dtype
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.types import storage_type
 from jitdnn.problems.philox import part_extent, split_axis
-from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype, packed_strides
+from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
 _MOST_POSITIONS = 4  # of a thread: each has four words, and as many elements as there are parts
 
@@ -49,14 +49,6 @@ class Body(ABC):
         """
 
 
-@dataclass(frozen=True)
-class _Region:
-    """One box of blocks, and the parts that have all of it."""
-
-    nest: Nest
-    active: int
-
-
 def estimate_parts(tensors: Sequence[TensorDescriptor], device: Device) -> float:
     """Expected seconds of the kernel that `build_parts` makes."""
     return LAUNCH_SECONDS + sum(tensor.nbytes for tensor in tensors) / device.bandwidth
@@ -64,7 +56,7 @@ def estimate_parts(tensors: Sequence[TensorDescriptor], device: Device) -> float
 
 def build_parts(
     body: Body,
-    tensors: Sequence[tuple[int, TensorDescriptor]],
+    tensors: Numbered,
     inputs: int,
     state: int,
     parts: int,
@@ -80,34 +72,9 @@ def build_parts(
     return PartsKernel(
         [
             (_Text(body, region, tensors, steps, inputs, state).kernel(cast(GpuDevice, device)), places)
-            for region in _regions(descriptors, axis, part, parts)
+            for region in regions(descriptors, axis, part)
         ]
     )
-
-
-def _regions(tensors: Sequence[TensorDescriptor], axis: int, part: int, parts: int) -> list[_Region]:
-    """The box of blocks in pieces for which every part is there as a whole or not at all.
-
-    The numbers of the blocks are a tensor of their own in the nests, the last but one.
-    """
-    shape = tensors[-1].shape
-    box = (*shape[:axis], part, *shape[axis + 1 :])
-    if 0 in box:
-        return []
-    blocks = TensorDescriptor(box, packed_strides(box), "i64")
-    whole, rest = divmod(shape[axis], part)
-    regions = []
-    for start, stop, active in ((0, rest, whole + 1), (rest, part, whole)):
-        if start == stop:
-            continue
-        shape_here = (*box[:axis], stop - start, *box[axis + 1 :])
-        pieces = [
-            TensorDescriptor(shape_here, t.strides, t.dtype) for t in (*tensors[:-1], blocks, tensors[-1])
-        ]
-        nest = Nest.of(pieces)
-        bases = [base + start * t.strides[axis] for base, t in zip(nest.bases, pieces, strict=True)]
-        regions.append(_Region(replace(nest, bases=tuple(bases)), active))
-    return regions
 
 
 class _Text:
@@ -116,8 +83,8 @@ class _Text:
     def __init__(
         self,
         body: Body,
-        region: _Region,
-        tensors: Sequence[tuple[int, TensorDescriptor]],
+        region: Region,
+        tensors: Numbered,
         part_steps: Sequence[int],
         inputs: int,
         state: int,
@@ -197,7 +164,7 @@ class _Text:
         return f"""{packs(kinds)}
 KERNEL({THREADS}) void draw({self._signature(names)}) {{
 {bases}{scale_line(self.real)}  const u32 key0 = state[0], key1 = state[1], low = state[2], high = state[3];
-  const INDEX first = ((INDEX)GROUP_ID(0) * {THREADS} + THREAD_ID) * {vector};
+  const INDEX first = ((INDEX)BLOCK_ID(0) * {THREADS} + THREAD_ID) * {vector};
 {every}}}
 """
 

@@ -1,454 +1,55 @@
-"""Programs over rows as text: one kernel for whole rows, or one for each phase of rows in parts.
-
-The names in the text: `t` is the thread's number in its team, `x<n>` where the row begins in tensor n, `w<n>` the
-loaded words of an input, `s<n>_<r>` what reduction r of sweep n has so far, `v<n>` the row values, `i` the number of an
-element in the row; `u` counts vectors and `v` the elements of one.
-"""
+"""Programs over rows as text: one kernel for whole rows, or for rows in parts two kernels for each phase."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-from jitdnn.kernels.formulas.row_programs import ARGS, PAIRS, Phase, Sweep, phases_of
-from jitdnn.kernels.gpu.reduction.combine import states_of
-from jitdnn.kernels.gpu.reduction.key import RowsCode
-from jitdnn.kernels.gpu.reduction.layout import keeps_order
-from jitdnn.kernels.gpu.reduction.loop import write_sweep
-from jitdnn.kernels.gpu.reduction.split_rows import leave, restore, write_join
-from jitdnn.rtcg.c_source import c_function
-from jitdnn.rtcg.expression import Expression
-from jitdnn.rtcg.folds import Fold
-from jitdnn.tensor import DTYPES
-
-REALS = ("f16", "bf16", "f32", "f64")
+from jitdnn.kernels.formulas.row_programs import Phase, phases_of
+from jitdnn.kernels.gpu.reduction.loop import write_pass
+from jitdnn.kernels.gpu.reduction.plan import RowCode
+from jitdnn.kernels.gpu.reduction.split_rows import leave, restore, write_combination
+from jitdnn.kernels.gpu.reduction.writer import Writer
 
 
-@dataclass
-class Text:
-    """Writes the functions of a kernel."""
-
-    code: RowsCode
-    lines: list[str] = field(default_factory=list)
-    functions: dict[str, str] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    bound: list[str] = field(default_factory=list)  # row values in the text
-    known: dict[int, int] = field(default_factory=dict)  # how many there were before a sweep
-    is_join: bool = False
-
-    def __post_init__(self) -> None:
-        self.real, self.index = self.code.compute, self.code.index
-        self.layout, self.program = self.code.layout, self.code.program
-        self.width = 1
-        self.exp = "short_exp" if self.code.is_short else "exp"
-
-    # ---- the whole
-
-    def complete(self) -> str:
-        """All functions; their names are in `names` then, those of joins begin with "join"."""
-        if not self.code.is_split:
-            self._function("rows", None)
-        else:
-            phases = [phase for phase in phases_of(self.program) if not phase.writes_rows]
-            reducing = [n for n, p in enumerate(phases) if self._reduces(p)]
-            for number, phase in enumerate(phases):
-                self._function(f"phase{number}", phase, goes_back=number % 2 == 1)
-                if number in reducing:
-                    write_join(self, f"join{number}", phase, is_last=number == reducing[-1])
-        return "\n".join([*self.functions.values(), *self.lines])
-
-    def _reduces(self, phase: Phase) -> bool:
-        return any(s.reductions for s in self.program.sweeps[phase.first : phase.end])
-
-    def call(self, expression: Expression, arguments: Sequence[str]) -> str:
-        """A call of the function of an expression; what it does not use is 0."""
-        name = f"row_{len(self.functions)}"
-        known = next((n for n, text in self.functions.items() if n.partition(" ")[2] == expression.key), None)
-        if known is None:
-            function = c_function(expression, name, self.real)
-            self.functions[f"{name} {expression.key}"] = re.sub(r"\bexp\(", f"{self.exp}(", function)
-        else:
-            name = known.partition(" ")[0]
-        used = expression.used()
-        given = [f"({self.real}){arguments[n]}" if n in used else "0" for n in range(expression.arity)]
-        return f"{name}({', '.join(given)})"
-
-    def fold_call(self, name: Fold) -> str:
-        """The name of the function of a fold of one's own."""
-        return self.call(name.expression, ["0", "0"]).partition("(")[0]
-
-    def put(self, *lines: str) -> None:
-        """Add lines; arrays of the group are declared at the kernel's beginning, as OpenCL wants it."""
-        for line in lines:
-            if line.startswith("LOCAL "):
-                self.lines.insert(self._beginning, line)
-            else:
-                self.lines.append(line)
-
-    def begin(self, name: str, threads: int) -> None:
-        self.names.append(name)
-        pointers = "".join(f"GLOBAL u8 *p{n}, " for n in range(self.code.pointers))
-        extras = "".join(f", i64 {extra}" for extra, _ in self.code.extras)
-        # two groups side by side, one of which may load while the other computes
-        beside = threads == 512 and self.layout.is_held and self.code.is_short
-        head = f"KERNEL_BESIDE({threads}, 2)" if beside else f"KERNEL({threads})"
-        floats = "".join(f", SCALE parameter{n}" for n in range(len(self.program.parameters)))
-        self.put(
-            f"{head} void {name}({pointers}GLOBAL u8 *workspace, SCALE scale, SCALE blend{extras}{floats})",
-            "{",
-            f"EXCHANGE_SPACE({threads})",
-        )
-        self._beginning = len(self.lines)
-        self.put(
-            f"const {self.real} alpha = ({self.real})scale, beta = ({self.real})blend;",
-        )
-        self.bound, self.known = [], {}
-        for n in range(len(self.program.parameters)):
-            self.put(f"const {self.real} v{n}[1] = {{({self.real})parameter{n}}};")
-            self.bound.append(f"v{n}[0]")
-
-    def _function(self, name: str, phase: Phase | None, goes_back: bool = False) -> None:
-        layout, sweeps = self.layout, self.program.sweeps
-        self.begin(name, layout.threads)
-        self.width = layout.vector if layout.is_across else 1
-        self._place(goes_back)
-        first, end = (0, len(sweeps)) if phase is None else (phase.first, phase.end)
-        self._vectors(sweeps[first:end])
-        self._own_inputs(sweeps[first:end])
-        for number in range(first):
-            restore(self, number)
-        self.loaded: set[int] = set()
-        self.late: set[int] = set()
-        self.kept: list[tuple[int, Expression]] = []
-        for number, sweep in enumerate(sweeps[:first]):
-            self.kept += [(number, e) for e in sweep.keeps]
-        if layout.is_held or not (layout.is_across or self.code.is_split or self.in_order):
-            self._declare(sweeps[first:end])
-        for number in range(first, end):
-            self.known[number] = len(self.bound)
-            self._sweep(number)
-            if phase is not None and sweeps[number].reductions:
-                leave(self, number)
-            self.add_values(number)
-        if phase is None:
-            self.put_row_outputs("t == 0" + ("" if layout.is_across else " && is_on"))
-        self.put("}", "")
-
-    # ---- where the group is
-
-    def _place(self, goes_back: bool) -> None:
-        """The thread's number in its team, its row, and its part of it."""
-        layout, code = self.layout, self.code
-        kind = "u32" if layout.rows < 2**31 else "i64"
-        if layout.is_across:
-            self.put(
-                f"const int tx = THREAD_ID % {layout.columns}, t = THREAD_ID / {layout.columns};",
-                f"{kind} unit = ({kind})GROUP_ID(0) / ({kind})lane_blocks;",
-                f"const {kind} block = ({kind})GROUP_ID(0) - unit * ({kind})lane_blocks;",
-                f"const int is_on = unit < ({kind})units;",
-            )
-        else:
-            self.put(
-                f"const int t = THREAD_ID % {layout.team};",
-                f"{kind} unit = ({kind})GROUP_ID(0) * {layout.threads // layout.team} + THREAD_ID / {layout.team};",
-                f"const int is_on = unit < ({kind})units;",
-            )
-        self.put(
-            "const i64 number = unit;" if not layout.is_across else "const i64 number = (i64)unit * lanes;"
-        )
-        self.put_bases(kind, [(f"kept{a}", f"kept{a}") for a in range(len(layout.kept))])
-        if code.is_split:
-            part = "parts - 1 - (i64)GROUP_ID(1)" if goes_back else "(i64)GROUP_ID(1)"
-            self.put(
-                f"const i64 part = {part};", f"const {self.index} start = ({self.index})(part * per_part);"
-            )
-        else:
-            self.put(f"const {self.index} start = 0;")
-
-    def put_bases(self, kind: str, axes: Sequence[tuple[str, str]]) -> None:
-        """Pointers to where the row begins, from its number `unit`; the number is used up."""
-        tensors = range(len(self.code.dtypes))
-        self.put(*(f"i64 base{t} = 0;" for t in tensors))
-        for a, (extent, steps) in reversed(list(enumerate(axes))):
-            digit = "unit"
-            if a:
-                self.put(
-                    f"{kind} rest{a} = is_on ? unit / ({kind}){extent} : 0;",
-                    f"{kind} digit{a} = unit - rest{a} * ({kind}){extent};",
-                )
-                digit = f"digit{a}"
-            self.put(*(f"base{t} += is_on ? (i64){digit} * {steps}_{t} : 0;" for t in tensors))
-            if a:
-                self.put(f"unit = rest{a};")
-        for t in tensors:
-            const = "const " if t < self.code.inputs else ""
-            kind = _stored(self.code.dtypes[t])
-            self.put(
-                f"GLOBAL {const}{kind} *x{t} = (GLOBAL {const}{kind} *)p{self.code.operands[t]} + base{t};"
-            )
-
-    # ---- inputs
-
-    def kind(self, t: int) -> str:
-        """How an input's elements are had.
-
-        `own`: one number for the row; `words`: vectors; `same`: one for all that a vector has; `each`: one by one.
-        """
-        layout, walked = (
-            self.layout,
-            (self.layout.lanes if self.layout.is_across else self.layout.reduced[-1]),
-        )
-        moves = [steps[t] for extent, steps in layout.reduced if extent != 1]
-        if not any(moves):
-            return "own"
-        step = walked[1][t]
-        if walked[0] == 1 or (step == 0 and layout.is_across):
-            return "same" if layout.is_across else "each"
-        size = DTYPES[self.code.dtypes[t]]
-        if step == 1 and size <= 4 and layout.vector > 1 and layout.vector * size >= 4:
-            return "words"
-        return "same" if step == 0 and layout.vector > 1 else "each"
-
-    def used(self, sweeps: Sequence[Sweep], with_first: bool = False) -> list[int]:
-        """Inputs that the sweeps use, those of keeps that they may compute included."""
-        keeps = [e for sweep in self.program.sweeps for e in sweep.keeps]
-        before = self.code.inputs + self.program.position
-        found: set[int] = set()
-        for sweep in sweeps:
-            reductions = sweep.reductions if with_first else sweep.folds
-            for _, expression in (*reductions, *sweep.writes):
-                found |= expression.used()
-            for expression in sweep.keeps:
-                found |= expression.used()
-        for n in reversed(range(len(keeps))):
-            if before + n in found:
-                found |= keeps[n].used()
-        return sorted(t for t in found if t < self.code.inputs)
-
-    def _own_inputs(self, sweeps: Sequence[Sweep]) -> None:
-        """Load what a row has one number of."""
-        for t in self.used(sweeps, with_first=True):
-            if self.kind(t) != "own":
-                continue
-            real = self.real
-            if not self.layout.is_across:
-                value = f"is_on ? ({real})LOAD({self.code.dtypes[t]}, x{t}, 0) : 0"
-                self.put(f"const {real} w{t} = {value};")
-                continue
-            self.put(
-                f"{real} w{t}[{self.width}];",
-                *self.over_columns(
-                    f"w{t}[v] = is_column ? ({real})LOAD({self.code.dtypes[t]}, x{t}, column * lane0_{t}) : 0;"
-                ),
-            )
-
-    def over_columns(self, *lines: str) -> list[str]:
-        """Across: statements for every column v of the thread, its number `column`, and whether it `is_column`."""
-        return [
-            f"UNROLL for (int v = 0; v < {self.width}; v++) {{",
-            "const i64 column = column0 + (i64)v * column_step; const int is_column = is_on && column < lanes;",
-            *lines,
-            "}",
-        ]
-
-    def _vectors(self, sweeps: Sequence[Sweep]) -> None:
-        """Whether vectors are loaded as such, which the addresses say, and the elements that the thread has."""
-        layout, code, v = self.layout, self.code, self.layout.vector
-        inputs = self.used(sweeps)
-        outputs = sorted({code.inputs + output for sweep in sweeps for output, _ in sweep.writes})
-        walked = layout.lanes if layout.is_across else layout.reduced[-1]
-        unit = [
-            t for t in (*inputs, *outputs)
-            if walked[1][t] == 1 and DTYPES[code.dtypes[t]] <= 4 and (t >= code.inputs or self.kind(t) == "words")
-        ]  # fmt: skip
-        shifts = not layout.is_across and len(layout.reduced) == 1
-        conditions = []
-        self.put("int shift = 0;")
-        if v == 1 or not unit:
-            conditions = ["0"]
-        else:
-            size = DTYPES[code.dtypes[unit[0]]]
-            address = "((u64){})"
-            if shifts:
-                self.put(f"shift = (int)({address.format(f'x{unit[0]}')} / {size} % {v});")
-            for t in unit:
-                size = DTYPES[code.dtypes[t]]
-                align = min(16, v * size)
-                conditions.append(f"(({address.format(f'x{t}')} - shift * {size}) % {align} == 0)")
-            if layout.is_held and not layout.is_across:
-                conditions.append(f"shift + n <= {layout.team * layout.steps * v}")
-        self.put(f"const int is_vector = {' && '.join(conditions)};", "if (!is_vector) shift = 0;")
-        if layout.is_across:
-            c, w = layout.columns, layout.columns * v
-            self.put(
-                f"const i64 column0 = (i64)block * {w} + (is_vector ? tx * {v} : tx);",
-                f"const int column_step = is_vector ? 1 : {c};",
-            )
-        else:
-            team = layout.team
-            if self.in_order:
-                self.put(f"const {self.index} mine = {self._share()};", "const int element_step = 1;")
-            else:
-                self.put(
-                    f"const {self.index} mine = is_vector ? t * {v} : t;",
-                    f"const int element_step = is_vector ? 1 : {team};",
-                )
-        self._ends()
-
-    @property
-    def in_order(self) -> bool:
-        return keeps_order(self.program)
-
-    def _share(self) -> str:
-        """In order: the first of the thread's elements, which are neighbours."""
-        layout = self.layout
-        if layout.is_held:
-            return f"t * {layout.steps * (1 if layout.is_across else layout.vector)}"
-        length = "per_part" if self.code.is_split else "n"
-        return f"({self.index})(({length} + {layout.team - 1}) / {layout.team}) * t"
-
-    def _ends(self) -> None:
-        """`lo` and `end`: the elements that the group may touch; in order, those that the thread may."""
-        layout, index = self.layout, self.index
-        self.put(f"{index} lo = start - shift, end = ({index})n;")
-        if self.code.is_split:
-            self.put(f"if (lo + ({index})per_part < end) end = lo + ({index})per_part;")
-        self.put("if (lo < 0) lo = 0;", "if (!is_on) end = lo;")
-        if self.in_order:
-            if layout.is_across:
-                self.put(f"const {index} mine = {self._share()};")
-            length = (
-                f"{layout.steps * (1 if layout.is_across else layout.vector)}"
-                if layout.is_held
-                else f"({index})(({'per_part' if self.code.is_split else 'n'} + {layout.team - 1}) / {layout.team})"
-            )
-            self.put(f"if (start + mine + {length} < end) end = start + mine + {length};")
-        elif layout.is_across:
-            self.put(f"const {index} mine = t;")
-
-    def _declare(self, sweeps: Sequence[Sweep]) -> None:
-        """Registers for inputs, and for keeps that are held from one sweep to the next."""
-        for t in self.used(sweeps):
-            if self.kind(t) != "own":
-                self.put(self.registers(t))
-        if self.layout.is_held:
-            count = self.layout.steps * self.layout.vector
-            keeps = [e for sweep in self.program.sweeps for e in sweep.keeps]
-            self.put(*(f"{self.real} k{n}[{count}];" for n in range(len(keeps))))
-
-    def registers(self, t: int) -> str:
-        layout, kind = self.layout, self.kind(t)
-        if kind == "words":
-            return f"u32 w{t}[{layout.steps * self.words(t)}];"
-        count = layout.steps if kind == "same" and layout.is_across else layout.steps * layout.vector
-        return f"{self.real} w{t}[{count}];"
-
-    def words(self, t: int) -> int:
-        """Words of a vector."""
-        return max(1, self.layout.vector * DTYPES[self.code.dtypes[t]] // 4)
-
-    def element(self, t: int) -> str:
-        """The value of an input for the element (u, v)."""
-        size, vector = DTYPES[self.code.dtypes[t]], self.layout.vector
-        kind = self.kind(t)
-        if kind == "own":
-            return f"w{t}[v]" if self.layout.is_across else f"w{t}"
-        if kind == "words":
-            return (
-                f"element_{self.code.dtypes[t]}(w{t}[u * {self.words(t)} + v * {size} / 4], v * {size} % 4)"
-            )
-        if kind == "same" and self.layout.is_across:
-            return f"w{t}[u]"
-        return f"w{t}[u * {vector} + v]"
-
-    def offset_lines(self, element: str) -> list[str]:
-        """The digits of an element's number over the reduced axes."""
-        axes, lines, rest = self.layout.reduced, [], element
-        for a in reversed(range(1, len(axes))):
-            quotient = (
-                f"{rest} / reduced{a}"
-                if self.layout.wide
-                else f"quotient_u32({rest}, (u32)magic{a}, (u32)shift{a})"
-            )
-            lines += [
-                f"const {self.index} q{a} = {quotient};",
-                f"const {self.index} d{a} = {rest} - q{a} * ({self.index})reduced{a};",
-            ]
-            rest = f"q{a}"
-        return [*lines, f"const {self.index} d0 = {rest};"]
-
-    def offset(self, t: int) -> str:
-        """How far the element of the digits is from the row's beginning, in tensor t; for the last one its position."""
-        terms = []
-        for a, (extent, steps) in enumerate(self.layout.reduced):
-            if extent != 1 and steps[t]:
-                is_unit = steps[t] == 1 and a == len(self.layout.reduced) - 1
-                terms.append(f"d{a}" if is_unit else f"d{a} * ({self.index})reduced{a}_{t}")
-        return " + ".join(terms) or "0"
-
-    # ---- sweeps, in rows_sweep
-
-    def _sweep(self, number: int) -> None:
-        write_sweep(self, number)
-
-    def add_values(self, number: int) -> None:
-        """The row values of a sweep: its reductions' results are there, its scalars are made."""
-        sweep = self.program.sweeps[number]
-        for r, (name, _) in enumerate(sweep.reductions):
-            for state in states_of(name, f"s{number}_{r}", self.real, self.index)[
-                : 2 if name in PAIRS else 1
-            ]:
-                self.bound.append(f"{state.name}[{'v' if self.width > 1 else '0'}]")
-        for n, expression in enumerate(sweep.scalars):
-            value = self.call(expression, self.bound)
-            name = f"r{number}_{n}"
-            self.put(
-                f"{self.real} {name}[{self.width}];",
-                f"UNROLL for (int v = 0; v < {self.width}; v++) {name}[v] = {value};",
-            )
-            self.bound.append(f"{name}[{'v' if self.width > 1 else '0'}]")
-
-    # ---- row outputs
-
-    def put_row_outputs(self, condition: str) -> None:
-        if not self.program.row_outputs:
-            return
-        self.put(f"if ({condition}) {{")
-        for output, number in self.program.row_outputs:
-            t, value = self.code.inputs + output, self.bound[number]
-            if self.layout.is_across and not self.is_join:
-                self.put(
-                    *self.over_columns(
-                        "if (is_column) {", *self._stored_row(output, t, value, f"column * lane0_{t}"), "}"
-                    )
-                )
-            else:
-                self.put("{", *self._stored_row(output, t, value, "0"), "}")
-        self.put("}")
-
-    def _stored_row(self, output: int, t: int, value: str, place: str) -> list[str]:
-        dtype = self.code.dtypes[t]
-        if self.is_position(value):
-            store = f"store_{dtype}" if dtype not in REALS else f"store_real_{dtype}"
-            return [f"{store}(x{t}, {place}, {value});"]
-        if output in self.code.plain:
-            return [f"STORE({dtype}, x{t}, {place}, {value});"]
-        return [
-            f"{self.real} result = alpha * {value};",
-            f"if (beta != 0) result += beta * ({self.real})LOAD({dtype}, x{t}, {place});",
-            f"STORE({dtype}, x{t}, {place}, result);",
-        ]
-
-    def is_position(self, value: str) -> bool:
-        """Whether a row value is a whole number."""
-        name = value.partition("[")[0]
-        for number, sweep in enumerate(self.program.sweeps):
-            for r, (kind, _) in enumerate(sweep.reductions):
-                if kind in ARGS and name == f"s{number}_{r}b":
-                    return True
-        return False
+def write_rows(code: RowCode) -> tuple[str, list[tuple[str, bool]]]:
+    """The text, and its functions: the name of each and whether it combines the parts of rows."""
+    writer = Writer(code)
+    functions: list[tuple[str, bool]] = []
+    if not code.is_split:
+        _write_function(writer, "rows", None)
+        functions.append(("rows", False))
+    else:
+        passes = code.program.passes
+        phases = [phase for phase in phases_of(code.program) if not phase.writes_rows]
+        reducing = [n for n, p in enumerate(phases) if any(s.reductions for s in passes[p.first : p.end])]
+        for number, phase in enumerate(phases):
+            _write_function(writer, f"phase{number}", phase, goes_back=number % 2 == 1)
+            functions.append((f"phase{number}", False))
+            if number in reducing:
+                write_combination(writer, f"combine{number}", phase, is_last=number == reducing[-1])
+                functions.append((f"combine{number}", True))
+    return "\n".join([*writer.functions.values(), *writer.lines]), functions
 
 
-def _stored(dtype: str) -> str:
-    return "u8" if dtype == "bool" else dtype
+def _write_function(writer: Writer, name: str, phase: Phase | None, goes_back: bool = False) -> None:
+    """All passes over whole rows, or those of a phase over a part; `goes_back`: the last part first."""
+    layout, passes = writer.layout, writer.program.passes
+    writer.begin(name, layout.threads)
+    writer.width = layout.vector if layout.over_rows else 1
+    writer.put_position(goes_back)
+    first, end = (0, len(passes)) if phase is None else (phase.first, phase.end)
+    writer.put_vectors(passes[first:end])
+    writer.put_row_inputs(passes[first:end])
+    for number in range(first):
+        restore(writer, number)
+    writer.loaded, writer.late = set(), set()
+    writer.kept = [(number, e) for number, row_pass in enumerate(passes[:first]) for e in row_pass.keeps]
+    if layout.in_registers or not (layout.over_rows or writer.code.is_split or writer.in_order):
+        writer.put_registers(passes[first:end])
+    for number in range(first, end):
+        writer.known[number] = len(writer.bound)
+        write_pass(writer, number)
+        if phase is not None and passes[number].reductions:
+            leave(writer, number)
+        writer.add_values(number)
+    if phase is None:
+        writer.put_row_outputs("t == 0" + ("" if layout.over_rows else " && is_on"))
+    writer.put("}", "")

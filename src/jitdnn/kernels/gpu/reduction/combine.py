@@ -15,7 +15,7 @@ _NOTHING = {
     "min_number": _INFINITY, "argmax": -_INFINITY, "argmin": _INFINITY, "first": 0.0,
 }  # fmt: skip
 _NOWHERE = {"i32": "2147483647", "i64": "9223372036854775807"}  # the position of the value of no element
-_ORDERED = ("moments", "powers")  # which would be rounded otherwise if they changed places
+_ORDERED = ("moments", "powers")  # which are rounded otherwise in the other order
 _SYMMETRIC = ("add", "multiply", "max_number", "min_number")  # the same of two numbers in either order
 
 
@@ -43,12 +43,12 @@ def states_of(name: Reduction, stem: str, real: str, index: str) -> list[State]:
     return [value, State(stem + "b", index, _NOWHERE[index])] if name in ARGS else [value]
 
 
-def folded(
+def combined(
     name: Reduction, a: Sequence[str], b: Sequence[str], real: str, own: Callable[[Fold], str]
 ) -> list[str]:
-    """Statements that put b behind a. `own` gives the name of the function of a fold of one's own.
+    """Statements that put b behind a. `own` gives the name of the function of a reduction of the user's.
 
-    Of moments the counts stay as they are: `counted` adds them up.
+    Of moments the counts stay as they are: `counts_added` adds them up.
     """
     if isinstance(name, Fold):
         return [f"{a[0]} = {own(name)}({a[0]}, {b[0]});"]
@@ -66,29 +66,29 @@ def folded(
     return [f"{a[0]} = fold_{name}_{real}({a[0]}, {b[0]});"]
 
 
-def counted(name: Reduction, a: Sequence[str], b: Sequence[str]) -> list[str]:
-    """What comes after `folded` for all columns of a thread."""
+def counts_added(name: Reduction, a: Sequence[str], b: Sequence[str]) -> list[str]:
+    """What comes after `combined` for all columns of a thread."""
     return [f"{a[2]} += {b[2]};"] if name == "moments" else []
 
 
-def team_text(
+def combine_threads(
     name: Reduction,
     states: Sequence[State],
     real: str,
     own: Callable[[Fold], str],
     width: int,
     columns: int,
-    team: int,
+    row_threads: int,
 ) -> list[str]:
-    """Statements after which every thread has the result of its team, in the states' arrays of `width` numbers.
+    """Statements after which every thread has the result of its row, in the states' arrays of `width` numbers.
 
-    The threads of a team are `columns` apart. A team of more than a subgroup is the whole group.
+    The threads of a row are `columns` apart. More than a warp of them are the whole thread block.
     """
     lines = []
-    if columns < 32 and team > 1:
-        lines += _exchanged(name, states, real, own, width, columns, min(32, columns * team))
-    if columns * team > 32 and team > 1:
-        lines += _over_subgroups(name, states, real, own, width, min(columns, 32), columns * team // 32)
+    if columns < 32 and row_threads > 1:
+        lines += _exchanged(name, states, real, own, width, columns, min(32, columns * row_threads))
+    if columns * row_threads > 32 and row_threads > 1:
+        lines += _over_warps(name, states, real, own, width, min(columns, 32), columns * row_threads // 32)
     return lines
 
 
@@ -101,12 +101,12 @@ def _exchanged(
     first: int,
     end: int,
 ) -> list[str]:
-    """Threads of a subgroup, whose numbers differ in one bit after the other."""
+    """Threads of a warp, whose numbers differ in one bit after the other."""
     many, single = [s for s in states if not s.is_single], [s for s in states if s.is_single]
     loop = f"UNROLL for (int d = {first}; d < {end}; d <<= 1) {{"
     if name in _SYMMETRIC:
         (s,) = states
-        together = folded(name, [f"{s.name}[v]"], [f"{s.name}_o"], real, own)
+        together = combined(name, [f"{s.name}[v]"], [f"{s.name}_o"], real, own)
         return [
             loop, f"UNROLL for (int v = 0; v < {width}; v++) {{", f"{s.type} {s.name}_o;",
             f"EXCHANGE({s.type}, {s.name}[v], d, {s.name}_o)", *together, "}", "}",
@@ -116,23 +116,23 @@ def _exchanged(
         lines += [
             f"{s.type} {s.name}_o;",
             f"EXCHANGE({s.type}, {s.name}[0], d, {s.name}_o)",
-            *_turned(s, "0"),
+            *_in_order(s, "0"),
         ]
     lines.append(f"UNROLL for (int v = 0; v < {width}; v++) {{")
     for s in many:
         lines += [
             f"{s.type} {s.name}_o;",
             f"EXCHANGE({s.type}, {s.name}[v], d, {s.name}_o)",
-            *_turned(s, "v"),
+            *_in_order(s, "v"),
         ]
     a, b = [f"{s.name}_a" for s in states], [f"{s.name}_z" for s in states]
-    lines += folded(name, a, b, real, own)
+    lines += combined(name, a, b, real, own)
     lines += [f"{s.name}[v] = {s.name}_a;" for s in many]
-    lines += ["}", *counted(name, a, b), *(f"{s.name}[0] = {s.name}_a;" for s in single), "}"]
+    lines += ["}", *counts_added(name, a, b), *(f"{s.name}[0] = {s.name}_a;" for s in single), "}"]
     return lines
 
 
-def _turned(s: State, index: str) -> list[str]:
+def _in_order(s: State, index: str) -> list[str]:
     """Both numbers in their order, so that both threads get the same result."""
     return [
         f"{s.type} {s.name}_a = is_later ? {s.name}_o : {s.name}[{index}];",
@@ -140,7 +140,7 @@ def _turned(s: State, index: str) -> list[str]:
     ]
 
 
-def _over_subgroups(
+def _over_warps(
     name: Reduction,
     states: Sequence[State],
     real: str,
@@ -149,11 +149,11 @@ def _over_subgroups(
     columns: int,
     count: int,
 ) -> list[str]:
-    """Subgroups by way of the group's memory: by exchanges again, or one after the other where columns differ."""
+    """Warps through shared memory: by exchanges again, or one after the other where columns differ."""
     many, single = [s for s in states if not s.is_single], [s for s in states if s.is_single]
     lines = ["{"]
     for s in states:
-        lines.append(f"LOCAL {s.type} {s.name}_space[{count * columns * (1 if s.is_single else width)}];")
+        lines.append(f"SHARED {s.type} {s.name}_space[{count * columns * (1 if s.is_single else width)}];")
     at = f"(THREAD_ID / 32 * {columns} + THREAD_ID % {columns})"
     lines.append(f"if (THREAD_ID % 32 < {columns}) {{")
     lines += [f"{s.name}_space[{at}] = {s.name}[0];" for s in single]
@@ -161,7 +161,7 @@ def _over_subgroups(
     lines += [f"{s.name}_space[{at} * {width} + v] = {s.name}[v];" for s in many]
     lines += ["}", "}", "BARRIER();"]
     if columns == 1:
-        # every subgroup takes up the results of all
+        # every warp takes up the results of all
         at = f"(THREAD_ID % {count})"
         lines += [f"{s.name}[0] = {s.name}_space[{at}];" for s in single]
         lines.append(f"UNROLL for (int v = 0; v < {width}; v++) {{")
@@ -178,5 +178,5 @@ def _over_subgroups(
     lines += [f"const {s.type} {s.name}_z = {s.name}_space[{at} * {width} + v];" for s in many]
     a = [f"{s.name}[0]" if s.is_single else f"{s.name}[v]" for s in states]
     b = [f"{s.name}_z" for s in states]
-    lines += [*folded(name, a, b, real, own), "}", *counted(name, a, b), "}"]
+    lines += [*combined(name, a, b, real, own), "}", *counts_added(name, a, b), "}"]
     return [*lines, "}"]

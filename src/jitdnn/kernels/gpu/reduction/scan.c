@@ -1,4 +1,4 @@
-/* Results so far along an axis. What a text of one's own gives before this one:
+/* Results so far along an axis. What a text of the user's gives before this one:
  *
  *   REAL, NOTHING             the type of the arithmetic, the result over no element
  *   scan_fold(a, b)           two results as one, a of earlier elements
@@ -10,14 +10,14 @@
  *   IS_ALIGNED                whether vectors may be loaded and stored as such
  *   IS_EXCLUSIVE, THREADS_OF_ROW, VECTOR, STEPS
  *
- * along     a group has a part of a row: STEPS vectors of every thread at a time, scanned within threads, within
- *           subgroups by exchanges, then over subgroups and steps
+ * along     a thread block has a part of a row: STEPS vectors of every thread at a time, scanned within threads, within
+ *           warps by exchanges, then over warps and steps
  * across    a thread has a part of a row
  *
  * A row in parts takes three launches: the results of all parts, the results so far of these, and the rows themselves.
  */
 
-/* `before` and `whole` of every thread of a subgroup: the fold of the threads before it, and of all threads */
+/* `before` and `whole` of every thread of a warp: the fold of the threads before it, and of all threads */
 #define SCAN_SUBGROUP(own, before, whole)                           \
   {                                                                 \
     before = NOTHING;                                               \
@@ -76,8 +76,8 @@
 
 KERNEL(THREADS_OF_ROW) void totals(PARAMETERS) {
   EXCHANGE_SPACE(THREADS_OF_ROW)
-  LOCAL REAL space[32];
-  const i64 row = GROUP_ID(0), part = GROUP_ID(1);
+  SHARED REAL space[32];
+  const i64 row = BLOCK_ID(0), part = BLOCK_ID(1);
   PLACE(row)
   const int is_aligned = IS_ALIGNED;
   const i64 start = part * per_part, end = start + per_part < n ? start + per_part : n;
@@ -92,8 +92,8 @@ KERNEL(THREADS_OF_ROW) void totals(PARAMETERS) {
 
 KERNEL(THREADS_OF_ROW) void scan(PARAMETERS) {
   EXCHANGE_SPACE(THREADS_OF_ROW)
-  LOCAL REAL space[32];
-  const i64 row = GROUP_ID(0), part = GROUP_ID(1);
+  SHARED REAL space[32];
+  const i64 row = BLOCK_ID(0), part = BLOCK_ID(1);
   PLACE(row)
   const int is_aligned = IS_ALIGNED;
   const i64 start = part * per_part, end = start + per_part < n ? start + per_part : n;
@@ -121,10 +121,10 @@ KERNEL(THREADS_OF_ROW) void scan(PARAMETERS) {
   }
 }
 
-/* the totals of a row's parts become the results before each: a subgroup to a row, neighbouring parts to a thread */
+/* the totals of a row's parts become the results before each: a warp to a row, neighbouring parts to a thread */
 KERNEL(32) void join(PARAMETERS) {
   EXCHANGE_SPACE(32)
-  GLOBAL REAL *of_row = (GLOBAL REAL *)workspace + GROUP_ID(0) * parts;
+  GLOBAL REAL *of_row = (GLOBAL REAL *)workspace + BLOCK_ID(0) * parts;
   const i64 share = (parts + 31) / 32, from = THREAD_ID * share;
   const i64 to = from + share < parts ? from + share : parts;
   REAL own = NOTHING, before, whole;
@@ -154,7 +154,7 @@ KERNEL(32) void join(PARAMETERS) {
   }
 
 KERNEL(THREADS_OF_ROW) void totals(PARAMETERS) {
-  const i64 row = GROUP_ID(0) * THREADS_OF_ROW + THREAD_ID, part = GROUP_ID(1);
+  const i64 row = BLOCK_ID(0) * THREADS_OF_ROW + THREAD_ID, part = BLOCK_ID(1);
   if (row < rows) {
     PLACE(row)
     const i64 start = part * per_part, end = start + per_part < n ? start + per_part : n;
@@ -165,7 +165,7 @@ KERNEL(THREADS_OF_ROW) void totals(PARAMETERS) {
 }
 
 KERNEL(THREADS_OF_ROW) void join(PARAMETERS) {
-  const i64 row = GROUP_ID(0) * THREADS_OF_ROW + THREAD_ID;
+  const i64 row = BLOCK_ID(0) * THREADS_OF_ROW + THREAD_ID;
   if (row < rows) {
     GLOBAL REAL *of_row = (GLOBAL REAL *)workspace + row;
     REAL before = NOTHING;
@@ -178,7 +178,7 @@ KERNEL(THREADS_OF_ROW) void join(PARAMETERS) {
 }
 
 KERNEL(THREADS_OF_ROW) void scan(PARAMETERS) {
-  const i64 row = GROUP_ID(0) * THREADS_OF_ROW + THREAD_ID, part = GROUP_ID(1);
+  const i64 row = BLOCK_ID(0) * THREADS_OF_ROW + THREAD_ID, part = BLOCK_ID(1);
   if (row < rows) {
     PLACE(row)
     const i64 start = part * per_part, end = start + per_part < n ? start + per_part : n;

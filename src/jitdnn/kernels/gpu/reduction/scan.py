@@ -1,9 +1,9 @@
-"""Prefix results along one axis of strided tensors: sums so far, maxima so far, or a fold of one's own.
+"""Prefix results along one axis of strided tensors: sums so far, maxima so far, or a reduction of the user's.
 
     out[i] = fold(expression(inputs[0]), ..., expression(inputs[i]))        or without the last one ("exclusive")
 
-A group goes along a row, or neighbouring threads along neighbouring rows; `scan.c` says how. Rows that are too few to
-keep the device busy are cut into parts.
+Over elements, a thread block scans a row; over rows, neighbouring threads scan neighbouring rows; `scan.c` says how.
+Rows that are too few to keep the device busy are cut into parts.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Device, Kernel
+from jitdnn.kernels.gpu.prelude.cost import RESIDENT_THREADS
 from jitdnn.rtcg.c_source import c_constant, c_function
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.folds import Fold, Reduction
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor
 
 _THREADS = 256
-_STEPS = 4  # vectors of a thread at once, along
-_WALK = 8  # elements of a thread at once, across
-_SHORT = 48  # elements of a row up to which a thread goes along it alone
-_WAVES = 4  # groups for every place on the device, where rows are cut
+_STEPS = 4  # vectors of a thread at once, over elements
+_UNROLL = 8  # elements of a thread at once, over rows
+_SHORT = 48  # elements of a row up to which one thread scans it
+_WAVES = 4  # of thread blocks on the whole device, where rows are cut
 _NEUTRAL = {"add": 0.0, "multiply": 1.0, "max": -math.inf, "min": math.inf}
 _SIGNS = {"add": "a + b", "multiply": "a * b"}
 
 
 @dataclass(frozen=True)
 class _Form:
-    """How rows lie over threads. `axes` are the kept ones, from the outermost."""
+    """How rows are distributed over threads. `axes` are the kept ones, from the outermost."""
 
-    is_along: bool
+    over_elements: bool
     axes: tuple[int, ...]
     vector: int
     threads: int
@@ -45,9 +46,9 @@ class _Form:
     per_part: int
 
     @property
-    def groups(self) -> int:
-        """Groups for one part of all rows."""
-        return max(1, self.rows if self.is_along else -(-self.rows // self.threads))
+    def blocks(self) -> int:
+        """Thread blocks for one part of all rows."""
+        return max(1, self.rows if self.over_elements else -(-self.rows // self.threads))
 
 
 def build_scan(
@@ -62,7 +63,7 @@ def build_scan(
 ) -> tuple[Kernel, int]:
     """The kernel over tensors of one shape, inputs then the output, and the bytes of workspace that it needs.
 
-    `reduction` is "add", "multiply", "max", "min" or a fold; `computing` is "f32", "f64" or "i64".
+    `reduction` is "add", "multiply", "max", "min" or a `Fold`; `computing` is "f32", "f64" or "i64".
     """
     gpu = cast(GpuDevice, device)
     form = _form(tensors, axis, gpu, is_reverse)
@@ -79,10 +80,10 @@ def build_scan(
     text = _text(
         expression, reduction, is_exclusive, tensors, axis, is_reverse, form, computing, list(extras)
     )
-    launches = [Launch("scan", (form.groups, form.parts), form.threads)]
+    launches = [Launch("scan", (form.blocks, form.parts), form.threads)]
     if form.parts > 1:
-        join = Launch("join", form.groups, 32 if form.is_along else form.threads)
-        launches = [Launch("totals", (form.groups, form.parts), form.threads), join, *launches]
+        join = Launch("join", form.blocks, 32 if form.over_elements else form.threads)
+        launches = [Launch("totals", (form.blocks, form.parts), form.threads), join, *launches]
     kernel = gpu.kernel(Source("scan", text), launches, len(tensors), list(extras.values()))
     return kernel, form.rows * form.parts * 8 if form.parts > 1 else 0
 
@@ -94,25 +95,25 @@ def _form(tensors: Sequence[TensorDescriptor], axis: int, device: GpuDevice, is_
     kept.sort(key=lambda a: -abs(output.strides[a]))
     rows = prod(shape[a] for a in kept)
     nearer = bool(kept) and abs(output.strides[kept[-1]]) < abs(output.strides[axis])
-    is_across = nearer or (extent <= _SHORT and rows > 1)
-    places = device.multiprocessors * max(1, 2048 // _THREADS)
+    over_rows = nearer or (extent <= _SHORT and rows > 1)
+    resident = device.multiprocessors * max(1, RESIDENT_THREADS // _THREADS)
     most_threads = min(_THREADS, device.max_threads)
-    if is_across:
+    if over_rows:
         threads = min(128, most_threads)
-        groups, chunk, steps, vector = -(-rows // threads), _WALK, _WALK, 1
+        blocks, chunk, steps, vector = -(-rows // threads), _UNROLL, _UNROLL, 1
     else:
         vector = 8 if min(DTYPES[t.dtype] for t in tensors) <= 2 else 4
         threads = 32
         while threads < most_threads and threads * vector * _STEPS < extent:
             threads *= 2
-        groups, chunk, steps = rows, threads * vector * _STEPS, _STEPS
-    wanted = _WAVES * places * _THREADS // threads
+        blocks, chunk, steps = rows, threads * vector * _STEPS, _STEPS
+    wanted = _WAVES * resident * _THREADS // threads
     parts = 1
-    if groups < wanted // _WAVES:
-        parts = max(1, min(wanted // max(1, groups), -(-extent // chunk), 1024))
+    if blocks < wanted // _WAVES:
+        parts = max(1, min(wanted // max(1, blocks), -(-extent // chunk), 1024))
     per_part = max(1, -(-(-(-extent // parts)) // chunk)) * chunk  # noqa: B002
     parts = max(1, -(-extent // per_part))
-    return _Form(not is_across, tuple(kept), vector, threads, steps, rows, extent, parts, per_part)
+    return _Form(not over_rows, tuple(kept), vector, threads, steps, rows, extent, parts, per_part)
 
 
 def _text(
@@ -174,7 +175,7 @@ def _text(
         "PUT_VECTOR(i, from)": "{ " + put + " }",
         "IS_ALIGNED": " && ".join(aligned) or "0",
         "IS_EXCLUSIVE": int(is_exclusive),
-        "IS_ALONG": int(form.is_along),
+        "IS_ALONG": int(form.over_elements),
         "THREADS_OF_ROW": form.threads,
         "VECTOR": form.vector,
         "STEPS": form.steps,

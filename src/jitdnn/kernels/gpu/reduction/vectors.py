@@ -1,31 +1,29 @@
-"""The vectors of a sweep over rows as text: which of them a thread has, how they are loaded and stored.
+"""The vectors of a pass over rows as text: which of them a thread has, how they are loaded and stored.
 
-Along, a thread's vectors are `u`, and `v` their elements; across, `u` are rows and `v` the lanes of a thread.
+Over elements, a thread's vectors are `u`, and `v` their elements; over rows, `u` are elements of a row and `v` the
+rows of a thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from jitdnn.kernels.formulas.row_programs import Sweep
+from jitdnn.kernels.formulas.row_programs import Pass
+from jitdnn.kernels.gpu.reduction.writer import Writer
 from jitdnn.tensor import DTYPES
-
-if TYPE_CHECKING:
-    from jitdnn.kernels.gpu.reduction.code import Text
 
 
 class Vectors:
-    """What a thread has at a time of the elements that one sweep goes through."""
+    """What a thread has at a time of the elements that one pass goes through."""
 
-    def __init__(self, text: Text, number: int, sweep: Sweep) -> None:
-        self.text, self.number, self.sweep = text, number, sweep
-        self.layout, self.code = text.layout, text.code
+    def __init__(self, writer: Writer, number: int, row_pass: Pass) -> None:
+        self.writer, self.number, self.row_pass = writer, number, row_pass
+        self.layout, self.code = writer.layout, writer.code
         self.vector, self.steps = self.layout.vector, self.layout.steps
-        self.across = self.layout.is_across
-        self.real, self.index = text.real, text.index
-        self.stride = 1 if text.in_order else self.layout.team
-        if not self.across:
+        self.over_rows = self.layout.over_rows
+        self.real, self.index = writer.real, writer.index
+        self.stride = 1 if writer.in_order else self.layout.row_threads
+        if not self.over_rows:
             self.stride *= self.vector
 
     def vector_ends(self) -> list[str]:
@@ -37,21 +35,21 @@ class Vectors:
 
     @property
     def full(self) -> tuple[int, int]:
-        """Along: the vectors, first and end, of which most threads have every element."""
+        """Over elements: the vectors, first and end, of which most threads have every element."""
         exact = self.layout.row % (self.stride * self.steps) == 0
         return (0 if self.layout.is_even else 1), self.steps - (0 if self.layout.is_even and exact else 1)
 
     def which_are_full(self) -> list[str]:
-        """Along: whether the thread has every element of the vectors of `full`."""
+        """Over elements: whether the thread has every element of the vectors of `full`."""
         begin, end = self.full
-        if begin >= end or self.text.in_order:
+        if begin >= end or self.writer.in_order:
             return []
         first = f"base + mine + {begin * self.stride} - shift >= lo"
         last = f"base + mine + {(end - 1) * self.stride + self.vector - 1} - shift < end"
         return [f"const int is_full = is_vector && {first} && {last};"]
 
     def over_vectors(self, whole: Sequence[str], checked: Sequence[str]) -> list[str]:
-        """Along: statements for every vector u: `whole` where all its elements are there, else `checked`.
+        """Over elements: statements for every vector u: `whole` where all its elements are there, else `checked`.
 
         Vectors that most threads have as a whole are worked through without a branch between them.
         """
@@ -61,7 +59,7 @@ class Vectors:
             head = f"UNROLL for (int u = {first}; u < {last}; u++) {{"
             return [head, *ends, *body, "}"] if first < last else []
 
-        if begin >= end or self.text.in_order:
+        if begin >= end or self.writer.in_order:
             return loop(0, self.steps, checked)
         return [
             *loop(0, begin, checked),
@@ -72,11 +70,11 @@ class Vectors:
     def over_elements(self, body: Sequence[str], instead: Sequence[str] = ()) -> list[str]:
         """`body` for every element (u, v) that there is, number `i` (as a real number `i_real`).
 
-        Along, `instead` is for whole vectors.
+        Over elements, `instead` is for whole vectors.
         """
-        if self.across:
+        if self.over_rows:
             each = f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ const {self.real} i_real = ({self.real})i;"
-            return self.over_rows([each, *body, "}"])
+            return self.over_vectors_down([each, *body, "}"])
         every = f"UNROLL for (int v = 0; v < {self.vector}; v++) {{ const {self.index} i = first + v"
         own = f"const {self.real} i_real = ({self.real})i;"
         whole = [
@@ -91,8 +89,8 @@ class Vectors:
         ]  # fmt: skip
         return self.over_vectors(instead or whole, checked)
 
-    def over_rows(self, body: Sequence[str]) -> list[str]:
-        """Across: `body` for every vector u that there is, of the elements number `i`."""
+    def over_vectors_down(self, body: Sequence[str]) -> list[str]:
+        """Over rows: `body` for every vector u that there is, of the elements number `i`."""
         return [
             f"UNROLL for (int u = 0; u < {self.steps}; u++) {{",
             f"const {self.index} i = base + mine + u * {self.stride};",
@@ -106,18 +104,18 @@ class Vectors:
 
     def bits(self, t: int, place: str) -> str:
         """A statement that puts the element v of a vector among its words."""
-        size, words = DTYPES[self.code.dtypes[t]], self.text.words(t)
+        size, words = DTYPES[self.code.dtypes[t]], self.writer.words(t)
         kind = {1: "u8", 2: "u16", 4: "u32"}[size]
         bits = f"(u32)((GLOBAL const {kind} *)x{t})[{place}]"
         return f"w{t}[u * {words} + v * {size} / 4] |= {bits} << (v * {size} % 4 * 8);"
 
-    def loads_along(self, inputs: Sequence[int]) -> tuple[list[str], list[str]]:
+    def loads_over_elements(self, inputs: Sequence[int]) -> tuple[list[str], list[str]]:
         """Statements that load the vector u: a whole one, and any."""
-        text, v = self.text, self.vector
-        vectors, ones, none = list(text.offset_lines("first")), list(text.offset_lines("i")), []
+        writer, v = self.writer, self.vector
+        vectors, ones, none = list(writer.offset_lines("first")), list(writer.offset_lines("i")), []
         for t in inputs:
-            kind, dtype, words = text.kind(t), self.code.dtypes[t], text.words(t)
-            place, value = text.offset(t), f"w{t}[u * {v} + v]"
+            kind, dtype, words = writer.kind(t), self.code.dtypes[t], writer.words(t)
+            place, value = writer.offset(t), f"w{t}[u * {v} + v]"
             if kind == "words":
                 none.append(f"UNROLL for (int k = 0; k < {words}; k++) w{t}[u * {words} + k] = 0;")
                 vectors.append(
@@ -140,12 +138,12 @@ class Vectors:
             checked = ["if (is_vector && first >= lo && last < end) {", *vectors, "} else", *checked]
         return vectors, checked
 
-    def load_across(self, inputs: Sequence[int]) -> list[str]:
-        text, v = self.text, self.vector
-        lines = list(text.offset_lines("i"))
+    def load_over_rows(self, inputs: Sequence[int]) -> list[str]:
+        writer, v = self.writer, self.vector
+        lines = list(writer.offset_lines("i"))
         for t in inputs:
-            kind, dtype, words = text.kind(t), self.code.dtypes[t], text.words(t)
-            place = text.offset(t)
+            kind, dtype, words = writer.kind(t), self.code.dtypes[t], writer.words(t)
+            place = writer.offset(t)
             if kind == "same":
                 lines.append(f"w{t}[u] = LOAD({dtype}, x{t}, {place});")
             elif kind == "words":
@@ -155,20 +153,20 @@ class Vectors:
                     f"if (column0 < lanes) load_words(w{t} + u * {words}, {begin}, {words});",
                     "} else {",
                     f"UNROLL for (int k = 0; k < {words}; k++) w{t}[u * {words} + k] = 0;",
-                    *text.over_columns("if (is_column) " + self.bits(t, f"{place} + column")),
+                    *writer.over_columns("if (is_column) " + self.bits(t, f"{place} + column")),
                     "}",
                 ]  # fmt: skip
             else:
                 value = f"is_column ? ({self.real})LOAD({dtype}, x{t}, {place} + column * lane0_{t}) : 0"
-                lines += text.over_columns(f"w{t}[u * {v} + v] = {value};")
-        return self.over_rows(lines)
+                lines += writer.over_columns(f"w{t}[u * {v} + v] = {value};")
+        return self.over_vectors_down(lines)
 
     # ---- stores
 
     def is_unit(self, t: int) -> bool:
-        walked = self.layout.lanes if self.across else self.layout.reduced[-1]
+        vectorized = self.layout.lanes if self.over_rows else self.layout.reduced[-1]
         is_real = self.code.dtypes[t] in ("f16", "bf16", "f32")
-        return walked[1][t] == 1 and is_real and self.vector > 1
+        return vectorized[1][t] == 1 and is_real and self.vector > 1
 
     def one(self, n: int, output: int, place: str) -> list[str]:
         """Store element v of a result."""
@@ -181,7 +179,7 @@ class Vectors:
     def vector_store(self, n: int, output: int, place: str) -> list[str]:
         """Store a whole vector of a result."""
         t = self.code.inputs + output
-        dtype, words, v = self.code.dtypes[t], self.text.words(t), self.vector
+        dtype, words, v = self.code.dtypes[t], self.writer.words(t), self.vector
         size = DTYPES[dtype]
         lines = ["{", f"GLOBAL u8 *target = (GLOBAL u8 *)(x{t} + {place});", f"u32 packed[{words}];"]
         if output not in self.code.plain:
@@ -201,12 +199,12 @@ class Vectors:
             "}",
         ]
 
-    def store_along(self, n: int, output: int) -> list[str]:
-        text, t, v = self.text, self.code.inputs + output, self.vector
+    def store_over_elements(self, n: int, output: int) -> list[str]:
+        writer, t, v = self.writer, self.code.inputs + output, self.vector
         here = f"const {self.index} i = first + v * element_step;"
         ones = [
-            f"UNROLL for (int v = 0; v < {v}; v++) {{ {here}", "if (i >= lo && i < end) {", *text.offset_lines("i"),
-            *self.one(n, output, text.offset(t)), "}", "}",
+            f"UNROLL for (int v = 0; v < {v}; v++) {{ {here}", "if (i >= lo && i < end) {", *writer.offset_lines("i"),
+            *self.one(n, output, writer.offset(t)), "}", "}",
         ]  # fmt: skip
         whole = self.whole_store(n, output)
         if not whole:
@@ -214,16 +212,16 @@ class Vectors:
         return ["if (is_vector && first >= lo && last < end)", *whole, "else {", *ones, "}"]
 
     def whole_store(self, n: int, output: int) -> list[str]:
-        """Along: store a vector that is there as a whole, if it may be stored as such."""
-        text, t = self.text, self.code.inputs + output
+        """Over elements: store a vector that is there as a whole, if it may be stored as such."""
+        writer, t = self.writer, self.code.inputs + output
         if not self.is_unit(t):
             return []
-        return ["{", *text.offset_lines("first"), *self.vector_store(n, output, text.offset(t)), "}"]
+        return ["{", *writer.offset_lines("first"), *self.vector_store(n, output, writer.offset(t)), "}"]
 
-    def store_across(self, n: int, output: int) -> list[str]:
-        text, t = self.text, self.code.inputs + output
-        place = text.offset(t)
-        ones = text.over_columns(
+    def store_over_rows(self, n: int, output: int) -> list[str]:
+        writer, t = self.writer, self.code.inputs + output
+        place = writer.offset(t)
+        ones = writer.over_columns(
             "if (is_column) {", *self.one(n, output, f"{place} + column * lane0_{t}"), "}"
         )
         if not self.is_unit(t):

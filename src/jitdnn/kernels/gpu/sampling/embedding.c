@@ -1,15 +1,15 @@
 /* Which of the indices belong to a range of the table's rows, in their order: count them, then list them.
  *
- * FIND(i) is the statements that make index_place and row_place, where index i and its row of dy are. The group of a
+ * FIND(i) is the statements that make index_place and row_place, where index i and its row of dy are. The thread block of a
  * range goes through all indices; a thread takes LIST of them that follow each other, so that lists keep the order.
  *
  *   workspace    for each range how many belong to it, and where its list begins; the ranges with long lists; then the
  *                lists: places of dy's rows, and the rows of the table that they belong to
  */
 #ifdef __OPENCL_VERSION__
-#define SHARED __local
+#define SHARED_POINTER __local
 #else
-#define SHARED
+#define SHARED_POINTER
 #endif
 #define LIST 4
 #define COUNTS ((GLOBAL i64 *)workspace)
@@ -19,8 +19,8 @@
 #define ROWS (PLACES + count)
 #define IS_WANTED(index) ((index) >= first && (index) < last && (index) != padding)
 
-/* the sum over the group's threads, the same for all of them; `shared` has an element for each */
-FUNCTION i64 group_total(SHARED i64 *shared, i64 mine) {
+/* the sum over the thread block's threads, the same for all of them; `shared` has an element for each */
+FUNCTION i64 group_total(SHARED_POINTER i64 *shared, i64 mine) {
   BARRIER();
   shared[THREAD_ID] = mine;
   BARRIER();
@@ -31,8 +31,8 @@ FUNCTION i64 group_total(SHARED i64 *shared, i64 mine) {
   return shared[0];
 }
 
-/* the sum over the threads before this one of a group of `threads`; the sum over all goes to *total */
-FUNCTION i64 group_before(SHARED i64 *shared, i64 mine, i64 *total, int threads) {
+/* the sum over the threads before this one of a thread block of `threads`; the sum over all goes to *total */
+FUNCTION i64 group_before(SHARED_POINTER i64 *shared, i64 mine, i64 *total, int threads) {
   BARRIER();
   shared[THREAD_ID] = mine;
   BARRIER();
@@ -47,8 +47,8 @@ FUNCTION i64 group_before(SHARED i64 *shared, i64 mine, i64 *total, int threads)
 }
 
 KERNEL(THREADS_) void count_range(SIGNATURE) {
-  LOCAL i64 shared[THREADS_];
-  const i64 first = GROUP_ID(0) * per_range, last = first + per_range < rows ? first + per_range : rows;
+  SHARED i64 shared[THREADS_];
+  const i64 first = BLOCK_ID(0) * per_range, last = first + per_range < rows ? first + per_range : rows;
   i64 found = 0;
   indices += base0;
   for (i64 i = THREAD_ID; i < count; i += THREADS_) {
@@ -58,17 +58,17 @@ KERNEL(THREADS_) void count_range(SIGNATURE) {
     found += IS_WANTED(index);
   }
   found = group_total(shared, found);
-  if (THREAD_ID == 0) COUNTS[GROUP_ID(0)] = found;
+  if (THREAD_ID == 0) COUNTS[BLOCK_ID(0)] = found;
 }
 
 KERNEL(THREADS_) void list_range(SIGNATURE) {
-  LOCAL i64 shared[THREADS_];
-  const i64 first = GROUP_ID(0) * per_range, last = first + per_range < rows ? first + per_range : rows;
+  SHARED i64 shared[THREADS_];
+  const i64 first = BLOCK_ID(0) * per_range, last = first + per_range < rows ? first + per_range : rows;
   i64 end = 0;
   indices += base0;
-  for (i64 range = THREAD_ID; range < GROUP_ID(0); range += THREADS_) end += COUNTS[range];
+  for (i64 range = THREAD_ID; range < BLOCK_ID(0); range += THREADS_) end += COUNTS[range];
   end = group_total(shared, end);
-  if (THREAD_ID == 0) STARTS[GROUP_ID(0)] = end;
+  if (THREAD_ID == 0) STARTS[BLOCK_ID(0)] = end;
   for (i64 begin = 0; begin < count; begin += THREADS_ * LIST) {
     i64 wanted[LIST], places[LIST], found = 0, all, at;
     for (int j = 0; j < LIST; ++j) {
@@ -98,7 +98,7 @@ KERNEL(THREADS_) void list_range(SIGNATURE) {
 
 /* the ranges whose lists have more than `most` entries, one after the other, then -1 */
 KERNEL(THREADS_) void list_crowded(SIGNATURE) {
-  LOCAL i64 shared[THREADS_];
+  SHARED i64 shared[THREADS_];
   i64 end = 0;
   for (i64 begin = 0; begin < ranges; begin += THREADS_) {
     const i64 range = begin + THREAD_ID;

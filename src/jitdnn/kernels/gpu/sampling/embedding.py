@@ -1,11 +1,12 @@
 """Rows of a table by their numbers, and the sums that come back to them.
 
     forward    a thread has some vectors of columns of rows of y: first their indices, then what these name
-    backward   count: a group goes through all indices for a range of the table's rows    (`embedding.c`)
-               list:  the same again, now that every range knows where its list begins
-               sum:   a group has a row of the table, or some columns of it: from the list of its range it takes those
+    backward   count: a thread block goes through all indices for a range of the table's rows    (`embedding.c`)
+               list:  the same again, now that every range knows where its list begins sum:   a thread block has a row
+               of the table, or some columns of it: from the list of its range it takes those
                       that belong to the row, adds them up in registers and writes the row once
-               sum_crowded: the same for ranges with long lists, of which a group has teams of threads
+               sum_crowded: the same for ranges with long lists, in which the threads of a block share a row in
+               several subsets
 
 Lists keep the order of the indices, so that sums are the same from run to run: nothing is added to memory that others
 add to. An index that is no row of the table is never used as one.
@@ -14,23 +15,25 @@ add to. An index that is no row of the table is never used as one.
 from __future__ import annotations
 
 from math import prod, sqrt
-from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, TypedAlgorithm
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.kernels.gpu.elementwise.code import THREADS, packs, scale_line, store_vector
-from jitdnn.kernels.gpu.elementwise.generator import LAUNCH_SECONDS, refuse_elementwise
+from jitdnn.kernels.gpu.elementwise.generator import refuse_elementwise
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.problems.embedding import Embedding
-from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
 _UNROLL = 4  # vectors of a thread on their way at once, forward
-_TOGETHER = (2, 4)  # backward: of a group with one team, and of one with more
+_TOGETHER = (
+    2,
+    4,
+)  # backward: where all threads of a block have a column each, and where subsets share columns
 _RANGES = 512  # at most, of the table's rows
-_CROWDED = 2048  # entries of a list for which groups with teams are worth it
-_TEAMS, _LANES = 16, 32  # of such a group
-_INDEX_SECONDS = 2e-11  # for an index in each range's group, all groups side by side
+_CROWDED = 2048  # entries of a list for which such subsets are worth it
+_SUBSETS, _LANES = 16, 32  # of such a thread block
+_INDEX_SECONDS = 2e-11  # for an index in each range's thread block, all of them side by side
 
 
 class _Text:
@@ -96,8 +99,8 @@ class _Text:
         declared = packs({(self.dtype, self.vector)})
         if self.problem.direction == "fwd":
             text = read_text("gpu/prelude", "vectors.h") + declared + self._gather()
-            groups = -(-self.count * vectors // (THREADS * _UNROLL))
-            launches = [Launch("gather", max(1, groups), THREADS)]
+            blocks = -(-self.count * vectors // (THREADS * _UNROLL))
+            launches = [Launch("gather", max(1, blocks), THREADS)]
         else:
             text = (
                 read_text("gpu/prelude", "vectors.h")
@@ -113,12 +116,12 @@ class _Text:
                 Launch("sum", self.problem.rows * blocks, self.threads),
             ]
             if self.count > _CROWDED:
-                text += self._sum("sum_crowded", _TEAMS, _LANES)
+                text += self._sum("sum_crowded", _SUBSETS, _LANES)
                 most = min(self.ranges, self.count // _CROWDED) * self.per_range
-                groups = most * -(-vectors // _LANES)
+                blocks = most * -(-vectors // _LANES)
                 launches += [
                     Launch("list_crowded", 1, self.threads),
-                    Launch("sum_crowded", groups, _TEAMS * _LANES),
+                    Launch("sum_crowded", blocks, _SUBSETS * _LANES),
                 ]
         return device.kernel(Source("embedding", text, defines), launches, 3, extras)
 
@@ -158,7 +161,7 @@ class _Text:
     def _gather(self) -> str:
         vector, kind = self.vector, f"pack_{self.dtype}_{self.vector}"
         loop = f"#pragma unroll\n  for (int u = 0; u < {_UNROLL}; ++u) {{\n"
-        at = f"    const i64 at = (GROUP_ID(0) * {_UNROLL} + u) * {THREADS} + THREAD_ID;\n"
+        at = f"    const i64 at = (BLOCK_ID(0) * {_UNROLL} + u) * {THREADS} + THREAD_ID;\n"
         return f"""
 KERNEL({THREADS}) void gather(SIGNATURE) {{
   indices += base0;
@@ -223,17 +226,17 @@ KERNEL({THREADS}) void gather(SIGNATURE) {{
                 f"      if (is_aligned) {{\n{adding}      }} else {{\n{self._adding(teams, each)}      }}\n"
             )
         if teams == 1:
-            which = """  const i64 row = GROUP_ID(0) / blocks, range = row / per_range;
+            which = """  const i64 row = BLOCK_ID(0) / blocks, range = row / per_range;
   const int is_here = COUNTS[range] <= most;
 """
             joining = joined = ""
         else:
-            which = """  const i64 crowded = CROWDED[GROUP_ID(0) / blocks / per_range];
+            which = """  const i64 crowded = CROWDED[BLOCK_ID(0) / blocks / per_range];
   const i64 range = crowded < 0 ? 0 : crowded;
-  const i64 row = range * per_range + GROUP_ID(0) / blocks % per_range;
+  const i64 row = range * per_range + BLOCK_ID(0) / blocks % per_range;
   const int is_here = crowded >= 0 && row < rows;
 """
-            joining = f"  LOCAL {real} sums[{threads * vector}];\n"
+            joining = f"  SHARED {real} sums[{threads * vector}];\n"
             joined = f"""  for (int j = 0; j < {vector}; ++j) sums[j * {threads} + THREAD_ID] = r[j];
   BARRIER();
   for (int other = 1; other < {teams}; ++other) {{
@@ -244,12 +247,12 @@ KERNEL({THREADS}) void gather(SIGNATURE) {{
 """
         return f"""
 KERNEL({threads}) void {name}(SIGNATURE) {{
-  LOCAL i64 shared[{threads}];
-  LOCAL i64 places[{threads}];
+  SHARED i64 shared[{threads}];
+  SHARED i64 places[{threads}];
 {joining}  source += base1;
 {scale_line(real)}{self._aligned()}  const i64 blocks = (columns / {vector} + {lanes - 1}) / {lanes};
 {which}  const int team = THREAD_ID / {lanes};
-  const i64 column = (GROUP_ID(0) % blocks * {lanes} + THREAD_ID % {lanes}) * {vector};
+  const i64 column = (BLOCK_ID(0) % blocks * {lanes} + THREAD_ID % {lanes}) * {vector};
   const int is_column = is_here && column < columns;
   const i64 start = STARTS[range], end = is_here ? start + COUNTS[range] : start;
   {real} r[{vector}];
@@ -271,26 +274,24 @@ KERNEL({threads}) void {name}(SIGNATURE) {{
 """
 
 
-class EmbeddingRows(Algorithm):
+class EmbeddingRows(TypedAlgorithm[Embedding, GpuDevice]):
     """Whole rows at a time; the gradient lists first what belongs to which rows, so that each is written once."""
 
     name = "rows"
     problem = Embedding
     deterministic = True
+    takes_no_epilogue = "an embedding takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        if epilogue is not None:
-            return "an embedding takes no epilogue"
-        return refuse_elementwise([cast(Embedding, problem).weight], device)
+    def refusal(self, problem: Embedding, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        return refuse_elementwise([problem.weight], device)
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        embedding = cast(Embedding, problem)
-        if embedding.direction == "fwd":
+    def workspace_of(self, plan: Embedding, device: GpuDevice) -> int:
+        if plan.direction == "fwd":
             return 0
-        return 24 * min(embedding.rows, _RANGES) + 16 * embedding.indices.size
+        return 24 * min(plan.rows, _RANGES) + 16 * plan.indices.size
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        embedding = cast(Embedding, problem)
+    def seconds_of(self, plan: Embedding, device: GpuDevice) -> float:
+        embedding = plan
         moved, sorting = 2 * embedding.y.nbytes, 0.0
         if embedding.direction == "bwd":
             moved = embedding.y.nbytes + embedding.weight.nbytes
@@ -299,12 +300,11 @@ class EmbeddingRows(Algorithm):
             )
         return LAUNCH_SECONDS + sorting + (moved + 64 * embedding.indices.size) / device.bandwidth
 
-    def error_bound(self, problem: Problem) -> float:
-        embedding = cast(Embedding, problem)
+    def error_of(self, problem: Embedding) -> float:
         # all indices may name one row
-        terms = embedding.indices.size if embedding.direction == "bwd" else 1
+        terms = problem.indices.size if problem.direction == "bwd" else 1
         computing = UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
         return 2.0 * UNIT_ROUNDOFF[problem.dtype] + computing * (4.0 + sqrt(terms))
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        return _Text(cast(Embedding, problem)).kernel(cast(GpuDevice, device))
+    def kernel_of(self, plan: Embedding, device: GpuDevice) -> Kernel:
+        return _Text(plan).kernel(device)

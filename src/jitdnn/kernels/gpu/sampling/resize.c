@@ -1,6 +1,6 @@
 /* Resizing of images, forward and backward: every thread adds up what reaches LANES channels of one position.
  *
- * Defines beside those of pooling/access.c: LANES, and ARE_NEIGHBOURS 1 where these channels lie side by side; CHANNELS_INNER
+ * Defines apart from those of pooling/access.c: LANES, and ARE_NEIGHBOURS 1 where these channels lie side by side; CHANNELS_INNER
  * 1 where neighbouring threads have neighbouring channels, 0 for neighbouring columns; TAPS_D, TAPS_H, TAPS_W, 1, 2 or 4
  * elements of x that an output looks at along each axis; PLACE, an integer wide enough for what follows; FORWARD.
  *
@@ -48,7 +48,7 @@ FUNCTION OFFSET look(Axis axis, OFFSET o, NUMBER cubic, NUMBER *weights) {
   return (OFFSET)whole - 1;
 }
 
-FUNCTION OFFSET held(OFFSET i, OFFSET extent) { return i < 0 ? 0 : i >= extent ? extent - 1 : i; }
+FUNCTION OFFSET clamped(OFFSET i, OFFSET extent) { return i < 0 ? 0 : i >= extent ? extent - 1 : i; }
 
 #if FORWARD
 #define OPERANDS GLOBAL const X *x, GLOBAL X *y
@@ -100,7 +100,7 @@ FUNCTION void outputs_of(Axis axis, OFFSET i, OFFSET *low, OFFSET *high) {
 FUNCTION NUMBER weight_of(Axis axis, OFFSET o, OFFSET i, NUMBER cubic) {
   NUMBER weights[TAPS_MOST], sum = 0;
   const OFFSET first = look(axis, o, cubic, weights);
-  for (int t = 0; t < axis.taps; ++t) sum += held(first + t, axis.inputs) == i ? weights[t] : 0;
+  for (int t = 0; t < axis.taps; ++t) sum += clamped(first + t, axis.inputs) == i ? weights[t] : 0;
   return sum;
 }
 #endif
@@ -109,9 +109,9 @@ FUNCTION NUMBER weight_of(Axis axis, OFFSET o, OFFSET i, NUMBER cubic) {
 #define ADD_TAPS(is_aligned)                                                                                   \
   for (int i = 0; i < TAPS_D; ++i) {                                                                           \
     for (int j = 0; j < TAPS_H; ++j) {                                                                         \
-      const OFFSET row = held(first_d + i, ad.inputs) * (OFFSET)x_d + held(first_h + j, ah.inputs) * (OFFSET)x_h; \
+      const OFFSET row = clamped(first_d + i, ad.inputs) * (OFFSET)x_d + clamped(first_h + j, ah.inputs) * (OFFSET)x_h; \
       for (int k = 0; k < TAPS_W; ++k) {                                                                       \
-        const OFFSET from = (OFFSET)x_c * c + row + held(first_w + k, aw.inputs) * (OFFSET)x_w;                \
+        const OFFSET from = (OFFSET)x_c * c + row + clamped(first_w + k, aw.inputs) * (OFFSET)x_w;                \
         const NUMBER weight = weights_d[i] * weights_h[j] * weights_w[k];                                      \
         load_lanes(x + image * x_n, from, (OFFSET)x_c, left, is_aligned, values);                              \
         for (int n = 0; n < LANES; ++n) sums[n] += weight * values[n];                                         \
@@ -142,7 +142,7 @@ void resize(OPERANDS, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i64 images,
   const OFFSET depth = FORWARD ? ad.outputs : ad.inputs, height = FORWARD ? ah.outputs : ah.inputs;
   const OFFSET width = FORWARD ? aw.outputs : aw.inputs, vectors = ((OFFSET)channels + LANES - 1) / LANES;
   const OFFSET size = depth * height * width, inner = CHANNELS_INNER ? vectors : size;
-  const i64 unit = GROUP_ID(0) * GROUP + THREAD_ID;
+  const i64 unit = BLOCK_ID(0) * GROUP + THREAD_ID;
   if (unit >= (i64)vectors * size) return;
   const OFFSET outer = (OFFSET)unit / inner, rest = (OFFSET)unit - outer * inner;
   const OFFSET number = CHANNELS_INNER ? outer : rest, row = number / width;
@@ -161,7 +161,7 @@ void resize(OPERANDS, GLOBAL u8 *workspace, SCALE alpha, SCALE beta, i64 images,
   outputs_of(aw, w, &low_w, &high_w);
   const int is_aligned = is_multiple(dy, LANES * (int)sizeof(X)) && is_multiple(dx, LANES * (int)sizeof(X));
 #endif
-  for (i64 image = GROUP_ID(1); image < images; image += GROUPS(1)) {
+  for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     NUMBER sums[LANES], values[LANES];
     for (int n = 0; n < LANES; ++n) sums[n] = 0;
 #if FORWARD

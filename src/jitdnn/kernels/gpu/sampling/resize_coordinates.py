@@ -1,4 +1,4 @@
-"""Where the outputs of a resized axis stand, as fractions of whole numbers that a kernel computes with."""
+"""The coordinates of the outputs of a resized axis, as fractions of integers that a kernel computes with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUDGES = (Fraction(0), *(Fraction(sign, 2**digits) for digits in (24, 32, 40, 4
 
 
 @dataclass(frozen=True)
-class Places:
+class Coordinates:
     """Output o stands at (a * o + b) / q, and looks at `taps` elements; with one, at that rounded down."""
 
     a: int
@@ -36,7 +36,7 @@ class Places:
         return (self.a * output + self.b) // self.q
 
 
-def places_of(problem: Resize, axis: int) -> Places | None:
+def coordinates_of(problem: Resize, axis: int) -> Coordinates | None:
     """Those of an axis behind N and C; None if 62 bits are not enough for them."""
     inputs, outputs = problem.x.shape[2 + axis], problem.y.shape[2 + axis]
     for places in _candidates(problem, axis, inputs, outputs):
@@ -45,34 +45,34 @@ def places_of(problem: Resize, axis: int) -> Places | None:
     return None
 
 
-def _candidates(problem: Resize, axis: int, inputs: int, outputs: int) -> Iterator[Places]:
-    """The exact places, and, of scales that have too many digits, others that come to the same."""
+def _candidates(problem: Resize, axis: int, inputs: int, outputs: int) -> Iterator[Coordinates]:
+    """The exact coordinates, and, of scales that have too many digits, others that come to the same."""
     step = Fraction(inputs, outputs)
     if problem.scales is not None:
         step = 1 / Fraction(problem.scales[axis])
-    exact = _places(problem, step, inputs, outputs)
+    exact = _coordinates(problem, step, inputs, outputs)
     yield exact
     if exact.taps > 1:
-        # places between elements may be off by less than what is rounded anyway
+        # coordinates between elements may be off by less than what is rounded anyway
         tolerance = _TOLERANCE[compute_dtype(problem.dtype)]
         for denominator in _DENOMINATORS:
             near = step.limit_denominator(denominator)
             if abs(near - step) * outputs <= tolerance:
-                yield _places(problem, near, inputs, outputs)
+                yield _coordinates(problem, near, inputs, outputs)
         return
-    wanted = [_held(exact.element(output), inputs) for output in range(outputs)]
+    wanted = [_clamped(exact.element(output), inputs) for output in range(outputs)]
     for denominator in _DENOMINATORS:
         for nudge in _NUDGES:
-            places = _places(problem, step.limit_denominator(denominator) + nudge, inputs, outputs)
-            if [_held(places.element(output), inputs) for output in range(outputs)] == wanted:
+            places = _coordinates(problem, step.limit_denominator(denominator) + nudge, inputs, outputs)
+            if [_clamped(places.element(output), inputs) for output in range(outputs)] == wanted:
                 yield places
 
 
-def _held(element: int, inputs: int) -> int:
+def _clamped(element: int, inputs: int) -> int:
     return min(max(element, 0), inputs - 1)
 
 
-def _places(problem: Resize, step: Fraction, inputs: int, outputs: int) -> Places:
+def _coordinates(problem: Resize, step: Fraction, inputs: int, outputs: int) -> Coordinates:
     """With `step` elements from one output to the next, but for aligned corners."""
     slope, start = step, Fraction(0)
     if problem.coordinates == "align_corners":
@@ -84,14 +84,14 @@ def _places(problem: Resize, step: Fraction, inputs: int, outputs: int) -> Place
     if outputs == 1:
         slope = Fraction(0)
     if slope == 1 and start == 0 and inputs == outputs:
-        return Places(1, 0, 1, 1)
+        return Coordinates(1, 0, 1, 1)
     taps = {"nearest": 1, "linear": 2, "cubic": 4}[problem.mode]
     if problem.mode != "nearest":
         q = math.lcm(slope.denominator, start.denominator)
-        return Places(int(slope * q), int(start * q), q, taps)
+        return Coordinates(int(slope * q), int(start * q), q, taps)
     if problem.rounding.startswith("round"):
         start += _HALF if problem.rounding == "round_prefer_ceil" else -_HALF
     q = math.lcm(slope.denominator, start.denominator)
     # rounding up is rounding down of a quotient with q - 1 more above
     more = q - 1 if problem.rounding in ("ceil", "round_prefer_floor") else 0
-    return Places(int(slope * q), int(start * q) + more, q, taps)
+    return Coordinates(int(slope * q), int(start * q) + more, q, taps)

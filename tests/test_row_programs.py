@@ -14,14 +14,10 @@ from conformance import INSTRUCTION_SETS, Buffer, Workspace
 from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidShape
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF
-from jitdnn.kernels.cpu.reduction import generator as sweeps
-from jitdnn.kernels.cpu.reduction.generator import (
-    Program,
-    Sweep,
-    build_sweeps,
-    estimate_sweeps,
-    workspace_sweeps,
-)
+from jitdnn.kernels.cpu.reduction import generator
+from jitdnn.kernels.cpu.reduction.generator import RowKernel
+from jitdnn.kernels.formulas.row_algorithms import Step
+from jitdnn.kernels.formulas.row_programs import Pass, Program
 from jitdnn.rtcg.expression import apply, trace
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 from strategies import descriptors
@@ -33,15 +29,15 @@ FOLDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def folds(name: str) -> Program:
-    return Program((Sweep(((name, PLAIN),)),), ((0, 0),))
+def loop_reductions(name: str) -> Program:
+    return Program((Pass(((name, PLAIN),)),), ((0, 0),))
 
 
 # deviations from the mean, scaled: a first pass with a pivot, two row values, all of it written
 STANDARDIZE = Program(
     (
-        Sweep(reductions=(("first", PLAIN),)),
-        Sweep(
+        Pass(reductions=(("first", PLAIN),)),
+        Pass(
             reductions=(
                 ("add", trace(lambda x, g, n, eps, p: x - p)),
                 ("add", trace(lambda x, g, n, eps, p: (x - p) * (x - p))),
@@ -51,20 +47,20 @@ STANDARDIZE = Program(
                 trace(lambda n, eps, p, s, q, m: 1.0 / apply("sqrt", q * n - (s * n) * (s * n) + eps)),
             ),
         ),
-        Sweep(writes=((0, trace(lambda x, g, n, eps, p, s, q, m, r: (x - m) * r * g)),)),
+        Pass(writes=((0, trace(lambda x, g, n, eps, p, s, q, m, r: (x - m) * r * g)),)),
     ),
     row_outputs=((1, 5), (2, 6)),
     parameters=(0.0, 1e-3),
 )
 SOFTMAX = Program(
     (
-        Sweep((("max", PLAIN),)),
-        Sweep(
+        Pass((("max", PLAIN),)),
+        Pass(
             (("add", trace(lambda x, e, m: e)),),
             (trace(lambda m, s: 1.0 / s),),
             keeps=(trace(lambda x, m: apply("exp", x - m)),),
         ),
-        Sweep(writes=((0, trace(lambda x, e, m, s, r: e * r)),)),
+        Pass(writes=((0, trace(lambda x, e, m, s, r: e * r)),)),
     )
 )
 
@@ -83,11 +79,11 @@ def run(
 ) -> list[np.ndarray[Any, Any]]:
     """The outputs; asserts that nothing else is written and that what is not read may be NaN."""
     device = host(threads, cpu)
-    kernel = build_sweeps(program, tensors, axes, device, **options)
-    for name in set(options) - {"compute", "mode"}:
-        del options[name]
-    assert 0 < estimate_sweeps(program, tensors, axes, device, **options) < 10
-    workspace = Workspace(workspace_sweeps(program, tensors, axes, device, **options))
+    pointers = options.pop("pointers", None)
+    planned = RowKernel(Step(program, tuple(tensors), tuple(axes), **options), device, pointers)
+    kernel = planned.build()
+    assert 0 < planned.estimate() < 10
+    workspace = Workspace(planned.workspace())
     buffers = [Buffer(tensor) for tensor in tensors]
     for buffer, values in zip(buffers, inputs, strict=False):
         buffer.values[...] = values
@@ -131,18 +127,18 @@ def cases(draw: st.DrawFn) -> tuple[list[TensorDescriptor], tuple[int, ...], str
             draw(descriptors(row_shape(shape, axes), dtype, is_output=True)),
         ],
         axes,
-        draw(st.sampled_from((None, "along", "across"))),
+        draw(st.sampled_from((None, "elements", "rows"))),
     )
 
 
 @settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(cases(), st.sampled_from(ALL))
 def test_any_layout(case: Any, name: str) -> None:
-    (x, y, row), axes, mode = case
+    (x, y, row), axes, vectors_over = case
     buffer = Buffer(x)
     buffer.values[...] = np.random.default_rng(1).uniform(0.5, 1.5, x.shape)
     values = buffer.values.astype(np.float64)
-    (actual,) = run(folds(name), [x, row], [values], axes, mode=mode)
+    (actual,) = run(loop_reductions(name), [x, row], [values], axes, vectors_over=vectors_over)
     if name == "first":
         expected = values[tuple(slice(0, 1) if a in axes else slice(None) for a in range(len(x.shape)))]
     else:
@@ -151,7 +147,7 @@ def test_any_layout(case: Any, name: str) -> None:
         is_number = np.isfinite(expected.astype(actual.dtype))
     near(actual[is_number], expected[is_number], x.dtype, 4 * x.size // max(1, row.size))
 
-    (soft,) = run(SOFTMAX, [x, y], [values], axes, mode=mode, alpha=2.0, beta=-1.0, old=0.5)
+    (soft,) = run(SOFTMAX, [x, y], [values], axes, vectors_over=vectors_over, alpha=2.0, beta=-1.0, old=0.5)
     powers = np.exp(values - values.max(axis=axes, keepdims=True))
     wanted = 2 * powers / powers.sum(axis=axes, keepdims=True) - 0.5
     error = np.abs(soft.astype(np.float64) - wanted).max()
@@ -183,7 +179,7 @@ def test_long_rows(shape: tuple[int, ...], axes: tuple[int, ...], order: str) ->
     row = TensorDescriptor.packed(row_shape(shape, axes), "f32")
     scale = TensorDescriptor.packed(gamma.shape, "f32")
     count = values.size // row.size
-    program = Program(STANDARDIZE.sweeps, STANDARDIZE.row_outputs, (1.0 / count, 1e-3))
+    program = Program(STANDARDIZE.passes, STANDARDIZE.row_outputs, (1.0 / count, 1e-3))
     wide = values.astype(np.float64)
     mean = wide.mean(axis=axes, keepdims=True)
     inverse = 1 / np.sqrt(wide.var(axis=axes, keepdims=True) + 1e-3)
@@ -198,10 +194,10 @@ def test_long_rows(shape: tuple[int, ...], axes: tuple[int, ...], order: str) ->
     np.testing.assert_allclose(y, (wide - mean) * inverse * gamma, atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["along", "across"])
+@pytest.mark.parametrize("vectors_over", ["elements", "rows"])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
 @pytest.mark.parametrize("shape", [(3, 5), (40, 50), (2, 20011), (4, 1, 3)])
-def test_positions(shape: tuple[int, ...], dtype: str, mode: str) -> None:
+def test_positions(shape: tuple[int, ...], dtype: str, vectors_over: str) -> None:
     """The first of equals, NaN before all, over several axes and from the end."""
     rng = np.random.default_rng(3)
     values = rng.integers(-4, 4, shape).astype(np.float64)
@@ -211,28 +207,36 @@ def test_positions(shape: tuple[int, ...], dtype: str, mode: str) -> None:
     backwards = TensorDescriptor(shape, tuple(-s for s in x.strides), dtype)
     row = row_shape(shape, axes)
     for name, numpy in (("argmax", np.argmax), ("argmin", np.argmin)):
-        program = Program((Sweep(((name, PLAIN),)),), ((0, 0), (1, 1)))
+        program = Program((Pass(((name, PLAIN),)),), ((0, 0), (1, 1)))
         outputs = [TensorDescriptor.packed(row, dtype), TensorDescriptor.packed(row, "u32")]
         expected = numpy(values.reshape(shape[0], -1), axis=1)
         for source in (x, backwards):
             for threads in (1, 2):
-                best, at = run(program, [source, *outputs], [values], axes, threads, mode=mode, plain=(1,))
+                best, at = run(
+                    program,
+                    [source, *outputs],
+                    [values],
+                    axes,
+                    threads,
+                    vectors_over=vectors_over,
+                    plain=(1,),
+                )
                 np.testing.assert_array_equal(at.ravel(), expected)
                 wanted = values.reshape(shape[0], -1)[range(shape[0]), expected]
                 np.testing.assert_array_equal(best.ravel().astype(np.float64), wanted)
 
 
-@pytest.mark.parametrize("mode", ["along", "across"])
-def test_position_as_a_number(mode: str) -> None:
+@pytest.mark.parametrize("vectors_over", ["elements", "rows"])
+def test_position_as_a_number(vectors_over: str) -> None:
     """Picking one element of each row, as a label does."""
     rng = np.random.default_rng(4)
     values, labels = rng.standard_normal((37, 21)), rng.integers(0, 21, (37, 1))
     pick = trace(lambda x, label, place: apply("where", place == label, x, 0.0))
-    program = Program((Sweep((("add", pick),)),), ((0, 0),), position=True)
+    program = Program((Pass((("add", pick),)),), ((0, 0),), position=True)
     tensors = [
         TensorDescriptor.packed(s, d) for s, d in (((37, 21), "f32"), ((37, 1), "i64"), ((37, 1), "f32"))
     ]
-    (actual,) = run(program, tensors, [values, labels], (1,), mode=mode, compute="f32")
+    (actual,) = run(program, tensors, [values, labels], (1,), vectors_over=vectors_over, compute="f32")
     np.testing.assert_array_equal(actual, np.take_along_axis(values.astype(np.float32), labels, 1))
 
 
@@ -244,17 +248,17 @@ def test_states(shape: tuple[int, ...], threads: int) -> None:
     running = np.arange(shape[0], dtype=np.float32)[:, None]
     program = Program(
         (
-            Sweep((("first", trace(lambda x, r: r)), ("add", trace(lambda x, r, n: x * n)))),
-            Sweep(scalars=(trace(lambda n, old, mean: 0.9 * old + 0.1 * mean),)),
+            Pass((("first", trace(lambda x, r: r)), ("add", trace(lambda x, r, n: x * n)))),
+            Pass(scalars=(trace(lambda n, old, mean: 0.9 * old + 0.1 * mean),)),
         ),
         row_outputs=((0, 3),),
         parameters=(1.0 / shape[1],),
     )
     full, row = TensorDescriptor.packed(shape, "f32"), TensorDescriptor.packed(running.shape, "f32")
     device = host(threads)
-    options: Any = {"plain": (0,), "operands": (0, 1, 1), "pointers": 2}
-    kernel = build_sweeps(program, [full, row, row], (1,), device, **options)
-    workspace = Workspace(workspace_sweeps(program, [full, row, row], (1,), device))
+    step = Step(program, (full, row, row), (1,), plain=(0,), operands=(0, 1, 1))
+    planned = RowKernel(step, device, pointers=2)
+    kernel, workspace = planned.build(), Workspace(planned.workspace())
     expected = 0.9 * running + 0.1 * x.mean(axis=1, keepdims=True)
     kernel(None, [x.ctypes.data, running.ctypes.data], 3.0, 2.0, workspace.pointer)
     np.testing.assert_allclose(running, expected, rtol=1e-5, atol=1e-6)
@@ -278,7 +282,7 @@ def test_what_is_kept_in_steps() -> None:
     y = TensorDescriptor((2, 33, 2), (-408, -12, -3), "f32")
     values = np.random.default_rng(8).standard_normal(x.shape).astype(np.float32)
     powers = np.exp(values.astype(np.float64))
-    (actual,) = run(SOFTMAX, [x, y], [values], (0, 1, 2), mode="along")
+    (actual,) = run(SOFTMAX, [x, y], [values], (0, 1, 2), vectors_over="elements")
     np.testing.assert_allclose(actual, powers / powers.sum(), rtol=1e-5)
 
 
@@ -286,21 +290,21 @@ def test_empty_rows_have_the_identity() -> None:
     x, row = TensorDescriptor.packed((3, 0), "f32"), TensorDescriptor.packed((3, 1), "f32")
     empty = np.zeros((3, 0))
     for name, value in (("add", 0.0), ("multiply", 1.0), ("max", -np.inf), ("min", np.inf), ("first", 0.0)):
-        (actual,) = run(folds(name), [x, row], [empty], (1,))
+        (actual,) = run(loop_reductions(name), [x, row], [empty], (1,))
         np.testing.assert_array_equal(actual, np.full((3, 1), value))
 
 
 def test_accuracy_of_long_sums() -> None:
     """Equal terms round alike: one accumulator would lose half of the digits."""
     x, row = TensorDescriptor.packed((1, 3_000_000), "f32"), TensorDescriptor.packed((1, 1), "f32")
-    (actual,) = run(folds("add"), [x, row], [np.full(x.shape, 0.1)], (1,))
+    (actual,) = run(loop_reductions("add"), [x, row], [np.full(x.shape, 0.1)], (1,))
     np.testing.assert_allclose(actual, 3_000_000 * np.float64(np.float32(0.1)), rtol=1e-6)
 
 
 def test_shapes_must_agree() -> None:
     x, row = TensorDescriptor.packed((3, 4), "f32"), TensorDescriptor.packed((3, 2), "f32")
     with pytest.raises(InvalidShape, match=r"\(4, 2\)"):
-        build_sweeps(folds("add"), [x, row], (1,), host(1))
+        RowKernel(Step(loop_reductions("add"), (x, row), (1,)), host(1)).build()
 
 
 @pytest.mark.parametrize("shift", [0, 3])
@@ -309,14 +313,14 @@ def test_shapes_must_agree() -> None:
     [
         ((9, 48), (1,), (48, 1)),  # short rows
         ((3, 1100), (1,), (1105, 1)),  # rows with a head
-        ((3, 7, 80), (1,), (560, 80, 1)),  # across, whole units
-        ((2, 7, 90), (1,), (672, 96, 1)),  # across, with a masked one
+        ((3, 7, 80), (1,), (560, 80, 1)),  # over rows, whole units
+        ((2, 7, 90), (1,), (672, 96, 1)),  # over rows, with a masked one
         ((2, 96, 40), (1, 2), (3840, 1, 96)),
     ],
 )
 def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What large outputs get, with outputs that begin at a vector, and not."""
-    monkeypatch.setattr(sweeps, "_STREAM_BYTES", 0)
+    monkeypatch.setattr(generator, "_STREAM_BYTES", 0)
     x = TensorDescriptor.packed(shape, "f32")
     y = TensorDescriptor(shape, strides, "f32")
     values = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
@@ -325,7 +329,7 @@ def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch:
     memory = np.full(4096 * 4, np.nan, np.float32)
     start = -memory.ctypes.data % 64 // 4 + 16 + shift
     out = np.lib.stride_tricks.as_strided(memory[start:], shape, [4 * s for s in strides])
-    kernel = build_sweeps(SOFTMAX, [x, y], axes, host(1))
+    kernel = RowKernel(Step(SOFTMAX, (x, y), axes), host(1)).build()
     for alpha, beta in ((1.0, 0.0), (2.0, -1.0)):
         kernel(None, [values.ctypes.data, out.ctypes.data], alpha, beta, 0)
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)
@@ -335,11 +339,11 @@ def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch:
 
 def test_streaming_beside_a_smaller_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether rows have a head is settled for all outputs alike."""
-    monkeypatch.setattr(sweeps, "_STREAM_BYTES", 0)
+    monkeypatch.setattr(generator, "_STREAM_BYTES", 0)
     program = Program(
         (
-            Sweep((("max", PLAIN),)),
-            Sweep(writes=((0, trace(lambda x, m: x - m)), (1, trace(lambda x, m: m - x)))),
+            Pass((("max", PLAIN),)),
+            Pass(writes=((0, trace(lambda x, m: x - m)), (1, trace(lambda x, m: m - x)))),
         ),
         row_outputs=((2, 0),),
     )

@@ -1,6 +1,6 @@
-"""The normalizations as programs over rows (`sweeps`), one kernel or several in a chain.
+"""Which programs over rows the normalizations are on processors, one kernel or several in a chain.
 
-Forward, where a row stays in the cache between sweeps:
+Forward, where a row stays in the cache between passes:
 
     m = sum(x) / n;  v = sum((x - m)^2) / n;  y = (x - m) * rstd * weight + bias
 
@@ -10,17 +10,14 @@ and then y in another. Numbers of f64 are always gone through three times.
 
 from __future__ import annotations
 
-from typing import cast
-
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.normalization.batch_norm import plan_images, suits_images
-from jitdnn.kernels.cpu.normalization.chain import build_plan, estimate_plan, workspace_plan
 from jitdnn.kernels.cpu.normalization.group_norm import plan_channels
 from jitdnn.kernels.formulas.group_norm import suits_channels
-from jitdnn.kernels.formulas.named_programs import Formula, Plan
+from jitdnn.kernels.formulas.named_programs import Formula
 from jitdnn.kernels.formulas.normalization import (
     OLD_STATISTICS,
     STATISTICS,
+    NormalizationPlan,
     inverse,
     next_statistics,
     result_of,
@@ -31,7 +28,6 @@ from jitdnn.kernels.formulas.normalization_steps import (
     add_parameter_gradients,
     add_result,
     add_row_gradients,
-    error_bound_of,
     forward_rows,
     names_of,
     size_of,
@@ -39,16 +35,15 @@ from jitdnn.kernels.formulas.normalization_steps import (
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.normalization import Normalization
-from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import apply
 
-_CACHED_BYTES = 512 << 10  # of a unit, so that its next sweep finds it in the cache
+_CACHED_BYTES = 512 << 10  # of a unit, so that its next pass finds it in the cache
 _ACROSS = 128  # rows that a unit has side by side, where vectors do not go along the row
 
 
-def plan_of(problem: Normalization) -> Plan:
+def plan_of(problem: Normalization) -> NormalizationPlan:
     """The steps for a problem in any direction."""
-    plan = Plan(problem)
+    plan = NormalizationPlan(problem)
     if isinstance(problem, GroupNorm) and suits_channels(problem):
         plan_channels(plan)
     elif isinstance(problem, BatchNorm) and suits_images(problem):
@@ -69,9 +64,9 @@ def plan_of(problem: Normalization) -> Plan:
     return plan
 
 
-def _is_cached(plan: Plan) -> bool:
-    """Whether a unit's elements stay in the cache from one sweep to the next."""
-    problem, x = plan.problem, plan.tensors["x"]
+def _is_cached(plan: NormalizationPlan) -> bool:
+    """Whether a unit's elements stay in the cache from one pass to the next."""
+    problem, x = plan.problem, plan.named["x"]
     along = any(x.strides[axis] in (1, -1) and x.shape[axis] > 1 for axis in problem.rows)
     rows = 1 if along else min(_ACROSS, size_of(problem, problem.rows))
     return rows * problem.count * x.nbytes // max(1, x.size) <= _CACHED_BYTES
@@ -80,20 +75,20 @@ def _is_cached(plan: Plan) -> bool:
 # ---- forward
 
 
-def _whole(plan: Plan) -> None:
-    """All in one kernel: two sweeps for the statistics, one for y."""
+def _whole(plan: NormalizationPlan) -> None:
+    """All in one kernel: two passes for the statistics, one for y."""
     problem = plan.problem
     inputs, outputs = names_of(plan)
     rows = forward_rows(plan, inputs, outputs)
     running = next_statistics(problem).scalars
     first = OLD_STATISTICS if running else {}
     if problem.is_centred:
-        rows.sweep(first, {"total": lambda v: v.x}, {"mean": lambda v: v.total * v.share})
+        rows.add_pass(first, {"total": lambda v: v.x}, {"mean": lambda v: v.total * v.share})
         first = {}
     squares: Formula = lambda v: (v.x - v.mean) * (v.x - v.mean)  # noqa: E731
     if not problem.is_centred:
         squares = lambda v: v.x * v.x  # noqa: E731
-    rows.sweep(
+    rows.add_pass(
         first,
         {"squares": squares},
         {
@@ -102,11 +97,11 @@ def _whole(plan: Plan) -> None:
             **running,
         },
     )
-    rows.sweep(writes={"y": result_of(problem)})
+    rows.add_pass(writes={"y": result_of(problem)})
     plan.step(rows, {name: value for name, value in STATISTICS.items() if name in outputs}, problem.rows)
 
 
-def _statistics(plan: Plan) -> None:
+def _statistics(plan: NormalizationPlan) -> None:
     """mean and rstd from sums in f64, in one pass."""
     problem = plan.problem
     inputs, outputs = names_of(plan)
@@ -125,32 +120,9 @@ def _statistics(plan: Plan) -> None:
             "mean": lambda v: v.total * v.share,
             "variance": lambda v: apply("maximum", v.squares * v.share - v.mean * v.mean, 0.0),
         }
-    rows.sweep(
+    rows.add_pass(
         OLD_STATISTICS if running else {},
         sums,
         {**scalars, "rstd": lambda v: inverse(v.variance, v.epsilon), **running},
     )
     plan.step(rows, {n: v for n, v in STATISTICS.items() if n in outputs}, problem.rows, compute="f64")
-
-
-class SweepsNormalization(Algorithm):
-    """Sweeps over the rows of any strides: the statistics, then the elements while they are in the cache."""
-
-    name = "sweeps"
-    problem = Normalization
-    deterministic = True
-
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return f"{problem.kind} takes no epilogue" if epilogue is not None else None
-
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return workspace_plan(plan_of(cast(Normalization, problem)), device)
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return estimate_plan(plan_of(cast(Normalization, problem)), device)
-
-    def error_bound(self, problem: Problem) -> float:
-        return error_bound_of(cast(Normalization, problem))
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        return build_plan(plan_of(cast(Normalization, problem)), device)

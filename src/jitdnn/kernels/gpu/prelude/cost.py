@@ -1,0 +1,4 @@
+"""What the planners of kernels in plain C know of every GPU."""
+
+LAUNCH_SECONDS = 3e-6
+RESIDENT_THREADS = 2048  # of a multiprocessor, at most
