@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn import targets
 from jitdnn.bench.suites import Layer, built_in
-from jitdnn.devices.gpu import TARGETS
 from jitdnn.handle import find_device
 from jitdnn.planner.budget import divide
 from jitdnn.planner.choose import build_way
@@ -65,7 +65,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.device: Any = find_device(options.target)
-        self.is_gpu = self.device.target in TARGETS
+        self.is_gpu = targets.is_gpu(self.device.target)
         self._own = self.device.own_stream() if self.is_gpu else None
         self.stream = self.device.stream(self._own) if self.is_gpu else None
         self.options = options

@@ -14,7 +14,6 @@ import jitdnn
 from jitdnn.devices import cpu
 from jitdnn.errors import InvalidArgument, NotSupported, ParseError
 from jitdnn.handle import Handle
-from jitdnn.kernels import tables
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.plan_net import plan_net
 from jitdnn.planner.choose import get
@@ -25,7 +24,7 @@ from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Store
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
-from planner_fakes import DEVICE, PROBLEM, Fake, Planning, Table
+from planner_fakes import DEVICE, PROBLEM, Fake, Planning, Table, installed
 
 OTHER = Convolution.make("fwd", (4, 3, 8, 8), (4, 3, 3, 3))
 TINY = "conv_fwd n4 c8 h12 w12 k8 r3 s3 pad1"
@@ -153,8 +152,7 @@ class TestBudget(Planning):
         self, costs: list[tuple[int, int]], total: int
     ) -> None:
         algorithms = [PerImage(f"a{n}", seconds=1e-3 * s, needs=w) for n, (s, w) in enumerate(costs)]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(tables.TABLES, "fake", {(Convolution, "fwd"): tuple(algorithms)})
+        with installed(*algorithms):
             if min(w for _, w in costs) > total:
                 return
             (layer,) = plan_layers((("two", OTHER),), DEVICE, Request(), total, store=Store(None)).layers

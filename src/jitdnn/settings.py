@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from jitdnn import targets
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, ParseError
 from jitdnn.host_memory import host_memory
@@ -158,6 +159,10 @@ def _one_of(*accepted: str) -> Callable[[object], str]:
     return parse
 
 
+def _target(value: object) -> str:
+    return _one_of(*targets.names())(value)  # of those that are registered by now
+
+
 def _count(value: object) -> int:
     number = _digits(value) if isinstance(value, str) else _whole(value)
     if number is None or not 1 <= number <= MOST_THREADS:
@@ -268,9 +273,10 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "target",
-        _one_of("cpu", "cuda", "opencl"),
+        _target,
         lambda: "cpu",
-        "What plans are for where no arrays say it: `cpu`, `cuda`, `opencl`. Arrays are worked on where they are.",
+        f"What plans are for where no arrays say it: {', '.join(f'`{name}`' for name in targets.BUILT_IN)}. "
+        "Arrays are worked on where they are.",
     ),
     Setting(
         "cpu",

@@ -15,6 +15,7 @@ from jitdnn.rtcg.builder import Builder, Module
 from jitdnn.rtcg.compile import Library, load
 from jitdnn.rtcg.isa import Isa, isa, processor_name
 from jitdnn.rtcg.recording import compiling
+from jitdnn.settings import Settings, current
 from jitdnn.tensor import compute_dtype
 
 _PROBE_CHAINS = 12  # independent sums: enough to hide the latency of a multiply-add on every set
@@ -161,6 +162,22 @@ def first_extra(pointers: int) -> int:
 def host(threads: int, cpu: str = "host") -> CpuDevice:
     """This machine with ``threads`` threads and the instruction set called ``cpu``."""
     return CpuDevice(isa(cpu), threads)
+
+
+def device(index: int = 0, values: Settings | None = None) -> CpuDevice:
+    """This machine as the settings describe it, those in force for None; it has no other number than 0."""
+    values = values or current()
+    return host(values.threads, values.cpu)
+
+
+def device_count() -> int:
+    """One: the processors of this machine are one device."""
+    return 1
+
+
+def missing() -> str | None:
+    """None: this module can only be imported where the compiler of its kernels is."""
+    return None
 
 
 def _trace_probe(module: Module, dtype: str) -> None:

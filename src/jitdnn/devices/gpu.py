@@ -1,9 +1,9 @@
-"""What CUDA and OpenCL devices have in common: kernels as text, and how they are launched.
+"""What the devices of GPU targets have in common: kernels as text, and how they are launched.
 
 A kernel is a `Source` and some `Launch`es of its functions, one after the other on one stream. Every function takes the
 same arguments:
 
-    pointers of the operands, workspace, alpha, beta, whole numbers (i64), real numbers (SCALE)
+    pointers of the operands, workspace, alpha, beta, integers (i64), reals (SCALE)
 
 so that a launch is one block of bytes. Nothing here needs a driver, a compiler or a device.
 """
@@ -19,8 +19,6 @@ from typing import Any, Protocol
 from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.tensor import Place
 
-TARGETS = ("cuda", "opencl")
-"""Targets whose kernels run in memory of their own."""
 MOST_GROUPS = (2**31 - 1, 65535, 65535)
 """Groups along each axis that every device of either kind can launch."""
 SENT = 1 << 16
@@ -99,6 +97,25 @@ class Memory(Protocol):
         """Free it now, without waiting: nobody uses it any more, and its streams are all still there."""
 
 
+class Graph(Protocol):
+    """Calls that are captured between `begin` and `end`, and run again as one by `replay`."""
+
+    def begin(self) -> None:
+        """Capture what the stream is given from now on."""
+
+    def end(self, is_failed: bool = False) -> None:
+        """Make the graph; if the calls failed, drop what was captured."""
+
+    def keep(self, *owners: object) -> None:
+        """Keep memory alive that the captured calls use."""
+
+    def replay(self, stream: Any = None) -> None:
+        """Run the calls again, on the stream of the capture or another one. Returns before they are done."""
+
+    def synchronize(self) -> None:
+        """Wait for what the stream of the capture was given."""
+
+
 class Kernel(Protocol):
     """Launches ready to run over addresses of the device's memory."""
 
@@ -112,7 +129,7 @@ class GpuDevice(Protocol):
 
     @property
     def target(self) -> str:
-        """`cuda` or `opencl`."""
+        """The name of the target: `cuda`, `opencl`, ..."""
 
     @property
     def place(self) -> Place:
@@ -214,7 +231,7 @@ class GpuDevice(Protocol):
         extras: Sequence[int] = (),
         floats: Sequence[float] = (),
     ) -> Kernel:
-        """Compile a source, or take it from the cache, and bind launches of it with their whole and real numbers.
+        """Compile a source, or take it from the cache, and bind launches of it with their integers and reals.
 
         Raises CompileError with the compiler's words.
         """

@@ -349,8 +349,11 @@ def device_count() -> int:
     return len(_all())
 
 
-def device(index: int = 0) -> OpenClDevice:
-    """The OpenCL device of this number. Raises DeviceError, in one line, if it is not there or cannot be used."""
+def device(index: int = 0, values: object = None) -> OpenClDevice:
+    """The OpenCL device of this number, whatever the settings are.
+
+    Raises DeviceError, in one line, if it is not there or cannot be used.
+    """
     return _found(index)
 
 

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jitdnn import log
-from jitdnn.devices.gpu import TARGETS
+from jitdnn import log, targets
 from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.planner.choose import build, decide
@@ -93,7 +92,7 @@ def measured(
     missing = [o for o in promising if o.candidate.source != "stored"]
     if not promising or ((len(promising) == 1 or not missing) and not is_fresh):
         return options, {}
-    on_gpu = device.target in TARGETS
+    on_gpu = targets.is_gpu(device.target)
     build_all = _build_side_by_side if on_gpu else _build
     contenders, options = build_all(problem, device, epilogue, missing, options)
     # what does not compile is never stored: it must not have the others measured again and again
