@@ -34,13 +34,22 @@ def read_text(folder: str, *names: str) -> str:
     return "\n".join(files("jitdnn.kernels").joinpath(folder, name).read_text("utf-8") for name in names)
 
 
+def plain_prelude(has_f64: bool = True, language: str | None = None) -> str:
+    """What comes before a plain source: the names of the target's language, and the types of storage made of them.
+
+    `language`: the text of a target whose language is neither CUDA C++ nor OpenCL C; see `dialects.h`.
+    """
+    names = read_text("gpu/prelude", "dialects.h") if language is None else language
+    return f"#define HAS_F64 {int(has_f64)}\n{names}\n" + read_text("gpu/prelude", "plain.h")
+
+
 @dataclass(frozen=True)
 class Source:
     """The text of some kernels.
 
-    `text` is complete but for what every kernel of its dialect has in front: `plain.h` before "plain" text, which is in
-    the C that CUDA and OpenCL share; `instructions.cuh` before "cuda" text, which is CUDA C++. `defines` come before
-    everything. Registers that spill are an error unless `spills` says that they are known and accepted.
+    `text` is complete but for what every kernel of its dialect has in front: `plain_prelude` before "plain" text, which
+    is in the C that all targets share; `instructions.cuh` and that before "cuda" text, which is CUDA C++. `defines`
+    come before everything. Registers that spill are an error unless `spills` says that they are known and accepted.
     """
 
     name: str

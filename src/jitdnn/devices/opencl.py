@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn import retention
-from jitdnn.devices.gpu import Kernel, Launch, Memory, OutOfMemory, Source, read_text, source_key
+from jitdnn.devices.gpu import Kernel, Launch, Memory, OutOfMemory, Source, plain_prelude, source_key
 from jitdnn.errors import CompileError, DeviceError, InvalidArgument
 from jitdnn.rtcg.cache import CodeCache, note_compiled
 from jitdnn.rtcg.recording import Generated, records
@@ -268,9 +268,7 @@ def _nothing(device: OpenClDevice) -> int:
     return _nothing_memory(device).pointer
 
 
-@functools.cache
-def _prelude(has_f64: bool) -> str:
-    return f"#define HAS_F64 {int(has_f64)}\n" + read_text("gpu/prelude", "plain.h")
+_prelude = functools.cache(plain_prelude)
 
 
 def _program(device: OpenClDevice, source: Source) -> tuple[Any, int]:

@@ -4,7 +4,8 @@
  * Every thread of the group takes part. Where a device's subgroups are not known the group's memory is used, which
  * EXCHANGE_SPACE declares at the beginning of the kernel.
  */
-#ifdef __OPENCL_VERSION__
+#if defined(EXCHANGE_SPACE) /* by a target with another language, with all of the following */
+#elif defined(__OPENCL_VERSION__)
 #define EXCHANGE_SPACE(threads)           \
   LOCAL u32 exchange_u32[threads];        \
   LOCAL u64 exchange_u64[threads];
