@@ -313,8 +313,8 @@ def bench(
     from jitdnn.cli.bench import (
         list_built_in,
         run_bench,
-        run_cuda_memory_bound,
         run_formulas,
+        run_gpu_memory_bound,
         run_memory_bound,
         run_sequences,
     )
@@ -323,8 +323,8 @@ def bench(
         list_built_in()
         return
     size = parse_bytes(tensor_bytes) if tensor_bytes else None
-    if memory_bound and target == "cuda":
-        raise typer.Exit(run_cuda_memory_bound(problems or [], dtype, layout, size, find, json_rows))
+    if memory_bound and targets.is_gpu(target):
+        raise typer.Exit(run_gpu_memory_bound(problems or [], dtype, layout, size, find, json_rows, target))
     if memory_bound:
         raise typer.Exit(run_memory_bound(problems or [], threads, json_rows, seconds))
     if formulas:
