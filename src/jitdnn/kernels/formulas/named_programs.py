@@ -8,7 +8,7 @@ from typing import Any
 
 from jitdnn.kernels.formulas.row_programs import Program, Sweep
 from jitdnn.problems.normalization import Normalization
-from jitdnn.rtcg.expression import Expression, Graph, Traced
+from jitdnn.rtcg.expression import Expression, Graph, Traced, finish
 from jitdnn.tensor import TensorDescriptor
 
 Formula = Callable[["Names"], Any]
@@ -77,7 +77,7 @@ class Rows:
 
 def _traced(names: Sequence[str], formula: Formula) -> Expression:
     graph = Graph(tuple(names))
-    return graph.finish(graph.lift(formula(Names(graph, names))))
+    return finish(graph, graph.lift(formula(Names(graph, names))))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.problems.transform import Concatenate, Transform
-from jitdnn.rtcg.expression import Expression, Graph, trace
+from jitdnn.rtcg.expression import Expression, Graph, finish, trace
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype
 
 COPY = trace(lambda a: a)
@@ -51,7 +51,7 @@ def _computing(expression: Expression, tensors: Sequence[TensorDescriptor]) -> s
 def constant(value: float) -> Expression:
     """The expression of no inputs that is always `value`."""
     graph = Graph(())
-    return graph.finish(graph.constant(value))
+    return finish(graph, graph.constant(value))
 
 
 def transform_parts(transform: Transform) -> Iterator[Part]:
