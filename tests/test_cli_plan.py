@@ -21,7 +21,7 @@ from jitdnn.bench.suites import load
 from jitdnn.cli import fronts_plot
 from jitdnn.cli.plan_net import select
 from jitdnn.errors import InvalidArgument, JitdnnError
-from jitdnn.planner.net_report import COLUMNS
+from jitdnn.planner.net_plan import COLUMNS
 from jitdnn.planner.store import Store
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import Convolution

@@ -19,7 +19,7 @@ from jitdnn.ops.plan_net import plan_net
 from jitdnn.planner.choose import get
 from jitdnn.planner.net import look_at, ways
 from jitdnn.planner.net import plan_net as plan_layers
-from jitdnn.planner.net_report import COLUMNS, as_json, rows, summary
+from jitdnn.planner.net_plan import COLUMNS, as_json, rows, summary
 from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Store
 from jitdnn.problems.convolution import Convolution

@@ -10,8 +10,7 @@ from typing import Any
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.planner.fronts import Point
-from jitdnn.planner.net import LayerPlan, NetPlan
-from jitdnn.planner.net_report import grouped
+from jitdnn.planner.net_plan import LayerPlan, NetPlan, grouped
 from jitdnn.planner.plan import format_seconds
 from jitdnn.problems.convolution import Convolution
 from jitdnn.settings import format_bytes

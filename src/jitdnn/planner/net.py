@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from jitdnn.errors import InvalidArgument, NotSupported
@@ -12,115 +12,13 @@ from jitdnn.planner import budget, fronts
 from jitdnn.planner.division import MARGIN, Divider, Step, Way, may_be_divided
 from jitdnn.planner.find import PART_SHARE, UNMEASURED, measured
 from jitdnn.planner.fronts import Point
-from jitdnn.planner.net_report import table
-from jitdnn.planner.plan import Candidate, Request
+from jitdnn.planner.net_plan import LayerPlan, NetPlan, Ways, arenas_of
+from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Store
 from jitdnn.planner.survey import Option, survey
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_parts import whole
 from jitdnn.problems.problem import Problem
-
-
-@dataclass(frozen=True)
-class Ways:
-    """The ways to run a problem within a request; `what` of each point is a `Way`, workspace ascends.
-
-    `front`: those worth having; `whole`: of those that do not divide the problem; `unlimited`: the fastest of these
-    with any workspace; `candidates`: every algorithm for the whole problem, with its reason where it is refused.
-    """
-
-    front: tuple[Point, ...]
-    whole: tuple[Point, ...]
-    unlimited: Point
-    candidates: tuple[Candidate, ...]
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """One layer: the ways to run it, and the one taken.
-
-    `allowed`: bytes of workspace of which the way taken is the fastest use, those of its arena or its limit; None for
-    any number. `undivided`: the fastest whole algorithm in as much, None if there is none.
-    """
-
-    name: str
-    problem: Problem
-    ways: Ways
-    chosen: Point
-    allowed: int | None
-    undivided: Point | None
-
-    @property
-    def front(self) -> tuple[Point, ...]:
-        """The ways worth having, by workspace."""
-        return self.ways.front
-
-    @property
-    def way(self) -> Way:
-        way: Way = self.chosen.what
-        return way
-
-    @property
-    def fastest(self) -> Point:
-        """What would run with any workspace."""
-        return min(self.front[-1], self.ways.unlimited, key=lambda point: point.seconds)
-
-
-@dataclass(frozen=True)
-class NetPlan:
-    """How the layers of a net run, in seconds and bytes of workspace.
-
-    `limit`: what each layer may use; `total`: what all may use together; None for no such limit. `streams`: what runs
-    the layers, one entry each; layers of one stream share their memory. None if each layer has memory of its own.
-    `undivided`: the best points of all layers under the same limits if none is divided, None if they do not fit so.
-    """
-
-    layers: tuple[LayerPlan, ...]
-    device_name: str
-    request: Request
-    total: int | None
-    streams: tuple[Hashable, ...] | None
-    undivided: tuple[Point, ...] | None
-
-    @property
-    def limit(self) -> int | None:
-        return self.request.workspace_limit
-
-    @property
-    def seconds(self) -> float:
-        """The sum of all layers."""
-        return sum(layer.chosen.seconds for layer in self.layers)
-
-    @property
-    def undivided_seconds(self) -> float | None:
-        """The sum if no layer was divided, None if they do not fit so."""
-        return None if self.undivided is None else sum(point.seconds for point in self.undivided)
-
-    @property
-    def fastest_seconds(self) -> float:
-        """The sum with any workspace."""
-        return sum(layer.fastest.seconds for layer in self.layers)
-
-    @property
-    def arenas(self) -> dict[Hashable, int]:
-        """Bytes of each arena, by stream, or by the layer's number where each has its own."""
-        return _arenas([layer.chosen for layer in self.layers], self.streams)
-
-    @property
-    def workspace(self) -> int:
-        """The bytes of all arenas together."""
-        return sum(self.arenas.values())
-
-    def explain(self) -> str:
-        """A table of the layers: what runs, how long, in how much, and what else could; and what it comes to."""
-        return table(self)
-
-
-def _arenas(points: Sequence[Point], streams: Sequence[Hashable] | None) -> dict[Hashable, int]:
-    arenas: dict[Hashable, int] = {}
-    for stream, point in zip(streams or range(len(points)), points, strict=True):
-        arenas[stream] = max(arenas.get(stream, 0), point.workspace)
-    return arenas
 
 
 def plan_net(
@@ -155,7 +53,7 @@ def plan_net(
             found[problem] = look_at(problem, device, within, store, seconds)
     each = [found[problem] for _, problem in layers]
     chosen = _choose([ways.front for ways in each], total, streams)
-    arenas = _arenas(chosen, streams)
+    arenas = arenas_of(chosen, streams)
     plans = []
     for number, ((name, problem), ways, point) in enumerate(zip(layers, each, chosen, strict=True)):
         allowed = request.workspace_limit

@@ -1,17 +1,17 @@
-"""The plan of a net for a reader: a row for each layer, what it comes to, and all of it as JSON's types."""
+"""The plan of a net: what runs each layer, what it comes to, and its tables for a reader and as JSON's types."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from jitdnn.planner import workspace as policies
-from jitdnn.planner.plan import format_seconds
+from jitdnn.planner.division import Way
+from jitdnn.planner.fronts import Point
+from jitdnn.planner.plan import Candidate, Request, format_seconds
+from jitdnn.problems.problem import Problem
 from jitdnn.settings import format_bytes
-
-if TYPE_CHECKING:
-    from jitdnn.planner.fronts import Point
-    from jitdnn.planner.net import LayerPlan, NetPlan
 
 COLUMNS = (
     "layer", "choice", "time", "workspace", "undivided", "faster", "alternatives", "why",
@@ -19,6 +19,108 @@ COLUMNS = (
 RIGHT = "llrrrrll"
 # as good as the fastest
 _EVEN = 1.005
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The ways to run a problem within a request; `what` of each point is a `Way`, workspace ascends.
+
+    `front`: those worth having; `whole`: of those that do not divide the problem; `unlimited`: the fastest of these
+    with any workspace; `candidates`: every algorithm for the whole problem, with its reason where it is refused.
+    """
+
+    front: tuple[Point, ...]
+    whole: tuple[Point, ...]
+    unlimited: Point
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer: the ways to run it, and the one taken.
+
+    `allowed`: bytes of workspace of which the way taken is the fastest use, those of its arena or its limit; None for
+    any number. `undivided`: the fastest whole algorithm in as much, None if there is none.
+    """
+
+    name: str
+    problem: Problem
+    ways: Ways
+    chosen: Point
+    allowed: int | None
+    undivided: Point | None
+
+    @property
+    def front(self) -> tuple[Point, ...]:
+        """The ways worth having, by workspace."""
+        return self.ways.front
+
+    @property
+    def way(self) -> Way:
+        way: Way = self.chosen.what
+        return way
+
+    @property
+    def fastest(self) -> Point:
+        """What would run with any workspace."""
+        return min(self.front[-1], self.ways.unlimited, key=lambda point: point.seconds)
+
+
+@dataclass(frozen=True)
+class NetPlan:
+    """How the layers of a net run, in seconds and bytes of workspace.
+
+    `limit`: what each layer may use; `total`: what all may use together; None for no such limit. `streams`: what runs
+    the layers, one entry each; layers of one stream share their memory. None if each layer has memory of its own.
+    `undivided`: the best points of all layers under the same limits if none is divided, None if they do not fit so.
+    """
+
+    layers: tuple[LayerPlan, ...]
+    device_name: str
+    request: Request
+    total: int | None
+    streams: tuple[Hashable, ...] | None
+    undivided: tuple[Point, ...] | None
+
+    @property
+    def limit(self) -> int | None:
+        return self.request.workspace_limit
+
+    @property
+    def seconds(self) -> float:
+        """The sum of all layers."""
+        return sum(layer.chosen.seconds for layer in self.layers)
+
+    @property
+    def undivided_seconds(self) -> float | None:
+        """The sum if no layer was divided, None if they do not fit so."""
+        return None if self.undivided is None else sum(point.seconds for point in self.undivided)
+
+    @property
+    def fastest_seconds(self) -> float:
+        """The sum with any workspace."""
+        return sum(layer.fastest.seconds for layer in self.layers)
+
+    @property
+    def arenas(self) -> dict[Hashable, int]:
+        """Bytes of each arena, by stream, or by the layer's number where each has its own."""
+        return arenas_of([layer.chosen for layer in self.layers], self.streams)
+
+    @property
+    def workspace(self) -> int:
+        """The bytes of all arenas together."""
+        return sum(self.arenas.values())
+
+    def explain(self) -> str:
+        """A table of the layers: what runs, how long, in how much, and what else could; and what it comes to."""
+        return table(self)
+
+
+def arenas_of(points: Sequence[Point], streams: Sequence[Hashable] | None) -> dict[Hashable, int]:
+    arenas: dict[Hashable, int] = {}
+    for stream, point in zip(streams or range(len(points)), points, strict=True):
+        arenas[stream] = max(arenas.get(stream, 0), point.workspace)
+    return arenas
 
 
 def table(plan: NetPlan) -> str:
