@@ -273,7 +273,7 @@ def test_tune_fails_where_nothing_takes_a_problem(
     def refuse(*arguments: object) -> None:
         raise JitdnnError("no\nway")
 
-    monkeypatch.setattr("jitdnn.ops.tune.ways", refuse)
+    monkeypatch.setattr("jitdnn.ops.tune.partitions", refuse)
     code, out, _ = call(capsys, "tune", PROBLEM)
     assert code == 1
     assert "FAILED: no; way" in out

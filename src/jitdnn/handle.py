@@ -22,7 +22,7 @@ from jitdnn.kernels.algorithm import Device, Epilogue
 from jitdnn.planner.choose import get
 from jitdnn.planner.find import find
 from jitdnn.planner.fronts import Point
-from jitdnn.planner.net import least, ways
+from jitdnn.planner.net import least, partitions
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.planner.shares import shares
 from jitdnn.planner.store import Store
@@ -123,8 +123,8 @@ class Handle:
         self.stream = stream
         #: for the public functions: calls by what is known before a problem is made; forgotten with the plans
         self.calls: Recent[Hashable, Any] = Recent(_MOST_PLANS)
-        #: those of them on a GPU that need no more than a glance at their arrays, by what it shows
-        self.glanced: Recent[Hashable, Any] = Recent(_MOST_PLANS)
+        #: those of them on a GPU that the cached fast path finds, by what it reads of their arrays
+        self.fast_calls: Recent[Hashable, Any] = Recent(_MOST_PLANS)
         if device is not None:
             device = find_device(device) if isinstance(device, str) else settled_device(device)
         self._device = device
@@ -227,7 +227,7 @@ class Handle:
 
         def front() -> Sequence[Point]:
             most = least(request.workspace_limit, total)
-            return ways(problem, device, replace(request, workspace_limit=most), Store.default())
+            return partitions(problem, device, replace(request, workspace_limit=most), Store.default())
 
         share = shares(device.name, total).limit(self, (problem, request), front, self.settings.plans_limit)
         return replace(request, workspace_limit=least(request.workspace_limit, share))
@@ -349,18 +349,18 @@ class Handle:
         """Drop all plans, so that the next calls plan anew (with times stored meanwhile, for one)."""
         self._plans.clear()
         self.calls.clear()
-        self.glanced.clear()
+        self.fast_calls.clear()
         for other in tuple(self._elsewhere.values()):
             other.forget()
 
     def age(self) -> None:
         """Drop the plans and calls that were not used since the last time; what is used now stays until the next."""
-        for kept in (self._plans, self.calls, self.glanced):
+        for kept in (self._plans, self.calls, self.fast_calls):
             kept.age()
 
     def halve(self) -> bool:
         """Drop half of the plans and calls that were not used since the last `age`; False if there are none."""
-        had_some = [kept.halve() for kept in (self._plans, self.calls, self.glanced)]
+        had_some = [kept.halve() for kept in (self._plans, self.calls, self.fast_calls)]
         return any(had_some)
 
     @property

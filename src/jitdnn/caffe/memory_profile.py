@@ -23,7 +23,7 @@ from jitdnn.ops.warm import Recorder, Wanted
 from jitdnn.planner.division import MARGIN, Divider, may_be_divided
 from jitdnn.planner.fronts import Point, front
 from jitdnn.planner.store import Store
-from jitdnn.planner.survey import Option, survey
+from jitdnn.planner.survey import AlgorithmCandidate, survey
 from jitdnn.problems.convolution import Convolution
 
 #: what a piece of workspace takes beside the bytes asked for: its alignment, and NumPy's header of an array
@@ -312,7 +312,7 @@ def _divided(handle: Handle, wanted: Wanted, whole: Sequence[Point]) -> list[Poi
         return []
     device, store = handle.device, Store.default()
 
-    def look(part: Convolution, epilogue: Epilogue | None) -> Sequence[Option]:
+    def look(part: Convolution, epilogue: Epilogue | None) -> Sequence[AlgorithmCandidate]:
         return survey(part, device, request, epilogue, store)
 
     ways = Divider(problem, request, wanted.epilogue, look).front()

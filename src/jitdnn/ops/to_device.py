@@ -139,6 +139,6 @@ def _in_memory(value: float, dtype: np.dtype[Any], name: str) -> np.ndarray[Any,
     if not limits.min <= value <= limits.max or value != int(value):  # NaN is in no range
         raise InvalidArgument(
             f"{name} is {shown(value)}: where all arrays are integers the arithmetic is too, in {dtype.name}: give a "
-            "whole number that it holds, or an array of real numbers"
+            "integer that it holds, or an array of real numbers"
         )
     return np.array([int(value)], dtype)

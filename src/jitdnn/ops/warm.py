@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from jitdnn import targets
-from jitdnn.arguments import callback, sequence, whole_number
+from jitdnn.arguments import callback, integer_number, sequence
 from jitdnn.errors import JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
@@ -81,7 +81,7 @@ def warm(
     problem that no algorithm takes is no error: its `failure` says why.
     """
     if workers is not None:
-        workers = whole_number(workers, "workers", 1, MOST_THREADS)
+        workers = integer_number(workers, "workers", 1, MOST_THREADS)
     callback(progress, "progress")
     wanted = [_wanted(each) for each in sequence(problems, "problems", MOST_PROBLEMS)]
     with settings(**overrides) as values:

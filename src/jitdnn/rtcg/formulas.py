@@ -76,7 +76,7 @@ _WHOLE = frozenset(
 
 
 def is_whole(expression: Expression) -> bool:
-    """True if of whole numbers the expression makes whole numbers, by operations that integers have."""
+    """True if of integers the expression makes integers, by operations that integers have."""
     return all(
         step.number.is_integer() if step.operation == "constant" else step.operation in _WHOLE
         for step in expression.instructions

@@ -121,7 +121,7 @@ def _to_integer(k: Emitter, value: Value, dtype: str) -> Value:
         least, most = (0, 2**bits - 1) if dtype in _UNSIGNED else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
         value = k.select(value == value, value, 0.0)
         value = k.select(value > most, float(most), k.select(value < least, float(least), value))
-        # the sum with this power of two is rounded where a whole number ends, which is then in its last bits
+        # the sum with this power of two is rounded where an integer ends, which is then in its last bits
         whole = k.bitcast(value + 1.5 * 2.0**mantissa, wide)
         return Value(k, k.b.trunc(whole.v, vector_type(ELEMENTS[dtype], value.lanes)))
     places = 2.0**52 if _is_double(value) else 2.0**23  # numbers from here on are whole

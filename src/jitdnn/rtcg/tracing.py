@@ -263,9 +263,7 @@ class Traced:
 
     def __round__(self, digits: int | None = None) -> Traced:
         if digits is not None:
-            raise InvalidArgument(
-                f"round(x, {digits}) cannot be traced: only to whole numbers, or use jd.rint"
-            )
+            raise InvalidArgument(f"round(x, {digits}) cannot be traced: only to integers, or use jd.rint")
         return self.graph.apply("rint", (self,))
 
     def __trunc__(self) -> Traced:
@@ -285,7 +283,7 @@ class Traced:
 
 
 def _power(base: Traced, exponent: object) -> Traced:
-    """A power by a small whole number as products (squares of squares), by 0.5 as a square root."""
+    """A power by a small integer as products (squares of squares), by 0.5 as a square root."""
     if isinstance(exponent, (int, float, np.number)):
         power = real_number(exponent, "an exponent")
         if power == 0.5:

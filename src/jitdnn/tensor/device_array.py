@@ -281,11 +281,11 @@ class DeviceArray:
 
 
 def check_sizes(shape: Sequence[int]) -> tuple[int, ...]:
-    """The extents of a shape as whole numbers. Raises InvalidShape."""
+    """The extents of a shape as integers. Raises InvalidShape."""
     try:
         extents = tuple(int(extent) for extent in shape)
     except (TypeError, ValueError):
-        raise InvalidShape(f"the shape is {shape!r}: it must be a sequence of whole numbers") from None
+        raise InvalidShape(f"the shape is {shape!r}: it must be a sequence of integers") from None
     if not 1 <= len(extents) <= 8 or min(extents) < 0:
         raise InvalidShape(f"the shape is {extents}: it must have 1 to 8 extents of 0 or more")
     return extents

@@ -109,12 +109,12 @@ def borrow_torch(x: Any, torch: Any) -> GpuArray:
     return GpuArray(pointer, descriptor, x, "torch", False, key, (_target_of["torch"], index))
 
 
-Glance = tuple[int, Any]
+FastKey = tuple[int, Any]
 """The address of an array on a GPU, and its layout in the owner's terms, which is None in host memory."""
 
 
-def glance_torch(x: Any) -> Glance:
-    """A tensor of PyTorch, by as few questions as will do for calls that were made before.
+def fast_key_of_torch(x: Any) -> FastKey:
+    """The key of a PyTorch tensor, from as few of its attributes as tell known calls apart.
 
     What must not be used differs in its layout from all that was, or raises RuntimeError.
     """
@@ -126,15 +126,15 @@ def glance_torch(x: Any) -> Glance:
     return pointer, (index, pointer & 7, x.shape, x.stride(), x.dtype, x.is_neg())
 
 
-def glance_own(x: DeviceArray) -> Glance:
-    """An array of our own."""
+def fast_key_of_own(x: DeviceArray) -> FastKey:
+    """The key of an array of our own."""
     if not x.layout:
         x.layout = layout_number(x.gpu.place, x.descriptor)
     return x.pointer, x.layout
 
 
-#: how arrays are looked at that were borrowed before, by their class: those of PyTorch are filled in with the first one
-GLANCES: dict[type, Callable[[Any], Glance]] = {DeviceArray: glance_own}
+#: keys of arrays of classes that were borrowed before: that of PyTorch is filled in with its first tensor
+FAST_KEYS: dict[type, Callable[[Any], FastKey]] = {DeviceArray: fast_key_of_own}
 
 
 def torch_dtype(torch: Any, name: str) -> Any:
