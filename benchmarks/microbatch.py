@@ -31,14 +31,15 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn import targets
 from jitdnn.bench.suites import Layer, built_in
-from jitdnn.devices.gpu import TARGETS
 from jitdnn.handle import find_device
 from jitdnn.planner.budget import divide
 from jitdnn.planner.choose import build_way
 from jitdnn.planner.division import Way
 from jitdnn.planner.fronts import Point
-from jitdnn.planner.net import Ways, look_at
+from jitdnn.planner.net import survey_partitions
+from jitdnn.planner.net_plan import Partitions
 from jitdnn.planner.operands import make_operand
 from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Store
@@ -57,7 +58,7 @@ class Item:
     label: str
     count: int
     problem: Convolution
-    ways: Ways
+    partitions: Partitions
 
 
 class Bench:
@@ -65,7 +66,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.device: Any = find_device(options.target)
-        self.is_gpu = self.device.target in TARGETS
+        self.is_gpu = targets.is_gpu(self.device.target)
         self._own = self.device.own_stream() if self.is_gpu else None
         self.stream = self.device.stream(self._own) if self.is_gpu else None
         self.options = options
@@ -82,9 +83,11 @@ class Bench:
                 problem = layer.towards(direction).problem
                 assert isinstance(problem, Convolution)
                 start = perf_counter()
-                found = look_at(problem, self.device, request, self.store, self.options.seconds)
+                found = survey_partitions(problem, self.device, request, self.store, self.options.seconds)
                 items.append(Item(f"{layer.name} {direction}", layer.count, problem, found))
-                note(f"{layer.label} {direction}: {len(found.front)} ways in {perf_counter() - start:.1f} s")
+                note(
+                    f"{layer.label} {direction}: {len(found.front)} partitions in {perf_counter() - start:.1f} s"
+                )
         return items
 
     def run(self, item: Item, way: Way) -> Callable[[Any, Sequence[int], float, float, int], None]:
@@ -203,7 +206,7 @@ def choices(items: Sequence[Item], limit: int | None, is_divided: bool) -> list[
     """The fastest way of each under a limit, skipping what nothing can run so."""
     found = []
     for item in items:
-        front = item.ways.front if is_divided else item.ways.whole
+        front = item.partitions.front if is_divided else item.partitions.whole
         point = next((p for p in reversed(front) if limit is None or p.workspace <= limit), None)
         if point is None:
             sys.exit(f"{item.label}: nothing runs in {limit} bytes")
@@ -226,11 +229,11 @@ def ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms"
 
 
-def print_ways(points: Sequence[tuple[Item, Point]], others: Sequence[tuple[Item, Point]]) -> None:
+def print_partitions(points: Sequence[tuple[Item, Point]], others: Sequence[tuple[Item, Point]]) -> None:
     for (item, point), (_, other) in zip(points, others, strict=True):
-        if point.what.candidate.name != other.what.candidate.name:
+        if point.what.summary.name != other.what.summary.name:
             print(
-                f"    {item.label}: {other.what.candidate.name} {ms(other.seconds)} -> {point.what.candidate.name} "
+                f"    {item.label}: {other.what.summary.name} {ms(other.seconds)} -> {point.what.summary.name} "
                 f"{ms(point.seconds)}, {format_bytes(point.workspace)}"
             )
 
@@ -247,12 +250,12 @@ def bench_net(bench: Bench, layers: Sequence[Layer]) -> None:
             f"{format_bytes(limit)} a layer: undivided {ms(one)} ({ms(total(whole))} expected), divided {ms(two)} "
             f"({ms(total(divided))} expected), {one / two:.2f}x"
         )
-        print_ways(divided, whole)
+        print_partitions(divided, whole)
         report(bench, {"what": "net", "limit": limit, "undivided": one, "divided": two, "unlimited": best})
 
 
 def name_of(points: Sequence[tuple[Item, Point]]) -> str:
-    name: str = points[0][1].what.candidate.name
+    name: str = points[0][1].what.summary.name
     return name
 
 
@@ -266,7 +269,7 @@ def bench_budget(bench: Bench, layers: Sequence[Layer]) -> None:
     whole = choices(items, each, False)
     for budget in bench.options.total:
         start = perf_counter()
-        points = divide([item.ways.front for item in items], budget)
+        points = divide([item.partitions.front for item in items], budget)
         thinking = perf_counter() - start
         shared = list(zip(items, points, strict=True))
         one, two = bench.compare([jobs_of(whole), jobs_of(shared)])
@@ -276,7 +279,7 @@ def bench_budget(bench: Bench, layers: Sequence[Layer]) -> None:
             f"undivided: {ms(one)}; {format_bytes(budget)} in all, {format_bytes(used)} used: {ms(two)}, "
             f"{one / two:.2f}x (the budget was divided in {ms(thinking)})"
         )
-        print_ways(shared, whole)
+        print_partitions(shared, whole)
         report(bench, {"what": "budget", "each": each, "total": budget, "undivided": one, "divided": two})
 
 
@@ -286,13 +289,13 @@ def bench_layers(bench: Bench, layers: Sequence[Layer]) -> None:
         cells = []
         for limit in bench.options.limits:
             whole, divided = choices([item], limit, False), choices([item], limit, True)
-            if divided[0][1].what.candidate.name == whole[0][1].what.candidate.name:
+            if divided[0][1].what.summary.name == whole[0][1].what.summary.name:
                 gains[limit].append(1.0)
                 cells.append("1.00")
                 continue
             one, two = bench.compare([jobs_of(whole), jobs_of(divided)])
             gains[limit].append(one / two)
-            cells.append(f"{one / two:.2f} ({divided[0][1].what.candidate.name} {ms(two)})")
+            cells.append(f"{one / two:.2f} ({divided[0][1].what.summary.name} {ms(two)})")
             report(bench, {"what": "layer", "problem": str(item.problem), "limit": limit, "gain": one / two})
         if any(cell != "1.00" for cell in cells):
             print(f"{item.label}: {'; '.join(cells)}", flush=True)
@@ -315,7 +318,7 @@ def bench_vendors(bench: Bench, layers: Sequence[Layer]) -> None:
             f"{format_bytes(limit)}: "
             + ", ".join(f"{words[vendor]} {ms(t)}" for vendor, t in zip(points, times, strict=True))
         )
-        theirs = sum("cudnn" in point.what.candidate.name for _, point in points["also"])
+        theirs = sum("cudnn" in point.what.summary.name for _, point in points["also"])
         print(f"    of both: {theirs} of cuDNN's, {len(points['also']) - theirs} of ours")
         report(bench, {"what": "vendors", "limit": limit} | dict(zip(points, times, strict=True)))
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jitdnn import limits
+from jitdnn import limits, targets
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.tables import TARGETS, algorithms, has_generator, table
+from jitdnn.kernels.tables import algorithms, has_generator, table
 from jitdnn.problems import parse
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.isa import isa
@@ -180,7 +180,7 @@ def algorithm_table(page: str) -> str:
     deterministic."""
     owners = {type(parse(example)) for example in EXAMPLES[page]}
     rows: dict[tuple[str, str], tuple[Algorithm, dict[str, list[str]]]] = {}
-    every = ((target, key, listed) for target in TARGETS for key, listed in table(target).items())
+    every = ((target, key, listed) for target in targets.names() for key, listed in table(target).items())
     for target, (owner, direction), listed in every:
         if owner in owners:
             for algorithm in listed:
@@ -204,7 +204,7 @@ def _places(where: dict[str, list[str]]) -> str:
     alike: dict[str, list[str]] = {}
     for target, directions in where.items():
         alike.setdefault(", ".join(directions), []).append(target)
-    return "; ".join(f"{' '.join(targets)}: {directions}" for directions, targets in alike.items())
+    return "; ".join(f"{' '.join(those)}: {directions}" for directions, those in alike.items())
 
 
 def _missing(page: str, target: str) -> list[str]:
@@ -221,12 +221,12 @@ def _missing(page: str, target: str) -> list[str]:
 
 def _targets_of(page: str) -> str:
     """A sentence on the targets that run what a page is about."""
-    lacking = {target: _missing(page, target) for target in TARGETS}
+    lacking = {target: _missing(page, target) for target in targets.names()}
     kinds = [
         kind for owner in dict.fromkeys(type(parse(e)) for e in EXAMPLES[page]) for kind in _kinds(owner)
     ]
-    having = [target for target in TARGETS if not lacking[target]]
-    if having == ["cpu"] and all(set(lacking[target]) >= set(kinds) for target in TARGETS[1:]):
+    having = [target for target in targets.names() if not lacking[target]]
+    if having == ["cpu"] and all(set(lacking[target]) >= set(kinds) for target in targets.gpu_names()):
         return "Runs on `cpu` only so far: arrays on a GPU are refused."
     lines = [f"Runs on {', '.join(f'`{target}`' for target in having)}."]
     for target, missing in lacking.items():
@@ -238,17 +238,18 @@ def _targets_of(page: str) -> str:
 
 def targets_table() -> str:
     """What runs on which target, by page."""
-    lines = ["| operator | " + " | ".join(TARGETS) + " |", "| --- |" + " --- |" * len(TARGETS)]
+    names = targets.names()
+    lines = ["| operator | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
     for page in EXAMPLES:
         kinds = {kind for e in EXAMPLES[page] for kind in _kinds(type(parse(e)))}
         cells = []
-        for target in TARGETS:
+        for target in names:
             missing = _missing(page, target)
             none = kinds <= set(missing)
             cells.append("no" if none else f"yes, but for {', '.join(missing)}" if missing else "yes")
         lines.append(f"| [{page.replace('_', ' ')}](ops/{page}.md) | {' | '.join(cells)} |")
     for name in ("elementwise", "reduction", "scan"):
-        cells = ["yes" if has_generator(name, target) else "no" for target in TARGETS]
+        cells = ["yes" if has_generator(name, target) else "no" for target in names]
         lines.append(f"| [`jd.{name}`](ops/user_kernels.md) | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

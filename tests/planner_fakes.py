@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import jitdnn
-from jitdnn import log
-from jitdnn.errors import CompileError
-from jitdnn.kernels import tables
+from jitdnn import log, targets
+from jitdnn.errors import CompileError, DeviceError
 from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel
 from jitdnn.planner.plan import Plan
 from jitdnn.problems.convolution import Convolution
@@ -85,15 +86,32 @@ class Fake(Algorithm):
 Table = Callable[..., None]
 
 
+@contextmanager
+def installed(*algorithms: Algorithm) -> Iterator[None]:
+    """The target `fake`, whose table for convolutions forward has these algorithms."""
+    table: Any = SimpleNamespace(ALGORITHMS={(Convolution, "fwd"): algorithms})
+    targets.register(targets.Target("fake", _no_devices, lambda: table, is_gpu=False), replace=True)
+    try:
+        yield
+    finally:
+        targets.unregister("fake")
+
+
+def _no_devices() -> Any:
+    raise DeviceError("the devices of this target are made by tests")
+
+
 class Planning:
     """Base of test classes: a table of fakes, nothing read or kept on disk, and the warnings of `log`."""
 
     @pytest.fixture
-    def table(self, monkeypatch: pytest.MonkeyPatch) -> Table:
-        def install(*algorithms: Algorithm) -> None:
-            monkeypatch.setitem(tables.TABLES, "fake", {(Convolution, "fwd"): algorithms})
+    def table(self) -> Iterator[Table]:
+        with ExitStack() as stack:
 
-        return install
+            def install(*algorithms: Algorithm) -> None:
+                stack.enter_context(installed(*algorithms))
+
+            yield install
 
     @pytest.fixture(autouse=True)
     def memory_only(self) -> Iterator[None]:

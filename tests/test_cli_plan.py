@@ -21,7 +21,7 @@ from jitdnn.bench.suites import load
 from jitdnn.cli import fronts_plot
 from jitdnn.cli.plan_net import select
 from jitdnn.errors import InvalidArgument, JitdnnError
-from jitdnn.planner.net_report import COLUMNS
+from jitdnn.planner.net_plan import COLUMNS
 from jitdnn.planner.store import Store
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import Convolution
@@ -273,7 +273,7 @@ def test_tune_fails_where_nothing_takes_a_problem(
     def refuse(*arguments: object) -> None:
         raise JitdnnError("no\nway")
 
-    monkeypatch.setattr("jitdnn.ops.tune.ways", refuse)
+    monkeypatch.setattr("jitdnn.ops.tune.partitions", refuse)
     code, out, _ = call(capsys, "tune", PROBLEM)
     assert code == 1
     assert "FAILED: no; way" in out

@@ -17,7 +17,7 @@ from jitdnn.errors import NotSupported
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.planner.choose import get
-from jitdnn.planner.division import LAUNCH_SECONDS, Divider, Way
+from jitdnn.planner.division import LAUNCH_SECONDS, Divider, Partition
 from jitdnn.planner.find import find
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.planner.store import Store
@@ -180,7 +180,7 @@ def test_more_workspace_is_never_slower(n: int, seed: int, policy: str, axes: st
     assert seconds == sorted(seconds, reverse=True)
     assert needs == sorted(needs)
     for point in front:
-        way: Way = point.what
+        way: Partition = point.what
         assert (
             way.workspace
             == point.workspace

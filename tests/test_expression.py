@@ -284,7 +284,7 @@ def test_unknown_activation_lists_the_known() -> None:
         (lambda x: max(x, 0), "jd.maximum"),
         (lambda x: math.exp(x), "jd.exp"),
         (lambda x: float(x), "jd.exp"),
-        (lambda x: round(x, 2), "only to whole numbers"),
+        (lambda x: round(x, 2), "only to integers"),
         (lambda x: x > 0, "returns a condition"),
         (lambda x: (x > 0) * x, "jd.where"),
         (lambda x: where(x, 1.0, 2.0), "needs a condition"),

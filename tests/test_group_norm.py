@@ -203,7 +203,7 @@ def test_in_place() -> None:
 X, C = np.ones((2, 6, 4), np.float32), np.ones(6, np.float32)
 REFUSED = [
     (lambda: jd.group_norm(X, 4), InvalidArgument, "groups is 4: it must divide the 6 channels"),
-    (lambda: jd.group_norm(X, "all"), InvalidArgument, "groups is 'all': only whole numbers"),
+    (lambda: jd.group_norm(X, "all"), InvalidArgument, "groups is 'all': only integers"),
     (lambda: jd.group_norm(X, 0), InvalidArgument, "groups is 0"),
     (lambda: jd.group_norm(C, 1), InvalidShape, "N, C and at most"),
     (lambda: jd.group_norm(X, 2, C[:2]), InvalidShape, "weight has shape (2,)"),

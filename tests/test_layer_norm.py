@@ -224,7 +224,7 @@ X, C = np.ones((2, 3, 4), np.float32), np.ones(4, np.float32)
 REFUSED = [
     (lambda: jd.layer_norm(X, C[:2]), InvalidShape, "weight has shape (2,)"),
     (lambda: jd.layer_norm(X, axis=3), InvalidArgument, "axis 3"),
-    (lambda: jd.layer_norm(X, axis=1.5), InvalidArgument, "axis is 1.5: only whole numbers"),
+    (lambda: jd.layer_norm(X, axis=1.5), InvalidArgument, "axis is 1.5: only integers"),
     (lambda: jd.layer_norm(X[:, :, :0]), InvalidShape, "at least 1"),
     (lambda: jd.layer_norm(X, C, C.astype(np.float16)), InvalidType, "bias is f16"),
     (lambda: jd.rms_norm(X, epsilon=float("inf")), InvalidArgument, "epsilon is inf"),

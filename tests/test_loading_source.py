@@ -42,7 +42,8 @@ ALLOWED = {
         "-c",
     ): "a program of constants: this interpreter's path, the name of one of our modules",
     ("jitdnn/__init__.py", "import_module"): "public names of the package, from a table in the same file",
-    ("jitdnn/kernels/tables.py", "import_module"): "the table of a target, which is a name of TARGETS",
+    ("jitdnn/targets/__init__.py", "import_module"): "modules of that package, by the names in BUILT_IN",
+    ("jitdnn/targets/target.py", "import_module"): "modules that the value of a target names",
 }
 
 

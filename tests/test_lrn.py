@@ -128,7 +128,7 @@ def test_what_cannot_be() -> None:
     x = np.zeros((1, 3, 4, 4), np.float32)
     with pytest.raises(InvalidArgument, match="size is 0: it must be at least 1"):
         jd.lrn(x, 0)
-    with pytest.raises(InvalidArgument, match=r"size is 2\.5: only whole numbers"):
+    with pytest.raises(InvalidArgument, match=r"size is 2\.5: only integers"):
         jd.lrn(x, 2.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="mode is 'around': it must be one of 'across', 'within'"):
         jd.lrn(x, mode="around")

@@ -236,11 +236,11 @@ def test_gradients_summed_over_an_empty_batch_are_zero() -> None:
             "stride has 3 numbers for 2 spatial axes: give one, or 2",
         ),
         (lambda: jd.conv(X, W, groups=2, padding=-1), jd.InvalidArgument, "padding is -1"),
-        (lambda: jd.conv(X, W, groups=2, stride=1.5), jd.InvalidArgument, "whole numbers"),
+        (lambda: jd.conv(X, W, groups=2, stride=1.5), jd.InvalidArgument, "integers"),
         (
             lambda: jd.conv(X, W, groups=2, stride={2}),
             jd.InvalidArgument,
-            r"stride is \{2\}: only whole numbers",
+            r"stride is \{2\}: only integers",
         ),
         (
             lambda: jd.conv(X, W, groups=2, mode="valid"),

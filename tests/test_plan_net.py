@@ -14,18 +14,17 @@ import jitdnn
 from jitdnn.devices import cpu
 from jitdnn.errors import InvalidArgument, NotSupported, ParseError
 from jitdnn.handle import Handle
-from jitdnn.kernels import tables
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.plan_net import plan_net
 from jitdnn.planner.choose import get
-from jitdnn.planner.net import look_at, ways
+from jitdnn.planner.net import partitions, survey_partitions
 from jitdnn.planner.net import plan_net as plan_layers
-from jitdnn.planner.net_report import COLUMNS, as_json, rows, summary
+from jitdnn.planner.net_plan import COLUMNS, as_json, rows, summary
 from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Store
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
-from planner_fakes import DEVICE, PROBLEM, Fake, Planning, Table
+from planner_fakes import DEVICE, PROBLEM, Fake, Planning, Table, installed
 
 OTHER = Convolution.make("fwd", (4, 3, 8, 8), (4, 3, 3, 3))
 TINY = "conv_fwd n4 c8 h12 w12 k8 r3 s3 pad1"
@@ -75,7 +74,7 @@ class TestBudget(Planning):
         self.install(table)
         plan = plan_layers(self.LAYERS, DEVICE, request(), 1200, ["a", "a", "a"], Store(None))
         assert plan.arenas == {"a": 1200}
-        assert [layer.way.candidate.name for layer in plan.layers] == ["fast"] * 3
+        assert [layer.partition.summary.name for layer in plan.layers] == ["fast"] * 3
         apart = plan_layers(self.LAYERS, DEVICE, request(), 1200, ["a", "b", "b"], Store(None))
         assert apart.workspace == sum(apart.arenas.values()) <= 1200
         assert apart.seconds > plan.seconds
@@ -104,7 +103,7 @@ class TestBudget(Planning):
         plan = plan_layers(layers, DEVICE, Request(), 600, store=Store(None))
         assert plan.workspace <= 600
         assert plan.seconds == pytest.approx(6e-3, rel=0.02)
-        assert [len(layer.way.steps) for layer in plan.layers] == [2, 4]
+        assert [len(layer.partition.steps) for layer in plan.layers] == [2, 4]
         # undivided the first gets all of it, or the second nothing
         assert plan.undivided_seconds == pytest.approx(2e-3 + 16e-3)
         # beside its own arena, in which nothing whole but the slow one fits
@@ -118,15 +117,15 @@ class TestBudget(Planning):
         )  # fmt: skip
         plan = plan_layers((("two", OTHER),), DEVICE, Request(workspace_limit=600), store=Store(None))
         (layer,) = plan.layers
-        assert layer.way.is_divided
-        assert "middle" not in [point.what.candidate.name for point in layer.front]
+        assert layer.partition.is_divided
+        assert "middle" not in [point.what.summary.name for point in layer.front]
         assert layer.undivided is not None
-        assert layer.undivided.what.candidate.name == "middle"
+        assert layer.undivided.what.summary.name == "middle"
 
     def test_a_division_that_hardly_gains_is_not_taken(self, table: Table) -> None:
         table(Fake("whole", seconds=4.05e-3), PerImage("parts", seconds=1e-3, needs=300))
         plan = plan_layers((("two", OTHER),), DEVICE, Request(), 600, store=Store(None))
-        assert plan.layers[0].way.candidate.name == "whole"
+        assert plan.layers[0].partition.summary.name == "whole"
 
     def test_what_a_call_would_not_do_is_not_planned(self, table: Table) -> None:
         """Parts that are faster than any whole, as a cost model may say: calls are divided for want of workspace."""
@@ -138,7 +137,7 @@ class TestBudget(Planning):
 
         table(Odd("odd"))
         plan = plan_layers((("two", OTHER),), DEVICE, Request(), 600, store=Store(None))
-        assert not plan.layers[0].way.is_divided
+        assert not plan.layers[0].partition.is_divided
         assert not get(OTHER, DEVICE, Request(workspace_limit=600), store=Store(None)).algorithm.endswith(
             "n1"
         )
@@ -153,8 +152,7 @@ class TestBudget(Planning):
         self, costs: list[tuple[int, int]], total: int
     ) -> None:
         algorithms = [PerImage(f"a{n}", seconds=1e-3 * s, needs=w) for n, (s, w) in enumerate(costs)]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(tables.TABLES, "fake", {(Convolution, "fwd"): tuple(algorithms)})
+        with installed(*algorithms):
             if min(w for _, w in costs) > total:
                 return
             (layer,) = plan_layers((("two", OTHER),), DEVICE, Request(), total, store=Store(None)).layers
@@ -168,10 +166,10 @@ class TestFind(Planning):
         only = Fake("only", seconds=1e-9, sleep=2e-3)
         table(only)
         store = Store(None)
-        found = ways(PROBLEM, DEVICE, request(choice="find"), store, 0.01)
+        found = partitions(PROBLEM, DEVICE, request(choice="find"), store, 0.01)
         assert found[-1].seconds >= 2e-3, "a single algorithm too: its time is added to others"
         calls = len(only.calls)
-        again = look_at(PROBLEM, DEVICE, request(choice="find"), store, 0.01)
+        again = survey_partitions(PROBLEM, DEVICE, request(choice="find"), store, 0.01)
         assert again.front[-1].seconds == found[-1].seconds
         assert len(only.calls) == calls
 
@@ -179,22 +177,22 @@ class TestFind(Planning):
         small, large = Fake("small", sleep=4e-3), Fake("large", sleep=1e-3, needs=10**6)
         table(small, large)
         store = Store(None)
-        few = ways(PROBLEM, DEVICE, request(choice="find", workspace_limit=100), store, 0.01)
-        assert [point.what.candidate.name for point in few] == ["small"]
-        more = ways(PROBLEM, DEVICE, request(choice="find"), store, 0.01)
-        assert [point.what.candidate.name for point in more] == ["small", "large"]
+        few = partitions(PROBLEM, DEVICE, request(choice="find", workspace_limit=100), store, 0.01)
+        assert [point.what.summary.name for point in few] == ["small"]
+        more = partitions(PROBLEM, DEVICE, request(choice="find"), store, 0.01)
+        assert [point.what.summary.name for point in more] == ["small", "large"]
 
     def test_what_is_not_worth_measuring_is_still_a_way(self, table: Table) -> None:
         table(Fake("fast", needs=100), Fake("hopeless", seconds=1e3))
         store = Store(None)
         for _ in range(2):
-            found = ways(PROBLEM, DEVICE, request(choice="find"), store, 0.01)
-            assert [point.what.candidate.name for point in found] == ["hopeless", "fast"]
+            found = partitions(PROBLEM, DEVICE, request(choice="find"), store, 0.01)
+            assert [point.what.summary.name for point in found] == ["hopeless", "fast"]
 
     def test_what_does_not_compile_is_no_way(self, table: Table, warnings: list[str]) -> None:
         table(Fake("broken", does_compile=False), Fake("sound", seconds=2e-3, needs=100))
-        found = ways(PROBLEM, DEVICE, request(choice="find"), Store(None), 0.01)
-        assert [point.what.candidate.name for point in found] == ["sound"]
+        found = partitions(PROBLEM, DEVICE, request(choice="find"), Store(None), 0.01)
+        assert [point.what.summary.name for point in found] == ["sound"]
 
 
 class TestReport(Planning):

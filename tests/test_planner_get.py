@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import jitdnn
 from jitdnn.errors import CompileError, NotSupported
-from jitdnn.kernels import tables
 from jitdnn.kernels.algorithm import Epilogue, summation_bound
 from jitdnn.kernels.reference import Reference
 from jitdnn.planner import workspace as policies
@@ -20,12 +19,11 @@ from jitdnn.planner.choose import get
 from jitdnn.planner.plan import Plan, Request, format_seconds
 from jitdnn.planner.store import Store
 from jitdnn.planner.survey import allowed_error, epilogue_key
-from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import trace
 from jitdnn.settings import format_bytes
 from jitdnn.tensor import TensorDescriptor
-from planner_fakes import DEVICE, DOUBLE, PROBLEM, Fake, Planning, Table, reasons
+from planner_fakes import DEVICE, DOUBLE, PROBLEM, Fake, Planning, Table, installed, reasons
 
 
 class TestGet(Planning):
@@ -188,8 +186,7 @@ NEEDS = st.lists(st.tuples(st.integers(0, 1000), st.floats(1e-6, 1.0)), min_size
 def test_more_workspace_is_never_slower(needs: list[tuple[int, float]], limits: list[int]) -> None:
     fakes = [Fake(f"a{i}", seconds=t, needs=n) for i, (n, t) in enumerate(needs)]
     fakes.append(Fake("fallback", seconds=2.0))
-    with pytest.MonkeyPatch.context() as patch, jitdnn.settings(cache=False, log="warning"):
-        patch.setitem(tables.TABLES, "fake", {(Convolution, "fwd"): tuple(fakes)})
+    with installed(*fakes), jitdnn.settings(cache=False, log="warning"):
         plans = [get(PROBLEM, DEVICE, Request(workspace_limit=n), store=Store(None)) for n in sorted(limits)]
         plans.append(get(PROBLEM, DEVICE, Request(workspace_limit=policies.FASTEST), store=Store(None)))
     seconds = [plan.seconds for plan in plans]

@@ -64,10 +64,10 @@ def test_parse_bytes_says_where_text_is_wrong(text: str, column: int) -> None:
 
 
 def test_parse_bytes_refuses_parts_of_a_byte_and_negative_numbers() -> None:
-    with pytest.raises(InvalidArgument, match="whole number of bytes"):
+    with pytest.raises(InvalidArgument, match="integer number of bytes"):
         parse_bytes("0.3 B")
     for value in (-1, 1.5, True, [1]):
-        with pytest.raises(InvalidArgument, match=r"is no size: it must be a whole number of bytes"):
+        with pytest.raises(InvalidArgument, match=r"is no size: it must be an integer number of bytes"):
             parse_bytes(value)
 
 
@@ -183,7 +183,7 @@ def test_unknown_names_and_values_are_refused() -> None:
         InvalidArgument, match=r"'workspace' is no setting: there are workspace_limit, total_workspace"
     ):
         override(current(), workspace=1)
-    with pytest.raises(InvalidArgument, match=r"threads=True: must be a whole number"):
+    with pytest.raises(InvalidArgument, match=r"threads=True: must be an integer"):
         override(current(), threads=True)
     assert override(current(), threads=np.int32(3)).threads == 3
     with pytest.raises(InvalidArgument, match=r"threads=0"):

@@ -19,7 +19,7 @@ from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu.elementwise.generator import build_elementwise
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import assembly
-from jitdnn.rtcg.expression import Expression, Graph, apply, functions, trace, where
+from jitdnn.rtcg.expression import Expression, Graph, apply, finish, functions, trace, where
 from jitdnn.rtcg.isa import NAMES, isa
 from jitdnn.rtcg.lowering import lower
 from jitdnn.rtcg.operations import OPERATIONS
@@ -269,7 +269,7 @@ def test_no_function_calls_a_library(dtype: str, cpu: str) -> None:
     conditions = ("where", "isnan", "isinf", "isfinite")
     for name in (name for name in functions() if name not in conditions):
         graph = Graph(["a", "b", "c"][: several.get(name, 1)])
-        expression = graph.finish(apply(name, *(graph.input(i) for i in range(len(graph.inputs)))))
+        expression = finish(graph, apply(name, *(graph.input(i) for i in range(len(graph.inputs)))))
         with module.function(f"f_{name}", x=dtype, y=dtype) as (k, (x, y), _):
             y.store(lower(k, expression, [x.load(i * lanes, lanes) for i in range(expression.arity)]))
     code = assembly(module)

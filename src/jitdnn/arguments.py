@@ -66,14 +66,14 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def whole_number(value: Any, name: str, least: int | None = None, most: int = MOST) -> int:
-    """A whole number of Python or NumPy, or a tensor of one without dimensions, from `least` to `most` as an int.
+def integer_number(value: Any, name: str, least: int | None = None, most: int = MOST) -> int:
+    """An integer of Python or NumPy, or a tensor of one without dimensions, from `least` to `most` as an int.
 
     `least` is -`most` if None. True and False are none. Raises InvalidArgument.
     """
     number = _index(value)
     if number is None:
-        raise InvalidArgument(f"{name} is {shown(value)}: only whole numbers will do")
+        raise InvalidArgument(f"{name} is {shown(value)}: only integers will do")
     return _within(number, name, least, most)
 
 
@@ -88,7 +88,7 @@ def _within(number: int, name: str, least: int | None, most: int) -> int:
 
 
 def _index(value: Any) -> int | None:
-    """A whole number as an int; None for anything else."""
+    """An integer as an int; None for anything else."""
     if type(value) is int:
         return value
     try:
@@ -129,27 +129,27 @@ def _entries(
     return found
 
 
-def whole_numbers(
+def integer_numbers(
     values: Any, name: str, least: int | None = None, most: int = MOST, count: int = MOST_NUMBERS
 ) -> tuple[int, ...]:
-    """A sequence of whole numbers, at most `count`, as a tuple of int. Raises InvalidArgument."""
+    """A sequence of integers, at most `count`, as a tuple of int. Raises InvalidArgument."""
     entries = _entries(values, name, InvalidArgument, count)
     if entries is None:
-        raise InvalidArgument(f"{name} is {shown(values)}: only a sequence of whole numbers will do")
-    return tuple(whole_number(entry, name, least, most) for entry in entries)
+        raise InvalidArgument(f"{name} is {shown(values)}: only a sequence of integers will do")
+    return tuple(integer_number(entry, name, least, most) for entry in entries)
 
 
 def one_or_each(
     value: Any, name: str, least: int | None = None, most: int = MOST, count: int = MOST_NUMBERS
 ) -> int | tuple[int, ...]:
-    """A whole number as an int, or a sequence of them, at most `count`, as a tuple of int."""
+    """An integer as an int, or a sequence of them, at most `count`, as a tuple of int."""
     if _entries(value, name, InvalidArgument, count) is None:
-        return whole_number(value, name, least, most)
-    return whole_numbers(value, name, least, most, count)
+        return integer_number(value, name, least, most)
+    return integer_numbers(value, name, least, most, count)
 
 
 def per_axis(value: Any, rank: int, name: str, least: int = 1, most: int = MOST) -> tuple[int, ...]:
-    """A whole number, or one for each axis, as a tuple of `rank` numbers from `least` to `most`."""
+    """An integer, or one for each axis, as a tuple of `rank` numbers from `least` to `most`."""
     numbers = one_or_each(value, name, least, most)
     if isinstance(numbers, int):
         return (numbers,) * rank
@@ -161,7 +161,7 @@ def per_axis(value: Any, rank: int, name: str, least: int = 1, most: int = MOST)
 
 
 def padding(value: Any, name: str = "padding") -> int | tuple[int | tuple[int, int], ...]:
-    """A whole number, or for each axis one or a pair (before, after), none of them negative."""
+    """An integer, or for each axis one or a pair (before, after), none of them negative."""
     entries = _entries(value, name, InvalidArgument)
     if entries is None:
         return _not_cropped(value, name)
@@ -180,7 +180,7 @@ def padding(value: Any, name: str = "padding") -> int | tuple[int | tuple[int, i
 
 
 def _not_cropped(value: Any, name: str) -> int:
-    number = whole_number(value, name)
+    number = integer_number(value, name)
     if number < 0:
         raise InvalidArgument(f"{name} is {number}: it must not be negative; crop the input instead")
     return number
@@ -202,12 +202,10 @@ def shape(value: Any, name: str = "shape") -> tuple[int, ...]:
     """The extents of a tensor, 1 to 8 numbers of 0 or more, as a tuple of int. Raises InvalidShape."""
     entries = _entries(value, name, InvalidShape)
     if entries is None or not entries:
-        raise InvalidShape(
-            f"{name} is {shown(value)}: it must be a sequence of whole numbers, 1 to 8 extents"
-        )
+        raise InvalidShape(f"{name} is {shown(value)}: it must be a sequence of integers, 1 to 8 extents")
     extents = [_index(entry) for entry in entries]
     if None in extents:
-        raise InvalidShape(f"{name} is {shown(value)}: it must be a sequence of whole numbers")
+        raise InvalidShape(f"{name} is {shown(value)}: it must be a sequence of integers")
     for extent in extents:
         assert extent is not None
         if not 0 <= extent <= MOST_EXTENT:
@@ -365,18 +363,18 @@ class Argument:
         return self.settle(value, self.name)
 
 
-def whole(name: str, least: int | None = None, most: int = MOST) -> Argument:
-    """A whole number."""
-    return Argument(name, lambda value, name: whole_number(value, name, least, most))
+def integer(name: str, least: int | None = None, most: int = MOST) -> Argument:
+    """An integer."""
+    return Argument(name, lambda value, name: integer_number(value, name, least, most))
 
 
 def numbers(name: str, least: int | None = None, most: int = MOST) -> Argument:
-    """A whole number, or one for each axis."""
+    """An integer, or one for each axis."""
     return Argument(name, lambda value, name: one_or_each(value, name, least, most))
 
 
 def pads(name: str = "padding") -> Argument:
-    """A whole number, or for each axis one or a pair of them."""
+    """An integer, or for each axis one or a pair of them."""
     return Argument(name, padding)
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
-from jitdnn import locks, log, retention
+from jitdnn import locks, log, retention, targets
 from jitdnn.arguments import shown
-from jitdnn.devices.gpu import TARGETS as GPU_TARGETS
-from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.gpu import GpuDevice, Graph
 from jitdnn.devices.host_scratch import HostBlock, HostScratch
 from jitdnn.devices.scratch import Block, Scratch
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidType
@@ -23,7 +22,7 @@ from jitdnn.kernels.algorithm import Device, Epilogue
 from jitdnn.planner.choose import get
 from jitdnn.planner.find import find
 from jitdnn.planner.fronts import Point
-from jitdnn.planner.net import least, ways
+from jitdnn.planner.net import least, partitions
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.planner.shares import shares
 from jitdnn.planner.store import Store
@@ -31,10 +30,7 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.retention import Recent
 from jitdnn.settings import Settings, current, override
-from jitdnn.tensor import Place, gpu_array
-
-if TYPE_CHECKING:
-    from jitdnn.devices.cuda_graph import Graph
+from jitdnn.tensor import Place
 
 # until the first is kept, which says what the settings say
 _MOST_PLANS = 4096
@@ -59,38 +55,6 @@ _handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 _handles_lock = locks.lock()
 
 
-def _host(values: Settings) -> Device:
-    try:
-        from jitdnn.devices import cpu  # and with it the compiler of the CPU's kernels
-    except ImportError as error:
-        raise DeviceError(f"the cpu target needs llvmlite: pip install llvmlite ({error})") from None
-    return cpu.host(values.threads, values.cpu)
-
-
-def _cuda(index: int) -> Any:
-    from jitdnn.devices import cuda
-
-    return cuda.device(index)
-
-
-def _opencl(index: int) -> Any:
-    from jitdnn.devices import opencl
-
-    return opencl.device(index)
-
-
-_DEVICES: dict[str, Callable[[Settings], Device]] = {
-    "cpu": _host,
-    "cuda": lambda values: _gpu("cuda", 0),
-    "opencl": lambda values: _gpu("opencl", 0),
-}
-_GPUS: dict[str, Callable[[int], Any]] = {"cuda": _cuda, "opencl": _opencl}
-
-
-def _gpu(target: str, index: int) -> Any:
-    return _GPUS[target](index)
-
-
 def settled_device(given: Any) -> Device:
     """A device as it is. Raises InvalidType for what is none."""
     if not isinstance(getattr(type(given), "target", getattr(given, "target", None)), (str, property)):
@@ -101,25 +65,15 @@ def settled_device(given: Any) -> Device:
 
 def find_device(name: str) -> Device:
     """The device called `cpu`, `cuda`, `cuda:1`, `opencl:0`, ... Raises InvalidArgument, and DeviceError without it."""
-    target, _, number = name.strip().lower().partition(":")
-    if target == "cpu" and not number:
-        return _host(current())
-    if target not in _GPUS or (number and not (number.isascii() and number.isdecimal() and len(number) < 5)):
+    target_name, _, number = name.strip().lower().partition(":")
+    target = targets.find(target_name)
+    is_number = number.isascii() and number.isdecimal() and len(number) < 5
+    if target is None or (number and not (target.is_gpu and is_number)):
         raise InvalidArgument(
-            f"the device is {shown(name)}: it must be cpu, cuda, opencl, or one of those by number, cuda:1"
+            f"the device is {shown(name)}: it must be {', '.join(targets.names())}, or one of those by number, cuda:1"
         )
-    device: Device = _gpu(target, int(number or 0))
+    device: Device = target.device(int(number or 0), current())
     return device
-
-
-def _locate(pointer: int) -> int:
-    from jitdnn.devices import cuda
-
-    return cuda.pointer_device(pointer)
-
-
-# who only knows an address is told by the driver where it is
-gpu_array.locate = _locate
 
 
 class Workspace:
@@ -169,8 +123,8 @@ class Handle:
         self.stream = stream
         #: for the public functions: calls by what is known before a problem is made; forgotten with the plans
         self.calls: Recent[Hashable, Any] = Recent(_MOST_PLANS)
-        #: those of them on a GPU that need no more than a glance at their arrays, by what it shows
-        self.glanced: Recent[Hashable, Any] = Recent(_MOST_PLANS)
+        #: those of them on a GPU that the cached fast path finds, by what it reads of their arrays
+        self.fast_calls: Recent[Hashable, Any] = Recent(_MOST_PLANS)
         if device is not None:
             device = find_device(device) if isinstance(device, str) else settled_device(device)
         self._device = device
@@ -207,8 +161,8 @@ class Handle:
                 "(jitdnn.to_device, .numpy()) or use another handle"
             )
         if place is None:
-            if self.settings.target in GPU_TARGETS:
-                target = self.settings.target
+            target = self.settings.target
+            if targets.is_gpu(target):
                 raise DeviceError(
                     f"arrays are in host memory, and the target is {target}: move them with "
                     f"jitdnn.to_device(x, '{target}')"
@@ -216,7 +170,8 @@ class Handle:
             return self
         found = self._elsewhere.get(place)
         if found is None:
-            made = Handle(_gpu(*place), self.stream, **self._overrides)
+            target, index = place
+            made = Handle(targets.get(target).device(index), self.stream, **self._overrides)
             found = self._elsewhere.setdefault(place, made)
         return found
 
@@ -242,7 +197,8 @@ class Handle:
         if self._device is not None:
             return self._device
         values = self.settings
-        return _DEVICES[values.target](values)
+        device: Device = targets.get(values.target).device(0, values)
+        return device
 
     def plan(
         self, problem: Problem, request: Request | None = None, epilogue: Epilogue | None = None
@@ -271,7 +227,7 @@ class Handle:
 
         def front() -> Sequence[Point]:
             most = least(request.workspace_limit, total)
-            return ways(problem, device, replace(request, workspace_limit=most), Store.default())
+            return partitions(problem, device, replace(request, workspace_limit=most), Store.default())
 
         share = shares(device.name, total).limit(self, (problem, request), front, self.settings.plans_limit)
         return replace(request, workspace_limit=least(request.workspace_limit, share))
@@ -352,7 +308,7 @@ class Handle:
 
     @contextmanager
     def capture(self) -> Iterator[Graph]:
-        """Capture the calls of a `with` block into a graph of CUDA, which `replay` runs again with little ado.
+        """Capture the calls of a `with` block into a graph (of CUDA), which `replay` runs again as one launch.
 
             with handle.capture() as graph:
                 jd.conv(x, w, out=y)
@@ -360,13 +316,16 @@ class Handle:
 
         Nothing runs in the block. The calls must have been made once before, so that their kernels are compiled and
         loaded; `out` should be given, since replays write to the same memory. All calls of the block go to one stream:
-        the handle's, or one that is made for it. Raises DeviceError for a handle that is not for a GPU of CUDA.
+        the handle's, or one that is made for it. Raises DeviceError for a handle whose target has no graphs.
         """
         own = self.at(getattr(self.device, "place", None))
         gpu = own.on_gpu
-        if gpu is None or gpu.target != "cuda":
+        target = targets.find(self.device.target)
+        if gpu is None or target is None or not target.has_graphs:
+            having = [known.name for known in targets.registered() if known.has_graphs]
             raise DeviceError(
-                f"the handle is for {self.device.target}: graphs are there for cuda, Handle('cuda') or target='cuda'"
+                f"the handle is for {self.device.target}: graphs are there for {', '.join(having)}, "
+                f"Handle('{having[0]}') or target='{having[0]}'"
             )
         before, held = own.gpu_stream, None
         if not before:  # the default stream cannot be captured
@@ -390,18 +349,18 @@ class Handle:
         """Drop all plans, so that the next calls plan anew (with times stored meanwhile, for one)."""
         self._plans.clear()
         self.calls.clear()
-        self.glanced.clear()
+        self.fast_calls.clear()
         for other in tuple(self._elsewhere.values()):
             other.forget()
 
     def age(self) -> None:
         """Drop the plans and calls that were not used since the last time; what is used now stays until the next."""
-        for kept in (self._plans, self.calls, self.glanced):
+        for kept in (self._plans, self.calls, self.fast_calls):
             kept.age()
 
     def halve(self) -> bool:
         """Drop half of the plans and calls that were not used since the last `age`; False if there are none."""
-        had_some = [kept.halve() for kept in (self._plans, self.calls, self.glanced)]
+        had_some = [kept.halve() for kept in (self._plans, self.calls, self.fast_calls)]
         return any(had_some)
 
     @property

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from jitdnn import targets
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, ParseError
 from jitdnn.host_memory import host_memory
@@ -60,7 +61,7 @@ def parse_bytes(text: object) -> int | None:
         count = _whole(text)
         if count is None or not 0 <= count <= _MOST_BYTES:
             raise InvalidArgument(
-                f"{shown(text)} is no size: it must be a whole number of bytes, text such as 64 MiB, or None"
+                f"{shown(text)} is no size: it must be an integer number of bytes, text such as 64 MiB, or None"
             )
         return count
     if text.strip().lower() in ("none", "unlimited"):
@@ -86,12 +87,12 @@ def parse_bytes(text: object) -> int | None:
         return int(number) * scale
     exact = float(number) * scale
     if exact != int(exact):
-        raise InvalidArgument(f"{text.strip()!r} is {exact} bytes: a size must be a whole number of bytes")
+        raise InvalidArgument(f"{text.strip()!r} is {exact} bytes: a size must be an integer number of bytes")
     return int(exact)
 
 
 def _whole(value: object) -> int | None:
-    """A whole number of Python or NumPy as an int; None for anything else, truth values too."""
+    """An integer of Python or NumPy as an int; None for anything else, truth values too."""
     if isinstance(value, bool):
         return None
     try:
@@ -158,10 +159,14 @@ def _one_of(*accepted: str) -> Callable[[object], str]:
     return parse
 
 
+def _target(value: object) -> str:
+    return _one_of(*targets.names())(value)  # of those that are registered by now
+
+
 def _count(value: object) -> int:
     number = _digits(value) if isinstance(value, str) else _whole(value)
     if number is None or not 1 <= number <= MOST_THREADS:
-        raise InvalidArgument(f"must be a whole number, 1 or more, at most {MOST_THREADS}")
+        raise InvalidArgument(f"must be an integer, 1 or more, at most {MOST_THREADS}")
     return number
 
 
@@ -272,9 +277,10 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "target",
-        _one_of("cpu", "cuda", "opencl"),
+        _target,
         lambda: "cpu",
-        "What plans are for where no arrays say it: `cpu`, `cuda`, `opencl`. Arrays are worked on where they are.",
+        f"What plans are for where no arrays say it: {', '.join(f'`{name}`' for name in targets.BUILT_IN)}. "
+        "Arrays are worked on where they are.",
     ),
     Setting(
         "cpu",

@@ -6,7 +6,9 @@ import functools
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from fuzz.draw import Draw
 from fuzz.memory import Block, Place, Room, Rooms, empty, span
 from fuzz.problem import Array
 from fuzz.values import numpy_dtype
-from jitdnn import handle as handles
+from jitdnn import targets
 from jitdnn.devices.host_scratch import HostScratch
 from jitdnn.tensor import DeviceArray, TensorDescriptor
 from jitdnn.tensor import array as arrays
@@ -206,7 +208,8 @@ class _Emulated(_OnDevice):
                 return memory
 
         device = Device()
-        handles._GPUS["cuda"] = lambda index: device
+        devices: Any = SimpleNamespace(device=lambda index=0, values=None: device)
+        targets.register(replace(targets.get("cuda"), devices=lambda: devices), replace=True)
         super().__init__(device)
 
 

@@ -14,7 +14,7 @@ from jitdnn.devices.gpu import Launch, Source
 from jitdnn.errors import InvalidType
 from jitdnn.rtcg.activations import ACTIVATIONS
 from jitdnn.rtcg.c_source import c_constant, c_function
-from jitdnn.rtcg.expression import Expression, Graph, Traced, trace
+from jitdnn.rtcg.expression import Expression, Graph, Traced, finish, trace
 from jitdnn.rtcg.operations import OPERATIONS
 from jitdnn.tensor import numpy_dtype
 
@@ -63,7 +63,7 @@ def every_operation(dtype: str) -> list[Expression]:
         if name == "where":
             inputs[0] = inputs[0] < inputs[1]
         result = graph.apply(name, inputs[: rule.arity])
-        expression = graph.finish(graph.apply("where", (result, 1.0, -2.0)) if rule.is_truth else result)
+        expression = finish(graph, graph.apply("where", (result, 1.0, -2.0)) if rule.is_truth else result)
         try:
             c_function(expression, "f", dtype)
         except InvalidType:
@@ -160,7 +160,7 @@ def expressions(draw: st.DrawFn) -> Expression:
         if name == "where":
             chosen[0] = (chosen[0] < chosen[1]) | ~(chosen[2] >= 0.5)
         values.append(graph.apply(name, chosen))
-    return graph.finish(values[-1])
+    return finish(graph, values[-1])
 
 
 STEPS = [
@@ -191,7 +191,7 @@ def test_random_expressions(some: list[Expression]) -> None:
 def test_constants_are_exact(device: Any) -> None:
     values = [0.1, -1 / 3, 1e-44, 3.4e38, 1e300, 2.0**-1074, math.inf, -math.inf, math.nan, -0.0, 7.0]
     graphs = [Graph(()) for _ in values]
-    made = [graph.finish(graph.constant(value)) for graph, value in zip(graphs, values, strict=True)]
+    made = [finish(graph, graph.constant(value)) for graph, value in zip(graphs, values, strict=True)]
     for dtype in ("f32", "f64") if device.has_f64 else ("f32",):
         arrays = [np.zeros(1, numpy_dtype(dtype))] * 3
         found = evaluated(device, made, arrays, dtype)[:, 0]

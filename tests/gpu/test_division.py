@@ -10,7 +10,7 @@ import pytest
 import jitdnn
 from jitdnn.handle import Handle
 from jitdnn.planner.choose import build_way
-from jitdnn.planner.net import look_at
+from jitdnn.planner.net import survey_partitions
 from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Store
 from jitdnn.problems import Convolution, parse
@@ -45,7 +45,7 @@ def test_every_way_of_the_front(device: Any, text: str, vendor: str) -> None:
     problem = parse(text)
     assert isinstance(problem, Convolution)
     with jitdnn.settings(cache=False):
-        found = look_at(problem, device, Request(vendor=vendor), Store(None))
+        found = survey_partitions(problem, device, Request(vendor=vendor), Store(None))
     host = arrays(problem)
     expected = problem.reference(shaped(problem, 0, host[0]), shaped(problem, 1, host[1]))
     stream = device.default_stream
@@ -63,9 +63,9 @@ def test_every_way_of_the_front(device: Any, text: str, vendor: str) -> None:
         result, guard = np.empty_like(host[2]), np.empty(256, np.uint8)
         device.read(result, memory[2].pointer)
         device.read(guard, arena.pointer + way.workspace)
-        assert (guard == CANARY).all(), way.candidate.name
+        assert (guard == CANARY).all(), way.summary.name
         error = np.linalg.norm(shaped(problem, 2, result).astype(float) - expected) / np.linalg.norm(expected)
-        assert error <= 2 * (way.candidate.error_bound or 0.0), way.candidate.name
+        assert error <= 2 * (way.summary.error_bound or 0.0), way.summary.name
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_filter"])

@@ -217,7 +217,7 @@ def test_the_second_call_of_a_kind_makes_no_plan(own: Library, monkeypatch: pyte
 
 
 class TestAgain:
-    """Calls that were made before, which are known at a glance at their arrays."""
+    """Calls that were made before, which take the cached fast path."""
 
     @pytest.fixture(params=["opencl", "cuda", "torch"])
     def some(self, request: pytest.FixtureRequest) -> Library:
@@ -262,9 +262,9 @@ class TestAgain:
                 jd.max_pool(given, 2, handle=handle)
             jd.max_pool(given, 3, handle=handle)
             jd.max_pool(given, [2, 2], handle=handle)
-        assert len(handle.glanced) == 4
+        assert len(handle.fast_calls) == 4
         handle.forget()
-        assert not handle.glanced
+        assert not handle.fast_calls
 
     def test_keep_results_apart_from_inputs(self, some: Library) -> None:
         whole = some.put(np.arange(96, dtype=np.float32).reshape(1, 1, 12, 8))

@@ -1,8 +1,11 @@
-"""Which layers a backward pass visits, and which gradients they compute there."""
+"""A net as layers and blobs: what it shows to those that plan its memory or move its weights, and which layers a
+backward pass visits, with the gradients that they compute there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.base import Layer
@@ -18,6 +21,37 @@ class Node:
     loss_weights: list[float]
     needs_backward: bool = False
     propagate: list[bool] = field(default_factory=list)  # for each bottom, whether its gradient is computed
+
+
+@dataclass
+class Parameter:
+    """A trained weight: `name` is LAYER/INDEX of the layer that owns it; the multipliers scale rate and decay."""
+
+    name: str
+    blob: Blob
+    lr_mult: float = 1.0
+    decay_mult: float = 1.0
+
+
+Observer = Callable[[Layer, str, float], None]
+"""Called after each layer with the layer, "forward" or "backward", and the seconds that it took."""
+
+
+class LayerGraph(Protocol):
+    """The layers of a net and their blobs: `Net` (net.py) is one, and explains each attribute."""
+
+    nodes: list[Node]
+    blobs: dict[str, Blob]
+    inputs: list[str]
+    outputs: list[str]
+    parameters: list[Parameter]
+    observer: Observer | None
+
+    @property
+    def layers(self) -> list[Layer]: ...
+
+    @property
+    def weights(self) -> dict[str, list[Blob]]: ...
 
 
 def plan_gradients(nodes: list[Node], is_forced: bool) -> None:

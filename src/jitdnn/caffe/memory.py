@@ -9,23 +9,19 @@ same algorithm and with the same random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from jitdnn.caffe.graph import Node
+from jitdnn.caffe.graph import LayerGraph, Node
 from jitdnn.caffe.layers.convolution import ConvolutionLayer
 from jitdnn.caffe.memory_layout import Layout, lay_out
 from jitdnn.caffe.memory_profile import SPARE, Choice, LayerCost, NodeCost, PlanHandle, divide, profile
 from jitdnn.errors import InvalidArgument
 from jitdnn.planner.fronts import Point, in_turn
 from jitdnn.planner.recompute import Action, Chain, RecomputePlan, Step, least, plan
-
-if TYPE_CHECKING:
-    from jitdnn.caffe.net import Net
-
 
 # this part of an iteration may be lost before divisions of convolutions are looked for
 _LOSS = 0.01
@@ -41,7 +37,7 @@ class Memory:
 
     def __init__(
         self,
-        net: Net,
+        net: LayerGraph,
         limit: int | None,
         *,
         extra: int = 0,
@@ -215,26 +211,7 @@ class Memory:
         return replace(found, forward=forward, backward=backward)
 
 
-def limit_together(net: Net, test_nets: Sequence[Net], limit: int | str, history: int) -> None:
-    """Keep a net that is trained, and those that test it and share its weights, within one limit.
-
-    They do not run at the same time: each may use what the inputs, outputs and weights of all of them leave. `history`
-    are the bytes that the solver keeps beside the weights. Raises InvalidArgument if the limit is too small.
-    """
-    every = [net, *test_nets]
-    always = [lay_out(each, is_trained=each is net).constant for each in every]
-    with_history = sum(always) + history
-    try:
-        for each, own in zip(every, always, strict=True):
-            beside = None if each is net else net
-            each.limit_memory(limit, extra=with_history - own, is_trained=each is net, beside=beside)
-    except BaseException:
-        for each in every:
-            each.limit_memory(None)
-        raise
-
-
-def _chain(net: Net, layout: Layout, costs: list[NodeCost], extra: int) -> Chain:
+def _chain(net: LayerGraph, layout: Layout, costs: list[NodeCost], extra: int) -> Chain:
     steps = []
     for members in layout.steps:
         nodes = [net.nodes[index] for index in members]

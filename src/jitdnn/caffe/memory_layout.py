@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.graph import Node
+from jitdnn.caffe.graph import LayerGraph, Node
 from jitdnn.planner.recompute import Buffer, Gradient
-
-if TYPE_CHECKING:
-    from jitdnn.caffe.net import Net
 
 
 @dataclass
@@ -31,7 +27,7 @@ class Layout:
     constant: int = 0
 
 
-def lay_out(net: Net, *, is_trained: bool = True) -> Layout:
+def lay_out(net: LayerGraph, *, is_trained: bool = True) -> Layout:
     """Find the layout of a net; without `is_trained` of its forward pass alone."""
     nodes = net.nodes
     layout = Layout(_steps(nodes))
@@ -45,7 +41,7 @@ def lay_out(net: Net, *, is_trained: bool = True) -> Layout:
     return layout
 
 
-def _fixed(net: Net) -> dict[int, Blob]:
+def _fixed(net: LayerGraph) -> dict[int, Blob]:
     """The owners of what a caller fills, reads after a pass, or sums up into the loss."""
     found = [net.blobs[name] for name in (*net.inputs, *net.outputs)]
     for node in net.nodes:
@@ -53,7 +49,7 @@ def _fixed(net: Net) -> dict[int, Blob]:
     return {id(blob.owner): blob.owner for blob in found}
 
 
-def _weights(net: Net, *, is_trained: bool) -> int:
+def _weights(net: LayerGraph, *, is_trained: bool) -> int:
     owned = sum(blob.nbytes for blobs in net.weights.values() for blob in blobs if blob.owner is blob)
     return owned + (sum(parameter.blob.nbytes for parameter in net.parameters) if is_trained else 0)
 
@@ -81,7 +77,7 @@ def _steps(nodes: list[Node]) -> list[range]:
     return steps
 
 
-def _data(layout: Layout, net: Net, step_of: list[int], fixed: set[int], *, is_trained: bool) -> None:
+def _data(layout: Layout, net: LayerGraph, step_of: list[int], fixed: set[int], *, is_trained: bool) -> None:
     views: dict[int, list[Blob]] = {}
     for blob in sorted(net.blobs.values(), key=lambda blob: blob.owner is not blob):
         views.setdefault(id(blob.owner), []).append(blob)
@@ -123,7 +119,7 @@ def _data(layout: Layout, net: Net, step_of: list[int], fixed: set[int], *, is_t
             layout.blobs.append([blob])
 
 
-def _gradients(layout: Layout, net: Net, step_of: list[int]) -> None:
+def _gradients(layout: Layout, net: LayerGraph, step_of: list[int]) -> None:
     inputs = {id(net.blobs[name].gradient_owner) for name in net.inputs}
     weighted = {
         id(blob.gradient_owner)

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from jitdnn.caffe.graph import Node
+from jitdnn.caffe.graph import LayerGraph, Node
+from jitdnn.caffe.layers.base import Layer
 from jitdnn.caffe.layers.convolution import ConvolutionLayer
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
@@ -22,12 +23,8 @@ from jitdnn.ops.warm import Recorder, Wanted
 from jitdnn.planner.division import MARGIN, Divider, may_be_divided
 from jitdnn.planner.fronts import Point, front
 from jitdnn.planner.store import Store
-from jitdnn.planner.survey import Option, survey
+from jitdnn.planner.survey import AlgorithmCandidate, survey
 from jitdnn.problems.convolution import Convolution
-
-if TYPE_CHECKING:
-    from jitdnn.caffe.layers.base import Layer
-    from jitdnn.caffe.net import Net
 
 #: what a piece of workspace takes beside the bytes asked for: its alignment, and NumPy's header of an array
 SPARE = 192
@@ -117,7 +114,7 @@ class NodeCost:
 
 
 def profile(
-    net: Net, handle: PlanHandle, room: int | None, *, is_trained: bool, is_timed: bool
+    net: LayerGraph, handle: PlanHandle, room: int | None, *, is_trained: bool, is_timed: bool
 ) -> list[NodeCost]:
     """Run every layer of a net whose blobs are all released, and return what each costs.
 
@@ -142,7 +139,7 @@ def profile(
 
 
 @contextmanager
-def _alone(net: Net, node: Node) -> Iterator[None]:
+def _alone(net: LayerGraph, node: Node) -> Iterator[None]:
     """Memory for the blobs of one layer, zeros where nobody filled them, and gradients to write into."""
     layer = node.layer
     blobs = [*node.bottom, *node.top, *layer.saved.values()]
@@ -315,7 +312,7 @@ def _divided(handle: Handle, wanted: Wanted, whole: Sequence[Point]) -> list[Poi
         return []
     device, store = handle.device, Store.default()
 
-    def look(part: Convolution, epilogue: Epilogue | None) -> Sequence[Option]:
+    def look(part: Convolution, epilogue: Epilogue | None) -> Sequence[AlgorithmCandidate]:
         return survey(part, device, request, epilogue, store)
 
     ways = Divider(problem, request, wanted.epilogue, look).front()

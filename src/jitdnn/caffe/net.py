@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from jitdnn import limits
 from jitdnn.caffe.blob import Array, Blob
-from jitdnn.caffe.graph import Node, plan_gradients
+from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
 from jitdnn.caffe.layers.input import InputLayer
 from jitdnn.caffe.memory import Memory
@@ -22,16 +22,12 @@ from jitdnn.caffe.rules import filter_net
 from jitdnn.caffe.schema import LayerParameter, NetParameter, NetState
 from jitdnn.caffe.splits import insert_splits
 from jitdnn.caffe.upgrade import upgrade_net
-from jitdnn.caffe.weights import Parameter, collect_parameters, load_weights, save_weights
+from jitdnn.caffe.weights import collect_parameters, load_weights, save_weights
 from jitdnn.errors import InvalidArgument, InvalidShape, JitdnnError, NotSupported
 from jitdnn.planner.recompute import RecomputePlan
 from jitdnn.settings import parse_bytes
 
 DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
-
-
-# called after each layer with the layer, "forward" or "backward", and the seconds it took
-Observer = Callable[[Layer, str, float], None]
 
 
 class Net:

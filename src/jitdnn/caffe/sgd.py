@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jitdnn.caffe.blob import Array
+from jitdnn.caffe.graph import Parameter
 from jitdnn.caffe.schema import SolverParameter
-from jitdnn.caffe.weights import Parameter
 from jitdnn.errors import InvalidArgument
 from jitdnn.ops.tensor_ops import add
 

@@ -26,13 +26,12 @@ from jitdnn.caffe.events import (
     Started,
     Tested,
 )
-from jitdnn.caffe.memory import limit_together
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.caffe.schema import SolverParameter
 from jitdnn.caffe.sgd import GradientDescent
-from jitdnn.caffe.solver_nets import testing_nets, training_net
+from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
 from jitdnn.caffe.upgrade import upgrade_solver
 from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
 from jitdnn.errors import InvalidArgument, NotSupported, SnapshotError

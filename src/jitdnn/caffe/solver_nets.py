@@ -1,12 +1,15 @@
-"""Which nets a solver file asks for: one for training, any number for testing, and the state of each."""
+"""Which nets a solver file asks for: one for training, any number for testing, the state and the memory of each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jitdnn.caffe import paths
 from jitdnn.caffe.load import parse_file
+from jitdnn.caffe.memory_layout import lay_out
+from jitdnn.caffe.net import Net
 from jitdnn.caffe.schema import NetParameter, NetState, SolverParameter
 from jitdnn.errors import InvalidArgument
 
@@ -87,3 +90,22 @@ def _state(phase: str, net: NetParameter, last: NetState) -> NetState:
     state.merge(net.state)
     state.merge(last)
     return state
+
+
+def limit_together(net: Net, test_nets: Sequence[Net], limit: int | str, history: int) -> None:
+    """Keep a net that is trained, and those that test it and share its weights, within one limit.
+
+    They do not run at the same time: each may use what the inputs, outputs and weights of all of them leave. `history`
+    are the bytes that the solver keeps beside the weights. Raises InvalidArgument if the limit is too small.
+    """
+    every = [net, *test_nets]
+    always = [lay_out(each, is_trained=each is net).constant for each in every]
+    with_history = sum(always) + history
+    try:
+        for each, own in zip(every, always, strict=True):
+            beside = None if each is net else net
+            each.limit_memory(limit, extra=with_history - own, is_trained=each is net, beside=beside)
+    except BaseException:
+        for each in every:
+            each.limit_memory(None)
+        raise

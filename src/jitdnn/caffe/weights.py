@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,24 +12,10 @@ from jitdnn.caffe import snapshot
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.caffe.blob import Array, Blob
 from jitdnn.caffe.files import write_whole
+from jitdnn.caffe.graph import LayerGraph, Parameter
 from jitdnn.caffe.layers.base import Layer
 from jitdnn.caffe.schema import ParamSpec
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
-
-if TYPE_CHECKING:
-    from jitdnn.caffe.net import Net
-
-
-@dataclass
-class Parameter:
-    """A trained weight: `name` is LAYER/INDEX of the layer that owns it; the multipliers scale rate and
-    decay.
-    """
-
-    name: str
-    blob: Blob
-    lr_mult: float = 1.0
-    decay_mult: float = 1.0
 
 
 def collect_parameters(layers: Sequence[Layer]) -> list[Parameter]:
@@ -89,14 +74,14 @@ def _share(layer: Layer, index: int, spec: ParamSpec, owner: Parameter, agreed: 
         setattr(owner, name, value)
 
 
-def weight_arrays(net: Net) -> dict[str, Array]:
+def weight_arrays(net: LayerGraph) -> dict[str, Array]:
     """Return the arrays of all weights (not copies) by LAYER/INDEX; shared ones stand once, under their
     owner.
     """
     return {parameter.name: parameter.blob.data for parameter in net.parameters}
 
 
-def copy_weights(net: Net, arrays: Mapping[str, Array], source: str) -> list[str]:
+def copy_weights(net: LayerGraph, arrays: Mapping[str, Array], source: str) -> list[str]:
     """Copy arrays named LAYER/INDEX into the layers of those names, and return the layers that got some.
 
     Names that the net does not have are left alone, as in Caffe: rename a layer to start it afresh. Raises
@@ -138,7 +123,7 @@ def copy_weights(net: Net, arrays: Mapping[str, Array], source: str) -> list[str
     return found
 
 
-def share_weights(net: Net, source: Net) -> None:
+def share_weights(net: LayerGraph, source: LayerGraph) -> None:
     """Make the weights of `net` views of those of the layers of the same name in `source`."""
     theirs = source.weights
     for name, blobs in net.weights.items():
@@ -151,7 +136,7 @@ def share_weights(net: Net, source: Net) -> None:
             blob.share(other)
 
 
-def save_weights(net: Net, path: Path) -> None:
+def save_weights(net: LayerGraph, path: Path) -> None:
     """Write all weights to an .npz file, arrays named LAYER/INDEX, whole or not at all. Raises
     InvalidArgument.
     """
@@ -164,7 +149,7 @@ def save_weights(net: Net, path: Path) -> None:
         raise InvalidArgument(f"cannot write {path}: {error}") from error
 
 
-def load_weights(net: Net, path: Path) -> list[str]:
+def load_weights(net: LayerGraph, path: Path) -> list[str]:
     """Copy weights from an .npz file of `save_weights` or from a snapshot, by the names of layers
     (`copy_weights`).
 

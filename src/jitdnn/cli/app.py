@@ -14,9 +14,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jitdnn import __version__
+from jitdnn import __version__, targets
 from jitdnn.errors import JitdnnError
 from jitdnn.settings import parse_bytes
+
+#: forms of generated code, of all targets
+CODE_FORMS = tuple(form for target in targets.registered() for form in target.code_forms)
 
 app = typer.Typer(
     name="jitdnn",
@@ -69,16 +72,6 @@ Divide = Annotated[
     Division | None,
     typer.Option(help="Sizes of parts, where the fastest algorithm needs too much workspace."),
 ]
-
-
-class Code(StrEnum):
-    """Forms of generated code."""
-
-    ir = "ir"
-    asm = "asm"
-    cuda = "cuda"
-    ptx = "ptx"
-    opencl = "opencl"
 
 
 class Direction(StrEnum):
@@ -156,7 +149,11 @@ def plan(
         Path | None, typer.Option(help="Draw time against workspace of every layer as a PNG.")
     ] = None,
     code: Annotated[
-        Code | None, typer.Option(help="Print the code that runs: ir or asm on the CPU, cuda or ptx, opencl.")
+        str | None,
+        typer.Option(
+            metavar=f"[{'|'.join(CODE_FORMS)}]",
+            help="Print the code that runs: ir or asm on the CPU, cuda or ptx, opencl.",
+        ),
     ] = None,
     as_json: Json = False,
     threads: Threads = None,
@@ -164,6 +161,8 @@ def plan(
     """Show every algorithm for a problem, or how the layers of a net share workspace, and why."""
     from jitdnn.cli.plan import chosen_settings, show_plan
 
+    if code is not None and code not in CODE_FORMS:
+        raise typer.BadParameter(f"{code!r} is not one of {', '.join(CODE_FORMS)}", param_hint="--code")
     overrides = chosen_settings(workspace_limit, threads, find, vendor, division)
     is_net = len(problems) > 1 or " " not in problems[0]
     if is_net and code is not None:
@@ -176,7 +175,7 @@ def plan(
         towards = None if direction is None else direction.value
         show_net(problems, memory, share, towards, batch, device, plot, as_json, overrides)
     else:
-        show_plan(problems[0], device, None if code is None else code.value, overrides)
+        show_plan(problems[0], device, code, overrides)
 
 
 @app.command()
@@ -328,8 +327,8 @@ def bench(
     from jitdnn.cli.bench import (
         list_built_in,
         run_bench,
-        run_cuda_memory_bound,
         run_formulas,
+        run_gpu_memory_bound,
         run_memory_bound,
         run_sequences,
     )
@@ -338,8 +337,8 @@ def bench(
         list_built_in()
         return
     size = parse_bytes(tensor_bytes) if tensor_bytes else None
-    if memory_bound and target == "cuda":
-        raise typer.Exit(run_cuda_memory_bound(problems or [], dtype, layout, size, find, json_rows))
+    if memory_bound and targets.is_gpu(target):
+        raise typer.Exit(run_gpu_memory_bound(problems or [], dtype, layout, size, find, json_rows, target))
     if memory_bound:
         raise typer.Exit(run_memory_bound(problems or [], threads, json_rows, seconds))
     if formulas:

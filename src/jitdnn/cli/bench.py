@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from jitdnn.bench import cuda_cases, cuda_driver, cuda_memory_bound, memory_bound
+from jitdnn import targets
+from jitdnn.bench import gpu_cases, gpu_driver, gpu_memory_bound, memory_bound
 from jitdnn.bench import sequences as sequence_cases
 from jitdnn.bench.choices import run_choices, summary_lines
 from jitdnn.bench.driver import Options, Row, run
@@ -29,8 +30,14 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.problems import parse
 from jitdnn.settings import current
 
-_RUNS = {"cpu": run, "cuda": cuda_driver.run}
 AnyRow = TypeVar("AnyRow", bound=JsonRow)
+
+
+def _require_measured(target: str) -> None:
+    """Raises InvalidArgument for a target that nothing measures: neither a processor nor GPUs that PyTorch works on."""
+    measured = [one.name for one in targets.registered() if not one.is_gpu or one.memory.torch is not None]
+    if target not in measured:
+        raise InvalidArgument(f"target {target!r}: it is measured on {' or '.join(measured)}")
 
 
 def list_built_in() -> None:
@@ -60,8 +67,7 @@ def run_bench(
     layout: str | None = None,
 ) -> int:
     """Measure and print. Returns 1 if any result was wrong or nothing could run a problem, else 0."""
-    if target not in _RUNS:
-        raise InvalidArgument(f"target {target!r}: it is measured on {' or '.join(_RUNS)}")
+    _require_measured(target)
     layers = select(problems, suites, direction, batch, batch_limit, most_bytes, dtype, layout)
     options = Options(
         peers=() if list(peers) == ["none"] else tuple(dict.fromkeys(peers)),
@@ -79,7 +85,11 @@ def run_bench(
     with ExitStack() as stack:
         stream = _open(json_rows, stack)
         advance = stack.enter_context(progress(len(layers), "measuring", is_quiet=True))
-        rows += _collect(_RUNS[target](layers, options, advance), stream)
+        on_gpu = targets.is_gpu(target)
+        measured = (
+            gpu_driver.run(layers, options, advance, target) if on_gpu else run(layers, options, advance)
+        )
+        rows += _collect(measured, stream)
     if stream is not sys.stdout:
         show(rows)
     return 1 if any(row.failure for row in rows) else 0
@@ -273,20 +283,27 @@ def run_memory_bound(only: Sequence[str], threads: int | None, json_rows: Path |
     return 1 if any(row.failure for row in rows) else 0
 
 
-def run_cuda_memory_bound(
+def run_gpu_memory_bound(
     only: Sequence[str],
     dtype: str | None,
     layout: str | None,
     nbytes: int | None,
     is_found: bool,
     json_rows: Path | None,
+    target: str,
 ) -> int:
-    """Measure operations that move memory on a GPU and print them. Returns 1 if any has no time, else 0."""
-    layouts = cuda_cases.LAYOUTS if layout is None else (layout,)
-    dtypes = cuda_memory_bound.DTYPES if dtype is None else (dtype,)
+    """Measure operations that move memory, on the first GPU of a target, and print them.
+
+    Returns 1 if any has no time, else 0.
+    """
+    _require_measured(target)
+    layouts = gpu_cases.LAYOUTS if layout is None else (layout,)
+    dtypes = gpu_memory_bound.DTYPES if dtype is None else (dtype,)
     with ExitStack() as stack:
         stream = _open(json_rows, stack)
-        found = cuda_memory_bound.run(dtypes, layouts, only, nbytes or cuda_memory_bound.BYTES, is_found)
+        found = gpu_memory_bound.run(
+            dtypes, layouts, only, nbytes or gpu_memory_bound.BYTES, is_found, gpus=target
+        )
         rows = _collect(found, stream)
     if not rows:
         raise InvalidArgument(f"no operation has any of {', '.join(only)} in its name")
@@ -306,7 +323,7 @@ def run_cuda_memory_bound(
     for row in rows:
         if row.failure:
             say(f"FAILED {row.name} {row.layout} {row.dtype}: {row.failure}")
-    least = cuda_memory_bound.SHARE
+    least = gpu_memory_bound.SHARE
     for kind in dict.fromkeys(row.dtype for row in rows):
         done = [r for r in rows if r.dtype == kind and r.ratio is not None and r.share is not None]
         mean = geometric_mean([r.ratio for r in done if r.ratio is not None])

@@ -10,8 +10,7 @@ from typing import Any
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.planner.fronts import Point
-from jitdnn.planner.net import LayerPlan, NetPlan
-from jitdnn.planner.net_report import grouped
+from jitdnn.planner.net_plan import LayerPlan, NetPlan, grouped
 from jitdnn.planner.plan import format_seconds
 from jitdnn.problems.convolution import Convolution
 from jitdnn.settings import format_bytes
@@ -113,7 +112,7 @@ def _limits(plan: NetPlan) -> tuple[int, int]:
 
 
 def _drawn(layer: LayerPlan) -> list[Point]:
-    return [*layer.front, *layer.ways.whole, layer.ways.unlimited]
+    return [*layer.front, *layer.partitions.whole, layer.partitions.unlimited]
 
 
 def _direction(layer: LayerPlan) -> str:
@@ -136,7 +135,7 @@ def _panel(
     linear, end = limits
     colour = _colour(layer)
     for points, style in (
-        (layer.ways.whole, {"color": "0.55", "linestyle": (0, (3, 2))}),
+        (layer.partitions.whole, {"color": "0.55", "linestyle": (0, (3, 2))}),
         (layer.front, {"color": colour}),
     ):
         if points:
@@ -150,7 +149,7 @@ def _panel(
         markersize=3.5,
         color=colour,
     )
-    best = layer.ways.unlimited
+    best = layer.partitions.unlimited
     axes.plot(best.workspace, scale * best.seconds, "*", markersize=6, color="0.35", zorder=3)
     if layer.undivided is not None:
         axes.plot(

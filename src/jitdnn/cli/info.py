@@ -8,10 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from jitdnn import targets
 from jitdnn.bench import provenance
 from jitdnn.cli.console import print_table, say
-from jitdnn.devices import cuda, opencl
-from jitdnn.errors import DeviceError
 from jitdnn.handle import usage
 from jitdnn.planner.store import Store
 from jitdnn.rtcg.cache import CodeCache
@@ -45,14 +44,13 @@ def gather() -> dict[str, Any]:
 
 
 def _processor(values: Settings) -> dict[str, Any]:
-    """The processor, if there is the compiler of its kernels, and which targets there are."""
-    targets = {"cpu": "available", "cuda": _gpus(cuda), "opencl": _gpus(opencl)}
+    """The processor, if there is the compiler of its kernels, and the state of each target."""
+    states = {target.name: _state(target) for target in targets.registered()}
     try:
         from jitdnn.devices.cpu import host
         from jitdnn.rtcg.isa import NAMES, runnable
     except ImportError:
-        missing = "not here: the cpu target needs llvmlite: pip install llvmlite"
-        return {"device": None, "instruction_sets": {}, "targets": targets | {"cpu": missing}}
+        return {"device": None, "instruction_sets": {}, "targets": states}
     device, runs = host(values.threads, values.cpu), runnable()
     return {
         "device": device.name,
@@ -64,22 +62,16 @@ def _processor(values: Settings) -> dict[str, Any]:
         },
         "peak_gflops": {dtype: device.measure_peak(dtype) / 1e9 for dtype in ("f32", "f64")},
         "bandwidth_gbytes": device.bandwidth / 1e9,
-        "targets": targets,
+        "targets": states,
     }
 
 
-def _gpus(target: Any) -> str:
+def _state(target: targets.Target) -> str:
     """The devices of a target by number, or in one line why there are none."""
     why_not = target.missing()
     if why_not is not None:
         return f"not here: {why_not}"
-    found = []
-    for index in range(target.device_count()):
-        try:
-            found.append(f"{index}: {target.device(index).name}")
-        except DeviceError as error:
-            found.append(f"{index}: not usable: {error}")
-    return "; ".join(found)
+    return "; ".join(target.states()) if target.is_gpu else "available"
 
 
 def _why_not(name: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from typing import Any
 
+from jitdnn import targets
 from jitdnn.cli.console import say
-from jitdnn.devices import cuda
 from jitdnn.handle import Handle
 from jitdnn.problems import parse
 from jitdnn.settings import settings
@@ -38,7 +38,7 @@ def show_plan(text: str, device: str | None, code: str | None, overrides: Mappin
     `device` may also be an architecture, sm_80: a GPU on paper, with the figures of an H100.
     """
     problem = parse(text)
-    on_paper = device is not None and re.fullmatch(r"sm_\d{2,3}a?", device)
-    with settings(**overrides), Handle(cuda.offline(device) if device and on_paper else device) as handle:
+    on_paper: Any = targets.on_paper(device) if device else None
+    with settings(**overrides), Handle(on_paper or device) as handle:
         plan = handle.plan(problem)
         say(plan.explain() if code is None else plan.code(code))

@@ -14,7 +14,7 @@ from jitdnn.cli.console import print_table, progress, say
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.plan_net import plan_net
-from jitdnn.planner import net_report
+from jitdnn.planner import net_plan
 from jitdnn.problems import Problem, parse
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
 from jitdnn.settings import settings
@@ -49,11 +49,11 @@ def show_net(
     if plot is not None:
         fronts_plot.save_png(plan, plot, ", ".join(name for name in names if " " not in name))
     if as_json:
-        say(json.dumps(net_report.as_json(plan), indent=2))
+        say(json.dumps(net_plan.as_json(plan), indent=2))
         return
-    print_table("", net_report.COLUMNS, net_report.rows(plan), net_report.RIGHT)
+    print_table("", net_plan.COLUMNS, net_plan.rows(plan), net_plan.RIGHT)
     say()
-    for line in net_report.summary(plan):
+    for line in net_plan.summary(plan):
         say(line)
     if plot is not None:
         say(str(plot))

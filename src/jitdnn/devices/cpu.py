@@ -17,6 +17,7 @@ from jitdnn.rtcg.compile import Library, load
 from jitdnn.rtcg.isa import Isa, isa, processor_name
 from jitdnn.rtcg.processor import REFERENCE
 from jitdnn.rtcg.recording import compiling
+from jitdnn.settings import Settings, current
 from jitdnn.tensor import compute_dtype
 
 _PROBE_CHAINS = 12  # independent sums: enough to hide the latency of a multiply-add on every set
@@ -166,6 +167,22 @@ def host(threads: int, cpu: str = "host") -> CpuDevice:
     """This machine with ``threads`` threads and the instruction set called ``cpu``."""
     found = isa(cpu)
     return CpuDevice(replace(found, processor=processor_of(found)), threads, efficiency())
+
+
+def device(index: int = 0, values: Settings | None = None) -> CpuDevice:
+    """This machine as the settings describe it, those in force for None; it has no other number than 0."""
+    values = values or current()
+    return host(values.threads, values.cpu)
+
+
+def device_count() -> int:
+    """One: the processors of this machine are one device."""
+    return 1
+
+
+def missing() -> str | None:
+    """None: this module can only be imported where the compiler of its kernels is."""
+    return None
 
 
 def _trace_probe(module: Module, dtype: str) -> None:

@@ -470,8 +470,11 @@ def device_count() -> int:
     return int(count)
 
 
-def device(index: int = 0) -> CudaDevice:
-    """The GPU of this number. Raises DeviceError, in one line, if it is not there or too old."""
+def device(index: int = 0, values: object = None) -> CudaDevice:
+    """The GPU of this number, whatever the settings are.
+
+    Raises DeviceError, in one line, if it is not there or too old.
+    """
     return _found(index)
 
 

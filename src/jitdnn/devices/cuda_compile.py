@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from jitdnn.devices.gpu import Source, read_text, source_key
+from jitdnn.devices.gpu import Source, plain_prelude, read_text, source_key
 from jitdnn.errors import CompileError, DeviceError
 from jitdnn.locks import lock
 from jitdnn.rtcg.cache import CodeCache, note_compiled
@@ -20,7 +20,7 @@ _SCHEMA = "1"  # raise when the meaning of a cached binary changes without a cha
 
 @functools.cache
 def prelude(dialect: str) -> str:
-    plain = "#define HAS_F64 1\n" + read_text("gpu/prelude", "plain.h")
+    plain = plain_prelude()
     return plain if dialect == "plain" else read_text("cuda/prelude", "instructions.cuh") + plain
 
 

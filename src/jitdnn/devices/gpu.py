@@ -1,9 +1,9 @@
-"""What CUDA and OpenCL devices have in common: kernels as text, and how they are launched.
+"""What the devices of GPU targets have in common: kernels as text, and how they are launched.
 
 A kernel is a `Source` and some `Launch`es of its functions, one after the other on one stream. Every function takes the
 same arguments:
 
-    pointers of the operands, workspace, alpha, beta, whole numbers (i64), real numbers (SCALE)
+    pointers of the operands, workspace, alpha, beta, integers (i64), reals (SCALE)
 
 so that a launch is one block of bytes. Nothing here needs a driver, a compiler or a device.
 """
@@ -19,8 +19,6 @@ from typing import Any, Protocol
 from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.tensor import Place
 
-TARGETS = ("cuda", "opencl")
-"""Targets whose kernels run in memory of their own."""
 MOST_GROUPS = (2**31 - 1, 65535, 65535)
 """Groups along each axis that every device of either kind can launch."""
 SENT = 1 << 16
@@ -36,13 +34,22 @@ def read_text(folder: str, *names: str) -> str:
     return "\n".join(files("jitdnn.kernels").joinpath(folder, name).read_text("utf-8") for name in names)
 
 
+def plain_prelude(has_f64: bool = True, language: str | None = None) -> str:
+    """What comes before a plain source: the names of the target's language, and the types of storage made of them.
+
+    `language`: the text of a target whose language is neither CUDA C++ nor OpenCL C; see `dialects.h`.
+    """
+    names = read_text("gpu/prelude", "dialects.h") if language is None else language
+    return f"#define HAS_F64 {int(has_f64)}\n{names}\n" + read_text("gpu/prelude", "plain.h")
+
+
 @dataclass(frozen=True)
 class Source:
     """The text of some kernels.
 
-    `text` is complete but for what every kernel of its dialect has in front: `plain.h` before "plain" text, which is in
-    the C that CUDA and OpenCL share; `instructions.cuh` before "cuda" text, which is CUDA C++. `defines` come before
-    everything. Registers that spill are an error unless `spills` says that they are known and accepted.
+    `text` is complete but for what every kernel of its dialect has in front: `plain_prelude` before "plain" text, which
+    is in the C that all targets share; `instructions.cuh` and that before "cuda" text, which is CUDA C++. `defines`
+    come before everything. Registers that spill are an error unless `spills` says that they are known and accepted.
     """
 
     name: str
@@ -99,6 +106,25 @@ class Memory(Protocol):
         """Free it now, without waiting: nobody uses it any more, and its streams are all still there."""
 
 
+class Graph(Protocol):
+    """Calls that are captured between `begin` and `end`, and run again as one by `replay`."""
+
+    def begin(self) -> None:
+        """Capture what the stream is given from now on."""
+
+    def end(self, is_failed: bool = False) -> None:
+        """Make the graph; if the calls failed, drop what was captured."""
+
+    def keep(self, *owners: object) -> None:
+        """Keep memory alive that the captured calls use."""
+
+    def replay(self, stream: Any = None) -> None:
+        """Run the calls again, on the stream of the capture or another one. Returns before they are done."""
+
+    def synchronize(self) -> None:
+        """Wait for what the stream of the capture was given."""
+
+
 class Kernel(Protocol):
     """Launches ready to run over addresses of the device's memory."""
 
@@ -112,7 +138,7 @@ class GpuDevice(Protocol):
 
     @property
     def target(self) -> str:
-        """`cuda` or `opencl`."""
+        """The name of the target: `cuda`, `opencl`, ..."""
 
     @property
     def place(self) -> Place:
@@ -214,7 +240,7 @@ class GpuDevice(Protocol):
         extras: Sequence[int] = (),
         floats: Sequence[float] = (),
     ) -> Kernel:
-        """Compile a source, or take it from the cache, and bind launches of it with their whole and real numbers.
+        """Compile a source, or take it from the cache, and bind launches of it with their integers and reals.
 
         Raises CompileError with the compiler's words.
         """

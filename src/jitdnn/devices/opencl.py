@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn import retention
-from jitdnn.devices.gpu import Kernel, Launch, Memory, OutOfMemory, Source, read_text, source_key
+from jitdnn.devices.gpu import Kernel, Launch, Memory, OutOfMemory, Source, plain_prelude, source_key
 from jitdnn.errors import CompileError, DeviceError, InvalidArgument
 from jitdnn.rtcg.cache import CodeCache, note_compiled
 from jitdnn.rtcg.recording import Generated, records
@@ -268,9 +268,7 @@ def _nothing(device: OpenClDevice) -> int:
     return _nothing_memory(device).pointer
 
 
-@functools.cache
-def _prelude(has_f64: bool) -> str:
-    return f"#define HAS_F64 {int(has_f64)}\n" + read_text("gpu/prelude", "plain.h")
+_prelude = functools.cache(plain_prelude)
 
 
 def _program(device: OpenClDevice, source: Source) -> tuple[Any, int]:
@@ -349,8 +347,11 @@ def device_count() -> int:
     return len(_all())
 
 
-def device(index: int = 0) -> OpenClDevice:
-    """The OpenCL device of this number. Raises DeviceError, in one line, if it is not there or cannot be used."""
+def device(index: int = 0, values: object = None) -> OpenClDevice:
+    """The OpenCL device of this number, whatever the settings are.
+
+    Raises DeviceError, in one line, if it is not there or cannot be used.
+    """
     return _found(index)
 
 

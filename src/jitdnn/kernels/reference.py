@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn import targets
 from jitdnn.kernels.algorithm import (
     UNIT_ROUNDOFF,
     Algorithm,
@@ -86,9 +87,7 @@ class Reference(Algorithm):
     deterministic = True
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return (
-            f"it runs in host memory, not on {device.target}" if device.target in ("cuda", "opencl") else None
-        )
+        return f"it runs in host memory, not on {device.target}" if targets.is_gpu(device.target) else None
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         operations, outputs = problem.flops / OPERATIONS_A_SECOND, problem.output.size / OUTPUTS_A_SECOND

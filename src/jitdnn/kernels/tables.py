@@ -1,16 +1,16 @@
-"""The map of the house: which algorithms run which problem on which target, best first, reference last.
+"""Which algorithms run which problem on which target, best first, the reference last.
 
-Each target has its table in `kernels/<target>/table.py`, which is imported when it is first asked for: nobody needs the
-compilers of other targets. The planner tries all algorithms of a table; the order only breaks ties and is the order in
-which `explain` prints them.
+Each target brings its table (`targets/`), which is imported when it is first used: nobody needs the compilers of other
+targets. The planner considers all algorithms of a table; the order only breaks ties and is the order in which `explain`
+prints them.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jitdnn import targets
 from jitdnn.errors import NotSupported
 from jitdnn.kernels.algorithm import Algorithm, Device, Kernel
 from jitdnn.kernels.reference import REFERENCE
@@ -19,31 +19,23 @@ from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.folds import Reduction
 from jitdnn.tensor import TensorDescriptor
 
-TARGETS = ("cpu", "cuda", "opencl")
-
-
-Table = dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]]
-
-
-TABLES: dict[str, Table] = {}  # those that were asked for
+Table = Mapping[tuple[type[Problem], str | None], tuple[Algorithm, ...]]
 
 
 def table(target: str) -> Table:
-    """The algorithms of a target by problem class and direction, None for problems that have only one."""
-    if target not in TABLES:
-        TABLES[target] = _module(target).ALGORITHMS if target in TARGETS else {}
-    return TABLES[target]
+    """The algorithms of a target by problem class and direction, None for problems that have only one.
 
-
-def _module(target: str) -> Any:
-    return importlib.import_module(f"jitdnn.kernels.{target}.table")
+    A target that is not registered has none.
+    """
+    found = targets.find(target)
+    return {} if found is None else found.table().ALGORITHMS
 
 
 def elementwise_kernel(
     expressions: Sequence[Expression], tensors: Sequence[TensorDescriptor], device: Device, computing: str
 ) -> Kernel:
     """The kernel of formulas over tensors of one shape, inputs first; `computing` is the type of the arithmetic."""
-    kernel: Kernel = _own(device, "ELEMENTWISE")(expressions, tensors, device, computing=computing)
+    kernel: Kernel = _generator(device, "elementwise")(expressions, tensors, device, computing=computing)
     return kernel
 
 
@@ -59,7 +51,7 @@ def reduction_kernel(
 
     `tensors`: the inputs, of one shape, then a result for each formula with extent 1 on the axes.
     """
-    found: tuple[Kernel, int] = _own(device, "REDUCTION")(
+    found: tuple[Kernel, int] = _generator(device, "reduction")(
         expressions, reductions, tensors, axes, device, computing
     )
     return found
@@ -75,8 +67,8 @@ def scan_kernel(
     device: Device,
     computing: str,
 ) -> tuple[Kernel, int]:
-    """The kernel of results so far along an axis of tensors of one shape, and its bytes of workspace."""
-    found: tuple[Kernel, int] = _own(device, "SCAN")(
+    """The kernel of a scan along an axis of tensors of one shape, and its bytes of workspace."""
+    found: tuple[Kernel, int] = _generator(device, "scan")(
         expression, reduction, is_exclusive, tensors, axis, is_reverse, device, computing
     )
     return found
@@ -84,16 +76,14 @@ def scan_kernel(
 
 def has_generator(name: str, target: str) -> bool:
     """Whether a target makes kernels of one's own formulas: `elementwise`, `reduction` or `scan`."""
-    return hasattr(_module(target), name.upper())
+    return targets.get(target).generator(name) is not None
 
 
-def _own(device: Device, generator: str) -> Callable[..., Any]:
+def _generator(device: Device, name: str) -> Callable[..., Any]:
     """A target's generator of kernels of one's own formulas."""
-    found: Callable[..., Any] | None = getattr(_module(device.target), generator, None)
+    found = targets.get(device.target).generator(name)
     if found is None:
-        raise NotSupported(
-            f"{generator.lower()} kernels of one's own are not there on {device.target} yet: use cpu"
-        )
+        raise NotSupported(f"{name} kernels of one's own are not there on {device.target} yet: use cpu")
     return found
 
 
@@ -101,13 +91,14 @@ def algorithms(problem: Problem, target: str, vendor: str = "off") -> tuple[Algo
     """List the algorithms of a problem on a target, best first; any problem at all has the reference.
 
     `vendor`: whether those of the vendor's own library (cuDNN, on `cuda`) are listed "also", or "only" they where the
-    library has any for such problems. "off" does not even import what calls it.
+    library has any for such problems. With "off" the modules that call the library are not even imported.
     """
     key = type(problem), getattr(problem, "direction", None)
     own = table(target).get(key, (REFERENCE,))
-    if vendor == "off" or target != "cuda":
+    found = targets.find(target)
+    if vendor == "off" or found is None or found.vendor is None:
         return own
-    theirs: tuple[Algorithm, ...] = _module("cudnn").ALGORITHMS.get(key, ())
+    theirs: tuple[Algorithm, ...] = found.vendor().ALGORITHMS.get(key, ())
     if vendor == "only" and theirs:
         return theirs
     last = tuple(algorithm for algorithm in own if algorithm is REFERENCE)

@@ -9,14 +9,14 @@ from jitdnn.arguments import (
     Argument,
     as_key,
     flag,
+    integer,
+    integer_number,
     optional,
     real,
     real_number,
     sequence,
     settled_before,
     shown,
-    whole,
-    whole_number,
     yes,
 )
 from jitdnn.errors import InvalidArgument, InvalidShape, NotSupported
@@ -192,7 +192,7 @@ def _window(value: Any, name: str) -> Window:
             f"{name} is {shown(value)}: it must be two numbers, (left, right), either of them None"
         )
     left, right = (
-        None if places is None else whole_number(places, name, most=FARTHEST) for places in entries
+        None if places is None else integer_number(places, name, most=FARTHEST) for places in entries
     )
     return left, right
 
@@ -201,7 +201,7 @@ _TAKES = (
     settled_before("given"),
     yes("causal"),
     optional(real("scale")),
-    whole("past", most=FARTHEST),
+    integer("past", most=FARTHEST),
     Argument("window", _window),
 )
 

@@ -5,7 +5,7 @@ what was given as it was given: the arrays' own shapes, strides and dtypes, the 
 later call of that kind is one look-up in a dictionary. Nothing is read from an array but its address.
 
 On a GPU the host must be quicker than the kernels. There a call that was made before by arrays of the usual kinds is
-known at a glance at them (`gpu_call.py`), without borrowing any.
+found by a cached fast path (`gpu_call.py`), which borrows none of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape, InvalidTyp
 from jitdnn.handle import Handle, current_handle, settled_handle
 from jitdnn.host_memory import host_memory
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.ops.gpu_call import GpuCall, common_place, glance_at, run_again
+from jitdnn.ops.gpu_call import GpuCall, common_place, fast_call_key, run_again
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import current, format_bytes, parse_bytes
@@ -37,7 +37,7 @@ from jitdnn.tensor import (
     require_writable,
     view,
 )
-from jitdnn.tensor.gpu_array import GLANCES
+from jitdnn.tensor.gpu_array import FAST_KEYS
 
 
 class _Setting(enum.Enum):
@@ -172,7 +172,7 @@ def call(
     if type(alpha) is not float or type(beta) is not float:
         alpha, beta = scale_factor("alpha", alpha), scale_factor("beta", beta)
     is_simple = results == 1 and not states and bool(arrays)
-    if is_simple and type(arrays[0]) in GLANCES:
+    if is_simple and type(arrays[0]) in FAST_KEYS:
         done = run_again(op, arrays, arguments, algorithm, workspace_limit, out, alpha, beta, handle)
         if done is not None:
             return done
@@ -214,9 +214,9 @@ def call(
 
     gpu = known.gpu
     if is_simple and gpu is not None and known.plan is not None and current().log != "debug":
-        glance = glance_at(op, arrays, arguments, algorithm, workspace_limit, out, [])
-        if glance is not None:
-            handle.glanced.put(glance, known, values.plans_limit)
+        fast_key = fast_call_key(op, arrays, arguments, algorithm, workspace_limit, out, [])
+        if fast_key is not None:
+            handle.fast_calls.put(fast_key, known, values.plans_limit)
     stream = None if gpu is None else gpu.stream(handle, borrowed, targets)
     pointers = [array.pointer for array in borrowed]
     for position, target in enumerate(targets):
@@ -314,7 +314,7 @@ def require_room(results: Sequence[tuple[str, TensorDescriptor]]) -> None:
 
 
 def whole_array(values: Any, name: str) -> Any:
-    """A list or tuple of whole numbers as an int64 array, anything else as it is. Raises InvalidType."""
+    """A list or tuple of integers as an int64 array, anything else as it is. Raises InvalidType."""
     if not isinstance(values, (list, tuple)):
         return values
     try:
@@ -323,7 +323,7 @@ def whole_array(values: Any, name: str) -> Any:
             return array.astype(np.int64)
     except Exception:  # what objects in it raise, or NumPy for lists that are no array
         pass
-    raise InvalidType(f"{name} is {shown(values)}: it must be an array, or whole numbers that 64 bits hold")
+    raise InvalidType(f"{name} is {shown(values)}: it must be an array, or integers that 64 bits hold")
 
 
 def _prepare(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from jitdnn.arguments import LAYOUT, as_key, extents, numbers, pads, settled_before, whole, word
+from jitdnn.arguments import LAYOUT, as_key, extents, integer, numbers, pads, settled_before, word
 from jitdnn.errors import InvalidShape
 from jitdnn.handle import Handle
 from jitdnn.ops.call import (
@@ -317,7 +317,7 @@ def _make_transpose(
 
 
 _STRIDE, _DILATION = numbers("stride", 1), numbers("dilation", 1)
-_LAST = (whole("groups", 1), word("mode", MODES), LAYOUT)
+_LAST = (integer("groups", 1), word("mode", MODES), LAYOUT)
 _FORWARD_TAKES = (_STRIDE, pads(), _DILATION, *_LAST, settled_before("epilogue"))
 _DATA_TAKES = (extents("x_shape"), _STRIDE, pads(), _DILATION, *_LAST)
 _FILTER_TAKES = (extents("w_shape"), _STRIDE, pads(), _DILATION, *_LAST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.arguments import MOST_INDEX, flag, real, settled_before, text, whole, whole_number, word
+from jitdnn.arguments import MOST_INDEX, flag, integer, integer_number, real, settled_before, text, word
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order
@@ -87,7 +87,7 @@ def cross_entropy_backward(
 
 def _check_classes(x: Any, target: Any, ignore_index: int) -> bool:
     """Whether targets are classes; if so, each must be one of x's, or `ignore_index`. Raises InvalidArgument."""
-    whole_number(ignore_index, "ignore_index", most=MOST_INDEX)
+    integer_number(ignore_index, "ignore_index", most=MOST_INDEX)
     labels = borrow(target, False, "target")
     if labels.descriptor.dtype in REAL_DTYPES:
         return False
@@ -150,7 +150,7 @@ def _make_backward(
 
 _TAKES = (
     word("reduction", REDUCTIONS),
-    whole("ignore_index", most=MOST_INDEX),
+    integer("ignore_index", most=MOST_INDEX),
     real("label_smoothing", 0.0, 1.0),
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.arguments import settled_before, whole, whole_number, word, yes
+from jitdnn.arguments import integer, integer_number, settled_before, word, yes
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order, whole_array
@@ -37,7 +37,7 @@ def ctc_loss(
     `x`: (T, N, A) in float16, bfloat16, float32 or float64, of any strides; `inputs` says whether these are
     "log_probs" (as PyTorch takes them), "logits" (normalized here: cuDNN's SOFTMAX) or "probs" (cuDNN's NONE).
     `targets`: (N, S) with the labels of each sequence in front, or (sum of lengths,) one after the other;
-    `input_lengths`, `target_lengths`: (N,), or sequences of whole numbers. All are int32 or int64; labels are 0 to
+    `input_lengths`, `target_lengths`: (N,), or sequences of integers. All are int32 or int64; labels are 0 to
     A - 1 and not `blank`. `reduction`: "none" gives (N,); "sum" and "mean" give (1,), the mean being that of the
     losses divided by their numbers of labels (by 1 for none). A sequence too short for its labels has the loss
     infinity, or 0 with `zero_infinity`.
@@ -84,7 +84,7 @@ def _checked(
     x: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int
 ) -> tuple[tuple[Any, Any, Any], int]:
     """Targets and lengths as arrays, and the labels to make room for. Raises InvalidArgument for wrong numbers."""
-    blank = whole_number(blank, "blank")
+    blank = integer_number(blank, "blank")
     shape = borrow(x, False, "x").descriptor.shape
     if len(shape) != 3:
         raise InvalidShape(f"x has shape {shape}: it must be (T, N, A)")
@@ -170,7 +170,7 @@ def _make_backward(
 _TAKES = (
     word("reduction", REDUCTIONS),
     word("inputs", INPUTS),
-    whole("blank", 0),
+    integer("blank", 0),
     yes("zero_infinity"),
     settled_before("longest"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.arguments import LAYOUT, real, whole
+from jitdnn.arguments import LAYOUT, integer, real
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical, same_order
 from jitdnn.problems.divisive_norm import DivisiveNorm
@@ -113,7 +113,7 @@ def _make_with_means(
     return Recipe(problem, None, callers_axes(layout, len(x.shape)))
 
 
-_TAKES = (whole("size", 1, MOST_TAPS), real("norm_alpha"), real("norm_beta"), real("k"), LAYOUT)
+_TAKES = (integer("size", 1, MOST_TAPS), real("norm_alpha"), real("norm_beta"), real("k"), LAYOUT)
 
 _FORWARD = Op(_make_forward, _TAKES)
 _BACKWARD = Op(_make_backward, _TAKES)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jitdnn.arguments import flag, real_number, settled_before, shown, whole_number
+from jitdnn.arguments import flag, integer_number, real_number, settled_before, shown
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order
@@ -23,7 +23,7 @@ _STATE_BYTES = 16
 class DropoutState:
     """Where a sequence of random numbers stands: a seed, and how many times it was drawn from.
 
-    Both are whole numbers of 64 bits. They are all that there is: a state made with the same two numbers, or from
+    Both are integers of 64 bits. They are all that there is: a state made with the same two numbers, or from
     the bytes of another one, goes on exactly as that one does, on any machine. Every use of it by `dropout` or a
     fill adds 1 to `offset`. Not to be used by two threads at once. Raises InvalidArgument.
     """
@@ -74,7 +74,7 @@ class DropoutState:
 
 
 def _whole(name: str, number: int) -> int:
-    return whole_number(number, name, 0, _RANGE - 1)
+    return integer_number(number, name, 0, _RANGE - 1)
 
 
 def dropout(

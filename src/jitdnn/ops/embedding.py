@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.arguments import settled_before, whole_number
+from jitdnn.arguments import integer_number, settled_before
 from jitdnn.errors import InvalidArgument, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call
@@ -46,10 +46,10 @@ def embedding_backward(
     `dy`: (*indices.shape, columns). The row `padding_idx` gets nothing (negative: from the end). The sums are in
     float32 (float64 for float64) in a fixed order, however many threads there are. Raises as `embedding` does.
     """
-    rows = whole_number(rows, "rows", 1)
+    rows = integer_number(rows, "rows", 1)
     padding = None
     if padding_idx is not None:
-        padding = whole_number(padding_idx, "padding_idx")
+        padding = integer_number(padding_idx, "padding_idx")
         if not -rows <= padding < rows:
             raise InvalidArgument(f"padding_idx is {padding}: it must be {-rows} to {rows - 1}, or None")
         padding %= rows

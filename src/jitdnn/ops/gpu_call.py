@@ -1,8 +1,8 @@
 """What calls on a GPU need beside those on the processor: the device of all arrays, the stream to run on, little time.
 
 Kernels of small problems take a few microseconds, and the host must be quicker than they are. So a call that was made
-before is known at a glance: its key is made of what the arrays say of themselves, without borrowing any, and what
-follows the look-up is what every call must do: mind the streams, keep results apart from inputs, allocate, launch.
+before takes a cached fast path: its key is made of what the arrays say of themselves, without borrowing any, and what
+follows the look-up is what every call must do: order the streams, keep results apart from inputs, allocate, launch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jitdnn.errors import DeviceError
 from jitdnn.handle import Handle
 from jitdnn.settings import current
 from jitdnn.tensor import Array, DeviceArray, Place
-from jitdnn.tensor.gpu_array import GLANCES
+from jitdnn.tensor.gpu_array import FAST_KEYS
 
 # their memory may be used for something else, on streams that nobody tells, as soon as the last reference is gone
 _UNORDERED = ("jax", "dlpack", "interface")
@@ -116,7 +116,7 @@ class GpuCall:
         return _as_jax(owner) if self.makes_jax and isinstance(owner, DeviceArray) else owner
 
 
-def glance_at(
+def fast_call_key(
     op: Hashable,
     arrays: Sequence[Any],
     arguments: tuple[Any, ...],
@@ -132,7 +132,7 @@ def glance_at(
     key: list[Any] = [op, current().serial, arguments, algorithm, workspace_limit, out is None]
     try:
         for x in arrays if out is None else (*arrays, out):
-            pointer, layout = GLANCES[type(x)](x)
+            pointer, layout = FAST_KEYS[type(x)](x)
             if layout is None:
                 return None
             pointers.append(pointer)
@@ -156,10 +156,10 @@ def run_again(
     """The result of a call on a GPU that was made before; None if there was none, or if it needs a closer look."""
     pointers: list[int] = []
     try:
-        glance = glance_at(op, arrays, arguments, algorithm, workspace_limit, out, pointers)
-        known = handle.glanced.get(glance)
+        key = fast_call_key(op, arrays, arguments, algorithm, workspace_limit, out, pointers)
+        known = handle.fast_calls.get(key)
         if known is None:
-            known = handle.glanced.older(glance)
+            known = handle.fast_calls.older(key)
     except Exception:  # lists as arguments, or objects that raise when they are hashed or compared
         return None
     if known is None:

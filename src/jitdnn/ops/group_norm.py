@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.arguments import LAYOUT, flag, optional, real, settled_before, whole
+from jitdnn.arguments import LAYOUT, flag, integer, optional, real, settled_before
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical
 from jitdnn.ops.normalization import Named, Outs, describe, named, present, results_of
@@ -165,7 +165,7 @@ def _recipe(
     return Recipe(problem, None, callers_axes(layout, len(x.shape)))
 
 
-_NAMES, _GROUPS = settled_before("names"), optional(whole("groups", 1))
+_NAMES, _GROUPS = settled_before("names"), optional(integer("groups", 1))
 
 _FORWARD = Op(
     _make_forward, (_NAMES, _GROUPS, real("epsilon", 0.0), settled_before("save"), LAYOUT), in_place=(0,)

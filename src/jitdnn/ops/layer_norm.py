@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.arguments import flag, real, settled_before, whole
+from jitdnn.arguments import flag, integer, real, settled_before
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call
 from jitdnn.ops.normalization import Outs, describe, named, present, results_of
@@ -144,7 +144,7 @@ def _make_backward(
     return Recipe(describe(LayerNorm, "bwd", given, absent, form=form, axis=axis))
 
 
-_NAMES, _FORM, _AXIS = settled_before("names"), settled_before("form"), whole("axis")
+_NAMES, _FORM, _AXIS = settled_before("names"), settled_before("form"), integer("axis")
 
 _FORWARD = Op(
     _make_forward, (_NAMES, _FORM, _AXIS, real("epsilon", 0.0), settled_before("save")), in_place=(0,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.arguments import LAYOUT, real, whole, word
+from jitdnn.arguments import LAYOUT, integer, real, word
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical, same_order
 from jitdnn.problems.lrn import LRN, MODES, MOST_TAPS
@@ -94,7 +94,7 @@ def _make_backward(
 
 _TAKES = (
     word("mode", MODES),
-    whole("size", 1, MOST_TAPS),
+    integer("size", 1, MOST_TAPS),
     real("lrn_alpha"),
     real("lrn_beta"),
     real("k"),

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, cast
 
-from jitdnn.arguments import MOST_INDEX, shown, text, whole_number
+from jitdnn.arguments import MOST_INDEX, integer_number, shown, text
 from jitdnn.devices.cpu import CpuDevice, launch
 from jitdnn.errors import CompileError, InvalidArgument, InvalidType, JitdnnError, NotSupported
 from jitdnn.handle import Handle, settled_handle
@@ -97,7 +97,7 @@ class RawFunction:
 
     def __call__(self, *arguments: Any, tasks: int = 1, handle: Handle | None = None) -> None:
         """Run all tasks and wait for them. Raises InvalidType for what is no array or number."""
-        tasks = whole_number(tasks, "tasks", 0, MOST_INDEX)
+        tasks = integer_number(tasks, "tasks", 0, MOST_INDEX)
         handle = settled_handle(handle)
         block, kept = b"", []
         for number, argument in enumerate(arguments):
@@ -106,7 +106,7 @@ class RawFunction:
                     f"argument {number} is {argument}: pass an array, an integer or a real number"
                 )
             if isinstance(argument, int):
-                block += struct.pack("q", whole_number(argument, f"argument {number}", most=MOST_INDEX))
+                block += struct.pack("q", integer_number(argument, f"argument {number}", most=MOST_INDEX))
             elif isinstance(argument, float):
                 block += struct.pack("d", argument)
             else:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jitdnn.arguments import flag, shown, whole_number
+from jitdnn.arguments import flag, integer_number, shown
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.attention import Window, attention, attention_backward
@@ -167,7 +167,7 @@ def _options(
 def _head_counts(heads: int, key_heads: int | None) -> tuple[int, int, int]:
     key_heads = heads if key_heads is None else key_heads
     for name, count in (("heads", heads), ("key_heads", key_heads)):
-        whole_number(count, name, 1)
+        integer_number(count, name, 1)
     return heads, key_heads, key_heads
 
 

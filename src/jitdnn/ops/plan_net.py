@@ -8,7 +8,7 @@ from jitdnn.arguments import callback, is_hashable, sequence, shown
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle, settled_handle
 from jitdnn.planner import net
-from jitdnn.planner.net import NetPlan
+from jitdnn.planner.net_plan import NetPlan
 from jitdnn.planner.plan import Request
 from jitdnn.problems import Problem, settled_problem
 from jitdnn.settings import override, parse_bytes, settings

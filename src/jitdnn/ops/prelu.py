@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.arguments import whole
+from jitdnn.arguments import integer
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order
 from jitdnn.problems.prelu import PRelu
@@ -74,7 +74,7 @@ def _make_backward(
     return Recipe(problem)
 
 
-_AXIS = whole("axis")
+_AXIS = integer("axis")
 
 _FORWARD = Op(_make_forward, (_AXIS,), in_place=(0,))
 _BACKWARD = Op(_make_backward, (_AXIS,), in_place=(0, 1))

@@ -80,7 +80,7 @@ class ReductionKernel(UserKernel):
 
     Arithmetic is in float32, or in float64 where an array is float64 or an integer of 32 bits or more; long sums are
     split, so that errors stay small, in an order that does not depend on threads. Results are of the widest real type
-    among the arrays; of integers int64 where the formula makes whole numbers and sums stay below 2^53, else float64;
+    among the arrays; of integers int64 where the formula makes integers and sums stay below 2^53, else float64;
     positions are int64.
     """
 

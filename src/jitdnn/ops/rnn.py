@@ -433,7 +433,7 @@ def _shape_of(x: Any, name: str) -> tuple[int, ...]:
 
 
 def _whole(name: str, values: Any) -> tuple[Any, Any]:
-    """A list of whole numbers as an array, and its NumPy view."""
+    """A list of integers as an array, and its NumPy view."""
     values = whole_array(values, name)
     array = borrow(values, False, name).numpy()
     if array.dtype not in (np.int32, np.int64):

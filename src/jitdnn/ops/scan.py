@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.arguments import flag, whole, yes
+from jitdnn.arguments import flag, integer, yes
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.kernels.tables import scan_kernel
@@ -60,7 +60,7 @@ class ScanKernel(UserKernel):
     results do not depend on the number of threads.
     """
 
-    takes = (whole("axis"), yes("reverse"))
+    takes = (integer("axis"), yes("reverse"))
 
     def __init__(self, formula: Formula, reduction: Reduction, exclusive: bool, dtype: DType) -> None:
         super().__init__(formula, 1, dtype)

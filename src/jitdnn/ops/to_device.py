@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn import targets
 from jitdnn.arguments import shape as settled_shape
 from jitdnn.arguments import shown
-from jitdnn.devices.gpu import SENT, TARGETS
+from jitdnn.devices.gpu import SENT
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidType
 from jitdnn.handle import Handle, find_device, settled_handle
 from jitdnn.ops.gpu_call import GpuCall, where
@@ -90,10 +91,11 @@ def _gpu(device: str | None, handle: Handle | None) -> Any:
         if owner.on_gpu is not None:
             return owner.on_gpu
         target = owner.settings.target
-        device = target if target in TARGETS else "cuda"
-    if not isinstance(device, str) or device.partition(":")[0] not in TARGETS:
+        device = target if targets.is_gpu(target) else targets.gpu_names()[0]
+    if not isinstance(device, str) or not targets.is_gpu(device.partition(":")[0]):
         raise InvalidArgument(
-            f"the device is {shown(device)}: it must be cuda or opencl, or one of them by number, cuda:1"
+            f"the device is {shown(device)}: it must be {' or '.join(targets.gpu_names())}, or one of them by "
+            "number, cuda:1"
         )
     return find_device(device)
 
@@ -101,7 +103,7 @@ def _gpu(device: str | None, handle: Handle | None) -> Any:
 def is_for_gpu(handle: Handle | None) -> bool:
     """Whether calls without arrays are for a GPU."""
     owner = settled_handle(handle)
-    return owner.on_gpu is not None or owner.settings.target in TARGETS
+    return owner.on_gpu is not None or targets.is_gpu(owner.settings.target)
 
 
 def beside(values: np.ndarray[Any, Any], like: Any) -> Any:
@@ -137,6 +139,6 @@ def _in_memory(value: float, dtype: np.dtype[Any], name: str) -> np.ndarray[Any,
     if not limits.min <= value <= limits.max or value != int(value):  # NaN is in no range
         raise InvalidArgument(
             f"{name} is {shown(value)}: where all arrays are integers the arithmetic is too, in {dtype.name}: give a "
-            "whole number that it holds, or an array of real numbers"
+            "integer that it holds, or an array of real numbers"
         )
     return np.array([int(value)], dtype)

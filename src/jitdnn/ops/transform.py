@@ -13,6 +13,8 @@ from jitdnn.arguments import (
     MOST_INDEX,
     MOST_NUMBERS,
     as_key,
+    integer,
+    integer_number,
     numbers,
     one_or_each,
     padding_pairs,
@@ -22,8 +24,6 @@ from jitdnn.arguments import (
     sequence,
     settled_before,
     shown,
-    whole,
-    whole_number,
     word,
 )
 from jitdnn.errors import InvalidArgument
@@ -192,7 +192,7 @@ def slice(
 
 def _bounds(values: Any, name: str) -> tuple[int | None, ...]:
     entries = sequence(values, name, MOST_NUMBERS)
-    return tuple(None if value is None else whole_number(value, name, most=MOST_INDEX) for value in entries)
+    return tuple(None if value is None else integer_number(value, name, most=MOST_INDEX) for value in entries)
 
 
 def split(x: Any, sections: int | Sequence[int], axis: int = 1, handle: Handle | None = None) -> list[Any]:
@@ -202,7 +202,7 @@ def split(x: Any, sections: int | Sequence[int], axis: int = 1, handle: Handle |
     """
     array = borrow(x, False, "x")
     shape = array.descriptor.shape
-    axis = whole_number(axis, "axis")
+    axis = integer_number(axis, "axis")
     if not -len(shape) <= axis < len(shape):
         raise InvalidArgument(f"axis is {axis}: it must be {-len(shape)} to {len(shape) - 1}")
     axis %= len(shape)
@@ -242,5 +242,5 @@ def _make_part(
 
 _TRANSFORM = Op(_make_transform, (LAYOUT, settled_before("dtype"), pads("pad"), real("value", finite=False)))
 _FOLD = Op(_make_fold, (settled_before("how"), numbers("factors", 1), word("order", ORDERS), LAYOUT))
-_CONCAT = Op(_make_concat, (whole("axis"),))
+_CONCAT = Op(_make_concat, (integer("axis"),))
 _PART = Op(_make_part, (settled_before("order"),))

@@ -21,7 +21,7 @@ from jitdnn.errors import InvalidArgument, InvalidType, JitdnnError
 from jitdnn.handle import current_handle, find_device, settled_device
 from jitdnn.kernels.algorithm import Device
 from jitdnn.ops.worker import WorkerProcess, answer, given
-from jitdnn.planner.net import least, ways
+from jitdnn.planner.net import least, partitions
 from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Measurement, Store
 from jitdnn.problems import MOST_PROBLEMS, Problem, settled_problem
@@ -179,7 +179,7 @@ class _Here:
         noting = _Noting(self._store)
         failure = None
         try:
-            ways(problem, self._device, self._request, noting, self._seconds)
+            partitions(problem, self._device, self._request, noting, self._seconds)
         except JitdnnError as error:
             failure = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
         # the last of what was measured twice, as a problem and as a part

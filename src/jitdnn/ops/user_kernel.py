@@ -172,7 +172,7 @@ class UserKernel(ABC):
 
 
 def _is_number(x: Any, name: str) -> bool:
-    real_number(x, name)  # whole numbers beyond float64 are none that kernels are handed
+    real_number(x, name)  # integers beyond float64 are none that kernels are handed
     return True
 
 
@@ -221,7 +221,7 @@ def input_descriptors(
 
 
 def computing_dtype(formula: Formula, dtypes: Sequence[str]) -> str:
-    """The type of the arithmetic over arrays of these types: f32, f64, or i64 where all can be whole numbers."""
+    """The type of the arithmetic over arrays of these types: f32, f64, or i64 where all can be integers."""
     is_real = any(dtype in REAL_DTYPES for dtype in dtypes) or not all(map(is_whole, formula.results))
     return compute_dtype(*dtypes) if is_real else "i64"
 

@@ -16,8 +16,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from jitdnn.arguments import callback, sequence, whole_number
-from jitdnn.devices.gpu import TARGETS
+from jitdnn import targets
+from jitdnn.arguments import callback, integer_number, sequence
 from jitdnn.errors import JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
@@ -81,7 +81,7 @@ def warm(
     problem that no algorithm takes is no error: its `failure` says why.
     """
     if workers is not None:
-        workers = whole_number(workers, "workers", 1, MOST_THREADS)
+        workers = integer_number(workers, "workers", 1, MOST_THREADS)
     callback(progress, "progress")
     wanted = [_wanted(each) for each in sequence(problems, "problems", MOST_PROBLEMS)]
     with settings(**overrides) as values:
@@ -124,7 +124,7 @@ class _Team:
         self._lock = threading.Lock()
 
     def run(self, values: Settings, count: int) -> dict[Wanted, Warmed]:
-        on_gpu = values.target in TARGETS
+        on_gpu = targets.is_gpu(values.target)
         workers = [] if on_gpu else [_Worker(values) for _ in range(count - 1)]
         threads = [threading.Thread(target=self._drive, args=(worker,), daemon=True) for worker in workers]
         if on_gpu:

@@ -20,7 +20,7 @@ from jitdnn.planner import fronts
 from jitdnn.planner.divided import epilogue_piece
 from jitdnn.planner.fronts import Point
 from jitdnn.planner.plan import Candidate, Request
-from jitdnn.planner.survey import Option, Priced, allowed_error
+from jitdnn.planner.survey import AlgorithmCandidate, Priced, allowed_error
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_parts import Piece, cut, extent, is_summed, whole, within
 from jitdnn.problems.problem import Problem
@@ -34,7 +34,7 @@ MARGIN = 0.97
 # so many different parts are looked at, for one limit and for a whole front; the batch is divided in any case
 MOST_PARTS = 64
 MOST_PARTS_OF_FRONT = 160
-# channels and rows are not divided further where even the fastest way is so much slower than the fastest of all
+# channels and rows are not divided further where even the fastest partition is so much slower than the fastest
 HOPELESS = 2.0
 # of parts of channels and rows, fewer images at a time than this share are not tried
 _FEWEST = 32
@@ -43,8 +43,8 @@ LAUNCH_SECONDS = 5e-6
 # this near to the fastest algorithm, whatever workspace it needs, no other division is looked for
 NEAR = 1.03
 
-#: the options for a part, with their times, those that do not fit the limit refused
-Look = Callable[[Convolution, Epilogue | None], Sequence[Option]]
+#: the candidates for a part, with their times, those that do not fit the limit refused
+SurveyPart = Callable[[Convolution, Epilogue | None], Sequence[AlgorithmCandidate]]
 
 
 class Step(NamedTuple):
@@ -57,11 +57,11 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Way(Priced):
+class Partition(Priced):
     """A problem as parts that run one after another; of one part if it is not divided."""
 
     steps: tuple[Step, ...]
-    candidate: Candidate
+    summary: Candidate
 
     @property
     def is_divided(self) -> bool:
@@ -79,28 +79,30 @@ def may_be_divided(problem: Problem, request: Request) -> bool:
 
 
 class Divider:
-    """The ways to run one convolution in parts. What `look` says of a part is asked once."""
+    """The partitions of one convolution. `survey_part` is called once for each different part."""
 
-    def __init__(self, problem: Convolution, request: Request, epilogue: Epilogue | None, look: Look) -> None:
+    def __init__(
+        self, problem: Convolution, request: Request, epilogue: Epilogue | None, survey_part: SurveyPart
+    ) -> None:
         self._problem, self._request, self._epilogue = problem, request, epilogue
-        self._look = look
+        self._survey_part = survey_part
         self._singles: dict[tuple[Convolution, Epilogue | None], tuple[Point, ...]] = {}
         self._whole_batches: dict[tuple[Convolution, Epilogue | None], tuple[Point, ...]] = {}
 
-    def fastest(self, limit: int | None, unlimited: float) -> list[Way]:
+    def fastest(self, limit: int | None, unlimited: float) -> list[Partition]:
         """The fastest division of each kind under `limit` bytes, the fastest of all first; none that is whole.
 
         `unlimited`: seconds of the problem with any workspace; a division that comes near it ends the search.
         """
-        found: list[Way] = []
+        found: list[Partition] = []
         for cuts in self._kinds():
-            best: Way | None = None
+            best: Partition | None = None
             for axis, count in cuts:
                 if axis is not None and self._usable_parts() > MOST_PARTS:
                     break
-                way = self._fastest_of(axis, count, limit)
-                if way is not None and (best is None or way.seconds < best.seconds):
-                    best = way
+                partition = self._fastest_of(axis, count, limit)
+                if partition is not None and (best is None or partition.seconds < best.seconds):
+                    best = partition
                 elif best is not None:
                     break  # more parts are slower
                 if best is not None and best.seconds <= NEAR * unlimited:
@@ -109,10 +111,13 @@ class Divider:
                 found.append(best)
                 if best.seconds <= NEAR * unlimited:
                     break
-        return sorted((way for way in found if way.is_divided), key=lambda way: way.seconds)
+        return sorted(
+            (partition for partition in found if partition.is_divided),
+            key=lambda partition: partition.seconds,
+        )
 
     def front(self) -> tuple[Point, ...]:
-        """All ways worth having, by workspace: `what` of a point is a `Way`. The undivided ones are among them."""
+        """The front of all partitions, by workspace: `what` of a point is a `Partition`. Undivided ones included."""
         points: list[Point] = []
         best = inf
         kinds = list(self._kinds())
@@ -122,17 +127,19 @@ class Divider:
             if not count:
                 continue
             pieces = self._pieces(axis, count)
-            ways = fronts.in_turn(self._batches(*part) for part in self._parts(pieces)) if pieces else ()
-            points += [Point(p.seconds, p.workspace, (axis, pieces, p.what)) for p in ways]
-            fastest = min((p.seconds for p in ways), default=inf)
+            partitions = (
+                fronts.in_turn(self._batches(*part) for part in self._parts(pieces)) if pieces else ()
+            )
+            points += [Point(p.seconds, p.workspace, (axis, pieces, p.what)) for p in partitions]
+            fastest = min((p.seconds for p in partitions), default=inf)
             best = min(best, fastest)
-            if not ways or fastest < HOPELESS * best:
+            if not partitions or fastest < HOPELESS * best:
                 kinds.append(cuts)  # and so each axis in its turn into more parts
         kept = []
         for point in fronts.front(points):
-            way = self._way(*point.what)
-            if way is not None:
-                kept.append(Point(point.seconds, point.workspace, way))
+            partition = self._partition(*point.what)
+            if partition is not None:
+                kept.append(Point(point.seconds, point.workspace, partition))
         return tuple(kept)
 
     def _usable_parts(self) -> int:
@@ -170,7 +177,7 @@ class Divider:
     def _parts(self, pieces: Sequence[Piece]) -> list[tuple[Convolution, Epilogue | None]]:
         return [(piece.problem, epilogue_piece(self._epilogue, piece)) for piece in pieces]
 
-    def _fastest_of(self, axis: str | None, count: int, limit: int | None) -> Way | None:
+    def _fastest_of(self, axis: str | None, count: int, limit: int | None) -> Partition | None:
         pieces = self._pieces(axis, count)
         chosen = []
         for problem, epilogue in self._parts(pieces):
@@ -179,7 +186,7 @@ class Divider:
             if point is None:
                 return None
             chosen.append(point.what)
-        return self._way(axis, pieces, tuple(chosen)) if chosen else None
+        return self._partition(axis, pieces, tuple(chosen)) if chosen else None
 
     def _batches(self, problem: Convolution, epilogue: Epilogue | None) -> tuple[Point, ...]:
         """The front of dividing a part's images."""
@@ -202,48 +209,50 @@ class Divider:
         return found
 
     def _single(self, problem: Convolution, epilogue: Epilogue | None) -> tuple[Point, ...]:
-        """The front of running a part by one kernel; `what` is the option."""
+        """The front of running a part by one kernel; `what` is the candidate."""
         key = (problem, epilogue)
         if key not in self._singles:
-            options = self._look(problem, epilogue)
+            candidates = self._survey_part(problem, epilogue)
             # the reference is for those that nothing else takes
-            usable = [o for o in options if o.is_open and o.algorithm.name != "reference"]
+            usable = [o for o in candidates if o.is_open and o.algorithm.name != "reference"]
             if problem is not self._problem:
-                usable = [_with_launch(option) for option in usable]
+                usable = [_with_launch(candidate) for candidate in usable]
             self._singles[key] = fronts.front(Point(o.seconds, o.workspace, o) for o in usable)
         return self._singles[key]
 
-    def _way(self, axis: str | None, pieces: Sequence[Piece], choices: Sequence[Any]) -> Way | None:
-        """The way that a point of the fronts stands for; None if its sums would be less exact than is allowed."""
+    def _partition(
+        self, axis: str | None, pieces: Sequence[Piece], choices: Sequence[Any]
+    ) -> Partition | None:
+        """The partition that a point of the fronts stands for; None if its sums would be less exact than is allowed."""
         steps: list[Step] = []
-        options: list[Option] = []
+        candidates: list[AlgorithmCandidate] = []
         for piece, batches in zip(pieces, choices, strict=True):
             sizes = [size for size, _ in batches]
             inner = cut(piece.problem, "n", sizes) if len(sizes) > 1 else (whole(piece.problem),)
-            for part, (_, option) in zip(inner, batches, strict=True):
+            for part, (_, candidate) in zip(inner, batches, strict=True):
                 own = within(piece, part)
                 fused = epilogue_piece(self._epilogue, own)
-                steps.append(Step(own, option.algorithm, fused, option.workspace))
-                options.append(option)
-        candidate = self._candidate(axis, pieces, choices, steps, options)
-        return None if candidate is None else Way(tuple(steps), candidate)
+                steps.append(Step(own, candidate.algorithm, fused, candidate.workspace))
+                candidates.append(candidate)
+        summary = self._summary(axis, pieces, choices, steps, candidates)
+        return None if summary is None else Partition(tuple(steps), summary)
 
-    def _candidate(
+    def _summary(
         self,
         axis: str | None,
         pieces: Sequence[Piece],
         choices: Sequence[Any],
         steps: Sequence[Step],
-        options: Sequence[Option],
+        candidates: Sequence[AlgorithmCandidate],
     ) -> Candidate | None:
         added = sum(step.piece.is_added for step in steps)
-        bound = max(option.candidate.error_bound or 0.0 for option in options)
+        bound = max(candidate.summary.error_bound or 0.0 for candidate in candidates)
         if added:  # what is added to was rounded before
             bound += UNIT_ROUNDOFF[self._problem.output.dtype] * sqrt(added)
             if bound > allowed_error(self._problem, self._request.accuracy, self._request.math):
                 return None
-        sources = {option.candidate.source for option in options}
-        names = list(dict.fromkeys(option.algorithm.name for option in options))
+        sources = {candidate.summary.source for candidate in candidates}
+        names = list(dict.fromkeys(candidate.algorithm.name for candidate in candidates))
         words = []
         if axis is not None:
             words.append(_counted([extent(piece.problem, axis) for piece in pieces], axis))
@@ -252,20 +261,20 @@ class Divider:
         return Candidate(
             " + ".join(names) + (f" in {' of '.join(words)}" if words else ""),
             None,
-            sum(option.seconds for option in options),
+            sum(candidate.seconds for candidate in candidates),
             next(source for source in ("estimate", "stored", "measured") if source in sources),
-            max(option.workspace for option in options),
+            max(candidate.workspace for candidate in candidates),
             bound,
-            all(option.algorithm.deterministic for option in options),
-            spreads=next((o.candidate.spreads for o in options if o.candidate.spreads is not None), None),
+            all(candidate.algorithm.deterministic for candidate in candidates),
+            spreads=next((o.summary.spreads for o in candidates if o.summary.spreads is not None), None),
         )
 
 
-def _with_launch(option: Option) -> Option:
+def _with_launch(candidate: AlgorithmCandidate) -> AlgorithmCandidate:
     """What it costs to begin another part; a measured time has it already."""
-    if option.candidate.source != "estimate":
-        return option
-    return option.timed(option.seconds + LAUNCH_SECONDS, "estimate")
+    if candidate.summary.source != "estimate":
+        return candidate
+    return candidate.timed(candidate.seconds + LAUNCH_SECONDS, "estimate")
 
 
 def _sizes(total: int, count: int) -> tuple[int, ...]:

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jitdnn import log
-from jitdnn.devices.gpu import TARGETS
+from jitdnn import log, targets
 from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.planner.choose import build, decide
@@ -28,7 +27,7 @@ from jitdnn.planner.operands import make_operand
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.planner.sampling import Contender, measure
 from jitdnn.planner.store import Store
-from jitdnn.planner.survey import Option, stored_key, survey
+from jitdnn.planner.survey import AlgorithmCandidate, stored_key, survey
 from jitdnn.problems.problem import Problem
 
 DEFAULT_SECONDS = 1.0
@@ -43,7 +42,7 @@ PART_SHARE = 0.1
 class _Built(NamedTuple):
     """A candidate that can be measured."""
 
-    option: Option
+    candidate: AlgorithmCandidate
     kernel: Kernel
     workspace: int
 
@@ -69,12 +68,12 @@ def find(
     store = store or Store.default()
     # what needs too much workspace is measured too: it tells how much there is to gain by dividing
     is_whole = not may_be_divided(problem, request)
-    options, built = measured(problem, device, request, epilogue, store, seconds, is_fresh, is_whole)
+    candidates, built = measured(problem, device, request, epilogue, store, seconds, is_fresh, is_whole)
 
-    def look(part: Problem, fused: Epilogue | None) -> Sequence[Option]:
+    def survey_part(part: Problem, fused: Epilogue | None) -> Sequence[AlgorithmCandidate]:
         return measured(part, device, request, fused, store, seconds * PART_SHARE, False)[0]
 
-    return decide(problem, device, request, epilogue, options, look, built)
+    return decide(problem, device, request, epilogue, candidates, survey_part, built)
 
 
 def measured(
@@ -86,28 +85,30 @@ def measured(
     seconds: float,
     is_fresh: bool,
     fits_only: bool = True,
-) -> tuple[list[Option], dict[str, Kernel]]:
-    """The options with measured times, of those that fit the limit or of all, and the kernels built for that."""
-    options = survey(problem, device, request, epilogue, store)
-    promising = _promising(options, fits_only)
-    missing = [o for o in promising if o.candidate.source != "stored"]
+) -> tuple[list[AlgorithmCandidate], dict[str, Kernel]]:
+    """The candidates with measured times, of those that fit the limit or of all, and the kernels built for that."""
+    candidates = survey(problem, device, request, epilogue, store)
+    promising = _promising(candidates, fits_only)
+    missing = [o for o in promising if o.summary.source != "stored"]
     if not promising or ((len(promising) == 1 or not missing) and not is_fresh):
-        return options, {}
-    on_gpu = device.target in TARGETS
+        return candidates, {}
+    on_gpu = targets.is_gpu(device.target)
     build_all = _build_side_by_side if on_gpu else _build
-    contenders, options = build_all(problem, device, epilogue, missing, options)
+    contenders, candidates = build_all(problem, device, epilogue, missing, candidates)
     # what does not compile is never stored: it must not have the others measured again and again
     if not contenders and not is_fresh:
-        return options, {}
+        return candidates, {}
     stored = [o for o in promising if o not in missing]
     if stored:
-        more, options = build_all(problem, device, epilogue, stored, options)
+        more, candidates = build_all(problem, device, epilogue, stored, candidates)
         contenders += more
     if not contenders:
-        return options, {}
+        return candidates, {}
     try:
         if on_gpu:
-            contenders, options = _measure_on_gpu(problem, epilogue, device, contenders, options, seconds)
+            contenders, candidates = _measure_on_gpu(
+                problem, epilogue, device, contenders, candidates, seconds
+            )
         else:
             _measure(problem, epilogue, contenders, seconds, request.keeps_filter)
     except MemoryError:
@@ -115,41 +116,46 @@ def measured(
             ("no memory to measure", str(problem)),
             f"no memory for a second set of operands of {problem}: its algorithm is chosen by estimates",
         )
-        return options, {}
-    times = {c.what.option.algorithm.name: c.seconds for c in contenders}
-    options = [
-        o.timed(times[o.algorithm.name], "measured") if o.algorithm.name in times else o for o in options
+        return candidates, {}
+    times = {c.what.candidate.algorithm.name: c.seconds for c in contenders}
+    candidates = [
+        o.timed(times[o.algorithm.name], "measured") if o.algorithm.name in times else o for o in candidates
     ]
     store.record(
         str(problem),
         stored_key(epilogue, request),
         device.name,
         [
-            (b.option.algorithm.name, b.option.algorithm.version, times[b.option.algorithm.name], b.workspace)
+            (
+                b.candidate.algorithm.name,
+                b.candidate.algorithm.version,
+                times[b.candidate.algorithm.name],
+                b.workspace,
+            )
             for b in (contender.what for contender in contenders)
         ],
     )
     # what was not worth measuring is no choice, whatever its estimate says
     unmeasured = f"{UNMEASURED}: its estimate is more than {HOPELESS_ESTIMATE:.0f} times the best one"
-    options = [
-        o.refused(unmeasured) if o.is_open and o.candidate.source == "estimate" else o for o in options
+    candidates = [
+        o.refused(unmeasured) if o.is_open and o.summary.source == "estimate" else o for o in candidates
     ]
-    return options, {c.what.option.algorithm.name: c.what.kernel for c in contenders}
+    return candidates, {c.what.candidate.algorithm.name: c.what.kernel for c in contenders}
 
 
-def _promising(options: Sequence[Option], fits_only: bool) -> list[Option]:
-    """The open options, and maybe those that only need too much workspace, without what is hopeless by its estimate.
+def _promising(candidates: Sequence[AlgorithmCandidate], fits_only: bool) -> list[AlgorithmCandidate]:
+    """The open candidates, and maybe those that only need too much workspace, without what is hopeless by its estimate.
 
     What fits is compared with what fits: it may be all that there is to choose from.
     """
-    fitting = _near_the_best([o for o in options if o.is_open])
+    fitting = _near_the_best([o for o in candidates if o.is_open])
     if fits_only:
         return fitting
-    near = _near_the_best([o for o in options if o.is_open or o.is_too_large])
-    return [o for o in options if o in fitting or (o.is_too_large and o in near)]
+    near = _near_the_best([o for o in candidates if o.is_open or o.is_too_large])
+    return [o for o in candidates if o in fitting or (o.is_too_large and o in near)]
 
 
-def _near_the_best(candidates: Sequence[Option]) -> list[Option]:
+def _near_the_best(candidates: Sequence[AlgorithmCandidate]) -> list[AlgorithmCandidate]:
     # by estimates, also of what was measured: the answer must not change with what is in the store
     best = min((o.estimate for o in candidates), default=0.0)
     return [o for o in candidates if o.estimate <= HOPELESS_ESTIMATE * best]
@@ -159,22 +165,22 @@ def _build(
     problem: Problem,
     device: Device,
     epilogue: Epilogue | None,
-    promising: Sequence[Option],
-    options: Sequence[Option],
-) -> tuple[list[Contender[_Built]], list[Option]]:
-    """Compile every promising option; those that do not compile are refused in the list that is returned."""
-    contenders, result = [], list(options)
-    for option in promising:
+    promising: Sequence[AlgorithmCandidate],
+    candidates: Sequence[AlgorithmCandidate],
+) -> tuple[list[Contender[_Built]], list[AlgorithmCandidate]]:
+    """Compile every promising candidate; those that do not compile are refused in the list that is returned."""
+    contenders, result = [], list(candidates)
+    for candidate in promising:
         try:
-            kernel = build(option.algorithm, problem, device, epilogue, option.workspace)
+            kernel = build(candidate.algorithm, problem, device, epilogue, candidate.workspace)
         except CompileError as error:
-            result[result.index(option)] = option.refused(f"its code does not compile: {error}")
-            name = option.algorithm.name
+            result[result.index(candidate)] = candidate.refused(f"its code does not compile: {error}")
+            name = candidate.algorithm.name
             log.fallback_once(
                 ("compile", name, str(problem)), f"{name} does not compile for {problem}: {error}"
             )
             continue
-        contenders.append(Contender(_Built(option, kernel, option.workspace)))
+        contenders.append(Contender(_Built(candidate, kernel, candidate.workspace)))
     return contenders, result
 
 
@@ -182,21 +188,21 @@ def _build_side_by_side(
     problem: Problem,
     device: Device,
     epilogue: Epilogue | None,
-    promising: Sequence[Option],
-    options: Sequence[Option],
-) -> tuple[list[Contender[_Built]], list[Option]]:
+    promising: Sequence[AlgorithmCandidate],
+    candidates: Sequence[AlgorithmCandidate],
+) -> tuple[list[Contender[_Built]], list[AlgorithmCandidate]]:
     """`_build` by several threads: compilers of GPUs work outside of Python's lock."""
-    contenders, result = [], list(options)
+    contenders, result = [], list(candidates)
     with ThreadPoolExecutor(min(len(promising), os.cpu_count() or 1), "jitdnn-compile") as pool:
         # settings in force belong to the thread: each task takes them along
         tasks = [
-            pool.submit(copy_context().run, _build, problem, device, epilogue, [option], [option])
-            for option in promising
+            pool.submit(copy_context().run, _build, problem, device, epilogue, [candidate], [candidate])
+            for candidate in promising
         ]
-        for option, task in zip(promising, tasks, strict=True):
+        for candidate, task in zip(promising, tasks, strict=True):
             built, (answer,) = task.result()
             contenders += built
-            result[result.index(option)] = answer
+            result[result.index(candidate)] = answer
     return contenders, result
 
 
@@ -205,17 +211,17 @@ def _measure_on_gpu(
     epilogue: Epilogue | None,
     device: Device,
     contenders: Sequence[Contender[_Built]],
-    options: Sequence[Option],
+    candidates: Sequence[AlgorithmCandidate],
     seconds: float,
-) -> tuple[list[Contender[_Built]], list[Option]]:
+) -> tuple[list[Contender[_Built]], list[AlgorithmCandidate]]:
     """Fill in the samples of every contender; what the driver does not launch is refused in the list returned."""
     kernels = [Contender((c.what.kernel, c.what.workspace)) for c in contenders]
     failed = measure_on_gpu(problem, epilogue, device, kernels, seconds)
-    result = list(options)
+    result = list(candidates)
     for number, (contender, found) in enumerate(zip(contenders, kernels, strict=True)):
         contender.samples = found.samples
         if number in failed:
-            at = result.index(contender.what.option)
+            at = result.index(contender.what.candidate)
             result[at] = result[at].refused(f"it cannot be launched: {failed[number]}")
     return [c for number, c in enumerate(contenders) if number not in failed], result
 

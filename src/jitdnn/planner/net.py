@@ -3,124 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.kernels.algorithm import Device
 from jitdnn.planner import budget, fronts
-from jitdnn.planner.division import MARGIN, Divider, Step, Way, may_be_divided
+from jitdnn.planner.division import MARGIN, Divider, Partition, Step, may_be_divided
 from jitdnn.planner.find import PART_SHARE, UNMEASURED, measured
 from jitdnn.planner.fronts import Point
-from jitdnn.planner.net_report import table
-from jitdnn.planner.plan import Candidate, Request
+from jitdnn.planner.net_plan import LayerPlan, NetPlan, Partitions, arenas_of
+from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Store
-from jitdnn.planner.survey import Option, survey
+from jitdnn.planner.survey import AlgorithmCandidate, survey
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_parts import whole
 from jitdnn.problems.problem import Problem
-
-
-@dataclass(frozen=True)
-class Ways:
-    """The ways to run a problem within a request; `what` of each point is a `Way`, workspace ascends.
-
-    `front`: those worth having; `whole`: of those that do not divide the problem; `unlimited`: the fastest of these
-    with any workspace; `candidates`: every algorithm for the whole problem, with its reason where it is refused.
-    """
-
-    front: tuple[Point, ...]
-    whole: tuple[Point, ...]
-    unlimited: Point
-    candidates: tuple[Candidate, ...]
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """One layer: the ways to run it, and the one taken.
-
-    `allowed`: bytes of workspace of which the way taken is the fastest use, those of its arena or its limit; None for
-    any number. `undivided`: the fastest whole algorithm in as much, None if there is none.
-    """
-
-    name: str
-    problem: Problem
-    ways: Ways
-    chosen: Point
-    allowed: int | None
-    undivided: Point | None
-
-    @property
-    def front(self) -> tuple[Point, ...]:
-        """The ways worth having, by workspace."""
-        return self.ways.front
-
-    @property
-    def way(self) -> Way:
-        way: Way = self.chosen.what
-        return way
-
-    @property
-    def fastest(self) -> Point:
-        """What would run with any workspace."""
-        return min(self.front[-1], self.ways.unlimited, key=lambda point: point.seconds)
-
-
-@dataclass(frozen=True)
-class NetPlan:
-    """How the layers of a net run, in seconds and bytes of workspace.
-
-    `limit`: what each layer may use; `total`: what all may use together; None for no such limit. `streams`: what runs
-    the layers, one entry each; layers of one stream share their memory. None if each layer has memory of its own.
-    `undivided`: the best points of all layers under the same limits if none is divided, None if they do not fit so.
-    """
-
-    layers: tuple[LayerPlan, ...]
-    device_name: str
-    request: Request
-    total: int | None
-    streams: tuple[Hashable, ...] | None
-    undivided: tuple[Point, ...] | None
-
-    @property
-    def limit(self) -> int | None:
-        return self.request.workspace_limit
-
-    @property
-    def seconds(self) -> float:
-        """The sum of all layers."""
-        return sum(layer.chosen.seconds for layer in self.layers)
-
-    @property
-    def undivided_seconds(self) -> float | None:
-        """The sum if no layer was divided, None if they do not fit so."""
-        return None if self.undivided is None else sum(point.seconds for point in self.undivided)
-
-    @property
-    def fastest_seconds(self) -> float:
-        """The sum with any workspace."""
-        return sum(layer.fastest.seconds for layer in self.layers)
-
-    @property
-    def arenas(self) -> dict[Hashable, int]:
-        """Bytes of each arena, by stream, or by the layer's number where each has its own."""
-        return _arenas([layer.chosen for layer in self.layers], self.streams)
-
-    @property
-    def workspace(self) -> int:
-        """The bytes of all arenas together."""
-        return sum(self.arenas.values())
-
-    def explain(self) -> str:
-        """A table of the layers: what runs, how long, in how much, and what else could; and what it comes to."""
-        return table(self)
-
-
-def _arenas(points: Sequence[Point], streams: Sequence[Hashable] | None) -> dict[Hashable, int]:
-    arenas: dict[Hashable, int] = {}
-    for stream, point in zip(streams or range(len(points)), points, strict=True):
-        arenas[stream] = max(arenas.get(stream, 0), point.workspace)
-    return arenas
 
 
 def plan_net(
@@ -133,7 +31,7 @@ def plan_net(
     seconds: float = 1.0,
     progress: Callable[[str], None] | None = None,
 ) -> NetPlan:
-    """Choose a way for every layer, given as (name, problem), so that the sum of their times is least.
+    """Choose a partition for every layer, given as (name, problem), so that the sum of their times is least.
 
     `request.workspace_limit` is what each may use, `total` what all may use together. With `request.choice` "find"
     parts are measured, whole problems for up to `seconds` each, unless the store has their times. `progress` is called
@@ -147,26 +45,26 @@ def plan_net(
         )
     store = store or Store.default()
     within = replace(request, workspace_limit=least(request.workspace_limit, total))
-    found: dict[Problem, Ways] = {}
+    found: dict[Problem, Partitions] = {}
     for name, problem in layers:
         if progress is not None:
             progress(name)
         if problem not in found:
-            found[problem] = look_at(problem, device, within, store, seconds)
+            found[problem] = survey_partitions(problem, device, within, store, seconds)
     each = [found[problem] for _, problem in layers]
-    chosen = _choose([ways.front for ways in each], total, streams)
-    arenas = _arenas(chosen, streams)
+    chosen = _choose([partitions.front for partitions in each], total, streams)
+    arenas = arenas_of(chosen, streams)
     plans = []
-    for number, ((name, problem), ways, point) in enumerate(zip(layers, each, chosen, strict=True)):
+    for number, ((name, problem), partitions, point) in enumerate(zip(layers, each, chosen, strict=True)):
         allowed = request.workspace_limit
         if total is not None:
             allowed = least(allowed, arenas[streams[number] if streams is not None else number])
-        single = [p for p in ways.whole if allowed is None or p.workspace <= allowed]
-        plans.append(LayerPlan(name, problem, ways, point, allowed, single[-1] if single else None))
+        single = [p for p in partitions.whole if allowed is None or p.workspace <= allowed]
+        plans.append(LayerPlan(name, problem, partitions, point, allowed, single[-1] if single else None))
     undivided = None
-    if all(ways.whole for ways in each):
+    if all(partitions.whole for partitions in each):
         try:
-            undivided = _choose([ways.whole for ways in each], total, streams)
+            undivided = _choose([partitions.whole for partitions in each], total, streams)
         except InvalidArgument:  # they are too large together
             undivided = None
     streams = None if streams is None else tuple(streams)
@@ -180,71 +78,75 @@ def _choose(
     return tuple(front[-1] for front in each) if total is None else budget.divide(each, total, streams)
 
 
-def ways(
+def partitions(
     problem: Problem, device: Device, request: Request, store: Store, seconds: float = 1.0
 ) -> tuple[Point, ...]:
-    """The front of all ways to run a problem within the request, a `Way` each. Raises NotSupported if there is none."""
-    return look_at(problem, device, request, store, seconds).front
+    """The front of a problem's partitions within the request, a `Partition` each. Raises NotSupported without any."""
+    return survey_partitions(problem, device, request, store, seconds).front
 
 
-def look_at(problem: Problem, device: Device, request: Request, store: Store, seconds: float = 1.0) -> Ways:
-    """All that is known of the ways to run a problem within the request. Raises NotSupported if there is none.
+def survey_partitions(
+    problem: Problem, device: Device, request: Request, store: Store, seconds: float = 1.0
+) -> Partitions:
+    """All that is known of the partitions of a problem within the request. Raises NotSupported if there is none.
 
     With `request.choice` "find" what is not in the store is measured first.
     """
 
-    def look(part: Problem, share: float = PART_SHARE, fits_only: bool = True) -> Sequence[Option]:
+    def survey_part(
+        part: Problem, share: float = PART_SHARE, fits_only: bool = True
+    ) -> Sequence[AlgorithmCandidate]:
         if request.choice == "find":
             return _measured(part, device, request, store, share * seconds, fits_only)
         return survey(part, device, request, None, store)
 
     # what needs too much is measured too: it tells what the limit costs
-    options = look(problem, 1.0, False)
-    any_workspace = _whole(problem, (o for o in options if o.is_open or o.is_too_large))
-    single = _whole(problem, (o for o in options if o.is_open))
+    candidates = survey_part(problem, 1.0, False)
+    any_workspace = _whole(problem, (o for o in candidates if o.is_open or o.is_too_large))
+    single = _whole(problem, (o for o in candidates if o.is_open))
     points = list(single)
     if isinstance(problem, Convolution) and may_be_divided(problem, request):
         fastest = any_workspace[-1].seconds if any_workspace else 0.0
-        divider = Divider(problem, request, None, lambda part, _: look(part))
+        divider = Divider(problem, request, None, lambda part, _: survey_part(part))
         points += [_believed(p, fastest) for p in divider.front() if _is_worth_it(p, single, fastest)]
     if not points:
-        reasons = {o.algorithm.name: o.candidate.refused or "" for o in options}
+        reasons = {o.algorithm.name: o.summary.refused or "" for o in candidates}
         raise NotSupported(f"no algorithm takes {problem} with {request} on {device.name}:", reasons)
     front = fronts.front(points)
     unlimited = any_workspace[-1] if any_workspace else front[-1]
-    return Ways(front, single, unlimited, tuple(o.candidate for o in options))
+    return Partitions(front, single, unlimited, tuple(o.summary for o in candidates))
 
 
 def _measured(
     problem: Problem, device: Device, request: Request, store: Store, seconds: float, fits_only: bool
-) -> list[Option]:
-    """The options with the times in the store, where those that are missing have been put."""
-    options, _ = measured(problem, device, request, None, store, seconds, False, fits_only)
-    usable = [o for o in options if o.is_open and o.algorithm.name != "reference"]
-    if usable and all(o.candidate.source == "estimate" for o in usable):
+) -> list[AlgorithmCandidate]:
+    """The candidates with the times in the store, where those that are missing have been put."""
+    candidates, _ = measured(problem, device, request, None, store, seconds, False, fits_only)
+    usable = [o for o in candidates if o.is_open and o.algorithm.name != "reference"]
+    if usable and all(o.summary.source == "estimate" for o in usable):
         # the only algorithm: there is nothing to choose, but its time is added to others that are measured
-        options, _ = measured(problem, device, request, None, store, seconds, True, fits_only)
-    if not any((o.candidate.refused or "").startswith(UNMEASURED) for o in options):
-        return options
+        candidates, _ = measured(problem, device, request, None, store, seconds, True, fits_only)
+    if not any((o.summary.refused or "").startswith(UNMEASURED) for o in candidates):
+        return candidates
     # what is far too slow to be measured may all the same be all that a small limit leaves
     known = survey(problem, device, request, None, store)
     return [
-        now if now.is_open and (was.candidate.refused or "").startswith(UNMEASURED) else was
-        for was, now in zip(options, known, strict=True)
+        now if now.is_open and (was.summary.refused or "").startswith(UNMEASURED) else was
+        for was, now in zip(candidates, known, strict=True)
     ]
 
 
-def _whole(problem: Problem, options: Iterable[Option]) -> tuple[Point, ...]:
+def _whole(problem: Problem, candidates: Iterable[AlgorithmCandidate]) -> tuple[Point, ...]:
     """The front of running a problem by one kernel."""
-    return fronts.front(Point(o.seconds, o.workspace, _undivided(problem, o)) for o in options)
+    return fronts.front(Point(o.seconds, o.workspace, _undivided(problem, o)) for o in candidates)
 
 
-def _undivided(problem: Problem, option: Option) -> Way:
-    """The way that is one kernel. What is no convolution has no parts to speak of."""
+def _undivided(problem: Problem, candidate: AlgorithmCandidate) -> Partition:
+    """The partition into one part. What is no convolution has no parts to speak of."""
     steps: tuple[Step, ...] = ()
     if isinstance(problem, Convolution):
-        steps = (Step(whole(problem), option.algorithm, None, option.workspace),)
-    return Way(steps, option.candidate)
+        steps = (Step(whole(problem), candidate.algorithm, None, candidate.workspace),)
+    return Partition(steps, candidate.summary)
 
 
 def _is_worth_it(point: Point, single: Sequence[Point], fastest: float) -> bool:
@@ -260,7 +162,7 @@ def _believed(point: Point, fastest: float) -> Point:
 
     Estimates are not so good that parts could be known to be faster than the whole: where that fits it is taken.
     """
-    if point.what.candidate.source != "estimate" or point.seconds > fastest:
+    if point.what.summary.source != "estimate" or point.seconds > fastest:
         return point
     return point._replace(seconds=fastest * (1 + 1e-3))
 

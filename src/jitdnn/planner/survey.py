@@ -20,23 +20,23 @@ _MATH_MODES = ("fp64", "fp32", "tf32", "fp16", "bf16")
 
 
 class Priced:
-    """What a candidate stands for, whose time and workspace are known."""
+    """Something with a summary that says its time and its workspace."""
 
-    candidate: Candidate
+    summary: Candidate
 
     @property
     def seconds(self) -> float:
-        assert self.candidate.seconds is not None
-        return self.candidate.seconds
+        assert self.summary.seconds is not None
+        return self.summary.seconds
 
     @property
     def workspace(self) -> int:
-        assert self.candidate.workspace is not None
-        return self.candidate.workspace
+        assert self.summary.workspace is not None
+        return self.summary.workspace
 
 
 @dataclass(frozen=True)
-class Option(Priced):
+class AlgorithmCandidate(Priced):
     """An algorithm of the table beside what the planner knows of it.
 
     `is_too_large`: nothing speaks against it but the workspace that it needs. `estimate`: seconds by its cost model,
@@ -44,37 +44,37 @@ class Option(Priced):
     """
 
     algorithm: Algorithm
-    candidate: Candidate
+    summary: Candidate
     is_too_large: bool = False
     estimate: float = 0.0
 
     @property
     def is_open(self) -> bool:
         """Whether it may be chosen."""
-        return self.candidate.refused is None
+        return self.summary.refused is None
 
-    def refused(self, reason: str) -> Option:
-        return replace(self, candidate=replace(self.candidate, refused=reason), is_too_large=False)
+    def refused(self, reason: str) -> AlgorithmCandidate:
+        return replace(self, summary=replace(self.summary, refused=reason), is_too_large=False)
 
-    def timed(self, seconds: float, source: str) -> Option:
-        return replace(self, candidate=replace(self.candidate, seconds=seconds, source=source))
+    def timed(self, seconds: float, source: str) -> AlgorithmCandidate:
+        return replace(self, summary=replace(self.summary, seconds=seconds, source=source))
 
-    def scaled(self, ratios: Mapping[str, float]) -> Option:
-        """The option with an estimate corrected by what its algorithm was measured at elsewhere."""
+    def scaled(self, ratios: Mapping[str, float]) -> AlgorithmCandidate:
+        """The candidate with an estimate corrected by what its algorithm was measured at elsewhere."""
         ratio = ratios.get(self.algorithm.name, 1.0)
-        if self.candidate.source != "estimate" or self.candidate.seconds is None or ratio == 1.0:
+        if self.summary.source != "estimate" or self.summary.seconds is None or ratio == 1.0:
             return self
-        return self.timed(ratio * self.candidate.seconds, "estimate")
+        return self.timed(ratio * self.summary.seconds, "estimate")
 
 
-def ratios(options: Sequence[Option]) -> dict[str, float]:
+def ratios(candidates: Sequence[AlgorithmCandidate]) -> dict[str, float]:
     """How far stored times of a problem are off their estimates, by algorithm: its parts must be comparable to it."""
-    return {o.algorithm.name: o.seconds / o.estimate for o in options if o.candidate.source == "stored"}
+    return {o.algorithm.name: o.seconds / o.estimate for o in candidates if o.summary.source == "stored"}
 
 
 def survey(
     problem: Problem, device: Device, request: Request, epilogue: Epilogue | None, store: Store
-) -> list[Option]:
+) -> list[AlgorithmCandidate]:
     """Ask every algorithm of the table about the problem; in the table's order."""
     table = algorithms(problem, device.target, request.vendor)
     if request.keeps_filter:
@@ -87,12 +87,12 @@ def survey(
         )
     reasons = [algorithm.refuse(problem, device, epilogue) for algorithm in table]
     limit = _error_limit(problem, request, [a for a, r in zip(table, reasons, strict=True) if r is None])
-    options = [
+    candidates = [
         _consider(algorithm, problem, device, request, epilogue, reason, limit)
         for algorithm, reason in zip(table, reasons, strict=True)
     ]
     known = store.look_up(str(problem), stored_key(epilogue, request), device.name)
-    return _with_stored_times(options, {key: row.seconds for key, row in known.items()})
+    return _with_stored_times(candidates, {key: row.seconds for key, row in known.items()})
 
 
 def stored_key(epilogue: Epilogue | None, request: Request) -> str:
@@ -116,16 +116,16 @@ def _consider(
     epilogue: Epilogue | None,
     reason: str | None,
     limit: float,
-) -> Option:
+) -> AlgorithmCandidate:
     if reason is not None:
         blank = Candidate(algorithm.name, reason, None, "", None, None, algorithm.deterministic)
-        return Option(algorithm, blank)
+        return AlgorithmCandidate(algorithm, blank)
     bound = algorithm.error_bound(problem)
     needed = algorithm.workspace(problem, device, epilogue)
     spreads = algorithm.spreads(problem, device, epilogue)
     refused = _refuse_request(algorithm, problem, request, bound, limit, spreads)
     too_large = policies.refuse(needed, request.workspace_limit) if refused is None else None
-    candidate = Candidate(
+    summary = Candidate(
         algorithm.name,
         refused or too_large,
         algorithm.estimate(problem, device, epilogue)
@@ -136,8 +136,8 @@ def _consider(
         algorithm.deterministic,
         spreads=spreads,
     )
-    assert candidate.seconds is not None
-    return Option(algorithm, candidate, too_large is not None, candidate.seconds)
+    assert summary.seconds is not None
+    return AlgorithmCandidate(algorithm, summary, too_large is not None, summary.seconds)
 
 
 def _efficiency(device: Device, key: str) -> float:
@@ -202,26 +202,28 @@ def _refuse_request(
     return None
 
 
-def _with_stored_times(options: Sequence[Option], known: Mapping[tuple[str, int], float]) -> list[Option]:
+def _with_stored_times(
+    candidates: Sequence[AlgorithmCandidate], known: Mapping[tuple[str, int], float]
+) -> list[AlgorithmCandidate]:
     """Put stored times in the place of estimates.
 
     What was not measured keeps its estimate, scaled by how far the measured ones were off: so a measured
     algorithm does not lose to one whose model is only as optimistic as its own.
     """
     ratios = []
-    for option in options:
-        seconds = known.get((option.algorithm.name, option.algorithm.version))
+    for candidate in candidates:
+        seconds = known.get((candidate.algorithm.name, candidate.algorithm.version))
         # the reference has no model to speak of, and how wrong it is says nothing about the others
-        if seconds is not None and option.candidate.seconds and option.algorithm.name != "reference":
-            ratios.append(seconds / option.seconds)
+        if seconds is not None and candidate.summary.seconds and candidate.algorithm.name != "reference":
+            ratios.append(seconds / candidate.seconds)
     scale = median(ratios) if ratios else 1.0
     result = []
-    for option in options:
-        seconds = known.get((option.algorithm.name, option.algorithm.version))
-        if option.candidate.seconds is None:
-            result.append(option)
+    for candidate in candidates:
+        seconds = known.get((candidate.algorithm.name, candidate.algorithm.version))
+        if candidate.summary.seconds is None:
+            result.append(candidate)
         elif seconds is not None:
-            result.append(option.timed(seconds, "stored"))
+            result.append(candidate.timed(seconds, "stored"))
         else:
-            result.append(option.timed(scale * option.seconds, "estimate"))
+            result.append(candidate.timed(scale * candidate.seconds, "estimate"))
     return result

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from jitdnn.arguments import check_choice, real_number, whole_number
+from jitdnn.arguments import check_choice, integer_number, real_number
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.problem import Operand, Problem, Reals
 from jitdnn.problems.words import Words, order_word
@@ -84,7 +84,7 @@ class Attention(Problem, kinds=("attention_fwd", "attention_bwd")):
         for name, places in (("left", self.left), ("right", self.right), ("past", self.past)):
             if places is None and name != "past":
                 continue
-            reach = whole_number(places, name, most=FARTHEST)
+            reach = integer_number(places, name, most=FARTHEST)
             if reach < 0 and name != "past":
                 raise InvalidArgument(f"{name} is {reach}: it must not be negative, or None for no bound")
         is_backward = self.direction == "bwd"

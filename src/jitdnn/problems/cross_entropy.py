@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from jitdnn.arguments import MOST_INDEX, check_choice, real_number, whole_number
+from jitdnn.arguments import MOST_INDEX, check_choice, integer_number, real_number
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
 from jitdnn.problems.words import Words, layout_forms, order_word, shape_word
@@ -63,7 +63,7 @@ class CrossEntropy(Problem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
     def __post_init__(self) -> None:
         check_choice(self.direction, DIRECTIONS, "direction")
         check_choice(self.reduction, REDUCTIONS, "reduction")
-        whole_number(self.ignore_index, "ignore_index", most=MOST_INDEX)
+        integer_number(self.ignore_index, "ignore_index", most=MOST_INDEX)
         real_number(self.smoothing, "label_smoothing", 0.0, 1.0)
         is_backward = self.direction == "bwd"
         if is_backward and (self.lse is None or (self._has_total and self.total is None)):
@@ -148,7 +148,8 @@ class CrossEntropy(Problem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
             total = TensorDescriptor.packed((1,), real)
         return cls(
             direction, reduction, x, target, loss, weight or None, lse or None, total,
-            whole_number(ignore_index, "ignore_index", most=MOST_INDEX), real_number(smoothing, "label_smoothing"), dx,
+            integer_number(ignore_index, "ignore_index", most=MOST_INDEX),
+            real_number(smoothing, "label_smoothing"), dx,
         )  # fmt: skip
 
     @property

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from jitdnn.arguments import check_choice, whole_numbers
+from jitdnn.arguments import check_choice, integer_numbers
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
 from jitdnn.problems.words import Words, order_word
@@ -128,7 +128,7 @@ class CtcLoss(Problem, kinds=("ctc_loss_fwd", "ctc_loss_bwd")):
         longest = targets.shape[-1] if longest is None else longest
         return cls(
             direction, reduction, inputs, x, targets, input_lengths or lengths, target_lengths or lengths, loss,
-            longest, whole_numbers((blank,), "blank")[0], bool(zero_infinity), dx,
+            longest, integer_numbers((blank,), "blank")[0], bool(zero_infinity), dx,
         )  # fmt: skip
 
     @property

@@ -1,6 +1,6 @@
 """Dropout: every element is kept with probability 1 - p and scaled so that the mean stays, or else is 0.
 
-    y = x / (1 - p)    where word >= p * 2^16        (rounded to the nearest whole number)
+    y = x / (1 - p)    where word >= p * 2^16        (rounded to the nearest integer)
     y = 0              elsewhere
 
 `word` is the element's own random number of 16 bits (`philox`): it follows from the element's index and the state,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from jitdnn.arguments import whole_numbers
+from jitdnn.arguments import integer_numbers
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.normalization import EPSILON, LIKE_X, Normalization
 from jitdnn.problems.problem import as_descriptor
@@ -58,7 +58,7 @@ class GroupNorm(Normalization, kinds=("group_norm_fwd", "group_norm_bwd")):
             raise InvalidShape(
                 f"x has shape {self.x.shape}: N, C and at most {MAX_DIMENSIONS - 3} axes of space are needed"
             )
-        channels, (groups,) = self.x.shape[1], whole_numbers((self.groups,), "groups")
+        channels, (groups,) = self.x.shape[1], integer_numbers((self.groups,), "groups")
         if groups < 1 or channels % groups:
             raise InvalidArgument(f"groups is {groups}: it must divide the {channels} channels")
         object.__setattr__(self, "groups", groups)

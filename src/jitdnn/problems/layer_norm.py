@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from jitdnn.arguments import check_choice, whole_numbers
+from jitdnn.arguments import check_choice, integer_numbers
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems.normalization import EPSILON, Normalization
 from jitdnn.problems.problem import as_descriptor
@@ -59,7 +59,7 @@ class LayerNorm(Normalization, kinds=("layer_norm_fwd", "layer_norm_bwd", "rms_n
     def _check_attributes(self) -> None:
         super()._check_attributes()
         check_choice(self.form, FORMS, "form")
-        rank, (axis,) = len(self.x.shape), whole_numbers((self.axis,), "axis")
+        rank, (axis,) = len(self.x.shape), integer_numbers((self.axis,), "axis")
         if not -rank <= axis < rank:
             raise InvalidArgument(f"axis {axis} of x with {rank} dims: it must be {-rank} to {rank - 1}")
         object.__setattr__(self, "axis", axis % rank)

@@ -20,7 +20,7 @@ from typing import Self
 
 import numpy as np
 
-from jitdnn.arguments import check_choice, whole_number
+from jitdnn.arguments import check_choice, integer_number
 from jitdnn.problems.normalization import finite
 from jitdnn.problems.problem import (
     Operand,
@@ -168,7 +168,7 @@ MOST_TAPS = 1 << 20
 
 
 def check_window(size: object) -> None:
-    whole_number(size, "size", 1, MOST_TAPS)
+    integer_number(size, "size", 1, MOST_TAPS)
 
 
 def settle_numbers(problem: Problem) -> None:

@@ -71,7 +71,7 @@ def part_extent(shape: Sequence[int], parts: int) -> int:
 def part_words(shape: Sequence[int], state: npt.ArrayLike, parts: int) -> tuple[Words32, ...]:
     """The four random words of every block: arrays of the shape of one part.
 
-    `state`: `STATE_WORDS` whole numbers.
+    `state`: `STATE_WORDS` integers.
     """
     seed_low, seed_high, offset_low, offset_high = (int(word) for word in np.asarray(state))
     axis = split_axis(shape, parts)

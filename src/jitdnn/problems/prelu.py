@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from jitdnn.arguments import check_choice, whole_numbers
+from jitdnn.arguments import check_choice, integer_numbers
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_same_shape, settle_gradients
 from jitdnn.problems.words import Words, layout_words, shape_word
@@ -52,7 +52,7 @@ class PRelu(Problem, kinds=("prelu_fwd", "prelu_bwd")):
         rank = len(self.x.shape)
         if self.weight.shape == (1,):
             object.__setattr__(self, "axis", 0)
-        elif not -rank <= whole_numbers((self.axis,), "axis")[0] < rank:
+        elif not -rank <= integer_numbers((self.axis,), "axis")[0] < rank:
             raise InvalidArgument(f"axis {self.axis} of x with {rank} dims: it must be {-rank} to {rank - 1}")
         else:
             object.__setattr__(self, "axis", int(self.axis) % rank)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from jitdnn.arguments import MOST_EXTENT, shape, shown, whole_numbers
+from jitdnn.arguments import MOST_EXTENT, integer_numbers, shape, shown
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems.words import Words
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor
@@ -36,8 +36,8 @@ class Operand:
     integers may hold.
 
     Where "out" holds integers, a result that is neither scaled nor added to (alpha 1, beta 0) is stored from its own
-    type, whole numbers exactly. Else alpha * result, beta * what it was, and their sum are each rounded to f64. Either
-    way reals become the nearest whole number, of two the even one, and what is beyond the type's range its end (NaN
+    type, integers exactly. Else alpha * result, beta * what it was, and their sum are each rounded to f64. Either
+    way reals become the nearest integer, of two the even one, and what is beyond the type's range its end (NaN
     0). Devices without f64 take f32.
     """
 
@@ -216,7 +216,7 @@ def as_descriptor(
         return tensor
     extents = shape(tensor)
     if strides is not None:
-        return TensorDescriptor(extents, whole_numbers(strides, "strides", most=MOST_EXTENT), dtype)
+        return TensorDescriptor(extents, integer_numbers(strides, "strides", most=MOST_EXTENT), dtype)
     return TensorDescriptor.packed(extents, dtype, layout)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,26 +16,66 @@ import numpy.typing as npt
 from jitdnn.problems.dropout import Dropout
 from jitdnn.problems.philox import philox
 
-if TYPE_CHECKING:
-    from jitdnn.problems.rnn import Recurrent
-
 Reals = npt.NDArray[np.float64]
 Given = dict[str, Any]
 
 DROPOUT_ROWS = 8  # that share a block of random numbers
 
 
+class Layers(Protocol):
+    """What the definition reads of a problem: `Recurrent` (rnn.py), which explains each."""
+
+    @property
+    def cell(self) -> str: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def projection(self) -> int: ...
+    @property
+    def sequences(self) -> str: ...
+    @property
+    def is_batch_major(self) -> bool: ...
+    @property
+    def clip(self) -> tuple[float, float] | None: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def directions(self) -> int: ...
+    @property
+    def gates(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def padded(self) -> int: ...
+    @property
+    def padded_size(self) -> int: ...
+    @property
+    def kept(self) -> dict[str, int]: ...
+    @property
+    def slopes(self) -> dict[str, int]: ...
+    def depth(self, layer: int) -> int: ...
+    def section(self, sections: dict[str, int], layer: int, name: str) -> int: ...
+
+
 @dataclass(frozen=True)
 class Sequences:
     """Which sequences are there at which step: `order` is the caller's number of each, longest first."""
 
-    p: Recurrent
+    p: Layers
     order: npt.NDArray[np.int64]
     counts: list[int]
     starts: list[int]
 
     @classmethod
-    def of(cls, p: Recurrent, given: Given) -> Sequences:
+    def of(cls, p: Layers, given: Given) -> Sequences:
         order = np.arange(p.batch)
         if p.sequences == "packed":
             counts, most, left = [], p.batch, p.rows
@@ -91,7 +131,7 @@ def sigmoid(x: Reals) -> Reals:
 
 
 def _sections(
-    p: Recurrent, sections: dict[str, int], flat: Reals, layer: int, direction: int
+    p: Layers, sections: dict[str, int], flat: Reals, layer: int, direction: int
 ) -> dict[str, Reals]:
     """Views of one layer's and direction's sections of `saved` or `dgates`: (rows, numbers)."""
     found = {}
@@ -102,13 +142,13 @@ def _sections(
     return found
 
 
-def _each(p: Recurrent) -> Iterator[tuple[int, int, str]]:
+def _each(p: Layers) -> Iterator[tuple[int, int, str]]:
     for layer in range(p.layers):
         for direction in range(p.directions):
             yield layer, direction, f"_l{layer}" + ("_reverse" if direction else "")
 
 
-def _pad(p: Recurrent, *vectors: tuple[Reals, float]) -> Reals:
+def _pad(p: Layers, *vectors: tuple[Reals, float]) -> Reals:
     """Vectors of H next to each other, each padded with what units of zero weights give."""
     parts = []
     for values, filling in vectors:
@@ -116,15 +156,15 @@ def _pad(p: Recurrent, *vectors: tuple[Reals, float]) -> Reals:
     return np.concatenate(parts, axis=1)
 
 
-def _unpad(p: Recurrent, kept: Reals, number: int) -> Reals:
+def _unpad(p: Layers, kept: Reals, number: int) -> Reals:
     return kept[:, number * p.padded : number * p.padded + p.hidden]
 
 
-def _state(p: Recurrent, given: Given, name: str, place: int, size: int) -> Reals:
+def _state(p: Layers, given: Given, name: str, place: int, size: int) -> Reals:
     return given[name][place] if name in given else np.zeros((p.batch, size))
 
 
-def _dropped(p: Recurrent, given: Given, rows: Reals, below: int) -> Reals:
+def _dropped(p: Layers, given: Given, rows: Reals, below: int) -> Reals:
     """The outputs of layer `below`, or their gradients, (rows, directions * size), with some of them dropped.
 
     A block of random numbers serves DROPOUT_ROWS rows, each by 16 of its bits; the blocks count through layers,
@@ -147,11 +187,11 @@ def _dropped(p: Recurrent, given: Given, rows: Reals, below: int) -> Reals:
     return np.where(mine >= rule.threshold, rows * rule.factor, 0.0)
 
 
-def _split(p: Recurrent, rows: Reals) -> list[Reals]:
+def _split(p: Layers, rows: Reals) -> list[Reals]:
     return np.split(rows, p.gates, axis=-1)
 
 
-def forward(p: Recurrent, given: Given) -> Given:
+def forward(p: Layers, given: Given) -> Given:
     """y, hn, cn and saved from x, the first states and the weights."""
     sequences = Sequences.of(p, given)
     x = sequences.rows_of(given["x"])
@@ -201,7 +241,7 @@ def forward(p: Recurrent, given: Given) -> Given:
     return {"y": sequences.tensor_of(y), "hn": hn, "cn": cn, "saved": flat}
 
 
-def backward_data(p: Recurrent, given: Given) -> Given:
+def backward_data(p: Layers, given: Given) -> Given:
     """dx, dhx, dcx and dgates from dy, the gradients of the last states, and what was saved."""
     sequences = Sequences.of(p, given)
     dy = sequences.rows_of(given["dy"])
@@ -263,7 +303,7 @@ def backward_data(p: Recurrent, given: Given) -> Given:
     return {"dx": sequences.tensor_of(dx), "dhx": dhx, "dcx": dcx, "dgates": flat}
 
 
-def _before(p: Recurrent, sequences: Sequences, kept: Reals, first: Reals, t: int, direction: int) -> Reals:
+def _before(p: Layers, sequences: Sequences, kept: Reals, first: Reals, t: int, direction: int) -> Reals:
     """The state that the sequences of step t had before it: (counts[t], size)."""
     count, other = sequences.counts[t], t - 1 if direction == 0 else t + 1
     result = first[:count].copy()
@@ -273,7 +313,7 @@ def _before(p: Recurrent, sequences: Sequences, kept: Reals, first: Reals, t: in
     return result
 
 
-def backward_weights(p: Recurrent, given: Given) -> Given:
+def backward_weights(p: Layers, given: Given) -> Given:
     """The gradients of all weights from x, the first states, what was saved, and dgates."""
     sequences = Sequences.of(p, given)
     x = sequences.rows_of(given["x"])

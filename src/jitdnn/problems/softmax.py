@@ -20,7 +20,7 @@ from typing import Self
 
 import numpy as np
 
-from jitdnn.arguments import check_choice, whole_numbers
+from jitdnn.arguments import check_choice, integer_numbers
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_same_shape, settle_gradients
 from jitdnn.problems.words import Words, layout_words, shape_word
@@ -147,7 +147,7 @@ def normalize_axis(axis: str | int | Sequence[int], rank: int) -> tuple[int, ...
         if rank < 2:
             raise InvalidArgument(f"axis {axis!r} needs at least the dims N and C, the tensor has {rank}")
         return (1,) if axis == "channel" else tuple(range(1, rank))
-    numbers = whole_numbers(axis if isinstance(axis, Iterable) else (axis,), "axis")
+    numbers = integer_numbers(axis if isinstance(axis, Iterable) else (axis,), "axis")
     for number in numbers:
         if not -rank <= number < rank:
             raise InvalidArgument(

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from jitdnn.arguments import check_choice, padding_pairs, whole_numbers
+from jitdnn.arguments import check_choice, integer_numbers, padding_pairs
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
 from jitdnn.problems.words import Words, axes_word, layout_words, pairs_word, shape_word
@@ -77,7 +77,7 @@ class Transform(Problem, kinds=("transform", "fold", "unfold")):
         pairs = padding_pairs(padding, len(x.shape)) if how == "transform" else ()
         shape = output_shape(how, x.shape, pairs, factors)
         y = y or TensorDescriptor.packed(shape, x.dtype, layout)
-        return cls(how, x, y, pairs, float(value), whole_numbers(factors, "factors"), order)
+        return cls(how, x, y, pairs, float(value), integer_numbers(factors, "factors"), order)
 
     @property
     def kind(self) -> str:
@@ -243,7 +243,7 @@ def joined_shape(shapes: Sequence[Sequence[int]], axis: int) -> tuple[int, ...]:
     if not shapes:
         raise InvalidArgument("there is nothing to join: give at least one part")
     first = tuple(shapes[0])
-    (axis,) = whole_numbers((axis,), "axis")
+    (axis,) = integer_numbers((axis,), "axis")
     if not -len(first) <= axis < len(first):
         raise InvalidArgument(f"axis is {axis}: it must be {-len(first)} to {len(first) - 1}")
     axis %= len(first)

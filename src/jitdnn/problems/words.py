@@ -216,7 +216,7 @@ class Words:
 
     def _integer(self, part: str, token: _Token) -> int:
         if not _INTEGER.fullmatch(part):
-            raise self._at(token, f"{part!r} in {token.text!r} is not a whole number")
+            raise self._at(token, f"{part!r} in {token.text!r} is not an integer")
         if len(part) > limits.PROBLEM_DIGITS:
             raise self._at(token, f"a number of {len(part)} digits: at most {limits.PROBLEM_DIGITS} are read")
         return int(part)

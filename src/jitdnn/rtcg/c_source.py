@@ -97,8 +97,8 @@ def _library(dtype: str) -> str:
 def c_function(expression: Expression, name: str, dtype: str) -> str:
     """The text of `FUNCTION dtype name(dtype x0, dtype x1, ...)`, a parameter for each input of the expression.
 
-    `dtype` is the arithmetic: "f32", "f64", or "i64" for whole numbers that wrap; conditions are `int`. Raises
-    InvalidType for an operation that whole numbers lack.
+    `dtype` is the arithmetic: "f32", "f64", or "i64" for integers that wrap; conditions are `int`. Raises
+    InvalidType for an operation that integers lack.
     """
     lines: list[str] = []
     uses = [0] * len(expression.instructions)

@@ -43,8 +43,9 @@ _SECTIONS = 3  # instructions, constants, unwinding tables: each begins on a pag
 # of memory that must be left for LLVM: twice what the largest kernels were seen to take
 _ROOM = 64 << 20
 
-# folders of kernels that nothing here may import, and byte code
-_FOR_GPUS = {"cuda", "cudnn", "gpu", "opencl", "__pycache__"}
+# what a processor's code depends on, beside the files right in the package and in `kernels`; import contracts see to it
+_FOLDERS = ("rtcg", "kernels/cpu", "kernels/formulas", "problems", "tensor")
+_DEVICE_MODULES = ("__init__", "cpu", "quiet", "threads")
 
 _lock = lock()
 #: all libraries that there are, whoever keeps them
@@ -203,19 +204,17 @@ def _require_room() -> None:
 def generator_fingerprint() -> str:
     """A hash of every source file that a processor's code depends on: another generator never meets this one's code.
 
-    These are the floors up to the kernels, without what is for GPUs alone (whose code is named by its whole text).
+    These are the layers up to the kernels, without those of other targets (GPUs' code is named by its whole text).
     Without sources (a package of byte code, or in an archive that cannot be listed) nothing tells generators apart, and
     each process has code of its own.
     """
     package = Path(__file__).resolve().parent.parent
-    paths = [path for path in package.glob("*.py*") if path.is_file()]
-    for folder in ("rtcg", "kernels", "devices", "problems", "tensor"):
-        paths += (
-            path
-            for path in (package / folder).rglob("*.py*")
-            if _FOR_GPUS.isdisjoint(path.relative_to(package).parts)
-            and not path.name.startswith(("cuda", "opencl", "gpu"))
-        )
+    paths = [
+        path for folder in ("", "kernels") for path in (package / folder).glob("*.py*") if path.is_file()
+    ]
+    paths += (path for name in _DEVICE_MODULES for path in (package / "devices").glob(f"{name}.py*"))
+    for folder in _FOLDERS:
+        paths += (path for path in (package / folder).rglob("*.py*") if "__pycache__" not in path.parts)
     digest = hashlib.sha256()
     for path in sorted(paths):
         content = path.read_bytes()

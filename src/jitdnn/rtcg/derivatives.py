@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from jitdnn.rtcg.expression import Graph, Traced, apply, where
 from jitdnn.rtcg.operations import OPERATIONS
+from jitdnn.rtcg.tracing import Graph, Traced, apply, where
 
 
 def tangent_of(

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from jitdnn import limits
 from jitdnn.errors import InvalidArgument, ParseError
 from jitdnn.limits import shortened
-from jitdnn.rtcg.expression import Graph, Traced, apply, functions
 from jitdnn.rtcg.operations import ALIASES, OPERATIONS
+from jitdnn.rtcg.tracing import Graph, Traced, apply, functions
 
 _TOKEN = re.compile(
     r"""(?P<space>[\ \t\r\f]++)

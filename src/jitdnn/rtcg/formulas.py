@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument
-from jitdnn.rtcg.expression import Expression, Graph, traced_call
+from jitdnn.rtcg.expression import Expression, Graph, finish, traced_call
 from jitdnn.rtcg.formula_text import read_formula
 
 
@@ -60,7 +60,7 @@ def _finish(graph: Graph, results: Sequence[object]) -> Formula:
         is_truth = graph.is_truth(value)
         if is_truth:
             value = graph.apply("where", (value, 1.0, 0.0))
-        expressions.append(graph.finish(value))
+        expressions.append(finish(graph, value))
         truths.append(is_truth)
     return Formula(tuple(expressions), tuple(truths))
 
@@ -76,7 +76,7 @@ _WHOLE = frozenset(
 
 
 def is_whole(expression: Expression) -> bool:
-    """True if of whole numbers the expression makes whole numbers, by operations that integers have."""
+    """True if of integers the expression makes integers, by operations that integers have."""
     return all(
         step.number.is_integer() if step.operation == "constant" else step.operation in _WHOLE
         for step in expression.instructions

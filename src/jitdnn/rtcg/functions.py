@@ -106,12 +106,12 @@ def erf(x: Any) -> Any:
 
 
 def floor(x: Any) -> Any:
-    """The largest whole number that is not above x."""
+    """The largest integer that is not above x."""
     return apply("floor", x)
 
 
 def ceil(x: Any) -> Any:
-    """The smallest whole number that is not below x."""
+    """The smallest integer that is not below x."""
     return apply("ceil", x)
 
 
@@ -121,7 +121,7 @@ def trunc(x: Any) -> Any:
 
 
 def rint(x: Any) -> Any:
-    """The nearest whole number, of two the even one."""
+    """The nearest integer, of two the even one."""
     return apply("rint", x)
 
 
@@ -191,7 +191,7 @@ def arctan2(y: Any, x: Any) -> Any:
 
 
 def floor_divide(x: Any, y: Any) -> Any:
-    """The largest whole number that is not above x / y, as Python's //."""
+    """The largest integer that is not above x / y, as Python's //."""
     return apply("floor_divide", x, y)
 
 

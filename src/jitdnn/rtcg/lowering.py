@@ -73,7 +73,7 @@ _PAIRS: dict[str, Callable[[Builder, Value, Value], Value]] = {
 
 
 def lower(k: Builder, expression: Expression, inputs: Sequence[Value], dtype: str | None = None) -> Value:
-    """Trace the expression over vectors of one element type: f32 or f64, or i64 for what whole numbers have.
+    """Trace the expression over vectors of one element type: f32 or f64, or i64 for what integers have.
 
     The result has as many lanes as the widest input; an input with one lane stands for all of them. ``dtype`` is
     needed where there are no inputs.

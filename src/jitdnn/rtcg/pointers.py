@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llvmlite.ir as ir
 
@@ -18,10 +18,7 @@ from jitdnn.rtcg.types import (
     suffix,
     vector_type,
 )
-from jitdnn.rtcg.values import Value
-
-if TYPE_CHECKING:
-    from jitdnn.rtcg.builder import Builder
+from jitdnn.rtcg.values import Emitter, Value
 
 _SHUFFLED_STRIDES = (2, 3, 4)  # here loading whole vectors and shuffling is faster than a gather
 
@@ -36,7 +33,7 @@ class Pointer:
 
     __slots__ = ("dtype", "k", "real", "v")
 
-    def __init__(self, k: Builder, v: Any, dtype: str, real: str | None = None) -> None:
+    def __init__(self, k: Emitter, v: Any, dtype: str, real: str | None = None) -> None:
         self.k, self.v = k, v
         self.dtype, _, wanted = dtype.partition(":")
         self.real = real or wanted or ("f32" if self.dtype in STORED else None)
@@ -122,7 +119,7 @@ class Pointer:
         """Store past the caches; the address must be aligned to the whole vector."""
         k, at = self.k, (self + offset).v
         node = k.b.store(self._narrow(value).v, at, align=align_of(self.element) * value.lanes)
-        node.set_metadata("nontemporal", k.module.ir.add_metadata([INT32(1)]))
+        node.set_metadata("nontemporal", k.ir_module.add_metadata([INT32(1)]))
 
     def prefetch(self, offset: int | Value = 0, write: bool = False, nearest: bool = True) -> None:
         """Ask for the cache line of an element, of any address at all; into the nearest cache, or the second one."""
@@ -208,7 +205,7 @@ class Pointer:
         return addresses
 
 
-def _unknown(k: Builder, mask: Value) -> Any:
+def _unknown(k: Emitter, mask: Value) -> Any:
     """The mask, of which LLVM knows nothing.
 
     Where it knows that one lane alone is on, it stores one element, but of the type before it was cut to fewer

@@ -6,15 +6,10 @@ bf16, a few integer operations do it: LLVM would call a library that is not ther
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import llvmlite.ir as ir
 
 from jitdnn.rtcg.types import ELEMENTS, constant_of, scalar_type, suffix, vector_type
-from jitdnn.rtcg.values import Value
-
-if TYPE_CHECKING:
-    from jitdnn.rtcg.builder import Builder
+from jitdnn.rtcg.values import Emitter, Value
 
 _UNSIGNED = ("u8", "u16", "u32", "u64", "bool")
 _CONVERTING = ("avx512", "avx2", "neon")  # instruction sets with conversions from and to f16
@@ -23,7 +18,7 @@ _F16_SMALLEST = 2.0**-14  # a normal number
 _F16_OVERFLOW = 65520.0  # from here on the nearest f16 is infinity
 
 
-def widen(k: Builder, stored: Value, dtype: str, real: str) -> Value:
+def widen(k: Emitter, stored: Value, dtype: str, real: str) -> Value:
     """Elements of type ``dtype`` as values of the type ``real`` (f32, f64 or i64)."""
     if dtype == "bf16":
         return k.convert(k.bitcast(_grow(k, stored, "i32") << 16, "f32"), real)
@@ -36,7 +31,7 @@ def widen(k: Builder, stored: Value, dtype: str, real: str) -> Value:
     return Value(k, k.b.uitofp(stored.v, vector_type(ELEMENTS[real], stored.lanes)))
 
 
-def narrow(k: Builder, value: Value, dtype: str) -> Value:
+def narrow(k: Emitter, value: Value, dtype: str) -> Value:
     """Values of f32, f64 or i64 as elements of type ``dtype``."""
     if dtype in ("bf16", "f16"):
         if not value.is_float:
@@ -53,7 +48,7 @@ def narrow(k: Builder, value: Value, dtype: str) -> Value:
     return _to_integer(k, value, dtype)
 
 
-def _grow(k: Builder, value: Value, dtype: str) -> Value:
+def _grow(k: Emitter, value: Value, dtype: str) -> Value:
     """Integers with zeros in front."""
     kind = vector_type(ELEMENTS[dtype], value.lanes)
     return value if value.v.type == kind else Value(k, k.b.zext(value.v, kind))
@@ -63,7 +58,7 @@ def _is_double(value: Value) -> bool:
     return isinstance(scalar_type(value.v.type), ir.DoubleType)
 
 
-def _to_odd(k: Builder, value: Value) -> Value:
+def _to_odd(k: Emitter, value: Value) -> Value:
     """f64 cut to f32, with the last bit set where digits were lost."""
     near = k.convert(value, "f32")
     back = k.convert(near, "f64")
@@ -76,7 +71,7 @@ def _to_odd(k: Builder, value: Value) -> Value:
     return k.bitcast(k.select(inexact & even, odd, bits), "f32")
 
 
-def _to_bf16(k: Builder, value: Value) -> Value:
+def _to_bf16(k: Emitter, value: Value) -> Value:
     bits = k.bitcast(value, "i32")
     # to the nearest, ties to even: add half of the last place less one, and that one where it is odd
     nearest = bits + ((_logical(k, bits, 16) & 1) + 0x7FFF)
@@ -84,11 +79,11 @@ def _to_bf16(k: Builder, value: Value) -> Value:
     return k.convert(_logical(k, k.select(value != value, quiet, nearest), 16), "i16")
 
 
-def _logical(k: Builder, bits: Value, places: int) -> Value:
+def _logical(k: Emitter, bits: Value, places: int) -> Value:
     return Value(k, k.b.lshr(bits.v, constant_of(bits.v.type, places)))
 
 
-def _from_f16(k: Builder, stored: Value) -> Value:
+def _from_f16(k: Emitter, stored: Value) -> Value:
     lanes = stored.lanes
     if k.isa.name in _CONVERTING:
         half = k.b.bitcast(stored.v, vector_type(ir.HalfType(), lanes))
@@ -100,7 +95,7 @@ def _from_f16(k: Builder, stored: Value) -> Value:
     return k.bitcast(k.select((bits & 0x7C00) == 0x7C00, special, finite) | ((bits & 0x8000) << 16), "f32")
 
 
-def _to_f16(k: Builder, value: Value) -> Value:
+def _to_f16(k: Emitter, value: Value) -> Value:
     lanes = value.lanes
     if k.isa.name in _CONVERTING:
         half = k.b.fptrunc(value.v, vector_type(ir.HalfType(), lanes))
@@ -118,7 +113,7 @@ def _to_f16(k: Builder, value: Value) -> Value:
     return k.convert(result | sign, "i16")
 
 
-def _to_integer(k: Builder, value: Value, dtype: str) -> Value:
+def _to_integer(k: Emitter, value: Value, dtype: str) -> Value:
     """Round to the nearest, ties to even, and saturate."""
     wide, mantissa = ("i64", 52) if _is_double(value) else ("i32", 23)
     bits = ELEMENTS[dtype].width
@@ -126,7 +121,7 @@ def _to_integer(k: Builder, value: Value, dtype: str) -> Value:
         least, most = (0, 2**bits - 1) if dtype in _UNSIGNED else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
         value = k.select(value == value, value, 0.0)
         value = k.select(value > most, float(most), k.select(value < least, float(least), value))
-        # the sum with this power of two is rounded where a whole number ends, which is then in its last bits
+        # the sum with this power of two is rounded where an integer ends, which is then in its last bits
         whole = k.bitcast(value + 1.5 * 2.0**mantissa, wide)
         return Value(k, k.b.trunc(whole.v, vector_type(ELEMENTS[dtype], value.lanes)))
     places = 2.0**52 if _is_double(value) else 2.0**23  # numbers from here on are whole

@@ -14,7 +14,7 @@ from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.vector_lanes import lane_by_lane, quarter_turns
 from jitdnn.rtcg.vector_math import absolute, economised, element_of
 
-_MAGIC = 1.5 * 2.0**52  # rounds to a whole number, which is then in the low bits of the sum
+_MAGIC = 1.5 * 2.0**52  # rounds to an integer, which is then in the low bits of the sum
 _EASY = 2.0**20  # an angle up to which the products of its quarter turns are exact
 _NEAR = 2.0**-30
 _EIGHTH = math.tan(math.pi / 8)
@@ -32,7 +32,7 @@ def _pi() -> Fraction:
 
 @functools.cache
 def _parts() -> tuple[float, ...]:
-    """pi / 2 in pieces of 32 bits, whose products with whole numbers up to 2^20 are exact; the last is the rest."""
+    """pi / 2 in pieces of 32 bits, whose products with integers up to 2^20 are exact; the last is the rest."""
     pieces, left = [], _pi() / 2
     for bits in (31, 63):
         piece = Fraction(int(left * 2**bits), 2**bits)

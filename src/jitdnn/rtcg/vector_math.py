@@ -76,7 +76,7 @@ class _Format:
 
     @property
     def magic(self) -> float:
-        """Added and taken away again, it rounds to a whole number, which is also in the sum's low bits."""
+        """Added and taken away again, it rounds to an integer, which is also in the sum's low bits."""
         return 1.5 * 2.0**self.mantissa
 
     @property
@@ -228,7 +228,7 @@ def _reduce(k: Builder, x: Value) -> tuple[Value, Value, Value]:
 
 
 def _quotient(x: Value) -> tuple[Value, Value]:
-    """x / ln 2 rounded to the nearest whole number: as the low bits of a number, and as a number."""
+    """x / ln 2 rounded to the nearest integer: as the low bits of a number, and as a number."""
     form = _format(x)
     shifted = x * (1.0 / math.log(2.0)) + form.magic
     return shifted, shifted - form.magic

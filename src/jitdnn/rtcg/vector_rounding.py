@@ -1,4 +1,4 @@
-"""Rounding to whole numbers and remainders on vectors of f32 or f64.
+"""Rounding to integers and remainders on vectors of f32 or f64.
 
 Rounding needs no instruction of its own: from 2^mantissa on every number is whole, and below it the sum with
 that power leaves no place for a fraction. Signs are kept, also those of zeros.
@@ -15,7 +15,7 @@ _WHOLE_FROM = {"f32": 2.0**23, "f64": 2.0**52}
 
 
 def rint(k: Builder, x: Value) -> Value:
-    """The nearest whole number, of two the even one."""
+    """The nearest integer, of two the even one."""
     limit = _WHOLE_FROM[element_of(x)]
     size = absolute(k, x)
     rounded = (size + limit) - limit

@@ -24,13 +24,13 @@ from jitdnn.tensor.descriptor import TensorDescriptor, packed_strides
 from jitdnn.tensor.device_array import DeviceArray, Gpu
 from jitdnn.tensor.dtypes import DTYPES, numpy_dtype
 from jitdnn.tensor.gpu_array import (
-    GLANCES,
+    FAST_KEYS,
     GpuAllocator,
     borrow_dlpack,
     borrow_gpu,
     borrow_own,
     borrow_torch,
-    glance_torch,
+    fast_key_of_torch,
     torch_dtype,
 )
 
@@ -144,7 +144,7 @@ def _borrow_other(x: Any) -> Array:
     if torch is not None and isinstance(x, torch.Tensor):
         for kind in (torch.Tensor, torch.nn.Parameter):
             if type(x) is kind:
-                _BORROWERS[kind], GLANCES[kind] = partial(_borrow_torch, torch=torch), glance_torch
+                _BORROWERS[kind], FAST_KEYS[kind] = partial(_borrow_torch, torch=torch), fast_key_of_torch
         return _borrow_torch(x, torch)
     if isinstance(x, Array):
         return x

@@ -13,7 +13,7 @@ from jitdnn.tensor.descriptor import MAX_DIMENSIONS, TensorDescriptor
 from jitdnn.tensor.dtypes import DTYPES, dtype_name, numpy_dtype
 
 Place = tuple[str, int]
-"""A GPU: its target, `cuda` or `opencl`, and its number."""
+"""A GPU: the name of its target, and its number."""
 
 
 class Array:

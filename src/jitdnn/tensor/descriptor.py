@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from jitdnn.arguments import MOST_EXTENT, shown, whole_number, whole_numbers
+from jitdnn.arguments import MOST_EXTENT, integer_number, integer_numbers, shown
 from jitdnn.arguments import shape as extents_of
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.tensor.dtypes import DTYPES
@@ -83,9 +83,9 @@ class TensorDescriptor:
     def __post_init__(self) -> None:
         if not _is_plain(self.shape) or not _is_plain(self.strides) or type(self.offset) is not int:
             object.__setattr__(self, "shape", extents_of(self.shape))
-            strides = whole_numbers(self.strides, "strides", most=_FARTHEST)
+            strides = integer_numbers(self.strides, "strides", most=_FARTHEST)
             object.__setattr__(self, "strides", strides)
-            object.__setattr__(self, "offset", whole_number(self.offset, "offset", most=_FARTHEST))
+            object.__setattr__(self, "offset", integer_number(self.offset, "offset", most=_FARTHEST))
         if not 1 <= len(self.shape) <= MAX_DIMENSIONS:
             raise InvalidShape(f"shape {self.shape} has {len(self.shape)} dimensions: it must have 1 to 8")
         if len(self.strides) != len(self.shape):
@@ -209,7 +209,7 @@ class TensorDescriptor:
 
     def transpose(self, axes: Sequence[int]) -> TensorDescriptor:
         """Return the descriptor with its axes permuted, as `numpy.transpose` does. Raises InvalidArgument."""
-        axes = whole_numbers(axes, "axes")
+        axes = integer_numbers(axes, "axes")
         if sorted(axes) != list(range(len(self.shape))):
             raise InvalidArgument(f"axes {axes}: they must be a permutation of 0 to {len(self.shape) - 1}")
         return TensorDescriptor(
@@ -231,7 +231,7 @@ class TensorDescriptor:
                 taken = range(*part.indices(shape[axis]))
             except Exception:  # what is no slice, or one of other things than numbers, or with a step of 0
                 raise InvalidArgument(
-                    f"range {axis} is {shown(part)}: it must be a slice of whole numbers, its step not 0, or None"
+                    f"range {axis} is {shown(part)}: it must be a slice of integers, its step not 0, or None"
                 ) from None
             if len(taken):
                 offset += taken.start * strides[axis]
@@ -260,7 +260,7 @@ class TensorDescriptor:
 
     def insert_axis(self, axis: int) -> TensorDescriptor:
         """Return the descriptor with an axis of extent 1 put before `axis`, which may be the rank."""
-        if not 0 <= whole_number(axis, "axis") <= len(self.shape):
+        if not 0 <= integer_number(axis, "axis") <= len(self.shape):
             raise InvalidArgument(f"axis {axis}: it must be 0 to {len(self.shape)}")
         # the stride of a unit axis is never used; the extent times stride of what follows keeps a dense
         # tensor dense

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jitdnn import targets
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape
 from jitdnn.retention import Recent
 from jitdnn.tensor.borrowed import Place
@@ -231,13 +232,17 @@ class DeviceArray:
             # a new set: another thread may be looking at the old one
             self.memory.streams = frozenset((stream,)) if writes else streams | {stream}
 
-    def _require_cuda(self) -> None:
-        if self.gpu.place[0] != "cuda":
+    def _memory_space(self) -> targets.MemorySpace:
+        """How other libraries name this memory. Raises AttributeError where they do not."""
+        target = targets.find(self.gpu.place[0])
+        if target is None or not target.memory.dlpack:
             raise AttributeError(f"{self!r} is not in CUDA memory")
+        return target.memory
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        self._require_cuda()
+        if self._memory_space().locate is None:
+            raise AttributeError(f"{self!r} is not in CUDA memory")
         if self.descriptor.dtype == "bf16":
             raise AttributeError("bfloat16 has no type string: use DLPack")
         streams = self.memory.streams
@@ -255,8 +260,7 @@ class DeviceArray:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        self._require_cuda()
-        return 2, self.gpu.place[1]
+        return self._memory_space().dlpack[0], self.gpu.place[1]
 
     def __dlpack__(
         self,
@@ -267,21 +271,21 @@ class DeviceArray:
         copy: bool | None = None,
     ) -> Any:
         """A capsule, as the array API standard has it; `stream` of the consumer waits for what was written."""
-        self._require_cuda()
+        kind = self._memory_space().dlpack[0]
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError(f"{self!r} is handed out where it is, without a copy")
         if stream != -1:  # which asks for no order
             self.used_on(0 if stream in (None, 1) else stream, writes=True)
         d = self.descriptor
-        return make_capsule(self.pointer, d.shape, d.strides, d.dtype, self.gpu.place[1], self)
+        return make_capsule(self.pointer, d.shape, d.strides, d.dtype, (kind, self.gpu.place[1]), self)
 
 
 def check_sizes(shape: Sequence[int]) -> tuple[int, ...]:
-    """The extents of a shape as whole numbers. Raises InvalidShape."""
+    """The extents of a shape as integers. Raises InvalidShape."""
     try:
         extents = tuple(int(extent) for extent in shape)
     except (TypeError, ValueError):
-        raise InvalidShape(f"the shape is {shape!r}: it must be a sequence of whole numbers") from None
+        raise InvalidShape(f"the shape is {shape!r}: it must be a sequence of integers") from None
     if not 1 <= len(extents) <= 8 or min(extents) < 0:
         raise InvalidShape(f"the shape is {extents}: it must have 1 to 8 extents of 0 or more")
     return extents

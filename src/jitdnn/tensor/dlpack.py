@@ -1,4 +1,4 @@
-"""DLPack's structure in memory: taking a capsule of CUDA memory apart, and making one. NumPy does the host's."""
+"""DLPack's structure in memory: taking a capsule of a GPU's memory apart, and making one. NumPy does the host's."""
 
 from __future__ import annotations
 
@@ -116,13 +116,18 @@ _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char
 
 
 def make_capsule(
-    pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: str, index: int, owner: object
+    pointer: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: str,
+    device: tuple[int, int],
+    owner: object,
 ) -> Any:
-    """A capsule of CUDA memory, which keeps `owner` alive until its consumer is done with it."""
+    """A capsule of memory of a device (type, number), which keeps `owner` alive until its consumer is done with it."""
     rank, number = len(shape), next(_numbers)
     extents, steps = (ctypes.c_int64 * rank)(*shape), (ctypes.c_int64 * rank)(*strides)
     code, bits = _CODES[dtype]
-    tensor = _Tensor(pointer, 2, index, rank, code, bits, 1, extents, steps, 0)
+    tensor = _Tensor(pointer, *device, rank, code, bits, 1, extents, steps, 0)
     managed = _Managed(tensor, number, _give_back)
     _given[number] = (managed, extents, steps, owner)
     return _new(ctypes.addressof(managed), _NAME, ctypes.cast(_drop, ctypes.c_void_p))

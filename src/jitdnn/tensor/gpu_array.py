@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn import targets
 from jitdnn.errors import DeviceError, InvalidType
 from jitdnn.tensor.borrowed import Array, Place, describe, known_descriptors, remember
 from jitdnn.tensor.descriptor import TensorDescriptor
@@ -20,8 +21,7 @@ from jitdnn.tensor.device_array import DeviceArray, Gpu, layout_number
 from jitdnn.tensor.dlpack import open_capsule
 from jitdnn.tensor.dtypes import DTYPES, numpy_dtype
 
-CUDA_KINDS = (2, 13)  # of DLPack: memory of CUDA, and memory that CUDA moves to and fro
-_OTHER_GPUS = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 14: "oneAPI"}
+_DLPACK_NAMES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA", 14: "oneAPI"}
 
 
 class GpuArray(Array):
@@ -74,25 +74,30 @@ class GpuArray(Array):
         raise DeviceError(f"an array on {target}:{index} is read by the host here: pass one in host memory")
 
 
-def _nowhere(pointer: int) -> int:
-    return 0
+#: the target of PyTorch's tensors and of CuPy's arrays, once there was one: their builds have GPUs of one kind
+_target_of: dict[str, str] = {}
 
 
-#: finds the number of the GPU that has an address; whoever knows the driver puts its own here
-locate: Callable[[int], int] = _nowhere
+def _target_of_torch(x: Any, torch: Any) -> str:
+    """The target in whose memory a tensor lies. Raises DeviceError if no target takes it."""
+    for target in targets.registered():
+        if target.memory.torch is not None:
+            kind, build = target.memory.torch
+            if x.device.type == kind and getattr(torch.version, build, None) is not None:
+                return target.name
+    raise DeviceError(
+        f"a tensor on {x.device}: tensors must be in host memory or on an NVIDIA GPU, use .cpu() or .cuda()"
+    )
 
 
 def borrow_torch(x: Any, torch: Any) -> GpuArray:
-    """Borrow a tensor of PyTorch in CUDA memory."""
+    """Borrow a tensor of PyTorch in the memory of a GPU."""
     index: int = x.get_device()
     key = ("torch", index, x.shape, x.stride(), x.dtype)
     descriptor = known_descriptors.get(key)
     if descriptor is None:
-        # asked once for each kind of tensor
-        if x.device.type != "cuda" or torch.version.cuda is None:
-            raise DeviceError(
-                f"a tensor on {x.device}: tensors must be in host memory or on an NVIDIA GPU, use .cpu() or .cuda()"
-            )
+        # once for each kind of tensor
+        _target_of["torch"] = _target_of_torch(x, torch)
         name = next((name for name in DTYPES if torch_dtype(torch, name) == x.dtype), None)
         if name is None:
             raise _no_dtype(x.dtype)
@@ -101,15 +106,15 @@ def borrow_torch(x: Any, torch: Any) -> GpuArray:
         raise InvalidType("a tensor with the lazy negation bit set: use .resolve_neg()")
     pointer: int = x.data_ptr()
     _require_aligned(pointer, descriptor, ".clone()")
-    return GpuArray(pointer, descriptor, x, "torch", False, key, ("cuda", index))
+    return GpuArray(pointer, descriptor, x, "torch", False, key, (_target_of["torch"], index))
 
 
-Glance = tuple[int, Any]
+FastKey = tuple[int, Any]
 """The address of an array on a GPU, and its layout in the owner's terms, which is None in host memory."""
 
 
-def glance_torch(x: Any) -> Glance:
-    """A tensor of PyTorch, by as few questions as will do for calls that were made before.
+def fast_key_of_torch(x: Any) -> FastKey:
+    """The key of a PyTorch tensor, from as few of its attributes as tell known calls apart.
 
     What must not be used differs in its layout from all that was, or raises RuntimeError.
     """
@@ -121,15 +126,15 @@ def glance_torch(x: Any) -> Glance:
     return pointer, (index, pointer & 7, x.shape, x.stride(), x.dtype, x.is_neg())
 
 
-def glance_own(x: DeviceArray) -> Glance:
-    """An array of our own."""
+def fast_key_of_own(x: DeviceArray) -> FastKey:
+    """The key of an array of our own."""
     if not x.layout:
         x.layout = layout_number(x.gpu.place, x.descriptor)
     return x.pointer, x.layout
 
 
-#: how arrays are looked at that were borrowed before, by their class: those of PyTorch are filled in with the first one
-GLANCES: dict[type, Callable[[Any], Glance]] = {DeviceArray: glance_own}
+#: keys of arrays of classes that were borrowed before: that of PyTorch is filled in with its first tensor
+FAST_KEYS: dict[type, Callable[[Any], FastKey]] = {DeviceArray: fast_key_of_own}
 
 
 def torch_dtype(torch: Any, name: str) -> Any:
@@ -169,10 +174,25 @@ def _borrow_cupy(x: Any) -> GpuArray:
     key = ("cupy", index, x.shape, x.strides, x.dtype)
     descriptor = known_descriptors.get(key)
     if descriptor is None:
+        _target_of["cupy"] = _target_of_cupy()
         descriptor = remember(key, describe(x.shape, x.strides, x.dtype))
     pointer: int = x.data.ptr
     _require_aligned(pointer, descriptor, ".copy()")
-    return GpuArray(pointer, descriptor, x, "cupy", False, key, ("cuda", index))
+    return GpuArray(pointer, descriptor, x, "cupy", False, key, (_target_of["cupy"], index))
+
+
+def _target_of_cupy() -> str:
+    """The target of CuPy's arrays: that of CUDA, unless CuPy was built for ROCm."""
+    runtime = getattr(sys.modules["cupy"].cuda, "runtime", None)
+    return _taking(lambda memory: memory.cupy == bool(getattr(runtime, "is_hip", False)), "an array of CuPy")
+
+
+def _taking(is_taken: Callable[[targets.MemorySpace], bool], what: str) -> str:
+    """The first target whose memory is so. Raises DeviceError if there is none."""
+    for target in targets.registered():
+        if is_taken(target.memory):
+            return target.name
+    raise DeviceError(f"{what} is in the memory of a device that no target is for")
 
 
 def _borrow_jax(x: Any) -> Array | None:
@@ -180,7 +200,7 @@ def _borrow_jax(x: Any) -> Array | None:
     if not hasattr(x, "__dlpack_device__") or len(x.devices()) > 1:
         raise DeviceError(f"an array of JAX spread over {len(x.devices())} devices: pass the part of one")
     kind, _ = x.__dlpack_device__()
-    if kind not in CUDA_KINDS:
+    if _target_of_dlpack(kind) is None:
         return None
     x.block_until_ready()
     return borrow_dlpack(x, "jax")
@@ -197,7 +217,9 @@ def _borrow_interface(x: Any) -> GpuArray:
     if about.get("mask") is not None:
         raise InvalidType("an array with a mask: it would be ignored, pass a plain one")
     steps = about.get("strides") or _packed_steps(shape, dtype.itemsize)
-    index = locate(pointer) if pointer else 0
+    target = _taking(lambda memory: memory.locate is not None, "an array with __cuda_array_interface__")
+    locate = targets.get(target).memory.locate
+    index = locate(pointer) if pointer and locate else 0
     key = ("interface", index, shape, steps, dtype)
     descriptor = known_descriptors.get(key)
     if descriptor is None:
@@ -210,7 +232,7 @@ def _borrow_interface(x: Any) -> GpuArray:
         )
     # 1 is the legacy default stream, which the driver calls 0
     stream = None if stream is None else 0 if stream == 1 else int(stream)
-    return GpuArray(pointer, descriptor, x, "interface", bool(is_readonly), key, ("cuda", index), stream)
+    return GpuArray(pointer, descriptor, x, "interface", bool(is_readonly), key, (target, index), stream)
 
 
 def _packed_steps(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
@@ -218,10 +240,11 @@ def _packed_steps(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def borrow_dlpack(x: Any, library: str = "dlpack") -> GpuArray:
-    """Borrow through DLPack what lies in CUDA memory; it is kept alive as long as the array is referenced."""
+    """Borrow through DLPack what lies in a GPU's memory; it is kept alive as long as the array is referenced."""
     kind, index = (int(part) for part in x.__dlpack_device__())
-    if kind not in CUDA_KINDS:
-        where = _OTHER_GPUS.get(kind, "an unknown kind of device")
+    target = _target_of_dlpack(kind)
+    if target is None:
+        where = _DLPACK_NAMES.get(kind, "an unknown kind of device")
         raise DeviceError(
             f"{type(x).__name__} is on DLPack device ({kind}, {index}), {where}: arrays must be in host memory or on "
             "an NVIDIA GPU"
@@ -242,7 +265,12 @@ def borrow_dlpack(x: Any, library: str = "dlpack") -> GpuArray:
         descriptor = remember(key, TensorDescriptor(held.shape, held.strides, held.dtype).normalized())
     _require_aligned(held.pointer, descriptor, "a copy")
     # arrays of JAX never change
-    return GpuArray(held.pointer, descriptor, held, library, library == "jax", key, ("cuda", index), 0)
+    return GpuArray(held.pointer, descriptor, held, library, library == "jax", key, (target, index), 0)
+
+
+def _target_of_dlpack(kind: int) -> str | None:
+    """The target that takes memory of this device type of DLPack; None if none does."""
+    return next((target.name for target in targets.registered() if kind in target.memory.dlpack), None)
 
 
 def describe_scalar() -> InvalidType:
@@ -288,10 +316,11 @@ def _torch_maker(descriptor: TensorDescriptor, gpu: Gpu) -> Callable[[Any], tupl
         descriptor.strides,
         torch_dtype(sys.modules["torch"], descriptor.dtype),
     )
-    where = torch.device("cuda", index)
+    kind, _ = targets.get(gpu.place[0]).memory.torch or ("cuda", "")
+    where = torch.device(kind, index)
     # what code compiled by PyTorch itself calls: a third of the time, on the GPU that is the current one
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    quick = getattr(guards, "_empty_strided_cuda", None)
+    quick = getattr(guards, f"_empty_strided_{kind}", None)
 
     def make(stream: Any) -> tuple[Any, int]:
         if quick is not None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from jitdnn.devices.gpu import Source, read_text
+from jitdnn.devices.gpu import Source, plain_prelude
 from jitdnn.errors import CompileError, DeviceError
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ def missing() -> str | None:
 
 def built_source(source: Source, arch: str) -> Path:
     """The shared library of a source. Raises CompileError."""
-    plain = '#define HAS_F64 1\n#line 1 "gpu/prelude/plain.h"\n' + read_text("gpu/prelude", "plain.h")
+    plain = '#line 1 "gpu/prelude"\n' + plain_prelude()
     text = source.complete(f'{plain}\n#line 1 "{source.name}"')
     capability = re.sub(r"\D", "", arch)
     options = (*_OPTIONS, *_KERNEL_OPTIONS, f"-DEMULATION_ARCH={capability}0")

@@ -69,7 +69,7 @@ def divide(x: Array, y: Array, /, *, axis: int | None = None, broadcast: int = 0
 
 
 def power(x: Array, y: Array, /, *, axis: int | None = None, broadcast: int = 0) -> Array:
-    """Of x's type, whatever y's is; a whole number as the power of a whole number stays one."""
+    """Of x's type, whatever y's is; an integer as the power of an integer stays one."""
     return pointwise(jd.power, x, aligned(x, y, axis, broadcast))
 
 

@@ -28,7 +28,7 @@ def bounded(shape: tuple[int, ...], like: Array) -> tuple[int, ...]:
 
 
 def whole(values: Any) -> tuple[int, ...]:
-    """A tensor of whole numbers (or an attribute) as Python numbers."""
+    """A tensor of integers (or an attribute) as Python numbers."""
     return tuple(int(value) for value in np.asarray(values).ravel())
 
 
@@ -89,9 +89,9 @@ def constant(
 ) -> Array:
     if value is not None:
         return value
-    whole_numbers = value_int if value_int is not None else value_ints
-    if whole_numbers is not None:
-        return np.array(whole_numbers, np.int64)
+    integer_numbers = value_int if value_int is not None else value_ints
+    if integer_numbers is not None:
+        return np.array(integer_numbers, np.int64)
     real_numbers = value_float if value_float is not None else value_floats
     if real_numbers is not None:
         return np.array(real_numbers, np.float32)

@@ -8,7 +8,7 @@ from typing import Any
 from jitdnn.kernels.formulas.row_algorithms import RowPlan, Step, shortened
 from jitdnn.kernels.formulas.row_programs import Pass, Program
 from jitdnn.problems.problem import Operand
-from jitdnn.rtcg.expression import Expression, Graph, Traced
+from jitdnn.rtcg.expression import Expression, Graph, Traced, finish
 from jitdnn.tensor import TensorDescriptor
 
 Formula = Callable[["Names"], Any]
@@ -78,7 +78,7 @@ class Rows:
 
 def _traced(names: Sequence[str], formula: Formula) -> Expression:
     graph = Graph(tuple(names))
-    return graph.finish(graph.lift(formula(Names(graph, names))))
+    return finish(graph, graph.lift(formula(Names(graph, names))))
 
 
 class NamedPlan(RowPlan):

@@ -16,7 +16,7 @@ from jitdnn.kernels.algorithm import (
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
 from jitdnn.kernels.formulas.parts_kernel import PartsKernel
 from jitdnn.problems.transform import Concatenate, Transform
-from jitdnn.rtcg.expression import Expression, Graph, trace
+from jitdnn.rtcg.expression import Expression, Graph, finish, trace
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype
 
 COPY = trace(lambda a: a)
@@ -28,7 +28,7 @@ Part = tuple[Expression, list[tuple[int, TensorDescriptor]]]
 def constant(value: float) -> Expression:
     """The expression of no inputs that is always `value`."""
     graph = Graph(())
-    return graph.finish(graph.constant(value))
+    return finish(graph, graph.constant(value))
 
 
 def transform_parts(transform: Transform) -> Iterator[Part]:

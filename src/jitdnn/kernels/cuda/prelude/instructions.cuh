@@ -19,7 +19,7 @@ typedef unsigned long long u64;
 typedef float f32;
 typedef double f64;
 
-#define JITDNN_INSTRUCTIONS  // gpu/prelude/plain.h leaves alone what is defined here
+#define JITDNN_INSTRUCTIONS  // gpu/prelude/dialects.h leaves alone what is defined here
 
 // KERNEL(threads) void name(...): `threads` must be Launch.threads.
 #define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads)

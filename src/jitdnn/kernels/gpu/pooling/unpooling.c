@@ -7,7 +7,8 @@
  * last value that goes there, or -1. Whole numbers are compared in memory, so that the order of threads does not matter.
  */
 #define GROUP 256
-#ifdef __OPENCL_VERSION__
+#if defined(KEEP_LARGEST) /* by a target with another language */
+#elif defined(__OPENCL_VERSION__)
 #define KEEP_LARGEST(p, value) atomic_max(p, value)
 #else
 #define KEEP_LARGEST(p, value) atomicMax(p, value)

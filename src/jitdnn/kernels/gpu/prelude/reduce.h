@@ -4,7 +4,8 @@
  * Every thread of the thread block takes part. Where a device's warps are not known shared memory is used, which
  * EXCHANGE_SPACE declares at the beginning of the kernel.
  */
-#ifdef __OPENCL_VERSION__
+#if defined(EXCHANGE_SPACE) /* by a target with another language, with all of the following */
+#elif defined(__OPENCL_VERSION__)
 #define EXCHANGE_SPACE(threads)           \
   SHARED u32 exchange_u32[threads];        \
   SHARED u64 exchange_u64[threads];

@@ -1,4 +1,4 @@
-"""Operations that move memory rather than compute, on NVIDIA GPUs: each beside PyTorch's and beside a copy.
+"""Operations that move memory rather than compute, on GPUs that PyTorch works on, each beside PyTorch's and a copy.
 
 All tensors are PyTorch's, of `nbytes` bytes, several times the cache, and our results go to `out=`. Calls are
 captured in CUDA graphs and take turns with a copy on the device. The share of its bandwidth that ours reaches is the
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from jitdnn import targets
 from jitdnn.bench import provenance
-from jitdnn.bench.cuda_cases import LAYOUTS, Case, cases
-from jitdnn.bench.cuda_timing import interleaved
+from jitdnn.bench.gpu_cases import LAYOUTS, Case, cases
+from jitdnn.bench.gpu_timing import interleaved
 from jitdnn.bench.timing import median, ratio
-from jitdnn.devices import cuda
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.settings import settings
@@ -67,10 +67,13 @@ def run(
     nbytes: int = BYTES,
     is_found: bool = False,
     progress: Callable[[str], None] = lambda label: None,
+    gpus: str = "cuda",
 ) -> Iterator[Row]:
-    """Measure all cases, or those whose names contain one of `only`; `is_found` measures the algorithms first.
+    """Measure all cases, or those whose names contain one of `only`, on the first GPU of the target `gpus`.
 
-    Raises InvalidArgument without PyTorch or for a type that is not measured, DeviceError without a GPU."""
+    `is_found` measures the algorithms first. Raises InvalidArgument without PyTorch or for a type that is not measured,
+    DeviceError without a GPU.
+    """
     try:
         torch = importlib.import_module("torch")
     except ImportError:
@@ -78,7 +81,7 @@ def run(
     unknown = [name for name in dtypes if name not in _TORCH_TYPES]
     if unknown:
         raise InvalidArgument(f"dtype {unknown[0]!r}: there are {', '.join(_TORCH_TYPES)}")
-    device = cuda.device(0)
+    device = targets.get(gpus).device()
     torch.backends.cudnn.benchmark = True
     blank = Row(
         "", "", "", device=device.name, versions=provenance.versions(("numpy", "torch", "cuda-bindings")),

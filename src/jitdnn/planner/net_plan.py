@@ -1,17 +1,17 @@
-"""The plan of a net for a reader: a row for each layer, what it comes to, and all of it as JSON's types."""
+"""The plan of a net: what runs each layer, what it comes to, and its tables for a reader and as JSON's types."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from jitdnn.planner import workspace as policies
-from jitdnn.planner.plan import format_seconds
+from jitdnn.planner.division import Partition
+from jitdnn.planner.fronts import Point
+from jitdnn.planner.plan import Candidate, Request, format_seconds
+from jitdnn.problems.problem import Problem
 from jitdnn.settings import format_bytes
-
-if TYPE_CHECKING:
-    from jitdnn.planner.fronts import Point
-    from jitdnn.planner.net import LayerPlan, NetPlan
 
 COLUMNS = (
     "layer", "choice", "time", "workspace", "undivided", "faster", "alternatives", "why",
@@ -19,6 +19,108 @@ COLUMNS = (
 RIGHT = "llrrrrll"
 # as good as the fastest
 _EVEN = 1.005
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """The partitions of a problem within a request; `what` of each point is a `Partition`, workspace ascends.
+
+    `front`: those worth having; `whole`: of those that do not divide the problem; `unlimited`: the fastest of these
+    with any workspace; `candidates`: every algorithm for the whole problem, with its reason where it is refused.
+    """
+
+    front: tuple[Point, ...]
+    whole: tuple[Point, ...]
+    unlimited: Point
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer: its partitions, and the one taken.
+
+    `allowed`: bytes of workspace of which the partition taken is the fastest use, those of its arena or its limit;
+    None for any number. `undivided`: the fastest whole algorithm in as much, None if there is none.
+    """
+
+    name: str
+    problem: Problem
+    partitions: Partitions
+    chosen: Point
+    allowed: int | None
+    undivided: Point | None
+
+    @property
+    def front(self) -> tuple[Point, ...]:
+        """The front of the partitions, by workspace."""
+        return self.partitions.front
+
+    @property
+    def partition(self) -> Partition:
+        partition: Partition = self.chosen.what
+        return partition
+
+    @property
+    def fastest(self) -> Point:
+        """What would run with any workspace."""
+        return min(self.front[-1], self.partitions.unlimited, key=lambda point: point.seconds)
+
+
+@dataclass(frozen=True)
+class NetPlan:
+    """How the layers of a net run, in seconds and bytes of workspace.
+
+    `limit`: what each layer may use; `total`: what all may use together; None for no such limit. `streams`: what runs
+    the layers, one entry each; layers of one stream share their memory. None if each layer has memory of its own.
+    `undivided`: the best points of all layers under the same limits if none is divided, None if they do not fit so.
+    """
+
+    layers: tuple[LayerPlan, ...]
+    device_name: str
+    request: Request
+    total: int | None
+    streams: tuple[Hashable, ...] | None
+    undivided: tuple[Point, ...] | None
+
+    @property
+    def limit(self) -> int | None:
+        return self.request.workspace_limit
+
+    @property
+    def seconds(self) -> float:
+        """The sum of all layers."""
+        return sum(layer.chosen.seconds for layer in self.layers)
+
+    @property
+    def undivided_seconds(self) -> float | None:
+        """The sum if no layer was divided, None if they do not fit so."""
+        return None if self.undivided is None else sum(point.seconds for point in self.undivided)
+
+    @property
+    def fastest_seconds(self) -> float:
+        """The sum with any workspace."""
+        return sum(layer.fastest.seconds for layer in self.layers)
+
+    @property
+    def arenas(self) -> dict[Hashable, int]:
+        """Bytes of each arena, by stream, or by the layer's number where each has its own."""
+        return arenas_of([layer.chosen for layer in self.layers], self.streams)
+
+    @property
+    def workspace(self) -> int:
+        """The bytes of all arenas together."""
+        return sum(self.arenas.values())
+
+    def explain(self) -> str:
+        """A table of the layers: what runs, how long, in how much, and what else could; and what it comes to."""
+        return table(self)
+
+
+def arenas_of(points: Sequence[Point], streams: Sequence[Hashable] | None) -> dict[Hashable, int]:
+    arenas: dict[Hashable, int] = {}
+    for stream, point in zip(streams or range(len(points)), points, strict=True):
+        arenas[stream] = max(arenas.get(stream, 0), point.workspace)
+    return arenas
 
 
 def table(plan: NetPlan) -> str:
@@ -55,7 +157,7 @@ def _row(layer: LayerPlan, count: int) -> tuple[str, ...]:
     other = layer.undivided
     return (
         layer.name if count == 1 else f"{layer.name} *{count}",
-        layer.way.candidate.name,
+        layer.partition.summary.name,
         format_seconds(layer.chosen.seconds),
         format_bytes(layer.chosen.workspace),
         format_seconds(other.seconds) if other else "-",
@@ -70,7 +172,7 @@ def _times(ratio: float) -> str:
 
 
 def _alternatives(layer: LayerPlan) -> str:
-    """Some of the other ways, as time at workspace: those that need least and most, and those next to the one taken."""
+    """Some of the other partitions, as time at workspace: the smallest, the largest, the neighbours."""
     at, last = _place(layer), len(layer.front) - 1
     shown = sorted({0, at - 1, at + 1, last} & (set(range(last + 1)) - {at}))
     words = [
@@ -82,7 +184,7 @@ def _alternatives(layer: LayerPlan) -> str:
 
 
 def _place(layer: LayerPlan) -> int:
-    """Where the way taken stands in the front."""
+    """Where the partition taken stands in the front."""
     return next(n for n, point in enumerate(layer.front) if point.workspace == layer.chosen.workspace)
 
 
@@ -94,10 +196,10 @@ def _why(layer: LayerPlan) -> str:
         words.append("as fast as with any workspace")
     else:
         words.append(
-            f"{best.what.candidate.name} is {_times(chosen.seconds / best.seconds)} as fast in "
+            f"{best.what.summary.name} is {_times(chosen.seconds / best.seconds)} as fast in "
             f"{format_bytes(best.workspace)}"
         )
-    for candidate in layer.ways.candidates:
+    for candidate in layer.partitions.candidates:
         is_too_large = candidate.workspace is not None and policies.refuse(candidate.workspace, layer.allowed)
         if (
             candidate.refused
@@ -130,7 +232,7 @@ def summary(plan: NetPlan) -> list[str]:
     if plan.undivided_seconds is None:
         lines.append("undivided: some layer cannot run within these limits")
     else:
-        divided = sum(layer.way.is_divided for layer in plan.layers)
+        divided = sum(layer.partition.is_divided for layer in plan.layers)
         gain = _times(plan.undivided_seconds / plan.seconds)
         lines.append(
             f"undivided {format_seconds(plan.undivided_seconds)} under the same limits: dividing {divided} of {layers} "
@@ -143,7 +245,7 @@ def summary(plan: NetPlan) -> list[str]:
     )
     sources: dict[str, int] = {}
     for layer in plan.layers:
-        source = layer.way.candidate.source
+        source = layer.partition.summary.source
         sources[source] = sources.get(source, 0) + 1
     words = {"estimate": "estimated, at least in part", "stored": "measured", "measured": "measured"}
     told: dict[str, int] = {}
@@ -182,19 +284,19 @@ def _layer(layer: LayerPlan) -> dict[str, Any]:
         "problem": str(layer.problem),
         "chosen": {
             **_point(layer.chosen),
-            "source": layer.way.candidate.source,
-            "error_bound": layer.way.candidate.error_bound,
-            "deterministic": layer.way.candidate.deterministic,
+            "source": layer.partition.summary.source,
+            "error_bound": layer.partition.summary.error_bound,
+            "deterministic": layer.partition.summary.deterministic,
             "parts": [
                 {"problem": str(step.piece.problem), "algorithm": step.algorithm.name, "added": step.piece.is_added}
-                for step in layer.way.steps
+                for step in layer.partition.steps
             ],
         },
         "undivided": None if layer.undivided is None else _point(layer.undivided),
         "unlimited": _point(layer.fastest),
         "front": _points(layer.front),
-        "undivided_front": _points(layer.ways.whole),
-        "refused": {c.name: c.refused for c in layer.ways.candidates if c.refused is not None},
+        "undivided_front": _points(layer.partitions.whole),
+        "refused": {c.name: c.refused for c in layer.partitions.candidates if c.refused is not None},
     }  # fmt: skip
 
 
@@ -204,7 +306,7 @@ def _points(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 def _point(point: Point) -> dict[str, Any]:
     return {
-        "algorithm": point.what.candidate.name,
+        "algorithm": point.what.summary.name,
         "seconds": point.seconds,
         "workspace": point.workspace,
     }

@@ -1,4 +1,4 @@
-"""Measuring on NVIDIA GPUs, beside cuDNN as PyTorch calls it.
+"""Measuring on GPUs that PyTorch works on, beside cuDNN as PyTorch calls it.
 
 Each candidate's calls are captured in a CUDA graph, over sets of tensors that together are larger than the cache, and
 the graphs take turns; the median counts. cuDNN searches for its fastest algorithm (`benchmark=True`) in both memory
@@ -20,11 +20,12 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jitdnn import targets
 from jitdnn.bench import provenance
-from jitdnn.bench.cuda_timing import interleaved
 from jitdnn.bench.driver import Options, PeerResult, Row, labels_of
+from jitdnn.bench.gpu_timing import interleaved
 from jitdnn.bench.suites import Layer
-from jitdnn.devices import cuda
+from jitdnn.devices.gpu import GpuDevice
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.planner.choose import get
@@ -52,21 +53,22 @@ def run(
     layers: Sequence[Layer],
     options: Options,
     progress: Callable[[int, str], None] = lambda done, label: None,
+    target: str = "cuda",
 ) -> Iterator[Row]:
-    """Measure `layers`, which are convolutions, one after the other.
+    """Measure `layers`, which are convolutions, one after the other, on the first GPU of a target.
 
     Raises InvalidArgument for another peer than those of `PEERS`, or without PyTorch; DeviceError without a GPU.
     """
     unknown = [name for name in options.peers if name not in PEERS]
     if unknown:
-        raise InvalidArgument(f"peer {unknown[0]!r} on cuda: there are {', '.join(PEERS)} and none")
+        raise InvalidArgument(f"peer {unknown[0]!r} on {target}: there are {', '.join(PEERS)} and none")
     try:
         torch = importlib.import_module("torch")
     except ImportError:
         raise InvalidArgument(
-            "measuring on cuda: PyTorch holds the memory; pip install 'jitdnn[bench]'"
+            f"measuring on {target}: PyTorch holds the memory; pip install 'jitdnn[bench]'"
         ) from None
-    device = cuda.device(0)
+    device = targets.get(target).device()
     given = options.given("workspace_limit", "choice")
     with settings(**given) as values, Handle(device) as handle:
         math_mode = values.math
@@ -90,7 +92,7 @@ def run(
             torch.cuda.empty_cache()
 
 
-def _compile_ahead(layers: Sequence[Layer], device: cuda.CudaDevice, options: Options) -> None:
+def _compile_ahead(layers: Sequence[Layer], device: GpuDevice, options: Options) -> None:
     """Fill the code cache, on as many processors as there are. What fails will fail again, where it is reported."""
     request = Request.of(current(), options.algorithm)
     context = copy_context()  # the settings in force, which threads do not inherit
@@ -103,17 +105,17 @@ def _compile_ahead(layers: Sequence[Layer], device: cuda.CudaDevice, options: Op
         list(pool.map(compiled, layers))
 
 
-def _measure(
-    row: Row, layer: Layer, torch: Any, device: cuda.CudaDevice, handle: Handle, options: Options
-) -> Row:
+def _measure(row: Row, layer: Layer, torch: Any, device: GpuDevice, handle: Handle, options: Options) -> Row:
     problem = layer.problem
     if not isinstance(problem, Convolution) or problem.is_integer:
-        raise InvalidArgument(f"{problem.kind} is not measured on cuda: only convolutions of reals are")
+        raise InvalidArgument(
+            f"{problem.kind} is not measured on {device.target}: only convolutions of reals are"
+        )
     plan = handle.plan(problem, Request.of(current(), options.algorithm))
     bound = next(c.error_bound for c in plan.candidates if c.chosen)
     assert bound is not None
     size = sum(operand.descriptor.nbytes for operand in problem.operands)
-    count = max(1, min(MOST_SETS, math.ceil(CACHES * device.facts.cache / max(size, 1))))
+    count = max(1, min(MOST_SETS, math.ceil(CACHES * device.cache_bytes / max(size, 1))))
     sets = [[_random(torch, operand) for operand in problem.inputs] for _ in range(count)]
     own = _own(torch, plan, problem, sets)
     expected = _reference(torch, problem, sets[0])
