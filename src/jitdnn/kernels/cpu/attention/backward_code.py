@@ -108,7 +108,7 @@ class _BackwardCode(AttentionCode[BackwardPlan]):
         batch, key_head = batch_head // key_heads, batch_head % key_heads
         first = part * plan.range_keys
         rows = (slots["keys"] - first).min(plan.range_keys).max(0)
-        # keys behind the end of the sequence are not read
+        # keys after the end of the sequence are not read
         filled = (self.key_windows.key_count(batch) - first).min(rows).max(0)
         padded = (filled + (plan.register_keys - 1)) // plan.register_keys * plan.register_keys
         for name, buffer, pitch in (("k", "keys", plan.dq.pitch), ("v", "values", plan.value_pitch)):
@@ -196,7 +196,7 @@ class _BackwardCode(AttentionCode[BackwardPlan]):
             keep = k.mask(count - lane, lanes)
             source = self.pointers["lse"] + row_of(slots, "lse", batch, head, query + lane)
             lse = source.load_strided(0, slots["lse2"], lanes, keep) * LOG2E
-            # all probabilities are 0 of a query that attends to nothing, and of lanes behind the last query
+            # all probabilities are 0 of a query that attends to nothing, and of lanes after the last query
             lse = k.select(keep, lse, math.inf)
             buffers["lse"].store(k.select(lse == -math.inf, math.inf, lse), lane)
         for i in k.range(count):

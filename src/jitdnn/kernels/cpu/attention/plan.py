@@ -55,7 +55,7 @@ class Product:
         return self.columns * self.block
 
     def padded_rows(self, rows: int) -> int:
-        """``rows`` rounded up to whole register tiles."""
+        """``rows`` rounded up to register tiles."""
         return ceil_div(rows, self.rows) * self.rows
 
     def elements(self, rows: int) -> int:
@@ -166,7 +166,7 @@ class BackwardPlan(AttentionPlan):
 
     @property
     def padded_range(self) -> int:
-        """``range_keys`` rounded up to whole register tiles."""
+        """``range_keys`` rounded up to register tiles."""
         return ceil_div(self.range_keys, self.register_keys) * self.register_keys
 
     def workspace(self) -> ThreadWorkspace:

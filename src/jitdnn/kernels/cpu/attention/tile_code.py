@@ -1,10 +1,10 @@
 """What the code of both passes shares: packed copies, the scores of a tile, masks, and the argument block of a task.
 
-A panel of queries is transposed when it is packed, so that scores lie transposed with the queries in the lanes:
+A panel of queries is transposed when it is packed, so that scores are transposed, with the queries in the lanes:
 
     scores[key][query] = sum over d of keys[key][d] * transposed[d][query]
 
-The maxima and sums of the softmax are then operations between whole vectors, and keys and values need no transposing.
+The maxima and sums of the softmax are then operations between vectors, and keys and values need no transposing.
 Scores are exponents of 2: log2(e) * scale is multiplied into the packed queries.
 """
 
@@ -127,7 +127,7 @@ def _transposed_square(
 
 
 def trace_scores(module: Module, plan: AttentionPlan, name: str, depth: int, pitch: int) -> Function:
-    """Trace ``name(keys, transposed, scores, rows)``: the scores of ``rows`` keys, rounded up to whole tiles."""
+    """Trace ``name(keys, transposed, scores, rows)``: the scores of ``rows`` keys, rounded up to register tiles."""
     width = plan.panel_queries
     tile = trace_contraction(
         module, f"{name}_tile", plan.real, [r * pitch for r in range(plan.register_keys)], plan.vectors,

@@ -7,7 +7,7 @@ that their precision does not depend on the length of the sequence; the sum of w
     backward   rows of alpha, all kept in the workspace; then rows of beta from the last time to the first, and the
                gradients: the posterior of a symbol is the sum of its exp(alpha + beta) over that of all states
 
-A row has one more vector before and one behind, of -infinity, so that the neighbours of every state can be read.
+A row has one more vector of -infinity at each end, so that the neighbours of every state can be read.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _CtcCode:
         self.scale = Scale(k, self.arguments, plan.dtype)
 
     def _make_buffers(self, k: Builder, start: Pointer) -> None:
-        """The buffers of a thread. Pointers to rows point behind the vector before the row."""
+        """The buffers of a thread. Pointers to rows skip the vector before the row."""
         row, times, lanes = self.slots["row"], self.slots["times"], self.lanes
         self.label_symbols = Pointer(k, start.v, "i64")  # of the labels, in at most two rows
         self.fixed_rows = [start + (row * (n + 2) + lanes) for n in range(FIXED_ROWS)]

@@ -10,7 +10,7 @@ from jitdnn.problems.ctc_loss import CtcLoss
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 from jitdnn.tensor import compute_dtype
 
-# rows of a thread beside those of alpha: logarithms, skips, two times two of beta, two of alpha + beta
+# rows of a thread without those of alpha: logarithms, skips, two times two of beta, two of alpha + beta
 FIXED_ROWS = 8
 
 
@@ -50,7 +50,7 @@ def plan_ctc(problem: CtcLoss) -> CtcPlan:
 
 
 def row_elements(problem: CtcLoss, isa: Isa) -> int:
-    """Elements of a row of labels or blanks, with a vector before and one behind."""
+    """Elements of a row of labels or blanks, with one more vector at each end."""
     lanes = isa.lanes(compute_dtype(problem.dtype))
     return (ceil_div(problem.longest + 1, lanes) + 2) * lanes
 

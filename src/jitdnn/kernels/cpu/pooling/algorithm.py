@@ -63,7 +63,7 @@ class _Launch:
     plan: PoolingPlan
     trace: Callable[[Module], None]
     units: int
-    sizes: dict[str, int]  # values of the plan's slots beside those of the geometry and the units
+    sizes: dict[str, int]  # values of the plan's slots that are not the geometry's or the units'
 
 
 class PoolingAlgorithm(Algorithm):
@@ -286,7 +286,7 @@ class PoolingWindow(PoolingAlgorithm):
 
     def _launch(self, problem: Pooling, geometry: Geometry, device: CpuDevice) -> _Launch:
         fields: dict[str, Any] = common_fields(problem, geometry)
-        # a maximum gives its gradient to one element of its window: the others are cleared first in any case
+        # the gradient of a maximum is added to one element of its window: dx is set to beta * dx first in any case
         fields["is_partition"] = geometry.is_partition and problem.mode == "avg"
         plan = WindowPlan(**fields)
         units = geometry.images * geometry.channels

@@ -1,4 +1,4 @@
-"""A pooling problem in a normal form: N x C planes of exactly three spatial axes, the windows along each, strides.
+"""A pooling problem in a normal form: N x C planes of exactly three spatial axes, their windows, and strides.
 
 Everything here is an integer of the problem; the same windows in traced code are in windows.py.
 """

@@ -356,16 +356,16 @@ class _Backward(RowBlocks):
         """Store a finished row of sums to dx."""
         k, w = self.k, self.windows
         steps, width = w.strides[-1], w["extent2"]
-        whole = (width // self.lanes) * self.lanes
+        full = (width // self.lanes) * self.lanes
         for t1 in k.range(w["extent1"]):
             source = row + (t1 * w["pitch"] + w["before2"])
             target = self.planes[-1] + (position * steps[2] + t1 * steps[3])
-            for c in k.range(0, whole, self.lanes):
+            for c in k.range(0, full, self.lanes):
                 value = (source + c).load(0, self.lanes)
                 store_vector(k, self.scale, target + c, value, self.plan.nontemporal)
-            with k.when(whole < width):
-                value = (source + whole).load(0, self.lanes)
-                self.scale.store(target + whole, 1, value, k.mask(width - whole, self.lanes))
+            with k.when(full < width):
+                value = (source + full).load(0, self.lanes)
+                self.scale.store(target + full, 1, value, k.mask(width - full, self.lanes))
 
     def _add_gradients(self, bounds: Sequence[Bounds], source: Pointer, block: Block) -> None:
         """Add the gradients of the outputs of one block to dx."""
@@ -387,7 +387,7 @@ class _Backward(RowBlocks):
         """Add vectors of gradients to a row of dx, from the first column of a block on."""
         w = self.windows
         if self.accumulator is not None:
-            # columns of padding around each row take the gradients of elements outside of the image
+            # columns of padding around each row receive the gradients of elements outside of the image
             row = self.accumulator.row(t0) + (t1 * w["pitch"] + w["before2"] + block.column)
             for m, value in enumerate(gradients):
                 there = row + m * self.lanes
@@ -411,11 +411,11 @@ def every_nth(k: Builder, vectors: Sequence[Value], first: int) -> Value:
         return result
     wanted = [first + lane * stride for lane in range(lanes)]
     for m in range(1, stride):
-        have = [place if m == 1 else lane for lane, place in enumerate(wanted)]
+        current = [source if m == 1 else lane for lane, source in enumerate(wanted)]
         pattern = [
-            lanes + place - m * lanes if m * lanes <= place < (m + 1) * lanes
-            else (h if place < m * lanes else 0)
-            for h, place in zip(have, wanted, strict=True)
+            lanes + source - m * lanes if m * lanes <= source < (m + 1) * lanes
+            else (old if source < m * lanes else 0)
+            for old, source in zip(current, wanted, strict=True)
         ]  # fmt: skip
         result = k.shuffle(result, vectors[m], pattern)
     return result
@@ -430,8 +430,8 @@ def sum_of_columns(k: Builder, taps: Sequence[Value], plan: RowPlan, vector: int
     zero = k.constant(0.0, element_of(taps[0]), lanes)
     parts: list[tuple[Value, list[int | None]]] = []
     for t, tap in enumerate(taps):
-        places = [divmod(vector * lanes + lane - t * plan.dilation, plan.stride) for lane in range(lanes)]
-        sources = [q if r == 0 and 0 <= q < lanes else None for q, r in places]
+        quotients = [divmod(vector * lanes + lane - t * plan.dilation, plan.stride) for lane in range(lanes)]
+        sources = [q if r == 0 and 0 <= q < lanes else None for q, r in quotients]
         if any(source is not None for source in sources):
             parts.append((tap, sources))
     total: Value | None = None

@@ -58,10 +58,10 @@ class _WindowCode(PoolingCode):
     def _columns(self, low: Value, high: Value, vectors: int) -> Iterator[list[tuple[Value, Value | None]]]:
         """The columns of a row as vectors: ``vectors`` at once, then the rest one at a time, masked."""
         k, wide = self.k, self.lanes * vectors
-        whole = low + ((high - low).max(0) // wide) * wide
-        for column in k.range(low, whole, wide):
+        full = low + ((high - low).max(0) // wide) * wide
+        for column in k.range(low, full, wide):
             yield [(column + v * self.lanes, None) for v in range(vectors)]
-        for column in k.range(whole, high, self.lanes):
+        for column in k.range(full, high, self.lanes):
             yield [(column, k.mask(high - column, self.lanes))]
 
     def _value(self, row: Pointer, column: Value, mask: Value | None) -> Value:

@@ -6,8 +6,8 @@ A kernel pools N x C planes with the windows of ``geometry.Geometry``. Each of t
     RowPlan       over W: lanes are neighbouring outputs          for u in units, o2 in blocks of lanes: rows, taps
     WindowPlan    over the window: lanes are neighbouring taps    for u in units, o2 in outputs: rows, vectors of taps
 
-A unit is what a task takes at least: forward one row of outputs, backward one plane of dx, which belongs to one task,
-so that overlapping windows are added up in one fixed order. ``UnpoolingPlan`` is that of unpooling.
+A unit is what a task computes at least: forward one row of outputs, backward one plane of dx, which belongs to one
+task, so that overlapping windows are added up in one fixed order. ``UnpoolingPlan`` is that of unpooling.
 """
 
 from __future__ import annotations

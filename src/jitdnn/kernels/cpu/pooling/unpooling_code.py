@@ -2,7 +2,7 @@
 
 A unit is one plane, or as many planes as a vector has lanes where channels are neighbours in memory. Forward, the
 values are scattered one after the other into workspace, so that the last of several with one index remains, and the
-planes are stored to the result once. An index outside of the plane is sent to one more element behind the last.
+planes are stored to the result once. An index outside of the plane becomes that of one more element after the last.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class _UnpoolingCode:
                     for p2 in k.range(e2):
                         yield [p0, p1, p2], mask
                     continue
-                whole = (e2 // self.lanes) * self.lanes
-                for p2 in k.range(0, whole, self.lanes):
+                full = (e2 // self.lanes) * self.lanes
+                for p2 in k.range(0, full, self.lanes):
                     yield [p0, p1, p2], None
-                with k.when(whole < e2):
-                    yield [p0, p1, whole], k.mask(e2 - whole, self.lanes)
+                with k.when(full < e2):
+                    yield [p0, p1, full], k.mask(e2 - full, self.lanes)
 
     def _step(self, tensor: int) -> int | Value:
         """Elements of memory from lane to lane."""

@@ -50,7 +50,7 @@ class Windows:
         return [self.numbers[name] for name in names]
 
     def bounds(self, axis: int, output: Value) -> Bounds:
-        """The window of output ``output`` (one number, or one a lane) along ``axis``."""
+        """The window of output ``output`` (a scalar, or a vector with one for each lane) along ``axis``."""
         extent, window, stride, before, after = (
             self.numbers[f"{name}{axis}"] for name in ("extent", "window", "stride", "before", "after")
         )

@@ -79,11 +79,8 @@ class _BackwardCode:
             vector, panel = rest % product.vectors, rest // product.vectors
             direction, block = panel // plan.blocks, panel % plan.blocks
             unit = (block * product.vectors + vector) * lanes
-            w = (
-                memory.weight("weight_hh", memory.counter(LAYER), direction)
-                + gate * (p.hidden * p.size)
-                + unit
-            )
+            w = memory.weight("weight_hh", memory.counter(LAYER), direction)
+            w = w + gate * (p.hidden * p.size) + unit
             to = memory.workspace("state_panels") + panel * product.panel(lanes) + gate * (p.hidden * pitch)
             k.call(copy, w, to + vector * lanes, k.integer(p.size) - unit, p.hidden)
 
@@ -240,7 +237,7 @@ class _BackwardCode:
         counts, starts = memory.table("counts"), memory.table("starts")
         is_forward = direction == 0
         t = k.select(is_forward, steps - 1 - step, step)
-        # behind both ends there is a step without sequences: number `steps`
+        # before the first step and after the last one comes a step without sequences: number `steps`
         earlier = k.select(t < 1, steps, t - 1)
         later = (t + 1).min(steps)
         t = k.select(t < 0, steps, t)

@@ -144,7 +144,7 @@ class _WeightsCode:
             outputs = memory.section("saved", p.kept, "out", layer) + direction * p.padded_size
             to = memory.workspace("before")
             for t, n, row in self._steps(k, memory, task // p.directions):
-                # behind both ends there is a step without sequences: number `steps`
+                # before the first step and after the last one comes a step without sequences: number `steps`
                 other = k.select(direction == 0, k.select(t < 1, steps, t - 1), t + 1)
                 count, start = memory.table("counts").load(other), memory.table("starts").load(other)
                 for column in k.range(0, self.plan.columns("before"), lanes):

@@ -24,7 +24,7 @@ _CELL_CYCLES = 40.0  # a gate of one vector of units
 
 def choose_step_tile(p: Recurrent, isa: Isa, gates: int, units: int) -> tuple[int, int]:
     """(sequences, vectors of units) of a step's tile, the cheapest for the whole batch; ``gates`` vectors for each."""
-    lanes, best, chosen = isa.lanes(compute_dtype(p.element)), float("inf"), (1, 1)
+    lanes, best, tile = isa.lanes(compute_dtype(p.element)), float("inf"), (1, 1)
     for block in range(1, max(1, _MOST_VECTORS // gates) + 1):
         vectors = block * gates
         most = max(1, (isa.registers - 1 - vectors) // vectors)
@@ -32,8 +32,8 @@ def choose_step_tile(p: Recurrent, isa: Isa, gates: int, units: int) -> tuple[in
             tiles = ceil_div(p.batch, rows) * ceil_div(units, block * lanes)
             cost = tiles * step_cycles(rows, vectors)
             if cost < best * (1 - 1e-9):
-                best, chosen = cost, (rows, block)
-    return chosen
+                best, tile = cost, (rows, block)
+    return tile
 
 
 def plan_forward(p: Recurrent, isa: Isa) -> ForwardPlan:

@@ -73,12 +73,9 @@ class _ForwardCode:
 
     def sums(self, memory: Memory, layer: Value) -> Pointer:
         """The sums of the product over all steps."""
-        p = self.p
-        return (
-            memory.section("saved", p.kept, "gates", layer)
-            if self.plan.saves_gates
-            else memory.workspace("gates")
-        )
+        if self.plan.saves_gates:
+            return memory.section("saved", self.p.kept, "gates", layer)
+        return memory.workspace("gates")
 
     # ---- weights
 
@@ -103,7 +100,9 @@ class _ForwardCode:
                 total += memory.weight("bias_ih", layer, direction).load(row, lanes, mask)
             if "bias_hh" in p.biases:
                 other = memory.weight("bias_hh", layer, direction).load(row, lanes, mask)
-                if p.cell == "gru":  # that of the new gate is added to U h, before the reset gate
+                if (
+                    p.cell == "gru"
+                ):  # the bias of the new gate belongs to U h, which the reset gate multiplies
                     with k.when(gate < 2):
                         total += other
                     with k.when(gate == 2):
@@ -121,15 +120,11 @@ class _ForwardCode:
             memory = Memory(k, plan, args)
             vector, panel = task % product.vectors, task // product.vectors
             direction, block = panel // plan.blocks, panel % plan.blocks
-            gate, unit = (
-                vector // plan.step_vectors,
-                (block * plan.step_vectors + vector % plan.step_vectors) * lanes,
-            )
+            gate = vector // plan.step_vectors
+            unit = (block * plan.step_vectors + vector % plan.step_vectors) * lanes
             valid = (k.integer(p.hidden) - unit).min(lanes)
-            w = (
-                memory.weight("weight_hh", memory.counter(LAYER), direction)
-                + (gate * p.hidden + unit) * p.size
-            )
+            w = memory.weight("weight_hh", memory.counter(LAYER), direction)
+            w = w + (gate * p.hidden + unit) * p.size
             to = memory.workspace("state_panels") + panel * product.panel(lanes) + vector * lanes
             k.call(copy, w, to, valid, p.size)
 

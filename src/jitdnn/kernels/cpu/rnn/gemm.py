@@ -103,7 +103,7 @@ def trace_rows_product(
     """Trace a task of the product of all rows with all panels, to `columns` columns (a multiple of 16).
 
     Tasks: ceil(rows / ROWS_PER_TASK) times the partitions of the panels, `shares` at run time. `store(memory, layer,
-    column)` gives what stores a row's vector: called with the row's number and the sums.
+    column)` returns a function that stores a vector of a row, called with the row's number and the sums.
     """
     lanes = module.isa.lanes(plan.dtype)
     width = product.vectors * lanes

@@ -148,7 +148,7 @@ class RecurrentPlan:
         return ceil_div(self.p.inputs_size, PAD) * PAD
 
     def tile_elements(self, layer: Product, steps: Sequence[Product]) -> int:
-        """Elements of the sums of a thread, with room for any of the products."""
+        """Elements of the sums of a thread, enough for each of the products."""
         used = steps if self.p.projection else steps[:1]
         return max(layer.tile(self.lanes), *(product.group(self.lanes) for product in used))
 
@@ -325,7 +325,7 @@ class WeightsPlan(RecurrentPlan):
 
 
 def fields_of(p: Recurrent, isa: Isa) -> dict[str, object]:
-    """The fields of a plan beside those of a step's tile."""
+    """The fields of a plan without those of a step's tile."""
     vectors = 4 if isa.registers >= 32 else 2
     strided = tuple(
         operand.name

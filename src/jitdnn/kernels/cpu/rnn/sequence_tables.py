@@ -2,7 +2,7 @@
 
 Row by row follow the sequences of step 0, of step 1, and so on, sequences ordered by length. In the workspace are
 
-    counts[t]   sequences of step t; 0 for the steps before the first one and behind the last one
+    counts[t]   sequences of step t; 0 for two steps after the last one, which stand for all that do not exist
     starts[t]   first row of step t; starts[steps] is the number of all rows
     order[n]    which sequence of the batch is number n in the order by length
 """
@@ -42,7 +42,7 @@ def trace_tables(module: Module, plan: RecurrentPlan) -> None:
                 counts.store(batch, t)
             starts.store(run.get(), t)
             run += counts.load(t)
-        for end in (0, 1):  # a step before the first one and behind the last one has no sequence
+        for end in (0, 1):  # the steps before the first one and after the last one have no sequence
             counts.store(k.integer(0), steps + end)
             starts.store(run.get(), steps + end)
 
@@ -131,7 +131,7 @@ def _load_padded(
 
 
 def trace_zero_rows(module: Module, plan: RecurrentPlan, task_name: str, operand: str) -> None:
-    """Trace a task, one for each layer, that clears the rows behind the last one in all its sections."""
+    """Trace a task, one for each layer, that clears the rows after the last one that is used in all its sections."""
     p = plan.p
     sections = p.kept if operand == "saved" else p.slopes
     with module.task(task_name) as (k, args, layer, _thread):

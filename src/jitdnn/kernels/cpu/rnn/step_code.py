@@ -79,8 +79,8 @@ def trace_projection(
 ) -> None:  # fmt: skip
     """Trace a task, one for each block of units and direction: the product with the projection's weights.
 
-    ``store(k, step, n, unit, sums)`` is for each sequence of the step, ``end(step, n, unit)`` for those behind them up
-    to number ``ended(step)``.
+    ``store(k, step, n, unit, sums)`` is for each sequence of the step, ``end(step, n, unit)`` for the following ones
+    up to number ``ended(step)``.
     """
     lanes, product = plan.lanes, plan.projection_product
     contract = trace_tile_chunk(module, f"{name}.tile", product, plan.dtype)
