@@ -11,7 +11,7 @@ from jitdnn.devices.cpu import Arguments, CpuKernel
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.microkernel.register_tiles import choose_tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.builder import Module
@@ -85,7 +85,7 @@ def test_contraction_counts_every_step(rows: int, depth: int) -> None:
 
     def generate(module: Module) -> None:
         loops = [Loop(None, inner * rows, inner * lanes), Loop(inner, rows, lanes)]
-        contract = trace_contraction(module, "contract", "f32", range(rows), 1, loops, accumulate=True)
+        contract = trace_microkernel(module, "contract", "f32", range(rows), 1, loops, accumulate=True)
         with module.task("task") as (k, args, _, _thread):
             arguments = Arguments(k, args, 3)
             pointers = [arguments.pointer(i, "f32") for i in range(3)]

@@ -261,53 +261,56 @@ def _step_of_run(tensor: TensorDescriptor) -> int | None:
 
 @dataclass(frozen=True)
 class StridePhase:
-    """A correlation whose results are at one stride phase of the position modulo the stride."""
+    """A correlation whose results are at the positions with one ``remainder`` modulo the stride."""
 
-    place: tuple[int, int, int]
+    remainder: tuple[int, int, int]
     c: Correlation
 
 
 @dataclass(frozen=True)
-class Interleaved:
-    """Correlations of the same images whose results lie between each other's.
+class InterleavedPhases:
+    """The stride phases of a strided dgrad, whose results interleave as in sub-pixel convolution.
 
-    Results p of stride phase (a, b, c) are at ``sides * p + (a, b, c)`` of ``extents`` positions. ``whole`` has the most
-    results of any stride phase, its taps span what all of them read, and its y and operands are of all positions.
+    Result p of the stride phase with remainder (a, b, c) is at position ``strides * p + (a, b, c)`` of ``extents``.
+    ``whole`` has the most results of any stride phase, its taps span what all of them read, and its y and operands are
+    those of all positions.
     """
 
     whole: Correlation
-    sides: tuple[int, int, int]
+    strides: tuple[int, int, int]
     extents: tuple[int, int, int]
     stride_phases: tuple[StridePhase, ...]
 
     @staticmethod
-    def of(c: Correlation) -> Interleaved:
-        """A single correlation."""
+    def single(c: Correlation) -> InterleavedPhases:
+        """One correlation as the only stride phase of stride 1."""
         a, b, last = (axis.results for axis in c.axes)
-        return Interleaved(c, (1, 1, 1), (a, b, last), (StridePhase((0, 0, 0), c),))
+        return InterleavedPhases(c, (1, 1, 1), (a, b, last), (StridePhase((0, 0, 0), c),))
 
     @property
-    def has_unmet(self) -> bool:
-        """True if there are results that no tap meets."""
-        return len(self.stride_phases) < math.prod(self.sides)
+    def has_phases_without_taps(self) -> bool:
+        """True if there are results without a tap."""
+        return len(self.stride_phases) < math.prod(self.strides)
 
 
-def lower_interleaved(problem: Convolution, operands: Sequence[TensorDescriptor] = ()) -> Interleaved:
-    """A strided backward data as correlations that are computed together; those without taps are left out."""
+def lower_stride_phases(problem: Convolution, operands: Sequence[TensorDescriptor] = ()) -> InterleavedPhases:
+    """A strided dgrad as stride phases that are computed together; those without taps are left out."""
     whole, rows = _without_axes(problem, operands), list(_axis_rows(problem))
     every = [[_backward_axis(row, r) for r in range(min(row.stride, row.positions))] for row in rows]
     padded = [[Axis(1, 1, 1, Taps(1))]] * (3 - len(rows)) + every
     frame = [replace(axes[0], taps=_covering([axis.taps for axis in axes])) for axes in padded]
     whole = replace(whole, axes=(frame[0], frame[1], frame[2]))
     stride_phases = []
-    for place in itertools.product(*(range(len(axes)) for axes in padded)):
-        taps = [padded[i][r].taps for i, r in enumerate(place)]
+    for remainder in itertools.product(*(range(len(axes)) for axes in padded)):
+        taps = [padded[i][r].taps for i, r in enumerate(remainder)]
         a, b, c = (replace(axis, taps=own) for axis, own in zip(frame, taps, strict=True))
-        stride_phases.append(StridePhase((place[0], place[1], place[2]), replace(whole, axes=(a, b, c))))
-    sides = [len(axes) for axes in padded]
+        stride_phases.append(
+            StridePhase((remainder[0], remainder[1], remainder[2]), replace(whole, axes=(a, b, c)))
+        )
+    strides = [len(axes) for axes in padded]
     extents = [1] * (3 - len(rows)) + [row.positions for row in rows]
-    return Interleaved(
-        whole, (sides[0], sides[1], sides[2]), (extents[0], extents[1], extents[2]),
+    return InterleavedPhases(
+        whole, (strides[0], strides[1], strides[2]), (extents[0], extents[1], extents[2]),
         tuple(stride_phase for stride_phase in stride_phases if stride_phase.c.taps),
     )  # fmt: skip
 

@@ -35,7 +35,7 @@ from jitdnn.kernels.cpu.attention.tiles import (
     trace_scores,
     vectors_of,
 )
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.microkernel.register_tiles import MAX_VECTORS
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
@@ -127,7 +127,7 @@ class _Backward:
         self.band = trace_band(module, code)
         self.masked = trace_mask(module, code) if code.mask else None
         self.slope = self._trace_slope(module)
-        self.add_dq = trace_contraction(
+        self.add_dq = trace_microkernel(
             module, "add_dq", code.real, range(plan.dq.rows), plan.dq.vectors,
             [Loop(None, plan.width, plan.dq.pitch)], accumulate=True,
         )  # fmt: skip
@@ -162,7 +162,7 @@ class _Backward:
     def _trace_rows_of(self, module: Module, name: str, product: Product) -> Function:
         """Sums for keys: each key's powers are a row, the queries are summed over."""
         width = self.plan.width
-        return trace_contraction(
+        return trace_microkernel(
             module, name, self.code.real, [r * width for r in range(product.rows)], product.vectors,
             [Loop(width, 1, product.pitch)], accumulate=True,
         )  # fmt: skip

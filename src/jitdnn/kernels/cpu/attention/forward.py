@@ -34,7 +34,7 @@ from jitdnn.kernels.cpu.attention.tiles import (
     trace_scores,
     vectors_of,
 )
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.parallel import Slots
@@ -100,7 +100,7 @@ class _Forward:
         self.band = trace_band(module, code)
         self.masked = trace_mask(module, code) if code.mask else None
         self.soften = self._trace_soften(module)
-        self.add_values = trace_contraction(
+        self.add_values = trace_microkernel(
             module, "add_values", code.real, range(plan.values.rows), plan.values.vectors,
             [Loop(None, plan.width, plan.values.pitch)], accumulate=True,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitdnn.devices.cpu import Arguments
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.microkernel.register_tiles import MAX_VECTORS, choose_tile
 from jitdnn.kernels.cpu.microkernel.transpose import transpose
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
@@ -257,7 +257,7 @@ def trace_scores(module: Module, code: Code, name: str, depth: int, pitch: int) 
     """Trace ``name(keys, turned, scores, rows)``: the scores of ``rows`` keys, rounded up to whole tiles."""
     lanes = module.isa.lanes(code.real)
     width = code.vectors * lanes
-    tile = trace_contraction(
+    tile = trace_microkernel(
         module, f"{name}_tile", code.real, [r * pitch for r in range(code.rows)], code.vectors,
         [Loop(depth, 1, width)],
     )  # fmt: skip

@@ -27,7 +27,7 @@ from jitdnn.kernels.algorithm import (
 )
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
-from jitdnn.kernels.cpu.schedule.parallel import Counter, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
 from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
@@ -137,7 +137,7 @@ class BiasRows(_BiasAlgorithm):
         axes, channels = _pixels(bias), bias.dy.shape[1]
         code = _RowsCode(problem.dtype, len(axes), axes[-1][1] == 1)
         library = load("bias_rows", code, processor.isa, lambda module: _trace_rows(module, code))
-        tasks, per_task = share(channels, device, self.estimate(problem, device) * device.threads)
+        tasks, per_task = split_units(channels, device, self.estimate(problem, device) * device.threads)
         extras = [
             channels, per_task, bias.dy.strides[1], bias.db.strides[0],
             *(e for e, _ in axes), *(s for _, s in axes),
@@ -240,7 +240,7 @@ class BiasChannels(_BiasAlgorithm):
         code = _ChannelsCode(problem.dtype, len(axes))
         library = load("bias_channels", code, processor.isa, lambda module: _trace_channels(module, code))
         runs, per_run = self._runs(bias)
-        tasks, per_task = share(runs, device, self.estimate(problem, device) * device.threads)
+        tasks, per_task = split_units(runs, device, self.estimate(problem, device) * device.threads)
         extras = [
             bias.dy.shape[1], prod(e for e, _ in axes), per_run, runs, per_task, bias.db.strides[0],
             *(e for e, _ in axes), *(s for _, s in axes),

@@ -124,7 +124,7 @@ class _Block:
         with k.when(head > 0):
             self._vector(here, row, k.integer(0), k.mask(head, lanes))
         whole = head + ((across - head) // lanes) * lanes
-        is_new = self.scale.is_new(here[-1])
+        is_new = self.scale.overwrites(here[-1])
         with k.when(is_new):
             for c in k.range(head, whole, lanes):
                 (result,) = self._results(here, row, c, None)

@@ -27,7 +27,7 @@ from jitdnn.tensor import REAL_DTYPES
 
 
 @dataclass(frozen=True)
-class Placement:
+class TileStrides:
     """Where a tile goes in one tensor of a type: the stride of each axis of the box and of the lanes."""
 
     dtype: str
@@ -43,8 +43,8 @@ class TileStore:
     box: tuple[int, ...]
     extents: tuple[int, ...]  # of the whole tensor along the axes of the box
     vectors: int
-    y: Placement
-    operands: tuple[Placement, ...]
+    y: TileStrides
+    operands: tuple[TileStrides, ...]
     epilogue: Epilogue | None
     sums: str | None = None  # the type of the sums in memory, where it is not that of the arithmetic
     streams: bool = False  # whole rows go past the caches where they are aligned and nothing is read
@@ -73,8 +73,8 @@ class TileStore:
         return self._with_axes(tuple(self.box[i] for i in kept), tuple(self.extents[i] for i in kept), kept)
 
     def _with_axes(self, box: tuple[int, ...], extents: tuple[int, ...], kept: Sequence[int]) -> TileStore:
-        def keep(p: Placement) -> Placement:
-            return Placement(p.dtype, tuple(p.box[i] for i in kept), p.lanes)
+        def keep(p: TileStrides) -> TileStrides:
+            return TileStrides(p.dtype, tuple(p.box[i] for i in kept), p.lanes)
 
         operands = tuple(keep(p) for p in self.operands)
         return replace(self, box=box, extents=extents, y=keep(self.y), operands=operands)
@@ -101,8 +101,8 @@ class Blend:
         return cls(k, k.convert(alpha, dtype), k.convert(beta, dtype), epilogue, whole)
 
     @property
-    def is_new(self) -> Value:
-        """Whether ``scaled`` may be stored as it is: nothing is read, and integers are not scaled."""
+    def overwrites(self) -> Value:
+        """Whether ``scaled`` may be stored as it is: y is not read, and integers are not scaled."""
         if self.whole is None:
             return self.beta == 0.0
         return (self.whole[0] == 1.0) & (self.whole[1] == 0.0)
@@ -229,7 +229,7 @@ class _Writer:
                 self._store(point, lane, strides, value, None)
             return
         y = self.pointers[0] + _offset(self.placements[0], point, k.integer(0))
-        is_free = is_aligned(y, self.lanes) & self.blend.is_new
+        is_free = is_aligned(y, self.lanes) & self.blend.overwrites
         with k.when(is_free):
             for lane, value in vectors:
                 operands = [
@@ -321,7 +321,7 @@ def _scale_box(
             blend.store(y + (row * row_stride + i * stride), stride, k.constant(0, dtype, lanes), (), mask)
 
 
-def _offset(placement: Placement, point: Sequence[int | Value], lane: Value) -> Value:
+def _offset(placement: TileStrides, point: Sequence[int | Value], lane: Value) -> Value:
     offset = lane * placement.lanes
     for i, stride in zip(point, placement.box, strict=True):
         offset = offset + i * stride

@@ -46,18 +46,18 @@ class Products:
 FUSED = Products()
 
 
-def trace_contraction(
+def trace_microkernel(
     module: Module, name: str, dtype: str, rows: Sequence[int], vectors: int, loops: Sequence[Loop],
     accumulate: bool = False, b_offset: int = 0, products: Products = FUSED,
-    places: Sequence[int] | None = None, ahead: Sequence[tuple[str, int]] = (),
+    sum_offsets: Sequence[int] | None = None, ahead: Sequence[tuple[str, int]] = (),
 ) -> Function:  # fmt: skip
     """Trace ``name(a, b, sums, ahead..., extents...)``; with ``accumulate`` the sums in memory are added to.
 
     Meanwhile lines are asked for that are needed later: step i of the outermost loop asks for the one at each pointer
     ``ahead`` plus i times its stride; both types and strides are in ``ahead``.
 
-    ``b`` is read from ``b_offset`` on, as ``a`` is from the rows' offsets. The sums of each row are at its place
-    of ``places``, by default one row after the other.
+    ``b`` is read from ``b_offset`` on, as ``a`` is from the rows' offsets. The sums of each row begin at its element of
+    ``sum_offsets``, by default one row after the other.
     """
     runtime = [i for i, loop in enumerate(loops) if loop.extent is None]
     parameters: dict[str, str | None] = {"a": dtype, "b": dtype, "sums": dtype}
@@ -70,7 +70,7 @@ def trace_contraction(
             rest[len(ahead) :],
         )
         lanes = k.lanes(dtype)
-        at = [i * vectors * lanes for i in range(len(rows))] if places is None else places
+        at = [i * vectors * lanes for i in range(len(rows))] if sum_offsets is None else sum_offsets
         given = dict(zip(runtime, extents, strict=True))
 
         def start(i: int, j: int) -> Value:

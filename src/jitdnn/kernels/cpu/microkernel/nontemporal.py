@@ -9,7 +9,9 @@ from jitdnn.rtcg.types import INT
 from jitdnn.tensor import TensorDescriptor
 
 STREAM_BYTES = 48 << 20  # results from here on do not fit any cache
-FEATURE_BYTES = 24 << 20  # and what a layer begins to read was the first to leave, of those from here on
+CONVOLUTION_STREAM_BYTES = (
+    24 << 20
+)  # and what a layer begins to read was the first to leave, of those from here on
 
 
 def is_streamed(result: TensorDescriptor) -> bool:
@@ -32,7 +34,7 @@ def store_vector(
     if not streams:
         scale.store(target, 1, value, divisor=divisor)
         return
-    is_free = is_aligned(target, value.lanes) & scale.is_new(target)
+    is_free = is_aligned(target, value.lanes) & scale.overwrites(target)
     with k.when(is_free):
         target.stream((value if divisor is None else value / divisor) * k.splat(scale.alpha, value.lanes))
     with k.when(~is_free):

@@ -18,7 +18,7 @@ _OUTER_AXIS = 0.01  # a box of several rows, slices or images has more addresses
 
 
 @dataclass(frozen=True)
-class Tile:
+class RegisterTile:
     """A box of rows by ``vectors`` registers of lanes; ``box`` has one extent for each axis of the rows."""
 
     box: tuple[int, ...]
@@ -49,7 +49,7 @@ def nothing(box: tuple[int, ...]) -> float:
 def choose_tile(
     extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float | Cost = 0.0,
     steps_of: Cost = _one, beside: Cost = nothing, stream: float = 0.0,
-) -> Tile:  # fmt: skip
+) -> RegisterTile:  # fmt: skip
     """The tile that covers ``extents`` rows by ``width`` lanes in the fewest cycles.
 
     In cycles per step of the reduction, ``store`` is the cost of finishing one vector of a tile, and ``beside`` that
@@ -64,7 +64,7 @@ def choose_tile(
 @functools.lru_cache(maxsize=4096)
 def _plain_tile(
     extents: tuple[int, ...], width: int, isa: Isa, dtype: str, store: float, stream: float
-) -> Tile:
+) -> RegisterTile:
     """`choose_tile` where nothing depends on the box: plans that are priced ask for the same tiles again and again."""
     return _cheapest_tile(extents, width, isa, dtype, store, _one, nothing, stream)
 
@@ -72,9 +72,9 @@ def _plain_tile(
 def _cheapest_tile(
     extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float | Cost,
     steps_of: Cost, beside: Cost, stream: float,
-) -> Tile:  # fmt: skip
+) -> RegisterTile:  # fmt: skip
     lanes = isa.lanes(dtype)
-    best, best_cost = Tile((1,) * len(extents), 1), math.inf
+    best, best_cost = RegisterTile((1,) * len(extents), 1), math.inf
     for vectors in range(1, min(MAX_VECTORS, ceil_div(max(width, 1), lanes)) + 1):
         # a register for each sum, one for each vector loaded, one for the broadcast
         most = (isa.registers - 1 - vectors) // vectors
@@ -89,7 +89,7 @@ def _cheapest_tile(
             if cost < best_cost * (1 - 1e-9):
                 cost += beside(box)
             if cost < best_cost * (1 - 1e-9):
-                best, best_cost = Tile(box, vectors), cost
+                best, best_cost = RegisterTile(box, vectors), cost
     return best
 
 
@@ -105,7 +105,7 @@ def _boxes(extents: tuple[int, ...], most: int) -> tuple[tuple[int, ...], ...]:
     return tuple(box for box in itertools.product(*sides) if math.prod(box) <= most)
 
 
-def cost_per_step(extents: Sequence[int], width: int, tile: Tile, lanes: int) -> float:
+def cost_per_step(extents: Sequence[int], width: int, tile: RegisterTile, lanes: int) -> float:
     """Cycles that one step of the reduction takes over the whole index space."""
     turns = math.prod(ceil_div(e, t) for e, t in zip(extents, tile.box, strict=True))
     return turns * ceil_div(width, tile.vectors * lanes) * step_cycles(tile.rows, tile.vectors)

@@ -52,8 +52,8 @@ class Scale:
         self.alpha, self.beta = arguments.alpha(real), arguments.beta(real)
         self._wide = arguments.alpha("f64"), arguments.beta("f64")
 
-    def is_new(self, target: Pointer) -> Value:
-        """Whether ``value * alpha`` may be stored as it is: nothing is read, and integers are not scaled."""
+    def overwrites(self, target: Pointer) -> Value:
+        """Whether ``value * alpha`` may be stored as it is: ``target`` is not read, and integers are not scaled."""
         alpha, beta = self._wide
         is_overwritten: Value = beta == 0.0
         return is_overwritten if target.dtype in REAL_DTYPES else is_overwritten & (alpha == 1.0)

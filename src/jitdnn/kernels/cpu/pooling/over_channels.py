@@ -35,7 +35,7 @@ from jitdnn.kernels.cpu.pooling.geometry import (
 )
 from jitdnn.kernels.cpu.pooling.row_accumulator import RING_SLOTS, Ring, ring_bytes, ring_values
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
-from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, split_units
 from jitdnn.problems.pooling import EMPTY_WINDOW_MAX, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module, Pointer, Value
@@ -433,7 +433,7 @@ class PoolingChannels(PoolingAlgorithm):
         library = load("pooling_channels", code, processor.isa, lambda m: _trace(m, code))
         groups = -(-geometry.channels // group)
         seconds = self.estimate(problem, device) * device.threads
-        tasks, per_task = share(rows * groups, device, seconds)
+        tasks, per_task = split_units(rows * groups, device, seconds)
         values = geometry.values(
             units=rows * groups, per_task=per_task, group=group, groups=groups,
             **_ring(geometry, lanes * vectors),

@@ -24,7 +24,7 @@ from jitdnn.kernels.cpu.pooling.geometry import (
 from jitdnn.kernels.cpu.pooling.over_rows_code import Block, RowBlocks, RowCode, row_slots, sum_of_columns
 from jitdnn.kernels.cpu.pooling.row_accumulator import Ring, ring_bytes, ring_values
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
-from jitdnn.kernels.cpu.schedule.parallel import Counter, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
 from jitdnn.problems.pooling import EMPTY_WINDOW_MAX, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
@@ -273,7 +273,7 @@ class PoolingRows(PoolingAlgorithm):
         if pooling.direction == "fwd":
             units *= a0.out * a1.out
         seconds = self.estimate(problem, device) * device.threads
-        tasks, per_task = share(units, device, seconds)
+        tasks, per_task = split_units(units, device, seconds)
         tensors = len(geometry.strides)
         return CpuKernel(
             library, [("pooling", tasks)], tensors, device.threads if tasks > 1 else 1,

@@ -26,7 +26,7 @@ from jitdnn.kernels.cpu.pooling.geometry import (
     is_better,
 )
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
-from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, split_units
 from jitdnn.problems.pooling import EMPTY_WINDOW_MAX, Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
@@ -292,7 +292,7 @@ class PoolingWindow(PoolingAlgorithm):
         units = geometry.images * geometry.channels
         if pooling.direction == "fwd":
             units *= geometry.axes[0].out * geometry.axes[1].out
-        tasks, per_task = share(units, device, self.estimate(problem, device) * device.threads)
+        tasks, per_task = split_units(units, device, self.estimate(problem, device) * device.threads)
         tensors = len(geometry.strides)
         return CpuKernel(
             library, [("pooling", tasks)], tensors, device.threads if tasks > 1 else 1,

@@ -18,7 +18,7 @@ from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue,
 from jitdnn.kernels.cpu.microkernel.nontemporal import is_streamed, store_vector
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
-from jitdnn.kernels.cpu.schedule.parallel import Counter, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.unpooling import Unpooling
 from jitdnn.rtcg.builder import Module, Pointer, Value
@@ -247,7 +247,7 @@ class ScatterUnpooling(Algorithm):
         images, channels = unpooling.large.shape[:2]
         blocks = -(-channels // lanes) if along_channels else channels
         units = images * blocks if problem.output.size else 0
-        tasks, per_task = share(units, device, self.estimate(problem, device) * device.threads)
+        tasks, per_task = split_units(units, device, self.estimate(problem, device) * device.threads)
         extras = [
             units, per_task, blocks, channels, self._pitch(unpooling, lanes), prod(unpooling.large.shape[2:]),
             *_three(unpooling.small.shape[2:], 1), *_three(unpooling.large.shape[2:], 1),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.rnn.dropout import trace_dropout
 from jitdnn.kernels.cpu.rnn.memory_layout import LAYER, Code, Frame
 from jitdnn.kernels.cpu.rnn.sequence_tables import STEPS_A_TASK, trace_counters, trace_tables
@@ -70,7 +70,7 @@ class Weights:
         trace_tables(module, code)
         trace_counters(module, code)
         loops = [Loop(None, SIDE, self.width)]
-        contract = trace_contraction(
+        contract = trace_microkernel(
             module, "tile", code.dtype, list(range(TILE)), code.wide, loops, accumulate=True
         )
         self._trace_copy_x(module)

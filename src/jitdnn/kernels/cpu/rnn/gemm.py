@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed
 from jitdnn.kernels.cpu.rnn.memory_layout import Code, Frame
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
@@ -53,13 +53,13 @@ class Product:
             inner *= extent
         offsets = [i * self.pitch for i in range(self.rows)]
         kept = [loop for loop in reversed(loops) if loop.extent != 1]
-        return trace_contraction(module, name, dtype, offsets, self.vectors, kept)
+        return trace_microkernel(module, name, dtype, offsets, self.vectors, kept)
 
     def trace_chunk(self, module: Module, name: str, dtype: str) -> Function:
         """The same for a piece of the innermost loop, given at run time, added to the sums in memory."""
         offsets = [i * self.pitch for i in range(self.rows)]
         loops = [Loop(None, self.nest[-1][1], self.vectors * module.isa.lanes(dtype))]
-        return trace_contraction(module, name, dtype, offsets, self.vectors, loops, accumulate=True)
+        return trace_microkernel(module, name, dtype, offsets, self.vectors, loops, accumulate=True)
 
     def chunk(self, batch: int, lanes: int, bytes_each: int) -> int:
         """How much of the innermost loop to do at once: all of it where a panel is read only once."""

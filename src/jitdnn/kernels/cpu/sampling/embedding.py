@@ -22,7 +22,7 @@ from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue,
 from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
-from jitdnn.kernels.cpu.schedule.parallel import Counter, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.problems.embedding import Embedding
 from jitdnn.problems.problem import Problem
@@ -281,7 +281,7 @@ class EmbeddingRows(Algorithm):
         )  # fmt: skip
         count = prod(nest.extents) if embedding.indices.size else 0
         units = count if forward else embedding.rows
-        tasks, per_task = share(units, device, self._seconds(embedding))
+        tasks, per_task = split_units(units, device, self._seconds(embedding))
         padding = -1 if embedding.padding is None else embedding.padding
         extras = [
             units, per_task, embedding.rows, embedding.weight.shape[1], padding, source.strides[-1],

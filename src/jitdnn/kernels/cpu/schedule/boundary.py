@@ -25,7 +25,7 @@ def inside(axis: Axis, at: Value, block: int) -> Value | None:
     return (at >= 0) & (at < axis.positions)
 
 
-def share_inside(axis: Axis) -> float:
+def fraction_inside(axis: Axis) -> float:
     """The share of an axis' taps that read a position which is there."""
     taps = axis.taps
     if not axis.is_padded:

@@ -34,7 +34,7 @@ def useful_threads(device: CpuDevice, cycles: float) -> int:
     return max(1, min(device.threads, int(cycles / _CYCLES_WORTH_A_THREAD)))
 
 
-def cycles_apart(problem: Problem) -> float:
+def channels_last_group_cycles(problem: Problem) -> float:
     """Cycles more of a convolution that takes one group after the other, where the channels of groups lie side by side
     (nhwc): the pixels of a group are apart, so every line comes alone, and from far."""
     assert isinstance(problem, Convolution)

@@ -26,7 +26,7 @@ def wanted_tasks(threads: int) -> int:
     return 1 if threads == 1 else _TASKS_PER_THREAD * threads
 
 
-def share(units: int, device: Device, seconds: float) -> tuple[int, int]:
+def split_units(units: int, device: Device, seconds: float) -> tuple[int, int]:
     """Units of equal work as (tasks, units of a task); no task where there is no unit."""
     per_task = max(1, -(-units // task_count(device, seconds)))
     return -(-units // per_task), per_task

@@ -22,7 +22,7 @@ Masks = tuple[Value | None, ...]
 
 
 @dataclass(frozen=True)
-class Span:
+class RowVector:
     """How a vector is read from a row of ``positions`` that are ``stride`` elements apart."""
 
     step: int
@@ -39,7 +39,7 @@ class Span:
         return self.stride == 1 and 1 < self.step <= _MOST_PIECES and self.lanes > 1
 
     @property
-    def whole(self) -> Masks:
+    def unmasked(self) -> Masks:
         """The masks of a vector that is known to be inside."""
         return (None,) * (len(self._pieces()) if self._is_picked else 1)
 
@@ -113,9 +113,9 @@ class Span:
         return picked
 
 
-def group_span(view: View, channels: int, groups: int, lanes: int) -> Span:
+def group_vector(view: View, channels: int, groups: int, lanes: int) -> RowVector:
     """How one channel of neighbouring groups is read: from a run of channels, or as far apart as the groups are."""
     apart = view.groups[0]
     if 1 < apart == channels and view.channels == 1:
-        return Span(apart, 1, groups * apart, lanes)
-    return Span(1, apart, groups, lanes)
+        return RowVector(apart, 1, groups * apart, lanes)
+    return RowVector(1, apart, groups, lanes)

@@ -21,13 +21,13 @@ def trimmed_axes(c: Correlation, sides: Sequence[int]) -> list[int]:
     """
     padded = [i for i, axis in enumerate(c.axes) if axis.taps.count > 1 and axis.is_padded]
     last = c.axes[2]
-    if 2 in padded and inside_fraction(last, sides[2]) + LAST_AXIS / last.taps.count >= 1:
+    if 2 in padded and unclipped_fraction(last, sides[2]) + LAST_AXIS / last.taps.count >= 1:
         padded.remove(2)
     return padded
 
 
 @functools.lru_cache(4096)
-def inside_fraction(axis: Axis, side: int) -> float:
+def unclipped_fraction(axis: Axis, side: int) -> float:
     """The part of all (tile, tap) pairs on an axis that is not left out."""
     tiles = range(0, axis.results, side)
     counted = 0

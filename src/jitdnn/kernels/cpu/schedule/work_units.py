@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.offsets import split_index
-from jitdnn.kernels.cpu.schedule.parallel import share
+from jitdnn.kernels.cpu.schedule.parallel import split_units
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 
@@ -18,7 +18,7 @@ _CYCLES_A_SECOND = 3e9  # only to tell work that is worth sharing: nothing is me
 
 
 @dataclass(frozen=True)
-class Units:
+class WorkUnits:
     """A named index space whose points are done one after the other, the last axis fastest."""
 
     axes: tuple[tuple[str, int], ...]
@@ -27,9 +27,9 @@ class Units:
     def count(self) -> int:
         return math.prod(extent for _, extent in self.axes)
 
-    def shares(self, device: CpuDevice, cycles: float) -> tuple[int, int]:
+    def split(self, device: CpuDevice, cycles: float) -> tuple[int, int]:
         """(tasks, units of a task) for work that takes one thread ``cycles``."""
-        return share(self.count, device, cycles / _CYCLES_A_SECOND)
+        return split_units(self.count, device, cycles / _CYCLES_A_SECOND)
 
     def each(self, k: Builder, task: Value, per_task: Value) -> Iterator[dict[str, Value]]:
         """The units of a task, each as its index by name."""
@@ -46,7 +46,7 @@ def block_sizes(extent: int, most: int) -> list[int]:
     return sorted({-(-extent // parts) for parts in range(-(-extent // most), extent + 1)})
 
 
-def walks_filter_first(c: Correlation) -> bool:
+def is_filter_loop_outer(c: Correlation) -> bool:
     """True if the loop over blocks of the filter should be outside of that over the image.
 
     The inner one of the two is read as often as the outer one has blocks: best is one that stays in the cache.

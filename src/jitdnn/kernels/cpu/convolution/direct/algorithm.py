@@ -21,7 +21,7 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import WgradOverC
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import WgradOverGroups
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import WgradOverPixels
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of
+from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
@@ -56,7 +56,7 @@ class Direct(Algorithm):
         tasks = sum(part.shares(device)[0] for part in parts)
         cycles = sum(part.cycles() for part in parts)
         if not isinstance(parts[0], OverGroups | WgradOverGroups):
-            cycles += cycles_apart(problem)
+            cycles += channels_last_group_cycles(problem)
         return seconds_of(problem, device, cycles, tasks)
 
     def error_bound(self, problem: Problem) -> float:

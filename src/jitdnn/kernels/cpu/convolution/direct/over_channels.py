@@ -24,7 +24,7 @@ from jitdnn.kernels.cpu.microkernel.nontemporal import STREAM_BYTES
 from jitdnn.kernels.cpu.microkernel.packing import plan_panels, trace_panel
 from jitdnn.kernels.cpu.schedule.boundary import when
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, group_offset, scale, view_offset
-from jitdnn.kernels.cpu.schedule.work_units import Units, walks_filter_first
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits, is_filter_loop_outer
 from jitdnn.rtcg.builder import Function, Module
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -199,19 +199,19 @@ class OverChannels:
         return max(1, min(rows.results, _RUN_BYTES // max(1, each)))
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> WorkUnits:
         c = self.c
         channels = [("channels", ceil_div(c.width, self.width(self.tile)))]
         space = [
             ("slice", c.axes[0].results), ("rows", ceil_div(c.axes[1].results, self._rows(self.tile))),
             ("run", ceil_div(self._tiles(self.tile), self._run(self.tile))),
         ]  # fmt: skip
-        order = channels + space if walks_filter_first(c) else space + channels
-        return Units((("image", c.batch), ("group", c.group_count), *order))
+        order = channels + space if is_filter_loop_outer(c) else space + channels
+        return WorkUnits((("image", c.batch), ("group", c.group_count), *order))
 
     def shares(self, device: CpuDevice) -> tuple[int, tuple[int]]:
         """(tasks, (units of a task,)); the kernel's extras must hold the latter."""
-        tasks, per_task = self.units.shares(device, self.cycles())
+        tasks, per_task = self.units.split(device, self.cycles())
         return tasks, (per_task,)
 
     # ---- code

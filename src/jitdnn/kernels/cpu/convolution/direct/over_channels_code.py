@@ -175,7 +175,7 @@ class _Tile:
             for v, vector in enumerate(sums):
                 kept.store(vector, (i * count + v) * wide)
         if self.plan.streams:
-            is_streamed = blend.is_new & is_aligned(pointers[0], lanes)
+            is_streamed = blend.overwrites & is_aligned(pointers[0], lanes)
             with k.when(is_streamed):
                 self._store(blend, pointers, kept, masks, streams=True)
             with k.when(~is_streamed):

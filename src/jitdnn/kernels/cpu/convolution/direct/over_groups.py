@@ -22,10 +22,10 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.direct.over_groups_code import trace_tile
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed
-from jitdnn.kernels.cpu.schedule.boundary import share_inside, when
+from jitdnn.kernels.cpu.schedule.boundary import fraction_inside, when
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, group_offset, scale, split_index
-from jitdnn.kernels.cpu.schedule.row_vectors import Span, group_span
-from jitdnn.kernels.cpu.schedule.work_units import Units
+from jitdnn.kernels.cpu.schedule.row_vectors import RowVector, group_vector
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -101,9 +101,9 @@ class OverGroups:
         return d, h, w
 
     @cached_property
-    def span(self) -> Span:
+    def span(self) -> RowVector:
         """How a vector is read: neighbouring groups are as many channels apart as a group has."""
-        return group_span(self.c.x, self.c.depth, self.c.groups[0], self.lanes)
+        return group_vector(self.c.x, self.c.depth, self.c.groups[0], self.lanes)
 
     def columns(self, count: int) -> dict[int, list[tuple[int, int]]]:
         """(column of the tile, tap) by the column of the input, from the tile's first one on."""
@@ -220,7 +220,7 @@ class OverGroups:
     def _written_cycles(self, tile: GroupTile, pattern: Pattern) -> float:
         """Cycles of one tile and one slice of the filter, whose columns are written out."""
         c, (_, h, w) = self.c, self.taps
-        there = share_inside(c.axes[1])
+        there = fraction_inside(c.axes[1])
         products = c.width * tile.rows * h * self.products(pattern)
         lines = len(self.rows(tile.rows)) if tile.straight == "all" else h
         is_far = tile.straight == "row" and h > 1 and abs(c.x.space[2]) * ITEM_BYTES[c.dtype] > _LINE
@@ -251,7 +251,7 @@ class OverGroups:
             shifts = range(0, axis.taps.count * axis.taps.shift, axis.taps.shift)
             inner += sum(lowest + at >= 0 and highest + at < axis.positions for at in shifts)
         cycles = inner * whole + (tiles * w - inner) * edge
-        return share_inside(c.axes[1]) * h * cycles + 2.0 * h * tiles
+        return fraction_inside(c.axes[1]) * h * cycles + 2.0 * h * tiles
 
     def written(self, columns: int) -> int:
         """Taps of a row that are written out where not all of them are."""
@@ -322,13 +322,13 @@ class OverGroups:
         return ceil_div(self.vectors, self.chunk)
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> WorkUnits:
         """Blocks of rows of one chunk of groups."""
         c = self.c
         rows = ceil_div(c.axes[1].results, self.tile.rows)
         blocks = c.batch * c.axes[0].results * rows
         runs = max(1, min(self._tiles, _UNITS // max(1, blocks)))
-        return Units((("image", c.batch), ("slice", c.axes[0].results), ("rows", rows), ("run", runs)))
+        return WorkUnits((("image", c.batch), ("slice", c.axes[0].results), ("rows", rows), ("run", runs)))
 
     @property
     def _tiles(self) -> int:
@@ -338,7 +338,7 @@ class OverGroups:
     def shares(self, device: CpuDevice) -> tuple[int, tuple[int, int]]:
         """(tasks, (tasks of a chunk, units of a task)); the kernel's extras must hold the latter two."""
         parts = self._residues * self._chunks
-        shares, per_task = self.units.shares(device, self.cycles() / parts)
+        shares, per_task = self.units.split(device, self.cycles() / parts)
         return parts * shares, (shares, per_task)
 
     def shares_beside(self, others: Sequence[OverGroups]) -> tuple[int, tuple[int, int]] | None:

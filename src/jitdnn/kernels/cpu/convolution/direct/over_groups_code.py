@@ -244,7 +244,7 @@ class _Tile:
             self._finish_kept(blend, pointers, masks)
             return
         step = 1 if woven else c.y.groups[0]
-        is_new = blend.is_new
+        is_new = blend.overwrites
         with k.when(is_new):
             for row in range(self.tile.rows):
                 with when(k, self._is_row(row)):

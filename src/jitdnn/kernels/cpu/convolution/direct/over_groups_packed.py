@@ -21,10 +21,10 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.direct.over_groups import OverGroups
 from jitdnn.kernels.cpu.convolution.direct.over_groups_code import trace_tile
 from jitdnn.kernels.cpu.correlation import Correlation, View
-from jitdnn.kernels.cpu.microkernel.epilogue_store import Placement, TileStore, trace_store
+from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore, TileStrides, trace_store
 from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, scale
-from jitdnn.kernels.cpu.schedule.work_units import Units
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa, item_bytes
 
@@ -138,12 +138,12 @@ class OverGroupsPacked:
         return ceil_div(size, 16 * self.lanes) * (16 * self.lanes)
 
     @cached_property
-    def units(self) -> Units:
-        return Units((("vector", self.vectors), ("image", self.c.batch)))
+    def units(self) -> WorkUnits:
+        return WorkUnits((("vector", self.vectors), ("image", self.c.batch)))
 
     def shares(self, device: CpuDevice) -> tuple[int, tuple[int]]:
         """(tasks, (units of a task,)); the kernel's extras must hold the latter."""
-        tasks, per_task = self.units.shares(device, self.cycles())
+        tasks, per_task = self.units.split(device, self.cycles())
         return tasks, (per_task,)
 
     # ---- code
@@ -241,7 +241,7 @@ class OverGroupsPacked:
         """Trace ``name(planes, scale, y, operands..., groups)``: the planes to y, of which ``groups`` are left."""
         c, lanes = self.c, self.lanes
         views = (c.y, *c.operands)
-        places = [Placement(v.dtype, (v.space[2],), v.groups[0]) for v in views]
+        places = [TileStrides(v.dtype, (v.space[2],), v.groups[0]) for v in views]
         square = trace_store(
             module,
             f"{name}_square",

@@ -24,10 +24,10 @@ from jitdnn.devices.cpu import Arguments, CpuDevice
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.direct.over_pixels_code import trace_tile
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convolution
-from jitdnn.kernels.cpu.microkernel.nontemporal import FEATURE_BYTES
+from jitdnn.kernels.cpu.microkernel.nontemporal import CONVOLUTION_STREAM_BYTES
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, group_offset, scale, view_offset
-from jitdnn.kernels.cpu.schedule.row_vectors import Span
-from jitdnn.kernels.cpu.schedule.work_units import Units, block_sizes, walks_filter_first
+from jitdnn.kernels.cpu.schedule.row_vectors import RowVector
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits, block_sizes, is_filter_loop_outer
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.builder import Function, Module
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
@@ -163,9 +163,9 @@ class OverPixels:
         return sum(axis.taps.count for axis in self.strip.last)
 
     @cached_property
-    def span(self) -> Span:
+    def span(self) -> RowVector:
         axis = self.c.axes[2]
-        return Span(axis.step, self.c.x.space[2], axis.positions, self.lanes)
+        return RowVector(axis.step, self.c.x.space[2], axis.positions, self.lanes)
 
     def reach(self, rows: int) -> dict[int, list[tuple[int, int]]]:
         """(row of the tile, tap of the filter) by the row of the input, from the tile's first one on."""
@@ -213,7 +213,7 @@ class OverPixels:
         pixels = c.axes[0].results * c.axes[1].results * self.strip.results
         steps = (y.batch, y.channels, *y.groups, *y.space[:2])
         size = c.batch * c.group_count * c.width * pixels * ITEM_BYTES[c.dtype]
-        return size >= FEATURE_BYTES and all(step % self.lanes == 0 for step in steps)
+        return size >= CONVOLUTION_STREAM_BYTES and all(step % self.lanes == 0 for step in steps)
 
     # ---- choice and cost
 
@@ -352,19 +352,19 @@ class OverPixels:
         return max(1, min(self.tiles(tile), _RUN_BYTES // max(1, each)))
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> WorkUnits:
         c, tile = self.c, self.tile
         channels = [("channels", ceil_div(c.width, tile.channels))]
         space = [
             ("slice", c.axes[0].results), ("rows", ceil_div(c.axes[1].results, tile.rows)),
             ("run", ceil_div(self.tiles(tile), self._run)),
         ]  # fmt: skip
-        order = channels + space if walks_filter_first(c) else space + channels
-        return Units((("image", c.batch), ("group", c.group_count), *order))
+        order = channels + space if is_filter_loop_outer(c) else space + channels
+        return WorkUnits((("image", c.batch), ("group", c.group_count), *order))
 
     def shares(self, device: CpuDevice) -> tuple[int, tuple[int]]:
         """(tasks, (units of a task,)); the kernel's extras must hold the latter."""
-        tasks, per_task = self.units.shares(device, self.cycles())
+        tasks, per_task = self.units.split(device, self.cycles())
         return tasks, (per_task,)
 
     # ---- code

@@ -75,7 +75,7 @@ class _Tile:
     def _masks(self, offset: int | Value) -> list[Masks]:
         """The tests of the vectors at an offset."""
         if not self.edge:
-            return [self.span.whole] * self.tile.vectors
+            return [self.span.unmasked] * self.tile.vectors
         known = (offset,) if isinstance(offset, int) else (min(self.plan.reads), max(self.plan.reads))
         step, masks = self.span.step, []
         for v in range(self.tile.vectors):
@@ -234,7 +234,7 @@ class _Tile:
             fits = not self.edge or room + (j + 1) * self.lanes <= strip.results
             masks.append(None if fits else k.mask(left - j * self.lanes, self.lanes))
         straight = self._finish_new if blend.epilogue is None else self._finish_kept
-        is_new = blend.is_new
+        is_new = blend.overwrites
         if self.plan.streams:
             is_streamed = is_new & is_aligned(pointers[0], self.lanes)
             with k.when(is_streamed):
@@ -251,7 +251,7 @@ class _Tile:
         if blend.epilogue is not None:
             self._finish_kept(blend, pointers, masks)
             return
-        is_new = blend.is_new
+        is_new = blend.overwrites
         with self.k.when(is_new):
             self._finish_new(blend, pointers, masks)
         with self.k.when(~is_new):

@@ -21,7 +21,7 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, filter_of
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.boundary import when
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, scale, split_index, view_offset
-from jitdnn.kernels.cpu.schedule.work_units import Units
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -147,9 +147,9 @@ class WgradOverChannels:
         return max(1, min(math.prod(self.taps), room))
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> WorkUnits:
         c, tile = self.c, self.tile
-        return Units((
+        return WorkUnits((
             ("group", c.group_count), ("results", ceil_div(c.width, tile.results)),
             ("columns", ceil_div(self.run, tile.vectors * self.lanes)),
             ("taps", ceil_div(math.prod(self.taps), self._taps_of_unit)),
@@ -157,7 +157,7 @@ class WgradOverChannels:
 
     def shares(self, device: CpuDevice) -> tuple[int, tuple[int]]:
         """(tasks, (units of a task,)); the kernel's extras must hold the latter."""
-        tasks, per_task = self.units.shares(device, self.cycles())
+        tasks, per_task = self.units.split(device, self.cycles())
         return tasks, (per_task,)
 
     # ---- code

@@ -21,7 +21,7 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups_code import trace_f
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, block_count, row_blocks, tap_offset
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, scale, split_index
-from jitdnn.kernels.cpu.schedule.row_vectors import Span, group_span
+from jitdnn.kernels.cpu.schedule.row_vectors import RowVector, group_vector
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -62,13 +62,13 @@ class WgradOverGroups:
         return ceil_div(self.c.groups[0], self.lanes)
 
     @cached_property
-    def x_span(self) -> Span:
+    def x_span(self) -> RowVector:
         """How x is read: neighbouring groups are as many channels apart as a group has."""
-        return group_span(self.c.x, self.c.depth, self.c.groups[0], self.lanes)
+        return group_vector(self.c.x, self.c.depth, self.c.groups[0], self.lanes)
 
     @cached_property
-    def y_span(self) -> Span:
-        return group_span(self.c.y, self.c.width, self.c.groups[0], self.lanes)
+    def y_span(self) -> RowVector:
+        return group_vector(self.c.y, self.c.width, self.c.groups[0], self.lanes)
 
     # ---- choice and cost
 
@@ -223,5 +223,5 @@ class WgradOverGroups:
                 )
 
 
-def _slots(span: Span) -> float:
+def _slots(span: RowVector) -> float:
     return span.slots * (_PICKED if span.step > 1 else 1.0)

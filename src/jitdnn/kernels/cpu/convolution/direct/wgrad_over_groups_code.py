@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Blend
 from jitdnn.kernels.cpu.schedule.boundary import inside, when
-from jitdnn.kernels.cpu.schedule.row_vectors import Masks, Span
+from jitdnn.kernels.cpu.schedule.row_vectors import Masks, RowVector
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class _Pass:
             for first, _ in self.y_firsts
         ]
 
-    def _masks(self, span: Span, first: Value, lowest: int, highest: int) -> Masks:
+    def _masks(self, span: RowVector, first: Value, lowest: int, highest: int) -> Masks:
         end = (self.plan.vectors - 1) * self.lanes * span.step
         return span.masks(self.k, first, lowest, end + highest)
 

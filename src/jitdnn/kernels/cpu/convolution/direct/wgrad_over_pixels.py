@@ -22,8 +22,8 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, filter_of
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.boundary import when
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, scale, split_index, view_offset
-from jitdnn.kernels.cpu.schedule.row_vectors import Span
-from jitdnn.kernels.cpu.schedule.work_units import Units, block_sizes
+from jitdnn.kernels.cpu.schedule.row_vectors import RowVector
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits, block_sizes
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -77,11 +77,11 @@ class WgradOverPixels:
     def lanes(self) -> int:
         return self.isa.lanes(self.c.dtype)
 
-    def span(self, offset: int) -> Span:
+    def span(self, offset: int) -> RowVector:
         """How x is read at an offset: only where there is a result."""
         axis = self.c.axes[2]
         end = min(axis.positions, (axis.results - 1) * axis.step + offset + 1)
-        return Span(axis.step, self.c.x.space[2], max(0, end), self.lanes)
+        return RowVector(axis.step, self.c.x.space[2], max(0, end), self.lanes)
 
     @property
     def vectors(self) -> int:
@@ -206,17 +206,17 @@ class WgradOverPixels:
         return max(1, min(_SUMS_BYTES // each, c.group_count // _UNITS))
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> WorkUnits:
         c, tile = self.c, self.tile
         tiles = c.axes[0].taps.count * (c.axes[1].taps.count // tile.rows)
-        return Units((
+        return WorkUnits((
             ("groups", ceil_div(c.group_count, self._together)), ("results", ceil_div(c.width, tile.results)),
             ("channels", c.depth // tile.channels), ("run", ceil_div(tiles, self._run)),
         ))  # fmt: skip
 
     def shares(self, device: CpuDevice) -> tuple[int, tuple[int]]:
         """(tasks, (units of a task,)); the kernel's extras must hold the latter."""
-        tasks, per_task = self.units.shares(device, self.cycles())
+        tasks, per_task = self.units.split(device, self.cycles())
         return tasks, (per_task,)
 
     # ---- code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from jitdnn.kernels.cpu.convolution.direct.over_channels_code import add_up
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Blend
 from jitdnn.kernels.cpu.schedule.boundary import inside, when
-from jitdnn.kernels.cpu.schedule.row_vectors import Masks, Span
+from jitdnn.kernels.cpu.schedule.row_vectors import Masks, RowVector
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class _Pass:
         axis = self.c.axes[2]
         self.offsets = [axis.taps.offset + tap * axis.taps.shift for tap in taps]
         self.spans = [plan.span(offset) for offset in self.offsets]
-        self.gradient = Span(1, self.c.y.space[2], axis.results, self.lanes)
+        self.gradient = RowVector(1, self.c.y.space[2], axis.results, self.lanes)
         # the vectors that are whole, for dy and for every tap
         width = self.lanes * axis.step
         ends = [span.positions - offset for span, offset in zip(self.spans, self.offsets, strict=True)]

@@ -12,7 +12,7 @@ from functools import lru_cache
 from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.convolution.grouped.plan import GroupedPlan
-from jitdnn.kernels.cpu.correlation import Interleaved, lower_convolution, lower_interleaved
+from jitdnn.kernels.cpu.correlation import InterleavedPhases, lower_convolution, lower_stride_phases
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -71,6 +71,6 @@ class Grouped(Algorithm):
 def _plan(problem: Convolution, isa: Isa, epilogue: Epilogue | None) -> GroupedPlan:
     operands = epilogue.operands if epilogue else ()
     if problem.direction == "bwd_data" and math.prod(problem.stride) > 1:
-        return GroupedPlan(lower_interleaved(problem, operands), isa)
+        return GroupedPlan(lower_stride_phases(problem, operands), isa)
     (whole,) = lower_convolution(problem, operands)
-    return GroupedPlan(Interleaved.of(whole), isa)
+    return GroupedPlan(InterleavedPhases.single(whole), isa)

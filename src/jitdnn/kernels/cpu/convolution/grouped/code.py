@@ -78,7 +78,7 @@ def trace_tile(module: Module, name: str, plan: GroupedPlan, c: Correlation, vec
         name, x=c.dtype, filters=c.dtype, sums=c.dtype, y=c.y.dtype, d=None, row=None
     ) as (k, (x, filters, sums, y, d, row), function):  # fmt: skip
         for column, vector in itertools.product(range(tile.columns), range(vectors)):
-            y.prefetch(column * (plan.several.sides[2] * c.y.space[2]) + vector * lanes, write=True)
+            y.prefetch(column * (plan.several.strides[2] * c.y.space[2]) + vector * lanes, write=True)
         zero = k.constant(0, c.dtype, lanes)
         registers = {at: k.register(zero) for at in itertools.product(range(tile.columns), range(vectors))}
         code = _Tile(k, plan, c, vectors)

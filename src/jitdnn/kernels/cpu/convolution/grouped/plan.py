@@ -22,9 +22,9 @@ from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.grouped.code import MOST_TAPS, chunks_of, reach, trace_filter, trace_tile
 from jitdnn.kernels.cpu.convolution.grouped.packing import GroupPacking, follow, trace_pack
-from jitdnn.kernels.cpu.correlation import Correlation, Interleaved, StridePhase
-from jitdnn.kernels.cpu.microkernel.epilogue_store import Placement, TileStore, trace_store
-from jitdnn.kernels.cpu.schedule.boundary import share_inside
+from jitdnn.kernels.cpu.correlation import Correlation, InterleavedPhases, StridePhase
+from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore, TileStrides, trace_store
+from jitdnn.kernels.cpu.schedule.boundary import fraction_inside
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, scale, split_index, whole_lines
 from jitdnn.kernels.cpu.schedule.work_units import block_sizes
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
@@ -58,7 +58,7 @@ class GroupBlockTile:
 class GroupedPlan:
     """How correlations of groups that are computed together are."""
 
-    several: Interleaved
+    several: InterleavedPhases
     isa: Isa
 
     @property
@@ -74,7 +74,7 @@ class GroupedPlan:
     def fits(self) -> bool:
         """True if the channels of all tensors follow each other, and no result goes without taps."""
         c = self.c
-        if c.groups[0] == 1 or not follow(c) or self.several.has_unmet:
+        if c.groups[0] == 1 or not follow(c) or self.several.has_phases_without_taps:
             return False
         return all(v.groups == (c.width,) and (c.width == 1 or v.channels == 1) for v in c.operands)
 
@@ -135,7 +135,7 @@ class GroupedPlan:
             # each sum waits for itself: fewer than eight leave the multipliers idle
             waits = 4.0 * taps if tile.columns * tile.vectors < 8 else 0.0
             cycles += c.depth * (max(busy, (picks + taps * tile.vectors) / 2, waits) + 0.5)
-        whole = slices * rows * share_inside(c.axes[1]) * (cycles + _ROW)
+        whole = slices * rows * fraction_inside(c.axes[1]) * (cycles + _ROW)
         return whole + _TILE + tile.columns * tile.vectors * _STORE
 
     @cached_property
@@ -238,10 +238,10 @@ class GroupedPlan:
 
     def trace(self, module: Module, pointers: int, epilogue: Epilogue | None) -> None:
         """Trace the phases of a kernel with pointers to x, w, y and the epilogue's operands."""
-        c, tile, side = self.c, self.tile, self.several.sides[2]
+        c, tile, side = self.c, self.tile, self.several.strides[2]
         pack = trace_pack(module, "pack", self.pack)
         tiles = [list(self._versions(module, number)) for number in range(len(self.stride_phases))]
-        places = [Placement(v.dtype, (v.space[2] * side,), 1) for v in (c.y, *c.operands)]
+        places = [TileStrides(v.dtype, (v.space[2] * side,), 1) for v in (c.y, *c.operands)]
         kind = TileStore(
             c.dtype,
             (tile.columns,),
@@ -323,10 +323,10 @@ class _Task:
             places = [
                 index * side + own
                 for index, side, own in zip(
-                    (self.d, self.h + r), plan.several.sides, stride_phase.place, strict=False
+                    (self.d, self.h + r), plan.several.strides, stride_phase.remainder, strict=False
                 )
             ]
-            side, own = plan.several.sides[2], stride_phase.place[2]
+            side, own = plan.several.strides[2], stride_phase.remainder[2]
             end = k.integer(ceil_div(plan.several.extents[2] - own, side)) - self.p
             with k.when((places[0] < plan.several.extents[0]) & (places[1] < plan.several.extents[1])):
                 starts = [

@@ -25,7 +25,7 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS
 from jitdnn.kernels.cpu.convolution.grouped.packing import GroupPacking, follow, trace_pack
 from jitdnn.kernels.cpu.convolution.grouped.wgrad_code import trace_finish, trace_pass
 from jitdnn.kernels.cpu.correlation import Correlation
-from jitdnn.kernels.cpu.schedule.boundary import share_inside
+from jitdnn.kernels.cpu.schedule.boundary import fraction_inside
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, scale, split_index, whole_lines
 from jitdnn.kernels.cpu.schedule.work_units import block_sizes
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
@@ -226,7 +226,7 @@ class GroupedWgradPlan:
         lines = c.batch * c.axes[0].results * c.axes[1].results
         passes = slices * rows * self.tap_tiles * self.channel_tiles * self.parts
         work = lines * (c.axes[2].results * slices * rows * self.parts * self._work(self.tile))
-        work *= share_inside(c.axes[1])
+        work *= fraction_inside(c.axes[1])
         work += passes * (lines * _ROW + blocks * (_PASS + math.prod(self.tile)))
         packed = slices * math.prod(x.extents) * x.vectors + math.prod(y.extents) * y.vectors
         moved = c.batch * c.group_count * self.item * (

@@ -17,11 +17,11 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.correlation import (
     Correlation,
     lower_convolution,
-    lower_interleaved,
     lower_single_position,
+    lower_stride_phases,
 )
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Box, trace_scaling
-from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of, useful_threads
+from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of, useful_threads
 from jitdnn.kernels.cpu.schedule.parallel import wanted_tasks
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -72,7 +72,9 @@ class ImplicitGemm(Algorithm):
         cycles = sum(part.cycles() for part in parts)
         if self._is_kept:
             cycles -= sum(part.pack_cycles() for part in parts)
-        return seconds_of(problem, device, cycles + cycles_apart(problem), sum(p.tasks for p in parts))
+        return seconds_of(
+            problem, device, cycles + channels_last_group_cycles(problem), sum(p.tasks for p in parts)
+        )
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
@@ -121,7 +123,7 @@ def blocked_of(
     if product is not None:
         return (cut(product.merged()),)
     if _is_interleaved(problem):
-        several = lower_interleaved(problem, operands)
+        several = lower_stride_phases(problem, operands)
         return (cut(several.whole, interleaved=several),)
     blocked = [cut(part.merged()) for part in _split(problem, epilogue)[0]]
     if len(blocked) == 1:

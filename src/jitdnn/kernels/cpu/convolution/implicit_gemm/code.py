@@ -139,7 +139,7 @@ class TileCode:
 
     def begin(self, k: Builder, sums: Pointer) -> None:
         """Results that no tap meets are 0: nothing else is ever written to their sums."""
-        if self.plan.several.has_unmet and not self.plan.waits:
+        if self.plan.several.has_phases_without_taps and not self.plan.waits:
             lanes = self.plan.lanes
             for i in k.range(0, self.plan.tile_elements, lanes):
                 sums.store(k.constant(0, sums.dtype, lanes), i)
@@ -282,7 +282,7 @@ class TileCode:
         ``passing`` are the first channel in the input tile and how many there are; ``asked`` is what to ask for meanwhile.
         """
         plan, input_tile, panels = self.plan, self.input_tile, self.plan.every_panels[number]
-        row = plan.place_in_tile((0, *stride_phase.place))
+        row = plan.place_in_tile((0, *stride_phase.remainder))
         to = sums + row * (plan.tile.vectors * plan.lanes)
         panel = taps[number] + passing[0] * panels.channel_stride
         data = own + place[0] * input_tile.batch

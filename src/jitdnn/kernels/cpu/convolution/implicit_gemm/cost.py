@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from jitdnn.kernels.cpu.convolution.implicit_gemm.blocking import choose_blocking
 from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import may_be_in_place
-from jitdnn.kernels.cpu.microkernel.nontemporal import FEATURE_BYTES
-from jitdnn.kernels.cpu.microkernel.register_tiles import Tile, choose_tile, cost_per_step, nothing
+from jitdnn.kernels.cpu.microkernel.nontemporal import CONVOLUTION_STREAM_BYTES
+from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile, choose_tile, cost_per_step, nothing
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.tap_clipping import LAST_AXIS, inside_fraction
+from jitdnn.kernels.cpu.schedule.tap_clipping import LAST_AXIS, unclipped_fraction
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ _WOVEN = 14.0  # more for one of a large result that several stride phases make:
 _LATE = 0.6  # times as long does it take to pack a panel that nothing is written to memory for
 
 
-def choose_form(plan: ImplicitGemmPlan) -> tuple[bool, Tile]:
+def choose_form(plan: ImplicitGemmPlan) -> tuple[bool, RegisterTile]:
     """(lanes are pixels, tile): the cheaper of the two ways round."""
     c, steps, results = plan.c, max(1, plan.steps), plan.results
-    many = math.prod(plan.several.sides)
+    many = math.prod(plan.several.strides)
     panel = steps // len(plan.several.stride_phases or [c]) * 2 * plan.isa.vector_bytes
     filter_bytes, input_bytes = (n * steps * ITEM_BYTES[c.dtype] for n in (c.width, math.prod(results)))
     is_far = filter_bytes > L2_BYTES and input_bytes > L2_BYTES
@@ -93,7 +93,7 @@ def cycles(plan: ImplicitGemmPlan) -> float:
         each = _STORE if c.y.space[2] == 1 else _SQUARE / plan.lanes if c.y.channels == 1 else _SCATTERED
     else:
         each = store_cycles(plan, plan.box)
-    is_large = vectors * c.group_count * plan.isa.vector_bytes >= FEATURE_BYTES
+    is_large = vectors * c.group_count * plan.isa.vector_bytes >= CONVOLUTION_STREAM_BYTES
     if len(plan.several.stride_phases) > 1 and is_large:
         each += _WOVEN
     store = vectors * each
@@ -132,7 +132,7 @@ def _steps_of(plan: ImplicitGemmPlan, box: tuple[int, ...]) -> float:
     for stride_phase in plan.several.stride_phases:
         part = float(stride_phase.c.taps)
         for i in plan.trimmed_axes(stride_phase.c, box):
-            part *= inside_fraction(stride_phase.c.axes[i], box[1 + i])
+            part *= unclipped_fraction(stride_phase.c.axes[i], box[1 + i])
             if i == 2:
                 part *= 1 + LAST_AXIS / stride_phase.c.axes[2].taps.count
         done += part

@@ -36,10 +36,10 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import (
     input_as_input_tile,
     may_be_in_place,
 )
-from jitdnn.kernels.cpu.correlation import Correlation, Interleaved
-from jitdnn.kernels.cpu.microkernel.epilogue_store import Placement, TileStore
-from jitdnn.kernels.cpu.microkernel.gemm import FUSED, Loop, Products, trace_contraction
-from jitdnn.kernels.cpu.microkernel.nontemporal import FEATURE_BYTES
+from jitdnn.kernels.cpu.correlation import Correlation, InterleavedPhases
+from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore, TileStrides
+from jitdnn.kernels.cpu.microkernel.gemm import FUSED, Loop, Products, trace_microkernel
+from jitdnn.kernels.cpu.microkernel.nontemporal import CONVOLUTION_STREAM_BYTES
 from jitdnn.kernels.cpu.microkernel.packing import (
     InputTile,
     Panels,
@@ -49,7 +49,7 @@ from jitdnn.kernels.cpu.microkernel.packing import (
     taps_are_a_run,
     trace_input_tile,
 )
-from jitdnn.kernels.cpu.microkernel.register_tiles import Tile
+from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, points, scale, split_index, whole_lines
 from jitdnn.kernels.cpu.schedule.parallel import WANTED_TASKS
 from jitdnn.kernels.cpu.schedule.tap_clipping import trimmed_axes
@@ -71,7 +71,7 @@ class ImplicitGemmPlan:
     isa: Isa
     panels_before: int = 0  # elements of the packed filters of other parts that lie before this one's
     panels_after: int = 0  # and behind it: all of them together begin the workspace
-    interleaved: Interleaved | None = None
+    interleaved: InterleavedPhases | None = None
     wanted: int = WANTED_TASKS  # tasks that keep all threads busy
     packs_ahead: bool = False  # the whole filter is packed first, wherever it is used
     threads: int = 1  # that take turns at the tasks: so far apart are those of one thread
@@ -81,9 +81,9 @@ class ImplicitGemmPlan:
         return self.isa.lanes(self.c.dtype)
 
     @cached_property
-    def several(self) -> Interleaved:
+    def several(self) -> InterleavedPhases:
         """The correlations that are computed together."""
-        return self.interleaved or Interleaved.of(self.c)
+        return self.interleaved or InterleavedPhases.single(self.c)
 
     @cached_property
     def results(self) -> tuple[int, int, int, int]:
@@ -92,7 +92,7 @@ class ImplicitGemmPlan:
         return self.c.batch, a, b, c
 
     @cached_property
-    def _form(self) -> tuple[bool, Tile]:
+    def _form(self) -> tuple[bool, RegisterTile]:
         return blocked_cost.choose_form(self)
 
     @property
@@ -100,7 +100,7 @@ class ImplicitGemmPlan:
         return self._form[0]
 
     @property
-    def tile(self) -> Tile:
+    def tile(self) -> RegisterTile:
         return self._form[1]
 
     @cached_property
@@ -117,7 +117,7 @@ class ImplicitGemmPlan:
         c, last = self.c, self.c.axes[2]
         if (
             len(self.several.stride_phases) != 1
-            or math.prod(self.several.sides) > 1
+            or math.prod(self.several.strides) > 1
             or not may_be_in_place(c)
         ):
             return False
@@ -158,7 +158,7 @@ class ImplicitGemmPlan:
     @cached_property
     def sides(self) -> tuple[int, int, int, int]:
         """Distance in y from one result of a stride phase to the next: batch and the three axes."""
-        return 1, *self.several.sides
+        return 1, *self.several.strides
 
     @cached_property
     def panels(self) -> Panels:
@@ -396,7 +396,7 @@ class ImplicitGemmPlan:
         if self.vectorizes_pixels:
             loops = [Loop(extent, w, x) for extent, x, w in nest]
             rows = list(range(self.tile.rows))
-            return trace_contraction(
+            return trace_microkernel(
                 module, name, c.dtype, rows, self.tile.vectors, loops, self.waits,
                 products=self._products, ahead=ahead,
             )  # fmt: skip
@@ -412,9 +412,9 @@ class ImplicitGemmPlan:
             self.place_in_tile([i * s for i, s in zip(point, self.sides, strict=True)]) * width
             for point in inner
         ]
-        return trace_contraction(
+        return trace_microkernel(
             module, name, c.dtype, rows, self.tile.vectors, loops, self.waits,
-            products=self._products, places=places, ahead=ahead,
+            products=self._products, sum_offsets=places, ahead=ahead,
         )  # fmt: skip
 
     def place_in_tile(self, point: Sequence[int]) -> int:
@@ -431,7 +431,7 @@ class ImplicitGemmPlan:
         if not self.vectorizes_pixels or y.dtype != c.dtype or y.space[2] != 1:
             return False
         steps = (y.batch, y.channels, *y.groups, *y.space[:2])
-        return math.prod(sizes) * ITEM_BYTES[c.dtype] >= FEATURE_BYTES and all(
+        return math.prod(sizes) * ITEM_BYTES[c.dtype] >= CONVOLUTION_STREAM_BYTES and all(
             s % self.lanes == 0 for s in steps
         )
 
@@ -440,9 +440,9 @@ class ImplicitGemmPlan:
         box: tuple[int, ...] = tile.box
         extents: tuple[int, ...] = (c.width,)
         if self.vectorizes_pixels:
-            places = [Placement(v.dtype, (v.channels,), v.space[2]) for v in (c.y, *c.operands)]
+            places = [TileStrides(v.dtype, (v.channels,), v.space[2]) for v in (c.y, *c.operands)]
         else:
-            places = [Placement(v.dtype, (v.batch, *v.space), v.channels) for v in (c.y, *c.operands)]
+            places = [TileStrides(v.dtype, (v.batch, *v.space), v.channels) for v in (c.y, *c.operands)]
             box = tuple(side * many for side, many in zip(tile.box, self.sides, strict=True))
             extents = (c.batch, *self.several.extents)
         return TileStore(

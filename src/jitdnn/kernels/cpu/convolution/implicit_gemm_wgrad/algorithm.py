@@ -11,7 +11,7 @@ from jitdnn.devices.cpu import CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan, ways
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of, useful_threads
+from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.compile import load
@@ -44,7 +44,7 @@ class ImplicitGemmWgrad(Algorithm):
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
-        return seconds_of(problem, device, plan.cycles() + cycles_apart(problem), plan.tasks)
+        return seconds_of(problem, device, plan.cycles() + channels_last_group_cycles(problem), plan.tasks)
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)

@@ -10,7 +10,7 @@ from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.packing import trace_input_tile, trace_panel
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.store import filter_strides, trace_finish
 from jitdnn.kernels.cpu.correlation import Axis
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.schedule.offsets import (
     ceil_div,
     group_offset,
@@ -30,7 +30,7 @@ def trace_gradient(module: Module, plan: ImplicitGemmWgradPlan, pointers: int) -
     c, splits = plan.c, plan.cut.splits
     fill = trace_input_tile(module, "slab", plan.copied[0], plan.input_tile)
     turn = trace_panel(module, "panel", c, plan.block, plan.tile.vectors)
-    contract, runtime = _trace_contraction(module, "contract", plan)
+    contract, runtime = _trace_microkernel(module, "contract", plan)
     finish = trace_finish(module, "store", c, plan.tile.vectors, plan.sum_strides, splits, plan.split_size)
     with module.task("sums") as (k, args, task, thread):
         _Task(k, plan, args, pointers, task, thread).trace(fill, turn, contract, runtime, finish)
@@ -42,7 +42,7 @@ def trace_gradient(module: Module, plan: ImplicitGemmWgradPlan, pointers: int) -
         place.finish(finish, place.shared_sums(chunk, k.integer(0), panel), chunk, panel)
 
 
-def _trace_contraction(module: Module, name: str, plan: ImplicitGemmWgradPlan) -> tuple[Function, list[int]]:
+def _trace_microkernel(module: Module, name: str, plan: ImplicitGemmWgradPlan) -> tuple[Function, list[int]]:
     """The micro-kernel, and which of the four extents it takes at run time."""
     given = [of % extent != 0 for of, extent in zip(plan.results, plan.block, strict=True)]
     given = [is_given or clipped for is_given, clipped in zip(given, (False, *plan.clipped), strict=True)]
@@ -52,7 +52,7 @@ def _trace_contraction(module: Module, name: str, plan: ImplicitGemmWgradPlan) -
         if given[i] or plan.block[i] != 1
     ]
     box = points(plan.tile.box)
-    function = trace_contraction(
+    function = trace_microkernel(
         module,
         name,
         plan.c.dtype,
@@ -60,7 +60,7 @@ def _trace_contraction(module: Module, name: str, plan: ImplicitGemmWgradPlan) -
         plan.tile.vectors,
         [loop for _, loop in loops],
         accumulate=plan.is_carried,
-        places=[_flat(point, plan.sum_strides) for point in box],
+        sum_offsets=[_flat(point, plan.sum_strides) for point in box],
     )
     return function, [i for i, loop in loops if loop.extent is None]
 

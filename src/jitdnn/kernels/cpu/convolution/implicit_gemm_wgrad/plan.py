@@ -38,7 +38,7 @@ from jitdnn.kernels.cpu.microkernel.packing import (
     input_tile_step,
     plan_input_tile,
 )
-from jitdnn.kernels.cpu.microkernel.register_tiles import Tile, choose_tile
+from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile, choose_tile
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
 from jitdnn.kernels.cpu.schedule.parallel import WANTED_TASKS
 from jitdnn.rtcg.builder import Module
@@ -111,7 +111,7 @@ class ImplicitGemmWgradPlan:
         return self.c.depth, d, h, w
 
     @cached_property
-    def tile(self) -> Tile:
+    def tile(self) -> RegisterTile:
         """The box of rows that takes the fewest cycles: one with a single tap along an axis can be clipped there."""
         pixels = max(1, min(_TYPICAL_PIXELS, math.prod(self.results)))
         best = []
@@ -131,14 +131,14 @@ class ImplicitGemmWgradPlan:
         x = self.c.x
         return x.channels == 1 and self.c.depth > 1 and x.space[2] != 1
 
-    def _clipped_by(self, tile: Tile) -> tuple[bool, bool, bool]:
+    def _clipped_by(self, tile: RegisterTile) -> tuple[bool, bool, bool]:
         d, h, w = (
             axis.is_padded and share_reached(axis, side) < worth
             for axis, side, worth in zip(self.c.axes, tile.box[1:], _WORTH_CLIPPING, strict=True)
         )
         return d, h, w
 
-    def _work_of(self, tile: Tile) -> float:
+    def _work_of(self, tile: RegisterTile) -> float:
         """Cycles of the multiplications of one group."""
         fill = max(tile.rows * tile.vectors / 2, (tile.rows + tile.vectors) / 2, 4.0) + _STEP
         lines = float(tile.vectors)  # of a panel that exceeds the nearest cache, and of the input tile

@@ -33,7 +33,7 @@ from jitdnn.kernels.cpu.convolution.winograd.matrices import (
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix
 from jitdnn.kernels.cpu.microkernel.packing import Panels, plan_panels
-from jitdnn.kernels.cpu.microkernel.register_tiles import Tile, choose_tile
+from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile, choose_tile
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
 from jitdnn.rtcg.builder import Value
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
@@ -326,7 +326,7 @@ class WinogradPlan:
     # ---- panels and products
 
     @cached_property
-    def tile(self) -> Tile:
+    def tile(self) -> RegisterTile:
         return choose_tile([self.block_tiles], self.c.width, self.isa, self.c.dtype)
 
     @cached_property

@@ -24,7 +24,7 @@ from typing import Literal
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.axes import FilterAxis, data_reading, gradient_reading
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.transforms import TileTransform
 from jitdnn.kernels.cpu.correlation import Correlation, View
-from jitdnn.kernels.cpu.microkernel.epilogue_store import Placement, TileStore
+from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore, TileStrides
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -272,6 +272,6 @@ class WinogradWgradPlan:
         """A tile of taps, [row][taps of each axis][vector][lane], to dw."""
         c = self.c
         strides = [a.axis.taps.increment * s for a, s in zip(self.axes, c.w.space, strict=True)]
-        place = Placement(c.w.dtype, (self.row_stride, *strides), self.lane_stride)
+        place = TileStrides(c.w.dtype, (self.row_stride, *strides), self.lane_stride)
         extents = (self.row_operand.channels, *self.taps)
         return TileStore(c.dtype, (self.rows, *self.taps), extents, self.vectors, place, (), None)
