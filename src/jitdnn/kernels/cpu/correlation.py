@@ -428,7 +428,8 @@ def _forward_axis(row: _Row) -> Axis:
 
 
 def _backward_axis(row: _Row, stride_phase: int) -> Axis:
-    """Results at stride phase, stride phase + stride, ...; tap r reads (stride phase + before - r * dilation) / stride."""
+    """Results at stride phase, stride phase + stride, ...; tap r reads (stride phase + before - r * dilation) /
+    stride."""
     results = -(-(row.positions - stride_phase) // row.stride)
     hits = [r for r in range(row.taps) if (stride_phase + row.before - r * row.dilation) % row.stride == 0]
     if not hits:
