@@ -43,7 +43,7 @@ def test_sums_stay_in_registers(layer: str) -> None:
     (part,) = lower_convolution(LAYERS[layer])
     module = Module("spills", isa("avx512"))
     trace(make_plan(Geometry.of(part.merged(), module.isa)), module, "", 3, (0, 1, 2), None)
-    body = body_of(assembly(module), "contract0")
+    body = body_of(assembly(module), "microkernel0")
     assert body.count("vfmadd") >= 8
     vectors_on_stack = [line for line in body.splitlines() if "(%rsp)" in line and "mm" in line]
     assert vectors_on_stack == []

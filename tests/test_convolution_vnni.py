@@ -159,7 +159,7 @@ def test_code_for_a_processor_that_has_it(text: str) -> None:
     module = Module("dots", processor)
     trace(make_vnni_plan(whole.merged(), processor), module, 3, None)
     code = assembly(module)
-    found = re.search(r"^contract\d*:(.*?)^\s+retq?$", code, re.MULTILINE | re.DOTALL)
+    found = re.search(r"^microkernel\d*:(.*?)^\s+retq?$", code, re.MULTILINE | re.DOTALL)
     assert found
     body = found[1]
     assert body.count("vpdpbusd") >= 8

@@ -108,11 +108,11 @@ def _sum_of_piece(k: Builder, row: Pointer, step: int | Value, count: Value, dty
     lanes = k.lanes(dtype)
     wide = lanes * _VECTORS
     sums = [k.register(k.constant(0.0, dtype, lanes)) for _ in range(_VECTORS)]
-    whole = (count // wide) * wide
-    for i in k.range(0, whole, wide):
+    full = (count // wide) * wide
+    for i in k.range(0, full, wide):
         for v, part in enumerate(sums):
             part += (row + (i + v * lanes) * step).load_strided(0, step, lanes)
-    for i in k.range(whole, count, lanes):
+    for i in k.range(full, count, lanes):
         sums[0] += (row + i * step).load_strided(0, step, lanes, k.mask(count - i, lanes))
     a, b, c, d = (part.get() for part in sums)
     return (a + b) + (c + d)

@@ -41,15 +41,13 @@ class TileStore:
 
     dtype: str
     box: tuple[int, ...]
-    extents: tuple[int, ...]  # of the whole tensor along the axes of the box
+    extents: tuple[int, ...]  # of the tensor along the axes of the box
     vectors: int
     y: TileStrides
     operands: tuple[TileStrides, ...]
     epilogue: Epilogue | None
     sums: str | None = None  # the type of the sums in memory, where it is not that of the arithmetic
-    streams: bool = (
-        False  # complete rows are written by non-temporal stores, where they are aligned and y is not read
-    )
+    streams: bool = False  # complete, aligned rows are written by non-temporal stores, where y is not read
 
     @property
     def is_transposed(self) -> bool:
@@ -70,13 +68,13 @@ class TileStore:
             [*range(len(self.box) - 2), len(self.box) - 1],
         )
 
-    def squeezed(self, kept: Sequence[int]) -> TileStore:
-        """The same with only the axes numbered ``kept``; the box has side 1 along the others."""
-        return self._with_axes(tuple(self.box[i] for i in kept), tuple(self.extents[i] for i in kept), kept)
+    def squeezed(self, axes: Sequence[int]) -> TileStore:
+        """The same with only some ``axes``; the box has side 1 along the others."""
+        return self._with_axes(tuple(self.box[i] for i in axes), tuple(self.extents[i] for i in axes), axes)
 
-    def _with_axes(self, box: tuple[int, ...], extents: tuple[int, ...], kept: Sequence[int]) -> TileStore:
+    def _with_axes(self, box: tuple[int, ...], extents: tuple[int, ...], axes: Sequence[int]) -> TileStore:
         def keep(p: TileStrides) -> TileStrides:
-            return TileStrides(p.dtype, tuple(p.box[i] for i in kept), p.lanes)
+            return TileStrides(p.dtype, tuple(p.box[i] for i in axes), p.lanes)
 
         operands = tuple(keep(p) for p in self.operands)
         return replace(self, box=box, extents=extents, y=keep(self.y), operands=operands)
@@ -154,8 +152,8 @@ def trace_store(module: Module, name: str, store: TileStore) -> Function:
     ) as (k, (sums, scale, y, *rest), function):
         count = len(store.operands)
         pointers, lanes_valid, extents = rest[:count], rest[count], rest[count + 1 :]
-        kept = [i for i, side in enumerate(store.box) if side > 1] or [len(store.box) - 1]
-        tile, extents = store.squeezed(kept), [extents[i] for i in kept]
+        axes = [i for i, side in enumerate(store.box) if side > 1] or [len(store.box) - 1]
+        tile, extents = store.squeezed(axes), [extents[i] for i in axes]
         while tile.joins():
             extents = [*extents[:-2], extents[-2] * tile.extents[-1]]
             tile = tile.joined()

@@ -149,15 +149,15 @@ def _nest(
         return
     times = max(1, min(8, _UNROLL // body.work))
     if isinstance(extent, int):
-        whole: int | Value = extent - extent % times
+        unrolled: int | Value = extent - extent % times
     else:
-        whole = extent - extent % times
+        unrolled = extent - extent % times
     if times > 1:
-        for i in k.range(0, whole, times):
+        for i in k.range(0, unrolled, times):
             for u in range(times):
                 _prefetch(lines, i + u)
                 body.trace(a + (i * loop.a + u * loop.a), b + (i * loop.b + u * loop.b))
-    for i in k.range(whole if times > 1 else 0, extent):
+    for i in k.range(unrolled if times > 1 else 0, extent):
         _prefetch(lines, i)
         body.trace(a + i * loop.a, b + i * loop.b)
 

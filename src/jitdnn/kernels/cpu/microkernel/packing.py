@@ -84,7 +84,7 @@ def plan_input_tile(
     c: Correlation, block: tuple[int, int, int, int], lanes: int, channels_last: bool | None = None,
     ranges: Sequence[InputRange] | None = None, channels: int | None = None,
 ) -> InputTile:  # fmt: skip
-    """Lay out an input tile; its rows run along whatever is contiguous in the input.
+    """Lay out an input tile; its rows lie along the axis that is contiguous in the input.
 
     By default it is all that the block reads, and has all channels.
     """
@@ -299,22 +299,25 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
         strides = [axis.taps.increment * s for axis, s in zip(c.axes, c.w.space, strict=True)]
         start = sum(axis.taps.start * s for axis, s in zip(c.axes, c.w.space, strict=True))
         run, outer = contiguous_run(panels.taps, strides)
-        by_rows = run >= 4 or (run == panels.taps[2] and run * c.w.channels > 1 and c.w.channels == run)
-        whole = run == panels.taps[0] * panels.taps[1] * panels.taps[2] and c.w.channels == run
-        by_channels = c.w.channels == 1 and not by_rows
+        # what of a result's filter is contiguous, and copied by transposing squares: taps, channels, or all of them
+        transposes_taps = run >= 4 or (
+            run == panels.taps[2] and run * c.w.channels > 1 and c.w.channels == run
+        )
+        transposes_all = run == panels.taps[0] * panels.taps[1] * panels.taps[2] and c.w.channels == run
+        transposes_channels = c.w.channels == 1 and not transposes_taps
         for j in range(0, panels.lanes, lanes):
             here = min(lanes, panels.lanes - j)
             source = w + (start + (first + j) * c.w.results)
             valid = k.integer(c.width) - first - j
             keep = None if here == lanes else k.mask(here, lanes)
-            if c.w.results != 1 and by_channels and not whole:
+            if c.w.results != 1 and transposes_channels and not transposes_all:
                 for to_tap, offset in tap_offsets(k, 3, strides, panels):
                     copy_transposed(
                         k, source + (channel + offset), c.w.results, valid.min(here), channels,
                         panel + (channel * panels.channel_stride + j + to_tap), panels.channel_stride,
                         lanes, keep, _FILTER_PREFETCH,
                     )  # fmt: skip
-            elif c.w.results == 1 or not (by_rows or whole):
+            elif c.w.results == 1 or not (transposes_taps or transposes_all):
                 for ch in k.range(channel, channel + channels):
                     at = panel + (ch * panels.channel_stride + j)
                     mask = k.mask(valid.min(here), lanes)
@@ -323,7 +326,7 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
                         if c.w.results == 0:
                             vector = k.select(mask, vector, 0.0)
                         at.store(vector, to_tap, keep)
-            elif whole:
+            elif transposes_all:
                 copy_transposed(
                     k, source + channel * run, c.w.results, valid.min(here), channels * run,
                     panel + (channel * panels.channel_stride + j), panels.lanes, lanes, keep, _FILTER_PREFETCH,

@@ -12,9 +12,7 @@ from jitdnn.tensor import compute_dtype
 LAUNCH_SECONDS = 3e-6
 _CYCLES_WORTH_A_THREAD = 30_000  # about 8 microseconds
 _FLOPS_PER_CYCLE_PER_LANE = 4.0  # two multiply-adds
-_LINE_OF_GROUP = (
-    18.0  # cycles to load a line of a group whose pixels are not adjacent; once for fprop and dgrad
-)
+_LINE_OF_GROUP = 18.0  # cycles to load a line of a group whose pixels are not adjacent
 _CACHE_BYTES = 1 << 20
 _LINE = 64
 

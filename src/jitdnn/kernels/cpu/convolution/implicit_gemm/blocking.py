@@ -19,13 +19,13 @@ from jitdnn.rtcg.isa import ITEM_BYTES
 _INPUT_TILE_BYTES = 256 << 10  # an input tile shares the L2 cache with the panels
 _SUMS_BYTES = 1 << 20  # of a block's spilled sums
 _WHOLE_AXIS = (
-    1.6  # times as large an input tile may be if the block then covers a whole axis and has no borders there
+    1.6  # factor on the largest input tile, if the block then covers an axis and has no borders there
 )
 _TASK_VECTORS = 4  # vectors of results' channels that a task computes at least: no register tile is wider
 _LEAST_KC = 16  # channels that are worth a pass over the sums
 _ROW = 3.0  # cycles to begin a row of an input tile
 _PARTIAL_ROW = (
-    60.0  # the same for a part of a row, which neighbouring blocks read again from beyond the L2 cache
+    60.0  # the same for a part of a row: neighbouring blocks read it again, from beyond the L2 cache
 )
 _COPY = 3.0  # cycles to copy each vector of a row
 _BEYOND_L2 = 20.0  # factor on the copies of an input tile that does not stay in the L2 cache
@@ -53,11 +53,11 @@ def choose_blocking(geometry: Geometry, box: Block, product_cycles: float) -> Bl
     def fits(block: Sequence[int], slack: float) -> bool:
         return positions(block) * c.depth <= slack * limit and leaves_tasks(block)
 
-    whole = _largest_block(box, results, fits)
-    copies = _copy_cycles(geometry, box, whole, c.depth)
-    if positions(whole) * c.depth > _WHOLE_AXIS * limit:
+    block = _largest_block(box, results, fits)
+    copies = _copy_cycles(geometry, box, block, c.depth)
+    if positions(block) * c.depth > _WHOLE_AXIS * limit:
         copies *= _BEYOND_L2
-    unspilled = Blocking(whole, c.depth, 1, copies)
+    unspilled = Blocking(block, c.depth, 1, copies)
     if not geometry.may_spill or c.taps <= 1 or unspilled.cycles < _COPY_FRACTION * product_cycles:
         return unspilled
     columns = min(c.width, _TASK_VECTORS * geometry.lanes)
@@ -90,9 +90,9 @@ def _largest_block(
     block = [min(side, extent) for side, extent in zip(box, results, strict=True)]
     for axis in (3, 2, 1, 0):
         step = max(1, box[axis])
-        whole = _extended(block, axis, results[axis])
-        if fits(whole, _WHOLE_AXIS):
-            block = whole
+        extended = _extended(block, axis, results[axis])
+        if fits(extended, _WHOLE_AXIS):
+            block = extended
         # bisection: a block that fits does so with fewer results, too
         fewest, most = 0, ceil_div(results[axis] - block[axis], step)
         while fewest < most:

@@ -51,18 +51,20 @@ class TileFunctions:
         self.plan, self.c = plan, plan.c
         self.pack_input: Function | None = None
         if not plan.is_input_unpacked:
-            self.pack_input = self.trace_input_tile(module, f"{prefix}slab")
+            self.pack_input = self.trace_input_tile(module, f"{prefix}input_tile")
         self.prefetch_plan = self.plan_prefetch()
         self.microkernels: list[Function] = []
         known: dict[object, Function] = {}
         for i, (stride_phase, panels) in enumerate(
             zip(plan.stride_phases, plan.panels_by_phase, strict=True)
         ):
-            # stride phases with equally many taps on each axis share a micro-kernel: where they begin is passed to it
+            # stride phases with equally many taps on each axis share a micro-kernel, which is passed where they begin
             taps = (panels, *((axis.taps.count, axis.taps.shift) for axis in stride_phase.c.axes))
             key = taps, tuple(plan.clipped_axes(stride_phase.c, plan.box))
             if key not in known:
-                known[key] = self._trace_microkernel(module, f"{prefix}contract{i}", stride_phase.c, panels)
+                known[key] = self._trace_microkernel(
+                    module, f"{prefix}microkernel{i}", stride_phase.c, panels
+                )
             self.microkernels.append(known[key])
         self.store = trace_store(module, f"{prefix}store", self.tile_store(epilogue))
         self.pack_panel: Function | None = None
@@ -71,7 +73,7 @@ class TileFunctions:
         self.prefetch_y: Function | None = None
         lines = self._lines_of_y()
         if lines is not None:
-            self.prefetch_y = trace_prefetch(module, f"{prefix}own", self.c.y.dtype, lines)
+            self.prefetch_y = trace_prefetch(module, f"{prefix}prefetch_y", self.c.y.dtype, lines)
 
     # ---- what other types of elements replace
 

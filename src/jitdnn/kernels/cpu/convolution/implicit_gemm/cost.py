@@ -34,9 +34,7 @@ _L3_RATE = 12.0  # and from beyond the L2 cache, if every block reads a large fi
 _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
 _TRANSPOSED_SQUARE = 100.0  # to finish a square of vectors that is transposed first
 _SCATTERED = 110.0  # to finish one vector whose lanes are stored one by one
-_INTERLEAVED = (
-    14.0  # more for a vector of a large y with several stride phases: its lines are read before written
-)
+_INTERLEAVED = 14.0  # more for a vector of one of several stride phases of a large y: its lines are also read
 _PACKED_IN_TASK = 0.6  # factor on packing a panel that stays in the cache until it is read
 
 
@@ -123,7 +121,7 @@ def _store_cycles(geometry: Geometry, box: Sequence[int]) -> float:
 
 
 def cycles(plan: ImplicitGemmPlan) -> float:
-    """Cycles of one thread for the whole: products, stores, copies of input and filter."""
+    """Cycles of one thread for all tasks: products, stores, copies of input and filter."""
     c, results = plan.c, plan.results
     vectors = math.prod(results) * math.prod(plan.phase_strides) * c.width / plan.lanes
     if plan.vectorizes_pixels:

@@ -73,7 +73,7 @@ class Geometry:
 
     @staticmethod
     def of(c: Correlation, isa: Isa, min_tasks: int = WANTED_TASKS) -> Geometry:
-        """A correlation that stands alone."""
+        """A correlation without stride phases."""
         return Geometry(c, isa, InterleavedPhases.single(c), min_tasks)
 
     @cached_property
@@ -142,10 +142,8 @@ class ImplicitGemmPlan(Geometry):
     is_input_unpacked: bool  # tiles read x itself, and there is no input tile
     panels_before: int = 0  # elements of packed filters of other parts that lie before this one's
     panels_after: int = 0  # and behind it: all of them together begin the workspace
-    prepacks: bool = (
-        False  # the filter is packed by phases of its own, even where tasks could pack their panels
-    )
-    threads: int = 1  # that take turns at the tasks: the next task of a thread is so many tasks later
+    prepacks: bool = False  # phases of their own pack the filter, even where tasks could pack their panels
+    threads: int = 1  # a thread's next task is so many tasks later
 
     @cached_property
     def box(self) -> Block:

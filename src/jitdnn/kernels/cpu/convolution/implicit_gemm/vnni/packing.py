@@ -110,14 +110,14 @@ def _load_four(
     """Vectors of bytes of four rows, 0 where the mask is off and in rows that do not exist."""
     found = []
     for i in range(WORD_CHANNELS):
-        there = mask & k.splat(rows > i, mask.lanes) if i else mask
+        exists = mask & k.splat(rows > i, mask.lanes) if i else mask
         if (
             stride == 0
         ):  # a broadcast ignores the mask: instead of a row that does not exist it reads the first one
             vector = source.load_strided(k.select(rows > i, k.integer(i * row_stride), 0), 0, mask.lanes)
-            found.append(k.select(there, vector, 0))
+            found.append(k.select(exists, vector, 0))
         else:
-            found.append(source.load_strided(i * row_stride, stride, mask.lanes, there))
+            found.append(source.load_strided(i * row_stride, stride, mask.lanes, exists))
     return found
 
 
@@ -139,8 +139,8 @@ def _byte_mask(k: Builder, count: Value, lanes: int) -> Value:
     bits = ir.IntType(lanes)
     count = count.max(0).min(lanes)
     below = k.b.lshr(ir.Constant(bits, -1), k.b.trunc((k.integer(lanes) - count.max(1)).v, bits))
-    kept = k.b.select((count > 0).v, below, ir.Constant(bits, 0))
-    return Value(k, k.b.bitcast(kept, ir.VectorType(BOOL, lanes)))
+    mask = k.b.select((count > 0).v, below, ir.Constant(bits, 0))
+    return Value(k, k.b.bitcast(mask, ir.VectorType(BOOL, lanes)))
 
 
 def trace_vnni_panel(
