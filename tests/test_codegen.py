@@ -1,4 +1,4 @@
-"""The micro-kernel as machine code: what a processor executes, looked at without one."""
+"""The micro-kernel as machine code, for processors that this machine need not be."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from jitdnn.devices.cpu import Arguments, CpuKernel
-from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
+from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
+from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import make_plan
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad import code as wgrad_code
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad import cost as wgrad_cost
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.microkernel.register_tiles import choose_tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.builder import Module
@@ -41,8 +43,8 @@ def test_sums_stay_in_registers(layer: str) -> None:
     """Nothing in the micro-kernel touches the stack: no sum is spilled, which would cost half the speed."""
     (part,) = lower_convolution(LAYERS[layer])
     module = Module("spills", isa("avx512"))
-    ImplicitGemmPlan(part.merged(), module.isa).trace(module, "", 3, (0, 1, 2), None)
-    body = body_of(assembly(module), "contract0")
+    trace(make_plan(Geometry.of(part.merged(), module.isa)), module, "", 3, (0, 1, 2), None)
+    body = body_of(assembly(module), "microkernel0")
     assert body.count("vfmadd") >= 8
     vectors_on_stack = [line for line in body.splitlines() if "(%rsp)" in line and "mm" in line]
     assert vectors_on_stack == []
@@ -59,7 +61,8 @@ def test_every_instruction_set_compiles(name: str) -> None:
             if direction == "bwd_filter":
                 wgrad_code.trace(module, wgrad_cost.choose_plan(part, module.isa))
             else:
-                ImplicitGemmPlan(part.merged(), module.isa).trace(module, f"p{number}_", 3, (0, 1, 2), None)
+                plan = make_plan(Geometry.of(part.merged(), module.isa))
+                trace(plan, module, f"p{number}_", 3, (0, 1, 2), None)
         assert expected in assembly(module)
 
 
@@ -75,7 +78,7 @@ def test_tiles_fit_the_registers(name: str, extents: tuple[int, ...], width: int
 
 @pytest.mark.parametrize("rows", [1, 3, 14])
 @pytest.mark.parametrize("depth", [0, 1, 7, 50])
-def test_contraction_counts_every_step(rows: int, depth: int) -> None:
+def test_microkernel_counts_every_step(rows: int, depth: int) -> None:
     """A run-time extent, an unrolled loop with a remainder and an inner loop, added to sums in memory."""
     inner, lanes = 3, isa().lanes("f32")
     rng = np.random.default_rng(depth)
@@ -86,13 +89,13 @@ def test_contraction_counts_every_step(rows: int, depth: int) -> None:
 
     def generate(module: Module) -> None:
         loops = [Loop(None, inner * rows, inner * lanes), Loop(inner, rows, lanes)]
-        contract = trace_contraction(module, "contract", "f32", range(rows), 1, loops, accumulate=True)
+        microkernel = trace_microkernel(module, "microkernel", "f32", range(rows), 1, loops, accumulate=True)
         with module.task("task") as (k, args, _, _thread):
             arguments = Arguments(k, args, 3)
             pointers = [arguments.pointer(i, "f32") for i in range(3)]
-            k.call(contract, *pointers, arguments.extra(0))
+            k.call(microkernel, *pointers, arguments.extra(0))
 
-    library = load("test-contraction", rows, isa(), generate)
+    library = load("test-microkernel", rows, isa(), generate)
     kernel = CpuKernel(library, [("task", 1)], 3, threads=1, extras=[depth])
     kernel(None, [array.ctypes.data for array in (a, b, sums)], 1.0, 0.0, 0)
     np.testing.assert_array_equal(sums, want)

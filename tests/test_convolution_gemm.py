@@ -1,4 +1,4 @@
-"""The blocked correlation: every way in which it is cut, and what is left out because only padding is there."""
+"""Implicit GEMM: every kind of plan, and what is left out because it reads padding only."""
 
 from __future__ import annotations
 
@@ -11,88 +11,99 @@ from hypothesis import strategies as st
 import conformance
 from convolution_cases import convolution, fused
 from jitdnn.devices.cpu import host
-from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm, blocked_of
+from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm, make_plans
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
+from jitdnn.kernels.cpu.convolution.implicit_gemm.prefetch_plan import plan_prefetch
 from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
-from jitdnn.kernels.cpu.microkernel.packing import reach_of
+from jitdnn.kernels.cpu.microkernel.packing import input_range
 from jitdnn.kernels.cpu.schedule.tap_clipping import inside_taps
 from jitdnn.problems import parse
 
 
-def plans_of(words: str, packs_ahead: bool = False) -> tuple[ImplicitGemmPlan, ...]:
-    return blocked_of(convolution(words), host(1), None, packs_ahead)
+def plans_of(words: str, prepacks: bool = False) -> tuple[ImplicitGemmPlan, ...]:
+    return make_plans(convolution(words), host(1), None, prepacks)
 
 
 def stride_phases(plan: ImplicitGemmPlan) -> int:
-    return len(plan.several.stride_phases)
+    return len(plan.stride_phases)
 
 
-def trimmed(plan: ImplicitGemmPlan) -> list[int]:
-    return plan.trimmed_axes(plan.several.stride_phases[0].c, plan.box)
+def clipped(plan: ImplicitGemmPlan) -> list[int]:
+    return plan.clipped_axes(plan.stride_phases[0].c, plan.box)
 
 
 def has_whole_axis(plan: ImplicitGemmPlan, axis: int) -> bool:
-    """True if the input tile does without the padding that no tile reads."""
+    """True if the input tile leaves out the padding that no register tile reads."""
     return plan.input_tile.lows[axis] > plan.c.axes[axis].taps.lowest
 
 
-# what each shape is there for, as the plan for 16 lanes says it
+# what each shape tests, as a property of the plan for 16 lanes
 SHAPES: dict[str, Callable[[ImplicitGemmPlan], bool]] = {
     # the stride phases of a strided backward data
     "conv_bwd_data n2 c21 h13 w11 k18 r3 s3 pad1 stride2": lambda p: stride_phases(p) == 4,
     "conv_bwd_data n1 c21 h14 w11 k33 r3 s3 pad1 stride2 nhwc f16": lambda p: stride_phases(p) == 4,
     "conv_bwd_data n1 c20 h12 w15 k34 r5 s3 pad2x1 stride2x3 bf16 g2": lambda p: stride_phases(p) == 6,
-    "conv_bwd_data n2 c17 h9 w8 k20 r1 s1 stride2": lambda p: stride_phases(p) == 1 and p.several.has_unmet,
+    "conv_bwd_data n2 c17 h9 w8 k20 r1 s1 stride2": lambda p: (
+        stride_phases(p) == 1 and p.interleaved.has_phases_without_taps
+    ),
     "conv_bwd_data n1 c3 d6 h7 w8 k17 t3 r3 s2 pad1x1x0 stride2": lambda p: stride_phases(p) == 8,
     "conv_bwd_data n2 c18 h12 w12 k19 r2 s2 stride2 f64": lambda p: stride_phases(p) == 4,
     # taps that read only padding
-    "conv_fwd n1 c18 h6 w33 k40 r3 s3 pad18 dil18": lambda p: 2 in trimmed(p),
-    "conv_fwd n1 c35 h15 w14 k20 r3 s3 pad6 dil6 nhwc": lambda p: 1 in trimmed(p) and has_whole_axis(p, 1),
-    "conv_fwd n2 c36 h15 w14 k34 r3 s3 pad6 dil6 g2 bf16": lambda p: 1 in trimmed(p) and has_whole_axis(p, 1),
-    "conv_fwd n1 c6 d7 h8 w9 k17 t3 r3 s3 pad4 dil4": lambda p: 0 in trimmed(p) and has_whole_axis(p, 0),
-    "conv_bwd_data n2 c20 h13 w13 k18 r7 s7": lambda p: 1 in trimmed(p) and has_whole_axis(p, 1),
-    "conv_bwd_data n1 c20 h13 w13 k18 r7 s7 nhwc f16 flip": lambda p: 1 in trimmed(p),
-    # sums that wait for further channels
-    "conv_fwd n1 c900 h15 w14 k40 r3 s3 pad6 dil6": lambda p: p.waits,
-    "conv_fwd n1 c900 h15 w14 k24 r3 s3 pad6 dil6 nhwc": lambda p: p.waits and p.input_tile.is_channels_last,
-    "conv_bwd_data n2 c34 h14 w13 k901 r3 s3 pad5 dil5 g1": lambda p: p.waits and p.c.depth % p.channels > 0,
-    "conv_fwd n1 c901 h15 w14 k20 r3 s3 pad6 dil6 f16": lambda p: p.waits,
+    "conv_fwd n1 c18 h6 w33 k40 r3 s3 pad18 dil18": lambda p: 2 in clipped(p),
+    "conv_fwd n1 c35 h15 w14 k20 r3 s3 pad6 dil6 nhwc": lambda p: 1 in clipped(p) and has_whole_axis(p, 1),
+    "conv_fwd n2 c36 h15 w14 k34 r3 s3 pad6 dil6 g2 bf16": lambda p: 1 in clipped(p) and has_whole_axis(p, 1),
+    "conv_fwd n1 c6 d7 h8 w9 k17 t3 r3 s3 pad4 dil4": lambda p: 0 in clipped(p) and has_whole_axis(p, 0),
+    "conv_bwd_data n2 c20 h13 w13 k18 r7 s7": lambda p: 1 in clipped(p) and has_whole_axis(p, 1),
+    "conv_bwd_data n1 c20 h13 w13 k18 r7 s7 nhwc f16 flip": lambda p: 1 in clipped(p),
+    # sums that are spilled between passes over the channels
+    "conv_fwd n1 c900 h15 w14 k40 r3 s3 pad6 dil6": lambda p: p.spills,
+    "conv_fwd n1 c900 h15 w14 k24 r3 s3 pad6 dil6 nhwc": lambda p: p.spills and p.input_tile.is_channels_last,
+    "conv_bwd_data n2 c34 h14 w13 k901 r3 s3 pad5 dil5 g1": lambda p: p.spills and p.c.depth % p.kc > 0,
+    "conv_fwd n1 c901 h15 w14 k20 r3 s3 pad6 dil6 f16": lambda p: p.spills,
     # results that read only padding
     "conv_fwd n2 c20 h7 w6 k33 r1 s1 stride2 pad3": lambda p: p.c.axes[1].results == 3,
     "conv_fwd n2 c20 h7 w6 k34 r1 s1 stride2 pad3 nhwc g2 bf16": lambda p: p.c.axes[1].results == 3,
     "conv_fwd n1 c5 h4 w5 k6 r3 s2 pad9x4": lambda p: p.c.axes[1].results == 6,
-    # input that is read where it lies; tiles at the end of an axis are moved back
-    "conv_fwd n3 c19 h13 w11 k70 r1 s1": lambda p: p.is_in_place and p.is_ragged and p.vectorizes_pixels,
-    "conv_fwd n2 c33 h17 w19 k24 r1 s1 g3 f64": lambda p: p.is_in_place and p.is_ragged,
-    "conv_fwd n2 c300 h5 w23 k160 r1 s1": lambda p: p.is_in_place and p.is_ragged and not p.vectorizes_pixels,
-    "conv_bwd_data n5 c128 h5 w5 k190 r1 s1": lambda p: p.is_in_place and not p.is_ragged,
-    "conv_fwd n4 c300 h23 w29 k33 r1 s1": lambda p: p.is_in_place and p.blocks[3] > 1 and p.ahead is not None,
-    "conv_fwd n1 c130 h7 w7 k200 r1 s1": lambda p: p.is_in_place and p.packs_late and p.ahead is not None,
-    "conv_fwd n2 c40 h9 w9 k20 r1 s1 bf16": lambda p: not p.is_in_place,
-    "conv_fwd n2 c1030 h64 w64 k16 r1 s1": lambda p: not p.is_in_place,
-    # panels that are packed where they are used, or ahead
-    "conv_fwd n1 c70 h7 w6 k66 r3 s3 pad1 g2": lambda p: p.packs_late,
-    "conv_fwd n1 c70 h7 w6 k40 r1 s1 nhwc f16": lambda p: p.packs_late,
-    "conv_fwd n1 c40 h60 w61 k20 r3 s3 pad1": lambda p: not p.packs_late,
+    # unpacked input; partial tiles at the end of an axis are moved back
+    "conv_fwd n3 c19 h13 w11 k70 r1 s1": lambda p: (
+        p.is_input_unpacked and p.has_partial_tiles and p.vectorizes_pixels
+    ),
+    "conv_fwd n2 c33 h17 w19 k24 r1 s1 g3 f64": lambda p: p.is_input_unpacked and p.has_partial_tiles,
+    "conv_fwd n2 c300 h5 w23 k160 r1 s1": lambda p: (
+        p.is_input_unpacked and p.has_partial_tiles and not p.vectorizes_pixels
+    ),
+    "conv_bwd_data n5 c128 h5 w5 k190 r1 s1": lambda p: p.is_input_unpacked and not p.has_partial_tiles,
+    "conv_fwd n4 c300 h23 w29 k33 r1 s1": lambda p: (
+        p.is_input_unpacked and p.blocks[3] > 1 and plan_prefetch(p) is not None
+    ),
+    "conv_fwd n1 c130 h7 w7 k200 r1 s1": lambda p: (
+        p.is_input_unpacked and p.packs_in_task and plan_prefetch(p) is not None
+    ),
+    "conv_fwd n2 c40 h9 w9 k20 r1 s1 bf16": lambda p: not p.is_input_unpacked,
+    "conv_fwd n2 c1030 h64 w64 k16 r1 s1": lambda p: not p.is_input_unpacked,
+    # panels that are packed by the tasks that use them, or before
+    "conv_fwd n1 c70 h7 w6 k66 r3 s3 pad1 g2": lambda p: p.packs_in_task,
+    "conv_fwd n1 c70 h7 w6 k40 r1 s1 nhwc f16": lambda p: p.packs_in_task,
+    "conv_fwd n1 c40 h60 w61 k20 r3 s3 pad1": lambda p: not p.packs_in_task,
 }
 
 
 @pytest.mark.parametrize("words", SHAPES)
-def test_every_cut(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_plan(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarded memory, NaN around everything, bit equality for one and two threads: see conformance.py."""
     if host(1).isa.lanes("f32") == 16:
-        assert any(SHAPES[words](plan) for plan in plans_of(words)), "it no longer shows what it is there for"
+        assert any(SHAPES[words](plan) for plan in plans_of(words)), "it no longer tests what it is there for"
     monkeypatch.setattr(conformance, "algorithms", lambda problem, target: (ImplicitGemm(),))
     conformance.check(convolution(words))
 
 
-def test_kept_filters_are_packed_ahead() -> None:
+def test_prepacked_weights_are_packed_in_a_phase_of_their_own() -> None:
     words = "conv_fwd n1 c70 h7 w6 k40 r1 s1"
-    (late,), (ahead,) = plans_of(words), plans_of(words, packs_ahead=True)
-    assert late.packs_late
-    assert late.panel_elements == 0
-    assert not ahead.packs_late
-    assert ahead.panel_elements >= 70 * 40
+    (in_task,), (before,) = plans_of(words), plans_of(words, prepacks=True)
+    assert in_task.packs_in_task
+    assert in_task.panel_elements == 0
+    assert not before.packs_in_task
+    assert before.panel_elements >= 70 * 40
 
 
 axes = st.builds(
@@ -117,7 +128,7 @@ def positions_read(axis: Axis, result: int) -> list[int]:
 
 @settings(max_examples=300, deadline=None)
 @given(axes, st.integers(1, 6))
-def test_taps_left_out_read_only_padding(axis: Axis, side: int) -> None:
+def test_clipped_taps_read_only_padding(axis: Axis, side: int) -> None:
     for result in range(0, axis.results, side):
         first, last = inside_taps(axis, result, side)
         for p in range(result, result + side):
@@ -127,16 +138,16 @@ def test_taps_left_out_read_only_padding(axis: Axis, side: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(axes, st.integers(1, 6))
-def test_input_tile_of_a_whole_axis_has_all_that_trimmed_tiles_read(axis: Axis, side: int) -> None:
-    reach = reach_of(axis, axis.results, side, is_trimmed=axis.taps.count > 1)
+def test_input_tile_of_a_whole_axis_has_all_that_clipped_tiles_read(axis: Axis, side: int) -> None:
+    found = input_range(axis, axis.results, side, is_clipped=axis.taps.count > 1)
     for result in range(0, axis.results, side):
         first, last = (0, 1) if axis.taps.count == 1 else inside_taps(axis, result, side)
         for p in range(result, result + side):
             read = positions_read(axis, p)[max(0, first) : max(0, last)]
             for q in read if axis.taps.count > 1 else []:
-                assert reach.low <= q < reach.low + reach.most
+                assert found.low <= q < found.low + found.extent_of_tiles
                 if p < axis.results:
-                    assert q < reach.low + reach.extent
+                    assert q < found.low + found.extent
 
 
 @pytest.mark.parametrize(
@@ -171,7 +182,7 @@ def test_cropped_results_read_something(words: str) -> None:
         "n5 c12 h4 w4 k10 r4 s4",
         "n40 c3 d2 h5 w6 k33 t2 r5 s6 stride2x5x6",
         "n3 c6 h3 w5 k9 r3 s5 g3",
-        "n9 c4 h3 w3 k5 r3 s3 nhwc",  # channels and positions that are no run
+        "n9 c4 h3 w3 k5 r3 s3 nhwc",  # channels and positions that are not contiguous
         "n6 c4 h3 w3 k5 r3 s3 flip",
         "n33 c20 w7 k18 s7 f64",
     ],
@@ -189,8 +200,9 @@ def test_epilogues_of_single_positions(expression: str, is_taken: bool) -> None:
     assert ("implicit_gemm" in names) == is_taken
 
 
-def test_a_filter_broadcast_along_its_taps_is_no_run_of_taps() -> None:
-    """Backward data with a stride packs the filter for all phases at once, where each tap has a place of its own."""
+def test_taps_of_a_broadcast_filter_are_not_contiguous() -> None:
+    """Backward data with a stride packs the filter for all stride phases at once, if each tap has an offset of its
+    own."""
     conformance.check(
         parse("conv_bwd_data n2 c3 h7 w16 k4 r4 s7 stride1x3 pad0:1x2:1 flip f32 nchw w=s0,0,0,1")
     )

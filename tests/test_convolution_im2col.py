@@ -1,4 +1,4 @@
-"""What is particular to im2col: when it unfolds, how many images at once, and the memory it says it needs.
+"""What is particular to im2col: when it unfolds, how many images at once, and its workspace.
 
 That its results are right on every shape and order is tested with all algorithms in test_convolution.py.
 """
@@ -10,7 +10,7 @@ import pytest
 from conformance import SCALES, compare, make_case, run
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.cpu.convolution.im2col import FILTER_DEPTH, SHORTEST_RUN_FOLDED, Im2col
+from jitdnn.kernels.cpu.convolution.im2col import FILTER_DEPTH, LEAST_CHANNELS_FOLDED, Im2col
 from jitdnn.kernels.reference import Reference
 from jitdnn.kernels.tables import algorithms, table
 from jitdnn.problems.convolution import Convolution
@@ -37,9 +37,9 @@ def test_filter_gradient_unfolds_parts_of_the_batch(n: int, layout: str) -> None
     check(Im2col(), problem)
 
 
-@pytest.mark.parametrize("channels", [1, 2, SHORTEST_RUN_FOLDED - 1, SHORTEST_RUN_FOLDED])
+@pytest.mark.parametrize("channels", [1, 2, LEAST_CHANNELS_FOLDED - 1, LEAST_CHANNELS_FOLDED])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_short_runs_of_channels(direction: str, channels: int) -> None:
+def test_few_channels(direction: str, channels: int) -> None:
     check(Im2col(), Convolution.make(direction, (2, channels, 9, 8), (5, channels, 3, 2), layout="nhwc"))
 
 
@@ -56,7 +56,7 @@ def test_pointwise_needs_no_columns(direction: str) -> None:
     padded = Convolution.make(direction, (1, 64, 33, 33), (8, 64, 1, 1), padding=1)
     columns = 64 * 33 * 33 * 4
     assert Im2col().workspace(padded, DEVICE) > columns
-    if direction != "bwd_data":  # which keeps room for a product that beta or an epilogue ask for
+    if direction != "bwd_data":  # which reserves a product for beta or an epilogue
         assert Im2col().workspace(pointwise, DEVICE) < columns
     check(Im2col(), pointwise)
 

@@ -1,4 +1,4 @@
-"""8-bit convolution with dot products of quads of channels: exact, whatever the values and the shape."""
+"""8-bit convolution with dot products of four channels: exact, whatever the values and the shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import jitdnn as jd
 from conformance import AnyArray, arranged, check, make_case, run
 from convolution_cases import convolution
 from jitdnn.devices.cpu import CpuDevice, host
-from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni import Vnni, VnniPlan
+from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.algorithm import Vnni
+from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.code import trace
+from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.cost import make_vnni_plan
 from jitdnn.kernels.cpu.correlation import lower_convolution
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import INTEGER_RESULTS, Convolution
@@ -148,15 +150,16 @@ def test_refuses_by_name() -> None:
     ["n2 c64 h56 w56 k64 r3 s3 pad1", "n2 c64 h56 w56 k64 r3 s3 pad1 nhwc", "n1 c256 h14 w14 k3 r1 s1"],
 )
 def test_code_for_a_processor_that_has_it(text: str) -> None:
-    """Compiles anywhere; no sum is spilled, and four products are one instruction, in both ways round."""
+    """Compiles anywhere; no sum is spilled, and four products are one instruction, with pixels as with channels in
+    the lanes."""
     plain = isa("avx512")
     processor = replace(plain, features=plain.features + ",+avx512vnni", has_dot=True)
     problem = convolution(f"conv_fwd {text} i8 to_i8")
     (whole,) = lower_convolution(problem)
     module = Module("dots", processor)
-    VnniPlan.of(whole.merged(), processor).trace(module, "", 3, (0, 1, 2), None)
+    trace(make_vnni_plan(whole.merged(), processor), module, 3, None)
     code = assembly(module)
-    found = re.search(r"^contract\d*:(.*?)^\s+retq?$", code, re.MULTILINE | re.DOTALL)
+    found = re.search(r"^microkernel\d*:(.*?)^\s+retq?$", code, re.MULTILINE | re.DOTALL)
     assert found
     body = found[1]
     assert body.count("vpdpbusd") >= 8

@@ -1,11 +1,11 @@
-"""Every convolution, forward or backward to the data, as one form: a correlation over three axes of space.
+"""Every convolution, fprop or dgrad, as one form: a correlation over three axes of space.
 
     y[n, k, p] = sum over channels c and taps i of  w[k, c, tap i] * x[n, c, step * p + offset of tap i]
 
-with zero where x is outside. A strided backward data is several of these, for the stride phases of the input
-position modulo the stride: each sees only the taps that fall on it, and none multiplies by an inserted zero.
-Neighbouring stride phases that see as many taps are one correlation, with the stride phase as one more group.
-A matrix product is one with a single tap. Nothing here knows how it will be computed.
+with zero where x is outside. A strided dgrad is several of these, one for each stride phase: the positions with the
+same remainder modulo the stride. Each has only the taps that meet its positions, and none multiplies an inserted
+zero. Neighbouring stride phases with equally many taps are one correlation, with the stride phase as one more group.
+A matrix product is a correlation with a single tap. Nothing here depends on how it will be computed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Taps:
 
     @property
     def span(self) -> int:
-        """Distance from the first position read to the last."""
+        """Distance from the lowest position read to the highest."""
         return (self.count - 1) * abs(self.shift) if self.count else 0
 
 
@@ -56,7 +56,7 @@ class Axis:
 
     @property
     def is_plain(self) -> bool:
-        """True if result p reads position p by the filter's first element and nothing else."""
+        """True if result p reads position p, by the filter's first element, and nothing else."""
         return self.taps == Taps(1) and self.step == 1
 
     @property
@@ -66,7 +66,7 @@ class Axis:
         return self.taps.count > 0 and (self.taps.lowest < 0 or highest >= self.positions)
 
     def reads(self, results: _Count) -> _Count:
-        """Positions from the first to the last that so many results read."""
+        """Positions from the lowest to the highest that so many results read."""
         return (results - 1) * self.step + (self.taps.span + 1)
 
 
@@ -74,7 +74,7 @@ class Axis:
 class View:
     """Strides of one tensor in elements: batch, groups, channels in a group, three axes; and an offset.
 
-    ``dtype`` is the type in memory, as pointers take it.
+    ``dtype`` is the type in memory, as `stored_dtype` states it.
     """
 
     dtype: str
@@ -87,7 +87,7 @@ class View:
 
 @dataclass(frozen=True)
 class FilterView:
-    """Strides of a filter: groups, results (k), channels read (c), three axes of taps; its type in memory."""
+    """Strides of a filter: groups, channels made (k), channels read (c), three axes of taps; its type in memory."""
 
     dtype: str
     groups: tuple[int, ...]
@@ -120,9 +120,9 @@ class Correlation:
         return math.prod(axis.taps.count for axis in self.axes)
 
     def cropped(self) -> Correlation:
-        """The same for the results only that read something other than padding.
+        """The same for only the results that read something other than padding.
 
-        Those are a run on each axis, which may be empty; all taps must be there.
+        On each axis they are contiguous, and there may be none. All axes must have taps.
         """
         axes, firsts = [], []
         for axis in self.axes:
@@ -131,7 +131,7 @@ class Correlation:
                 for p in range(axis.results)
                 for i in range(axis.taps.count)
             ]
-            inside = [at // axis.taps.count for at, q in enumerate(reads) if 0 <= q < axis.positions]
+            inside = [i // axis.taps.count for i, q in enumerate(reads) if 0 <= q < axis.positions]
             first, last = (inside[0], inside[-1]) if inside else (0, -1)
             taps = replace(axis.taps, offset=axis.taps.offset + first * axis.step)
             axes.append(replace(axis, results=last - first + 1, taps=taps))
@@ -146,9 +146,9 @@ class Correlation:
         return replace(self, axes=(axes[0], axes[1], axes[2]), y=moved(self.y), operands=operands)
 
     def merged(self) -> Correlation:
-        """The same with axes joined where no tensor can tell, so that tiles see long runs of pixels."""
+        """The same with axes joined where strides in all tensors allow it, so that the last axis is longer."""
         axes, views = list(self.axes), [self.x, self.y, *self.operands]
-        for last in (2, 1):  # w takes h in, then d
+        for last in (2, 1):  # h is joined to w, then d
             first = last - 1
             inner, outer = axes[2], axes[first]
             joins = all(v.space[first] == inner.results * v.space[2] for v in views)
@@ -164,11 +164,11 @@ class Correlation:
         return merged._with_batch_merged()
 
     def _with_batch_merged(self) -> Correlation:
-        """The batch joined into the last axis where that axis is plain and stands alone."""
+        """The batch joined to the last axis, if that is plain and the other axes have one position."""
         inner, views = self.axes[2], [self.x, self.y, *self.operands]
-        alone = inner.is_plain and inner.positions == inner.results
-        alone = alone and all(a.results == 1 and a.is_plain and a.positions == 1 for a in self.axes[:2])
-        if not alone or self.batch == 1 or any(v.batch != inner.results * v.space[2] for v in views):
+        joins = inner.is_plain and inner.positions == inner.results
+        joins = joins and all(a.results == 1 and a.is_plain and a.positions == 1 for a in self.axes[:2])
+        if not joins or self.batch == 1 or any(v.batch != inner.results * v.space[2] for v in views):
             return self
         axis = Axis(self.batch * inner.results, self.batch * inner.positions, 1, Taps(1))
         views = [replace(v, batch=0) for v in views]
@@ -189,15 +189,15 @@ def _three(strides: Sequence[int]) -> tuple[int, int, int]:
 
 
 def stored_dtype(dtype: str, computing: str) -> str:
-    """A type in memory as pointers take it: what is loaded as another type than its own says as which.
+    """A type in memory as pointers state it: ``stored:loaded`` if it is loaded as another type than its own.
 
-    Numbers of half precision do not: they are loaded as f32 wherever they are.
+    Types of half precision are always loaded as f32 and state only themselves.
     """
     return dtype if dtype == computing or (dtype in HALVES and computing == "f32") else f"{dtype}:{computing}"
 
 
 def view_of(tensor: TensorDescriptor, groups: int, computing: str) -> View:
-    """An N, C, space tensor whose channels fall into groups."""
+    """A tensor [N, C, space] whose channels form groups."""
     n, c, *space = tensor.strides
     return View(stored_dtype(tensor.dtype, computing), n, (tensor.shape[1] // groups * c,), c, _three(space))
 
@@ -205,115 +205,118 @@ def view_of(tensor: TensorDescriptor, groups: int, computing: str) -> View:
 def lower_convolution(
     problem: Convolution, operands: Sequence[TensorDescriptor] = (), separate: bool = False
 ) -> tuple[Correlation, ...]:
-    """The correlations that together write every element of a forward or backward-data result once.
+    """The correlations that together write every element of the result of fprop or dgrad once.
 
-    A filter's gradient sums the same products, so it comes as its forward correlation. With ``separate`` the
-    stride phases of the last axis of a backward data are correlations of their own, which follow each other.
+    wgrad sums the same products, so it is lowered to the correlation of its fprop. With ``separate`` each stride
+    phase of the last axis of a dgrad is a correlation of its own, and those of an axis follow each other.
     """
-    whole, rows = _without_axes(problem, operands), list(_axis_rows(problem))
+    whole, stated = _without_axes(problem, operands), list(_stated_axes(problem))
     if problem.direction != "bwd_data":
-        axes = [_forward_axis(row) for row in rows]
+        axes = [_fprop_axis(axis) for axis in stated]
         return (replace(whole, axes=_pad_axes(axes)),)
-    runs = [_residue_runs(row) for row in rows[:-1]] + [_residue_runs(rows[-1], not separate)]
-    return tuple(_of_residues(whole, rows, chosen) for chosen in itertools.product(*runs))
+    runs = [_phase_runs(axis) for axis in stated[:-1]] + [_phase_runs(stated[-1], not separate)]
+    return tuple(_of_phase_runs(whole, stated, chosen) for chosen in itertools.product(*runs))
 
 
 def lower_single_position(
     problem: Convolution, operands: Sequence[TensorDescriptor] = ()
 ) -> Correlation | None:
-    """A backward data whose filter meets its image once and covers it: a matrix product, dx[n, cs] = dy[n, k] w[k, cs].
+    """A dgrad whose filter has the size of its image, without padding: a matrix product, dx[n, cs] = dy[n, k] w[k, cs].
 
-    None if it is no such problem, or if channels and positions of a tensor are not one run.
+    None if it is no such problem, or if channels and positions of a tensor are not contiguous.
     """
-    rows = list(_axis_rows(problem))
+    stated = list(_stated_axes(problem))
     if problem.direction != "bwd_data" or any(
-        row.results != 1 or row.positions != row.taps or row.before or row.dilation > 1 or row.flipped
-        for row in rows
+        axis.results != 1 or axis.positions != axis.taps or axis.before or axis.dilation > 1 or axis.flipped
+        for axis in stated
     ):
         return None
-    steps = [_step_of_run(tensor) for tensor in (problem.w, problem.x, *operands)]
-    if any(step is None for step in steps):
+    strides = [_contiguous_stride(tensor) for tensor in (problem.w, problem.x, *operands)]
+    if any(stride is None for stride in strides):
         return None
     whole = _without_axes(problem, operands)
-    w_step, y_step, *others = (step or 0 for step in steps)
+    w_stride, y_stride, *others = (stride or 0 for stride in strides)
 
-    def rows_are_images(view: View, step: int) -> View:
-        return replace(view, channels=step, space=(0, 0, view.batch))
+    def rows_are_images(view: View, stride: int) -> View:
+        return replace(view, channels=stride, space=(0, 0, view.batch))
 
     return replace(
         whole,
-        width=whole.width * math.prod(row.positions for row in rows),
+        width=whole.width * math.prod(axis.positions for axis in stated),
         x=rows_are_images(whole.x, whole.x.channels),
-        w=replace(whole.w, results=w_step, space=(0, 0, 0)),
-        y=rows_are_images(whole.y, y_step),
-        operands=tuple(rows_are_images(v, step) for v, step in zip(whole.operands, others, strict=True)),
+        w=replace(whole.w, results=w_stride, space=(0, 0, 0)),
+        y=rows_are_images(whole.y, y_stride),
+        operands=tuple(rows_are_images(v, stride) for v, stride in zip(whole.operands, others, strict=True)),
     )
 
 
-def _step_of_run(tensor: TensorDescriptor) -> int | None:
-    """The distance between elements if all axes but the first are one run, else None."""
+def _contiguous_stride(tensor: TensorDescriptor) -> int | None:
+    """The stride of all axes but the first as a single axis, or None if they are not one."""
     dims = [dim for dim in zip(tensor.shape[1:], tensor.strides[1:], strict=True) if dim[0] != 1]
     if not dims:
         return 1
-    runs = all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(dims))
-    return dims[-1][1] if runs else None
+    joins = all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(dims))
+    return dims[-1][1] if joins else None
 
 
 @dataclass(frozen=True)
 class StridePhase:
-    """A correlation whose results are at one stride phase of the position modulo the stride."""
+    """A correlation whose results are at the positions with one ``remainder`` modulo the stride."""
 
-    place: tuple[int, int, int]
+    remainder: tuple[int, int, int]
     c: Correlation
 
 
 @dataclass(frozen=True)
-class Interleaved:
-    """Correlations of the same images whose results lie between each other's.
+class InterleavedPhases:
+    """The stride phases of a strided dgrad, whose results interleave as in sub-pixel convolution.
 
-    Results p of stride phase (a, b, c) are at ``sides * p + (a, b, c)`` of ``extents`` positions. ``whole`` has the most
-    results of any stride phase, its taps span what all of them read, and its y and operands are of all positions.
+    Result p of the stride phase with remainder (a, b, c) is at position ``strides * p + (a, b, c)`` of ``extents``.
+    ``whole`` has the most results of any stride phase, its taps span what all of them read, and its y and operands are
+    those of all positions.
     """
 
     whole: Correlation
-    sides: tuple[int, int, int]
+    strides: tuple[int, int, int]
     extents: tuple[int, int, int]
     stride_phases: tuple[StridePhase, ...]
 
     @staticmethod
-    def of(c: Correlation) -> Interleaved:
-        """A single correlation."""
+    def single(c: Correlation) -> InterleavedPhases:
+        """One correlation as the only stride phase of stride 1."""
         a, b, last = (axis.results for axis in c.axes)
-        return Interleaved(c, (1, 1, 1), (a, b, last), (StridePhase((0, 0, 0), c),))
+        return InterleavedPhases(c, (1, 1, 1), (a, b, last), (StridePhase((0, 0, 0), c),))
 
     @property
-    def has_unmet(self) -> bool:
-        """True if there are results that no tap meets."""
-        return len(self.stride_phases) < math.prod(self.sides)
+    def has_phases_without_taps(self) -> bool:
+        """True if there are results without a tap."""
+        return len(self.stride_phases) < math.prod(self.strides)
 
 
-def lower_interleaved(problem: Convolution, operands: Sequence[TensorDescriptor] = ()) -> Interleaved:
-    """A strided backward data as correlations that are computed together; those without taps are left out."""
-    whole, rows = _without_axes(problem, operands), list(_axis_rows(problem))
-    every = [[_backward_axis(row, r) for r in range(min(row.stride, row.positions))] for row in rows]
-    padded = [[Axis(1, 1, 1, Taps(1))]] * (3 - len(rows)) + every
-    frame = [replace(axes[0], taps=_covering([axis.taps for axis in axes])) for axes in padded]
-    whole = replace(whole, axes=(frame[0], frame[1], frame[2]))
+def lower_stride_phases(problem: Convolution, operands: Sequence[TensorDescriptor] = ()) -> InterleavedPhases:
+    """A strided dgrad as stride phases that are computed together; those without taps are left out."""
+    whole, stated = _without_axes(problem, operands), list(_stated_axes(problem))
+    every = [[_dgrad_axis(axis, r) for r in range(min(axis.stride, axis.positions))] for axis in stated]
+    padded = [[Axis(1, 1, 1, Taps(1))]] * (3 - len(stated)) + every
+    covering = [replace(axes[0], taps=_covering([axis.taps for axis in axes])) for axes in padded]
+    whole = replace(whole, axes=(covering[0], covering[1], covering[2]))
     stride_phases = []
-    for place in itertools.product(*(range(len(axes)) for axes in padded)):
-        taps = [padded[i][r].taps for i, r in enumerate(place)]
-        a, b, c = (replace(axis, taps=own) for axis, own in zip(frame, taps, strict=True))
-        stride_phases.append(StridePhase((place[0], place[1], place[2]), replace(whole, axes=(a, b, c))))
-    sides = [len(axes) for axes in padded]
-    extents = [1] * (3 - len(rows)) + [row.positions for row in rows]
-    return Interleaved(
-        whole, (sides[0], sides[1], sides[2]), (extents[0], extents[1], extents[2]),
+    for remainder in itertools.product(*(range(len(axes)) for axes in padded)):
+        taps = [padded[i][r].taps for i, r in enumerate(remainder)]
+        a, b, c = (replace(axis, taps=own) for axis, own in zip(covering, taps, strict=True))
+        stride_phases.append(
+            StridePhase((remainder[0], remainder[1], remainder[2]), replace(whole, axes=(a, b, c)))
+        )
+    strides = [len(axes) for axes in padded]
+    extents = [1] * (3 - len(stated)) + [axis.positions for axis in stated]
+    return InterleavedPhases(
+        whole, (strides[0], strides[1], strides[2]), (extents[0], extents[1], extents[2]),
         tuple(stride_phase for stride_phase in stride_phases if stride_phase.c.taps),
     )  # fmt: skip
 
 
 def _covering(several: Sequence[Taps]) -> Taps:
-    """Neighbouring taps that span all that several read."""
+    """Contiguous taps that read all positions that any of several taps read."""
     several = [taps for taps in several if taps.count] or [Taps(1)]
     lowest = min(taps.lowest for taps in several)
     highest = max(taps.lowest + taps.span for taps in several)
@@ -321,7 +324,7 @@ def _covering(several: Sequence[Taps]) -> Taps:
 
 
 def _without_axes(problem: Convolution, operands: Sequence[TensorDescriptor]) -> Correlation:
-    """A forward or backward-data convolution but for what its axes of space do."""
+    """The correlation of an fprop or dgrad, with axes of space that are still to be set."""
     groups = problem.groups
     forward = problem.direction != "bwd_data"
     data, result = (problem.x, problem.y) if forward else (problem.y, problem.x)
@@ -345,8 +348,8 @@ def _without_axes(problem: Convolution, operands: Sequence[TensorDescriptor]) ->
 
 
 @dataclass(frozen=True)
-class _StridePhases:
-    """Neighbouring stride phases of one axis that differ only in their first place in the filter."""
+class _PhaseRun:
+    """Neighbouring stride phases of one axis that differ only in the filter element of their first tap."""
 
     first: int
     count: int
@@ -354,32 +357,34 @@ class _StridePhases:
     start_step: int
 
 
-def _residue_runs(row: _Row, join: bool = True) -> list[_StridePhases]:
-    """All stride phases of an axis as few runs of like ones: one or two where the kernel fits into the stride."""
-    runs: list[_StridePhases] = []
-    for stride_phase in range(min(row.stride, row.positions)):
-        axis = _backward_axis(row, stride_phase)
+def _phase_runs(stated: _StatedAxis, join: bool = True) -> list[_PhaseRun]:
+    """The stride phases of an axis as few runs: one or two if the filter is not larger than the stride."""
+    runs: list[_PhaseRun] = []
+    for remainder in range(min(stated.stride, stated.positions)):
+        axis = _dgrad_axis(stated, remainder)
         if runs and join:
             last = runs[-1]
-            like = replace(axis, taps=replace(axis.taps, start=last.axis.taps.start)) == last.axis
+            is_alike = replace(axis, taps=replace(axis.taps, start=last.axis.taps.start)) == last.axis
             step = axis.taps.start - last.axis.taps.start
-            if like and (last.count == 1 or step == last.count * last.start_step):
+            if is_alike and (last.count == 1 or step == last.count * last.start_step):
                 start_step = step if last.count == 1 else last.start_step
                 runs[-1] = replace(last, count=last.count + 1, start_step=start_step)
                 continue
-        runs.append(_StridePhases(stride_phase, 1, axis, 0))
+        runs.append(_PhaseRun(remainder, 1, axis, 0))
     return runs
 
 
-def _of_residues(whole: Correlation, rows: Sequence[_Row], chosen: Sequence[_StridePhases]) -> Correlation:
-    """The part of a backward data at one run of stride phases an axis; those of a run count as groups."""
-    pad = 3 - len(rows)
-    steps = (1,) * pad + tuple(row.stride for row in rows)
+def _of_phase_runs(
+    whole: Correlation, stated: Sequence[_StatedAxis], chosen: Sequence[_PhaseRun]
+) -> Correlation:
+    """The part of a dgrad with one run of stride phases for each axis; the phases of a run count as groups."""
+    pad = 3 - len(stated)
+    strides = (1,) * pad + tuple(axis.stride for axis in stated)
     firsts = (0,) * pad + tuple(run.first for run in chosen)
     many = [(pad + i, run) for i, run in enumerate(chosen) if run.count > 1]
 
     def result(view: View) -> View:
-        every = _every(view, steps, firsts)
+        every = _every(view, strides, firsts)
         return replace(every, groups=every.groups + tuple(view.space[axis] for axis, _ in many))
 
     return replace(
@@ -397,7 +402,7 @@ def _of_residues(whole: Correlation, rows: Sequence[_Row], chosen: Sequence[_Str
 
 
 @dataclass(frozen=True)
-class _Row:
+class _StatedAxis:
     """One axis of a convolution as its problem states it."""
 
     positions: int
@@ -409,33 +414,36 @@ class _Row:
     flipped: bool
 
 
-def _axis_rows(problem: Convolution) -> Iterator[_Row]:
+def _stated_axes(problem: Convolution) -> Iterator[_StatedAxis]:
     flipped = problem.mode == "convolution"
     for i, positions in enumerate(problem.x.shape[2:]):
         results, taps = problem.y.shape[2 + i], problem.w.shape[2 + i]
         before, dilation = problem.padding[i][0], problem.dilation[i]
-        yield _Row(positions, results, taps, problem.stride[i], before, dilation, flipped)
+        yield _StatedAxis(positions, results, taps, problem.stride[i], before, dilation, flipped)
 
 
-def _forward_axis(row: _Row) -> Axis:
-    start, increment = (row.taps - 1, -1) if row.flipped else (0, 1)
-    return Axis(
-        row.results, row.positions, row.stride, Taps(row.taps, start, increment, -row.before, row.dilation)
-    )
+def _fprop_axis(stated: _StatedAxis) -> Axis:
+    start, increment = (stated.taps - 1, -1) if stated.flipped else (0, 1)
+    taps = Taps(stated.taps, start, increment, -stated.before, stated.dilation)
+    return Axis(stated.results, stated.positions, stated.stride, taps)
 
 
-def _backward_axis(row: _Row, stride_phase: int) -> Axis:
-    """Results at stride phase, stride phase + stride, ...; tap r reads (stride phase + before - r * dilation) / stride."""
-    results = -(-(row.positions - stride_phase) // row.stride)
-    hits = [r for r in range(row.taps) if (stride_phase + row.before - r * row.dilation) % row.stride == 0]
+def _dgrad_axis(stated: _StatedAxis, remainder: int) -> Axis:
+    """The axis of a stride phase: result p is position ``remainder + p * stride``.
+
+    Tap r reads p + (remainder + before - r * dilation) / stride, and is left out where that is no integer.
+    """
+    results = -(-(stated.positions - remainder) // stated.stride)
+    distances = {r: remainder + stated.before - r * stated.dilation for r in range(stated.taps)}
+    hits = [r for r, distance in distances.items() if distance % stated.stride == 0]
     if not hits:
-        return Axis(results, row.results, 1, Taps(0))
-    offsets = [(stride_phase + row.before - r * row.dilation) // row.stride for r in hits]
-    places = [row.taps - 1 - r if row.flipped else r for r in hits]
+        return Axis(results, stated.results, 1, Taps(0))
+    offsets = [distances[r] // stated.stride for r in hits]
+    elements = [stated.taps - 1 - r if stated.flipped else r for r in hits]
     if len(hits) == 1:
-        return Axis(results, row.results, 1, Taps(1, places[0], 1, offsets[0], 1))
-    increment, shift = places[1] - places[0], offsets[1] - offsets[0]
-    return Axis(results, row.results, 1, Taps(len(hits), places[0], increment, offsets[0], shift))
+        return Axis(results, stated.results, 1, Taps(1, elements[0], 1, offsets[0], 1))
+    increment, shift = elements[1] - elements[0], offsets[1] - offsets[0]
+    return Axis(results, stated.results, 1, Taps(len(hits), elements[0], increment, offsets[0], shift))
 
 
 def _pad_axes(axes: Sequence[Axis]) -> tuple[Axis, Axis, Axis]:
@@ -443,9 +451,9 @@ def _pad_axes(axes: Sequence[Axis]) -> tuple[Axis, Axis, Axis]:
     return a, b, c
 
 
-def _every(view: View, strides: Sequence[int], stride_phases: Sequence[int]) -> View:
-    """Every stride-th position of a view, from the stride phases on."""
-    offset = sum(r * s for r, s in zip(stride_phases, view.space, strict=True))
+def _every(view: View, strides: Sequence[int], firsts: Sequence[int]) -> View:
+    """The view of every ``strides``-th position from ``firsts`` on."""
+    offset = sum(r * s for r, s in zip(firsts, view.space, strict=True))
     space = _three([s * step for s, step in zip(view.space, strides, strict=True)])
     return replace(view, space=space, offset=view.offset + offset)
 

@@ -13,7 +13,7 @@ from jitdnn.kernels.cpu.convolution.grouped.algorithm import Grouped
 from jitdnn.kernels.cpu.convolution.grouped.wgrad_algorithm import GroupedWgrad
 from jitdnn.kernels.cpu.convolution.im2col import Im2col
 from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm
-from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni import Vnni
+from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.algorithm import Vnni
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.algorithm import ImplicitGemmWgrad
 from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winograd4
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.algorithm import WinogradWgrad

@@ -30,7 +30,7 @@ from jitdnn.kernels.cpu.attention.tile_code import (
     trace_window,
     vectors_of,
 )
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.schedule.parallel import Slots
 from jitdnn.problems.attention import Attention
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
@@ -54,7 +54,7 @@ class _BackwardCode(AttentionCode[BackwardPlan]):
         self.mask_window = trace_window(module, plan)
         self.mask_scores = trace_mask(module, plan) if plan.mask else None
         self.differentiate = self._trace_differentiate(module)
-        self.add_dq = trace_contraction(
+        self.add_dq = trace_microkernel(
             module, "add_dq", plan.real, range(plan.dq.rows), plan.dq.vectors,
             [Loop(None, plan.panel_queries, plan.dq.pitch)], accumulate=True,
         )  # fmt: skip
@@ -73,7 +73,7 @@ class _BackwardCode(AttentionCode[BackwardPlan]):
     def _trace_product_of_keys(self, module: Module, name: str, product: Product) -> Function:
         """Trace sums over queries: of a key's row of probabilities or ds times rows of dy or q."""
         width = self.plan.panel_queries
-        return trace_contraction(
+        return trace_microkernel(
             module, name, self.plan.real, [r * width for r in range(product.rows)], product.vectors,
             [Loop(width, 1, product.pitch)], accumulate=True,
         )  # fmt: skip

@@ -27,7 +27,7 @@ from jitdnn.kernels.cpu.attention.tile_code import (
     trace_window,
     vectors_of,
 )
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.schedule.parallel import Slots
 from jitdnn.problems.attention import Attention
 from jitdnn.rtcg import vector_math
@@ -48,7 +48,7 @@ class _ForwardCode(AttentionCode[ForwardPlan]):
         self.mask_window = trace_window(module, plan)
         self.mask_scores = trace_mask(module, plan) if plan.mask else None
         self.update_softmax = self._trace_update_softmax(module)
-        self.add_values = trace_contraction(
+        self.add_values = trace_microkernel(
             module, "add_values", plan.real, range(plan.values.rows), plan.values.vectors,
             [Loop(None, plan.panel_queries, plan.values.pitch)], accumulate=True,
         )  # fmt: skip

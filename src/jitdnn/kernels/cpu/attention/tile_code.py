@@ -22,7 +22,7 @@ from jitdnn.kernels.cpu.attention.plan import (
     Product,
     operand_numbers,
 )
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.microkernel.transpose import transpose
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
@@ -129,7 +129,7 @@ def _transposed_square(
 def trace_scores(module: Module, plan: AttentionPlan, name: str, depth: int, pitch: int) -> Function:
     """Trace ``name(keys, transposed, scores, rows)``: the scores of ``rows`` keys, rounded up to register tiles."""
     width = plan.panel_queries
-    tile = trace_contraction(
+    tile = trace_microkernel(
         module, f"{name}_tile", plan.real, [r * pitch for r in range(plan.register_keys)], plan.vectors,
         [Loop(depth, 1, width)],
     )  # fmt: skip

@@ -1,12 +1,12 @@
 """The gradient of a bias: db[k] = sum of dy[n, k, ...] over the images and space.
 
-    "rows"       vectors along space: a unit is one channel, summed by one task
-    "channels"   vectors along the channels: a unit is a run of pixels, whose sums go to the workspace; a
-                 second phase adds them up                       workspace [runs][channels]
+    "rows"       vectorizes over space: a work unit is one channel
+    "channels"   vectorizes over channels: a work unit is a run of pixels, whose sums go to the workspace
+                 [runs][channels], and a second phase adds them (split-K)
 
-Elements are added up in their own type for a short while only, then the partial sums are added in f64: the
-error does not grow with the number of pixels. How the sum is cut depends on the problem alone, so that the
-result does not depend on the number of threads.
+At most 64 elements are added in their own type, then these partial sums in f64: the error does not grow with the number
+of pixels. How the sum is split depends on the problem alone, so that the result does not depend on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from jitdnn.kernels.algorithm import (
 )
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
-from jitdnn.kernels.cpu.schedule.parallel import Counter, share
+from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
 from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 
 _VECTORS = 4
-_RUN = 64  # vectors that one accumulator takes before it is emptied into f64
-_RUN_ELEMENTS = 1 << 16  # of a unit of "channels", about
+_RUN = 64  # vectors that are added to a sum before it is added to one of f64
+_RUN_ELEMENTS = 1 << 16  # of a work unit of "channels", about
 _MOST_RUNS = 256
 
 
@@ -70,7 +71,7 @@ class _BiasAlgorithm(Algorithm):
 class _RowsCode:
     dtype: str
     axes: int  # that are summed over
-    is_unit: bool  # the innermost of them lies in one piece
+    is_unit: bool  # the innermost of them is contiguous
 
 
 def _trace_rows(module: Module, code: _RowsCode) -> None:
@@ -103,22 +104,22 @@ def _trace_rows(module: Module, code: _RowsCode) -> None:
 
 
 def _sum_of_piece(k: Builder, row: Pointer, step: int | Value, count: Value, dtype: str) -> Value:
-    """Sums of ``count`` elements, one a lane."""
+    """Sums of ``count`` elements, one for each lane."""
     lanes = k.lanes(dtype)
     wide = lanes * _VECTORS
     sums = [k.register(k.constant(0.0, dtype, lanes)) for _ in range(_VECTORS)]
-    whole = (count // wide) * wide
-    for i in k.range(0, whole, wide):
+    full = (count // wide) * wide
+    for i in k.range(0, full, wide):
         for v, part in enumerate(sums):
             part += (row + (i + v * lanes) * step).load_strided(0, step, lanes)
-    for i in k.range(whole, count, lanes):
+    for i in k.range(full, count, lanes):
         sums[0] += (row + i * step).load_strided(0, step, lanes, k.mask(count - i, lanes))
     a, b, c, d = (part.get() for part in sums)
     return (a + b) + (c + d)
 
 
 class BiasRows(_BiasAlgorithm):
-    """Vectors along the innermost axis of space, whatever its stride."""
+    """Vectorizes over the innermost axis of space, whatever its stride."""
 
     name = "rows"
 
@@ -127,7 +128,7 @@ class BiasRows(_BiasAlgorithm):
         lanes = processor.isa.lanes(problem.dtype)
         axes, channels = _pixels(bias), bias.dy.shape[1]
         extent, stride = axes[-1]
-        vectors = channels * prod(e for e, _ in axes[:-1]) * -(-extent // lanes)
+        vectors = channels * prod(e for e, _ in axes[:-1]) * ceil_div(extent, lanes)
         rows = channels * prod(e for e, _ in axes[:-1])
         cycles = vectors * (2.0 if stride == 1 else 2.0 * lanes) + rows * 20.0
         return seconds_of(problem, processor, cycles, channels)
@@ -137,7 +138,7 @@ class BiasRows(_BiasAlgorithm):
         axes, channels = _pixels(bias), bias.dy.shape[1]
         code = _RowsCode(problem.dtype, len(axes), axes[-1][1] == 1)
         library = load("bias_rows", code, processor.isa, lambda module: _trace_rows(module, code))
-        tasks, per_task = share(channels, device, self.estimate(problem, device) * device.threads)
+        tasks, per_task = split_units(channels, device, self.estimate(problem, device) * device.threads)
         extras = [
             channels, per_task, bias.dy.strides[1], bias.db.strides[0],
             *(e for e, _ in axes), *(s for _, s in axes),
@@ -166,7 +167,7 @@ def _trace_channels(module: Module, code: _ChannelsCode) -> None:
         wide = lanes * _VECTORS
 
         def run(first: Value, count: Value, c: Value, target: Pointer, masks: Sequence[Value | None]) -> None:
-            """Sums over ``count`` pixels of the channels from ``c`` on, one a lane."""
+            """Sums over ``count`` pixels of the channels from ``c`` on, one for each lane."""
             totals = [k.register(k.constant(0.0, "f64", lanes)) for _ in masks]
             counter = Counter(k, first, extents, [strides])
             for done in k.range(0, count, _RUN):
@@ -205,7 +206,7 @@ def _trace_channels(module: Module, code: _ChannelsCode) -> None:
 
 
 class BiasChannels(_BiasAlgorithm):
-    """Vectors along channels that lie next to each other: the way for channels-last tensors."""
+    """Vectorizes over adjacent channels, as in channels-last tensors."""
 
     name = "channels"
 
@@ -220,8 +221,8 @@ class BiasChannels(_BiasAlgorithm):
     def _runs(self, problem: BiasGradient) -> tuple[int, int]:
         """How many runs of pixels, and how long each is."""
         pixels = prod(extent for extent, _ in _pixels(problem))
-        per_run = max(_RUN, _RUN_ELEMENTS // problem.dy.shape[1], -(-pixels // _MOST_RUNS))
-        return -(-pixels // per_run), per_run
+        per_run = max(_RUN, _RUN_ELEMENTS // problem.dy.shape[1], ceil_div(pixels, _MOST_RUNS))
+        return ceil_div(pixels, per_run), per_run
 
     def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         bias = cast(BiasGradient, problem)
@@ -229,7 +230,7 @@ class BiasChannels(_BiasAlgorithm):
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         bias, processor = cast(BiasGradient, problem), cast(CpuDevice, device)
-        vectors = -(-bias.dy.shape[1] // processor.isa.lanes(problem.dtype))
+        vectors = ceil_div(bias.dy.shape[1], processor.isa.lanes(problem.dtype))
         runs, per_run = self._runs(bias)
         cycles = runs * per_run * (4.0 + 1.5 * vectors) + runs * vectors * 20.0
         return seconds_of(problem, processor, cycles, runs)
@@ -240,7 +241,7 @@ class BiasChannels(_BiasAlgorithm):
         code = _ChannelsCode(problem.dtype, len(axes))
         library = load("bias_channels", code, processor.isa, lambda module: _trace_channels(module, code))
         runs, per_run = self._runs(bias)
-        tasks, per_task = share(runs, device, self.estimate(problem, device) * device.threads)
+        tasks, per_task = split_units(runs, device, self.estimate(problem, device) * device.threads)
         extras = [
             bias.dy.shape[1], prod(e for e, _ in axes), per_run, runs, per_task, bias.db.strides[0],
             *(e for e, _ in axes), *(s for _, s in axes),

@@ -2,17 +2,17 @@
 
 For every image (and, stacked in one call, every group):
 
-    columns [C R S, P Q]  each column holds the patch of the input that one output pixel sees
+    columns [C R S, P Q]  each column holds the patch of the input that one output pixel reads
     fwd         y  [K, P Q]       =  w [K, C R S] @ columns
-    bwd_data    columns           =  w^T @ dy [K, P Q], then every column is added back to where it came from
+    bwd_data    columns           =  w^T @ dy [K, P Q], then every column is added to the patch it belongs to
     bwd_filter  dw [K, C R S]     =  sum over images of dy @ columns^T
 
-With channels-last input the matrix is stored as [P Q, R S C], so that unfolding still copies whole runs of
+With channels-last input the matrix is stored as [P Q, R S C], so that unfolding still copies contiguous
 channels. A 1x1 filter with stride 1 and no padding needs no columns: the image is the matrix. NumPy cannot
 add into a product's destination, so the filter gradient unfolds several small images at once (at least
 `FILTER_DEPTH` columns), which keeps the additions of partial sums few.
 
-The BLAS is NumPy's own and brings its own threads: the handle's number of threads does not apply to it.
+The BLAS is NumPy's own and has its own threads: the handle's number of threads does not apply to it.
 """
 
 from __future__ import annotations
@@ -25,30 +25,29 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor, packed_strides, strided_view
 
 FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
-# Columns of a filter gradient's product below which adding the partial sums would cost more than the product.
+# Columns of a wgrad's product; with fewer, adding the partial sums would take longer than the product.
 FILTER_DEPTH = 1024
 
-# Channels of a group from which on columns of channels-last images are stored as [P Q, R S C].
-SHORTEST_RUN = 2
-SHORTEST_RUN_FOLDED = 8
+# Channels of a group from which on columns of channels-last images are stored as [P Q, R S C]; folding adds to them.
+LEAST_CHANNELS = 2
+LEAST_CHANNELS_FOLDED = 8
 
-# The share of the peak that OpenBLAS was seen to reach (0.45 on Zen 5 to 0.85 on Zen 4), what NumPy's copies
-# move while they stay in the second-level cache, and the Python around an image.
-GEMM_EFFICIENCY = 0.5
-NARROWEST = 16
-FEWEST = 3  # a product with a single vector is this much faster than its share of a square one
-COPY_BYTES_A_SECOND = 2e10
-SECONDS_AN_IMAGE = 1.2e-5
+GEMM_EFFICIENCY = 0.5  # of the peak, reached by OpenBLAS: 0.45 measured on Zen 5, 0.85 on Zen 4
+NARROW = 16  # rows or columns; a product with fewer leaves registers idle
+VECTOR_PIXELS = 3  # added to the pixels of a product: one with a single column is faster than in proportion
+COPY_BYTES_A_SECOND = 2e10  # of NumPy's copies within the L2 cache
+SECONDS_AN_IMAGE = 1.2e-5  # of Python around an image
 
 
 class Axes(NamedTuple):
-    """A strided block of memory: where it starts (in elements from its tensor or buffer), and its axes."""
+    """A strided block of memory: its axes, and the offset of its first element in its tensor or buffer."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -56,7 +55,7 @@ class Axes(NamedTuple):
 
 
 def _merged_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """Stride with which the axes can be walked as a single one, or None if they cannot."""
+    """The stride of the axes as a single one, or None if they are not one."""
     axes = [(extent, stride) for extent, stride in zip(shape, strides, strict=True) if extent != 1]
     for (_, outer), (extent, inner) in pairwise(axes):
         if outer != extent * inner:
@@ -65,7 +64,7 @@ def _merged_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
 
 
 def _stacked_matrix(axes: Axes) -> Axes | None:
-    """Axes [stack, rows, columns...] as a [stack, rows, columns] matrix for the BLAS to use in place.
+    """Axes [stack, rows, columns...] as a [stack, rows, columns] matrix that the BLAS reads without a copy.
 
     None unless elements are adjacent along rows or along columns, and do not overlap the other way.
     """
@@ -74,7 +73,7 @@ def _stacked_matrix(axes: Axes) -> Axes | None:
     if column_stride is None:
         return None
     height, width = axes.shape[1], prod(axes.shape[2:])
-    # The stride of an extent of 1 means nothing: choose what makes a plain matrix of it.
+    # The stride of an extent of 1 is arbitrary: choose one that makes the matrix contiguous.
     if width == 1:
         column_stride = 1
     elif height == 1:
@@ -87,7 +86,7 @@ def _stacked_matrix(axes: Axes) -> Axes | None:
 
 
 class _Layout:
-    """Everything about a problem that does not depend on pointers: matrices, buffers, and where they lie.
+    """All of a problem that does not depend on pointers: matrices, buffers, and their offsets in the workspace.
 
     Names of axes: groups G, channels C and filters K of one group, taps R S, output pixels P Q; `batch`
     images are unfolded together.
@@ -107,12 +106,12 @@ class _Layout:
         extents = tuple(e + sum(pair) for e, pair in zip(spatial, problem.padding, strict=True))
         is_padded = extents != spatial
         self.is_pointwise = prod(taps) == 1 and not is_padded and set(problem.stride) == {1}
-        # runs of few channels are copied, and above all added, more slowly than rows of pixels
-        run = SHORTEST_RUN_FOLDED if problem.direction == "bwd_data" else SHORTEST_RUN
-        self.is_channels_last = x.strides[1] == 1 and c >= run and prod(spatial) > 1
+        # few channels are copied, and above all added, more slowly than rows of pixels
+        least = LEAST_CHANNELS_FOLDED if problem.direction == "bwd_data" else LEAST_CHANNELS
+        self.is_channels_last = x.strides[1] == 1 and c >= least and prod(spatial) > 1
         self.batch = 1
         if problem.direction == "bwd_filter":
-            self.batch = min(-(-FILTER_DEPTH // pixels), max(1, self.images))
+            self.batch = min(ceil_div(FILTER_DEPTH, pixels), max(1, self.images))
         wide = self.batch * pixels
 
         self.x_image = self.image(x)  # [G, C, H, W]
@@ -132,7 +131,7 @@ class _Layout:
             self.columns = Axes(shape, packed_strides(shape, (1, 2, *tap_axes, 0, *pixel_axes)))
             self.columns_matrix = Axes((groups, depth, wide), (depth * wide, wide, 1))
 
-        # Windows [G, C, R, S, P, Q] on the image, or on a padded copy of it, are what fills the columns.
+        # The columns are filled from windows [G, C, R, S, P, Q] of the image, or of a padded copy of it.
         source = self.x_image
         self.padded: Axes | None = None
         if is_padded or (problem.direction == "bwd_data" and not self.is_pointwise):
@@ -146,10 +145,10 @@ class _Layout:
         pixel_steps = tuple(s * step for s, step in zip(problem.stride, steps, strict=True))
         self.windows = Axes((groups, c, *taps, *outputs), (*source.strides[:2], *tap_steps, *pixel_steps))
 
-        # Matrices in place where the tensors allow it: x of a 1x1 filter, and y, [G, channels, batch P Q].
-        self.x_matrix = self._in_place(self.x_image, x.strides[0]) if self.is_pointwise else None
-        self.y_matrix = self._in_place(self.y_image, y.strides[0])
-        # A product or a copy of y, [batch, G, K, P, Q], stored like y with the images innermost but pixels.
+        # Matrices without a copy where strides allow it: x of a 1x1 filter, and y, [G, channels, batch P Q].
+        self.x_matrix = self._as_matrix(self.x_image, x.strides[0]) if self.is_pointwise else None
+        self.y_matrix = self._as_matrix(self.y_image, y.strides[0])
+        # A product or a copy of y, [batch, G, K, P, Q]: in the order of y, with the images next to the pixels.
         shape = (self.batch, groups, k, *outputs)
         if y.strides[1] == 1 and groups * k > 1:
             self.y_packed = Axes(shape, packed_strides(shape, (0, *range(3, rank + 3), 1, 2)))
@@ -158,7 +157,7 @@ class _Layout:
         self.y_packed_matrix = Axes(
             (groups, k, wide), (*self.y_packed.strides[1:3], self.y_packed.strides[-1])
         )
-        self._place(problem.direction, columns=depth * groups * wide, filters=groups * k * depth)
+        self._reserve_buffers(problem.direction, columns=depth * groups * wide, filters=groups * k * depth)
 
     def image(self, tensor: TensorDescriptor) -> Axes:
         """One image of a tensor [N, channels, ...] as [G, channels of a group, ...]."""
@@ -185,19 +184,19 @@ class _Layout:
             start,
         )
 
-    def _in_place(self, image: Axes, batch_stride: int) -> Axes | None:
-        """`batch` images as one matrix [G, channels, batch pixels], if they can be seen so."""
+    def _as_matrix(self, image: Axes, batch_stride: int) -> Axes | None:
+        """`batch` images as one matrix [G, channels, batch pixels], or None if strides do not allow it."""
         shape = (*image.shape[:2], self.batch, *image.shape[2:])
         return _stacked_matrix(Axes(shape, (*image.strides[:2], batch_stride, *image.strides[2:])))
 
-    def _place(self, direction: str, columns: int, filters: int) -> None:
-        """Give every buffer that the direction may need an offset in the workspace."""
+    def _reserve_buffers(self, direction: str, columns: int, filters: int) -> None:
+        """Assign an offset in the workspace to each buffer that the direction may need."""
         self.offsets: dict[str, int] = {}
         self.bytes = 0
 
         def reserve(name: str, elements: int) -> None:
             self.offsets[name] = self.bytes
-            self.bytes += -(-elements * DTYPES[self.dtype] // 64) * 64
+            self.bytes += ceil_div(elements * DTYPES[self.dtype], 64) * 64
 
         if self.x_matrix is None or direction == "bwd_data":
             reserve("columns", columns)
@@ -209,7 +208,7 @@ class _Layout:
                 reserve("part", filters)
         elif self.w_matrix is None:
             reserve("filters", filters)
-        # forward may need a product apart from y (beta, an epilogue), backward a copy of dy for the BLAS
+        # fprop may need a product outside of y (beta, an epilogue), dgrad and wgrad a copy of dy for the BLAS
         if direction == "fwd" or self.y_matrix is None:
             reserve("product", prod(self.y_packed.shape))
 
@@ -255,7 +254,7 @@ class _Call:
         return found
 
     def image(self, operand: int, axes: Axes, number: int) -> FloatArray:
-        """An operand's image `number`, seen along `axes` (which may reach over the images after it)."""
+        """An operand's image `number` as `axes` (which may extend over the images behind it)."""
         found = self._views.get((operand, id(axes)))
         if found is None:
             images = Axes(
@@ -294,7 +293,7 @@ class _Call:
         self.finish(self.image(2, output, number), result, operands)
 
     def weights(self) -> FloatArray:
-        """The filters as [G, K, depth], copied once if the BLAS cannot read them where they are."""
+        """The filters as [G, K, depth], copied once if the BLAS cannot read their strides."""
         layout = self.layout
         if layout.w_matrix is not None:
             return self._view(self.pointers[1], layout.w_matrix)
@@ -324,7 +323,7 @@ class _Call:
         return self.narrow(self.buffer("columns", layout.columns_matrix), count)
 
     def fold(self) -> FloatArray:
-        """Add every column back to the pixels of the image that it was unfolded from."""
+        """Add every column to the pixels of the image that it belongs to."""
         layout = self.layout
         columns: FloatArray = self.buffer("columns", layout.columns)[0]
         if layout.is_pointwise:
@@ -337,7 +336,7 @@ class _Call:
         return self.buffer("image", layout.interior)
 
     def gradient(self, operand: int, first: int, count: int) -> FloatArray:
-        """dy of `count` images as [G, K, count P Q], copied if the BLAS cannot read it where it is."""
+        """dy of `count` images as [G, K, count P Q], copied if the BLAS cannot read its strides."""
         layout = self.layout
         if layout.y_matrix is not None:
             return self.narrow(self.image(operand, layout.y_matrix, first), count)
@@ -406,7 +405,7 @@ class _Call:
 
 
 class Im2colKernel:
-    """The kernel; it is plain Python around NumPy calls, a few for every image."""
+    """The kernel: a few calls of NumPy for each image."""
 
     _DIRECTIONS: ClassVar = {
         "fwd": _Call.forward,
@@ -421,8 +420,8 @@ class Im2colKernel:
         operands = epilogue.operands if epilogue is not None else ()
         descriptors = [*(operand.descriptor for operand in problem.operands), *operands]
         self.batch_strides = [descriptor.strides[0] for descriptor in descriptors]
-        seen_along = self.layout.filters if problem.direction == "bwd_filter" else self.layout.image
-        self.operand_axes = [seen_along(operand) for operand in operands]
+        axes_of = self.layout.filters if problem.direction == "bwd_filter" else self.layout.image
+        self.operand_axes = [axes_of(operand) for operand in operands]
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
@@ -433,11 +432,11 @@ class Im2colKernel:
 
 
 class Im2col(Algorithm):
-    """Unfold every image into columns and multiply with NumPy's BLAS: Caffe's way, and the baseline to beat.
+    """Unfold every image into columns and multiply with NumPy's BLAS, as Caffe does: the baseline.
 
-    Workspace: the columns of one image (of several small ones for the filter gradient), a padded copy of the
-    image if there is padding, the product where it cannot go straight to the output, and packed filters where
-    the BLAS cannot read them in place. Not declared deterministic: NumPy's BLAS promises no order of sums.
+    Workspace: the columns of one image (of several small ones for wgrad), a padded copy of the image if there is
+    padding, the product where the BLAS cannot write it to the output, and packed filters where the BLAS cannot read
+    their strides. Not declared deterministic: NumPy's BLAS guarantees no order of sums.
     """
 
     name = "im2col"
@@ -447,7 +446,7 @@ class Im2col(Algorithm):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         tensors = (operand.descriptor for operand in problem.operands)
         if any(tensor.dtype not in ("f32", "f64") for tensor in tensors):
-            return "its products are made by NumPy's BLAS, which takes f32 and f64 only"
+            return "its products are computed by NumPy's BLAS, which takes f32 and f64 only"
         return None
 
     def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
@@ -464,10 +463,10 @@ class Im2col(Algorithm):
         # a matrix of few rows or columns leaves most of a product's registers idle
         groups, k, depth = layout.w_packed.shape
         pixels = prod(problem.y.shape[2:])
-        narrow = min(1.0, min(k, depth) / NARROWEST)
+        narrow = min(1.0, min(k, depth) / NARROW)
         if problem.kind != "conv_bwd_filter":
-            narrow *= min(1.0, (pixels + FEWEST) / NARROWEST)
-        if problem.kind == "conv_bwd_filter":  # every run of images reads and writes all of dw
+            narrow *= min(1.0, (pixels + VECTOR_PIXELS) / NARROW)
+        if problem.kind == "conv_bwd_filter":  # each product of some images reads and writes all of dw
             traffic += 2 * groups * k * depth * DTYPES[layout.dtype] * layout.images // layout.batch
         traffic += sum(prod(tensor.shape) for tensor in (problem.x, problem.y)) * DTYPES[layout.dtype]
         products = problem.flops / (narrow * GEMM_EFFICIENCY * device.peak_flops(problem.dtype))

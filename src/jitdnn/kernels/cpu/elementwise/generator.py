@@ -27,7 +27,7 @@ from jitdnn.kernels.cpu.elementwise.key import ElementwiseCode
 from jitdnn.kernels.cpu.elementwise.transposing import block_size, trace_tiles
 from jitdnn.kernels.cpu.microkernel.scale import store_scaled
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
-from jitdnn.kernels.cpu.schedule.parallel import Counter, share, task_count
+from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units, task_count
 from jitdnn.kernels.formulas.elementwise import as_sequence, computing_dtype
 from jitdnn.kernels.formulas.loop_nest import CROSSED, REPEATED, STRIDED, UNIT, Nest
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
@@ -117,7 +117,7 @@ def build_elementwise(
     units = prod(nest.extents[:-1]) * blocks
     if is_crossed:
         units = prod(nest.extents[:-2]) * -(-nest.extents[-2] // block_size(computing)[0]) * blocks
-    tasks, per_task = share(units, device, seconds)
+    tasks, per_task = split_units(units, device, seconds)
     extras = [
         units, per_task, run, block, blocks, *nest.extents[:-1], *nest.bases,
         *(step for steps in nest.strides for step in steps),

@@ -126,12 +126,12 @@ class _Block:
         with k.when(head > 0):
             self._vector(here, row, k.integer(0), k.mask(head, lanes))
         whole = head + ((across - head) // lanes) * lanes
-        is_new = self.scale.is_new(here[-1])
-        with k.when(is_new):
+        overwrites = self.scale.overwrites(here[-1])
+        with k.when(overwrites):
             for c in k.range(head, whole, lanes):
                 (result,) = self._results(here, row, c, None)
                 (here[-1] + c).stream(result * k.splat(self.scale.alpha, lanes))
-        with k.when(~is_new):
+        with k.when(~overwrites):
             for c in k.range(head, whole, lanes):
                 self._vector(here, row, c, None)
         with k.when(whole < across):

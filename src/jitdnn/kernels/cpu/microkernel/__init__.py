@@ -1,1 +1,1 @@
-"""What runs in registers: tiles of multiply-adds, packing, transposing, prefetching, stores with alpha and beta."""
+"""Micro-kernels, and what moves their operands: packing, transposing, prefetching, stores with alpha and beta."""

@@ -1,7 +1,7 @@
 """Constant matrices times vectors of registers, in few multiply-adds.
 
-Rows that belong to opposite points agree but for the sign of every second coefficient: their even and odd parts are
-computed once, and added and subtracted. Columns that belong to opposite points are added and subtracted first.
+Rows that belong to opposite points (p and -p) differ only in the sign of every second coefficient: their even and odd
+parts are computed once, then added and subtracted. Columns of opposite points are added and subtracted first.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Values = Sequence[Value]
 
 
 def apply(k: Builder, matrix: Matrix, values: Values) -> list[Value]:
-    """matrix @ values, sharing what it can between rows or between columns."""
+    """matrix @ values; rows or columns of opposite points share their products."""
     pairs = _opposite_columns(matrix)
     return _by_columns(k, matrix, values, pairs) if pairs else _by_rows(k, matrix, values)
 
 
 def apply_to_grid(k: Builder, matrices: Sequence[Matrix], grid: Sequence[Values]) -> list[list[Value]]:
-    """rows @ grid @ columns^T for ``matrices`` (rows, columns): a separable map of a grid given as rows."""
+    """rows @ grid @ columns^T for ``matrices`` (rows, columns); ``grid`` is a sequence of rows."""
     rows, columns = matrices
     down = [apply(k, rows, [line[j] for line in grid]) for j in range(len(grid[0]))]
     return [apply(k, columns, [down[j][i] for j in range(len(down))]) for i in range(len(rows))]
 
 
 def operations(matrix: Matrix) -> int:
-    """Arithmetic instructions that ``apply`` takes, about."""
-    # planners ask thousands of times about a few matrices; to hash their fractions would take as long as to count
+    """About how many arithmetic instructions ``apply`` takes."""
+    # called thousands of times for few matrices: a key of their fractions would take as long to hash as the counting
     known = _operations.recall(id(matrix))
     if known is None or known[0] is not matrix:
         known = _operations.put(id(matrix), (matrix, _count_operations(matrix)))
@@ -75,7 +75,7 @@ def _by_rows(k: Builder, matrix: Matrix, values: Values) -> list[Value]:
 
 
 def _opposite_row(matrix: Matrix, a: int) -> tuple[int, bool] | None:
-    """A later row that equals row ``a`` but for the signs of its odd (True) or even coefficients."""
+    """A later row that equals row ``a`` except for the signs of its odd (True) or even coefficients."""
     row = matrix[a]
     if not any(row[0::2]) or not any(row[1::2]):
         return None
@@ -102,7 +102,7 @@ def _by_columns(k: Builder, matrix: Matrix, values: Values, pairs: Sequence[tupl
 
 
 def _opposite_columns(matrix: Matrix) -> list[tuple[int, int]]:
-    """Pairs of columns that agree but for the signs in every second row."""
+    """Pairs of columns that differ only in the signs of every second row."""
     if len(matrix) < 2:
         return []
     pairs: list[tuple[int, int]] = []
@@ -122,7 +122,7 @@ def _opposite_columns(matrix: Matrix) -> list[tuple[int, int]]:
 
 
 def _dot(k: Builder, row: Row, values: Values) -> Value:
-    """The sum of coefficient times value; a coefficient of 1 first, and none multiplied that is 1 or -1."""
+    """The sum of coefficient times value; a coefficient of 1 comes first, and values of 1 and -1 take no product."""
     terms = sorted(
         ((c, v) for c, v in zip(row, values, strict=True) if c),
         key=lambda term: (abs(term[0]) != 1, term[0] < 0),

@@ -1,10 +1,10 @@
-"""Finished sums to the user's tensor: scale, epilogue, blend and layout, in one pass.
+"""The store of a register tile's sums to y: epilogue, scaling and layout in one pass.
 
     y = alpha * epilogue(sum, operands) + beta * y        (y is not read where beta is 0)
 
-A tile of sums is [rows][vectors * lanes]. Its lanes go along one axis of y, its rows along a box of others.
-Where the lanes' axis is the closer together in y a row is stored as it is; where the last axis of the box is,
-squares are transposed first.
+A tile of sums is [rows][vectors * lanes]. Its lanes lie along one axis of y, its rows along a box of other axes. Where
+the lanes' axis has the smaller stride in y rows are stored as they are; where the box's last axis has, squares of
+vectors are transposed first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.microkernel.nontemporal import is_aligned
-from jitdnn.kernels.cpu.microkernel.scale import blend_whole
+from jitdnn.kernels.cpu.microkernel.scale import blend_integers
 from jitdnn.kernels.cpu.microkernel.transpose import transpose
 from jitdnn.kernels.cpu.schedule.offsets import scale
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
@@ -27,8 +27,8 @@ from jitdnn.tensor import REAL_DTYPES
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where a tile goes in one tensor of a type: the stride of each axis of the box and of the lanes."""
+class TileStrides:
+    """The strides of a tile in one tensor: those of each axis of the box, and that of the lanes."""
 
     dtype: str
     box: tuple[int, ...]
@@ -37,44 +37,44 @@ class Placement:
 
 @dataclass(frozen=True)
 class TileStore:
-    """A tile's shape and its placement in y and in each operand of the epilogue."""
+    """A tile's shape, and its strides in y and in each operand of the epilogue."""
 
     dtype: str
     box: tuple[int, ...]
-    extents: tuple[int, ...]  # of the whole tensor along the axes of the box
+    extents: tuple[int, ...]  # of the tensor along the axes of the box
     vectors: int
-    y: Placement
-    operands: tuple[Placement, ...]
+    y: TileStrides
+    operands: tuple[TileStrides, ...]
     epilogue: Epilogue | None
     sums: str | None = None  # the type of the sums in memory, where it is not that of the arithmetic
-    streams: bool = False  # whole rows go past the caches where they are aligned and nothing is read
+    streams: bool = False  # complete, aligned rows are written by non-temporal stores, where y is not read
 
     @property
     def is_transposed(self) -> bool:
-        """True if the box's last axis lies closer together in y than the lanes' axis."""
+        """True if the box's last axis has a smaller stride in y than the lanes' axis."""
         return self.box[-1] > 1 and 0 < abs(self.y.box[-1]) < abs(self.y.lanes)
 
     def joins(self) -> bool:
-        """True if the last two axes of the box are one run in every tensor."""
+        """True if the last two axes of the box are a single one in every tensor."""
         if len(self.box) < 2 or self.box[-1] != self.extents[-1]:
             return False
         return all(p.box[-2] == self.extents[-1] * p.box[-1] for p in (self.y, *self.operands))
 
     def joined(self) -> TileStore:
-        """The same with the last two axes of the box as one."""
+        """The same with the last two axes of the box as a single one."""
         return self._with_axes(
             (*self.box[:-2], self.box[-2] * self.box[-1]),
             (*self.extents[:-2], self.extents[-2] * self.extents[-1]),
             [*range(len(self.box) - 2), len(self.box) - 1],
         )
 
-    def squeezed(self, kept: Sequence[int]) -> TileStore:
-        """The same with only the axes numbered ``kept``; the box has side 1 along the others."""
-        return self._with_axes(tuple(self.box[i] for i in kept), tuple(self.extents[i] for i in kept), kept)
+    def squeezed(self, axes: Sequence[int]) -> TileStore:
+        """The same with only some ``axes``; the box has side 1 along the others."""
+        return self._with_axes(tuple(self.box[i] for i in axes), tuple(self.extents[i] for i in axes), axes)
 
-    def _with_axes(self, box: tuple[int, ...], extents: tuple[int, ...], kept: Sequence[int]) -> TileStore:
-        def keep(p: Placement) -> Placement:
-            return Placement(p.dtype, tuple(p.box[i] for i in kept), p.lanes)
+    def _with_axes(self, box: tuple[int, ...], extents: tuple[int, ...], axes: Sequence[int]) -> TileStore:
+        def keep(p: TileStrides) -> TileStrides:
+            return TileStrides(p.dtype, tuple(p.box[i] for i in axes), p.lanes)
 
         operands = tuple(keep(p) for p in self.operands)
         return replace(self, box=box, extents=extents, y=keep(self.y), operands=operands)
@@ -83,29 +83,29 @@ class TileStore:
 class Blend:
     """alpha, beta and the epilogue as they are applied to one vector.
 
-    ``whole``: alpha and beta in f64, where the result may be one of integers.
+    ``integer_scale`` are alpha and beta in f64, for results of integers; None for results of reals.
     """
 
     def __init__(
         self, k: Builder, alpha: Value, beta: Value, epilogue: Epilogue | None,
-        whole: tuple[Value, Value] | None = None,
+        integer_scale: tuple[Value, Value] | None = None,
     ) -> None:  # fmt: skip
         self.k, self.alpha, self.beta, self.epilogue = k, alpha, beta, epilogue
-        self.whole = whole
+        self.integer_scale = integer_scale
 
     @classmethod
     def of(cls, k: Builder, scale: Pointer, dtype: str, y: Pointer, epilogue: Epilogue | None) -> Blend:
         """For sums of type ``dtype`` and the result ``y``; ``scale`` points to alpha and beta, two doubles."""
         alpha, beta = scale.load(0), scale.load(1)
-        whole = None if y.dtype in REAL_DTYPES else (alpha, beta)
-        return cls(k, k.convert(alpha, dtype), k.convert(beta, dtype), epilogue, whole)
+        integer_scale = None if y.dtype in REAL_DTYPES else (alpha, beta)
+        return cls(k, k.convert(alpha, dtype), k.convert(beta, dtype), epilogue, integer_scale)
 
     @property
-    def is_new(self) -> Value:
-        """Whether ``scaled`` may be stored as it is: nothing is read, and integers are not scaled."""
-        if self.whole is None:
+    def overwrites(self) -> Value:
+        """Whether ``scaled`` may be stored as it is: y is not read, and integers are not scaled."""
+        if self.integer_scale is None:
             return self.beta == 0.0
-        return (self.whole[0] == 1.0) & (self.whole[1] == 0.0)
+        return (self.integer_scale[0] == 1.0) & (self.integer_scale[1] == 0.0)
 
     def finished(self, value: Value, operands: Sequence[Value]) -> Value:
         """``value`` after the epilogue."""
@@ -122,8 +122,10 @@ class Blend:
     ) -> None:
         """Finish ``value`` and store its lanes at ``stride``."""
         k, lanes = self.k, value.lanes
-        if self.whole is not None:
-            blend_whole(k, self.whole, y, stride, self.finished(value, operands), element_of(value), mask)
+        if self.integer_scale is not None:
+            blend_integers(
+                k, self.integer_scale, y, stride, self.finished(value, operands), element_of(value), mask
+            )
             return
         result = k.register(self.scaled(value, operands))
         with k.when(self.beta != 0.0):
@@ -137,7 +139,7 @@ def trace_store(module: Module, name: str, store: TileStore) -> Function:
 
     ``scale`` points to alpha and beta, two doubles; the other pointers to the tile's first element.
     """
-    operands = {f"operand{i}": place.dtype for i, place in enumerate(store.operands)}
+    operands = {f"operand{i}": strides.dtype for i, strides in enumerate(store.operands)}
     valid = {f"valid{i}": None for i in range(len(store.box))}
     with module.function(
         name,
@@ -150,8 +152,8 @@ def trace_store(module: Module, name: str, store: TileStore) -> Function:
     ) as (k, (sums, scale, y, *rest), function):
         count = len(store.operands)
         pointers, lanes_valid, extents = rest[:count], rest[count], rest[count + 1 :]
-        kept = [i for i, side in enumerate(store.box) if side > 1] or [len(store.box) - 1]
-        tile, extents = store.squeezed(kept), [extents[i] for i in kept]
+        axes = [i for i, side in enumerate(store.box) if side > 1] or [len(store.box) - 1]
+        tile, extents = store.squeezed(axes), [extents[i] for i in axes]
         while tile.joins():
             extents = [*extents[:-2], extents[-2] * tile.extents[-1]]
             tile = tile.joined()
@@ -165,14 +167,14 @@ def trace_store(module: Module, name: str, store: TileStore) -> Function:
 
 
 class _Writer:
-    """Loops over a tile; they run at run time, so that the code stays small whatever the tile."""
+    """Loops over a tile. They are not unrolled, so that the code stays small whatever the tile."""
 
     def __init__(
         self, k: Builder, store: TileStore, blend: Blend, sums: Pointer, pointers: Sequence[Pointer]
     ) -> None:
         self.k, self.tile, self.blend, self.sums, self.pointers = k, store, blend, sums, pointers
         self.lanes = k.lanes(store.dtype)
-        self.placements = (store.y, *store.operands)
+        self.tile_strides = (store.y, *store.operands)
 
     def _points(self, valid: Sequence[Value]) -> Iterator[tuple[Value, ...]]:
         """Every valid point of the first axes of the box, one axis for each extent given."""
@@ -194,31 +196,31 @@ class _Writer:
         self, point: Sequence[int | Value], lane: Value, strides: Sequence[int], value: Value,
         mask: Value | None,
     ) -> None:  # fmt: skip
-        """Finish lanes that start at ``lane`` of the row at ``point`` and go on with ``strides``."""
-        places = [
-            p + _offset(placement, point, lane)
-            for p, placement in zip(self.pointers, self.placements, strict=True)
+        """Finish lanes from ``lane`` of the row at ``point`` on, which have ``strides`` in the tensors."""
+        starts = [
+            p + _offset(strides_of, point, lane)
+            for p, strides_of in zip(self.pointers, self.tile_strides, strict=True)
         ]
         operands = [
-            place.load_strided(0, stride, self.lanes, mask)
-            for place, stride in zip(places[1:], strides[1:], strict=True)
+            start.load_strided(0, stride, self.lanes, mask)
+            for start, stride in zip(starts[1:], strides[1:], strict=True)
         ]
-        self.blend.store(places[0], strides[0], value, operands, mask)
+        self.blend.store(starts[0], strides[0], value, operands, mask)
 
     def rows(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
-        """Lanes as they are: each row's vectors to y, masked at the end where not all of a tile's are there."""
+        """Rows as they are, with a mask at the end of a partial tile."""
         k, width = self.k, self.tile.vectors * self.lanes
-        strides = [p.lanes for p in self.placements]
+        strides = [p.lanes for p in self.tile_strides]
         for point in self._points(valid):
             row = self.sums + self._row(point) * width
             with k.when(valid_lanes >= width):
-                self._whole_row(point, row, strides)
+                self._complete_row(point, row, strides)
             with k.when(valid_lanes < width):
                 for part in k.range(0, valid_lanes, self.lanes):
                     mask = k.mask(valid_lanes - part, self.lanes)
                     self._store(point, part, strides, row.load(part, self.lanes), mask)
 
-    def _whole_row(self, point: Sequence[Value], row: Pointer, strides: Sequence[int]) -> None:
+    def _complete_row(self, point: Sequence[Value], row: Pointer, strides: Sequence[int]) -> None:
         k = self.k
         vectors = [
             (k.integer(j * self.lanes), row.load(j * self.lanes, self.lanes))
@@ -228,14 +230,14 @@ class _Writer:
             for lane, value in vectors:
                 self._store(point, lane, strides, value, None)
             return
-        y = self.pointers[0] + _offset(self.placements[0], point, k.integer(0))
-        is_free = is_aligned(y, self.lanes) & self.blend.is_new
+        y = self.pointers[0] + _offset(self.tile_strides[0], point, k.integer(0))
+        is_free = is_aligned(y, self.lanes) & self.blend.overwrites
         with k.when(is_free):
             for lane, value in vectors:
                 operands = [
-                    (p + _offset(placement, point, lane)).load_strided(0, stride, self.lanes)
-                    for p, placement, stride in zip(
-                        self.pointers[1:], self.placements[1:], strides[1:], strict=True
+                    (p + _offset(strides_of, point, lane)).load_strided(0, stride, self.lanes)
+                    for p, strides_of, stride in zip(
+                        self.pointers[1:], self.tile_strides[1:], strides[1:], strict=True
                     )
                 ]
                 y.stream(self.blend.scaled(value, operands), lane)
@@ -244,34 +246,35 @@ class _Writer:
                 self._store(point, lane, strides, value, None)
 
     def transposed(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
-        """Squares of (pixels of one run) x (lanes) turned, so that stores go along the run."""
+        """Squares of (points of the last axis) x (lanes), transposed, so that the vectors of stores lie along the
+        axis."""
         k, lanes, run = self.k, self.lanes, self.tile.box[-1]
         width = self.tile.vectors * lanes
         for outer in self._points(valid[:-1]):
             row = self.sums + self._row(outer) * (run * width)
-            whole = run // lanes * lanes  # squares of a loop; the last one may have fewer pixels
-            for first, last, there in ((0, whole, lanes), (whole, run, run - whole)):
+            full = run // lanes * lanes  # the loop of full squares; the last square may have fewer points
+            for first, last, rows in ((0, full, lanes), (full, run, run - full)):
                 for start in k.range(first, last, lanes):
-                    mask = k.mask((valid[-1] - start).min(there), lanes)
+                    mask = k.mask((valid[-1] - start).min(rows), lanes)
                     for lane in k.range(0, valid_lanes.min(width), lanes):
-                        self._square((*outer, start), row + lane, lane, valid_lanes - lane, mask, there)
+                        self._square((*outer, start), row + lane, lane, valid_lanes - lane, mask, rows)
 
     def _square(
-        self, point: tuple[Value, ...], row: Pointer, lane: Value, left: Value, mask: Value, there: int
+        self, point: tuple[Value, ...], row: Pointer, lane: Value, left: Value, mask: Value, rows: int
     ) -> None:
-        """One square, of whose rows ``there`` are there."""
+        """One square, of which ``rows`` rows exist."""
         k, lanes, width = self.k, self.lanes, self.tile.vectors * self.lanes
         start = point[-1]
         blank = k.constant(0, self.tile.dtype, lanes)
-        square = [row.load((start + i) * width, lanes) if i < there else blank for i in range(lanes)]
+        square = [row.load((start + i) * width, lanes) if i < rows else blank for i in range(lanes)]
         for i, value in enumerate(transpose(k, square)):
             with k.when(left > i):
-                self._store(point, lane + i, [p.box[-1] for p in self.placements], value, mask)
+                self._store(point, lane + i, [p.box[-1] for p in self.tile_strides], value, mask)
 
 
 @dataclass(frozen=True)
 class Box:
-    """Elements of a tensor: (extent, stride) of each axis, and where the first one lies."""
+    """Elements of a tensor: (extent, stride) of each axis, and the offset of the first one."""
 
     axes: tuple[tuple[int, int], ...]
     offset: int
@@ -282,7 +285,7 @@ class Box:
 
     @property
     def rows(self) -> list[tuple[int, int]]:
-        """The axes in the order of loops, at least two: the one to vectorise is the last."""
+        """The axes in the order of loops, at least two; vectors lie along the last one."""
         axes = sorted((axis for axis in self.axes if axis[0] != 1), key=lambda axis: -abs(axis[1]))
         return [(1, 0)] * (2 - len(axes)) + axes
 
@@ -294,9 +297,9 @@ class Box:
 def trace_scaling(
     module: Module, name: str, stored: str, dtype: str, boxes: Sequence[Box], pointers: int, number: int
 ) -> None:
-    """Trace the task ``name``: y = alpha * 0 + beta * y in each box in its turn, as `trace_store` does it.
+    """Trace the task ``name``: y = alpha * 0 + beta * y for one box after the other, computed as by `trace_store`.
 
-    y is the operand ``number`` of ``pointers``, in memory as ``stored`` says; sums would be of type ``dtype``.
+    y is the operand ``number`` of ``pointers``, of type ``stored`` in memory; ``dtype`` is the type of its sums.
     """
     with module.task(name) as (k, args, task, _):
         first = 0
@@ -321,8 +324,8 @@ def _scale_box(
             blend.store(y + (row * row_stride + i * stride), stride, k.constant(0, dtype, lanes), (), mask)
 
 
-def _offset(placement: Placement, point: Sequence[int | Value], lane: Value) -> Value:
-    offset = lane * placement.lanes
-    for i, stride in zip(point, placement.box, strict=True):
+def _offset(strides: TileStrides, point: Sequence[int | Value], lane: Value) -> Value:
+    offset = lane * strides.lanes
+    for i, stride in zip(point, strides.box, strict=True):
         offset = offset + i * stride
     return offset

@@ -1,11 +1,18 @@
-"""The micro-kernel under convolution and matrix product: sums over broadcasts times vectors.
+"""The micro-kernel under convolutions and matrix products: a register tile of sums of broadcasts times vectors.
 
-    sums[i][j] += a[row i + where the loops are] * b[where the loops are + lanes of vector j]
+    load sums [rows][vectors], or begin with 0 .................... rows x vectors registers
+    for i in loops[0] ............................................. at run time, and prefetches
+      for j in loops[1]
+        ... ....................................................... the innermost loops are unrolled
+          load vectors of b at (i loops[0].b + j loops[1].b + ...)  one register for each vector
+          for each row
+            broadcast a at (row + i loops[0].a + j loops[1].a + ...)  one register
+            sums[row][vector] += broadcast * vector
+    store sums
 
-The rows are any constant offsets into ``a``, so the same loop is a GEMM tile (rows of a panel), an implicit
-convolution (pixels of an image, as a box of rows and columns) and a filter gradient (channels and taps).
-The sums live in registers; they start from and return to memory: a small tile [rows][vectors * lanes], or rows
-wherever the caller wants them.
+The rows are any constant offsets into ``a``. So the same micro-kernel computes a matrix product (rows of a panel), a
+convolution (rows are a box of pixels, loops are channels and taps) and its wgrad (rows are channels and taps, loops
+are pixels). In memory the sums are a tile [rows][vectors * lanes], or rows at offsets that the caller gives.
 """
 
 from __future__ import annotations
@@ -17,14 +24,13 @@ from dataclasses import dataclass
 
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Register, Value
 
-_UNROLL = (
-    160  # multiply-adds in a straight line: in longer ones LLVM moves them away from their loads and spills
-)
+# multiply-adds of an unrolled body: in a longer one LLVM moves them away from their loads, and spills registers
+_UNROLL = 160
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop of the reduction: its extent (None: given at run time) and the steps of both pointers."""
+    """One loop of the reduction: its extent (None: passed at run time) and the steps of both pointers."""
 
     extent: int | None
     a: int
@@ -33,10 +39,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Products:
-    """What a step adds to a sum, and where sums begin.
+    """What a step adds to a sum, and the value that sums begin with.
 
-    ``multiply_add`` takes the builder, the broadcast of ``a``, the vector of ``b`` and the sum; ``start`` the
-    pointers a and b, the row and the vector; None: sums begin with 0.
+    ``multiply_add`` takes the builder, the broadcast of ``a``, the vector of ``b`` and the sum. ``start`` takes the
+    pointers a and b, the row and the vector; if it is None, sums begin with 0.
     """
 
     multiply_add: Callable[[Builder, Value, Value, Value], Value] = Builder.fma
@@ -46,31 +52,28 @@ class Products:
 FUSED = Products()
 
 
-def trace_contraction(
+def trace_microkernel(
     module: Module, name: str, dtype: str, rows: Sequence[int], vectors: int, loops: Sequence[Loop],
     accumulate: bool = False, b_offset: int = 0, products: Products = FUSED,
-    places: Sequence[int] | None = None, ahead: Sequence[tuple[str, int]] = (),
+    sum_offsets: Sequence[int] | None = None, prefetch: Sequence[tuple[str, int]] = (),
 ) -> Function:  # fmt: skip
-    """Trace ``name(a, b, sums, ahead..., extents...)``; with ``accumulate`` the sums in memory are added to.
+    """Trace ``name(a, b, sums, prefetch..., extents...)``; with ``accumulate`` the sums in memory are added to.
 
-    Meanwhile lines are asked for that are needed later: step i of the outermost loop asks for the one at each pointer
-    ``ahead`` plus i times its stride; both types and strides are in ``ahead``.
+    ``prefetch`` holds the type and stride of further pointers: step i of the outermost loop prefetches the line at each
+    of them plus i times its stride.
 
-    ``b`` is read from ``b_offset`` on, as ``a`` is from the rows' offsets. The sums of each row are at its place
-    of ``places``, by default one row after the other.
+    ``b`` is read from ``b_offset`` on, as ``a`` is from the rows' offsets. The sums of each row begin at its element of
+    ``sum_offsets``, by default one row after the other.
     """
     runtime = [i for i, loop in enumerate(loops) if loop.extent is None]
     parameters: dict[str, str | None] = {"a": dtype, "b": dtype, "sums": dtype}
-    parameters |= {f"ahead{i}": stored for i, (stored, _) in enumerate(ahead)} | {
-        f"extent{i}": None for i in runtime
-    }
+    parameters |= {f"prefetch{i}": stored for i, (stored, _) in enumerate(prefetch)}
+    parameters |= {f"extent{i}": None for i in runtime}
     with module.function(name, "aliasing", **parameters) as (k, (a, b, sums, *rest), function):
-        asked, extents = (
-            [(at, stride) for at, (_, stride) in zip(rest, ahead, strict=False)],
-            rest[len(ahead) :],
-        )
+        lines = [(pointer, stride) for pointer, (_, stride) in zip(rest, prefetch, strict=False)]
+        extents = rest[len(prefetch) :]
         lanes = k.lanes(dtype)
-        at = [i * vectors * lanes for i in range(len(rows))] if places is None else places
+        at = [i * vectors * lanes for i in range(len(rows))] if sum_offsets is None else sum_offsets
         given = dict(zip(runtime, extents, strict=True))
 
         def start(i: int, j: int) -> Value:
@@ -80,29 +83,29 @@ def trace_contraction(
             return k.constant(0, dtype, lanes) if products.start is None else products.start(a, b, i, j)
 
         acc = [[k.register(start(i, j)) for j in range(vectors)] for i in range(len(rows))]
-        straight = _straight_suffix(loops, len(rows) * vectors)
-        body = _Body(k, rows, acc, lanes, loops[len(loops) - straight :], products)
-        _nest(k, a, b + b_offset, list(enumerate(loops[: len(loops) - straight])), given, body, asked)
-        for place, row in zip(at, acc, strict=True):
+        outer = len(loops) - _unrolled_loops(loops, len(rows) * vectors)
+        body = _Body(k, rows, acc, lanes, loops[outer:], products)
+        _nest(k, a, b + b_offset, list(enumerate(loops[:outer])), given, body, lines)
+        for offset, row in zip(at, acc, strict=True):
             for j, register in enumerate(row):
-                sums.store(register.get(), place + j * lanes)
+                sums.store(register.get(), offset + j * lanes)
     return function
 
 
-def _straight_suffix(loops: Sequence[Loop], work: int) -> int:
-    """How many of the innermost loops are written out."""
-    count, turns = 0, 1
+def _unrolled_loops(loops: Sequence[Loop], work: int) -> int:
+    """How many of the innermost loops are unrolled, where a step takes ``work`` multiply-adds."""
+    count, steps = 0, 1
     for loop in reversed(loops):
-        if loop.extent is None or turns * loop.extent * work > _UNROLL:
+        if loop.extent is None or steps * loop.extent * work > _UNROLL:
             break
-        turns *= loop.extent
+        steps *= loop.extent
         count += 1
     return count
 
 
 @dataclass(frozen=True)
 class _Body:
-    """The straight-line part: every step of the innermost loops, as multiply-adds."""
+    """The unrolled part: every step of the innermost loops, as multiply-adds."""
 
     k: Builder
     rows: Sequence[int]
@@ -113,8 +116,9 @@ class _Body:
 
     @property
     def work(self) -> int:
-        turns = math.prod(loop.extent or 1 for loop in self.inner)
-        return max(1, turns * len(self.rows) * len(self.acc[0]))
+        """Multiply-adds."""
+        steps = math.prod(loop.extent or 1 for loop in self.inner)
+        return max(1, steps * len(self.rows) * len(self.acc[0]))
 
     def trace(self, a: Pointer, b: Pointer) -> None:
         for point in itertools.product(*(range(loop.extent or 0) for loop in self.inner)):
@@ -130,9 +134,9 @@ class _Body:
 
 def _nest(
     k: Builder, a: Pointer, b: Pointer, loops: list[tuple[int, Loop]], given: dict[int, Value], body: _Body,
-    ahead: Sequence[tuple[Pointer, int]] = (),
+    lines: Sequence[tuple[Pointer, int]] = (),
 ) -> None:  # fmt: skip
-    """The loops that run at run time, outermost first; the innermost is unrolled by hand."""
+    """The loops that are not unrolled, outermost first; the innermost of them is unrolled in part."""
     if not loops:
         body.trace(a, b)
         return
@@ -140,24 +144,24 @@ def _nest(
     extent: int | Value = given[number] if loop.extent is None else loop.extent
     if rest:
         for i in k.range(extent):
-            _ask(ahead, i)
+            _prefetch(lines, i)
             _nest(k, a + i * loop.a, b + i * loop.b, rest, given, body)
         return
     times = max(1, min(8, _UNROLL // body.work))
     if isinstance(extent, int):
-        whole: int | Value = extent - extent % times
+        unrolled: int | Value = extent - extent % times
     else:
-        whole = extent - extent % times
+        unrolled = extent - extent % times
     if times > 1:
-        for i in k.range(0, whole, times):
+        for i in k.range(0, unrolled, times):
             for u in range(times):
-                _ask(ahead, i + u)
+                _prefetch(lines, i + u)
                 body.trace(a + (i * loop.a + u * loop.a), b + (i * loop.b + u * loop.b))
-    for i in k.range(whole if times > 1 else 0, extent):
-        _ask(ahead, i)
+    for i in k.range(unrolled if times > 1 else 0, extent):
+        _prefetch(lines, i)
         body.trace(a + i * loop.a, b + i * loop.b)
 
 
-def _ask(ahead: Sequence[tuple[Pointer, int]], step: Value) -> None:
-    for pointer, stride in ahead:
+def _prefetch(lines: Sequence[tuple[Pointer, int]], step: Value) -> None:
+    for pointer, stride in lines:
         pointer.prefetch(step * stride, nearest=False)

@@ -1,4 +1,4 @@
-"""Register tiles: how many rows and vectors of sums to keep at once, and how to block an index space."""
+"""Register tiles: how many rows and vectors of sums a micro-kernel keeps in registers, and what that costs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jitdnn.rtcg.isa import Isa
 MAX_VECTORS = 4
 _STEP_OVERHEAD = 0.5  # cycles a step spends on addresses and loop control
 _LATENCY = 4.0  # cycles from one multiply-add into the same sum to the next
-_OUTER_AXIS = 0.01  # a box of several rows, slices or images has more addresses and touches more cache lines
+_OUTER_AXIS = 0.01  # a box with several rows, slices or images has more addresses and reads more cache lines
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A box of rows by ``vectors`` registers of lanes; ``box`` has one extent for each axis of the rows."""
+class RegisterTile:
+    """``rows`` x ``vectors`` registers of sums. The rows are a box, with an extent for each axis of the results."""
 
     box: tuple[int, ...]
     vectors: int
@@ -30,7 +30,7 @@ class Tile:
 
 
 def step_cycles(rows: int, vectors: int) -> float:
-    """Cycles of one step of a contraction: two multiply-adds and two loads a cycle."""
+    """Cycles of one step of a micro-kernel: two multiply-adds and two loads a cycle."""
     return max(rows * vectors / 2, (rows + vectors) / 2, _LATENCY) + _STEP_OVERHEAD
 
 
@@ -48,54 +48,54 @@ def nothing(box: tuple[int, ...]) -> float:
 
 def choose_tile(
     extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float | Cost = 0.0,
-    steps_of: Cost = _one, beside: Cost = nothing, stream: float = 0.0,
-) -> Tile:  # fmt: skip
+    steps_of: Cost = _one, other: Cost = nothing, load: float = 0.0,
+) -> RegisterTile:  # fmt: skip
     """The tile that covers ``extents`` rows by ``width`` lanes in the fewest cycles.
 
-    In cycles per step of the reduction, ``store`` is the cost of finishing one vector of a tile, and ``beside`` that
-    of what else has to be done for the whole index space; ``steps_of`` says which part of the steps tiles of a box
-    need to do. ``stream`` is how many cycles a vector takes to come from where it is.
+    All costs are cycles per step of the reduction: ``store`` that of finishing one vector of a tile, ``other`` that of
+    everything else for the whole index space, ``load`` that of loading a vector from the cache it is in.
+    ``steps_of`` is the part of the steps that is left for tiles of a box.
     """
-    if isinstance(store, float) and steps_of is _one and beside is nothing:
-        return _plain_tile(tuple(extents), width, isa, dtype, store, stream)
-    return _cheapest_tile(extents, width, isa, dtype, store, steps_of, beside, stream)
+    if isinstance(store, float) and steps_of is _one and other is nothing:
+        return _plain_tile(tuple(extents), width, isa, dtype, store, load)
+    return _cheapest_tile(extents, width, isa, dtype, store, steps_of, other, load)
 
 
 @functools.lru_cache(maxsize=4096)
 def _plain_tile(
-    extents: tuple[int, ...], width: int, isa: Isa, dtype: str, store: float, stream: float
-) -> Tile:
-    """`choose_tile` where nothing depends on the box: plans that are priced ask for the same tiles again and again."""
-    return _cheapest_tile(extents, width, isa, dtype, store, _one, nothing, stream)
+    extents: tuple[int, ...], width: int, isa: Isa, dtype: str, store: float, load: float
+) -> RegisterTile:
+    """`choose_tile` where no cost depends on the box, cached: planners choose the same tiles repeatedly."""
+    return _cheapest_tile(extents, width, isa, dtype, store, _one, nothing, load)
 
 
 def _cheapest_tile(
     extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float | Cost,
-    steps_of: Cost, beside: Cost, stream: float,
-) -> Tile:  # fmt: skip
+    steps_of: Cost, other: Cost, load: float,
+) -> RegisterTile:  # fmt: skip
     lanes = isa.lanes(dtype)
-    best, best_cost = Tile((1,) * len(extents), 1), math.inf
+    best, best_cost = RegisterTile((1,) * len(extents), 1), math.inf
     for vectors in range(1, min(MAX_VECTORS, ceil_div(max(width, 1), lanes)) + 1):
         # a register for each sum, one for each vector loaded, one for the broadcast
         most = (isa.registers - 1 - vectors) // vectors
         columns = ceil_div(max(width, 1), vectors * lanes)
         for box in _boxes(tuple(max(1, e) for e in extents), most):
             rows = math.prod(box)
-            turns = columns * math.prod(ceil_div(max(1, e), t) for e, t in zip(extents, box, strict=True))
+            tiles = columns * math.prod(ceil_div(max(1, e), t) for e, t in zip(extents, box, strict=True))
             finish = store if isinstance(store, float) else store(box)
-            step = max(step_cycles(rows, vectors), stream * vectors)
-            cost = turns * (steps_of(box) * step + finish * rows * vectors)
-            cost *= 1 + _OUTER_AXIS * sum(place for place, side in enumerate(reversed(box)) if side > 1)
+            step = max(step_cycles(rows, vectors), load * vectors)
+            cost = tiles * (steps_of(box) * step + finish * rows * vectors)
+            cost *= 1 + _OUTER_AXIS * sum(axis for axis, side in enumerate(reversed(box)) if side > 1)
             if cost < best_cost * (1 - 1e-9):
-                cost += beside(box)
+                cost += other(box)
             if cost < best_cost * (1 - 1e-9):
-                best, best_cost = Tile(box, vectors), cost
+                best, best_cost = RegisterTile(box, vectors), cost
     return best
 
 
 @functools.lru_cache(maxsize=1024)
 def _boxes(extents: tuple[int, ...], most: int) -> tuple[tuple[int, ...], ...]:
-    """Boxes of at most ``most`` points whose sides divide the extents as evenly as can be."""
+    """Boxes of at most ``most`` points whose sides divide the extents as evenly as possible."""
     sides = [
         sorted({ceil_div(extent, parts) for parts in range(1, extent + 1) if ceil_div(extent, parts) <= most})
         if extent <= 4 * most
@@ -105,7 +105,7 @@ def _boxes(extents: tuple[int, ...], most: int) -> tuple[tuple[int, ...], ...]:
     return tuple(box for box in itertools.product(*sides) if math.prod(box) <= most)
 
 
-def cost_per_step(extents: Sequence[int], width: int, tile: Tile, lanes: int) -> float:
+def cost_per_step(extents: Sequence[int], width: int, tile: RegisterTile, lanes: int) -> float:
     """Cycles that one step of the reduction takes over the whole index space."""
-    turns = math.prod(ceil_div(e, t) for e, t in zip(extents, tile.box, strict=True))
-    return turns * ceil_div(width, tile.vectors * lanes) * step_cycles(tile.rows, tile.vectors)
+    tiles = math.prod(ceil_div(e, t) for e, t in zip(extents, tile.box, strict=True))
+    return tiles * ceil_div(width, tile.vectors * lanes) * step_cycles(tile.rows, tile.vectors)

@@ -1,4 +1,4 @@
-"""alpha and beta: dst = alpha * value + beta * dst, for stores of vectors and of single elements."""
+"""alpha and beta: dst = alpha * value + beta * dst, for vectors and single elements."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from jitdnn.rtcg.storage import widen
 from jitdnn.tensor import REAL_DTYPES
 
 
-def blend_whole(
+def blend_integers(
     k: Builder, factors: tuple[Value, Value], target: Pointer, stride: int | Value, value: Value, dtype: str,
     mask: Value | None = None, divisor: Value | None = None,
 ) -> None:  # fmt: skip
     """Blend ``value`` (over ``divisor``) into a tensor of integers by the rule of ``problems.problem.Operand``.
 
-    ``factors`` are alpha and beta in f64, ``dtype`` is what the value is in. Where they are 1 and 0 the value is stored
-    from its own type; else it is widened, and neither the products nor their sum are rounded to less than f64 (nor
-    fused: what is exactly between two whole numbers is so for every target).
+    ``factors`` are alpha and beta in f64, ``dtype`` is the type of the value. Where they are 1 and 0 the value is
+    stored from its own type; else it is widened, and neither the products nor their sum are rounded to less than f64
+    (nor fused: what is exactly between two integers is so on every target).
     """
     alpha, beta = factors
     is_plain = (alpha == 1.0) & (beta == 0.0)
@@ -33,18 +33,18 @@ def store_scaled(
     k: Builder, factors: tuple[Value, Value], target: Pointer, stride: int | Value, value: Value,
     mask: Value | None,
 ) -> None:  # fmt: skip
-    """``blend_whole`` for a value of type f64 and any alpha and beta."""
+    """``blend_integers`` for a value of type f64 and any alpha and beta."""
     alpha, beta = factors
-    place = target.as_real("f64")
+    dst = target.as_real("f64")
     result = k.register(k.rounded_product(value, k.splat(alpha, value.lanes)))
     with k.when(beta != 0.0):
-        old = place.load_strided(0, stride, value.lanes, mask)
+        old = dst.load_strided(0, stride, value.lanes, mask)
         result.set(result.get() + k.rounded_product(old, k.splat(beta, value.lanes)))
-    place.store_strided(result.get(), 0, stride, mask)
+    dst.store_strided(result.get(), 0, stride, mask)
 
 
 class Scale:
-    """The factors of every call: dst = alpha * value + beta * dst, and beta == 0 does not read dst."""
+    """alpha and beta of a call: dst = alpha * value + beta * dst, where dst is not read if beta is 0."""
 
     def __init__(self, k: Builder, arguments: Arguments, dtype: str) -> None:
         self.k, self.dtype = k, dtype
@@ -52,8 +52,8 @@ class Scale:
         self.alpha, self.beta = arguments.alpha(real), arguments.beta(real)
         self._wide = arguments.alpha("f64"), arguments.beta("f64")
 
-    def is_new(self, target: Pointer) -> Value:
-        """Whether ``value * alpha`` may be stored as it is: nothing is read, and integers are not scaled."""
+    def overwrites(self, target: Pointer) -> Value:
+        """Whether ``value * alpha`` may be stored as it is: ``target`` is not read, and integers are not scaled."""
         alpha, beta = self._wide
         is_overwritten: Value = beta == 0.0
         return is_overwritten if target.dtype in REAL_DTYPES else is_overwritten & (alpha == 1.0)
@@ -65,7 +65,7 @@ class Scale:
         """Blend ``value``, divided by ``divisor``, into the elements of ``target`` that are ``stride`` apart."""
         k = self.k
         if target.dtype not in REAL_DTYPES:
-            blend_whole(k, self._wide, target, stride, value, self.dtype, mask, divisor)
+            blend_integers(k, self._wide, target, stride, value, self.dtype, mask, divisor)
             return
         if divisor is not None:
             value = value / divisor
@@ -76,7 +76,7 @@ class Scale:
         target.store_strided(result.get(), 0, stride, mask)
 
     def start(self, target: Pointer, stride: int | Value, lanes: int, mask: Value | None = None) -> None:
-        """Make ``target`` beta * target, for terms that are added to it one by one afterwards."""
+        """Set ``target`` to beta * target, for terms that are added to it one by one afterwards."""
         k = self.k
         result = k.register(k.constant(0.0, target.dtype, lanes))
         with k.when(self.beta != 0.0):

@@ -1,4 +1,4 @@
-"""Square transposes in registers, and the copies built on them."""
+"""Transposing squares of vectors in registers, and copies that transpose."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ def transpose(k: Builder, rows: Sequence[Value]) -> list[Value]:
 
 def copy_transposed(
     k: Builder, source: Pointer, row_stride: int, rows: int | Value, run: int | Value,
-    target: Pointer, pitch: int, lanes: int, store_mask: Value | None = None, ahead: int = 0,
+    target: Pointer, pitch: int, lanes: int, store_mask: Value | None = None, prefetch: int = 0,
 ) -> None:  # fmt: skip
     """``target[i * pitch + lane] = source[lane * row_stride + i]`` for i < run.
 
-    Lanes at and beyond ``rows`` (at most ``lanes`` of them) become 0; those that ``store_mask`` turns off are
-    not written. Up to ``lanes - 1`` rows after the run are not written either. Of each row the element
-    ``ahead`` of what is read is asked for.
+    Lanes at and beyond ``rows`` (at most ``lanes``) become 0; those that ``store_mask`` turns off are not written. With
+    ``prefetch`` the element so far behind the one that is read is prefetched, of each row.
     """
     for start in k.range(0, run, lanes):
         left = (run if isinstance(run, Value) else k.integer(run)) - start
@@ -40,8 +39,8 @@ def copy_transposed(
                 count: int | Value = left if lane < rows else 0
             else:
                 count = k.select(rows > lane, left, 0)
-            if ahead:
-                source.prefetch(start + lane * row_stride + ahead)
+            if prefetch:
+                source.prefetch(start + lane * row_stride + prefetch)
             loaded.append(source.load(start + lane * row_stride, lanes, k.mask(count, lanes)))
         for i, row in enumerate(transpose(k, loaded)):
             with k.when(left > i):

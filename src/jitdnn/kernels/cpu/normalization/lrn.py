@@ -13,7 +13,7 @@ from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, PlannedAlg
 from jitdnn.kernels.cpu.microkernel.nontemporal import is_streamed
 from jitdnn.kernels.cpu.normalization.lrn_code import AXES, MOST_UNROLLED, NUMBERS, POWERS, NormCode, trace
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
-from jitdnn.kernels.cpu.schedule.parallel import share
+from jitdnn.kernels.cpu.schedule.parallel import split_units
 from jitdnn.problems.divisive_norm import DivisiveNorm
 from jitdnn.problems.lrn import LRN
 from jitdnn.rtcg.compile import load
@@ -182,7 +182,7 @@ class _WindowNorm(PlannedAlgorithm[WindowNorm, Plan, CpuDevice]):
             units *= -(-extent // chunk) * (plan.window[0][0] if plan.is_forward else 1)
         if norm.output.size == 0:
             units = 0
-        tasks, per_task = share(units, device, self.seconds_of(plan, device) * device.threads)
+        tasks, per_task = split_units(units, device, self.seconds_of(plan, device) * device.threads)
         before = (norm.size - 1) // 2
         numbers = {
             "units": units,

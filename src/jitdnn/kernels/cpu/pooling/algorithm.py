@@ -42,7 +42,7 @@ from jitdnn.kernels.cpu.pooling.plan import (
 )
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.parallel import share
+from jitdnn.kernels.cpu.schedule.parallel import split_units
 from jitdnn.problems.pooling import Pooling
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.unpooling import Unpooling
@@ -111,7 +111,7 @@ class PoolingAlgorithm(Algorithm):
         launch = self._launch(pooling, geometry, processor)
         plan, units = launch.plan, launch.units
         library = load(f"pooling_{self.name}", plan, processor.isa, launch.trace)
-        tasks, per_task = share(units, device, self.estimate(problem, device) * device.threads)
+        tasks, per_task = split_units(units, device, self.estimate(problem, device) * device.threads)
         values = geometry.values(units=units, per_task=per_task, **launch.sizes)
         threads = device.threads if tasks > 1 else 1
         return CpuKernel(library, [("pooling", tasks)], plan.tensors, threads, plan.slots.pack(values))
@@ -330,7 +330,7 @@ class ScatterUnpooling(Algorithm):
         images, channels = unpooling.large.shape[:2]
         blocks = ceil_div(channels, plan.planes)
         units = images * blocks if problem.output.size else 0
-        tasks, per_task = share(units, device, self.estimate(problem, device) * device.threads)
+        tasks, per_task = split_units(units, device, self.estimate(problem, device) * device.threads)
         values = {
             "units": units, "per_task": per_task, "blocks": blocks, "channels": channels,
             "pitch": unpooling_pitch(plan, unpooling, lanes), "size": prod(unpooling.large.shape[2:]),

@@ -24,7 +24,7 @@ from typing import Any, cast
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
-from jitdnn.kernels.cpu.schedule.parallel import Counter, share, task_count
+from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units, task_count
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.kernels.formulas.philox import Numbered, Region, regions
 from jitdnn.problems.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, part_extent, split_axis
@@ -177,7 +177,7 @@ def build_parts(
         share_of_all = seconds * nest.size * region.active / max(1, output.size)
         blocks, block = _blocks(nest, lanes, task_count(device, share_of_all))
         units = prod(nest.extents[:-1]) * blocks
-        tasks, per_task = share(units, device, share_of_all)
+        tasks, per_task = split_units(units, device, share_of_all)
         extras += [
             units, per_task, nest.extents[-1], block, blocks, *nest.extents[:-1], *nest.bases,
             *(step for strides in nest.strides for step in strides),

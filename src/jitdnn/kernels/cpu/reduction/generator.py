@@ -30,7 +30,7 @@ from jitdnn.kernels.cpu.reduction.plan import (
     slots_of,
 )
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
-from jitdnn.kernels.cpu.schedule.parallel import share, task_count
+from jitdnn.kernels.cpu.schedule.parallel import split_units, task_count
 from jitdnn.kernels.formulas.row_algorithms import Step
 from jitdnn.kernels.formulas.row_programs import Program
 from jitdnn.rtcg.compile import load
@@ -85,8 +85,8 @@ class RowKernel:
         program = self.step.program
         seconds = _seconds(program, code, layout, lanes)
         units = layout.units(lanes)
-        tasks, per_task = share(units * layout.parts, device, seconds)
-        row_tasks, row_per_task = share(units, device, seconds / max(1, layout.row))
+        tasks, per_task = split_units(units * layout.parts, device, seconds)
+        row_tasks, row_per_task = split_units(units, device, seconds / max(1, layout.row))
         values = {
             "units": units, "per_task": per_task, "row_per_task": row_per_task, "parts": layout.parts,
             "steps": layout.steps, "per_part": layout.per_part, "flush": layout.flush, "inner": layout.inner[0],

@@ -22,7 +22,7 @@ from typing import Any, cast
 from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
 from jitdnn.kernels.algorithm import Device, Kernel
 from jitdnn.kernels.cpu.reduction.combine import State, combine, combine_lanes, identity
-from jitdnn.kernels.cpu.schedule.parallel import Counter, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
 from jitdnn.kernels.formulas.parts_kernel import PartsKernel
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Register, Value
 from jitdnn.rtcg.compile import load
@@ -96,7 +96,7 @@ def build_scan(
         computing, tuple(t.dtype for t in tensors), expression, reduction, is_exclusive, over_rows, is_split,
         len(outer), steps,
     )  # fmt: skip
-    tasks, per_task = share(units, device, output.size * _ELEMENT_SECONDS * (2 if is_split else 1))
+    tasks, per_task = split_units(units, device, output.size * _ELEMENT_SECONDS * (2 if is_split else 1))
     jump = width if over_rows else _PART
     extras = [units, per_task, extent, output.shape[lane_axis], blocks, *(output.shape[a] for a in outer)]
     for tensor in tensors:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.rnn.dropout import trace_dropout
 from jitdnn.kernels.cpu.rnn.memory_layout import LAYER, Memory
 from jitdnn.kernels.cpu.rnn.plan import (
@@ -36,7 +36,7 @@ class _WeightsCode:
         trace_tables(module, plan)
         trace_counters(module, plan)
         loops = [Loop(None, PANEL_GATES, self.width)]
-        contract = trace_contraction(
+        contract = trace_microkernel(
             module, "tile", plan.dtype, list(range(TILE_GATES)), plan.layer_vectors, loops, accumulate=True
         )
         self._trace_copy_x(module)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed
 from jitdnn.kernels.cpu.rnn.memory_layout import LAYER, Memory
 from jitdnn.kernels.cpu.rnn.plan import ROWS_PER_TASK, TILES_PER_GROUP, Product, RecurrentPlan
@@ -26,14 +26,14 @@ def trace_tile(module: Module, name: str, product: Product, dtype: str) -> Funct
         loops.append(Loop(extent, step, inner))
         inner *= extent
     kept = [loop for loop in reversed(loops) if loop.extent != 1]
-    return trace_contraction(module, name, dtype, _row_offsets(product), product.vectors, kept)
+    return trace_microkernel(module, name, dtype, _row_offsets(product), product.vectors, kept)
 
 
 def trace_tile_chunk(module: Module, name: str, product: Product, dtype: str) -> Function:
     """Trace ``name(rows, panel, sums, depth)``: a chunk of the innermost loop, added to the sums in memory."""
     loops = [Loop(None, product.nest[-1][1], product.vectors * module.isa.lanes(dtype))]
     offsets = _row_offsets(product)
-    return trace_contraction(module, name, dtype, offsets, product.vectors, loops, accumulate=True)
+    return trace_microkernel(module, name, dtype, offsets, product.vectors, loops, accumulate=True)
 
 
 def _row_offsets(product: Product) -> list[int]:

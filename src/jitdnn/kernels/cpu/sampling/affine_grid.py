@@ -16,7 +16,7 @@ from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Kernel, TypedAlgorithm
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.random.philox import double_bits
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
-from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, split_units
 from jitdnn.problems.spatial_transformer import AffineGrid
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -172,7 +172,7 @@ class AffineRows(TypedAlgorithm[AffineGrid, CpuDevice]):
         step = grid.strides[-2]
         code = _Code(plan.direction, plan.dtype, rank, step if 1 <= step <= 4 else 0)
         units = grid.shape[0] * (prod(space[:-1]) if plan.direction == "fwd" else rank)
-        tasks, per_task = share(units, device, self._seconds(plan))
+        tasks, per_task = split_units(units, device, self._seconds(plan))
         values = {
             "units": units, "per_task": per_task, "images": grid.shape[0], "grid_n": grid.strides[0],
             "grid_i": grid.strides[-1], **{f"theta{a}": s for a, s in enumerate(theta.strides)},

@@ -22,7 +22,7 @@ from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Kernel, TypedAlgorithm
 from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
-from jitdnn.kernels.cpu.schedule.parallel import Counter, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.problems.embedding import Embedding
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
@@ -276,7 +276,7 @@ class EmbeddingRows(TypedAlgorithm[Embedding, CpuDevice]):
         )  # fmt: skip
         count = prod(nest.extents) if plan.indices.size else 0
         units = count if forward else plan.rows
-        tasks, per_task = share(units, device, self._seconds(plan))
+        tasks, per_task = split_units(units, device, self._seconds(plan))
         padding = -1 if plan.padding is None else plan.padding
         extras = [
             units, per_task, plan.rows, plan.weight.shape[1], padding, source.strides[-1],

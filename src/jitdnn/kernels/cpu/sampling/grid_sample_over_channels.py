@@ -26,7 +26,7 @@ from jitdnn.kernels.cpu.sampling.grid_geometry import (
     spread,
 )
 from jitdnn.kernels.cpu.sampling.grid_sample_over_pixels import packed_strides_of, pixel_rows, write_slopes
-from jitdnn.kernels.cpu.schedule.parallel import Counter, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
 from jitdnn.problems.spatial_transformer import GridSample
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -241,7 +241,7 @@ class GridSampleChannels(SampleAlgorithm):
         values = plan.values(lanes, groups=groups, room=self._room(plan, device))
         rows = plan.pixels // max(1, plan.nest.extents[-1])
         units = sample.x.shape[0] * (groups if sample.direction == "bwd_data" else rows * values["blocks"])
-        tasks, per_task = share(units, device, self._seconds(sample, device))
+        tasks, per_task = split_units(units, device, self._seconds(sample, device))
         values |= {"units": units, "per_task": per_task}
         library = load("grid_sample_channels", code, device.isa, lambda module: _trace(module, code))
         threads = device.threads if tasks > 1 else 1

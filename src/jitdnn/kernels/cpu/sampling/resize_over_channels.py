@@ -25,7 +25,7 @@ from jitdnn.kernels.cpu.sampling.resize_weights import (
     strides_of,
 )
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
-from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, split_units
 from jitdnn.problems.resize import Resize
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -205,7 +205,7 @@ class ResizeChannels(ResizeAlgorithm):
         tables = outer_tables(axes, compute_dtype(plan.dtype))
         outputs = [len(taps.start) for taps in axes]
         units = target.shape[0] * outputs[0] * outputs[1]
-        tasks, per_task = share(units, device, self._seconds(plan, device))
+        tasks, per_task = split_units(units, device, self._seconds(plan, device))
         values = {
             "units": units, "per_task": per_task, "images": target.shape[0], "channels": target.shape[1],
             "out0": outputs[0], "out1": outputs[1], "out2": outputs[2],

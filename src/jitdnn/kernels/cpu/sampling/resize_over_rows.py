@@ -34,7 +34,7 @@ from jitdnn.kernels.cpu.sampling.resize_weights import (
     strides_of,
 )
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
-from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, share
+from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, split_units
 from jitdnn.problems.resize import Resize, Taps
 from jitdnn.rtcg.builder import Module, Pointer, Value
 from jitdnn.rtcg.compile import load
@@ -319,7 +319,7 @@ class ResizeRows(ResizeAlgorithm):
         }
         outputs = [len(taps.start) for taps in axes]
         units = prod(target.shape[:2]) * outputs[0] * outputs[1]
-        tasks, per_task = share(units, device, self._seconds(plan, device))
+        tasks, per_task = split_units(units, device, self._seconds(plan, device))
         blocks = -(-outputs[2] // lanes)
         values = {
             "units": units, "per_task": per_task, "images": target.shape[0], "channels": target.shape[1],

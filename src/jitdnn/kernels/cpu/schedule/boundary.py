@@ -1,4 +1,4 @@
-"""Tests of an image's borders that are made only where a result can be at one, and how many reads are inside."""
+"""Boundaries: tests whether a position is inside of the image, only where one can be outside, and how many are."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def when(k: Builder, condition: Value | None) -> contextlib.AbstractContextManag
 
 
 def inside(axis: Axis, at: Value, block: int) -> Value | None:
-    """Whether position ``at``, which a result of the axis reads, is there; None if no result reads beyond.
+    """Whether position ``at``, which a result of the axis reads, is inside; None if no result reads outside.
 
-    Results are computed in blocks; those of the last block that do not exist read as the others do.
+    Results are computed in blocks; those of the last block beyond the axis read like the others.
     """
-    last = (-(-axis.results // block) * block - 1) * axis.step + axis.taps.lowest + axis.taps.span
+    last = (ceil_div(axis.results, block) * block - 1) * axis.step + axis.taps.lowest + axis.taps.span
     if axis.taps.lowest >= 0 and last < axis.positions:
         return None
     return (at >= 0) & (at < axis.positions)
 
 
-def share_inside(axis: Axis) -> float:
-    """The share of an axis' taps that read a position which is there."""
+def fraction_inside(axis: Axis) -> float:
+    """The part of all (result, tap) pairs of an axis that read inside of the image."""
     taps = axis.taps
     if not axis.is_padded:
         return 1.0

@@ -1,4 +1,4 @@
-"""Where things are: flat indices as digits, offsets of groups and elements, points of boxes."""
+"""Offsets: flat indices as digits, offsets of groups and elements, points of boxes, sizes in whole cache lines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _LINE = 64
 
 
 def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
     return -(-a // b)
 
 
@@ -35,7 +36,7 @@ def split_index(index: Value, extents: tuple[int, ...]) -> list[Value]:
 
 
 def group_offset(group: Value, extents: tuple[int, ...], strides: tuple[int, ...]) -> Value:
-    """Offset of a group whose number counts through ``extents``."""
+    """Offset of a group whose number is a flat index of ``extents``."""
     offset = group * 0
     for i, stride in zip(split_index(group, extents), strides, strict=True):
         offset = offset + i * stride
@@ -47,17 +48,17 @@ def view_offset(
     view: View,
     group: Value,
     channel: int | Value,
-    place: tuple[int | Value, ...] | list[Value],
+    position: tuple[int | Value, ...] | list[Value],
 ) -> Value:
-    """Offset of an element of a view: its group, its channel within the group, its (batch, axes) place."""
+    """Offset of an element of a view: its group, its channel within the group, its position (batch, axes)."""
     offset = group_offset(group, c.groups, view.groups) + view.offset
     offset = offset + channel * view.channels
-    for i, stride in zip(place, (view.batch, *view.space), strict=True):
+    for i, stride in zip(position, (view.batch, *view.space), strict=True):
         offset = offset + i * stride
     return offset
 
 
 def whole_lines(elements: int, dtype: str) -> int:
-    """Rounded up to whole cache lines."""
+    """``elements`` rounded up to whole cache lines."""
     line = _LINE // ITEM_BYTES[dtype]
     return ceil_div(elements, line) * line

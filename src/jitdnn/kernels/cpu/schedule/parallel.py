@@ -1,4 +1,4 @@
-"""What the memory-bound kernels share: tasks, counting through index spaces, blended stores."""
+"""Dividing work into tasks: how many, integers that are passed at run time, and counting through index spaces."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ from collections.abc import Mapping, Sequence
 
 from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Device
+from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.builder import Builder, Value
 
-# A task shorter than this is not worth handing to another thread; a thread asleep takes as long to wake.
+# A shorter task is not worth handing to another thread: a sleeping thread takes as long to wake.
 TASK_SECONDS = 15e-6
-_TASKS_PER_THREAD = 4  # so that a thread that was held up can be helped out
+_TASKS_PER_THREAD = 4  # so that other threads can take over tasks of one that was delayed
 WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the end
 
 
 def task_count(device: Device, seconds: float) -> int:
-    """Into how many tasks to cut work that takes one thread ``seconds``; 1 if it is too little to share."""
+    """Into how many tasks to divide work that takes one thread ``seconds``; 1 if it is too little to divide."""
     if device.threads == 1 or seconds < 3 * TASK_SECONDS:
         return 1
     return max(1, min(_TASKS_PER_THREAD * device.threads, int(seconds / TASK_SECONDS)))
 
 
 def wanted_tasks(threads: int) -> int:
-    """Tasks that keep some threads busy to the end. Of one thread's none need to share the panels of a block."""
+    """Tasks that keep so many threads busy to the end."""
     return 1 if threads == 1 else _TASKS_PER_THREAD * threads
 
 
-def share(units: int, device: Device, seconds: float) -> tuple[int, int]:
-    """Units of equal work as (tasks, units of a task); no task where there is no unit."""
-    per_task = max(1, -(-units // task_count(device, seconds)))
-    return -(-units // per_task), per_task
+def split_units(units: int, device: Device, seconds: float) -> tuple[int, int]:
+    """Units of equal work as (tasks, units of a task); there is no task without a unit."""
+    per_task = max(1, ceil_div(units, task_count(device, seconds)))
+    return ceil_div(units, per_task), per_task
 
 
 class Slots:
-    """Integers that the code takes at run time, by name, as the extras of a ``CpuKernel``."""
+    """Integers that are passed to the code at run time, by name: the extras of a ``CpuKernel``."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -48,9 +49,9 @@ class Slots:
 
 
 class Counter:
-    """The digits of a unit's number, outermost first, and where each tensor stands; counts up by one.
+    """The digits of a unit's number, outermost first, and its offset in each tensor; counts up by one.
 
-    Dividing costs tens of cycles: it happens once a task, then the digits carry.
+    A division takes tens of cycles: digits are found by division once a task, and carry from then on.
     """
 
     def __init__(

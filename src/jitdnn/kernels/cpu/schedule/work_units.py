@@ -1,4 +1,4 @@
-"""Dividing a kernel that needs no workspace into tasks: runs of equal units of work, given at run time."""
+"""Dividing a kernel without a workspace into tasks: runs of equal units of work, whose length is passed at run time."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu.correlation import Correlation
-from jitdnn.kernels.cpu.schedule.offsets import split_index
-from jitdnn.kernels.cpu.schedule.parallel import share
+from jitdnn.kernels.cpu.schedule.offsets import ceil_div, split_index
+from jitdnn.kernels.cpu.schedule.parallel import split_units
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 
-_CACHE_BYTES = 640 << 10  # of the L2 cache, for what is read again and again
-_CYCLES_A_SECOND = 3e9  # only to tell work that is worth sharing: nothing is measured to cut it
+_CACHE_BYTES = 640 << 10  # of the L2 cache, for the operand that is read repeatedly
+_CYCLES_A_SECOND = 3e9  # only to tell what work is worth dividing, so that it need not be measured
 
 
 @dataclass(frozen=True)
-class Units:
-    """A named index space whose points are done one after the other, the last axis fastest."""
+class WorkUnits:
+    """An index space with named axes, whose points are computed one after the other, the last axis fastest."""
 
     axes: tuple[tuple[str, int], ...]
 
@@ -27,9 +27,9 @@ class Units:
     def count(self) -> int:
         return math.prod(extent for _, extent in self.axes)
 
-    def shares(self, device: CpuDevice, cycles: float) -> tuple[int, int]:
+    def split(self, device: CpuDevice, cycles: float) -> tuple[int, int]:
         """(tasks, units of a task) for work that takes one thread ``cycles``."""
-        return share(self.count, device, cycles / _CYCLES_A_SECOND)
+        return split_units(self.count, device, cycles / _CYCLES_A_SECOND)
 
     def each(self, k: Builder, task: Value, per_task: Value) -> Iterator[dict[str, Value]]:
         """The units of a task, each as its index by name."""
@@ -40,16 +40,16 @@ class Units:
 
 
 def block_sizes(extent: int, most: int) -> list[int]:
-    """Sizes of blocks up to ``most`` that divide ``extent`` as evenly as can be; none if ``most`` is 0."""
+    """Sizes of blocks up to ``most`` that divide ``extent`` as evenly as possible; none if ``most`` is 0."""
     if most < 1:
         return []
-    return sorted({-(-extent // parts) for parts in range(-(-extent // most), extent + 1)})
+    return sorted({ceil_div(extent, parts) for parts in range(ceil_div(extent, most), extent + 1)})
 
 
-def walks_filter_first(c: Correlation) -> bool:
-    """True if the loop over blocks of the filter should be outside of that over the image.
+def is_filter_loop_outer(c: Correlation) -> bool:
+    """True if the loop over blocks of the filter should be outside of the loop over the image.
 
-    The inner one of the two is read as often as the outer one has blocks: best is one that stays in the cache.
+    The inner operand is read once for each block of the outer one: it should be the one that stays in the cache.
     """
     item = ITEM_BYTES[c.dtype]
     weights = c.width * c.depth * c.taps * item

@@ -45,7 +45,7 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import code as wgra
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import cost as wgrad_pixels_cost
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of
+from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
@@ -97,7 +97,7 @@ class Direct(Algorithm):
         each = [_cycles(plan) for plan in plans]
         tasks = sum(plan.divide(device, own)[0] for plan, own in zip(plans, each, strict=True))
         over_groups = OverGroups | OverGroupsPacked | WgradOverGroups
-        apart = 0.0 if isinstance(plans[0], over_groups) else cycles_apart(problem)
+        apart = 0.0 if isinstance(plans[0], over_groups) else channels_last_group_cycles(problem)
         return seconds_of(problem, device, sum(each) + apart, tasks)
 
     def error_bound(self, problem: Problem) -> float:

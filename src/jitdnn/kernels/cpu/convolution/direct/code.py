@@ -71,7 +71,14 @@ def gradient_blend(k: Builder, scale: Pointer, dtype: str) -> Blend:
 
 @contextlib.contextmanager
 def pass_over_slice(
-    plan: DirectPlan, x: Pointer, dy: Pointer, sums: Pointer, d: Value, tap: Value, registers: Iterable[Any]
+    k: Builder,
+    plan: DirectPlan,
+    x: Pointer,
+    dy: Pointer,
+    sums: Pointer,
+    d: Value,
+    tap: Value,
+    registers: Iterable[Any],
 ) -> Iterator[tuple[Pointer, Pointer]]:
     """A gradient's pass over slice ``d`` of dy and the slice of x that it meets by a tap, if there is one.
 
@@ -79,7 +86,7 @@ def pass_over_slice(
     """
     c, lanes, axis, registers = plan.c, plan.lanes, plan.c.axes[0], list(registers)
     at = d * axis.step + axis.taps.offset + tap * axis.taps.shift
-    with when(d.k, inside(axis, at, 1)):
+    with when(k, inside(axis, at, 1)):
         for number, register in enumerate(registers):
             register.set(sums.load(number * lanes, lanes))
         yield x + at * c.x.space[0], dy + d * c.y.space[0]

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
-from jitdnn.kernels.cpu.schedule.work_units import Units, walks_filter_first
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits, is_filter_loop_outer
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 Reads = Mapping[int, Sequence[tuple[int, int]]]  # (result, tap) by the position that they read
@@ -34,7 +34,7 @@ class DirectPlan(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def units(self) -> Units:
+    def units(self) -> WorkUnits:
         """The work units."""
 
     def workspace(self, threads: int) -> int:
@@ -46,7 +46,7 @@ class DirectPlan(abc.ABC):
 
         The extra is the number of units of a task.
         """
-        tasks, per_task = self.units.shares(device, cycles)
+        tasks, per_task = self.units.split(device, cycles)
         return tasks, (per_task,)
 
     def phases(self, prefix: str, tasks: int) -> list[tuple[str, int]]:
@@ -78,15 +78,15 @@ def reads_of(axis: Axis, results: int, taps: int | None = None) -> Reads:
     return dict(sorted(found.items()))
 
 
-def row_units(c: Correlation, channel_blocks: int, row_blocks: int, runs: int) -> Units:
+def row_units(c: Correlation, channel_blocks: int, row_blocks: int, runs: int) -> WorkUnits:
     """Work units of blocks of result channels, and of blocks of rows and runs of tiles along them.
 
     Blocks of the filter are the outer loop where that reads less.
     """
     channels = [("channels", channel_blocks)]
     space = [("slice", c.axes[0].results), ("rows", row_blocks), ("run", runs)]
-    order = channels + space if walks_filter_first(c) else space + channels
-    return Units((("image", c.batch), ("group", c.group_count), *order))
+    order = channels + space if is_filter_loop_outer(c) else space + channels
+    return WorkUnits((("image", c.batch), ("group", c.group_count), *order))
 
 
 def tap_tiles(c: Correlation, taps: int) -> list[range]:

@@ -18,7 +18,7 @@ from jitdnn.kernels.cpu.convolution.grouped.code import trace
 from jitdnn.kernels.cpu.convolution.grouped.cost import choose_plan, cycles
 from jitdnn.kernels.cpu.convolution.grouped.packing import has_contiguous_channels
 from jitdnn.kernels.cpu.convolution.grouped.plan import GroupedPlan
-from jitdnn.kernels.cpu.correlation import Interleaved, lower_convolution, lower_interleaved
+from jitdnn.kernels.cpu.correlation import InterleavedPhases, lower_convolution, lower_stride_phases
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -72,21 +72,21 @@ class Grouped(Algorithm):
         return CpuKernel(library, plan.phases(), pointers, threads, workspace=needed)
 
 
-def _is_supported(interleaved: Interleaved) -> bool:
+def _is_supported(interleaved: InterleavedPhases) -> bool:
     """True if the channels of all tensors are neighbours in memory, and every result meets a tap."""
     c = interleaved.whole
-    if c.groups[0] == 1 or not has_contiguous_channels(c) or interleaved.has_unmet:
+    if c.groups[0] == 1 or not has_contiguous_channels(c) or interleaved.has_phases_without_taps:
         return False
     return all(v.groups == (c.width,) and (c.width == 1 or v.channels == 1) for v in c.operands)
 
 
 @lru_cache(256)
-def _lowered(problem: Convolution, epilogue: Epilogue | None) -> Interleaved:
+def _lowered(problem: Convolution, epilogue: Epilogue | None) -> InterleavedPhases:
     operands = epilogue.operands if epilogue else ()
     if problem.direction == "bwd_data" and math.prod(problem.stride) > 1:
-        return lower_interleaved(problem, operands)
+        return lower_stride_phases(problem, operands)
     (c,) = lower_convolution(problem, operands)
-    return Interleaved.of(c)
+    return InterleavedPhases.single(c)
 
 
 @lru_cache(256)

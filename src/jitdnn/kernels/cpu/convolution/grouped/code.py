@@ -14,7 +14,7 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import tap_offset
 from jitdnn.kernels.cpu.convolution.grouped.packing import broadcast_in_groups, trace_pack
 from jitdnn.kernels.cpu.convolution.grouped.plan import GroupedPlan, tap_blocks, uses_of_positions
 from jitdnn.kernels.cpu.correlation import Correlation
-from jitdnn.kernels.cpu.microkernel.epilogue_store import Placement, TileStore, trace_store
+from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore, TileStrides, trace_store
 from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed
 from jitdnn.kernels.cpu.schedule.boundary import inside, when
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, scale, split_index
@@ -26,10 +26,10 @@ _Tiles = list[tuple[range, Function]]
 
 def trace(module: Module, plan: GroupedPlan, pointers: int, epilogue: Epilogue | None) -> None:
     """Trace the phases of a plan, for pointers to x, w, y and the epilogue's operands."""
-    c, tile, side = plan.c, plan.tile, plan.interleaved.sides[2]
+    c, tile, side = plan.c, plan.tile, plan.interleaved.strides[2]
     pack = trace_pack(module, "pack", plan.packing)
     tiles = [list(_trace_tiles(module, number, plan)) for number in range(len(plan.stride_phases))]
-    placements = [Placement(v.dtype, (v.space[2] * side,), 1) for v in (c.y, *c.operands)]
+    placements = [TileStrides(v.dtype, (v.space[2] * side,), 1) for v in (c.y, *c.operands)]
     kind = TileStore(
         c.dtype,
         (tile.columns,),
@@ -111,7 +111,7 @@ def trace_tile(module: Module, name: str, plan: GroupedPlan, c: Correlation, vec
         name, x=c.dtype, weights=c.dtype, sums=c.dtype, y=c.y.dtype, d=None, row=None
     ) as (k, (x, weights, sums, y, d, row), function):  # fmt: skip
         for column, vector in itertools.product(range(tile.columns), range(vectors)):
-            y.prefetch(column * (plan.interleaved.sides[2] * c.y.space[2]) + vector * lanes, write=True)
+            y.prefetch(column * (plan.interleaved.strides[2] * c.y.space[2]) + vector * lanes, write=True)
         zero = k.constant(0, c.dtype, lanes)
         registers = {at: k.register(zero) for at in itertools.product(range(tile.columns), range(vectors))}
         code = _Tile(k, plan, c, vectors)
@@ -215,7 +215,7 @@ class _Task:
     def _row(self, unit: Value, r: Value, row: Value, tiles: list[_Tiles], store: Function) -> None:
         """Row ``r`` of the block for each stride phase, of one unit; what it reads begins in ``row`` of a slice."""
         k, c, plan = self.k, self.c, self.plan
-        sides, extents = plan.interleaved.sides, plan.interleaved.extents
+        sides, extents = plan.interleaved.strides, plan.interleaved.extents
         unit_channels, (_, pixel_stride, row_stride) = plan.groups_per_unit * c.width, plan.packing.strides
         weights = self.weights + (self.first_unit + unit) * plan.unit_weights
         source = self.packed + (unit * plan.packing.elements + r * (c.axes[1].step * row_stride))
@@ -224,9 +224,11 @@ class _Task:
         for stride_phase, versions in zip(plan.stride_phases, tiles, strict=True):
             d, h = (
                 index * side + offset
-                for index, side, offset in zip((self.d, self.h + r), sides, stride_phase.place, strict=False)
+                for index, side, offset in zip(
+                    (self.d, self.h + r), sides, stride_phase.remainder, strict=False
+                )
             )
-            side, offset = sides[2], stride_phase.place[2]
+            side, offset = sides[2], stride_phase.remainder[2]
             end = k.integer(ceil_div(extents[2] - offset, side)) - self.w
             with k.when((d < extents[0]) & (h < extents[1])):
                 starts = [

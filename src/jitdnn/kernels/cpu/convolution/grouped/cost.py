@@ -16,8 +16,8 @@ from jitdnn.kernels.cpu.convolution.grouped.plan import (
     tap_blocks,
     uses_of_positions,
 )
-from jitdnn.kernels.cpu.correlation import Correlation, Interleaved
-from jitdnn.kernels.cpu.schedule.boundary import share_inside
+from jitdnn.kernels.cpu.correlation import Correlation, InterleavedPhases
+from jitdnn.kernels.cpu.schedule.boundary import fraction_inside
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.work_units import block_sizes
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
@@ -41,7 +41,7 @@ _L3_BYTES_A_CYCLE = 12.0
 _MEMORY_BYTES_A_CYCLE = 10.0
 
 
-def choose_plan(interleaved: Interleaved, isa: Isa) -> GroupedPlan:
+def choose_plan(interleaved: InterleavedPhases, isa: Isa) -> GroupedPlan:
     """The cheapest tile, the largest block for it that the L1 cache holds, and as many units as the L2 cache does."""
     smallest = GroupedPlan(interleaved, isa, GroupedTile(1, 1), (1, 1), 1)
     tiled = min((replace(smallest, tile=tile) for tile in _tiles(smallest)), key=_unit_row)
@@ -84,7 +84,7 @@ def _tile_cycles(plan: GroupedPlan, c: Correlation) -> float:
         loads = (broadcasts + taps * tile.vectors) / 2
         latency = _LATENCY * taps if tile.columns * tile.vectors < _HIDING_SUMS else 0.0
         tap_row += c.depth * (max(busy, loads, latency) + _STEP)
-    taps_of_tile = slices * rows * share_inside(c.axes[1]) * (tap_row + _TAP_ROW)
+    taps_of_tile = slices * rows * fraction_inside(c.axes[1]) * (tap_row + _TAP_ROW)
     return taps_of_tile + _TILE + tile.columns * tile.vectors * _STORE
 
 

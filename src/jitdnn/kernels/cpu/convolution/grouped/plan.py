@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jitdnn.kernels.cpu.convolution.grouped.packing import GroupPacking, groups_per_unit
-from jitdnn.kernels.cpu.correlation import Axis, Correlation, Interleaved, StridePhase
+from jitdnn.kernels.cpu.correlation import Axis, Correlation, InterleavedPhases, StridePhase
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -54,7 +54,7 @@ class GroupedPlan:
     ``block`` is rows of y, and tiles along each of them.
     """
 
-    interleaved: Interleaved
+    interleaved: InterleavedPhases
     isa: Isa
     tile: GroupedTile
     block: tuple[int, int]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from jitdnn.kernels.cpu.convolution.grouped.cost import largest_block, units_per_task
 from jitdnn.kernels.cpu.convolution.grouped.wgrad_plan import GroupedWgradPlan, WgradTile
 from jitdnn.kernels.cpu.correlation import Correlation
-from jitdnn.kernels.cpu.schedule.boundary import share_inside
+from jitdnn.kernels.cpu.schedule.boundary import fraction_inside
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import Isa
 
@@ -60,7 +60,7 @@ def _summing(plan: GroupedWgradPlan) -> float:
     rows = c.batch * c.axes[0].results * c.axes[1].results
     pixels_of_row = c.axes[2].results
     products = rows * (pixels_of_row * slices * tap_rows * plan.vectors * _unit_pixel(plan, plan.tile))
-    products *= share_inside(c.axes[1])
+    products *= fraction_inside(c.axes[1])
     microkernels = slices * tap_rows * plan.tap_tiles * plan.channel_tiles * plan.vectors
     products += microkernels * (rows * _ROW + blocks * (_CALL + _SUM_VECTOR * plan.tile.vectors))
     packed_vectors = slices * math.prod(x.extents) * x.vectors + math.prod(dy.extents) * dy.vectors

@@ -1,1 +1,1 @@
-"""Forward and dgrad as a matrix product whose input is packed, or read in place, tile by tile."""
+"""Forward and dgrad as a matrix product without the matrix of patches: input tiles are packed, or read in place."""

@@ -1,7 +1,7 @@
 """Convolution forward and backward to the data as an implicit GEMM: packed tiles, no im2col buffer.
 
 Any stride, dilation, padding, groups, layout and channel count. A 1x1 convolution is a plain GEMM of its
-pixels; a strided backward data is one dense correlation for each stride phase of the position (correlation.py).
+pixels; a strided dgrad is one dense correlation for each stride phase of the position (correlation.py).
 """
 
 from __future__ import annotations
@@ -9,19 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
+from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
+from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan, pack_cycles
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry, ImplicitGemmPlan
 from jitdnn.kernels.cpu.correlation import (
     Correlation,
+    InterleavedPhases,
     lower_convolution,
-    lower_interleaved,
     lower_single_position,
+    lower_stride_phases,
 )
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Box, trace_scaling
-from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of, useful_threads
+from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of, useful_threads
 from jitdnn.kernels.cpu.schedule.parallel import wanted_tasks
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -29,12 +32,12 @@ from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import ITEM_BYTES
 
-_MOSTLY = 0.7  # of the results read something, at most, where the others are written apart
-_MOST_RESIDUES = 16  # of a strided backward data that are computed together: each is code of its own
+_MOST_READING = 0.7  # of the results may read more than padding, for the others to be written separately
+_MOST_STRIDE_PHASES = 16  # of a strided dgrad that are computed together: each has code of its own
 
 
 class ImplicitGemm(Algorithm):
-    """Forward and backward data; see the module's text."""
+    """Forward and dgrad; see the module's text."""
 
     name = "implicit_gemm"
     problem = Convolution
@@ -61,7 +64,7 @@ class ImplicitGemm(Algorithm):
     ) -> tuple[ImplicitGemmPlan, ...]:
         assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        return blocked_of(problem, device, epilogue, self._is_kept)
+        return make_plans(problem, device, epilogue, self._is_kept)
 
     def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
         return max(part.workspace(device.threads) for part in self._parts(problem, device, epilogue))
@@ -69,10 +72,12 @@ class ImplicitGemm(Algorithm):
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
         parts = self._parts(problem, device, epilogue)
-        cycles = sum(part.cycles() for part in parts)
+        total = sum(cycles(part) for part in parts)
         if self._is_kept:
-            cycles -= sum(part.pack_cycles() for part in parts)
-        return seconds_of(problem, device, cycles + cycles_apart(problem), sum(p.tasks for p in parts))
+            total -= sum(pack_cycles(part) for part in parts)
+        return seconds_of(
+            problem, device, total + channels_last_group_cycles(problem), sum(p.tasks for p in parts)
+        )
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)
@@ -82,59 +87,59 @@ class ImplicitGemm(Algorithm):
         parts = self._parts(problem, device, epilogue)
         pointers = 3 + (len(epilogue.operands) if epilogue else 0)
         assert isinstance(problem, Convolution)
-        boxes, c = apart_of(problem, epilogue), parts[0].c
+        boxes, c = _scaled_only(problem, epilogue), parts[0].c
 
         def generate(module: Module) -> None:
             if boxes:
                 trace_scaling(module, "scale", c.y.dtype, c.dtype, boxes, pointers, number=2)
             for number, part in enumerate(parts):
-                part.trace(module, f"part{number}_", pointers, (0, 1, 2), epilogue)
+                trace(part, module, f"part{number}_", pointers, (0, 1, 2), epilogue)
 
-        key = (str(problem), str(epilogue), parts[0].wanted, self._is_kept)
+        key = (str(problem), str(epilogue), parts[0].min_tasks, self._is_kept)
         library = load(self.name, key, device.isa, generate)
         each = [part.phases(f"part{number}_") for number, part in enumerate(parts)]
-        phases = [
-            pack for one in each for pack in one[:-1]
-        ]  # the whole filter first, which a caller may keep
+        # the whole filter first, which a caller may keep
+        phases = [pack for one in each for pack in one[:-1]]
         packing = len(phases)
         if boxes:
             phases.append(("scale", sum(box.tasks for box in boxes)))
         phases += [one[-1] for one in each]
-        threads = useful_threads(device, sum(part.cycles() for part in parts))
+        threads = useful_threads(device, sum(cycles(part) for part in parts))
         kept = None
         if self._is_kept:
-            kept = Kept(parts[0].all_panels * ITEM_BYTES[parts[0].c.dtype], packing)
+            kept = Kept(parts[0].all_panel_elements * ITEM_BYTES[parts[0].c.dtype], packing)
         needed = max(part.workspace(device.threads) for part in parts)
         return CpuKernel(library, phases, pointers, threads, kept=kept, workspace=needed)
 
 
 @lru_cache(256)
-def blocked_of(
-    problem: Convolution, device: CpuDevice, epilogue: Epilogue | None, packs_ahead: bool
+def make_plans(
+    problem: Convolution, device: CpuDevice, epilogue: Epilogue | None, prepacks: bool
 ) -> tuple[ImplicitGemmPlan, ...]:
-    """The correlations that the problem comes to, each cut into blocks; their panels lie one behind the other."""
-    operands, wanted = epilogue.operands if epilogue else (), wanted_tasks(device.threads)
-    cut = partial(
-        ImplicitGemmPlan, isa=device.isa, wanted=wanted, packs_ahead=packs_ahead, threads=device.threads
-    )
+    """A plan for each correlation that the problem is lowered to; their panels lie one behind the other."""
+    operands, min_tasks = epilogue.operands if epilogue else (), wanted_tasks(device.threads)
+
+    def plan_of(interleaved: InterleavedPhases) -> ImplicitGemmPlan:
+        geometry = Geometry(interleaved.whole, device.isa, interleaved, min_tasks)
+        return make_plan(geometry, device.threads, prepacks)
+
     product = lower_single_position(problem, operands)
     if product is not None:
-        return (cut(product.merged()),)
+        return (plan_of(InterleavedPhases.single(product.merged())),)
     if _is_interleaved(problem):
-        several = lower_interleaved(problem, operands)
-        return (cut(several.whole, interleaved=several),)
-    blocked = [cut(part.merged()) for part in _split(problem, epilogue)[0]]
-    if len(blocked) == 1:
-        return tuple(blocked)  # what it has worked out already stays
-    sizes = [part.panel_elements for part in blocked]
+        return (plan_of(lower_stride_phases(problem, operands)),)
+    plans = [plan_of(InterleavedPhases.single(part.merged())) for part in _split(problem, epilogue)[0]]
+    if len(plans) == 1:
+        return tuple(plans)
+    sizes = [plan.panel_elements for plan in plans]
     return tuple(
-        replace(part, panels_before=sum(sizes[:i]), panels_after=sum(sizes[i + 1 :]))
-        for i, part in enumerate(blocked)
+        replace(plan, panels_before=sum(sizes[:i]), panels_after=sum(sizes[i + 1 :]))
+        for i, plan in enumerate(plans)
     )
 
 
-def apart_of(problem: Convolution, epilogue: Epilogue | None) -> tuple[Box, ...]:
-    """The results that get no product and are only scaled, where the blocks leave them out."""
+def _scaled_only(problem: Convolution, epilogue: Epilogue | None) -> tuple[Box, ...]:
+    """The results without products, which the plans leave out and which are only scaled."""
     operands = epilogue.operands if epilogue else ()
     if lower_single_position(problem, operands) is not None or _is_interleaved(problem):
         return ()
@@ -142,20 +147,20 @@ def apart_of(problem: Convolution, epilogue: Epilogue | None) -> tuple[Box, ...]
 
 
 def _is_interleaved(problem: Convolution) -> bool:
-    return problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_RESIDUES
+    return problem.direction == "bwd_data" and 1 < math.prod(problem.stride) <= _MOST_STRIDE_PHASES
 
 
 @lru_cache(256)
 def _split(
     problem: Convolution, epilogue: Epilogue | None
 ) -> tuple[tuple[Correlation, ...], tuple[Box, ...]]:
-    """The correlations to compute, and the results that are none of theirs.
+    """The correlations to compute, and the results that none of them computes.
 
-    Those have no product, so a function of the sum must be computed for them all the same.
+    Those have no products. With an epilogue there are none: it is applied to sums of 0, too.
     """
     parts = lower_convolution(problem, epilogue.operands if epilogue else ())
     if epilogue is None and _is_mostly_padding(parts):
-        boxes = [box for part in parts for box in _beside(part)]
+        boxes = [box for part in parts for box in _results_outside(part)]
         return tuple(part.cropped() for part in parts), tuple(boxes)
     if epilogue is None and any(p.taps == 0 for p in parts) and any(p.taps for p in parts):
         every = [_box(p, [(0, axis.results) for axis in p.axes]) for p in parts if not p.taps]
@@ -172,8 +177,8 @@ def _box(c: Correlation, runs: Sequence[tuple[int, int]]) -> Box:
     return Box(tuple(axes), offset)
 
 
-def _beside(c: Correlation) -> list[Box]:
-    """The results that `cropped` leaves out: before and behind those on each axis in its turn."""
+def _results_outside(c: Correlation) -> list[Box]:
+    """The results that `cropped` leaves out: on each axis those before and those behind the others."""
     inside = []
     for whole, axis in zip(c.axes, c.cropped().axes, strict=True):
         inside.append(((axis.taps.offset - whole.taps.offset) // whole.step, axis.results))
@@ -187,9 +192,9 @@ def _beside(c: Correlation) -> list[Box]:
 
 
 def _is_mostly_padding(parts: Sequence[Correlation]) -> bool:
-    """True if so many results read nothing but padding that it is better to write their zeros apart."""
+    """True if so many results read nothing but padding that writing them separately is faster."""
     if not all(part.taps for part in parts):
         return False
     read = sum(math.prod(axis.results for axis in part.cropped().axes) for part in parts)
     every = sum(math.prod(axis.results for axis in part.axes) for part in parts)
-    return 0 < read < _MOSTLY * every
+    return 0 < read < _MOST_READING * every

@@ -1,130 +1,99 @@
-"""How implicit GEMM cuts its work: which results make a block, and how many channels of its input are copied at a time.
+"""The choice of implicit GEMM's blocking: the results of a block, and how many channels its input tile holds (Kc).
 
-A block that reads all of its channels at once keeps its sums in registers from the first product to the last. Where a
-long sum or a wide filter makes the input tile of even a few results large, more would be copied for the borders between
-small blocks than is used: there a block is as large as it can be, its input tile holds some channels after the others, and
-the sums wait in memory meanwhile.
+With all channels in one input tile, sums stay in registers from the first product to the last. If the filter is wide,
+or the sum long, such an input tile covers few results, and more is copied for the borders between blocks than is used.
+There a block is as large as its sums allow, its input tile holds Kc channels at a time, and the sums are spilled to
+memory between the passes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from jitdnn.kernels.cpu.microkernel.packing import Reach, plan_input_tile, reach_of
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Block, Blocking, Geometry
+from jitdnn.kernels.cpu.microkernel.packing import plan_input_tile
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import ITEM_BYTES
 
-if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
-
-INPUT_TILE_BYTES = 256 << 10  # an input tile shares the L2 cache with the panels that stream by
-MOST_IN_PLACE = 400 << 10  # of a block's input that is not copied
-_SUMS_BYTES = 1 << 20  # of a block's sums that wait in memory
-_WHOLE_AXIS = 1.6  # times as large an input tile may be where that spares the borders between blocks
-_WIDE = 4  # vectors of results that a task makes at least: no tile is wider
-_LEAST_CHANNELS = 16  # that are worth a pass over the sums
+_INPUT_TILE_BYTES = 256 << 10  # an input tile shares the L2 cache with the panels
+_SUMS_BYTES = 1 << 20  # of a block's spilled sums
+_WHOLE_AXIS = (
+    1.6  # factor on the largest input tile, if the block then covers an axis and has no borders there
+)
+_TASK_VECTORS = 4  # vectors of results' channels that a task computes at least: no register tile is wider
+_LEAST_KC = 16  # channels that are worth a pass over the sums
 _ROW = 3.0  # cycles to begin a row of an input tile
-_PART = 60.0  # a part of a row, which neighbouring blocks read again from beyond the L2 cache
-_COPY = 3.0  # and to copy each vector of it
-_FROM_AFAR = 20.0  # times as much does an input tile cost that does not stay in the L2 cache
-_WAIT = 4.0  # cycles to bring a vector of sums to memory and back
-_WORTH = 0.03  # of the products' cycles that copies may take before anything else is tried
-
-Block = tuple[int, int, int, int]
-
-
-@dataclass(frozen=True)
-class Blocking:
-    """A block of results, the channels that its input tile holds, and into how many tasks its panels must be divided."""
-
-    block: Block
-    channels: int
-    shares: int
-    cycles: float  # of copies, and of sums that wait, for all blocks of a group
+_PARTIAL_ROW = (
+    60.0  # the same for a part of a row: neighbouring blocks read it again, from beyond the L2 cache
+)
+_COPY = 3.0  # cycles to copy each vector of a row
+_BEYOND_L2 = 20.0  # factor on the copies of an input tile that does not stay in the L2 cache
+_SPILL = 4.0  # cycles to write a vector of sums to memory and read it back
+_COPY_FRACTION = 0.03  # of the products' cycles: copies that take less need no other blocking
 
 
-def choose_blocking(plan: ImplicitGemmPlan, box: Block, products: float) -> Blocking:
-    """The cheapest cut for tiles of ``box``, whose products take so many cycles."""
-    c, results = plan.c, plan.results
-    limit = INPUT_TILE_BYTES // ITEM_BYTES[c.dtype]
+def choose_blocking(geometry: Geometry, box: Block, product_cycles: float) -> Blocking:
+    """The cheapest blocking for register tiles of ``box`` pixels, where a group's products take ``product_cycles``."""
+    c, results = geometry.c, geometry.results
+    limit = _INPUT_TILE_BYTES // ITEM_BYTES[c.dtype]
+    clipped = geometry.axes_clipped_by_all(box)
 
-    trimmed = _trimmed(plan, box)
+    def positions(block: Sequence[int]) -> int:
+        """Elements of an input tile for each channel."""
+        return block[0] * math.prod(axis.extent for axis in geometry.input_ranges(box, block, clipped))
 
-    def cells(block: Sequence[int]) -> int:
-        return block[0] * math.prod(reach.extent for reach in _reaches(plan, box, block, trimmed))
-
-    def leaves_work(block: Sequence[int]) -> bool:
+    def leaves_tasks(block: Sequence[int]) -> bool:
         tasks = c.group_count * math.prod(
             ceil_div(of, max(1, e)) for e, of in zip(block, results, strict=True)
         )
-        # a large block saves the copying of borders; past one image it must leave work for every thread
-        return tasks >= plan.wanted or math.prod(block) <= 16 * math.prod(box)
+        # a large block saves copies at its borders, but beyond 16 tiles it must leave tasks for every thread
+        return tasks >= geometry.min_tasks or math.prod(block) <= 16 * math.prod(box)
 
-    def fits(block: Sequence[int], spare: float) -> bool:
-        return cells(block) * c.depth <= spare * limit and leaves_work(block)
+    def fits(block: Sequence[int], slack: float) -> bool:
+        return positions(block) * c.depth <= slack * limit and leaves_tasks(block)
 
-    whole = _grown(box, results, fits)
-    copies = _copy_cycles(plan, box, whole, c.depth)
-    if cells(whole) * c.depth > _WHOLE_AXIS * limit:
-        copies *= _FROM_AFAR
-    cut = Blocking(whole, c.depth, 1, copies)
-    if not plan.may_wait or c.taps <= 1 or cut.cycles < _WORTH * products:
-        return cut
-    columns = min(c.width, _WIDE * plan.lanes)
+    block = _largest_block(box, results, fits)
+    copies = _copy_cycles(geometry, box, block, c.depth)
+    if positions(block) * c.depth > _WHOLE_AXIS * limit:
+        copies *= _BEYOND_L2
+    unspilled = Blocking(block, c.depth, 1, copies)
+    if not geometry.may_spill or c.taps <= 1 or unspilled.cycles < _COPY_FRACTION * product_cycles:
+        return unspilled
+    columns = min(c.width, _TASK_VECTORS * geometry.lanes)
 
-    def fits_waiting(block: Sequence[int], spare: float) -> bool:
-        waiting = math.prod(block) * math.prod(plan.sides) * columns
+    def fits_spilled(block: Sequence[int], slack: float) -> bool:
+        sums = math.prod(block) * math.prod(geometry.phase_strides) * columns
         return (
-            cells(block) * min(c.depth, _LEAST_CHANNELS) <= limit
-            and waiting * ITEM_BYTES[c.dtype] <= _SUMS_BYTES
-            and leaves_work(block)
+            positions(block) * min(c.depth, _LEAST_KC) <= limit
+            and sums * ITEM_BYTES[c.dtype] <= _SUMS_BYTES
+            and leaves_tasks(block)
         )
 
-    block = _grown(box, results, fits_waiting)
-    passes = ceil_div(c.depth, max(1, limit // max(1, cells(block))))
-    channels = ceil_div(c.depth, passes)
-    waiting = math.prod(block) * math.prod(plan.sides) * c.width
-    shares = min(ceil_div(c.width, columns), ceil_div(waiting * ITEM_BYTES[c.dtype], _SUMS_BYTES))
-    vectors = math.prod(results) * math.prod(plan.sides) * ceil_div(c.width, plan.lanes)
-    cycles = shares * _copy_cycles(plan, box, block, channels) + passes * vectors * _WAIT
-    return Blocking(block, channels, shares, cycles) if passes > 1 and cycles < cut.cycles else cut
+    block = _largest_block(box, results, fits_spilled)
+    passes = ceil_div(c.depth, max(1, limit // max(1, positions(block))))
+    kc = ceil_div(c.depth, passes)
+    sums = math.prod(block) * math.prod(geometry.phase_strides) * c.width
+    tasks = min(ceil_div(c.width, columns), ceil_div(sums * ITEM_BYTES[c.dtype], _SUMS_BYTES))
+    vectors = math.prod(results) * math.prod(geometry.phase_strides) * ceil_div(c.width, geometry.lanes)
+    cycles = tasks * _copy_cycles(geometry, box, block, kc) + passes * vectors * _SPILL
+    return Blocking(block, kc, tasks, cycles) if passes > 1 and cycles < unspilled.cycles else unspilled
 
 
-def reaches(plan: ImplicitGemmPlan, box: Sequence[int], block: Sequence[int]) -> tuple[Reach, Reach, Reach]:
-    """What of each axis a block's tiles read: no padding that only tiles would read whose taps are counted."""
-    return _reaches(plan, box, block, _trimmed(plan, box))
+def _largest_block(
+    box: Sequence[int], results: Sequence[int], fits: Callable[[Sequence[int], float], bool]
+) -> Block:
+    """A block of tiles of ``box``, extended from the last axis on as long as it fits.
 
-
-def _trimmed(plan: ImplicitGemmPlan, box: Sequence[int]) -> list[bool]:
-    """Along which axes every tile's taps are counted."""
-    trimmed = [
-        set(plan.trimmed_axes(stride_phase.c, tuple(box))) for stride_phase in plan.several.stride_phases
-    ]
-    return [bool(trimmed) and all(i in axes for axes in trimmed) for i in range(3)]
-
-
-def _reaches(
-    plan: ImplicitGemmPlan, box: Sequence[int], block: Sequence[int], trimmed: Sequence[bool]
-) -> tuple[Reach, Reach, Reach]:
-    a, b, c = (
-        reach_of(axis, block[1 + i], box[1 + i], is_trimmed)
-        for i, (axis, is_trimmed) in enumerate(zip(plan.c.axes, trimmed, strict=True))
-    )
-    return a, b, c
-
-
-def _grown(box: Sequence[int], results: Sequence[int], fits: Callable[[Sequence[int], float], bool]) -> Block:
-    """A block for tiles of ``box``, grown from the last axis on while it fits."""
+    ``fits`` takes a block and by what factor it may exceed the limit.
+    """
     block = [min(side, extent) for side, extent in zip(box, results, strict=True)]
     for axis in (3, 2, 1, 0):
         step = max(1, box[axis])
-        whole = _extended(block, axis, results[axis])
-        if fits(whole, _WHOLE_AXIS):
-            block = whole
-        # the most steps that fit: what fits does so with fewer results, too
+        extended = _extended(block, axis, results[axis])
+        if fits(extended, _WHOLE_AXIS):
+            block = extended
+        # bisection: a block that fits does so with fewer results, too
         fewest, most = 0, ceil_div(results[axis] - block[axis], step)
         while fewest < most:
             steps = (fewest + most + 1) // 2
@@ -143,15 +112,15 @@ def _extended(block: Sequence[int], axis: int, extent: int) -> list[int]:
     return [*block[:axis], extent, *block[axis + 1 :]]
 
 
-def _copy_cycles(plan: ImplicitGemmPlan, box: Sequence[int], block: Block, channels: int) -> float:
+def _copy_cycles(geometry: Geometry, box: Sequence[int], block: Block, kc: int) -> float:
     """Cycles to copy the input tiles of all blocks of a group."""
-    c = plan.c
-    extents = [reach.extent for reach in reaches(plan, box, block)]
-    passes = ceil_div(c.depth, max(1, channels))
-    if plan_input_tile(c, block, plan.lanes).is_channels_last:
-        rows, run = block[0] * math.prod(extents) * passes, channels
+    c = geometry.c
+    extents = [axis.extent for axis in geometry.input_ranges(box, block)]
+    passes = ceil_div(c.depth, max(1, kc))
+    if plan_input_tile(c, block, geometry.lanes).is_channels_last:
+        rows, run = block[0] * math.prod(extents) * passes, kc
     else:
         rows, run = block[0] * c.depth * extents[0] * extents[1], extents[2]
-    count = math.prod(ceil_div(of, e) for of, e in zip(plan.results, block, strict=True))
-    begin = _PART if c.taps > 1 and block[3] < plan.results[3] else _ROW
-    return count * rows * (begin + _COPY * ceil_div(run, plan.lanes))
+    count = math.prod(ceil_div(of, e) for of, e in zip(geometry.results, block, strict=True))
+    begin = _PARTIAL_ROW if c.taps > 1 and block[3] < geometry.results[3] else _ROW
+    return count * rows * (begin + _COPY * ceil_div(run, geometry.lanes))

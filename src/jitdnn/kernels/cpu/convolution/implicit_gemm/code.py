@@ -1,303 +1,436 @@
-"""The code of one task of implicit GEMM: block after block its input tile, its tiles of sums, and their way to y."""
+"""The code of implicit GEMM: the functions that tasks call, and the loops of a task over them (drawn in plan.py)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.correlation import StridePhase, View
-from jitdnn.kernels.cpu.microkernel.epilogue_store import trace_store
-from jitdnn.kernels.cpu.microkernel.packing import trace_panel
+from jitdnn.kernels.cpu.convolution.implicit_gemm.pack_weights import panels_of_part, trace_pack
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
+from jitdnn.kernels.cpu.convolution.implicit_gemm.prefetch_plan import PrefetchPlan, plan_prefetch
+from jitdnn.kernels.cpu.correlation import Correlation, StridePhase, View
+from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore, TileStrides, trace_store
+from jitdnn.kernels.cpu.microkernel.gemm import FUSED, Loop, Products, trace_microkernel
+from jitdnn.kernels.cpu.microkernel.packing import Panels, trace_input_tile, trace_panel
 from jitdnn.kernels.cpu.microkernel.prefetch import Region, region_of, trace_prefetch
 from jitdnn.kernels.cpu.microkernel.register_tiles import step_cycles
-from jitdnn.kernels.cpu.schedule.offsets import ceil_div, group_offset, split_index, view_offset
+from jitdnn.kernels.cpu.schedule.offsets import (
+    ceil_div,
+    group_offset,
+    points,
+    scale,
+    split_index,
+    view_offset,
+)
 from jitdnn.kernels.cpu.schedule.tap_clipping import inside_taps
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 
-if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
-
 _CACHED_BYTES = 512 << 10  # of a result that surely stays in the L2 cache
-_AHEAD_CYCLES = 400  # of a tile's sums: long enough for lines to come from memory
+_PREFETCH_CYCLES = 400  # of a tile's products: long enough for lines to arrive from memory
 
 
-class TileCode:
-    """The functions that a task calls, and the calls."""
+def trace(
+    plan: ImplicitGemmPlan, module: Module, prefix: str, pointers: int, order: tuple[int, int, int],
+    epilogue: Epilogue | None,
+) -> None:  # fmt: skip
+    """Trace the tasks of ``plan.phases``. ``order`` holds the numbers of the pointers to x, w and y."""
+    if not plan.packs_in_task:
+        trace_pack(plan, module, prefix, pointers, order[1])
+    trace_tiles(TileFunctions(plan, module, prefix, epilogue), module, prefix, pointers, order)
+
+
+class TileFunctions:
+    """The functions that a task calls."""
 
     def __init__(
         self, plan: ImplicitGemmPlan, module: Module, prefix: str, epilogue: Epilogue | None
     ) -> None:
-        self.plan, self.c, self.input_tile = plan, plan.c, plan.input_tile
-        self.fill: Function | None = None
-        if not plan.is_in_place:
-            self.fill = plan.trace_input_tile_of(module, f"{prefix}slab")
-        self.contract: list[Function] = []
+        self.plan, self.c = plan, plan.c
+        self.pack_input: Function | None = None
+        if not plan.is_input_unpacked:
+            self.pack_input = self.trace_input_tile(module, f"{prefix}input_tile")
+        self.prefetch_plan = self.plan_prefetch()
+        self.microkernels: list[Function] = []
         known: dict[object, Function] = {}
         for i, (stride_phase, panels) in enumerate(
-            zip(plan.several.stride_phases, plan.every_panels, strict=True)
+            zip(plan.stride_phases, plan.panels_by_phase, strict=True)
         ):
-            # stride phases differ in where they begin, but for the numbers of their taps
-            like = (panels, *((axis.taps.count, axis.taps.shift) for axis in stride_phase.c.axes))
-            trimmed = tuple(plan.trimmed_axes(stride_phase.c, plan.box))
-            if (like, trimmed) not in known:
-                name = f"{prefix}contract{i}"
-                known[like, trimmed] = plan.trace_contraction_of(module, name, stride_phase.c, panels)
-            self.contract.append(known[like, trimmed])
-        self.store = trace_store(module, f"{prefix}store", plan.tile_store(epilogue))
-        self.pack: Function | None = None
-        if plan.packs_late:
-            self.pack = trace_panel(module, f"{prefix}panel", plan.several.stride_phases[0].c, plan.panels)
-        self.own_lines, self.ask = self._own_region(), None
-        if self.own_lines is not None:
-            self.ask = trace_prefetch(module, f"{prefix}own", self.c.y.dtype, self.own_lines)
+            # stride phases with equally many taps on each axis share a micro-kernel, which is passed where they begin
+            taps = (panels, *((axis.taps.count, axis.taps.shift) for axis in stride_phase.c.axes))
+            key = taps, tuple(plan.clipped_axes(stride_phase.c, plan.box))
+            if key not in known:
+                known[key] = self._trace_microkernel(
+                    module, f"{prefix}microkernel{i}", stride_phase.c, panels
+                )
+            self.microkernels.append(known[key])
+        self.store = trace_store(module, f"{prefix}store", self.tile_store(epilogue))
+        self.pack_panel: Function | None = None
+        if plan.packs_in_task:
+            self.pack_panel = trace_panel(module, f"{prefix}panel", plan.stride_phases[0].c, plan.panels)
+        self.prefetch_y: Function | None = None
+        lines = self._lines_of_y()
+        if lines is not None:
+            self.prefetch_y = trace_prefetch(module, f"{prefix}prefetch_y", self.c.y.dtype, lines)
 
-    def _own_region(self) -> Region | None:
-        """The lines of y that a tile writes; None if they are at hand or not needed, or cannot come in time."""
+    # ---- what other types of elements replace
+
+    def trace_input_tile(self, module: Module, name: str) -> Function:
+        """The function that packs an input tile."""
+        return trace_input_tile(module, name, self.c, self.plan.input_tile)
+
+    def plan_prefetch(self) -> PrefetchPlan | None:
+        return plan_prefetch(self.plan)
+
+    @property
+    def products(self) -> Products:
+        return FUSED
+
+    def tile_store(self, epilogue: Epilogue | None) -> TileStore:
+        plan, c, tile = self.plan, self.c, self.plan.tile
+        box: tuple[int, ...] = tile.box
+        extents: tuple[int, ...] = (c.width,)
+        if plan.vectorizes_pixels:
+            strides = [TileStrides(v.dtype, (v.channels,), v.space[2]) for v in (c.y, *c.operands)]
+        else:
+            strides = [TileStrides(v.dtype, (v.batch, *v.space), v.channels) for v in (c.y, *c.operands)]
+            box = tuple(side * stride for side, stride in zip(tile.box, plan.phase_strides, strict=True))
+            extents = (c.batch, *plan.interleaved.extents)
+        return TileStore(
+            c.dtype, box, extents, tile.vectors, strides[0], tuple(strides[1:]), epilogue,
+            streams=plan.streams,
+        )  # fmt: skip
+
+    # ----
+
+    def _trace_microkernel(self, module: Module, name: str, c: Correlation, panels: Panels) -> Function:
+        """The micro-kernel of a stride phase; it reads its data from its first tap on."""
+        plan, input_tile = self.plan, self.plan.input_tile
+        clipped = plan.clipped_axes(c, plan.box)
+        depth = None if plan.spills else c.depth
+        # (extent, step in the input tile, step in the panel); of mirrored taps the step in the input tile is negative
+        nest: list[tuple[int | None, int, int]] = [(depth, input_tile.channels, panels.channel_stride)]
+        for i, (axis, stride) in enumerate(zip(c.axes, input_tile.space, strict=True)):
+            count = None if i in clipped else axis.taps.count
+            nest.append((count, axis.taps.shift * stride, panels.tap_strides[i]))
+        nest = [row for row in nest if row[0] != 1]
+        lines = self.prefetch_plan
+        prefetch = [] if lines is None else [(lines.dtype, lines.channel)] * lines.lines_per_step
+        if plan.vectorizes_pixels:
+            loops = [Loop(extent, w, x) for extent, x, w in nest]
+            rows = list(range(plan.tile.rows))
+            return trace_microkernel(
+                module, name, c.dtype, rows, plan.tile.vectors, loops, plan.spills,
+                products=self.products, prefetch=prefetch,
+            )  # fmt: skip
+        loops = [Loop(extent, x, w) for extent, x, w in nest]
+        steps = (
+            input_tile.batch,
+            *(s * stride for s, stride in zip(input_tile.steps, input_tile.space, strict=True)),
+        )
+        inner = points(plan.tile.box)
+        rows = [sum(i * s for i, s in zip(point, steps, strict=True)) for point in inner]
+        width = plan.tile.vectors * plan.lanes
+        sum_offsets = [
+            plan.row_in_tile([i * s for i, s in zip(point, plan.phase_strides, strict=True)]) * width
+            for point in inner
+        ]
+        return trace_microkernel(
+            module, name, c.dtype, rows, plan.tile.vectors, loops, plan.spills,
+            products=self.products, sum_offsets=sum_offsets, prefetch=prefetch,
+        )  # fmt: skip
+
+    def _lines_of_y(self) -> Region | None:
+        """The lines of y that a tile writes; None if they are cached or not read, or could not arrive in time."""
         plan, c = self.plan, self.c
         if plan.streams:
             return None
-        result = math.prod(plan.results) * math.prod(plan.sides) * c.group_count * c.width
+        result = math.prod(plan.results) * math.prod(plan.phase_strides) * c.group_count * c.width
         cycles = plan.steps * step_cycles(plan.tile.rows, plan.tile.vectors)
-        if result * ITEM_BYTES[c.dtype] < _CACHED_BYTES or cycles < _AHEAD_CYCLES:
+        if result * ITEM_BYTES[c.dtype] < _CACHED_BYTES or cycles < _PREFETCH_CYCLES:
             return None
         strides = (c.y.batch, *c.y.space)
         dims = [
-            (min(side, of) * many, stride)
-            for side, of, many, stride in zip(plan.box, plan.results, plan.sides, strides, strict=True)
+            (min(side, of) * apart, stride)
+            for side, of, apart, stride in zip(
+                plan.box, plan.results, plan.phase_strides, strides, strict=True
+            )
         ]
         channels = min(c.width, plan.panels.lanes)
         return region_of([*dims, (channels, c.y.channels)], c.y.dtype)
 
-    # ---- input that is read in place, and what is asked for ahead of time
 
-    def _start(self, number: Value) -> tuple[Value, list[Value]]:
-        """The group of a block and its first result."""
-        group, *index = split_index(number, (self.c.group_count, *self.plan.blocks))
-        return group, [i * extent for i, extent in zip(index, self.plan.block, strict=True)]
+def trace_tiles(
+    functions: TileFunctions, module: Module, prefix: str, pointers: int, order: tuple[int, int, int]
+) -> None:
+    """Trace the task ``<prefix>tiles``: a block of results, for some of its panels."""
+    plan, c = functions.plan, functions.c
+    with module.task(f"{prefix}tiles") as (k, args, task, thread):
+        arguments = Arguments(k, args, pointers)
+        memory = arguments.workspace(c.dtype) + (thread * plan.thread_elements + plan.all_panel_elements)
+        x = arguments.pointer(order[0], c.x.dtype)
+        tensors = [(arguments.pointer(order[2], c.y.dtype), c.y)]
+        tensors += [(arguments.pointer(3 + i, v.dtype), v) for i, v in enumerate(c.operands)]
+        # the tasks of one block follow each other, so that what they read is in the cache
+        block, part = split_index(task, (plan.block_count, plan.tasks_per_block))
+        each = plan.panels_per_task
+        panels = part * each, (part * each + each).min(plan.panels.count)
+        _zero_results_without_taps(plan, k, memory + plan.input_tile_elements)
+        w = arguments.pointer(order[1], c.w.dtype) if plan.packs_in_task else panels_of_part(plan, arguments)
+        next_block, next_part = split_index(
+            task + plan.threads, (plan.block_count + plan.threads, plan.tasks_per_block)
+        )
+        alpha_beta = scale(k, args, pointers)
+        following = next_block, next_part * each
+        _Task(k, functions, memory, x, w, tensors, alpha_beta, panels, following).trace(block)
 
-    def _offset_in_x(self, group: Value, there: Sequence[Value]) -> Value:
-        """Where what a block reads begins whose first result is ``there``."""
-        places = [
-            t * axis.step + low
-            for t, axis, low in zip(there[1:], self.c.axes, self.input_tile.lows, strict=True)
-        ]
-        return view_offset(self.c, self.c.x, group, 0, [there[0], *places])
 
-    def _later(
-        self, k: Builder, group: Value, panel: Value, pointers: tuple[Pointer, Pointer],
-        panels: tuple[Value, Value], following: tuple[Value, Value],
-    ) -> tuple[Pointer, Value]:  # fmt: skip
-        """(What is at hand, how far beyond it lies what is needed next): of the filter if panels are packed late."""
-        plan, c, (x, w) = self.plan, self.c, pointers
-        if self.pack is None:
-            return x, self._offset_in_x(*self._start(following[0]))
-        later = k.select(panel + 1 < panels[1], panel + 1, following[1]) * plan.panels.lanes
-        return w + group_offset(group, c.groups, c.w.groups), later * c.w.results
+def _zero_results_without_taps(plan: ImplicitGemmPlan, k: Builder, sums: Pointer) -> None:
+    """The sums of results without a tap are 0, and no micro-kernel writes to them."""
+    if plan.interleaved.has_phases_without_taps and not plan.spills:
+        for i in k.range(0, plan.tile_elements, plan.lanes):
+            sums.store(k.constant(0, sums.dtype, plan.lanes), i)
 
-    def _asked(
-        self, k: Builder, near: Pointer, later: Value, panel: Value, place: Sequence[Value]
-    ) -> list[Pointer]:
-        """Where the lines are that a tile asks for, of what begins at ``near`` plus ``later``: as many as are its own.
-        Others are at hand."""
-        plan = self.plan.ahead
-        if plan is None:
-            return []
-        # all tiles of a block for the input of the next one, those of a panel for the filter of the next one
-        tile = self._number(panel if self.pack is None else panel * 0, place)
-        first, end = (n * plan.total // plan.calls for n in (tile, tile + 1))
-        return [
-            near + k.select(number < end, plan.offset(number) + later, 0)
-            for number in (first + i for i in range(plan.at_once))
-        ]
 
-    def _moved_in(self, k: Builder, starts: Sequence[Value], place: Sequence[Value]) -> list[Value]:
-        """A tile's place in its block; in place, moved back where it would reach beyond the end of an axis."""
-        plan = self.plan
-        if not plan.is_in_place or not plan.is_ragged:
-            return list(place)
-        return [
-            p.min(k.integer(of - side) - start)
-            for p, of, side, start in zip(place, plan.results, plan.box, starts, strict=True)
-        ]
+class _Task:
+    """The code of one task: the panels from ``panels[0]`` on to before ``panels[1]`` of one block of results.
 
-    def _skipped(self, place: Sequence[Value], at: Sequence[Value]) -> int | Value:
-        """Elements of a tile's sums that are another tile's results."""
-        plan = self.plan
-        if not plan.is_in_place or not plan.is_ragged:
-            return 0
-        if plan.vectorizes_pixels:
-            return place[3] - at[3]
-        skip: int | Value = 0
-        for p, q, side in zip(place, at, plan.box, strict=True):
-            skip = skip * side + (p - q)
-        return skip * (plan.tile.vectors * plan.lanes)
+    ``memory`` is the thread's. ``w`` is the packed filter, or the filter itself if tasks pack their panels.
+    ``following`` is the block of the thread's next task, and its first panel.
 
-    # ---- calls
+    A *position* is the first result of a register tile within its block, a *result* the same within y.
+    """
 
-    def begin(self, k: Builder, sums: Pointer) -> None:
-        """Results that no tap meets are 0: nothing else is ever written to their sums."""
-        if self.plan.several.has_unmet and not self.plan.waits:
-            lanes = self.plan.lanes
-            for i in k.range(0, self.plan.tile_elements, lanes):
-                sums.store(k.constant(0, sums.dtype, lanes), i)
-
-    def block(
-        self, k: Builder, number: Value, x: Pointer, w: Pointer, own: Pointer,
-        tensors: Sequence[tuple[Pointer, View]], scale: Pointer, panels: tuple[Value, Value],
+    def __init__(
+        self, k: Builder, functions: TileFunctions, memory: Pointer, x: Pointer, w: Pointer,
+        tensors: Sequence[tuple[Pointer, View]], alpha_beta: Pointer, panels: tuple[Value, Value],
         following: tuple[Value, Value],
     ) -> None:  # fmt: skip
-        """Block ``number``, for the panels from one on to before another; ``following`` is the thread's next block and
-        its first panel. ``own`` is the thread's memory, and ``w`` the packed filter, or the filter itself if panels
-        are packed late."""
-        plan, c = self.plan, self.c
-        group, starts = self._start(number)
+        self.k, self.functions, self.plan, self.c = k, functions, functions.plan, functions.c
+        self.memory, self.x, self.w, self.tensors = memory, x, w, tensors
+        self.alpha_beta, self.panels, self.following = alpha_beta, panels, following
+        self.input_tile = self.plan.input_tile
+
+    def trace(self, number: Value) -> None:
+        """Block ``number``."""
+        k, plan, functions, panels = self.k, self.plan, self.functions, self.panels
+        group, starts = self._start_of_block(number)
         valid = [
             (k.integer(of) - start).min(extent)
             for of, start, extent in zip(plan.results, starts, plan.block, strict=True)
         ]
-        if plan.waits:
-            self._zero(k, own + plan.input_tile_elements, panels[1] - panels[0])
-        for channel, channels in self._passes(k):
-            if self.fill is not None:
-                image = x + view_offset(c, c.x, group, channel, (starts[0], 0, 0, 0))
-                k.call(self.fill, image, own, valid[0], channels, *starts[1:])
-                data = own
-            else:
-                data = x + self._offset_in_x(group, starts)
+        if plan.spills:
+            self._zero_sums()
+        for channel, channels in self._passes():
+            data = self._input(group, channel, channels, starts, valid)
             for panel in k.range(*panels):
-                taps = self._panel(k, group, panel, w, own, channel, channels)
-                near, later = self._later(k, group, panel, (x, w), panels, following)
-                for place in self._places(k, valid):
-                    sums = self._sums_of(own, panel - panels[0], place)
-                    there = [s + p for s, p in zip(starts, place, strict=True)]
-                    if not plan.waits and self.ask is not None:
-                        k.call(self.ask, self._tensors(group, there, panel, tensors)[0])
-                    asked = self._asked(k, near, later, panel - panels[0], place)
-                    at = self._moved_in(k, starts, place)
-                    for i, stride_phase in enumerate(plan.several.stride_phases):
-                        self._sum_up(
-                            k, i, stride_phase, there, at, data, taps, sums, (channel, channels), asked
+                taps = self._panels(group, panel, channel, channels)
+                base, distance = self._next_data(group, panel)
+                for position in self._positions(valid):
+                    sums = self._sums_of(panel - panels[0], position)
+                    result = [s + p for s, p in zip(starts, position, strict=True)]
+                    if not plan.spills and functions.prefetch_y is not None:
+                        k.call(functions.prefetch_y, self._tensors_at(group, result, panel)[0])
+                    lines = self._lines_to_prefetch(base, distance, panel - panels[0], position)
+                    at = self._moved_inside(starts, position)
+                    for i, stride_phase in enumerate(plan.stride_phases):
+                        self._multiply(
+                            i, stride_phase, result, at, data, taps, sums, (channel, channels), lines
                         )
-                    if not plan.waits:
-                        self._finish(k, group, there, panel, sums + self._skipped(place, at), tensors, scale)
-        if plan.waits:
+                    if not plan.spills:
+                        self._store(group, result, panel, sums + self._overlap(position, at))
+        if plan.spills:
             for panel in k.range(*panels):
-                for place in self._places(k, valid):
-                    there = [s + p for s, p in zip(starts, place, strict=True)]
-                    sums = self._sums_of(own, panel - panels[0], place)
-                    self._finish(k, group, there, panel, sums, tensors, scale)
+                for position in self._positions(valid):
+                    result = [s + p for s, p in zip(starts, position, strict=True)]
+                    self._store(group, result, panel, self._sums_of(panel - panels[0], position))
 
-    def _panel(
-        self,
-        k: Builder,
-        group: Value,
-        panel: Value,
-        w: Pointer,
-        own: Pointer,
-        channel: Value,
-        channels: Value,
-    ) -> list[Pointer]:
-        """The panel of each stride phase; one that is packed late now gets the channels of the input tile."""
-        plan, c = self.plan, self.c
-        if self.pack is None:
-            place = group * plan.panels.count + panel
-            pairs = zip(plan.every_panels, plan.panel_starts, strict=False)
-            return [w + (place * panels.panel_size + start) for panels, start in pairs]
-        to = own + (plan.input_tile_elements + plan.sums_elements)
-        source = w + group_offset(group, c.groups, c.w.groups)
-        k.call(self.pack, source, to, panel * plan.panels.lanes, channel, channels)
-        return [to]
+    # ---- the input of a block, and the panels
 
-    def _passes(self, k: Builder) -> Iterator[tuple[Value, Value]]:
-        """The first channel and how many channels of each input tile."""
+    def _start_of_block(self, number: Value) -> tuple[Value, list[Value]]:
+        """The group of a block and its first result."""
+        group, *index = split_index(number, (self.c.group_count, *self.plan.blocks))
+        return group, [i * extent for i, extent in zip(index, self.plan.block, strict=True)]
+
+    def _offset_in_x(self, group: Value, start: Sequence[Value]) -> Value:
+        """The offset in x of what the block reads whose first result is ``start``."""
+        positions = [
+            t * axis.step + low
+            for t, axis, low in zip(start[1:], self.c.axes, self.input_tile.lows, strict=True)
+        ]
+        return view_offset(self.c, self.c.x, group, 0, [start[0], *positions])
+
+    def _passes(self) -> Iterator[tuple[Value, Value]]:
+        """The first channel and the number of channels of each input tile."""
+        k = self.k
         depth = k.integer(self.c.depth)
-        if not self.plan.waits:
+        if not self.plan.spills:
             yield k.integer(0), depth
             return
-        for channel in k.range(0, depth, self.plan.channels):
-            yield channel, (depth - channel).min(self.plan.channels)
+        for channel in k.range(0, depth, self.plan.kc):
+            yield channel, (depth - channel).min(self.plan.kc)
 
-    def _zero(self, k: Builder, sums: Pointer, panels: Value) -> None:
-        lanes = self.plan.lanes
-        for i in k.range(0, panels * self.plan.sums_of_panel, lanes):
-            sums.store(k.constant(0, sums.dtype, lanes), i)
+    def _input(
+        self, group: Value, channel: Value, channels: Value, starts: Sequence[Value], valid: Sequence[Value]
+    ) -> Pointer:
+        """The input tile, packed now, or what the block reads in x."""
+        pack = self.functions.pack_input
+        if pack is None:
+            return self.x + self._offset_in_x(group, starts)
+        image = self.x + view_offset(self.c, self.c.x, group, channel, (starts[0], 0, 0, 0))
+        self.k.call(pack, image, self.memory, valid[0], channels, *starts[1:])
+        return self.memory
 
-    def _sums_of(self, own: Pointer, panel: Value, place: Sequence[Value]) -> Pointer:
-        """Where the sums of a tile are: if they wait for more channels each tile has its own."""
-        plan = self.plan
-        sums = own + plan.input_tile_elements
-        if not plan.waits:
-            return sums
-        return sums + self._number(panel, place) * plan.tile_elements
+    def _panels(self, group: Value, panel: Value, channel: Value, channels: Value) -> list[Pointer]:
+        """The panel of each stride phase. One that the task packs gets the channels of the input tile now."""
+        plan, c, pack = self.plan, self.c, self.functions.pack_panel
+        if pack is None:
+            index = group * plan.panels.count + panel
+            pairs = zip(plan.panels_by_phase, plan.panel_offsets, strict=False)
+            return [self.w + (index * panels.panel_size + offset) for panels, offset in pairs]
+        to = self.memory + (plan.input_tile_elements + plan.sums_elements)
+        source = self.w + group_offset(group, c.groups, c.w.groups)
+        self.k.call(pack, source, to, panel * plan.panels.lanes, channel, channels)
+        return [to]
 
-    def _number(self, panel: Value, place: Sequence[Value]) -> Value:
-        """The number of a tile among those of a block."""
-        tile = panel
-        for p, side, of in zip(place, self.plan.box, self.plan.block, strict=True):
-            tile = tile * ceil_div(of, side) + p // side
-        return tile
+    # ---- prefetch
 
-    def _places(self, k: Builder, valid: Sequence[Value]) -> Iterator[tuple[Value, Value, Value, Value]]:
-        """First result of every tile of a block, relative to the block."""
-        n, d, h, w = self.plan.box
+    def _next_data(self, group: Value, panel: Value) -> tuple[Pointer, Value]:
+        """A pointer into data in the cache, and the distance from there to what the thread needs next.
+
+        That is the filter of the next panel if tasks pack their panels, else the input of the next block.
+        """
+        k, plan, c = self.k, self.plan, self.c
+        if self.functions.pack_panel is None:
+            return self.x, self._offset_in_x(*self._start_of_block(self.following[0]))
+        next_panel = k.select(panel + 1 < self.panels[1], panel + 1, self.following[1])
+        distance = next_panel * plan.panels.lanes
+        return self.w + group_offset(group, c.groups, c.w.groups), distance * c.w.results
+
+    def _lines_to_prefetch(
+        self, base: Pointer, distance: Value, panel: Value, position: Sequence[Value]
+    ) -> list[Pointer]:
+        """The lines that a tile prefetches, of the data at ``base`` plus ``distance``: its part of them, no other
+        tile's.
+
+        Where fewer are left than a step prefetches, the rest are lines at ``base``.
+        """
+        k, plan = self.k, self.functions.prefetch_plan
+        if plan is None:
+            return []
+        # the input of the next block is divided among all tiles of a block, the next filter among those of a panel
+        tile = self._tile_number(panel if self.functions.pack_panel is None else panel * 0, position)
+        first, end = (n * plan.total // plan.calls for n in (tile, tile + 1))
+        return [
+            base + k.select(number < end, plan.offset(number) + distance, 0)
+            for number in (first + i for i in range(plan.lines_per_step))
+        ]
+
+    # ---- register tiles
+
+    def _positions(self, valid: Sequence[Value]) -> Iterator[tuple[Value, Value, Value, Value]]:
+        """The position of every tile of a block."""
+        k, (n, d, h, w) = self.k, self.plan.box
         for i in k.range(0, valid[0], n):
             for j in k.range(0, valid[1], d):
                 for p in k.range(0, valid[2], h):
                     for q in k.range(0, valid[3], w):
                         yield i, j, p, q
 
-    def _tensors(
-        self, group: Value, there: Sequence[Value], panel: Value, tensors: Sequence[tuple[Pointer, View]]
-    ) -> list[Pointer]:
-        """Where the tile whose first result is at ``there`` begins in y and in the epilogue's operands."""
+    def _tile_number(self, panel: Value, position: Sequence[Value]) -> Value:
+        """The number of a tile among those of a block."""
+        tile = panel
+        for p, side, of in zip(position, self.plan.box, self.plan.block, strict=True):
+            tile = tile * ceil_div(of, side) + p // side
+        return tile
+
+    def _moves_tiles(self) -> bool:
+        """True if partial tiles are moved back into y, since there is no input tile with elements beyond its end."""
+        return self.plan.is_input_unpacked and self.plan.has_partial_tiles
+
+    def _moved_inside(self, starts: Sequence[Value], position: Sequence[Value]) -> list[Value]:
+        """The position from which a tile is computed: a partial one overlaps the tile before it."""
         plan = self.plan
-        in_y = [t * side for t, side in zip(there, plan.sides, strict=True)]
-        channel = panel * plan.panels.lanes
-        return [t + view_offset(self.c, view, group, channel, in_y) for t, view in tensors]
+        if not self._moves_tiles():
+            return list(position)
+        return [
+            p.min(self.k.integer(of - side) - start)
+            for p, of, side, start in zip(position, plan.results, plan.box, starts, strict=True)
+        ]
 
-    def _finish(
-        self, k: Builder, group: Value, there: Sequence[Value], panel: Value, sums: Pointer,
-        tensors: Sequence[tuple[Pointer, View]], scale: Pointer,
+    def _overlap(self, position: Sequence[Value], at: Sequence[Value]) -> int | Value:
+        """Elements of a tile's sums that are results of the tile before it."""
+        plan = self.plan
+        if not self._moves_tiles():
+            return 0
+        if plan.vectorizes_pixels:
+            return position[3] - at[3]
+        rows: int | Value = 0
+        for p, q, side in zip(position, at, plan.box, strict=True):
+            rows = rows * side + (p - q)
+        return rows * (plan.tile.vectors * plan.lanes)
+
+    def _zero_sums(self) -> None:
+        k, plan, sums = self.k, self.plan, self.memory + self.plan.input_tile_elements
+        panels = self.panels[1] - self.panels[0]
+        for i in k.range(0, panels * plan.panel_sums_elements, plan.lanes):
+            sums.store(k.constant(0, sums.dtype, plan.lanes), i)
+
+    def _sums_of(self, panel: Value, position: Sequence[Value]) -> Pointer:
+        """The memory of a tile's sums: each tile has its own if they are spilled."""
+        plan = self.plan
+        sums = self.memory + plan.input_tile_elements
+        if not plan.spills:
+            return sums
+        return sums + self._tile_number(panel, position) * plan.tile_elements
+
+    def _multiply(
+        self, number: int, stride_phase: StridePhase, result: Sequence[Value], position: Sequence[Value],
+        data: Pointer, taps: Sequence[Pointer], sums: Pointer, passing: tuple[Value, Value],
+        prefetch: Sequence[Pointer],
     ) -> None:  # fmt: skip
-        """A tile's sums on their way to y."""
-        plan, c = self.plan, self.c
-        extents = (c.batch, *plan.several.extents)
-        in_y = [t * side for t, side in zip(there, plan.sides, strict=True)]
-        left = [k.integer(of) - t for of, t in zip(extents, in_y, strict=True)]
-        channels = k.integer(c.width) - panel * plan.panels.lanes
-        rest = [left[3], channels] if plan.vectorizes_pixels else [channels, *left]
-        k.call(self.store, sums, scale, *self._tensors(group, there, panel, tensors), *rest)
+        """Call the micro-kernel of a stride phase, for the taps that read inside.
 
-    def _sum_up(
-        self, k: Builder, number: int, stride_phase: StridePhase, there: Sequence[Value], place: Sequence[Value],
-        own: Pointer, taps: Sequence[Pointer], sums: Pointer, passing: tuple[Value, Value],
-        asked: Sequence[Pointer],
-    ) -> None:  # fmt: skip
-        """The sums of one stride phase, of the taps that read inside.
-
-        ``there`` is the tile's first result and ``place`` the same in its block, of which ``own`` is the input tile;
-        ``passing`` are the first channel in the input tile and how many there are; ``asked`` is what to ask for meanwhile.
+        ``data`` is the block's input. ``passing`` are the first channel of the input tile, and how many it has.
         """
-        plan, input_tile, panels = self.plan, self.input_tile, self.plan.every_panels[number]
-        row = plan.place_in_tile((0, *stride_phase.place))
+        k, plan, input_tile, panels = self.k, self.plan, self.input_tile, self.plan.panels_by_phase[number]
+        row = plan.row_in_tile((0, *stride_phase.remainder))
         to = sums + row * (plan.tile.vectors * plan.lanes)
         panel = taps[number] + passing[0] * panels.channel_stride
-        data = own + place[0] * input_tile.batch
-        for p, step, stride in zip(place[1:], input_tile.steps, input_tile.space, strict=True):
+        data = data + position[0] * input_tile.batch
+        for p, step, stride in zip(position[1:], input_tile.steps, input_tile.space, strict=True):
             data = data + p * (step * stride)
         data = data + sum(
             (axis.taps.offset - low) * stride
             for axis, low, stride in zip(stride_phase.c.axes, input_tile.lows, input_tile.space, strict=True)
         )
-        counts = [passing[1]] if plan.waits else []
-        for i in plan.trimmed_axes(stride_phase.c, plan.box):
+        counts = [passing[1]] if plan.spills else []
+        for i in plan.clipped_axes(stride_phase.c, plan.box):
             axis = stride_phase.c.axes[i]
-            first, last = inside_taps(axis, there[1 + i], plan.box[1 + i])
+            first, last = inside_taps(axis, result[1 + i], plan.box[1 + i])
             data = data + first * (axis.taps.shift * input_tile.space[i])
             panel = panel + first * panels.tap_strides[i]
             counts.append((last - first).max(0))
         a, b = (panel, data) if plan.vectorizes_pixels else (data, panel)
-        k.call(self.contract[number], a, b, to, *asked, *counts)
+        k.call(self.functions.microkernels[number], a, b, to, *prefetch, *counts)
+
+    # ---- results
+
+    def _tensors_at(self, group: Value, result: Sequence[Value], panel: Value) -> list[Pointer]:
+        """Where a tile begins in y and in the epilogue's operands."""
+        in_y = [r * stride for r, stride in zip(result, self.plan.phase_strides, strict=True)]
+        channel = panel * self.plan.panels.lanes
+        return [t + view_offset(self.c, view, group, channel, in_y) for t, view in self.tensors]
+
+    def _store(self, group: Value, result: Sequence[Value], panel: Value, sums: Pointer) -> None:
+        """Call the store of a tile's sums."""
+        k, plan, c = self.k, self.plan, self.c
+        extents = (c.batch, *plan.interleaved.extents)
+        in_y = [r * stride for r, stride in zip(result, plan.phase_strides, strict=True)]
+        left = [k.integer(of) - r for of, r in zip(extents, in_y, strict=True)]
+        channels = k.integer(c.width) - panel * plan.panels.lanes
+        rest = [left[3], channels] if plan.vectorizes_pixels else [channels, *left]
+        tensors = self._tensors_at(group, result, panel)
+        k.call(self.functions.store, sums, self.alpha_beta, *tensors, *rest)

@@ -1,139 +1,177 @@
-"""What a implicit GEMM costs, and which of its two forms is the cheaper.
+"""The cost of implicit GEMM, and the choice of its plan: what lanes hold, the register tile, and the blocking.
 
-Cycles of one thread, counted from instructions, with the rates at which what is not in the first cache arrives.
-"""
+Costs are cycles of one thread, counted from instructions and from the rates at which data arrives from each cache
+level."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
 
 from jitdnn.kernels.cpu.convolution.implicit_gemm.blocking import choose_blocking
-from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import may_be_in_place
-from jitdnn.kernels.cpu.microkernel.nontemporal import FEATURE_BYTES
-from jitdnn.kernels.cpu.microkernel.register_tiles import Tile, choose_tile, cost_per_step, nothing
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import (
+    Block,
+    Blocking,
+    Geometry,
+    ImplicitGemmPlan,
+    pixels_of,
+)
+from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import bytes_in_cache, may_be_unpacked
+from jitdnn.kernels.cpu.microkernel.nontemporal import CONVOLUTION_STREAM_BYTES
+from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile, choose_tile, cost_per_step, nothing
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.tap_clipping import LAST_AXIS, inside_fraction
+from jitdnn.kernels.cpu.schedule.tap_clipping import LAST_AXIS, unclipped_fraction
 from jitdnn.rtcg.isa import ITEM_BYTES
 
-if TYPE_CHECKING:
-    from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
-
 _L1_BYTES = 32 << 10
-L2_BYTES = 512 << 10
+_L2_BYTES = 512 << 10
 _L3_BYTES = 16 << 20
-_WRITE_FAR, _READ_AGAIN = 2.0, 6.0  # cycles an element of a packed filter that is larger, written and read
-_STREAM_RATE = 20.0  # bytes a cycle of a panel from beyond the L1 cache that do not hold up the sums
-_FAR_RATE = 12.0  # and from beyond the L2 cache, where every block reads a large filter again
+_UNPACKED_BYTES = 400 << 10  # of a block's input that is read where it is, at most
+_WRITE_MEMORY, _READ_MEMORY = 2.0, 6.0  # cycles an element of a packed filter beyond the L3 cache
+_L2_RATE = 20.0  # bytes a cycle at which panels arrive from the L2 cache without delaying the products
+_L3_RATE = 12.0  # and from beyond the L2 cache, if every block reads a large filter again
 _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
-_SQUARE = 100.0  # a square of vectors that is turned first
-_SCATTERED = 110.0  # one vector whose lanes are stored on their own
-_WOVEN = 14.0  # more for one of a large result that several stride phases make: its lines are read before they are written
-_LATE = 0.6  # times as long does it take to pack a panel that nothing is written to memory for
+_TRANSPOSED_SQUARE = 100.0  # to finish a square of vectors that is transposed first
+_SCATTERED = 110.0  # to finish one vector whose lanes are stored one by one
+_INTERLEAVED = 14.0  # more for a vector of one of several stride phases of a large y: its lines are also read
+_PACKED_IN_TASK = 0.6  # factor on packing a panel that stays in the cache until it is read
 
 
-def choose_form(plan: ImplicitGemmPlan) -> tuple[bool, Tile]:
-    """(lanes are pixels, tile): the cheaper of the two ways round."""
-    c, steps, results = plan.c, max(1, plan.steps), plan.results
-    many = math.prod(plan.several.sides)
-    panel = steps // len(plan.several.stride_phases or [c]) * 2 * plan.isa.vector_bytes
+def make_plan(geometry: Geometry, threads: int = 1, prepacks: bool = False) -> ImplicitGemmPlan:
+    """The plan of the least cost."""
+    vectorizes_pixels, tile = _choose_form(geometry)
+    box = pixels_of(tile, vectorizes_pixels, geometry.lanes)
+    blocking = choose_blocking(geometry, box, _product_cycles(geometry, vectorizes_pixels, tile))
+    is_unpacked = _is_input_unpacked(geometry, vectorizes_pixels, box, blocking)
+    return ImplicitGemmPlan(
+        geometry.c, geometry.isa, geometry.interleaved, geometry.min_tasks, geometry.clips_taps, geometry.may_spill,
+        vectorizes_pixels=vectorizes_pixels, tile=tile,
+        blocking=replace(blocking, cycles=0.0) if is_unpacked else blocking,
+        is_input_unpacked=is_unpacked, prepacks=prepacks, threads=threads,
+    )  # fmt: skip
+
+
+def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
+    """(whether to vectorize over pixels, register tile): the cheaper of the two forms."""
+    c, steps, results = geometry.c, max(1, geometry.steps), geometry.results
+    phases = math.prod(geometry.interleaved.strides)
+    panel_bytes = steps // len(geometry.stride_phases or [c]) * 2 * geometry.isa.vector_bytes
     filter_bytes, input_bytes = (n * steps * ITEM_BYTES[c.dtype] for n in (c.width, math.prod(results)))
-    is_far = filter_bytes > L2_BYTES and input_bytes > L2_BYTES
-    rate = _FAR_RATE if is_far else _STREAM_RATE
-    stream = 0.0 if panel < _L1_BYTES else plan.isa.vector_bytes / rate
+    is_far = filter_bytes > _L2_BYTES and input_bytes > _L2_BYTES
+    rate = _L3_RATE if is_far else _L2_RATE
+    load = 0.0 if panel_bytes < _L1_BYTES else geometry.isa.vector_bytes / rate
 
     def store_of(box: tuple[int, ...]) -> float:
-        return store_cycles(plan, box) * many / steps
+        return _store_cycles(geometry, box) * phases / steps
 
     def copy_of(box: tuple[int, ...]) -> float:
         n, d, h, w = box
-        products = _steps_of(plan, box) * math.prod(results) * c.width / (2 * plan.lanes)
-        return choose_blocking(plan, (n, d, h, w), products * steps).cycles / steps
+        products = _steps_fraction(geometry, box) * math.prod(results) * c.width / (2 * geometry.lanes)
+        return choose_blocking(geometry, (n, d, h, w), products * steps).cycles / steps
 
     def steps_in(box: tuple[int, ...]) -> float:
-        return _steps_of(plan, box)
+        return _steps_fraction(geometry, box)
 
-    copies = nothing if may_be_in_place(c) else copy_of
-    tile = choose_tile(results, c.width, plan.isa, c.dtype, store_of, steps_in, copies, stream)
-    cost = _steps_of(plan, tile.box) * cost_per_step(results, c.width, tile, plan.lanes)
-    cost += store_of(tile.box) * math.prod(results) * ceil_div(c.width, plan.lanes)
+    copies = nothing if may_be_unpacked(c) else copy_of
+    tile = choose_tile(results, c.width, geometry.isa, c.dtype, store_of, steps_in, copies, load)
+    over_channels = _steps_fraction(geometry, tile.box) * cost_per_step(
+        results, c.width, tile, geometry.lanes
+    )
+    over_channels += store_of(tile.box) * math.prod(results) * ceil_div(c.width, geometry.lanes)
     last = c.axes[2]
     if (
-        many > 1
+        phases > 1
         or (last.step != 1 and last.taps.count > 1)
         or (c.x.channels == 1 and c.x.space[2] != 1 and c.depth > 1)
     ):
         return False, tile  # neighbouring pixels would not be neighbours in the input tile
-    turned = c.y.space[2] != 1
-    store = (6.0 if turned else 2.0) / steps
-    pixels = choose_tile([c.width], last.results, plan.isa, c.dtype, store)
-    turns = math.prod(results[:-1])
-    other = turns * cost_per_step([c.width], last.results, pixels, plan.lanes)
-    other *= _steps_of(plan, (1, 1, 1, last.results))
-    other += store * turns * c.width * ceil_div(last.results, plan.lanes)
-    return (True, pixels) if other < cost else (False, tile)
+    store = (6.0 if c.y.space[2] != 1 else 2.0) / steps
+    pixels = choose_tile([c.width], last.results, geometry.isa, c.dtype, store)
+    rows = math.prod(results[:-1])
+    over_pixels = rows * cost_per_step([c.width], last.results, pixels, geometry.lanes)
+    over_pixels *= _steps_fraction(geometry, (1, 1, 1, last.results))
+    over_pixels += store * rows * c.width * ceil_div(last.results, geometry.lanes)
+    return (True, pixels) if over_pixels < over_channels else (False, tile)
 
 
-def store_cycles(plan: ImplicitGemmPlan, box: tuple[int, ...]) -> float:
+def _is_input_unpacked(geometry: Geometry, vectorizes_pixels: bool, box: Block, blocking: Blocking) -> bool:
+    """True if tiles can read x itself, and a block's input stays in the L2 cache."""
+    c, last = geometry.c, geometry.c.axes[2]
+    if (
+        len(geometry.stride_phases) != 1
+        or math.prod(geometry.interleaved.strides) > 1
+        or not may_be_unpacked(c)
+    ):
+        return False
+    if vectorizes_pixels and (last.results < box[3] or c.x.space[2] != 1):
+        return False
+    return bytes_in_cache(c, blocking.block) <= _UNPACKED_BYTES
+
+
+def _store_cycles(geometry: Geometry, box: Sequence[int]) -> float:
     """Cycles to finish one vector of a tile whose lanes are channels."""
-    y = plan.c.y
+    y = geometry.c.y
     if y.channels == 1:
         return _STORE
-    run = box[-1] * plan.sides[-1]
-    if (y.space[2] != plan.sides[-1] and abs(y.space[2]) != 1) or run == 1:
+    run = box[-1] * geometry.phase_strides[-1]
+    if (y.space[2] != geometry.phase_strides[-1] and abs(y.space[2]) != 1) or run == 1:
         return _SCATTERED
-    return _SQUARE * ceil_div(run, plan.lanes) / run
+    return _TRANSPOSED_SQUARE * ceil_div(run, geometry.lanes) / run
 
 
 def cycles(plan: ImplicitGemmPlan) -> float:
-    """Cycles of one thread for the whole: contraction, stores, copies of input and filter."""
+    """Cycles of one thread for all tasks: products, stores, copies of input and filter."""
     c, results = plan.c, plan.results
-    vectors = math.prod(results) * math.prod(plan.sides) * c.width / plan.lanes
+    vectors = math.prod(results) * math.prod(plan.phase_strides) * c.width / plan.lanes
     if plan.vectorizes_pixels:
-        each = _STORE if c.y.space[2] == 1 else _SQUARE / plan.lanes if c.y.channels == 1 else _SCATTERED
+        if c.y.space[2] == 1:
+            each = _STORE
+        else:
+            each = _TRANSPOSED_SQUARE / plan.lanes if c.y.channels == 1 else _SCATTERED
     else:
-        each = store_cycles(plan, plan.box)
-    is_large = vectors * c.group_count * plan.isa.vector_bytes >= FEATURE_BYTES
-    if len(plan.several.stride_phases) > 1 and is_large:
-        each += _WOVEN
+        each = _store_cycles(plan, plan.box)
+    is_large = vectors * c.group_count * plan.isa.vector_bytes >= CONVOLUTION_STREAM_BYTES
+    if len(plan.stride_phases) > 1 and is_large:
+        each += _INTERLEAVED
     store = vectors * each
-    copy = plan.cut.cycles * plan.shares / plan.cut.shares
-    read = _from_memory(plan) * _READ_AGAIN
-    return c.group_count * (product_cycles(plan) + store + copy) + pack_cycles(plan) + read
-
-
-def product_cycles(plan: ImplicitGemmPlan) -> float:
-    """Cycles of the products of one group."""
-    c, results = plan.c, plan.results
-    if plan.vectorizes_pixels:
-        per_step = math.prod(results[:-1]) * cost_per_step([c.width], results[-1], plan.tile, plan.lanes)
-    else:
-        per_step = cost_per_step(results, c.width, plan.tile, plan.lanes)
-    return plan.steps * _steps_of(plan, plan.box) * per_step
+    copy = plan.blocking.cycles * plan.tasks_per_block / plan.blocking.min_tasks_per_block
+    read = _elements_beyond_l3(plan) * _READ_MEMORY
+    products = _product_cycles(plan, plan.vectorizes_pixels, plan.tile)
+    return c.group_count * (products + store + copy) + pack_cycles(plan) + read
 
 
 def pack_cycles(plan: ImplicitGemmPlan) -> float:
-    """The share of ``cycles`` that packing the filter has."""
+    """The part of ``cycles`` that packing the filter takes."""
     each = 0.5 if plan.c.w.results != 1 else 4.0 / plan.lanes
-    # a panel that is packed late is still in the cache when it is read
-    near = plan.panel_starts[-1] * each * (_LATE if plan.packs_late else 1.0)
-    return near + _from_memory(plan) * _WRITE_FAR
+    packing = plan.panel_offsets[-1] * each * (_PACKED_IN_TASK if plan.packs_in_task else 1.0)
+    return packing + _elements_beyond_l3(plan) * _WRITE_MEMORY
 
 
-def _from_memory(plan: ImplicitGemmPlan) -> int:
-    """Elements of a packed filter that no cache holds until they are read."""
-    held = _L3_BYTES // ITEM_BYTES[plan.c.dtype]
-    return max(0, plan.panel_elements - held)
+def _product_cycles(geometry: Geometry, vectorizes_pixels: bool, tile: RegisterTile) -> float:
+    """Cycles of the products of one group."""
+    c, results = geometry.c, geometry.results
+    if vectorizes_pixels:
+        per_step = math.prod(results[:-1]) * cost_per_step([c.width], results[-1], tile, geometry.lanes)
+    else:
+        per_step = cost_per_step(results, c.width, tile, geometry.lanes)
+    box = pixels_of(tile, vectorizes_pixels, geometry.lanes)
+    return geometry.steps * _steps_fraction(geometry, box) * per_step
 
 
-def _steps_of(plan: ImplicitGemmPlan, box: tuple[int, ...]) -> float:
-    """The part of the steps that tiles of a box do, those that read nothing but padding being left out."""
+def _elements_beyond_l3(plan: ImplicitGemmPlan) -> int:
+    """Elements of a packed filter that leave the caches before they are read."""
+    return max(0, plan.panel_elements - _L3_BYTES // ITEM_BYTES[plan.c.dtype])
+
+
+def _steps_fraction(geometry: Geometry, box: Sequence[int]) -> float:
+    """The part of the steps that is left when tiles of ``box`` leave out the taps that read padding only."""
     done = 0.0
-    for stride_phase in plan.several.stride_phases:
+    for stride_phase in geometry.stride_phases:
         part = float(stride_phase.c.taps)
-        for i in plan.trimmed_axes(stride_phase.c, box):
-            part *= inside_fraction(stride_phase.c.axes[i], box[1 + i])
+        for i in geometry.clipped_axes(stride_phase.c, box):
+            part *= unclipped_fraction(stride_phase.c.axes[i], box[1 + i])
             if i == 2:
                 part *= 1 + LAST_AXIS / stride_phase.c.axes[2].taps.count
         done += part
-    return done / max(1, sum(stride_phase.c.taps for stride_phase in plan.several.stride_phases))
+    return done / max(1, sum(stride_phase.c.taps for stride_phase in geometry.stride_phases))

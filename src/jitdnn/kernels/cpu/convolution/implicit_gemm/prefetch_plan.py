@@ -1,8 +1,8 @@
-"""Lines that tiles ask for while their sums are computed, which are needed after them.
+"""Which cache lines register tiles prefetch while they compute, for the thread's next block or next panel.
 
-From channel to channel the addresses of an image jump too far for the processor to foresee them, and so do those of a
-filter from one result to the next. So the sums of every tile ask, channel by channel, for one line or a few: all tiles
-of a block together for the input of the thread's next block, or for the filter that it packs next.
+From channel to channel the addresses of an image jump too far for the hardware prefetcher, and so do those of a filter
+from one result to the next. So each tile prefetches a few lines with every step of its outermost loop, the channels:
+all tiles of a block together the input of the thread's next block, or the filter of the panel that is packed next.
 """
 
 from __future__ import annotations
@@ -10,21 +10,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.microkernel.packing import InputTile, source_steps
-from jitdnn.kernels.cpu.schedule.offsets import split_index
+from jitdnn.kernels.cpu.schedule.offsets import ceil_div, split_index
 from jitdnn.rtcg.builder import Value
 from jitdnn.rtcg.isa import item_bytes
 
 _LINE = 64
-_MOST = 4  # lines that a step asks for
+_MOST_LINES = 4  # that a step prefetches
+_MOST_LINES_OF_A_TILE = 2  # that a step prefetches of an input tile
+_L2_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """Lines of memory of type ``dtype`` for each channel: rows of ``lines``, which are ``pitch`` apart and the last of
-    which has element ``last``; ``counts`` and ``strides`` are those of the rows. Strides are in elements, and
-    ``channel`` is that from one channel to the next. Each of ``calls`` asks for ``at_once`` lines."""
+class PrefetchPlan:
+    """Lines of memory of type ``dtype`` to prefetch for each channel. Strides are in elements.
+
+    The lines form rows with the extents ``counts`` and the ``strides``. A row has ``lines`` lines, ``pitch`` apart, the
+    last of which holds element ``last``. ``channel`` is the stride from one channel to the next. Each of
+    ``calls`` register tiles prefetches ``lines_per_step`` lines with each channel.
+    """
 
     dtype: str
     counts: tuple[int, ...]
@@ -40,11 +46,11 @@ class Ahead:
         return math.prod(self.counts) * self.lines
 
     @property
-    def at_once(self) -> int:
-        return min(_MOST, -(-self.total // max(1, self.calls)))
+    def lines_per_step(self) -> int:
+        return min(_MOST_LINES, ceil_div(self.total, max(1, self.calls)))
 
     def offset(self, number: Value) -> Value:
-        """Where line ``number`` is, seen from the first element of a channel."""
+        """The offset of line ``number`` from the first element of a channel."""
         *outer, line = split_index(number, (*self.counts, self.lines))
         offset = (line * self.pitch).min(self.last)
         for i, stride in zip(outer, self.strides, strict=True):
@@ -52,8 +58,28 @@ class Ahead:
         return offset
 
 
-def plan_ahead(c: Correlation, input_tile: InputTile, calls: int) -> Ahead | None:
-    """What ``calls`` tiles ask for; None where x is not read channel by channel."""
+def plan_prefetch(plan: ImplicitGemmPlan) -> PrefetchPlan | None:
+    """What tiles prefetch: the filter of the next panel if tasks pack their panels, or the input of the next block."""
+    if len(plan.stride_phases) != 1 or plan.spills:
+        return None
+    if plan.packs_in_task:
+        if plan.panels.count <= 1:
+            return None
+        return _filter_lines(plan.c, plan.panels.lanes, plan.tiles_per_block)
+    if plan.tasks <= plan.threads:
+        return None
+    found = _input_lines(plan.c, plan.input_tile, plan.tiles_per_block * plan.panels_per_task)
+    if found is None or plan.is_input_unpacked:
+        return found
+    # long rows for few tiles are read faster by the copy itself, and lines beyond the L2 cache would not stay in it
+    are_few = (
+        found.total <= _MOST_LINES_OF_A_TILE * found.calls and found.total * _LINE * plan.c.depth <= _L2_BYTES
+    )
+    return found if are_few else None
+
+
+def _input_lines(c: Correlation, input_tile: InputTile, calls: int) -> PrefetchPlan | None:
+    """The input of a block, prefetched by ``calls`` tiles; None where x is not read channel by channel."""
     if abs(c.x.channels) == 1 or c.depth == 1 or any(stride < 0 for stride in c.x.space):
         return None
     pitch = _LINE // item_bytes(c.x.dtype)
@@ -67,18 +93,19 @@ def plan_ahead(c: Correlation, input_tile: InputTile, calls: int) -> Ahead | Non
             rows.insert(0, (extent, stride))
     counts, strides = tuple(extent for extent, _ in rows), tuple(stride for _, stride in rows)
     lines = 1 if length == 1 else (length - 2) // pitch + 2
-    return Ahead(c.x.dtype, counts, strides, lines, length - 1, pitch, c.x.channels, calls)
+    return PrefetchPlan(c.x.dtype, counts, strides, lines, length - 1, pitch, c.x.channels, calls)
 
 
-def plan_filter_ahead(c: Correlation, panel: int, calls: int) -> Ahead | None:
-    """The filter of the next ``panel`` results, which ``calls`` tiles ask for; None where it lies in many pieces."""
+def _filter_lines(c: Correlation, panel: int, calls: int) -> PrefetchPlan | None:
+    """The filter of ``panel`` channels of results, prefetched by ``calls`` tiles; None where it is scattered."""
     pitch = _LINE // item_bytes(c.w.dtype)
     if c.depth == 1:
         return None
     if c.w.results == 1 and c.taps == 1:
-        return Ahead(c.w.dtype, (), (), (panel - 2) // pitch + 2, panel - 1, pitch, c.w.channels, calls)
+        lines = (panel - 2) // pitch + 2
+        return PrefetchPlan(c.w.dtype, (), (), lines, panel - 1, pitch, c.w.channels, calls)
     if c.w.results != c.depth * c.taps or c.w.channels != c.taps:
         return None
-    # one piece: every step asks for the next line
-    lines = -(-panel * c.taps // pitch)
-    return Ahead(c.w.dtype, (), (), lines, panel * c.w.results, c.depth * pitch, pitch, calls)
+    # contiguous: each step prefetches the next line
+    lines = ceil_div(panel * c.taps, pitch)
+    return PrefetchPlan(c.w.dtype, (), (), lines, panel * c.w.results, c.depth * pitch, pitch, calls)

@@ -1,9 +1,8 @@
-"""Input that a contraction reads where it lies.
+"""Input that register tiles read from x itself, without a packed input tile.
 
-A packed input tile (microkernel/packing.py) settles strides, padding and types by a copy. A filter of one tap over an image
-without padding needs none of it: every element that a tile reads is an element of x. Only the lanes of a
-vector must be neighbours, and the channels of a block must not push each other out of the L2 cache.
-"""
+Packing an input tile (microkernel/packing.py) resolves strides, padding and types by a copy. A filter of one tap over
+an image without padding needs none of it: every element that a tile reads is an element of x. It only takes that the
+lanes of a vector are neighbours, and that the channels of a block do not evict each other from the L2 cache."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from jitdnn.rtcg.isa import ITEM_BYTES
 
 _LINE = 64
 _SETS = 1024  # of the L2 cache
-_WAYS = 4  # lines of each set that a block may take for itself
+_WAYS = 4  # lines of each set that a block may occupy
 
 
-def may_be_in_place(c: Correlation) -> bool:
+def may_be_unpacked(c: Correlation) -> bool:
     """True if every product reads an element of x as it is: one tap, no padding, the type of the arithmetic.
 
-    Pixels that are skipped would be read as lines of the cache, and so would those between short rows.
+    An image with a stride is packed: else the pixels between those that are used would be loaded with them.
     """
     return (
         c.taps == 1
@@ -31,11 +30,11 @@ def may_be_in_place(c: Correlation) -> bool:
         and c.x.channels != 1
         and all(axis.step == 1 or axis.results == 1 for axis in c.axes)
         and not any(axis.is_padded for axis in c.axes)
-        and _spreads(c)
+        and _channels_fit_sets(c)
     )
 
 
-def _spreads(c: Correlation) -> bool:
+def _channels_fit_sets(c: Correlation) -> bool:
     """True if neighbouring channels fall into enough sets of the L2 cache for all of them to stay there."""
     stride = abs(c.x.channels) * ITEM_BYTES[c.dtype]
     sets = _SETS if stride % _LINE else _SETS // math.gcd(stride // _LINE, _SETS)
@@ -43,7 +42,7 @@ def _spreads(c: Correlation) -> bool:
 
 
 def bytes_in_cache(c: Correlation, block: Sequence[int]) -> int:
-    """Bytes of the lines that a block of results reads."""
+    """Bytes of the cache lines that a block of results reads from x."""
     line = _LINE // ITEM_BYTES[c.dtype]
     length, pieces = 1, 1
     strides = [*c.x.space[::-1], c.x.batch]
@@ -52,14 +51,14 @@ def bytes_in_cache(c: Correlation, block: Sequence[int]) -> int:
             length += (extent - 1) * abs(stride)
         else:
             pieces *= extent
-    lines = 1 + (length - 1) / line  # on an average, wherever the first one is
+    lines = 1 + (length - 1) / line  # on average over all alignments
     if abs(c.x.channels) < length + line:
         lines = min(lines, abs(c.x.channels) / line)
     return int(pieces * c.depth * lines * _LINE)
 
 
 def input_as_input_tile(c: Correlation, block: tuple[int, int, int, int]) -> InputTile:
-    """The strides of x as those of an input tile that begins where the block's first result reads."""
+    """The strides of x as those of an input tile that begins with what the block's first result reads."""
     first, second, third = c.axes
     lows = first.taps.offset, second.taps.offset, third.taps.offset
     steps = first.step, second.step, third.step

@@ -14,7 +14,7 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.packing import trace_inp
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.store import dw_strides, trace_store
 from jitdnn.kernels.cpu.correlation import Axis
-from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_contraction
+from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.schedule.offsets import (
     ceil_div,
     group_offset,
@@ -44,7 +44,7 @@ def trace(module: Module, plan: ImplicitGemmWgradPlan) -> None:
     c, split_k = plan.c, plan.blocking.split_k
     pack_x = trace_input_tile(module, "pack_x", plan.block_correlation, plan.input_tile, plan.unpadded)
     pack_dy = trace_panel(module, "pack_dy", c, plan.blocking.block, plan.tile.vectors)
-    contract, runtime = _trace_contraction(module, "contract", plan)
+    contract, runtime = _trace_microkernel(module, "contract", plan)
     store = trace_store(module, "store", c, plan.tile.vectors, plan.sum_row_strides, split_k, plan.split_sums)
     functions = _Functions(pack_x, pack_dy, contract, runtime, store)
     with module.task("sums") as (k, args, task, thread):
@@ -57,7 +57,7 @@ def trace(module: Module, plan: ImplicitGemmWgradPlan) -> None:
         code.store(code.split_sums(channel_block, k.integer(0), panel), channel_block, panel)
 
 
-def _trace_contraction(module: Module, name: str, plan: ImplicitGemmWgradPlan) -> tuple[Function, list[int]]:
+def _trace_microkernel(module: Module, name: str, plan: ImplicitGemmWgradPlan) -> tuple[Function, list[int]]:
     """The micro-kernel, and which of a block's four extents it takes at run time."""
     block = plan.blocking.block
     is_runtime = [of % extent != 0 for of, extent in zip(plan.pixels, block, strict=True)]
@@ -69,7 +69,7 @@ def _trace_contraction(module: Module, name: str, plan: ImplicitGemmWgradPlan) -
         if is_runtime[i] or block[i] != 1
     ]
     box = points(plan.tile.box)
-    function = trace_contraction(
+    function = trace_microkernel(
         module,
         name,
         plan.c.dtype,
@@ -77,7 +77,7 @@ def _trace_contraction(module: Module, name: str, plan: ImplicitGemmWgradPlan) -
         plan.tile.vectors,
         [loop for _, loop in loops],
         accumulate=plan.accumulates,
-        places=[_constant_dot(point, plan.sum_row_strides) for point in box],
+        sum_offsets=[_constant_dot(point, plan.sum_row_strides) for point in box],
     )
     return function, [i for i, loop in loops if loop.extent is None]
 

@@ -19,7 +19,7 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import (
 )
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.store import is_dw_transposed
 from jitdnn.kernels.cpu.correlation import Correlation
-from jitdnn.kernels.cpu.microkernel.register_tiles import Tile, choose_tile
+from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile, choose_tile
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.parallel import WANTED_TASKS
 from jitdnn.rtcg.isa import Isa
@@ -81,7 +81,12 @@ def candidates(c: Correlation, isa: Isa) -> Iterator[ImplicitGemmWgradPlan]:
 def _plan_of(c: Correlation, isa: Isa, is_swapped: bool) -> ImplicitGemmWgradPlan:
     """The cheapest register tile, and the cheapest blocking for it."""
     smallest = ImplicitGemmWgradPlan(
-        c, isa, Tile((1, 1, 1, 1), 1), (False, False, False), Blocking(1, (1, 1, 1, 1), 1, 1), is_swapped
+        c,
+        isa,
+        RegisterTile((1, 1, 1, 1), 1),
+        (False, False, False),
+        Blocking(1, (1, 1, 1, 1), 1, 1),
+        is_swapped,
     )
     tiled = min(_tilings(smallest), key=_products)
     return replace(tiled, blocking=_choose_blocking(tiled))
@@ -217,7 +222,7 @@ def _tilings(plan: ImplicitGemmWgradPlan) -> Iterator[ImplicitGemmWgradPlan]:
         yield replace(plan, tile=tile, clipped=_worth_clipping(c, tile))
 
 
-def _worth_clipping(c: Correlation, tile: Tile) -> tuple[bool, bool, bool]:
+def _worth_clipping(c: Correlation, tile: RegisterTile) -> tuple[bool, bool, bool]:
     d, h, w = (
         axis.is_padded and valid_fraction(axis, side) < worth
         for axis, side, worth in zip(c.axes, tile.box[1:], _WORTH_CLIPPING, strict=True)

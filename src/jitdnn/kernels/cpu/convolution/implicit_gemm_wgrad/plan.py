@@ -37,14 +37,14 @@ from functools import cached_property
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import image_range
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.microkernel.packing import (
+    InputRange,
     InputTile,
-    Reach,
+    input_range,
     input_tile_extent,
     input_tile_step,
     plan_input_tile,
-    reach_of,
 )
-from jitdnn.kernels.cpu.microkernel.register_tiles import Tile
+from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -70,7 +70,7 @@ class ImplicitGemmWgradPlan:
 
     c: Correlation
     isa: Isa
-    tile: Tile
+    tile: RegisterTile
     clipped: tuple[bool, bool, bool]
     blocking: Blocking
     is_swapped: bool = False
@@ -163,10 +163,12 @@ class ImplicitGemmWgradPlan:
             return image_range(own, pixels).extent
         return input_tile_extent(own, pixels)
 
-    def _range(self, axis: int, pixels: int) -> Reach:
+    def _range(self, axis: int, pixels: int) -> InputRange:
         """Which positions they are."""
         own = self.c.axes[axis]
-        return image_range(own, pixels) if self.is_unpadded(axis, pixels) else reach_of(own, pixels, 1, False)
+        return (
+            image_range(own, pixels) if self.is_unpadded(axis, pixels) else input_range(own, pixels, 1, False)
+        )
 
     @property
     def unpadded(self) -> tuple[bool, bool, bool]:
@@ -183,7 +185,7 @@ class ImplicitGemmWgradPlan:
     def input_tile(self) -> InputTile:
         block = self.blocking.block
         reaches = [self._range(axis, pixels) for axis, pixels in enumerate(block[1:])]
-        return plan_input_tile(self.block_correlation, block, self.lanes, reaches=reaches)
+        return plan_input_tile(self.block_correlation, block, self.lanes, ranges=reaches)
 
     @property
     def origin(self) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, Taps
-from jitdnn.kernels.cpu.microkernel.packing import Reach
+from jitdnn.kernels.cpu.microkernel.packing import InputRange
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 
 
@@ -52,9 +52,9 @@ def swapped(c: Correlation) -> Correlation | None:
     ).merged()
 
 
-def image_range(axis: Axis, pixels: int) -> Reach:
+def image_range(axis: Axis, pixels: int) -> InputRange:
     """The positions inside of the image between the first and the last that the first ``pixels`` pixels read."""
     low = max(0, axis.taps.lowest)
     high = min(axis.positions - 1, axis.taps.lowest + axis.taps.span + (pixels - 1) * axis.step)
     extent = max(1, high - low + 1)
-    return Reach(low, extent, extent)
+    return InputRange(low, extent, extent)

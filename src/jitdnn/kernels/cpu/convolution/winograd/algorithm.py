@@ -20,7 +20,7 @@ from jitdnn.kernels.cpu.convolution.winograd.error import error_of, plain_error,
 from jitdnn.kernels.cpu.convolution.winograd.functions import Traced
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
-from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of, useful_threads
+from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
@@ -106,7 +106,7 @@ class WinogradAlgorithm(Algorithm):
         assert isinstance(device, CpuDevice)
         plans = self.plans(problem, device, epilogue)
         tasks = sum(phases(p, "")[1][1] for p in plans)
-        counted = sum(cycles(p, self._is_prepacked) for p in plans) + cycles_apart(problem)
+        counted = sum(cycles(p, self._is_prepacked) for p in plans) + channels_last_group_cycles(problem)
         return seconds_of(problem, device, counted, tasks)
 
     def error_bound(self, problem: Problem) -> float:

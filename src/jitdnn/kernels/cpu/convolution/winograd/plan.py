@@ -57,7 +57,7 @@ from typing import Literal
 from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, Tiling, reversed_axis
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.microkernel.packing import Panels, plan_panels
-from jitdnn.kernels.cpu.microkernel.register_tiles import Tile, choose_tile
+from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile, choose_tile
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
@@ -218,7 +218,7 @@ class WinogradPlan:
         return self.mc_rows * self.row_tiles
 
     @cached_property
-    def register_tile(self) -> Tile:
+    def register_tile(self) -> RegisterTile:
         return choose_tile([self.mc], self.c.width, self.isa, self.c.dtype)
 
     @cached_property

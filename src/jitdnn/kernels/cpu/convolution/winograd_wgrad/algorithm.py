@@ -16,7 +16,7 @@ from jitdnn.kernels.cpu.convolution.winograd_wgrad.cost import choose_plan, cycl
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.error import roundings
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Order, WinogradWgradPlan
 from jitdnn.kernels.cpu.correlation import lower_convolution
-from jitdnn.kernels.cpu.schedule.cost import cycles_apart, seconds_of, useful_threads
+from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.compile import load
@@ -59,7 +59,7 @@ class WinogradWgrad(Algorithm):
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
         plan = self.plan(problem, device)
-        return seconds_of(problem, device, cycles(plan) + cycles_apart(problem), plan.tasks)
+        return seconds_of(problem, device, cycles(plan) + channels_last_group_cycles(problem), plan.tasks)
 
     def error_bound(self, problem: Problem) -> float:
         assert isinstance(problem, Convolution)

@@ -11,7 +11,7 @@ from jitdnn.devices.cpu import Arguments
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Operand, WinogradWgradPlan
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.product import trace_inverse_transform, trace_product
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.transforms import trace_transform
-from jitdnn.kernels.cpu.microkernel.epilogue_store import Placement, TileStore, trace_store
+from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore, TileStrides, trace_store
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, group_offset, scale, split_index
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
@@ -99,7 +99,7 @@ def _trace_functions(module: Module, p: WinogradWgradPlan) -> _Functions:
 def _tile_store(p: WinogradWgradPlan) -> TileStore:
     """Taps of a register tile's channels, [row][taps of each axis][vector][lane], to dw."""
     strides = [a.axis.taps.increment * s for a, s in zip(p.axes, p.c.w.space, strict=True)]
-    placement = Placement(p.c.w.dtype, (p.row_stride, *strides), p.lane_stride)
+    placement = TileStrides(p.c.w.dtype, (p.row_stride, *strides), p.lane_stride)
     extents = (p.row_operand.channels, *p.taps)
     return TileStore(p.c.dtype, (p.mr, *p.taps), extents, p.vectors, placement, (), None)
 

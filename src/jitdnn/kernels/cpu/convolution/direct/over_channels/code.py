@@ -20,7 +20,7 @@ from jitdnn.kernels.cpu.microkernel.nontemporal import is_aligned
 from jitdnn.kernels.cpu.microkernel.packing import Panels, plan_panels, trace_panel
 from jitdnn.kernels.cpu.schedule.boundary import inside, when
 from jitdnn.kernels.cpu.schedule.offsets import group_offset, scale, view_offset
-from jitdnn.rtcg.builder import Function, Module, Pointer, Value
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 
 def trace(module: Module, prefix: str, plan: OverChannels, extra: int, epilogue: Epilogue | None) -> None:
@@ -77,7 +77,7 @@ def _trace_tile(
     with tile_function(module, name, plan.c, tensors, ("d", "h", "p")) as (
         k, (x, w, y, scale, *operands), (d, h, p), function,
     ):  # fmt: skip
-        code = _Tile(plan, panels, is_masked, (d, h, p))
+        code = _Tile(k, plan, panels, is_masked, (d, h, p))
         code.sum_up(x, w)
         code.store(Blend.of(k, scale, dtype, y, epilogue), [y, *operands])
     return function
@@ -87,10 +87,15 @@ class _Tile:
     """Tracing one version of a tile."""
 
     def __init__(
-        self, plan: OverChannels, panels: Panels | None, is_masked: bool, first: tuple[Value, Value, Value]
+        self,
+        k: Builder,
+        plan: OverChannels,
+        panels: Panels | None,
+        is_masked: bool,
+        first: tuple[Value, Value, Value],
     ) -> None:
         self.d, self.h, self.p = first
-        self.k, self.plan, self.tile, self.c, self.lanes = self.d.k, plan, plan.tile, plan.c, plan.lanes
+        self.k, self.plan, self.tile, self.c, self.lanes = k, plan, plan.tile, plan.c, plan.lanes
         zero = self.k.constant(0, self.c.dtype, self.lanes)
         index = (self.tile.pixels, self.tile.results)
         self.sums = {at: self.k.register(zero) for at in itertools.product(*map(range, index))}
@@ -232,7 +237,7 @@ class _Tile:
         if not self.plan.is_nontemporal:
             store(nontemporal=False)
             return
-        is_nontemporal = blend.is_new & is_aligned(pointers[0], lanes)
+        is_nontemporal = blend.overwrites & is_aligned(pointers[0], lanes)
         with k.when(is_nontemporal):
             store(nontemporal=True)
         with k.when(~is_nontemporal):

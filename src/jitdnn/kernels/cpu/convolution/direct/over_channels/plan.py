@@ -24,7 +24,7 @@ from functools import cached_property
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, merges_row_taps, row_units
 from jitdnn.kernels.cpu.microkernel.nontemporal import STREAM_BYTES
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.work_units import Units
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 
 _RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
 
@@ -111,7 +111,7 @@ class OverChannels(DirectPlan):
         return max(1, min(rows.results, _RUN_BYTES // max(1, each)))
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> WorkUnits:
         c, runs = self.c, ceil_div(self.row_tiles, self.run_tiles)
         return row_units(
             c, ceil_div(c.width, self.tile_width), ceil_div(c.axes[1].results, self.unit_rows), runs

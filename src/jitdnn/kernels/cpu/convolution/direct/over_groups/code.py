@@ -144,7 +144,7 @@ def _trace_tile(
     with tile_function(module, name, plan.c, tensors, ("d", "h", "p", "group")) as (
         k, (x, filters, y, scale, *operands), (d, h, p, group), function,
     ):  # fmt: skip
-        code = _Tile(plan, clipping, (d, h, p), group)
+        code = _Tile(k, plan, clipping, (d, h, p), group)
         if plan.prefetches_results:
             code.prefetch_results(y)
         code.sum_up(x, filters)
@@ -156,10 +156,15 @@ class _Tile:
     """Tracing one version of a tile."""
 
     def __init__(
-        self, plan: OverGroups, clipping: Clipping, first: tuple[Value, Value, Value], group: Value
+        self,
+        k: Builder,
+        plan: OverGroups,
+        clipping: Clipping,
+        first: tuple[Value, Value, Value],
+        group: Value,
     ) -> None:
         self.d, self.h, self.p = first
-        self.k, self.plan, self.clipping, self.tile, self.c = self.d.k, plan, clipping, plan.tile, plan.c
+        self.k, self.plan, self.clipping, self.tile, self.c = k, plan, clipping, plan.tile, plan.c
         self.group, self.lanes = group, plan.lanes
         if self.tile.rows >= self.c.axes[1].results:
             self.h = self.k.integer(0)  # a constant: tests of it fold away
@@ -340,8 +345,8 @@ class _Tile:
             self._store_buffered(blend, pointers, masks)
             return
         step = 1 if interleaves else c.y.groups[0]
-        is_new = blend.is_new
-        with k.when(is_new):
+        overwrites = blend.overwrites
+        with k.when(overwrites):
             for row in range(self.tile.rows):
                 with when(k, self._has_row(row)):
                     for column in range(self.tile.columns):
@@ -350,7 +355,7 @@ class _Tile:
                                 at = row * c.y.space[1] + column * c.y.space[2] + self._channel(c.y, j)
                                 scaled = vector * k.splat(blend.alpha, lanes)
                                 pointers[0].store_strided(scaled, at, step, masks[j])
-        with k.when(~is_new):
+        with k.when(~overwrites):
             self._store_buffered(blend, pointers, masks)
 
     def _channel(self, view: View, number: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from jitdnn.kernels.cpu.convolution.direct.over_groups.plan import LINE, Clipping, GroupTile, OverGroups
 from jitdnn.kernels.cpu.convolution.direct.plan import reads_of
 from jitdnn.kernels.cpu.correlation import Correlation
-from jitdnn.kernels.cpu.schedule.boundary import share_inside
+from jitdnn.kernels.cpu.schedule.boundary import fraction_inside
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import Isa
 
@@ -104,7 +104,7 @@ def _unrolled_cycles(plan: OverGroups, clipping: Clipping) -> float:
     if not plan.filter_fits_registers:
         values = float(c.width * tile.rows * h * w if plan.row_fits_registers else products)
     slowest = max(products / 2, (loads + values) / 2, 4.0 * h * min(w, 4))
-    return share_inside(c.axes[1]) * slowest + 2.0 * h + values / 32
+    return fraction_inside(c.axes[1]) * slowest + 2.0 * h + values / 32
 
 
 def _loop_cycles(plan: OverGroups) -> float:
@@ -124,7 +124,7 @@ def _loop_cycles(plan: OverGroups) -> float:
         shifts = range(0, axis.taps.count * axis.taps.shift, axis.taps.shift)
         inner += sum(lowest + at >= 0 and highest + at < axis.positions for at in shifts)
     total = inner * whole + (tiles * w - inner) * boundary
-    return share_inside(c.axes[1]) * h * total + 2.0 * h * tiles
+    return fraction_inside(c.axes[1]) * h * total + 2.0 * h * tiles
 
 
 def _slots(plan: OverGroups) -> float:

@@ -27,8 +27,8 @@ from functools import cached_property
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, Reads, reads_of
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.row_vectors import Span, group_span
-from jitdnn.kernels.cpu.schedule.work_units import Units
+from jitdnn.kernels.cpu.schedule.row_vectors import RowVector, group_vector
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 
 LINE = 64
 _STACK_BYTES = 16 << 10  # filters of a task's groups; larger ones are in the workspace
@@ -79,9 +79,9 @@ class OverGroups(DirectPlan):
         return d, h, w
 
     @cached_property
-    def span(self) -> Span:
+    def span(self) -> RowVector:
         """How a vector is read: neighbouring groups are as many channels apart as a group has."""
-        return group_span(self.c.x, self.c.depth, self.c.groups[0], self.lanes)
+        return group_vector(self.c.x, self.c.depth, self.c.groups[0], self.lanes)
 
     @cached_property
     def interleaves_results(self) -> bool:
@@ -211,17 +211,17 @@ class OverGroups(DirectPlan):
         return threads * ceil_div(self.filter_size * self.item, LINE) * LINE
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> WorkUnits:
         c = self.c
         rows = ceil_div(c.axes[1].results, self.tile.rows)
         blocks = c.batch * c.axes[0].results * rows
         runs = max(1, min(self.row_tiles, _UNITS // max(1, blocks)))
-        return Units((("image", c.batch), ("slice", c.axes[0].results), ("rows", rows), ("run", runs)))
+        return WorkUnits((("image", c.batch), ("slice", c.axes[0].results), ("rows", rows), ("run", runs)))
 
     def divide(self, device: CpuDevice, cycles: float) -> tuple[int, tuple[int, ...]]:
         """The extras are the tasks of a block of vectors and the units of a task."""
         blocks = self.stride_phases * self.vector_blocks
-        tasks, per_task = self.units.shares(device, cycles / blocks)
+        tasks, per_task = self.units.split(device, cycles / blocks)
         return blocks * tasks, (tasks, per_task)
 
 

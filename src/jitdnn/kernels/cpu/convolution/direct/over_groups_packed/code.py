@@ -8,7 +8,7 @@ from jitdnn.kernels.cpu.convolution.direct.code import pointer_count, results_of
 from jitdnn.kernels.cpu.convolution.direct.over_groups.code import Versions, trace_filter, trace_versions
 from jitdnn.kernels.cpu.convolution.direct.over_groups.plan import LINE
 from jitdnn.kernels.cpu.convolution.direct.over_groups_packed.plan import OverGroupsPacked
-from jitdnn.kernels.cpu.microkernel.epilogue_store import Placement, TileStore, trace_store
+from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore, TileStrides, trace_store
 from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, scale
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer
@@ -97,7 +97,7 @@ def _trace_store(module: Module, name: str, plan: OverGroupsPacked, epilogue: Ep
     """Trace ``name(planes, scale, y, operands..., groups)``: the planes to y, of which ``groups`` are left."""
     c, lanes = plan.c, plan.lanes
     views = (c.y, *c.operands)
-    y, *others = (Placement(v.dtype, (v.space[2],), v.groups[0]) for v in views)
+    y, *others = (TileStrides(v.dtype, (v.space[2],), v.groups[0]) for v in views)
     store = TileStore(c.dtype, (lanes,), (lanes,), 1, y, tuple(others), epilogue)
     square = trace_store(module, f"{name}_square", store)
     rows, pixels = plan.rows(False)

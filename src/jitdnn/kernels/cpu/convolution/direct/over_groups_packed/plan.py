@@ -22,7 +22,7 @@ from jitdnn.kernels.cpu.convolution.direct.over_groups.plan import GroupTile, Ov
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan
 from jitdnn.kernels.cpu.correlation import Correlation, View
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.work_units import Units
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 _MOST_BYTES = 512 << 10  # of the planes of one vector of groups: they stay in L2
@@ -89,8 +89,8 @@ class OverGroupsPacked(DirectPlan):
         return ceil_div(size, 16 * self.lanes) * (16 * self.lanes)
 
     @cached_property
-    def units(self) -> Units:
-        return Units((("vector", self.vectors), ("image", self.c.batch)))
+    def units(self) -> WorkUnits:
+        return WorkUnits((("vector", self.vectors), ("image", self.c.batch)))
 
 
 def fits(c: Correlation, isa: Isa) -> bool:

@@ -21,7 +21,7 @@ from jitdnn.kernels.cpu.microkernel.nontemporal import is_aligned, store_new
 from jitdnn.kernels.cpu.schedule.boundary import inside, when
 from jitdnn.kernels.cpu.schedule.offsets import group_offset, scale, view_offset
 from jitdnn.kernels.cpu.schedule.row_vectors import Masks
-from jitdnn.rtcg.builder import Function, Module, Pointer, Value
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 _LATENCY = 600  # cycles from a prefetch until the line is there from memory
 _DISTANCE = 4096  # bytes between a small plane and the one that is prefetched meanwhile
@@ -77,7 +77,7 @@ def _trace_tile(
     with tile_function(module, name, plan.c, tensors, ("d", "h", "p")) as (
         k, (x, w, y, scale, *operands), (d, h, p), function,
     ):  # fmt: skip
-        code = _Tile(plan, numbers, is_boundary, (d, h, p))
+        code = _Tile(k, plan, numbers, is_boundary, (d, h, p))
         code.sum_up(x, w)
         code.store(Blend.of(k, scale, plan.c.dtype, y, epilogue), [y, *operands])
     return function
@@ -87,10 +87,15 @@ class _Tile:
     """Tracing one version of a tile."""
 
     def __init__(
-        self, plan: OverPixels, numbers: range, is_boundary: bool, first: tuple[Value, Value, Value]
+        self,
+        k: Builder,
+        plan: OverPixels,
+        numbers: range,
+        is_boundary: bool,
+        first: tuple[Value, Value, Value],
     ) -> None:
         self.d, self.h, self.p = first
-        self.k, self.plan, self.tile, self.c = self.d.k, plan, plan.tile, plan.c
+        self.k, self.plan, self.tile, self.c = k, plan, plan.tile, plan.c
         self.is_boundary = is_boundary
         self.lanes, self.span = plan.lanes, plan.span
         width = plan.tile_pixels
@@ -114,7 +119,7 @@ class _Tile:
     def _masks(self, offset: int | Value) -> list[Masks]:
         """The masks of the vectors at an offset."""
         if not self.is_boundary:
-            return [self.span.whole] * self.tile.vectors
+            return [self.span.unmasked] * self.tile.vectors
         known = (offset,) if isinstance(offset, int) else (min(self.plan.reads), max(self.plan.reads))
         step, masks = self.span.step, []
         for v in range(self.tile.vectors):
@@ -272,12 +277,12 @@ class _Tile:
         for j in range(plan.stride_phases * self.tile.vectors):
             fits = not self.is_boundary or room + (j + 1) * self.lanes <= plan.row_pixels
             masks.append(None if fits else k.mask(left - j * self.lanes, self.lanes))
-        is_new = blend.is_new
+        overwrites = blend.overwrites
         if not plan.is_nontemporal:
             self._store_cached(blend, pointers, masks)
             return
         store = self._store_new if blend.epilogue is None else self._store_buffered
-        is_nontemporal = is_new & is_aligned(pointers[0], self.lanes)
+        is_nontemporal = overwrites & is_aligned(pointers[0], self.lanes)
         with k.when(is_nontemporal):
             store(blend, pointers, masks, nontemporal=True)
         with k.when(~is_nontemporal):
@@ -288,10 +293,10 @@ class _Tile:
         if blend.epilogue is not None:
             self._store_buffered(blend, pointers, masks)
             return
-        is_new = blend.is_new
-        with self.k.when(is_new):
+        overwrites = blend.overwrites
+        with self.k.when(overwrites):
             self._store_new(blend, pointers, masks)
-        with self.k.when(~is_new):
+        with self.k.when(~overwrites):
             self._store_buffered(blend, pointers, masks)
 
     def _store_new(

@@ -30,10 +30,10 @@ from jitdnn.kernels.cpu.convolution.direct.plan import (
     row_units,
 )
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convolution
-from jitdnn.kernels.cpu.microkernel.nontemporal import FEATURE_BYTES
+from jitdnn.kernels.cpu.microkernel.nontemporal import CONVOLUTION_STREAM_BYTES
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.row_vectors import Span
-from jitdnn.kernels.cpu.schedule.work_units import Units
+from jitdnn.kernels.cpu.schedule.row_vectors import RowVector
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
 
@@ -98,10 +98,10 @@ class OverPixels(DirectPlan):
         return reads_of(self.c.axes[1], self.tile.rows)
 
     @cached_property
-    def span(self) -> Span:
+    def span(self) -> RowVector:
         """How a vector of x is read."""
         axis = self.c.axes[2]
-        return Span(axis.step, self.c.x.space[2], axis.positions, self.lanes)
+        return RowVector(axis.step, self.c.x.space[2], axis.positions, self.lanes)
 
     # ---- the tile
 
@@ -153,7 +153,7 @@ class OverPixels(DirectPlan):
         pixels = c.axes[0].results * c.axes[1].results * self.row_pixels
         steps = (y.batch, y.channels, *y.groups, *y.space[:2])
         size = c.batch * c.group_count * c.width * pixels * self.item
-        return size >= FEATURE_BYTES and all(step % self.lanes == 0 for step in steps)
+        return size >= CONVOLUTION_STREAM_BYTES and all(step % self.lanes == 0 for step in steps)
 
     # ---- the loops
 
@@ -175,7 +175,7 @@ class OverPixels(DirectPlan):
         return max(1, min(self.row_tiles, _RUN_BYTES // max(1, each)))
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> WorkUnits:
         c, tile, runs = self.c, self.tile, ceil_div(self.row_tiles, self.run_tiles)
         return row_units(c, ceil_div(c.width, tile.channels), ceil_div(c.axes[1].results, tile.rows), runs)
 

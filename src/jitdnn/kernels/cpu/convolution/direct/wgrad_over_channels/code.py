@@ -76,7 +76,7 @@ def _trace_pass(module: Module, name: str, plan: WgradOverChannels, channels: in
         k, (x, dy, sums, d, h, end, i, r, s, channel), function,
     ):  # fmt: skip
         code = _Pass(plan, channels, channel)
-        with pass_over_slice(plan, x, dy, sums, d, i, code.sums.values()) as (plane, gradient):
+        with pass_over_slice(k, plan, x, dy, sums, d, i, code.sums.values()) as (plane, gradient):
             for row in k.range(h, end):
                 at = row * rows.step + rows.taps.offset + r * rows.taps.shift
                 with when(k, inside(rows, at, 1)):

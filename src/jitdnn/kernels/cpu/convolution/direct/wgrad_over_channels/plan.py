@@ -23,7 +23,7 @@ from functools import cached_property
 
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, merges_row_taps
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.work_units import Units
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 
 _STACK_BYTES = 16 << 10  # sums of a unit
 _BLOCK_BYTES = 64 << 10  # what the passes over a row block read
@@ -96,9 +96,9 @@ class WgradOverChannels(DirectPlan):
         return max(1, min(math.prod(self.taps), _STACK_BYTES // (self.pass_sums * self.item)))
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> WorkUnits:
         c, tile = self.c, self.tile
-        return Units((
+        return WorkUnits((
             ("group", c.group_count), ("results", ceil_div(c.width, tile.results)),
             ("channels", self.channel_blocks), ("taps", ceil_div(math.prod(self.taps), self.unit_taps)),
         ))  # fmt: skip

@@ -12,7 +12,7 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups.plan import WgradOv
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, block_count, row_blocks, tap_offset
 from jitdnn.kernels.cpu.schedule.boundary import inside, when
 from jitdnn.kernels.cpu.schedule.offsets import scale, split_index
-from jitdnn.kernels.cpu.schedule.row_vectors import Masks, Span
+from jitdnn.kernels.cpu.schedule.row_vectors import Masks, RowVector
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 
@@ -82,8 +82,8 @@ def _trace_pass(module: Module, name: str, plan: WgradOverGroups, taps: range) -
     with module.function(name, x=c.x.dtype, dy=c.y.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
         k, (x, dy, sums, d, h, end, i, r, group, channel, prefetches, *next_block), function,
     ):  # fmt: skip
-        code = _Pass(plan, taps, r, group, channel, prefetches, next_block)
-        with pass_over_slice(plan, x, dy, sums, d, i, code.sums.values()) as (plane, gradient):
+        code = _Pass(k, plan, taps, r, group, channel, prefetches, next_block)
+        with pass_over_slice(k, plan, x, dy, sums, d, i, code.sums.values()) as (plane, gradient):
             for row in k.range(h, end):
                 code.row(plane, gradient, row)
     return function
@@ -93,11 +93,10 @@ class _Pass:
     """Tracing one version of a pass."""
 
     def __init__(
-        self, plan: WgradOverGroups, taps: range, first_row: Value, group: Value, channel: Value,
+        self, k: Builder, plan: WgradOverGroups, taps: range, first_row: Value, group: Value, channel: Value,
         prefetches: Value, next_block: Sequence[Value],
     ) -> None:  # fmt: skip
-        self.k, self.plan, self.tile, self.c, self.lanes = group.k, plan, plan.tile, plan.c, plan.lanes
-        k = self.k
+        self.k, self.plan, self.tile, self.c, self.lanes = k, plan, plan.tile, plan.c, plan.lanes
         self.first_row, self.group = first_row, group
         self.prefetches, self.next_block = prefetches, next_block
         zero = k.constant(0, self.c.dtype, self.lanes)
@@ -119,7 +118,7 @@ class _Pass:
             for first, _ in self.y_firsts
         ]
 
-    def _masks(self, span: Span, first: Value, lowest: int, highest: int) -> Masks:
+    def _masks(self, span: RowVector, first: Value, lowest: int, highest: int) -> Masks:
         end = (self.plan.vectors - 1) * self.lanes * span.step
         return span.masks(self.k, first, lowest, end + highest)
 

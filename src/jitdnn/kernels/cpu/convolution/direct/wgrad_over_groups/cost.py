@@ -9,7 +9,7 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups.plan import WgradGr
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import block_count
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.row_vectors import Span
+from jitdnn.kernels.cpu.schedule.row_vectors import RowVector
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 _BLOCK_BYTES = 96 << 10  # what the passes over a row block read: it stays in L2
@@ -69,5 +69,5 @@ def _vector_cycles(plan: WgradOverGroups) -> float:
     return passes * (lines * row + sums * plan.lanes * _FINISH_LANE)
 
 
-def _slots(span: Span) -> float:
+def _slots(span: RowVector) -> float:
     return span.slots * (_SHUFFLED if span.step > 1 else 1.0)

@@ -24,8 +24,8 @@ from functools import cached_property
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, tap_tiles
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.row_vectors import Span, group_span
-from jitdnn.kernels.cpu.schedule.work_units import Units
+from jitdnn.kernels.cpu.schedule.row_vectors import RowVector, group_vector
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 
 _STACK_BYTES = 16 << 10  # sums of a task
 
@@ -56,14 +56,14 @@ class WgradOverGroups(DirectPlan):
         return ceil_div(self.c.groups[0], self.lanes)
 
     @cached_property
-    def x_span(self) -> Span:
+    def x_span(self) -> RowVector:
         """How x is read: neighbouring groups are as many channels apart as a group has."""
-        return group_span(self.c.x, self.c.depth, self.c.groups[0], self.lanes)
+        return group_vector(self.c.x, self.c.depth, self.c.groups[0], self.lanes)
 
     @cached_property
-    def y_span(self) -> Span:
+    def y_span(self) -> RowVector:
         """How dy is read."""
-        return group_span(self.c.y, self.c.width, self.c.groups[0], self.lanes)
+        return group_vector(self.c.y, self.c.width, self.c.groups[0], self.lanes)
 
     # ---- the loops
 
@@ -104,8 +104,8 @@ class WgradOverGroups(DirectPlan):
         return ceil_div(self.vectors, self.task_vectors)
 
     @property
-    def units(self) -> Units:
-        return Units((("vectors", self.vector_blocks), ("split", self.splits)))
+    def units(self) -> WorkUnits:
+        return WorkUnits((("vectors", self.vector_blocks), ("split", self.splits)))
 
     def workspace(self, threads: int = 1) -> int:
         """Bytes: the sums of every split, unless they stay on the stack to the end."""

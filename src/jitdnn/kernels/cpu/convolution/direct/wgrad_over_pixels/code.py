@@ -13,8 +13,8 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOv
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, filter_offset, row_blocks
 from jitdnn.kernels.cpu.schedule.boundary import inside, when
 from jitdnn.kernels.cpu.schedule.offsets import scale, split_index, view_offset
-from jitdnn.kernels.cpu.schedule.row_vectors import Masks, Span
-from jitdnn.rtcg.builder import Function, Module, Pointer, Value
+from jitdnn.kernels.cpu.schedule.row_vectors import Masks, RowVector
+from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 
 _BOUNDARY_VECTORS = 4  # at the ends of a row, that may be versions of their own
 _DISTANCE = 4096  # bytes between a small plane and the one that is prefetched meanwhile
@@ -89,10 +89,10 @@ def _trace_pass(module: Module, name: str, plan: WgradOverPixels, taps: range) -
     c = plan.c
     names = ("d", "h", "end", "i", "r", "prefetches", "next_x", "next_dy")
     with module.function(name, x=c.x.dtype, dy=c.y.dtype, sums=c.dtype, **dict.fromkeys(names)) as (
-        _, (x, dy, sums, d, h, end, i, r, prefetches, *next_block), function,
+        k, (x, dy, sums, d, h, end, i, r, prefetches, *next_block), function,
     ):  # fmt: skip
-        code = _Pass(plan, taps, r, prefetches, next_block)
-        with pass_over_slice(plan, x, dy, sums, d, i, code.sums.values()) as (plane, gradient):
+        code = _Pass(k, plan, taps, r, prefetches, next_block)
+        with pass_over_slice(k, plan, x, dy, sums, d, i, code.sums.values()) as (plane, gradient):
             code.rows(plane, gradient, h, end)
     return function
 
@@ -101,10 +101,10 @@ class _Pass:
     """Tracing one version of a pass."""
 
     def __init__(
-        self, plan: WgradOverPixels, taps: range, first_row: Value, prefetches: Value,
+        self, k: Builder, plan: WgradOverPixels, taps: range, first_row: Value, prefetches: Value,
         next_block: Sequence[Value],
     ) -> None:  # fmt: skip
-        self.k, self.plan, self.tile, self.c, self.lanes = first_row.k, plan, plan.tile, plan.c, plan.lanes
+        self.k, self.plan, self.tile, self.c, self.lanes = k, plan, plan.tile, plan.c, plan.lanes
         self.first_row = first_row if self.tile.rows < self.c.axes[1].taps.count else self.k.integer(0)
         self.prefetches, self.next_block = prefetches, next_block
         zero = self.k.constant(0, self.c.dtype, self.lanes)
@@ -113,7 +113,7 @@ class _Pass:
         axis = self.c.axes[2]
         self.offsets = [axis.taps.offset + tap * axis.taps.shift for tap in taps]
         self.spans = [plan.span(offset) for offset in self.offsets]
-        self.gradient = Span(1, self.c.y.space[2], axis.results, self.lanes)
+        self.gradient = RowVector(1, self.c.y.space[2], axis.results, self.lanes)
         # vectors [first, last) are inside of the row, for dy and for every tap
         width = self.lanes * axis.step
         ends = [span.positions - offset for span, offset in zip(self.spans, self.offsets, strict=True)]

@@ -22,8 +22,8 @@ from functools import cached_property
 
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, tap_tiles
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.kernels.cpu.schedule.row_vectors import Span
-from jitdnn.kernels.cpu.schedule.work_units import Units
+from jitdnn.kernels.cpu.schedule.row_vectors import RowVector
+from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 
 _SUMS_BYTES = 16 << 10  # sums of a unit, on the stack
 _BLOCK_BYTES = 24 << 10  # what the passes over a row block read again and again: it stays in L1
@@ -52,11 +52,11 @@ class WgradOverPixels(DirectPlan):
 
     tile: WgradPixelTile
 
-    def span(self, offset: int) -> Span:
+    def span(self, offset: int) -> RowVector:
         """How x is read at an offset: only where there is a result."""
         axis = self.c.axes[2]
         end = min(axis.positions, (axis.results - 1) * axis.step + offset + 1)
-        return Span(axis.step, self.c.x.space[2], max(0, end), self.lanes)
+        return RowVector(axis.step, self.c.x.space[2], max(0, end), self.lanes)
 
     @property
     def vectors(self) -> int:
@@ -112,10 +112,10 @@ class WgradOverPixels(DirectPlan):
         return max(1, min(_SUMS_BYTES // (self.unit_filter_tiles * self._row_sums), c.group_count // _UNITS))
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> WorkUnits:
         c, tile = self.c, self.tile
         filter_runs = ceil_div(math.prod(self.filter_tiles), self.unit_filter_tiles)
-        return Units((
+        return WorkUnits((
             ("groups", ceil_div(c.group_count, self.unit_groups)), ("results", ceil_div(c.width, tile.results)),
             ("channels", c.depth // tile.channels), ("filter_tiles", filter_runs),
         ))  # fmt: skip
