@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any, Protocol
 
 from jitdnn.errors import DeviceError, InvalidArgument
-from jitdnn.tensor import Place
+from jitdnn.tensor import DeviceId
 
 MOST_GROUPS = (2**31 - 1, 65535, 65535)
 """Groups along each axis that every device of either kind can launch."""
@@ -141,7 +141,7 @@ class GpuDevice(Protocol):
         """The name of the target: `cuda`, `opencl`, ..."""
 
     @property
-    def place(self) -> Place:
+    def device_id(self) -> DeviceId:
         """The target and the number of the device."""
 
     @property
@@ -221,7 +221,7 @@ class GpuDevice(Protocol):
         """The same for at most `SENT` bytes of ordinary memory, which are there for what `stream` is given after."""
 
     def copy(self, target: int, source: int, size: int, stream: Any = None) -> None:
-        """Copy bytes of the device to another place that does not overlap, for what `stream` is given after."""
+        """Copy bytes of the device to an address that does not overlap, for what `stream` is given after."""
 
     def read(self, data: Any, pointer: int, stream: Any = None) -> None:
         """Copy bytes of the device into a contiguous NumPy array, when what `stream` was given before is done."""

@@ -55,9 +55,11 @@ def in_turn(fronts: Iterable[Sequence[Point]]) -> tuple[Point, ...]:
     needs = [[point.workspace for point in member] for member in members]
     ways = []
     for limit in sorted(set().union(*needs)):
-        places = [bisect_right(need, limit) - 1 for need in needs]
-        if min(places) >= 0:
-            ways.append(_together([member[place] for member, place in zip(members, places, strict=True)]))
+        positions = [bisect_right(need, limit) - 1 for need in needs]
+        if min(positions) >= 0:
+            ways.append(
+                _together([member[position] for member, position in zip(members, positions, strict=True)])
+            )
     return front(ways)
 
 
@@ -78,8 +80,8 @@ def micro_batches(
         (len(parts), len(columns))
     )  # of a part of each size that may use as much as the column says
     for row, points in zip(seconds, parts.values(), strict=True):
-        places = np.searchsorted([p.workspace for p in points], columns, side="right")
-        row[:] = np.array([math.inf, *(p.seconds for p in points)])[places]
+        positions = np.searchsorted([p.workspace for p in points], columns, side="right")
+        row[:] = np.array([math.inf, *(p.seconds for p in points)])[positions]
     charge = _charge(total, part_sizes, seconds[:, -1])
 
     table = np.full((total + 1, len(columns)), math.inf)
