@@ -1,4 +1,4 @@
-"""The integer program that cuts a chain into segments and picks a way for every step.
+"""The integer program that cuts a chain into segments and chooses a point of its front for every step.
 
 Variables: y_s, 1 if segment s is one of those that the chain is cut into (a path from the first step to the last, so
 every step lies in exactly one); x_tp, 1 if step t runs by point p of its front, forward, and of each front of its
