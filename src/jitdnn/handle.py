@@ -30,7 +30,7 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.retention import Recent
 from jitdnn.settings import Settings, current, override
-from jitdnn.tensor import Place
+from jitdnn.tensor import DeviceId
 
 # until the first is kept, which says what the settings say
 _MOST_PLANS = 4096
@@ -133,13 +133,13 @@ class Handle:
         self._resolved: Recent[int, Settings] = Recent(128)
         self._blocks = HostScratch(settings)
         self._lock = locks.lock()
-        self._elsewhere: dict[Place, Handle] = {}
+        self._elsewhere: dict[DeviceId, Handle] = {}
         self._gpu: Any = None
         #: of a GPU: the stream of all calls, in the driver's terms; None for that of the arrays
         self.gpu_stream: Any = None
         #: of a GPU: what is being captured by `capture`
         self.graph: Graph | None = None
-        if getattr(self._device, "place", None) is not None:
+        if getattr(self._device, "device_id", None) is not None:
             self._gpu = gpu = cast(GpuDevice, self._device)
             self._scratch = Scratch(gpu, settings)
             if stream is not None:
@@ -148,19 +148,19 @@ class Handle:
             _handles.add(self)
         retention.code.register(self)
 
-    def at(self, place: Place | None) -> Handle:
-        """The handle for arrays of a place (None: host memory): this one, or, if it has no device of its own, one that
-        it keeps for that place. Raises DeviceError if the arrays are not where the handle is.
+    def at(self, device_id: DeviceId | None) -> Handle:
+        """The handle for arrays on a GPU (None: host memory): this one, or, if it has no device of its own, one that
+        it keeps for that GPU. Raises DeviceError if the arrays are not where the handle is.
         """
-        own = getattr(self._device, "place", None) if self._device is not None else None
-        if self._device is not None and place == own:
+        own = getattr(self._device, "device_id", None) if self._device is not None else None
+        if self._device is not None and device_id == own:
             return self
         if self._device is not None:
             raise DeviceError(
-                f"arrays are {_where(place)}, and the handle is for those {_where(own)}: move them "
+                f"arrays are {_where(device_id)}, and the handle is for those {_where(own)}: move them "
                 "(jitdnn.to_device, .numpy()) or use another handle"
             )
-        if place is None:
+        if device_id is None:
             target = self.settings.target
             if targets.is_gpu(target):
                 raise DeviceError(
@@ -168,11 +168,11 @@ class Handle:
                     f"jitdnn.to_device(x, '{target}')"
                 )
             return self
-        found = self._elsewhere.get(place)
+        found = self._elsewhere.get(device_id)
         if found is None:
-            target, index = place
+            target, index = device_id
             made = Handle(targets.get(target).device(index), self.stream, **self._overrides)
-            found = self._elsewhere.setdefault(place, made)
+            found = self._elsewhere.setdefault(device_id, made)
         return found
 
     @property
@@ -261,8 +261,8 @@ class Handle:
         `kept`: the address of what the kernel prepared of its filter, for a plan that has `kept`; 0 to prepare it in
         this call.
         """
-        if plan.place is not None:
-            self.at(plan.place).run_on_gpu(None, plan, pointers, alpha, beta)
+        if plan.device_id is not None:
+            self.at(plan.device_id).run_on_gpu(None, plan, pointers, alpha, beta)
             return
         if kept:
             assert plan.kept is not None
@@ -318,7 +318,7 @@ class Handle:
         loaded; `out` should be given, since replays write to the same memory. All calls of the block go to one stream:
         the handle's, or one that is made for it. Raises DeviceError for a handle whose target has no graphs.
         """
-        own = self.at(getattr(self.device, "place", None))
+        own = self.at(getattr(self.device, "device_id", None))
         gpu = own.on_gpu
         target = targets.find(self.device.target)
         if gpu is None or target is None or not target.has_graphs:
@@ -365,7 +365,7 @@ class Handle:
 
     @property
     def usage(self) -> Usage:
-        """What this handle keeps, without those that it has made for other places; the code is that of the process."""
+        """What this handle keeps, without those that it has made for other devices; the code is that of the process."""
         scratch = self._blocks.bytes if self._gpu is None else self._scratch.bytes
         return Usage(1, len(self._plans), len(self.calls), scratch, retention.code.account.bytes)
 
@@ -411,8 +411,8 @@ def usage() -> Usage:
     return Usage(handles, plans, calls, scratch, retention.code.account.bytes)
 
 
-def _where(place: Place | None) -> str:
-    return "in host memory" if place is None else f"on {place[0]}:{place[1]}"
+def _where(device_id: DeviceId | None) -> str:
+    return "in host memory" if device_id is None else f"on {device_id[0]}:{device_id[1]}"
 
 
 _entered: ContextVar[tuple[Handle, ...]] = ContextVar("jitdnn_handles", default=())

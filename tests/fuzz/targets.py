@@ -188,7 +188,7 @@ class _Emulated(_OnDevice):
             raise jd.DeviceError(reason)
 
         class Device(EmulatedCudaDevice):
-            place = ("cuda", 0)
+            device_id = ("cuda", 0)
             index = 0
             default_stream = 0
             cache_bytes = 50 << 20

@@ -26,7 +26,7 @@ __all__ = ["fresh"]  # a fixture of every test
 
 def test_the_device_is_described() -> None:
     device = cuda.device(1)
-    assert device.place == ("cuda", 1)
+    assert device.device_id == ("cuda", 1)
     assert (device.name, device.arch) == ("NVIDIA Fake 1 sm_90a CUDA 13.0", "sm_90a")
     assert cuda.missing() is None
     with pytest.raises(jd.DeviceError, match="there is no GPU 7: the NVIDIA driver shows 2"):
@@ -180,11 +180,15 @@ class TestProtocols:
     def test_interface(self) -> None:
         x = on_gpu((3, 4))
         borrowed = borrow(Interface(x))
-        assert (borrowed.library, borrowed.pointer, borrowed.place) == ("interface", x.pointer, ("cuda", 0))
+        assert (borrowed.library, borrowed.pointer, borrowed.device_id) == (
+            "interface",
+            x.pointer,
+            ("cuda", 0),
+        )
         assert borrowed.descriptor == x.descriptor
         FAKE.fake_pointer_device(1)
         try:
-            assert borrow(Interface(x)).place == ("cuda", 1)
+            assert borrow(Interface(x)).device_id == ("cuda", 1)
         finally:
             FAKE.fake_pointer_device(0)
         with pytest.raises(jd.InvalidType, match="mask"):
@@ -204,7 +208,7 @@ class TestProtocols:
 
         references = sys.getrefcount(x)
         borrowed = borrow(OnlyDlpack())
-        assert (borrowed.library, borrowed.pointer, borrowed.place) == ("dlpack", x.pointer, ("cuda", 0))
+        assert (borrowed.library, borrowed.pointer, borrowed.device_id) == ("dlpack", x.pointer, ("cuda", 0))
         assert borrowed.descriptor == x.descriptor
         assert sys.getrefcount(x) == references + 1
         del borrowed
@@ -311,7 +315,7 @@ def test_find_measures_by_events() -> None:
         events = calls("cuEventRecord")
         plan = jd.plan("pool_fwd max n1 c2 h16 w16 window3 stride1 pad0 f32 nchw")
         assert {c.source for c in plan.candidates if c.refused is None} == {"measured"}
-        assert plan.place == ("cuda", 0)
+        assert plan.device_id == ("cuda", 0)
         assert calls("cuEventRecord") > events
     assert plan.seconds == pytest.approx(1e-5, rel=1)
 

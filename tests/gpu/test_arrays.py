@@ -163,7 +163,7 @@ def test_the_host_reads_no_memory_of_a_gpu(device: Any) -> None:
     with pytest.raises(jd.DeviceError, match=f"an array on {device.target}:0 is read by the host"):
         array.numpy()
     part = array.part(slice(1, 3))
-    assert part.place == (device.target, 0)
+    assert part.device_id == (device.target, 0)
     assert part.pointer == array.pointer + 16
 
 
@@ -198,7 +198,7 @@ class TestWithOthers:
         for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool):
             x = torch.ones(3, 4, dtype=dtype, device="cuda")[:, ::2]
             borrowed = borrow(x)
-            assert (borrowed.pointer, borrowed.place, borrowed.library) == (
+            assert (borrowed.pointer, borrowed.device_id, borrowed.library) == (
                 x.data_ptr(),
                 ("cuda", 0),
                 "torch",

@@ -73,7 +73,7 @@ def test_cuda_over_a_stand_in_for_the_driver(tmp_path: Path) -> None:
 class TestDevice:
     def test_is_described(self, device: Any) -> None:
         assert device.name
-        assert device.place == (device.target, device.index)
+        assert device.device_id == (device.target, device.index)
         assert device.multiprocessors >= 1
         assert device.max_threads >= 64
         assert device.shared_bytes >= 16 << 10
@@ -227,7 +227,7 @@ class TestDevice:
         problem = "pool_fwd max n1 c2 h16 w16 window3 stride1 pad0 f32 nchw"
         with jd.settings(target=device.target):
             plan = jd.plan(problem)
-        assert plan.place == device.place
+        assert plan.device_id == device.device_id
         assert device.name in plan.explain()
 
     def test_find(self, device: Any) -> None:

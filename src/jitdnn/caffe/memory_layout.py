@@ -68,10 +68,10 @@ def _steps(nodes: list[Node]) -> list[range]:
     steps: list[range] = []
     index = 0
     while index < len(nodes):
-        stop, place = index + 1, index
-        while place < stop:
-            stop = max([stop, *(last_of[id(owner)] + 1 for owner in _writes(nodes[place]))])
-            place += 1
+        stop, position = index + 1, index
+        while position < stop:
+            stop = max([stop, *(last_of[id(owner)] + 1 for owner in _writes(nodes[position]))])
+            position += 1
         steps.append(range(index, stop))
         index = stop
     return steps

@@ -38,7 +38,7 @@ from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
 from jitdnn.errors import DeviceError
 from jitdnn.locks import lock
 from jitdnn.settings import current as current_settings
-from jitdnn.tensor import Place, compute_dtype
+from jitdnn.tensor import DeviceId, compute_dtype
 
 __all__ = ["CudaDevice", "Graph", "device", "device_count", "missing", "offline", "pointer_device"]
 
@@ -92,7 +92,7 @@ class CudaDevice:
     has_f64 = True
 
     @property
-    def place(self) -> Place:
+    def device_id(self) -> DeviceId:
         return self.target, self.index
 
     @property
@@ -420,7 +420,7 @@ def unload_unused() -> int:
 
 
 class Event:
-    """A place in a stream's work."""
+    """A point in a stream's work."""
 
     def __init__(self, index: int, stream: int) -> None:
         self._index = index

@@ -17,10 +17,10 @@ from importlib.resources import files
 from typing import Any, Protocol
 
 from jitdnn.errors import DeviceError, InvalidArgument
-from jitdnn.tensor import Place
+from jitdnn.tensor import DeviceId
 
 MOST_GROUPS = (2**31 - 1, 65535, 65535)
-"""Groups along each axis that every device of either kind can launch."""
+"""Thread blocks along each axis that every device can launch."""
 SENT = 1 << 16
 """Bytes that a driver takes from ordinary memory at once, and copies in its own time."""
 
@@ -66,9 +66,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Launch:
-    """One function of a source, run by `groups` groups (up to three axes of them) of `threads` threads each.
+    """One function of a source, run by `groups` thread blocks (on up to three axes) of `threads` threads each.
 
-    `shared`: bytes of group memory that are asked for at launch (CUDA only), beside what the text declares.
+    `shared`: bytes of shared memory requested at launch (CUDA only), beside what the text declares.
     """
 
     function: str
@@ -78,7 +78,7 @@ class Launch:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Groups along three axes. Raises InvalidArgument for more than every device can launch."""
+        """Thread blocks along three axes. Raises InvalidArgument for more than every device can launch."""
         axes = (self.groups,) if isinstance(self.groups, int) else tuple(self.groups)
         grid = (*axes, *(1,) * (3 - len(axes)))
         for count, most in zip(grid, MOST_GROUPS, strict=True):
@@ -141,7 +141,7 @@ class GpuDevice(Protocol):
         """The name of the target: `cuda`, `opencl`, ..."""
 
     @property
-    def place(self) -> Place:
+    def device_id(self) -> DeviceId:
         """The target and the number of the device."""
 
     @property
@@ -158,15 +158,15 @@ class GpuDevice(Protocol):
 
     @property
     def multiprocessors(self) -> int:
-        """Units that run groups side by side."""
+        """Units that run thread blocks side by side."""
 
     @property
     def max_threads(self) -> int:
-        """Threads that a group may have."""
+        """Most threads of a thread block."""
 
     @property
     def shared_bytes(self) -> int:
-        """Memory that a group may have to itself."""
+        """Most bytes of shared memory of a thread block."""
 
     @property
     def has_f64(self) -> bool:
@@ -221,7 +221,7 @@ class GpuDevice(Protocol):
         """The same for at most `SENT` bytes of ordinary memory, which are there for what `stream` is given after."""
 
     def copy(self, target: int, source: int, size: int, stream: Any = None) -> None:
-        """Copy bytes of the device to another place that does not overlap, for what `stream` is given after."""
+        """Copy bytes of the device to an address that does not overlap, for what `stream` is given after."""
 
     def read(self, data: Any, pointer: int, stream: Any = None) -> None:
         """Copy bytes of the device into a contiguous NumPy array, when what `stream` was given before is done."""

@@ -22,7 +22,7 @@ from jitdnn.rtcg.cache import CodeCache, note_compiled
 from jitdnn.rtcg.recording import Generated, records
 from jitdnn.settings import current as current_settings
 from jitdnn.settings import format_bytes
-from jitdnn.tensor import Place, compute_dtype, strided_view
+from jitdnn.tensor import DeviceId, compute_dtype, strided_view
 
 _SCHEMA = "1"
 _POCL = "Portable Computing Language"
@@ -48,7 +48,7 @@ class OpenClDevice:
     threads = 1
 
     @property
-    def place(self) -> Place:
+    def device_id(self) -> DeviceId:
         return self.target, self.index
 
     @property

@@ -22,7 +22,7 @@ from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape, InvalidTyp
 from jitdnn.handle import Handle, current_handle, settled_handle
 from jitdnn.host_memory import host_memory
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.ops.gpu_call import GpuCall, common_place, fast_call_key, run_again
+from jitdnn.ops.gpu_call import GpuCall, common_device, fast_call_key, run_again
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import current, format_bytes, parse_bytes
@@ -342,8 +342,8 @@ def _prepare(
     given = [None if target is None else target.descriptor for target in targets]
     known = [(name, array) for name, array in zip(names, borrowed, strict=True)]
     known += [("out", target) for target in targets if target is not None]
-    place = common_place(known)
-    runner = handle.at(place)
+    device_id = common_device(known)
+    runner = handle.at(device_id)
     is_single = len(targets) == 1 and results == 1
     rest = arguments if unkeyed is None else (*arguments, unkeyed)
 
@@ -374,7 +374,7 @@ def _prepare(
         recipe = make(given)
     outputs = recipe.problem.outputs
     assert len(outputs) == len(targets), f"{recipe.problem.kind} has {len(outputs)} outputs"
-    if place is None:
+    if device_id is None:
         require_room(
             [(o.name, o.descriptor) for o, target in zip(outputs, targets, strict=True) if target is None]
         )
@@ -386,7 +386,7 @@ def _prepare(
     # an empty result needs no kernel, but it is checked like every other
     is_empty = all(operand.descriptor.size == 0 for operand in outputs)
     plan = None if is_empty else runner.plan(recipe.problem, request, recipe.epilogue)
-    gpu = None if place is None else GpuCall(handle, runner, [array.library for _, array in known])
+    gpu = None if device_id is None else GpuCall(handle, runner, [array.library for _, array in known])
     return _Call(recipe, plan, known[0][1].library, op.in_place, gpu)
 
 

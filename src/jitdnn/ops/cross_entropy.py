@@ -91,7 +91,7 @@ def _check_classes(x: Any, target: Any, ignore_index: int) -> bool:
     labels = borrow(target, False, "target")
     if labels.descriptor.dtype in REAL_DTYPES:
         return False
-    if labels.place is not None:
+    if labels.device_id is not None:
         return True  # the host would have to wait for the GPU
     shape = borrow(x, False, "x").descriptor.shape
     values = labels.numpy()

@@ -62,7 +62,7 @@ def _check(indices: Any, rows: int) -> None:
     array = borrow(indices, False, "indices")
     if array.descriptor.dtype not in INDEX_DTYPES:
         raise InvalidType(f"indices is {array.descriptor.dtype}: it must be i32 or i64 (int32 or int64)")
-    if array.place is not None:
+    if array.device_id is not None:
         return  # the host would have to wait for the GPU: its kernels read no row beyond the table
     values = array.numpy()
     if values.size == 0 or (values.min() >= 0 and values.max() < rows):

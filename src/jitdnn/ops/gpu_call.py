@@ -17,29 +17,29 @@ from typing import Any
 from jitdnn.errors import DeviceError
 from jitdnn.handle import Handle
 from jitdnn.settings import current
-from jitdnn.tensor import Array, DeviceArray, Place
+from jitdnn.tensor import Array, DeviceArray, DeviceId
 from jitdnn.tensor.gpu_array import FAST_KEYS
 
 # their memory may be used for something else, on streams that nobody tells, as soon as the last reference is gone
 _UNORDERED = ("jax", "dlpack", "interface")
 
 
-def common_place(named: Sequence[tuple[str, Array]]) -> Place | None:
+def common_device(named: Sequence[tuple[str, Array]]) -> DeviceId | None:
     """Where all arrays are: a GPU, or None for host memory. Raises DeviceError that names which is where."""
     if not named:
         return None
-    place = named[0][1].place
-    if any(array.place != place for _, array in named):
-        places = ", ".join(f"{name} is on {where(array.place)}" for name, array in named)
+    device_id = named[0][1].device_id
+    if any(array.device_id != device_id for _, array in named):
+        found = ", ".join(f"{name} is on {where(array.device_id)}" for name, array in named)
         raise DeviceError(
-            f"{places}: the arrays of a call must be on one device (jitdnn.to_device moves them)"
+            f"{found}: the arrays of a call must be on one device (jitdnn.to_device moves them)"
         )
-    return place
+    return device_id
 
 
-def where(place: Place | None) -> str:
-    """A place in words."""
-    return "the host" if place is None else f"{place[0]}:{place[1]}"
+def where(device_id: DeviceId | None) -> str:
+    """A device in words."""
+    return "the host" if device_id is None else f"{device_id[0]}:{device_id[1]}"
 
 
 class GpuCall:
@@ -58,7 +58,7 @@ class GpuCall:
         # no reference from what a handle remembers to the handle itself
         self.other = None if runner is handle else runner
         self.gpu = runner.on_gpu
-        in_force = _stream_of_library(libraries, self.gpu.place[1])
+        in_force = _stream_of_library(libraries, self.gpu.device_id[1])
         self._has_stream = in_force is not None
         self.stream_in_force = in_force or partial(getattr, self.gpu, "default_stream")
         self._are_ordered = all(library in ("torch", "cupy") for library in libraries)

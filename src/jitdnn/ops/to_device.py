@@ -30,11 +30,11 @@ def to_device(x: Any, device: str | None = None, handle: Handle | None = None) -
     """
     gpu = _gpu(device, handle)
     array = borrow(_listed(x) if isinstance(x, (list, tuple)) else x, False, "x")
-    if array.place is not None:
-        if isinstance(x, DeviceArray) and x.gpu.place == gpu.place:
+    if array.device_id is not None:
+        if isinstance(x, DeviceArray) and x.gpu.device_id == gpu.device_id:
             return x
         raise DeviceError(
-            f"x is on {where(array.place)}: to_device takes arrays in host memory, and ops take this one where it is"
+            f"x is on {where(array.device_id)}: to_device takes arrays of the host, and ops take this one where it is"
         )
     return moved(array, gpu)
 
@@ -108,10 +108,10 @@ def is_for_gpu(handle: Handle | None) -> bool:
 
 def beside(values: np.ndarray[Any, Any], like: Any) -> Any:
     """A small array as one of the library's own where a call with `like` wants it: on the same device."""
-    place = borrow(like).place
-    if place is None:
+    device_id = borrow(like).device_id
+    if device_id is None:
         return values
-    return moved(borrow(values.copy()), find_device(f"{place[0]}:{place[1]}"), is_awaited=False)
+    return moved(borrow(values.copy()), find_device(f"{device_id[0]}:{device_id[1]}"), is_awaited=False)
 
 
 # numbers that are kept on a GPU: most programs pass the same ones again and again
@@ -124,7 +124,7 @@ def number_on(gpu: GpuCall | None, value: float, dtype: np.dtype[Any], name: str
     number = _in_memory(value, dtype, name)
     if gpu is None:
         return borrow(number)
-    key = (gpu.gpu.place, dtype, number.tobytes())
+    key = (gpu.gpu.device_id, dtype, number.tobytes())
     found = _numbers.recall(key)
     if found is None:
         found = _numbers.put(key, borrow(moved(borrow(number), gpu.gpu)))

@@ -140,8 +140,14 @@ def _check(devices: Sequence[Device]) -> None:
 
 def _name(device: Device) -> str | None:
     """What `find_device` finds it by, in another process too; None for a device that is not one of ours."""
-    place = getattr(device, "place", None)
-    return f"{place[0]}:{place[1]}" if place is not None else "cpu" if device.target == "cpu" else None
+    device_id = getattr(device, "device_id", None)
+    return (
+        f"{device_id[0]}:{device_id[1]}"
+        if device_id is not None
+        else "cpu"
+        if device.target == "cpu"
+        else None
+    )
 
 
 class _Noting(Store):

@@ -13,7 +13,7 @@ from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.handle import Handle, settled_handle
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.ops.call import each_out, is_shared, no_memory, require_room, target_of
-from jitdnn.ops.gpu_call import GpuCall, common_place
+from jitdnn.ops.gpu_call import GpuCall, common_device
 from jitdnn.ops.to_device import number_on
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.formulas import Formula, is_whole
@@ -32,7 +32,7 @@ from jitdnn.tensor import (
 Formulas = Callable[..., Any] | Expression | Formula | str
 DType = str | np.dtype[Any] | type | None
 
-_REAL_ORDER = {dtype: place for place, dtype in enumerate(REAL_DTYPES)}
+_REAL_ORDER = {dtype: rank for rank, dtype in enumerate(REAL_DTYPES)}
 
 
 class Prepared:
@@ -117,13 +117,13 @@ class UserKernel(ABC):
         if known is None:
             every = zip((*self.inputs, *("out",) * len(targets)), (*borrowed, *targets), strict=True)
             named = [(name, array) for name, array in every if array is not None]
-            place = common_place(named)
-            runner = handle.at(place) if named else handle
+            device_id = common_device(named)
+            runner = handle.at(device_id) if named else handle
             known = self._prepare(borrowed, targets, runner, options)
-            if place is None:
+            if device_id is None:
                 require_room([("the result", tensor) for tensor in known.outputs if tensor is not None])
             libraries = [array.library for _, array in named]
-            known.runs_on(None if place is None else GpuCall(handle, runner, libraries))
+            known.runs_on(None if device_id is None else GpuCall(handle, runner, libraries))
             handle.calls.put(key, known, values.plans_limit)
         given = [target for target in targets if target is not None]
         for target in given:

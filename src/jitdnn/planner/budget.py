@@ -57,18 +57,18 @@ def divide(
         raise InvalidArgument(
             f"{len(streams)} streams for {len(members)} fronts: there must be one for each front"
         )
-    places: dict[Hashable, list[int]] = {}
-    for place, stream in enumerate(streams):
-        places.setdefault(stream, []).append(place)
+    positions: dict[Hashable, list[int]] = {}
+    for position, stream in enumerate(streams):
+        positions.setdefault(stream, []).append(position)
     # given the bytes of a stream each of its layers takes the fastest point that fits, whatever the others do
     arenas = [
-        in_turn([[point._replace(what=point) for point in members[place]] for place in group])
-        for group in places.values()
+        in_turn([[point._replace(what=point) for point in members[position]] for position in group])
+        for group in positions.values()
     ]
     answer: dict[int, Point] = {}
-    for group, arena in zip(places.values(), _choose(arenas, total), strict=True):
+    for group, arena in zip(positions.values(), _choose(arenas, total), strict=True):
         answer.update(zip(group, arena.what, strict=True))
-    return tuple(answer[place] for place in range(len(members)))
+    return tuple(answer[position] for position in range(len(members)))
 
 
 def _choose(fronts: Sequence[Sequence[Point]], total: int) -> list[Point]:
@@ -184,10 +184,10 @@ class _Program:
             stages.append((layer, before[kept], picks[kept]))
         if not len(spent):  # none of those that were kept led anywhere
             return False
-        place = int(spent.argmin())
+        position = int(spent.argmin())
         for layer, before, picks in reversed(stages):
-            answer[layer] = int(picks[place])
-            place = int(before[place])
+            answer[layer] = int(picks[position])
+            position = int(before[position])
         self._offer(answer)
         return is_exact
 

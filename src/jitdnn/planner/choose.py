@@ -99,8 +99,8 @@ def decide(
         _warn_of_last_resort(problem, chosen, candidates, request)
     summaries = [replace(o.summary, chosen=partition is None and o is chosen) for o in candidates]
     summaries += [replace(each.summary, chosen=each is partition) for each in partitions]
-    place = getattr(device, "place", None)
-    plan = Plan(problem, epilogue, parts, run, summaries, request, device, place)
+    device_id = getattr(device, "device_id", None)
+    plan = Plan(problem, epilogue, parts, run, summaries, request, device, device_id)
     log.chose(problem, plan)
     return plan
 

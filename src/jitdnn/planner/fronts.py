@@ -1,4 +1,4 @@
-"""Time against workspace: Pareto fronts of the ways to run a problem, and of a batch that runs in parts.
+"""Time against workspace: Pareto fronts of a problem's candidates and partitions, and of a batch that runs in parts.
 
 Parts run one after another and share one workspace: their times add up, and of their workspaces the largest counts.
 So a batch that may use `w` bytes takes the least sum of times of parts that need at most `w` each, T(w), and the
@@ -26,7 +26,7 @@ _CHARGE = 1e-12
 
 
 class Point(NamedTuple):
-    """A way to run something: how long it takes, the bytes of scratch memory that it needs, and what it is."""
+    """A candidate or a partition: how long it takes, the bytes of scratch memory that it needs, and what it is."""
 
     seconds: float
     workspace: int
@@ -53,18 +53,20 @@ def in_turn(fronts: Iterable[Sequence[Point]]) -> tuple[Point, ...]:
     if not all(members):
         return ()
     needs = [[point.workspace for point in member] for member in members]
-    ways = []
+    together = []
     for limit in sorted(set().union(*needs)):
-        places = [bisect_right(need, limit) - 1 for need in needs]
-        if min(places) >= 0:
-            ways.append(_together([member[place] for member, place in zip(members, places, strict=True)]))
-    return front(ways)
+        positions = [bisect_right(need, limit) - 1 for need in needs]
+        if min(positions) >= 0:
+            together.append(
+                _together([member[position] for member, position in zip(members, positions, strict=True)])
+            )
+    return front(together)
 
 
 def micro_batches(
     total: int, singles: Mapping[int, Sequence[Point]], limit: int | None = None
 ) -> tuple[Point, ...]:
-    """The front of all divisions of `total` into parts, given the ways to run a part of each size.
+    """The front of all divisions of `total` into parts, given the front of a part of each size.
 
     `what` of a result is a tuple of (size, what of the part), largest first. `limit` is the most bytes that any part
     may use. Sizes without points cannot be parts; the front is empty if no sum of sizes makes `total`.
@@ -78,8 +80,8 @@ def micro_batches(
         (len(parts), len(columns))
     )  # of a part of each size that may use as much as the column says
     for row, points in zip(seconds, parts.values(), strict=True):
-        places = np.searchsorted([p.workspace for p in points], columns, side="right")
-        row[:] = np.array([math.inf, *(p.seconds for p in points)])[places]
+        positions = np.searchsorted([p.workspace for p in points], columns, side="right")
+        row[:] = np.array([math.inf, *(p.seconds for p in points)])[positions]
     charge = _charge(total, part_sizes, seconds[:, -1])
 
     table = np.full((total + 1, len(columns)), math.inf)

@@ -13,7 +13,7 @@ from jitdnn.planner import workspace as policies
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.recording import recording
 from jitdnn.settings import Settings, format_bytes
-from jitdnn.tensor import Place
+from jitdnn.tensor import DeviceId
 
 if TYPE_CHECKING:
     from jitdnn.devices.cpu import Kept
@@ -113,11 +113,11 @@ class Plan:
         "algorithm",
         "candidates",
         "device",
+        "device_id",
         "epilogue",
         "kept",
         "kept_key",
         "parts",
-        "place",
         "problem",
         "request",
         "run",
@@ -134,7 +134,7 @@ class Plan:
         candidates: Sequence[Candidate],
         request: Request,
         device: Device,
-        place: Place | None = None,
+        device_id: DeviceId | None = None,
     ) -> None:
         (chosen,) = (candidate for candidate in candidates if candidate.chosen)
         assert chosen.seconds is not None
@@ -146,7 +146,7 @@ class Plan:
         self.request = request
         self.device = device
         #: the GPU that it runs on, None for the processor
-        self.place = place
+        self.device_id = device_id
         self.seconds = chosen.seconds
         self.workspace = chosen.workspace
         self.run: Any = run

@@ -1,4 +1,4 @@
-"""Training within a limit on memory: which results are dropped and computed again, and by which way each step runs.
+"""Training within a limit on memory: which results are dropped and computed again, and how each step runs.
 
 `plan` takes a `Chain` (recompute_chain.py) and asks an integer program (recompute_program.py) for the fastest choice
 whose memory stays within the limit at every moment; `RecomputePlan` is its answer. Nothing here touches an array.

@@ -57,7 +57,7 @@ class Gradient(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A step: the ways to run it forward, and those of each part of its backward pass, which run one after another.
+    """A step: its fronts forward, and those of each part of its backward pass, which run one after another.
 
     `temporary` and `backward_temporary` are bytes that it takes and gives back beside its workspace. A step that may
     not run again (`may_rerun`) has its results kept as long as anybody needs them.

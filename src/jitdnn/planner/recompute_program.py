@@ -1,4 +1,4 @@
-"""The integer program that cuts a chain into segments and picks a way for every step.
+"""The integer program that cuts a chain into segments and chooses a point of its front for every step.
 
 Variables: y_s, 1 if segment s is one of those that the chain is cut into (a path from the first step to the last, so
 every step lies in exactly one); x_tp, 1 if step t runs by point p of its front, forward, and of each front of its
@@ -39,8 +39,8 @@ def segments_of(chain: Chain) -> list[Segment]:
     best = sorted(range(1, steps), key=lambda cut: between[cut - 1])[:MOST_CUTS]
     cuts = sorted({0, steps, *best})
     result = [Segment(step, step + 1) for step in range(steps)]
-    for place, start in enumerate(cuts):
-        for stop in cuts[place + 1 :]:
+    for position, start in enumerate(cuts):
+        for stop in cuts[position + 1 :]:
             segment = Segment(start, stop, is_rerun=True)
             if chain.contents(segment).rerun:
                 result.append(segment)
@@ -138,13 +138,13 @@ class Program:
 
     def _path(self) -> None:
         """From the first step to the last: as many segments end at a place as begin there."""
-        places: dict[int, dict[int, float]] = defaultdict(dict)
+        positions: dict[int, dict[int, float]] = defaultdict(dict)
         for segment, y in zip(self.segments, self.y, strict=True):
-            places[segment.start][y] = 1.0
-            places[segment.stop][y] = -1.0
+            positions[segment.start][y] = 1.0
+            positions[segment.stop][y] = -1.0
         last = len(self.chain.steps)
-        for place, row in places.items():
-            flow = 1.0 if place == 0 else -1.0 if place == last else 0.0
+        for position, row in positions.items():
+            flow = 1.0 if position == 0 else -1.0 if position == last else 0.0
             self._rows.append((row, flow, flow))
 
     def _points(self, front: Sequence[Point]) -> list[int]:

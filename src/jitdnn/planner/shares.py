@@ -27,10 +27,10 @@ class Owner(Protocol):
 
 
 class _Wanted:
-    """A problem of a handle, and the front of the ways to run it, which is asked for when it is needed."""
+    """A problem of a handle, and the front of its partitions, which is computed when it is needed."""
 
-    def __init__(self, ways: Callable[[], Sequence[Point]]) -> None:
-        self._ways = ways
+    def __init__(self, partitions: Callable[[], Sequence[Point]]) -> None:
+        self._partitions = partitions
         self._front: Sequence[Point] | None = None
         #: the plan that was made for it, once it is
         self.plan: weakref.ref[object] | None = None
@@ -38,7 +38,7 @@ class _Wanted:
     @property
     def front(self) -> Sequence[Point]:
         if self._front is None:
-            self._front = self._ways()
+            self._front = self._partitions()
         return self._front
 
 
@@ -52,11 +52,11 @@ class Shares:
         self._shares: weakref.WeakKeyDictionary[Owner, int] = weakref.WeakKeyDictionary()
 
     def limit(
-        self, owner: Owner, key: Hashable, ways: Callable[[], Sequence[Point]], most: int = 4096
+        self, owner: Owner, key: Hashable, partitions: Callable[[], Sequence[Point]], most: int = 4096
     ) -> int:
         """How many bytes a handle may use, now that it is to run what `key` names, too.
 
-        `ways` gives the front of the ways to run that in up to the whole budget; it must not refer to the handle. Of
+        `partitions` gives the front of running that in up to the whole budget; it must not refer to the handle. Of
         what a handle has to run `most` problems count: with more, those that it has no plan of any more are forgotten.
         Handles whose share changes forget their plans. Raises InvalidArgument if the budget is too small for all.
         """
@@ -66,7 +66,7 @@ class Shares:
             if is_new:
                 if len(wanted) >= most:
                     _drop(wanted)
-                wanted[key] = _Wanted(ways)
+                wanted[key] = _Wanted(partitions)
             if len(self._wanted) == 1:
                 self._set(owner, self._total)
             elif is_new:

@@ -78,7 +78,7 @@ def c_library(dtype: str) -> str:
 def _library(dtype: str) -> str:
     package = files("jitdnn.rtcg")
     if dtype == "i64":
-        return package.joinpath("c_whole.h").read_text("utf-8")
+        return package.joinpath("c_integers.h").read_text("utf-8")
     *lower, highest = tail_polynomial(dtype)
     polynomial = c_constant(highest, dtype)
     for coefficient in reversed(lower):

@@ -75,7 +75,7 @@ class FormulaText:
         head, colon, _ = text.partition(":")
         begin = len(head) + 1 if colon else 0
         self.tokens = self._scan(begin)
-        self.place = self.depth = 0
+        self.position = self.depth = 0
         names = self._listed(head) if colon and head.strip() else self._free()
         self.graph = Graph(names)
         self.known: dict[str, Value] = {name: self.graph.input(i) for i, name in enumerate(names)}
@@ -95,11 +95,11 @@ class FormulaText:
         offset = 0
         for part in head.split(","):
             name = part.strip()
-            place = offset + len(part) - len(part.lstrip())
+            position = offset + len(part) - len(part.lstrip())
             if not name.isidentifier():
-                raise self.error(f"{shortened(name)} is no name of an input", place)
+                raise self.error(f"{shortened(name)} is no name of an input", position)
             if name in names:
-                raise self.error(f"{name!r} is listed twice", place)
+                raise self.error(f"{name!r} is listed twice", position)
             names.append(name)
             offset += len(part) + 1
         return names
@@ -137,11 +137,11 @@ class FormulaText:
 
     @property
     def token(self) -> _Token:
-        return self.tokens[self.place]
+        return self.tokens[self.position]
 
     def _accept(self, *symbols: str) -> bool:
         if self.token.kind == "symbol" and self.token.text in symbols:
-            self.place += 1
+            self.position += 1
             return True
         return False
 
@@ -157,8 +157,8 @@ class FormulaText:
             token = self.token
             if token.kind == "end":
                 break
-            if token.kind == "name" and self.tokens[self.place + 1].text == "=":
-                self.place += 2
+            if token.kind == "name" and self.tokens[self.position + 1].text == "=":
+                self.position += 2
                 value = self._expression(_COMPARISON)
                 self.known[token.text] = value
                 self.results = [value]
@@ -179,12 +179,12 @@ class FormulaText:
 
     def _results(self) -> list[Value]:
         """Values between commas, of which the whole may stand in parentheses."""
-        start = self.place
+        start = self.position
         if self._accept("("):
             inside = self._listing()
             if len(inside) != 1 and self._accept(")") and self.token.text in ("", ";"):
                 return inside
-            self.place = start  # the parentheses are those of a value; what was read of it is traced once
+            self.position = start  # the parentheses are those of a value; what was read of it is traced once
         return self._listing()
 
     def _listing(self) -> list[Value]:
@@ -217,7 +217,7 @@ class FormulaText:
             binding, name = _BINARY[token.text]
             if binding < least:
                 break
-            self.place += 1
+            self.position += 1
             if binding == _POWER:  # which binds to the right, and less tightly than a sign there
                 exponent = self._nested(_SIGN)
                 value = self._power(token, value, exponent)
@@ -236,16 +236,16 @@ class FormulaText:
             binding, name = _PREFIX[token.text]
             if binding < least:
                 raise self.error(f"{token.text!r} needs parentheses here", token.start)
-            self.place += 1
+            self.position += 1
             value = self._nested(binding)
             if name == "negative" and isinstance(value, float):
                 return -value
             return self._operation(token, name, value)
         if token.kind == "number":
-            self.place += 1
+            self.position += 1
             return self._number(token)
         if token.kind == "name":
-            self.place += 1
+            self.position += 1
             return self._call(token) if self._accept("(") else self._named(token)
         if self._accept("("):
             value = self._nested(_COMPARISON)

@@ -8,12 +8,12 @@ from typing import Any
 
 from jitdnn.rtcg import (
     vector_angles,
+    vector_integers,
     vector_logarithm,
     vector_math,
     vector_normal,
     vector_power,
     vector_rounding,
-    vector_whole,
 )
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.expression import Expression
@@ -85,8 +85,8 @@ def lower(k: Builder, expression: Expression, inputs: Sequence[Value], dtype: st
     def apply(name: str, arguments: list[Term]) -> Term:
         if not any(isinstance(argument, Value) for argument in arguments):
             arguments[0] = k.constant(float(arguments[0]), dtype)  # type: ignore[arg-type]
-        if dtype == "i64" and (name in _FUNCTIONS or vector_whole.takes(name)):
-            return vector_whole.apply(k, name, _same_lanes(k, arguments, dtype))
+        if dtype == "i64" and (name in _FUNCTIONS or vector_integers.takes(name)):
+            return vector_integers.apply(k, name, _same_lanes(k, arguments, dtype))
         if name in _OPERATORS:
             result: Value = _OPERATORS[name](*arguments)
             return result

@@ -44,7 +44,7 @@ class Pointer:
         return STORED.get(self.dtype) or ELEMENTS[self.dtype]
 
     def as_real(self, real: str) -> Pointer:
-        """The same place for values of type ``real``: f32 or f64, or i64 where all is integers.
+        """The same address for values of type ``real``: f32 or f64, or i64 where all is integers.
 
         Reals that are stored as integers are rounded to the nearest and saturated; NaN becomes 0, and a bool
         whether the value differs from 0. An i64 that is stored to a shorter type wraps.
@@ -154,12 +154,14 @@ class Pointer:
             return k.pick_every(parts, stride)
         return self._gather(self._addresses(offset, stride, lanes), lanes, everything)
 
-    def load_at(self, places: Value, mask: Value | None = None) -> Value:
+    def load_at(self, offsets: Value, mask: Value | None = None) -> Value:
         """The elements at a vector of offsets, lane by lane; zero where the ``mask`` bit is off."""
-        k, lanes = self.k, places.lanes
+        k, lanes = self.k, offsets.lanes
         if lanes == 1:
-            return self.load(places, 1, mask)
-        return self._gather(self._places(places), lanes, k.mask(lanes, lanes) if mask is None else mask)
+            return self.load(offsets, 1, mask)
+        return self._gather(
+            self._addresses_at(offsets), lanes, k.mask(lanes, lanes) if mask is None else mask
+        )
 
     def _gather(self, addresses: Any, lanes: int, mask: Value) -> Value:
         k, kind = self.k, vector_type(self.element, lanes)
@@ -196,9 +198,9 @@ class Pointer:
     def _addresses(self, offset: int | Value, stride: int | Value, lanes: int) -> Any:
         k = self.k
         steps = k.iota(lanes) * (stride if isinstance(stride, Value) else k.integer(stride))
-        return (self + offset)._places(steps)
+        return (self + offset)._addresses_at(steps)
 
-    def _places(self, offsets: Value) -> Any:
+    def _addresses_at(self, offsets: Value) -> Any:
         """The address at each of a vector of offsets."""
         addresses = self.k.b.gep(self.v, [offsets.v], source_etype=self.element)
         addresses.type = ir.VectorType(POINTER, offsets.lanes)  # llvmlite takes the scalar base's type

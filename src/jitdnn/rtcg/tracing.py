@@ -105,10 +105,10 @@ class Graph:
         arguments = [self.lift(value) for value in values]
         if len(arguments) != rule.arity:
             raise InvalidArgument(f"{operation} takes {rule.arity} arguments, got {len(arguments)}")
-        for place, argument in enumerate(arguments):
-            wants_truth = rule.takes_truth or (operation == "where" and place == 0)
+        for number, argument in enumerate(arguments):
+            wants_truth = rule.takes_truth or (operation == "where" and number == 0)
             if wants_truth and not self.is_truth(argument):
-                raise InvalidArgument(f"{operation} needs a condition such as x > 0 as argument {place + 1}")
+                raise InvalidArgument(f"{operation} needs a condition such as x > 0 as argument {number + 1}")
             if not wants_truth and self.is_truth(argument):
                 raise InvalidArgument(
                     f"{operation} was given a condition for a number: use jd.where(condition, 1.0, 0.0)"

@@ -1,7 +1,7 @@
 """Tensors in memory: descriptors, and arrays that are borrowed from anybody without a copy."""
 
 from jitdnn.tensor.array import allocator, borrow, empty, require_writable
-from jitdnn.tensor.borrowed import Array, Place, strided_view, view
+from jitdnn.tensor.borrowed import Array, DeviceId, strided_view, view
 from jitdnn.tensor.descriptor import (
     MAX_DIMENSIONS,
     TensorDescriptor,
@@ -18,7 +18,7 @@ __all__ = [
     "REAL_DTYPES",
     "Array",
     "DeviceArray",
-    "Place",
+    "DeviceId",
     "TensorDescriptor",
     "allocator",
     "borrow",

@@ -247,43 +247,43 @@ def allocator(
     `gpu` the function is given the stream on which the tensor is used first; in host memory it may be given None.
     """
     shape, order = descriptor.shape, descriptor.order
-    place = TensorDescriptor(shape, descriptor.strides, descriptor.dtype)
+    layout = TensorDescriptor(shape, descriptor.strides, descriptor.dtype)
     if gpu is not None:
-        return GpuAllocator(library, place, gpu)
+        return GpuAllocator(library, layout, gpu)
     if library == "torch":
         torch = sys.modules["torch"]
-        element = torch_dtype(torch, place.dtype)
+        element = torch_dtype(torch, layout.dtype)
 
         def from_torch(stream: None = None) -> tuple[Any, Array]:
-            owner = torch.empty_strided(shape, place.strides, dtype=element, device="cpu")
-            return owner, Array(owner.data_ptr(), place, owner, "torch")
+            owner = torch.empty_strided(shape, layout.strides, dtype=element, device="cpu")
+            return owner, Array(owner.data_ptr(), layout, owner, "torch")
 
         return from_torch
 
-    dtype = numpy_dtype(place.dtype)
-    if place.strides == packed_strides(shape):
+    dtype = numpy_dtype(layout.dtype)
+    if layout.strides == packed_strides(shape):
 
         def from_numpy(stream: None = None) -> tuple[Any, Array]:
             owner = _empty(shape, dtype)
-            return owner, Array(_address(owner), place, owner, "numpy")
+            return owner, Array(_address(owner), layout, owner, "numpy")
 
         return from_numpy
 
-    if place.strides == packed_strides(shape, order):
+    if layout.strides == packed_strides(shape, order):
         stored_shape = tuple(shape[axis] for axis in order)
         back = tuple(order.index(axis) for axis in range(len(shape)))
 
         def from_numpy_permuted(stream: None = None) -> tuple[Any, Array]:
             owner = _empty(stored_shape, dtype).transpose(back)
-            return owner, Array(_address(owner), place, owner, "numpy")
+            return owner, Array(_address(owner), layout, owner, "numpy")
 
         return from_numpy_permuted
 
-    elements = place.span()[1] + 1
-    byte_strides = tuple(s * dtype.itemsize for s in place.strides)
+    elements = layout.span()[1] + 1
+    byte_strides = tuple(s * dtype.itemsize for s in layout.strides)
 
     def from_numpy_with_gaps(stream: None = None) -> tuple[Any, Array]:
         owner: np.ndarray[Any, Any] = np.ndarray(shape, dtype, np.empty(elements, dtype), 0, byte_strides)
-        return owner, Array(_address(owner), place, owner, "numpy")
+        return owner, Array(_address(owner), layout, owner, "numpy")
 
     return from_numpy_with_gaps

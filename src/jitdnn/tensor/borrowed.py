@@ -12,7 +12,7 @@ from jitdnn.retention import Recent
 from jitdnn.tensor.descriptor import MAX_DIMENSIONS, TensorDescriptor
 from jitdnn.tensor.dtypes import DTYPES, dtype_name, numpy_dtype
 
-Place = tuple[str, int]
+DeviceId = tuple[str, int]
 """A GPU: the name of its target, and its number."""
 
 
@@ -21,13 +21,13 @@ class Array:
 
     `owner` is the object that was given (or one that holds on to its memory), `library` the name of the
     package that made it (`numpy`, `torch`, or `buffer` for the rest). `key` is the layout in the owner's
-    terms: arrays of one key have one descriptor, one library and one place, and it is cheaper to hash than a
-    descriptor. `place` is the GPU that has the memory, None for that of the host. Valid as long as it is referenced.
+    terms: arrays of one key have one descriptor, one library and one device, and it is cheaper to hash than a
+    descriptor. `device_id` is the GPU that has the memory, None for that of the host. Valid while it is referenced.
     """
 
     __slots__ = ("descriptor", "is_readonly", "key", "library", "owner", "pointer")
 
-    place: Place | None = None  # of the class: arrays in host memory need none of their own
+    device_id: DeviceId | None = None  # of the class: arrays in host memory need none of their own
 
     def __init__(
         self,

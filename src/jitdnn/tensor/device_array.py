@@ -12,7 +12,7 @@ import numpy as np
 from jitdnn import targets
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape
 from jitdnn.retention import Recent
-from jitdnn.tensor.borrowed import Place
+from jitdnn.tensor.borrowed import DeviceId
 from jitdnn.tensor.descriptor import TensorDescriptor
 from jitdnn.tensor.dlpack import make_capsule
 from jitdnn.tensor.dtypes import DTYPES, numpy_dtype
@@ -34,7 +34,7 @@ class Gpu(Protocol):
     """What an array needs of its device."""
 
     @property
-    def place(self) -> Place: ...
+    def device_id(self) -> DeviceId: ...
 
     def allocate(self, size: int, stream: Any = None) -> Any: ...
 
@@ -50,12 +50,12 @@ class Gpu(Protocol):
 _lock = threading.Lock()
 # numbers of what arrays may be alike in, never given twice
 _numbers = itertools.count(1)
-_known_layouts: Recent[tuple[Place, TensorDescriptor], int] = Recent(8192)
+_known_layouts: Recent[tuple[DeviceId, TensorDescriptor], int] = Recent(8192)
 
 
-def layout_number(place: Place, descriptor: TensorDescriptor) -> int:
+def layout_number(device_id: DeviceId, descriptor: TensorDescriptor) -> int:
     """The number that arrays of this descriptor on this GPU have in common: quicker to compare than the two."""
-    key = place, descriptor
+    key = device_id, descriptor
     found = _known_layouts.recall(key)
     return _known_layouts.put(key, next(_numbers)) if found is None else found
 
@@ -122,7 +122,7 @@ class DeviceArray:
     @property
     def device(self) -> str:
         """Where it is: `cuda:0`."""
-        target, index = self.gpu.place
+        target, index = self.gpu.device_id
         return f"{target}:{index}"
 
     def __len__(self) -> int:
@@ -137,8 +137,8 @@ class DeviceArray:
         if parts.count(Ellipsis) > 1:
             raise InvalidArgument("an index has one ... at most")
         if Ellipsis in parts:
-            place = parts.index(Ellipsis)
-            parts[place : place + 1] = [slice(None)] * (self.ndim - len(parts) + 1)
+            first = parts.index(Ellipsis)
+            parts[first : first + 1] = [slice(None)] * (self.ndim - len(parts) + 1)
         parts += [slice(None)] * (self.ndim - len(parts))
         if len(parts) != self.ndim:
             raise InvalidShape(f"{len(parts)} indices for {self.ndim} axes")
@@ -234,7 +234,7 @@ class DeviceArray:
 
     def _memory_space(self) -> targets.MemorySpace:
         """How other libraries name this memory. Raises AttributeError where they do not."""
-        target = targets.find(self.gpu.place[0])
+        target = targets.find(self.gpu.device_id[0])
         if target is None or not target.memory.dlpack:
             raise AttributeError(f"{self!r} is not in CUDA memory")
         return target.memory
@@ -260,7 +260,7 @@ class DeviceArray:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._memory_space().dlpack[0], self.gpu.place[1]
+        return self._memory_space().dlpack[0], self.gpu.device_id[1]
 
     def __dlpack__(
         self,
@@ -277,7 +277,7 @@ class DeviceArray:
         if stream != -1:  # which asks for no order
             self.used_on(0 if stream in (None, 1) else stream, writes=True)
         d = self.descriptor
-        return make_capsule(self.pointer, d.shape, d.strides, d.dtype, (kind, self.gpu.place[1]), self)
+        return make_capsule(self.pointer, d.shape, d.strides, d.dtype, (kind, self.gpu.device_id[1]), self)
 
 
 def check_sizes(shape: Sequence[int]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jitdnn import targets
 from jitdnn.errors import DeviceError, InvalidType
-from jitdnn.tensor.borrowed import Array, Place, describe, known_descriptors, remember
+from jitdnn.tensor.borrowed import Array, DeviceId, describe, known_descriptors, remember
 from jitdnn.tensor.descriptor import TensorDescriptor
 from jitdnn.tensor.device_array import DeviceArray, Gpu, layout_number
 from jitdnn.tensor.dlpack import open_capsule
@@ -31,7 +31,7 @@ class GpuArray(Array):
     (PyTorch, CuPy) or the memory keeps account itself (`DeviceArray`).
     """
 
-    __slots__ = ("place", "stream")
+    __slots__ = ("device_id", "stream")
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class GpuArray(Array):
         library: str,
         is_readonly: bool,
         key: tuple[Any, ...],
-        place: Place,
+        device_id: DeviceId,
         stream: Any = None,
     ) -> None:
         # not by super(): one is made for every array of every call
@@ -51,13 +51,13 @@ class GpuArray(Array):
         self.library = library
         self.is_readonly = is_readonly
         self.key = key
-        self.place: Place | None = place
+        self.device_id: DeviceId | None = device_id
         self.stream = stream
 
     def part(self, *ranges: slice | None) -> Array:
         part = super().part(*ranges)
-        assert self.place is not None
-        key = (*part.key, self.place)
+        assert self.device_id is not None
+        key = (*part.key, self.device_id)
         return GpuArray(
             part.pointer,
             part.descriptor,
@@ -65,12 +65,12 @@ class GpuArray(Array):
             self.library,
             self.is_readonly,
             key,
-            self.place,
+            self.device_id,
             self.stream,
         )
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        target, index = self.place or ("", 0)
+        target, index = self.device_id or ("", 0)
         raise DeviceError(f"an array on {target}:{index} is read by the host here: pass one in host memory")
 
 
@@ -129,7 +129,7 @@ def fast_key_of_torch(x: Any) -> FastKey:
 def fast_key_of_own(x: DeviceArray) -> FastKey:
     """The key of an array of our own."""
     if not x.layout:
-        x.layout = layout_number(x.gpu.place, x.descriptor)
+        x.layout = layout_number(x.gpu.device_id, x.descriptor)
     return x.pointer, x.layout
 
 
@@ -164,9 +164,9 @@ def borrow_gpu(x: Any) -> Array | None:
 
 def borrow_own(x: DeviceArray) -> GpuArray:
     """Borrow an array of our own."""
-    place = x.gpu.place
-    key = ("jitdnn", place, x.descriptor)
-    return GpuArray(x.pointer, x.descriptor, x, "jitdnn", False, key, place)
+    device_id = x.gpu.device_id
+    key = ("jitdnn", device_id, x.descriptor)
+    return GpuArray(x.pointer, x.descriptor, x, "jitdnn", False, key, device_id)
 
 
 def _borrow_cupy(x: Any) -> GpuArray:
@@ -298,25 +298,25 @@ class GpuAllocator:
     """
 
     def __init__(self, library: str, descriptor: TensorDescriptor, gpu: Gpu) -> None:
-        self._descriptor, self._library, self._place = descriptor, library, gpu.place
-        self._key = ("result", library, gpu.place, descriptor)
+        self._descriptor, self._library, self._device_id = descriptor, library, gpu.device_id
+        self._key = ("result", library, gpu.device_id, descriptor)
         maker = {"torch": _torch_maker, "cupy": _cupy_maker}.get(library, _own_maker)
         self.make: Callable[[Any], tuple[Any, int]] = maker(descriptor, gpu)
 
     def __call__(self, stream: Any) -> tuple[Any, Array]:
         owner, pointer = self.make(stream)
-        array = GpuArray(pointer, self._descriptor, owner, self._library, False, self._key, self._place)
+        array = GpuArray(pointer, self._descriptor, owner, self._library, False, self._key, self._device_id)
         return owner, array
 
 
 def _torch_maker(descriptor: TensorDescriptor, gpu: Gpu) -> Callable[[Any], tuple[Any, int]]:
-    torch, index = sys.modules["torch"], gpu.place[1]
+    torch, index = sys.modules["torch"], gpu.device_id[1]
     shape, strides, dtype = (
         descriptor.shape,
         descriptor.strides,
         torch_dtype(sys.modules["torch"], descriptor.dtype),
     )
-    kind, _ = targets.get(gpu.place[0]).memory.torch or ("cuda", "")
+    kind, _ = targets.get(gpu.device_id[0]).memory.torch or ("cuda", "")
     where = torch.device(kind, index)
     # what code compiled by PyTorch itself calls: a third of the time, on the GPU that is the current one
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -334,7 +334,7 @@ def _torch_maker(descriptor: TensorDescriptor, gpu: Gpu) -> Callable[[Any], tupl
 
 
 def _cupy_maker(descriptor: TensorDescriptor, gpu: Gpu) -> Callable[[Any], tuple[Any, int]]:
-    cupy, index, kind = sys.modules["cupy"], gpu.place[1], DTYPES[descriptor.dtype]
+    cupy, index, kind = sys.modules["cupy"], gpu.device_id[1], DTYPES[descriptor.dtype]
     elements = descriptor.span()[1] + 1 if descriptor.size else 0
     steps = tuple(stride * kind for stride in descriptor.strides)
     dtype = numpy_dtype(descriptor.dtype)
@@ -350,7 +350,7 @@ def _cupy_maker(descriptor: TensorDescriptor, gpu: Gpu) -> Callable[[Any], tuple
 
 def _own_maker(descriptor: TensorDescriptor, gpu: Gpu) -> Callable[[Any], tuple[Any, int]]:
     size = (descriptor.span()[1] + 1) * DTYPES[descriptor.dtype] if descriptor.size else 0
-    layout = layout_number(gpu.place, descriptor)
+    layout = layout_number(gpu.device_id, descriptor)
 
     def make(stream: Any) -> tuple[Any, int]:
         memory = gpu.allocate(size, stream)

@@ -65,7 +65,7 @@ class PlainDevice:
     default_stream = 0
 
     @property
-    def place(self) -> tuple[str, int]:
+    def device_id(self) -> tuple[str, int]:
         return self.target, self.index
 
     def peak_flops(self, dtype: str) -> float:

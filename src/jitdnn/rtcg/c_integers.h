@@ -1,4 +1,4 @@
-/* The expression language over 64-bit whole numbers that wrap, in plain C (after kernels/gpu/prelude/plain.h). */
+/* The expression language over 64-bit integers that wrap, in plain C (after kernels/gpu/prelude/plain.h). */
 FUNCTION i64 add_i64(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }
 FUNCTION i64 subtract_i64(i64 a, i64 b) { return (i64)((u64)a - (u64)b); }
 FUNCTION i64 multiply_i64(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
