@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jitdnn.devices.cpu import Arguments, CpuKernel
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.errors import CompileError
 from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed, transpose
 from jitdnn.rtcg.builder import Module

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from jitdnn.devices.cpu import Arguments, CpuKernel
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import make_plan
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry

@@ -22,7 +22,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 import jitdnn as jd
 from conformance import INSTRUCTION_SETS, check
 from convolution_cases import convolution, fused, operand_of, sizes_of, sum_of_sizes
-from jitdnn.devices.cpu import CpuKernel, host
+from jitdnn.devices.cpu import host
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.errors import NotSupported
 from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.tables import algorithms

@@ -13,7 +13,8 @@ import torch
 
 import jitdnn as jd
 from conformance import AnyArray, check
-from jitdnn.devices.cpu import Arguments, CpuKernel, Kept, host
+from jitdnn.devices.cpu import host
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel, Kept
 from jitdnn.planner.choose import get
 from jitdnn.planner.find import find
 from jitdnn.planner.plan import Request

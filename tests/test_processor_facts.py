@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import jitdnn as jd
 from jitdnn.devices import processor_facts
 from jitdnn.devices.cpu import host
-from jitdnn.devices.processor_facts import measure, processor_of, read_sizes
+from jitdnn.devices.processor_facts import processor_of, read_sizes
+from jitdnn.devices.processor_speed import measure
 from jitdnn.rtcg.isa import isa
 from jitdnn.rtcg.processor import REFERENCE, Processor
 

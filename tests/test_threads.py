@@ -12,7 +12,8 @@ import time
 import numpy as np
 import pytest
 
-from jitdnn.devices.cpu import Arguments, CpuKernel, settle
+from jitdnn.devices.cpu import settle
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.devices.threads import ThreadPool, pool
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load

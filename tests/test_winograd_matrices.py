@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitdnn.devices.cpu import Arguments, launch
+from jitdnn.devices.cpu_kernel import Arguments, launch
 from jitdnn.kernels.cpu.convolution.winograd.matrices import MAX_ALPHA, from_points, minimal_filtering
 from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix, apply, operations
 from jitdnn.rtcg.builder import Module

@@ -29,7 +29,7 @@ import numpy as np
 
 import jitdnn as jd
 from jitdnn.devices import threads as threads_module
-from jitdnn.devices.cpu import Arguments, CpuKernel
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.devices.threads import ThreadPool
 from jitdnn.planner.store import Store
 from jitdnn.rtcg.builder import Module

@@ -14,17 +14,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import os
 import re
-import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from jitdnn.arguments import shown
+from jitdnn.devices.processor_speed import measure
 from jitdnn.errors import InvalidArgument
-from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.cache import CodeCache
 from jitdnn.rtcg.isa import Isa, processor_name
 from jitdnn.rtcg.processor import REFERENCE, Processor
@@ -36,11 +34,6 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
 _LARGEST = 1 << 34  # bytes of a cache that anybody states
 _FASTEST = 1e11  # cycles per second, and bytes per cycle: larger is a mistake
 _LEAST_FACTOR = 0.01  # of an efficiency
-_TURNS = 4  # measurements of which the best counts
-_CHAIN = 100_000  # additions that wait for each other
-_STREAMS = 8  # sums of one pass over memory, so that no addition waits
-_MOST_BYTES = 64 << 20  # that are read, to see where the last cache ends
-_ENOUGH = 32 << 20  # bytes that one timing reads, again and again
 
 
 def processor_of(isa: Isa) -> Processor:
@@ -173,7 +166,7 @@ def _configured() -> dict[str, int]:
     return found
 
 
-# ---- the measurement
+# ---- what was measured
 
 
 @functools.lru_cache(8)
@@ -191,107 +184,3 @@ def _found(isa: Isa) -> Processor:
     found = measure(isa, sizes)
     cache.put(key, json.dumps(asdict(found)).encode())
     return found
-
-
-def measure(isa: Isa, sizes: Processor) -> Processor:
-    """The clock, the ports and the rates of one thread, for caches of the given sizes."""
-    from jitdnn.devices.cpu import multiply_add_rate
-
-    probe = _Probe(isa)
-    clock = probe.clock()
-    ports = max(1, round(multiply_add_rate(isa) / (2 * isa.lanes("f32") * clock)))
-    rates = {size: probe.rate(size) / clock for size in _working_sets(sizes)}
-    near = rates[min(rates)]
-    beyond = {size: rate for size, rate in rates.items() if size > sizes.l2_bytes}
-    memory, last = beyond[max(beyond)], beyond[min(beyond)]
-    # as far as reads are nearer to those from the last cache than to those from memory
-    reach = max(
-        (size for size, rate in beyond.items() if rate > math.sqrt(memory * last)), default=sizes.l2_bytes
-    )
-    l3 = min(sizes.l3_bytes, reach) if last > 1.25 * memory else min(sizes.l3_bytes, _MOST_BYTES // 2)
-    return replace(
-        sizes, fma_ports=ports, clock=_rounded(clock), l3_bytes=l3,
-        l2_rate=_rounded(near), l3_rate=_rounded(last), memory_rate=_rounded(memory),
-    )  # fmt: skip
-
-
-def _working_sets(sizes: Processor) -> list[int]:
-    sets, size = [sizes.l2_bytes // 2], 2 * sizes.l2_bytes
-    while size < _MOST_BYTES:
-        sets.append(size)
-        size *= 2
-    return [*sets, _MOST_BYTES]
-
-
-def _rounded(value: float) -> float:
-    """Two digits: a machine that is measured anew gives the same plans."""
-    return float(f"{value:.1e}")
-
-
-class _Probe:
-    """Code that adds in a chain, and code that reads memory from one end to the other."""
-
-    def __init__(self, isa: Isa) -> None:
-        from jitdnn.devices.cpu import CpuKernel
-        from jitdnn.rtcg.compile import load
-        from jitdnn.rtcg.recording import compiling
-
-        with compiling():
-            library = load("facts", (_CHAIN, _STREAMS), isa, _trace)
-        self._lanes = isa.lanes("f64")
-        self._chain = CpuKernel(library, [("chain", 1)], pointers=2, threads=1)
-        self._library, self._kernel = library, CpuKernel
-        self._memory: Any = None
-
-    def clock(self) -> float:
-        """Cycles per second, by additions of integers, which take one cycle each."""
-        import numpy as np
-
-        numbers = np.arange(4, dtype=np.int64)
-        pointers = numbers.ctypes.data, numbers.ctypes.data + 16
-        return 2 * _CHAIN / _best(lambda: self._chain(None, pointers, 1.0, 0.0, 0))
-
-    def rate(self, size: int) -> float:
-        """Bytes per second of reading so many bytes over and over."""
-        import numpy as np
-
-        if self._memory is None:
-            self._memory = np.ones(_MOST_BYTES // 8 + 8)
-            self._sum = np.zeros(64)
-        step = 8 * self._lanes * _STREAMS
-        passes, vectors = max(1, _ENOUGH // size), size // step
-        start = (self._memory.ctypes.data + 63) // 64 * 64
-        kernel = self._kernel(self._library, [("read", 1)], pointers=2, threads=1, extras=(passes, vectors))
-        seconds = _best(lambda: kernel(None, (start, self._sum.ctypes.data), 1.0, 0.0, 0))
-        return passes * vectors * step / seconds
-
-
-def _trace(module: Module) -> None:
-    from jitdnn.devices.cpu import Arguments
-
-    with module.task("chain") as (k, args, _, _):
-        numbers = Arguments(k, args, 2).pointer(0, "i64")
-        first, second = numbers.load(0), numbers.load(1)
-        chain = k.register(second)
-        for _step in k.range(_CHAIN):
-            chain.set((chain.get() ^ first) + second)
-        Arguments(k, args, 2).pointer(1, "i64").store(chain.get(), 0)
-    with module.task("read") as (k, args, _, _):
-        arguments, lanes = Arguments(k, args, 2), k.lanes("f64")
-        sums = [k.register(k.constant(0.0, "f64", lanes)) for _ in range(_STREAMS)]
-        for _pass in k.range(arguments.extra(0)):
-            for vector in k.range(arguments.extra(1)):
-                here = arguments.pointer(0, "f64") + vector * (lanes * _STREAMS)
-                for i, total in enumerate(sums):
-                    total.set(total.get() + here.load(i * lanes, lanes))
-        for i, total in enumerate(sums):
-            arguments.pointer(1, "f64").store(k.reduce(total.get()), i)
-
-
-def _best(call: Any) -> float:
-    best = math.inf
-    for _ in range(_TURNS):
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best

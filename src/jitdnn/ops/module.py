@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from jitdnn.arguments import MOST_INDEX, integer_number, shown, text
-from jitdnn.devices.cpu import CpuDevice, launch
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import launch
 from jitdnn.errors import CompileError, InvalidArgument, InvalidType, JitdnnError, NotSupported
 from jitdnn.handle import Handle, settled_handle
 from jitdnn.rtcg.builder import Module

@@ -16,7 +16,7 @@ from jitdnn.settings import Settings, format_bytes
 from jitdnn.tensor import DeviceId
 
 if TYPE_CHECKING:
-    from jitdnn.devices.cpu import Kept
+    from jitdnn.devices.cpu_kernel import Kept
 
 
 @dataclass(frozen=True)

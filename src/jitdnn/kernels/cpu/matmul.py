@@ -5,7 +5,8 @@ Transposes and sub-matrices are only strides, and every batch is a group.
 
 from __future__ import annotations
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan

@@ -9,7 +9,8 @@ from functools import partial
 from math import sqrt
 from typing import cast
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.attention import backward_code, cost, forward_code
 from jitdnn.kernels.cpu.attention.plan import (

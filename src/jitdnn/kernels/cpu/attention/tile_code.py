@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.attention.plan import (
     AttentionPlan,
     BackwardPlan,

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import cast
 
-from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.algorithm import (
     UNIT_ROUNDOFF,
     Algorithm,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import cast
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.ctc import code, cost
 from jitdnn.kernels.cpu.ctc.plan import losses_bytes, make_slots, plan_ctc, slot_values, thread_bytes

@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, cast
 
-from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.elementwise.key import ElementwiseCode
 from jitdnn.kernels.cpu.elementwise.transposing import block_size, trace_tiles

@@ -13,7 +13,7 @@ of a crossed input, more of them than the processor's own prefetchers follow: th
 
 from __future__ import annotations
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.elementwise.key import ElementwiseCode
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.microkernel.transpose import transpose

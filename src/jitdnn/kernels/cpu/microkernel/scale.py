@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.rtcg.builder import Builder, Pointer, Value
 from jitdnn.rtcg.storage import widen
 from jitdnn.tensor import REAL_DTYPES

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, PlannedAlgorithm
 from jitdnn.kernels.cpu.microkernel.nontemporal import is_streamed
 from jitdnn.kernels.cpu.normalization.lrn_code import AXES, MOST_UNROLLED, NUMBERS, POWERS, NormCode, trace

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.microkernel.nontemporal import STREAM_BYTES, is_streamed
 from jitdnn.kernels.cpu.pooling import (

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.microkernel.nontemporal import store_vector
 from jitdnn.kernels.cpu.pooling.plan import ChannelPlan
 from jitdnn.kernels.cpu.pooling.row_accumulator import RowAccumulator

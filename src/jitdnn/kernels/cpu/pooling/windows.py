@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.pooling.geometry import AXES
 from jitdnn.kernels.cpu.pooling.plan import PoolingPlan

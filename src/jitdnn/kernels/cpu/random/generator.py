@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jitdnn.devices.cpu import CpuKernel
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.random.dropout import Drop
 from jitdnn.kernels.cpu.random.fill import Fill

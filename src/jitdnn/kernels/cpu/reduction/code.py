@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.reduction.combine import State, combine, combine_lanes, identity, only
 from jitdnn.kernels.cpu.reduction.loop import Loop
 from jitdnn.kernels.cpu.reduction.plan import RowCode, partial_values, slots_of

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.algorithm import Epilogue, Kernel, PlannedAlgorithm
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.microkernel.transpose import transpose

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.reduction.code import trace_rows
 from jitdnn.kernels.cpu.reduction.layout import (

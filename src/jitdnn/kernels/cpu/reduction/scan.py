@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
-from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.algorithm import Device, Kernel
 from jitdnn.kernels.cpu.reduction.combine import State, combine, combine_lanes, identity
 from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.reduction.plan import CONSTANT_STRIDES, RowCode
 from jitdnn.kernels.formulas.row_programs import Phase
 from jitdnn.rtcg.builder import Builder, Pointer, Value

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import sqrt
 from typing import cast
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.rnn.launch import launch_of
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads

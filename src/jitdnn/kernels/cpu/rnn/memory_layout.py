@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.rnn.plan import SEQUENCES, STATES, RecurrentPlan
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.problems.rnn import PAD, Recurrent

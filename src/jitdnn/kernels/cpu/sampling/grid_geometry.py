@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Any, cast
 
-from jitdnn.devices.cpu import Arguments, CpuDevice
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue, PlannedAlgorithm, terms
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
 from jitdnn.kernels.cpu.microkernel.scale import Scale

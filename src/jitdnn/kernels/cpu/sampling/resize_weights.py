@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel, first_extra
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel, first_extra
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, TypedAlgorithm
 from jitdnn.problems.resize import Resize, Taps
 from jitdnn.rtcg.builder import Builder, Pointer

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS
 from jitdnn.kernels.cpu.correlation import Correlation, View

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.fft.overlap_save import Run, axes_of
 from jitdnn.kernels.cpu.convolution.fft.plan import SHARED_POINTS, FftPlan

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import astuple, dataclass
 
-from jitdnn.devices.cpu import Arguments, CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.cpu.schedule.boundary import when
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.convolution.grouped.code import trace
 from jitdnn.kernels.cpu.convolution.grouped.cost import choose_plan, cycles

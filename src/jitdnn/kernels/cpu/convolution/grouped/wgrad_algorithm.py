@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.convolution.grouped.packing import has_contiguous_channels
 from jitdnn.kernels.cpu.convolution.grouped.wgrad_code import POINTERS, trace

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import tap_offset
 from jitdnn.kernels.cpu.convolution.grouped.packing import broadcast_in_groups, trace_pack
 from jitdnn.kernels.cpu.convolution.grouped.wgrad_plan import GroupedWgradPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.implicit_gemm.pack_weights import panels_of_part, trace_pack
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import PACK_CHANNELS, ImplicitGemmPlan
 from jitdnn.kernels.cpu.microkernel.packing import trace_panel, trace_panels_at_once
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, group_offset, split_index

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.code import POINTERS, trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.cost import choose_plan, cycles

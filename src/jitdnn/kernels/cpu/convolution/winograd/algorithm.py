@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel, Kept
 from jitdnn.kernels.algorithm import ARITHMETIC, Algorithm, Device, Epilogue, Kernel
 from jitdnn.kernels.cpu.convolution.winograd.axes import Tiling, forwards
 from jitdnn.kernels.cpu.convolution.winograd.candidates import tilings

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, terms
 from jitdnn.kernels.cpu.convolution.winograd.error import storage_error
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.code import POINTERS, phases, trace

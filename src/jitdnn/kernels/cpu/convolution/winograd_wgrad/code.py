@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Operand, WinogradWgradPlan
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.product import trace_inverse_transform, trace_product
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.transforms import trace_transform

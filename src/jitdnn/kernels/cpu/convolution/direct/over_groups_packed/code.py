@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.direct.code import pointer_count, results_of
 from jitdnn.kernels.cpu.convolution.direct.over_groups.code import Versions, trace_filter, trace_versions

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.direct.code import (
     interleave,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.convolution.direct.code import gradient_blend, pass_over_slice
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels.plan import WgradOverChannels
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, filter_offset, row_blocks

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.cpu.convolution.direct.code import gradient_blend, pass_over_slice
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups.plan import WgradOverGroups
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, block_count, row_blocks, tap_offset

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 
-from jitdnn.devices.cpu import CpuDevice, CpuKernel, Kept
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel, Kept
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.code import trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jitdnn.devices.cpu import Arguments
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import TileFunctions, trace_tiles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.pack_weights import panels_of_part
