@@ -157,7 +157,7 @@ def _split(
 ) -> tuple[tuple[Correlation, ...], tuple[Box, ...]]:
     """The correlations to compute, and the results that none of them computes.
 
-    Those have no products. With an epilogue there are none: it is applied to sums of 0, too.
+    Those have no products and are only scaled. With an epilogue none are left out: it is applied to their sums of 0.
     """
     parts = lower_convolution(problem, epilogue.operands if epilogue else ())
     if epilogue is None and _is_mostly_padding(parts):

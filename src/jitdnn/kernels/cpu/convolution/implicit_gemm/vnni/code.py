@@ -8,6 +8,7 @@ from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import TileFunctions, trace_tiles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.pack_weights import panels_of_part
+from jitdnn.kernels.cpu.convolution.implicit_gemm.prefetch_plan import PrefetchPlan
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.packing import trace_vnni_input_tile, trace_vnni_panel
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.plan import VnniPlan
 from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore
@@ -41,7 +42,7 @@ class _VnniFunctions(TileFunctions):
     def trace_input_tile(self, module: Module, name: str) -> Function:
         return trace_vnni_input_tile(module, name, self.c, self.plan.input_tile, self._vnni.channels_read)
 
-    def plan_prefetch(self) -> None:
+    def plan_prefetch(self) -> PrefetchPlan | None:
         """None: x is read by single channels, not by words."""
         return
 
