@@ -127,8 +127,8 @@ class Algorithm(ABC):
     def with_kept_filter(self) -> Algorithm | None:
         """The same algorithm for callers that keep its prepared filter; None if it prepares nothing.
 
-        It has this one's name and refusals. Its kernels have `kept` (devices.cpu_kernel.Kept), `keep` and `run_kept`, and
-        take a workspace that begins with the kept bytes; its estimate leaves out what is prepared.
+        It has this one's name and refusals. Its kernels have `kept` (`devices.cpu_kernel.Kept`), `keep` and `run_kept`,
+        and take a workspace that begins with the kept bytes; its estimate leaves out what is prepared.
         """
         return None
 

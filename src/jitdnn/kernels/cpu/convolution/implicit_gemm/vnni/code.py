@@ -43,8 +43,8 @@ class _VnniFunctions(TileFunctions):
         return trace_vnni_input_tile(module, name, self.c, self.plan.input_tile, self._vnni.channels_read)
 
     def plan_prefetch(self) -> PrefetchPlan | None:
-        """None: x is read by single channels, not by words."""
-        return
+        """Nothing: x is read by single channels, not by words."""
+        return None  # noqa: RET501 (of a type that may be None)
 
     @property
     def products(self) -> Products:
