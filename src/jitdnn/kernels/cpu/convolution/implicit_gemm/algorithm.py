@@ -120,10 +120,18 @@ def blocked_of(
     product = lower_single_position(problem, operands)
     if product is not None:
         return (cut(product.merged()),)
+    parts, apart = _split(problem, epilogue)
+    together: tuple[ImplicitGemmPlan, ...] = ()
     if _is_interleaved(problem):
         several = lower_interleaved(problem, operands)
-        return (cut(several.whole, interleaved=several),)
-    blocked = [cut(part.merged()) for part in _split(problem, epilogue)[0]]
+        together = (cut(several.whole, interleaved=several),)
+        if apart or any(part.taps != 1 for part in parts):
+            return together
+    blocked = [
+        min((cut(one.merged()) for one in part.regrouped()), key=lambda plan: plan.cycles()) for part in parts
+    ]
+    if together and together[0].cycles() <= sum(plan.cycles() for plan in blocked):
+        return together
     if len(blocked) == 1:
         return tuple(blocked)  # what it has worked out already stays
     sizes = [part.panel_elements for part in blocked]
