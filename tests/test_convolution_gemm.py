@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm, make_plans
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.convolution.implicit_gemm.prefetch_plan import plan_prefetch
-from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
+from jitdnn.kernels.cpu.correlation import Axis, Correlation, Taps, lower_convolution
 from jitdnn.kernels.cpu.microkernel.packing import input_range
 from jitdnn.kernels.cpu.schedule.tap_clipping import inside_taps
 from jitdnn.problems import parse
@@ -48,6 +49,15 @@ SHAPES: dict[str, Callable[[ImplicitGemmPlan], bool]] = {
     ),
     "conv_bwd_data n1 c3 d6 h7 w8 k17 t3 r3 s2 pad1x1x0 stride2": lambda p: stride_phases(p) == 8,
     "conv_bwd_data n2 c18 h12 w12 k19 r2 s2 stride2 f64": lambda p: stride_phases(p) == 4,
+    # filters that fit into their stride: channels and taps that are one run in memory are the results' channels
+    "conv_bwd_data n3 c3 h17 w18 k70 r5 s6 stride6": lambda p: p.c.width == 6 and 3 in p.c.groups,
+    "conv_bwd_data n2 c3 h21 w18 k41 r5 s6 stride7x6 nhwc f16": lambda p: p.c.width == 18,
+    "conv_bwd_data n2 c6 h20 w25 k34 r5 s5 stride5 g2 bf16 flip": lambda p: p.c.group_count >= 10,
+    "conv_bwd_data n2 c6 h20 w25 k34 r5 s5 stride5 g2 nhwc": lambda p: (
+        p.c.width == 3 and p.c.group_count == 50
+    ),
+    "conv_bwd_data n2 c3 d5 h6 w35 k20 t5 r3 s7 stride5x3x7": lambda p: p.c.width == 7,
+    "conv_bwd_data n2 c2 h18 w18 k20 r3 s3 stride9 dil3 nhwc": lambda p: p.c.width in (2, 3),
     # taps that read only padding
     "conv_fwd n1 c18 h6 w33 k40 r3 s3 pad18 dil18": lambda p: 2 in clipped(p),
     "conv_fwd n1 c35 h15 w14 k20 r3 s3 pad6 dil6 nhwc": lambda p: 1 in clipped(p) and has_whole_axis(p, 1),
@@ -86,6 +96,30 @@ SHAPES: dict[str, Callable[[ImplicitGemmPlan], bool]] = {
     "conv_fwd n1 c70 h7 w6 k40 r1 s1 nhwc f16": lambda p: p.packs_in_task,
     "conv_fwd n1 c40 h60 w61 k20 r3 s3 pad1": lambda p: not p.packs_in_task,
 }
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_regrouped_channels_and_taps_make_the_same_results(layout: str) -> None:
+    (part,) = lower_convolution(convolution(f"conv_bwd_data n1 c3 h8 w10 k6 r4 s5 stride4x5 {layout}"))
+    variants = list(part.regrouped())
+    assert {variant.width for variant in variants} == ({3, 4, 5} if layout == "nchw" else {15, 4})
+
+    def made(c: Correlation) -> dict[int, int]:
+        """The element of w by the element of y, for the first channel read and the first pixel."""
+        found = {}
+        for *groups, k in itertools.product(*map(range, (*c.groups, c.width))):
+            y, w = k * c.y.channels, k * c.w.results
+            for index, to, of in zip(groups, c.y.groups, c.w.groups, strict=True):
+                y, w = y + index * to, w + index * of
+            assert y not in found
+            found[y] = w
+        return found
+
+    expected = made(part)
+    assert len(expected) == 3 * 4 * 5
+    for variant in variants:
+        assert made(variant) == expected
+        assert variant.group_count * variant.width == part.group_count * part.width
 
 
 @pytest.mark.parametrize("words", SHAPES)

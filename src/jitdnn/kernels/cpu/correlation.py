@@ -163,6 +163,50 @@ class Correlation:
         )
         return merged._with_batch_merged()
 
+    def regrouped(self) -> Iterator[Correlation]:
+        """The same with other axes of the result as the channels that are made, of those that read the same x.
+
+        Where a filter fits into its stride, every tap makes results of its own from all of x, as every channel does.
+        Of channels, taps along w and taps along h, those that are one run in every tensor are joined, and each such
+        run is the width in its turn; the others count as groups.
+        """
+        many = [i for i, stride in enumerate(self.x.groups) if stride == 0 and self.groups[i] > 1]
+        if not many or self.taps != 1:
+            yield self
+            return
+
+        def strides(channels: Sequence[int], groups: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+            return [tuple(channels), *(tuple(of[i] for of in groups) for i in many)]
+
+        results = (self.y, *self.operands)
+        steps = strides(
+            (self.w.results, *(view.channels for view in results)),
+            (self.w.groups, *(view.groups for view in results)),
+        )
+        runs = _joined_runs(
+            [(self.width, steps[0]), *zip((self.groups[i] for i in many), steps[1:], strict=True)]
+        )
+        fixed = [i for i in range(len(self.groups)) if i not in many]
+
+        def groups_of(view_groups: Sequence[int], number: int, others: Sequence[_Run]) -> tuple[int, ...]:
+            return (*(view_groups[i] for i in fixed), *(run[1][number] for run in others))
+
+        for run in runs:
+            others = [other for other in runs if other is not run]
+            views = [
+                replace(view, channels=run[1][number], groups=groups_of(view.groups, number, others))
+                for number, view in enumerate(results, 1)
+            ]
+            yield replace(
+                self,
+                width=run[0],
+                groups=(*(self.groups[i] for i in fixed), *(other[0] for other in others)),
+                x=replace(self.x, groups=(*(self.x.groups[i] for i in fixed), *(0 for _ in others))),
+                w=replace(self.w, results=run[1][0], groups=groups_of(self.w.groups, 0, others)),
+                y=views[0],
+                operands=tuple(views[1:]),
+            )
+
     def _with_batch_merged(self) -> Correlation:
         """The batch joined to the last axis, if that is plain and the other axes have one position."""
         inner, views = self.axes[2], [self.x, self.y, *self.operands]
@@ -176,6 +220,24 @@ class Correlation:
             self, batch=1, axes=(self.axes[0], self.axes[1], axis), x=views[0], y=views[1],
             operands=tuple(views[2:]),
         )  # fmt: skip
+
+
+_Run = tuple[int, tuple[int, ...]]
+"""Elements one after the other: how many, and how far apart in each tensor."""
+
+
+def _joined_runs(axes: Sequence[_Run]) -> list[_Run]:
+    """The axes with those joined that go on, in every tensor, where another one ends."""
+    runs = sorted((run for run in axes if run[0] > 1), key=lambda run: [abs(step) for step in run[1]])
+    joined: list[_Run] = []
+    for count, steps in runs or list(axes[:1]):
+        if joined and all(
+            step == joined[-1][0] * inner for step, inner in zip(steps, joined[-1][1], strict=True)
+        ):
+            joined[-1] = joined[-1][0] * count, joined[-1][1]
+        else:
+            joined.append((count, steps))
+    return joined
 
 
 def _without(space: tuple[int, int, int], axis: int) -> tuple[int, int, int]:

@@ -127,9 +127,18 @@ def make_plans(
     product = lower_single_position(problem, operands)
     if product is not None:
         return (plan_of(InterleavedPhases.single(product.merged())),)
+    parts, scaled_only = _split(problem, epilogue)
+    together: ImplicitGemmPlan | None = None
     if _is_interleaved(problem):
-        return (plan_of(lower_stride_phases(problem, operands)),)
-    plans = [plan_of(InterleavedPhases.single(part.merged())) for part in _split(problem, epilogue)[0]]
+        together = plan_of(lower_stride_phases(problem, operands))
+        if scaled_only or any(part.taps != 1 for part in parts):
+            return (together,)
+    plans = [
+        min((plan_of(InterleavedPhases.single(c.merged())) for c in part.regrouped()), key=cycles)
+        for part in parts
+    ]
+    if together is not None and cycles(together) <= sum(cycles(plan) for plan in plans):
+        return (together,)
     if len(plans) == 1:
         return tuple(plans)
     sizes = [plan.panel_elements for plan in plans]

@@ -44,7 +44,7 @@ class _VnniFunctions(TileFunctions):
 
     def plan_prefetch(self) -> PrefetchPlan | None:
         """Nothing: x is read by single channels, not by words."""
-        return None  # noqa: RET501 (of a type that may be None)
+        return None
 
     @property
     def products(self) -> Products:
