@@ -18,7 +18,7 @@ after the other, each of which sees those before it. A keep is an element's inte
 choice.
 
 Reductions: "add", "multiply", "max", "min" (NaN if any element is), "max_number", "min_number" (which pass over NaN),
-a `Fold` of one's own, "first" (the value at index 0 of the row, before the loops of its pass), and two that give two
+a `Fold` of the user's, "first" (the value at index 0 of the row, before the loops of its pass), and two that give two
 row values, "argmax" and "argmin": the extreme value and its position, the first one of equals. A position counts the
 row's elements in the order of the axes, the last axis fastest. Kernels for GPUs know two more of two values, which
 need one pass for what otherwise takes two: "moments", the mean and the sum of squared distances from it, and

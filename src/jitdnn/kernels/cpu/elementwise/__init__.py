@@ -1,1 +1,1 @@
-"""Formulas of elements on processors."""
+"""The generator of elementwise loops on processors."""

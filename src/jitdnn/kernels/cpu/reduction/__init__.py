@@ -1,1 +1,1 @@
-"""Programs over rows on processors: reductions, softmax, losses, scans."""
+"""Programs over rows on processors: their generator, scans, and a fused cross-entropy."""

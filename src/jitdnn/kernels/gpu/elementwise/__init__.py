@@ -1,1 +1,1 @@
-"""Formulas of elements in plain C."""
+"""The generator of elementwise loops in plain C."""

@@ -1,1 +1,1 @@
-"""Programs over rows in plain C: reductions, softmax, losses, scans."""
+"""Programs over rows in plain C: their generator, and scans."""
