@@ -276,7 +276,7 @@ def _examples(page: str) -> Iterator[str]:
 
 
 def _onnx_record() -> dict[str, Any]:
-    """What tests/onnx_nodes.py wrote, and tests/test_onnx.py holds against the code."""
+    """What tests/helpers/onnx_nodes.py wrote, and tests/frameworks/test_onnx.py holds against the code."""
     return dict(json.loads((DOCS / "onnx.json").read_text(encoding="utf-8")))
 
 
@@ -322,7 +322,7 @@ def onnx_refused() -> str:
 
 
 def torch_samples() -> str:
-    """What became of the samples that ship with PyTorch, as tests/torch_samples.py wrote it."""
+    """What became of the samples that ship with PyTorch, as tests/helpers/torch_samples.py wrote it."""
     record = json.loads((DOCS / "torch_samples.json").read_text(encoding="utf-8"))
     lines = [
         "| operator | agree | gradients compared | refused |",

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,7 @@ from jitdnn.retention import Account, CodeLimit, Recent
 from jitdnn.rtcg import compile as compiling
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.isa import isa
-
-ROOT = Path(__file__).resolve().parent.parent
+from paths import ROOT
 
 
 class TestRecent:
@@ -356,7 +354,7 @@ def test_the_process_is_flat() -> None:
     """A few hundred problems within small limits, after as many that filled them."""
     program = """
 import gc, os, random, sys
-sys.path.insert(0, "tests")
+sys.path[:0] = ["tests", "tests/helpers"]
 import jitdnn as jd
 from test_retention import _random_call
 

@@ -1,0 +1,287 @@
+"""Files of models: what they may ask for, tensors that lie in other files, and damage of every kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitdnn as jd
+from jitdnn import limits
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, NotSupported
+
+onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from test_loading_mutations import _damage  # noqa: E402
+
+from jitdnn.frameworks import onnx as backend  # noqa: E402
+
+FLOAT = TensorProto.FLOAT
+
+
+def _model(nodes: list[Any], tensors: Any = (), functions: Any = (), inputs: str = "x") -> Any:
+    values = [
+        [helper.make_tensor_value_info(name, FLOAT, [f"{name}0"]) for name in names]
+        for names in (inputs, "y")
+    ]
+    graph = helper.make_graph(nodes, "g", *values, list(tensors))
+    versions = [helper.make_opsetid("", 21), helper.make_opsetid("d", 1)]
+    return helper.make_model(graph, opset_imports=versions, ir_version=10, functions=list(functions))
+
+
+RELU = helper.make_node("Relu", ["x"], ["y"])
+
+
+def _tensor(**fields: Any) -> Any:
+    return TensorProto(name="w", **fields)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (
+            _tensor(data_type=1, dims=[1 << 62, 1 << 62], raw_data=b"abcd"),
+            r"takes \d{30,} bytes, and its raw_data has 4",
+        ),
+        (_tensor(data_type=1, dims=[1 << 32, 1 << 32], raw_data=b""), "its raw_data has 0"),
+        (_tensor(data_type=1, dims=[5], raw_data=b"abcd"), "takes 20 bytes, and its raw_data has 4"),
+        (_tensor(data_type=1, dims=[1], raw_data=b"abcdefgh"), "takes 4 bytes, and its raw_data has 8"),
+        (_tensor(data_type=22, dims=[3], raw_data=b"abc"), "takes 2 bytes, and its raw_data has 3"),
+        (_tensor(data_type=1, dims=[-5], raw_data=b"abcd"), "no extent is negative"),
+        (_tensor(data_type=1, dims=[5], float_data=[1, 2]), "not a valid model"),
+        (_tensor(data_type=1, dims=[1 << 40]), "load_limit"),
+        (_tensor(data_type=99, dims=[1], raw_data=b"abcd"), "type 99, which ONNX does not have"),
+        (_tensor(data_type=8, dims=[1], string_data=[b"\xff"]), "not a valid model"),
+    ],
+)
+def test_tensors_that_lie_are_refused(tensor: Any, message: str) -> None:
+    inside = helper.make_node("Constant", [], ["y"], value=tensor)
+    for model in (_model([RELU], [tensor]), _model([inside])):
+        with pytest.raises(InvalidArgument, match=message):
+            backend.prepare(model)
+
+
+def test_what_is_no_model() -> None:
+    for given in (None, b"", "model.onnx", onnx.GraphProto()):
+        with pytest.raises(InvalidType, match="is no model"):
+            backend.prepare(given)
+
+
+def test_nodes_are_counted_with_functions_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each calls the one before twice: 16 functions are 65,536 nodes, and 30 would be a billion."""
+
+    def function(number: int) -> Any:
+        calls = [
+            helper.make_node(f"f{number - 1}", [a], [b], domain="d") for a, b in (("x", "t"), ("t", "y"))
+        ]
+        return helper.make_function("d", f"f{number}", ["x"], ["y"], calls if number else [RELU],
+                                    [helper.make_opsetid("", 21), helper.make_opsetid("d", 1)])  # fmt: skip
+
+    functions = [function(number) for number in range(31)]
+    with pytest.raises(InvalidArgument, match=r"this model has 1,073,741,824 nodes .* at most 200,000"):
+        backend.prepare(_model([helper.make_node("f30", ["x"], ["y"], domain="d")], functions=functions))
+    small = _model([helper.make_node("f3", ["x"], ["y"], domain="d")], functions=functions[:4])
+    assert len(backend.prepare(small)._graph.steps) == 8
+    monkeypatch.setattr(limits, "ONNX_DEPTH", 3)
+    with pytest.raises(InvalidArgument, match="functions call each other more than 3 times deep"):
+        backend.prepare(small)
+    functions[0].node[0].CopyFrom(helper.make_node("f3", ["x"], ["y"], domain="d"))
+    with pytest.raises(InvalidArgument, match="calls itself"):
+        backend.prepare(_model([RELU], functions=functions[:4]))
+
+
+def test_graphs_inside_of_nodes_have_a_greatest_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    def around(node: Any) -> Any:
+        value = helper.make_tensor_value_info("y", FLOAT, ["y0"])
+        body = helper.make_graph([node], "b", [], [value])
+        return helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
+
+    model = _model([around(around(RELU))])
+    model.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+    backend.prepare(model)
+    monkeypatch.setattr(limits, "ONNX_DEPTH", 1)
+    with pytest.raises(InvalidArgument, match="graphs nest more than 1 times inside of nodes"):
+        backend.prepare(model)
+    # deeper than protobuf's own reader goes, which the file format sets at 100 messages
+    monkeypatch.undo()
+    graph = model.graph
+    for _ in range(60):
+        node = graph.node.add(op_type="If", input=["c"], output=["y"])
+        attribute = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH)
+        graph = attribute.g
+    with pytest.raises(InvalidArgument, match="graphs nest more than 32 times"):
+        backend.prepare(model)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [helper.make_node("Add", ["x", "z"], ["y"]), helper.make_node("Relu", ["y"], ["z"])],
+        [RELU, RELU],
+        [helper.make_node("Relu", ["y"], ["y"])],
+        [helper.make_node("Relu", ["nowhere"], ["y"])],
+    ],
+)
+def test_graphs_with_cycles_or_two_of_a_name(nodes: list[Any]) -> None:
+    with pytest.raises(InvalidArgument, match="not a valid model"):
+        backend.prepare(_model(nodes))
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "numbers"),
+    [
+        ("ConstantOfShape", "n", [1 << 42]),
+        ("ConstantOfShape", "n", [1 << 62, 1 << 62]),
+        ("Expand", "xn", [1 << 42, 1]),
+        ("Tile", "xn", [1 << 40]),
+        ("Pad", "xn", [1 << 40, 1 << 40]),
+        ("Reshape", "xn", [1 << 40]),
+        ("OneHot", "inv", [1 << 45]),
+        ("Range", "inj", [1 << 45]),
+    ],
+)
+def test_results_that_no_memory_holds_are_refused(operator: str, inputs: str, numbers: list[int]) -> None:
+    scalar = operator in ("OneHot", "Range")
+    given = {
+        "n": np.array(numbers[0] if scalar else numbers), "v": np.zeros(2, np.float32),
+        "i": np.array(0) if operator == "Range" else np.array([0]), "j": np.array(1),
+    }  # fmt: skip
+    tensors = [numpy_helper.from_array(given[name], name) for name in inputs if name in given]
+    prepared = backend.prepare(_model([helper.make_node(operator, list(inputs), ["y"])], tensors))
+    with pytest.raises((InvalidShape, InvalidArgument)):
+        prepared.run([np.zeros(2, np.float32)])
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Any:
+    """A model in a folder of its own, its weights in a file beside it; what to change of where they lie, and a call."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weights = np.arange(4, dtype=np.float32)
+    (folder / "w.bin").write_bytes(b"head" + weights.tobytes())
+    (tmp_path / "secret").write_bytes(weights.tobytes())
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "inside").symlink_to("w.bin")
+
+    def load(**places: str) -> Any:
+        tensor = TensorProto(name="w", data_type=1, dims=[4], data_location=TensorProto.EXTERNAL)
+        for key, value in ({"location": "w.bin", "offset": "4"} | places).items():
+            tensor.external_data.add(key=key, value=value)
+        model = _model([helper.make_node("Add", ["x", "w"], ["y"])], [tensor])
+        (folder / "m.onnx").write_bytes(model.SerializeToString())
+        return backend.load(folder / "m.onnx")
+
+    return load
+
+
+def test_tensors_in_files_beside_the_model_are_read(stored: Any) -> None:
+    for places in ({}, {"length": "16"}, {"location": "./w.bin"}, {"location": "inside"}):
+        (y,) = backend.prepare(stored(**places)).run([np.ones(4, np.float32)])
+        np.testing.assert_array_equal(y, [1, 2, 3, 4])
+    with jd.settings(load_limit="15 B"), pytest.raises(InvalidArgument, match="load_limit"):
+        stored()
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"location": "../secret", "offset": "0"},
+        {"location": "/etc/passwd"},
+        {"location": "C:\\secret"},
+        {"location": "sub/../../secret"},
+        {"location": "link", "offset": "0"},
+        {"location": "nothing"},
+        {"location": "."},
+        {"location": ""},
+        {"location": "w.bin\0"},
+        {"location": "a" * 5000},
+        {"offset": "8"},
+        {"offset": "-4"},
+        {"offset": "9" * 30},
+        {"offset": "x"},
+        {"length": "8"},
+        {"length": "17"},
+    ],
+    ids=str,
+)
+def test_tensors_elsewhere_are_not_read(stored: Any, places: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument, match="tensor 'w', kept in"):
+        stored(**places)
+
+
+def test_a_model_in_memory_reads_no_file(stored: Any, tmp_path: Path) -> None:
+    stored()
+    model = onnx.load(tmp_path / "model" / "m.onnx", load_external_data=False)
+    with pytest.raises(NotSupported, match="lies in another file: load the model by"):
+        backend.prepare(model)
+
+
+def test_files_that_are_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.onnx"
+    for content in (b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"text\n" * 9):
+        path.write_bytes(content)
+        with pytest.raises(InvalidArgument):
+            backend.prepare(backend.load(path))
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        backend.load(tmp_path)
+    path.write_bytes(_model([RELU]).SerializeToString())
+    assert backend.load(path).graph.node[0].op_type == "Relu"
+    monkeypatch.setattr(limits, "ONNX_BYTES", 10)
+    with pytest.raises(InvalidArgument, match="more than 10 bytes, the most that a model"):
+        backend.load(path)
+
+
+def _rich() -> bytes:
+    """A model of what computes little: shapes, casts, loops, a branch, a function."""
+    n = helper.make_node
+    ints = {"s": [2, 3], "r": [2, 1], "p": [0, 1, 1, 0], "i": [1, 0], "a": [0], "m": [3]}
+    tensors = [numpy_helper.from_array(np.array(value), name) for name, value in ints.items()]
+    tensors.append(helper.make_tensor("f", FLOAT, [3], [1.0, 2.0, 3.0]))
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [n("Add", ["v", "v"], ["u"]), n("Identity", ["k"], ["o"])], "body",
+        [value("c", TensorProto.INT64, []), value("k", TensorProto.BOOL, []), value("v", FLOAT, None)],
+        [value("o", TensorProto.BOOL, []), value("u", FLOAT, None)],
+    )  # fmt: skip
+    function = helper.make_function(
+        "d", "twice", ["q"], ["z"], [n("Transpose", ["q"], ["t"], perm=[1, 0]), n("Transpose", ["t"], ["z"])],
+        [helper.make_opsetid("", 21)],
+    )  # fmt: skip
+    nodes = [
+        n("Reshape", ["x", "s"], ["b"]), n("Tile", ["b", "r"], ["d"]), n("Pad", ["d", "p"], ["e"]),
+        n("Gather", ["e", "i"], ["g"], axis=0), n("twice", ["g"], ["h"], domain="d"),
+        n("Cast", ["h"], ["j"], to=FLOAT),
+        n("Squeeze", ["m", "a"], ["n"]), n("Loop", ["n", "", "j"], ["l"], body=body),
+        n("Unsqueeze", ["l", "a"], ["w"]), n("ReduceMax", ["w"], ["o"], keepdims=0),
+        n("ConstantOfShape", ["s"], ["cs"]),
+        n("Concat", ["cs", "cs"], ["cc"], axis=1), n("Shape", ["cc"], ["sh"]), n("Cast", ["sh"], ["y"], to=FLOAT),
+    ]  # fmt: skip
+    return bytes(_model(nodes, tensors, [function]).SerializeToString())
+
+
+def _may_loop(model: Any) -> bool:
+    """Whether the loop has its bound, and that is small: how often a model's loops turn is its own affair."""
+    counts = [
+        numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.data_type != FLOAT
+    ]
+    bounds = [node.input[:1] for node in model.graph.node if node.op_type == "Loop"]
+    return all(bound == ["n"] for bound in bounds) and all(
+        np.abs(count.astype(float)).max(initial=0) < 100 for count in counts
+    )
+
+
+def test_damaged_models(tmp_path: Path) -> None:
+    x = np.arange(6, dtype=np.float32)
+    path = tmp_path / "m.onnx"
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        model = backend.load(path)
+        prepared = backend.prepare(model)
+        if _may_loop(model):
+            prepared.run([x])
+
+    _damage((_rich(),), 600, read)
