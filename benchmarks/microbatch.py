@@ -35,8 +35,8 @@ from jitdnn import targets
 from jitdnn.bench.suites import Layer, built_in
 from jitdnn.handle import find_device
 from jitdnn.planner.budget import divide
-from jitdnn.planner.choose import build_way
-from jitdnn.planner.division import Way
+from jitdnn.planner.choose import build_partition
+from jitdnn.planner.division import Partition
 from jitdnn.planner.fronts import Point
 from jitdnn.planner.net import survey_partitions
 from jitdnn.planner.net_plan import Partitions
@@ -90,8 +90,8 @@ class Bench:
                 )
         return items
 
-    def run(self, item: Item, way: Way) -> Callable[[Any, Sequence[int], float, float, int], None]:
-        return build_way(item.problem, self.device, None, way)[1]
+    def run(self, item: Item, partition: Partition) -> Callable[[Any, Sequence[int], float, float, int], None]:
+        return build_partition(item.problem, self.device, None, partition)[1]
 
     def place(self, size: int) -> int:
         """The address of so many bytes, which stay until `free`."""
@@ -142,9 +142,9 @@ class Bench:
         give()
         return perf_counter() - start
 
-    def compare(self, jobs: Sequence[Sequence[tuple[Item, Way]]]) -> list[float]:
+    def compare(self, jobs: Sequence[Sequence[tuple[Item, Partition]]]) -> list[float]:
         """Seconds of each list of jobs, run in turn, medians; raises SystemExit if results or guards are wrong."""
-        arena_bytes = max(way.workspace for job in jobs for _, way in job)
+        arena_bytes = max(partition.workspace for job in jobs for _, partition in job)
         arena = self.place(arena_bytes + GUARD)
         guard = np.full(GUARD, 0xA5, np.uint8)
         shared: dict[Convolution, list[int]] = {}
@@ -152,22 +152,22 @@ class Bench:
             for item, _ in job:
                 if item.problem not in shared:
                     shared[item.problem] = self.operands(item.problem, True)
-        runs = [[(item, way, self.run(item, way)) for item, way in job] for job in jobs]
+        runs = [[(item, partition, self.run(item, partition)) for item, partition in job] for job in jobs]
         first: dict[Convolution, np.ndarray] = {}
         for job in runs:
-            for item, way, run in job:
-                self.write(arena + way.workspace, guard)
+            for item, partition, run in job:
+                self.write(arena + partition.workspace, guard)
                 run(self.stream, shared[item.problem], 1.0, 0.0, arena)
                 output = item.problem.output
                 result = self.read(shared[item.problem][-1], np.empty(output.size, numpy_dtype(output.dtype)))
-                if not np.array_equal(self.read(arena + way.workspace, np.empty(GUARD, np.uint8)), guard):
-                    sys.exit(f"{item.label}: {way.candidate.name} wrote behind its {way.workspace} bytes")
+                if not np.array_equal(self.read(arena + partition.workspace, np.empty(GUARD, np.uint8)), guard):
+                    sys.exit(f"{item.label}: {partition.summary.name} wrote behind its {partition.workspace} bytes")
                 expected = first.setdefault(item.problem, result)
-                bound = 2 * max(way.candidate.error_bound or 0.0, 1e-6)
+                bound = 2 * max(partition.summary.error_bound or 0.0, 1e-6)
                 error = _distance(result, expected)
                 if not error <= bound:
                     sys.exit(
-                        f"{item.label}: {way.candidate.name} differs by {error:.1e}, more than {bound:.1e}"
+                        f"{item.label}: {partition.summary.name} differs by {error:.1e}, more than {bound:.1e}"
                     )
         samples: list[list[float]] = [[] for _ in jobs]
         for _ in range(ROUNDS + 1):
@@ -203,7 +203,7 @@ def total(points: Sequence[tuple[Item, Point]]) -> float:
 
 
 def choices(items: Sequence[Item], limit: int | None, is_divided: bool) -> list[tuple[Item, Point]]:
-    """The fastest way of each under a limit, skipping what nothing can run so."""
+    """The fastest partition of each under a limit, skipping what nothing can run so."""
     found = []
     for item in items:
         front = item.partitions.front if is_divided else item.partitions.whole
@@ -214,7 +214,7 @@ def choices(items: Sequence[Item], limit: int | None, is_divided: bool) -> list[
     return found
 
 
-def jobs_of(points: Sequence[tuple[Item, Point]]) -> list[tuple[Item, Way]]:
+def jobs_of(points: Sequence[tuple[Item, Point]]) -> list[tuple[Item, Partition]]:
     return [(item, point.what) for item, point in points]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_caffe_net_gradients import BRANCHES as WEIGHTED
 
+from caffe_nets import BRANCHES as WEIGHTED
 from caffe_nets import FIXED, LENET
 from jitdnn.caffe import Net, Solver, load_net, load_solver
 from jitdnn.caffe import blob as blobs

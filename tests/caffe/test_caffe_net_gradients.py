@@ -5,28 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caffe_nets import LENET, as_leaves, differences, lenet_in_torch, relative_error, vars_of
+from caffe_nets import BRANCHES, LENET, as_leaves, differences, lenet_in_torch, relative_error, vars_of
 from jitdnn.caffe import load_net
 from jitdnn.errors import InvalidArgument
-
-BRANCHES = """
-    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
-    layer {
-      name: "a" type: "InnerProduct" bottom: "x" top: "a"
-      inner_product_param {
-        num_output: 4 weight_filler { type: "gaussian" } bias_filler { type: "gaussian" }
-      }
-    }
-    layer { name: "t" type: "TanH" bottom: "a" top: "a" }
-    layer { name: "s" type: "Sigmoid" bottom: "a" top: "s" loss_weight: 0.5 }
-    layer {
-      name: "b" type: "InnerProduct" bottom: "a" top: "b"
-      inner_product_param { num_output: 2 weight_filler { type: "gaussian" } }
-    }
-    layer { name: "f" type: "Flatten" bottom: "b" top: "f" flatten_param { axis: 0 } loss_weight: -2 }
-    layer { name: "p" type: "Power" bottom: "a" top: "p" power_param { scale: 3 } loss_weight: 1 }
-    layer { name: "q" type: "TanH" bottom: "f" top: "q" loss_weight: 1 }
-"""
 
 
 def test_gradients_of_all_readers_add_up() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import jitdnn
 from jitdnn.handle import Handle
-from jitdnn.planner.choose import build_way
+from jitdnn.planner.choose import build_partition
 from jitdnn.planner.net import survey_partitions
 from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Store
@@ -52,20 +52,20 @@ def test_every_way_of_the_front(device: Any, text: str, vendor: str) -> None:
     memory = [device.allocate(array.nbytes) for array in host]
     for place, array in zip(memory, host, strict=True):
         device.write(place.pointer, array)
-    ways = [point.what for point in (*found.front, *found.whole)]
-    arena = device.allocate(max(way.workspace for way in ways) + 512)
-    for way in ways:
-        run = build_way(problem, device, None, way)[1]
+    partitions = [point.what for point in (*found.front, *found.whole)]
+    arena = device.allocate(max(partition.workspace for partition in partitions) + 512)
+    for partition in partitions:
+        run = build_partition(problem, device, None, partition)[1]
         device.write(memory[2].pointer, np.full_like(host[2], np.nan))
-        device.write(arena.pointer + way.workspace, np.full(256, CANARY, np.uint8))
+        device.write(arena.pointer + partition.workspace, np.full(256, CANARY, np.uint8))
         run(stream, [place.pointer for place in memory], 1.0, 0.0, arena.pointer)
         device.synchronize()
         result, guard = np.empty_like(host[2]), np.empty(256, np.uint8)
         device.read(result, memory[2].pointer)
-        device.read(guard, arena.pointer + way.workspace)
-        assert (guard == CANARY).all(), way.summary.name
+        device.read(guard, arena.pointer + partition.workspace)
+        assert (guard == CANARY).all(), partition.summary.name
         error = np.linalg.norm(shaped(problem, 2, result).astype(float) - expected) / np.linalg.norm(expected)
-        assert error <= 2 * (way.summary.error_bound or 0.0), way.summary.name
+        assert error <= 2 * (partition.summary.error_bound or 0.0), partition.summary.name
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_filter"])

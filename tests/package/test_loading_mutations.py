@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import random
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jitdnn as jd
+from damages import damage, only_typed_errors
 from jitdnn.bench import report, suites
 from jitdnn.caffe import NetParameter, SolverParameter, load_net, load_solver, parse, snapshot
 from jitdnn.caffe.arrays import read_npy, read_npz
@@ -47,80 +44,6 @@ SOLVER = (
     'lr_policy: "multistep" base_lr: 0.05 gamma: 0.5 stepvalue: [4, 8] momentum: 0.9 weight_decay: 1e-3 max_iter: 20 '
     "iter_size: 2 average_loss: 6 display: 4 random_seed: 1 snapshot_after_train: false solver_mode: CPU\n"
 )
-NUMBERS = [
-    "-1",
-    "0",
-    "99999999999999999999",
-    "4294967296",
-    "1e400",
-    "nan",
-    "-0",
-    "0x7f",
-    "9" * 5000,
-    "2147483648",
-]
-
-
-def mutated(content: bytes, rng: random.Random, others: tuple[bytes, ...] = ()) -> bytes:
-    """The content with one to three faults: bits, bytes, pieces lost, doubled, moved or taken from another file."""
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        n = len(content)
-        start, stop = sorted((rng.randrange(n + 1), rng.randrange(n + 1)))
-        piece = content[start : min(stop, start + rng.choice((1, 2, 4, 8, 64, n)))]
-        behind = content[start + len(piece) :]
-        kind = rng.randrange(8)
-        if kind == 0:
-            content = content[:start]
-        elif kind == 1 and n:
-            place = rng.randrange(n)
-            content = content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
-        elif kind == 2 and n:
-            place = rng.randrange(n)
-            content = (
-                content[:place]
-                + bytes([rng.choice((0, 1, 0x7F, 0x80, 0xFF, 0x22, 0x28))])
-                + content[place + 1 :]
-            )
-        elif kind == 3:
-            content = content[:start] + behind
-        elif kind == 4:
-            content = content[:start] + piece * rng.choice((2, 3, 50)) + behind
-        elif kind == 5:
-            place = rng.randrange(n + 1)
-            content = content[:place] + piece + content[place:]
-        elif kind == 6 and others:
-            other = rng.choice(others)
-            place = rng.randrange(len(other) + 1)
-            content = content[:start] + other[place : place + max(1, len(piece))] + behind
-        else:
-            numbers = [match.span() for match in re.finditer(rb"\d+(?:\.\d+)?(?:e-?\d+)?", content)]
-            if numbers:
-                start, stop = rng.choice(numbers)
-                content = content[:start] + rng.choice(NUMBERS).encode() + content[stop:]
-    return content
-
-
-@contextmanager
-def only_typed_errors(content: object) -> Iterator[None]:
-    """Names the content behind anything else than an error of the library."""
-    try:
-        yield
-    except JitdnnError:
-        pass
-    except BaseException as error:
-        error.add_note(f"from {content!r}"[:3000])
-        raise
-
-
-def _damage(contents: tuple[bytes, ...], count: int, read: Callable[[bytes], object], seed: int = 0) -> None:
-    rng = random.Random(seed)
-    with jd.settings(load_limit="16 MiB"):
-        for content in contents:
-            read(content)  # whole, it is read
-        for number in range(count):
-            content = mutated(contents[number % len(contents)], rng, contents)
-            with only_typed_errors(content):
-                read(content)
 
 
 @pytest.fixture
@@ -142,7 +65,7 @@ def test_nets_and_solvers(source: Path) -> None:
         else:
             load_net(file, phase="TRAIN")
 
-    _damage((net.encode(), (SOLVER + f"net_param {{ {net} }}").encode()), 500, read)
+    damage((net.encode(), (SOLVER + f"net_param {{ {net} }}").encode()), 500, read)
 
 
 def test_messages() -> None:
@@ -153,7 +76,7 @@ def test_messages() -> None:
         text = content.decode("utf-8", "replace")
         parse(text, SolverParameter if text.startswith("lr_policy") else NetParameter)
 
-    _damage((net, SOLVER.encode() + b"net_param {" + net + b"}"), 1500, read)
+    damage((net, SOLVER.encode() + b"net_param {" + net + b"}"), 1500, read)
 
 
 def _saved(**arrays: Any) -> bytes:
@@ -178,7 +101,7 @@ def test_archives(tmp_path: Path) -> None:
         path.write_bytes(content)
         (read_npy if content.startswith(b"\x93") else read_npz)(path)
 
-    _damage((_saved(**arrays), packed.getvalue(), single.getvalue()), 1000, read)
+    damage((_saved(**arrays), packed.getvalue(), single.getvalue()), 1000, read)
 
 
 def test_weights_in_archives_leave_a_net_whole(tmp_path: Path) -> None:
@@ -199,7 +122,7 @@ def test_weights_in_archives_leave_a_net_whole(tmp_path: Path) -> None:
         except JitdnnError:
             assert all((parameter.blob.data == 7).all() for parameter in net.parameters)
 
-    _damage((_saved(**ones),), 500, read)
+    damage((_saved(**ones),), 500, read)
 
 
 def test_snapshots(source: Path) -> None:
@@ -224,7 +147,7 @@ def test_snapshots(source: Path) -> None:
         except JitdnnError:
             assert before == [json.dumps([layer.state() for layer in solver.net.layers]), solver.iteration]
 
-    _damage((good, good[16:end]), 400, read)
+    damage((good, good[16:end]), 400, read)
 
 
 def test_exports_suites_and_rows(tmp_path: Path) -> None:
@@ -244,7 +167,7 @@ def test_exports_suites_and_rows(tmp_path: Path) -> None:
         except JitdnnError:
             assert len(store.rows()) == count
 
-    _damage((export.encode(),), 400, merge)
+    damage((export.encode(),), 400, merge)
     columns = ",".join(suites.COLUMNS)
     table = f"{columns}\nnet,l1,8,16,1,28,28,32,1,3,3,0,1,1,1,1,1,1,1,1,2,4\n"
     listed = (
@@ -256,13 +179,13 @@ def test_exports_suites_and_rows(tmp_path: Path) -> None:
         name.write_bytes(content)
         suites.load(str(name))
 
-    _damage((table.encode(), listed.encode()), 400, suite)
+    damage((table.encode(), listed.encode()), 400, suite)
 
     def rows(content: bytes) -> None:
         path.write_bytes(content)
         report.read_rows(path)
 
-    _damage(
+    damage(
         (b'{"problem": "matmul m3 n4 k5 f32", "network": "", "name": "", "count": 1, "peers": {}}\n',),
         500,
         rows,
@@ -294,7 +217,7 @@ def test_images(tmp_path: Path) -> None:
         path.write_bytes(content)
         load_net(net)
 
-    _damage(tuple(files), 800, read)
+    damage(tuple(files), 800, read)
 
 
 def test_problem_strings() -> None:
@@ -303,7 +226,7 @@ def test_problem_strings() -> None:
     first = {text.split()[0]: text for text in re.findall(r"`((?:\w+) [^`\n]*\d[^`\n]*)`", pages)}
     texts = tuple(text.encode() for kind, text in first.items() if kind in Problem.registry)
     assert len(texts) > 30
-    _damage(texts, 3000, lambda content: parse_problem(content.decode("latin-1")))
+    damage(texts, 3000, lambda content: parse_problem(content.decode("latin-1")))
 
 
 @given(
@@ -351,7 +274,7 @@ FORMULAS = (
 
 
 def test_formulas() -> None:
-    _damage(
+    damage(
         tuple(text.encode() for text in FORMULAS),
         3000,
         lambda content: parse_formula(content.decode("latin-1")),

@@ -15,8 +15,8 @@ from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, NotSupport
 onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-from test_loading_mutations import _damage  # noqa: E402
 
+from damages import damage  # noqa: E402
 from jitdnn.frameworks import onnx as backend  # noqa: E402
 
 FLOAT = TensorProto.FLOAT
@@ -284,4 +284,4 @@ def test_damaged_models(tmp_path: Path) -> None:
         if _may_loop(model):
             prepared.run([x])
 
-    _damage((_rich(),), 600, read)
+    damage((_rich(),), 600, read)
