@@ -149,7 +149,7 @@ def test_many_inputs_in_squares(device: Any) -> None:
 
 def test_many_threads_and_vectors(device: Any, guard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several vectors a thread, as large tensors have them."""
-    monkeypatch.setattr(elementwise, "_GROUPS_TO_FILL", 0)
+    monkeypatch.setattr(elementwise, "_BLOCKS_TO_FILL", 0)
     for shape in ((100_003,), (3, 20_000)):
         for dtype in ("f32", "bf16"):
             bias = descriptor(shape, (1, *(0,) * (len(shape) - 1)), dtype)

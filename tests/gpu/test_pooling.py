@@ -161,7 +161,7 @@ def test_integers_of_8_bits(words: str, mode: str, dtype: str, device: Any) -> N
 @pytest.mark.parametrize("mode", ["max", "avg"])
 def test_wide_offsets(mode: str, direction: str, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code for tensors beyond 2^31 elements."""
-    for name in ("offset_type", "place_type"):
+    for name in ("offset_type", "position_type"):
         monkeypatch.setattr(Geometry, name, "i64")
     for words in (
         "n2 c8 h9 w10 window3 stride2 pad1",
