@@ -6,3 +6,40 @@ shares and factors stand here, those of each algorithm together; cycles that ins
 """
 
 from __future__ import annotations
+
+# ---- Winograd: forward and backward data
+
+WINOGRAD_PACKED_INPUT_L1 = 0.75  # a packed tile row, read once for each tile; V is written past it
+WINOGRAD_PACKED_FILTER_L1 = (
+    1.5  # Kp packed channels of a panel, read once: a part of them comes from the L2 cache
+)
+WINOGRAD_V_L2 = 0.21875  # V of a block that every panel finds; U and M of the panels stream by
+WINOGRAD_V_L3 = 0.625  # V of all tiles that every panel finds; the filters stream by
+WINOGRAD_U_L2 = 0.3125  # U of Kc channels, where the filter is resident; M stays, V streams by
+WINOGRAD_PREFETCH_L2 = 0.625  # U, M and the filter's next Kc channels together
+WINOGRAD_L2 = 0.75  # what V, U and M may take before a part of them is read from the L3 cache
+WINOGRAD_L3 = 1.0  # what is used in turn without going to memory
+WINOGRAD_RETAINED_L3 = 0.375  # of V and U: the L3 cache still has all of it when it is used again
+WINOGRAD_LOST_L3 = 1.5  # and of so much next to nothing
+WINOGRAD_MEMORY_RATE = 0.75  # streams of many points are short: they do not reach the rate of one long stream
+WINOGRAD_EVICTED_L3_RATE = 13 / 12  # V that leaves the L2 cache before it is read, with what it evicts
+
+# ---- Winograd: filter's gradient. A vector costs so many cache lines from where it is.
+
+WINOGRAD_WGRAD_UNIT_L1 = 2.0  # a packed unit of tiles: the larger it is, the fewer rows are read twice
+WINOGRAD_WGRAD_OPERANDS_L3 = 1.5  # all tiles of both operands, where the sums are resident
+WINOGRAD_WGRAD_L2 = 0.68359375  # operands, or sums, that are read again before they are evicted
+WINOGRAD_WGRAD_L3 = 0.3125  # the same
+WINOGRAD_WGRAD_STORED_L3 = (
+    0.1875  # lines, of a vector of an operand that is stored past the L2 cache: mostly hidden
+)
+WINOGRAD_WGRAD_STORED_MEMORY = 1.25  # past the L3 cache: the line is read before it is written
+WINOGRAD_WGRAD_PACKED_MEMORY = 0.75  # read in order from a tensor in memory
+WINOGRAD_WGRAD_PRODUCT_L3 = 0.225  # read by products, which hide most of it
+WINOGRAD_WGRAD_PRODUCT_MEMORY = 0.375
+WINOGRAD_WGRAD_CARRIED_L2 = 1.5  # of carried sums: read and written
+WINOGRAD_WGRAD_CARRIED_L3 = 1.3125
+WINOGRAD_WGRAD_CARRIED_MEMORY = 1.5
+WINOGRAD_WGRAD_FINISH_MEMORY = 0.75  # of sums that are read in order once more
+WINOGRAD_WGRAD_SCATTERED_L3 = 1.5  # of a tap that is stored on its own
+WINOGRAD_WGRAD_SCATTERED_MEMORY = 3.0

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, Tiling
 from jitdnn.kernels.cpu.convolution.winograd.matrices import MAX_ALPHA
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan, even_share
@@ -16,8 +17,6 @@ from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 _MIN_SEGMENTED_TAPS = 5
 _SEGMENT_ALPHA = 6  # of a tile of segments
 _MC = (12, 14, 16, 24, 28, 40, 56, 84, 112, 168, 224)
-_RESIDENT_V_BYTES = 10 << 20  # of V that every panel finds in the L3 cache
-L2_V_BYTES = 224 << 10  # of V that are still in the L2 cache when they are multiplied
 
 
 def tilings(c: Correlation, max_m: int) -> Iterator[Tiling]:
@@ -62,7 +61,7 @@ def blockings(c: Correlation, isa: Isa, tiling: Tiling, is_prepacked: bool) -> I
     plan = WinogradPlan(c, isa, tiling, True, 1)
     if not is_prepacked and plan.tile_rows * plan.row_tiles <= _MC[-1]:
         filter_resident = replace(plan, is_data_resident=False, mc_rows=plan.tile_rows)
-        if filter_resident.v_elements * ITEM_BYTES[c.dtype] <= _RESIDENT_V_BYTES:
+        if filter_resident.v_elements * ITEM_BYTES[c.dtype] <= isa.processor.l3(cost.WINOGRAD_V_L3):
             yield filter_resident
     most = {max(1, min(plan.tile_rows, round(mc / plan.row_tiles))) for mc in _MC}
     for mc_rows in sorted({even_share(plan.tile_rows, rows) for rows in most}):
@@ -74,9 +73,9 @@ def blockings(c: Correlation, isa: Isa, tiling: Tiling, is_prepacked: bool) -> I
 
 def _kc_in_l2(p: WinogradPlan) -> int:
     """Channels of V that stay in the L2 cache until they have been multiplied; all, if M of all panels does not."""
-    item = ITEM_BYTES[p.c.dtype]
-    pieces = ceil_div(p.v_elements * item, L2_V_BYTES)
-    if pieces <= 1 or p.has_few_channels or p.panels.count * p.m_panel_elements * item > L2_V_BYTES:
+    item, share = ITEM_BYTES[p.c.dtype], p.isa.processor.l2(cost.WINOGRAD_V_L2)
+    pieces = ceil_div(p.v_elements * item, share)
+    if pieces <= 1 or p.has_few_channels or p.panels.count * p.m_panel_elements * item > share:
         return p.c.depth
     channels = ceil_div(p.c.depth, pieces)
     return ceil_div(channels, p.lanes) * p.lanes

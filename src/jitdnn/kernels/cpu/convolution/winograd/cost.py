@@ -12,25 +12,20 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.winograd.axes import Tiling
-from jitdnn.kernels.cpu.convolution.winograd.candidates import L2_V_BYTES, blockings
+from jitdnn.kernels.cpu.convolution.winograd.candidates import blockings
 from jitdnn.kernels.cpu.convolution.winograd.matrices import grid_operations
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.microkernel.register_tiles import step_cycles
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+from jitdnn.rtcg.processor import Processor
 
 Candidate = TypeVar("Candidate")
 
 _CALL = 12.0  # cycles of a call of a transform, its addresses and the wait for its first loads
-_L2_BYTES = 768 << 10  # that a thread may count on
-_L3_BYTES = 16 << 20
-_L3_RATE = 12.0  # bytes a cycle
-_MEMORY_RATE = 6.0
-_KEPT_BYTES = 6 << 20  # of V and U that the L3 cache keeps all of
-_LOST_BYTES = 24 << 20  # and that it keeps next to nothing of
-_EVICTED_RATE = 13.0  # bytes a cycle of V that leaves the L2 cache before it is read, and of what it evicts
 _HIDDEN = 0.75  # of the time of the products, in which what they read arrives
 _BEHIND = 1.3  # tilings whose first few blockings cost more than the best by this factor are out
 
@@ -157,59 +152,70 @@ def _traffic_cycles(p: WinogradPlan, is_prepacked: bool) -> float:
     exposed, streamed = _data_resident_traffic(p) if p.is_data_resident else _filter_resident_traffic(p)
     if p.is_data_resident and not is_prepacked:
         u = p.panels.count * p.u_panel_elements * ITEM_BYTES[p.c.dtype]
-        exposed += 2.0 * u / _rate(p.c.group_count * u)
+        exposed += 2.0 * u / _rate(p.isa.processor, p.c.group_count * u)
     return _tensor_traffic(p) + exposed + max(0.0, streamed - _HIDDEN * _product_cycles(p))
 
 
 def _tensor_traffic(p: WinogradPlan) -> float:
     """Cycles for x, w and y themselves."""
-    c, item = p.c, ITEM_BYTES[p.c.dtype]
+    c, item, processor = p.c, ITEM_BYTES[p.c.dtype], p.isa.processor
+    l3, memory_rate = processor.l3(cost.WINOGRAD_L3), _memory_rate(processor)
     x = c.batch * math.prod(min(a.positions, a.results * a.step) for a in c.axes) * c.depth * item
     y = c.batch * math.prod(a.results for a in c.axes) * c.width * item
-    outside = min(1.0, max(0.0, (x + y - _L3_BYTES) / _L3_BYTES))  # the share that is not in the L3 cache
-    traffic = (x + 2.0 * y) * (outside / _MEMORY_RATE + (1.0 - outside) / _L3_RATE) / 1.4
-    return traffic + c.width * c.depth * c.taps * item / (2.0 * _MEMORY_RATE)
+    outside = min(1.0, max(0.0, (x + y - l3) / l3))  # the share that is not in the L3 cache
+    traffic = (x + 2.0 * y) * (outside / memory_rate + (1.0 - outside) / processor.l3_rate) / 1.4
+    return traffic + c.width * c.depth * c.taps * item / (2.0 * memory_rate)
 
 
 def _filter_resident_traffic(p: WinogradPlan) -> tuple[float, float]:
     """Cycles for V, U and M: (those that are exposed, those of what is streamed by the products)."""
+    processor = p.isa.processor
+    l2 = processor.l2(cost.WINOGRAD_L2)
     v, m, u_panel = (n * ITEM_BYTES[p.c.dtype] for n in (p.v_elements, p.m_elements, p.u_panel_elements))
     # Kc channels may begin and end within a cache line
     lines = 1.0 if p.kc == p.c.depth or p.kc % p.lanes == 0 else (p.kc + p.lanes - 1) / p.kc
-    exposed = v * _rewrite_cycles(v)
-    if m + u_panel > _L2_BYTES:
+    exposed = v * _rewrite_cycles(processor, v)
+    if m + u_panel > l2:
         times = ceil_div(p.c.depth, p.kc) * p.panels.count
-        exposed += 2.0 * times * min(m, 2.0 * (m + u_panel - _L2_BYTES)) / _L3_RATE
-    return exposed, p.panels.count * v * lines / _rate(2.0 * v)
+        exposed += 2.0 * times * min(m, 2.0 * (m + u_panel - l2)) / processor.l3_rate
+    return exposed, p.panels.count * v * lines / _rate(processor, 2.0 * v)
 
 
 def _data_resident_traffic(p: WinogradPlan) -> tuple[float, float]:
     """The same in the other order."""
+    processor = p.isa.processor
+    l2 = processor.l2(cost.WINOGRAD_L2)
     v, m, u_panel = (n * ITEM_BYTES[p.c.dtype] for n in (p.v_elements, p.m_elements, p.u_panel_elements))
     u = p.panels.count * u_panel
-    streamed = p.blocks * u / _rate(p.c.group_count * u) if v + m + u > _L2_BYTES else 0.0
+    streamed = p.blocks * u / _rate(processor, p.c.group_count * u) if v + m + u > l2 else 0.0
     times = ceil_div(p.c.depth, p.kc)
-    exposed = p.blocks * times * v * min(1.0, max(0.0, v / L2_V_BYTES - 1.0)) / _EVICTED_RATE
-    if v + m + min(u, _L2_BYTES / 2) > _L2_BYTES:
-        again = times * v * _rewrite_cycles(v + min(u, _KEPT_BYTES))
-        exposed += p.blocks * (again + (1 if p.accumulates else p.panels.count) * m / _L3_RATE)
-        if v > _L2_BYTES / 2:
-            streamed += p.blocks * p.panels.count * v / _L3_RATE
+    evicted = min(1.0, max(0.0, v / processor.l2(cost.WINOGRAD_V_L2) - 1.0))
+    exposed = p.blocks * times * v * evicted / (cost.WINOGRAD_EVICTED_L3_RATE * processor.l3_rate)
+    if v + m + min(u, l2 / 2) > l2:
+        again = times * v * _rewrite_cycles(processor, v + min(u, processor.l3(cost.WINOGRAD_RETAINED_L3)))
+        exposed += p.blocks * (again + (1 if p.accumulates else p.panels.count) * m / processor.l3_rate)
+        if v > l2 / 2:
+            streamed += p.blocks * p.panels.count * v / processor.l3_rate
     return exposed, streamed
 
 
-def _rewrite_cycles(used: float) -> float:
+def _rewrite_cycles(processor: Processor, used: float) -> float:
     """Cycles a byte to write V and to read it again, of ``used`` bytes that are used in turn.
 
     A line is written at every point. From memory each line is read before it is written.
     """
-    lost = min(1.0, max(0.0, (used - _KEPT_BYTES) / (_LOST_BYTES - _KEPT_BYTES)))
-    return (1.0 - lost) / _L3_RATE + lost * 4.5 / _MEMORY_RATE
+    retained = processor.l3(cost.WINOGRAD_RETAINED_L3)
+    lost = min(1.0, max(0.0, (used - retained) / (processor.l3(cost.WINOGRAD_LOST_L3) - retained)))
+    return (1.0 - lost) / processor.l3_rate + lost * 4.5 / _memory_rate(processor)
 
 
-def _rate(used: float) -> float:
+def _rate(processor: Processor, used: float) -> float:
     """Bytes a cycle of ``used`` bytes that are used in turn."""
-    return _L3_RATE if used <= _L3_BYTES else _MEMORY_RATE
+    return processor.l3_rate if used <= processor.l3(cost.WINOGRAD_L3) else _memory_rate(processor)
+
+
+def _memory_rate(processor: Processor) -> float:
+    return cost.WINOGRAD_MEMORY_RATE * processor.memory_rate
 
 
 @functools.lru_cache(maxsize=512)

@@ -54,6 +54,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, Tiling, reversed_axis
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.microkernel.packing import Panels, plan_panels
@@ -62,10 +63,6 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 MAX_CHAIN = 512  # products of a chain: longer sums are made of several, and err as one of so many
-_PACKED_INPUT_BYTES = 24 << 10  # of the L1 cache
-_PACKED_FILTER_BYTES = 48 << 10
-_U_BYTES = 320 << 10  # of the L2 cache
-_PREFETCH_BYTES = 640 << 10
 _MAX_JOINT_VECTORS = 4
 
 ChainScope = Literal["subfilters", "slice", "channels"]
@@ -127,7 +124,8 @@ class WinogradPlan:
         """Tiles of each residue of the columns in a tile row: their packed input stays in L1."""
         vector = self.lanes * ITEM_BYTES[self.c.dtype]
         tile = self.rows.alpha * self.packed_spacing * self.columns.m * vector
-        return even_share(self.columns.tiles_per_residue, max(1, _PACKED_INPUT_BYTES // tile))
+        most = self.isa.processor.l1(cost.WINOGRAD_PACKED_INPUT_L1) // tile
+        return even_share(self.columns.tiles_per_residue, max(1, most))
 
     @property
     def row_tiles(self) -> int:
@@ -238,7 +236,7 @@ class WinogradPlan:
             return self.data_kc or self.c.depth
         channel = self.points * self.subfilter_count * self.nr * ITEM_BYTES[self.c.dtype]
         step = self.packed_channels
-        most = max(step, _U_BYTES // channel // step * step)
+        most = max(step, self.isa.processor.l2(cost.WINOGRAD_U_L2) // channel // step * step)
         return min(self.c.depth, ceil_div(even_share(self.c.depth, most), step) * step)
 
     @property
@@ -260,7 +258,7 @@ class WinogradPlan:
     def packed_channels(self) -> int:
         """Kp: channels of a filter that are packed at once before they are transformed."""
         row = math.prod(self.panels.taps) * self.nr * ITEM_BYTES[self.c.dtype]
-        return min(16, max(1, _PACKED_FILTER_BYTES // row))
+        return min(16, max(1, self.isa.processor.l1(cost.WINOGRAD_PACKED_FILTER_L1) // row))
 
     @cached_property
     def prefetches_next_kc(self) -> bool:
@@ -268,8 +266,8 @@ class WinogradPlan:
         if self.is_data_resident:
             return False
         filters = self.kc * math.prod(self.panels.taps) * self.nr
-        item = ITEM_BYTES[self.c.dtype]
-        return (filters + self.u_panel_elements + self.m_elements) * item <= _PREFETCH_BYTES
+        used = (filters + self.u_panel_elements + self.m_elements) * ITEM_BYTES[self.c.dtype]
+        return used <= self.isa.processor.l2(cost.WINOGRAD_PREFETCH_L2)
 
     @cached_property
     def chain_scope(self) -> ChainScope:
@@ -341,22 +339,27 @@ class WinogradPlan:
 
     @cached_property
     def v_tile_pitch(self) -> int:
-        return odd_lines(self.subfilters[0] * self.v_slice_pitch, self.c.dtype)
+        return self._odd_lines(self.subfilters[0] * self.v_slice_pitch)
 
     @cached_property
     def v_pitch(self) -> int:
         """From point to point of V."""
-        return odd_lines(self.mc * self.v_tile_pitch, self.c.dtype)
+        return self._odd_lines(self.mc * self.v_tile_pitch)
 
     @cached_property
     def u_pitch(self) -> int:
         """From point to point of U."""
-        return odd_lines(self.subfilter_count * self.u_channels * self.nr, self.c.dtype)
+        return self._odd_lines(self.subfilter_count * self.u_channels * self.nr)
 
     @cached_property
     def m_pitch(self) -> int:
         """From point to point of M."""
-        return odd_lines(self.mc * self.nr, self.c.dtype)
+        return self._odd_lines(self.mc * self.nr)
+
+    def _odd_lines(self, elements: int) -> int:
+        """Rounded up to an odd number of cache lines: what lies so far apart falls into different sets of a cache."""
+        line = self.isa.processor.line_bytes // ITEM_BYTES[self.c.dtype]
+        return (ceil_div(elements, line) | 1) * line
 
     @property
     def v_elements(self) -> int:
@@ -420,9 +423,3 @@ def even_sizes(count: int, most: int) -> tuple[tuple[int, int], ...]:
     size, larger = divmod(count, pieces)
     sizes = ((size + 1, larger), (size, pieces - larger))
     return tuple(each for each in sizes if each[0] and each[1])
-
-
-def odd_lines(elements: int, dtype: str) -> int:
-    """Rounded up to an odd number of cache lines: what lies so far apart falls into different sets of a cache."""
-    line = 64 // ITEM_BYTES[dtype]
-    return (ceil_div(elements, line) | 1) * line

@@ -29,7 +29,8 @@ def trace_prefetch_input(module: Module, name: str, p: WinogradPlan) -> Function
     runs = _runs(x, p, p.v_channels, p.read_columns)
     if runs is None:
         return None
-    each = runs.at_a_time(ITEM_BYTES[x.dtype])
+    line = p.isa.processor.line_bytes // ITEM_BYTES[x.dtype]
+    each = runs.at_a_time(line)
     pieces = ceil_div(runs.count, each)
     height, spacing = rows.m * rows.tap_step, rows.spacing // rows.tap_step
     seen = (rows.r - 1) * rows.spacing  # positions that the tile row above reads, too
@@ -49,7 +50,7 @@ def trace_prefetch_input(module: Module, name: str, p: WinogradPlan) -> Function
             depth = slice_ * p.slices.step + p.slices.taps.lowest + p.slices.taps.span
             at = source + (image * x.batch + depth * x.space[p.untiled] + piece * (each * runs.stride))
             at = at + (top * x.space[p.tiled[0]] + left * x.space[p.tiled[1]])
-            _prefetch(at, runs, each, ITEM_BYTES[x.dtype], write=False)
+            _prefetch(at, runs, each, line, write=False)
     return function
 
 
@@ -63,7 +64,8 @@ def trace_prefetch_output(module: Module, name: str, p: WinogradPlan) -> Functio
     runs = _runs(y, p, p.nr, width)
     if runs is None:
         return None
-    each = runs.at_a_time(ITEM_BYTES[y.dtype])
+    line = p.isa.processor.line_bytes // ITEM_BYTES[y.dtype]
+    each = runs.at_a_time(line)
     with module.function(name, y=y.dtype, first=None, count=None, channels=None, share=None) as (
         k, (target, first, count, channels, share), function,
     ):  # fmt: skip
@@ -77,7 +79,7 @@ def trace_prefetch_output(module: Module, name: str, p: WinogradPlan) -> Functio
             at = target + (image * y.batch + slice_ * y.space[p.untiled] + piece * (each * runs.stride))
             at = at + (top * y.space[p.tiled[0]] + left * y.space[p.tiled[1]])
             with k.when(top < rows.axis.results):
-                _prefetch(at, runs, each, ITEM_BYTES[y.dtype], write=True)
+                _prefetch(at, runs, each, line, write=True)
     return function
 
 
@@ -97,13 +99,14 @@ def trace_prefetch_filter(module: Module, name: str, p: WinogradPlan) -> Functio
     first = sum(axis.taps.start * stride for axis, stride in zip(c.axes, w.space, strict=True))
     inner = (p.nr, w.results) if by_channel else (p.packed_channels, w.channels)
     run, outer = _contiguous([inner, *taps])
+    line = p.isa.processor.line_bytes // ITEM_BYTES[w.dtype]
     with module.function(name, w=w.dtype, result=None, channel=None, step=None) as (
         k, (source, result, channel, step), function,
     ):  # fmt: skip
         at = source + (first + channel * w.channels + result * w.results)
         at = at + step * (w.channels if by_channel else each * w.results)
         for i in k.range(each):
-            _prefetch_nest(k, at + i * w.results, outer, run, ITEM_BYTES[w.dtype])
+            _prefetch_nest(k, at + i * w.results, outer, run, line)
     return function
 
 
@@ -115,9 +118,9 @@ class _Runs:
     stride: int
     length: int
 
-    def at_a_time(self, item: int) -> int:
-        """Runs of `_LINES` cache lines."""
-        return max(1, _LINES // ceil_div(self.length * item, 64))
+    def at_a_time(self, line: int) -> int:
+        """Runs of `_LINES` cache lines of ``line`` elements."""
+        return max(1, _LINES // ceil_div(self.length, line))
 
 
 def _runs(view: View, p: WinogradPlan, channels: int, columns: int) -> _Runs | None:
@@ -143,10 +146,10 @@ def _split(index: Value, extents: Sequence[int]) -> list[Value]:
     return [index, *reversed(parts)]
 
 
-def _prefetch(at: Pointer, runs: _Runs, count: int, item: int, write: bool) -> None:
-    """``count`` of the runs, of which ``at`` points to the first one."""
+def _prefetch(at: Pointer, runs: _Runs, count: int, line: int, write: bool) -> None:
+    """``count`` of the runs, of which ``at`` points to the first one, in cache lines of ``line`` elements."""
     for i in range(count):
-        for start in range(0, runs.length + 64 // item - 1, 64 // item):
+        for start in range(0, runs.length + line - 1, line):
             at.prefetch(i * runs.stride + min(start, runs.length - 1), write=write, nearest=False)
 
 
@@ -162,12 +165,11 @@ def _contiguous(extents: Sequence[tuple[int, int]]) -> tuple[int, list[tuple[int
     return run, outer
 
 
-def _prefetch_nest(k: Builder, at: Pointer, outer: Sequence[tuple[int, int]], run: int, item: int) -> None:
+def _prefetch_nest(k: Builder, at: Pointer, outer: Sequence[tuple[int, int]], run: int, line: int) -> None:
     if outer:
         extent, stride = outer[-1]
         for i in k.range(extent):
-            _prefetch_nest(k, at + i * stride, outer[:-1], run, item)
+            _prefetch_nest(k, at + i * stride, outer[:-1], run, line)
         return
-    line = 64 // item
     for start in k.range(0, run + line - 1, line):
         at.prefetch(start, nearest=False)

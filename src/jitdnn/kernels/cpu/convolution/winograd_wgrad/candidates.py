@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.winograd.matrices import MAX_ALPHA
 from jitdnn.kernels.cpu.convolution.winograd.plan import even_share
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.axes import Axes, WgradAxis
@@ -17,10 +18,8 @@ from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 EXACT_ALPHA = 6  # more points round noticeably more
 _MAX_M = 5
-_UNIT_BYTES = 64 << 10  # of a packed unit: the larger it is, the fewer rows are read twice
 _IDLE_TILES = 1.04  # tiles that only fill up the last unit of a row, as a factor
-_OPERANDS_BYTES = 24 << 20  # of all tiles of both operands, where the sums are resident
-_SUMS_BYTES = 80 << 20
+_SUMS_BYTES = 80 << 20  # of memory for the sums of split-K: no cache has them
 _KC = (32, 64, MAX_KC)  # fewer tiles carry their sums too often, more leave the L2 cache
 _SPLITS = (1, 2, 4, 8)
 _PIECES = ((1, 1), (2, 1), (1, 2), (2, 2))  # of the rows and of the lanes
@@ -63,7 +62,7 @@ def _with_units(tiling: Axes, c: Correlation, isa: Isa) -> Axes:
     """With as many tiles to a unit as there is room for when it is packed."""
     first, h, w = tiling
     vector = isa.lanes(c.dtype) * ITEM_BYTES[c.dtype]
-    room = max(1, _UNIT_BYTES // vector)
+    room = max(1, isa.processor.l1(cost.WINOGRAD_WGRAD_UNIT_L1) // vector)
 
     def extent(axis: WgradAxis, tiles: int) -> int:
         return (tiles - 1) * axis.r + axis.alpha
@@ -120,6 +119,7 @@ def _sum_resident(plan: WinogradWgradPlan) -> Iterator[WinogradWgradPlan]:
     """If the tiles are few enough for their operands and for a chain of all of them."""
     rows, lanes = plan.row_operand, plan.lane_operand
     blocked = replace(plan, mc_blocks=rows.all_blocks, nc_panels=lanes.all_panels, kc_units=plan.unit_count)
-    fits = blocked.operands_size * ITEM_BYTES[plan.c.dtype] <= _OPERANDS_BYTES
+    most = plan.isa.processor.l3(cost.WINOGRAD_WGRAD_OPERANDS_L3)
+    fits = blocked.operands_size * ITEM_BYTES[plan.c.dtype] <= most
     if fits and blocked.kc <= MAX_KC * 7 // 4:
         yield replace(blocked, mc_blocks=even_share(rows.blocks, 8))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.winograd.cost import near_cheapest
 from jitdnn.kernels.cpu.convolution.winograd.matrices import grid_operations
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.axes import Axes, dy_reading, x_reading
@@ -24,12 +25,11 @@ from jitdnn.kernels.cpu.correlation import Correlation, View
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa, item_bytes
 from jitdnn.rtcg.isa import isa as isa_of
+from jitdnn.rtcg.processor import Processor
 
 Item = TypeVar("Item")
 
 _BEHIND = 1.08  # tilings and register tiles whose plain blockings cost more by this factor are out
-_L2_BYTES, _L3_BYTES = 700 << 10, 5 << 20  # of a core, for what is read again
-_SCATTERED, _FAR_SCATTERED = 8.0, 24.0  # cycles of a tap that is stored on its own, and to a large gradient
 _WORTH_SHARING = 100_000.0  # cycles
 _ONE_TASK, _FEW_TASKS = 1.6, 0.15  # what more work than that costs more in one task, and in a few
 _INEXACT = 1.1  # what more points than EXACT_ALPHA must save
@@ -38,8 +38,8 @@ _INEXACT = 1.1  # what more points than EXACT_ALPHA must save
 def choose_plan(c: Correlation, isa: Isa, limit: float, order: Order | None = None) -> WinogradWgradPlan:
     """The cheapest plan, of those with ``order`` if one is given. Some axis has several taps.
 
-    The tiling is the best one on a processor with long vectors, so that the error does not depend on the processor; the
-    error is below ``limit``, in unit roundoffs, or the least there is.
+    The tiling is the best one on the reference processor with long vectors, so that the error does not depend on the
+    processor; the error is below ``limit``, in unit roundoffs, or the least there is.
     """
     c = _with_fewest_taps_first(c)
     every = list(tilings(c))
@@ -101,9 +101,11 @@ def _transform_cycles(plan: WinogradWgradPlan, operand: Operand) -> float:
     """Transforming all tiles of an operand once."""
     tile, row, rows, columns = _unit_cycles(plan.axes, operand.view, operand.is_x, plan.lanes)
     size = plan.operands_size * ITEM_BYTES[plan.c.dtype]
-    store = 1.5 + (size > _L2_BYTES) + 10.0 * max(0.0, 1 - _L3_BYTES / size)
-    if _elements(plan, operand) * item_bytes(operand.view.dtype) > 2 * _L3_BYTES:
-        row += columns * 6.0
+    processor, (l2, l3) = plan.isa.processor, _caches(plan)
+    store = 1.5 + (size > l2) * _l3_cycles(processor, cost.WINOGRAD_WGRAD_STORED_L3)
+    store += _memory_cycles(processor, cost.WINOGRAD_WGRAD_STORED_MEMORY) * max(0.0, 1 - l3 / size)
+    if _elements(plan, operand) * item_bytes(operand.view.dtype) > 2 * l3:
+        row += columns * _memory_cycles(processor, cost.WINOGRAD_WGRAD_PACKED_MEMORY)
     unit = plan.unit_tiles * (tile + plan.points * store) + rows * row + 20
     return operand.subfilter_count * operand.blocks * plan.unit_count * unit
 
@@ -125,7 +127,7 @@ def _unit_cycles(axes: Axes, view: View, is_x: bool, lanes: int) -> tuple[float,
 
 def _product_cycles(plan: WinogradWgradPlan) -> float:
     rows, lanes = plan.row_operand, plan.lane_operand
-    item = ITEM_BYTES[plan.c.dtype]
+    item, processor, (l2, l3) = ITEM_BYTES[plan.c.dtype], plan.isa.processor, _caches(plan)
     tiles = plan.unit_count * plan.unit_tiles
     columns = math.prod(axis.products for axis in plan.axes) * lanes.panels
     row_tiles = ceil_div(rows.channels, plan.mr)
@@ -133,13 +135,23 @@ def _product_cycles(plan: WinogradWgradPlan) -> float:
     steps += _step_cycles(plan.last_mr, plan.vectors)
     if plan.order == "sum-resident":
         read = plan.points * (plan.vectors + 1) * plan.kc * plan.lanes * item
-        is_hidden = plan.vectors > 2 or plan.operands_size * item <= 2 * _L3_BYTES
-        steps += row_tiles * (0.3 if is_hidden else 1.2 if read < 2 * _L2_BYTES else 3.0)
+        if plan.vectors > 2 or plan.operands_size * item <= 2 * l3:
+            exposed = 0.3
+        elif read < 2 * l2:
+            exposed = _l3_cycles(processor, cost.WINOGRAD_WGRAD_PRODUCT_L3)
+        else:
+            exposed = _memory_cycles(processor, cost.WINOGRAD_WGRAD_PRODUCT_MEMORY)
+        steps += row_tiles * exposed
         return columns * (tiles * steps + row_tiles * 20)
     sums = (
         plan.points * plan.mc_blocks * plan.nc_panels * plan.register_tiles * plan.register_tile_size * item
     )
-    line = 3.0 if sums <= _L2_BYTES else 7.0 if sums <= _L3_BYTES else 12.0
+    if sums <= l2:
+        line = cost.WINOGRAD_WGRAD_CARRIED_L2 * processor.line_bytes / processor.l2_rate
+    elif sums <= l3:
+        line = _l3_cycles(processor, cost.WINOGRAD_WGRAD_CARRIED_L3)
+    else:
+        line = _memory_cycles(processor, cost.WINOGRAD_WGRAD_CARRIED_MEMORY)
     carried = plan.tile_blocks * (plan.mr * plan.vectors * line + 15)
     return columns * (tiles * steps + row_tiles * carried)
 
@@ -155,7 +167,24 @@ def _elements(plan: WinogradWgradPlan, operand: Operand) -> int:
     return plan.c.batch * plan.groups * operand.channels * math.prod(axes)
 
 
+def _caches(plan: WinogradWgradPlan) -> tuple[int, int]:
+    """Bytes of the L2 and of the L3 cache that are counted on for what is read again."""
+    processor = plan.isa.processor
+    return processor.l2(cost.WINOGRAD_WGRAD_L2), processor.l3(cost.WINOGRAD_WGRAD_L3)
+
+
+def _l3_cycles(processor: Processor, lines: float) -> float:
+    """Cycles of so many cache lines from the L3 cache."""
+    return lines * processor.line_bytes / processor.l3_rate
+
+
+def _memory_cycles(processor: Processor, lines: float) -> float:
+    """Cycles of so many cache lines from memory."""
+    return lines * processor.line_bytes / processor.memory_rate
+
+
 def _finish_cycles(plan: WinogradWgradPlan) -> float:
+    processor, (_, l3) = plan.isa.processor, _caches(plan)
     rows, lanes = plan.row_operand, plan.lane_operand
     taps = plan.axes[1].m * plan.axes[2].m
     subfilter = 15 + plan.points * (1.0 + 2.4 * (plan.split_k - 1))
@@ -166,9 +195,12 @@ def _finish_cycles(plan: WinogradWgradPlan) -> float:
     ]
     if 1 not in map(abs, strides):  # every lane is stored on its own
         size = plan.c.width * plan.c.depth * plan.c.taps * plan.groups * ITEM_BYTES[plan.c.dtype]
-        scattered = _SCATTERED if size <= _L3_BYTES else _FAR_SCATTERED
+        if size <= l3:
+            scattered = _l3_cycles(processor, cost.WINOGRAD_WGRAD_SCATTERED_L3)
+        else:
+            scattered = _memory_cycles(processor, cost.WINOGRAD_WGRAD_SCATTERED_MEMORY)
         vector += plan.axes[0].axis.taps.count * taps * plan.lanes * scattered
     carried = plan.split_k * plan.sums_size * ITEM_BYTES[plan.c.dtype]
-    if plan.order == "tile-resident" and carried > 2 * _L3_BYTES:
-        vector += plan.points * plan.split_k * 6.0
+    if plan.order == "tile-resident" and carried > 2 * l3:
+        vector += plan.points * plan.split_k * _memory_cycles(processor, cost.WINOGRAD_WGRAD_FINISH_MEMORY)
     return rows.subfilter_count * rows.channels * lanes.all_panels * plan.vectors * vector
