@@ -24,6 +24,7 @@ from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import TensorDescriptor
 
 DEVICE = host(1)
+PROCESSOR = DEVICE.isa.processor
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
 
 
@@ -62,16 +63,16 @@ def test_against_the_reference(words: str, direction: str) -> None:
 @pytest.mark.parametrize("words", ["n1 c2 w3000 k2 s50 pad25 g2", "n2 c1 w2500 k2 s33 pad16 stride2"])
 def test_long_signals_are_cut_into_blocks(words: str, direction: str) -> None:
     problem = convolution(f"conv_{direction} {words}")
-    assert choose_plan(problem).transforms.count > 1
+    assert choose_plan(problem, PROCESSOR).transforms.count > 1
     verify(problem)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_groups_and_images_are_taken_some_at_a_time(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.fft.cost._SPECTRA_BYTES", 40_000)
-    monkeypatch.setattr("jitdnn.kernels.cpu.convolution.fft.cost._SIGNALS_BYTES", 1)
+    monkeypatch.setattr("jitdnn.kernels.cpu.cost.FFT_SPECTRA_AT_ONCE_L3", 40_000 / PROCESSOR.l3(1.0))
+    monkeypatch.setattr("jitdnn.kernels.cpu.cost.FFT_SIGNALS_L2", 1 / PROCESSOR.l2(1.0))
     problem = convolution(f"conv_{direction} n5 c14 w200 k21 s40 pad20 g7")
-    plan = choose_plan(problem)
+    plan = choose_plan(problem, PROCESSOR)
     assert plan.groups_at_once < 7 or plan.images_at_once < 5
     verify(problem)
 
@@ -195,7 +196,7 @@ def test_filters_of_thousands_of_taps_are_its_own(direction: str) -> None:
     problem = convolution(f"conv_{direction} n2 c768 w8191 k768 s4096 g768")
     takers = [a for a in algorithms(problem, "cpu") if a.refuse(problem, DEVICE) is None]
     assert min(takers, key=lambda a: a.estimate(problem, DEVICE)).name == "fft"
-    assert choose_plan(problem).workspace < 32 << 20
+    assert choose_plan(problem, PROCESSOR).workspace < 32 << 20
 
 
 @given(st.integers(1, 200_000))

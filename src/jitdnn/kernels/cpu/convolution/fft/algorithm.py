@@ -27,8 +27,9 @@ from jitdnn.kernels.algorithm import (
     Kernel,
     storing_roundoff,
 )
-from jitdnn.kernels.cpu.convolution.fft.cost import choose_plan, seconds
+from jitdnn.kernels.cpu.convolution.fft.cost import choose_plan, most_points, seconds
 from jitdnn.kernels.cpu.convolution.fft.kernel import FftKernel
+from jitdnn.kernels.cpu.convolution.fft.plan import FftPlan
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import compute_dtype
@@ -54,25 +55,31 @@ class Fft(Algorithm):
             return "its transforms are SciPy's, which is not installed: pip install scipy"
         return None
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+    def _plan(self, problem: Problem, device: Device) -> FftPlan:
         assert isinstance(problem, Convolution)
-        return choose_plan(problem).workspace
+        assert isinstance(device, CpuDevice)
+        return choose_plan(problem, device.isa.processor)
+
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        return self._plan(problem, device).workspace
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        assert isinstance(problem, Convolution)
-        return seconds(choose_plan(problem), device)
+        assert isinstance(device, CpuDevice)
+        return seconds(self._plan(problem, device), device)
 
     def error_bound(self, problem: Problem) -> float:
-        """Transforms of length L round like sums of log2 L terms, whatever the number of taps."""
+        """Transforms of length L round like sums of log2 L terms, whatever the number of taps.
+
+        L is the longest that is chosen for any processor.
+        """
         assert isinstance(problem, Convolution)
         stored, computing = storing_roundoff(problem), UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
-        depth = math.log2(max(2, choose_plan(problem).transforms.points))
+        depth = math.log2(max(2, most_points(problem)))
         return (2.0 * stored if stored > computing else 0.0) + computing * (8.0 + 2.0 * depth)
 
     def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         return "all results of the transforms that it enters, whole blocks of the image"
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        assert isinstance(problem, Convolution)
         assert isinstance(device, CpuDevice)
-        return FftKernel(choose_plan(problem), device, epilogue)
+        return FftKernel(self._plan(problem, device), device, epilogue)

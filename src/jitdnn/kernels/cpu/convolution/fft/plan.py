@@ -26,18 +26,21 @@ from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.tensor import compute_dtype
 
 SHARED_POINTS = 1 << 18  # of the transforms of a call that SciPy divides among threads
-_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
 class FftPlan:
-    """The transforms of a convolution, and how many groups, images and signals are taken at once."""
+    """The transforms of a convolution, and how many groups, images and signals are taken at once.
+
+    The parts of the workspace begin at multiples of ``line_bytes``.
+    """
 
     problem: Convolution
     transforms: Transforms
     groups_at_once: int
     images_at_once: int
     signals_at_once: int
+    line_bytes: int
 
     @property
     def dtype(self) -> str:
@@ -68,7 +71,7 @@ class FftPlan:
         """Bytes from the start of the workspace to the signals, to the spectra of w, of x and of y, and to the end."""
         sizes = [self.signals_at_once * self.item * self.transforms.points]
         sizes += [self.spectrum_bytes * count for count in self.spectra_at_once]
-        rounded = (ceil_div(size, _LINE_BYTES) * _LINE_BYTES for size in sizes)
+        rounded = (ceil_div(size, self.line_bytes) * self.line_bytes for size in sizes)
         return list(itertools.accumulate(rounded, initial=0))
 
     @property

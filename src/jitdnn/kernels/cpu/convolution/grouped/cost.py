@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.grouped.plan import (
     MAX_TAPS,
     GroupedPlan,
@@ -21,10 +22,8 @@ from jitdnn.kernels.cpu.schedule.boundary import fraction_inside
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.work_units import block_sizes
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+from jitdnn.rtcg.processor import Processor
 
-_L1_BYTES = 32 << 10  # of a unit's packed block, most of which stays in the L1 cache
-_L2_BYTES = 320 << 10  # of a task's packed units, which stay in the L2 cache
-_L3_BYTES = 20 << 20
 _MOST_UNITS = 16  # of a task
 _WANTED_TASKS = 8
 _UNROLL = 400  # multiply-adds in a straight line
@@ -37,8 +36,6 @@ _TILE = 20.0  # cycles to begin and end a tile
 _STORE = 2.0  # cycles to store one vector of results
 _PACK_VECTOR = 2.5  # cycles to pack a vector of x
 _PACK_WEIGHT = 1.5  # cycles to pack one weight
-_L3_BYTES_A_CYCLE = 12.0
-_MEMORY_BYTES_A_CYCLE = 10.0
 
 
 def choose_plan(interleaved: InterleavedPhases, isa: Isa) -> GroupedPlan:
@@ -47,12 +44,12 @@ def choose_plan(interleaved: InterleavedPhases, isa: Isa) -> GroupedPlan:
     tiled = min((replace(smallest, tile=tile) for tile in _tiles(smallest)), key=_unit_row)
     blocked = replace(tiled, block=_choose_block(tiled))
     unit_bytes = blocked.packing.elements * blocked.slices * ITEM_BYTES[blocked.c.dtype]
-    return replace(blocked, units_per_task=units_per_task(blocked.units, unit_bytes))
+    return replace(blocked, units_per_task=units_per_task(blocked.units, unit_bytes, isa.processor))
 
 
 def cycles(plan: GroupedPlan) -> float:
     """Cycles of one thread for the whole."""
-    c, packing = plan.c, plan.packing
+    c, packing, processor = plan.c, plan.packing, plan.isa.processor
     rows = c.batch * c.axes[0].results * c.axes[1].results
     blocks = math.prod(plan.task_extents[:-1])
     packed_vectors = blocks * math.prod(packing.extents) * packing.vectors * plan.slices
@@ -61,8 +58,11 @@ def cycles(plan: GroupedPlan) -> float:
         + c.width * math.prod(plan.interleaved.extents)
     )  # fmt: skip
     unit = rows * _unit_row(plan) + packed_vectors * _PACK_VECTOR + plan.unit_weights * _PACK_WEIGHT
-    memory = moved / _MEMORY_BYTES_A_CYCLE if moved > _L3_BYTES else 0.0
-    return plan.units * unit + moved / _L3_BYTES_A_CYCLE + memory
+    l3_cycles = moved / (cost.GROUPED_L3_RATE * processor.l3_rate)
+    memory_cycles = 0.0
+    if moved > processor.l3(cost.GROUPED_TENSORS_L3):
+        memory_cycles = moved / (cost.GROUPED_MEMORY_RATE * processor.memory_rate)
+    return plan.units * unit + l3_cycles + memory_cycles
 
 
 def _unit_row(plan: GroupedPlan) -> float:
@@ -106,10 +106,11 @@ def _choose_block(plan: GroupedPlan) -> tuple[int, int]:
     """Rows and tiles of the largest block, of fewer rows if there were too few tasks."""
     _, axis_h, axis_w = plan.c.axes
     vectors = ceil_div(plan.groups_per_unit * plan.c.depth, plan.lanes) * plan.slices
+    block_bytes = plan.isa.processor.l1(cost.GROUPED_BLOCK_L1)
 
     def fits(rows: int, tiles: int) -> bool:
         pixels = axis_h.reads(rows) * axis_w.reads(tiles * plan.tile.columns)
-        return pixels * vectors * plan.isa.vector_bytes <= _L1_BYTES
+        return pixels * vectors * plan.isa.vector_bytes <= block_bytes
 
     rows, tiles = largest_block(axis_h.results, ceil_div(axis_w.results, plan.tile.columns), fits)
     while rows > 1 and plan.c.batch * ceil_div(axis_h.results, rows) < _WANTED_TASKS:
@@ -125,7 +126,7 @@ def largest_block(rows: int, columns: int, fits: Callable[[int, int], bool]) -> 
     return max((h for h in block_sizes(rows, rows) if fits(h, width)), default=1), width
 
 
-def units_per_task(units: int, unit_bytes: int) -> int:
+def units_per_task(units: int, unit_bytes: int, processor: Processor) -> int:
     """Units that are packed together: as many as the L2 cache keeps, in equal parts."""
-    most = max(1, min(_MOST_UNITS, _L2_BYTES // unit_bytes))
+    most = max(1, min(_MOST_UNITS, processor.l2(cost.GROUPED_UNITS_L2) // unit_bytes))
     return ceil_div(units, ceil_div(units, most))

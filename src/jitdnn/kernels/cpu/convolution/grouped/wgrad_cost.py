@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.grouped.cost import largest_block, units_per_task
 from jitdnn.kernels.cpu.convolution.grouped.wgrad_plan import GroupedWgradPlan, WgradTile
 from jitdnn.kernels.cpu.correlation import Correlation
@@ -16,8 +17,7 @@ from jitdnn.kernels.cpu.schedule.boundary import fraction_inside
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import Isa
 
-_L1_BYTES = 40 << 10  # of a unit's packed blocks, most of which stay in the L1 cache
-_SPLIT_K_BYTES = 4 << 20  # of the sums of all splits, at most
+_SPLIT_K_BYTES = 4 << 20  # of the workspace, for the sums of all splits
 _WANTED_TASKS = 16
 _SPLIT_CYCLES = 50_000.0  # a split that takes less is not worth its sums
 _LATENCY = 4.0  # cycles from one multiply-add into a sum to the next
@@ -30,7 +30,6 @@ _PACK_VECTOR = 2.5  # cycles to pack a vector of x or dy
 _REDUCE = 2.0  # cycles to add one vector of sums of a split
 _STORE = 4.0  # cycles to store one vector of sums, for each group in it
 _STORE_LANE = 1.5  # more for each lane of it, where they are not neighbours in dw
-_MEMORY_BYTES_A_CYCLE = 7.0
 
 
 def choose_plan(c: Correlation, isa: Isa) -> GroupedWgradPlan:
@@ -40,7 +39,7 @@ def choose_plan(c: Correlation, isa: Isa) -> GroupedWgradPlan:
     plan = replace(smallest, tile=min(_tiles(smallest), key=lambda tile: (_unit_pixel(smallest, tile), tile)))
     plan = replace(plan, block=_choose_block(plan))
     unit_bytes = (plan.x_packing.elements + plan.dy_packing.elements) * plan.item
-    plan = replace(plan, units_per_task=units_per_task(plan.units, unit_bytes))
+    plan = replace(plan, units_per_task=units_per_task(plan.units, unit_bytes, isa.processor))
     return replace(plan, split_k=_choose_split_k(plan))
 
 
@@ -68,7 +67,8 @@ def _summing(plan: GroupedWgradPlan) -> float:
         c.depth * math.prod(axis.positions for axis in c.axes)
         + c.width * math.prod(axis.results for axis in c.axes)
     )  # fmt: skip
-    return plan.units * (products + blocks * packed_vectors * _PACK_VECTOR) + moved / _MEMORY_BYTES_A_CYCLE
+    memory_cycles = moved / (cost.GROUPED_WGRAD_MEMORY_RATE * plan.isa.processor.memory_rate)
+    return plan.units * (products + blocks * packed_vectors * _PACK_VECTOR) + memory_cycles
 
 
 def _unit_pixel(plan: GroupedWgradPlan, tile: WgradTile) -> float:
@@ -97,10 +97,11 @@ def _choose_block(plan: GroupedWgradPlan) -> tuple[int, int]:
     c, (_, axis_h, axis_w) = plan.c, plan.c.axes
     x_vectors = ceil_div(plan.groups_per_unit * c.depth, plan.lanes)
     dy_vectors = ceil_div(plan.groups_per_unit * c.width, plan.lanes)
+    block_bytes = plan.isa.processor.l1(cost.GROUPED_WGRAD_BLOCK_L1)
 
     def fits(rows: int, columns: int) -> bool:
         x, dy = axis_h.reads(rows) * axis_w.reads(columns), rows * columns
-        return (x * x_vectors + dy * dy_vectors) * plan.isa.vector_bytes <= _L1_BYTES
+        return (x * x_vectors + dy * dy_vectors) * plan.isa.vector_bytes <= block_bytes
 
     return largest_block(axis_h.results, axis_w.results, fits)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.packing import is_panel_transposed
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import Blocking, ImplicitGemmWgradPlan
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import (
@@ -24,20 +25,13 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.parallel import WANTED_TASKS
 from jitdnn.rtcg.isa import Isa
 
-# Bytes. An input tile and a panel share the L2 cache with the sums that stream through it.
-_INPUT_TILE_BYTES = 320 << 10
-_PANEL_BYTES = 128 << 10
-_L2_BYTES = 768 << 10
-_SPLIT_K_BYTES = 8 << 20  # of the sums of all splits, at most
-_LINE_BYTES = 64
+_SPLIT_K_BYTES = 8 << 20  # of the workspace, for the sums of all splits
 
 # Cycles of the micro-kernel.
 _STEP = 0.2  # of a step of the reduction, besides its multiply-adds
 _LATENCY = 4.0  # from one multiply-add into the same sum to the next
-_L2_LINE = 2.25  # to bring a cache line from the L2 cache
 _CALL = 25.0  # to begin and end a call
 _SUM_VECTOR = 0.5  # for each vector of sums of a call
-_SUM_VECTOR_L2 = 3.0  # more, where it comes from and returns to the L2 cache between blocks
 
 # Cycles to pack one vector.
 _COPY = 2.0
@@ -45,7 +39,6 @@ _TRANSPOSE = 3.0  # as part of a square of lanes x lanes
 _TRANSPOSE_STEP = 2.0  # more, for each position between neighbouring pixels that is left out
 _TRANSPOSE_PART = 16.0  # as part of a square with fewer pixels than lanes
 _GATHER = 76.0
-_BEYOND_L2 = 3.0  # more for each cache line from beyond the L2 cache that was prefetched
 
 # Cycles to begin one row of an input tile.
 _ROW = 1.5
@@ -105,25 +98,29 @@ class _TileCycles:
     groups: int
     products: float  # of all micro-kernels
     sum_vectors: int  # of all rows and panels
+    accumulate_vector: float  # to read and write a vector of sums between blocks
     beyond_l2: float  # more for each cache line that is packed
     store_vector: float  # to store a vector of sums
     store_beyond_l2: float  # more for all of them, where dw comes from beyond the L2 cache
 
     @staticmethod
     def of(plan: ImplicitGemmWgradPlan) -> _TileCycles:
-        c = plan.c
+        c, processor = plan.c, plan.isa.processor
+        tensors_l2 = processor.l2(cost.GEMM_WGRAD_TENSORS_L2)
+        beyond_l2 = cost.GEMM_WGRAD_LINE_L3 * processor.line_bytes / processor.l3_rate
         x = c.batch * c.depth * math.prod(axis.positions for axis in c.axes)
         dy = math.prod(plan.pixels) * c.width
-        is_beyond_l2 = (x + dy) * c.group_count * plan.item > _L2_BYTES
+        is_beyond_l2 = (x + dy) * c.group_count * plan.item > tensors_l2
         sum_vectors = plan.panels * plan.microkernel_calls * plan.tile.rows * plan.tile.vectors
-        is_dw_beyond_l2 = c.depth * c.width * c.taps * c.group_count * plan.item > _L2_BYTES
+        is_dw_beyond_l2 = c.depth * c.width * c.taps * c.group_count * plan.item > tensors_l2
         return _TileCycles(
             c.group_count,
             _products(plan),
             sum_vectors,
-            _BEYOND_L2 if is_beyond_l2 else 0.0,
+            cost.GEMM_WGRAD_SUM_L2 * processor.line_bytes / processor.l2_rate,
+            beyond_l2 if is_beyond_l2 else 0.0,
             _STORE_TRANSPOSED if is_dw_transposed(c) else _STORE,
-            sum_vectors * (2 * _BEYOND_L2 if is_dw_beyond_l2 else 0.0),  # it is brought and written back
+            sum_vectors * (2 * beyond_l2 if is_dw_beyond_l2 else 0.0),  # it is brought and written back
         )
 
 
@@ -152,7 +149,7 @@ class _BlockCycles:
 def _cycles(tile: _TileCycles, block: _BlockCycles, blocking: Blocking) -> float:
     """Of all groups: products, sums between blocks, packing of x for each partition, packing of dy, and storing."""
     split_k = blocking.split_k
-    accumulation = (block.blocks - split_k) * tile.sum_vectors * _SUM_VECTOR_L2 + block.calls
+    accumulation = (block.blocks - split_k) * tile.sum_vectors * tile.accumulate_vector + block.calls
     pack_x = blocking.partitions * block.x_rows * block.x_row
     reduction = _REDUCE * split_k if split_k > 1 else 0.0
     storing = tile.store_beyond_l2 + tile.sum_vectors * (tile.store_vector + reduction)
@@ -164,14 +161,14 @@ def _cycles(tile: _TileCycles, block: _BlockCycles, blocking: Blocking) -> float
 
 def _products(plan: ImplicitGemmWgradPlan) -> float:
     """The steps of all micro-kernels: bound by multiply-adds, loads, latency, or lines from the L2 cache."""
-    c, tile = plan.c, plan.tile
+    c, tile, processor = plan.c, plan.tile, plan.isa.processor
     step = max(tile.rows * tile.vectors / 2, (tile.rows + tile.vectors) / 2, _LATENCY) + _STEP
     lines = float(tile.vectors)  # of a panel that exceeds the L1 cache, and of the input tile
     if plan.is_channels_last:
         _, d, h, w = tile.box
-        pitch = c.axes[2].taps.shift * c.depth * plan.item / _LINE_BYTES
+        pitch = c.axes[2].taps.shift * c.depth * plan.item / processor.line_bytes
         lines = max(lines, d * h * min(w, 1 + (w - 1) * pitch))
-    step = max(step, _L2_LINE * lines)
+    step = max(step, lines * (cost.GEMM_WGRAD_LINE_L2 * processor.line_bytes / processor.l2_rate))
     pixels = float(math.prod(plan.pixels))
     for axis, side, is_clipped in zip(c.axes, tile.box[1:], plan.clipped, strict=True):
         pixels *= valid_fraction(axis, side) if is_clipped else 1.0
@@ -269,13 +266,16 @@ def _partitionings(plan: ImplicitGemmWgradPlan, blocks: int) -> Iterator[Blockin
 
 def _grow_block(plan: ImplicitGemmWgradPlan, channels: int) -> tuple[int, int, int, int]:
     """The largest block, grown from the last axis on, whose input tile of ``channels`` and panel of dy fit."""
+    processor = plan.isa.processor
+    input_tile_bytes = processor.l2(cost.GEMM_WGRAD_INPUT_TILE_L2)
+    panel_bytes = processor.l2(cost.GEMM_WGRAD_PANEL_L2)
 
     def fits(candidate: list[int]) -> bool:
         input_tile = candidate[0] * channels
         for axis, pixels in enumerate(candidate[1:]):
             input_tile *= plan.extent(axis, pixels)
         panel = math.prod(candidate) * plan.panel_width
-        return input_tile * plan.item <= _INPUT_TILE_BYTES and panel * plan.item <= _PANEL_BYTES
+        return input_tile * plan.item <= input_tile_bytes and panel * plan.item <= panel_bytes
 
     block = [1, 1, 1, 1]
     for axis in (3, 2, 1, 0):
