@@ -9,6 +9,12 @@ from __future__ import annotations
 
 from jitdnn.rtcg.processor import Processor
 
+
+def memory_speed(processor: Processor, share: float) -> float:
+    """Bytes per second of a share of what one thread reads from memory."""
+    return share * (processor.memory_rate * processor.clock)
+
+
 # ---- ways of a cache: lines that lie a multiple of a way apart evict each other
 
 L1_WAY_BYTES = 4096  # a page: L1 is indexed by the part of an address that translation leaves as it is
@@ -62,3 +68,24 @@ DIRECT_WGRAD_PIXELS_BLOCK_L1 = 0.75  # what the passes over a row block read aga
 DIRECT_WGRAD_SMALL_PLANES_L1 = 0.125  # planes of a group so small that a unit takes several groups
 DIRECT_WGRAD_CHANNELS_BLOCK_L2 = 0.0625  # what the passes over a row block read
 DIRECT_WGRAD_GROUPS_BLOCK_L2 = 0.09375  # the same of all groups
+
+# ---- elementwise operations, random numbers and resampling
+
+ELEMENTWISE_STREAM_L3 = 3.0  # outputs from here on do not fit any cache: they are written past it
+ELEMENTWISE_MEMORY_RATE = 5 / 6  # of memory_rate, reads and writes together
+EMBEDDING_MEMORY_RATE = 0.5  # of memory_rate: rows begin anywhere
+
+# ---- reductions and normalization
+
+REDUCTION_STREAM_L3 = 3.0  # outputs from here on do not fit any cache: they are written past it
+REDUCTION_MEMORY_RATE = 2 / 3  # of memory_rate
+REDUCTION_CYCLES = 0.9  # times a cycle of the clock, what was counted as a cycle takes
+REDUCTION_UNIT_L2 = 0.5  # a unit that its next pass finds in the cache
+REDUCTION_FAR_L3 = 0.5  # of all units, from where on the order of memory matters
+LAYER_NORM_STREAM_L3 = 3.0  # a dx from here on fits no cache: it is written past it
+LAYER_NORM_MEMORY_RATE = 5 / 6  # of memory_rate
+LRN_SUMS_L2 = 0.25  # sums that are kept at once, backward; beyond that fewer vectors go together
+
+# ---- recurrent layers
+
+RNN_CHUNK_L1 = 0.375  # a chunk of a panel, which stays there while the tiles of a group are computed
