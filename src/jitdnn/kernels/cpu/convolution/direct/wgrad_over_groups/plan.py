@@ -13,7 +13,7 @@
     for task: vector of groups                                                 a phase of its own, if there are more
       add up the splits in a fixed order and store them to dw
 
-How the rows are split depends on the problem alone, so the result is the same to the bit with any threads.
+How the rows are split depends on the problem and the processor, so the result is the same to the bit with any threads.
 """
 
 from __future__ import annotations
