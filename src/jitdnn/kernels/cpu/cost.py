@@ -75,3 +75,86 @@ FFT_SPECTRA_L3 = 1.0
 FFT_L3_RATE = 20 / 9
 FFT_MEMORY_RATE = 1.5
 FFT_COPY_RATE = 5 / 6  # of the rate of memory, for copies that NumPy makes
+
+from jitdnn.rtcg.processor import Processor
+
+
+def memory_speed(processor: Processor, share: float) -> float:
+    """Bytes per second of a share of what one thread reads from memory."""
+    return share * (processor.memory_rate * processor.clock)
+
+
+# ---- ways of a cache: lines that lie a multiple of a way apart evict each other
+
+L1_WAY_BYTES = 4096  # a page: L1 is indexed by the part of an address that translation leaves as it is
+L2_WAYS = 16
+
+
+def l1_ways(processor: Processor) -> int:
+    """Ways of the L1 data cache."""
+    return max(1, processor.l1_bytes // L1_WAY_BYTES)
+
+
+def l2_way_bytes(processor: Processor) -> int:
+    """Bytes of one way of the L2 cache."""
+    return processor.l2(1 / L2_WAYS)
+
+
+# ---- direct convolution
+
+DIRECT_STACK_L1 = 0.5  # filters or sums of a task, on the stack: the images stream by
+DIRECT_RUN_L2 = 0.09375  # input that a run of tiles reads before the next channels read it again
+# over channels
+DIRECT_PANEL_L1 = 0.5  # the panel of the filter, on the stack
+DIRECT_FILTER_TILE_L1 = 0.75  # what a tile reads of the filter: the next tile of pixels reads it again
+DIRECT_FILTER_L2 = 0.5  # a filter whose vectors cost no waiting
+DIRECT_NEAR_FILTER_L3 = 0.125  # a filter that makes vectors wait little
+DIRECT_FILTER_L3 = 0.375  # a larger one comes from memory: L3 also holds the images
+# over pixels
+DIRECT_INPUT_L1 = 1.0  # a tile's input that L1 has in time: the hardware prefetches its rows
+DIRECT_STRIDED_INPUT_L1 = 0.25  # the same where a stride leaves out pixels
+DIRECT_STRIDED_IMAGES_L2 = 0.75  # images that may still be there, where rows are left out
+DIRECT_IMAGES_L3 = 0.5  # the same where all rows are read: the results are there as well
+DIRECT_STRIDED_L3_RATE = 4 / 3  # of l3_rate: the fit has part of the transfer behind the products
+DIRECT_MEMORY_RATE = 1.0  # of memory_rate
+# over groups
+DIRECT_GROUPS_IMAGES_L3 = 1.0  # both tensors
+DIRECT_GROUPS_MEMORY_RATE = 2.0  # of memory_rate: half of it is hidden behind products
+DIRECT_WRITTEN_L3 = 0.25  # results that are still there when they are written again
+DIRECT_INTERLEAVED_INPUT_L2 = 0.125  # input that interleaved correlations read one after the other
+# over groups, packed
+DIRECT_PACKED_VECTOR_L2 = 0.5  # planes of one vector of groups: the next image's are prefetched
+DIRECT_PACKED_PLANES_L2 = 1.0  # planes of all of them, above which copying scattered vectors waits
+DIRECT_PACKED_IMAGES_L3 = 0.375  # images that may still be there
+DIRECT_PACKED_MEMORY_RATE = 1.0  # of memory_rate: transposing waits for it
+# filter's gradients
+DIRECT_WGRAD_IMAGES_L2 = 1.0  # x and dy of one group
+DIRECT_WGRAD_IMAGES_L3 = 1.0  # x and dy
+DIRECT_WGRAD_PIXELS_L3_RATE = 2 / 3  # of l3_rate, as rows of planes reach
+DIRECT_WGRAD_CHANNELS_L3_RATE = 5 / 6  # of l3_rate, as runs of channels reach
+DIRECT_WGRAD_MEMORY_RATE = 1.0  # of memory_rate
+DIRECT_WGRAD_PIXELS_BLOCK_L1 = 0.75  # what the passes over a row block read again and again
+DIRECT_WGRAD_SMALL_PLANES_L1 = 0.125  # planes of a group so small that a unit takes several groups
+DIRECT_WGRAD_CHANNELS_BLOCK_L2 = 0.0625  # what the passes over a row block read
+DIRECT_WGRAD_GROUPS_BLOCK_L2 = 0.09375  # the same of all groups
+
+# ---- elementwise operations, random numbers and resampling
+
+ELEMENTWISE_STREAM_L3 = 3.0  # outputs from here on do not fit any cache: they are written past it
+ELEMENTWISE_MEMORY_RATE = 5 / 6  # of memory_rate, reads and writes together
+EMBEDDING_MEMORY_RATE = 0.5  # of memory_rate: rows begin anywhere
+
+# ---- reductions and normalization
+
+REDUCTION_STREAM_L3 = 3.0  # outputs from here on do not fit any cache: they are written past it
+REDUCTION_MEMORY_RATE = 2 / 3  # of memory_rate
+REDUCTION_CYCLES = 0.9  # times a cycle of the clock, what was counted as a cycle takes
+REDUCTION_UNIT_L2 = 0.5  # a unit that its next pass finds in the cache
+REDUCTION_FAR_L3 = 0.5  # of all units, from where on the order of memory matters
+LAYER_NORM_STREAM_L3 = 3.0  # a dx from here on fits no cache: it is written past it
+LAYER_NORM_MEMORY_RATE = 5 / 6  # of memory_rate
+LRN_SUMS_L2 = 0.25  # sums that are kept at once, backward; beyond that fewer vectors go together
+
+# ---- recurrent layers
+
+RNN_CHUNK_L1 = 0.375  # a chunk of a panel, which stays there while the tiles of a group are computed

@@ -14,7 +14,7 @@ from conformance import INSTRUCTION_SETS, Buffer, Workspace
 from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidShape
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF
-from jitdnn.kernels.cpu.reduction import generator
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.reduction.generator import RowKernel
 from jitdnn.kernels.formulas.row_algorithms import Step
 from jitdnn.kernels.formulas.row_programs import Pass, Program
@@ -320,7 +320,7 @@ def test_shapes_must_agree() -> None:
 )
 def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What large outputs get, with outputs that begin at a vector, and not."""
-    monkeypatch.setattr(generator, "_STREAM_BYTES", 0)
+    monkeypatch.setattr(cost, "REDUCTION_STREAM_L3", 0.0)
     x = TensorDescriptor.packed(shape, "f32")
     y = TensorDescriptor(shape, strides, "f32")
     values = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
@@ -339,7 +339,7 @@ def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch:
 
 def test_streaming_beside_a_smaller_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether rows have a head is settled for all outputs alike."""
-    monkeypatch.setattr(generator, "_STREAM_BYTES", 0)
+    monkeypatch.setattr(cost, "REDUCTION_STREAM_L3", 0.0)
     program = Program(
         (
             Pass((("max", PLAIN),)),

@@ -24,6 +24,7 @@ from typing import Any, cast
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.algorithm import Device
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.elementwise.key import ElementwiseCode
 from jitdnn.kernels.cpu.elementwise.transposing import block_size, trace_tiles
 from jitdnn.kernels.cpu.microkernel.scale import store_scaled
@@ -34,24 +35,22 @@ from jitdnn.kernels.formulas.loop_nest import CROSSED, REPEATED, STRIDED, UNIT, 
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.expression import Expression
-from jitdnn.rtcg.isa import ITEM_BYTES
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 from jitdnn.rtcg.lowering import lower_together
 from jitdnn.rtcg.operations import OPERATIONS
 from jitdnn.rtcg.storage import widen
 from jitdnn.rtcg.types import INT
 from jitdnn.tensor import REAL_DTYPES, TensorDescriptor
 
-_CORE_BYTES_PER_SECOND = 20e9  # what one core moves between the caches and memory
 _STRIDED_SECONDS = {STRIDED: 0.6e-9, CROSSED: 0.1e-9}  # more for an element of a tensor that moves like this
 _FUNCTION_SECONDS = {4: 0.1e-9, 8: 0.4e-9}  # exp and its like in vectors of 64 bytes, by bytes of an element
 _CHEAP = frozenset({"absolute", "ceil", "floor", "maximum", "minimum", "rint", "sign", "trunc", "where"})
-STREAM_BYTES = 48 << 20  # outputs from here on do not fit any cache: they are written past it
 # bytes in one piece, or looking for aligned addresses costs more than it brings; and where all pieces begin alike
 _STREAM_RUN, _STREAM_ALIGNED_RUN = 2048, 512
 
 
 def element_seconds(
-    expressions: Sequence[Expression], moves: Sequence[str], dtypes: Sequence[str], vector_bytes: int
+    expressions: Sequence[Expression], moves: Sequence[str], dtypes: Sequence[str], isa: Isa
 ) -> float:
     """Seconds that one thread takes for one element."""
     moved = sum(ITEM_BYTES[dtype] for move, dtype in zip(moves, dtypes, strict=True) if move != REPEATED)
@@ -62,8 +61,9 @@ def element_seconds(
         for s in expression.instructions
         if s.operation in OPERATIONS and OPERATIONS[s.operation].is_function and s.operation not in _CHEAP
     }
-    each = _FUNCTION_SECONDS[ITEM_BYTES[computing_dtype(dtypes)]] * 64 / vector_bytes
-    return moved / _CORE_BYTES_PER_SECOND + gathered + len(functions) * each
+    each = _FUNCTION_SECONDS[ITEM_BYTES[computing_dtype(dtypes)]] * 64 / isa.vector_bytes
+    speed = cost.memory_speed(isa.processor, cost.ELEMENTWISE_MEMORY_RATE)
+    return moved / speed + gathered + len(functions) * each
 
 
 def estimate_elementwise(
@@ -75,7 +75,7 @@ def estimate_elementwise(
     nest, moves = Nest.of(tensors, len(tensors) - len(expressions)).crossed(
         isa.lanes(computing_dtype(dtypes))
     )
-    alone = nest.size * element_seconds(expressions, moves, dtypes, isa.vector_bytes)
+    alone = nest.size * element_seconds(expressions, moves, dtypes, isa)
     return LAUNCH_SECONDS + alone / min(device.threads, task_count(device, alone))
 
 
@@ -110,10 +110,10 @@ def build_elementwise(
     code = ElementwiseCode(
         computing, dtypes, expressions, len(nest.extents), moves,
         streams=can_stream and moves[nest.inputs] == UNIT and STRIDED not in moves and len(expressions) == 1
-        and output.nbytes >= STREAM_BYTES,
+        and output.nbytes >= processor.isa.processor.l3(cost.ELEMENTWISE_STREAM_L3),
         plain=tuple(plain),
     )  # fmt: skip
-    seconds = nest.size * element_seconds(expressions, moves, dtypes, processor.isa.vector_bytes)
+    seconds = nest.size * element_seconds(expressions, moves, dtypes, processor.isa)
     blocks, block = _blocks(nest, code, lanes, task_count(device, seconds))
     units = prod(nest.extents[:-1]) * blocks
     if is_crossed:

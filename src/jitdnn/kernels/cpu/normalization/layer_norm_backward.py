@@ -18,6 +18,7 @@ from math import prod, sqrt
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, TypedAlgorithm
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, task_count
 from jitdnn.problems.layer_norm import LayerNorm
@@ -30,8 +31,6 @@ _VECTORS = 4  # side by side: of one row, or of a few together
 _ROWS = 2
 _MOST_TASKS = 32
 _TASK_ELEMENTS = 1 << 15  # at least
-_BYTES_PER_SECOND = 20e9  # of one core
-_STREAM_BYTES = 48 << 20  # a dx from here on fits no cache: it is written past it
 _BIG = ("dy", "x", "dx")  # tensors of all elements
 _ROW = ("mean", "rstd")  # one number for each row
 _COLUMN = ("weight", "dweight", "dbias")  # one number for each element of a row
@@ -302,7 +301,7 @@ class LayerNormRows(TypedAlgorithm[LayerNorm, CpuDevice]):
 
     def seconds_of(self, plan: LayerNorm, device: CpuDevice) -> float:
         tasks, _ = self._tasks(plan)
-        seconds = plan.bytes / _BYTES_PER_SECOND
+        seconds = plan.bytes / cost.memory_speed(device.isa.processor, cost.LAYER_NORM_MEMORY_RATE)
         return LAUNCH_SECONDS + seconds / min(device.threads, tasks, task_count(device, seconds))
 
     def error_of(self, problem: LayerNorm) -> float:
@@ -317,7 +316,7 @@ class LayerNormRows(TypedAlgorithm[LayerNorm, CpuDevice]):
         assert plan.dx is not None
         code = _Code(
             tuple((o.name, o.descriptor.dtype) for o in plan.operands), plan.statistic_dtype, len(layout.extents),
-            streams=plan.dx.nbytes >= _STREAM_BYTES,
+            streams=plan.dx.nbytes >= device.isa.processor.l3(cost.LAYER_NORM_STREAM_L3),
         )  # fmt: skip
         tasks, per_task = self._tasks(plan)
         blocks = max(1, min(2 * device.threads, run // (64 * lanes)))
@@ -328,7 +327,7 @@ class LayerNormRows(TypedAlgorithm[LayerNorm, CpuDevice]):
             **{f"{name}.{a}": step for name, steps in layout.strides.items() for a, step in enumerate(steps)},
         }  # fmt: skip
         library = load("layer_norm", code, device.isa, lambda module: _trace(module, code))
-        seconds = plan.bytes / _BYTES_PER_SECOND
+        seconds = plan.bytes / cost.memory_speed(device.isa.processor, cost.LAYER_NORM_MEMORY_RATE)
         threads = device.threads if tasks > 1 and task_count(device, seconds) > 1 else 1
         phases = [("rows", tasks), ("columns", -(-run // block))]
         return CpuKernel(library, phases, len(plan.operands), threads, code.slots.pack(values))

@@ -11,6 +11,7 @@ from typing import ClassVar
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, PlannedAlgorithm
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.microkernel.nontemporal import is_streamed
 from jitdnn.kernels.cpu.normalization.lrn_code import AXES, MOST_UNROLLED, NUMBERS, POWERS, NormCode, trace
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
@@ -31,7 +32,6 @@ _TASK_CYCLES = 5e4  # of a task, at least
 _TAP_CYCLES, _GATHER_CYCLES, _ROW_CYCLES = 2.0, 2.0, 30.0  # of a vector, of a lane, of a row
 _ROOT_CYCLES, _POWER_CYCLES = 20.0, 45.0  # of s^-beta, by roots or by a logarithm
 _BACKWARD_SHARE = 2.2  # times the cycles of forward
-_BLOCK_BYTES = 256 << 10  # of sums that are kept at once, backward; beyond that fewer vectors go together
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class Plan:
             return _VECTORS
         vector = 2 * self.box * device.isa.vector_bytes
         most = -(-self.lanes[0] // device.isa.lanes(self.dtype))
-        return next((v for v in (4, 2) if v * vector <= _BLOCK_BYTES and v <= most), 1)
+        kept = device.isa.processor.l2(cost.LRN_SUMS_L2)
+        return next((v for v in (4, 2) if v * vector <= kept and v <= most), 1)
 
     @property
     def rows(self) -> int:

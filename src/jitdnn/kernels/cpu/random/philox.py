@@ -24,7 +24,7 @@ from typing import Any, cast
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.algorithm import Device
-from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units, task_count
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.kernels.formulas.philox import Numbered, Region, regions
@@ -141,7 +141,8 @@ def _seconds(tensors: Sequence[TensorDescriptor], parts: int, device: Device) ->
     output, isa = tensors[-1], cast(CpuDevice, device).isa
     words = output.size * 4 / parts * _WORD_SECONDS * 64 / isa.vector_bytes
     gathered = sum(t.size for t in tensors if t.layout is None) * 1e-9
-    return max(words, sum(t.nbytes for t in tensors) / 20e9) + gathered
+    speed = cost.memory_speed(isa.processor, cost.ELEMENTWISE_MEMORY_RATE)
+    return max(words, sum(t.nbytes for t in tensors) / speed) + gathered
 
 
 def build_parts(
@@ -169,7 +170,7 @@ def build_parts(
         tuple(
             (len(r.nest.extents), r.active, tuple(int(s[-1] == 1) for s in r.nest.strides)) for r in found
         ),
-        _streams(output, found, steps[-1], lanes),
+        _streams(output, found, steps[-1], lanes, processor.isa.processor.l3(cost.ELEMENTWISE_STREAM_L3)),
     )  # fmt: skip
     extras, phases, threads = [*numbers, *steps], [], 1
     seconds = _seconds(descriptors, parts, device)
@@ -189,9 +190,11 @@ def build_parts(
     return CpuKernel(library, phases, code.pointers, threads, extras)
 
 
-def _streams(output: TensorDescriptor, regions: Sequence[Region], step: int, lanes: int) -> str | None:
+def _streams(
+    output: TensorDescriptor, regions: Sequence[Region], step: int, lanes: int, stream_bytes: int
+) -> str | None:
     """How the output is written past the caches; None if it is not. All parts must be aligned alike."""
-    if len(regions) != 1 or output.nbytes < STREAM_BYTES or step % lanes:
+    if len(regions) != 1 or output.nbytes < stream_bytes or step % lanes:
         return None
     nest = regions[0].nest
     if nest.strides[-1][-1] != 1:

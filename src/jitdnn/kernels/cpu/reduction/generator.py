@@ -11,6 +11,7 @@ from typing import cast
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import Device
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.reduction.code import trace_rows
 from jitdnn.kernels.cpu.reduction.layout import (
     BUFFER_ELEMENTS,
@@ -36,13 +37,11 @@ from jitdnn.kernels.formulas.row_algorithms import Step
 from jitdnn.kernels.formulas.row_programs import Program
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.operations import OPERATIONS
+from jitdnn.rtcg.processor import Processor
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
-_CORE_BYTES_PER_SECOND = 16e9
-_CYCLE_SECONDS = 0.3e-9
 _FUNCTION_CYCLES = 12.0  # exp and its like for one vector
 _CHEAP = frozenset({"absolute", "minimum", "maximum", "where", "sqrt"})
-_STREAM_BYTES = 48 << 20  # outputs from here on do not fit any cache: they are written past it
 _FIXED_VECTORS = 8  # of a row, up to which its length is compiled in where vectors are over its elements
 _FAR_STRIDE = 256  # elements from which on the elements of a row are in each other's way in the cache
 _STREAM_RUN = 4096  # bytes of a row, or looking for aligned addresses costs more than it brings
@@ -76,7 +75,7 @@ class RowKernel:
     def estimate(self) -> float:
         """Expected seconds."""
         (code, layout), device = self._plan, self.device
-        seconds = _seconds(self.step.program, code, layout, self._lanes)
+        seconds = _seconds(self.step.program, code, layout, self._lanes, device.isa.processor)
         most_tasks = max(1, layout.units(self._lanes) * layout.parts)
         return LAUNCH_SECONDS + seconds / min(device.threads, task_count(device, seconds), most_tasks)
 
@@ -84,7 +83,7 @@ class RowKernel:
         """Trace and compile it."""
         (code, layout), device, lanes = self._plan, self.device, self._lanes
         program = self.step.program
-        seconds = _seconds(program, code, layout, lanes)
+        seconds = _seconds(program, code, layout, lanes, device.isa.processor)
         units = layout.units(lanes)
         tasks, per_task = split_units(units * layout.parts, device, seconds)
         row_tasks, row_per_task = split_units(units, device, seconds / max(1, layout.row))
@@ -124,7 +123,7 @@ class RowKernel:
         required = Requirements(
             lanes, loop_reductions, 8 if isa.registers >= 32 and loop_reductions <= 2 else 4, len(loops),
             is_wide=compute == "f32" and adds, needs_positions=program.needs_positions,
-            keeps=any(row_pass.keeps for row_pass in program.passes),
+            keeps=any(row_pass.keeps for row_pass in program.passes), processor=isa.processor,
         )  # fmt: skip
         layout = lay_out(
             tensors, [axis % len(shape) for axis in self.step.axes], required, self.step.vectors_over
@@ -144,11 +143,12 @@ class RowKernel:
             if not row_pass.loop_reductions
         }
         run = layout.inner[0] * min((DTYPES[tensors[inputs + output].dtype] for output in written), default=0)
+        stream_bytes = isa.processor.l3(cost.REDUCTION_STREAM_L3) / self.pieces
         has_head = not layout.over_rows and run >= _STREAM_RUN
         streams = tuple(
             output for output in sorted(written)
             if moves[inputs + output] == UNIT and _streams(
-                tensors[inputs + output], self.pieces, inputs + output, layout, lanes, has_head
+                tensors[inputs + output], stream_bytes, inputs + output, layout, lanes, has_head
             )
         )  # fmt: skip
         is_tiny = not layout.over_rows and not has_head and layout.steps == 1 and not is_split
@@ -204,10 +204,10 @@ def _buffer(
 
 
 def _streams(
-    tensor: TensorDescriptor, pieces: int, number: int, layout: Layout, lanes: int, has_head: bool
+    tensor: TensorDescriptor, stream_bytes: float, number: int, layout: Layout, lanes: int, has_head: bool
 ) -> bool:
     """Whether an output is written past the caches: large, in pieces that can be aligned vectors."""
-    if tensor.nbytes * pieces < _STREAM_BYTES:
+    if tensor.nbytes < stream_bytes:
         return False
     if has_head:
         return True  # what is before the first aligned vector is stored otherwise
@@ -215,12 +215,13 @@ def _streams(
     return all(strides[number] % lanes == 0 for _, strides in axes)
 
 
-def _seconds(program: Program, code: RowCode, layout: Layout, lanes: int) -> float:
+def _seconds(program: Program, code: RowCode, layout: Layout, lanes: int, processor: Processor) -> float:
     """Seconds of one thread."""
     width = lanes * layout.vectors if layout.over_rows else 1
     elements = layout.units(lanes) * layout.row * width
     size = [DTYPES[dtype] for dtype, own in zip(code.dtypes, code.of_rows, strict=True) if not own]
-    moved = elements * sum(size) / _CORE_BYTES_PER_SECOND
+    moved = elements * sum(size) / cost.memory_speed(processor, cost.REDUCTION_MEMORY_RATE)
+    cycle_seconds = cost.REDUCTION_CYCLES / processor.clock
     cycles = 0.0
     for row_pass in program.passes:
         if not row_pass.loops:
@@ -231,4 +232,4 @@ def _seconds(program: Program, code: RowCode, layout: Layout, lanes: int) -> flo
         gathers = sum(m == STRIDED and not own for m, own in zip(code.moves, code.of_rows, strict=False))
         cycles += 2.0 + functions * _FUNCTION_CYCLES + gathers * 2.0 * lanes
     rows = layout.units(lanes) * (30.0 + 20.0 * len(program.passes))
-    return max(moved, cycles * elements / lanes * _CYCLE_SECONDS) + rows * _CYCLE_SECONDS
+    return max(moved, cycles * elements / lanes * cycle_seconds) + rows * cycle_seconds

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.reduction.plan import Axis, Item, Layout, RowBuffer
 from jitdnn.kernels.formulas.row_programs import Program
+from jitdnn.rtcg.processor import Processor
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
 _ROW_CYCLES = 25.0  # to put the lanes of one row together, for each reduction
@@ -20,11 +22,9 @@ _GATHER_CYCLES = 2.0  # for each lane
 _PART = 16384  # elements at least in a part of a row
 _SMALL_PART = 4096  # the same where rows lie between each other and are read in the order of memory
 _MOST_PARTS = 64
-_FAR_BYTES = 8 << 20  # from here on that order matters
 BUFFER_ELEMENTS = 32768  # of what is stored of a row for later passes
 _MOST_UNITS = 96  # from here on rows are shared as they are
 _FEW_UNITS = 12  # the same where later passes find the row in the cache
-_CACHED_BYTES = 512 << 10
 _RUN = 64  # additions to one accumulator before its sum goes to a wider one
 _BLOCK = 64  # vectors of each accumulator in a block of a split or long row
 
@@ -40,6 +40,7 @@ class Requirements:
     is_wide: bool  # sums go to wider accumulators after a while
     needs_positions: bool
     keeps: bool  # a row's intermediate values are stored, if they are few
+    processor: Processor
 
 
 def lay_out(
@@ -139,10 +140,11 @@ def _parts(
 ) -> int:
     """Into how many parts a row of ``row`` elements is split; a unit has ``elements``."""
     moved = sum(DTYPES[t.dtype] for t in tensors if any(t.strides))
-    is_cached = required.passes > 1 and elements * moved <= _CACHED_BYTES
+    is_cached = required.passes > 1 and elements * moved <= required.processor.l2(cost.REDUCTION_UNIT_L2)
     if units == 0:
         return 1
-    if is_scattered and not is_cached and units * elements * moved >= _FAR_BYTES:
+    is_far = units * elements * moved >= required.processor.l3(cost.REDUCTION_FAR_L3)
+    if is_scattered and not is_cached and is_far:
         return max(1, min(_MOST_PARTS, elements // _SMALL_PART, row))
     if units >= (_FEW_UNITS if is_cached else _MOST_UNITS):
         return 1

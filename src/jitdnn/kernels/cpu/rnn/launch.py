@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.cpu import cost as shares_of_caches
 from jitdnn.kernels.cpu.random.philox import double_bits
 from jitdnn.kernels.cpu.rnn import backward_data_code, backward_weights_code, cost, forward_code
 from jitdnn.kernels.cpu.rnn.memory_layout import Workspace, strides_of, table_bases
@@ -98,12 +99,13 @@ class _Steps:
             "state_panels": blocks * recurrent.panel(plan.lanes),
             "projection_panels": projection_blocks * projection.panel(plan.lanes),
         }
+        chunk_bytes = device.isa.processor.l1(shares_of_caches.RNN_CHUNK_L1)
         self.integers = {
             "tile": tile,
             "shares": shares,
             "step.each": ceil_div(blocks, step_tasks),
-            "step.chunk": recurrent.chunk(p.batch, plan.lanes, bytes_each),
-            "second.chunk": projection.chunk(p.batch, plan.lanes, bytes_each),
+            "step.chunk": recurrent.chunk(p.batch, plan.lanes, bytes_each, chunk_bytes),
+            "second.chunk": projection.chunk(p.batch, plan.lanes, bytes_each, chunk_bytes),
         }
         name = "project" if isinstance(plan, ForwardPlan) else "cell"
         projected: Phases = [(name, projection_blocks)] * bool(p.projection)

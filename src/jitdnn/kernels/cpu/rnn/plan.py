@@ -15,7 +15,7 @@ and layers are run-time integers.
         for share of the blocks of units                               one task; its panels stay in L2
             for block of step_vectors vectors of units                 forward with all G gates of a unit
                 for group of TILES_PER_GROUP tiles of sequences        the sums of a group are in L1
-                    for chunk of the depth                             CHUNK_BYTES of a panel stay in L1
+                    for chunk of the depth                             a chunk of a panel stays in L1
                         for tile of step_rows x vectors                sums in registers
                     the cell for each sequence of the group
 
@@ -37,7 +37,6 @@ from jitdnn.tensor import compute_dtype
 ROWS_PER_TASK = 96  # of a product over all steps
 STEPS_PER_TASK = 4  # of the copies between tensors and rows
 TILES_PER_GROUP = 12  # of a step: their sums stay in L1
-CHUNK_BYTES = 12 << 10  # of a panel, which stays in L1 too while the tiles of a group are computed
 DROPOUT_GROUPS_PER_TASK = 4
 
 # of the gradients of the weights
@@ -87,12 +86,12 @@ class Product:
         """Elements of the sums of a group of tiles."""
         return TILES_PER_GROUP * self.tile(lanes)
 
-    def chunk(self, batch: int, lanes: int, bytes_each: int) -> int:
+    def chunk(self, batch: int, lanes: int, bytes_each: int, chunk_bytes: int) -> int:
         """How much of the innermost loop to sum at once: all of it where a panel is read only once."""
         inner = self.nest[-1][0]
         if batch <= self.rows:
             return inner
-        return min(inner, max(16, CHUNK_BYTES // (self.vectors * lanes * bytes_each)))
+        return min(inner, max(16, chunk_bytes // (self.vectors * lanes * bytes_each)))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Kernel, TypedAlgorithm
-from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
@@ -37,8 +37,6 @@ _PREFETCH_ROWS = (
     4  # from one that is copied to the one that is prefetched: no processor guesses which comes next
 )
 _PREFETCH_ROWS_BYTES = 2048  # of a row; the rest it does guess
-_LINE = 64
-_BYTES_PER_SECOND = 12e9
 _SORT_SECONDS = 4e-9  # for an index
 
 
@@ -109,12 +107,13 @@ def _trace_forward(module: Module, code: _Code) -> None:
         item = ITEM_BYTES[code.dtype]
         asked = columns.min(_PREFETCH_ROWS_BYTES // item)
         wide = (columns // (lanes * _VECTORS)) * (lanes * _VECTORS)
+        line_elements = module.isa.processor.line_bytes // item
         for unit in k.range(first, last):
             if code.is_unit[0]:
                 with k.when(unit + _PREFETCH_ROWS < last):
                     coming = e.index_at(later.offsets[0].get())
                     row = e.source + k.select(e.is_row(coming), coming, 0) * e.n["row"]
-                    for c in k.range(0, asked, _LINE // item):
+                    for c in k.range(0, asked, line_elements):
                         row.prefetch(c)
                 later.advance()
             index_offset, row_offset = (offset.get() for offset in counter.offsets)
@@ -253,13 +252,15 @@ class EmbeddingRows(TypedAlgorithm[Embedding, CpuDevice]):
 
     def seconds_of(self, plan: Embedding, device: CpuDevice) -> float:
         sorting = plan.indices.size * _SORT_SECONDS if plan.direction == "bwd" else 0.0
-        return LAUNCH_SECONDS + sorting + self._seconds(plan) / device.threads
+        return LAUNCH_SECONDS + sorting + self._seconds(plan, device) / device.threads
 
-    def _seconds(self, problem: Embedding) -> float:
+    def _seconds(self, problem: Embedding, device: CpuDevice) -> float:
         moved = 2 * problem.y.nbytes
         if problem.direction == "bwd":
             moved = problem.y.nbytes + problem.weight.nbytes
-        return (moved + 64 * problem.indices.size) / _BYTES_PER_SECOND
+        processor = device.isa.processor
+        speed = cost.memory_speed(processor, cost.EMBEDDING_MEMORY_RATE)
+        return (moved + processor.line_bytes * problem.indices.size) / speed
 
     def error_of(self, problem: Embedding) -> float:
         # all indices may name one row
@@ -273,11 +274,11 @@ class EmbeddingRows(TypedAlgorithm[Embedding, CpuDevice]):
         code = _Code(
             plan.direction, plan.dtype, plan.indices.dtype, len(nest.extents),
             (source.strides[-1] == 1, target.strides[-1] == 1),
-            streams=target.nbytes >= STREAM_BYTES and target.strides[-1] == 1,
+            streams=target.nbytes >= device.isa.processor.l3(cost.ELEMENTWISE_STREAM_L3) and target.strides[-1] == 1,
         )  # fmt: skip
         count = prod(nest.extents) if plan.indices.size else 0
         units = count if forward else plan.rows
-        tasks, per_task = split_units(units, device, self._seconds(plan))
+        tasks, per_task = split_units(units, device, self._seconds(plan, device))
         padding = -1 if plan.padding is None else plan.padding
         extras = [
             units, per_task, plan.rows, plan.weight.shape[1], padding, source.strides[-1],

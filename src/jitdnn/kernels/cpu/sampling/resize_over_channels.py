@@ -12,7 +12,7 @@ from math import prod
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.algorithm import Epilogue, Kernel
-from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.sampling.resize_weights import (
     AXES,
@@ -201,7 +201,10 @@ class ResizeChannels(ResizeAlgorithm):
         axes = axes_of(plan)
         source, target = (operand.descriptor for operand in plan.operands)
         code = _Code(
-            plan.dtype, tuple(taps.width for taps in axes), is_plain(axes), target.nbytes >= STREAM_BYTES
+            plan.dtype,
+            tuple(taps.width for taps in axes),
+            is_plain(axes),
+            target.nbytes >= device.isa.processor.l3(cost.ELEMENTWISE_STREAM_L3),
         )
         tables = outer_tables(axes, compute_dtype(plan.dtype))
         outputs = [len(taps.start) for taps in axes]

@@ -22,7 +22,7 @@ import numpy as np
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.kernels.algorithm import Kernel
-from jitdnn.kernels.cpu.elementwise.generator import STREAM_BYTES
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.sampling.resize_weights import (
     ResizeAlgorithm,
@@ -311,7 +311,7 @@ class ResizeRows(ResizeAlgorithm):
         code = _Code(
             plan.dtype, (axes[0].width, axes[1].width, pattern.width), pattern.positions, pattern.loads,
             is_plain(axes), (steps[0][4] == 1, steps[1][4] == 1),
-            streams=steps[1][4] == 1 and target.nbytes >= STREAM_BYTES,
+            streams=steps[1][4] == 1 and target.nbytes >= device.isa.processor.l3(cost.ELEMENTWISE_STREAM_L3),
         )  # fmt: skip
         tables = {
             **outer_tables(axes[:2], real),

@@ -12,6 +12,7 @@ from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
 from jitdnn.kernels.cpu.schedule.work_units import WorkUnits, is_filter_loop_outer
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+from jitdnn.rtcg.processor import Processor
 
 Reads = Mapping[int, Sequence[tuple[int, int]]]  # (result, tap) by the position that they read
 
@@ -31,6 +32,10 @@ class DirectPlan(abc.ABC):
     def item(self) -> int:
         """Bytes of an element."""
         return ITEM_BYTES[self.c.dtype]
+
+    @property
+    def processor(self) -> Processor:
+        return self.isa.processor
 
     @property
     @abc.abstractmethod

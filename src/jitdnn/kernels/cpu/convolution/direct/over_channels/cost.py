@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.over_channels.plan import ChannelTile, OverChannels
 from jitdnn.kernels.cpu.convolution.direct.plan import merges_row_taps
 from jitdnn.kernels.cpu.correlation import Correlation
@@ -18,14 +19,11 @@ _REDUCE = 2.0  # cycles to add up the lanes of one sum
 _ITERATION = 3.0  # load slots that an iteration of the loop over the channels is worth
 _TILE = 30.0  # cycles to begin and end a tile
 _MOST_MASKS = 7  # pixels at the end of a row have a mask each: no more than there are registers for them
-_L1_BYTES = 24 << 10
-_FILTER_LATENCY = (
-    (512 << 10, 0.0),
-    (2 << 20, 2.0),
-    (6 << 20, 3.0),
-)  # bytes of filters; cycles that a vector waits
+_NEAR_LATENCY, _FAR_LATENCY = (
+    2.0,
+    3.0,
+)  # cycles that a vector waits for a filter in the nearer part of L3, and in the rest
 _MEMORY_LATENCY = 7.0  # of a larger one
-_PANEL_BYTES = 16 << 10  # of the filter, on the stack
 _PACK = 0.5  # cycles to bring one element of it there
 
 
@@ -48,7 +46,7 @@ def _candidates(c: Correlation, isa: Isa) -> Iterator[OverChannels]:
         for pixels in range(1, min(most, (isa.registers - 1 - vectors) // vectors) + 1):
             plan = OverChannels(c, isa, ChannelTile(pixels, vectors, "broadcast"))
             yield plan
-            if c.w.results != 1 and plan.panel_size * plan.item <= _PANEL_BYTES:
+            if c.w.results != 1 and plan.panel_size * plan.item <= isa.processor.l1(cost.DIRECT_PANEL_L1):
                 yield OverChannels(c, isa, ChannelTile(pixels, vectors, "panel"))
     if c.x.channels != 1 or c.w.channels != 1:
         return
@@ -76,7 +74,7 @@ def _tile_cycles(plan: OverChannels) -> float:
     c, tile, lanes = plan.c, plan.tile, plan.lanes
     taps = c.taps // (c.axes[2].taps.count if merges_row_taps(c, lanes) else 1)
     bytes_read = plan.tile_width * c.depth * c.taps * plan.item
-    beyond_l1 = 1.0 if bytes_read <= _L1_BYTES else 1.5
+    beyond_l1 = 1.0 if bytes_read <= plan.processor.l1(cost.DIRECT_FILTER_TILE_L1) else 1.5
     sums = tile.pixels * tile.results
     if tile.is_dot:
         steps = taps * ceil_div(plan.tap_channels, lanes)
@@ -92,11 +90,16 @@ def _tile_cycles(plan: OverChannels) -> float:
         finish = sums * (_STORE if c.y.channels == 1 else _SCATTERED_LANE * lanes)
     step = max(sums / 2, (loads + _ITERATION) / 2, 4.0)
     if tile.kind == "broadcast" and c.w.results == 1:
-        step += tile.results * _filter_latency(c, plan.item)
+        step += tile.results * _filter_latency(plan)
     return steps * step + finish + _TILE + 4.0 * taps
 
 
-def _filter_latency(c: Correlation, item: int) -> float:
+def _filter_latency(plan: OverChannels) -> float:
     """Cycles that a vector of the filter waits: its channels lie far apart, and the hardware does not prefetch them."""
-    size = c.width * c.depth * c.taps * item
-    return next((latency for most, latency in _FILTER_LATENCY if size <= most), _MEMORY_LATENCY)
+    c, processor = plan.c, plan.processor
+    size = c.width * c.depth * c.taps * plan.item
+    if size <= processor.l2(cost.DIRECT_FILTER_L2):
+        return 0.0
+    if size <= processor.l3(cost.DIRECT_NEAR_FILTER_L3):
+        return _NEAR_LATENCY
+    return _FAR_LATENCY if size <= processor.l3(cost.DIRECT_FILTER_L3) else _MEMORY_LATENCY

@@ -21,12 +21,11 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, merges_row_taps, row_units
 from jitdnn.kernels.cpu.microkernel.nontemporal import STREAM_BYTES
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
-
-_RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class OverChannels(DirectPlan):
         """Tiles along a row of one work unit."""
         c, axis = self.c, self.c.axes[2]
         each = c.depth * c.axes[1].taps.count * self.tile.pixels * axis.step * self.item
-        return max(1, min(self.row_tiles, _RUN_BYTES // max(1, each)))
+        return max(1, min(self.row_tiles, self.processor.l2(cost.DIRECT_RUN_L2) // max(1, each)))
 
     @property
     def unit_rows(self) -> int:
@@ -108,7 +107,7 @@ class OverChannels(DirectPlan):
         if self.tile.kind != "panel" or self.run_tiles < self.row_tiles:
             return 1
         each = c.depth * rows.step * columns.positions * self.item
-        return max(1, min(rows.results, _RUN_BYTES // max(1, each)))
+        return max(1, min(rows.results, self.processor.l2(cost.DIRECT_RUN_L2) // max(1, each)))
 
     @cached_property
     def units(self) -> WorkUnits:

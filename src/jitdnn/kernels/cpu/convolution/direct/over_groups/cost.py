@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from jitdnn.kernels.cpu.convolution.direct.over_groups.plan import LINE, Clipping, GroupTile, OverGroups
+from jitdnn.kernels.cpu import cost
+from jitdnn.kernels.cpu.convolution.direct.over_groups.plan import Clipping, GroupTile, OverGroups
 from jitdnn.kernels.cpu.convolution.direct.plan import reads_of
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.boundary import fraction_inside
@@ -23,12 +24,9 @@ _LOOP = 1.3  # how much longer its products take than those that are unrolled
 _SHUFFLED = 3.0  # load slots more by this factor where lanes are shuffled: that delays the sums
 _STRIDED = 1.0  # load slots more for a vector that the hardware does not prefetch
 _L2_SLOTS = 6.0  # load slots more for a vector that is in L2
-_L1_SETS, _L1_WAYS = 64, 8
 _TILE = 20.0  # cycles to begin and end a tile
 _PAGE_ROW = 6.0  # and for each of its rows, if rows are in pages of their own
 _PAGE = 4096
-_L3_BYTES = 16 << 20  # of both tensors that L3 keeps
-_MEMORY_RATE = 16.0  # bytes of larger ones a cycle
 _CODE = 40_000  # multiply-adds of code that cost as much as the whole computation
 _TILES = 64  # of a row, of more than which the boundary is neglected
 
@@ -45,8 +43,10 @@ def cycles(plan: OverGroups) -> float:
     planes = math.prod(axis.positions for axis in c.axes) * c.depth
     planes += math.prod(axis.results for axis in c.axes) * c.width
     moved = c.batch * c.group_count * planes * plan.item
+    if moved <= plan.processor.l3(cost.DIRECT_GROUPS_IMAGES_L3):
+        return counted
     # what comes from memory is hidden only in part
-    return counted + (moved / _MEMORY_RATE if moved > _L3_BYTES else 0.0)
+    return counted + moved / (cost.DIRECT_GROUPS_MEMORY_RATE * plan.processor.memory_rate)
 
 
 def _candidates(c: Correlation, isa: Isa) -> Iterator[OverGroups]:
@@ -98,7 +98,9 @@ def _unrolled_cycles(plan: OverGroups, clipping: Clipping) -> float:
     c, tile, (_, h, w) = plan.c, plan.tile, plan.taps
     products = c.width * tile.rows * h * plan.row_products(clipping)
     lines = len(plan.row_reads) if tile.unrolled == "all" else h
-    is_strided = tile.unrolled == "row" and h > 1 and abs(c.x.space[2]) * plan.item > LINE
+    is_strided = (
+        tile.unrolled == "row" and h > 1 and abs(c.x.space[2]) * plan.item > plan.processor.line_bytes
+    )
     loads = lines * len(clipping.columns) * (_slots(plan) + (_STRIDED if is_strided else 0.0))
     values = 0.0
     if not plan.filter_fits_registers:
@@ -138,6 +140,7 @@ def _slots(plan: OverGroups) -> float:
 
 def _reload_slots(plan: OverGroups) -> float:
     """Load slots of one vector that was read some taps before: more if a row's pixels evict each other from L1."""
-    apart = abs(plan.c.x.space[2]) * plan.item // LINE
-    resident = _L1_WAYS * (_L1_SETS // math.gcd(max(1, apart), _L1_SETS))
+    line = plan.processor.line_bytes
+    apart, sets = abs(plan.c.x.space[2]) * plan.item // line, cost.L1_WAY_BYTES // line
+    resident = cost.l1_ways(plan.processor) * (sets // math.gcd(max(1, apart), sets))
     return _slots(plan) if plan.taps[2] + 16 <= resident else _slots(plan) + _L2_SLOTS

@@ -25,17 +25,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, Reads, reads_of
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.row_vectors import RowVector, group_vector
 from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 
-LINE = 64
-_STACK_BYTES = 16 << 10  # filters of a task's groups; larger ones are in the workspace
 _LOOP_TAPS = 4  # taps of a row that one iteration of the loop over them takes
 _UNITS = 64  # that there should be: long rows are cut if there are fewer
-_WRITTEN_BYTES = 4 << 20  # results that the caches do not keep until they are written again
-_TOGETHER_BYTES = 128 << 10  # of the input, that interleaved correlations read one after the other
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class OverGroups(DirectPlan):
         if abs(c.y.space[2]) <= c.group_count * c.width:
             return False
         results = c.batch * c.group_count * c.width * math.prod(axis.results for axis in c.axes)
-        return results * self.item > _WRITTEN_BYTES
+        return results * self.item > self.processor.l3(cost.DIRECT_WRITTEN_L3)
 
     # ---- the tile
 
@@ -187,12 +184,18 @@ class OverGroups(DirectPlan):
     @property
     def is_on_stack(self) -> bool:
         """True if the filters of at least one vector of groups are on the stack; else they are in the workspace."""
-        return self.filter_size * self.item <= _STACK_BYTES
+        return self.filter_size * self.item <= self.processor.l1(cost.DIRECT_STACK_L1)
 
     @cached_property
     def task_vectors(self) -> int:
         """Vectors of groups of one task."""
-        return max(1, min(self.vectors, _STACK_BYTES // (max(1, self.filter_size) * self.item)))
+        return max(
+            1,
+            min(
+                self.vectors,
+                self.processor.l1(cost.DIRECT_STACK_L1) // (max(1, self.filter_size) * self.item),
+            ),
+        )
 
     @property
     def vector_blocks(self) -> int:
@@ -208,7 +211,8 @@ class OverGroups(DirectPlan):
         """Bytes: the filters of one vector of groups for each thread, if they are too large for the stack."""
         if self.is_on_stack:
             return 0
-        return threads * ceil_div(self.filter_size * self.item, LINE) * LINE
+        line = self.processor.line_bytes
+        return threads * ceil_div(self.filter_size * self.item, line) * line
 
     @cached_property
     def units(self) -> WorkUnits:
@@ -236,6 +240,6 @@ def divide_together(plans: Sequence[OverGroups]) -> tuple[int, tuple[int, ...]] 
     if any(plan.stride_phases > 1 for plan in plans):
         return None
     unit = abs(first.c.x.space[1]) * first.tile.rows * first.c.axes[1].step * first.item
-    per_task = max(1, _TOGETHER_BYTES // max(1, unit))
+    per_task = max(1, first.processor.l2(cost.DIRECT_INTERLEAVED_INPUT_L2) // max(1, unit))
     tasks = ceil_div(first.units.count, per_task)
     return first.vector_blocks * tasks, (tasks, per_task)

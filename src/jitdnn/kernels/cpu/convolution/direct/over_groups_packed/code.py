@@ -6,7 +6,6 @@ from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.direct.code import pointer_count, results_of
 from jitdnn.kernels.cpu.convolution.direct.over_groups.code import Versions, trace_filter, trace_versions
-from jitdnn.kernels.cpu.convolution.direct.over_groups.plan import LINE
 from jitdnn.kernels.cpu.convolution.direct.over_groups_packed.plan import OverGroupsPacked
 from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore, TileStrides, trace_store
 from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed
@@ -55,12 +54,13 @@ def _tiles(
     _, p, q = (axis.results for axis in c.axes)
     rows = ceil_div(p, tile.rows)
     is_run = c.depth == 1 and c.x.space[2] == 1 and plan.rows(True)[0] == 1
-    lines = ceil_div(ceil_div(plan.x_pixels * item, LINE), c.axes[0].results * rows) if is_run else 0
+    line_bytes = plan.processor.line_bytes
+    lines = ceil_div(ceil_div(plan.x_pixels * item, line_bytes), c.axes[0].results * rows) if is_run else 0
     for number in k.range(c.axes[0].results * rows):
         for lane in k.range(plan.lanes if lines else 0):
-            corner = next_image + (lane * c.x.groups[0] + number * (lines * LINE // item))
+            corner = next_image + (lane * c.x.groups[0] + number * (lines * line_bytes // item))
             for line in range(lines):
-                corner.prefetch(line * (LINE // item))
+                corner.prefetch(line * (line_bytes // item))
         d, h = number // rows, number % rows * tile.rows
         row = y + (d * p + h) * (q * plan.lanes)
         for runs, version in versions:

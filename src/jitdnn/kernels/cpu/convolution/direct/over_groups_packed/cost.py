@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.over_groups import cost as over_groups
 from jitdnn.kernels.cpu.convolution.direct.over_groups_packed.plan import OverGroupsPacked, packed
 from jitdnn.kernels.cpu.correlation import Correlation
@@ -11,9 +12,6 @@ from jitdnn.rtcg.isa import Isa, item_bytes
 _TRANSPOSE = 140.0  # cycles to transpose a square of sixteen vectors
 _COPY = 3.0  # cycles to copy one vector
 _SCATTERED = 15.0  # and more where they lie apart, in images that L2 does not keep
-_L2_BYTES = 1 << 20
-_L3_BYTES = 6 << 20  # of the images that may still be there
-_MEMORY_RATE = 8.0  # bytes a cycle of planes that come from memory: transposing waits for them
 _UNIT = 200.0  # cycles to begin and end a unit
 
 
@@ -24,7 +22,7 @@ def choose(c: Correlation, isa: Isa) -> OverGroupsPacked:
 
 def cycles(plan: OverGroupsPacked) -> float:
     """Cycles of one thread for the whole."""
-    c, lanes, inner = plan.c, plan.lanes, plan.inner
+    c, lanes, inner, processor = plan.c, plan.lanes, plan.inner, plan.processor
     squares = copied = 0.0
     for is_input, channels in ((True, c.depth), (False, c.width)):
         rows, pixels = plan.rows(is_input)
@@ -36,10 +34,11 @@ def cycles(plan: OverGroupsPacked) -> float:
     filters = inner.filter_size / lanes**2
     unit = over_groups.cycles(inner) + squares * _TRANSPOSE * lanes / 16 + copied * _COPY + _UNIT
     moved = c.batch * plan.vectors * plan.elements * plan.item
-    traffic = _SCATTERED * c.batch * plan.vectors * copied if moved > _L2_BYTES else 0.0
+    is_far = moved > processor.l2(cost.DIRECT_PACKED_PLANES_L2)
+    traffic = _SCATTERED * c.batch * plan.vectors * copied if is_far else 0.0
     planes = c.batch * c.group_count
     read = planes * c.depth * plan.x_pixels * item_bytes(c.x.dtype)
-    if read > _L3_BYTES and not plan.is_copied:
+    if read > processor.l3(cost.DIRECT_PACKED_IMAGES_L3) and not plan.is_copied:
         written = planes * c.width * plan.y_pixels * item_bytes(c.y.dtype)
-        traffic += (read + written) / _MEMORY_RATE
+        traffic += (read + written) / (cost.DIRECT_PACKED_MEMORY_RATE * processor.memory_rate)
     return plan.vectors * (c.batch * unit + filters * _TRANSPOSE) + traffic

@@ -18,14 +18,13 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.over_groups.plan import GroupTile, OverGroups
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan
 from jitdnn.kernels.cpu.correlation import Correlation, View
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
-
-_MOST_BYTES = 512 << 10  # of the planes of one vector of groups: they stay in L2
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,8 @@ def fits(c: Correlation, isa: Isa) -> bool:
     lanes = isa.lanes(c.dtype)
     is_row = 1 in (c.x.space[2], c.x.groups[0]) and 1 in (c.y.space[2], c.y.groups[0])
     is_whole = len(c.groups) == 1 and lanes > 1
-    return is_row and is_whole and _elements(c, lanes) * ITEM_BYTES[c.dtype] <= _MOST_BYTES
+    most = isa.processor.l2(cost.DIRECT_PACKED_VECTOR_L2)
+    return is_row and is_whole and _elements(c, lanes) * ITEM_BYTES[c.dtype] <= most
 
 
 def packed(c: Correlation, lanes: int) -> Correlation:

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.plan import (
     DirectPlan,
     Reads,
@@ -41,7 +42,6 @@ _UNROLLED = 600  # multiply-adds of a tile whose taps are unrolled: more would t
 _UNROLLED_ROW = 200  # and of one row of the filter
 _MOST_PHASES = 4
 _BOUNDARY_TILES = 3  # tiles of a row that may have a version of the code each
-_RUN_BYTES = 96 << 10  # input that a run of tiles may read before the next channels read it again
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class OverPixels(DirectPlan):
         """Tiles of one work unit."""
         width = self.tile_pixels * self.c.axes[2].step
         each = self.c.depth * self.c.axes[1].taps.count * width * self.item
-        return max(1, min(self.row_tiles, _RUN_BYTES // max(1, each)))
+        return max(1, min(self.row_tiles, self.processor.l2(cost.DIRECT_RUN_L2) // max(1, each)))
 
     @cached_property
     def units(self) -> WorkUnits:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels.plan import WgradChannelTile, WgradOverChannels
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import Isa
 
-_L2_BYTES = 1 << 20
-_L3_RATE = 10.0  # bytes a cycle from beyond L2
 _GATHERED_LANE = 5.0  # load slots (two a cycle) of one lane of a gather
 _UNALIGNED = 1.75  # load slots of a vector that may touch two cache lines
 _ITERATION = 2.0  # load slots that an iteration of the loop over the pixels is worth
@@ -64,10 +63,11 @@ def _pass_cycles(plan: WgradOverChannels) -> float:
 
 def _traffic(plan: WgradOverChannels) -> float:
     """Cycles to bring what the units read from beyond L2."""
-    c, tile = plan.c, plan.tile
+    c, tile, processor = plan.c, plan.tile, plan.processor
     x = c.batch * math.prod(axis.positions for axis in c.axes) * c.depth * plan.item
     dy = c.batch * math.prod(axis.results for axis in c.axes) * c.width * plan.item
-    if x + dy < _L2_BYTES:
+    if x + dy < processor.l2(cost.DIRECT_WGRAD_IMAGES_L2):
         return 0.0
     lines = min(c.width, tile.results + plan.lanes) / tile.results  # whole cache lines are brought
-    return (x * ceil_div(c.width, tile.results) + dy * plan.channel_blocks * lines) / _L3_RATE
+    read = x * ceil_div(c.width, tile.results) + dy * plan.channel_blocks * lines
+    return read / (cost.DIRECT_WGRAD_CHANNELS_L3_RATE * processor.l3_rate)

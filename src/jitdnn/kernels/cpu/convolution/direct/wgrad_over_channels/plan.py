@@ -21,12 +21,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, merges_row_taps
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
-
-_STACK_BYTES = 16 << 10  # sums of a unit
-_BLOCK_BYTES = 64 << 10  # what the passes over a row block read
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,9 @@ class WgradOverChannels(DirectPlan):
         """Rows of dy of one pass."""
         (_, rows, columns), tile = self.c.axes, self.tile
         each = tile.results * columns.results + self.tile_channels * columns.positions * rows.step
-        return max(1, min(rows.results, _BLOCK_BYTES // (each * self.item)))
+        return max(
+            1, min(rows.results, self.processor.l2(cost.DIRECT_WGRAD_CHANNELS_BLOCK_L2) // (each * self.item))
+        )
 
     @property
     def pass_sums(self) -> int:
@@ -93,7 +93,12 @@ class WgradOverChannels(DirectPlan):
     @cached_property
     def unit_taps(self) -> int:
         """Taps of one work unit."""
-        return max(1, min(math.prod(self.taps), _STACK_BYTES // (self.pass_sums * self.item)))
+        return max(
+            1,
+            min(
+                math.prod(self.taps), self.processor.l1(cost.DIRECT_STACK_L1) // (self.pass_sums * self.item)
+            ),
+        )
 
     @cached_property
     def units(self) -> WorkUnits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups.plan import WgradGroupTile, WgradOverGroups
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import block_count
 from jitdnn.kernels.cpu.correlation import Correlation
@@ -12,7 +13,6 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.row_vectors import RowVector
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
-_BLOCK_BYTES = 96 << 10  # what the passes over a row block read: it stays in L2
 _UNROLLED = 200  # multiply-adds of one step along the row
 _TASKS = 16  # that should be there, if the vectors of groups are fewer
 _SPLIT_CYCLES = 50_000.0  # a split that takes less is not worth its sums
@@ -38,7 +38,7 @@ def cycles(plan: WgradOverGroups) -> float:
 
 def _candidates(c: Correlation, isa: Isa) -> Iterator[WgradOverGroups]:
     _, rows, columns = (axis.taps.count for axis in c.axes)
-    block = _row_block(c)
+    block = _row_block(c, isa)
     yield WgradOverGroups(c, isa, WgradGroupTile(1, 1, 1), block)
     for taps in {ceil_div(columns, parts) for parts in range(1, columns + 1)}:
         for tile_rows in (n for n in range(1, rows + 1) if rows % n == 0):
@@ -48,10 +48,11 @@ def _candidates(c: Correlation, isa: Isa) -> Iterator[WgradOverGroups]:
                 yield WgradOverGroups(c, isa, WgradGroupTile(tile_rows, taps, width), block)
 
 
-def _row_block(c: Correlation) -> int:
+def _row_block(c: Correlation, isa: Isa) -> int:
     """Rows of dy whose passes read no more than stays in L2."""
     each = (c.width * c.axes[2].results + c.depth * c.axes[1].step * c.axes[2].positions) * c.groups[0]
-    return max(1, min(c.axes[1].results, _BLOCK_BYTES // (each * ITEM_BYTES[c.dtype])))
+    most = isa.processor.l2(cost.DIRECT_WGRAD_GROUPS_BLOCK_L2)
+    return max(1, min(c.axes[1].results, most // (each * ITEM_BYTES[c.dtype])))
 
 
 def _vector_cycles(plan: WgradOverGroups) -> float:

@@ -13,7 +13,7 @@
     for task: vector of groups                                                 a phase of its own, if there are more
       add up the splits in a fixed order and store them to dw
 
-How the rows are split depends on the problem alone, so the result is the same to the bit with any threads.
+How the rows are split depends on the problem and the processor, so the result is the same to the bit with any threads.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, tap_tiles
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.row_vectors import RowVector, group_vector
 from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
-
-_STACK_BYTES = 16 << 10  # sums of a task
 
 
 @dataclass(frozen=True)
@@ -91,12 +90,14 @@ class WgradOverGroups(DirectPlan):
     @property
     def is_on_stack(self) -> bool:
         """True if the sums of at least one vector of groups are on the stack; else there is a workspace."""
-        return self.filter_size * self.item <= _STACK_BYTES
+        return self.filter_size * self.item <= self.processor.l1(cost.DIRECT_STACK_L1)
 
     @cached_property
     def task_vectors(self) -> int:
         """Vectors of groups of one task."""
-        return max(1, min(self.vectors, _STACK_BYTES // (self.filter_size * self.item)))
+        return max(
+            1, min(self.vectors, self.processor.l1(cost.DIRECT_STACK_L1) // (self.filter_size * self.item))
+        )
 
     @property
     def vector_blocks(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.plan import reads_of
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels, WgradPixelTile
 from jitdnn.kernels.cpu.correlation import Correlation
@@ -12,10 +13,6 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.work_units import block_sizes
 from jitdnn.rtcg.isa import Isa
 
-_L2_BYTES = 1 << 20
-_L3_RATE = 8.0  # bytes a cycle from beyond L2
-_L3_BYTES = 16 << 20
-_MEMORY_RATE = 8.0  # bytes a cycle from beyond that
 _BURST = 0.04  # longer for each further row of x that is read at once, where memory is what takes long
 _SHUFFLED = 5.0  # load slots for each vector out of which others are shuffled: that delays the sums
 _GATHERED = 4.5  # load slots for each lane that is gathered
@@ -57,7 +54,7 @@ def _candidates(c: Correlation, isa: Isa) -> Iterator[WgradOverPixels]:
 
 def _group_cycles(plan: WgradOverPixels) -> float:
     """Cycles of one group, for all images."""
-    c, tile = plan.c, plan.tile
+    c, tile, processor = plan.c, plan.tile, plan.processor
     full, rest = divmod(c.width, tile.results)
     each = full * _pass_cycles(plan)
     if rest:
@@ -67,9 +64,10 @@ def _group_cycles(plan: WgradOverPixels) -> float:
     x = c.depth * math.prod(axis.positions for axis in c.axes)
     dy = c.width * math.prod(axis.results for axis in c.axes)
     size = c.batch * plan.item * (x + dy)
-    if size * c.group_count <= _L3_BYTES:
+    if size * c.group_count <= processor.l3(cost.DIRECT_WGRAD_IMAGES_L3):
         return counted
-    memory = size / _MEMORY_RATE  # what comes from memory is not hidden behind the products
+    # what comes from memory is not hidden behind the products
+    memory = size / (cost.DIRECT_WGRAD_MEMORY_RATE * processor.memory_rate)
     if 2 * memory > counted:
         memory *= 1 + _BURST * (tile.height - 1) * c.axes[1].step
     return counted + memory
@@ -77,12 +75,13 @@ def _group_cycles(plan: WgradOverPixels) -> float:
 
 def _traffic(plan: WgradOverPixels) -> float:
     """Cycles to bring what the units of one block of channels read from beyond L2."""
-    c, tile = plan.c, plan.tile
+    c, tile, processor = plan.c, plan.tile, plan.processor
     x = c.batch * math.prod(axis.positions for axis in c.axes) * plan.item
     dy = c.batch * math.prod(axis.results for axis in c.axes) * plan.item
-    if x * c.depth + dy * c.width < _L2_BYTES:
+    if x * c.depth + dy * c.width < processor.l2(cost.DIRECT_WGRAD_IMAGES_L2):
         return 0.0
-    return (x * tile.channels * ceil_div(c.width, tile.results) + dy * c.width) / _L3_RATE
+    read = x * tile.channels * ceil_div(c.width, tile.results) + dy * c.width
+    return read / (cost.DIRECT_WGRAD_PIXELS_L3_RATE * processor.l3_rate)
 
 
 def _pass_cycles(plan: WgradOverPixels) -> float:

@@ -20,14 +20,12 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, tap_tiles
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.row_vectors import RowVector
 from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 
-_SUMS_BYTES = 16 << 10  # sums of a unit, on the stack
-_BLOCK_BYTES = 24 << 10  # what the passes over a row block read again and again: it stays in L1
-_SMALL_BYTES = 4 << 10  # planes of a group up to here are small
 _UNITS = 16  # that there should be
 
 
@@ -84,8 +82,15 @@ class WgradOverPixels(DirectPlan):
         """Rows of dy of one pass."""
         axis, tile = self.c.axes[1], self.tile
         each = (tile.results + tile.channels * axis.step) * self.c.axes[2].results * self.item
-        block = max(1, min(axis.results, _BLOCK_BYTES // max(1, each)))
+        block = max(
+            1, min(axis.results, self.processor.l1(cost.DIRECT_WGRAD_PIXELS_BLOCK_L1) // max(1, each))
+        )
         return ceil_div(block, tile.height) * tile.height
+
+    @property
+    def _stack_bytes(self) -> int:
+        """Bytes that the sums of a unit may take."""
+        return self.processor.l1(cost.DIRECT_STACK_L1)
 
     @property
     def _row_sums(self) -> int:
@@ -95,21 +100,23 @@ class WgradOverPixels(DirectPlan):
     @property
     def fits_stack(self) -> bool:
         """True if the sums of a unit that takes one tile of the filter's rows are not too large."""
-        return self._row_sums <= _SUMS_BYTES
+        return self._row_sums <= self._stack_bytes
 
     @cached_property
     def unit_filter_tiles(self) -> int:
         """Tiles of the filter's rows of one unit."""
-        return max(1, min(math.prod(self.filter_tiles), _SUMS_BYTES // self._row_sums))
+        return max(1, min(math.prod(self.filter_tiles), self._stack_bytes // self._row_sums))
 
     @cached_property
     def unit_groups(self) -> int:
         """Groups of one unit: many of small planes, which then are read one behind the other in every image."""
         c = self.c
         planes = c.depth * math.prod(axis.positions for axis in c.axes) * self.item
-        if planes > _SMALL_BYTES:
+        if planes > self.processor.l1(cost.DIRECT_WGRAD_SMALL_PLANES_L1):
             return 1
-        return max(1, min(_SUMS_BYTES // (self.unit_filter_tiles * self._row_sums), c.group_count // _UNITS))
+        return max(
+            1, min(self._stack_bytes // (self.unit_filter_tiles * self._row_sums), c.group_count // _UNITS)
+        )
 
     @cached_property
     def units(self) -> WorkUnits:
