@@ -6,3 +6,22 @@ shares and factors stand here, those of each algorithm together; cycles that ins
 """
 
 from __future__ import annotations
+
+# ---- implicit GEMM
+GEMM_INPUT_TILE_L2 = 0.25  # an input tile shares the L2 cache with the panels and with what is written
+GEMM_SPILLED_SUMS_L2 = 1.0  # of a task: each pass reads and writes all of them
+GEMM_UNPACKED_INPUT_L2 = (
+    0.390625  # a block's input that is read where it is: whole lines, of which parts are used
+)
+GEMM_L2_WAY = 0.0625  # one way of the L2 cache: addresses so far apart fall into the same set
+GEMM_PANEL_L1 = 1.0  # a panel of at least this size arrives from the L2 cache
+GEMM_REREAD_OPERAND_L2 = 0.5  # an operand beyond this is read again from beyond the L2 cache
+GEMM_PREFETCHED_INPUT_L2 = 0.5  # the next block's input, beside what the present block reads
+GEMM_CACHED_RESULT_L2 = 0.5  # a result up to this size stays: its lines need no prefetch
+GEMM_PACKED_FILTER_L3 = (
+    1.0  # the part of a packed filter that leaves the caches before it is read is beyond this
+)
+GEMM_L2_RATE = 0.625  # at which panels arrive without delaying the products
+GEMM_L3_RATE = 1.0  # the same for a large filter that every block reads again
+# bytes of memory traffic that take as long as an element of a packed filter beyond the L3 cache
+GEMM_WRITE_BYTES, GEMM_READ_BYTES = 16.0, 48.0
