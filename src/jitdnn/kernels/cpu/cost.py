@@ -7,6 +7,19 @@ shares and factors stand here, those of each algorithm together; cycles that ins
 
 from __future__ import annotations
 
+# ---- several algorithms
+NONTEMPORAL_L3 = 3.0  # results from here on are not read from any cache afterwards
+# of a convolution's result: the next layer begins to read what was written first, which has left the caches by then
+NONTEMPORAL_CONVOLUTION_L3 = 1.5
+PREFETCH_DISTANCE_L1 = (
+    0.375  # between the input that is read and that is prefetched, which must stay until then
+)
+REPEATED_OPERAND_L2 = 0.625  # of the operand that the inner loop reads again; the rest streams by
+SEPARATE_GROUPS_L2 = 1.0  # tensors up to this size stay from one group to the next
+SEPARATE_GROUP_LINE = (
+    2.25  # times as long as a line of a stream: of one that is loaded for one pixel of a group
+)
+
 # ---- implicit GEMM
 GEMM_INPUT_TILE_L2 = 0.25  # an input tile shares the L2 cache with the panels and with what is written
 GEMM_SPILLED_SUMS_L2 = 1.0  # of a task: each pass reads and writes all of them
@@ -25,3 +38,6 @@ GEMM_L2_RATE = 0.625  # at which panels arrive without delaying the products
 GEMM_L3_RATE = 1.0  # the same for a large filter that every block reads again
 # bytes of memory traffic that take as long as an element of a packed filter beyond the L3 cache
 GEMM_WRITE_BYTES, GEMM_READ_BYTES = 16.0, 48.0
+
+# ---- im2col
+IM2COL_COPY_L2_RATE = 5 / 24  # of NumPy's copies, read plus written

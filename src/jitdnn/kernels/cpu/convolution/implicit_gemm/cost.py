@@ -19,7 +19,7 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import (
     pixels_of,
 )
 from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import bytes_in_cache, may_be_unpacked
-from jitdnn.kernels.cpu.microkernel.nontemporal import CONVOLUTION_STREAM_BYTES
+from jitdnn.kernels.cpu.microkernel.nontemporal import convolution_stream_bytes
 from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile, choose_tile, cost_per_step, nothing
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.tap_clipping import LAST_AXIS, unclipped_fraction
@@ -127,7 +127,7 @@ def cycles(plan: ImplicitGemmPlan) -> float:
             each = _TRANSPOSED_SQUARE / plan.lanes if c.y.channels == 1 else _SCATTERED
     else:
         each = _store_cycles(plan, plan.box)
-    is_large = vectors * c.group_count * plan.isa.vector_bytes >= CONVOLUTION_STREAM_BYTES
+    is_large = vectors * c.group_count * plan.isa.vector_bytes >= convolution_stream_bytes(plan.isa.processor)
     if len(plan.stride_phases) > 1 and is_large:
         each += _INTERLEAVED
     store = vectors * each

@@ -35,7 +35,7 @@ from functools import cached_property
 
 from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import input_as_input_tile
 from jitdnn.kernels.cpu.correlation import Correlation, InterleavedPhases, StridePhase
-from jitdnn.kernels.cpu.microkernel.nontemporal import CONVOLUTION_STREAM_BYTES
+from jitdnn.kernels.cpu.microkernel.nontemporal import convolution_stream_bytes
 from jitdnn.kernels.cpu.microkernel.packing import (
     InputRange,
     InputTile,
@@ -312,7 +312,7 @@ class ImplicitGemmPlan(Geometry):
         if not self.vectorizes_pixels or y.dtype != c.dtype or y.space[2] != 1:
             return False
         steps = (y.batch, y.channels, *y.groups, *y.space[:2])
-        return math.prod(sizes) * ITEM_BYTES[c.dtype] >= CONVOLUTION_STREAM_BYTES and all(
+        return math.prod(sizes) * ITEM_BYTES[c.dtype] >= convolution_stream_bytes(self.isa.processor) and all(
             s % self.lanes == 0 for s in steps
         )
 
