@@ -154,6 +154,6 @@ def test_all_channels_of_a_pixel_go_together_if_they_fit() -> None:
 
 @pytest.mark.parametrize("kind", ["pool_fwd max", "pool_bwd max", "pool_fwd avg"])
 def test_later_windows_are_prefetched(plans: list[Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(algorithm, "STREAM_BYTES", 0)
+    monkeypatch.setattr(algorithm, "stream_bytes", lambda processor: 0)
     check(parse(f"{kind} n2 c40 h9 w7 window3x2 stride2 pad1 nhwc"))
     assert any(plan.prefetches for plan in channels(plans))

@@ -24,7 +24,9 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
+from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -42,7 +44,6 @@ LEAST_CHANNELS_FOLDED = 8
 GEMM_EFFICIENCY = 0.5  # of the peak, reached by OpenBLAS: 0.45 measured on Zen 5, 0.85 on Zen 4
 NARROW = 16  # rows or columns; a product with fewer leaves registers idle
 VECTOR_PIXELS = 3  # added to the pixels of a product: one with a single column is faster than in proportion
-COPY_BYTES_A_SECOND = 2e10  # of NumPy's copies within the L2 cache
 SECONDS_AN_IMAGE = 1.2e-5  # of Python around an image
 
 
@@ -454,6 +455,7 @@ class Im2col(Algorithm):
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(problem, Convolution)
+        processor = cast(CpuDevice, device).isa.processor
         layout = _Layout(problem)
         moved = 0 if layout.x_matrix is not None else prod(layout.columns.shape) // layout.batch
         if layout.padded is not None:
@@ -470,7 +472,8 @@ class Im2col(Algorithm):
             traffic += 2 * groups * k * depth * DTYPES[layout.dtype] * layout.images // layout.batch
         traffic += sum(prod(tensor.shape) for tensor in (problem.x, problem.y)) * DTYPES[layout.dtype]
         products = problem.flops / (narrow * GEMM_EFFICIENCY * device.peak_flops(problem.dtype))
-        return products + traffic / COPY_BYTES_A_SECOND + SECONDS_AN_IMAGE * (1 + layout.images)
+        copy_rate = cost.IM2COL_COPY_L2_RATE * processor.l2_rate * processor.clock
+        return products + traffic / copy_rate + SECONDS_AN_IMAGE * (1 + layout.images)
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.rtcg.builder import Builder, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
+from jitdnn.rtcg.processor import Processor
 from jitdnn.rtcg.types import INT
 from jitdnn.tensor import TensorDescriptor
 
-STREAM_BYTES = 48 << 20  # results of at least so many bytes do not fit into any cache
-# of a convolution's result: the next layer begins to read what was written first, which has left the caches by then
-CONVOLUTION_STREAM_BYTES = 24 << 20
+
+def stream_bytes(processor: Processor) -> int:
+    """Results of at least so many bytes are not read from a cache afterwards."""
+    return processor.l3(cost.NONTEMPORAL_L3)
 
 
-def is_streamed(result: TensorDescriptor) -> bool:
+def convolution_stream_bytes(processor: Processor) -> int:
+    """The same of a convolution's result, of which the next layer reads first what was written first."""
+    return processor.l3(cost.NONTEMPORAL_CONVOLUTION_L3)
+
+
+def is_streamed(result: TensorDescriptor, processor: Processor) -> bool:
     """Whether a result should be written by non-temporal stores: it is large and contiguous."""
-    return result.nbytes >= STREAM_BYTES and result.is_dense
+    return result.nbytes >= stream_bytes(processor) and result.is_dense
 
 
 def is_aligned(pointer: Pointer, lanes: int) -> Value:

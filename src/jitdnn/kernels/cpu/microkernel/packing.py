@@ -14,16 +14,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.microkernel.transpose import copy_transposed, transpose
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import item_bytes
+from jitdnn.rtcg.processor import Processor
 
-# Bytes of the input between what is read and what is prefetched. From channel to channel and from row to row the
-# addresses jump too far for the hardware prefetcher.
-_PREFETCH_BYTES = 12 << 10
-_FILTER_PREFETCH = 128  # elements of each result's filter, likewise
+# elements of each result's filter between what is read and what is prefetched
+_FILTER_PREFETCH = 128
 _MOST_TAPS = 64  # of a filter that is packed in one pass: their loop is unrolled
 _MOST_PREFETCHED = 4  # lines that one vector of a row may lie in
 _MOST_MASKS = 7  # vectors of a row that have a register for their mask
@@ -150,14 +150,17 @@ def trace_input_tile(module: Module, name: str, c: Correlation, input_tile: Inpu
     return function
 
 
-def prefetch_elements(c: Correlation) -> int:
-    """Elements of the input between what is read and what is prefetched."""
-    return _PREFETCH_BYTES // item_bytes(c.x.dtype)
+def prefetch_elements(c: Correlation, processor: Processor) -> int:
+    """Elements of the input between what is read and what is prefetched.
+
+    From channel to channel and from row to row the addresses jump too far for the hardware prefetcher.
+    """
+    return processor.l1(cost.PREFETCH_DISTANCE_L1) // item_bytes(c.x.dtype)
 
 
-def prefetch_channels(c: Correlation, input_tile: InputTile) -> int:
+def prefetch_channels(c: Correlation, input_tile: InputTile, processor: Processor) -> int:
     """Channels of a block between what is read and what is prefetched."""
-    return ceil_div(prefetch_elements(c), max(1, math.prod(input_tile.extents)))
+    return ceil_div(prefetch_elements(c, processor), max(1, math.prod(input_tile.extents)))
 
 
 def source_steps(c: Correlation) -> list[int]:
@@ -195,7 +198,7 @@ def _copy_rows(
     lanes, step = k.lanes(c.dtype), source_steps(c)[2]
     vectors, distance = (
         range(0, input_tile.extents[2], lanes),
-        prefetch_channels(c, input_tile) * c.x.channels,
+        prefetch_channels(c, input_tile, k.isa.processor) * c.x.channels,
     )
     for row, inside, target in input_tile_rows(k, c, input_tile, image, to, origins):
         row = row + origins[2] * c.x.space[2]
@@ -248,7 +251,7 @@ def _copy_pixels(
             pixel = row + k.select(here, w, 0) * c.x.space[2]
             for channel in k.range(0, channels, lanes):
                 mask = k.mask(limit - channel, lanes)
-                pixel.prefetch(channel * c.x.channels + prefetch_elements(c))
+                pixel.prefetch(channel * c.x.channels + prefetch_elements(c, k.isa.processor))
                 vector = pixel.load_strided(channel * c.x.channels, c.x.channels, lanes, mask)
                 _store_masked(k, c.x.channels, vector, mask, target + p * input_tile.space[2], channel)
 

@@ -12,7 +12,6 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer
 from jitdnn.rtcg.isa import item_bytes
 
-_LINE = 64
 _MOST_LINES = 16  # of one piece: their loop is unrolled
 
 
@@ -25,12 +24,12 @@ class Region:
     lines: tuple[int, ...]
 
 
-def region_of(dims: Sequence[tuple[int, int]], dtype: str) -> Region | None:
+def region_of(dims: Sequence[tuple[int, int]], dtype: str, line_bytes: int) -> Region | None:
     """The region of all (extent, stride) pairs; None where a stride is negative.
 
     The line in which a piece begins is left out: of neighbouring tiles it is the last line of the tile before.
     """
-    line = _LINE // item_bytes(dtype)
+    line = line_bytes // item_bytes(dtype)
     dims = [(extent, stride) for extent, stride in dims if extent > 1 and stride != 0]
     if any(stride < 0 for _, stride in dims):
         return None

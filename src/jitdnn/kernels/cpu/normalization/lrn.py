@@ -172,7 +172,7 @@ class _WindowNorm(PlannedAlgorithm[WindowNorm, Plan, CpuDevice]):
             vectors=vectors,
             size=norm.size if norm.size <= MOST_UNROLLED else 0,
             is_unit=tuple(step == 1 or extent == 1 for step in steps),
-            streams=is_streamed(norm.output),
+            streams=is_streamed(norm.output, device.isa.processor),
         )
         library = load("window_norm", code, device.isa, lambda module: trace(module, code))
         units = prod(e for e, _ in plan.kept)

@@ -17,7 +17,7 @@ from typing import Any, cast
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, summation_bound
-from jitdnn.kernels.cpu.microkernel.nontemporal import STREAM_BYTES, is_streamed
+from jitdnn.kernels.cpu.microkernel.nontemporal import is_streamed, stream_bytes
 from jitdnn.kernels.cpu.pooling import (
     cost,
     over_channels_code,
@@ -180,7 +180,7 @@ class PoolingRows(PoolingAlgorithm):
             clips=(a0.is_clipped, a1.is_clipped),
             has_empty_windows=geometry.has_empty_windows,
             is_contiguous=outputs[4] == 1,
-            nontemporal=is_streamed(problem.output),
+            nontemporal=is_streamed(problem.output, device.isa.processor),
         )
         units = geometry.images * geometry.channels
         if problem.direction == "fwd":
@@ -239,8 +239,8 @@ class PoolingChannels(PoolingAlgorithm):
             vectors=vectors,
             has_tail=has_tail,
             accumulates_rows=self.workspace(problem, device) > 0,
-            nontemporal=is_streamed(problem.output),
-            prefetches=x[1] == 1 and problem.x.nbytes >= STREAM_BYTES,
+            nontemporal=is_streamed(problem.output, device.isa.processor),
+            prefetches=x[1] == 1 and problem.x.nbytes >= stream_bytes(device.isa.processor),
             is_contiguous=tuple(strides[1] == 1 for strides in geometry.strides),
         )
         groups = ceil_div(geometry.channels, group)
@@ -310,8 +310,9 @@ class ScatterUnpooling(Algorithm):
         unpooling, dtype = cast(Unpooling, problem), compute_dtype(problem.dtype)
         if unpooling.direction == "bwd":
             return 0
-        lanes = cast(CpuDevice, device).isa.lanes(dtype)
-        plan = unpooling_plan(unpooling, lanes, is_streamed(problem.output))
+        isa = cast(CpuDevice, device).isa
+        lanes = isa.lanes(dtype)
+        plan = unpooling_plan(unpooling, lanes, is_streamed(problem.output, isa.processor))
         return device.threads * unpooling_pitch(plan, unpooling, lanes) * ITEM_BYTES[dtype]
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
@@ -326,7 +327,7 @@ class ScatterUnpooling(Algorithm):
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         unpooling, processor = cast(Unpooling, problem), cast(CpuDevice, device)
         lanes = processor.isa.lanes(compute_dtype(problem.dtype))
-        plan = unpooling_plan(unpooling, lanes, is_streamed(problem.output))
+        plan = unpooling_plan(unpooling, lanes, is_streamed(problem.output, processor.isa.processor))
         library = load("unpooling", plan, processor.isa, lambda module: unpooling_code.trace(module, plan))
         images, channels = unpooling.large.shape[:2]
         blocks = ceil_div(channels, plan.planes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -11,10 +12,7 @@ from jitdnn.tensor import compute_dtype
 
 LAUNCH_SECONDS = 3e-6
 _CYCLES_WORTH_A_THREAD = 30_000  # about 8 microseconds
-_FLOPS_PER_CYCLE_PER_LANE = 4.0  # two multiply-adds
-_LINE_OF_GROUP = 18.0  # cycles to load a line of a group whose pixels are not adjacent
-_CACHE_BYTES = 1 << 20
-_LINE = 64
+_FLOPS_PER_CYCLE_PER_LANE = 4.0  # two multiply-adds: counted cycles assume them on any processor
 
 
 def seconds_of(problem: Problem, device: CpuDevice, cycles: float, tasks: int) -> float:
@@ -37,19 +35,21 @@ def useful_threads(device: CpuDevice, cycles: float) -> int:
     return max(1, min(device.threads, int(cycles / _CYCLES_WORTH_A_THREAD)))
 
 
-def channels_last_group_cycles(problem: Problem) -> float:
+def channels_last_group_cycles(problem: Problem, device: CpuDevice) -> float:
     """Additional cycles of a convolution that computes one group after the other on channels-last tensors.
 
     The pixels of a group are not adjacent there, so that every line is loaded for one pixel only, and from memory.
     """
     assert isinstance(problem, Convolution)
-    if problem.groups == 1 or problem.bytes < _CACHE_BYTES:
+    processor = device.isa.processor
+    if problem.groups == 1 or problem.bytes < processor.l2(cost.SEPARATE_GROUPS_L2):
         return 0.0
-    lines = 0
+    line, lines = processor.line_bytes, 0
     for tensor in (problem.x, problem.y):
         each = tensor.shape[1] // problem.groups
         if each > 1 and tensor.strides[1] == 1 and tensor.strides[-1] != 1:
             size = each * item_bytes(tensor.dtype)
-            lines += tensor.size // each * ceil_div(size, _LINE)
+            lines += tensor.size // each * ceil_div(size, line)
     times = 2 if problem.direction == "bwd_filter" else 1
-    return _LINE_OF_GROUP * times * lines * (1 - 1 / problem.groups)
+    line_cycles = cost.SEPARATE_GROUP_LINE * line / processor.memory_rate
+    return line_cycles * times * lines * (1 - 1 / problem.groups)

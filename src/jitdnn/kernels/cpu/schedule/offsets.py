@@ -6,9 +6,7 @@ import itertools
 
 from jitdnn.kernels.cpu.correlation import Correlation, View
 from jitdnn.rtcg.builder import Builder, Pointer, Value
-from jitdnn.rtcg.isa import ITEM_BYTES
-
-_LINE = 64
+from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -58,7 +56,7 @@ def view_offset(
     return offset
 
 
-def whole_lines(elements: int, dtype: str) -> int:
+def whole_lines(elements: int, dtype: str, isa: Isa) -> int:
     """``elements`` rounded up to whole cache lines."""
-    line = _LINE // ITEM_BYTES[dtype]
+    line = isa.processor.line_bytes // ITEM_BYTES[dtype]
     return ceil_div(elements, line) * line

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, split_index
 from jitdnn.kernels.cpu.schedule.parallel import split_units
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
-
-_CACHE_BYTES = 640 << 10  # of the L2 cache, for the operand that is read repeatedly
-_CYCLES_A_SECOND = 3e9  # only to tell what work is worth dividing, so that it need not be measured
+from jitdnn.rtcg.processor import Processor
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class WorkUnits:
 
     def split(self, device: CpuDevice, cycles: float) -> tuple[int, int]:
         """(tasks, units of a task) for work that takes one thread ``cycles``."""
-        return split_units(self.count, device, cycles / _CYCLES_A_SECOND)
+        return split_units(self.count, device, cycles / device.isa.processor.clock)
 
     def each(self, k: Builder, task: Value, per_task: Value) -> Iterator[dict[str, Value]]:
         """The units of a task, each as its index by name."""
@@ -46,7 +45,7 @@ def block_sizes(extent: int, most: int) -> list[int]:
     return sorted({ceil_div(extent, parts) for parts in range(ceil_div(extent, most), extent + 1)})
 
 
-def is_filter_loop_outer(c: Correlation) -> bool:
+def is_filter_loop_outer(c: Correlation, processor: Processor) -> bool:
     """True if the loop over blocks of the filter should be outside of the loop over the image.
 
     The inner operand is read once for each block of the outer one: it should be the one that stays in the cache.
@@ -54,4 +53,4 @@ def is_filter_loop_outer(c: Correlation) -> bool:
     item = ITEM_BYTES[c.dtype]
     weights = c.width * c.depth * c.taps * item
     image = c.depth * math.prod(min(axis.positions, axis.results * axis.step) for axis in c.axes) * item
-    return weights > _CACHE_BYTES and image < 4 * weights
+    return weights > processor.l2(cost.REPEATED_OPERAND_L2) and image < 4 * weights

@@ -98,7 +98,7 @@ class Direct(Algorithm):
         each = [_cycles(plan) for plan in plans]
         tasks = sum(plan.divide(device, own)[0] for plan, own in zip(plans, each, strict=True))
         over_groups = OverGroups | OverGroupsPacked | WgradOverGroups
-        apart = 0.0 if isinstance(plans[0], over_groups) else channels_last_group_cycles(problem)
+        apart = 0.0 if isinstance(plans[0], over_groups) else channels_last_group_cycles(problem, device)
         return seconds_of(problem, device, sum(each) + apart, tasks)
 
     def error_bound(self, problem: Problem) -> float:

@@ -83,14 +83,16 @@ def reads_of(axis: Axis, results: int, taps: int | None = None) -> Reads:
     return dict(sorted(found.items()))
 
 
-def row_units(c: Correlation, channel_blocks: int, row_blocks: int, runs: int) -> WorkUnits:
+def row_units(
+    c: Correlation, processor: Processor, channel_blocks: int, row_blocks: int, runs: int
+) -> WorkUnits:
     """Work units of blocks of result channels, and of blocks of rows and runs of tiles along them.
 
     Blocks of the filter are the outer loop where that reads less.
     """
     channels = [("channels", channel_blocks)]
     space = [("slice", c.axes[0].results), ("rows", row_blocks), ("run", runs)]
-    order = channels + space if is_filter_loop_outer(c) else space + channels
+    order = channels + space if is_filter_loop_outer(c, processor) else space + channels
     return WorkUnits((("image", c.batch), ("group", c.group_count), *order))
 
 

@@ -137,7 +137,7 @@ class GroupedPlan:
 
     @property
     def weight_elements(self) -> int:
-        return whole_lines(self.units * self.unit_weights, self.c.dtype)
+        return whole_lines(self.units * self.unit_weights, self.c.dtype, self.isa)
 
     @property
     def slice_elements(self) -> int:
@@ -153,7 +153,7 @@ class GroupedPlan:
     def thread_elements(self) -> int:
         """Room that a thread needs for itself: a packed block, and the sums of a tile."""
         sums = self.tile.columns * self.tile.vectors * self.lanes
-        return whole_lines(self.packed_elements + sums, self.c.dtype)
+        return whole_lines(self.packed_elements + sums, self.c.dtype, self.isa)
 
     def workspace(self, threads: int) -> int:
         """Bytes: the packed weights, then the room of each thread."""

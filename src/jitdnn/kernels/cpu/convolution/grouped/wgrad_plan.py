@@ -171,13 +171,13 @@ class GroupedWgradPlan:
     @property
     def sum_elements(self) -> int:
         """Room for the sums of all splits."""
-        return whole_lines(self.split_k * self.units * self.unit_sums, self.c.dtype)
+        return whole_lines(self.split_k * self.units * self.unit_sums, self.c.dtype, self.isa)
 
     @property
     def thread_elements(self) -> int:
         """Room for a thread's packed blocks of x and dy."""
         unit = self.x_packing.elements + self.dy_packing.elements
-        return whole_lines(self.units_per_task * unit, self.c.dtype)
+        return whole_lines(self.units_per_task * unit, self.c.dtype, self.isa)
 
     def workspace(self, threads: int) -> int:
         """Bytes: the sums of all splits, then the room of each thread."""

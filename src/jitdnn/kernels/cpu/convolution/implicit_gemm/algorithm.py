@@ -77,7 +77,7 @@ class ImplicitGemm(Algorithm):
         if self._is_kept:
             total -= sum(pack_cycles(part) for part in parts)
         return seconds_of(
-            problem, device, total + channels_last_group_cycles(problem), sum(p.tasks for p in parts)
+            problem, device, total + channels_last_group_cycles(problem, device), sum(p.tasks for p in parts)
         )
 
     def error_bound(self, problem: Problem) -> float:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Block, Blocking, Geometry
 from jitdnn.kernels.cpu.microkernel.packing import plan_input_tile
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import ITEM_BYTES
 
-_INPUT_TILE_BYTES = 256 << 10  # an input tile shares the L2 cache with the panels
-_SUMS_BYTES = 1 << 20  # of a block's spilled sums
 _WHOLE_AXIS = (
     1.6  # factor on the largest input tile, if the block then covers an axis and has no borders there
 )
@@ -36,7 +35,9 @@ _COPY_FRACTION = 0.03  # of the products' cycles: copies that take less need no 
 def choose_blocking(geometry: Geometry, box: Block, product_cycles: float) -> Blocking:
     """The cheapest blocking for register tiles of ``box`` pixels, where a group's products take ``product_cycles``."""
     c, results = geometry.c, geometry.results
-    limit = _INPUT_TILE_BYTES // ITEM_BYTES[c.dtype]
+    processor = geometry.isa.processor
+    limit = processor.l2(cost.GEMM_INPUT_TILE_L2) // ITEM_BYTES[c.dtype]
+    most_sums = processor.l2(cost.GEMM_SPILLED_SUMS_L2) // ITEM_BYTES[c.dtype]
     clipped = geometry.axes_clipped_by_all(box)
 
     def positions(block: Sequence[int]) -> int:
@@ -65,16 +66,14 @@ def choose_blocking(geometry: Geometry, box: Block, product_cycles: float) -> Bl
     def fits_spilled(block: Sequence[int], slack: float) -> bool:
         sums = math.prod(block) * math.prod(geometry.phase_strides) * columns
         return (
-            positions(block) * min(c.depth, _LEAST_KC) <= limit
-            and sums * ITEM_BYTES[c.dtype] <= _SUMS_BYTES
-            and leaves_tasks(block)
+            positions(block) * min(c.depth, _LEAST_KC) <= limit and sums <= most_sums and leaves_tasks(block)
         )
 
     block = _largest_block(box, results, fits_spilled)
     passes = ceil_div(c.depth, max(1, limit // max(1, positions(block))))
     kc = ceil_div(c.depth, passes)
     sums = math.prod(block) * math.prod(geometry.phase_strides) * c.width
-    tasks = min(ceil_div(c.width, columns), ceil_div(sums * ITEM_BYTES[c.dtype], _SUMS_BYTES))
+    tasks = min(ceil_div(c.width, columns), ceil_div(sums, most_sums))
     vectors = math.prod(results) * math.prod(geometry.phase_strides) * ceil_div(c.width, geometry.lanes)
     cycles = tasks * _copy_cycles(geometry, box, block, kc) + passes * vectors * _SPILL
     return Blocking(block, kc, tasks, cycles) if passes > 1 and cycles < unspilled.cycles else unspilled

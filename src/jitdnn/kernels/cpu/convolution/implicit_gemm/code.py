@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.implicit_gemm.pack_weights import panels_of_part, trace_pack
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.convolution.implicit_gemm.prefetch_plan import PrefetchPlan, plan_prefetch
@@ -28,7 +29,6 @@ from jitdnn.kernels.cpu.schedule.tap_clipping import inside_taps
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 
-_CACHED_BYTES = 512 << 10  # of a result that surely stays in the L2 cache
 _PREFETCH_CYCLES = 400  # of a tile's products: long enough for lines to arrive from memory
 
 
@@ -149,7 +149,9 @@ class TileFunctions:
             return None
         result = math.prod(plan.results) * math.prod(plan.phase_strides) * c.group_count * c.width
         cycles = plan.steps * step_cycles(plan.tile.rows, plan.tile.vectors)
-        if result * ITEM_BYTES[c.dtype] < _CACHED_BYTES or cycles < _PREFETCH_CYCLES:
+        processor = plan.isa.processor
+        is_cached = result * ITEM_BYTES[c.dtype] < processor.l2(cost.GEMM_CACHED_RESULT_L2)
+        if is_cached or cycles < _PREFETCH_CYCLES:
             return None
         strides = (c.y.batch, *c.y.space)
         dims = [
@@ -159,7 +161,7 @@ class TileFunctions:
             )
         ]
         channels = min(c.width, plan.panels.lanes)
-        return region_of([*dims, (channels, c.y.channels)], c.y.dtype)
+        return region_of([*dims, (channels, c.y.channels)], c.y.dtype, processor.line_bytes)
 
 
 def trace_tiles(

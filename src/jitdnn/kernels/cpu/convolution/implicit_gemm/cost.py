@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.implicit_gemm.blocking import choose_blocking
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import (
     Block,
@@ -18,19 +19,12 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import (
     pixels_of,
 )
 from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import bytes_in_cache, may_be_unpacked
-from jitdnn.kernels.cpu.microkernel.nontemporal import CONVOLUTION_STREAM_BYTES
+from jitdnn.kernels.cpu.microkernel.nontemporal import convolution_stream_bytes
 from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile, choose_tile, cost_per_step, nothing
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.tap_clipping import LAST_AXIS, unclipped_fraction
 from jitdnn.rtcg.isa import ITEM_BYTES
 
-_L1_BYTES = 32 << 10
-_L2_BYTES = 512 << 10
-_L3_BYTES = 16 << 20
-_UNPACKED_BYTES = 400 << 10  # of a block's input that is read where it is, at most
-_WRITE_MEMORY, _READ_MEMORY = 2.0, 6.0  # cycles an element of a packed filter beyond the L3 cache
-_L2_RATE = 20.0  # bytes a cycle at which panels arrive from the L2 cache without delaying the products
-_L3_RATE = 12.0  # and from beyond the L2 cache, if every block reads a large filter again
 _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
 _TRANSPOSED_SQUARE = 100.0  # to finish a square of vectors that is transposed first
 _SCATTERED = 110.0  # to finish one vector whose lanes are stored one by one
@@ -58,9 +52,10 @@ def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
     phases = math.prod(geometry.interleaved.strides)
     panel_bytes = steps // len(geometry.stride_phases or [c]) * 2 * geometry.isa.vector_bytes
     filter_bytes, input_bytes = (n * steps * ITEM_BYTES[c.dtype] for n in (c.width, math.prod(results)))
-    is_far = filter_bytes > _L2_BYTES and input_bytes > _L2_BYTES
-    rate = _L3_RATE if is_far else _L2_RATE
-    load = 0.0 if panel_bytes < _L1_BYTES else geometry.isa.vector_bytes / rate
+    processor = geometry.isa.processor
+    is_far = min(filter_bytes, input_bytes) > processor.l2(cost.GEMM_REREAD_OPERAND_L2)
+    rate = cost.GEMM_L3_RATE * processor.l3_rate if is_far else cost.GEMM_L2_RATE * processor.l2_rate
+    load = 0.0 if panel_bytes < processor.l1(cost.GEMM_PANEL_L1) else geometry.isa.vector_bytes / rate
 
     def store_of(box: tuple[int, ...]) -> float:
         return _store_cycles(geometry, box) * phases / steps
@@ -73,7 +68,7 @@ def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
     def steps_in(box: tuple[int, ...]) -> float:
         return _steps_fraction(geometry, box)
 
-    copies = nothing if may_be_unpacked(c) else copy_of
+    copies = nothing if may_be_unpacked(c, processor) else copy_of
     tile = choose_tile(results, c.width, geometry.isa, c.dtype, store_of, steps_in, copies, load)
     over_channels = _steps_fraction(geometry, tile.box) * cost_per_step(
         results, c.width, tile, geometry.lanes
@@ -97,16 +92,17 @@ def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
 
 def _is_input_unpacked(geometry: Geometry, vectorizes_pixels: bool, box: Block, blocking: Blocking) -> bool:
     """True if tiles can read x itself, and a block's input stays in the L2 cache."""
-    c, last = geometry.c, geometry.c.axes[2]
+    c, last, processor = geometry.c, geometry.c.axes[2], geometry.isa.processor
     if (
         len(geometry.stride_phases) != 1
         or math.prod(geometry.interleaved.strides) > 1
-        or not may_be_unpacked(c)
+        or not may_be_unpacked(c, processor)
     ):
         return False
     if vectorizes_pixels and (last.results < box[3] or c.x.space[2] != 1):
         return False
-    return bytes_in_cache(c, blocking.block) <= _UNPACKED_BYTES
+    size = bytes_in_cache(c, blocking.block, processor.line_bytes)
+    return size <= processor.l2(cost.GEMM_UNPACKED_INPUT_L2)
 
 
 def _store_cycles(geometry: Geometry, box: Sequence[int]) -> float:
@@ -131,12 +127,12 @@ def cycles(plan: ImplicitGemmPlan) -> float:
             each = _TRANSPOSED_SQUARE / plan.lanes if c.y.channels == 1 else _SCATTERED
     else:
         each = _store_cycles(plan, plan.box)
-    is_large = vectors * c.group_count * plan.isa.vector_bytes >= CONVOLUTION_STREAM_BYTES
+    is_large = vectors * c.group_count * plan.isa.vector_bytes >= convolution_stream_bytes(plan.isa.processor)
     if len(plan.stride_phases) > 1 and is_large:
         each += _INTERLEAVED
     store = vectors * each
     copy = plan.blocking.cycles * plan.tasks_per_block / plan.blocking.min_tasks_per_block
-    read = _elements_beyond_l3(plan) * _READ_MEMORY
+    read = _elements_beyond_l3(plan) * cost.GEMM_READ_BYTES / plan.isa.processor.memory_rate
     products = _product_cycles(plan, plan.vectorizes_pixels, plan.tile)
     return c.group_count * (products + store + copy) + pack_cycles(plan) + read
 
@@ -145,7 +141,8 @@ def pack_cycles(plan: ImplicitGemmPlan) -> float:
     """The part of ``cycles`` that packing the filter takes."""
     each = 0.5 if plan.c.w.results != 1 else 4.0 / plan.lanes
     packing = plan.panel_offsets[-1] * each * (_PACKED_IN_TASK if plan.packs_in_task else 1.0)
-    return packing + _elements_beyond_l3(plan) * _WRITE_MEMORY
+    beyond = _elements_beyond_l3(plan) * cost.GEMM_WRITE_BYTES / plan.isa.processor.memory_rate
+    return packing + beyond
 
 
 def _product_cycles(geometry: Geometry, vectorizes_pixels: bool, tile: RegisterTile) -> float:
@@ -161,7 +158,8 @@ def _product_cycles(geometry: Geometry, vectorizes_pixels: bool, tile: RegisterT
 
 def _elements_beyond_l3(plan: ImplicitGemmPlan) -> int:
     """Elements of a packed filter that leave the caches before they are read."""
-    return max(0, plan.panel_elements - _L3_BYTES // ITEM_BYTES[plan.c.dtype])
+    most = plan.isa.processor.l3(cost.GEMM_PACKED_FILTER_L3) // ITEM_BYTES[plan.c.dtype]
+    return max(0, plan.panel_elements - most)
 
 
 def _steps_fraction(geometry: Geometry, box: Sequence[int]) -> float:

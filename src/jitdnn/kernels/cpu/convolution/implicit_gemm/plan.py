@@ -35,7 +35,7 @@ from functools import cached_property
 
 from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import input_as_input_tile
 from jitdnn.kernels.cpu.correlation import Correlation, InterleavedPhases, StridePhase
-from jitdnn.kernels.cpu.microkernel.nontemporal import CONVOLUTION_STREAM_BYTES
+from jitdnn.kernels.cpu.microkernel.nontemporal import convolution_stream_bytes
 from jitdnn.kernels.cpu.microkernel.packing import (
     InputRange,
     InputTile,
@@ -224,7 +224,7 @@ class ImplicitGemmPlan(Geometry):
         offsets = [0]
         for panels in self.panels_by_phase:
             size = self.c.group_count * panels.count * panels.panel_size
-            offsets.append(offsets[-1] + whole_lines(size, self.c.dtype))
+            offsets.append(offsets[-1] + whole_lines(size, self.c.dtype, self.isa))
         return offsets
 
     @cached_property
@@ -263,7 +263,7 @@ class ImplicitGemmPlan(Geometry):
             return 0
         ranges = self.input_ranges(self.box, self.block)
         return whole_lines(
-            input_tile_size(self.input_tile, ranges, self.box, self.lanes, self.kc), self.c.dtype
+            input_tile_size(self.input_tile, ranges, self.box, self.lanes, self.kc), self.c.dtype, self.isa
         )
 
     @property
@@ -284,12 +284,12 @@ class ImplicitGemmPlan(Geometry):
             size *= 2  # the store of a tile that was moved back begins within its sums
         if self.spills:
             size = self.panels_per_task * self.panel_sums_elements
-        return whole_lines(size, self.c.dtype)
+        return whole_lines(size, self.c.dtype, self.isa)
 
     @property
     def thread_elements(self) -> int:
         """Elements of a thread's own memory: an input tile, sums, and a panel if its tasks pack their own."""
-        panel = whole_lines(self.panels.panel_size, self.c.dtype) if self.packs_in_task else 0
+        panel = whole_lines(self.panels.panel_size, self.c.dtype, self.isa) if self.packs_in_task else 0
         return self.input_tile_elements + self.sums_elements + panel
 
     def workspace(self, threads: int) -> int:
@@ -312,7 +312,7 @@ class ImplicitGemmPlan(Geometry):
         if not self.vectorizes_pixels or y.dtype != c.dtype or y.space[2] != 1:
             return False
         steps = (y.batch, y.channels, *y.groups, *y.space[:2])
-        return math.prod(sizes) * ITEM_BYTES[c.dtype] >= CONVOLUTION_STREAM_BYTES and all(
+        return math.prod(sizes) * ITEM_BYTES[c.dtype] >= convolution_stream_bytes(self.isa.processor) and all(
             s % self.lanes == 0 for s in steps
         )
 

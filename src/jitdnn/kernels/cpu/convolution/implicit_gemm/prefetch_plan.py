@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.microkernel.packing import InputTile, source_steps
@@ -17,10 +18,8 @@ from jitdnn.kernels.cpu.schedule.offsets import ceil_div, split_index
 from jitdnn.rtcg.builder import Value
 from jitdnn.rtcg.isa import item_bytes
 
-_LINE = 64
 _MOST_LINES = 4  # that a step prefetches
 _MOST_LINES_OF_A_TILE = 2  # that a step prefetches of an input tile
-_L2_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)
@@ -62,27 +61,28 @@ def plan_prefetch(plan: ImplicitGemmPlan) -> PrefetchPlan | None:
     """What tiles prefetch: the filter of the next panel if tasks pack their panels, or the input of the next block."""
     if len(plan.stride_phases) != 1 or plan.spills:
         return None
+    processor = plan.isa.processor
+    line = processor.line_bytes
     if plan.packs_in_task:
         if plan.panels.count <= 1:
             return None
-        return _filter_lines(plan.c, plan.panels.lanes, plan.tiles_per_block)
+        return _filter_lines(plan.c, plan.panels.lanes, plan.tiles_per_block, line)
     if plan.tasks <= plan.threads:
         return None
-    found = _input_lines(plan.c, plan.input_tile, plan.tiles_per_block * plan.panels_per_task)
+    found = _input_lines(plan.c, plan.input_tile, plan.tiles_per_block * plan.panels_per_task, line)
     if found is None or plan.is_input_unpacked:
         return found
     # long rows for few tiles are read faster by the copy itself, and lines beyond the L2 cache would not stay in it
-    are_few = (
-        found.total <= _MOST_LINES_OF_A_TILE * found.calls and found.total * _LINE * plan.c.depth <= _L2_BYTES
-    )
-    return found if are_few else None
+    are_few = found.total <= _MOST_LINES_OF_A_TILE * found.calls
+    are_resident = found.total * line * plan.c.depth <= processor.l2(cost.GEMM_PREFETCHED_INPUT_L2)
+    return found if are_few and are_resident else None
 
 
-def _input_lines(c: Correlation, input_tile: InputTile, calls: int) -> PrefetchPlan | None:
+def _input_lines(c: Correlation, input_tile: InputTile, calls: int, line_bytes: int) -> PrefetchPlan | None:
     """The input of a block, prefetched by ``calls`` tiles; None where x is not read channel by channel."""
     if abs(c.x.channels) == 1 or c.depth == 1 or any(stride < 0 for stride in c.x.space):
         return None
-    pitch = _LINE // item_bytes(c.x.dtype)
+    pitch = line_bytes // item_bytes(c.x.dtype)
     steps = source_steps(c)
     dims = [(extent, step * s) for extent, step, s in zip(input_tile.extents, steps, c.x.space, strict=True)]
     length, rows = 1, list[tuple[int, int]]()
@@ -96,9 +96,9 @@ def _input_lines(c: Correlation, input_tile: InputTile, calls: int) -> PrefetchP
     return PrefetchPlan(c.x.dtype, counts, strides, lines, length - 1, pitch, c.x.channels, calls)
 
 
-def _filter_lines(c: Correlation, panel: int, calls: int) -> PrefetchPlan | None:
+def _filter_lines(c: Correlation, panel: int, calls: int, line_bytes: int) -> PrefetchPlan | None:
     """The filter of ``panel`` channels of results, prefetched by ``calls`` tiles; None where it is scattered."""
-    pitch = _LINE // item_bytes(c.w.dtype)
+    pitch = line_bytes // item_bytes(c.w.dtype)
     if c.depth == 1:
         return None
     if c.w.results == 1 and c.taps == 1:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.microkernel.packing import InputTile
 from jitdnn.rtcg.isa import ITEM_BYTES
+from jitdnn.rtcg.processor import Processor
 
-_LINE = 64
-_SETS = 1024  # of the L2 cache
-_WAYS = 4  # lines of each set that a block may occupy
+_WAYS = 4  # lines of each set of the L2 cache that a block may occupy
 
 
-def may_be_unpacked(c: Correlation) -> bool:
+def may_be_unpacked(c: Correlation, processor: Processor) -> bool:
     """True if every product reads an element of x as it is: one tap, no padding, the type of the arithmetic.
 
     An image with a stride is packed: else the pixels between those that are used would be loaded with them.
@@ -30,20 +30,22 @@ def may_be_unpacked(c: Correlation) -> bool:
         and c.x.channels != 1
         and all(axis.step == 1 or axis.results == 1 for axis in c.axes)
         and not any(axis.is_padded for axis in c.axes)
-        and _channels_fit_sets(c)
+        and _channels_fit_sets(c, processor)
     )
 
 
-def _channels_fit_sets(c: Correlation) -> bool:
+def _channels_fit_sets(c: Correlation, processor: Processor) -> bool:
     """True if neighbouring channels fall into enough sets of the L2 cache for all of them to stay there."""
-    stride = abs(c.x.channels) * ITEM_BYTES[c.dtype]
-    sets = _SETS if stride % _LINE else _SETS // math.gcd(stride // _LINE, _SETS)
+    line, stride = processor.line_bytes, abs(c.x.channels) * ITEM_BYTES[c.dtype]
+    sets = 1 << (processor.l2(cost.GEMM_L2_WAY) // line).bit_length() - 1  # a power of two
+    if stride % line == 0:
+        sets //= math.gcd(stride // line, sets)
     return c.depth <= sets * _WAYS
 
 
-def bytes_in_cache(c: Correlation, block: Sequence[int]) -> int:
+def bytes_in_cache(c: Correlation, block: Sequence[int], line_bytes: int) -> int:
     """Bytes of the cache lines that a block of results reads from x."""
-    line = _LINE // ITEM_BYTES[c.dtype]
+    line = line_bytes // ITEM_BYTES[c.dtype]
     length, pieces = 1, 1
     strides = [*c.x.space[::-1], c.x.batch]
     for extent, stride in zip(block[::-1], strides, strict=True):
@@ -54,7 +56,7 @@ def bytes_in_cache(c: Correlation, block: Sequence[int]) -> int:
     lines = 1 + (length - 1) / line  # on average over all alignments
     if abs(c.x.channels) < length + line:
         lines = min(lines, abs(c.x.channels) / line)
-    return int(pieces * c.depth * lines * _LINE)
+    return int(pieces * c.depth * lines * line_bytes)
 
 
 def input_as_input_tile(c: Correlation, block: tuple[int, int, int, int]) -> InputTile:

@@ -47,7 +47,9 @@ class ImplicitGemmWgrad(Algorithm):
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
         plan = self._plan(problem, device)
-        return seconds_of(problem, device, cycles(plan) + channels_last_group_cycles(problem), plan.tasks)
+        return seconds_of(
+            problem, device, cycles(plan) + channels_last_group_cycles(problem, device), plan.tasks
+        )
 
     def error_bound(self, problem: Problem) -> float:
         return summation_bound(problem)

@@ -254,12 +254,14 @@ class ImplicitGemmWgradPlan:
             elements += (extent - 1) * stride
         for stride, rounded in zip(self.input_tile_row_strides, self.rounded_rows, strict=True):
             elements += (rounded - 1) * abs(stride)
-        return whole_lines(elements + 8 * self.lanes, self.c.dtype)
+        return whole_lines(elements + 8 * self.lanes, self.c.dtype, self.isa)
 
     @cached_property
     def panel_elements(self) -> int:
         """Room for a panel of dy, and for two vectors that are written beyond it."""
-        return whole_lines(math.prod(self.blocking.block) * self.panel_width + 2 * self.lanes, self.c.dtype)
+        return whole_lines(
+            math.prod(self.blocking.block) * self.panel_width + 2 * self.lanes, self.c.dtype, self.isa
+        )
 
     @cached_property
     def task_sum_elements(self) -> int:
@@ -267,14 +269,16 @@ class ImplicitGemmWgradPlan:
         if self.blocking.split_k > 1:
             return 0
         return whole_lines(
-            self.panel_sums * (self.panels_per_partition if self.accumulates else 1), self.c.dtype
+            self.panel_sums * (self.panels_per_partition if self.accumulates else 1), self.c.dtype, self.isa
         )
 
     @cached_property
     def split_k_elements(self) -> int:
         """Room for the sums of all splits."""
         split_k = self.blocking.split_k
-        return whole_lines(self.c.group_count * split_k * self.split_sums if split_k > 1 else 0, self.c.dtype)
+        return whole_lines(
+            self.c.group_count * split_k * self.split_sums if split_k > 1 else 0, self.c.dtype, self.isa
+        )
 
     @property
     def thread_elements(self) -> int:

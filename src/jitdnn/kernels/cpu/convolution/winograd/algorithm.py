@@ -107,7 +107,9 @@ class WinogradAlgorithm(Algorithm):
         assert isinstance(device, CpuDevice)
         plans = self.plans(problem, device, epilogue)
         tasks = sum(phases(p, "")[1][1] for p in plans)
-        counted = sum(cycles(p, self._is_prepacked) for p in plans) + channels_last_group_cycles(problem)
+        counted = sum(cycles(p, self._is_prepacked) for p in plans) + channels_last_group_cycles(
+            problem, device
+        )
         return seconds_of(problem, device, counted, tasks)
 
     def error_bound(self, problem: Problem) -> float:

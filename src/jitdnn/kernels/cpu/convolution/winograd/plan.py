@@ -392,14 +392,14 @@ class WinogradPlan:
     def packed_elements(self) -> int:
         """Packed channels of the filter."""
         taps = math.prod(self.panels.taps)
-        return whole_lines(self.packed_channels * taps * self.nr, self.c.dtype)
+        return whole_lines(self.packed_channels * taps * self.nr, self.c.dtype, self.isa)
 
     @cached_property
     def tile_row_elements(self) -> int:
         """A tile row's packed input, or its results. The last square of a row may reach beyond it."""
         read = self.rows.alpha * self.packed_pitch + self.lanes
         write = self.rows.m * self.result_pitch
-        return whole_lines(max(read, write) * self.lanes, self.c.dtype)
+        return whole_lines(max(read, write) * self.lanes, self.c.dtype, self.isa)
 
     @cached_property
     def thread_elements(self) -> int:

@@ -60,7 +60,9 @@ class WinogradWgrad(Algorithm):
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(device, CpuDevice)
         plan = self.plan(problem, device)
-        return seconds_of(problem, device, cycles(plan) + channels_last_group_cycles(problem), plan.tasks)
+        return seconds_of(
+            problem, device, cycles(plan) + channels_last_group_cycles(problem, device), plan.tasks
+        )
 
     def error_bound(self, problem: Problem) -> float:
         assert isinstance(problem, Convolution)

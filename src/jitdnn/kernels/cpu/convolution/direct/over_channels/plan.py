@@ -23,7 +23,7 @@ from functools import cached_property
 
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.direct.plan import DirectPlan, merges_row_taps, row_units
-from jitdnn.kernels.cpu.microkernel.nontemporal import STREAM_BYTES
+from jitdnn.kernels.cpu.microkernel.nontemporal import stream_bytes
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
 
@@ -84,7 +84,9 @@ class OverChannels(DirectPlan):
             return False
         size = c.batch * c.group_count * c.width * math.prod(axis.results for axis in c.axes)
         steps = (y.batch, *y.groups, *y.space)
-        return size * self.item >= STREAM_BYTES and all(step % self.lanes == 0 for step in steps)
+        return size * self.item >= stream_bytes(self.isa.processor) and all(
+            step % self.lanes == 0 for step in steps
+        )
 
     # ---- the loops
 
@@ -112,6 +114,5 @@ class OverChannels(DirectPlan):
     @cached_property
     def units(self) -> WorkUnits:
         c, runs = self.c, ceil_div(self.row_tiles, self.run_tiles)
-        return row_units(
-            c, ceil_div(c.width, self.tile_width), ceil_div(c.axes[1].results, self.unit_rows), runs
-        )
+        channels, rows = ceil_div(c.width, self.tile_width), ceil_div(c.axes[1].results, self.unit_rows)
+        return row_units(c, self.isa.processor, channels, rows, runs)

@@ -31,7 +31,7 @@ from jitdnn.kernels.cpu.convolution.direct.plan import (
     row_units,
 )
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convolution
-from jitdnn.kernels.cpu.microkernel.nontemporal import CONVOLUTION_STREAM_BYTES
+from jitdnn.kernels.cpu.microkernel.nontemporal import convolution_stream_bytes
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.row_vectors import RowVector
 from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
@@ -153,7 +153,9 @@ class OverPixels(DirectPlan):
         pixels = c.axes[0].results * c.axes[1].results * self.row_pixels
         steps = (y.batch, y.channels, *y.groups, *y.space[:2])
         size = c.batch * c.group_count * c.width * pixels * self.item
-        return size >= CONVOLUTION_STREAM_BYTES and all(step % self.lanes == 0 for step in steps)
+        return size >= convolution_stream_bytes(self.isa.processor) and all(
+            step % self.lanes == 0 for step in steps
+        )
 
     # ---- the loops
 
@@ -177,7 +179,8 @@ class OverPixels(DirectPlan):
     @cached_property
     def units(self) -> WorkUnits:
         c, tile, runs = self.c, self.tile, ceil_div(self.row_tiles, self.run_tiles)
-        return row_units(c, ceil_div(c.width, tile.channels), ceil_div(c.axes[1].results, tile.rows), runs)
+        channels, rows = ceil_div(c.width, tile.channels), ceil_div(c.axes[1].results, tile.rows)
+        return row_units(c, self.isa.processor, channels, rows, runs)
 
     def inner_tiles(self) -> tuple[int, int]:
         """The tiles [first, last) of a row that neither read nor write outside of the row."""

@@ -78,7 +78,7 @@ def _copy_pixels(
             for word in k.range(0, c.depth, lanes):
                 mask = _byte_mask(k, limit - word * WORD_CHANNELS, lanes * WORD_CHANNELS)
                 found = pixel.load(word * WORD_CHANNELS, lanes * WORD_CHANNELS, mask)
-                pixel.prefetch(word * WORD_CHANNELS + prefetch_elements(c))
+                pixel.prefetch(word * WORD_CHANNELS + prefetch_elements(c, k.isa.processor))
                 target.store(_as_words(k, found ^ _SHIFT), word + p * input_tile.space[2])
 
 
@@ -88,7 +88,7 @@ def _copy_rows(
 ) -> None:  # fmt: skip
     """The rows of four channels, of which only the first ``channels`` (at least one) exist."""
     lanes, step, axis = k.lanes("i32"), source_steps(c)[2], c.axes[2]
-    distance = WORD_CHANNELS * ceil_div(prefetch_channels(c, input_tile), WORD_CHANNELS)
+    distance = WORD_CHANNELS * ceil_div(prefetch_channels(c, input_tile, k.isa.processor), WORD_CHANNELS)
     for row, inside, target in input_tile_rows(k, c, input_tile, image, to, origins):
         for j in k.range(0, input_tile.extents[2], lanes):
             first = origins[2] + j * step
