@@ -90,7 +90,9 @@ class Bench:
                 )
         return items
 
-    def run(self, item: Item, partition: Partition) -> Callable[[Any, Sequence[int], float, float, int], None]:
+    def run(
+        self, item: Item, partition: Partition
+    ) -> Callable[[Any, Sequence[int], float, float, int], None]:
         return build_partition(item.problem, self.device, None, partition)[1]
 
     def place(self, size: int) -> int:
@@ -160,8 +162,12 @@ class Bench:
                 run(self.stream, shared[item.problem], 1.0, 0.0, arena)
                 output = item.problem.output
                 result = self.read(shared[item.problem][-1], np.empty(output.size, numpy_dtype(output.dtype)))
-                if not np.array_equal(self.read(arena + partition.workspace, np.empty(GUARD, np.uint8)), guard):
-                    sys.exit(f"{item.label}: {partition.summary.name} wrote behind its {partition.workspace} bytes")
+                if not np.array_equal(
+                    self.read(arena + partition.workspace, np.empty(GUARD, np.uint8)), guard
+                ):
+                    sys.exit(
+                        f"{item.label}: {partition.summary.name} wrote behind its {partition.workspace} bytes"
+                    )
                 expected = first.setdefault(item.problem, result)
                 bound = 2 * max(partition.summary.error_bound or 0.0, 1e-6)
                 error = _distance(result, expected)

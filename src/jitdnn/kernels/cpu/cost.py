@@ -7,6 +7,8 @@ shares and factors stand here, those of each algorithm together; cycles that ins
 
 from __future__ import annotations
 
+from jitdnn.rtcg.processor import Processor
+
 # ---- Winograd: forward and backward data
 
 WINOGRAD_PACKED_INPUT_L1 = 0.75  # a packed tile row, read once for each tile; V is written past it
@@ -75,8 +77,6 @@ FFT_SPECTRA_L3 = 1.0
 FFT_L3_RATE = 20 / 9
 FFT_MEMORY_RATE = 1.5
 FFT_COPY_RATE = 5 / 6  # of the rate of memory, for copies that NumPy makes
-
-from jitdnn.rtcg.processor import Processor
 
 
 def memory_speed(processor: Processor, share: float) -> float:
