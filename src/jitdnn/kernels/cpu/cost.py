@@ -163,29 +163,25 @@ RNN_CHUNK_L1 = 0.375  # a chunk of a panel, which stays there while the tiles of
 NONTEMPORAL_L3 = 3.0  # results from here on are not read from any cache afterwards
 # of a convolution's result: the next layer begins to read what was written first, which has left the caches by then
 NONTEMPORAL_CONVOLUTION_L3 = 1.5
-PREFETCH_DISTANCE_L1 = (
-    0.375  # between the input that is read and that is prefetched, which must stay until then
-)
+# between the input that is read and that is prefetched, which must stay until then
+PREFETCH_DISTANCE_L1 = 0.375
 REPEATED_OPERAND_L2 = 0.625  # of the operand that the inner loop reads again; the rest streams by
 SEPARATE_GROUPS_L2 = 1.0  # tensors up to this size stay from one group to the next
-SEPARATE_GROUP_LINE = (
-    2.25  # times as long as a line of a stream: of one that is loaded for one pixel of a group
-)
+# times as long as a line of a stream: of one that is loaded for one pixel of a group
+SEPARATE_GROUP_LINE = 2.25
 
 # ---- implicit GEMM
 GEMM_INPUT_TILE_L2 = 0.25  # an input tile shares the L2 cache with the panels and with what is written
 GEMM_SPILLED_SUMS_L2 = 1.0  # of a task: each pass reads and writes all of them
-GEMM_UNPACKED_INPUT_L2 = (
-    0.390625  # a block's input that is read where it is: whole lines, of which parts are used
-)
+# a block's input that is read where it is: whole lines, of which parts are used
+GEMM_UNPACKED_INPUT_L2 = 0.390625
 GEMM_L2_WAY = 0.0625  # one way of the L2 cache: addresses so far apart fall into the same set
 GEMM_PANEL_L1 = 1.0  # a panel of at least this size arrives from the L2 cache
 GEMM_REREAD_OPERAND_L2 = 0.5  # an operand beyond this is read again from beyond the L2 cache
 GEMM_PREFETCHED_INPUT_L2 = 0.5  # the next block's input, beside what the present block reads
 GEMM_CACHED_RESULT_L2 = 0.5  # a result up to this size stays: its lines need no prefetch
-GEMM_PACKED_FILTER_L3 = (
-    1.0  # the part of a packed filter that leaves the caches before it is read is beyond this
-)
+# the part of a packed filter that leaves the caches before it is read is beyond this
+GEMM_PACKED_FILTER_L3 = 1.0
 GEMM_L2_RATE = 0.625  # at which panels arrive without delaying the products
 GEMM_L3_RATE = 1.0  # the same for a large filter that every block reads again
 # bytes of memory traffic that take as long as an element of a packed filter beyond the L3 cache
