@@ -122,7 +122,7 @@ def record(path: Path, suites: list[str], machines: list[str], every: int = 1) -
     with (
         tempfile.TemporaryDirectory() as folder,
         open(path, "w", encoding="utf-8") as out,
-        processes.Pool(os.cpu_count(), _start, (Path(folder),)) as pool,
+        processes.Pool(len(os.sched_getaffinity(0)), _start, (Path(folder),)) as pool,
     ):
         for number, line in enumerate(pool.imap(_line, tasks, 16), 1):
             print(line, file=out)
