@@ -51,7 +51,8 @@ def test_shared_caches_are_divided(system: Path) -> None:
     siblings(system, "0,8")
     # two threads of a core count as one of ours, which has the core's own caches to itself
     assert read_sizes(system) == {
-        "line_bytes": 64, "l1_bytes": 32 << 10, "l2_bytes": 512 << 10, "l3_bytes": 2 << 20
+        "line_bytes": 64, "l1_bytes": 32 << 10, "l2_bytes": 512 << 10, "l3_bytes": 4 << 20,
+        "l3_sharers": 4,
     }  # fmt: skip
 
 
@@ -188,6 +189,13 @@ def test_shares_are_whole_lines(level: str, share: float) -> None:
 
 def test_without_a_third_cache_its_shares_are_of_the_second() -> None:
     assert replace(REFERENCE, l3_bytes=0).l3(0.5) == REFERENCE.l2_bytes // 2
+    assert replace(REFERENCE, l3_bytes=0).last_cache(0.5) == REFERENCE.l2_bytes // 2
+
+
+def test_the_whole_last_cache_is_that_of_all_cores() -> None:
+    server = replace(REFERENCE, l3_bytes=1920 << 10, l3_sharers=64)
+    assert server.last_cache(1.5) == 180 << 20
+    assert REFERENCE.last_cache(1.5) == 48 << 20
 
 
 def test_facts_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

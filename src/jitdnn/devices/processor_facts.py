@@ -123,11 +123,11 @@ def read_sizes(system: Path = _SYSTEM) -> dict[str, int]:
         if kind == "Instruction" or match is None or level not in ("1", "2", "3"):
             continue
         count = _sharers(sharers)
-        # threads of one core share its L1 and L2 cache, and one thread of ours runs on each core where it can
-        threads = (
-            1 if level == "1" else count if level == "3" else max(1, count // _threads_of_a_core(system))
-        )
-        found[f"l{level}_bytes"] = int(match[1]) * _UNITS[match[2]] // threads
+        # threads of one core count as one: one thread of ours runs on each core where it can
+        cores = 1 if level == "1" else max(1, count // _threads_of_a_core(system))
+        found[f"l{level}_bytes"] = int(match[1]) * _UNITS[match[2]] // cores
+        if level == "3":
+            found["l3_sharers"] = cores
         if line.isdecimal() and int(line):
             found["line_bytes"] = int(line)
     return found or _configured()

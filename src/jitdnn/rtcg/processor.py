@@ -16,7 +16,7 @@ class Processor:
 
     Sizes are in bytes. Rates are bytes that one thread reads per cycle from beyond the cache before: `l2_rate` from
     the L2 cache, `l3_rate` from the L3 cache, `memory_rate` from memory. `clock` is in Hz, the one at which it
-    multiplies.
+    multiplies. `l3_sharers` are the cores that the L3 cache was divided among.
     """
 
     line_bytes: int
@@ -28,6 +28,7 @@ class Processor:
     l2_rate: float
     l3_rate: float
     memory_rate: float
+    l3_sharers: int = 1
 
     def l1(self, share: float) -> int:
         """Bytes of a share of the L1 data cache, in whole cache lines."""
@@ -41,6 +42,10 @@ class Processor:
         """Bytes of a share of the last cache; where there is no L3 cache that is the L2 cache."""
         return self._share(self.l3_bytes or self.l2_bytes, share)
 
+    def last_cache(self, share: float) -> int:
+        """Bytes of a share of the whole last cache: for tensors that all threads read and write."""
+        return self._share(self.l3_bytes * self.l3_sharers or self.l2_bytes, share)
+
     def _share(self, size: int, share: float) -> int:
         return max(1, round(size * share / self.line_bytes)) * self.line_bytes
 
@@ -48,5 +53,5 @@ class Processor:
 #: AMD EPYC of Zen 4, two threads of a virtual machine
 REFERENCE = Processor(
     line_bytes=64, l1_bytes=32 << 10, l2_bytes=1 << 20, l3_bytes=16 << 20, fma_ports=2, clock=3.0e9,
-    l2_rate=32.0, l3_rate=12.0, memory_rate=8.0,
+    l2_rate=32.0, l3_rate=12.0, memory_rate=8.0, l3_sharers=2,
 )  # fmt: skip

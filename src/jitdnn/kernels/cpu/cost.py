@@ -3,6 +3,8 @@
 Sizes and rates are facts of the processor (`rtcg/processor.py`): a block that should stay in the L2 cache takes
 `isa.processor.l2(share)` bytes, and a line from memory costs `line_bytes / (factor * memory_rate)` cycles. Only
 shares and factors stand here, those of each algorithm together; cycles that instructions take are with the algorithm.
+A name ends in the cache that a share is of, `_L1`, `_L2`, `_L3`; without one it is of the last cache of all cores
+(`processor.last_cache`), or a factor of what its comment says.
 """
 
 from __future__ import annotations
@@ -140,18 +142,18 @@ DIRECT_WGRAD_GROUPS_BLOCK_L2 = 0.09375  # the same of all groups
 
 # ---- elementwise operations, random numbers and resampling
 
-ELEMENTWISE_STREAM_L3 = 3.0  # outputs from here on do not fit any cache: they are written past it
+ELEMENTWISE_STREAM = 1.5  # outputs from here on do not fit any cache: they are written past it
 ELEMENTWISE_MEMORY_RATE = 5 / 6  # of memory_rate, reads and writes together
 EMBEDDING_MEMORY_RATE = 0.5  # of memory_rate: rows begin anywhere
 
 # ---- reductions and normalization
 
-REDUCTION_STREAM_L3 = 3.0  # outputs from here on do not fit any cache: they are written past it
+REDUCTION_STREAM = 1.5  # outputs from here on do not fit any cache: they are written past it
 REDUCTION_MEMORY_RATE = 2 / 3  # of memory_rate
 REDUCTION_CYCLES = 0.9  # times a cycle of the clock, what was counted as a cycle takes
 REDUCTION_UNIT_L2 = 0.5  # a unit that its next pass finds in the cache
 REDUCTION_FAR_L3 = 0.5  # of all units, from where on the order of memory matters
-LAYER_NORM_STREAM_L3 = 3.0  # a dx from here on fits no cache: it is written past it
+LAYER_NORM_STREAM = 1.5  # a dx from here on fits no cache: it is written past it
 LAYER_NORM_MEMORY_RATE = 5 / 6  # of memory_rate
 LRN_SUMS_L2 = 0.25  # sums that are kept at once, backward; beyond that fewer vectors go together
 
@@ -160,9 +162,9 @@ LRN_SUMS_L2 = 0.25  # sums that are kept at once, backward; beyond that fewer ve
 RNN_CHUNK_L1 = 0.375  # a chunk of a panel, which stays there while the tiles of a group are computed
 
 # ---- several algorithms
-NONTEMPORAL_L3 = 3.0  # results from here on are not read from any cache afterwards
+NONTEMPORAL = 1.5  # results from here on are not read from any cache afterwards
 # of a convolution's result: the next layer begins to read what was written first, which has left the caches by then
-NONTEMPORAL_CONVOLUTION_L3 = 1.5
+NONTEMPORAL_CONVOLUTION = 0.75
 # between the input that is read and that is prefetched, which must stay until then
 PREFETCH_DISTANCE_L1 = 0.375
 REPEATED_OPERAND_L2 = 0.625  # of the operand that the inner loop reads again; the rest streams by
@@ -181,7 +183,7 @@ GEMM_REREAD_OPERAND_L2 = 0.5  # an operand beyond this is read again from beyond
 GEMM_PREFETCHED_INPUT_L2 = 0.5  # the next block's input, beside what the present block reads
 GEMM_CACHED_RESULT_L2 = 0.5  # a result up to this size stays: its lines need no prefetch
 # the part of a packed filter that leaves the caches before it is read is beyond this
-GEMM_PACKED_FILTER_L3 = 1.0
+GEMM_PACKED_FILTER = 0.5
 GEMM_L2_RATE = 0.625  # at which panels arrive without delaying the products
 GEMM_L3_RATE = 1.0  # the same for a large filter that every block reads again
 # bytes of memory traffic that take as long as an element of a packed filter beyond the L3 cache

@@ -163,7 +163,7 @@ def test_gathers_and_scatters(recorder: Recorder) -> None:
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
 def test_streams_past_the_caches(recorder: Recorder, monkeypatch: pytest.MonkeyPatch, cpu: str) -> None:
-    monkeypatch.setattr(cost, "ELEMENTWISE_STREAM_L3", 0.0)
+    monkeypatch.setattr(cost, "ELEMENTWISE_STREAM", 0.0)
     for count in (1024, 1025, 5000, 100_003):  # buffers start at odd elements
         check(SUM, [descriptor((count,), (1,))] * 3, cpu=cpu)
     rows = descriptor((3, 2001), (2005, 1))
@@ -180,7 +180,7 @@ def test_streams_past_the_caches(recorder: Recorder, monkeypatch: pytest.MonkeyP
 def test_squares_are_streamed(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, dtype: str, cpu: str
 ) -> None:
-    monkeypatch.setattr(cost, "ELEMENTWISE_STREAM_L3", 0.0)
+    monkeypatch.setattr(cost, "ELEMENTWISE_STREAM", 0.0)
     for rows, columns in ((65, 130), (64, 128), (20, 33)):
         shape = (2, rows, columns)
         turned = descriptor(shape, (rows * columns, 1, rows), dtype)
@@ -194,7 +194,7 @@ def test_squares_are_streamed(
 
 
 def test_short_rows_do_not_stream(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "ELEMENTWISE_STREAM_L3", 0.0)
+    monkeypatch.setattr(cost, "ELEMENTWISE_STREAM", 0.0)
     check(COPY, [descriptor((40, 9), (10, 1))] * 2)
     assert not recorder.codes[0].streams
 

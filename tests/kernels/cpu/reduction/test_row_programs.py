@@ -320,7 +320,7 @@ def test_shapes_must_agree() -> None:
 )
 def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What large outputs get, with outputs that begin at a vector, and not."""
-    monkeypatch.setattr(cost, "REDUCTION_STREAM_L3", 0.0)
+    monkeypatch.setattr(cost, "REDUCTION_STREAM", 0.0)
     x = TensorDescriptor.packed(shape, "f32")
     y = TensorDescriptor(shape, strides, "f32")
     values = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
@@ -339,7 +339,7 @@ def test_streaming(shape: Any, axes: Any, strides: Any, shift: int, monkeypatch:
 
 def test_streaming_beside_a_smaller_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether rows have a head is settled for all outputs alike."""
-    monkeypatch.setattr(cost, "REDUCTION_STREAM_L3", 0.0)
+    monkeypatch.setattr(cost, "REDUCTION_STREAM", 0.0)
     program = Program(
         (
             Pass((("max", PLAIN),)),

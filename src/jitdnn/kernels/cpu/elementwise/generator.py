@@ -110,7 +110,7 @@ def build_elementwise(
     code = ElementwiseCode(
         computing, dtypes, expressions, len(nest.extents), moves,
         streams=can_stream and moves[nest.inputs] == UNIT and STRIDED not in moves and len(expressions) == 1
-        and output.nbytes >= processor.isa.processor.l3(cost.ELEMENTWISE_STREAM_L3),
+        and output.nbytes >= processor.isa.processor.last_cache(cost.ELEMENTWISE_STREAM),
         plain=tuple(plain),
     )  # fmt: skip
     seconds = nest.size * element_seconds(expressions, moves, dtypes, processor.isa)

@@ -13,12 +13,12 @@ from jitdnn.tensor import TensorDescriptor
 
 def stream_bytes(processor: Processor) -> int:
     """Results of at least so many bytes are not read from a cache afterwards."""
-    return processor.l3(cost.NONTEMPORAL_L3)
+    return processor.last_cache(cost.NONTEMPORAL)
 
 
 def convolution_stream_bytes(processor: Processor) -> int:
     """The same of a convolution's result, of which the next layer reads first what was written first."""
-    return processor.l3(cost.NONTEMPORAL_CONVOLUTION_L3)
+    return processor.last_cache(cost.NONTEMPORAL_CONVOLUTION)
 
 
 def is_streamed(result: TensorDescriptor, processor: Processor) -> bool:

@@ -316,7 +316,7 @@ class LayerNormRows(TypedAlgorithm[LayerNorm, CpuDevice]):
         assert plan.dx is not None
         code = _Code(
             tuple((o.name, o.descriptor.dtype) for o in plan.operands), plan.statistic_dtype, len(layout.extents),
-            streams=plan.dx.nbytes >= device.isa.processor.l3(cost.LAYER_NORM_STREAM_L3),
+            streams=plan.dx.nbytes >= device.isa.processor.last_cache(cost.LAYER_NORM_STREAM),
         )  # fmt: skip
         tasks, per_task = self._tasks(plan)
         blocks = max(1, min(2 * device.threads, run // (64 * lanes)))

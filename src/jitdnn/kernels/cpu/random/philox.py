@@ -170,7 +170,7 @@ def build_parts(
         tuple(
             (len(r.nest.extents), r.active, tuple(int(s[-1] == 1) for s in r.nest.strides)) for r in found
         ),
-        _streams(output, found, steps[-1], lanes, processor.isa.processor.l3(cost.ELEMENTWISE_STREAM_L3)),
+        _streams(output, found, steps[-1], lanes, processor.isa.processor.last_cache(cost.ELEMENTWISE_STREAM)),
     )  # fmt: skip
     extras, phases, threads = [*numbers, *steps], [], 1
     seconds = _seconds(descriptors, parts, device)

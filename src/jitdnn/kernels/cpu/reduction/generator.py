@@ -143,7 +143,7 @@ class RowKernel:
             if not row_pass.loop_reductions
         }
         run = layout.inner[0] * min((DTYPES[tensors[inputs + output].dtype] for output in written), default=0)
-        stream_bytes = isa.processor.l3(cost.REDUCTION_STREAM_L3) / self.pieces
+        stream_bytes = isa.processor.last_cache(cost.REDUCTION_STREAM) / self.pieces
         has_head = not layout.over_rows and run >= _STREAM_RUN
         streams = tuple(
             output for output in sorted(written)

@@ -271,10 +271,11 @@ class EmbeddingRows(TypedAlgorithm[Embedding, CpuDevice]):
     def kernel_of(self, plan: Embedding, device: CpuDevice) -> Kernel:
         nest, forward = _nest(plan), plan.direction == "fwd"
         source, _, target = (operand.descriptor for operand in plan.operands)
+        stream_bytes = device.isa.processor.last_cache(cost.ELEMENTWISE_STREAM)
         code = _Code(
             plan.direction, plan.dtype, plan.indices.dtype, len(nest.extents),
             (source.strides[-1] == 1, target.strides[-1] == 1),
-            streams=target.nbytes >= device.isa.processor.l3(cost.ELEMENTWISE_STREAM_L3) and target.strides[-1] == 1,
+            streams=target.nbytes >= stream_bytes and target.strides[-1] == 1,
         )  # fmt: skip
         count = prod(nest.extents) if plan.indices.size else 0
         units = count if forward else plan.rows

@@ -204,7 +204,7 @@ class ResizeChannels(ResizeAlgorithm):
             plan.dtype,
             tuple(taps.width for taps in axes),
             is_plain(axes),
-            target.nbytes >= device.isa.processor.l3(cost.ELEMENTWISE_STREAM_L3),
+            target.nbytes >= device.isa.processor.last_cache(cost.ELEMENTWISE_STREAM),
         )
         tables = outer_tables(axes, compute_dtype(plan.dtype))
         outputs = [len(taps.start) for taps in axes]

@@ -311,7 +311,7 @@ class ResizeRows(ResizeAlgorithm):
         code = _Code(
             plan.dtype, (axes[0].width, axes[1].width, pattern.width), pattern.positions, pattern.loads,
             is_plain(axes), (steps[0][4] == 1, steps[1][4] == 1),
-            streams=steps[1][4] == 1 and target.nbytes >= device.isa.processor.l3(cost.ELEMENTWISE_STREAM_L3),
+            streams=steps[1][4] == 1 and target.nbytes >= device.isa.processor.last_cache(cost.ELEMENTWISE_STREAM),
         )  # fmt: skip
         tables = {
             **outer_tables(axes[:2], real),
