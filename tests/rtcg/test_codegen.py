@@ -13,7 +13,7 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import make_plan
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad import code as wgrad_code
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad import cost as wgrad_cost
-from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.microkernel.gemm import Loop, trace_microkernel
 from jitdnn.kernels.cpu.microkernel.register_tiles import choose_tile
 from jitdnn.problems.convolution import Convolution

@@ -11,7 +11,7 @@ from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summat
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry, ImplicitGemmPlan
-from jitdnn.kernels.cpu.correlation import lower_matmul
+from jitdnn.kernels.cpu.lowering import lower_matmul
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.kernels.cpu.schedule.parallel import wanted_tasks
 from jitdnn.problems.matmul import MatMul

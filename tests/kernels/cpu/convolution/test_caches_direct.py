@@ -18,7 +18,7 @@ from jitdnn.kernels.cpu.convolution.direct.plan import nearest_axis_last
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import cost as wgrad_over_channels
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import cost as wgrad_over_groups
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import cost as wgrad_over_pixels
-from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.rtcg.isa import Isa, isa
 from jitdnn.rtcg.processor import REFERENCE
 

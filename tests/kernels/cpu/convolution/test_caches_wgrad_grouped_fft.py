@@ -16,7 +16,8 @@ from jitdnn.kernels.cpu.convolution.grouped.wgrad_cost import choose_plan as gro
 from jitdnn.kernels.cpu.convolution.grouped.wgrad_plan import GroupedWgradPlan
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.cost import choose_plan as gemm_wgrad_plan
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan
-from jitdnn.kernels.cpu.correlation import InterleavedPhases, lower_convolution
+from jitdnn.kernels.cpu.correlation import InterleavedPhases
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.rtcg.isa import Isa, isa
 from jitdnn.rtcg.processor import REFERENCE
 

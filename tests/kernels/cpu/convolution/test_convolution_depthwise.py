@@ -26,7 +26,7 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels.plan import Wgrad
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups.plan import WgradGroupTile, WgradOverGroups
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import cost as wgrad_over_pixels
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels, WgradPixelTile
-from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.problems import Convolution, Problem
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import TensorDescriptor

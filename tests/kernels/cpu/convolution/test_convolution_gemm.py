@@ -15,7 +15,8 @@ from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm, make_plans
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.convolution.implicit_gemm.prefetch_plan import plan_prefetch
-from jitdnn.kernels.cpu.correlation import Axis, Correlation, Taps, lower_convolution
+from jitdnn.kernels.cpu.correlation import Axis, Correlation, Taps
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.microkernel.packing import input_range
 from jitdnn.kernels.cpu.schedule.tap_clipping import inside_taps
 from jitdnn.problems import parse

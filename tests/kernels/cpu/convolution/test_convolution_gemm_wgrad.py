@@ -21,7 +21,8 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.rewrites import (
     valid_pixels,
     without_padding_pixels,
 )
-from jitdnn.kernels.cpu.correlation import Axis, Taps, lower_convolution
+from jitdnn.kernels.cpu.correlation import Axis, Taps
+from jitdnn.kernels.cpu.lowering import lower_convolution
 
 
 def plan_of(words: str) -> ImplicitGemmWgradPlan:

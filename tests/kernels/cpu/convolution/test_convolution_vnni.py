@@ -18,7 +18,7 @@ from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.algorithm import Vnni
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.cost import make_vnni_plan
-from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import INTEGER_RESULTS, Convolution
 from jitdnn.rtcg.builder import Module

@@ -17,7 +17,7 @@ from jitdnn.kernels.algorithm import Algorithm, Epilogue
 from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winograd4
 from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, Tiling, forwards
 from jitdnn.kernels.cpu.convolution.winograd.plan import MAX_CHAIN, WinogradPlan, even_sizes
-from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.problems import Convolution, Problem, parse
 
 BOTH = (Winograd4(), Winograd2())

@@ -45,7 +45,7 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups.plan import WgradOv
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import code as wgrad_pixels_code
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import cost as wgrad_pixels_cost
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels
-from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem

@@ -19,7 +19,8 @@ from jitdnn.kernels.cpu.convolution.grouped.code import trace
 from jitdnn.kernels.cpu.convolution.grouped.cost import choose_plan, cycles
 from jitdnn.kernels.cpu.convolution.grouped.packing import has_contiguous_channels
 from jitdnn.kernels.cpu.convolution.grouped.plan import GroupedPlan
-from jitdnn.kernels.cpu.correlation import InterleavedPhases, lower_convolution, lower_stride_phases
+from jitdnn.kernels.cpu.correlation import InterleavedPhases
+from jitdnn.kernels.cpu.lowering import lower_convolution, lower_stride_phases
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem

@@ -17,7 +17,8 @@ from jitdnn.kernels.cpu.convolution.grouped.packing import has_contiguous_channe
 from jitdnn.kernels.cpu.convolution.grouped.wgrad_code import POINTERS, trace
 from jitdnn.kernels.cpu.convolution.grouped.wgrad_cost import choose_plan, cycles
 from jitdnn.kernels.cpu.convolution.grouped.wgrad_plan import GroupedWgradPlan
-from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
+from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem

@@ -17,13 +17,8 @@ from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summat
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan, pack_cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry, ImplicitGemmPlan
-from jitdnn.kernels.cpu.correlation import (
-    Correlation,
-    InterleavedPhases,
-    lower_convolution,
-    lower_single_position,
-    lower_stride_phases,
-)
+from jitdnn.kernels.cpu.correlation import Correlation, InterleavedPhases
+from jitdnn.kernels.cpu.lowering import lower_convolution, lower_single_position, lower_stride_phases
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Box, trace_scaling
 from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of, useful_threads
 from jitdnn.kernels.cpu.schedule.parallel import wanted_tasks

@@ -18,8 +18,7 @@ A register tile's lanes hold either K (its rows are a box of pixels, and x is br
 - The input tile is a packed copy of what the block reads, with zeros for padding (microkernel/packing.py), or x itself
   where no packing is needed (unpacked_input.py).
 - Panels are packed once per call, in phases before that of the tiles, or each by the task that multiplies with it.
-- Where kc < C the sums of a block are spilled to memory after each pass over kc channels, and the next pass adds to
-them.
+- Where kc < C the sums of a block are spilled to memory after each pass over kc channels; the next pass adds to them.
 - The workspace is [panels of all parts] [input tile, sums, panel] of thread 0, [...] of thread 1, ...
 
 How panels are divided into tasks may depend on the number of threads, but no sum does: results are the same to the bit

@@ -13,7 +13,7 @@ from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summat
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.code import POINTERS, trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.cost import choose_plan, cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan
-from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem

@@ -20,7 +20,8 @@ from jitdnn.kernels.cpu.convolution.winograd.cost import choose_plan, cycles
 from jitdnn.kernels.cpu.convolution.winograd.error import error_of, plain_error, standard_error, storage_error
 from jitdnn.kernels.cpu.convolution.winograd.functions import Traced
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
-from jitdnn.kernels.cpu.correlation import Correlation, lower_convolution
+from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem

@@ -16,7 +16,7 @@ from jitdnn.kernels.cpu.convolution.winograd_wgrad.code import POINTERS, phases,
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.cost import choose_plan, cycles
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.error import roundings
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Order, WinogradWgradPlan
-from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem

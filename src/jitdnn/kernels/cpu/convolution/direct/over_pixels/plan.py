@@ -30,7 +30,8 @@ from jitdnn.kernels.cpu.convolution.direct.plan import (
     reads_of,
     row_units,
 )
-from jitdnn.kernels.cpu.correlation import Axis, Correlation, View, lower_convolution
+from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.microkernel.nontemporal import convolution_stream_bytes
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.row_vectors import RowVector

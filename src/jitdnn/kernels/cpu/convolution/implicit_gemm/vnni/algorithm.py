@@ -16,7 +16,7 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.cost import make_vnni_plan, pack_cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.plan import VnniPlan
-from jitdnn.kernels.cpu.correlation import lower_convolution
+from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
