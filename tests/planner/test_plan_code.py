@@ -123,9 +123,9 @@ def test_instruction_sets_of_other_machines_are_traced_too(name: str, replay: Mo
 
 
 def test_the_speed_of_the_processor_is_measured_meanwhile() -> None:
-    from jitdnn.devices import cpu
+    from jitdnn.devices import processor_speed
 
-    cpu._single_peak.cache_clear()
+    processor_speed._single_peak.cache_clear()
     compiler.kept.libraries.clear()
     compiler._loaded.clear()
     with recording() as made:

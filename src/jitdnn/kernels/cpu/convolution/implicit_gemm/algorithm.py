@@ -1,7 +1,7 @@
 """Convolution forward and backward to the data as an implicit GEMM: packed tiles, no im2col buffer.
 
 Any stride, dilation, padding, groups, layout and channel count. A 1x1 convolution is a plain GEMM of its
-pixels; a strided dgrad is one dense correlation for each stride phase of the position (correlation.py).
+pixels; a strided dgrad is one dense correlation for each stride phase of the position (lowering.py).
 """
 
 from __future__ import annotations
