@@ -60,6 +60,12 @@ _SETS = {
 NAMES = tuple(_SETS)
 _DOT = ("avx512", "avx512vnni")  # the set and the feature beside it with which there is vpdpbusd
 _ARM = {"aarch64", "arm64"}
+# LLVM's models of these spill a sum of a full register tile in every step; newer models keep all of them in registers
+_SPILLING = {
+    "skylake-avx512", "cascadelake", "cooperlake", "cannonlake", "icelake-client", "icelake-server", "tigerlake",
+    "rocketlake",
+}  # fmt: skip
+_TUNED_FOR = "sapphirerapids"  # instead; features are stated one by one
 
 
 @functools.cache
@@ -107,6 +113,8 @@ def isa(name: str = "host") -> Isa:
     triple = _host_triple()
     if chosen == widest:
         cpu = str(llvm.get_host_cpu_name())
+        if cpu in _SPILLING:
+            cpu = _TUNED_FOR
         flags = ",".join(f"{'+' if on else '-'}{f}" for f, on in sorted(_host_features().items()))
     else:
         flags = ",".join(f"+{f}" for f in features)
