@@ -352,9 +352,8 @@ def test_an_axis_whose_one_tap_is_not_the_filters_first() -> None:
 @pytest.mark.parametrize("size", ["h8 w8", "h9 w12"])
 def test_stride_phases_of_a_depthwise_dgrad(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are divided alike are one phase of the launch; results that exceed the caches are prefetched."""
-    module = "jitdnn.kernels.cpu.convolution.direct.over_groups.plan"
-    monkeypatch.setattr(f"{module}._WRITTEN_BYTES", 0)
-    monkeypatch.setattr(f"{module}._TOGETHER_BYTES", 1)
+    monkeypatch.setattr("jitdnn.kernels.cpu.cost.DIRECT_WRITTEN_L3", 0.0)
+    monkeypatch.setattr("jitdnn.kernels.cpu.cost.DIRECT_INTERLEAVED_INPUT_L2", 0.0)
     problem = convolution(f"conv_bwd_data n2 c20 {size} k20 r3 s3 stride2 pad1 g20 f32 nhwc")
     plans = [over_groups.choose(part.merged(), DEVICE.isa) for part in lower_convolution(problem)]
     assert all(plan.prefetches_results for plan in plans)
