@@ -19,14 +19,15 @@ from guarded_memory import Room
 from jitdnn.devices.cpu import host
 from jitdnn.problems import Problem, parse
 from jitdnn.tensor import TensorDescriptor, numpy_dtype, view
+from paths import TESTS
 
 LARGE = 1 << 24  # elements from which on a tensor is not also made in dense memory
 # the tests that know what inputs of an operation belong together, and what they call that
 INPUTS = {
-    "Attention": ("test_attention", "inputs_for"),
-    "CrossEntropy": ("test_cross_entropy", "inputs_for"),
-    "CtcLoss": ("test_ctc_loss", "inputs_for"),
-    "Recurrent": ("test_rnn", "arrays_for"),
+    "Attention": ("attention/test_attention", "inputs_for"),
+    "CrossEntropy": ("reduction/test_cross_entropy", "inputs_for"),
+    "CtcLoss": ("ctc/test_ctc_loss", "inputs_for"),
+    "Recurrent": ("rnn/test_rnn", "arrays_for"),
 }
 
 
@@ -43,7 +44,9 @@ def inputs_of(problem: Problem) -> list[Any] | None:
     name = type(problem).__name__
     if name not in INPUTS:
         return None
-    module, function = INPUTS[name]
+    path, function = INPUTS[name]
+    folder, _, module = path.rpartition("/")
+    sys.path.insert(0, str(TESTS / "kernels" / "cpu" / folder))
     found = getattr(import_module(module), function)(problem)
     return [found[operand.name] for operand in problem.sources] if isinstance(found, dict) else found
 
