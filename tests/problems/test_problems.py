@@ -84,7 +84,7 @@ def test_shape_errors(text: str, error: type[Exception], parts: tuple[str, ...])
         (
             lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), stride=1.5),
             InvalidArgument,
-            ("whole", "1.5"),
+            ("integers", "1.5"),
         ),
         (
             lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), stride=(1, 2)),
@@ -101,7 +101,7 @@ def test_shape_errors(text: str, error: type[Exception], parts: tuple[str, ...])
             InvalidArgument,
             ("pair",),
         ),
-        (lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), padding=(0.5,)), InvalidArgument, ("whole",)),
+        (lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), padding=(0.5,)), InvalidArgument, ("integers",)),
         (
             lambda: Convolution.make(
                 "fwd", (1, 1, 5), (1, 1, 3), y=TensorDescriptor.packed((1, 1, 4), "f32")
