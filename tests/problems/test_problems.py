@@ -101,7 +101,11 @@ def test_shape_errors(text: str, error: type[Exception], parts: tuple[str, ...])
             InvalidArgument,
             ("pair",),
         ),
-        (lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), padding=(0.5,)), InvalidArgument, ("integers",)),
+        (
+            lambda: Convolution.make("fwd", (1, 1, 5), (1, 1, 3), padding=(0.5,)),
+            InvalidArgument,
+            ("integers",),
+        ),
         (
             lambda: Convolution.make(
                 "fwd", (1, 1, 5), (1, 1, 3), y=TensorDescriptor.packed((1, 1, 4), "f32")
