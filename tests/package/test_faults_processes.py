@@ -244,7 +244,9 @@ def test_threads_inside_calls_at_exit(tmp_path: Path, daemon: bool, what: str) -
 @pytest.mark.parametrize("threads", [1, 2])
 def test_ctrl_c_inside_a_long_call(tmp_path: Path, threads: int) -> None:
     """The kernel ends, then KeyboardInterrupt is raised, and the library is as before."""
+    # a shell starts what runs in its background with the signal ignored
     script = f"""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     big = np.ones((16, 64, 56, 56), np.float32)
     filters = np.ones((64, 64, 3, 3), np.float32)
     with jd.settings(threads={threads}):
