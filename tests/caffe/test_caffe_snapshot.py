@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitdnn.caffe import Solver, load_solver, snapshot
-from jitdnn.caffe.files import write_whole
 from jitdnn.caffe.snapshot import DamagedSnapshotError
 from jitdnn.errors import SnapshotError
+from jitdnn.files import write_whole
 
 # dropout, random crops and mirrors, a start at random, averaged losses, a policy with a state, tests that do
 # not end where the data do: all that a resume could lose

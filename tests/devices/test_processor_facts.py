@@ -73,6 +73,15 @@ def test_what_the_system_tells_badly_is_left_out(system: Path, damage: dict[str,
     assert read_sizes(system) == {"line_bytes": 64, "l1_bytes": 48 << 10}
 
 
+def test_without_a_third_level_the_second_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor_facts, "read_sizes", lambda: {"l1_bytes": 64 << 10, "l2_bytes": 1 << 20})
+    sizes = processor_facts._sizes()
+    assert (sizes.l3_bytes, sizes.last_cache(1.0)) == (0, 1 << 20)
+    assert measure(isa(), sizes).l3_bytes == 0
+    monkeypatch.setattr(processor_facts, "read_sizes", dict)
+    assert processor_facts._sizes() == REFERENCE
+
+
 def test_a_system_that_tells_nothing_is_asked_otherwise(system: Path) -> None:
     assert all(size > 0 for size in read_sizes(system).values())
 

@@ -20,6 +20,7 @@ from jitdnn.bench.driver import Options
 from jitdnn.bench.suites import Layer, load
 from jitdnn.bench.timing import Method
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.files import write_whole
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import DIRECTIONS
 
@@ -79,6 +80,4 @@ def device_file(device: CpuDevice, rows: Sequence[ChoiceRow]) -> dict[str, Any]:
 
 def write(path: Path, content: dict[str, Any]) -> None:
     """The file, whole or not at all."""
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+    write_whole(path, lambda file: file.write(f"{json.dumps(content, indent=2)}\n".encode()))

@@ -26,8 +26,8 @@ import numpy as np
 
 from jitdnn import limits
 from jitdnn.caffe.blob import Array
-from jitdnn.caffe.files import write_whole
 from jitdnn.errors import InvalidArgument, SnapshotError
+from jitdnn.files import write_whole
 from jitdnn.limits import read_bounded
 from jitdnn.settings import current
 

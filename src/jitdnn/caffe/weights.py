@@ -11,11 +11,11 @@ import numpy as np
 from jitdnn.caffe import snapshot
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.caffe.blob import Array, Blob
-from jitdnn.caffe.files import write_whole
 from jitdnn.caffe.graph import LayerGraph, Parameter
 from jitdnn.caffe.layers.base import Layer
 from jitdnn.caffe.schema import ParamSpec
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
+from jitdnn.files import write_whole
 
 
 def collect_parameters(layers: Sequence[Layer]) -> list[Parameter]:

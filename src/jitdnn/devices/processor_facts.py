@@ -28,7 +28,7 @@ from jitdnn.rtcg.isa import Isa, processor_name
 from jitdnn.rtcg.processor import REFERENCE, Processor
 from jitdnn.settings import current
 
-_SCHEMA = 1  # raise when what is measured changes its meaning
+_SCHEMA = 2  # raise when what is measured changes its meaning
 _SYSTEM = Path("/sys/devices/system/cpu")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
 _LARGEST = 1 << 34  # bytes of a cache that anybody states
@@ -41,7 +41,7 @@ def processor_of(isa: Isa) -> Processor:
     stated = _stated(current().device_file)[0]
     if len(stated) == len(fields(Processor)):
         return Processor(**stated)
-    found = _found(isa) if isa.is_native else replace(REFERENCE, **read_sizes())
+    found = _found(isa) if isa.is_native else _sizes()
     return replace(found, **stated)
 
 
@@ -133,6 +133,15 @@ def read_sizes(system: Path = _SYSTEM) -> dict[str, int]:
     return found or _configured()
 
 
+def _sizes() -> Processor:
+    """This machine's sizes with the reference's speeds. Where there is an L2 cache and none is told beyond it, that
+    is the last."""
+    told: dict[str, Any] = read_sizes()
+    if "l2_bytes" in told:
+        told = {"l3_bytes": 0, "l3_sharers": 1, **told}
+    return replace(REFERENCE, **told)
+
+
 def _sharers(text: str) -> int:
     """How many threads a list such as "0-3,8" names."""
     count = 0
@@ -172,7 +181,7 @@ def _configured() -> dict[str, int]:
 @functools.lru_cache(8)
 def _found(isa: Isa) -> Processor:
     """What was kept of this machine, or is measured now and kept."""
-    sizes = replace(REFERENCE, **read_sizes())
+    sizes = _sizes()
     key = hashlib.sha256(repr((_SCHEMA, processor_name(), isa.name, sizes)).encode()).hexdigest()
     cache = CodeCache.default()
     kept = cache.get(key)

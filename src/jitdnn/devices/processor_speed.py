@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -65,12 +66,8 @@ def probe(processor: Isa, dtype: str, threads: int) -> float:
         )  # fmt: skip
     kernel = CpuKernel(library, [("probe", threads)], pointers=1, threads=threads)
     room = np.empty(threads * lanes * _PROBE_CHAINS + 64, np.float64)
-    best = float("inf")
-    for _ in range(8):
-        start = time.perf_counter()
-        kernel(None, (room.ctypes.data,), 0.999, 0.001, 0)
-        best = min(best, time.perf_counter() - start)
-    return 2.0 * lanes * _PROBE_CHAINS * _PROBE_STEPS * threads / best
+    seconds = _best(lambda: kernel(None, (room.ctypes.data,), 0.999, 0.001, 0), 2 * _TURNS)
+    return 2.0 * lanes * _PROBE_CHAINS * _PROBE_STEPS * threads / seconds
 
 
 def multiply_add_rate(isa: Isa, dtype: str) -> float:
@@ -98,20 +95,15 @@ def copy_rate() -> float:
             if size <= 1 << 12:
                 raise
             size //= 4
-    best = float("inf")
-    for _ in range(4):
-        start = time.perf_counter()
-        np.copyto(target, source)
-        best = min(best, time.perf_counter() - start)
-    return 2.0 * source.nbytes / best
+    return 2.0 * source.nbytes / _best(lambda: np.copyto(target, source))
 
 
 def measure(isa: Isa, sizes: Processor) -> Processor:
     """The clock, the ports and the rates of one thread, for caches of the given sizes."""
-    probe = _Probe(isa)
-    clock = probe.clock()
+    code = _Probe(isa)
+    clock = code.clock()
     ports = max(1, round(multiply_add_rate(isa, "f32") / (2 * isa.lanes("f32") * clock)))
-    rates = {size: probe.rate(size) / clock for size in _working_sets(sizes)}
+    rates = {size: code.rate(size) / clock for size in _working_sets(sizes)}
     near = rates[min(rates)]
     beyond = {size: rate for size, rate in rates.items() if size > sizes.l2_bytes}
     memory, last = beyond[max(beyond)], beyond[min(beyond)]
@@ -193,9 +185,10 @@ def _trace(module: Module) -> None:
             arguments.pointer(1, "f64").store(k.reduce(total.get()), i)
 
 
-def _best(call: Any) -> float:
+def _best(call: Callable[[], object], turns: int = _TURNS) -> float:
+    """Seconds of the fastest of so many calls."""
     best = math.inf
-    for _ in range(_TURNS):
+    for _ in range(turns):
         start = time.perf_counter()
         call()
         best = min(best, time.perf_counter() - start)

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitdnn import limits, log
 from jitdnn.errors import StoreError
+from jitdnn.files import write_whole
 from jitdnn.retention import Recent
 from jitdnn.rtcg.cache import refusal
 from jitdnn.settings import current
@@ -217,17 +218,9 @@ class Store:
         Raises StoreError if the file cannot be written.
         """
         rows = self.rows()
-        # beside its place first: an earlier export is there until this one is whole
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.{time.time_ns()}.unfinished")
+        lines = "".join(json.dumps(asdict(row)) + "\n" for row in rows)
         try:
-            try:
-                with unfinished.open("x", encoding="utf-8") as file:
-                    file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(unfinished, path)
-            finally:
-                unfinished.unlink(missing_ok=True)
+            write_whole(path, lambda file: file.write(lines.encode()))
         except OSError as error:
             raise StoreError(f"{path} cannot be written: {error}") from error
         return len(rows)

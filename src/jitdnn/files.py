@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 # a number means a process only on the host that it was given on, and hosts may share a folder
-_HOST = socket.gethostname()
+_HOST = os.uname().nodename if hasattr(os, "uname") else ""
 _UNFINISHED = re.compile(rf"\..+\.{re.escape(_HOST)}\.(\d+)(\.[0-9a-f]+)?\.unfinished")
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file by `write(file)` so that `path` holds all of it, or what it held before. Raises OSError.
 
     The content goes to another name in the same folder, is flushed to the disk, and is renamed over `path`.
