@@ -19,23 +19,10 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_over_channels import cost as wg
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups import cost as wgrad_over_groups
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import cost as wgrad_over_pixels
 from jitdnn.kernels.cpu.lowering import lower_convolution
-from jitdnn.rtcg.isa import Isa, isa
-from jitdnn.rtcg.processor import REFERENCE
+from jitdnn.rtcg.isa import Isa
+from processors import MACHINES
 
 KIB = 1 << 10
-MACHINES = {
-    "server": replace(
-        isa("avx512"),
-        processor=replace(REFERENCE, l1_bytes=48 * KIB, l2_bytes=2048 * KIB, l3_bytes=1920 * KIB),
-    ),
-    "laptop": replace(
-        isa("avx2"), processor=replace(REFERENCE, l1_bytes=32 * KIB, l2_bytes=512 * KIB, l3_bytes=2048 * KIB)
-    ),
-    "arm": replace(
-        isa("neon"), processor=replace(REFERENCE, l1_bytes=64 * KIB, l2_bytes=1024 * KIB, l3_bytes=512 * KIB)
-    ),
-}
-
 # ---- direct convolution
 
 LAYERS = """
@@ -128,7 +115,7 @@ def test_direct_blocks_of_filter_gradients_fit_the_caches(layer: str, machine: s
 
 
 def with_l2(kib: int) -> Isa:
-    found = MACHINES["laptop"]
+    found = MACHINES["Zen 3"]
     return replace(found, processor=replace(found.processor, l2_bytes=kib * KIB))
 
 

@@ -17,14 +17,9 @@ from jitdnn.problems import parse
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.isa import ITEM_BYTES, isa
 from jitdnn.rtcg.processor import REFERENCE
+from processors import MACHINES
 
 KIB = 1 << 10
-# instruction set, and KiB of L1, L2 and a core's part of L3
-CACHES = {
-    "Sapphire Rapids": ("avx512", 48, 2048, 1920),
-    "Zen 3": ("avx2", 32, 512, 2048),
-    "Graviton 3": ("neon", 64, 1024, 512),
-}
 LAYERS = (
     "conv_fwd n8 c64 h56 w56 k64 r3 s3 pad1",
     "conv_fwd n8 c128 h28 w28 k128 r3 s3 pad1",
@@ -52,9 +47,7 @@ WHOLE_AXIS = 1.6  # an input tile that covers an axis may be so much larger
 
 
 def device_of(name: str) -> CpuDevice:
-    instructions, l1, l2, l3 = CACHES[name]
-    facts = replace(REFERENCE, l1_bytes=l1 * KIB, l2_bytes=l2 * KIB, l3_bytes=l3 * KIB)
-    return CpuDevice(replace(isa(instructions), processor=facts), 4)
+    return CpuDevice(MACHINES[name], 4)
 
 
 def gemm_plans(words: str, device: CpuDevice) -> tuple[ImplicitGemmPlan, ...]:
@@ -63,7 +56,7 @@ def gemm_plans(words: str, device: CpuDevice) -> tuple[ImplicitGemmPlan, ...]:
     return make_plans(problem, device, None, False)
 
 
-@pytest.mark.parametrize("name", CACHES)
+@pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_blocks_of_implicit_gemm_fit_the_caches(layer: str, name: str) -> None:
     device = device_of(name)

@@ -18,23 +18,11 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.cost import choose_plan 
 from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.plan import ImplicitGemmWgradPlan
 from jitdnn.kernels.cpu.correlation import InterleavedPhases
 from jitdnn.kernels.cpu.lowering import lower_convolution
-from jitdnn.rtcg.isa import Isa, isa
-from jitdnn.rtcg.processor import REFERENCE
+from jitdnn.rtcg.isa import Isa
+from processors import MACHINES
 
-
-def machine(name: str, l1: int, l2: int, l3: int) -> Isa:
-    """An instruction set on a processor with caches of so many KiB for each core."""
-    facts = replace(REFERENCE, l1_bytes=l1 << 10, l2_bytes=l2 << 10, l3_bytes=l3 << 10)
-    return replace(isa(name), processor=facts)
-
-
-MACHINES = {
-    "sapphire rapids": machine("avx512", 48, 2048, 1920),
-    "zen 3 laptop": machine("avx2", 32, 512, 2048),
-    "graviton 3": machine("neon", 64, 1024, 512),
-}
 ON_EACH = pytest.mark.parametrize("isa", MACHINES.values(), ids=MACHINES)
-LARGE_L2 = replace(MACHINES["zen 3 laptop"], processor=MACHINES["sapphire rapids"].processor)
+LARGE_L2 = replace(MACHINES["Zen 3"], processor=MACHINES["Sapphire Rapids"].processor)
 
 
 # ---- wgrad as an implicit GEMM
@@ -78,7 +66,7 @@ def test_the_blocks_of_a_gemm_wgrad_fit_the_l2_cache(words: str, isa: Isa) -> No
 
 def test_a_larger_l2_cache_has_larger_blocks_of_a_gemm_wgrad() -> None:
     words = "n1 c16 h512 w512 k16 r3 s3 pad1"
-    small, large = (gemm_wgrad(words, each) for each in (MACHINES["zen 3 laptop"], LARGE_L2))
+    small, large = (gemm_wgrad(words, each) for each in (MACHINES["Zen 3"], LARGE_L2))
     assert small.input_tile_elements + small.panel_elements < large.input_tile_elements + large.panel_elements
 
 
@@ -137,7 +125,7 @@ def test_the_blocks_of_grouped_convolutions_fit_the_caches(words: str, isa: Isa)
 
 def test_larger_caches_have_larger_blocks_of_grouped_convolutions() -> None:
     words = "n1 c2048 h64 w64 k2048 r3 s3 pad1 g64 nhwc"
-    small, large = MACHINES["zen 3 laptop"], LARGE_L2
+    small, large = MACHINES["Zen 3"], LARGE_L2
     assert math.prod(grouped(words, small).block) < math.prod(grouped(words, large).block)
     assert grouped(words, small).packed_elements < grouped(words, large).packed_elements
     assert math.prod(grouped_wgrad(words, small).block) < math.prod(grouped_wgrad(words, large).block)
@@ -176,6 +164,6 @@ def test_what_an_fft_has_in_memory_at_once_fits_the_caches(words: str, isa: Isa)
 
 def test_larger_caches_have_more_spectra_at_once() -> None:
     words = "n2 c64 w2048 k64 s128 pad64 g64"
-    small, large = fft(words, MACHINES["graviton 3"]), fft(words, MACHINES["sapphire rapids"])
+    small, large = fft(words, MACHINES["Graviton 3"]), fft(words, MACHINES["Sapphire Rapids"])
     assert sum(small.spectra_at_once) < sum(large.spectra_at_once)
     assert small.signals_at_once < large.signals_at_once
