@@ -1,0 +1,127 @@
+"""Which of two kernels runs, ours or torch's own: measured in turns at the first call of a kind, or as stored before.
+
+A decision holds for one operator on operands of one kind (shapes, strides, types, options, threads). Its times are kept
+in the tuning store beside those of our algorithms, so that the next process does not measure again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from jitdnn import log
+from jitdnn.errors import DeviceError, JitdnnError
+from jitdnn.handle import Handle
+from jitdnn.locks import lock
+from jitdnn.planner.sampling import Contender, measure
+from jitdnn.planner.store import Store
+
+SECONDS = 0.2
+"""Time that measuring the two takes at most, after their first runs."""
+OURS, STOCK = "jitdnn", "torch"
+_VERSION = 1  # of the way of measuring: times of another one are not used
+
+_lock = lock()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether ours runs, and why. `seconds` and `stock_seconds` are those of one call where both were measured."""
+
+    is_ours: bool
+    reason: str
+    seconds: float | None = None
+    stock_seconds: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast as torch's ours is."""
+        if self.seconds is None or self.stock_seconds is None:
+            return None
+        return self.stock_seconds / self.seconds
+
+
+def decide(
+    what: str,
+    handle: Handle,
+    device: torch.device,
+    how: str,
+    ours: Callable[[], Any],
+    stock: Callable[[], Any],
+) -> Decision:
+    """Choose between two callables that compute the same.
+
+    `what` names the operator and its operands for the store; `how` is the option `measure`. Where ours refuses, the
+    reason is logged once and torch's is chosen.
+    """
+    if how == "never":
+        return _unmeasured(what, ours)
+    store = Store.default()
+    name = _device_name(handle, device)
+    stored = store.look_up(what, "", name)
+    times = [stored.get((who, _VERSION)) for who in (OURS, STOCK)]
+    if times[0] is not None and times[1] is not None:
+        return _compared(times[0].seconds, times[1].seconds, "stored")
+    with _lock:  # one at a time: what is measured must not run against each other
+        try:
+            ours()
+        except JitdnnError as error:
+            return _refused(what, error)
+        for run_once in (ours, stock, stock):  # the first runs also start threads and fault pages in
+            run_once()
+        contenders = [Contender(who) for who in (OURS, STOCK)]
+        run = {OURS: ours, STOCK: stock}
+
+        def sample(who: str, calls: int) -> float:
+            return _seconds(run[who], calls, device)
+
+        measure(contenders, sample, perf_counter() + SECONDS, settles=device.type == "cpu")
+        seconds, stock_seconds = (median(contender.samples) for contender in contenders)
+    store.record(what, "", name, [(OURS, _VERSION, seconds, 0), (STOCK, _VERSION, stock_seconds, 0)])
+    return _compared(seconds, stock_seconds, "measured")
+
+
+def _unmeasured(what: str, ours: Callable[[], Any]) -> Decision:
+    try:
+        ours()
+    except JitdnnError as error:
+        return _refused(what, error)
+    return Decision(True, "not measured, as asked")
+
+
+def _refused(what: str, error: JitdnnError) -> Decision:
+    if isinstance(error, DeviceError):
+        raise error
+    log.fallback_once(("torch", what), f"{what} runs by PyTorch's own kernel: {error}")
+    return Decision(False, f"refused: {error}")
+
+
+def _compared(seconds: float, stock_seconds: float, how: str) -> Decision:
+    is_ours = seconds <= stock_seconds
+    return Decision(is_ours, f"{how}: {'faster' if is_ours else 'slower'}", seconds, stock_seconds)
+
+
+def _device_name(handle: Handle, device: torch.device) -> str:
+    own = handle if device.type == "cpu" else handle.at((device.type, device.index or 0))
+    return f"{own.device.name} torch {torch.__version__}"
+
+
+def _seconds(run: Callable[[], Any], calls: int, device: torch.device) -> float:
+    """Seconds of one call: of the clock on a processor, between two events on a GPU's stream."""
+    if device.type == "cpu":
+        begin = perf_counter()
+        for _ in range(calls):
+            run()
+        return (perf_counter() - begin) / calls
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(calls):
+        run()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3 / calls

@@ -1,0 +1,94 @@
+"""Ours in the place of torch's own kernels for a whole process: `install()`, and back again with `uninstall()`.
+
+The kernels of `aten::convolution` and `aten::convolution_backward` are replaced on the processor and on GPUs.
+Everything above them (autograd, autocast, vmap, compilation) stays torch's, and so do the models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from jitdnn.errors import NotSupported
+from jitdnn.frameworks.torch import convolution as kernels
+from jitdnn.frameworks.torch.options import Options
+from jitdnn.locks import lock
+
+aten = torch.ops.aten
+_REPLACED = {
+    "convolution": aten.convolution.default,
+    "convolution_backward": aten.convolution_backward.default,
+}
+_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+_lock = lock()
+_library: torch.library.Library | None = None
+_originals: dict[tuple[Any, str], Any] = {}
+
+
+def install(**options: Any) -> None:
+    """Run every convolution of this process by ours where that is faster: eager or compiled, forward and backward.
+
+    `options` are those of `jitdnn.torch.convert`. Called again, the new options hold. Raises NotSupported where torch
+    does not hand out its own kernels (`torch.library.get_kernel`, since 2.9), InvalidArgument for unknown options.
+    """
+    global _library
+    text = str(Options.of(**options))
+    if not hasattr(torch.library, "get_kernel"):
+        raise NotSupported(
+            f"PyTorch {torch.__version__} has no torch.library.get_kernel, by which its own kernels stay within reach: "
+            "use jitdnn.torch.convert or jitdnn.torch.use, or PyTorch 2.9 or later"
+        )
+    uninstall()
+    with _lock:
+        for device, key in _KEYS.items():
+            for name, function in _REPLACED.items():
+                _originals[function, device] = torch.library.get_kernel(f"aten::{name}", key)
+        library = torch.library.Library("aten", "IMPL")
+        for key in _KEYS.values():
+            library.impl("convolution", _forward(text), key, allow_override=True)
+            library.impl("convolution_backward", _backward(text), key, allow_override=True)
+        _library = library
+
+
+def uninstall() -> None:
+    """Give torch its own kernels back; nothing happens where they are there."""
+    global _library
+    with _lock:
+        if _library is not None:
+            _library._destroy()
+            _library = None
+            _originals.clear()
+
+
+def is_installed() -> bool:
+    """Whether the kernels of torch's convolutions are ours now."""
+    return _library is not None
+
+
+def stock(function: Any, *arguments: Any, **named: Any) -> Any:
+    """Call an operator with torch's own kernel, whether ours are installed or not."""
+    if _library is not None:
+        tensor = arguments[0]
+        original = _originals.get((function, tensor.device.type))
+        if original is not None:
+            key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEYS[tensor.device.type]))
+            return original.call_boxed(key, *arguments, *named.values())
+    return function(*arguments, **named)
+
+
+def _forward(options: str) -> Any:
+    def convolution(*arguments: Any) -> Any:
+        return kernels.forward(*arguments, options)
+
+    return convolution
+
+
+def _backward(options: str) -> Any:
+    def convolution_backward(dy: Any, x: Any, w: Any, bias_sizes: Any, *arguments: Any) -> Any:
+        found = kernels.backward(dy, x, w, *arguments, options)
+        return tuple(
+            grad if is_wanted else None for grad, is_wanted in zip(found, arguments[-1], strict=True)
+        )
+
+    return convolution_backward

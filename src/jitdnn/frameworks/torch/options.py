@@ -1,0 +1,96 @@
+"""How converted calls run: settings of this library, and whether torch's own kernels are measured beside ours.
+
+Operators of PyTorch take numbers, text and tensors, so the options of a call travel as text, `measure=never;threads=1`,
+and are parsed once for each text.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from jitdnn.arguments import shown
+from jitdnn.errors import InvalidArgument
+from jitdnn.handle import Handle
+from jitdnn.retention import Recent
+
+MEASURE = ("first", "never")
+_SETTINGS = (
+    "workspace_limit",
+    "total_workspace",
+    "division",
+    "division_axes",
+    "math",
+    "accuracy",
+    "deterministic",
+    "threads",
+    "choice",
+    "vendor",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of converted calls.
+
+    `measure`: "first" measures ours beside torch's own at the first call of each kind, unless a stored time decides,
+    and uses the faster; "never" takes ours wherever it does not refuse. `settings`: settings of this library by name, as
+    text; `threads` is torch's number where it is not given.
+    """
+
+    measure: str = "first"
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @staticmethod
+    def of(measure: str = "first", **settings: Any) -> Options:
+        """Check and keep options. Raises InvalidArgument for an unknown name, or a value that does not fit."""
+        if measure not in MEASURE:
+            raise InvalidArgument(f"measure is {shown(measure)}: it must be one of {', '.join(MEASURE)}")
+        for name in settings:
+            if name not in _SETTINGS:
+                raise InvalidArgument(
+                    f"there is no option {shown(name)}: there are measure, {', '.join(_SETTINGS)}"
+                )
+        Handle(**settings)  # raises now rather than at the first call
+        return Options(measure, tuple(sorted((name, str(value)) for name, value in settings.items())))
+
+    def __str__(self) -> str:
+        words = [] if self.measure == "first" else [("measure", self.measure)]
+        return ";".join(f"{name}={value}" for name, value in (*words, *self.settings))
+
+
+@lru_cache(1024)
+def parse(text: str) -> Options:
+    """The options that a text says. Raises InvalidArgument for text that says none."""
+    words: dict[str, str] = {}
+    for word in filter(None, text.split(";")):
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise InvalidArgument(
+                f"the options are {shown(text)}: they must be name=value, divided by semicolons"
+            )
+        words[name] = value
+    return Options.of(words.pop("measure", "first"), **words)
+
+
+_handles: Recent[tuple[str, int], Handle] = Recent(256)
+
+
+def handle_of(text: str) -> Handle:
+    """The handle of calls with these options on as many threads as torch uses now: one for the whole process."""
+    key = (text, torch.get_num_threads())
+    found = _handles.get(key)
+    if found is None:
+        settings: Mapping[str, Any] = {"threads": key[1], **dict(parse(text).settings)}
+        found = _handles.put(key, Handle(**settings))
+    return found
+
+
+def is_disabled() -> bool:
+    """Whether the environment turns all of this off: `JITDNN_DISABLE=1`."""
+    return os.environ.get("JITDNN_DISABLE", "") not in ("", "0")
