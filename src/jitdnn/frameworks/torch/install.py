@@ -78,15 +78,19 @@ def stock(function: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def _forward(options: str) -> Any:
+    forward: Any = kernels.forward
+
     def convolution(*arguments: Any) -> Any:
-        return kernels.forward(*arguments, options)
+        return forward(*arguments, options)
 
     return convolution
 
 
 def _backward(options: str) -> Any:
+    backward: Any = kernels.backward
+
     def convolution_backward(dy: Any, x: Any, w: Any, bias_sizes: Any, *arguments: Any) -> Any:
-        found = kernels.backward(dy, x, w, *arguments, options)
+        found = backward(dy, x, w, *arguments, options)
         return tuple(
             grad if is_wanted else None for grad, is_wanted in zip(found, arguments[-1], strict=True)
         )

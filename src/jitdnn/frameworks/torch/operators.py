@@ -15,7 +15,10 @@ from torch.library import Library
 from jitdnn.frameworks.torch import convolution as kernels
 
 aten = torch.ops.aten
-_ARGUMENTS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
+_ARGUMENTS = (
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, "
+    "SymInt groups"
+)
 _library = Library("jitdnn", "DEF")
 _library.define(f'convolution(Tensor x, Tensor w, Tensor? bias, {_ARGUMENTS}, str options="") -> Tensor')
 _library.define(

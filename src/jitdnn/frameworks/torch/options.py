@@ -39,8 +39,8 @@ class Options:
     """The options of converted calls.
 
     `measure`: "first" measures ours beside torch's own at the first call of each kind, unless a stored time decides,
-    and uses the faster; "never" takes ours wherever it does not refuse. `settings`: settings of this library by name, as
-    text; `threads` is torch's number where it is not given.
+    and uses the faster; "never" takes ours wherever it does not refuse. `settings`: settings of this library by name,
+    as text; `threads` is torch's number where it is not given.
     """
 
     measure: str = "first"
