@@ -17,6 +17,7 @@ from torch import Tensor
 from jitdnn.errors import JitdnnError
 from jitdnn.frameworks.torch.choice import Decision, decide
 from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
+from jitdnn.frameworks.torch.stock import stock as stock_call
 from jitdnn.handle import Handle
 from jitdnn.ops.convolution import (
     conv,
@@ -26,6 +27,8 @@ from jitdnn.ops.convolution import (
     conv_transpose,
 )
 from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.convolution_bias import BiasGradient
+from jitdnn.problems.problem import Problem
 from jitdnn.retention import Recent
 from jitdnn.tensor import TensorDescriptor
 
@@ -72,15 +75,25 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """What is known of one kind of call: who runs it, the form of the result, and how ours is called."""
+class Kind:
+    """What is known of one kind of call: who runs it, and how.
 
+    `direction`: "forward", "data", "filter" or "bias". `problem` and `handle` are those of ours, None where it refuses;
+    `has_bias` says whether the bias is added by the same kernel.
+    """
+
+    direction: str
     decision: Decision
     run: Callable[..., Tensor]
+    problem: Problem | None = None
+    handle: Handle | None = None
+    has_bias: bool = False
 
 
 #: what was chosen, by direction and everything that tells kinds of calls apart
-_kinds: Recent[tuple[Any, ...], _Kind] = Recent(8192)
+_kinds: Recent[tuple[Any, ...], Kind] = Recent(8192)
+#: who wants to know of every call: gets its kind and its filter
+observers: list[Callable[[Kind, Tensor], None]] = []
 
 
 def forget() -> None:
@@ -114,18 +127,20 @@ def forward(
     if kind is None:
         geometry = Geometry.of(x.dim() - 2, stride, padding, dilation, transposed, output_padding, groups)
         kind = _kinds.put(key, _forward_kind(x, w, bias, geometry, options))
+    for observe in observers:
+        observe(kind, w)
     return kind.run(x, w, bias)
 
 
-def _forward_kind(x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, options: str) -> _Kind:
+def _forward_kind(x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, options: str) -> Kind:
     def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = _below_autograd(aten.convolution.default, x, w, bias, *g.arguments)
+        y: Tensor = stock_call(aten.convolution.default, x, w, bias, *g.arguments)
         return y if y.is_contiguous(memory_format=form) else y.contiguous(memory_format=form)
 
     form = memory_format(x, w)
     reason = refusal(x, w, *([] if bias is None else [bias]))
     if reason is not None:
-        return _Kind(Decision(False, reason), stock)
+        return Kind("forward", Decision(False, reason), stock)
     handle = handle_of(options)
     shape = output_shape(x.shape, w.shape, g)
 
@@ -144,9 +159,8 @@ def _forward_kind(x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, option
             )  # fmt: skip
         return y
 
-    return _chosen(
-        _named("forward", x, w, g, bias is not None), handle, options, x, ours, stock, (x, w, bias)
-    )
+    y = torch.empty(shape, dtype=x.dtype, device="meta", memory_format=form)
+    return _chosen("forward", (x, w, y), g, handle, options, ours, stock, (x, w, bias))
 
 
 def output_shape(x: Sequence[int], w: Sequence[int], g: Geometry) -> tuple[int, ...]:
@@ -200,20 +214,20 @@ def backward(
         if kind is None:
             geometry = Geometry.of(x.dim() - 2, stride, padding, dilation, transposed, output_padding, groups)
             kind = _kinds.put(key, _backward_kind(direction, dy, x, w, geometry, options))
+        for observe in observers:
+            observe(kind, w)
         results.append(kind.run(dy, x, w))
     return results[0], results[1], results[2]
 
 
-def _backward_kind(direction: str, dy: Tensor, x: Tensor, w: Tensor, g: Geometry, options: str) -> _Kind:
+def _backward_kind(direction: str, dy: Tensor, x: Tensor, w: Tensor, g: Geometry, options: str) -> Kind:
     number = ("data", "filter", "bias").index(direction)
     mask = [place == number for place in range(3)]
     channels = w.shape[1] * g.groups if g.transposed else w.shape[0]
     like = (x, w, None)[number]
 
     def stock(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        grads = _below_autograd(
-            aten.convolution_backward.default, dy, x, w, [channels], *g.arguments, output_mask=mask
-        )
+        grads = stock_call(aten.convolution_backward.default, dy, x, w, [channels], *g.arguments, mask)
         found: Tensor = grads[number]
         if like is None or found.stride() == like.stride():
             return found
@@ -221,14 +235,14 @@ def _backward_kind(direction: str, dy: Tensor, x: Tensor, w: Tensor, g: Geometry
 
     reason = refusal(dy, x, w)
     if reason is not None:
-        return _Kind(Decision(False, reason), stock)
+        return Kind(direction, Decision(False, reason), stock)
     handle = handle_of(options)
     run = {"data": _data_gradient, "filter": _filter_gradient, "bias": _bias_gradient}[direction]
 
     def ours(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
         return run(dy, x, w, g, handle)
 
-    return _chosen(_named(direction, x, w, g, False), handle, options, x, ours, stock, (dy, x, w))
+    return _chosen(direction, (x, w, dy), g, handle, options, ours, stock, (dy, x, w))
 
 
 def _data_gradient(dy: Tensor, x: Tensor, w: Tensor, g: Geometry, handle: Handle) -> Tensor:
@@ -276,40 +290,49 @@ def refusal(*operands: Tensor) -> str | None:
 
 
 def _chosen(
-    what: str,
+    direction: str,
+    shapes: tuple[Tensor, Tensor, Tensor],
+    g: Geometry,
     handle: Handle,
     options: str,
-    x: Tensor,
     ours: Callable[..., Tensor],
     stock: Callable[..., Tensor],
     operands: tuple[Any, ...],
-) -> _Kind:
+) -> Kind:
+    """The faster one of two ways; `shapes` are of x, w and the result, `operands` those that both are called with."""
+
     def call(function: Callable[..., Tensor]) -> Callable[[], Tensor]:
         return lambda: function(*operands)
 
-    text = f"{what} options {options}" if options else what
-    decision = decide(text, handle, x.device, parse(options).measure, call(ours), call(stock))
-    return _Kind(decision, ours if decision.is_ours else stock)
+    problem = _problem(direction, *shapes, g)
+    x, w, y = shapes
+    shown = problem or f"{direction} x {_form(x)} w {_form(w)} y {_form(y)} {x.dtype} {g}"
+    has_bias = direction == "forward" and operands[2] is not None
+    what = f"torch {shown}{' with a bias' if has_bias else ''}{' ' if options else ''}{options}"
+    decision = decide(what, handle, x.device, parse(options).measure, call(ours), call(stock))
+    run = ours if decision.is_ours else stock
+    return Kind(direction, decision, run, problem, handle, has_bias and not g.transposed)
 
 
-def _named(direction: str, x: Tensor, w: Tensor, g: Geometry, has_bias: bool) -> str:
-    """The name of a kind of call in the store."""
+def _problem(direction: str, x: Tensor, w: Tensor, y: Tensor, g: Geometry) -> Problem | None:
+    """What ours computes, as a problem of the library; None for what it has no problem for.
+
+    A transposed convolution is the data's gradient of the one that leads from its result back to its x.
+    """
+    kinds = {"forward": "bwd_data", "data": "fwd"} if g.transposed else {"forward": "fwd", "data": "bwd_data"}
+    wide, narrow = (y, x) if g.transposed else (x, y)
     try:
-        kind = {"forward": "fwd", "data": "bwd_data", "filter": "bwd_filter"}.get(direction)
-        if kind is not None and not g.transposed:
-            one, other = (
-                TensorDescriptor(tuple(t.shape), t.stride(), DTYPES[t.dtype]).normalized() for t in (x, w)
-            )
-            problem = Convolution.make(kind, one, other, g.stride, g.padding, g.dilation, g.groups)
-            return f"torch {problem}{' with a bias' if has_bias else ''}"
-    except JitdnnError:  # what it is that ours refuses is said when it is called
-        pass
-    shapes = f"x {tuple(x.shape)} {x.stride()} w {tuple(w.shape)} {w.stride()} {x.dtype}"
-    return f"torch {direction} {shapes} {g}{' with a bias' if has_bias else ''}"
+        image, filter, result = (
+            TensorDescriptor(tuple(t.shape), t.stride(), DTYPES[t.dtype]).normalized()
+            for t in (wide, w, narrow)
+        )
+        if direction == "bias":
+            return BiasGradient.make(result)
+        kind = kinds.get(direction, "bwd_filter")
+        return Convolution.make(kind, image, filter, g.stride, g.padding, g.dilation, g.groups, y=result)
+    except JitdnnError:  # what it is that ours refuses it says when it is called
+        return None
 
 
-def _below_autograd(function: Any, *arguments: Any, **named: Any) -> Any:
-    """Call an operator of torch's from a kernel of ours, past `jitdnn.torch.install`."""
-    from jitdnn.frameworks.torch.install import stock
-
-    return stock(function, *arguments, **named)
+def _form(operand: Tensor) -> str:
+    return f"{tuple(operand.shape)} by {operand.stride()}"
