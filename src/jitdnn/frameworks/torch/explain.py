@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitdnn.frameworks.torch import convolution as kernels
 from jitdnn.frameworks.torch.convert import is_converted
-from jitdnn.frameworks.torch.convolution import Kind
+from jitdnn.frameworks.torch.kinds import Kind, observers
 from jitdnn.frameworks.torch.options import is_disabled
 from jitdnn.ops.epilogue import fuse
 from jitdnn.planner.plan import Plan
@@ -92,21 +91,24 @@ def explain(model: nn.Module, *inputs: Any, gradients: bool | None = None, **nam
     names: dict[int, str] = {}
     running: list[str] = []
 
-    def observe(kind: Kind, filter: Tensor) -> None:
-        layer = names.setdefault(filter.data_ptr(), running[-1] if running else "")
+    def observe(kind: Kind, operands: tuple[Any, ...]) -> None:
+        # the backward pass runs by itself: its operands tell of which layer it is
+        layer = running[-1] if running else next((names[p] for p in _addresses(operands) if p in names), "")
+        if running:
+            names.update(dict.fromkeys(_addresses(operands[1:]), layer))
         row = _row(layer, kind)
         rows.setdefault((row.layer, row.direction, row.problem), row)
 
     with_gradients = model.training if gradients is None else gradients
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with _entered(model, running), torch.set_grad_enabled(with_gradients):
-        kernels.observers.append(observe)
+        observers.append(observe)
         try:
             result = model(*inputs, **named)
             if with_gradients:
                 _backward(model, result)
         finally:
-            kernels.observers.remove(observe)
+            observers.remove(observe)
             with torch.no_grad():
                 for name, buffer in model.named_buffers():
                     buffer.copy_(buffers[name])
@@ -136,6 +138,11 @@ def _entered(model: nn.Module, running: list[str]) -> Iterator[None]:
             hook.remove()
 
 
+def _addresses(operands: tuple[Any, ...]) -> list[int]:
+    """Where the tensors lie that a layer keeps for its backward pass: filters and weights before images."""
+    return [one.data_ptr() for one in operands if isinstance(one, Tensor)][::-1]
+
+
 def _backward(model: nn.Module, result: Any) -> None:
     """Run the backward pass of everything that has a gradient in a result, and drop the gradients."""
     outputs = [one for one in torch.utils._pytree.tree_leaves(result) if isinstance(one, Tensor)]
@@ -151,7 +158,7 @@ def _row(layer: str, kind: Kind) -> Row:
     runs = "jitdnn" if decision.is_ours else "torch"
     plan = _plan(kind)
     row = Row(
-        layer, kind.direction, runs, decision.reason, str(kind.problem or ""), seconds=decision.seconds,
+        layer, kind.name, runs, decision.reason, str(kind.problem or ""), seconds=decision.seconds,
         stock_seconds=decision.stock_seconds,
     )  # fmt: skip
     if plan is None:

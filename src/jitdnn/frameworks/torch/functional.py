@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch.operators import convolution as operator
+from jitdnn.frameworks.torch.convolution_operators import convolution as operator
 
 PerAxis = int | Sequence[int]
 

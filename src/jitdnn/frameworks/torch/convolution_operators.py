@@ -1,4 +1,4 @@
-"""The operators `torch.ops.jitdnn.*`: their schemas, shapes, gradients, types under autocast and rule for vmap.
+"""`torch.ops.jitdnn.convolution` and its gradient: schemas, shapes, gradients, types under autocast, rules of vmap.
 
 `jitdnn::convolution` has the meaning of `aten::convolution`, of any number of derivatives.
 """
@@ -10,27 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library
 
 from jitdnn.frameworks.torch import convolution as kernels
+from jitdnn.frameworks.torch.registry import define, library
 
 aten = torch.ops.aten
 _ARGUMENTS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, "
     "SymInt groups"
 )
-_library = Library("jitdnn", "DEF")
-_library.define(f'convolution(Tensor x, Tensor w, Tensor? bias, {_ARGUMENTS}, str options="") -> Tensor')
-_library.define(
-    f"convolution_backward(Tensor dy, Tensor x, Tensor w, {_ARGUMENTS}, bool[3] output_mask, "
-    'str options="") -> (Tensor, Tensor, Tensor)'
-)
-for _key in ("CPU", "CUDA"):
-    _library.impl("convolution", kernels.forward, _key)
-    _library.impl("convolution_backward", kernels.backward, _key)
-
-convolution = torch.ops.jitdnn.convolution.default
-convolution_backward = torch.ops.jitdnn.convolution_backward.default
 
 
 def _fake_convolution(
@@ -54,10 +42,6 @@ def _fake_backward(
     )
 
 
-torch.library.register_fake("jitdnn::convolution", _fake_convolution, lib=_library)
-torch.library.register_fake("jitdnn::convolution_backward", _fake_backward, lib=_library)
-
-
 def _save_convolution(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, bias, *arguments, options = inputs
     ctx.save_for_backward(x, w)
@@ -70,11 +54,6 @@ def _backward_of_convolution(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     mask = [needs[0], needs[1], ctx.has_bias and needs[2]]
     grads = convolution_backward(dy, x, w, *ctx.arguments, mask, ctx.options)
     return (*(grad if is_wanted else None for grad, is_wanted in zip(grads, mask, strict=True)), *[None] * 7)
-
-
-torch.library.register_autograd(
-    "jitdnn::convolution", _backward_of_convolution, setup_context=_save_convolution, lib=_library
-)
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -98,8 +77,20 @@ def _double_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     )
 
 
-torch.library.register_autograd(
-    "jitdnn::convolution_backward", _double_backward, setup_context=_save_backward, lib=_library
+convolution = define(
+    f'convolution(Tensor x, Tensor w, Tensor? bias, {_ARGUMENTS}, str options="") -> Tensor',
+    kernels.forward,
+    _fake_convolution,
+    _save_convolution,
+    _backward_of_convolution,
+)
+convolution_backward = define(
+    f"convolution_backward(Tensor dy, Tensor x, Tensor w, {_ARGUMENTS}, bool[3] output_mask, "
+    'str options="") -> (Tensor, Tensor, Tensor)',
+    kernels.backward,
+    _fake_backward,
+    _save_backward,
+    _double_backward,
 )
 
 
@@ -126,7 +117,7 @@ def _lowered(operand: Tensor | None, to: torch.dtype, device: str) -> Tensor | N
 
 
 for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-    _library.impl("convolution", _autocast(_device), _key)
+    library.impl("convolution", _autocast(_device), _key)
 
 
 def _batched(operand: Tensor, axis: int | None, size: int) -> Tensor:
@@ -175,5 +166,5 @@ def _backward_over_batch(
     ), (0, 0, 0)
 
 
-torch.library.register_vmap("jitdnn::convolution", _convolution_over_batch, lib=_library)
-torch.library.register_vmap("jitdnn::convolution_backward", _backward_over_batch, lib=_library)
+torch.library.register_vmap("jitdnn::convolution", _convolution_over_batch, lib=library)
+torch.library.register_vmap("jitdnn::convolution_backward", _backward_over_batch, lib=library)
