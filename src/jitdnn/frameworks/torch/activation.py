@@ -50,7 +50,7 @@ FUNCTIONS: dict[str, _Function] = {
         ours.tanh, _by_result(ours.tanh_backward), torch.tanh, aten.tanh_backward.default, True
     ),
     "sigmoid": _Function(
-        ours.sigmoid, ours.sigmoid_backward, torch.sigmoid, aten.sigmoid_backward.default, True
+        ours.sigmoid, _by_result(ours.sigmoid_backward), torch.sigmoid, aten.sigmoid_backward.default, True
     ),
 }
 """Activations without parameters that ours compute faster than torch on some machine, by name."""

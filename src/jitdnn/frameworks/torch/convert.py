@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from jitdnn import log
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, InvalidType
-from jitdnn.frameworks.torch.functional import ROUTES
+from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.modules import CONVERTED, OPTIONS, REVERTED
 from jitdnn.frameworks.torch.options import Options, is_disabled
 
@@ -118,13 +118,6 @@ class use(TorchFunctionMode):  # noqa: N801  a context manager that reads as a v
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        route = None if self._is_disabled else ROUTES.get(function)
-        if route is None:
+        if self._is_disabled:
             return function(*args, **(kwargs or {}))
-        return route(*args, **_renamed_words(kwargs or {}), options=self._text)
-
-
-def _renamed_words(words: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by torch's names under ours."""
-    ours = {"input": "x", "weight": "w"}
-    return {ours.get(name, name): value for name, value in words.items()}
+        return routed(function, args, kwargs or {}, self._text)

@@ -83,6 +83,7 @@ convolution = define(
     _fake_convolution,
     _save_convolution,
     _backward_of_convolution,
+    is_lowered=True,
 )
 convolution_backward = define(
     f"convolution_backward(Tensor dy, Tensor x, Tensor w, {_ARGUMENTS}, bool[3] output_mask, "
@@ -92,32 +93,6 @@ convolution_backward = define(
     _save_backward,
     _double_backward,
 )
-
-
-def _autocast(device: str) -> Any:
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
-
-    def convolution_in_lower_precision(x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
-        to = torch.get_autocast_dtype(device)
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return convolution(*(_lowered(one, to, device) for one in (x, w, bias)), *arguments)
-
-    return convolution_in_lower_precision
-
-
-def _lowered(operand: Tensor | None, to: torch.dtype, device: str) -> Tensor | None:
-    """An operand in the type that autocast asks for; double precision stays, as in torch."""
-    is_cast = (
-        operand is not None
-        and operand.device.type == device
-        and operand.is_floating_point()
-        and operand.dtype is not torch.float64
-    )
-    return operand.to(to) if is_cast and operand is not None else operand
-
-
-for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-    library.impl("convolution", _autocast(_device), _key)
 
 
 def _batched(operand: Tensor, axis: int | None, size: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch.convolution_operators import convolution as operator
+from jitdnn.frameworks.torch import operators
 
 PerAxis = int | Sequence[int]
 
@@ -45,10 +45,11 @@ def convolution(
     strides, dilations = _each(stride, space), _each(dilation, space)
     if isinstance(padding, str):
         x, padding = _padded(x, w, padding, strides, dilations)
-    return operator(
+    found: Tensor = operators.convolution(
         x, w, bias, strides, _each(padding, space), dilations, is_transposed, _each(output_padding or 0, space),
         groups, options,
     )  # fmt: skip
+    return found
 
 
 def _each(value: PerAxis, space: int) -> list[int]:
@@ -88,6 +89,124 @@ def conv_transpose(x: Tensor, w: Tensor, bias: Tensor | None = None, stride: Per
     return convolution(x, w, bias, stride, padding, dilation, groups, output_padding, options)
 
 
+def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, *, options: str = "") -> Tensor:
+    """`torch.nn.functional.linear` of x (..., K) by w (N, K)."""
+    if x.dim() < 1 or w.dim() != 2 or x.is_complex():
+        return F.linear(x, w, bias)
+    rows = x.reshape(-1, x.shape[-1])
+    y: Tensor = operators.linear(rows, w, bias, options)
+    return y.view(*x.shape[:-1], w.shape[0])
+
+
+def max_pool(
+    x: Tensor, window: PerAxis, stride: PerAxis | None = None, padding: PerAxis = 0, dilation: PerAxis = 1,
+    ceil_mode: bool = False, return_indices: bool = False, *, options: str = "",
+) -> Any:  # fmt: skip
+    """`torch.nn.functional.max_pool2d`. The number of axes is that of the window, or that of x with a batch."""
+    space = x.dim() - 2
+    if return_indices or space not in _STOCK or not x.is_floating_point() or not _has_axes(window, space):
+        raise _Unrouted
+    each = (
+        _each(one, space) for one in (window, window if stride in (None, ()) else stride, padding, dilation)
+    )
+    return operators.max_pool(x, *each, ceil_mode, options)
+
+
+def avg_pool(
+    x: Tensor, window: PerAxis, stride: PerAxis | None = None, padding: PerAxis = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None, *, options: str = "",
+) -> Any:  # fmt: skip
+    """`torch.nn.functional.avg_pool2d` and its kin, by the axes of x, which has a batch."""
+    space = x.dim() - 2
+    if (
+        divisor_override is not None
+        or space not in _STOCK
+        or not x.is_floating_point()
+        or not _has_axes(window, space)
+    ):
+        raise _Unrouted
+    each = (_each(one, space) for one in (window, window if stride in (None, ()) else stride, padding))
+    return operators.avg_pool(x, *each, ceil_mode, count_include_pad, options)
+
+
+def batch_norm(
+    x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *,
+    options: str = "",
+) -> Tensor:  # fmt: skip
+    """`torch.nn.functional.batch_norm` with the batch's own statistics, which update the running ones."""
+    if not training or x.dim() < 2 or x.numel() <= x.shape[1] or not x.is_floating_point():
+        raise _Unrouted
+    y, mean, _, var = operators.batch_norm(x, weight, bias, eps, options)
+    with torch.no_grad():
+        for running, new in ((running_mean, mean), (running_var, var)):
+            if running is not None:
+                running.add_((new.to(running.dtype) - running) * momentum)
+    found: Tensor = y
+    return found
+
+
+def layer_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, *, options: str = "",
+) -> Tensor:  # fmt: skip
+    """`torch.nn.functional.layer_norm` of the last axes."""
+    axes = len(normalized_shape)
+    has_shape = tuple(x.shape[x.dim() - axes :]) == tuple(normalized_shape)
+    if not axes or not has_shape or not x.is_floating_point() or torch.is_autocast_enabled(x.device.type):
+        raise _Unrouted
+    if (weight is None) != (bias is None):
+        raise _Unrouted
+    found: Tensor = operators.layer_norm(x, weight, bias, axes, eps, options)[0]
+    return found
+
+
+def activation(x: Tensor, name: str, options: str = "") -> Tensor:
+    """An activation of `jitdnn.frameworks.torch.activation.FUNCTIONS`."""
+    if not x.is_floating_point():
+        raise _Unrouted
+    y: Tensor = operators.activation(x, name, options)
+    return y
+
+
+class _Unrouted(Exception):
+    """What torch's own function runs, or refuses."""
+
+
+def _has_axes(value: PerAxis, space: int) -> bool:
+    return isinstance(value, int) or len(value) in (1, space)
+
+
+def _activation(name: str) -> Any:
+    def route(x: Tensor, inplace: bool = False, *, options: str = "") -> Tensor:
+        if inplace:
+            raise _Unrouted
+        return activation(x, name, options)
+
+    return route
+
+
+def _gelu(x: Tensor, approximate: str = "none", *, options: str = "") -> Tensor:
+    if approximate not in ("none", "tanh"):
+        raise _Unrouted
+    return activation(x, "gelu" if approximate == "none" else "gelu_tanh", options)
+
+
+def routed(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> Any:
+    """Call a function of torch by ours if there is a route, and torch's own otherwise."""
+    route = ROUTES.get(function)
+    if route is None:
+        return function(*args, **named)
+    words = {_NAMES.get(name, name): value for name, value in named.items()}
+    try:
+        return route(*args, **words, options=options)
+    except _Unrouted:
+        return function(*args, **named)
+
+
+#: arguments by torch's names -> ours
+_NAMES = {"input": "x", "weight": "w", "kernel_size": "window"}
+
 #: functions of torch -> ours
 ROUTES: dict[Any, Any] = {
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), conv),
@@ -98,4 +217,17 @@ ROUTES: dict[Any, Any] = {
         ),
         conv_transpose,
     ),
+    F.linear: linear,
+    **dict.fromkeys(
+        (F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d), max_pool
+    ),
+    **dict.fromkeys((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), avg_pool),
+    F.batch_norm: batch_norm,
+    F.layer_norm: layer_norm,
+    F.gelu: _gelu,
+    F.silu: _activation("silu"),
+    F.mish: _activation("mish"),
+    F.hardswish: _activation("hardswish"),
+    **dict.fromkeys((torch.tanh, Tensor.tanh), _activation("tanh")),
+    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), _activation("sigmoid")),
 }  # fmt: skip

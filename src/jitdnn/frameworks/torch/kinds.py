@@ -74,7 +74,7 @@ class Computation:
 
     def __call__(self, options: str, *operands: Any) -> Any:
         """Run it; `options` are the text of options.py."""
-        key = (self.name, options, torch.get_num_threads(), *map(_told, operands))
+        key = (self, options, torch.get_num_threads(), *map(_told, operands))
         kind = _kinds.get(key)
         if kind is None:
             kind = _kinds.older(key) or _kinds.put(key, self._choose(options, operands))

@@ -153,4 +153,5 @@ linear = define(
     lambda x, w, bias, options="": x.new_empty((x.shape[0], w.shape[0])),
     _save,
     _gradients,
+    is_lowered=True,
 )

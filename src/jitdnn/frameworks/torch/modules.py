@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch.functional import convolution
+from jitdnn.frameworks.torch.functional import convolution, routed
 
 OPTIONS = "_jitdnn_options"
 
@@ -126,12 +127,179 @@ class LazyConvTranspose3d(nn.LazyConvTranspose3d):
     cls_to_become = ConvTranspose3d
 
 
+class Linear(nn.Linear):
+    """`torch.nn.Linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options)
+
+
+class _BatchNorm:
+    """What the converted classes of batch normalization have in common."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:  # the average of all batches
+                momentum = 1.0 / float(self.num_batches_tracked)
+        has_running = self.running_mean is not None or self.running_var is not None
+        updates = not self.training or self.track_running_stats
+        running = (self.running_mean, self.running_var) if updates else (None, None)
+        return routed(
+            F.batch_norm,
+            (
+                input, *running, self.weight, self.bias, self.training or not has_running, momentum, self.eps,
+            ),
+            {},
+            self._jitdnn_options,
+        )  # fmt: skip
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d`."""
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d`."""
+
+
+class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d`."""
+
+
+class LayerNorm(nn.LayerNorm):
+    """`torch.nn.LayerNorm`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        arguments = (input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return routed(F.layer_norm, arguments, {}, self._jitdnn_options)
+
+
+class _MaxPool:
+    """What the converted classes of maximum pooling have in common."""
+
+    _function: ClassVar[Any]
+
+    def forward(self: Any, input: Tensor) -> Any:
+        arguments = (
+            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices,
+        )  # fmt: skip
+        return routed(self._function, arguments, {}, self._jitdnn_options)
+
+
+class MaxPool1d(_MaxPool, nn.MaxPool1d):
+    """`torch.nn.MaxPool1d`."""
+
+    _function = staticmethod(F.max_pool1d)
+
+
+class MaxPool2d(_MaxPool, nn.MaxPool2d):
+    """`torch.nn.MaxPool2d`."""
+
+    _function = staticmethod(F.max_pool2d)
+
+
+class MaxPool3d(_MaxPool, nn.MaxPool3d):
+    """`torch.nn.MaxPool3d`."""
+
+    _function = staticmethod(F.max_pool3d)
+
+
+class _AvgPool:
+    """What the converted classes of average pooling have in common."""
+
+    _function: ClassVar[Any]
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        arguments = (
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+        )
+        divisor = getattr(self, "divisor_override", None)
+        named = {} if divisor is None else {"divisor_override": divisor}
+        return routed(self._function, arguments, named, self._jitdnn_options)
+
+
+class AvgPool1d(_AvgPool, nn.AvgPool1d):
+    """`torch.nn.AvgPool1d`."""
+
+    _function = staticmethod(F.avg_pool1d)
+
+
+class AvgPool2d(_AvgPool, nn.AvgPool2d):
+    """`torch.nn.AvgPool2d`."""
+
+    _function = staticmethod(F.avg_pool2d)
+
+
+class AvgPool3d(_AvgPool, nn.AvgPool3d):
+    """`torch.nn.AvgPool3d`."""
+
+    _function = staticmethod(F.avg_pool3d)
+
+
+class GELU(nn.GELU):
+    """`torch.nn.GELU`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return routed(F.gelu, (input,), {"approximate": self.approximate}, self._jitdnn_options)
+
+
+class _Activation:
+    """What the converted classes of activations have in common."""
+
+    _function: ClassVar[Any]
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        named = {"inplace": True} if getattr(self, "inplace", False) else {}
+        return routed(self._function, (input,), named, self._jitdnn_options)
+
+
+class SiLU(_Activation, nn.SiLU):
+    """`torch.nn.SiLU`."""
+
+    _function = staticmethod(F.silu)
+
+
+class Mish(_Activation, nn.Mish):
+    """`torch.nn.Mish`."""
+
+    _function = staticmethod(F.mish)
+
+
+class Hardswish(_Activation, nn.Hardswish):
+    """`torch.nn.Hardswish`."""
+
+    _function = staticmethod(F.hardswish)
+
+
+class Tanh(_Activation, nn.Tanh):
+    """`torch.nn.Tanh`."""
+
+    _function = staticmethod(torch.tanh)
+
+
+class Sigmoid(_Activation, nn.Sigmoid):
+    """`torch.nn.Sigmoid`."""
+
+    _function = staticmethod(torch.sigmoid)
+
+
 #: torch's class -> ours; only instances of exactly these are converted, for a subclass may compute something else
 CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
     getattr(nn, ours.__name__): ours
     for ours in (
         Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
         LazyConv1d, LazyConv2d, LazyConv3d, LazyConvTranspose1d, LazyConvTranspose2d, LazyConvTranspose3d,
+        Linear, BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm,
+        MaxPool1d, MaxPool2d, MaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d,
+        GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid,
     )
 }  # fmt: skip
 REVERTED = {ours: stock for stock, ours in CONVERTED.items()}

@@ -1,0 +1,31 @@
+"""The operators `torch.ops.jitdnn.*`; importing this defines them all."""
+
+from __future__ import annotations
+
+from jitdnn.frameworks.torch.activation import activation, activation_backward
+from jitdnn.frameworks.torch.convolution_operators import convolution, convolution_backward
+from jitdnn.frameworks.torch.linear import linear, linear_backward
+from jitdnn.frameworks.torch.normalization import (
+    batch_norm,
+    batch_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+)
+from jitdnn.frameworks.torch.pooling import avg_pool, avg_pool_backward, max_pool, max_pool_backward
+
+__all__ = [
+    "activation",
+    "activation_backward",
+    "avg_pool",
+    "avg_pool_backward",
+    "batch_norm",
+    "batch_norm_backward",
+    "convolution",
+    "convolution_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "linear",
+    "linear_backward",
+    "max_pool",
+    "max_pool_backward",
+]
