@@ -270,6 +270,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         "Threads that a CPU kernel is spread over. The default is the cores that this process may run on.",
     ),
     Setting(
+        "thread_pool",
+        _one_of("auto", "own", "openmp"),
+        lambda: "auto",
+        "Whose threads: `auto` PyTorch's once it is imported, `own`, or `openmp`, as `auto` but with a warning where it fails.",
+    ),
+    Setting(
         "choice",
         _one_of("get", "find"),
         lambda: "get",
@@ -361,6 +367,7 @@ class Settings:
     accuracy: str
     deterministic: bool
     threads: int
+    thread_pool: str
     choice: str
     target: str
     cpu: str

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitdnn.devices.threads import phase_table, pool
+from jitdnn.devices import threads as native
+from jitdnn.devices.threads import phase_table
 from jitdnn.rtcg.builder import Builder
 from jitdnn.rtcg.compile import Library
 
@@ -53,7 +54,7 @@ class CpuKernel:
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
         block = self._pack(*pointers, workspace, alpha, beta, workspace, self._extras)
-        pool().launch(self._table, self._count, block, self._threads)
+        native.launch(self._table, self._count, block, self._threads)
 
     def keep(self, stream: Any, pointers: Sequence[int], memory: int) -> None:
         """Prepare the filter: run the leading phases, which fill ``kept.bytes`` bytes at ``memory``.
@@ -62,7 +63,7 @@ class CpuKernel:
         """
         assert self.kept is not None
         block = self._pack(*pointers, memory, 1.0, 0.0, memory, self._extras)
-        pool().launch(self._leading, self.kept.phases, block, self._threads)
+        native.launch(self._leading, self.kept.phases, block, self._threads)
 
     def run_kept(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int, memory: int
@@ -75,12 +76,12 @@ class CpuKernel:
         # where the workspace would begin if the prepared filter lay in it: nobody touches those bytes
         start = workspace - self.kept.bytes
         block = self._pack(*pointers, start, alpha, beta, memory, self._extras)
-        pool().launch(self._later, self._count - self.kept.phases, block, self._threads)
+        native.launch(self._later, self._count - self.kept.phases, block, self._threads)
 
 
 def launch(phases: Sequence[tuple[int, int]], block: bytes, threads: int) -> None:
     """Run (function address, tasks) one after the other, every task with the argument block."""
-    pool().launch(phase_table(phases), len(phases), block, threads)
+    native.launch(phase_table(phases), len(phases), block, threads)
 
 
 class Arguments:
