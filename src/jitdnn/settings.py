@@ -273,7 +273,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "thread_pool",
         _one_of("auto", "own", "openmp"),
         lambda: "auto",
-        "Whose threads: `auto` PyTorch's once it is imported, `own`, or `openmp`, as `auto` but with a warning where it fails.",
+        "Whose threads these are: `auto` PyTorch's from the moment that it is imported, else our own; `own` always our own; "
+        "`openmp` as `auto`, with a warning where PyTorch's cannot be had.",
     ),
     Setting(
         "choice",
