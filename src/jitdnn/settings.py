@@ -273,8 +273,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "thread_pool",
         _one_of("auto", "own", "openmp"),
         lambda: "auto",
-        "Whose threads these are: `auto` PyTorch's from the moment that it is imported, else our own; `own` always our own; "
-        "`openmp` as `auto`, with a warning where PyTorch's cannot be had.",
+        "Whose threads these are: `auto` PyTorch's from the moment that it is imported, else our own; `own` always our "
+        "own; `openmp` as `auto`, with a warning where PyTorch's cannot be had.",
     ),
     Setting(
         "choice",
