@@ -3,10 +3,12 @@
     python benchmarks/thread_pools.py [--threads 2] [--rounds 15] [--seconds 0.1]
 
 Both pools take turns in one process, each after a pause. Prints for every row the least and the lower quartile of the
-rounds in microseconds, and the quotient of the quartiles. Other programs must not run: a parallel region waits for every
-thread of its team, and one that has lost its core is away for milliseconds. "launch": a kernel of so many tasks that do nothing. "alone": `jd.conv` again and again. "alternating":
-a convolution of ours between a linear layer and a ReLU of PyTorch, which is what a model does some of whose layers are
-ours; beside it PyTorch's convolution in the same place.
+rounds in microseconds, and the quotient of the quartiles. Other programs must not run: a parallel region waits for
+every thread of its team, and one that has lost its core is away for milliseconds.
+
+"launch": a kernel of so many tasks that do nothing. "alone": `jd.conv` again and again. "alternating": a convolution of
+ours between a linear layer and a ReLU of PyTorch, as in a model some of whose layers are ours; beside it PyTorch's
+convolution in the same place.
 """
 
 # ruff: noqa: T201
