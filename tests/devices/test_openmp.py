@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -297,6 +298,18 @@ def test_interrupts_leave_nothing_undone() -> None:
         assert stopped == 300 and theirs()
         """
     )
+
+
+@pytest.mark.parametrize("how", ["interrupt", "call"])
+def test_a_signal_anywhere_in_the_first_call(how: str) -> None:
+    """Ctrl-C, or a handler that computes, while PyTorch's threads are looked for."""
+    program = Path(__file__).parents[1] / "faults" / "interrupt.py"
+    done = subprocess.run(
+        [sys.executable, str(program), "shared", "--how", how, "--points", "30"],
+        capture_output=True, text=True, timeout=400, check=False,
+        env={**os.environ, "JITDNN_THREAD_POOL": "auto", "JITDNN_LOG": "off"},
+    )  # fmt: skip
+    assert "0 faults" in done.stdout, done.stderr
 
 
 def test_loaders_of_data() -> None:
