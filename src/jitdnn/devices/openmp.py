@@ -6,9 +6,9 @@ parallel region. The function is looked up as the dynamic linker did it for PyTo
 same threads; none is ever loaded here.
 
 A launch is one parallel region for all its phases, with a control block on the caller's stack: callers do not know of
-each other, and OpenMP may grant any number of threads. The region asks for PyTorch's team (`omp_get_max_threads`) or
-for the threads of the kernel, whichever is more: libgomp ends and starts threads when the size changes from region to
-region. Threads beyond those of the kernel return at once.
+each other, and OpenMP may grant any number of threads. The region asks for PyTorch's team (`omp_get_max_threads`),
+whatever the threads of the kernel, because libgomp ends and starts threads when the size changes from region to region.
+Threads beyond those of the kernel return at once. Where PyTorch keeps to one thread, it asks for those of the kernel.
 
 After a fork OpenMP's threads are gone and libgomp waits for them for ever, so a process that was forked, and has not
 replaced its program since, uses threads of its own.

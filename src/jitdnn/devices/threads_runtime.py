@@ -271,8 +271,8 @@ open:
   store ptr %omp_get_thread_num, ptr %number.at
   %own = trunc i64 %threads to i32
   %full = call i32 %omp_get_max_threads()
-  %fewer = icmp slt i32 %own, %full
-  %team = select i1 %fewer, i32 %full, i32 %own
+  %alone = icmp slt i32 %full, 2
+  %team = select i1 %alone, i32 %own, i32 %full
   call void %GOMP_parallel(ptr @region, ptr %control, i32 %team, i32 0)
   ret void
 }}
