@@ -17,7 +17,7 @@ import pytest
 
 import jitdnn as jd
 from fake_driver import FAKE, Interface, calls, fail, fresh, launched, on_gpu, stand_in_for_cupy
-from jitdnn.devices import cuda, cuda_compile, cuda_driver
+from jitdnn.devices import cuda, cuda_compile, cuda_driver, cuda_kernel
 from jitdnn.tensor import DeviceArray, borrow
 from jitdnn.tensor.dlpack import open_capsule
 
@@ -92,7 +92,7 @@ def test_failures_of_the_driver_name_kernel_and_problem() -> None:
 
 
 def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "_gpus", lambda: 1)
+    monkeypatch.setattr(cuda_kernel, "_gpus", lambda: 1)
     x = on_gpu()
     jd.max_pool(x, 2)
     fail("cuLaunchKernel", 201)
