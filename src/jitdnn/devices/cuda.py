@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitdnn.devices.cuda_compile import compiled, compiler_version, no_compiler
@@ -26,51 +26,29 @@ from jitdnn.devices.cuda_graph import Graph, Stream
 from jitdnn.devices.cuda_kernel import CudaKernel, Event, device_count, unload_unused
 from jitdnn.devices.cuda_memory import DeviceMemory, trim
 from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
+from jitdnn.devices.gpu_facts import OLDEST, FromFacts, GpuFacts, architecture, as_stated, mma_rate, on_paper
 from jitdnn.errors import DeviceError
-from jitdnn.tensor import DeviceId, compute_dtype
+from jitdnn.tensor import DeviceId
 
 __all__ = ["CudaDevice", "Graph", "device", "device_count", "missing", "offline", "pointer_device"]
 
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
-OLDEST = 80  # compute capability 8.0: asynchronous copies, bf16
-
-# operations a clock of one multiprocessor, by compute capability: ordinary f32, f64, and 16-bit `mma` with f32 sums. On
-# Hopper and later `mma.sync` reaches less than what the newer instructions do; on an H100 the best kernels were seen at
-# 445 TFLOP/s.
-_RATES = {
-    80: (128, 64, 2048), 86: (256, 4, 512), 87: (256, 4, 1024), 89: (256, 4, 1024), 90: (256, 128, 1800),
-    100: (256, 128, 2560), 103: (256, 4, 2560), 110: (256, 4, 1024), 120: (256, 4, 1024), 121: (256, 4, 1024),
-}  # fmt: skip
-_TENSOR_SHARE = {"f16": 1.0, "bf16": 1.0, "f32": 0.5, "i8": 2.0}  # f32 stands for tf32
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the driver says of a GPU."""
+class CudaDevice(FromFacts):
+    """A GPU by its number among those that the driver shows, or one on paper (`index` -1).
 
-    model: str
-    capability: int
-    multiprocessors: int
-    clock: float  # Hz
-    bytes_per_second: float  # of the memory's pins
-    cache: int  # bytes of L2
-    shared: int  # most bytes that a group may have
-    memory: int
-    version: str = ""  # of CUDA, as the driver has it
-    has_pools: bool = False  # memory allocated and freed in the order of a stream
-
-
-# an H100 SXM: what an offline device is estimated as
-_PAPER = Facts("offline", 90, 132, 1.755e9, 3.35e12, 50 << 20, 227 << 10, 80 << 30)
-
-
-@dataclass(frozen=True)
-class CudaDevice:
-    """A GPU by its number among those that the driver shows, or one on paper (`index` -1)."""
+    `version`: of CUDA, as the driver has it. `has_pools`: memory can be allocated and freed in the order of a stream.
+    `efficiency`: estimated over measured seconds by "algorithm kind", where a device file states them.
+    """
 
     index: int
-    facts: Facts = field(compare=False)
+    facts: GpuFacts
     arch: str
+    version: str = ""
+    has_pools: bool = False
+    efficiency: tuple[tuple[str, float], ...] = ()
 
     target = "cuda"
     threads = 1
@@ -84,32 +62,7 @@ class CudaDevice:
     @property
     def name(self) -> str:
         """Model, architecture and driver: what measurements are filed under."""
-        return f"{self.facts.model} {self.arch}{self.facts.version}"
-
-    @property
-    def multiprocessors(self) -> int:
-        return self.facts.multiprocessors
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.facts.shared
-
-    @property
-    def cache_bytes(self) -> int:
-        return self.facts.cache
-
-    @property
-    def bandwidth(self) -> float:
-        return 0.9 * self.facts.bytes_per_second
-
-    def peak_flops(self, dtype: str) -> float:
-        single, double, _ = _rates(self.facts.capability)
-        rate = double if compute_dtype(dtype) == "f64" else single
-        return rate * self.multiprocessors * self.facts.clock
-
-    def tensor_flops(self, dtype: str) -> float:
-        rate = _rates(self.facts.capability)[2] * _TENSOR_SHARE.get(dtype, 0.0)
-        return rate * self.multiprocessors * self.facts.clock
+        return f"{self.facts.model} {self.arch}{self.version}"
 
     def compile(self, source: Source) -> bytes:
         """The machine code of a source, from the disk cache if it is there. Raises CompileError."""
@@ -180,8 +133,7 @@ class CudaDevice:
         return 1e-3 * float(milliseconds)
 
     def allocate(self, size: int, stream: int | None = None) -> Memory:
-        facts = self.facts
-        return DeviceMemory(self.index, facts.has_pools, size, stream or 0, facts.model)
+        return DeviceMemory(self.index, self.has_pools, size, stream or 0, self.facts.model)
 
     def trim(self) -> None:
         unload_unused()
@@ -232,11 +184,11 @@ def missing() -> str | None:
 
 
 def device(index: int = 0, values: object = None) -> CudaDevice:
-    """The GPU of this number, whatever the settings are.
+    """The GPU of this number, whatever the settings are, but for what a device file states of it.
 
     Raises DeviceError, in one line, if it is not there or too old.
     """
-    return _found(index)
+    return _as_stated(_found(index))
 
 
 @functools.cache
@@ -260,26 +212,43 @@ def _found(index: int) -> CudaDevice:
         raise DeviceError(
             f"GPU {index}, {text}, has compute capability {capability / 10}: 8.0 (A100, RTX 30) or later is needed"
         )
-    facts = Facts(
+    by_capability = architecture(capability)
+    facts = GpuFacts(
         text,
         capability,
-        attribute("MULTIPROCESSOR_COUNT"),
-        1e3 * attribute("CLOCK_RATE"),
-        2e3 * attribute("MEMORY_CLOCK_RATE") * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8,
-        attribute("L2_CACHE_SIZE"),
-        attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        int(memory),
+        multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
+        clock=1e3 * attribute("CLOCK_RATE"),
+        bytes_per_second=2e3 * attribute("MEMORY_CLOCK_RATE") * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8,
+        memory_bytes=int(memory),
+        l2_bytes=attribute("L2_CACHE_SIZE"),
+        shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        reserved_shared_bytes=attribute("RESERVED_SHARED_MEMORY_PER_BLOCK"),
+        registers=attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        resident_threads=attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
+        resident_blocks=attribute("MAX_BLOCKS_PER_MULTIPROCESSOR"),
+        f32_rate=by_capability["f32_rate"],
+        f64_rate=by_capability["f64_rate"],
+        mma_rate=mma_rate(text, capability),
+    )
+    return CudaDevice(
+        index,
+        facts,
+        # code for 9.0 may use what only 9.0 has
+        f"sm_{capability}{'a' if capability == 90 else ''}",
         f" CUDA {int(version) // 1000}.{int(version) % 1000 // 10}",
         bool(attribute("MEMORY_POOLS_SUPPORTED")),
     )
-    # code for 9.0 may use what only 9.0 has
-    return CudaDevice(index, facts, f"sm_{capability}{'a' if capability == 90 else ''}")
 
 
 def offline(arch: str) -> CudaDevice:
     """A device on paper: kernels are compiled for `arch` (`sm_80`, `sm_90a`, ...) and cannot be launched."""
-    return CudaDevice(-1, _PAPER, arch)
+    capability = int(arch.removeprefix("sm_").rstrip("a"))
+    return _as_stated(CudaDevice(-1, on_paper(capability), arch, " on paper"))
 
 
-def _rates(capability: int) -> tuple[int, int, int]:
-    return _RATES[max((known for known in _RATES if known <= capability), default=80)]
+def _as_stated(found: CudaDevice) -> CudaDevice:
+    """The device with the facts that the device file states; itself if that states none."""
+    facts, efficiency = as_stated(found.facts)
+    if facts is found.facts and not efficiency:
+        return found
+    return replace(found, facts=facts, efficiency=efficiency)
