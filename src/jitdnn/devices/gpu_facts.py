@@ -173,6 +173,7 @@ def _nearest(table: Mapping[int, _Found], capability: int) -> _Found:
 _MODELS = {
     80: ("NVIDIA A100-SXM4-80GB", 108, 1.41e9, 3.186e9, 5120, 80 << 30, 40 << 20),
     86: ("NVIDIA GeForce RTX 3090", 82, 1.695e9, 19.502e9, 384, 24 << 30, 6 << 20),
+    87: ("NVIDIA Jetson AGX Orin", 16, 1.3e9, 6.4e9, 256, 61 << 30, 4 << 20),
     89: ("NVIDIA GeForce RTX 4090", 128, 2.52e9, 21.002e9, 384, 24 << 30, 72 << 20),
     90: ("NVIDIA H100 80GB HBM3", 132, 1.98e9, 5.238e9, 5120, 85_017_493_504, 50 << 20),
     100: ("NVIDIA B200", 148, 1.965e9, 8e9, 8192, 180 << 30, 126 << 20),
