@@ -32,7 +32,7 @@ class PaperGpu(FromFacts):
         return object()
 
 
-#: by name; the last one has half the registers and a third of the threads, as no real one does
+#: by name; the last one has half the registers that every real one has, and few threads
 FACTS = {
     "A100": on_paper(80),
     "RTX 4090": on_paper(89),

@@ -74,8 +74,6 @@ class GpuFacts:
 
     def resident(self, shared: int) -> int:
         """Thread blocks of `shared` bytes of shared memory that a multiprocessor has room for; 0 if not even one."""
-        if shared > self.shared_bytes:
-            return 0
         reserved = self.reserved_shared_bytes
         return min(self.resident_blocks, (self.shared_bytes + reserved) // max(1, shared + reserved))
 

@@ -14,6 +14,7 @@ import pytest
 
 from convolution_cases import convolution
 from jitdnn.devices.gpu_facts import GpuFacts
+from jitdnn.kernels.cuda.convolution.depthwise import sliding_plan
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     EXTRA_REGISTERS,
@@ -147,7 +148,17 @@ def test_blockings_fit(kind: str, name: str, seed: int) -> None:
             # the compiler may do with less of what it adds
             extra = EXTRA_REGISTERS if isinstance(plan, Sliding) else min(20, EXTRA_WGRAD_REGISTERS)
             check_registers(plan.registers + extra, plan.resident, plan.tile.threads, facts)
+        elif isinstance(algorithm, Grouped) and plan.shared and problem.direction != "bwd_filter":
+            check_grouped(dict(plan.defines), math.prod(problem.filter_spatial), facts)
     check_launches(facts, gpu.made)
+
+
+def check_grouped(defines: dict[str, Any], taps: int, facts: GpuFacts) -> None:
+    """Sums and fragments of the filter are in registers, and some forty are for addresses and loops."""
+    sums = 4 * defines["TILE_N"] * defines["TILE_ROWS"] * defines["UNIT_H"] * defines["UNIT_W"]
+    registers = sums + 2 * taps * defines["CHANNEL_STEPS"] * defines["TILE_N"] + 40
+    assert registers <= 255
+    assert defines["RESIDENT"] * defines["BLOCK_THREADS"] * registers <= facts.registers
 
 
 def check_registers(registers: int, resident: int, threads: int, facts: GpuFacts) -> None:
@@ -220,6 +231,17 @@ def test_long_filters_do_not_fit_the_shared_memory_of_older_gpus() -> None:
     assert refusals["H100"] is None
     assert "do not fit into the shared memory" in (refusals["A100"] or "")
     assert "do not fit into the shared memory" in (refusals["RTX 4090"] or "")
+
+
+def test_resident_blocks_are_bounded_by_registers_and_by_threads() -> None:
+    full = {name: sliding_plan.resident_blocks(FACTS[name], 24, 128) for name in ("A100", "RTX 4090")}
+    assert full == {"A100": 16, "RTX 4090": 12}
+    assert sliding_plan.resident_blocks(FACTS["A100"], 128, 128) == 4
+    assert sliding_plan.resident_blocks(replace(FACTS["A100"], registers=32768), 128, 128) == 2
+    assert sliding_plan.resident_blocks(replace(FACTS["A100"], resident_blocks=3), 24, 128) == 3
+    tile = tiles_of("n64 c64 h224 w224 k64 r3 s3 pad1 bf16 nhwc")["RTX 4090"]
+    crowded = PaperGpu(replace(FACTS["H100"], resident_threads=2 * tile.threads))
+    assert resident_blocks(replace(tile, resident=4), crowded) == 2  # type: ignore[arg-type]
 
 
 def test_fewer_threads_and_registers_leave_fewer_resident_blocks() -> None:
