@@ -92,7 +92,7 @@ class Grouped(Algorithm):
         if not plan.shared:
             return plan.unaligned
         gpu: GpuDevice = device  # type: ignore[assignment]
-        return register_plan(problem, gpu.multiprocessors, gpu.bandwidth).unaligned
+        return register_plan(problem, gpu.facts).unaligned
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         assert isinstance(problem, Convolution)
