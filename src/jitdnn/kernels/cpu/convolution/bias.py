@@ -131,7 +131,7 @@ class BiasRows(_BiasAlgorithm):
             channels, per_task, plan.dy.strides[1], plan.db.strides[0],
             *(e for e, _ in axes), *(s for _, s in axes),
         ]  # fmt: skip
-        return CpuKernel(library, [("bias", tasks)], 2, device.threads if tasks > 1 else 1, extras)
+        return CpuKernel(library, [("bias", tasks)], 2, device.threads, extras)
 
 
 # ---- channels
@@ -231,5 +231,4 @@ class BiasChannels(_BiasAlgorithm):
             plan.dy.shape[1], prod(e for e, _ in axes), per_run, runs, per_task, plan.db.strides[0],
             *(e for e, _ in axes), *(s for _, s in axes),
         ]  # fmt: skip
-        threads = device.threads if tasks > 1 else 1
-        return CpuKernel(library, [("partial", tasks), ("total", 1)], 2, threads, extras)
+        return CpuKernel(library, [("partial", tasks), ("total", 1)], 2, device.threads, extras)

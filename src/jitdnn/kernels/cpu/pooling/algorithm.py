@@ -120,8 +120,7 @@ class PoolingAlgorithm(PlannedAlgorithm[Pooling, _Launch, CpuDevice]):
         library = load(f"pooling_{self.name}", code, device.isa, plan.trace)
         tasks, per_task = split_units(plan.units, device, self.seconds_of(plan, device) * device.threads)
         values = Geometry.of(plan.problem).values(units=plan.units, per_task=per_task, **plan.sizes)
-        threads = device.threads if tasks > 1 else 1
-        return CpuKernel(library, [("pooling", tasks)], code.tensors, threads, code.slots.pack(values))
+        return CpuKernel(library, [("pooling", tasks)], code.tensors, device.threads, code.slots.pack(values))
 
 
 def _rows_of_outputs(geometry: Geometry) -> int:
@@ -335,9 +334,8 @@ class ScatterUnpooling(TypedAlgorithm[Unpooling, CpuDevice]):
             strides = operand.descriptor.strides
             padded = [*strides[:2], *_three_axes(strides[2:], 0)]
             values |= {f"stride{t}.{a}": stride for a, stride in enumerate(padded)}
-        threads = device.threads if tasks > 1 else 1
         return CpuKernel(
-            library, [("unpooling", tasks)], UNPOOLING_TENSORS, threads, UNPOOLING_SLOTS.pack(values)
+            library, [("unpooling", tasks)], UNPOOLING_TENSORS, device.threads, UNPOOLING_SLOTS.pack(values)
         )
 
 

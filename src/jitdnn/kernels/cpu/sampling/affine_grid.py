@@ -186,5 +186,4 @@ class AffineRows(TypedAlgorithm[AffineGrid, CpuDevice]):
                 f"factor{axis}": double_bits(1 / parts if extent > 1 else 0.0),
             }  # fmt: skip
         library = load("affine_grid", code, device.isa, lambda module: _trace(module, code))
-        threads = device.threads if tasks > 1 else 1
-        return CpuKernel(library, [("affine", tasks)], 2, threads, _slots(rank).pack(values))
+        return CpuKernel(library, [("affine", tasks)], 2, device.threads, _slots(rank).pack(values))

@@ -217,5 +217,6 @@ class ResizeChannels(ResizeAlgorithm):
             **{f"y{a}": step for a, step in enumerate(strides_of(target))}, **addresses(tables),
         }  # fmt: skip
         library = load("resize_channels", code, device.isa, lambda module: _trace(module, code))
-        threads = device.threads if tasks > 1 else 1
-        return WithTables(CpuKernel(library, [("resize", tasks)], 2, threads, _SLOTS.pack(values)), tables)
+        return WithTables(
+            CpuKernel(library, [("resize", tasks)], 2, device.threads, _SLOTS.pack(values)), tables
+        )

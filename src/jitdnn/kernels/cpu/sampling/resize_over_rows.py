@@ -331,8 +331,9 @@ class ResizeRows(ResizeAlgorithm):
             **{f"y{a}": step for a, step in enumerate(steps[1])}, **addresses(tables),
         }  # fmt: skip
         library = load("resize_rows", code, device.isa, lambda module: _trace(module, code))
-        threads = device.threads if tasks > 1 else 1
-        return WithTables(CpuKernel(library, [("resize", tasks)], 2, threads, _SLOTS.pack(values)), tables)
+        return WithTables(
+            CpuKernel(library, [("resize", tasks)], 2, device.threads, _SLOTS.pack(values)), tables
+        )
 
 
 def _real(problem: Resize) -> str:

@@ -26,7 +26,7 @@ from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.builder import Module
-from jitdnn.rtcg.isa import HALVES, ITEM_BYTES
+from jitdnn.rtcg.isa import HALVES
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 
@@ -109,7 +109,7 @@ class WinogradAlgorithm(CpuAlgorithm[Convolution]):
 
     def launch(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
         plans = self.plans(problem, device, epilogue)
-        pointers, item = pointer_count(problem, epilogue), ITEM_BYTES[plans[0].c.dtype]
+        pointers, item = pointer_count(problem, epilogue), plans[0].item
         memory, scratch = self._memory(plans, device)
 
         def generate(module: Module) -> None:

@@ -18,7 +18,6 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.cost import make_vnni_plan, pack_cycles
 from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.problems.convolution import Convolution
-from jitdnn.rtcg.isa import ITEM_BYTES
 
 # products of -128 by -128 whose sum would not fit into 32 bits
 _TOO_MANY = 1 << 17
@@ -55,6 +54,6 @@ class Vnni(CpuAlgorithm[Convolution]):
         return Launch(
             problem, self.name, (str(problem), str(epilogue)), lambda module: trace(plan, module, pointers, epilogue),
             plan.phases(""), pointers, cycles(plan), plan.tasks, plan.workspace(device.threads),
-            kept=Kept(plan.all_panel_elements * ITEM_BYTES[plan.c.dtype], 1),
+            kept=Kept(plan.all_panel_elements * plan.item, 1),
             further_cycles=-pack_cycles(plan) if self._is_kept else 0.0,
         )  # fmt: skip
