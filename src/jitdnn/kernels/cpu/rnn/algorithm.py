@@ -30,12 +30,7 @@ class FusedSteps(CpuAlgorithm[Recurrent]):
         return None
 
     def launch(self, problem: Recurrent, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
-        launch = launch_of(problem, device)
-        tasks = max(tasks for _, tasks in launch.phases)
-        return Launch(
-            problem, self.name, launch.plan, launch.trace, launch.phases, launch.plan.pointers, launch.cycles, tasks,
-            launch.workspace.bytes, launch.integers,
-        )  # fmt: skip
+        return launch_of(problem, device)
 
     def error_of(self, problem: Recurrent) -> float:
         """Rounding errors of the sums of each layer; from step to step they decay on well-conditioned data."""
