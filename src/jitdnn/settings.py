@@ -298,7 +298,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "device_file",
         _optional_path,
         lambda: None,
-        "JSON file with facts of the processor that replace those that are read and measured: docs/devices.md.",
+        "JSON file with facts of processors and GPUs in place of those that are read and measured: docs/devices.md.",
     ),
     Setting("cache", _flag, lambda: True, "Keep compiled kernels and measured times on disk."),
     Setting(

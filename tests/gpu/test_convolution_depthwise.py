@@ -74,7 +74,7 @@ def test_sliding(words: str, direction: str, cuda_device: Any, monkeypatch: pyte
     plans: list[Any] = list(
         sliding_cost.wgrad_candidates(window, cuda_device)
         if direction == "bwd_filter"
-        else sliding_cost.candidates(window)
+        else sliding_cost.candidates(window, cuda_device)
     )
     check_plans(problem, cuda_device, plans, monkeypatch)
 

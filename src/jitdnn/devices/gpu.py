@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Protocol
 
+from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.tensor import DeviceId
 
@@ -155,6 +156,10 @@ class GpuDevice(Protocol):
     @property
     def threads(self) -> int:
         """Host threads that a call uses: one."""
+
+    @property
+    def facts(self) -> GpuFacts:
+        """Its sizes, clock and rates, which the properties below repeat or follow from (`FromFacts`)."""
 
     @property
     def multiprocessors(self) -> int:

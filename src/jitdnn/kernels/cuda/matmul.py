@@ -60,7 +60,7 @@ class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
         return refuse_tensor_cores(problem.a.dtype, math.prod(problem.batch), device)
 
     def sizes(
-        self, problem: MatMul, device: GpuDevice, has_epilogue: bool
+        self, problem: MatMul, device: GpuDevice, has_epilogue: bool = True
     ) -> tuple[Orientation, Plan | WgradPlan]:
         """The orientation and the plan that are expected to be fastest."""
         return _plan(problem, device, self._tiles, self.uses_workspace, has_epilogue)

@@ -110,7 +110,7 @@ def _sliding(problem: Convolution, device: GpuDevice) -> Sliding | SlidingWgrad 
     window = geometry.lower(problem)
     if problem.direction == "bwd_filter":
         return _cheapest(sliding_cost.wgrad_candidates(window, device), device)
-    return _cheapest(sliding_cost.candidates(window), device)
+    return _cheapest(sliding_cost.candidates(window, device), device)
 
 
 def _cheapest(found: Sequence[_AnyPlan], device: GpuDevice) -> _AnyPlan | None:

@@ -51,19 +51,19 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
             return f"the dilation must be 1, it is {problem.dilation}: direct takes any"
         if farthest(problem.w) >= 1 << 30:
             return "the filter spans more than 2^30 elements of memory: pack it"
-        if self.plan_of(problem, device) is None:
+        if self.sizes(problem, device) is None:
             return (
                 f"filter and rows of the image do not fit together into {device.shared_bytes} bytes of shared memory: "
                 "implicit_gemm takes large filters"
             )
         return None
 
-    def plan_of(self, problem: Convolution, device: GpuDevice) -> Plan | None:
+    def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | None:
         """The cheapest plan on this device; None if nothing fits."""
         return _PLANS[problem.direction](problem, device)
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
-        plan = self.plan_of(problem, device)
+        plan = self.sizes(problem, device)
         assert plan is not None
         build = partial(by_alignment, problem, device, epilogue, plan, plan.unaligned, source, launches)
         return PlannedKernel(plan.workspace, plan.seconds, build)

@@ -53,15 +53,19 @@ class Grouped(KernelAlgorithm[Convolution, GpuDevice]):
             return f"backward data must have dilation 1, it is {problem.dilation}: direct takes any"
         if farthest(problem.w) >= 1 << 30:
             return "the filter spans more than 2^30 elements of memory: pack it"
-        if plan_of(problem, device) is None:
+        if self.sizes(problem, device) is None:
             return (
                 f"a filter of {problem.filter_spatial} taps, {c} channels in and {k} out does not fit into registers, "
                 f"or its pixels are no whole 16 bytes: implicit_gemm takes large filters"
             )
         return None
 
+    def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | None:
+        """The cheapest plan on this device; None if the filter does not fit into registers."""
+        return plan_of(problem, device)
+
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
-        plan = plan_of(problem, device)
+        plan = self.sizes(problem, device)
         assert plan is not None
 
         def build() -> Kernel:
@@ -78,7 +82,7 @@ class Grouped(KernelAlgorithm[Convolution, GpuDevice]):
         """The plan for operands at any address."""
         if not plan.shared:
             return plan.unaligned
-        return register_plan(problem, device.multiprocessors, device.bandwidth).unaligned
+        return register_plan(problem, device.facts).unaligned
 
     def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":
