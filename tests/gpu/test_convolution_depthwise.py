@@ -10,10 +10,9 @@ import pytest
 import cases
 import harness
 from convolution_cases import convolution, fused
-from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cuda.convolution.depthwise import banded_cost, geometry, sliding_cost
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
-from jitdnn.problems import Convolution, Problem
+from jitdnn.problems import Convolution
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
 SLIDING = (
@@ -55,7 +54,7 @@ class Prescribed(DepthwiseSliding):
         self.prescribed = plan
         self.name = f"prescribed {plan}"  # type: ignore[misc]
 
-    def plan(self, problem: Problem, device: Device) -> Any:
+    def sizes(self, problem: Convolution, device: Any) -> Any:
         return self.prescribed
 
 

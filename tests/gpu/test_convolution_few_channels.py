@@ -103,10 +103,10 @@ class Chosen(FewChannels):
     """With a plan of our choice."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self._chosen = plan
 
-    def plan_of(self, problem: Convolution, device: Any) -> Plan:
-        return self._plan
+    def sizes(self, problem: Convolution, device: Any) -> Plan:
+        return self._chosen
 
 
 # what the cheapest plans of small problems never have

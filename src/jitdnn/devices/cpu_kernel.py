@@ -29,8 +29,9 @@ class CpuKernel:
     """Compiled code and how to launch it: phases of (function name, tasks), one after the other.
 
     Every task gets the argument block: the pointers, the workspace, alpha and beta as doubles, where the
-    prepared filter lies, then ``extras``, the integers that the code takes at run time. ``workspace``: the bytes of it
-    that the code uses, where whoever made the kernel says so.
+    prepared filter lies, then ``extras``, the integers that the code takes at run time. ``threads`` share the tasks of
+    a phase; where no phase has several, one runs them all. ``workspace``: the bytes of it that the code uses, where
+    whoever made the kernel says so.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class CpuKernel:
         self._phases = [(library.address(name), tasks) for name, tasks in phases]
         self._table = phase_table(self._phases)
         self._count = len(self._phases)
-        self._threads = threads
+        self._threads = threads if any(tasks > 1 for _, tasks in phases) else 1
         self._extras = struct.pack(f"{len(extras)}q", *extras)
         self._pack = struct.Struct(f"{pointers + 1}q2dq{len(self._extras)}s").pack
         self.kept = kept

@@ -198,6 +198,9 @@ class GpuDevice(Protocol):
     def stream(self, given: Any) -> Any:
         """The stream that an object of some library stands for. Raises InvalidArgument."""
 
+    def __hash__(self) -> int:
+        """Plans are kept by the device that they are for."""
+
     def own_stream(self) -> Any:
         """A new stream that nobody else uses, as an object that `stream` takes; it ends with the last reference."""
 

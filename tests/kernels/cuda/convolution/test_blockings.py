@@ -104,7 +104,7 @@ def test_tiles_of_products_fit(name: str, seed: int) -> None:
     problem = drawn("dense", seed)
     for algorithm in taking(GEMM[problem.direction], problem, gpu):
         algorithm.build(problem, gpu)
-        check_tile(algorithm.plan(problem, gpu).blocking.tile, gpu)
+        check_tile(algorithm.sizes(problem, gpu).blocking.tile, gpu)
     check_launches(facts, gpu.made)
     assert gpu.made
 
@@ -116,7 +116,7 @@ def test_tiles_of_matrix_products_fit(name: str, seed: int) -> None:
     m, n, k = (dice.choice((1, 63, 128, 1000, 4096)) for _ in "mnk")
     problem, gpu = parse(f"matmul m{m} n{n} k{k} bf16"), PaperGpu(FACTS[name])
     TensorCoreMatmul().build(problem, gpu)
-    check_tile(TensorCoreMatmul().plan(problem, gpu)[1].blocking.tile, gpu)
+    check_tile(TensorCoreMatmul().sizes(problem, gpu)[1].blocking.tile, gpu)
     check_launches(FACTS[name], gpu.made)
 
 
@@ -139,7 +139,7 @@ def test_blockings_fit(kind: str, name: str, seed: int) -> None:
     problem = drawn(kind, seed)
     for algorithm in taking(OTHERS, problem, gpu):
         algorithm.build(problem, gpu)
-        plan: Any = algorithm.plan(problem, gpu)
+        plan: Any = algorithm.sizes(problem, gpu)
         if isinstance(algorithm, DepthwiseBanded):
             assert plan.fits
             assert plan.shared + plan.line_bytes <= facts.shared_bytes
@@ -174,7 +174,7 @@ def check_registers(registers: int, resident: int, threads: int, facts: GpuFacts
 
 
 def plans(algorithm: Any, problem: Problem) -> dict[str, Any]:
-    return {name: algorithm.plan(problem, PaperGpu(facts)) for name, facts in FACTS.items()}
+    return {name: algorithm.sizes(problem, PaperGpu(facts)) for name, facts in FACTS.items()}
 
 
 def tiles_of(words: str) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def test_less_shared_memory_holds_fewer_thread_blocks() -> None:
 def test_parts_of_k_fill_the_multiprocessors_that_there_are() -> None:
     problem = convolution("n1 c2048 h7 w7 k512 r1 s1 bf16 nhwc", "fwd")
     few, many = (
-        ImplicitGemm().plan(problem, PaperGpu(replace(FACTS["H100"], multiprocessors=count)))  # type: ignore[arg-type]
+        ImplicitGemm().sizes(problem, PaperGpu(replace(FACTS["H100"], multiprocessors=count)))  # type: ignore[arg-type]
         for count in (4, 132)
     )
     blocks = [plan.blocking.blocks(plan.geometry.gemms) for plan in (few, many)]
@@ -246,7 +246,7 @@ def test_resident_blocks_are_bounded_by_registers_and_by_threads() -> None:
 
 def test_fewer_threads_and_registers_leave_fewer_resident_blocks() -> None:
     problem = convolution("n64 c192 h28 w28 k192 r3 s3 pad1 g192 bf16 nhwc", "fwd")
-    plan = DepthwiseSliding().plan(problem, PaperGpu(FACTS["H100"]))
+    plan = DepthwiseSliding().sizes(problem, PaperGpu(FACTS["H100"]))
     smaller = [replace(FACTS["H100"], **one) for one in ({"registers": 32768}, {"resident_threads": 1024})]
     few = [replace(plan, facts=facts).resident for facts in smaller]
     assert few[0] <= plan.resident // 2 + 1
