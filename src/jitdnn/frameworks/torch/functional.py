@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,68 +77,77 @@ def _padded(
     return x, [one // 2 for one in total]
 
 
-def conv(x: Tensor, w: Tensor, bias: Tensor | None = None, stride: PerAxis = 1, padding: PerAxis | str = 0,
-           dilation: PerAxis = 1, groups: int = 1, *, options: str = "") -> Tensor:  # fmt: skip
+def conv(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: PerAxis = 1, padding: PerAxis | str = 0,
+    dilation: PerAxis = 1, groups: int = 1, *, options: str = "",
+) -> Tensor:  # fmt: skip
     """`torch.nn.functional.conv2d` and its kin, by the dimensions of w."""
-    return convolution(x, w, bias, stride, padding, dilation, groups, options=options)
+    return convolution(input, weight, bias, stride, padding, dilation, groups, options=options)
 
 
-def conv_transpose(x: Tensor, w: Tensor, bias: Tensor | None = None, stride: PerAxis = 1, padding: PerAxis = 0,
-                   output_padding: PerAxis = 0, groups: int = 1, dilation: PerAxis = 1, *,
-                   options: str = "") -> Tensor:  # fmt: skip
+def conv_transpose(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: PerAxis = 1, padding: PerAxis = 0,
+    output_padding: PerAxis = 0, groups: int = 1, dilation: PerAxis = 1, *, options: str = "",
+) -> Tensor:  # fmt: skip
     """`torch.nn.functional.conv_transpose2d` and its kin, by the dimensions of w."""
-    return convolution(x, w, bias, stride, padding, dilation, groups, output_padding, options)
+    return convolution(input, weight, bias, stride, padding, dilation, groups, output_padding, options)
 
 
-def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, *, options: str = "") -> Tensor:
-    """`torch.nn.functional.linear` of x (..., K) by w (N, K)."""
-    if x.dim() < 1 or w.dim() != 2 or x.is_complex():
-        return F.linear(x, w, bias)
-    rows = x.reshape(-1, x.shape[-1])
-    y: Tensor = operators.linear(rows, w, bias, options)
-    return y.view(*x.shape[:-1], w.shape[0])
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, options: str = "") -> Tensor:
+    """`torch.nn.functional.linear` of rows (..., K) by a weight (N, K)."""
+    if input.dim() < 1 or weight.dim() != 2 or input.is_complex():
+        return F.linear(input, weight, bias)
+    rows = input.reshape(-1, input.shape[-1])
+    y: Tensor = operators.linear(rows, weight, bias, options)
+    return y.view(*input.shape[:-1], weight.shape[0])
 
 
 def max_pool(
-    x: Tensor, window: PerAxis, stride: PerAxis | None = None, padding: PerAxis = 0, dilation: PerAxis = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, options: str = "",
+    space: int, input: Tensor, kernel_size: PerAxis, stride: PerAxis | None = None, padding: PerAxis = 0,
+    dilation: PerAxis = 1, ceil_mode: bool = False, return_indices: bool = False, *, options: str = "",
 ) -> Any:  # fmt: skip
-    """`torch.nn.functional.max_pool2d`. The number of axes is that of the window, or that of x with a batch."""
-    space = x.dim() - 2
-    if return_indices or space not in _STOCK or not x.is_floating_point() or not _has_axes(window, space):
-        raise _Unrouted
+    """`torch.nn.functional.max_pool2d` and its kin, of so many axes of space."""
+    if (
+        return_indices
+        or input.dim() != space + 2
+        or not input.is_floating_point()
+        or not _has_axes(kernel_size, space)
+    ):
+        return NotImplemented
     each = (
-        _each(one, space) for one in (window, window if stride in (None, ()) else stride, padding, dilation)
+        _each(one, space)
+        for one in (kernel_size, kernel_size if stride in (None, ()) else stride, padding, dilation)
     )
-    return operators.max_pool(x, *each, ceil_mode, options)
+    return operators.max_pool(input, *each, ceil_mode, options)
 
 
 def avg_pool(
-    x: Tensor, window: PerAxis, stride: PerAxis | None = None, padding: PerAxis = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None, *, options: str = "",
+    space: int, input: Tensor, kernel_size: PerAxis, stride: PerAxis | None = None, padding: PerAxis = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None, *, options: str = "",
 ) -> Any:  # fmt: skip
-    """`torch.nn.functional.avg_pool2d` and its kin, by the axes of x, which has a batch."""
-    space = x.dim() - 2
+    """`torch.nn.functional.avg_pool2d` and its kin, of so many axes of space."""
     if (
         divisor_override is not None
-        or space not in _STOCK
-        or not x.is_floating_point()
-        or not _has_axes(window, space)
+        or input.dim() != space + 2
+        or not input.is_floating_point()
+        or not _has_axes(kernel_size, space)
     ):
-        raise _Unrouted
-    each = (_each(one, space) for one in (window, window if stride in (None, ()) else stride, padding))
-    return operators.avg_pool(x, *each, ceil_mode, count_include_pad, options)
+        return NotImplemented
+    each = (
+        _each(one, space) for one in (kernel_size, kernel_size if stride in (None, ()) else stride, padding)
+    )
+    return operators.avg_pool(input, *each, ceil_mode, count_include_pad, options)
 
 
 def batch_norm(
-    x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
     bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *,
     options: str = "",
-) -> Tensor:  # fmt: skip
+) -> Any:  # fmt: skip
     """`torch.nn.functional.batch_norm` with the batch's own statistics, which update the running ones."""
-    if not training or x.dim() < 2 or x.numel() <= x.shape[1] or not x.is_floating_point():
-        raise _Unrouted
-    y, mean, _, var = operators.batch_norm(x, weight, bias, eps, options)
+    if not training or input.dim() < 2 or input.numel() <= input.shape[1] or not input.is_floating_point():
+        return NotImplemented
+    y, mean, _, var = operators.batch_norm(input, weight, bias, eps, options)
     with torch.no_grad():
         for running, new in ((running_mean, mean), (running_var, var)):
             if running is not None:
@@ -147,30 +157,31 @@ def batch_norm(
 
 
 def layer_norm(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5, *, options: str = "",
-) -> Tensor:  # fmt: skip
+) -> Any:  # fmt: skip
     """`torch.nn.functional.layer_norm` of the last axes."""
     axes = len(normalized_shape)
-    has_shape = tuple(x.shape[x.dim() - axes :]) == tuple(normalized_shape)
-    if not axes or not has_shape or not x.is_floating_point() or torch.is_autocast_enabled(x.device.type):
-        raise _Unrouted
+    has_shape = tuple(input.shape[input.dim() - axes :]) == tuple(normalized_shape)
+    if (
+        not axes
+        or not has_shape
+        or not input.is_floating_point()
+        or torch.is_autocast_enabled(input.device.type)
+    ):
+        return NotImplemented
     if (weight is None) != (bias is None):
-        raise _Unrouted
-    found: Tensor = operators.layer_norm(x, weight, bias, axes, eps, options)[0]
+        return NotImplemented
+    found: Tensor = operators.layer_norm(input.contiguous(), weight, bias, axes, eps, options)[0]
     return found
 
 
-def activation(x: Tensor, name: str, options: str = "") -> Tensor:
+def activation(input: Tensor, name: str, options: str = "") -> Any:
     """An activation of `jitdnn.frameworks.torch.activation.FUNCTIONS`."""
-    if not x.is_floating_point():
-        raise _Unrouted
-    y: Tensor = operators.activation(x, name, options)
+    if not input.is_floating_point():
+        return NotImplemented
+    y: Tensor = operators.activation(input, name, options)
     return y
-
-
-class _Unrouted(Exception):
-    """What torch's own function runs, or refuses."""
 
 
 def _has_axes(value: PerAxis, space: int) -> bool:
@@ -178,34 +189,28 @@ def _has_axes(value: PerAxis, space: int) -> bool:
 
 
 def _activation(name: str) -> Any:
-    def route(x: Tensor, inplace: bool = False, *, options: str = "") -> Tensor:
+    def route(input: Tensor, inplace: bool = False, *, options: str = "") -> Any:
         if inplace:
-            raise _Unrouted
-        return activation(x, name, options)
+            return NotImplemented
+        return activation(input, name, options)
 
     return route
 
 
-def _gelu(x: Tensor, approximate: str = "none", *, options: str = "") -> Tensor:
+def _gelu(input: Tensor, approximate: str = "none", *, options: str = "") -> Any:
     if approximate not in ("none", "tanh"):
-        raise _Unrouted
-    return activation(x, "gelu" if approximate == "none" else "gelu_tanh", options)
+        return NotImplemented
+    return activation(input, "gelu" if approximate == "none" else "gelu_tanh", options)
 
 
 def routed(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> Any:
-    """Call a function of torch by ours if there is a route, and torch's own otherwise."""
+    """Call a function of torch by ours if there is a route that takes the arguments, and torch's own otherwise."""
     route = ROUTES.get(function)
     if route is None:
         return function(*args, **named)
-    words = {_NAMES.get(name, name): value for name, value in named.items()}
-    try:
-        return route(*args, **words, options=options)
-    except _Unrouted:
-        return function(*args, **named)
+    result = route(*args, **named, options=options)
+    return function(*args, **named) if result is NotImplemented else result
 
-
-#: arguments by torch's names -> ours
-_NAMES = {"input": "x", "weight": "w", "kernel_size": "window"}
 
 #: functions of torch -> ours
 ROUTES: dict[Any, Any] = {
@@ -218,10 +223,17 @@ ROUTES: dict[Any, Any] = {
         conv_transpose,
     ),
     F.linear: linear,
-    **dict.fromkeys(
-        (F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d), max_pool
-    ),
-    **dict.fromkeys((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), avg_pool),
+    **{
+        function: partial(max_pool, space)
+        for space, functions in enumerate(
+            ((F.max_pool1d, torch.max_pool1d), (F.max_pool2d, torch.max_pool2d), (F.max_pool3d, torch.max_pool3d)), 1
+        )
+        for function in functions
+    },
+    **{
+        function: partial(avg_pool, space)
+        for space, function in enumerate((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), 1)
+    },
     F.batch_norm: batch_norm,
     F.layer_norm: layer_norm,
     F.gelu: _gelu,

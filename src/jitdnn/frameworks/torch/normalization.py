@@ -195,7 +195,8 @@ def _layer_fake(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, epsilon: float, options: str = ""
 ) -> tuple[Tensor, ...]:
     shape = (*x.shape[: x.dim() - axes], *[1] * axes)
-    return torch.empty_like(x), *(x.new_empty(shape, dtype=_statistics_dtype(x)) for _ in range(2))
+    statistics = (x.new_empty(shape, dtype=_statistics_dtype(x)) for _ in range(2))
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), *statistics
 
 
 def _layer_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -213,7 +214,11 @@ def _layer_gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
 def _layer_backward_fake(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     weight, _, _, axes = rest[:4]
     like = x.new_empty(x.shape[x.dim() - axes :]) if weight is None else weight
-    return torch.empty_like(x), torch.empty_like(like), torch.empty_like(like)
+    return (
+        torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        torch.empty_like(like),
+        torch.empty_like(like),
+    )
 
 
 def _layer_double(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
