@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from jitdnn.errors import JitdnnError
-from jitdnn.frameworks.torch.kinds import DTYPES, Computation, Ways
+from jitdnn.frameworks.torch.kinds import DTYPES, Computation, Ways, run_together
 from jitdnn.frameworks.torch.stock import stock
 from jitdnn.handle import Handle
+from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.convolution import (
     conv,
     conv_backward_bias,
@@ -23,12 +24,15 @@ from jitdnn.ops.convolution import (
     conv_backward_filter,
     conv_transpose,
 )
+from jitdnn.ops.epilogue import fuse
+from jitdnn.planner.plan import Plan
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
 
 aten = torch.ops.aten
+_Direct = Callable[..., None] | None
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -98,10 +102,12 @@ def backward(
     """The gradients of x, w and the bias that `output_mask` asks for; empty tensors for the others."""
     if not dy.is_contiguous() and memory_format(dy) is torch.contiguous_format:
         dy = dy.contiguous(memory_format=memory_format(x, w))
-    arguments = (dy, x, w, stride, padding, dilation, transposed, output_padding, groups)
+    wanted = tuple(
+        gradient if is_wanted else None for gradient, is_wanted in zip(_GRADIENTS, output_mask, strict=True)
+    )
+    operands = (dy, x, w, stride, padding, dilation, transposed, output_padding, groups)
     dx, dw, db = (
-        gradient(options, *arguments) if is_wanted else x.new_empty((0,))
-        for gradient, is_wanted in zip(_GRADIENTS, output_mask, strict=True)
+        x.new_empty((0,)) if one is None else one for one in run_together(wanted, options, operands)
     )
     return dx, dw, db
 
@@ -115,6 +121,33 @@ def memory_format(*operands: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
+def _direct(
+    handle: Handle, problem: Problem | None, device: torch.device, bias: Tensor | None = None
+) -> Callable[..., None] | None:
+    """What runs a problem's plan on the addresses of its operands, without looking at them; None if that cannot be.
+
+    Calls on GPUs have a short way of their own; plans within a sum of workspaces may change from call to call.
+    """
+    if problem is None or device.type != "cpu" or handle.settings.total_workspace is not None:
+        return None
+    plan: Plan | None = None
+
+    def run(*operands: Tensor) -> None:
+        nonlocal plan
+        if plan is None:
+            plan = handle.plan(problem, None, bias_epilogue(problem, bias is not None))
+        handle.run(plan, [operand.data_ptr() for operand in operands])
+
+    return run
+
+
+def bias_epilogue(problem: Problem, has_bias: bool) -> Epilogue | None:
+    """What adds a bias to the result of a convolution."""
+    if not has_bias or not isinstance(problem, Convolution):
+        return None
+    return fuse(None, (TensorDescriptor((problem.y.shape[1],), (1,), problem.y.dtype),), problem.y, None)
+
+
 def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Ways:
     g = Geometry.of(x.dim() - 2, *arguments)
     form, named = memory_format(x, w), g.named
@@ -126,7 +159,12 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
 
     def ours(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
         y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
-        conv(x, w, bias, out=y, handle=handle, **named)
+        if direct is None:
+            conv(x, w, bias, out=y, handle=handle, **named)
+        elif bias is None:
+            direct(x, w, y)
+        else:
+            direct(x, w, y, bias)
         return y
 
     def ours_transposed(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
@@ -135,10 +173,13 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
         return y if bias is None else y.add_(bias.view(-1, *[1] * len(g.stride)))
 
     y = torch.empty(shape, dtype=x.dtype, device="meta", memory_format=form)
+    problem = _problem("forward", x, w, y, g)
     if g.transposed:
         what = "transposed with a bias" if bias is not None else ""
-        return Ways(ours_transposed, theirs, _problem("forward", x, w, y, g), what=what)
-    return Ways(ours, theirs, _problem("forward", x, w, y, g), bias is not None)
+        return Ways(ours_transposed, theirs, problem, what=what)
+    is_dense = bias is None or bias.is_contiguous()
+    direct = _direct(handle, problem, x.device, bias) if is_dense else None
+    return Ways(ours, theirs, problem, bias is not None)
 
 
 def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Tensor, *arguments: Any) -> Ways:
@@ -155,16 +196,20 @@ def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Ten
             found if like is None or found.stride() == like.stride() else torch.empty_like(like).copy_(found)
         )
 
-    ours = (_data_gradient, _filter_gradient, _bias_gradient)[number](g, handle)
-    return Ways(ours, theirs, _problem(DIRECTIONS[1 + number], x, w, dy, g))
+    problem = _problem(DIRECTIONS[1 + number], x, w, dy, g)
+    direct = _direct(handle, problem, x.device)
+    ours = (_data_gradient, _filter_gradient, _bias_gradient)[number](g, handle, direct)
+    return Ways(ours, theirs, problem)
 
 
-def _data_gradient(g: Geometry, handle: Handle) -> Callable[..., Tensor]:
+def _data_gradient(g: Geometry, handle: Handle, direct: _Direct) -> Callable[..., Tensor]:
     named = g.named
 
     def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
         dx = torch.empty_like(x)
-        if g.transposed:
+        if direct is not None:
+            direct(dy, w, dx)
+        elif g.transposed:
             conv(dy, w, out=dx, handle=handle, **named)
         else:
             conv_backward_data(dy, w, x.shape, out=dx, handle=handle, **named)
@@ -173,21 +218,28 @@ def _data_gradient(g: Geometry, handle: Handle) -> Callable[..., Tensor]:
     return ours
 
 
-def _filter_gradient(g: Geometry, handle: Handle) -> Callable[..., Tensor]:
+def _filter_gradient(g: Geometry, handle: Handle, direct: _Direct) -> Callable[..., Tensor]:
     named = g.named
 
     def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
         wide, narrow = (dy, x) if g.transposed else (x, dy)
         dw = torch.empty_like(w)
-        conv_backward_filter(wide, narrow, w.shape, out=dw, handle=handle, **named)
+        if direct is not None:
+            direct(wide, narrow, dw)
+        else:
+            conv_backward_filter(wide, narrow, w.shape, out=dw, handle=handle, **named)
         return dw
 
     return ours
 
 
-def _bias_gradient(g: Geometry, handle: Handle) -> Callable[..., Tensor]:
+def _bias_gradient(g: Geometry, handle: Handle, direct: _Direct) -> Callable[..., Tensor]:
     def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
-        db: Tensor = conv_backward_bias(dy, handle=handle)
+        db = dy.new_empty(dy.shape[1])
+        if direct is not None:
+            direct(dy, db)
+        else:
+            conv_backward_bias(dy, out=db, handle=handle)
         return db
 
     return ours

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from jitdnn.frameworks.torch.convert import is_converted
+from jitdnn.frameworks.torch.convolution import bias_epilogue
 from jitdnn.frameworks.torch.kinds import Kind, observers
 from jitdnn.frameworks.torch.options import is_disabled
-from jitdnn.ops.epilogue import fuse
 from jitdnn.planner.plan import Plan
-from jitdnn.problems.convolution import Convolution
 from jitdnn.settings import format_bytes
-from jitdnn.tensor import TensorDescriptor
 
 
 @dataclass(frozen=True)
@@ -174,11 +172,7 @@ def _plan(kind: Kind) -> Plan | None:
     """The plan by which ours runs, or would."""
     if kind.problem is None or kind.handle is None or kind.decision.reason.startswith("refused"):
         return None
-    epilogue = None
-    if kind.has_bias and isinstance(kind.problem, Convolution):
-        y = kind.problem.y
-        epilogue = fuse(None, (TensorDescriptor((y.shape[1],), (1,), y.dtype),), y, None)
-    return kind.handle.plan(kind.problem, None, epilogue)
+    return kind.handle.plan(kind.problem, None, bias_epilogue(kind.problem, kind.has_bias))
 
 
 def _milliseconds(seconds: float | None) -> str:

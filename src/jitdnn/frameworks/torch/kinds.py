@@ -53,7 +53,7 @@ class Kind:
 
 #: who wants to know of every call: gets its kind and its operands
 observers: list[Callable[[Kind, tuple[Any, ...]], None]] = []
-_kinds: Recent[tuple[Any, ...], Kind] = Recent(16384)
+_kinds: Recent[tuple[Any, ...], list[Kind | None]] = Recent(16384)
 
 
 class Computation:
@@ -74,13 +74,8 @@ class Computation:
 
     def __call__(self, options: str, *operands: Any) -> Any:
         """Run it; `options` are the text of options.py."""
-        key = (self, options, torch.get_num_threads(), *map(_told, operands))
-        kind = _kinds.get(key)
-        if kind is None:
-            kind = _kinds.older(key) or _kinds.put(key, self._choose(options, operands))
-        for observe in observers:
-            observe(kind, operands)
-        return kind.run(*operands)
+        (result,) = run_together((self,), options, operands)
+        return result
 
     def _choose(self, options: str, operands: tuple[Any, ...]) -> Kind:
         tensors = [operand for operand in operands if isinstance(operand, Tensor)]
@@ -115,6 +110,23 @@ class Computation:
             else str(one)
             for one in operands
         )
+
+
+def run_together(
+    computations: tuple[Computation | None, ...], options: str, operands: tuple[Any, ...]
+) -> list[Any]:
+    """The results of several computations of the same operands, None for None; one look-up for all."""
+    key = (computations, options, torch.get_num_threads(), *map(_told, operands))
+    kinds = _kinds.get(key)
+    if kinds is None:
+        kinds = _kinds.older(key) or _kinds.put(
+            key, [None if one is None else one._choose(options, operands) for one in computations]
+        )
+    if observers:
+        for observe in observers:
+            for kind in filter(None, kinds):
+                observe(kind, operands)
+    return [None if kind is None else kind.run(*operands) for kind in kinds]
 
 
 def forget() -> None:
