@@ -15,6 +15,7 @@ from __future__ import annotations
 from jitdnn.frameworks.torch.convert import convert, is_converted, revert, use
 from jitdnn.frameworks.torch.explain import Explanation, explain
 from jitdnn.frameworks.torch.install import install, is_installed, uninstall
+from jitdnn.frameworks.torch.memory import limit_memory, unlimit_memory
 
 __all__ = [
     "Explanation",
@@ -23,7 +24,9 @@ __all__ = [
     "install",
     "is_converted",
     "is_installed",
+    "limit_memory",
     "revert",
     "uninstall",
+    "unlimit_memory",
     "use",
 ]
