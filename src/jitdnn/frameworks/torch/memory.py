@@ -52,10 +52,11 @@ def limit_memory(
 
     `memory_limit`: bytes, text such as "512 MiB", "least" for as few as possible, or None for no limit. It bounds the
     bytes of tensors in a forward and backward pass above the model's parameters and buffers, the inputs, and an
-    optimizer's state: results and what is saved for the backward pass, their gradients, temporaries of the modules, and
-    the gradients of the parameters, as if they were there from the beginning. The last result, and the loss, are taken
-    to be kept by the caller. Not counted: what an operator takes inside of its kernel, the random state that each
-    segment keeps (5 kB), and, of a model with `chain`, what is outside of the chain; without `loss` nor is the loss.
+    optimizer's state: results and what is saved for the backward pass, their gradients, temporaries of the modules, two
+    copies of running statistics, and the gradients of the parameters (and of the input, if it needs one), as if they
+    were there from the beginning. The last result, and the loss, are taken to be kept by the caller. Not counted: what
+    an operator takes inside of its kernel, the random state that each segment keeps (5 kB), and, of a model with
+    `chain`, what is outside of the chain; without `loss` nor is the loss.
 
     Gradients, buffers and random numbers are those without a limit. A pass without gradients runs plainly. The plan
     holds for inputs up to the size of the example, and a chain whose modules change needs another.
@@ -78,7 +79,7 @@ def limit_memory(
             list(container.named_children()) if isinstance(container, nn.ModuleList) else [(chain, container)]
         )
         value, call = captured(model, parts, list(container.children()), inputs)
-    found = profile(modules, value, call, loss)
+    found = profile(modules, value, call, loss, keeps_gradient=container is model)
     if memory_limit == "least":
         result = least(found.chain)
     else:
@@ -89,9 +90,8 @@ def limit_memory(
         if not found.chain.contents(segment).rerun:
             continue
         start, stop = found.steps[segment.start].start, found.steps[segment.stop - 1].stop
-        places = [_changing(*modules[index], found.changed[index]) for index in range(start, stop)]
         segments.append((start, stop))
-        buffers.append(tuple(place for those in places for place in those))
+        buffers.append(tuple(place for those in found.changed[start:stop] for place in those))
     unlimit_memory(container)
     container.__class__ = _LIMITED[type(container)]
     container.__dict__[MEMORY] = Installed(tuple(paths), tuple(segments), tuple(buffers))
@@ -155,16 +155,6 @@ def _is_plain(module: nn.Module) -> bool:
         and len(module) > 0
         and not any(getattr(module, hooks) for hooks in _HOOKS)
     )
-
-
-def _changing(path: str, module: nn.Module, changed: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The buffers that a forward pass of the module may change: what it was seen to, and all running statistics."""
-    for name, part in module.named_modules():
-        where = f"{path}.{name}" if name else path
-        for buffer in part._buffers:
-            full = f"{name}.{buffer}" if name else buffer
-            if full in changed or isinstance(part, nn.modules.batchnorm._NormBase):
-                yield where, buffer
 
 
 class _Rerun:

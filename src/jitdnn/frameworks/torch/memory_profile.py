@@ -30,11 +30,12 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """`steps` are ranges of modules, `changed` the buffers that a forward pass of each module changes, by name."""
+    """`steps` are ranges of modules, `changed` the buffers that a forward pass of each module may change: the path of
+    their module, and their name."""
 
     chain: CheckpointChain
     steps: tuple[range, ...]
-    changed: tuple[tuple[str, ...], ...]
+    changed: tuple[tuple[tuple[str, str], ...], ...]
 
 
 @dataclass
@@ -55,12 +56,21 @@ class _Cost:
 
 
 def profile(
-    modules: Sequence[tuple[str, nn.Module]], value: Any, call: Call, loss: Callable[[Any], Any] | None
+    modules: Sequence[tuple[str, nn.Module]],
+    value: Any,
+    call: Call,
+    loss: Callable[[Any], Any] | None,
+    *,
+    keeps_gradient: bool,
 ) -> Profile:
-    """Run every module with its gradients, a few times; neither the modules nor the random numbers change."""
+    """Run every module with its gradients, a few times; neither the modules nor the random numbers change.
+
+    `keeps_gradient`: whether the gradient of `value`, if it needs one, is added up as those of parameters are.
+    """
+    constant = sum(tensor.nbytes for tensor in tensors(value) if tensor.requires_grad and keeps_gradient)
     with unchanged([module for _, module in modules], value):
         steps, changed, is_changed_in_place = _steps([module for _, module in modules], value, call)
-        names = [
+        titles = [
             "+".join(modules[i][0] for i in members) if len(members) < 4
             else f"{modules[members[0]][0]}..{modules[members[-1]][0]}"
             for members in steps
@@ -77,8 +87,16 @@ def profile(
             last, _ = _measured(loss, [loss] if isinstance(loss, nn.Module) else [], value, Call())
             last.may_rerun = False
     parameters = {id(p): p for _, module in modules for p in module.parameters() if p.requires_grad}
-    constant = sum(parameter.nbytes for parameter in parameters.values())
-    return Profile(_chain(names, costs, last, constant, value), tuple(steps), tuple(changed))
+    constant += sum(parameter.nbytes for parameter in parameters.values())
+    places = [list(_changing(*module, names)) for module, names in zip(modules, changed, strict=True)]
+    # a copy that a segment begins with the second time, and one that it works on
+    buffers = {(id(part), name): part._buffers[name] for those in places for _, part, name in those}
+    constant += 2 * sum(buffer.nbytes for buffer in buffers.values() if buffer is not None)
+    return Profile(
+        _chain(titles, costs, last, constant, value),
+        tuple(steps),
+        tuple(tuple((path, name) for path, _, name in those) for those in places),
+    )
 
 
 def _chain(names: list[str], costs: list[_Cost], loss: _Cost, constant: int, value: Any) -> CheckpointChain:
@@ -246,6 +264,15 @@ def unchanged(modules: Sequence[nn.Module], inputs: Any) -> Iterator[None]:
     buffers = [place for module in modules for place in _owned(module)]
     with torch.random.fork_rng(list(devices)), swapped(buffers):
         yield
+
+
+def _changing(path: str, module: nn.Module, changed: Sequence[str]) -> Iterator[tuple[str, nn.Module, str]]:
+    """The buffers that a forward pass of the module may change: what it was seen to, and all running statistics."""
+    for prefix, part in module.named_modules():
+        is_statistics = isinstance(part, nn.modules.batchnorm._NormBase)
+        for name in part._buffers:
+            if is_statistics or (f"{prefix}.{name}" if prefix else name) in changed:
+                yield f"{path}.{prefix}" if prefix else path, part, name
 
 
 def _owned(module: nn.Module) -> list[tuple[nn.Module, str]]:
