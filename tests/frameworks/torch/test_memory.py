@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -136,6 +137,42 @@ def test_the_plan_says_what_is_measured() -> None:
         assert 0.75 * plan.peak < measured(model, data, loss=loss) <= plan.peak
         assert "again" in plan.explain()
         assert plan.seconds_lost >= 0
+
+
+class Wide(nn.Module):
+    """It takes far more while it runs than it leaves, and saves nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.cat([input] * 6, 1)[:, : input.shape[1]] * 2 + input
+
+
+def chain_of(seed: int) -> nn.Sequential:
+    random = Random(seed)
+    kinds: list[Callable[[], nn.Module]] = [
+        lambda: nn.Conv2d(4, 4, 3, padding=1), lambda: nn.BatchNorm2d(4), nn.ReLU, nn.Sigmoid,
+        Wide, lambda: Block(4), lambda: nn.AvgPool2d(3, 1, 1), lambda: nn.Dropout(0.3), nn.Identity,
+    ]  # fmt: skip
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 4, 1), *(random.choice(kinds)() for _ in range(random.randint(2, 12))))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_chains(seed: int) -> None:
+    plain = nn.Sequential(*chain_of(seed), Wide(), nn.ReLU(inplace=True)) if seed % 3 == 0 else chain_of(seed)
+
+    def loss(output: Tensor) -> Tensor:
+        return output.square().mean()
+
+    expected = train(copy.deepcopy(plain), images(), loss=loss)
+    most = jitdnn.torch.limit_memory(copy.deepcopy(plain), images(), memory_limit=None, loss=loss).peak
+    for limit in ("least", None, most - 1000):
+        model = copy.deepcopy(plain)
+        try:
+            plan = jitdnn.torch.limit_memory(model, images(), memory_limit=limit, loss=loss)
+        except InvalidArgument:
+            continue  # nothing can be saved
+        assert_same(train(model, images(), loss=loss), expected)
+        assert measured(model, images(), loss=loss) <= plan.peak
 
 
 def test_profiling_leaves_no_trace() -> None:

@@ -41,7 +41,8 @@ class Profile:
 @dataclass
 class _Cost:
     """A step measured: seconds, and bytes of its output, of what else it saves, of temporaries, and of the gradient of
-    its input. `saves_input`, `saves_output`: whether its backward pass reads these."""
+    its input. `saves_input`, `saves_output`: whether its backward pass reads these. `early`: bytes of gradients that
+    its backward pass makes before it reads anything saved, None if it never does."""
 
     seconds: float = 0.0
     backward_seconds: float = 0.0
@@ -50,6 +51,7 @@ class _Cost:
     temporary: int = 0
     backward_temporary: int = 0
     gradient: int = 0
+    early: int | None = None
     saves_input: bool = False
     saves_output: bool = False
     may_rerun: bool = True
@@ -111,13 +113,21 @@ def _chain(names: list[str], costs: list[_Cost], loss: _Cost, constant: int, val
     # the loss takes the gradient of the output
     loss.gradient = sum(t.nbytes for t in tensors(value) if t.requires_grad)
     loss.may_rerun = False
-    buffers, gradients = [], []
+    buffers, gradients, early = [], [], 0
     for index, cost in enumerate([*costs, loss]):
         if index < count - 1 and cost.output:
             needed = [index] * cost.saves_output + [index + 1] * costs[index + 1].saves_input
             buffers.append(Buffer(f"output {index}", cost.output, index, (index + 1,), tuple(needed)))
-        if cost.saved:
+        is_held = index == count - 1 and cost.saves_output
+        if cost.saved or is_held:  # what saves its output runs again for it
             buffers.append(Buffer(f"saved {index}", cost.saved, index, (), (index,)))
+        # a segment runs again when the first that was saved is read: its last step may be under way by then
+        if index < count:
+            early = early + cost.gradient if cost.early is None else cost.early
+            if cost.early is not None:
+                cost.backward_temporary = max(0, cost.backward_temporary - early)
+            if early:
+                gradients.append(Gradient(f"early {index}", early, index + 1, index))
         if cost.gradient:
             gradients.append(Gradient(f"input {index}", cost.gradient, index, max(0, index - 1)))
     steps = [
@@ -206,7 +216,12 @@ def _measured(
             saved.update(storages(tensor))
             return tensor
 
-        with MemoryMeter() as meter, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        def unpack(tensor: Tensor) -> Tensor:
+            if cost.early is None:
+                cost.early = meter.now
+            return tensor
+
+        with MemoryMeter() as meter, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             result = run(copied)
             made = storages(result)
             cost.output = sum(size for key, size in made.items() if key not in own and key not in foreign)
