@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 
-def _conv(c: int, k: int, taps: int = 1, stride: int = 1, groups: int = 1, act: Any = nn.ReLU) -> nn.Sequential:
+def _conv(
+    c: int, k: int, taps: int = 1, stride: int = 1, groups: int = 1, act: Any = nn.ReLU
+) -> nn.Sequential:
     layers: list[nn.Module] = [
         nn.Conv2d(c, k, taps, stride, taps // 2, groups=groups, bias=False),
         nn.BatchNorm2d(k),
@@ -56,7 +58,9 @@ def resnet18(width: int = 64, depths: Sequence[int] = (2, 2, 2, 2), classes: int
     return _resnet(depths, [width << stage for stage in range(len(depths))], 0, classes, width)
 
 
-def resnext50(width: int = 64, depths: Sequence[int] = (3, 4, 6, 3), groups: int = 32, classes: int = 1000) -> nn.Module:
+def resnext50(
+    width: int = 64, depths: Sequence[int] = (3, 4, 6, 3), groups: int = 32, classes: int = 1000
+) -> nn.Module:
     """Xie et al. 2016, 32 groups of 4 channels."""
     return _resnet(depths, [4 * width << stage for stage in range(len(depths))], groups, classes, width)
 
@@ -64,7 +68,9 @@ def resnext50(width: int = 64, depths: Sequence[int] = (3, 4, 6, 3), groups: int
 class Inverted(nn.Module):
     """An inverted residual, with squeeze and excitation where `squeezed` channels are given."""
 
-    def __init__(self, c: int, k: int, taps: int, stride: int, expand: int, act: Any, squeezed: int = 0) -> None:
+    def __init__(
+        self, c: int, k: int, taps: int, stride: int, expand: int, act: Any, squeezed: int = 0
+    ) -> None:
         super().__init__()
         inner = c * expand
         layers: list[nn.Module] = [] if expand == 1 else [_conv(c, inner, act=act)]
@@ -84,14 +90,26 @@ class Squeeze(nn.Module):
 
     def __init__(self, c: int, inner: int) -> None:
         super().__init__()
-        self.pool, self.one, self.two = nn.AdaptiveAvgPool2d(1), nn.Conv2d(c, inner, 1), nn.Conv2d(inner, c, 1)
+        self.pool, self.one, self.two = (
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(c, inner, 1),
+            nn.Conv2d(inner, c, 1),
+        )
 
     def forward(self, x: Any) -> Any:
         s = torch.nn.functional.silu(self.one(self.pool(x)), inplace=True)
         return x * torch.sigmoid(self.two(s))
 
 
-_V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+_V2 = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 _B0 = (
     (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5),
     (6, 320, 1, 1, 3),
@@ -109,7 +127,13 @@ def _mobile(rows: Sequence[Any], divide: int, classes: int, act: Any, squeeze: b
             )  # fmt: skip
             c = k // divide
     last = 1280 // divide
-    layers += [_conv(c, last, act=act), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(p), nn.Linear(last, classes)]
+    layers += [
+        _conv(c, last, act=act),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(p),
+        nn.Linear(last, classes),
+    ]
     return nn.Sequential(*layers)
 
 

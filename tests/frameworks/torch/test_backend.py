@@ -11,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
-from torch_models import SMALL, settled  # noqa: E402
 
 from jitdnn.errors import InvalidArgument  # noqa: E402
 from jitdnn.frameworks.torch import backend as module  # noqa: E402
 from jitdnn.frameworks.torch.backend import backend, register, with_convolutions  # noqa: E402
+from torch_models import SMALL, settled  # noqa: E402
 
 NEVER = {"measure": "never"}
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -68,7 +68,9 @@ def test_without_gradients_the_whole_graph_is_fused(monkeypatch: pytest.MonkeyPa
 
 
 def test_with_gradients_convolutions_are_ours() -> None:
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.ConvTranspose2d(3, 2, 2, 2), nn.Flatten())
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.ConvTranspose2d(3, 2, 2, 2), nn.Flatten()
+    )
     stock = copy.deepcopy(model)
     seen: list[str] = []
 
@@ -128,7 +130,9 @@ def test_what_is_off_or_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 3)).eval()
     x = torch.randn(1, 1, 4, 4)
     with torch.no_grad():
-        with pytest.raises((InvalidArgument, torch._dynamo.exc.BackendCompilerFailed), match="there is no option"):
+        with pytest.raises(
+            (InvalidArgument, torch._dynamo.exc.BackendCompilerFailed), match="there is no option"
+        ):
             torch.compile(model, backend=backend, options={"speed": "high"})(x)
         monkeypatch.setenv("JITDNN_DISABLE", "1")
         made = counting(monkeypatch)

@@ -13,10 +13,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
-from torch_models import SMALL, settled  # noqa: E402
 
 from jitdnn.errors import InvalidArgument, InvalidType, NotSupported  # noqa: E402
 from jitdnn.frameworks.torch.fused import FusedModule, fuse  # noqa: E402
+from torch_models import SMALL, settled  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,9 @@ def test_an_input_with_its_channels_last_and_one_that_is_a_view() -> None:
 
 
 def test_measured_programs_agree() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Hardswish(), nn.Conv2d(8, 4, 1), nn.Flatten())
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Hardswish(), nn.Conv2d(8, 4, 1), nn.Flatten()
+    )
     fused = fuse(settled(model))
     x = torch.randn(2, 3, 8, 8)
     agrees(fused(x), model(x))
@@ -97,9 +99,9 @@ def test_where_torch_is_chosen_its_operators_run(monkeypatch: pytest.MonkeyPatch
 
 
 _ACTIVATIONS = [
-    nn.ReLU(inplace=True), nn.ReLU6(), nn.Hardtanh(-0.5, 0.25), nn.LeakyReLU(0.2), nn.SiLU(inplace=True), nn.Hardswish(),
-    nn.Hardsigmoid(), nn.Sigmoid(), nn.Tanh(), nn.GELU(), nn.GELU(approximate="tanh"), nn.ELU(0.7), nn.Mish(),
-    nn.Softplus(),
+    nn.ReLU(inplace=True), nn.ReLU6(), nn.Hardtanh(-0.5, 0.25), nn.LeakyReLU(0.2), nn.SiLU(inplace=True),
+    nn.Hardswish(), nn.Hardsigmoid(), nn.Sigmoid(), nn.Tanh(), nn.GELU(), nn.GELU(approximate="tanh"), nn.ELU(0.7),
+    nn.Mish(), nn.Softplus(),
 ]  # fmt: skip
 
 
@@ -146,7 +148,7 @@ def test_operands_of_tails_and_structures_of_results() -> None:
         agrees(got["y"], wanted["y"])
         agrees(got["z"][0], wanted["z"][0])
     kernels = [name for name, decision in program(fused).decisions if decision.is_ours]
-    assert sum("fused" in name for name in kernels) == 2, "one kernel for each of the convolution and the product"
+    assert len(kernels) == 2, "one kernel for each of the convolution and the product"
 
 
 def test_a_swish_that_is_written_out() -> None:
@@ -243,7 +245,9 @@ def test_results_are_not_overwritten_by_later_calls_and_inputs_are_not_written()
 
 
 def test_nan_goes_where_it_goes_in_torch() -> None:
-    model = settled(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU6(), nn.MaxPool2d(2), nn.Hardswish()))
+    model = settled(
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU6(), nn.MaxPool2d(2), nn.Hardswish())
+    )
     x = torch.randn(1, 1, 10, 10)
     x[0, 0, 4, 4] = torch.nan
     fused = ours(model)
@@ -318,7 +322,7 @@ def test_what_is_refused() -> None:
         fused(torch.randn(1, 1, 4, 4))
     with pytest.raises(NotSupported, match=r"module '1' raised GuardOnDataDependent"):
         ours(nn.Sequential(nn.Conv2d(1, 1, 3), Branch()))(torch.randn(1, 1, 4, 4))
-    with pytest.raises(InvalidType, match="must be a torch.nn.Module"):
+    with pytest.raises(InvalidType, match=r"must be a torch\.nn\.Module"):
         fuse(lambda x: x)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="there is no option"):
         fuse(nn.ReLU().eval(), speed="high")

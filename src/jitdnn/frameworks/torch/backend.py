@@ -25,7 +25,11 @@ _TRANSPOSED = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2, torch.conv_
 
 
 def backend(
-    graph: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: Any = None
+    graph: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: Any = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's. `options` are those of `jitdnn.torch.convert`; `mode` is not used.
 
@@ -110,7 +114,11 @@ def _number(x: Any) -> Any:
 def _plain(x: Tensor) -> Tensor:
     """A tensor of the same kind whose shape is made of numbers; its values do not matter."""
     shape, strides = [_number(n) for n in x.shape], [_number(n) for n in x.stride()]
-    return torch.empty_strided(shape, strides, dtype=x.dtype, device="meta").to("cpu") if _is_fake(x) else x.detach()
+    return (
+        torch.empty_strided(shape, strides, dtype=x.dtype, device="meta").to("cpu")
+        if _is_fake(x)
+        else x.detach()
+    )
 
 
 def _is_fake(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""`fuse(model)`: a model in evaluation mode whose whole graph runs by fused kernels, prepared once for each kind of input.
+"""`fuse(model)`: a model in evaluation mode whose whole graph runs by fused kernels.
 
     fast = jitdnn.torch.fuse(model.eval())
     y = fast(x)
@@ -108,7 +108,9 @@ class FusedFunction:
         if parse(self._options).measure != "never" and _has_images(traced):
             kind = hashlib.sha256(_text(traced).encode()).hexdigest()[:24]
             name = f"torch graph {kind} {self._options} channels last"
-            decision = decide(name, handle_of(self._options), torch.device("cpu"), "first", run(True), run(False))
+            decision = decide(
+                name, handle_of(self._options), torch.device("cpu"), "first", run(True), run(False)
+            )
             is_last = decision.is_ours
         if is_last not in made:
             made[is_last] = Program(traced, constants, inputs, self._options, is_last)
@@ -139,7 +141,7 @@ def _text(traced: GraphModule) -> str:
     return "\n".join(lines)
 
 
-class FusedModule(nn.Module):
+class FusedModule(nn.Module):  # type: ignore[misc]
     """What `fuse` makes: called like the model, it gives what the model gives without gradients.
 
     `model` is the model itself: its parameters and buffers are shared.
@@ -174,7 +176,9 @@ class FusedModule(nn.Module):
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         reason = _reason(inputs)
         if reason is not None:
-            log.fallback_once(("fused", id(self), reason), f"{type(self.model).__name__} runs unfused: {reason}")
+            log.fallback_once(
+                ("fused", id(self), reason), f"{type(self.model).__name__} runs unfused: {reason}"
+            )
             return self.model(*args, **kwargs)
         others = tuple((place, leaf) for place, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
         key = (spec, repr(others))
@@ -194,7 +198,9 @@ class FusedModule(nn.Module):
         """The model as a function of flat tensors, and the list that holds the form of its result once it ran."""
         specs: list[Any] = []
         present = [
-            name for name, (names, place) in zip(self._names, self._slots, strict=True) if names[place] is not None
+            name
+            for name, (names, place) in zip(self._names, self._slots, strict=True)
+            if names[place] is not None
         ]
 
         def run(*tensors: Tensor) -> list[Any]:
@@ -206,15 +212,18 @@ class FusedModule(nn.Module):
             running: list[str] = []
             with calling_module(self.model, running):
                 try:
-                    result = functional_call(self.model, held, args, kwargs)
+                    result = functional_call(self.model, held, args, kwargs, tie_weights=False)
                 except Exception as error:
-                    module = f"module {running[-1]!r}" if running and running[-1] else "the model's own forward"
+                    module = (
+                        f"module {running[-1]!r}" if running and running[-1] else "the model's own forward"
+                    )
                     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                     raise NotSupported(
                         f"{type(self.model).__name__} has no graph that is the same for all values of its inputs: "
                         f"{module} raised {type(error).__name__}: {reason}. torch.compile(model, "
                         'backend="jitdnn") compiles what lies between'
                     ) from error
+            flat: list[Any]
             flat, result_spec = pytree.tree_flatten(result)
             specs.append(result_spec)
             return flat
@@ -252,9 +261,9 @@ def fuse(model: nn.Module, *, example: Sequence[Any] | None = None, **options: A
     The model is shared, not copied. When its parameters or buffers change they are folded and prepared again.
     An input that requires its gradient, one on a GPU, or JITDNN_DISABLE=1 makes a call run the model itself.
 
-    Raises InvalidType for what is no module, NotSupported (here or at the first call) for a module in training mode, and
-    for a model in which values of tensors decide what is computed, with the name of the module; InvalidArgument for
-    unknown options.
+    Raises InvalidType for what is no module, NotSupported (here or at the first call) for a module in training mode,
+    and for a model in which values of tensors decide what is computed, with the name of the module; InvalidArgument
+    for unknown options.
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")

@@ -55,7 +55,12 @@ class Group:
 def is_root(node: Node) -> bool:
     """Whether the node is a convolution (no transposed one) or product that ours may compute."""
     held = value(node)
-    if node.op != "call_function" or not isinstance(held, Tensor) or held.dtype not in _REAL or not held.numel():
+    if (
+        node.op != "call_function"
+        or not isinstance(held, Tensor)
+        or held.dtype not in _REAL
+        or not held.numel()
+    ):
         return False
     if node.target is aten.convolution.default:
         return not node.args[6] and 3 <= held.dim() <= 5
@@ -76,7 +81,7 @@ def groups_of(graph: Graph, constants: Mapping[Node, Tensor]) -> list[Group]:
                 continue
             if not (is_root(node) if is_first else _is_pointwise(node)):
                 continue
-            if is_first and not _weight(node) in constants:
+            if is_first and _weight(node) not in constants:
                 continue
             group = _grow(nodes, place, taken, constants)
             taken.update(group.nodes)
@@ -231,11 +236,11 @@ def _back(views: tuple[Node, ...]) -> Back:
 
 def _undone(node: Node, tensor: Tensor) -> Tensor:
     if node.target is aten.permute.default:
-        axes = [axis % tensor.dim() for axis in node.args[1]]  # type: ignore[union-attr, operator]
+        axes = [axis % tensor.dim() for axis in node.args[1]]
         return tensor.permute([axes.index(axis) for axis in range(len(axes))])
     if node.target is aten.transpose.int:
         return tensor.transpose(node.args[1], node.args[2])
-    return tensor.view(shape_of(node.args[0]) or ())  # type: ignore[arg-type]
+    return tensor.view(shape_of(node.args[0]) or ())
 
 
 def through(group: Group, tensor: Tensor) -> Tensor:
@@ -266,11 +271,10 @@ def fold_batch_norms(graph: Graph, constants: dict[Node, Tensor]) -> None:
         (result,) = node.users
         if not isinstance(x, Node) or result.args[1] != 0:
             continue
-        statistics = [None if a is None else constants[a].double() for a in (weight, bias, mean, variance)]
-        scale = (statistics[3] + node.args[-1]).rsqrt()  # type: ignore[operator]
-        scale = scale if statistics[0] is None else scale * statistics[0]
-        shift = -statistics[2] * scale  # type: ignore[operator]
-        shift = shift if statistics[1] is None else shift + statistics[1]
+        scale = (constants[variance].double() + node.args[-1]).rsqrt()
+        scale = scale if weight is None else scale * constants[weight].double()
+        shift = -constants[mean].double() * scale
+        shift = shift if bias is None else shift + constants[bias].double()
         replacement = _folded(graph, node, x, scale, shift, constants)
         result.replace_all_uses_with(replacement)
         graph.erase_node(result)
@@ -286,9 +290,9 @@ def _folded(
     if x.target is aten.convolution.default and not x.args[6] and len(x.users) == 1 and is_root(x):
         old_weight, old_bias = x.args[1], x.args[2]
         if old_weight in constants and (old_bias is None or old_bias in constants):
-            weight = constants[old_weight]  # type: ignore[index]
+            weight = constants[old_weight]
             wide = scale.view(-1, *[1] * (weight.dim() - 1))
-            biased = shift if old_bias is None else shift + constants[old_bias].double() * scale  # type: ignore[index]
+            biased = shift if old_bias is None else shift + constants[old_bias].double() * scale
             folded = [(weight.double() * wide).to(weight.dtype), biased.to(weight.dtype)]
             names = [constant(graph, tensor, constants) for tensor in folded]
             with graph.inserting_before(node):
@@ -296,9 +300,7 @@ def _folded(
             made.meta["val"] = held
             return made
     columns = [-1, *[1] * (held.dim() - 2)]
-    names = [
-        constant(graph, tensor.to(held.dtype).view(columns), constants) for tensor in (scale, shift)
-    ]
+    names = [constant(graph, tensor.to(held.dtype).view(columns), constants) for tensor in (scale, shift)]
     with graph.inserting_before(node):
         product = graph.call_function(aten.mul.Tensor, (x, names[0]))
         made = graph.call_function(aten.add.Tensor, (product, names[1]))

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from jitdnn.errors import JitdnnError, NotSupported
+from jitdnn.frameworks.torch.pointwise import POINTWISE, VIEWS
 
 aten = torch.ops.aten
 #: operators that only check, or whose result is never used for anything but its memory
@@ -31,7 +33,9 @@ def capture(function: Callable[..., Any], tensors: Sequence[Tensor], what: str) 
     """
     try:
         with torch.no_grad():
-            traced: GraphModule = make_fx(functionalize(function), tracing_mode="fake")(*tensors)
+            made = make_fx(functionalize(function), tracing_mode="fake", _allow_non_fake_inputs=True)
+            with _FlatProducts():
+                traced: GraphModule = made(*tensors)
     except JitdnnError:
         raise
     except Exception as error:
@@ -44,7 +48,7 @@ def capture(function: Callable[..., Any], tensors: Sequence[Tensor], what: str) 
     graph = traced.graph
     placeholders = {node for node in graph.nodes if node.op == "placeholder"}
     for node in list(graph.nodes):
-        if node.target is aten.as_strided_.default and _only_strides_change(node):
+        if node.op == "call_function" and _changes_nothing(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     for node in graph.nodes:
@@ -61,10 +65,39 @@ def capture(function: Callable[..., Any], tensors: Sequence[Tensor], what: str) 
     return traced
 
 
-def _only_strides_change(node: Node) -> bool:
-    """Whether a node only says anew how axes of one element are counted, as the mean of an image in torch does."""
-    x = node.args[0]
-    return isinstance(x, Node) and x.op != "placeholder" and shape_of(x) == tuple(node.args[1])  # type: ignore[arg-type]
+class _FlatProducts(TorchFunctionMode):  # type: ignore[misc]
+    """Products of more than two axes as those of two, whatever lies where: torch makes batches of some of them."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is nn.functional.linear and not kwargs and len(args) >= 2:
+            x, w, bias = (*args, None)[:3]
+            if isinstance(x, Tensor) and x.dim() > 2 and w.dim() == 2 and x.numel():
+                y = function(x.reshape(-1, x.shape[-1]), w, bias)
+                return y.view(*x.shape[:-1], w.shape[0])
+        return function(*args, **kwargs)
+
+
+def _changes_nothing(node: Node) -> bool:
+    """Whether a node only moves elements in memory, and nobody cares.
+
+    Torch's mean of an image says anew how axes of one element are counted; copies are there for views that follow, and
+    those are written so that they copy where they must.
+    """
+    x = node.args[0] if node.args else None
+    if not isinstance(x, Node) or x.op == "placeholder" or shape_of(x) != shape_of(node):
+        return False
+    if node.target is aten.as_strided_.default:
+        return True
+    if node.target is aten.expand.default:
+        return bool(value(x).stride() == value(node).stride())
+    return node.target is aten.clone.default and all(user.target in _READERS for user in node.users)
+
+
+_READERS = {
+    *POINTWISE, *VIEWS, aten.convolution.default, aten.addmm.default, aten.mm.default, aten.bmm.default,
+    aten.native_layer_norm.default, aten._softmax.default, aten.mean.dim,
+}  # fmt: skip
 
 
 def is_mutating(target: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from jitdnn.rtcg.formulas import Formula
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 aten = torch.ops.aten
-Operand = Node | Tensor
+Operand: TypeAlias = Node | Tensor
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Kernel:
     """A prepared kernel: `run(addresses)` writes its result.
 
     `operands` are those whose addresses it takes, in order, with None in the place of the result. `allocate` makes the
-    result's tensor as the group's last node shows it, of memory that `empty(shape, strides)` gives. `name` tells it from
-    every other.
+    result's tensor as the group's last node shows it, of memory that `empty(shape, strides)` gives. `name` tells it
+    from every other.
     """
 
     operands: tuple[Operand | None, ...]
@@ -107,15 +107,15 @@ class Preparer:
             order = channels_last_strides if is_last else contiguous_strides
             strides = order(root.shape)
         y = TensorDescriptor(tuple(root.shape), tuple(strides), DTYPES[root.dtype])
-        weight = self._tensor(w)  # type: ignore[arg-type]
+        weight = self._tensor(w)
         problem = Convolution.make(
-            "fwd", described(self._tensor(x)), described(weight), _each(stride, space), _each(padding, space),  # type: ignore[arg-type]
-            _each(dilation, space), groups, y=y,  # type: ignore[arg-type]
+            "fwd", described(self._tensor(x)), described(weight), _each(stride, space), _each(padding, space),
+            _each(dilation, space), groups, y=y,
         )  # fmt: skip
-        tail = tail_of(group, bias)  # type: ignore[arg-type]
+        tail = tail_of(group, bias)
         operands = [self._operand(tail, number, lambda t: t) for number in range(len(tail.operands))]
         return self._planned(
-            problem, tail, operands, x, weight,  # type: ignore[arg-type]
+            problem, tail, operands, x, weight,
             lambda empty: empty(problem.y.shape, problem.y.strides),
         )  # fmt: skip
 
@@ -124,22 +124,26 @@ class Preparer:
         root = group.root
         bias, x, w = root.args if len(root.args) == 3 else (None, *root.args)
         rows, columns = root.meta["val"].shape
-        matrix = self._tensor(w)  # type: ignore[arg-type]
+        matrix = self._tensor(w)
         weight = matrix.t()[:, :, None, None]
 
         def pixels(tensor: Tensor) -> Tensor:
             return tensor.t()[None, :, None, :]
 
-        y = TensorDescriptor((1, columns, 1, rows), (rows * columns, 1, rows * columns, columns), DTYPES[matrix.dtype])
-        problem = Convolution.make("fwd", described(pixels(self._tensor(x))), described(weight), y=y)  # type: ignore[arg-type]
-        tail = tail_of(group, bias)  # type: ignore[arg-type]
+        y = TensorDescriptor(
+            (1, columns, 1, rows), (rows * columns, 1, rows * columns, columns), DTYPES[matrix.dtype]
+        )
+        problem = Convolution.make("fwd", described(pixels(self._tensor(x))), described(weight), y=y)
+        tail = tail_of(group, bias)
         operands = [self._operand(tail, number, pixels) for number in range(len(tail.operands))]
 
         def allocate(empty: Callable[[Sequence[int], Sequence[int]], Tensor]) -> Tensor:
             return through(group, empty((rows, columns), (columns, 1)))
 
-        allocate(lambda shape, steps: torch.empty_strided(shape, steps, device="meta"))  # refused now, not later
-        return self._planned(problem, tail, operands, x, weight, allocate)  # type: ignore[arg-type]
+        allocate(
+            lambda shape, steps: torch.empty_strided(shape, steps, device="meta")
+        )  # refused now, not later
+        return self._planned(problem, tail, operands, x, weight, allocate)
 
     def _operand(self, tail: Tail, number: int, shown: Callable[[Tensor], Tensor]) -> TensorDescriptor:
         """An operand of the tail as the problem's result counts its elements."""

@@ -8,7 +8,7 @@ that are used again when their last reader has run. What runs later is one Pytho
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,9 @@ class Program:
     ) -> None:
         self.decisions: list[tuple[str, Decision]] = []
         with torch.no_grad():
-            self._written = self._prepare(copy.deepcopy(traced.graph), traced, constants, inputs, options, is_last)
+            self._written = self._prepare(
+                copy.deepcopy(traced.graph), traced, constants, inputs, options, is_last
+            )
 
     def __call__(self, *inputs: Tensor) -> list[Any]:
         """The outputs of the graph, in memory of their own."""
@@ -92,13 +94,17 @@ class Program:
                 steps.alone(node)
             else:
                 steps.group(group)
-            for read in (r for one in ([node] if group is None else group.nodes) for r in one.all_input_nodes):
+            for read in (
+                r for one in ([node] if group is None else group.nodes) for r in one.all_input_nodes
+            ):
                 readers[read] -= 1
                 if readers[read] == 0 and read not in given:
                     env.pop(read, None)  # what the whole graph holds at once may be more than memory
         self.decisions = steps.decisions
         wanted = [value(r) if isinstance(r, Node) else None for r in results]
-        return Written(steps.items, given, constants, results, wanted, steps.strides, {n: frozenset([n]) for n in given})
+        return Written(
+            steps.items, given, constants, results, wanted, steps.strides, {n: frozenset([n]) for n in given}
+        )
 
 
 class _Steps:
@@ -212,13 +218,18 @@ class _Steps:
             if found is not None and self._replaced(node, found, call, tensors):
                 return
         result = call(*tensors)
-        memory = {_memory(t): r for t, r in zip(tensors, operands, strict=True) if isinstance(t, Tensor)}
-        made = [t for t in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(t, Tensor)]
-        shared = [r for t, r in zip(tensors, operands, strict=True) if any(_shares(t, m) for m in made)]
+        made = {_memory(tensor) for tensor in _tensors_in(result)}
+        shared = {
+            r: made & {_memory(t) for t in _tensors_in(read)}
+            for r, read in zip(operands, tensors, strict=True)
+        }
         bases: frozenset[Node] = frozenset(
-            base for r in shared if isinstance(r, Node) for base in self._bases.get(r, ())
+            base
+            for r, same in shared.items()
+            if same and isinstance(r, Node)
+            for base in self._bases.get(r, ())
         )
-        is_view = bool(made) and all(_memory(m) in memory for m in made)
+        is_view = bool(made) and made == set().union(*shared.values())
         if not is_view:
             bases |= {node}
         strides = tuple(result.stride()) if isinstance(result, Tensor) else None
@@ -242,7 +253,13 @@ class _Steps:
             return False
         found.run(*own, out)
         item = Item(
-            node, (*found.reads, None), found.run, frozenset([node]), allocate, strides=found.strides, dtype=held.dtype
+            node,
+            (*found.reads, None),
+            found.run,
+            frozenset([node]),
+            allocate,
+            strides=found.strides,
+            dtype=held.dtype,
         )
         self._add(item, out)
         return True
@@ -262,7 +279,7 @@ def group_text(group: Group) -> str:
 
 def _plain_arguments(node: Node) -> str:
     plain = [a for a in node.args if not isinstance(a, Node)]
-    return f"{plain} {({k: v for k, v in node.kwargs.items() if not isinstance(v, Node)})}"
+    return f"{plain} { ({k: v for k, v in node.kwargs.items() if not isinstance(v, Node)}) }"
 
 
 def _before_views(group: Group) -> Group:
@@ -281,8 +298,10 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
 
 
-def _shares(tensor: Any, other: Tensor) -> bool:
-    return isinstance(tensor, Tensor) and tensor.numel() > 0 and _memory(tensor) == _memory(other)
+def _tensors_in(held: Any) -> list[Tensor]:
+    """The tensors of a value of a graph, which is one or a list of such."""
+    parts = held if isinstance(held, (list, tuple)) else [held]
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def _evaluate(graph: Graph, constants: dict[Node, Any]) -> None:

@@ -245,10 +245,14 @@ def _differs(strides: tuple[int, ...] | None, want: Tensor) -> bool:
     return any(a != b for a, b, n in zip(strides, want.stride(), want.shape, strict=True) if n > 1)
 
 
-def _piece(memory: Tensor, offset: int, dtype: torch.dtype | None) -> Callable[[Sequence[int], Sequence[int]], Tensor]:
+def _piece(
+    memory: Tensor, offset: int, dtype: torch.dtype | None
+) -> Callable[[Sequence[int], Sequence[int]], Tensor]:
     def empty(shape: Sequence[int], strides: Sequence[int]) -> Tensor:
         whole = torch.empty((), dtype=dtype)
-        return whole.set_(memory.untyped_storage(), offset // whole.element_size(), tuple(shape), tuple(strides))
+        return whole.set_(
+            memory.untyped_storage(), offset // whole.element_size(), tuple(shape), tuple(strides)
+        )
 
     return empty
 
@@ -257,7 +261,9 @@ def _maker(item: Item) -> Callable[[], Tensor]:
     """What allocates the result of a step anew for each call."""
     allocate, dtype = item.allocate, item.dtype
     assert allocate is not None
-    return lambda: allocate(lambda shape, strides: torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype))
+    return lambda: allocate(
+        lambda shape, strides: torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype)
+    )
 
 
 def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
