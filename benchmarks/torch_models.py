@@ -89,18 +89,23 @@ def row(name: str, batch: int, side: int, peers: list[str], seconds: float, meas
     }
 
 
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def report(rows: list[dict[str, Any]], peers: list[str]) -> None:
     """The table, and the geometric means of every peer's time over that of the fused graph."""
-    print(f"{'model':18s}{'n':>3s}{'threads':>8s}" + "".join(f"{peer:>12s}" for peer in peers))
+    _say(f"{'model':18s}{'n':>3s}{'threads':>8s}" + "".join(f"{peer:>12s}" for peer in peers))
     for one in rows:
         times = "".join(f"{one[peer]:12.2f}" for peer in peers)
-        print(f"{one['model']:18s}{one['batch']:3d}{one['threads']:8d}{times}")
+        _say(f"{one['model']:18s}{one['batch']:3d}{one['threads']:8d}{times}")
     if "fused" in peers and rows:
         for peer in peers:
             if peer != "fused":
                 mean = math.exp(sum(math.log(one[peer] / one["fused"]) for one in rows) / len(rows))
                 worst = min(rows, key=lambda one: one[peer] / one["fused"])
-                print(
+                _say(
                     f"{peer} / fused: geometric mean {mean:.2f}, least {worst[peer] / worst['fused']:.2f} "
                     f"({worst['model']} n{worst['batch']}, {worst['threads']} threads)"
                 )
@@ -137,7 +142,7 @@ def main() -> None:
                 rows.append(
                     row(name, batch, arguments.side, arguments.peer, arguments.seconds, arguments.measure)
                 )
-                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+                sys.stderr.write(json.dumps(rows[-1]) + "\n")
     report(rows, arguments.peer)
     if arguments.json is not None:
         arguments.json.write_text("\n".join(map(json.dumps, rows)) + "\n")
