@@ -270,6 +270,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         "Threads that a CPU kernel is spread over. The default is the cores that this process may run on.",
     ),
     Setting(
+        "thread_pool",
+        _one_of("auto", "own", "openmp"),
+        lambda: "auto",
+        "Whose threads these are: `auto` PyTorch's from the moment that it is imported, else our own; `own` always our "
+        "own; `openmp` as `auto`, with a warning where PyTorch's cannot be had.",
+    ),
+    Setting(
         "choice",
         _one_of("get", "find"),
         lambda: "get",
@@ -298,7 +305,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "device_file",
         _optional_path,
         lambda: None,
-        "JSON file with facts of the processor that replace those that are read and measured: docs/devices.md.",
+        "JSON file with facts of processors and GPUs in place of those that are read and measured: docs/devices.md.",
     ),
     Setting("cache", _flag, lambda: True, "Keep compiled kernels and measured times on disk."),
     Setting(
@@ -361,6 +368,7 @@ class Settings:
     accuracy: str
     deterministic: bool
     threads: int
+    thread_pool: str
     choice: str
     target: str
     cpu: str

@@ -9,18 +9,22 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import jitdnn
 from command_line import call
+from jitdnn import targets
 from jitdnn.bench import timing
 from jitdnn.cli import main
 from jitdnn.cli.console import print_table
 from jitdnn.cli.curves import History, save_png
 from jitdnn.cli.demo import draw
+from jitdnn.devices.gpu_facts import on_paper
 from jitdnn.errors import InvalidArgument
 
 PROBLEM = "conv_fwd n2 c3 h9 w8 k4 r3 s3 stride1 pad1 f32 nchw"
@@ -168,6 +172,31 @@ def test_info_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     for words in (found["device"], "JITDNN_WORKSPACE_LIMIT", "code cache", "tuning store", "opencl"):
         assert words in out
+
+
+def test_info_prints_the_facts_of_gpus(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = on_paper(89)
+    gpu = SimpleNamespace(device_id=("cuda", 0), name="some GPU", facts=facts)
+    devices = SimpleNamespace(device=lambda index, values: gpu, device_count=lambda: 1, missing=lambda: None)
+    target = targets.Target("cuda", devices=lambda: devices, table=lambda: None)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(targets, "registered", lambda: (target,))
+    code, out, _ = call(capsys, "info", "--json")
+    assert code == 0
+    assert json.loads(out)["gpus"] == {"cuda:0": asdict(facts)}
+    code, out, _ = call(capsys, "info")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("facts of cuda:0: "))
+    for words in (
+        "128 multiprocessors at 2.52 GHz",
+        "24 GiB at 1008 GB/s",
+        "L2 72 MiB",
+        "1536 threads",
+        "99 KiB",
+    ):
+        assert words in line
+    assert "0: some GPU" in out
 
 
 def test_plan_explains(capsys: pytest.CaptureFixture[str]) -> None:

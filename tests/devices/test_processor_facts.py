@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jitdnn as jd
-from jitdnn.devices import processor_facts
+from jitdnn.devices import device_file, processor_facts
 from jitdnn.devices.cpu import host
 from jitdnn.devices.processor_facts import processor_of, read_sizes
 from jitdnn.devices.processor_speed import measure
@@ -125,9 +125,9 @@ def stated(tmp_path: Path, content: object) -> Path:
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    processor_facts._stated.cache_clear()
+    device_file._read.cache_clear()
     yield
-    processor_facts._stated.cache_clear()
+    device_file._read.cache_clear()
 
 
 def test_tests_plan_for_the_reference() -> None:
@@ -163,6 +163,7 @@ BAD = {
     '{"cpu": {"clock": -1}}': "must be a number of 0.001",
     '{"cpu": {"clock": NaN}}': "must be a number",
     '{"cpu": {"l1_bytes": 1e400}}': "must be an integer",
+    '{"cpus": {}}': "a section 'cpus', which is none of cpu, cuda",
     '{"cpu": {"efficiency": 2}}': "no object",
     '{"cpu": {"efficiency": {"direct conv_fwd": 0}}}': "'direct conv_fwd' as 0: it must be estimated over measured",
     '{"cpu": {"efficiency": {"direct conv_fwd": true}}}': "as True: it must be",

@@ -59,11 +59,15 @@ R cuDeviceGetAttribute(int *v, int which, int d) {
         case 75: *v = getenv("FAKE_MAJOR") ? atoi(getenv("FAKE_MAJOR")) : 9; break;
         case 76: *v = 0; break;
         case 16: *v = 132; break;
-        case 13: *v = 1755000; break;
+        case 13: *v = 1980000; break;
         case 36: *v = 2619000; break;
         case 37: *v = 5120; break;
         case 38: *v = 50 << 20; break;
         case 97: *v = 227 << 10; break;
+        case 39: *v = 2048; break;
+        case 82: *v = 65536; break;
+        case 106: *v = 32; break;
+        case 111: *v = 1024; break;
         default: *v = 1;
     }
     return 0;

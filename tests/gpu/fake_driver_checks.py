@@ -10,6 +10,7 @@ import gc
 import sys
 import threading
 import types
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import pytest
 
 import jitdnn as jd
 from fake_driver import FAKE, Interface, calls, fail, fresh, launched, on_gpu, stand_in_for_cupy
-from jitdnn.devices import cuda, cuda_compile, cuda_driver
+from jitdnn.devices import cuda, cuda_compile, cuda_driver, cuda_kernel
+from jitdnn.devices.gpu_facts import on_paper
 from jitdnn.tensor import DeviceArray, borrow
 from jitdnn.tensor.dlpack import open_capsule
 
@@ -28,6 +30,8 @@ def test_the_device_is_described() -> None:
     device = cuda.device(1)
     assert device.device_id == ("cuda", 1)
     assert (device.name, device.arch) == ("NVIDIA Fake 1 sm_90a CUDA 13.0", "sm_90a")
+    # the stand-in answers as an H100 does, but for its name and memory
+    assert device.facts == replace(on_paper(90), model="NVIDIA Fake 1", memory_bytes=80 << 30)
     assert cuda.missing() is None
     with pytest.raises(jd.DeviceError, match="there is no GPU 7: the NVIDIA driver shows 2"):
         cuda.device(7)
@@ -92,7 +96,7 @@ def test_failures_of_the_driver_name_kernel_and_problem() -> None:
 
 
 def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "_gpus", lambda: 1)
+    monkeypatch.setattr(cuda_kernel, "_gpus", lambda: 1)
     x = on_gpu()
     jd.max_pool(x, 2)
     fail("cuLaunchKernel", 201)

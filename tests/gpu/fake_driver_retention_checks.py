@@ -13,7 +13,7 @@ import pytest
 import jitdnn as jd
 from fake_driver import FAKE, calls, fail, fresh, launched, on_gpu
 from jitdnn import retention
-from jitdnn.devices import cuda, cuda_memory
+from jitdnn.devices import cuda, cuda_kernel, cuda_memory
 from jitdnn.devices.scratch import Scratch
 from jitdnn.tensor import DeviceArray
 
@@ -25,8 +25,8 @@ def nothing_unused() -> None:
     """No code waits to be unloaded."""
     jd.current_handle().forget()
     gc.collect()
-    while cuda._unused:
-        cuda.unload_unused()
+    while cuda_kernel._unused:
+        cuda_kernel.unload_unused()
 
 
 def _unusual() -> DeviceArray:
@@ -89,7 +89,7 @@ class TestCode:
 
         class Keeper:
             def __init__(self) -> None:
-                self.recent: retention.Recent[int, cuda._Library] = retention.Recent(1 << 20)
+                self.recent: retention.Recent[int, cuda_kernel._Library] = retention.Recent(1 << 20)
 
             def age(self) -> None:
                 self.recent.age()
@@ -102,14 +102,14 @@ class TestCode:
         most = retention.code.account.bytes + 100_000
         with jd.settings(code_limit=most):
             for number in range(100):
-                keeper.recent.put(number, cuda._library(0, b"%9999d" % number, "some"))
+                keeper.recent.put(number, cuda_kernel._library(0, b"%9999d" % number, "some"))
                 assert retention.code.account.bytes <= most
                 loaded = calls("cuLibraryLoadData") - calls("cuLibraryUnload") - before
                 assert loaded <= 25, "10 of them fit, and what was just dropped waits for its event"
 
     def test_is_not_counted_for_the_limit_once_it_has_to_stay(self) -> None:
         before = retention.code.account.bytes
-        library = cuda._Library(0, b"x" * 1000, "some")
+        library = cuda_kernel._Library(0, b"x" * 1000, "some")
         assert retention.code.account.bytes == before + 1000
         library.keep()
         assert retention.code.account.bytes == before

@@ -10,10 +10,9 @@ import pytest
 import cases
 import harness
 from convolution_cases import convolution, fused
-from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cuda.convolution.depthwise import banded_cost, geometry, sliding_cost
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
-from jitdnn.problems import Convolution, Problem
+from jitdnn.problems import Convolution
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
 SLIDING = (
@@ -55,7 +54,7 @@ class Prescribed(DepthwiseSliding):
         self.prescribed = plan
         self.name = f"prescribed {plan}"  # type: ignore[misc]
 
-    def plan(self, problem: Problem, device: Device) -> Any:
+    def sizes(self, problem: Convolution, device: Any) -> Any:
         return self.prescribed
 
 
@@ -75,7 +74,7 @@ def test_sliding(words: str, direction: str, cuda_device: Any, monkeypatch: pyte
     plans: list[Any] = list(
         sliding_cost.wgrad_candidates(window, cuda_device)
         if direction == "bwd_filter"
-        else sliding_cost.candidates(window)
+        else sliding_cost.candidates(window, cuda_device)
     )
     check_plans(problem, cuda_device, plans, monkeypatch)
 

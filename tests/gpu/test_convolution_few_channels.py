@@ -15,7 +15,6 @@ from harness import run_algorithm
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels
 from jitdnn.kernels.cuda.convolution.few_channels.code import launches, source
 from jitdnn.kernels.cuda.convolution.few_channels.cost import (
-    facts_of,
     fprop_plan,
     fprop_plans,
     wgrad_plan,
@@ -104,10 +103,10 @@ class Chosen(FewChannels):
     """With a plan of our choice."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self._chosen = plan
 
-    def plan_of(self, problem: Convolution, device: Any) -> Plan:
-        return self._plan
+    def sizes(self, problem: Convolution, device: Any) -> Plan:
+        return self._chosen
 
 
 # what the cheapest plans of small problems never have
@@ -136,7 +135,7 @@ FEATURES = {
 )
 def test_other_plans(words: str, direction: str, cuda_device: Any) -> None:
     problem = convolution(words, direction)
-    plans = sorted(GENERATORS[direction](problem, facts_of(cuda_device)), key=lambda plan: plan.seconds)
+    plans = sorted(GENERATORS[direction](problem, cuda_device.facts), key=lambda plan: plan.seconds)
     case = make_case(problem, None, 0, None)
     ran = 0
     for feature in FEATURES[direction]:

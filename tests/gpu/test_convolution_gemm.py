@@ -88,7 +88,7 @@ WGRADS: dict[str, Callable[[WgradPlan], bool]] = {
 @pytest.mark.parametrize("words", [*PRODUCTS, *WGRADS])
 def test_every_plan(words: str, cuda_device: Any, alignment: str) -> None:
     problem = convolution(words)
-    plan: Any = algorithms_of(problem)[0].plan(problem, cuda_device)  # type: ignore[attr-defined]
+    plan: Any = algorithms_of(problem)[0].sizes(problem, cuda_device)  # type: ignore[attr-defined]
     if cuda_device.name.startswith("emulated"):  # a large device cuts otherwise
         assert (PRODUCTS | WGRADS)[words](plan), f"the plan is no longer what it is there for: {plan}"
     check(problem, cuda_device)
@@ -130,7 +130,7 @@ def test_rows_packed_to_lines(
     forget_plans()
     problem = convolution(words)
     algorithm = algorithms_of(problem)[0]
-    plan = algorithm.plan(problem, cuda_device)  # type: ignore[attr-defined]
+    plan = algorithm.sizes(problem, cuda_device)  # type: ignore[attr-defined]
     assert plan.data_pack is not None
     assert plan.data_pack.padded_channels % 64 == 0
     run_algorithm(algorithm, make_case(problem), cuda_device)
@@ -225,7 +225,7 @@ def test_compiles(words: str, architecture: Any) -> None:
     """Every tile, without spilling registers."""
     problem = convolution(words)
     for tile in TILES if architecture.arch == "sm_90a" else TILES[:3]:
-        plan: Any = algorithms_of(problem, (tile,))[0].plan(problem, architecture)  # type: ignore[attr-defined]
+        plan: Any = algorithms_of(problem, (tile,))[0].sizes(problem, architecture)  # type: ignore[attr-defined]
         source = (
             wgrad_source_of(plan) if isinstance(plan, WgradPlan) else source_of(plan, problem.output, None)
         )

@@ -78,9 +78,7 @@ def test_tiles(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cases, "GUARD", ALIGNED)
     problem = convolution(words, "bwd_filter")
     device = cuda_device
-    plans = list(
-        wgrad_shared_memory_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
-    )
+    plans = list(wgrad_shared_memory_plans(problem, device.facts))
     plans.sort(key=lambda plan: plan.seconds)
     assert plans
     alone = [plan for plan in plans if plan.workers == 1]  # writes dw itself
@@ -118,7 +116,7 @@ def test_image_tiles(words: str, direction: str, cuda_device: Any, monkeypatch: 
     monkeypatch.setattr(cases, "GUARD", ALIGNED)
     problem = convolution(words, direction)
     device = cuda_device
-    plans = list(shared_memory_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes))
+    plans = list(shared_memory_plans(problem, device.facts))
     plans.sort(key=lambda plan: plan.seconds)
     assert plans
     for chosen in (plans[0], plans[len(plans) // 3], plans[len(plans) * 2 // 3]):
@@ -134,7 +132,7 @@ def test_tiles_with_epilogue(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cases, "GUARD", ALIGNED)
     problem = convolution(IMAGE_TILED[0], "fwd")
     device = cuda_device
-    plans = shared_memory_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
+    plans = shared_memory_plans(problem, device.facts)
     chosen = min(plans, key=lambda plan: plan.seconds)
     monkeypatch.setattr(convolution_grouped, "plan_of", lambda problem, device: chosen)
     for expression in EPILOGUES:
@@ -149,9 +147,7 @@ def test_elements_have_no_tiles(cuda_device: Any) -> None:
         "n1 c48 h6 w8 k48 r3 s3 stride1 pad1 g4 f16 nhwc",
     ):
         problem = convolution(words, "bwd_filter")
-        assert not [
-            *wgrad_shared_memory_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
-        ]
+        assert not [*wgrad_shared_memory_plans(problem, device.facts)]
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_filter"])
@@ -169,7 +165,7 @@ def test_dilation_of_tiles(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) ->
     ):
         problem = convolution(words, "fwd")
         device = cuda_device
-        plans = shared_memory_plans(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
+        plans = shared_memory_plans(problem, device.facts)
         chosen = min(plans, key=lambda plan: plan.seconds)
         monkeypatch.setattr(convolution_grouped, "plan_of", lambda problem, device, chosen=chosen: chosen)
         run_algorithm(Grouped(), make_case(problem, None, 0, None), device)

@@ -58,7 +58,7 @@ def test_every_orientation(
         monkeypatch.setattr(cases, "GUARD", ALIGNED)
     problem = product(words)
     assert TensorCoreMatmul().refuse(problem, cuda_device) is None
-    assert TensorCoreMatmul().plan(problem, cuda_device, False)[0].name == ORIENTATIONS[words]
+    assert TensorCoreMatmul().sizes(problem, cuda_device, False)[0].name == ORIENTATIONS[words]
     check(problem, cuda_device)
 
 

@@ -26,6 +26,7 @@ def gather() -> dict[str, Any]:
         "versions": provenance.versions(("numpy", "llvmlite")),
         "system": provenance.system(),
         **_processor(values),
+        "gpus": _gpus(),
         "code_cache": {
             "folder": str(stats.path) if stats.path else None,
             "entries": stats.entries,
@@ -66,6 +67,16 @@ def _processor(values: Settings) -> dict[str, Any]:
     }
 
 
+def _gpus() -> dict[str, Any]:
+    """The facts in force of each GPU that can be used, by its name in settings."""
+    return {
+        f"{target.name}:{gpu.device_id[1]}": asdict(gpu.facts)
+        for target in targets.registered()
+        if target.is_gpu
+        for gpu in target.usable()
+    }
+
+
 def _state(target: targets.Target) -> str:
     """The devices of a target by number, or in one line why there are none."""
     why_not = target.missing()
@@ -93,6 +104,18 @@ def _facts(of: dict[str, Any]) -> str:
     )
 
 
+def _gpu_facts(of: dict[str, Any]) -> str:
+    """The facts of a GPU in one line."""
+    rates = f"{of['f32_rate']} in f32, {of['f64_rate']} in f64, {of['mma_rate']} of mma"
+    return (
+        f"{of['multiprocessors']} multiprocessors at {of['clock'] / 1e9:.3g} GHz, "
+        f"{format_bytes(of['memory_bytes'])} at {of['bytes_per_second'] / 1e9:.4g} GB/s, "
+        f"L2 {format_bytes(of['l2_bytes'])}; of a multiprocessor {of['registers']} registers, "
+        f"{of['resident_threads']} threads, {of['resident_blocks']} thread blocks of up to "
+        f"{format_bytes(of['shared_bytes'])} of shared memory, operations a cycle: {rates}"
+    )
+
+
 def show_info(as_json: bool) -> None:
     """Print what `gather` finds."""
     found = gather()
@@ -107,6 +130,8 @@ def show_info(as_json: bool) -> None:
             f"GFLOP/s float64, {found['bandwidth_gbytes']:.1f} GB/s copy"
         )
         say(f"facts: {_facts(found['processor'])}")
+    for name, facts in found["gpus"].items():
+        say(f"facts of {name}: {_gpu_facts(facts)}")
     rows = [["target", *row] for row in found["targets"].items()]
     rows += [["instruction set", *row] for row in found["instruction_sets"].items()]
     print_table("", ("what", "name", "state"), rows)

@@ -35,7 +35,7 @@ def chosen_settings(
 def show_plan(text: str, device: str | None, code: str | None, overrides: Mapping[str, object]) -> None:
     """Print the table of candidates for the problem string `text`, or the code of the chosen one.
 
-    `device` may also be an architecture, sm_80: a GPU on paper, with the figures of an H100.
+    `device` may also be an architecture, sm_80: a GPU on paper, with the facts of a well-known one (docs/devices.md).
     """
     problem = parse(text)
     on_paper: Any = targets.on_paper(device) if device else None

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitdnn.devices.threads import phase_table, pool
+from jitdnn.devices import threads as native
+from jitdnn.devices.threads import phase_table
 from jitdnn.rtcg.builder import Builder
 from jitdnn.rtcg.compile import Library
 
@@ -28,8 +29,9 @@ class CpuKernel:
     """Compiled code and how to launch it: phases of (function name, tasks), one after the other.
 
     Every task gets the argument block: the pointers, the workspace, alpha and beta as doubles, where the
-    prepared filter lies, then ``extras``, the integers that the code takes at run time. ``workspace``: the bytes of it
-    that the code uses, where whoever made the kernel says so.
+    prepared filter lies, then ``extras``, the integers that the code takes at run time. ``threads`` share the tasks of
+    a phase; where no phase has several, one runs them all. ``workspace``: the bytes of it that the code uses, where
+    whoever made the kernel says so.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class CpuKernel:
         self._phases = [(library.address(name), tasks) for name, tasks in phases]
         self._table = phase_table(self._phases)
         self._count = len(self._phases)
-        self._threads = threads
+        self._threads = threads if any(tasks > 1 for _, tasks in phases) else 1
         self._extras = struct.pack(f"{len(extras)}q", *extras)
         self._pack = struct.Struct(f"{pointers + 1}q2dq{len(self._extras)}s").pack
         self.kept = kept
@@ -53,7 +55,7 @@ class CpuKernel:
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
         block = self._pack(*pointers, workspace, alpha, beta, workspace, self._extras)
-        pool().launch(self._table, self._count, block, self._threads)
+        native.launch(self._table, self._count, block, self._threads)
 
     def keep(self, stream: Any, pointers: Sequence[int], memory: int) -> None:
         """Prepare the filter: run the leading phases, which fill ``kept.bytes`` bytes at ``memory``.
@@ -62,7 +64,7 @@ class CpuKernel:
         """
         assert self.kept is not None
         block = self._pack(*pointers, memory, 1.0, 0.0, memory, self._extras)
-        pool().launch(self._leading, self.kept.phases, block, self._threads)
+        native.launch(self._leading, self.kept.phases, block, self._threads)
 
     def run_kept(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int, memory: int
@@ -75,12 +77,12 @@ class CpuKernel:
         # where the workspace would begin if the prepared filter lay in it: nobody touches those bytes
         start = workspace - self.kept.bytes
         block = self._pack(*pointers, start, alpha, beta, memory, self._extras)
-        pool().launch(self._later, self._count - self.kept.phases, block, self._threads)
+        native.launch(self._later, self._count - self.kept.phases, block, self._threads)
 
 
 def launch(phases: Sequence[tuple[int, int]], block: bytes, threads: int) -> None:
     """Run (function address, tasks) one after the other, every task with the argument block."""
-    pool().launch(phase_table(phases), len(phases), block, threads)
+    native.launch(phase_table(phases), len(phases), block, threads)
 
 
 class Arguments:

@@ -6,85 +6,49 @@ machines without a GPU.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import struct
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jitdnn import retention
 from jitdnn.devices.cuda_compile import compiled, compiler_version, no_compiler
 from jitdnn.devices.cuda_compile import prelude as _prelude  # noqa: F401 - for tools that compile by hand
 from jitdnn.devices.cuda_driver import (
-    LaunchConfig,
     check,
     current,
     driver,
     ended_streams,
-    failure,
     is_capturing,
-    is_current,
-    launcher,
     pointer_device,
-    relaxed,
     stream_number,
 )
 from jitdnn.devices.cuda_graph import Graph, Stream
+from jitdnn.devices.cuda_kernel import CudaKernel, Event, device_count, unload_unused
 from jitdnn.devices.cuda_memory import DeviceMemory, trim
 from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
+from jitdnn.devices.gpu_facts import OLDEST, FromFacts, GpuFacts, architecture, as_stated, mma_rate, on_paper
 from jitdnn.errors import DeviceError
-from jitdnn.locks import lock
-from jitdnn.settings import current as current_settings
-from jitdnn.tensor import DeviceId, compute_dtype
+from jitdnn.tensor import DeviceId
 
 __all__ = ["CudaDevice", "Graph", "device", "device_count", "missing", "offline", "pointer_device"]
 
-_STATIC_SHARED = 48 << 10  # bytes of dynamic group memory that need no leave
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
-_NOT_READY = 600
-_NO_CONTEXT = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
-OLDEST = 80  # compute capability 8.0: asynchronous copies, bf16
-
-# operations a clock of one multiprocessor, by compute capability: ordinary f32, f64, and 16-bit `mma` with f32 sums. On
-# Hopper and later `mma.sync` reaches less than what the newer instructions do; on an H100 the best kernels were seen at
-# 445 TFLOP/s.
-_RATES = {
-    80: (128, 64, 2048), 86: (256, 4, 512), 87: (256, 4, 1024), 89: (256, 4, 1024), 90: (256, 128, 1800),
-    100: (256, 128, 2560), 103: (256, 4, 2560), 110: (256, 4, 1024), 120: (256, 4, 1024), 121: (256, 4, 1024),
-}  # fmt: skip
-_TENSOR_SHARE = {"f16": 1.0, "bf16": 1.0, "f32": 0.5, "i8": 2.0}  # f32 stands for tf32
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the driver says of a GPU."""
+class CudaDevice(FromFacts):
+    """A GPU by its number among those that the driver shows, or one on paper (`index` -1).
 
-    model: str
-    capability: int
-    multiprocessors: int
-    clock: float  # Hz
-    bytes_per_second: float  # of the memory's pins
-    cache: int  # bytes of L2
-    shared: int  # most bytes that a group may have
-    memory: int
-    version: str = ""  # of CUDA, as the driver has it
-    has_pools: bool = False  # memory allocated and freed in the order of a stream
-
-
-# an H100 SXM: what an offline device is estimated as
-_PAPER = Facts("offline", 90, 132, 1.755e9, 3.35e12, 50 << 20, 227 << 10, 80 << 30)
-
-
-@dataclass(frozen=True)
-class CudaDevice:
-    """A GPU by its number among those that the driver shows, or one on paper (`index` -1)."""
+    `version`: of CUDA, as the driver has it. `has_pools`: memory can be allocated and freed in the order of a stream.
+    `efficiency`: estimated over measured seconds by "algorithm kind", where a device file states them.
+    """
 
     index: int
-    facts: Facts = field(compare=False)
+    facts: GpuFacts
     arch: str
+    version: str = ""
+    has_pools: bool = False
+    efficiency: tuple[tuple[str, float], ...] = ()
 
     target = "cuda"
     threads = 1
@@ -98,32 +62,7 @@ class CudaDevice:
     @property
     def name(self) -> str:
         """Model, architecture and driver: what measurements are filed under."""
-        return f"{self.facts.model} {self.arch}{self.facts.version}"
-
-    @property
-    def multiprocessors(self) -> int:
-        return self.facts.multiprocessors
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.facts.shared
-
-    @property
-    def cache_bytes(self) -> int:
-        return self.facts.cache
-
-    @property
-    def bandwidth(self) -> float:
-        return 0.9 * self.facts.bytes_per_second
-
-    def peak_flops(self, dtype: str) -> float:
-        single, double, _ = _rates(self.facts.capability)
-        rate = double if compute_dtype(dtype) == "f64" else single
-        return rate * self.multiprocessors * self.facts.clock
-
-    def tensor_flops(self, dtype: str) -> float:
-        rate = _rates(self.facts.capability)[2] * _TENSOR_SHARE.get(dtype, 0.0)
-        return rate * self.multiprocessors * self.facts.clock
+        return f"{self.facts.model} {self.arch}{self.version}"
 
     def compile(self, source: Source) -> bytes:
         """The machine code of a source, from the disk cache if it is there. Raises CompileError."""
@@ -137,7 +76,7 @@ class CudaDevice:
         extras: Sequence[int] = (),
         floats: Sequence[float] = (),
     ) -> Kernel:
-        return CudaKernel(self, source, launches, pointers, extras, floats)
+        return CudaKernel(self.index, self.compile(source), source, launches, pointers, extras, floats)
 
     @property
     def default_stream(self) -> int:
@@ -194,8 +133,7 @@ class CudaDevice:
         return 1e-3 * float(milliseconds)
 
     def allocate(self, size: int, stream: int | None = None) -> Memory:
-        facts = self.facts
-        return DeviceMemory(self.index, facts.has_pools, size, stream or 0, facts.model)
+        return DeviceMemory(self.index, self.has_pools, size, stream or 0, self.facts.model)
 
     def trim(self) -> None:
         unload_unused()
@@ -231,217 +169,6 @@ class CudaDevice:
                 check(driver().cuStreamSynchronize(stream or 0), "waiting for a stream")
 
 
-class CudaKernel:
-    """Launches of one source's functions, with the numbers that they always get."""
-
-    def __init__(
-        self, device: CudaDevice, source: Source, launches: Sequence[Launch], pointers: int,
-        extras: Sequence[int], floats: Sequence[float],
-    ) -> None:  # fmt: skip
-        self._device, self._source, self._launches = device, source, tuple(launches)
-        self._code = device.compile(source)
-        self._numbers = struct.pack(f"{len(extras)}q{len(floats)}d", *extras, *floats)
-        self._head = struct.Struct(f"{pointers + 1}Q2d")
-        self._pack = self._head.pack_into
-        self._count = pointers + 3 + len(extras) + len(floats)
-        self._functions: list[int] = []
-        self._library: _Library | None = None
-        self._launch: Any = None
-        # with one GPU its context is mostly the current one already: where it is not, the driver refuses and says so
-        self._is_alone = False
-        self._free: list[_Block] = []
-        self._lock = lock()
-
-    def __call__(
-        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
-    ) -> None:
-        try:
-            # list.pop is atomic: threads never share a block
-            block = self._free.pop()
-        except IndexError:
-            block = self._new_block()
-        self._pack(block.memory, 0, *pointers, workspace, alpha, beta)
-        if stream != block.stream:
-            block.set_stream(stream)
-        if self._is_alone or is_current(self._device.index):
-            for config, function in block.launches:
-                status = self._launch(config, function, block.parameters, None)
-                if status:
-                    self._launch_again(status, block, config, function)
-        else:
-            with current(self._device.index):
-                for config, function in block.launches:
-                    status = self._launch(config, function, block.parameters, None)
-                    if status:
-                        self._launch_again(status, block, config, function)
-        self._free.append(block)
-
-    def _launch_again(self, status: int, block: _Block, config: Any, function: Any) -> None:
-        """What the driver refused, with the GPU's context as the current one. Raises DeviceError if that is not why."""
-        if status in _NO_CONTEXT:
-            with current(self._device.index):
-                status = self._launch(config, function, block.parameters, None)
-        if status:
-            name = self._launches[block.launches.index((config, function))].function
-            raise failure(status, f"launch of {name} ({self._source.name})")
-
-    def _new_block(self) -> _Block:
-        if not self._functions:
-            self._load()
-        assert self._library is not None
-        return _Block(
-            self._count, self._head.size, self._numbers, self._launches, self._functions, self._library
-        )
-
-    def _load(self) -> None:
-        if self._device.index < 0:
-            raise DeviceError(
-                f"{self._source.name} was compiled for a device on paper: it cannot be launched"
-            )
-        with self._lock:
-            if not self._functions:
-                self._library = _library(self._device.index, self._code, self._source.name)
-                self._launch, self._is_alone = launcher(), _gpus() == 1
-                self._functions = [int(self._library.function(one)) for one in self._launches]
-
-
-class _Block:
-    """What the driver is given for the launches of a kernel, for one caller at a time."""
-
-    __slots__ = ("_addresses", "_configs", "_library", "launches", "memory", "parameters", "stream")
-
-    def __init__(
-        self, count: int, head: int, numbers: bytes, launches: Sequence[Launch], functions: Sequence[int],
-        library: _Library,
-    ) -> None:  # fmt: skip
-        self._library = library
-        #: the arguments: 8 bytes each, those that change first
-        self.memory = ctypes.create_string_buffer(8 * count)
-        start = ctypes.addressof(self.memory)
-        ctypes.memmove(start + head, numbers, len(numbers))
-        self._addresses = (ctypes.c_void_p * count)(*(start + 8 * n for n in range(count)))
-        self.parameters = ctypes.byref(self._addresses)
-        self._configs = [LaunchConfig(*one.grid, one.threads, 1, 1, one.shared) for one in launches]
-        self.launches = [
-            (ctypes.byref(config), ctypes.c_void_p(function))
-            for config, function in zip(self._configs, functions, strict=True)
-        ]
-        self.stream: Any = None  # the default one
-
-    def set_stream(self, stream: Any) -> None:
-        if stream not in _NEVER_CAPTURED:
-            self._library.keep()
-        for config in self._configs:
-            config.stream = stream
-        self.stream = stream
-
-
-class _Library:
-    """Machine code loaded on one GPU. It is unloaded some time after this object is gone, once the GPU is done with it.
-
-    Not if it was launched on a stream that can be captured: a graph may refer to it, of which nobody tells.
-    """
-
-    _library: Any = None  # until it is loaded
-
-    def __init__(self, index: int, code: bytes, name: str) -> None:
-        self._driver, self._index = driver(), index
-        unload_unused()
-        self._charge: retention.Charge | None = retention.code.charge(
-            len(code), current_settings().code_limit
-        )
-        with current(index), relaxed():
-            result = self._driver.cuLibraryLoadData(code, None, None, 0, None, None, 0)
-            (self._library,) = check(result, f"loading {name}")
-
-    def function(self, launch: Launch) -> Any:
-        functions = self._driver
-        with current(self._index), relaxed():
-            (kernel,) = check(
-                functions.cuLibraryGetKernel(self._library, launch.function.encode()), launch.function
-            )
-            (function,) = check(functions.cuKernelGetFunction(kernel), launch.function)
-            if launch.shared > _STATIC_SHARED:
-                attribute = functions.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                check(
-                    functions.cuFuncSetAttribute(function, attribute, launch.shared),
-                    f"{launch.function} with {launch.shared} bytes of shared memory",
-                )
-            return function
-
-    def keep(self) -> None:
-        """Have the code loaded as long as the process."""
-        if self._charge is not None:
-            _kept_for_graphs[id(self)] = self
-            self._charge = None
-
-    def __del__(self) -> None:
-        # work that the GPU was given may still run it, and this may be a collection in the middle of anything
-        if self._library is not None:
-            _unused.append((self._index, self._library, None))
-
-
-#: streams that nobody can capture: the default one, by both of its names
-_NEVER_CAPTURED = (None, 0, 1)
-_libraries: weakref.WeakValueDictionary[tuple[int, bytes], _Library] = weakref.WeakValueDictionary()
-_kept_for_graphs: dict[int, _Library] = {}
-#: code that no kernel has any more: GPU, library, and when the GPU is done with it, once that was asked
-_unused: deque[tuple[int, Any, Event | None]] = deque()
-
-
-def _library(index: int, code: bytes, name: str) -> _Library:
-    found = _libraries.get((index, code))
-    return found or _libraries.setdefault((index, code), _Library(index, code, name))
-
-
-def unload_unused() -> int:
-    """Unload the code that no kernel has any more and the GPU is done with; the number of libraries.
-
-    It was launched on the default stream alone, so an event there tells. Nothing is waited for.
-    """
-    count = 0
-    for _ in range(len(_unused)):
-        try:
-            index, library, done = _unused.popleft()
-        except IndexError:  # another thread was here
-            break
-        try:
-            with current(index), relaxed():
-                if done is None and not is_capturing(0):
-                    done = Event(index, 0)
-                if done is not None and done.is_done:
-                    driver().cuLibraryUnload(library)
-                    count += 1
-                    continue
-        except DeviceError:  # a capture of somebody else is in the way, or the GPU is lost
-            pass
-        _unused.append((index, library, done))
-    return count
-
-
-class Event:
-    """A point in a stream's work."""
-
-    def __init__(self, index: int, stream: int) -> None:
-        self._index = index
-        with current(index):
-            (self._event,) = check(driver().cuEventCreate(_NO_TIMING), "an event")
-            check(driver().cuEventRecord(self._event, stream), "an event")
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the stream got here. Failures count: they are raised by the next call."""
-        (status,) = driver().cuEventQuery(self._event)
-        return int(status) != _NOT_READY
-
-    def __del__(self) -> None:
-        try:
-            with current(self._index):
-                driver().cuEventDestroy(self._event)
-        except Exception:
-            return  # when Python ends, names and the driver may be gone
-
-
 def missing() -> str | None:
     """Why there is no GPU to use, in one line; None where there is one."""
     try:
@@ -456,26 +183,12 @@ def missing() -> str | None:
     return None
 
 
-@functools.cache
-def _gpus() -> int:
-    return device_count()
-
-
-def device_count() -> int:
-    """GPUs that the driver shows; 0 without a driver or the packages that call it."""
-    try:
-        (count,) = check(driver().cuDeviceGetCount(), "counting GPUs")
-    except DeviceError:
-        return 0
-    return int(count)
-
-
 def device(index: int = 0, values: object = None) -> CudaDevice:
-    """The GPU of this number, whatever the settings are.
+    """The GPU of this number, whatever the settings are, but for what a device file states of it.
 
     Raises DeviceError, in one line, if it is not there or too old.
     """
-    return _found(index)
+    return _as_stated(_found(index))
 
 
 @functools.cache
@@ -499,26 +212,43 @@ def _found(index: int) -> CudaDevice:
         raise DeviceError(
             f"GPU {index}, {text}, has compute capability {capability / 10}: 8.0 (A100, RTX 30) or later is needed"
         )
-    facts = Facts(
+    by_capability = architecture(capability)
+    facts = GpuFacts(
         text,
         capability,
-        attribute("MULTIPROCESSOR_COUNT"),
-        1e3 * attribute("CLOCK_RATE"),
-        2e3 * attribute("MEMORY_CLOCK_RATE") * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8,
-        attribute("L2_CACHE_SIZE"),
-        attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        int(memory),
+        multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
+        clock=1e3 * attribute("CLOCK_RATE"),
+        bytes_per_second=2e3 * attribute("MEMORY_CLOCK_RATE") * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8,
+        memory_bytes=int(memory),
+        l2_bytes=attribute("L2_CACHE_SIZE"),
+        shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        reserved_shared_bytes=attribute("RESERVED_SHARED_MEMORY_PER_BLOCK"),
+        registers=attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        resident_threads=attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
+        resident_blocks=attribute("MAX_BLOCKS_PER_MULTIPROCESSOR"),
+        f32_rate=by_capability["f32_rate"],
+        f64_rate=by_capability["f64_rate"],
+        mma_rate=mma_rate(text, capability),
+    )
+    return CudaDevice(
+        index,
+        facts,
+        # code for 9.0 may use what only 9.0 has
+        f"sm_{capability}{'a' if capability == 90 else ''}",
         f" CUDA {int(version) // 1000}.{int(version) % 1000 // 10}",
         bool(attribute("MEMORY_POOLS_SUPPORTED")),
     )
-    # code for 9.0 may use what only 9.0 has
-    return CudaDevice(index, facts, f"sm_{capability}{'a' if capability == 90 else ''}")
 
 
 def offline(arch: str) -> CudaDevice:
     """A device on paper: kernels are compiled for `arch` (`sm_80`, `sm_90a`, ...) and cannot be launched."""
-    return CudaDevice(-1, _PAPER, arch)
+    capability = int(arch.removeprefix("sm_").rstrip("a"))
+    return _as_stated(CudaDevice(-1, on_paper(capability), arch, " on paper"))
 
 
-def _rates(capability: int) -> tuple[int, int, int]:
-    return _RATES[max((known for known in _RATES if known <= capability), default=80)]
+def _as_stated(found: CudaDevice) -> CudaDevice:
+    """The device with the facts that the device file states; itself if that states none."""
+    facts, efficiency = as_stated(found.facts)
+    if facts is found.facts and not efficiency:
+        return found
+    return replace(found, facts=facts, efficiency=efficiency)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Protocol
 
+from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.tensor import DeviceId
 
@@ -157,6 +158,10 @@ class GpuDevice(Protocol):
         """Host threads that a call uses: one."""
 
     @property
+    def facts(self) -> GpuFacts:
+        """Its sizes, clock and rates, which the properties below repeat or follow from (`FromFacts`)."""
+
+    @property
     def multiprocessors(self) -> int:
         """Units that run thread blocks side by side."""
 
@@ -192,6 +197,9 @@ class GpuDevice(Protocol):
 
     def stream(self, given: Any) -> Any:
         """The stream that an object of some library stands for. Raises InvalidArgument."""
+
+    def __hash__(self) -> int:
+        """Plans are kept by the device that they are for."""
 
     def own_stream(self) -> Any:
         """A new stream that nobody else uses, as an object that `stream` takes; it ends with the last reference."""

@@ -17,24 +17,26 @@ import numpy as np
 
 from jitdnn import retention
 from jitdnn.devices.gpu import Kernel, Launch, Memory, OutOfMemory, Source, plain_prelude, source_key
+from jitdnn.devices.gpu_facts import FromFacts, GpuFacts
 from jitdnn.errors import CompileError, DeviceError, InvalidArgument
 from jitdnn.rtcg.cache import CodeCache, note_compiled
 from jitdnn.rtcg.recording import Generated, records
 from jitdnn.settings import current as current_settings
 from jitdnn.settings import format_bytes
-from jitdnn.tensor import DeviceId, compute_dtype, strided_view
+from jitdnn.tensor import DeviceId, strided_view
 
 _SCHEMA = "1"
 _POCL = "Portable Computing Language"
 _POCL_BYTES = 5 << 18  # of a program, resident: 40 of them took 46 to 52 MiB with PoCL 3.1
 _ALIGNMENT = 128  # the most that every OpenCL device grants
-# where a driver does not tell: bytes a second, and operations a clock of a compute unit
 _NO_PACKAGE = "the opencl target needs pyopencl: pip install 'jitdnn[opencl]'"
-_BANDWIDTH, _FLOPS_A_CLOCK = 50e9, 32
+# what no driver tells: bytes a second, operations a clock of a compute unit, and what is resident in it at a time
+_BYTES_PER_SECOND, _FLOPS_A_CLOCK = 55e9, 32
+_REGISTERS, _RESIDENT_THREADS, _RESIDENT_BLOCKS = 65536, 2048, 32
 
 
 @dataclass(frozen=True)
-class OpenClDevice:
+class OpenClDevice(FromFacts):
     """A device by its number among those of all platforms, in the order in which they are listed."""
 
     index: int
@@ -42,6 +44,7 @@ class OpenClDevice:
     handle: Any = field(compare=False, repr=False)
     context: Any = field(compare=False, repr=False)
     queue: Any = field(compare=False, repr=False)
+    facts: GpuFacts
 
     target = "opencl"
     arch = ""
@@ -52,35 +55,12 @@ class OpenClDevice:
         return self.target, self.index
 
     @property
-    def cache_bytes(self) -> int:
-        return int(self.handle.global_mem_cache_size)
-
-    @property
-    def multiprocessors(self) -> int:
-        return int(self.handle.max_compute_units)
-
-    @property
     def max_threads(self) -> int:
         return min(1024, int(self.handle.max_work_group_size))
 
     @property
-    def shared_bytes(self) -> int:
-        return int(self.handle.local_mem_size)
-
-    @property
     def has_f64(self) -> bool:
         return bool(self.handle.double_fp_config)
-
-    @property
-    def bandwidth(self) -> float:
-        return _BANDWIDTH
-
-    def peak_flops(self, dtype: str) -> float:
-        rate = _FLOPS_A_CLOCK * (0.5 if compute_dtype(dtype) == "f64" else 1.0)
-        return rate * self.multiprocessors * 1e6 * float(self.handle.max_clock_frequency)
-
-    def tensor_flops(self, dtype: str) -> float:
-        return 0.0
 
     def kernel(
         self,
@@ -373,4 +353,25 @@ def _found(index: int) -> OpenClDevice:
     if not has_shared_memory:
         raise DeviceError(f"{name} has no shared virtual memory (OpenCL 2.0), which the opencl target needs")
     context = cl.Context([handle])
-    return OpenClDevice(index, name, handle, context, cl.CommandQueue(context))
+    return OpenClDevice(index, name, handle, context, cl.CommandQueue(context), _facts(name, handle))
+
+
+def _facts(name: str, handle: Any) -> GpuFacts:
+    """What a driver tells, and guesses for the rest."""
+    return GpuFacts(
+        name,
+        capability=0,
+        multiprocessors=int(handle.max_compute_units),
+        clock=1e6 * float(handle.max_clock_frequency),
+        bytes_per_second=_BYTES_PER_SECOND,
+        memory_bytes=int(handle.global_mem_size),
+        l2_bytes=int(handle.global_mem_cache_size),
+        shared_bytes=int(handle.local_mem_size),
+        reserved_shared_bytes=0,
+        registers=_REGISTERS,
+        resident_threads=_RESIDENT_THREADS,
+        resident_blocks=_RESIDENT_BLOCKS,
+        f32_rate=_FLOPS_A_CLOCK,
+        f64_rate=_FLOPS_A_CLOCK // 2,
+        mma_rate=0,
+    )

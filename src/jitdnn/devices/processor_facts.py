@@ -5,8 +5,7 @@ measured in a quarter of a second, once a machine: they are kept in the cache of
 because the plans that they lead to are part of a kernel's name. A virtual machine may be told of a last cache that it
 shares with hundreds of unseen threads, so its size is bounded by that up to which reads are faster than from memory.
 
-The file (`JITDNN_DEVICE_FILE`) is JSON, `{"cpu": {"l2_bytes": 524288, ...}}`, with any of the fields of `Processor`;
-the rest are this machine's.
+The device file (device_file.py) has any of the fields of `Processor` in its section "cpu"; the rest are this machine's.
 """
 
 from __future__ import annotations
@@ -20,89 +19,37 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from jitdnn.arguments import shown
+from jitdnn.devices.device_file import Range, stated
 from jitdnn.devices.processor_speed import measure
-from jitdnn.errors import InvalidArgument
 from jitdnn.rtcg.cache import CodeCache
 from jitdnn.rtcg.isa import Isa, processor_name
 from jitdnn.rtcg.processor import REFERENCE, Processor
-from jitdnn.settings import current
 
 _SCHEMA = 2  # raise when what is measured changes its meaning
 _SYSTEM = Path("/sys/devices/system/cpu")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
 _LARGEST = 1 << 34  # bytes of a cache that anybody states
 _FASTEST = 1e11  # cycles per second, and bytes per cycle: larger is a mistake
-_LEAST_FACTOR = 0.01  # of an efficiency
+_RANGES = {
+    field.name: Range(0 if field.name == "l3_bytes" else 1, _LARGEST)
+    if field.type == "int"
+    else Range(1e-3, _FASTEST, is_integer=False)
+    for field in fields(Processor)
+}
 
 
 def processor_of(isa: Isa) -> Processor:
     """The facts of this machine for the instruction set; raises InvalidArgument for a file that states nonsense."""
-    stated = _stated(current().device_file)[0]
-    if len(stated) == len(fields(Processor)):
-        return Processor(**stated)
+    given: dict[str, Any] = dict(stated("cpu", _RANGES).facts)
+    if len(given) == len(_RANGES):
+        return Processor(**given)
     found = _found(isa) if isa.is_native else _sizes()
-    return replace(found, **stated)
+    return replace(found, **given)
 
 
 def efficiency() -> tuple[tuple[str, float], ...]:
     """What the device file states of algorithms: estimated over measured seconds by "algorithm kind", in order."""
-    return _stated(current().device_file)[1]
-
-
-# ---- the file
-
-
-@functools.lru_cache(8)
-def _stated(path: Path | None) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
-    if path is None:
-        return {}, ()
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"the device file {str(path)!r} cannot be read: {error}") from None
-    stated = content.get("cpu", {}) if isinstance(content, dict) else None
-    if not isinstance(stated, dict):
-        raise InvalidArgument(
-            f'the device file {str(path)!r} must hold an object such as {{"cpu": {{"l2_bytes": 524288}}}}'
-        )
-    factors = stated.pop("efficiency", {})
-    if not isinstance(factors, dict):
-        raise InvalidArgument(
-            f"the device file {str(path)!r} states cpu.efficiency as {shown(factors)}: no object"
-        )
-    facts = {name: _checked(path, name, value) for name, value in stated.items()}
-    return facts, tuple((name, _factor(path, name, value)) for name, value in sorted(factors.items()))
-
-
-def _factor(path: Path, name: str, value: object) -> float:
-    most = 1 / _LEAST_FACTOR
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not _LEAST_FACTOR <= value <= most:  # type: ignore[operator]
-        raise InvalidArgument(
-            f"the device file {str(path)!r} states the efficiency of {shown(name)} as {shown(value)}: it must be "
-            f"estimated over measured seconds, a number of {_LEAST_FACTOR} to {most:g}"
-        )
-    return float(value)  # type: ignore[arg-type]
-
-
-def _checked(path: Path, name: str, value: object) -> int | float:
-    kinds = {field.name: field.type for field in fields(Processor)}
-    if name not in kinds:
-        raise InvalidArgument(
-            f"the device file {str(path)!r} states cpu.{shown(name)}, which is none of {', '.join(kinds)}"
-        )
-    is_integer = kinds[name] == "int"
-    most = _LARGEST if is_integer else _FASTEST
-    least = 0 if name == "l3_bytes" else 1 if is_integer else 1e-3
-    is_number = isinstance(value, int if is_integer else (int, float)) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most:  # type: ignore[operator]
-        what = "an integer" if is_integer else "a number"
-        raise InvalidArgument(
-            f"the device file {str(path)!r} states cpu.{name} as {shown(value)}: it must be {what} of {least} "
-            f"to {most:g}"
-        )
-    return value if is_integer else float(value)  # type: ignore[return-value, arg-type]
+    return stated("cpu", _RANGES).efficiency
 
 
 # ---- the system

@@ -8,10 +8,10 @@ can ask all of them about a problem, and compile the winner, before a single ele
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import Expression
@@ -151,6 +151,7 @@ class PlannedAlgorithm(Algorithm, Generic[OwnProblem, Plan, OwnDevice]):
         seconds_of     expected seconds, from the plan
         error_of       the error bound of a problem
         kernel_of      the kernel, from the plan
+        spreads_to     which results a NaN reaches that do not read it
 
     The planner calls the methods of `Algorithm`; these narrow the types, make the plan, and call the above.
     """
@@ -182,6 +183,10 @@ class PlannedAlgorithm(Algorithm, Generic[OwnProblem, Plan, OwnDevice]):
     def kernel_of(self, plan: Plan, device: OwnDevice) -> Kernel:
         """Make the kernel."""
 
+    def spreads_to(self, problem: OwnProblem, device: OwnDevice, epilogue: Epilogue | None) -> str | None:
+        """What `spreads` says of a problem that is not refused."""
+        return None
+
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         if epilogue is not None and self.takes_no_epilogue is not None:
             return self.takes_no_epilogue.format(kind=problem.kind)
@@ -199,6 +204,9 @@ class PlannedAlgorithm(Algorithm, Generic[OwnProblem, Plan, OwnDevice]):
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         return self.kernel_of(self._plan(problem, device, epilogue), cast(OwnDevice, device))
 
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        return self.spreads_to(self._own(problem), cast(OwnDevice, device), epilogue)
+
     def _plan(self, problem: Problem, device: Device, epilogue: Epilogue | None) -> Plan:
         return self.plan(self._own(problem), cast(OwnDevice, device), epilogue)
 
@@ -212,6 +220,32 @@ class TypedAlgorithm(PlannedAlgorithm[OwnProblem, OwnProblem, OwnDevice]):
 
     def plan(self, problem: OwnProblem, device: OwnDevice, epilogue: Epilogue | None) -> OwnProblem:
         return problem
+
+
+class PlannedKernel(NamedTuple):
+    """What an algorithm chose for a problem: bytes of workspace, expected seconds, and what makes the kernel."""
+
+    workspace: int
+    seconds: float
+    build: Callable[[], Kernel]
+
+
+class KernelAlgorithm(PlannedAlgorithm[OwnProblem, PlannedKernel, OwnDevice]):
+    """An algorithm whose plan is all that the planner asks for: it has a refusal, a plan, and an error bound."""
+
+    deterministic = True
+
+    def workspace_of(self, plan: PlannedKernel, device: OwnDevice) -> int:
+        return plan.workspace
+
+    def seconds_of(self, plan: PlannedKernel, device: OwnDevice) -> float:
+        return plan.seconds
+
+    def error_of(self, problem: OwnProblem) -> float:
+        return summation_bound(problem)
+
+    def kernel_of(self, plan: PlannedKernel, device: OwnDevice) -> Kernel:
+        return plan.build()
 
 
 def terms(problem: Problem) -> int:

@@ -23,11 +23,11 @@ from jitdnn.handle import Handle, current_handle, settled_handle
 from jitdnn.host_memory import host_memory
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.gpu_call import GpuCall, common_device, fast_call_key, run_again
+from jitdnn.ops.shared_memory import is_shared, near
 from jitdnn.planner.plan import Plan, Request
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import current, format_bytes, parse_bytes
 from jitdnn.tensor import (
-    DTYPES,
     Array,
     TensorDescriptor,
     allocator,
@@ -35,7 +35,6 @@ from jitdnn.tensor import (
     canonical_layout,
     packed_strides,
     require_writable,
-    view,
 )
 from jitdnn.tensor.gpu_array import FAST_KEYS
 
@@ -55,8 +54,6 @@ WorkspaceLimit = int | str | None | _Setting
 
 # distances between two arrays that a kind of call keeps as safe
 _MOST_CLEARED = 256
-# steps that the search for memory shared by an input and the output may take
-_OVERLAP_WORK = 100_000
 
 
 class Recipe(NamedTuple):
@@ -127,10 +124,10 @@ class _Call:
         self.operands = (*(operand.descriptor for operand in recipe.problem.inputs), *fused)
         self.in_place = {*in_place, *range(self.inputs, len(self.operands))}
         self.near_results = [
-            [_near(o.descriptor, other.descriptor) for other in self.outputs[:number]]
+            [near(o.descriptor, other.descriptor) for other in self.outputs[:number]]
             for number, o in enumerate(self.outputs)
         ]
-        self.near = [[_near(o.descriptor, other) for other in self.operands] for o in self.outputs]
+        self.near = [[near(o.descriptor, other) for other in self.operands] for o in self.outputs]
         self.allocate = [
             allocator(library, seen, None if gpu is None else gpu.gpu)
             for seen in _seen_outputs(recipe, [o.descriptor for o in self.outputs])
@@ -435,35 +432,6 @@ def _require_apart(
             raise InvalidArgument(
                 f"{output.name} shares memory with {known.outputs[earlier].name}: every result needs its own"
             )
-
-
-def _near(output: TensorDescriptor, operand: TensorDescriptor) -> tuple[int, int, set[int]]:
-    """Distances from an operand's address to an output's between which their memory may meet, and those of them that
-    were found to be safe."""
-    (low, high), (start, end) = _reach(operand), _reach(output)
-    return low - end, high - start, set()
-
-
-def _reach(descriptor: TensorDescriptor) -> tuple[int, int]:
-    """The bytes that are touched, relative to the pointer: first, and one behind the last."""
-    itemsize = DTYPES[descriptor.dtype]
-    low, high = descriptor.span()
-    return low * itemsize, (high + 1) * itemsize
-
-
-def is_shared(first: Array, second: Array) -> bool:
-    """Tell whether two arrays have an element's memory in common."""
-    (low, high), (start, end) = _reach(first.descriptor), _reach(second.descriptor)
-    distance = second.pointer - first.pointer
-    if distance + start >= high or distance + end <= low:  # apart, which is seen without NumPy's search
-        return False
-    try:
-        # the stubs know only two of the values that max_work takes
-        # views of addresses, which may be a GPU's: nothing is read
-        one, other = (view(array.pointer, array.descriptor) for array in (first, second))
-        return np.shares_memory(one, other, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
 
 
 def logical_axes(layout: str | None, rank: int) -> tuple[int, ...] | None:

@@ -19,7 +19,22 @@ _SIMPLE = ("tanh", "relu")
 _MOST_WEIGHTS = 1 << 14  # layers are unrolled when they are compiled
 _SINGLE_BIASES = {"input": "input_bias", "recurrent": "recurrent_bias"}
 Clip = tuple[float, float] | None
-_Drop = tuple[float, DropoutState | None]
+_Inputs = Sequence[TensorDescriptor]
+_Outs = Sequence[TensorDescriptor | None]
+
+
+class _Given(NamedTuple):
+    """How layers and sequences are, as the caller says it."""
+
+    cell: str
+    bidirectional: bool
+    bias: str
+    lengths: Any
+    batch_sizes: Any
+    batch_first: bool
+    dropout: float
+    state: DropoutState | None
+    clip: Clip = None
 
 
 class _Form(NamedTuple):
@@ -81,10 +96,10 @@ def rnn(
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
     check_choice(nonlinearity, _SIMPLE, "nonlinearity")
+    given = _Given(nonlinearity, bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
     return _forward(
-        nonlinearity, x, weights, hx, None, bidirectional, bias, lengths, batch_sizes, batch_first, training,
-        (dropout, state), None, alpha, beta, out, handle, algorithm, workspace_limit,
-    )  # fmt: skip
+        given, x, weights, hx, None, training, alpha, beta, out, handle, algorithm, workspace_limit
+    )
 
 
 def lstm(
@@ -115,10 +130,8 @@ def lstm(
     with `hx`. A projection (R < H) is taken from the weights' shapes. `clip`: lowest (at most 0) and highest (at
     least 0) value of c; where c is clipped it has no gradient. The other arguments and errors are those of `rnn`.
     """
-    return _forward(
-        "lstm", x, weights, hx, cx, bidirectional, bias, lengths, batch_sizes, batch_first, training,
-        (dropout, state), clip, alpha, beta, out, handle, algorithm, workspace_limit,
-    )  # fmt: skip
+    given = _Given("lstm", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state, clip)
+    return _forward(given, x, weights, hx, cx, training, alpha, beta, out, handle, algorithm, workspace_limit)
 
 
 def gru(
@@ -146,10 +159,10 @@ def gru(
     The reset gate is applied after the recurrent product: n = tanh(W x + b + r * (U h' + c)). The gates are in
     PyTorch's order: reset, update, new. The arguments and errors are those of `rnn`.
     """
+    given = _Given("gru", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
     return _forward(
-        "gru", x, weights, hx, None, bidirectional, bias, lengths, batch_sizes, batch_first, training,
-        (dropout, state), None, alpha, beta, out, handle, algorithm, workspace_limit,
-    )  # fmt: skip
+        given, x, weights, hx, None, training, alpha, beta, out, handle, algorithm, workspace_limit
+    )
 
 
 def rnn_backward(
@@ -185,9 +198,9 @@ def rnn_backward(
     changed. Raises as `rnn` does.
     """
     check_choice(nonlinearity, _SIMPLE, "nonlinearity")
+    given = _Given(nonlinearity, bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
     dx, dhx, _, dweights = _backward(
-        nonlinearity, dy, x, weights, saved, hx, None, dhn, None, bidirectional, bias, lengths, batch_sizes,
-        batch_first, (dropout, state), None, alpha, beta, out, out_weights, need_weights, handle,
+        given, dy, x, weights, saved, hx, None, dhn, None, alpha, beta, out, out_weights, need_weights, handle,
         algorithm, workspace_limit,
     )  # fmt: skip
     return dx, dhx, dweights
@@ -224,9 +237,9 @@ def lstm_backward(
 
     The other arguments and errors are those of `rnn_backward`.
     """
+    given = _Given("lstm", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state, clip)
     return _backward(
-        "lstm", dy, x, weights, saved, hx, cx, dhn, dcn, bidirectional, bias, lengths, batch_sizes,
-        batch_first, (dropout, state), clip, alpha, beta, out, out_weights, need_weights, handle,
+        given, dy, x, weights, saved, hx, cx, dhn, dcn, alpha, beta, out, out_weights, need_weights, handle,
         algorithm, workspace_limit,
     )  # fmt: skip
 
@@ -256,35 +269,20 @@ def gru_backward(
     workspace_limit: WorkspaceLimit = SETTING,
 ) -> Any:
     """Return (dx, dhx, dweights) of `gru`; arguments and errors as for `rnn_backward`."""
+    given = _Given("gru", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
     dx, dhx, _, dweights = _backward(
-        "gru", dy, x, weights, saved, hx, None, dhn, None, bidirectional, bias, lengths, batch_sizes,
-        batch_first, (dropout, state), None, alpha, beta, out, out_weights, need_weights, handle,
+        given, dy, x, weights, saved, hx, None, dhn, None, alpha, beta, out, out_weights, need_weights, handle,
         algorithm, workspace_limit,
     )  # fmt: skip
     return dx, dhx, dweights
 
 
 def _forward(
-    cell: str, x: Any, weights: Sequence[Any], hx: Any, cx: Any, bidirectional: bool, bias: str, lengths: Any,
-    batch_sizes: Any, batch_first: bool, training: bool, drop: _Drop, clip: Clip, alpha: float, beta: float,
+    called: _Given, x: Any, weights: Sequence[Any], hx: Any, cx: Any, training: bool, alpha: float, beta: float,
     out: Any, handle: Handle | None, algorithm: str | None, workspace_limit: WorkspaceLimit,
 ) -> Any:  # fmt: skip
-    weights = sequence(weights, "weights", _MOST_WEIGHTS)
-    form, index = _form(
-        cell,
-        x,
-        weights,
-        bidirectional,
-        bias,
-        lengths,
-        batch_sizes,
-        batch_first,
-        training,
-        hx,
-        cx,
-        clip=clip,
-        drop=drop,
-    )
+    weights, cell = sequence(weights, "weights", _MOST_WEIGHTS), called.cell
+    form, index = _form(called, x, weights, training, (hx, cx))
     given = [("x", x), *index, *_states(cell, (("hx", hx), ("cx", cx)))]
     given += [(f"weights[{place}]", weight) for place, weight in enumerate(weights)]
     names, arrays = zip(*given, strict=True)
@@ -294,35 +292,18 @@ def _forward(
     found = call(
         _FORWARD, names, arrays, form, out, alpha, beta, handle, algorithm, workspace_limit, results=results
     )
-    if form.dropout and drop[1] is not None:
-        drop[1].advance()
+    if form.dropout and called.state is not None:
+        called.state.advance()
     return found
 
 
 def _backward(
-    cell: str, dy: Any, x: Any, weights: Sequence[Any], saved: Any, hx: Any, cx: Any, dhn: Any, dcn: Any,
-    bidirectional: bool, bias: str, lengths: Any, batch_sizes: Any, batch_first: bool, drop: _Drop, clip: Clip,
+    called: _Given, dy: Any, x: Any, weights: Sequence[Any], saved: Any, hx: Any, cx: Any, dhn: Any, dcn: Any,
     alpha: float, beta: float, out: Any, out_weights: Sequence[Any] | None, need_weights: bool, handle: Handle | None,
     algorithm: str | None, workspace_limit: WorkspaceLimit,
 ) -> tuple[Any, Any, Any, list[Any] | None]:  # fmt: skip
-    weights = sequence(weights, "weights", _MOST_WEIGHTS)
-    form, index = _form(
-        cell,
-        x,
-        weights,
-        bidirectional,
-        bias,
-        lengths,
-        batch_sizes,
-        batch_first,
-        True,
-        hx,
-        cx,
-        dhn,
-        dcn,
-        clip,
-        drop,
-    )
+    weights, cell = sequence(weights, "weights", _MOST_WEIGHTS), called.cell
+    form, index = _form(called, x, weights, True, (hx, cx), (dhn, dcn))
     shapes = tuple(_shape_of(weight, f"weights[{place}]") for place, weight in enumerate(weights))
     need_weights = flag(need_weights, "need_weights")
     given = [("dy", dy), *index]
@@ -358,11 +339,14 @@ def _backward(
 
 
 def _form(
-    cell: str, x: Any, weights: Sequence[Any], bidirectional: bool, bias: str, lengths: Any, batch_sizes: Any,
-    batch_first: bool, training: bool, hx: Any, cx: Any, dhn: Any = None, dcn: Any = None, clip: Clip = None,
-    drop: _Drop = (0.0, None),
+    called: _Given, x: Any, weights: Sequence[Any], training: bool, states: Sequence[Any],
+    final: Sequence[Any] = (None, None),
 ) -> tuple[_Form, list[tuple[str, Any]]]:  # fmt: skip
-    """What the arguments say, and the operands of lengths and of dropout's state if there are such."""
+    """What the arguments say, and the operands of lengths and of dropout's state if there are such.
+
+    `states`: hx and cx; `final`: dhn and dcn.
+    """
+    cell, bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state, clip = called
     check_choice(bias, tuple(_SINGLE_BIASES), "bias")
     bidirectional, batch_first = flag(bidirectional, "bidirectional"), flag(batch_first, "batch_first")
     training, shape = flag(training, "training"), _shape_of(x, "x")
@@ -370,7 +354,7 @@ def _form(
         raise InvalidArgument(
             "weights is empty: each layer and direction needs at least weight_ih and weight_hh"
         )
-    if cell == "lstm" and ((hx is None) != (cx is None) or (dhn is None) != (dcn is None)):
+    if cell == "lstm" and any((one is None) != (other is None) for one, other in (states, final)):
         raise InvalidArgument("hx and cx, and dhn and dcn, of an LSTM: give both or none")
     if lengths is not None and batch_sizes is not None:
         raise InvalidArgument("lengths and batch_sizes are given: sequences are padded or packed, not both")
@@ -387,19 +371,14 @@ def _form(
     elif batch_sizes is not None:
         batch_sizes, values = _whole("batch_sizes", batch_sizes)
         rows = shape[0] if shape else 0
-        if (
-            values.size == 0
-            or values[-1] < 1
-            or values[0] > rows
-            or (values[1:] > values[:-1]).any()
-            or values.sum() != rows
-        ):
+        is_falling = values.size > 0 and values[-1] >= 1 and (values[1:] <= values[:-1]).all()
+        if not is_falling or values[0] > rows or values.sum() != rows:
             raise InvalidArgument(
                 f"batch_sizes add up to {values.sum()} for {rows} rows of x: they must add up to the rows, be at "
                 "least 1 and never grow"
             )
         sequences, batch, index = "packed", int(values[0]), [("batch_sizes", batch_sizes)]
-    dropout, state = real_number(drop[0], "dropout", 0.0, 1.0), drop[1]
+    dropout = real_number(dropout, "dropout", 0.0, 1.0)
     shapes = (
         [_shape_of(weight, f"weights[{place}]") for place, weight in enumerate(weights)] if dropout else []
     )
@@ -411,7 +390,7 @@ def _form(
         dropout = 0.0
     return _Form(
         cell, bidirectional, _SINGLE_BIASES[bias], sequences, batch, batch_first, training,
-        hx is not None, dhn is not None, None if clip is None else _clip(clip), dropout, len(weights),
+        states[0] is not None, final[0] is not None, None if clip is None else _clip(clip), dropout, len(weights),
     ), index  # fmt: skip
 
 
@@ -470,13 +449,8 @@ def _layers(cell: str, weights: Sequence[tuple[int, ...]], directions: int) -> t
 
 
 def _describe(
-    direction: str,
-    form: _Form,
-    x: tuple[int, ...],
-    weights: Sequence[tuple[int, ...]],
-    inputs: Sequence[TensorDescriptor],
-    outs: Sequence[TensorDescriptor | None],
-) -> Recipe:
+    direction: str, form: _Form, x: tuple[int, ...], weights: Sequence[tuple[int, ...]], inputs: _Inputs, outs: _Outs
+) -> Recipe:  # fmt: skip
     """The problem from the shapes of x and of all weights; the operands as they are given, else packed."""
     if len(x) != (2 if form.sequences == "packed" else 3):
         wanted = "(rows, I)" if form.sequences == "packed" else "(T, N, I)"
@@ -499,24 +473,18 @@ def _describe(
     return Recipe(problem.arranged([(name, tensor) for name, tensor in named if tensor is not None]))
 
 
-def _make_forward(
-    inputs: Sequence[TensorDescriptor], outs: Sequence[TensorDescriptor | None], *form: Any
-) -> Recipe:
+def _make_forward(inputs: _Inputs, outs: _Outs, *form: Any) -> Recipe:
     known = _Form(*form)
     shapes = [tensor.shape for tensor in inputs[-known.weights :]]
     return _describe("fwd", known, inputs[0].shape, shapes, inputs, outs)
 
 
-def _make_backward_data(
-    inputs: Sequence[TensorDescriptor], outs: Sequence[TensorDescriptor | None], *form: Any
-) -> Recipe:
+def _make_backward_data(inputs: _Inputs, outs: _Outs, *form: Any) -> Recipe:
     *known, x, shapes = form
     return _describe("bwd_data", _Form(*known), x, shapes, inputs, outs)
 
 
-def _make_backward_weights(
-    inputs: Sequence[TensorDescriptor], outs: Sequence[TensorDescriptor | None], *form: Any
-) -> Recipe:
+def _make_backward_weights(inputs: _Inputs, outs: _Outs, *form: Any) -> Recipe:
     *known, shapes = form
     return _describe("bwd_weights", _Form(*known), inputs[0].shape, shapes, inputs, outs)
 

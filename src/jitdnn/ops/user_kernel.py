@@ -12,8 +12,9 @@ from jitdnn.arguments import Argument, real_number
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.handle import Handle, settled_handle
 from jitdnn.kernels.algorithm import Kernel
-from jitdnn.ops.call import each_out, is_shared, no_memory, require_room, target_of
+from jitdnn.ops.call import each_out, no_memory, require_room, target_of
 from jitdnn.ops.gpu_call import GpuCall, common_device
+from jitdnn.ops.shared_memory import is_shared
 from jitdnn.ops.to_device import number_on
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.formulas import Formula, is_whole

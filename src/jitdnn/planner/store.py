@@ -27,7 +27,7 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 SCHEMA = 1
-_SURROGATE = re.compile(
-    "[\ud800-\udfff]"
-)  # halves of characters, which JSON can say and a database cannot keep
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: JSON can say it, a database cannot keep it
 _BUSY_SECONDS = 10.0
 _REPAIR_SECONDS = 15.0  # longer than looking for damage can take
 _DAY = 86400.0
@@ -112,14 +110,7 @@ class Measurement:
 
     @property
     def key(self) -> tuple[str, str, str, str, str, int]:
-        return (
-            self.problem,
-            self.epilogue,
-            self.device,
-            self.library,
-            self.algorithm,
-            self.algorithm_version,
-        )
+        return self.problem, self.epilogue, self.device, self.library, self.algorithm, self.algorithm_version
 
     def values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, row.name) for row in fields(self))
@@ -287,12 +278,9 @@ class Store:
 
         query = f"SELECT {_COLUMNS} FROM measurement {condition}"
         try:
-            connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS)
-            connection.text_factory = _text
-            try:
+            with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS)) as connection:
+                connection.text_factory = _text
                 rows = connection.execute(query, values).fetchall()
-            finally:
-                connection.close()
         except sqlite3.Error as error:
             if _is_damage(error):
                 self._move_aside(error)
@@ -306,12 +294,10 @@ class Store:
 
         assert self.path is not None
         try:
-            connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-            connection.text_factory = _text
-            try:
+            address = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
+            with closing(sqlite3.connect(address, uri=True)) as connection:
+                connection.text_factory = _text
                 return connection.execute(query, values).fetchall()
-            finally:
-                connection.close()
         except sqlite3.Error:
             return []
 
@@ -369,8 +355,7 @@ class Store:
         import sqlite3
 
         assert self.path is not None
-        connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
-        try:
+        with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)) as connection:
             # SQLite may refuse the switch while others are at work; the older journal is as safe
             with suppress(sqlite3.OperationalError):
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -384,8 +369,6 @@ class Store:
                 # the limit was larger once; what others keep us from doing now is done another time
                 with suppress(sqlite3.OperationalError):
                     connection.execute("VACUUM")
-        finally:
-            connection.close()
 
     def _evict(self, connection: sqlite3.Connection) -> None:
         """Delete the problems that were not used for longest, if there is more than may be; the last one stays."""
@@ -412,8 +395,8 @@ class Store:
             return
         today = int(time.time() / _DAY)
         try:
-            connection = sqlite3.connect(self.path, timeout=_NOTE_SECONDS, isolation_level=None)
-            try:
+            opened = sqlite3.connect(self.path, timeout=_NOTE_SECONDS, isolation_level=None)
+            with closing(opened) as connection:
                 with suppress(sqlite3.OperationalError):  # no such table yet
                     query = f"SELECT day FROM last_use WHERE {_IS_PROBLEM}"
                     known = connection.execute(query, wanted).fetchone()
@@ -424,8 +407,6 @@ class Store:
                 connection.execute(_CREATE_USES)
                 connection.execute(_NOTE_USE, (*wanted, today))
                 connection.execute("COMMIT")
-            finally:
-                connection.close()
         except sqlite3.Error:  # a read-only disk, or others who write all the time
             self._notes_uses = False
 
@@ -495,11 +476,8 @@ def _is_damaged(path: Path) -> bool:
     import sqlite3
 
     try:
-        connection = sqlite3.connect(path, timeout=_BUSY_SECONDS)
-        try:
+        with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection:
             return bool(connection.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)])
-        finally:
-            connection.close()
     except sqlite3.Error as error:
         return _is_damage(error)
 

@@ -230,7 +230,7 @@ def key_of(name: str, parameters: Any, isa: Isa) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], None]) -> Library:
+def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], object]) -> Library:
     """The library that ``generate`` traces, from memory, from the disk cache, or compiled now.
 
     ``name`` and ``repr(parameters)`` must determine what ``generate`` does. Safe to call from several

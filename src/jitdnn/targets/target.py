@@ -96,6 +96,16 @@ class Target:
                 found.append(f"{index}: not usable: {error}")
         return found
 
+    def usable(self) -> list[Any]:
+        """The devices that can be used, in the order of their numbers."""
+        found = []
+        for index in range(self._devices().device_count()) if self.missing() is None else ():
+            try:
+                found.append(self.device(index))
+            except DeviceError:
+                continue  # `states` says why
+        return found
+
     def on_paper(self, name: str) -> Any:
         """A device that compiles for the architecture of this name and launches nothing; None for other names."""
         if not self.architectures or not re.fullmatch(self.architectures, name):

@@ -19,7 +19,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,19 @@ import numpy as np
 
 from emulation.build import built_runtime, built_source, missing
 from jitdnn.devices.gpu import Launch, Source
+from jitdnn.devices.gpu_facts import FromFacts, GpuFacts, on_paper
 from jitdnn.errors import CompileError, DeviceError
-from jitdnn.tensor import compute_dtype
 
 __all__ = ["EmulatedCudaDevice", "missing"]
 
 _LOCK = threading.Lock()  # the runtime has one set of fibers
 
 
+_FACTS = replace(on_paper(90), model="emulated", multiprocessors=4)
+
+
 @dataclass(frozen=True)
-class EmulatedCudaDevice:
+class EmulatedCudaDevice(FromFacts):
     """The facts are those of an H100 of four multiprocessors; only the results are real."""
 
     arch: str = "sm_90a"
@@ -46,18 +49,9 @@ class EmulatedCudaDevice:
     target: str = "cuda"
     name: str = "emulated"
     threads: int = 1
-    multiprocessors: int = 4
     max_threads: int = 1024
-    shared_bytes: int = 227 << 10
     has_f64: bool = True
-    bandwidth: float = 3.0e12
-
-    def peak_flops(self, dtype: str) -> float:
-        return (33.5e12 if compute_dtype(dtype) == "f64" else 67e12) * self.multiprocessors / 132
-
-    def tensor_flops(self, dtype: str) -> float:
-        rates = {"f16": 600e12, "bf16": 600e12, "f32": 300e12, "i8": 1200e12}
-        return rates.get(dtype, 0.0) * self.multiprocessors / 132
+    facts: GpuFacts = _FACTS
 
     def compile(self, source: Source) -> bytes:
         """The path of the compiled source. Raises CompileError."""

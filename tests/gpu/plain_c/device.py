@@ -26,6 +26,7 @@ import numpy as np
 
 from jitdnn import targets
 from jitdnn.devices.gpu import Launch, Source, plain_prelude
+from jitdnn.devices.gpu_facts import FromFacts, GpuFacts
 from jitdnn.errors import CompileError, DeviceError
 from jitdnn.locks import lock
 from jitdnn.rtcg.recording import Generated, records
@@ -46,8 +47,27 @@ class _Memory:
         """Python does."""
 
 
+FACTS = GpuFacts(
+    "a processor",
+    capability=0,
+    multiprocessors=2,
+    clock=1e9,
+    bytes_per_second=1.1e10,
+    memory_bytes=1 << 30,
+    l2_bytes=1 << 20,
+    shared_bytes=48 << 10,
+    reserved_shared_bytes=0,
+    registers=65536,
+    resident_threads=2048,
+    resident_blocks=32,
+    f32_rate=1,
+    f64_rate=1,
+    mma_rate=0,
+)
+
+
 @dataclass(frozen=True)
-class PlainDevice:
+class PlainDevice(FromFacts):
     """A processor as a GPU of two multiprocessors. Its one stream is 0; every launch is over when its call returns."""
 
     index: int = 0
@@ -56,23 +76,14 @@ class PlainDevice:
     name = "processor by way of C"
     arch = ""
     threads = 1
-    multiprocessors = 2
     max_threads = 1024
-    shared_bytes = 48 << 10
-    cache_bytes = 1 << 20
     has_f64 = True
-    bandwidth = 1e10
+    facts = FACTS
     default_stream = 0
 
     @property
     def device_id(self) -> tuple[str, int]:
         return self.target, self.index
-
-    def peak_flops(self, dtype: str) -> float:
-        return 1e9
-
-    def tensor_flops(self, dtype: str) -> float:
-        return 0.0
 
     def stream(self, given: Any) -> int:
         return int(given)

@@ -6,25 +6,27 @@ in the tuning store beside those of our algorithms, so that the next process doe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from jitdnn import log
+from jitdnn.devices.quiet import settle
 from jitdnn.errors import DeviceError, JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.locks import lock
-from jitdnn.planner.sampling import Contender, measure
 from jitdnn.planner.store import Store
 
 SECONDS = 0.2
 """Time that measuring the two takes at most, after their first runs."""
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
+_SAMPLE_SECONDS, _MOST_CALLS = 5e-4, 200  # a shorter sample would measure the clock
 OURS, STOCK = "jitdnn", "torch"
-_VERSION = 1  # of the way of measuring: times of another one are not used
+_VERSION = 2  # of the way of measuring: times of another one are not used
 
 _lock = lock()
 
@@ -72,18 +74,29 @@ def decide(
             ours()
         except JitdnnError as error:
             return _refused(what, error)
-        for run_once in (ours, stock, stock):  # the first runs also start threads and fault pages in
-            run_once()
-        contenders = [Contender(who) for who in (OURS, STOCK)]
-        run = {OURS: ours, STOCK: stock}
-
-        def sample(who: str, calls: int) -> float:
-            return _seconds(run[who], calls, device)
-
-        measure(contenders, sample, perf_counter() + SECONDS, settles=device.type == "cpu")
-        seconds, stock_seconds = (median(contender.samples) for contender in contenders)
+        seconds, stock_seconds = _measured(ours, stock, device)
     store.record(what, "", name, [(OURS, _VERSION, seconds, 0), (STOCK, _VERSION, stock_seconds, 0)])
     return _compared(seconds, stock_seconds, "measured")
+
+
+def _measured(ours: Callable[[], Any], stock: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """Seconds of one call of each: the least of samples taken in turns, so that a busy machine decides nothing."""
+    ways = (ours, stock)
+    deadline = perf_counter() + SECONDS
+    calls, least = [1, 1], [math.inf, math.inf]
+    for way in (*ways, *ways):  # the first runs also start threads and fault pages in
+        _seconds(way, 1, device)
+    for number in range(_MOST_ROUNDS):
+        for place, way in enumerate(ways):
+            if device.type == "cpu":
+                settle()  # threads of the other one go to sleep
+                way()  # its own wake up
+            seconds = _seconds(way, calls[place], device)
+            least[place] = min(least[place], seconds)
+            calls[place] = min(_MOST_CALLS, max(1, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
+        if number + 1 >= _LEAST_ROUNDS and perf_counter() > deadline:
+            break
+    return least[0], least[1]
 
 
 def _unmeasured(what: str, ours: Callable[[], Any]) -> Decision:

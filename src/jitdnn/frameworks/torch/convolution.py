@@ -1,8 +1,6 @@
-"""`torch.ops.jitdnn.convolution` and its gradient: what `aten::convolution` computes, by ours or by torch's kernels.
+"""Convolution and its gradients as PyTorch means them, by ours or by torch's kernels.
 
-The arguments are those of `torch.ops.aten.convolution`, and the `options` of the call as text (options.py). Each
-direction is a choice of its own (choice.py): what the first call of a kind finds is kept in a `_Kind`, so that every
-later one is a look-up by the shapes and strides of its operands.
+The arguments are those of `torch.ops.aten.convolution`. Each direction is a choice of its own (kinds.py).
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ import torch
 from torch import Tensor
 
 from jitdnn.errors import JitdnnError
-from jitdnn.frameworks.torch.choice import Decision, decide
-from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
+from jitdnn.frameworks.torch.kinds import DTYPES, Computation, Ways
+from jitdnn.frameworks.torch.stock import stock
 from jitdnn.handle import Handle
 from jitdnn.ops.convolution import (
     conv,
@@ -26,12 +24,11 @@ from jitdnn.ops.convolution import (
     conv_transpose,
 )
 from jitdnn.problems.convolution import Convolution
-from jitdnn.retention import Recent
+from jitdnn.problems.convolution_bias import BiasGradient
+from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
 
 aten = torch.ops.aten
-DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
-DEVICES = ("cpu", "cuda")
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -48,18 +45,14 @@ class Geometry:
 
     @staticmethod
     def of(
-        space: int,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        transposed: bool,
-        output_padding: Sequence[int],
-        groups: int,
-    ) -> Geometry:
+        space: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
+        output_padding: Sequence[int], groups: int,
+    ) -> Geometry:  # fmt: skip
         """The same with one number for all axes written out; torch takes both."""
-        wide = (tuple(one) * space if len(one) == 1 else tuple(one) for one in (stride, padding, dilation))
-        s, p, d = wide
-        o = tuple(output_padding) * space if len(output_padding) == 1 else tuple(output_padding)
+        s, p, d, o = (
+            tuple(one) * (space if len(one) == 1 else 1)
+            for one in (stride, padding, dilation, output_padding)
+        )
         return Geometry(s, p, d, transposed, o, groups)
 
     @property
@@ -70,22 +63,47 @@ class Geometry:
             self.groups,
         )  # fmt: skip
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """What all convolutions of ours take."""
+        return {
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+        }
 
-@dataclass(frozen=True)
-class _Kind:
-    """What is known of one kind of call: who runs it, the form of the result, and how ours is called."""
-
-    decision: Decision
-    run: Callable[..., Tensor]
-
-
-#: what was chosen, by direction and everything that tells kinds of calls apart
-_kinds: Recent[tuple[Any, ...], _Kind] = Recent(8192)
+    def output_shape(self, x: Sequence[int], w: Sequence[int]) -> tuple[int, ...]:
+        """The shape (N, K, output space) for those of x (N, C, space) and w."""
+        axes = zip(x[2:], w[2:], self.stride, self.padding, self.dilation, self.output_padding, strict=True)
+        if self.transposed:
+            space = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in axes]
+            return (x[0], w[1] * self.groups, *space)
+        return (x[0], w[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in axes))
 
 
-def forget() -> None:
-    """Choose anew at the next calls (with the times that are stored by then)."""
-    _kinds.clear()
+def forward(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    transposed: bool, output_padding: Sequence[int], groups: int, options: str = "",
+) -> Tensor:  # fmt: skip
+    """The convolution of x (N, C, space) by w, or the transposed one; 1 to 3 axes of space."""
+    y: Tensor = _forward(options, x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
+    return y
+
+
+def backward(
+    dy: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    transposed: bool, output_padding: Sequence[int], groups: int, output_mask: Sequence[bool], options: str = "",
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of x, w and the bias that `output_mask` asks for; empty tensors for the others."""
+    if not dy.is_contiguous() and memory_format(dy) is torch.contiguous_format:
+        dy = dy.contiguous(memory_format=memory_format(x, w))
+    arguments = (dy, x, w, stride, padding, dilation, transposed, output_padding, groups)
+    dx, dw, db = (
+        gradient(options, *arguments) if is_wanted else x.new_empty((0,))
+        for gradient, is_wanted in zip(_GRADIENTS, output_mask, strict=True)
+    )
+    return dx, dw, db
 
 
 def memory_format(*operands: Tensor) -> torch.memory_format:
@@ -97,219 +115,106 @@ def memory_format(*operands: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-# ---- forward ----
+def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Ways:
+    g = Geometry.of(x.dim() - 2, *arguments)
+    form, named = memory_format(x, w), g.named
+    shape = g.output_shape(x.shape, w.shape)
 
-
-def forward(
-    x: Tensor, w: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    transposed: bool, output_padding: Sequence[int], groups: int, options: str = "",
-) -> Tensor:  # fmt: skip
-    """The convolution of x (N, C, space) by w, or the transposed one; 1 to 3 axes of space."""
-    key = (
-        "fwd", x.shape, x.stride(), w.shape, w.stride(), None if bias is None else bias.dtype, x.dtype, w.dtype,
-        x.device, tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups, options,
-        torch.get_num_threads(),
-    )  # fmt: skip
-    kind = _kinds.get(key) or _kinds.older(key)
-    if kind is None:
-        geometry = Geometry.of(x.dim() - 2, stride, padding, dilation, transposed, output_padding, groups)
-        kind = _kinds.put(key, _forward_kind(x, w, bias, geometry, options))
-    return kind.run(x, w, bias)
-
-
-def _forward_kind(x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, options: str) -> _Kind:
-    def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = _below_autograd(aten.convolution.default, x, w, bias, *g.arguments)
+    def theirs(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+        y: Tensor = stock(aten.convolution.default, x, w, bias, *g.arguments)
         return y if y.is_contiguous(memory_format=form) else y.contiguous(memory_format=form)
 
-    form = memory_format(x, w)
-    reason = refusal(x, w, *([] if bias is None else [bias]))
-    if reason is not None:
-        return _Kind(Decision(False, reason), stock)
-    handle = handle_of(options)
-    shape = output_shape(x.shape, w.shape, g)
-
-    def ours(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    def ours(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
         y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
-        if g.transposed:
-            conv_transpose(
-                x, w, g.stride, g.padding, g.output_padding, g.dilation, g.groups, out=y, handle=handle
-            )
-            if bias is not None:
-                y += bias.view(-1, *[1] * (x.dim() - 2))
-        else:
-            conv(
-                x, w, bias, stride=g.stride, padding=g.padding, dilation=g.dilation, groups=g.groups, out=y,
-                handle=handle,
-            )  # fmt: skip
+        conv(x, w, bias, out=y, handle=handle, **named)
         return y
 
-    return _chosen(
-        _named("forward", x, w, g, bias is not None), handle, options, x, ours, stock, (x, w, bias)
-    )
+    def ours_transposed(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+        y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
+        conv_transpose(x, w, output_padding=g.output_padding, out=y, handle=handle, **named)
+        return y if bias is None else y.add_(bias.view(-1, *[1] * len(g.stride)))
 
-
-def output_shape(x: Sequence[int], w: Sequence[int], g: Geometry) -> tuple[int, ...]:
-    """The shape of the result (N, K, output space)."""
-    taps = w[2:]
+    y = torch.empty(shape, dtype=x.dtype, device="meta", memory_format=form)
     if g.transposed:
-        space = [
-            (extent - 1) * s - 2 * p + d * (k - 1) + o + 1
-            for extent, s, p, d, k, o in zip(
-                x[2:], g.stride, g.padding, g.dilation, taps, g.output_padding, strict=True
-            )
-        ]
-        return (x[0], w[1] * g.groups, *space)
-    space = [
-        (extent + 2 * p - d * (k - 1) - 1) // s + 1
-        for extent, s, p, d, k in zip(x[2:], g.stride, g.padding, g.dilation, taps, strict=True)
-    ]
-    return (x[0], w[0], *space)
+        what = "transposed with a bias" if bias is not None else ""
+        return Ways(ours_transposed, theirs, _problem("forward", x, w, y, g), what=what)
+    return Ways(ours, theirs, _problem("forward", x, w, y, g), bias is not None)
 
 
-# ---- backward ----
-
-
-def backward(
-    dy: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    transposed: bool, output_padding: Sequence[int], groups: int, output_mask: Sequence[bool], options: str = "",
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of x, w and the bias that `output_mask` asks for; empty tensors for the others."""
-    if not dy.is_contiguous() and memory_format(dy) is torch.contiguous_format:
-        dy = dy.contiguous(memory_format=memory_format(x, w))
-    arguments = (
-        tuple(stride),
-        tuple(padding),
-        tuple(dilation),
-        transposed,
-        tuple(output_padding),
-        groups,
-        options,
-    )
-    operands = (
-        dy.shape, dy.stride(), x.shape, x.stride(), w.shape, w.stride(), x.dtype, dy.dtype, w.dtype, x.device,
-    )  # fmt: skip
-    threads = torch.get_num_threads()
-    results = []
-    for direction, is_wanted in zip(("data", "filter", "bias"), output_mask, strict=True):
-        if not is_wanted:
-            results.append(x.new_empty((0,)))
-            continue
-        key = (direction, *operands, *arguments, threads)
-        kind = _kinds.get(key) or _kinds.older(key)
-        if kind is None:
-            geometry = Geometry.of(x.dim() - 2, stride, padding, dilation, transposed, output_padding, groups)
-            kind = _kinds.put(key, _backward_kind(direction, dy, x, w, geometry, options))
-        results.append(kind.run(dy, x, w))
-    return results[0], results[1], results[2]
-
-
-def _backward_kind(direction: str, dy: Tensor, x: Tensor, w: Tensor, g: Geometry, options: str) -> _Kind:
-    number = ("data", "filter", "bias").index(direction)
+def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Tensor, *arguments: Any) -> Ways:
+    """The ways to one gradient: 0, 1 or 2, of the data, the filter or the bias."""
+    g = Geometry.of(x.dim() - 2, *arguments)
     mask = [place == number for place in range(3)]
-    channels = w.shape[1] * g.groups if g.transposed else w.shape[0]
     like = (x, w, None)[number]
 
-    def stock(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        grads = _below_autograd(
-            aten.convolution_backward.default, dy, x, w, [channels], *g.arguments, output_mask=mask
-        )
+    def theirs(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
+        # the number of channels stands for the shape of the bias
+        grads = stock(aten.convolution_backward.default, dy, x, w, [dy.shape[1]], *g.arguments, mask)
         found: Tensor = grads[number]
-        if like is None or found.stride() == like.stride():
-            return found
-        return torch.empty_like(like).copy_(found)
+        return (
+            found if like is None or found.stride() == like.stride() else torch.empty_like(like).copy_(found)
+        )
 
-    reason = refusal(dy, x, w)
-    if reason is not None:
-        return _Kind(Decision(False, reason), stock)
-    handle = handle_of(options)
-    run = {"data": _data_gradient, "filter": _filter_gradient, "bias": _bias_gradient}[direction]
-
-    def ours(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return run(dy, x, w, g, handle)
-
-    return _chosen(_named(direction, x, w, g, False), handle, options, x, ours, stock, (dy, x, w))
+    ours = (_data_gradient, _filter_gradient, _bias_gradient)[number](g, handle)
+    return Ways(ours, theirs, _problem(DIRECTIONS[1 + number], x, w, dy, g))
 
 
-def _data_gradient(dy: Tensor, x: Tensor, w: Tensor, g: Geometry, handle: Handle) -> Tensor:
-    dx = torch.empty_like(x)
-    if g.transposed:
-        return conv(
-            dy, w, stride=g.stride, padding=g.padding, dilation=g.dilation, groups=g.groups, out=dx, handle=handle
-        )  # fmt: skip
-    return conv_backward_data(
-        dy, w, x.shape, g.stride, g.padding, g.dilation, g.groups, out=dx, handle=handle
-    )
+def _data_gradient(g: Geometry, handle: Handle) -> Callable[..., Tensor]:
+    named = g.named
+
+    def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
+        dx = torch.empty_like(x)
+        if g.transposed:
+            conv(dy, w, out=dx, handle=handle, **named)
+        else:
+            conv_backward_data(dy, w, x.shape, out=dx, handle=handle, **named)
+        return dx
+
+    return ours
 
 
-def _filter_gradient(dy: Tensor, x: Tensor, w: Tensor, g: Geometry, handle: Handle) -> Tensor:
-    wide, narrow = (dy, x) if g.transposed else (x, dy)
-    return conv_backward_filter(
-        wide, narrow, w.shape, g.stride, g.padding, g.dilation, g.groups, out=torch.empty_like(w), handle=handle
-    )  # fmt: skip
+def _filter_gradient(g: Geometry, handle: Handle) -> Callable[..., Tensor]:
+    named = g.named
+
+    def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
+        wide, narrow = (dy, x) if g.transposed else (x, dy)
+        dw = torch.empty_like(w)
+        conv_backward_filter(wide, narrow, w.shape, out=dw, handle=handle, **named)
+        return dw
+
+    return ours
 
 
-def _bias_gradient(dy: Tensor, x: Tensor, w: Tensor, g: Geometry, handle: Handle) -> Tensor:
-    return conv_backward_bias(dy, handle=handle)
+def _bias_gradient(g: Geometry, handle: Handle) -> Callable[..., Tensor]:
+    def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
+        db: Tensor = conv_backward_bias(dy, handle=handle)
+        return db
+
+    return ours
 
 
-# ---- what both share ----
+def _problem(direction: str, x: Tensor, w: Tensor, y: Tensor, g: Geometry) -> Problem | None:
+    """What ours computes, as a problem of the library; None for what it has no problem for.
 
-
-def refusal(*operands: Tensor) -> str | None:
-    """Why operands cannot be ours, in words; None if they can. What else ours refuses it says itself."""
-    first = operands[0]
-    if is_disabled():
-        return "JITDNN_DISABLE is set"
-    if first.device.type not in DEVICES:
-        return f"the operands are on {first.device.type}: ours run on {' and '.join(DEVICES)}"
-    for operand in operands:
-        if operand.dtype not in DTYPES:
-            return f"an operand is {operand.dtype}: it must be {', '.join(map(str, DTYPES))}"
-        if operand.dtype != first.dtype or operand.device != first.device:
-            return "the operands are of several types or devices: torch's own kernel says so"
-        if operand.layout is not torch.strided or operand.is_conj() or operand.is_neg():
-            return "an operand is sparse, or a view that is conjugated or negated when it is read"
-        if operand.numel() == 0:
-            return "an operand is empty"
-    return None
-
-
-def _chosen(
-    what: str,
-    handle: Handle,
-    options: str,
-    x: Tensor,
-    ours: Callable[..., Tensor],
-    stock: Callable[..., Tensor],
-    operands: tuple[Any, ...],
-) -> _Kind:
-    def call(function: Callable[..., Tensor]) -> Callable[[], Tensor]:
-        return lambda: function(*operands)
-
-    text = f"{what} options {options}" if options else what
-    decision = decide(text, handle, x.device, parse(options).measure, call(ours), call(stock))
-    return _Kind(decision, ours if decision.is_ours else stock)
-
-
-def _named(direction: str, x: Tensor, w: Tensor, g: Geometry, has_bias: bool) -> str:
-    """The name of a kind of call in the store."""
+    A transposed convolution is the data's gradient of the one that leads from its result back to its x.
+    """
+    kinds = {"forward": "bwd_data", "data": "fwd"} if g.transposed else {"forward": "fwd", "data": "bwd_data"}
+    wide, narrow = (y, x) if g.transposed else (x, y)
     try:
-        kind = {"forward": "fwd", "data": "bwd_data", "filter": "bwd_filter"}.get(direction)
-        if kind is not None and not g.transposed:
-            one, other = (
-                TensorDescriptor(tuple(t.shape), t.stride(), DTYPES[t.dtype]).normalized() for t in (x, w)
-            )
-            problem = Convolution.make(kind, one, other, g.stride, g.padding, g.dilation, g.groups)
-            return f"torch {problem}{' with a bias' if has_bias else ''}"
-    except JitdnnError:  # what it is that ours refuses is said when it is called
-        pass
-    shapes = f"x {tuple(x.shape)} {x.stride()} w {tuple(w.shape)} {w.stride()} {x.dtype}"
-    return f"torch {direction} {shapes} {g}{' with a bias' if has_bias else ''}"
+        image, filter, result, dy = (
+            TensorDescriptor(tuple(t.shape), t.stride(), DTYPES[t.dtype]).normalized()
+            for t in (wide, w, narrow, y)
+        )
+        if direction == "bias":
+            return BiasGradient.make(dy)
+        return Convolution.make(kinds.get(direction, "bwd_filter"), image, filter, y=result, **g.named)
+    except (JitdnnError, KeyError):  # what it is that ours refuses it says when it is called
+        return None
 
 
-def _below_autograd(function: Any, *arguments: Any, **named: Any) -> Any:
-    """Call an operator of torch's from a kernel of ours, past `jitdnn.torch.install`."""
-    from jitdnn.frameworks.torch.install import stock
-
-    return stock(function, *arguments, **named)
+DIRECTIONS = ("forward", "data", "filter", "bias")
+_forward = Computation("forward", _prepare_forward, 9)
+_GRADIENTS = tuple(
+    Computation(name, lambda *operands, number=number: _prepare_backward(number, *operands), 9)
+    for number, name in enumerate(DIRECTIONS[1:])
+)

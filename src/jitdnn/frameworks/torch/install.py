@@ -13,6 +13,7 @@ import torch
 from jitdnn.errors import NotSupported
 from jitdnn.frameworks.torch import convolution as kernels
 from jitdnn.frameworks.torch.options import Options
+from jitdnn.frameworks.torch.stock import KEYS, originals
 from jitdnn.locks import lock
 
 aten = torch.ops.aten
@@ -20,10 +21,8 @@ _REPLACED = {
     "convolution": aten.convolution.default,
     "convolution_backward": aten.convolution_backward.default,
 }
-_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 _lock = lock()
 _library: torch.library.Library | None = None
-_originals: dict[tuple[Any, str], Any] = {}
 
 
 def install(**options: Any) -> None:
@@ -41,11 +40,11 @@ def install(**options: Any) -> None:
         )
     uninstall()
     with _lock:
-        for device, key in _KEYS.items():
+        for device, key in KEYS.items():
             for name, function in _REPLACED.items():
-                _originals[function, device] = torch.library.get_kernel(f"aten::{name}", key)
+                originals[function, device] = torch.library.get_kernel(f"aten::{name}", key)
         library = torch.library.Library("aten", "IMPL")
-        for key in _KEYS.values():
+        for key in KEYS.values():
             library.impl("convolution", _forward(text), key, allow_override=True)
             library.impl("convolution_backward", _backward(text), key, allow_override=True)
         _library = library
@@ -58,23 +57,12 @@ def uninstall() -> None:
         if _library is not None:
             _library._destroy()
             _library = None
-            _originals.clear()
+            originals.clear()
 
 
 def is_installed() -> bool:
     """Whether the kernels of torch's convolutions are ours now."""
     return _library is not None
-
-
-def stock(function: Any, *arguments: Any, **named: Any) -> Any:
-    """Call an operator with torch's own kernel, whether ours are installed or not."""
-    if _library is not None:
-        tensor = arguments[0]
-        original = _originals.get((function, tensor.device.type))
-        if original is not None:
-            key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEYS[tensor.device.type]))
-            return original.call_boxed(key, *arguments, *named.values())
-    return function(*arguments, **named)
 
 
 def _forward(options: str) -> Any:

@@ -1,179 +1,31 @@
-"""The operators `torch.ops.jitdnn.*`: their schemas, shapes, gradients, types under autocast and rule for vmap.
-
-`jitdnn::convolution` has the meaning of `aten::convolution`, of any number of derivatives.
-"""
+"""The operators `torch.ops.jitdnn.*`; importing this defines them all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.library import Library
-
-from jitdnn.frameworks.torch import convolution as kernels
-
-aten = torch.ops.aten
-_ARGUMENTS = (
-    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, "
-    "SymInt groups"
+from jitdnn.frameworks.torch.activation import activation, activation_backward
+from jitdnn.frameworks.torch.convolution_operators import convolution, convolution_backward
+from jitdnn.frameworks.torch.linear import linear, linear_backward
+from jitdnn.frameworks.torch.normalization import (
+    batch_norm,
+    batch_norm_backward,
+    layer_norm,
+    layer_norm_backward,
 )
-_library = Library("jitdnn", "DEF")
-_library.define(f'convolution(Tensor x, Tensor w, Tensor? bias, {_ARGUMENTS}, str options="") -> Tensor')
-_library.define(
-    f"convolution_backward(Tensor dy, Tensor x, Tensor w, {_ARGUMENTS}, bool[3] output_mask, "
-    'str options="") -> (Tensor, Tensor, Tensor)'
-)
-for _key in ("CPU", "CUDA"):
-    _library.impl("convolution", kernels.forward, _key)
-    _library.impl("convolution_backward", kernels.backward, _key)
+from jitdnn.frameworks.torch.pooling import avg_pool, avg_pool_backward, max_pool, max_pool_backward
 
-convolution = torch.ops.jitdnn.convolution.default
-convolution_backward = torch.ops.jitdnn.convolution_backward.default
-
-
-def _fake_convolution(
-    x: Tensor, w: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    transposed: bool, output_padding: Sequence[int], groups: int, options: str = "",
-) -> Tensor:  # fmt: skip
-    # torch's own checks and shape rule; what lies where is ours
-    y = aten.convolution.default(x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
-    return torch.empty(y.shape, dtype=x.dtype, device=x.device, memory_format=kernels.memory_format(x, w))
-
-
-def _fake_backward(
-    dy: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    transposed: bool, output_padding: Sequence[int], groups: int, output_mask: Sequence[bool], options: str = "",
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    nothing = x.new_empty((0,))
-    return (
-        torch.empty_like(x) if output_mask[0] else nothing,
-        torch.empty_like(w) if output_mask[1] else x.new_empty((0,)),
-        x.new_empty((dy.shape[1],)) if output_mask[2] else x.new_empty((0,)),
-    )
-
-
-torch.library.register_fake("jitdnn::convolution", _fake_convolution, lib=_library)
-torch.library.register_fake("jitdnn::convolution_backward", _fake_backward, lib=_library)
-
-
-def _save_convolution(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, bias, *arguments, options = inputs
-    ctx.save_for_backward(x, w)
-    ctx.arguments, ctx.options, ctx.has_bias = arguments, options, bias is not None
-
-
-def _backward_of_convolution(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    x, w = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    mask = [needs[0], needs[1], ctx.has_bias and needs[2]]
-    grads = convolution_backward(dy, x, w, *ctx.arguments, mask, ctx.options)
-    return (*(grad if is_wanted else None for grad, is_wanted in zip(grads, mask, strict=True)), *[None] * 7)
-
-
-torch.library.register_autograd(
-    "jitdnn::convolution", _backward_of_convolution, setup_context=_save_convolution, lib=_library
-)
-
-
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    dy, x, w, *arguments, mask, _options = inputs
-    ctx.save_for_backward(dy, x, w)
-    ctx.arguments, ctx.mask = arguments, mask
-    ctx.set_materialize_grads(False)
-
-
-def _double_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    dy, x, w = ctx.saved_tensors
-    wanted = [*ctx.needs_input_grad[:3]]
-    found = aten._convolution_double_backward.default(
-        grads[0] if ctx.mask[0] else None, grads[1] if ctx.mask[1] else None,
-        grads[2] if ctx.mask[2] else None, dy, w, x, *ctx.arguments, wanted,
-    )  # fmt: skip
-    ddy, dx, dw = found[0], found[1], found[2]
-    return (
-        *(g if is_wanted else None for g, is_wanted in zip((ddy, dx, dw), wanted, strict=True)),
-        *[None] * 8,
-    )
-
-
-torch.library.register_autograd(
-    "jitdnn::convolution_backward", _double_backward, setup_context=_save_backward, lib=_library
-)
-
-
-def _autocast(device: str) -> Any:
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
-
-    def convolution_in_lower_precision(x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
-        to = torch.get_autocast_dtype(device)
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return convolution(*(_lowered(one, to, device) for one in (x, w, bias)), *arguments)
-
-    return convolution_in_lower_precision
-
-
-def _lowered(operand: Tensor | None, to: torch.dtype, device: str) -> Tensor | None:
-    """An operand in the type that autocast asks for; double precision stays, as in torch."""
-    is_cast = (
-        operand is not None
-        and operand.device.type == device
-        and operand.is_floating_point()
-        and operand.dtype is not torch.float64
-    )
-    return operand.to(to) if is_cast and operand is not None else operand
-
-
-for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-    _library.impl("convolution", _autocast(_device), _key)
-
-
-def _batched(operand: Tensor, axis: int | None, size: int) -> Tensor:
-    """The operand with the axis of vmap in front, repeated where it has none."""
-    return operand.expand(size, *operand.shape) if axis is None else operand.movedim(axis, 0)
-
-
-def _as_channels(operand: Tensor) -> Tensor:
-    """(batch, N, C, space) as (N, batch * C, space): every call of the batch becomes groups of its own."""
-    return operand.transpose(0, 1).flatten(1, 2)
-
-
-def _from_channels(operand: Tensor, size: int) -> Tensor:
-    return operand.unflatten(1, (size, -1)).transpose(0, 1)
-
-
-def _convolution_over_batch(
-    info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any
-) -> tuple[Tensor, int]:
-    *shape, groups, options = arguments
-    size = info.batch_size
-    if in_dims[1] is None and in_dims[2] is None and in_dims[0] is not None:
-        images = x.movedim(in_dims[0], 0)
-        y = convolution(images.flatten(0, 1), w, bias, *shape, groups, options)
-        return y.unflatten(0, images.shape[:2]), 0
-    x, w = (_batched(operand, axis, size) for operand, axis in zip((x, w), in_dims, strict=False))
-    bias = None if bias is None else _batched(bias, in_dims[2], size).flatten()
-    y = convolution(_as_channels(x), w.flatten(0, 1), bias, *shape, size * groups, options)
-    return _from_channels(y, size), 0
-
-
-def _backward_over_batch(
-    info: Any, in_dims: tuple[int | None, ...], dy: Tensor, x: Tensor, w: Tensor, *arguments: Any
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    *shape, groups, mask, options = arguments
-    size = info.batch_size
-    dy, x, w = (_batched(operand, axis, size) for operand, axis in zip((dy, x, w), in_dims, strict=False))
-    dx, dw, db = convolution_backward(
-        _as_channels(dy), _as_channels(x), w.flatten(0, 1), *shape, size * groups, mask, options
-    )
-    nothing = x.new_empty((size, 0))
-    return (
-        _from_channels(dx, size) if mask[0] else nothing,
-        dw.unflatten(0, (size, -1)) if mask[1] else nothing,
-        db.unflatten(0, (size, -1)) if mask[2] else nothing,
-    ), (0, 0, 0)
-
-
-torch.library.register_vmap("jitdnn::convolution", _convolution_over_batch, lib=_library)
-torch.library.register_vmap("jitdnn::convolution_backward", _backward_over_batch, lib=_library)
+__all__ = [
+    "activation",
+    "activation_backward",
+    "avg_pool",
+    "avg_pool_backward",
+    "batch_norm",
+    "batch_norm_backward",
+    "convolution",
+    "convolution_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "linear",
+    "linear_backward",
+    "max_pool",
+    "max_pool_backward",
+]

@@ -14,20 +14,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel, PlannedKernel
 from jitdnn.kernels.cuda.convolution.implicit_gemm.code import kernel_of, wgrad_kernel_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.cost import plan_of, wgrad_plan_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import Batch
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
-from jitdnn.kernels.cuda.gemm.algorithm import arithmetic_of, refuse_tensor_cores, tensor_core_bound
+from jitdnn.kernels.cuda.gemm.algorithm import TensorCoreAlgorithm, refuse_tensor_cores
 from jitdnn.kernels.cuda.gemm.code import Reordered
-from jitdnn.kernels.cuda.gemm.plan import TILES, Tile, linear_step
+from jitdnn.kernels.cuda.gemm.plan import Tile, linear_step
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
-from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
 
 ORIENTATIONS = ("rows", "columns", "across")
@@ -46,19 +44,13 @@ class Orientation:
         return self.name != "rows"
 
 
-class TensorCoreMatmul(Algorithm):
-    """Multistage tiles on the tensor cores, sums in f32; few tiles are split along k."""
+class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
+    """Products as convolutions; few tiles are split along k."""
 
-    name: ClassVar[str] = "matrix_units"
-    problem: ClassVar[type[Problem]] = MatMul
-    deterministic: ClassVar[bool] = True
-    uses_workspace: ClassVar[bool] = True
+    name = "matrix_units"
+    problem = MatMul
 
-    def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
-        self._tiles = tiles
-
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, MatMul)
+    def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if 0 in problem.c.shape or not problem.k:
             return "there is nothing to multiply"
         if problem.k >= 2**30 or problem.n >= 2**30 or problem.m >= 2**30:
@@ -67,40 +59,30 @@ class TensorCoreMatmul(Algorithm):
             return f"the products of the batch {problem.batch} are not evenly spaced in memory: make its tensors dense"
         return refuse_tensor_cores(problem.a.dtype, math.prod(problem.batch), device)
 
-    def arithmetic(self, problem: Problem) -> str:
-        return arithmetic_of(problem)
-
-    def error_bound(self, problem: Problem) -> float:
-        return tensor_core_bound(problem)
-
-    def plan(
-        self, problem: Problem, device: Device, has_epilogue: bool = True
+    def sizes(
+        self, problem: MatMul, device: GpuDevice, has_epilogue: bool = True
     ) -> tuple[Orientation, Plan | WgradPlan]:
         """The orientation and the plan that are expected to be fastest."""
-        assert isinstance(problem, MatMul)
-        return _plan(problem, device, self._tiles, self.uses_workspace, has_epilogue)  # type: ignore[arg-type]
+        return _plan(problem, device, self._tiles, self.uses_workspace, has_epilogue)
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return self.plan(problem, device, epilogue is not None)[1].workspace
+    def plan(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        orientation, plan = self.sizes(problem, device, epilogue is not None)
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return self.plan(problem, device, epilogue is not None)[1].seconds
+        def build() -> Kernel:
+            if isinstance(plan, WgradPlan):
+                kernel = wgrad_kernel_of(plan, device)
+            else:
+                kernel = kernel_of(plan, problem.c, device, epilogue, _indices(problem, orientation))
+            return Reordered(kernel, (1, 0)) if orientation.is_transposed else kernel
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        assert isinstance(problem, MatMul)
-        orientation, plan = self.plan(problem, device, epilogue is not None)
-        if isinstance(plan, WgradPlan):
-            kernel = wgrad_kernel_of(plan, device)
-        else:
-            kernel = kernel_of(plan, problem.c, device, epilogue, _indices(problem, orientation))
-        return Reordered(kernel, (1, 0)) if orientation.is_transposed else kernel
+        return PlannedKernel(plan.workspace, plan.seconds, build)
 
 
 class TensorCoreMatmulInPlace(TensorCoreMatmul):
     """The same without workspace: nothing is packed, and k is not split."""
 
-    name: ClassVar[str] = "matrix_units_in_place"
-    uses_workspace: ClassVar[bool] = False
+    name = "matrix_units_in_place"
+    uses_workspace = False
 
 
 def batch_steps(problem: MatMul) -> tuple[int, int, int] | None:
@@ -154,6 +136,6 @@ def _plan(
     for name in ORIENTATIONS if not has_epilogue else ORIENTATIONS[:2]:
         orientation = orientation_of(problem, name)
         given = orientation.problem, device, tiles, uses_workspace, orientation.batch
-        plan = wgrad_plan_of(*given) if name == "across" else plan_of(*given)  # type: ignore[arg-type]
+        plan = wgrad_plan_of(*given) if name == "across" else plan_of(*given)
         found.append((orientation, plan))
     return min(found, key=lambda one: one[1].seconds)

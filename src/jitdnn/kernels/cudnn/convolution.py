@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from jitdnn.devices.cuda import CudaDevice
 from jitdnn.devices.cuda_driver import current, is_current, relaxed
@@ -19,9 +19,9 @@ from jitdnn.errors import DeviceError
 from jitdnn.kernels.algorithm import (
     UNIT_ROUNDOFF,
     Algorithm,
-    Device,
     Epilogue,
-    Kernel,
+    KernelAlgorithm,
+    PlannedKernel,
     storing_roundoff,
     summation_bound,
     terms,
@@ -50,10 +50,10 @@ class Method:
     is_tf32: bool = False
 
 
-class LegacyConvolution(Algorithm):
+class LegacyConvolution(KernelAlgorithm[Convolution, CudaDevice]):
     """One of cuDNN's algorithms in one direction."""
 
-    problem: ClassVar[type[Problem]] = Convolution
+    problem = Convolution
     method: ClassVar[Method]
 
     @property
@@ -61,8 +61,7 @@ class LegacyConvolution(Algorithm):
         """The library's: times of another one are not used."""
         return 0 if missing() else library().version
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def refusal(self, problem: Convolution, device: CudaDevice, epilogue: Epilogue | None) -> str | None:
         if not isinstance(device, CudaDevice) or device.index < 0:
             return f"cuDNN runs on NVIDIA GPUs, and {device.name} is none"
         reason = missing()
@@ -85,32 +84,25 @@ class LegacyConvolution(Algorithm):
             return str(error)
         return _needed(library(), device.index, problem, self.method.number, self.method.is_tf32)
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        needed = self._needed(cast(Convolution, problem), cast(CudaDevice, device))
+    def plan(self, problem: Convolution, device: CudaDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        needed = self._needed(problem, device)
         if isinstance(needed, str):
             raise DeviceError(f"{self.name} does not take {problem}: {needed}")
-        return needed
+        return PlannedKernel(
+            needed, _seconds(problem, device, self.method, needed),
+            lambda: ConvolutionKernel(problem, device, self.method, needed),
+        )  # fmt: skip
 
     def arithmetic(self, problem: Problem) -> str:
         return "tf32" if self.method.is_tf32 else super().arithmetic(problem)
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return _seconds(
-            cast(Convolution, problem), cast(CudaDevice, device), self.method, self.workspace(problem, device)
-        )
+    def error_of(self, problem: Convolution) -> float:
+        return _error(problem, self.method)
 
-    def error_bound(self, problem: Problem) -> float:
-        return _error(cast(Convolution, problem), self.method)
-
-    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return (
-            None if self.method.kind == "gemm" else "the other results of a tile that is transformed together"
-        )
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        assert isinstance(problem, Convolution)
-        assert isinstance(device, CudaDevice)
-        return ConvolutionKernel(problem, device, self.method, self.workspace(problem, device))
+    def spreads_to(self, problem: Convolution, device: CudaDevice, epilogue: Epilogue | None) -> str | None:
+        if self.method.kind == "gemm":
+            return None
+        return "the other results of a tile that is transformed together"
 
 
 def algorithm(method: Method) -> Algorithm:

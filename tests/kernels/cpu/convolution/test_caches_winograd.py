@@ -55,7 +55,7 @@ def winograd_plans(name: str, words: str, prepacked: bool = False) -> list[Winog
 
 
 def winograd_wgrad_plan(name: str, words: str) -> WinogradWgradPlan:
-    return WinogradWgrad().plan(convolution(words, "bwd_filter"), device(name))
+    return WinogradWgrad().sizes(convolution(words, "bwd_filter"), device(name).isa)
 
 
 # ---- Winograd
@@ -147,7 +147,7 @@ def test_winograd_wgrad_blocks_follow_the_caches() -> None:
     for words in LAYERS:
         problem = convolution(words, "bwd_filter")
         plans = [
-            WinogradWgrad().plan(problem, CpuDevice(replace(isa("avx512"), processor=processor), 1))
+            WinogradWgrad().sizes(problem, replace(isa("avx512"), processor=processor))
             for processor in (small, large)
         ]
         sizes = [(p.order, p.unit_tiles, p.kc, p.mc_blocks, p.nc_panels, p.split_k) for p in plans]

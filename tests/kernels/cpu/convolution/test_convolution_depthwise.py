@@ -12,8 +12,8 @@ import pytest
 
 from conformance import check, compare, make_case, run
 from convolution_cases import convolution
-from jitdnn.devices.cpu import host
-from jitdnn.kernels.algorithm import Device, Epilogue
+from jitdnn.devices.cpu import CpuDevice, host
+from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.direct.algorithm import Depthwise, DepthwiseWgrad, Direct
 from jitdnn.kernels.cpu.convolution.direct.over_channels.plan import ChannelTile, OverChannels
 from jitdnn.kernels.cpu.convolution.direct.over_groups import cost as over_groups
@@ -27,7 +27,7 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_over_groups.plan import WgradGr
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import cost as wgrad_over_pixels
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels, WgradPixelTile
 from jitdnn.kernels.cpu.lowering import lower_convolution
-from jitdnn.problems import Convolution, Problem
+from jitdnn.problems import Convolution
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import TensorDescriptor
 
@@ -43,7 +43,7 @@ class Prescribed(Direct):
         self.name = f"prescribed {plans}"  # type: ignore[misc]
 
     def plans(
-        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
+        self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None = None
     ) -> Sequence[DirectPlan]:
         return self.prescribed
 

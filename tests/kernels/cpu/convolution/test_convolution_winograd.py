@@ -148,9 +148,9 @@ class Forced(Winograd4):
         tiling, _, mc_rows, data_kc = self.sizes
         return Forced(tiling, True, mc_rows, data_kc, True)
 
-    def plans(self, problem: Problem, device: object, epilogue: Epilogue | None = None) -> list[WinogradPlan]:
-        assert isinstance(problem, Convolution)
-        assert isinstance(device, CpuDevice)
+    def plans(
+        self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None = None
+    ) -> list[WinogradPlan]:
         c = forwards(lower_convolution(problem, epilogue.operands if epilogue else ())[0])
         p = WinogradPlan(c, device.isa, *self.sizes)
         return [p if p.is_data_resident else replace(p, mc_rows=p.tile_rows)]

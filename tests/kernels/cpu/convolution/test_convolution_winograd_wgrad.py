@@ -58,7 +58,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Sequence[WinogradWgrad]:
 @pytest.mark.parametrize("words", SHAPES)
 def test_orders(only: list[WinogradWgrad], words: str, order: Order) -> None:
     problem, algorithm = convolution(words, "bwd_filter"), WinogradWgrad(order)
-    assert algorithm.plan(problem, host(1)).order == order
+    assert algorithm.sizes(problem, host(1).isa).order == order
     only.append(algorithm)
     assert check(problem) == {"winograd_filter"}
 
@@ -80,10 +80,10 @@ def test_several_blocks_and_splits(only: list[WinogradWgrad], monkeypatch: pytes
     """Sums that are carried from block to block, the last of which is short, and sets of them that are added."""
     problem = convolution("conv_bwd_filter n13 c16 h13 w15 k16 r3 s3 pad1")
     algorithm = WinogradWgrad("tile-resident")
-    plan = replace(algorithm.plan(problem, host(1)), kc_units=2, split_k=3)
+    plan = replace(algorithm.sizes(problem, host(1).isa), kc_units=2, split_k=3)
     assert plan.tile_blocks > 2 * plan.split_k
     assert plan.unit_count % plan.kc_units == 1
-    monkeypatch.setattr(algorithm, "plan", lambda problem, device: plan)
+    monkeypatch.setattr(algorithm, "sizes", lambda problem, processor: plan)
     only.append(algorithm)
     assert check(problem) == {"winograd_filter"}
 

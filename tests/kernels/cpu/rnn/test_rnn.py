@@ -237,9 +237,9 @@ def test_shared_steps_pieces_of_panels_and_groups_of_tiles_are_met() -> None:
     p, device = parse(f"rnn_fwd {WORDS[0]}"), host(2)
     assert isinstance(p, Recurrent)
     for launch in (launch_of(p, device), launch_of(p.directed("bwd_data"), device)):
-        integers = dict(zip(launch.plan.slots, launch.integers, strict=True))
+        integers = dict(zip(launch.key.slots, launch.integers, strict=True))
         assert dict(launch.phases)["step"] == 2
-        assert p.batch > TILES_PER_GROUP * launch.plan.step_rows
+        assert p.batch > TILES_PER_GROUP * launch.key.step_rows
         assert integers["step.chunk"] < p.size
 
 
@@ -262,7 +262,7 @@ def test_the_code_does_not_depend_on_steps_batch_and_order() -> None:
     other = parse("rnn_fwd lstm t50 n16 inputs4 hidden6 lengths64 f32 x=s4,200,1")
     assert isinstance(one, Recurrent)
     assert isinstance(other, Recurrent)
-    assert launch_of(one, device).plan == launch_of(other, device).plan
+    assert launch_of(one, device).key == launch_of(other, device).key
     assert FusedSteps().refuse(other, device) is None
 
 

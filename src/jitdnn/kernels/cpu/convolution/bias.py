@@ -14,24 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import cast
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
-from jitdnn.kernels.algorithm import (
-    UNIT_ROUNDOFF,
-    Algorithm,
-    Device,
-    Epilogue,
-    Kernel,
-    summation_bound,
-)
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, TypedAlgorithm, summation_bound
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
 from jitdnn.problems.convolution_bias import BiasGradient
-from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 from jitdnn.rtcg.compile import load
 
@@ -54,14 +45,12 @@ def _pixels(problem: BiasGradient) -> list[tuple[int, int]]:
     return joined or [(1, 1)]
 
 
-class _BiasAlgorithm(Algorithm):
+class _BiasAlgorithm(TypedAlgorithm[BiasGradient, CpuDevice]):
     problem = BiasGradient
     deterministic = True
+    takes_no_epilogue = "the gradient of a bias takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return "the gradient of a bias takes no epilogue" if epilogue is not None else None
-
-    def error_bound(self, problem: Problem) -> float:
+    def error_of(self, problem: BiasGradient) -> float:
         return max(16.0 * UNIT_ROUNDOFF[problem.dtype], summation_bound(problem))
 
 
@@ -124,27 +113,25 @@ class BiasRows(_BiasAlgorithm):
 
     name = "rows"
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        bias, processor = cast(BiasGradient, problem), cast(CpuDevice, device)
-        lanes = processor.isa.lanes(problem.dtype)
-        axes, channels = _pixels(bias), bias.dy.shape[1]
+    def seconds_of(self, plan: BiasGradient, device: CpuDevice) -> float:
+        lanes = device.isa.lanes(plan.dtype)
+        axes, channels = _pixels(plan), plan.dy.shape[1]
         extent, stride = axes[-1]
         vectors = channels * prod(e for e, _ in axes[:-1]) * ceil_div(extent, lanes)
         rows = channels * prod(e for e, _ in axes[:-1])
         cycles = vectors * (2.0 if stride == 1 else 2.0 * lanes) + rows * 20.0
-        return seconds_of(problem, processor, cycles, channels)
+        return seconds_of(plan, device, cycles, channels)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        bias, processor = cast(BiasGradient, problem), cast(CpuDevice, device)
-        axes, channels = _pixels(bias), bias.dy.shape[1]
-        code = _RowsCode(problem.dtype, len(axes), axes[-1][1] == 1)
-        library = load("bias_rows", code, processor.isa, lambda module: _trace_rows(module, code))
-        tasks, per_task = split_units(channels, device, self.estimate(problem, device) * device.threads)
+    def kernel_of(self, plan: BiasGradient, device: CpuDevice) -> Kernel:
+        axes, channels = _pixels(plan), plan.dy.shape[1]
+        code = _RowsCode(plan.dtype, len(axes), axes[-1][1] == 1)
+        library = load("bias_rows", code, device.isa, lambda module: _trace_rows(module, code))
+        tasks, per_task = split_units(channels, device, self.seconds_of(plan, device) * device.threads)
         extras = [
-            channels, per_task, bias.dy.strides[1], bias.db.strides[0],
+            channels, per_task, plan.dy.strides[1], plan.db.strides[0],
             *(e for e, _ in axes), *(s for _, s in axes),
         ]  # fmt: skip
-        return CpuKernel(library, [("bias", tasks)], 2, device.threads if tasks > 1 else 1, extras)
+        return CpuKernel(library, [("bias", tasks)], 2, device.threads, extras)
 
 
 # ---- channels
@@ -211,13 +198,13 @@ class BiasChannels(_BiasAlgorithm):
 
     name = "channels"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        stride = cast(BiasGradient, problem).dy.strides[1]
+    def refusal(self, problem: BiasGradient, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
+        stride = problem.dy.strides[1]
         if stride != 1:
             return (
                 f"channels of dy are {stride} elements apart: they must be neighbours, as in the layout nhwc"
             )
-        return super().refuse(problem, device, epilogue)
+        return None
 
     def _runs(self, problem: BiasGradient) -> tuple[int, int]:
         """How many runs of pixels, and how long each is."""
@@ -225,27 +212,23 @@ class BiasChannels(_BiasAlgorithm):
         per_run = max(_RUN, _RUN_ELEMENTS // problem.dy.shape[1], ceil_div(pixels, _MOST_RUNS))
         return ceil_div(pixels, per_run), per_run
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        bias = cast(BiasGradient, problem)
-        return self._runs(bias)[0] * bias.dy.shape[1] * 8
+    def workspace_of(self, plan: BiasGradient, device: CpuDevice) -> int:
+        return self._runs(plan)[0] * plan.dy.shape[1] * 8
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        bias, processor = cast(BiasGradient, problem), cast(CpuDevice, device)
-        vectors = ceil_div(bias.dy.shape[1], processor.isa.lanes(problem.dtype))
-        runs, per_run = self._runs(bias)
+    def seconds_of(self, plan: BiasGradient, device: CpuDevice) -> float:
+        vectors = ceil_div(plan.dy.shape[1], device.isa.lanes(plan.dtype))
+        runs, per_run = self._runs(plan)
         cycles = runs * per_run * (4.0 + 1.5 * vectors) + runs * vectors * 20.0
-        return seconds_of(problem, processor, cycles, runs)
+        return seconds_of(plan, device, cycles, runs)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        bias, processor = cast(BiasGradient, problem), cast(CpuDevice, device)
-        axes = _pixels(bias)
-        code = _ChannelsCode(problem.dtype, len(axes))
-        library = load("bias_channels", code, processor.isa, lambda module: _trace_channels(module, code))
-        runs, per_run = self._runs(bias)
-        tasks, per_task = split_units(runs, device, self.estimate(problem, device) * device.threads)
+    def kernel_of(self, plan: BiasGradient, device: CpuDevice) -> Kernel:
+        axes = _pixels(plan)
+        code = _ChannelsCode(plan.dtype, len(axes))
+        library = load("bias_channels", code, device.isa, lambda module: _trace_channels(module, code))
+        runs, per_run = self._runs(plan)
+        tasks, per_task = split_units(runs, device, self.seconds_of(plan, device) * device.threads)
         extras = [
-            bias.dy.shape[1], prod(e for e, _ in axes), per_run, runs, per_task, bias.db.strides[0],
+            plan.dy.shape[1], prod(e for e, _ in axes), per_run, runs, per_task, plan.db.strides[0],
             *(e for e, _ in axes), *(s for _, s in axes),
         ]  # fmt: skip
-        threads = device.threads if tasks > 1 else 1
-        return CpuKernel(library, [("partial", tasks), ("total", 1)], 2, threads, extras)
+        return CpuKernel(library, [("partial", tasks), ("total", 1)], 2, device.threads, extras)

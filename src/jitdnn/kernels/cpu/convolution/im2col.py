@@ -20,16 +20,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.algorithm import Epilogue, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
 from jitdnn.tensor import DTYPES, TensorDescriptor, packed_strides, strided_view
 
 FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
@@ -432,7 +431,7 @@ class Im2colKernel:
             self._run(_Call(self, pointers, alpha, beta, workspace))
 
 
-class Im2col(Algorithm):
+class Im2col(KernelAlgorithm[Convolution, CpuDevice]):
     """Unfold every image into columns and multiply with NumPy's BLAS, as Caffe does: the baseline.
 
     Workspace: the columns of one image (of several small ones for wgrad), a padded copy of the image if there is
@@ -444,39 +443,34 @@ class Im2col(Algorithm):
     problem = Convolution
     deterministic = False
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+    def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         tensors = (operand.descriptor for operand in problem.operands)
         if any(tensor.dtype not in ("f32", "f64") for tensor in tensors):
             return "its products are computed by NumPy's BLAS, which takes f32 and f64 only"
         return None
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return _Layout(cast(Convolution, problem)).bytes
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        assert isinstance(problem, Convolution)
-        processor = cast(CpuDevice, device).isa.processor
+    def plan(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         layout = _Layout(problem)
-        moved = 0 if layout.x_matrix is not None else prod(layout.columns.shape) // layout.batch
-        if layout.padded is not None:
-            moved += prod(layout.padded.shape)
-        # folding reads, adds and writes every element where unfolding only copies it
-        traffic = (4 if problem.kind == "conv_bwd_data" else 2) * moved * DTYPES[layout.dtype] * layout.images
-        # a matrix of few rows or columns leaves most of a product's registers idle
-        groups, k, depth = layout.w_packed.shape
-        pixels = prod(problem.y.shape[2:])
-        narrow = min(1.0, min(k, depth) / NARROW)
-        if problem.kind != "conv_bwd_filter":
-            narrow *= min(1.0, (pixels + VECTOR_PIXELS) / NARROW)
-        if problem.kind == "conv_bwd_filter":  # each product of some images reads and writes all of dw
-            traffic += 2 * groups * k * depth * DTYPES[layout.dtype] * layout.images // layout.batch
-        traffic += sum(prod(tensor.shape) for tensor in (problem.x, problem.y)) * DTYPES[layout.dtype]
-        products = problem.flops / (narrow * GEMM_EFFICIENCY * device.peak_flops(problem.dtype))
-        copy_rate = cost.IM2COL_COPY_L2_RATE * processor.l2_rate * processor.clock
-        return products + traffic / copy_rate + SECONDS_AN_IMAGE * (1 + layout.images)
+        seconds = _seconds(problem, layout, device)
+        return PlannedKernel(layout.bytes, seconds, lambda: Im2colKernel(problem, epilogue))
 
-    def error_bound(self, problem: Problem) -> float:
-        return summation_bound(problem)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        return Im2colKernel(cast(Convolution, problem), epilogue)
+def _seconds(problem: Convolution, layout: _Layout, device: CpuDevice) -> float:
+    moved = 0 if layout.x_matrix is not None else prod(layout.columns.shape) // layout.batch
+    if layout.padded is not None:
+        moved += prod(layout.padded.shape)
+    # folding reads, adds and writes every element where unfolding only copies it
+    traffic = (4 if problem.kind == "conv_bwd_data" else 2) * moved * DTYPES[layout.dtype] * layout.images
+    # a matrix of few rows or columns leaves most of a product's registers idle
+    groups, k, depth = layout.w_packed.shape
+    pixels = prod(problem.y.shape[2:])
+    narrow = min(1.0, min(k, depth) / NARROW)
+    if problem.kind != "conv_bwd_filter":
+        narrow *= min(1.0, (pixels + VECTOR_PIXELS) / NARROW)
+    if problem.kind == "conv_bwd_filter":  # each product of some images reads and writes all of dw
+        traffic += 2 * groups * k * depth * DTYPES[layout.dtype] * layout.images // layout.batch
+    traffic += sum(prod(tensor.shape) for tensor in (problem.x, problem.y)) * DTYPES[layout.dtype]
+    products = problem.flops / (narrow * GEMM_EFFICIENCY * device.peak_flops(problem.dtype))
+    processor = device.isa.processor
+    copy_rate = cost.IM2COL_COPY_L2_RATE * processor.l2_rate * processor.clock
+    return products + traffic / copy_rate + SECONDS_AN_IMAGE * (1 + layout.images)

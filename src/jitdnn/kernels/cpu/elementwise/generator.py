@@ -125,8 +125,7 @@ def build_elementwise(
     ]  # fmt: skip
     trace = trace_tiles if is_crossed else _trace
     library = load("elementwise", code, processor.isa, lambda module: trace(module, code))
-    threads = processor.threads if tasks > 1 else 1
-    return CpuKernel(library, [("elementwise", tasks)], len(tensors), threads, extras)
+    return CpuKernel(library, [("elementwise", tasks)], len(tensors), processor.threads, extras)
 
 
 def _has_long_runs(nest: Nest, item: int, vector_bytes: int) -> bool:

@@ -229,10 +229,6 @@ class _Rows:
                 target.store(result.get(), i, mask)
 
 
-def _trace(module: Module, code: _Code) -> None:
-    _Rows(module, code)
-
-
 @dataclass(frozen=True)
 class _Layout:
     """The axes that are kept, joined where all tensors allow it: extents, and strides by name."""
@@ -326,7 +322,7 @@ class LayerNormRows(TypedAlgorithm[LayerNorm, CpuDevice]):
             **{f"kept{a}": extent for a, extent in enumerate(layout.extents)},
             **{f"{name}.{a}": step for name, steps in layout.strides.items() for a, step in enumerate(steps)},
         }  # fmt: skip
-        library = load("layer_norm", code, device.isa, lambda module: _trace(module, code))
+        library = load("layer_norm", code, device.isa, lambda module: _Rows(module, code))
         seconds = plan.bytes / cost.memory_speed(device.isa.processor, cost.LAYER_NORM_MEMORY_RATE)
         threads = device.threads if tasks > 1 and task_count(device, seconds) > 1 else 1
         phases = [("rows", tasks), ("columns", -(-run // block))]

@@ -203,8 +203,7 @@ class _WindowNorm(PlannedAlgorithm[WindowNorm, Plan, CpuDevice]):
             *(numbers[name] for name in NUMBERS), *map(_bits, (norm.k, norm.scale, norm.beta)),
             *(e for e, _ in axes), *(s[t] for t in range(len(steps)) for _, s in axes),
         ]  # fmt: skip
-        threads = device.threads if tasks > 1 else 1
-        return CpuKernel(library, [("window_norm", tasks)], len(steps), threads, extras)
+        return CpuKernel(library, [("window_norm", tasks)], len(steps), device.threads, extras)
 
 
 def _cycles(plan: Plan, lanes: int) -> float:

@@ -11,12 +11,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import CpuKernel
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.algorithm import (
+    UNIT_ROUNDOFF,
+    Epilogue,
+    Kernel,
+    PlannedAlgorithm,
+    TypedAlgorithm,
+    summation_bound,
+)
 from jitdnn.kernels.cpu.microkernel.nontemporal import is_streamed, stream_bytes
 from jitdnn.kernels.cpu.pooling import (
     cost,
@@ -32,6 +40,7 @@ from jitdnn.kernels.cpu.pooling.plan import (
     ChannelPlan,
     PoolingPlan,
     RowPlan,
+    UnpoolingPlan,
     WindowPlan,
     accumulator_bytes,
     accumulator_over_channels,
@@ -45,13 +54,13 @@ from jitdnn.kernels.cpu.schedule.cost import seconds_of
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.parallel import split_units
 from jitdnn.problems.pooling import Pooling
-from jitdnn.problems.problem import Problem
 from jitdnn.problems.unpooling import Unpooling
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
-from jitdnn.rtcg.isa import HALVES, ITEM_BYTES
+from jitdnn.rtcg.isa import HALVES, ITEM_BYTES, Isa
 from jitdnn.tensor import compute_dtype
 
+_TASK_CYCLES = 5e4  # of a task, at least
 _MOST_ROW_VECTORS = 8  # vectors of one row that are in registers at once
 _MOST_UNROLLED = 4  # rows of a window
 _SHORT_ROW = 4  # vectors of outputs: up to here a row's extents are compiled in, and its masks are constants
@@ -61,61 +70,57 @@ _SHORT_ROW = 4  # vectors of outputs: up to here a row's extents are compiled in
 class _Launch:
     """The plan of a kernel, what traces it, and how many units it has."""
 
+    problem: Pooling
     plan: PoolingPlan
     trace: Callable[[Module], None]
+    cycles: float  # of one thread
     units: int
     sizes: dict[str, int]  # values of the plan's slots that are not the geometry's or the units'
+    workspace: int
 
 
-class PoolingAlgorithm(Algorithm):
+class PoolingAlgorithm(PlannedAlgorithm[Pooling, _Launch, CpuDevice]):
     """What the four algorithms share."""
 
     problem = Pooling
     deterministic = True
+    takes_no_epilogue = "pooling takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        if epilogue is not None:
-            return "pooling takes no epilogue"
-        pooling = cast(Pooling, problem)
-        geometry = Geometry.of(pooling)
-        keeps_positions = pooling.mode == "max" and (
-            pooling.direction == "bwd" or pooling.indices is not None
+    def refusal(self, problem: Pooling, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
+        geometry = Geometry.of(problem)
+        keeps_positions = problem.mode == "max" and (
+            problem.direction == "bwd" or problem.indices is not None
         )
         if keeps_positions and geometry.inputs >= 2**31:
             return f"a plane of x has {geometry.inputs} elements: positions in it must fit 31 bits"
-        return self._refuse(pooling, geometry, device)
+        return self._refuse(problem, geometry, device)
 
     @abstractmethod
-    def _refuse(self, problem: Pooling, geometry: Geometry, device: Device) -> str | None:
+    def _refuse(self, problem: Pooling, geometry: Geometry, device: CpuDevice) -> str | None:
         """The constraint that fails, or None."""
 
     @abstractmethod
-    def _cycles(self, problem: Pooling, geometry: Geometry, lanes: int) -> float:
-        """Estimated cycles of one thread."""
+    def _launch(self, problem: Pooling, geometry: Geometry, device: CpuDevice, lanes: int) -> _Launch:
+        """The kernel's plan and units; lanes of the arithmetic."""
 
-    @abstractmethod
-    def _launch(self, problem: Pooling, geometry: Geometry, device: CpuDevice) -> _Launch:
-        """The kernel's plan and units."""
+    def plan(self, problem: Pooling, device: CpuDevice, epilogue: Epilogue | None) -> _Launch:
+        return self._launch(problem, Geometry.of(problem), device, device.isa.lanes(arithmetic_of(problem)))
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
-        lanes = processor.isa.lanes(arithmetic_of(pooling))
-        cycles = self._cycles(pooling, Geometry.of(pooling), lanes)
-        return seconds_of(problem, processor, cycles, max(1, int(cycles / 5e4)))
+    def workspace_of(self, plan: _Launch, device: CpuDevice) -> int:
+        return plan.workspace
 
-    def error_bound(self, problem: Problem) -> float:
+    def seconds_of(self, plan: _Launch, device: CpuDevice) -> float:
+        return seconds_of(plan.problem, device, plan.cycles, max(1, int(plan.cycles / _TASK_CYCLES)))
+
+    def error_of(self, problem: Pooling) -> float:
         return summation_bound(problem)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
-        geometry = Geometry.of(pooling)
-        launch = self._launch(pooling, geometry, processor)
-        plan, units = launch.plan, launch.units
-        library = load(f"pooling_{self.name}", plan, processor.isa, launch.trace)
-        tasks, per_task = split_units(units, device, self.estimate(problem, device) * device.threads)
-        values = geometry.values(units=units, per_task=per_task, **launch.sizes)
-        threads = device.threads if tasks > 1 else 1
-        return CpuKernel(library, [("pooling", tasks)], plan.tensors, threads, plan.slots.pack(values))
+    def kernel_of(self, plan: _Launch, device: CpuDevice) -> Kernel:
+        code = plan.plan
+        library = load(f"pooling_{self.name}", code, device.isa, plan.trace)
+        tasks, per_task = split_units(plan.units, device, self.seconds_of(plan, device) * device.threads)
+        values = Geometry.of(plan.problem).values(units=plan.units, per_task=per_task, **plan.sizes)
+        return CpuKernel(library, [("pooling", tasks)], code.tensors, device.threads, code.slots.pack(values))
 
 
 def _rows_of_outputs(geometry: Geometry) -> int:
@@ -139,7 +144,7 @@ class PoolingRows(PoolingAlgorithm):
 
     name = "rows"
 
-    def _refuse(self, problem: Pooling, geometry: Geometry, device: Device) -> str | None:
+    def _refuse(self, problem: Pooling, geometry: Geometry, device: CpuDevice) -> str | None:
         if gaps := _gaps_in_rows(problem, geometry):
             return gaps
         if geometry.is_adaptive:
@@ -153,19 +158,7 @@ class PoolingRows(PoolingAlgorithm):
             )
         return None
 
-    def _cycles(self, problem: Pooling, geometry: Geometry, lanes: int) -> float:
-        return cost.cycles_over_rows(problem, geometry, lanes)
-
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
-        geometry, dtype = Geometry.of(pooling), arithmetic_of(pooling)
-        if pooling.direction == "fwd" or geometry.is_partition:
-            return 0
-        sizes = accumulator_over_rows(geometry, processor.isa.lanes(dtype))
-        return accumulator_bytes(sizes, dtype, device.threads)
-
-    def _launch(self, problem: Pooling, geometry: Geometry, device: CpuDevice) -> _Launch:
-        lanes = device.isa.lanes(arithmetic_of(problem))
+    def _launch(self, problem: Pooling, geometry: Geometry, device: CpuDevice, lanes: int) -> _Launch:
         a0, a1, a2 = geometry.axes
         outputs = geometry.strides[1 if problem.direction == "fwd" else 0]
         fields: dict[str, Any] = common_fields(problem, geometry)
@@ -185,8 +178,12 @@ class PoolingRows(PoolingAlgorithm):
         units = geometry.images * geometry.channels
         if problem.direction == "fwd":
             units *= _rows_of_outputs(geometry)
-        sizes = accumulator_over_rows(geometry, lanes)
-        return _Launch(plan, lambda module: over_rows_code.trace(module, plan), units, sizes)
+        sizes, room = accumulator_over_rows(geometry, lanes), 0
+        if problem.direction == "bwd" and not geometry.is_partition:
+            room = accumulator_bytes(sizes, plan.computing, device.threads)
+        cycles = cost.cycles_over_rows(problem, geometry, lanes)
+        trace = partial(over_rows_code.trace, plan=plan)
+        return _Launch(problem, plan, trace, cycles, units, sizes, room)
 
 
 def _unrolled(axis: Axis) -> int:
@@ -198,7 +195,7 @@ class PoolingChannels(PoolingAlgorithm):
 
     name = "channels"
 
-    def _refuse(self, problem: Pooling, geometry: Geometry, device: Device) -> str | None:
+    def _refuse(self, problem: Pooling, geometry: Geometry, device: CpuDevice) -> str | None:
         for operand, strides in zip(problem.operands, geometry.strides, strict=True):
             if strides[1] != 1:
                 return (
@@ -213,17 +210,7 @@ class PoolingChannels(PoolingAlgorithm):
     def _accumulates_rows(self, problem: Pooling, geometry: Geometry) -> bool:
         return problem.direction == "bwd" and not geometry.is_partition
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        pooling, processor = cast(Pooling, problem), cast(CpuDevice, device)
-        geometry, dtype = Geometry.of(pooling), arithmetic_of(pooling)
-        if not self._accumulates_rows(pooling, geometry):
-            return 0
-        lanes = processor.isa.lanes(dtype)
-        vectors, _ = cost.choose_channel_vectors(pooling, geometry, lanes)
-        return accumulator_bytes(accumulator_over_channels(geometry, lanes * vectors), dtype, device.threads)
-
-    def _launch(self, problem: Pooling, geometry: Geometry, device: CpuDevice) -> _Launch:
-        lanes = device.isa.lanes(arithmetic_of(problem))
+    def _launch(self, problem: Pooling, geometry: Geometry, device: CpuDevice, lanes: int) -> _Launch:
         is_forward = problem.direction == "fwd"
         rows = geometry.images * (_rows_of_outputs(geometry) if is_forward else 1)
         vectors, has_tail = cost.choose_channel_vectors(problem, geometry, lanes)
@@ -232,20 +219,27 @@ class PoolingChannels(PoolingAlgorithm):
             group = (
                 geometry.channels
             )  # there are rows enough for all threads: a unit has all channels of a pixel
-        x = geometry.strides[0 if is_forward else 1]
+        x, accumulates_rows = (
+            geometry.strides[0 if is_forward else 1],
+            self._accumulates_rows(problem, geometry),
+        )
         fields: dict[str, Any] = common_fields(problem, geometry)
         plan = ChannelPlan(
             **fields,
             vectors=vectors,
             has_tail=has_tail,
-            accumulates_rows=self.workspace(problem, device) > 0,
+            accumulates_rows=accumulates_rows,
             nontemporal=is_streamed(problem.output, device.isa.processor),
             prefetches=x[1] == 1 and problem.x.nbytes >= stream_bytes(device.isa.processor),
             is_contiguous=tuple(strides[1] == 1 for strides in geometry.strides),
         )
         groups = ceil_div(geometry.channels, group)
-        sizes = {"group": group, "groups": groups} | accumulator_over_channels(geometry, lanes * vectors)
-        return _Launch(plan, lambda module: over_channels_code.trace(module, plan), rows * groups, sizes)
+        sizes = accumulator_over_channels(geometry, lanes * vectors)
+        room = accumulator_bytes(sizes, plan.computing, device.threads) if accumulates_rows else 0
+        sizes |= {"group": group, "groups": groups}
+        cycles = self._cycles(problem, geometry, lanes)
+        trace = partial(over_channels_code.trace, plan=plan)
+        return _Launch(problem, plan, trace, cycles, rows * groups, sizes, room)
 
 
 class PoolingStrided(PoolingChannels):
@@ -253,9 +247,12 @@ class PoolingStrided(PoolingChannels):
 
     name = "strided"
 
-    def _refuse(self, problem: Pooling, geometry: Geometry, device: Device) -> str | None:
+    def _refuse(self, problem: Pooling, geometry: Geometry, device: CpuDevice) -> str | None:
         is_dense = all(strides[1] == 1 for strides in geometry.strides)
-        if is_dense and self.workspace(problem, device) == PoolingChannels().workspace(problem, device):
+        channels = PoolingChannels()
+        if is_dense and self._accumulates_rows(problem, geometry) == channels._accumulates_rows(
+            problem, geometry
+        ):
             return "all channels are neighbours in memory: 'channels' is the same without the gathers"
         return None
 
@@ -272,7 +269,7 @@ class PoolingWindow(PoolingAlgorithm):
 
     name = "window"
 
-    def _refuse(self, problem: Pooling, geometry: Geometry, device: Device) -> str | None:
+    def _refuse(self, problem: Pooling, geometry: Geometry, device: CpuDevice) -> str | None:
         if gaps := _gaps_in_rows(problem, geometry):
             return gaps
         overlaps = any(axis.out > 1 and axis.stride < axis.span for axis in geometry.axes)
@@ -282,10 +279,7 @@ class PoolingWindow(PoolingAlgorithm):
             return f"the elements of a window lie {geometry.axes[2].dilation} apart in a row: they must be adjacent"
         return None
 
-    def _cycles(self, problem: Pooling, geometry: Geometry, lanes: int) -> float:
-        return cost.cycles_over_window(problem, geometry, lanes)
-
-    def _launch(self, problem: Pooling, geometry: Geometry, device: CpuDevice) -> _Launch:
+    def _launch(self, problem: Pooling, geometry: Geometry, device: CpuDevice, lanes: int) -> _Launch:
         fields: dict[str, Any] = common_fields(problem, geometry)
         # the gradient of a maximum is added to one element of its window: dx is set to beta * dx first in any case
         fields["is_partition"] = geometry.is_partition and problem.mode == "avg"
@@ -293,59 +287,55 @@ class PoolingWindow(PoolingAlgorithm):
         units = geometry.images * geometry.channels
         if problem.direction == "fwd":
             units *= _rows_of_outputs(geometry)
-        return _Launch(plan, lambda module: over_window_code.trace(module, plan), units, {})
+        cycles = cost.cycles_over_window(problem, geometry, lanes)
+        return _Launch(problem, plan, partial(over_window_code.trace, plan=plan), cycles, units, {}, 0)
 
 
-class ScatterUnpooling(Algorithm):
+class ScatterUnpooling(TypedAlgorithm[Unpooling, CpuDevice]):
     """Values are scattered one by one into a plane of workspace, which is stored once; gradients are gathered."""
 
     name = "scatter"
     problem = Unpooling
     deterministic = True
+    takes_no_epilogue = "unpooling takes no epilogue"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return "unpooling takes no epilogue" if epilogue is not None else None
+    def _sizes(self, problem: Unpooling, isa: Isa) -> tuple[UnpoolingPlan, int]:
+        """What is compiled, and elements of workspace of a thread."""
+        lanes = isa.lanes(compute_dtype(problem.dtype))
+        plan = unpooling_plan(problem, lanes, is_streamed(problem.output, isa.processor))
+        return plan, unpooling_pitch(plan, problem, lanes)
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        unpooling, dtype = cast(Unpooling, problem), compute_dtype(problem.dtype)
-        if unpooling.direction == "bwd":
+    def workspace_of(self, plan: Unpooling, device: CpuDevice) -> int:
+        if plan.direction == "bwd":
             return 0
-        isa = cast(CpuDevice, device).isa
-        lanes = isa.lanes(dtype)
-        plan = unpooling_plan(unpooling, lanes, is_streamed(problem.output, isa.processor))
-        return device.threads * unpooling_pitch(plan, unpooling, lanes) * ITEM_BYTES[dtype]
+        return device.threads * self._sizes(plan, device.isa)[1] * ITEM_BYTES[compute_dtype(plan.dtype)]
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        processor = cast(CpuDevice, device)
-        lanes = processor.isa.lanes(compute_dtype(problem.dtype))
-        cycles = cost.cycles_of_unpooling(cast(Unpooling, problem), lanes)
-        return seconds_of(problem, processor, cycles, max(1, int(cycles / 5e4)))
+    def seconds_of(self, plan: Unpooling, device: CpuDevice) -> float:
+        cycles = cost.cycles_of_unpooling(plan, device.isa.lanes(compute_dtype(plan.dtype)))
+        return seconds_of(plan, device, cycles, max(1, int(cycles / _TASK_CYCLES)))
 
-    def error_bound(self, problem: Problem) -> float:
+    def error_of(self, problem: Unpooling) -> float:
         return UNIT_ROUNDOFF[problem.dtype]
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        unpooling, processor = cast(Unpooling, problem), cast(CpuDevice, device)
-        lanes = processor.isa.lanes(compute_dtype(problem.dtype))
-        plan = unpooling_plan(unpooling, lanes, is_streamed(problem.output, processor.isa.processor))
-        library = load("unpooling", plan, processor.isa, lambda module: unpooling_code.trace(module, plan))
-        images, channels = unpooling.large.shape[:2]
-        blocks = ceil_div(channels, plan.planes)
-        units = images * blocks if problem.output.size else 0
-        tasks, per_task = split_units(units, device, self.estimate(problem, device) * device.threads)
+    def kernel_of(self, plan: Unpooling, device: CpuDevice) -> Kernel:
+        code, pitch = self._sizes(plan, device.isa)
+        library = load("unpooling", code, device.isa, partial(unpooling_code.trace, plan=code))
+        images, channels = plan.large.shape[:2]
+        blocks = ceil_div(channels, code.planes)
+        units = images * blocks if plan.output.size else 0
+        tasks, per_task = split_units(units, device, self.seconds_of(plan, device) * device.threads)
         values = {
             "units": units, "per_task": per_task, "blocks": blocks, "channels": channels,
-            "pitch": unpooling_pitch(plan, unpooling, lanes), "size": prod(unpooling.large.shape[2:]),
+            "pitch": pitch, "size": prod(plan.large.shape[2:]),
         }  # fmt: skip
-        for name, tensor in (("small", unpooling.small), ("large", unpooling.large)):
+        for name, tensor in (("small", plan.small), ("large", plan.large)):
             values |= {f"{name}{a}": extent for a, extent in enumerate(_three_axes(tensor.shape[2:], 1))}
-        for t, operand in enumerate(problem.operands):
+        for t, operand in enumerate(plan.operands):
             strides = operand.descriptor.strides
             padded = [*strides[:2], *_three_axes(strides[2:], 0)]
             values |= {f"stride{t}.{a}": stride for a, stride in enumerate(padded)}
-        threads = device.threads if tasks > 1 else 1
         return CpuKernel(
-            library, [("unpooling", tasks)], UNPOOLING_TENSORS, threads, UNPOOLING_SLOTS.pack(values)
+            library, [("unpooling", tasks)], UNPOOLING_TENSORS, device.threads, UNPOOLING_SLOTS.pack(values)
         )
 
 

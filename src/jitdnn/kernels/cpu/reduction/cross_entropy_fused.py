@@ -381,7 +381,7 @@ class CrossEntropyRows(PlannedAlgorithm[CrossEntropy, _Plan, CpuDevice]):
 
     def kernel_of(self, plan: _Plan, device: CpuDevice) -> Kernel:
         entropy = plan.problem
-        library = load("cross_entropy_rows", plan.code, device.isa, lambda module: _trace(module, plan.code))
+        library = load("cross_entropy_rows", plan.code, device.isa, lambda module: _Kernel(module, plan.code))
         steps = plan.rows.steps
         values = {
             "inner": plan.rows.inner, "classes": entropy.classes, "chunk": plan.chunk, "chunks": plan.chunks,
@@ -403,7 +403,3 @@ def _cycles(plan: _Plan, device: CpuDevice) -> float:
     a_vector, a_row = _CYCLES[plan.code.form]
     rows = plan.rows.outer * plan.rows.inner
     return rows * (a_row + plan.problem.classes * a_vector / lanes) + _CHUNK_CYCLES * plan.all
-
-
-def _trace(module: Module, code: _Code) -> None:
-    _Kernel(module, code)

@@ -107,8 +107,7 @@ class RowKernel:
             values[f"parameter{n}"] = int(struct.unpack("q", struct.pack("d", number))[0])
         library = load("rows", code, device.isa, lambda module: trace_rows(module, code))
         phases = [(name, tasks if in_parts else row_tasks) for name, in_parts in functions_of(code)]
-        threads = device.threads if tasks > 1 else 1
-        return CpuKernel(library, phases, code.pointers, threads, slots_of(code).pack(values))
+        return CpuKernel(library, phases, code.pointers, device.threads, slots_of(code).pack(values))
 
     @functools.cached_property
     def _plan(self) -> tuple[RowCode, Layout]:

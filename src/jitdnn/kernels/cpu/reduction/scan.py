@@ -105,8 +105,7 @@ def build_scan(
         extras += [tensor.strides[a] for a in outer]
     library = load("scan", code, processor.isa, lambda module: _trace(module, code))
     phases = [("totals", tasks), ("scan", tasks)] if is_split else [("scan", tasks)]
-    threads = processor.threads if tasks > 1 else 1
-    return CpuKernel(library, phases, len(tensors), threads, extras), units * 8 if is_split else 0
+    return CpuKernel(library, phases, len(tensors), processor.threads, extras), units * 8 if is_split else 0
 
 
 def _trace(module: Module, code: ScanCode) -> None:

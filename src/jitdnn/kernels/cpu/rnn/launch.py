@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu import cost as shares_of_caches
+from jitdnn.kernels.cpu.algorithm import Launch
 from jitdnn.kernels.cpu.random.philox import double_bits
 from jitdnn.kernels.cpu.rnn import backward_data_code, backward_weights_code, cost, forward_code
 from jitdnn.kernels.cpu.rnn.memory_layout import Workspace, strides_of, table_bases
@@ -33,18 +33,6 @@ _WORTH_SHARING = 12_000  # cycles of a step: less is done before another thread 
 Phases = list[tuple[str, int]]  # (task, how many of it), one after the other
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One problem on one device."""
-
-    plan: RecurrentPlan
-    trace: Callable[[Module], None]
-    cycles: float  # of everything on one thread
-    phases: Phases
-    workspace: Workspace
-    integers: list[int]  # values of the plan's slots
-
-
 def launch_of(p: Recurrent, device: CpuDevice) -> Launch:
     make = {"fwd": _forward, "bwd_data": _backward_data, "bwd_weights": _backward_weights}
     return make[p.direction](p, device)
@@ -64,7 +52,11 @@ def _launch(
     values |= {"steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers}
     values |= {"drop.threshold": rule.threshold, "drop.factor": double_bits(rule.factor)}
     values["drop.groups"] = ceil_div(p.rows, DROPOUT_ROWS)
-    return Launch(plan, trace, cycles, phases, workspace, [values[name] for name in plan.slots])
+    extras = [values[name] for name in plan.slots]
+    tasks = max(tasks for _, tasks in phases)
+    return Launch(
+        p, "fused_steps", plan, trace, phases, plan.pointers, cycles, tasks, workspace.bytes, extras
+    )
 
 
 def _dropout_phase(p: Recurrent, layer: int) -> Phases:

@@ -143,10 +143,6 @@ class _Affine:
             yield from self._nested(source + i * self.n[f"grid{axis}"], [*bases, self._base(axis, i, "f64")])
 
 
-def _trace(module: Module, code: _Code) -> None:
-    _Affine(module, code)
-
-
 class AffineRows(TypedAlgorithm[AffineGrid, CpuDevice]):
     """Row by row, with lanes along the last axis of space."""
 
@@ -185,6 +181,5 @@ class AffineRows(TypedAlgorithm[AffineGrid, CpuDevice]):
                 f"extent{axis}": extent, f"grid{axis}": grid.strides[1 + axis], f"first{axis}": first,
                 f"factor{axis}": double_bits(1 / parts if extent > 1 else 0.0),
             }  # fmt: skip
-        library = load("affine_grid", code, device.isa, lambda module: _trace(module, code))
-        threads = device.threads if tasks > 1 else 1
-        return CpuKernel(library, [("affine", tasks)], 2, threads, _slots(rank).pack(values))
+        library = load("affine_grid", code, device.isa, lambda module: _Affine(module, code))
+        return CpuKernel(library, [("affine", tasks)], 2, device.threads, _slots(rank).pack(values))

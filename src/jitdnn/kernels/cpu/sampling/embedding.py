@@ -289,7 +289,7 @@ class EmbeddingRows(TypedAlgorithm[Embedding, CpuDevice]):
         trace = _trace_forward if forward else _trace_backward
         library = load("embedding", code, device.isa, lambda module: trace(module, code))
         phases = [("gather", tasks)] if forward else [("sort", 1), ("sum", tasks)]
-        return CpuKernel(library, phases, 3, device.threads if tasks > 1 else 1, extras)
+        return CpuKernel(library, phases, 3, device.threads, extras)
 
 
 def _flat(strides: Sequence[Sequence[int]]) -> list[int]:

@@ -245,7 +245,6 @@ class GridSampleChannels(SampleAlgorithm):
         tasks, per_task = split_units(units, device, self._seconds(sample, device))
         values |= {"units": units, "per_task": per_task}
         library = load("grid_sample_channels", code, device.isa, lambda module: _trace(module, code))
-        threads = device.threads if tasks > 1 else 1
         return CpuKernel(
-            library, [("sample", tasks)], len(sample.operands), threads, plan.slots().pack(values)
+            library, [("sample", tasks)], len(sample.operands), device.threads, plan.slots().pack(values)
         )

@@ -327,7 +327,6 @@ class GridSamplePixels(SampleAlgorithm):
         tasks, per_task = split_units(units, device, self._seconds(sample))
         values |= {"units": units, "per_task": per_task}
         library = load("grid_sample_pixels", code, device.isa, lambda module: _trace(module, code))
-        threads = device.threads if tasks > 1 else 1
         return CpuKernel(
-            library, [("sample", tasks)], len(sample.operands), threads, plan.slots().pack(values)
+            library, [("sample", tasks)], len(sample.operands), device.threads, plan.slots().pack(values)
         )

@@ -170,10 +170,6 @@ class _Channels:
                     yield offset, k.splat(outer * weights[2].load(t2), self.lanes)
 
 
-def _trace(module: Module, code: _Code) -> None:
-    _Channels(module, code)
-
-
 class ResizeChannels(ResizeAlgorithm):
     """Vectors along channels that are neighbours: the way for channels-last tensors."""
 
@@ -216,6 +212,7 @@ class ResizeChannels(ResizeAlgorithm):
             **{f"x{a}": step for a, step in enumerate(strides_of(source))},
             **{f"y{a}": step for a, step in enumerate(strides_of(target))}, **addresses(tables),
         }  # fmt: skip
-        library = load("resize_channels", code, device.isa, lambda module: _trace(module, code))
-        threads = device.threads if tasks > 1 else 1
-        return WithTables(CpuKernel(library, [("resize", tasks)], 2, threads, _SLOTS.pack(values)), tables)
+        library = load("resize_channels", code, device.isa, lambda module: _Channels(module, code))
+        return WithTables(
+            CpuKernel(library, [("resize", tasks)], 2, device.threads, _SLOTS.pack(values)), tables
+        )

@@ -269,10 +269,6 @@ class _Rows:
         return result
 
 
-def _trace(module: Module, code: _Code) -> None:
-    _Rows(module, code)
-
-
 class ResizeRows(ResizeAlgorithm):
     """Vectors along the last axis, over a line of weighted rows."""
 
@@ -330,9 +326,10 @@ class ResizeRows(ResizeAlgorithm):
             **{f"x{a}": step for a, step in enumerate(steps[0])},
             **{f"y{a}": step for a, step in enumerate(steps[1])}, **addresses(tables),
         }  # fmt: skip
-        library = load("resize_rows", code, device.isa, lambda module: _trace(module, code))
-        threads = device.threads if tasks > 1 else 1
-        return WithTables(CpuKernel(library, [("resize", tasks)], 2, threads, _SLOTS.pack(values)), tables)
+        library = load("resize_rows", code, device.isa, lambda module: _Rows(module, code))
+        return WithTables(
+            CpuKernel(library, [("resize", tasks)], 2, device.threads, _SLOTS.pack(values)), tables
+        )
 
 
 def _real(problem: Resize) -> str:

@@ -35,12 +35,11 @@ def useful_threads(device: CpuDevice, cycles: float) -> int:
     return max(1, min(device.threads, int(cycles / _CYCLES_WORTH_A_THREAD)))
 
 
-def channels_last_group_cycles(problem: Problem, device: CpuDevice) -> float:
+def channels_last_group_cycles(problem: Convolution, device: CpuDevice) -> float:
     """Additional cycles of a convolution that computes one group after the other on channels-last tensors.
 
     The pixels of a group are not adjacent there, so that every line is loaded for one pixel only, and from memory.
     """
-    assert isinstance(problem, Convolution)
     processor = device.isa.processor
     if problem.groups == 1 or problem.bytes < processor.l2(cost.SEPARATE_GROUPS_L2):
         return 0.0

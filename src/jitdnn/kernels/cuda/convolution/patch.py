@@ -15,31 +15,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, cast
 
-from jitdnn.devices.gpu import Kernel
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
 
 
-class Patch(Algorithm):
+class Patch(KernelAlgorithm[Convolution, GpuDevice]):
     """Patches without overlap in all directions, as convolutions of fewer taps and more channels."""
 
     name = "patch"
     problem = Convolution
-    deterministic = True
 
     def __init__(self, *others: Algorithm) -> None:
         """`others`: what may run the convolution of fewer taps."""
         self._others = others
         self._inner = lru_cache(512)(self._fastest)
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.is_integer or problem.dtype not in HALVES:
             return f"it multiplies bf16 and f16, not {problem.x.dtype}: direct takes every type"
         folded = fold(problem)
@@ -50,40 +46,33 @@ class Patch(Algorithm):
             )
         if epilogue is not None and problem.direction == "bwd_data":
             return "the epilogue of a gradient of the data has another shape than the result it computes"
-        if self._inner(folded, cast(Any, device), epilogue) is None:
+        if self._inner(folded, device, epilogue) is None:
             return f"no algorithm takes {folded}"
         return None
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+    def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         inner, folded = self._chosen(problem, device, epilogue)
-        return inner.workspace(folded, device, epilogue)
+        workspace = inner.workspace(folded, device, epilogue)
+        seconds = inner.estimate(folded, device, epilogue)
+        return PlannedKernel(workspace, seconds, lambda: inner.build(folded, device, epilogue))
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        inner, folded = self._chosen(problem, device, epilogue)
-        return inner.estimate(folded, device, epilogue)
-
-    def error_bound(self, problem: Problem) -> float:
+    def error_of(self, problem: Convolution) -> float:
         return tensor_core_bound(problem)
 
-    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+    def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         inner, folded = self._chosen(problem, device, epilogue)
         return inner.spreads(folded, device, epilogue)
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        inner, folded = self._chosen(problem, device, epilogue)
-        return inner.build(folded, device, epilogue)
-
     def _chosen(
-        self, problem: Problem, device: Device, epilogue: Epilogue | None
+        self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None
     ) -> tuple[Algorithm, Convolution]:
-        assert isinstance(problem, Convolution)
         folded = fold(problem)
         assert folded is not None
-        inner = self._inner(folded, cast(Any, device), epilogue)
+        inner = self._inner(folded, device, epilogue)
         assert inner is not None
         return inner, folded
 
-    def _fastest(self, folded: Convolution, device: Device, epilogue: Epilogue | None) -> Algorithm | None:
+    def _fastest(self, folded: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> Algorithm | None:
         """The algorithm that should be fastest on the folded convolution."""
         takers = [other for other in self._others if other.refuse(folded, device, epilogue) is None]
         return min(takers, key=lambda other: other.estimate(folded, device, epilogue), default=None)

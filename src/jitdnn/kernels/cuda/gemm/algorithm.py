@@ -1,30 +1,43 @@
-"""What every algorithm on the tensor cores refuses and promises."""
+"""What every product on the tensor cores refuses and promises."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Device, storing_roundoff, summation_bound, terms
+from jitdnn.kernels.algorithm import KernelAlgorithm, OwnProblem, storing_roundoff, summation_bound, terms
 from jitdnn.kernels.cuda.gemm.code import MMA_FUNCTIONS
+from jitdnn.kernels.cuda.gemm.plan import TILES, Tile
 from jitdnn.problems.problem import Problem
 
 _MAX_GROUPS = 65535  # along the second axis of a grid
 
 
-def refuse_tensor_cores(dtype: str, groups: int, device: Device) -> str | None:
+def refuse_tensor_cores(dtype: str, groups: int, device: GpuDevice) -> str | None:
     """What the tensor cores cannot do of any product; None if they can."""
     if dtype not in MMA_FUNCTIONS:
         return f"the tensor cores multiply {', '.join(MMA_FUNCTIONS)} here, and the tensors are {dtype}"
-    gpu: GpuDevice = device  # type: ignore[assignment]
-    if not gpu.tensor_flops(dtype):
+    if not device.tensor_flops(dtype):
         return f"{device.name} has no tensor cores for {dtype}"
     if groups > _MAX_GROUPS:
         return f"{groups} groups are more than {_MAX_GROUPS}, which a launch can have"
     return None
 
 
-def arithmetic_of(problem: Problem) -> str:
-    """f32 tensors are multiplied as tf32; products of two numbers of half precision are exact."""
-    return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
+class TensorCoreAlgorithm(KernelAlgorithm[OwnProblem, GpuDevice]):
+    """Multistage tiles on the tensor cores, sums in f32 (i32 of i8), by the best of the given tiles."""
+
+    uses_workspace: ClassVar[bool] = True
+
+    def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
+        self._tiles = tiles
+
+    def arithmetic(self, problem: Problem) -> str:
+        """f32 tensors are multiplied as tf32; products of two numbers of half precision are exact."""
+        return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
+
+    def error_of(self, problem: OwnProblem) -> float:
+        return tensor_core_bound(problem)
 
 
 def tensor_core_bound(problem: Problem) -> float:

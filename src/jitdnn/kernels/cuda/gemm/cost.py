@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import (
-    GEMM_CLOCK,
-    L2_BYTES_PER_CYCLE,
     LAUNCH_SECONDS,
     LINE_BYTES,
-    RESERVED_SHARED,
     SECTOR_BYTES,
-    SHARED_BYTES_PER_CYCLE,
+    gemm_clock,
+    l2_bytes_per_cycle,
+    shared_bytes_per_cycle,
 )
 from jitdnn.kernels.cuda.gemm.plan import LONG_ROW_BYTES, Blocking, GemmSize, Pack, Tile
 from jitdnn.tensor import DTYPES
@@ -52,22 +51,24 @@ def seconds(
     efficiency = tile.efficiency * (tile.mn_major_efficiency if is_mn_major else 1.0)
     bk, warps = tile.k_bytes // size, tile.threads // 32
     resident = resident_blocks(tile, device)
+    clock, l2_bytes = gemm_clock(device.facts), l2_bytes_per_cycle(device.facts)
+    shared_bytes = shared_bytes_per_cycle(device.facts)
     stage = (tile.m + tile.n) * tile.k_bytes
     fragments = warps * (tile.wm + tile.wn) * tile.k_bytes
     stage_time = max(
         2.0 * tile.m * tile.n * bk * device.multiprocessors / (device.tensor_flops(dtype) * efficiency),
-        (stage + fragments) / (SHARED_BYTES_PER_CYCLE * GEMM_CLOCK),
-        stage / (L2_BYTES_PER_CYCLE * GEMM_CLOCK),
+        (stage + fragments) / (shared_bytes * clock),
+        stage / (l2_bytes * clock),
     )
     latency = max(tile.k_bytes / 32 * _STEP_CYCLES * max(1.0, warps / 8), _LATENCY_CYCLES / (tile.stages - 1))
-    single_block_time = max(stage_time, latency / GEMM_CLOCK)
+    single_block_time = max(stage_time, latency / clock)
     sums = tile.m * tile.n * 4
     epilogue = (
         _EPILOGUE_CYCLES
-        + 2 * sums / SHARED_BYTES_PER_CYCLE
-        + sums / (L2_BYTES_PER_CYCLE if blocking.splits > 1 else 1.5 * L2_BYTES_PER_CYCLE)
-    ) / GEMM_CLOCK
-    prologue = _PROLOGUE_CYCLES / GEMM_CLOCK
+        + 2 * sums / shared_bytes
+        + sums / (l2_bytes if blocking.splits > 1 else 1.5 * l2_bytes)
+    ) / clock
+    prologue = _PROLOGUE_CYCLES / clock
     unsplit_blocks = split_blocks = stages = 0
     for gemm in gemms:
         count, length = blocking.tiles(gemm) * gemm.groups, -(-gemm.k // bk)
@@ -96,7 +97,7 @@ def seconds(
         time += prologue + epilogue  # of the first and the last blocks, which nothing hides
     time = max(time, bytes_moved / device.bandwidth)
     if blocking.splits > 1:
-        rate = min(0.75 * L2_BYTES_PER_CYCLE * GEMM_CLOCK * device.multiprocessors, 2.1 * device.bandwidth)
+        rate = min(0.75 * l2_bytes * clock * device.multiprocessors, 2.1 * device.bandwidth)
         # what was just written is read from L2
         time += _REDUCTION_SECONDS + blocking.partial_bytes(gemms) / rate
     return time + LAUNCH_SECONDS
@@ -109,9 +110,10 @@ def pack_seconds(pack: Pack, device: GpuDevice) -> float:
 
 def resident_blocks(tile: Tile, device: GpuDevice) -> int:
     """Thread blocks that a multiprocessor runs at a time."""
-    return max(
-        1, min(tile.resident, (device.shared_bytes + RESERVED_SHARED) // (tile.shared + 2 * RESERVED_SHARED))
-    )
+    facts = device.facts
+    # what the kernel takes beside the tile counts as no more than what the system reserves
+    by_shared = facts.resident(tile.shared + facts.reserved_shared_bytes)
+    return max(1, min(tile.resident, by_shared, facts.resident_threads // tile.threads))
 
 
 def best_blocking(

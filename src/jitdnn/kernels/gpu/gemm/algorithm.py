@@ -5,16 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Epilogue, Kernel, OwnProblem, PlannedAlgorithm, summation_bound
+from jitdnn.kernels.algorithm import Epilogue, KernelAlgorithm, OwnProblem, PlannedKernel
 from jitdnn.kernels.gpu.gemm.code import build
 from jitdnn.kernels.gpu.gemm.cost import choose
-from jitdnn.kernels.gpu.gemm.plan import Contraction, GemmPlan
+from jitdnn.kernels.gpu.gemm.plan import Contraction
 
 
-class Contracted(PlannedAlgorithm[OwnProblem, GemmPlan, GpuDevice]):
+class Contracted(KernelAlgorithm[OwnProblem, GpuDevice]):
     """An algorithm of which only the contraction differs from others."""
-
-    deterministic = True
 
     @abstractmethod
     def lowered(self, problem: OwnProblem) -> Contraction:
@@ -25,17 +23,6 @@ class Contracted(PlannedAlgorithm[OwnProblem, GemmPlan, GpuDevice]):
             return "the device has no double precision: use f32"
         return None
 
-    def plan(self, problem: OwnProblem, device: GpuDevice, epilogue: Epilogue | None) -> GemmPlan:
-        return choose(self.lowered(problem), device, epilogue)
-
-    def workspace_of(self, plan: GemmPlan, device: GpuDevice) -> int:
-        return plan.workspace
-
-    def seconds_of(self, plan: GemmPlan, device: GpuDevice) -> float:
-        return plan.seconds
-
-    def error_of(self, problem: OwnProblem) -> float:
-        return summation_bound(problem)
-
-    def kernel_of(self, plan: GemmPlan, device: GpuDevice) -> Kernel:
-        return build(plan, device)
+    def plan(self, problem: OwnProblem, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        plan = choose(self.lowered(problem), device, epilogue)
+        return PlannedKernel(plan.workspace, plan.seconds, lambda: build(plan, device))

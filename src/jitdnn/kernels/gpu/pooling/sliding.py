@@ -14,7 +14,7 @@ from jitdnn.kernels.gpu.pooling.per_thread import (
     PlainPooling,
     common_defines,
 )
-from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS, RESIDENT_THREADS
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.problems.pooling import QUANTIZED, Pooling
 from jitdnn.tensor import DTYPES
 
@@ -101,7 +101,7 @@ class PoolingSliding(PlainPooling[SlidingPlan]):
         inner = _neighbours(vectors) if _vectorizes_over_channels(geometry, form) else 1
         outer = vectors // inner
         columns = geometry.images * vectors * tiles * depth.out
-        wanted = device.multiprocessors * RESIDENT_THREADS
+        wanted = device.multiprocessors * device.facts.resident_threads
         rows = next((r for r in (MOST_ROWS, 8, 4, 2) if columns * -(-lines // r) >= 4 * wanted), 1)
         chunks = -(-lines // rows)
         units = inner * tiles * chunks * outer * depth.out

@@ -1,4 +1,3 @@
 """What the planners of kernels in plain C know of every GPU."""
 
 LAUNCH_SECONDS = 3e-6
-RESIDENT_THREADS = 2048  # of a multiprocessor, at most

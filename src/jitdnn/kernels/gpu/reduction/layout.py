@@ -12,7 +12,6 @@ from math import prod
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.formulas.row_programs import Program
-from jitdnn.kernels.gpu.prelude.cost import RESIDENT_THREADS
 from jitdnn.kernels.gpu.reduction.plan import SHORT_BLOCK, WARP, Axis, Layout, keeps_order
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
@@ -210,7 +209,7 @@ class _Sizes:
             return self._made(False, 1, 1, 1, SHORT_BLOCK, True)
         row_threads = 1
         # rows of one pass are not kept: enough of them are better read by smaller thread blocks
-        resident = self.device.multiprocessors * (RESIDENT_THREADS // _STREAMING)
+        resident = self.device.multiprocessors * (self.device.facts.resident_threads // _STREAMING)
         is_streamed = self.loops == 1 and prod(extent for extent, _ in self.kept) >= _WAVES * resident
         while row_threads <= (_STREAMING if is_streamed else self.most_threads):
             steps = -(-vectors // row_threads)
@@ -276,7 +275,7 @@ class _Sizes:
     def _cut(self, over_rows: bool, steps: int, columns: int, row_threads: int, threads: int) -> Layout:
         """Long rows, in as many parts as keep the device busy."""
         whole = self._made(over_rows, steps, columns, row_threads, threads, False)
-        resident = self.device.multiprocessors * max(1, RESIDENT_THREADS // threads)
+        resident = self.device.multiprocessors * max(1, self.device.facts.resident_threads // threads)
         # rows of several passes are better left whole: the cache has what was read
         is_enough = whole.blocks >= (resident // 2 if self.loops > 1 and self.reduces else _WAVES * resident)
         chunk = row_threads * steps * (1 if over_rows else self.vector)

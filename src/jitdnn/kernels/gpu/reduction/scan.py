@@ -16,7 +16,6 @@ from typing import cast
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Device, Kernel
-from jitdnn.kernels.gpu.prelude.cost import RESIDENT_THREADS
 from jitdnn.rtcg.c_source import c_constant, c_function
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.folds import Fold, Reduction
@@ -96,7 +95,7 @@ def _form(tensors: Sequence[TensorDescriptor], axis: int, device: GpuDevice, is_
     rows = prod(shape[a] for a in kept)
     nearer = bool(kept) and abs(output.strides[kept[-1]]) < abs(output.strides[axis])
     over_rows = nearer or (extent <= _SHORT and rows > 1)
-    resident = device.multiprocessors * max(1, RESIDENT_THREADS // _THREADS)
+    resident = device.multiprocessors * max(1, device.facts.resident_threads // _THREADS)
     most_threads = min(_THREADS, device.max_threads)
     if over_rows:
         threads = min(128, most_threads)

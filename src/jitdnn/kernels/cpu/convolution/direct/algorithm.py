@@ -20,8 +20,8 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import CpuKernel
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch
 from jitdnn.kernels.cpu.convolution.direct.code import pointer_count
 from jitdnn.kernels.cpu.convolution.direct.over_channels import code as channels_code
 from jitdnn.kernels.cpu.convolution.direct.over_channels import cost as channels_cost
@@ -46,11 +46,9 @@ from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import code as wgra
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels import cost as wgrad_pixels_cost
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels
 from jitdnn.kernels.cpu.lowering import lower_convolution
-from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of
+from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
-from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import Isa
 
 SMALL_GROUP = 4  # channels that a group may have and still be worth a lane
@@ -67,49 +65,30 @@ _FAMILIES: dict[type[DirectPlan], tuple[Callable[[Any], float], Callable[..., An
 }
 
 
-class Direct(Algorithm):
+class Direct(CpuAlgorithm[Convolution]):
     """All three directions, without a workspace."""
 
     name = "direct"
     problem = Convolution
-    deterministic = True
     takes_workspace: ClassVar[bool] = False
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter" and epilogue is not None:
             return "a filter's gradient takes no epilogue: apply it to the result"
         return None
 
     def plans(
-        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
+        self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None = None
     ) -> Sequence[DirectPlan]:
         """The plans that together compute the convolution, one after the other."""
-        assert isinstance(problem, Convolution)
-        assert isinstance(device, CpuDevice)
         return _cheapest(problem, device.isa, epilogue, self.takes_workspace)
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return max(plan.workspace(device.threads) for plan in self.plans(problem, device, epilogue))
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        assert isinstance(device, CpuDevice)
+    def launch(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
         plans = self.plans(problem, device, epilogue)
         each = [_cycles(plan) for plan in plans]
-        tasks = sum(plan.divide(device, own)[0] for plan, own in zip(plans, each, strict=True))
-        over_groups = OverGroups | OverGroupsPacked | WgradOverGroups
-        apart = 0.0 if isinstance(plans[0], over_groups) else channels_last_group_cycles(problem, device)
-        return seconds_of(problem, device, sum(each) + apart, tasks)
-
-    def error_bound(self, problem: Problem) -> float:
-        return summation_bound(problem)
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        assert isinstance(problem, Convolution)
-        assert isinstance(device, CpuDevice)
-        plans = self.plans(problem, device, epilogue)
+        alone = [plan.divide(device, own) for plan, own in zip(plans, each, strict=True)]
         together = _together(plans)
-        divided = [together or plan.divide(device, _cycles(plan)) for plan in plans]
+        divided = [together] * len(plans) if together else alone
         prefixes = [f"part{number}_" for number in range(len(plans))]
 
         def generate(module: Module) -> None:
@@ -124,18 +103,18 @@ class Direct(Algorithm):
                     for part in parts:
                         k.call(part, args, task, thread)
 
-        key = (str(problem), str(epilogue), device.isa.name)
-        library = load(self.name, key, device.isa, generate)
         phases = [
             phase
             for plan, prefix, (tasks, _) in zip(plans, prefixes, divided, strict=True)
             for phase in plan.phases(prefix, tasks)
         ]
-        if together:
-            phases = [("tiles", together[0])]
-        return CpuKernel(
-            library, phases, pointer_count(plans[0].c), device.threads, [n for _, extras in divided for n in extras],
-            workspace=self.workspace(problem, device, epilogue),
+        over_groups = isinstance(plans[0], OverGroups | OverGroupsPacked | WgradOverGroups)
+        return Launch(
+            problem, self.name, (str(problem), str(epilogue), device.isa.name), generate,
+            [("tiles", together[0])] if together else phases, pointer_count(plans[0].c), sum(each),
+            sum(tasks for tasks, _ in alone), max(plan.workspace(device.threads) for plan in plans),
+            [n for _, extras in divided for n in extras], threads=device.threads,
+            further_cycles=0.0 if over_groups else channels_last_group_cycles(problem, device),
         )  # fmt: skip
 
 
@@ -145,8 +124,7 @@ class Depthwise(Direct):
     name = "depthwise"
     takes_workspace = True
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":
             return "it computes forward and backward data: depthwise_filter computes the filter's gradient"
         return not_depthwise(problem)
@@ -158,11 +136,10 @@ class DepthwiseWgrad(Direct):
     name = "depthwise_filter"
     takes_workspace = True
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction != "bwd_filter":
             return "it computes the filter's gradient: depthwise computes forward and backward data"
-        return super().refuse(problem, device, epilogue) or not_depthwise(problem)
+        return super().refusal(problem, device, epilogue) or not_depthwise(problem)
 
 
 def not_depthwise(problem: Convolution) -> str | None:

@@ -10,32 +10,16 @@ from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, View
+from jitdnn.kernels.cpu.plan import CorrelationPlan
 from jitdnn.kernels.cpu.schedule.work_units import WorkUnits, is_filter_loop_outer
-from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 from jitdnn.rtcg.processor import Processor
 
 Reads = Mapping[int, Sequence[tuple[int, int]]]  # (result, tap) by the position that they read
 
 
 @dataclass(frozen=True)
-class DirectPlan(abc.ABC):
+class DirectPlan(CorrelationPlan, abc.ABC):
     """How one correlation is computed. Sizes are in elements of the type of its arithmetic."""
-
-    c: Correlation
-    isa: Isa
-
-    @property
-    def lanes(self) -> int:
-        return self.isa.lanes(self.c.dtype)
-
-    @property
-    def item(self) -> int:
-        """Bytes of an element."""
-        return ITEM_BYTES[self.c.dtype]
-
-    @property
-    def processor(self) -> Processor:
-        return self.isa.processor
 
     @property
     @abc.abstractmethod

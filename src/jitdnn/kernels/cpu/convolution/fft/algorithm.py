@@ -19,33 +19,22 @@ import importlib.util
 import math
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.kernels.algorithm import (
-    UNIT_ROUNDOFF,
-    Algorithm,
-    Device,
-    Epilogue,
-    Kernel,
-    storing_roundoff,
-)
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, KernelAlgorithm, PlannedKernel, storing_roundoff
 from jitdnn.kernels.cpu.convolution.fft.cost import choose_plan, most_points, seconds
 from jitdnn.kernels.cpu.convolution.fft.kernel import FftKernel
-from jitdnn.kernels.cpu.convolution.fft.plan import FftPlan
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
 from jitdnn.tensor import compute_dtype
 
 FEWEST_TAPS = 32  # with fewer a sum is always faster
 
 
-class Fft(Algorithm):
+class Fft(KernelAlgorithm[Convolution, CpuDevice]):
     """All directions; see the module's text."""
 
     name = "fft"
     problem = Convolution
-    deterministic = True
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.is_integer:
             return "sums of integers are exact: transforms round"
         taps = math.prod(problem.w.shape[2:])
@@ -55,31 +44,18 @@ class Fft(Algorithm):
             return "its transforms are SciPy's, which is not installed: pip install scipy"
         return None
 
-    def _plan(self, problem: Problem, device: Device) -> FftPlan:
-        assert isinstance(problem, Convolution)
-        assert isinstance(device, CpuDevice)
-        return choose_plan(problem, device.isa.processor)
+    def plan(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        plan = choose_plan(problem, device.isa.processor)
+        return PlannedKernel(plan.workspace, seconds(plan, device), lambda: FftKernel(plan, device, epilogue))
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return self._plan(problem, device).workspace
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        assert isinstance(device, CpuDevice)
-        return seconds(self._plan(problem, device), device)
-
-    def error_bound(self, problem: Problem) -> float:
+    def error_of(self, problem: Convolution) -> float:
         """Transforms of length L round like sums of log2 L terms, whatever the number of taps.
 
         L is the longest that is chosen for any processor.
         """
-        assert isinstance(problem, Convolution)
         stored, computing = storing_roundoff(problem), UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
         depth = math.log2(max(2, most_points(problem)))
         return (2.0 * stored if stored > computing else 0.0) + computing * (8.0 + 2.0 * depth)
 
-    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+    def spreads_to(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         return "all results of the transforms that it enters, whole blocks of the image"
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        assert isinstance(device, CpuDevice)
-        return FftKernel(self._plan(problem, device), device, epilogue)

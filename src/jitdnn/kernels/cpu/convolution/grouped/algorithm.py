@@ -13,30 +13,23 @@ import math
 from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import CpuKernel
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, pointer_count
 from jitdnn.kernels.cpu.convolution.grouped.code import trace
 from jitdnn.kernels.cpu.convolution.grouped.cost import choose_plan, cycles
 from jitdnn.kernels.cpu.convolution.grouped.packing import has_contiguous_channels
-from jitdnn.kernels.cpu.convolution.grouped.plan import GroupedPlan
 from jitdnn.kernels.cpu.correlation import InterleavedPhases
 from jitdnn.kernels.cpu.lowering import lower_convolution, lower_stride_phases
-from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
-from jitdnn.rtcg.compile import load
-from jitdnn.rtcg.isa import Isa
 
 
-class Grouped(Algorithm):
+class Grouped(CpuAlgorithm[Convolution]):
     """fprop and dgrad; the loop nest is drawn in plan.py."""
 
     name = "grouped"
     problem = Convolution
-    deterministic = True
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":
             return "it computes forward and backward data: grouped_filter computes the filter's gradient"
         if problem.groups == 1:
@@ -48,30 +41,14 @@ class Grouped(Algorithm):
             )
         return None
 
-    def _plan(self, problem: Problem, device: Device, epilogue: Epilogue | None) -> GroupedPlan:
-        assert isinstance(problem, Convolution)
-        assert isinstance(device, CpuDevice)
-        return _plan(problem, device.isa, epilogue)
-
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return self._plan(problem, device, epilogue).workspace(device.threads)
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        assert isinstance(device, CpuDevice)
-        plan = self._plan(problem, device, epilogue)
-        return seconds_of(problem, device, cycles(plan), plan.tasks)
-
-    def error_bound(self, problem: Problem) -> float:
-        return summation_bound(problem)
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        assert isinstance(device, CpuDevice)
-        plan = self._plan(problem, device, epilogue)
-        pointers = 3 + (len(epilogue.operands) if epilogue else 0)
+    def launch(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
+        plan = choose_plan(_lowered(problem, epilogue), device.isa)
+        pointers = pointer_count(problem, epilogue)
         key = (str(problem), str(epilogue), device.isa.name)
-        library = load(self.name, key, device.isa, lambda module: trace(module, plan, pointers, epilogue))
-        threads, needed = useful_threads(device, cycles(plan)), plan.workspace(device.threads)
-        return CpuKernel(library, plan.phases(), pointers, threads, workspace=needed)
+        return Launch(
+            problem, self.name, key, lambda module: trace(module, plan, pointers, epilogue), plan.phases(), pointers,
+            cycles(plan), plan.tasks, plan.workspace(device.threads),
+        )  # fmt: skip
 
 
 def _is_supported(interleaved: InterleavedPhases) -> bool:
@@ -89,8 +66,3 @@ def _lowered(problem: Convolution, epilogue: Epilogue | None) -> InterleavedPhas
         return lower_stride_phases(problem, operands)
     (c,) = lower_convolution(problem, operands)
     return InterleavedPhases.single(c)
-
-
-@lru_cache(256)
-def _plan(problem: Convolution, isa: Isa, epilogue: Epilogue | None) -> GroupedPlan:
-    return choose_plan(_lowered(problem, epilogue), isa)

@@ -30,9 +30,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jitdnn.kernels.cpu.convolution.grouped.packing import GroupPacking, groups_per_unit
-from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.plan import CorrelationPlan
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
-from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 
 @dataclass(frozen=True, order=True)
@@ -48,28 +47,17 @@ class WgradTile:
 
 
 @dataclass(frozen=True)
-class GroupedWgradPlan:
+class GroupedWgradPlan(CorrelationPlan):
     """A register tile and a blocking for one wgrad. Sizes are in elements unless said otherwise.
 
     ``c`` is the forward correlation, with y as dy and w as dw; ``block`` is rows and columns of dy; ``split_k`` is into
     how many parts the blocks are split, whose sums the second phase adds.
     """
 
-    c: Correlation
-    isa: Isa
     tile: WgradTile
     block: tuple[int, int]
     units_per_task: int
     split_k: int
-
-    @property
-    def lanes(self) -> int:
-        return self.isa.lanes(self.c.dtype)
-
-    @property
-    def item(self) -> int:
-        """Bytes of an element."""
-        return ITEM_BYTES[self.c.dtype]
 
     # ---- operands and units
 

@@ -12,32 +12,30 @@ from dataclasses import replace
 from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import CpuKernel, Kept
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.devices.cpu_kernel import Kept
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, pointer_count
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan, pack_cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry, ImplicitGemmPlan
 from jitdnn.kernels.cpu.correlation import Correlation, InterleavedPhases
 from jitdnn.kernels.cpu.lowering import lower_convolution, lower_single_position, lower_stride_phases
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Box, trace_scaling
-from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of, useful_threads
+from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles
 from jitdnn.kernels.cpu.schedule.parallel import wanted_tasks
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
-from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 _MOST_READING = 0.7  # of the results may read more than padding, for the others to be written separately
 _MOST_STRIDE_PHASES = 16  # of a strided dgrad that are computed together: each has code of its own
 
 
-class ImplicitGemm(Algorithm):
+class ImplicitGemm(CpuAlgorithm[Convolution]):
     """Forward and dgrad; see the module's text."""
 
     name = "implicit_gemm"
     problem = Convolution
-    deterministic = True
 
     def __init__(self, is_kept: bool = False) -> None:
         self._is_kept = is_kept
@@ -45,8 +43,7 @@ class ImplicitGemm(Algorithm):
     def with_kept_filter(self) -> ImplicitGemm:
         return ImplicitGemm(is_kept=True)
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":
             return "it computes forward and backward data: take implicit_gemm_filter for the filter"
         if epilogue is None or lower_single_position(problem) is None:
@@ -55,34 +52,9 @@ class ImplicitGemm(Algorithm):
             return "an operand of the epilogue is not one run of channels and positions, as the image is"
         return None
 
-    def _parts(
-        self, problem: Problem, device: Device, epilogue: Epilogue | None = None
-    ) -> tuple[ImplicitGemmPlan, ...]:
-        assert isinstance(problem, Convolution)
-        assert isinstance(device, CpuDevice)
-        return make_plans(problem, device, epilogue, self._is_kept)
-
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return max(part.workspace(device.threads) for part in self._parts(problem, device, epilogue))
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        assert isinstance(device, CpuDevice)
-        parts = self._parts(problem, device, epilogue)
-        total = sum(cycles(part) for part in parts)
-        if self._is_kept:
-            total -= sum(pack_cycles(part) for part in parts)
-        return seconds_of(
-            problem, device, total + channels_last_group_cycles(problem, device), sum(p.tasks for p in parts)
-        )
-
-    def error_bound(self, problem: Problem) -> float:
-        return summation_bound(problem)
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        assert isinstance(device, CpuDevice)
-        parts = self._parts(problem, device, epilogue)
-        pointers = 3 + (len(epilogue.operands) if epilogue else 0)
-        assert isinstance(problem, Convolution)
+    def launch(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
+        parts = make_plans(problem, device, epilogue, self._is_kept)
+        pointers = pointer_count(problem, epilogue)
         boxes, c = _scaled_only(problem, epilogue), parts[0].c
 
         def generate(module: Module) -> None:
@@ -91,21 +63,21 @@ class ImplicitGemm(Algorithm):
             for number, part in enumerate(parts):
                 trace(part, module, f"part{number}_", pointers, (0, 1, 2), epilogue)
 
-        key = (str(problem), str(epilogue), parts[0].min_tasks, self._is_kept)
-        library = load(self.name, key, device.isa, generate)
         each = [part.phases(f"part{number}_") for number, part in enumerate(parts)]
         # the whole filter first, which a caller may keep
         phases = [pack for one in each for pack in one[:-1]]
-        packing = len(phases)
+        kept, further = None, channels_last_group_cycles(problem, device)
+        if self._is_kept:
+            kept = Kept(parts[0].all_panel_elements * ITEM_BYTES[c.dtype], len(phases))
+            further -= sum(pack_cycles(part) for part in parts)
         if boxes:
             phases.append(("scale", sum(box.tasks for box in boxes)))
         phases += [one[-1] for one in each]
-        threads = useful_threads(device, sum(cycles(part) for part in parts))
-        kept = None
-        if self._is_kept:
-            kept = Kept(parts[0].all_panel_elements * ITEM_BYTES[parts[0].c.dtype], packing)
-        needed = max(part.workspace(device.threads) for part in parts)
-        return CpuKernel(library, phases, pointers, threads, kept=kept, workspace=needed)
+        key = (str(problem), str(epilogue), parts[0].min_tasks, self._is_kept)
+        return Launch(
+            problem, self.name, key, generate, phases, pointers, sum(map(cycles, parts)), sum(p.tasks for p in parts),
+            max(part.workspace(device.threads) for part in parts), kept=kept, further_cycles=further,
+        )  # fmt: skip
 
 
 @lru_cache(256)

@@ -158,7 +158,7 @@ def _product_cycles(geometry: Geometry, vectorizes_pixels: bool, tile: RegisterT
 
 def _elements_beyond_l3(plan: ImplicitGemmPlan) -> int:
     """Elements of a packed filter that leave the caches before they are read."""
-    most = plan.isa.processor.last_cache(cost.GEMM_PACKED_FILTER) // ITEM_BYTES[plan.c.dtype]
+    most = plan.isa.processor.last_cache(cost.GEMM_PACKED_FILTER) // plan.item
     return max(0, plan.panel_elements - most)
 
 

@@ -46,6 +46,7 @@ from jitdnn.kernels.cpu.microkernel.packing import (
     taps_are_a_run,
 )
 from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile
+from jitdnn.kernels.cpu.plan import CorrelationPlan
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
 from jitdnn.kernels.cpu.schedule.parallel import WANTED_TASKS
 from jitdnn.kernels.cpu.schedule.tap_clipping import clipped_axes
@@ -57,14 +58,12 @@ Block = tuple[int, int, int, int]  # batch and the three axes
 
 
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(CorrelationPlan):
     """What is to be computed, before any size is chosen.
 
     Where ``interleaved`` has several stride phases, ``c`` is the one that covers them, and counts of results are
     those of one stride phase."""
 
-    c: Correlation
-    isa: Isa
     interleaved: InterleavedPhases
     min_tasks: int = WANTED_TASKS  # that keep all threads busy
     clips_taps: bool = True  # tiles leave out taps that read padding only
@@ -74,10 +73,6 @@ class Geometry:
     def of(c: Correlation, isa: Isa, min_tasks: int = WANTED_TASKS) -> Geometry:
         """A correlation without stride phases."""
         return Geometry(c, isa, InterleavedPhases.single(c), min_tasks)
-
-    @cached_property
-    def lanes(self) -> int:
-        return self.isa.lanes(self.c.dtype)
 
     @property
     def stride_phases(self) -> tuple[StridePhase, ...]:
@@ -293,7 +288,7 @@ class ImplicitGemmPlan(Geometry):
 
     def workspace(self, threads: int) -> int:
         """Bytes: the packed filters of all parts, then each thread's own memory."""
-        return (self.all_panel_elements + threads * self.thread_elements) * ITEM_BYTES[self.c.dtype]
+        return (self.all_panel_elements + threads * self.thread_elements) * self.item
 
     def row_in_tile(self, point: Sequence[int]) -> int:
         """The row, among those of all stride phases, of a result at ``point`` of the tile's positions in y."""

@@ -45,8 +45,8 @@ from jitdnn.kernels.cpu.microkernel.packing import (
     plan_input_tile,
 )
 from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile
+from jitdnn.kernels.cpu.plan import CorrelationPlan
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
-from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 
 @dataclass(frozen=True)
@@ -61,28 +61,17 @@ class Blocking:
 
 
 @dataclass(frozen=True)
-class ImplicitGemmWgradPlan:
+class ImplicitGemmWgradPlan(CorrelationPlan):
     """A register tile and a blocking for one wgrad. Sizes are in elements unless said otherwise.
 
     ``clipped``: the axes along which tiles leave out pixels whose taps all read padding. ``is_swapped``: the
     correlation's x is the problem's dy, and its y the problem's x.
     """
 
-    c: Correlation
-    isa: Isa
     tile: RegisterTile
     clipped: tuple[bool, bool, bool]
     blocking: Blocking
     is_swapped: bool = False
-
-    @cached_property
-    def lanes(self) -> int:
-        return self.isa.lanes(self.c.dtype)
-
-    @cached_property
-    def item(self) -> int:
-        """Bytes of an element."""
-        return ITEM_BYTES[self.c.dtype]
 
     # ---- the product: rows, columns and reduction
 

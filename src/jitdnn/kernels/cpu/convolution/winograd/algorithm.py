@@ -11,8 +11,9 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import CpuKernel, Kept
-from jitdnn.kernels.algorithm import ARITHMETIC, Algorithm, Device, Epilogue, Kernel
+from jitdnn.devices.cpu_kernel import Kept
+from jitdnn.kernels.algorithm import ARITHMETIC, Epilogue
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, pointer_count
 from jitdnn.kernels.cpu.convolution.winograd.axes import Tiling, forwards
 from jitdnn.kernels.cpu.convolution.winograd.candidates import tilings
 from jitdnn.kernels.cpu.convolution.winograd.code import Memory, phases, trace
@@ -22,20 +23,17 @@ from jitdnn.kernels.cpu.convolution.winograd.functions import Traced
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.lowering import lower_convolution
-from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles, seconds_of, useful_threads
+from jitdnn.kernels.cpu.schedule.cost import channels_last_group_cycles
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.builder import Module
-from jitdnn.rtcg.compile import load
-from jitdnn.rtcg.isa import HALVES, ITEM_BYTES
+from jitdnn.rtcg.isa import HALVES
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 
-class WinogradAlgorithm(Algorithm):
+class WinogradAlgorithm(CpuAlgorithm[Convolution]):
     """Tiles of at most ``max_m`` results an axis, fewer where the error would exceed ``_limit``."""
 
     problem = Convolution
-    deterministic = True
     max_m: ClassVar[int]
 
     def __init__(self, is_prepacked: bool = False) -> None:
@@ -45,11 +43,10 @@ class WinogradAlgorithm(Algorithm):
         return type(self)(is_prepacked=True)
 
     @abstractmethod
-    def _limit(self, problem: Problem) -> float:
+    def _limit(self, problem: Convolution) -> float:
         """The largest relative error, before results are rounded to their type in memory."""
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":
             return "it computes forward and backward data: take winograd_filter for the filter"
         if problem.is_integer or (problem.dtype not in ARITHMETIC and problem.dtype not in HALVES):
@@ -70,28 +67,20 @@ class WinogradAlgorithm(Algorithm):
     ) -> list[Correlation]:
         return [forwards(c.merged()) for c in lower_convolution(problem, operands)]
 
-    def _tilings(self, problem: Problem, c: Correlation) -> tuple[Tiling, ...]:
+    def _tilings(self, problem: Convolution, c: Correlation) -> tuple[Tiling, ...]:
         """Those that are exact enough."""
         limit = self._limit(problem)
         return tuple(tiling for tiling in tilings(c, self.max_m) if error_of(c, tiling) <= limit)
 
-    def plans(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> list[WinogradPlan]:
+    def plans(
+        self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None = None
+    ) -> list[WinogradPlan]:
         """One for each correlation: a strided dgrad has one for each stride phase."""
-        assert isinstance(problem, Convolution)
-        assert isinstance(device, CpuDevice)
         operands = epilogue.operands if epilogue else ()
         return [
             choose_plan(c, device.isa, self._tilings(problem, c), self._is_prepacked)
             for c in self._correlations(problem, operands)
         ]
-
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        assert isinstance(device, CpuDevice)
-        return self._workspace(self.plans(problem, device, epilogue), device)
-
-    def _workspace(self, plans: list[WinogradPlan], device: CpuDevice) -> int:
-        scratch = max(p.thread_elements for p in plans)
-        return (self._memory(plans, device)[1] + device.threads * scratch) * ITEM_BYTES[plans[0].c.dtype]
 
     def _memory(self, plans: list[WinogradPlan], device: CpuDevice) -> tuple[list[Memory], int]:
         """Where each plan has its memory, and where the scratch of the threads begins, in elements.
@@ -104,34 +93,23 @@ class WinogradAlgorithm(Algorithm):
         shared = sum(sizes) if self._is_prepacked else max(sizes)
         return [Memory(start, shared, packed) for start in starts], shared + device.threads * packed
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        assert isinstance(device, CpuDevice)
-        plans = self.plans(problem, device, epilogue)
-        tasks = sum(phases(p, "")[1][1] for p in plans)
-        counted = sum(cycles(p, self._is_prepacked) for p in plans) + channels_last_group_cycles(
-            problem, device
-        )
-        return seconds_of(problem, device, counted, tasks)
-
-    def error_bound(self, problem: Problem) -> float:
+    def error_of(self, problem: Convolution) -> float:
         # the operands of an epilogue decide which axes are joined, but never one with several taps: the tilings that
         # are tried, and so the largest error, are the same
-        assert isinstance(problem, Convolution)
         errors = [
             error_of(c, tiling) for c in self._correlations(problem) for tiling in self._tilings(problem, c)
         ]
         return max(errors) + storage_error(problem, compute_dtype(problem.dtype))
 
-    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+    def spreads_to(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         for p in self.plans(problem, device, epilogue):
             if p.rows.spreads or p.columns.spreads:
                 return f"the other results of a tile of {p.rows.m} x {p.columns.m}"
         return None
 
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        assert isinstance(device, CpuDevice)
+    def launch(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
         plans = self.plans(problem, device, epilogue)
-        pointers = 3 + (len(epilogue.operands) if epilogue else 0)
+        pointers, item = pointer_count(problem, epilogue), plans[0].item
         memory, scratch = self._memory(plans, device)
 
         def generate(module: Module) -> None:
@@ -141,16 +119,17 @@ class WinogradAlgorithm(Algorithm):
 
         # the two classes, with and without prepacked weights, share the code of equal plans
         sizes = [(p.tiling, p.is_data_resident, p.mc_rows, p.data_kc) for p in plans]
-        library = load("winograd", (str(problem), str(epilogue), sizes, memory), device.isa, generate)
         pairs = [phases(p, f"part{number}_") for number, p in enumerate(plans)]
-        steps = [phase for pair in pairs for phase in pair]
-        kept = None
+        steps, kept = [phase for pair in pairs for phase in pair], None
         if self._is_prepacked:
             steps = [first for first, _ in pairs] + [second for _, second in pairs]
-            kept = Kept(scratch * ITEM_BYTES[plans[0].c.dtype], len(plans))
-        threads = useful_threads(device, sum(cycles(p, self._is_prepacked) for p in plans))
-        needed = self._workspace(plans, device)
-        return CpuKernel(library, steps, pointers, threads, [scratch], kept, needed)
+            kept = Kept(scratch * item, len(plans))
+        return Launch(
+            problem, "winograd", (str(problem), str(epilogue), sizes, memory), generate, steps, pointers,
+            sum(cycles(p, self._is_prepacked) for p in plans), sum(tasks for _, (_, tasks) in pairs),
+            (scratch + device.threads * max(p.thread_elements for p in plans)) * item, [scratch], kept,
+            further_cycles=channels_last_group_cycles(problem, device),
+        )  # fmt: skip
 
 
 class Winograd4(WinogradAlgorithm):
@@ -159,7 +138,7 @@ class Winograd4(WinogradAlgorithm):
     name = "winograd_4"
     max_m = 4
 
-    def _limit(self, problem: Problem) -> float:
+    def _limit(self, problem: Convolution) -> float:
         return standard_error(problem, compute_dtype(problem.dtype))
 
 
@@ -169,5 +148,5 @@ class Winograd2(WinogradAlgorithm):
     name = "winograd_2"
     max_m = 2
 
-    def _limit(self, problem: Problem) -> float:
+    def _limit(self, problem: Convolution) -> float:
         return plain_error(problem, compute_dtype(problem.dtype))

@@ -73,7 +73,7 @@ def blockings(c: Correlation, isa: Isa, tiling: Tiling, is_prepacked: bool) -> I
 
 def _kc_in_l2(p: WinogradPlan) -> int:
     """Channels of V that stay in the L2 cache until they have been multiplied; all, if M of all panels does not."""
-    item, share = ITEM_BYTES[p.c.dtype], p.isa.processor.l2(cost.WINOGRAD_V_L2)
+    item, share = p.item, p.isa.processor.l2(cost.WINOGRAD_V_L2)
     pieces = ceil_div(p.v_elements * item, share)
     if pieces <= 1 or p.has_few_channels or p.panels.count * p.m_panel_elements * item > share:
         return p.c.depth

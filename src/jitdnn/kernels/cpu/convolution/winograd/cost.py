@@ -20,7 +20,7 @@ from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.microkernel.register_tiles import step_cycles
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.rtcg.isa import ITEM_BYTES, Isa
+from jitdnn.rtcg.isa import Isa
 from jitdnn.rtcg.processor import Processor
 
 Candidate = TypeVar("Candidate")
@@ -151,14 +151,14 @@ def _traffic_cycles(p: WinogradPlan, is_prepacked: bool) -> float:
     """What comes from beyond the L2 cache, as far as it does not arrive while products are computed."""
     exposed, streamed = _data_resident_traffic(p) if p.is_data_resident else _filter_resident_traffic(p)
     if p.is_data_resident and not is_prepacked:
-        u = p.panels.count * p.u_panel_elements * ITEM_BYTES[p.c.dtype]
+        u = p.panels.count * p.u_panel_elements * p.item
         exposed += 2.0 * u / _rate(p.isa.processor, p.c.group_count * u)
     return _tensor_traffic(p) + exposed + max(0.0, streamed - _HIDDEN * _product_cycles(p))
 
 
 def _tensor_traffic(p: WinogradPlan) -> float:
     """Cycles for x, w and y themselves."""
-    c, item, processor = p.c, ITEM_BYTES[p.c.dtype], p.isa.processor
+    c, item, processor = p.c, p.item, p.isa.processor
     l3, memory_rate = processor.l3(cost.WINOGRAD_L3), _memory_rate(processor)
     x = c.batch * math.prod(min(a.positions, a.results * a.step) for a in c.axes) * c.depth * item
     y = c.batch * math.prod(a.results for a in c.axes) * c.width * item
@@ -171,7 +171,7 @@ def _filter_resident_traffic(p: WinogradPlan) -> tuple[float, float]:
     """Cycles for V, U and M: (those that are exposed, those of what is streamed by the products)."""
     processor = p.isa.processor
     l2 = processor.l2(cost.WINOGRAD_L2)
-    v, m, u_panel = (n * ITEM_BYTES[p.c.dtype] for n in (p.v_elements, p.m_elements, p.u_panel_elements))
+    v, m, u_panel = (n * p.item for n in (p.v_elements, p.m_elements, p.u_panel_elements))
     # Kc channels may begin and end within a cache line
     lines = 1.0 if p.kc == p.c.depth or p.kc % p.lanes == 0 else (p.kc + p.lanes - 1) / p.kc
     exposed = v * _rewrite_cycles(processor, v)
@@ -185,7 +185,7 @@ def _data_resident_traffic(p: WinogradPlan) -> tuple[float, float]:
     """The same in the other order."""
     processor = p.isa.processor
     l2 = processor.l2(cost.WINOGRAD_L2)
-    v, m, u_panel = (n * ITEM_BYTES[p.c.dtype] for n in (p.v_elements, p.m_elements, p.u_panel_elements))
+    v, m, u_panel = (n * p.item for n in (p.v_elements, p.m_elements, p.u_panel_elements))
     u = p.panels.count * u_panel
     streamed = p.blocks * u / _rate(processor, p.c.group_count * u) if v + m + u > l2 else 0.0
     times = ceil_div(p.c.depth, p.kc)

@@ -59,8 +59,8 @@ from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, Tiling, rever
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.microkernel.packing import Panels, plan_panels
 from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile, choose_tile
+from jitdnn.kernels.cpu.plan import CorrelationPlan
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
-from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 MAX_CHAIN = 512  # products of a chain: longer sums are made of several, and err as one of so many
 _MAX_JOINT_VECTORS = 4
@@ -69,19 +69,13 @@ ChainScope = Literal["subfilters", "slice", "channels"]
 
 
 @dataclass(frozen=True)
-class WinogradPlan:
+class WinogradPlan(CorrelationPlan):
     """One correlation, its taps in order, cut into tiles. Sizes are in elements of its type unless said otherwise."""
 
-    c: Correlation
-    isa: Isa
     tiling: Tiling
     is_data_resident: bool  # else the filter is
     mc_rows: int  # tile rows of a block
     data_kc: int = 0  # channels of V at a time, where the data are resident; 0: all of them
-
-    @property
-    def lanes(self) -> int:
-        return self.isa.lanes(self.c.dtype)
 
     @cached_property
     def rows(self) -> TileAxis:
@@ -122,7 +116,7 @@ class WinogradPlan:
     @cached_property
     def tw(self) -> int:
         """Tiles of each residue of the columns in a tile row: their packed input stays in L1."""
-        vector = self.lanes * ITEM_BYTES[self.c.dtype]
+        vector = self.lanes * self.item
         tile = self.rows.alpha * self.packed_spacing * self.columns.m * vector
         most = self.isa.processor.l1(cost.WINOGRAD_PACKED_INPUT_L1) // tile
         return even_share(self.columns.tiles_per_residue, max(1, most))
@@ -234,7 +228,7 @@ class WinogradPlan:
         """Channels that are multiplied at a time, of all subfilters: those of V or of U that are there at once."""
         if self.is_data_resident:
             return self.data_kc or self.c.depth
-        channel = self.points * self.subfilter_count * self.nr * ITEM_BYTES[self.c.dtype]
+        channel = self.points * self.subfilter_count * self.nr * self.item
         step = self.packed_channels
         most = max(step, self.isa.processor.l2(cost.WINOGRAD_U_L2) // channel // step * step)
         return min(self.c.depth, ceil_div(even_share(self.c.depth, most), step) * step)
@@ -257,7 +251,7 @@ class WinogradPlan:
     @cached_property
     def packed_channels(self) -> int:
         """Kp: channels of a filter that are packed at once before they are transformed."""
-        row = math.prod(self.panels.taps) * self.nr * ITEM_BYTES[self.c.dtype]
+        row = math.prod(self.panels.taps) * self.nr * self.item
         return min(16, max(1, self.isa.processor.l1(cost.WINOGRAD_PACKED_FILTER_L1) // row))
 
     @cached_property
@@ -266,7 +260,7 @@ class WinogradPlan:
         if self.is_data_resident:
             return False
         filters = self.kc * math.prod(self.panels.taps) * self.nr
-        used = (filters + self.u_panel_elements + self.m_elements) * ITEM_BYTES[self.c.dtype]
+        used = (filters + self.u_panel_elements + self.m_elements) * self.item
         return used <= self.isa.processor.l2(cost.WINOGRAD_PREFETCH_L2)
 
     @cached_property
@@ -358,7 +352,7 @@ class WinogradPlan:
 
     def _odd_lines(self, elements: int) -> int:
         """Rounded up to an odd number of cache lines: what lies so far apart falls into different sets of a cache."""
-        line = self.isa.processor.line_bytes // ITEM_BYTES[self.c.dtype]
+        line = self.isa.processor.line_bytes // self.item
         return (ceil_div(elements, line) | 1) * line
 
     @property

@@ -103,7 +103,7 @@ def plain_blockings(plan: WinogradWgradPlan) -> list[WinogradWgradPlan]:
 
 def blockings(plan: WinogradWgradPlan) -> Iterator[WinogradWgradPlan]:
     yield from _sum_resident(plan)
-    rows, lanes, item = plan.row_operand, plan.lane_operand, ITEM_BYTES[plan.c.dtype]
+    rows, lanes, item = plan.row_operand, plan.lane_operand, plan.item
     sizes = {even_share(plan.unit_count, max(1, kc // plan.unit_tiles)) for kc in _KC}
     for kc_units, split_k, pieces in itertools.product(sorted(sizes), _SPLITS, _PIECES):
         blocked = replace(
@@ -120,6 +120,6 @@ def _sum_resident(plan: WinogradWgradPlan) -> Iterator[WinogradWgradPlan]:
     rows, lanes = plan.row_operand, plan.lane_operand
     blocked = replace(plan, mc_blocks=rows.all_blocks, nc_panels=lanes.all_panels, kc_units=plan.unit_count)
     most = plan.isa.processor.l3(cost.WINOGRAD_WGRAD_OPERANDS_L3)
-    fits = blocked.operands_size * ITEM_BYTES[plan.c.dtype] <= most
+    fits = blocked.operands_size * plan.item <= most
     if fits and blocked.kc <= MAX_KC * 7 // 4:
         yield replace(blocked, mc_blocks=even_share(rows.blocks, 8))

@@ -23,7 +23,7 @@ from jitdnn.kernels.cpu.convolution.winograd_wgrad.error import roundings
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Operand, Order, WinogradWgradPlan
 from jitdnn.kernels.cpu.correlation import Correlation, View
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.rtcg.isa import ITEM_BYTES, Isa, item_bytes
+from jitdnn.rtcg.isa import Isa, item_bytes
 from jitdnn.rtcg.isa import isa as isa_of
 from jitdnn.rtcg.processor import Processor
 
@@ -100,7 +100,7 @@ def cycles(plan: WinogradWgradPlan) -> float:
 def _transform_cycles(plan: WinogradWgradPlan, operand: Operand) -> float:
     """Transforming all tiles of an operand once."""
     tile, row, rows, columns = _unit_cycles(plan.axes, operand.view, operand.is_x, plan.lanes)
-    size = plan.operands_size * ITEM_BYTES[plan.c.dtype]
+    size = plan.operands_size * plan.item
     processor, (l2, l3) = plan.isa.processor, _caches(plan)
     store = 1.5 + (size > l2) * _l3_cycles(processor, cost.WINOGRAD_WGRAD_STORED_L3)
     store += _memory_cycles(processor, cost.WINOGRAD_WGRAD_STORED_MEMORY) * max(0.0, 1 - l3 / size)
@@ -127,7 +127,7 @@ def _unit_cycles(axes: Axes, view: View, is_x: bool, lanes: int) -> tuple[float,
 
 def _product_cycles(plan: WinogradWgradPlan) -> float:
     rows, lanes = plan.row_operand, plan.lane_operand
-    item, processor, (l2, l3) = ITEM_BYTES[plan.c.dtype], plan.isa.processor, _caches(plan)
+    item, processor, (l2, l3) = plan.item, plan.isa.processor, _caches(plan)
     tiles = plan.unit_count * plan.unit_tiles
     columns = math.prod(axis.products for axis in plan.axes) * lanes.panels
     row_tiles = ceil_div(rows.channels, plan.mr)
@@ -194,13 +194,13 @@ def _finish_cycles(plan: WinogradWgradPlan) -> float:
         *(a.axis.taps.increment * s for a, s in zip(plan.axes, plan.c.w.space, strict=True)),
     ]
     if 1 not in map(abs, strides):  # every lane is stored on its own
-        size = plan.c.width * plan.c.depth * plan.c.taps * plan.groups * ITEM_BYTES[plan.c.dtype]
+        size = plan.c.width * plan.c.depth * plan.c.taps * plan.groups * plan.item
         if size <= l3:
             scattered = _l3_cycles(processor, cost.WINOGRAD_WGRAD_SCATTERED_L3)
         else:
             scattered = _memory_cycles(processor, cost.WINOGRAD_WGRAD_SCATTERED_MEMORY)
         vector += plan.axes[0].axis.taps.count * taps * plan.lanes * scattered
-    carried = plan.split_k * plan.sums_size * ITEM_BYTES[plan.c.dtype]
+    carried = plan.split_k * plan.sums_size * plan.item
     if plan.order == "tile-resident" and carried > 2 * l3:
         vector += plan.points * plan.split_k * _memory_cycles(processor, cost.WINOGRAD_WGRAD_FINISH_MEMORY)
     return rows.subfilter_count * rows.channels * lanes.all_panels * plan.vectors * vector

@@ -51,10 +51,10 @@ from functools import cached_property
 from typing import Literal
 
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.axes import Axes, Reading, dy_reading, x_reading
-from jitdnn.kernels.cpu.correlation import Correlation, View
+from jitdnn.kernels.cpu.correlation import View
 from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix
+from jitdnn.kernels.cpu.plan import CorrelationPlan
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 Order = Literal["sum-resident", "tile-resident"]
 _PADDING = 80  # elements between points, so that the points of one tile do not share few sets of a cache
@@ -132,11 +132,9 @@ class UnitTransform:
 
 
 @dataclass(frozen=True)
-class WinogradWgradPlan:
+class WinogradWgradPlan(CorrelationPlan):
     """The gradient of one filter. Sizes are in elements of the arithmetic's type unless said otherwise."""
 
-    c: Correlation
-    isa: Isa
     axes: Axes
     order: Order
     is_swapped: bool  # the rows are channels of dy and the lanes those of x
@@ -146,10 +144,6 @@ class WinogradWgradPlan:
     nc_panels: int  # of lanes, of a task
     kc_units: int  # of tiles, that are transformed at a time
     split_k: int  # sets of sums
-
-    @property
-    def lanes(self) -> int:
-        return self.isa.lanes(self.c.dtype)
 
     @property
     def groups(self) -> int:
@@ -308,7 +302,7 @@ class WinogradWgradPlan:
 
     def workspace(self, threads: int) -> int:
         """Bytes: what is shared, then what each thread has for itself."""
-        return (self.shared_size + threads * self.thread_size) * ITEM_BYTES[self.c.dtype]
+        return (self.shared_size + threads * self.thread_size) * self.item
 
     # ---- the tensors
 

@@ -8,11 +8,12 @@ last, stride 1, filters of any width.
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.algorithm import Epilogue, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cuda.convolution.depthwise import (
     banded_code,
     banded_cost,
@@ -23,90 +24,77 @@ from jitdnn.kernels.cuda.convolution.depthwise import (
 from jitdnn.kernels.cuda.convolution.depthwise.banded_plan import Banded, BandedWgrad
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import Sliding, SlidingWgrad
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
 
 Plan = Sliding | SlidingWgrad | Banded
 _AnyPlan = TypeVar("_AnyPlan", Sliding, SlidingWgrad, Banded, BandedWgrad)
 
 
-class _Depthwise(Algorithm):
+class _Depthwise(KernelAlgorithm[Convolution, GpuDevice]):
     """What the methods share: the plan that their model finds cheapest."""
 
     problem = Convolution
-    deterministic = True
+    too_large: ClassVar[str]
+    """The refusal of filters for which no tile fits; {taps} are their extents."""
+    spreads_results: ClassVar[str | None] = None
+    """Which results a NaN reaches in fprop and dgrad."""
 
-    def plan(self, problem: Problem, device: Any) -> Any:
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if epilogue is not None and problem.direction == "bwd_filter":
+            return "a filter's gradient takes no epilogue: apply it to the result"
+        if reason := geometry.refuse(problem) or self._refuse(problem):
+            return reason
+        if self.sizes(problem, device) is None:
+            return self.too_large.format(taps="x".join(map(str, problem.filter_spatial)))
+        return None
+
+    @abstractmethod
+    def _refuse(self, problem: Convolution) -> str | None:
+        """Which constraint of this method alone fails."""
+
+    @abstractmethod
+    def sizes(self, problem: Convolution, device: GpuDevice) -> Any:
         """The plan for a problem that has a window; None if no tile fits."""
-        raise NotImplementedError
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return int(getattr(self.plan(problem, device), "workspace", 0))
+    def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        plan, pointers = self.sizes(problem, device), 3 + (len(epilogue.operands) if epilogue else 0)
+        workspace = int(getattr(plan, "workspace", 0))
+        return PlannedKernel(
+            workspace, _seconds(plan, device), lambda: device.kernel(*_launch(plan, epilogue), pointers)
+        )
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return _seconds(self.plan(problem, device), device)  # type: ignore[arg-type]
-
-    def error_bound(self, problem: Problem) -> float:
-        return summation_bound(problem)
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        source, launches = _launch(self.plan(problem, device), epilogue)
-        operands = len(epilogue.operands) if epilogue else 0
-        kernel: Kernel = device.kernel(source, launches, pointers=3 + operands)  # type: ignore[attr-defined]
-        return kernel
+    def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.direction == "bwd_filter":
+            return "other taps, where the tiles of dy end beyond it and are filled with zeros"
+        return self.spreads_results
 
 
 class DepthwiseSliding(_Depthwise):
     """See the module's text."""
 
     name = "depthwise_sliding"
+    too_large = "the sums of {taps} taps do not fit into registers: up to about 7x7 or 3x3x3 do"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
-        if epilogue is not None and problem.direction == "bwd_filter":
-            return "a filter's gradient takes no epilogue: apply it to the result"
-        if reason := geometry.refuse(problem):
-            return reason
+    def _refuse(self, problem: Convolution) -> str | None:
         if problem.direction == "bwd_data" and problem.k != problem.c:
             return f"backward to the data it takes one result of each channel, not {problem.k // problem.c}"
-        if self.plan(problem, device) is None:
-            taps = "x".join(map(str, problem.filter_spatial))
-            return f"the sums of {taps} taps do not fit into registers: up to about 7x7 or 3x3x3 do"
         return None
 
-    def plan(self, problem: Problem, device: Any) -> Any:
+    def sizes(self, problem: Convolution, device: GpuDevice) -> Any:
         return _sliding(problem, device)
-
-    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
-        if problem.direction == "bwd_filter":
-            return "other taps, where the tiles of dy end beyond it and are filled with zeros"
-        return None
 
 
 class DepthwiseBanded(_Depthwise):
     """See the module's text."""
 
     name = "depthwise_banded"
+    too_large = "the rows that {taps} taps reach do not fit into the shared memory of a multiprocessor"
+    spreads_results = "results up to 15 columns away, at the zeros of its banded matrices"
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
-        if epilogue is not None and problem.direction == "bwd_filter":
-            return "a filter's gradient takes no epilogue: apply it to the result"
-        if reason := geometry.refuse(problem) or banded_cost.refuse(geometry.lower(problem)):
-            return reason
-        if self.plan(problem, device) is None:
-            taps = "x".join(map(str, problem.filter_spatial))
-            return f"the rows that {taps} taps reach do not fit into the shared memory of a multiprocessor"
-        return None
+    def _refuse(self, problem: Convolution) -> str | None:
+        return banded_cost.refuse(geometry.lower(problem))
 
-    def plan(self, problem: Problem, device: Any) -> Any:
+    def sizes(self, problem: Convolution, device: GpuDevice) -> Any:
         return _banded(problem, device)
-
-    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
-        if problem.direction == "bwd_filter":
-            return "other taps, where the tiles of dy end beyond it and are filled with zeros"
-        return "results up to 15 columns away, at the zeros of its banded matrices"
 
 
 @functools.lru_cache(4096)
@@ -122,7 +110,7 @@ def _sliding(problem: Convolution, device: GpuDevice) -> Sliding | SlidingWgrad 
     window = geometry.lower(problem)
     if problem.direction == "bwd_filter":
         return _cheapest(sliding_cost.wgrad_candidates(window, device), device)
-    return _cheapest(sliding_cost.candidates(window), device)
+    return _cheapest(sliding_cost.candidates(window, device), device)
 
 
 def _cheapest(found: Sequence[_AnyPlan], device: GpuDevice) -> _AnyPlan | None:

@@ -11,7 +11,7 @@ from jitdnn.kernels.cuda.convolution.depthwise.banded_plan import TILE, Band, Ba
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_cost import reduce_seconds
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import widths
-from jitdnn.kernels.cuda.cost import DEPTHWISE_CLOCK, LAUNCH_SECONDS, MMA_CYCLES
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, depthwise_clock
 
 # cycles, fitted to measurements on an H100
 _START_CYCLES, _STEP_CYCLES = 2500, 700  # until a thread block has its first rows; at the barriers of a step
@@ -54,7 +54,7 @@ def candidates(window: Window, device: GpuDevice) -> list[Banded]:
                 width,
                 blocking,
                 best_band(axes[2], blocking.segments, blocking.segment),
-                device.shared_bytes,
+                device.facts,
             )
             if plan.fits:
                 found.append(plan)
@@ -72,7 +72,7 @@ def wgrad_candidates(window: Window, device: GpuDevice) -> list[BandedWgrad]:
             most = max(1, min(axes[1].taps, 112 // (4 * halves)))
             rows = -(-axes[1].taps // -(-axes[1].taps // most))
             for tap_warps in sorted({1, min(2, -(-axes[1].taps // rows))}):
-                plan = BandedWgrad(window, axes, width, blocking, band, device.shared_bytes, rows, tap_warps)
+                plan = BandedWgrad(window, axes, width, blocking, band, device.facts, rows, tap_warps)
                 if plan.warps <= 16 and plan.fits:
                     found.append(_with_splits(plan, device))
     return found
@@ -179,7 +179,8 @@ def _fprop_dgrad_seconds(plan: Banded, device: GpuDevice) -> float:
         transfer *= _HALF_SECTORS
     wasted = waves * width / max(1, plan.grid_blocks)
     return float(
-        LAUNCH_SECONDS + _UNMODELLED * max(busy / DEPTHWISE_CLOCK, transfer * min(1.5, wasted) * _MEMORY)
+        LAUNCH_SECONDS
+        + _UNMODELLED * max(busy / depthwise_clock(device.facts), transfer * min(1.5, wasted) * _MEMORY)
     )
 
 
@@ -195,7 +196,7 @@ def _cycles_of_block(plan: Banded) -> tuple[float, int]:
         moved += len(rows)
         products += sum(min(r - first, taps - 1) - max(0, r - first - blocking.rows + 1) + 1 for r in rows)
     fragments = blocking.channels * blocking.tiles * halves
-    matrix = products * fragments * MMA_CYCLES
+    matrix = products * fragments * plan.facts.mma_cycles
     conflicts = plan.bank_conflicts(plan.line_blocks)[0] / (2 * blocking.tiles)
     reading = moved * fragments * _FRAGMENT_CYCLES * conflicts
     if plan.has_taps_in_shared:
@@ -225,7 +226,7 @@ def _wgrad_seconds(plan: BandedWgrad, device: GpuDevice) -> float:
             loaded += max(0, rows)
             products += max(0, rows) * blocking.rows * plan.tap_rows / (blocking.rows + plan.tap_rows - 1)
     fragments = blocking.channels * halves
-    matrix = products * fragments * MMA_CYCLES
+    matrix = products * fragments * plan.facts.mma_cycles
     conflicts = plan.bank_conflicts(plan.line_blocks)[0] / 2
     reading = (
         loaded * fragments * _FRAGMENT_CYCLES * conflicts
@@ -252,7 +253,7 @@ def _wgrad_seconds(plan: BandedWgrad, device: GpuDevice) -> float:
     return (
         LAUNCH_SECONDS
         + _WGRAD_UNMODELLED
-        * max(busy / DEPTHWISE_CLOCK, transfer * _MEMORY)
+        * max(busy / depthwise_clock(device.facts), transfer * _MEMORY)
         * (1 + 0.04 * plan.is_crowded * (blocking.rows - 4))
         + reduce_seconds(plan.window, plan.splits, device)
     )

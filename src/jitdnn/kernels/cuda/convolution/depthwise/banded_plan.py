@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import max_registers, resident_blocks
 
@@ -59,7 +60,7 @@ class Banded:
     width: int
     blocking: Blocking
     band: Band
-    max_shared: int
+    facts: GpuFacts
 
     @property
     def taps(self) -> tuple[int, int]:
@@ -150,8 +151,8 @@ class Banded:
 
     @property
     def resident(self) -> int:
-        by_shared = (self.max_shared + 1024) // (self.shared + self.line_bytes + 1024)
-        return max(1, min(by_shared, resident_blocks(self.registers, self.threads)))
+        by_shared = self.facts.resident(self.shared + self.line_bytes)
+        return max(1, min(by_shared, resident_blocks(self.facts, self.registers, self.threads)))
 
     @property
     def line_bytes(self) -> int:
@@ -177,8 +178,8 @@ class Banded:
 
     @property
     def fits(self) -> bool:
-        is_small = self.shared + self.line_bytes <= self.max_shared
-        return is_small and self.registers <= min(235, max_registers(self.threads) - 4)
+        is_small = self.shared + self.line_bytes <= self.facts.shared_bytes
+        return is_small and self.registers <= min(235, max_registers(self.facts, self.threads) - 4)
 
 
 @dataclass(frozen=True)
@@ -238,8 +239,8 @@ class BandedWgrad(Banded):
 
     @property
     def resident(self) -> int:
-        by_shared = (self.max_shared + 1024) // (self.shared + self.line_bytes + 1024)
-        return max(1, min(by_shared, resident_blocks(self.registers, self.threads)))
+        by_shared = self.facts.resident(self.shared + self.line_bytes)
+        return max(1, min(by_shared, resident_blocks(self.facts, self.registers, self.threads)))
 
     @property
     def strips(self) -> int:

@@ -19,14 +19,12 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     max_registers,
     widths,
 )
-from jitdnn.kernels.cuda.cost import DEPTHWISE_CLOCK, LAUNCH_SECONDS, LINE_BYTES
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, LINE_BYTES, MEMORY_LATENCY, depthwise_clock
 from jitdnn.tensor.dtypes import DTYPES
 
 # registers that a tile's numbers may take
 MAX_REGISTERS = 200
 MAX_WGRAD_REGISTERS = 205
-
-MEMORY_LATENCY = 0.7e-6  # seconds, of a busy memory
 
 # instructions of a thread, fitted to measurements on an H100
 _CONVERT, _READ, _STEP = (
@@ -45,7 +43,7 @@ _UNHIDDEN, _WGRAD_UNHIDDEN = 0.2, 0.08  # of the shorter of computation and memo
 _REDUCTION_SECONDS = 2.2e-6
 
 
-def candidates(window: Window) -> list[Sliding]:
+def candidates(window: Window, device: GpuDevice) -> list[Sliding]:
     """Every sensible plan; none if the filter is too large for registers."""
     found: list[Sliding] = []
     for axes in orders(window):
@@ -56,7 +54,7 @@ def candidates(window: Window) -> list[Sliding]:
             for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
                 for depths, prefetch in itertools.product(tilings(depth, (1, 2, 3, 4)), (1, 2, 4)):
                     tile = Tile(channels, columns, depths, 1, side, 128, prefetch=prefetch)
-                    found += _variants(Sliding(window, axes, tile))
+                    found += _variants(Sliding(window, axes, tile, device.facts))
     return found
 
 
@@ -68,7 +66,7 @@ def _variants(whole: Sliding) -> Iterator[Sliding]:
     for threads in (64, 128, 256):
         even = -(-threads // side) * side
         size = even if even <= 384 and even % 32 == 0 else threads
-        if whole.registers + EXTRA_REGISTERS > max_registers(size):
+        if whole.registers + EXTRA_REGISTERS > max_registers(whole.facts, size):
             continue
         for chunks in (1, 2, 4, 8, 16, 32):
             rows = -(-whole.blocks // chunks)
@@ -90,7 +88,7 @@ def wgrad_candidates(window: Window, device: GpuDevice) -> list[SlidingWgrad]:
             for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
                 for depths, prefetch in itertools.product(tilings(depth, (1, 2)), (1, 2)):
                     tile = Tile(channels, columns, depths, 1, side, 128, prefetch=prefetch)
-                    least = SlidingWgrad(window, axes, tile)
+                    least = SlidingWgrad(window, axes, tile, device.facts)
                     if least.registers > MAX_WGRAD_REGISTERS:
                         continue
                     # with few rows in flight the compiler can do with less, unless there are planes to address
@@ -98,7 +96,7 @@ def wgrad_candidates(window: Window, device: GpuDevice) -> list[SlidingWgrad]:
                     for threads in (64, 128, 192, 256, 384):
                         if threads < side or (threads // side) * side * 8 < threads * 7:
                             continue
-                        if least.registers + least_extra > max_registers(threads):
+                        if least.registers + least_extra > max_registers(device.facts, threads):
                             continue
                         for chunks in (1, 2, 4, 8, 16, 32):
                             rows = -(-slide.count // chunks)
@@ -185,7 +183,7 @@ def _fprop_dgrad_seconds(plan: Sliding, device: GpuDevice) -> float:
     # few warps leave gaps between dependent instructions
     gaps = _GAPS + _GAPS_OF_WARPS / max(_LEAST_WARPS, plan.resident * tile.threads / 128)
     cycles = steps * warps * max(issued * _CYCLES_PER_INSTRUCTION * gaps, accesses) / device.multiprocessors
-    busy = cycles / DEPTHWISE_CLOCK * filled**0.9
+    busy = cycles / depthwise_clock(device.facts) * filled**0.9
     # a step waits for its rows: what is in flight at once bounds the bandwidth
     threads = tile.threads * min(plan.resident, plan.grid_blocks / device.multiprocessors)
     in_flight = tile.prefetch * threads * plan.own * tile.channels * plan.element
@@ -221,7 +219,7 @@ def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:
         * (steps + 1.5)
         * warps
         * max(issued * _CYCLES_PER_INSTRUCTION * gaps, accesses)
-        / DEPTHWISE_CLOCK
+        / depthwise_clock(device.facts)
     )
     # packs that no other thread reads
     own = plan.results * (1 + min(plan.axes[2].stride, plan.axes[2].taps) * plan.axes[1].stride)

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
+from jitdnn.kernels.cuda.cost import MAX_REGISTERS, REGISTER_UNIT, SCHEDULERS
 from jitdnn.tensor.dtypes import DTYPES
 
 # registers that the compiler adds for addresses and bounds
@@ -45,6 +47,7 @@ class Sliding:
     window: Window
     axes: tuple[Axis, Axis, Axis]
     tile: Tile
+    facts: GpuFacts
 
     @cached_property
     def element(self) -> int:
@@ -124,7 +127,7 @@ class Sliding:
     @property
     def resident(self) -> int:
         """Thread blocks that a multiprocessor has at a time."""
-        return min(32, resident_blocks(self.registers + EXTRA_REGISTERS, self.tile.threads))
+        return resident_blocks(self.facts, self.registers + EXTRA_REGISTERS, self.tile.threads)
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ class SlidingWgrad:
     window: Window
     axes: tuple[Axis, Axis, Axis]
     tile: Tile
+    facts: GpuFacts
 
     @property
     def element(self) -> int:
@@ -195,7 +199,7 @@ class SlidingWgrad:
 
     @property
     def resident(self) -> int:
-        return min(7, resident_blocks(self.registers + EXTRA_WGRAD_REGISTERS, self.tile.threads))
+        return min(7, resident_blocks(self.facts, self.registers + EXTRA_WGRAD_REGISTERS, self.tile.threads))
 
     @property
     def workspace(self) -> int:
@@ -254,15 +258,19 @@ def is_dense(window: Window, axes: Sequence[Axis]) -> bool:
     return sorted(positions) == list(range(window.taps))
 
 
-def resident_blocks(registers: int, threads: int) -> int:
+def resident_blocks(facts: GpuFacts, registers: int, threads: int) -> int:
     """Thread blocks that a multiprocessor holds at a time; each quarter of it has registers for its own warps."""
-    warps = 4 * (512 // (8 * math.ceil(min(255, registers) / 8)))
-    return max(1, min(warps // math.ceil(threads / 32), 2048 // threads))
+    each = REGISTER_UNIT * math.ceil(min(MAX_REGISTERS, registers) / REGISTER_UNIT)
+    warps = SCHEDULERS * (facts.registers // (32 * SCHEDULERS) // each)
+    by_threads = min(facts.resident_blocks, facts.resident_threads // threads)
+    return max(1, min(warps // math.ceil(threads / 32), by_threads))
 
 
-def max_registers(threads: int) -> int:
+def max_registers(facts: GpuFacts, threads: int) -> int:
     """Registers that each thread of a thread block may have, if the group is to run at all."""
-    return min(255, 512 // math.ceil(threads / 128) // 8 * 8)
+    of_a_lane = facts.registers // (32 * SCHEDULERS)  # of a lane of a quarter, for all its warps
+    each = of_a_lane // math.ceil(threads / (32 * SCHEDULERS))
+    return min(MAX_REGISTERS, each // REGISTER_UNIT * REGISTER_UNIT)
 
 
 def _reads(axis: Axis, results: int) -> int:

@@ -12,34 +12,29 @@ bytes; for the data there are products of 105, 23, 20 and 24 GFLOP, so that byte
 
 from __future__ import annotations
 
+from functools import partial
+
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.devices.gpu import Kernel as GpuKernel
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.algorithm import Epilogue, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cuda.convolution.few_channels.code import launches, source
 from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan, wgrad_plan
 from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
-from jitdnn.kernels.cuda.convolution.half_precision.code import compiled
-from jitdnn.kernels.cuda.convolution.half_precision.epilogue import pointers_of
+from jitdnn.kernels.cuda.convolution.half_precision.code import by_alignment
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES, Shape, farthest
-from jitdnn.kernels.cuda.gemm.code import ByAlignment
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
 
 MAX_CHANNELS = 8
 _PLANS = {"fwd": fprop_plan, "bwd_data": dgrad_plan, "bwd_filter": wgrad_plan}
 
 
-class FewChannels(Algorithm):
+class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
     """All directions; see the module's text."""
 
     name = "stem"
     problem = Convolution
-    deterministic = True
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
-        gpu: GpuDevice = device  # type: ignore[assignment]
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.is_integer or problem.dtype not in HALVES:
             return f"it multiplies bf16 and f16, not {problem.x.dtype}: direct takes every type"
         if problem.groups != 1:
@@ -56,50 +51,26 @@ class FewChannels(Algorithm):
             return f"the dilation must be 1, it is {problem.dilation}: direct takes any"
         if farthest(problem.w) >= 1 << 30:
             return "the filter spans more than 2^30 elements of memory: pack it"
-        if self.plan_of(problem, device) is None:
+        if self.sizes(problem, device) is None:
             return (
-                f"filter and rows of the image do not fit together into {gpu.shared_bytes} bytes of shared memory: "
+                f"filter and rows of the image do not fit together into {device.shared_bytes} bytes of shared memory: "
                 "implicit_gemm takes large filters"
             )
         return None
 
-    def plan_of(self, problem: Convolution, device: Device) -> Plan | None:
+    def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | None:
         """The cheapest plan on this device; None if nothing fits."""
-        return _PLANS[problem.direction](problem, device)  # type: ignore[arg-type]
+        return _PLANS[problem.direction](problem, device)
 
-    def plan(self, problem: Convolution, device: Device) -> Plan:
-        """The same for a problem that is not refused."""
-        plan = self.plan_of(problem, device)
+    def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        plan = self.sizes(problem, device)
         assert plan is not None
-        return plan
+        build = partial(by_alignment, problem, device, epilogue, plan, plan.unaligned, source, launches)
+        return PlannedKernel(plan.workspace, plan.seconds, build)
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        assert isinstance(problem, Convolution)
-        return self.plan(problem, device).workspace
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        assert isinstance(problem, Convolution)
-        return self.plan(problem, device).seconds
-
-    def error_bound(self, problem: Problem) -> float:
-        return summation_bound(problem)
-
-    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":
             return "other taps, where the tiles of dy end beyond it and are filled with zeros"
         if problem.direction == "bwd_data" and max(problem.stride) > 1:
             return "neighbouring results, whose phases of the stride have fewer taps and are filled up with zeros"
         return None
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        assert isinstance(problem, Convolution)
-        plan = self.plan(problem, device)
-
-        def kernel(plan: Plan) -> GpuKernel:
-            return compiled(
-                device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
-            )
-
-        plain = plan.unaligned
-        return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)

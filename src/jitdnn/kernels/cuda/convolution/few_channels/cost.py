@@ -1,6 +1,6 @@
 """Strips, tiles and warps of fprop and wgrad with few channels: every sensible plan priced in cycles.
 
-A multiprocessor reads 32 words of shared memory a cycle, starts an m16n8k16 product every 1.6 cycles, and moves
+A multiprocessor reads 32 words of shared memory a cycle, starts an m16n8k16 product every `mma_cycles`, and moves
 `bandwidth / multiprocessors` bytes of device memory a cycle. What it computes while it waits for memory is free.
 """
 
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice, Launch
+from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
-from jitdnn.kernels.cuda.cost import CLOCK, L2_BYTES_PER_CYCLE, MMA_CYCLES, RESERVED_SHARED
+from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
 
 START_SECONDS = 3.5e-6
@@ -32,33 +33,25 @@ _FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above
 # the factor on computation by resident warps, which hide each other's latency
 _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
 
-Facts = tuple[int, int, float]
-"""Multiprocessors, bytes of shared memory that a thread block may have, bytes a cycle of a multiprocessor."""
-
-
-def facts_of(device: GpuDevice) -> Facts:
-    """The facts of a device that plans depend on."""
-    return device.multiprocessors, device.shared_bytes, device.bandwidth / CLOCK / device.multiprocessors
-
 
 def fprop_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The cheapest plan of a forward convolution; None if the filter leaves no room for rows."""
-    return _best(problem, facts_of(device), fprop_plans)
+    return _best(problem, device.facts, fprop_plans)
 
 
 def wgrad_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The cheapest plan of the filter's gradient; None if it does not fit into shared memory."""
-    return _best(problem, facts_of(device), wgrad_plans)
+    return _best(problem, device.facts, wgrad_plans)
 
 
 @lru_cache(512)
-def _best(problem: Convolution, facts: Facts, plans: object) -> Plan | None:
+def _best(problem: Convolution, facts: GpuFacts, plans: object) -> Plan | None:
     return min(plans(problem, facts), key=lambda plan: plan.seconds, default=None)  # type: ignore[operator]
 
 
-def fprop_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
+def fprop_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
     """Every plan of a forward convolution."""
-    multiprocessors, shared_bytes, bandwidth = facts
+    multiprocessors, bandwidth = facts.multiprocessors, bytes_per_cycle(facts)
     shape = Shape(problem)
     for rows in _strips(shape):
         steps = -(-rows.words // 8)
@@ -72,11 +65,11 @@ def fprop_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 if m * n > 32 or (m > 1 and output_warps * 16 * (m - 1) >= rows.phase_outputs):
                     continue
                 shared = stages * rows.bytes + filter_bytes
-                resident = resident_blocks(shared, 2 if m * n <= 16 else 1, shared_bytes)
+                resident = min(2 if m * n <= 16 else 1, facts.resident(shared))
                 if not resident:
                     continue
                 rounds = -(-rows.phase_outputs // (output_warps * 16 * m))
-                step = warps * _fprop_step(m, n)
+                step = warps * _fprop_step(m, n, facts.mma_cycles)
                 if m * n >= 24 and steps >= 16:  # many independent products hide each other's latency
                     step *= 0.87
                 compute = rounds * (steps * step + warps * m * (60 + 10 * n) / 4) + fetch_cycles(rows)
@@ -96,7 +89,7 @@ def fprop_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 blocks = min(rows.strips, max(1, multiprocessors * resident // channel_blocks))
                 fragments = rows.phases * steps * groups * n * 16
                 neighbours = min(resident, -(-blocks * channel_blocks // multiprocessors))
-                setup, is_packed = filter_setup(fragments, 16, warps * 32, neighbours, 2, 160)
+                setup, is_packed = filter_setup(facts, fragments, 16, warps * 32, neighbours, 2, 160)
                 setup += 5 * m * n  # the last tiles, which nothing hides
                 pack = Launch("few_channels_fprop_pack", -(-channel_blocks * fragments // 256), 256)
                 defines = shape.defines() | rows.defines() | {
@@ -110,19 +103,20 @@ def fprop_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                     warps * 32,
                     (blocks, channel_blocks),
                     shared,
-                    (cycles + setup) / CLOCK + START_SECONDS,
+                    (cycles + setup) / clock(facts) + START_SECONDS,
                     workspace=16 * channel_blocks * fragments if is_packed else 0,
                     pack=pack if is_packed else None,
                 )
 
 
-def wgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
+def wgrad_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
     """Every plan of the filter's gradient."""
-    multiprocessors, shared_bytes, bandwidth = facts
+    multiprocessors, bandwidth = facts.multiprocessors, bytes_per_cycle(facts)
     shape = Shape(problem)
     is_wide = shape.y_vector == 8 and problem.k % 8 == 0
     for rows, channel_blocks in itertools.product(_strips(shape, 16), _channel_blocks(problem.k)):
-        for tiling in _wgrad_tilings(-(-problem.k // (16 * channel_blocks)), rows.words, rows.phases):
+        tiles = -(-problem.k // (16 * channel_blocks))
+        for tiling in _wgrad_tilings(tiles, rows.words, rows.phases, facts):
             m, words, channel_groups, word_groups, warps, most = tiling
             channels = channel_groups * m * 16
             if channels * (channel_blocks - 1) >= problem.k:
@@ -134,11 +128,12 @@ def wgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
             output_warps = warps // groups
             rounds = -(-rows.phase_outputs // (output_warps * 16))
             fetch = fetch_cycles(rows) + outputs * channels / 256 * (3 if is_wide else 64)
-            compute = rounds * warps * _wgrad_step(m, words, rows.across % (8 * rows.phases) == 0) + fetch
+            has_eights = rows.across % (8 * rows.phases) == 0
+            compute = rounds * warps * _wgrad_step(m, words, facts.mma_cycles, has_eights) + fetch
             reads = (2 * outputs * min(problem.k, channels) + _FROM_MEMORY * rows.bytes) / bandwidth
             for stages in (2, 1):
                 shared = max(stages * stage, 4 * block_sums * (output_warps // 2))
-                resident = resident_blocks(shared, most, shared_bytes)
+                resident = min(most, facts.resident(shared))
                 if not resident:
                     continue
                 cycles = total_cycles(
@@ -160,7 +155,7 @@ def wgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                     "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
                     "Y_VECTOR": 8 if is_wide else 1, "PARTIALS": blocks, "CHANNEL_BLOCKS": channel_blocks,
                 }  # fmt: skip
-                seconds = (cycles + finish) / CLOCK + _WGRAD_START_SECONDS
+                seconds = (cycles + finish) / clock(facts) + _WGRAD_START_SECONDS
                 second = Launch(
                     "few_channels_wgrad_reduce", channel_blocks * block_sums // (32 * rows.phases), 256
                 )
@@ -214,7 +209,9 @@ def _channel_blocks(filters: int) -> list[int]:
 
 
 @lru_cache(256)
-def _wgrad_tilings(tiles: int, words: int, phases: int) -> tuple[tuple[int, int, int, int, int, int], ...]:
+def _wgrad_tilings(
+    tiles: int, words: int, phases: int, facts: GpuFacts
+) -> tuple[tuple[int, int, int, int, int, int], ...]:
     """(channel tiles and word tiles of a warp, groups of both, warps, blocks of a multiprocessor), the best few.
 
     `tiles`: tiles of 16 output channels of a block.
@@ -225,12 +222,12 @@ def _wgrad_tilings(tiles: int, words: int, phases: int) -> tuple[tuple[int, int,
         sums = 8 * m * n
         if warps % (m_groups * n_groups * phases):
             continue
-        threads_limit = 65536 // (warps * 32)
+        threads_limit = facts.registers // (warps * 32)
         needed = sums + 4 * m + 2 * n + (64 if warps <= 8 else 84)
-        if needed > min(255, threads_limit):
+        if needed > most_registers(facts, warps * 32):
             continue
         most = min(2, threads_limit // needed)
-        price = m_groups * n_groups * _wgrad_step(m, n)
+        price = m_groups * n_groups * _wgrad_step(m, n, facts.mma_cycles)
         found.append(
             (
                 price * (1.0 if warps * most >= 16 else 1.1 if warps >= 8 else 1.5),
@@ -241,13 +238,9 @@ def _wgrad_tilings(tiles: int, words: int, phases: int) -> tuple[tuple[int, int,
     return tuple(tiling for _, tiling in found[:4])
 
 
-def resident_blocks(shared: int, most: int, shared_bytes: int) -> int:
-    """Thread blocks of `shared` bytes that a multiprocessor holds at a time; 0 if not even one."""
-    return (
-        min(most, (shared_bytes + RESERVED_SHARED) // (shared + RESERVED_SHARED))
-        if shared <= shared_bytes
-        else 0
-    )
+def bytes_per_cycle(facts: GpuFacts) -> float:
+    """Bytes of device memory that a multiprocessor moves in a cycle."""
+    return facts.bandwidth / clock(facts) / facts.multiprocessors
 
 
 def total_cycles(
@@ -286,7 +279,7 @@ def overlapped(reads: float, products: float, instructions: float) -> float:
 
 
 def filter_setup(
-    fragments: int, size: int, threads: int, resident: int, at_once: int, instructions: int
+    facts: GpuFacts, fragments: int, size: int, threads: int, resident: int, at_once: int, instructions: int
 ) -> tuple[float, bool]:
     """Cycles until a block has its fragments of the filter, and whether they are made by a launch of their own.
 
@@ -295,20 +288,20 @@ def filter_setup(
     """
     rounds = -(-fragments // (threads * at_once))
     gathered = rounds * _LATENCY_CYCLES + fragments / 32 * instructions / 4 * resident
-    copied = _LAUNCH_CYCLES + _LATENCY_CYCLES + fragments * size * resident / L2_BYTES_PER_CYCLE
+    copied = _LAUNCH_CYCLES + _LATENCY_CYCLES + fragments * size * resident / l2_bytes_per_cycle(facts)
     return min(gathered, copied), copied < gathered
 
 
-def _fprop_step(m: int, n: int) -> float:
+def _fprop_step(m: int, n: int, mma_cycles: float) -> float:
     """Cycles of a warp's m x n tiles for 8 words."""
-    return overlapped(4 * m + 2 * n + 1, MMA_CYCLES * m * n, (12 * m + 3 * n + m * n) / 4)
+    return overlapped(4 * m + 2 * n + 1, mma_cycles * m * n, (12 * m + 3 * n + m * n) / 4)
 
 
-def _wgrad_step(m: int, n: int, has_eights: bool = True) -> float:
+def _wgrad_step(m: int, n: int, mma_cycles: float, has_eights: bool = True) -> float:
     """Cycles of a warp's m tiles of channels and n of words for 16 outputs; has_eights: eight of them share a row."""
     instructions = ((30 if has_eights else 60) + 8 * n + 2 * m * n) / 4
     # as measured: time grows with the sum of all three
-    return 0.57 * (4 * m + 4 * n + MMA_CYCLES * 2 * m * n + instructions)
+    return 0.57 * (4 * m + 4 * n + mma_cycles * 2 * m * n + instructions)
 
 
 def fetch_cycles(rows: Rows) -> float:

@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice, Launch
+from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     START_SECONDS,
-    Facts,
-    facts_of,
+    bytes_per_cycle,
     filter_setup,
     overlapped,
-    resident_blocks,
     total_cycles,
 )
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Tiling
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choice
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, strides_of
-from jitdnn.kernels.cuda.cost import CLOCK, L2_BYTES_PER_CYCLE, MMA_CYCLES
+from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
 
 _MMA_LATENCY_CYCLES = 33.0  # cycles from one product to the next that adds to its sums
@@ -33,17 +32,17 @@ _WARPS = (
 
 def dgrad_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The cheapest plan; None if the filter leaves no room in shared memory."""
-    return _best_dgrad(problem, facts_of(device))
+    return _best_dgrad(problem, device.facts)
 
 
 @lru_cache(512)
-def _best_dgrad(problem: Convolution, facts: Facts) -> Plan | None:
+def _best_dgrad(problem: Convolution, facts: GpuFacts) -> Plan | None:
     return min(dgrad_plans(problem, facts), key=lambda plan: plan.seconds, default=None)
 
 
-def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
+def dgrad_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
     """Every plan of the data's gradient."""
-    multiprocessors, shared_bytes, bandwidth = facts
+    multiprocessors, bandwidth = facts.multiprocessors, bytes_per_cycle(facts)
     shape = Shape(problem)
     steps = -(-problem.k // 16)
     is_wide = shape.y_vector == 8 and problem.k % 8 == 0
@@ -52,18 +51,18 @@ def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
         parts = -(-steps // tiling.steps)
         whole = parts * tiling.steps
         part_bytes = d.reach * w.reach * tiling.steps * h.reach * tiling.tiles * 256
-        limit = min(255, 65536 // (tiling.warps * 32))
+        limit = most_registers(facts, tiling.warps * 32)
         if tiling.registers > limit or 2 * tiling.steps > tiling.warps * 32:
             continue
         if (tiling.split_k_warps - 1) * tiling.down * tiling.across * tiling.sums_bytes > tiling.stage_bytes:
             continue
         most = min(4, 16 // tiling.warps if tiling.registers < 110 else limit // tiling.registers)
         work = tiling.work(problem.n)
-        compute = _tile_cycles(tiling, whole, is_wide)
+        compute = _tile_cycles(tiling, whole, is_wide, facts.mma_cycles)
         # what several blocks read comes from the cache for most of them
         once = 2 * problem.y.size / work
         reading = (once + 0.4 * max(0.0, tiling.staged_planes * tiling.reads(whole) - once)) / bandwidth
-        is_large = parts * part_bytes > shared_bytes // 3
+        is_large = parts * part_bytes > facts.shared_bytes // 3
         if tiling.steps == 1 < steps and not is_large:
             continue
         for stages, is_streamed in (
@@ -73,10 +72,12 @@ def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 continue
             stage_bytes = tiling.stage_bytes + (part_bytes if is_streamed else 0)
             shared = stages * stage_bytes + (0 if is_streamed else parts * part_bytes)
-            resident = resident_blocks(shared, most, shared_bytes)
+            resident = min(most, facts.resident(shared))
             if not resident:
                 continue
-            streamed = tiling.staged_planes * parts * part_bytes / L2_BYTES_PER_CYCLE if is_streamed else 0.0
+            streamed = (
+                tiling.staged_planes * parts * part_bytes / l2_bytes_per_cycle(facts) if is_streamed else 0.0
+            )
             waiting = (tiling.staged_planes * parts - 1) * (150.0 if stages == 2 else 900.0) / resident
             cycles = total_cycles(
                 work,
@@ -91,6 +92,7 @@ def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
             )
             blocks = min(work, multiprocessors * resident)
             setup, is_packed = filter_setup(
+                facts,
                 parts * part_bytes // 8,
                 8,
                 tiling.warps * 32,
@@ -109,7 +111,7 @@ def dgrad_plans(problem: Convolution, facts: Facts) -> Iterator[Plan]:
                 tiling.warps * 32,
                 (blocks, 1),
                 shared,
-                (cycles + setup) / CLOCK + START_SECONDS,
+                (cycles + setup) / clock(facts) + START_SECONDS,
                 workspace=parts * part_bytes if is_packed else 0,
                 pack=pack if is_packed else None,
             )
@@ -136,12 +138,12 @@ def _tilings(shape: Shape, steps: int) -> Iterator[Tiling]:
             yield Tiling((d, h, w), columns, planes, rows, down, across, split_k_warps, part)
 
 
-def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool) -> float:
+def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool, mma_cycles: float) -> float:
     """Cycles of a multiprocessor for a tile: products, stores, and issuing copies."""
     d, h, w = tiling.axes
     fragments = tiling.planes * d.reach * 2 * h.reach * tiling.tiles
     reads = tiling.staged_planes * 4 * (h.step * (tiling.rows - 1) + h.reach) + fragments
-    products = MMA_CYCLES * tiling.planes * d.reach * tiling.rows * h.reach * tiling.tiles
+    products = mma_cycles * tiling.planes * d.reach * tiling.rows * h.reach * tiling.tiles
     cycles = w.reach * steps * tiling.down * tiling.across * overlapped(reads, products, 0.0)
     cycles += tiling.down * tiling.across * tiling.planes * tiling.rows * tiling.tiles * 2 * 24 / 4
     cycles += (tiling.warps * 2 * tiling.sums_bytes / 128 + 200) * (tiling.split_k_warps > 1)

@@ -16,28 +16,22 @@ from __future__ import annotations
 import math
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.devices.gpu import Kernel as GpuKernel
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, summation_bound
+from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cuda.convolution.grouped.code import launches, source
 from jitdnn.kernels.cuda.convolution.grouped.cost import MAX_CHANNELS, plan_of, register_plan
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan
-from jitdnn.kernels.cuda.convolution.half_precision.code import compiled
-from jitdnn.kernels.cuda.convolution.half_precision.epilogue import pointers_of
+from jitdnn.kernels.cuda.convolution.half_precision.code import by_alignment
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES, Shape, farthest
-from jitdnn.kernels.cuda.gemm.code import ByAlignment
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
 
 
-class Grouped(Algorithm):
+class Grouped(KernelAlgorithm[Convolution, GpuDevice]):
     """All directions; see the module's text."""
 
     name = "grouped"
     problem = Convolution
-    deterministic = True
 
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.is_integer or problem.dtype not in HALVES:
             return f"it multiplies bf16 and f16, not {problem.x.dtype}: direct takes every type"
         if problem.groups == 1:
@@ -59,62 +53,38 @@ class Grouped(Algorithm):
             return f"backward data must have dilation 1, it is {problem.dilation}: direct takes any"
         if farthest(problem.w) >= 1 << 30:
             return "the filter spans more than 2^30 elements of memory: pack it"
-        if self.plan_of(problem, device) is None:
+        if self.sizes(problem, device) is None:
             return (
                 f"a filter of {problem.filter_spatial} taps, {c} channels in and {k} out does not fit into registers, "
                 f"or its pixels are no whole 16 bytes: implicit_gemm takes large filters"
             )
         return None
 
-    def plan_of(self, problem: Convolution, device: Device) -> Plan | None:
+    def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | None:
         """The cheapest plan on this device; None if the filter does not fit into registers."""
-        return plan_of(problem, device)  # type: ignore[arg-type]
+        return plan_of(problem, device)
 
-    def plan(self, problem: Convolution, device: Device) -> Plan:
-        """The same for a problem that is not refused."""
-        plan = self.plan_of(problem, device)
+    def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        plan = self.sizes(problem, device)
         assert plan is not None
-        return plan
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        assert isinstance(problem, Convolution)
-        if problem.direction != "bwd_filter":
-            return 0
-        plan = self.plan(problem, device)
-        return (
-            4
-            * math.prod(problem.w.shape)
-            * max(plan.workers, self.unaligned_plan(problem, device, plan).workers)
-        )
+        def build() -> Kernel:
+            plain = self.unaligned_plan(problem, device, plan)
+            return by_alignment(problem, device, epilogue, plan, plain, source, launches)
 
-    def unaligned_plan(self, problem: Convolution, device: Device, plan: Plan) -> Plan:
+        workspace = 0
+        if problem.direction == "bwd_filter":
+            workers = max(plan.workers, self.unaligned_plan(problem, device, plan).workers)
+            workspace = 4 * math.prod(problem.w.shape) * workers
+        return PlannedKernel(workspace, plan.seconds, build)
+
+    def unaligned_plan(self, problem: Convolution, device: GpuDevice, plan: Plan) -> Plan:
         """The plan for operands at any address."""
         if not plan.shared:
             return plan.unaligned
-        gpu: GpuDevice = device  # type: ignore[assignment]
-        return register_plan(problem, gpu.multiprocessors, gpu.bandwidth).unaligned
+        return register_plan(problem, device.facts).unaligned
 
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        assert isinstance(problem, Convolution)
-        return self.plan(problem, device).seconds
-
-    def error_bound(self, problem: Problem) -> float:
-        return summation_bound(problem)
-
-    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":
             return "other taps, where the tiles of dy end beyond it and are filled with zeros"
         return "the other groups of its sixteen channels"
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        assert isinstance(problem, Convolution)
-        plan = self.plan(problem, device)
-
-        def kernel(plan: Plan) -> GpuKernel:
-            return compiled(
-                device, source(problem, plan, epilogue), launches(problem, plan), pointers_of(epilogue)
-            )
-
-        plain = self.unaligned_plan(problem, device, plan)
-        return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)

@@ -14,11 +14,17 @@ from functools import lru_cache
 from itertools import chain, product
 
 from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, Tile, axis_defines, axis_of, roles, vector_of
-from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import wgrad_register_plans, wgrad_shared_memory_plans
+from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import (
+    shared_room,
+    wgrad_register_plans,
+    wgrad_shared_memory_plans,
+    whole_registers,
+)
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, power_of_two, strides_of
-from jitdnn.kernels.cuda.cost import CLOCK, MMA_CYCLES, REGISTERS, RESERVED_SHARED
+from jitdnn.kernels.cuda.cost import clock
 from jitdnn.problems.convolution import Convolution
 
 MAX_CHANNELS = 64
@@ -37,10 +43,8 @@ _COPY_INSTRUCTIONS, _STORE_INSTRUCTIONS, _SCALAR_STORE_INSTRUCTIONS, _STEP_INSTR
 _ISSUE_CYCLES = (
     0.5 / 4
 )  # of a warp's instruction: four schedulers, which are not what the kernel waits for most
-_MMA_CYCLES, _MMA_CYCLES_LARGE = (
-    2.2,
-    1.8,
-)  # of a product; with more than two steps of channels more independent ones
+# on the cycles of a product; with more than two steps of channels more of them are independent
+_MMA_FACTOR, _MMA_FACTOR_LARGE = 1.375, 1.125
 _UNHIDDEN = 0.15  # of the shorter of shared memory and products
 _LONE_WARP_PENALTY = 3.5  # divided by the warps of a multiprocessor, which hide each other's latency
 # and memory:
@@ -78,17 +82,17 @@ _REGISTER_START_SECONDS = 6e-6
 
 def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The cheapest plan; None if the filter does not fit into registers."""
-    return _best(problem, device.multiprocessors, device.bandwidth, device.shared_bytes)
+    return _best(problem, device.facts)
 
 
 @lru_cache(512)
-def _best(problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int) -> Plan | None:
+def _best(problem: Convolution, facts: GpuFacts) -> Plan | None:
     if problem.direction == "bwd_filter":
-        unaligned = [*wgrad_register_plans(problem, multiprocessors, bandwidth)]
-        aligned = wgrad_shared_memory_plans(problem, multiprocessors, bandwidth, shared_bytes)
+        unaligned = [*wgrad_register_plans(problem, facts)]
+        aligned = wgrad_shared_memory_plans(problem, facts)
     else:
-        unaligned = [*register_plans(problem, multiprocessors, bandwidth)]
-        aligned = shared_memory_plans(problem, multiprocessors, bandwidth, shared_bytes)
+        unaligned = [*register_plans(problem, facts)]
+        aligned = shared_memory_plans(problem, facts)
     if not unaligned:
         return None
     is_large = max(problem.w.shape[1], problem.k // problem.groups) > MAX_CHANNELS // 2
@@ -97,16 +101,15 @@ def _best(problem: Convolution, multiprocessors: int, bandwidth: float, shared_b
 
 
 @lru_cache(512)
-def register_plan(problem: Convolution, multiprocessors: int, bandwidth: float) -> Plan:
+def register_plan(problem: Convolution, facts: GpuFacts) -> Plan:
     """The plan for operands at any address."""
     plans = wgrad_register_plans if problem.direction == "bwd_filter" else register_plans
-    return min(plans(problem, multiprocessors, bandwidth), key=lambda plan: plan.seconds)
+    return min(plans(problem, facts), key=lambda plan: plan.seconds)
 
 
-def shared_memory_plans(
-    problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int
-) -> Iterator[Plan]:
+def shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
     """Every plan of fprop and dgrad through shared memory."""
+    multiprocessors = facts.multiprocessors
     shape = Shape(problem)
     is_forward = problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
@@ -155,7 +158,7 @@ def shared_memory_plans(
             one_more = registers + 4 * tiles * h.unit * w.unit
             if tile.tile_rows < min(least_rows, h.blocks) and one_more <= _MAX_REGISTERS:
                 continue
-            by_registers = REGISTERS // (threads * -(-registers // 8) * 8)
+            by_registers = facts.registers // (threads * whole_registers(registers))
             tile_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
             for resident in range(1, min(2, by_registers) + 1):
                 units = tile.units(planes)
@@ -165,13 +168,13 @@ def shared_memory_plans(
                 stages = min(
                     3,
                     rounds,
-                    (shared_bytes // resident - RESERVED_SHARED - filter_bytes * is_staged) // tile_bytes,
+                    (shared_room(facts, resident) - filter_bytes * is_staged) // tile_bytes,
                 )
                 if stages < 1:
                     continue
                 shared = stages * tile_bytes + filter_bytes * is_staged
                 seconds = _seconds(
-                    problem, tile, multiprocessors, bandwidth, block_slices * slice_in, threads // 32, kinds, splits,
+                    problem, tile, facts, block_slices * slice_in, threads // 32, kinds, splits,
                     taps, steps, tiles, workers * blocks, rounds, stages, vector
                 )  # fmt: skip
                 seconds *= _correction(
@@ -237,9 +240,10 @@ def _correction(tile: Tile, is_alone: bool, stages: int) -> float:
 
 
 def _seconds(
-    problem: Convolution, tile: Tile, multiprocessors: int, bandwidth: float, block_in: int, warps: int, kinds: int,
+    problem: Convolution, tile: Tile, facts: GpuFacts, block_in: int, warps: int, kinds: int,
     splits: int, taps: int, channel_steps: int, tiles: int, total: int, rounds: int, stages: int, vector: int,
 ) -> float:  # fmt: skip
+    multiprocessors, bandwidth = facts.multiprocessors, facts.bandwidth
     h, w = tile.h, tile.w
     is_forward = problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
@@ -256,10 +260,11 @@ def _seconds(
     issue = copies * _COPY_INSTRUCTIONS
     issue += steps * (reads + products + stores * store_instructions + _STEP_INSTRUCTIONS)
     blocks = -(-total // multiprocessors)  # of the busiest multiprocessor
-    multiplied = (_MMA_CYCLES if channel_steps <= 2 else _MMA_CYCLES_LARGE) * steps * products
+    mma_cycles = facts.mma_cycles * (_MMA_FACTOR if channel_steps <= 2 else _MMA_FACTOR_LARGE)
+    multiplied = mma_cycles * steps * products
     cycles = max(shared, multiplied, _ISSUE_CYCLES * issue) + _UNHIDDEN * min(shared, multiplied)
     cycles *= 1.0 + _LONE_WARP_PENALTY / (blocks * warps)
-    compute = blocks * rounds * cycles / CLOCK
+    compute = blocks * rounds * cycles / clock(facts)
     in_flight = total / multiprocessors * stages * copies * _COPY_BYTES
     imbalance = blocks * multiprocessors / total
     memory = 2.0 * (source.size + result.size) / (bandwidth * _BANDWIDTH_SHARE)
@@ -272,8 +277,9 @@ def _seconds(
     return _SCALE * (together + _EXPOSED * min(memory, compute) / rounds + _START_SECONDS)
 
 
-def register_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+def register_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
     """Every plan of fprop and dgrad straight into registers."""
+    multiprocessors, bandwidth = facts.multiprocessors, facts.bandwidth
     shape = Shape(problem)
     is_forward = problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
@@ -308,7 +314,8 @@ def register_plans(problem: Convolution, multiprocessors: int, bandwidth: float)
         )
         if registers > _MAX_REGISTERS:
             continue
-        resident = max(1, min(8, REGISTERS // (_REGISTER_THREADS * max(64, -(-registers // 8) * 8))))
+        resident = facts.registers // (_REGISTER_THREADS * max(64, whole_registers(registers)))
+        resident = max(1, min(8, resident))
         strips = problem.n * shape.out[0] * -(-w.blocks // 8)
         units = -(-strips // 2) * -(-h.blocks // rows)
         kinds = slices * parts
@@ -321,7 +328,7 @@ def register_plans(problem: Convolution, multiprocessors: int, bandwidth: float)
         products = rows * taps * steps * tiles * (w.unit * h.unit if is_forward else 1)
         reads = source_rows * w.reach * 2 * steps * (_WIDE_READ_CYCLES if is_wide else _NARROW_READ_CYCLES)
         stores = rows * h.unit * w.unit * 2 * (_WIDE_STORE_CYCLES if vector > 1 else _NARROW_STORE_CYCLES)
-        unit = max(MMA_CYCLES * products, reads + stores) + _UNIT_CYCLES
+        unit = max(facts.mma_cycles * products, reads + stores) + _UNIT_CYCLES
         total = workers * kinds
         busiest = -(-total // multiprocessors)  # warps of a multiprocessor
         gain = 1.0 if prefetch == 1 else _PREFETCH_GAIN
@@ -333,7 +340,8 @@ def register_plans(problem: Convolution, multiprocessors: int, bandwidth: float)
         if total < multiprocessors * _FEW_WARPS:
             memory *= _FEW_WARPS_PENALTY
         memory *= _SHARED_PIXELS if w.step == 1 and w.reach > 1 else _OWN_PIXELS
-        seconds = max(memory, compute / CLOCK) + _UNHIDDEN * min(memory, compute / CLOCK)
+        compute /= clock(facts)
+        seconds = max(memory, compute) + _UNHIDDEN * min(memory, compute)
         seconds += _REGISTER_START_SECONDS
         defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
             "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,

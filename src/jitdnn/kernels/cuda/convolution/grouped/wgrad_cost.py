@@ -13,9 +13,10 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
+from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, WgradTile
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, power_of_two, strides_of
-from jitdnn.kernels.cuda.cost import CLOCK, L2_BANDWIDTH, MMA_CYCLES, REGISTERS, RESERVED_SHARED
+from jitdnn.kernels.cuda.cost import REGISTER_UNIT, clock, l2_bandwidth
 from jitdnn.problems.convolution import Convolution
 
 _MAX_REGISTERS = 250  # of a thread
@@ -23,7 +24,8 @@ _MAX_REGISTERS = 250  # of a thread
 # ---- The model of the shared-memory kernel, fitted to measurements on an H100. Cycles of a multiprocessor:
 _WARPS = (8, 16)  # of a thread block
 _MAX_WORKERS = 64  # the reduction reads the partial sums of all of them
-_STEP_CYCLES, _COPY_CYCLES = 3.4, 4.9  # of 16 outputs and a tap (and one for dy), of a warp's copy
+_STEP_MMAS = 2.125  # products that 16 outputs and a tap (and one for dy) take the time of: they are two
+_COPY_CYCLES = 4.9  # of a warp's copy
 _TILE_CYCLES, _START_CYCLES = 150, 4500
 _LONE_WARP_PENALTY = 3  # divided by the warps of a multiprocessor, which hide each other's latency
 _STORES_A_CYCLE = 64  # of sums
@@ -45,13 +47,23 @@ _UNIT_LATENCY, _REGISTER_START_CYCLES = 1000, 2500
 _FEW_WARPS, _FEW_WARPS_PENALTY = 8, 1.3  # of a multiprocessor
 _UNHIDDEN = 0.15  # of the shorter of memory and computation
 _REGISTER_START_SECONDS, _WORKER_SECONDS = 6e-6, 60e-9
-_SCATTERED = 0.5e12  # bytes a second of the partial sums that each warp writes out of its registers
+_SCATTERED = 1 / 9  # of L2's bandwidth: for the partial sums that each warp writes out of its registers
 
 
-def wgrad_shared_memory_plans(
-    problem: Convolution, multiprocessors: int, bandwidth: float, shared_bytes: int
-) -> Iterator[Plan]:
+def whole_registers(registers: int) -> int:
+    """Registers that a thread gets that needs so many."""
+    return -(-registers // REGISTER_UNIT) * REGISTER_UNIT
+
+
+def shared_room(facts: GpuFacts, resident: int) -> int:
+    """Bytes of shared memory that each of the resident thread blocks may have."""
+    return facts.shared_bytes // resident - facts.reserved_shared_bytes
+
+
+def wgrad_shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
     """Every plan of the filter's gradient through shared memory."""
+    multiprocessors, bandwidth = facts.multiprocessors, facts.bandwidth
+    step_cycles = _STEP_MMAS * facts.mma_cycles
     shape = Shape(problem)
     slice_groups = _slice_groups(problem)
     if not slice_groups or not _is_whole(problem):
@@ -82,7 +94,7 @@ def wgrad_shared_memory_plans(
                 workers = max(1, min(tile.units, multiprocessors * resident // blocks, most))
                 rounds = -(-tile.units // workers)
                 workers = -(-tile.units // rounds)
-                room = shared_bytes // resident - RESERVED_SHARED
+                room = shared_room(facts, resident)
                 stages = min(3, rounds, room // (x_bytes + y_bytes))
                 shared = max(stages * (x_bytes + y_bytes), 4 * warps * all_taps * 256)
                 if stages < min(2, rounds) or shared > room:
@@ -93,15 +105,15 @@ def wgrad_shared_memory_plans(
                 steps = -(-tile.steps // splits) * splits * kinds
                 copies = block_slices * (tile.pixels * slice_in + 16 * tile.steps * slice_out) / 256
                 lone = 1 + _LONE_WARP_PENALTY / (busiest * warps)
-                cycles = (steps * _STEP_CYCLES * (1 + all_taps) + _COPY_CYCLES * copies) * lone + _TILE_CYCLES
+                cycles = (steps * step_cycles * (1 + all_taps) + _COPY_CYCLES * copies) * lone + _TILE_CYCLES
                 stores = block_slices * slice_out * group_in * all_taps * splits / _STORES_A_CYCLE
-                compute = (busiest * (rounds * cycles + stores) + _START_CYCLES) / CLOCK
+                compute = (busiest * (rounds * cycles + stores) + _START_CYCLES) / clock(facts)
                 pixels = 2.0 * (problem.x.size + problem.y.size)
                 memory = pixels / (_BANDWIDTH_SHARE * bandwidth) * (busiest * multiprocessors / total)
                 memory *= 1 + _SMALL_SLICE / (block_slices * slice_in)
                 memory += max(0.0, _COPY_BYTES * copies * rounds * total - pixels) / bandwidth
                 together = (memory**6 + compute**6) ** (1 / 6) + _EXPOSED * min(memory, compute) / rounds
-                reduction = _PARTIAL_BYTES * workers * elements / L2_BANDWIDTH + _REDUCTION_SECONDS
+                reduction = _PARTIAL_BYTES * workers * elements / l2_bandwidth(facts) + _REDUCTION_SECONDS
                 reduction = reduction if workers > 1 else 0.0
                 defines = shape.defines() | {
                     "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
@@ -162,8 +174,10 @@ def _tiles(shape: Shape, taps: int) -> Iterator[WgradTile]:
                     yield WgradTile(shape, images, rows, columns, taps)
 
 
-def wgrad_register_plans(problem: Convolution, multiprocessors: int, bandwidth: float) -> Iterator[Plan]:
+def wgrad_register_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
     """Every plan of the filter's gradient straight into registers."""
+    multiprocessors, bandwidth = facts.multiprocessors, facts.bandwidth
+    scattered = _SCATTERED * l2_bandwidth(facts)
     shape = Shape(problem)
     group_in, group_out = problem.w.shape[1], problem.k // problem.groups
     slice_groups = max(1, min(16 // group_in, 16 // group_out))
@@ -184,7 +198,8 @@ def wgrad_register_plans(problem: Convolution, multiprocessors: int, bandwidth: 
         registers = sums + 10 * taps[2] + 4 * live + 44
         if registers > _MAX_REGISTERS:
             continue
-        resident = max(1, min(5, REGISTERS // (_REGISTER_THREADS * max(64, -(-registers // 8) * 8))))
+        resident = facts.registers // (_REGISTER_THREADS * max(64, whole_registers(registers)))
+        resident = max(1, min(5, resident))
         kinds = -(-problem.groups // slice_groups) * -(-slice_in // 16) * -(-slice_out // 16)
         kinds *= -(-taps[1] // tile_taps)
         for rows in (1, 2, 3, 4, 5, 6, 7, 8):
@@ -201,17 +216,17 @@ def wgrad_register_plans(problem: Convolution, multiprocessors: int, bandwidth: 
                 reads = source_rows * taps[2] * (_PAIR_CYCLES if is_even["X"] else _ELEMENT_CYCLES)
                 reads += rows * (_PAIR_CYCLES if is_even["Y"] else _ELEMENT_CYCLES)
                 products = rows * tile_taps * taps[2] * 2
-                unit = max(MMA_CYCLES * products, _READ_CYCLES * reads) + _UNIT_CYCLES
+                unit = max(facts.mma_cycles * products, _READ_CYCLES * reads) + _UNIT_CYCLES
                 total = workers * kinds
                 cycles = -(-total // multiprocessors) * unit * _SCHEDULING + _UNIT_LATENCY
-                compute = rounds * cycles + _REGISTER_START_CYCLES
+                compute = (rounds * cycles + _REGISTER_START_CYCLES) / clock(facts)
                 partial = 4.0 * workers * math.prod(problem.w.shape)
                 memory = 2.0 * (problem.x.size + problem.y.size) / bandwidth
                 if total < multiprocessors * _FEW_WARPS:
                     memory *= _FEW_WARPS_PENALTY
-                seconds = max(memory, compute / CLOCK) + _UNHIDDEN * min(memory, compute / CLOCK)
+                seconds = max(memory, compute) + _UNHIDDEN * min(memory, compute)
                 seconds += _REGISTER_START_SECONDS
-                seconds += workers / 8 * _WORKER_SECONDS + partial / _SCATTERED
+                seconds += workers / 8 * _WORKER_SECONDS + partial / scattered
                 defines = shape.defines() | {
                     "PLANES": planes, "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
                     "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "TILE_TAPS": tile_taps, "TILE_ROWS": rows,

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol, TypeVar
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.errors import CompileError
-from jitdnn.kernels.algorithm import Device
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cuda.convolution.half_precision.epilogue import pointers_of
+from jitdnn.kernels.cuda.gemm.code import ByAlignment
+from jitdnn.problems.convolution import Convolution
 
 
-def compiled(device: Device, source: Source, launches: Sequence[Launch], pointers: int) -> GpuKernel:
-    """The kernel; if a shape needs a few registers more than there are, they are spilled."""
-    gpu: GpuDevice = device  # type: ignore[assignment]
-    try:
-        return gpu.kernel(source, launches, pointers)
-    except CompileError:
-        return gpu.kernel(replace(source, spills=True), launches, pointers)
+class _Aligned(Protocol):
+    """A plan with what the addresses of the operands must be multiples of, in bytes."""
+
+    @property
+    def alignments(self) -> tuple[int, int, int]: ...
+
+
+_Plan = TypeVar("_Plan", bound=_Aligned)
+
+
+def by_alignment(
+    problem: Convolution, device: GpuDevice, epilogue: Epilogue | None, plan: _Plan, plain: _Plan,
+    source: Callable[[Convolution, _Plan, Epilogue | None], Source],
+    launches: Callable[[Convolution, _Plan], Sequence[Launch]],
+) -> GpuKernel | ByAlignment:  # fmt: skip
+    """The kernel of a plan, with that of the plan `plain` for operands at other addresses than it takes."""
+
+    def kernel(plan: _Plan) -> GpuKernel:
+        code, pointers = source(problem, plan, epilogue), pointers_of(epilogue)
+        try:
+            return device.kernel(code, launches(problem, plan), pointers)
+        except CompileError:  # a shape may need a few registers more than there are: they are spilled
+            return device.kernel(replace(code, spills=True), launches(problem, plan), pointers)
+
+    return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)

@@ -9,67 +9,46 @@ results that are few: it is nearly always split.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.algorithm import Epilogue, PlannedKernel
 from jitdnn.kernels.cuda.convolution.implicit_gemm.code import kernel_of, wgrad_kernel_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.cost import plan_of, wgrad_plan_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
-from jitdnn.kernels.cuda.gemm.algorithm import arithmetic_of, refuse_tensor_cores, tensor_core_bound
+from jitdnn.kernels.cuda.gemm.algorithm import TensorCoreAlgorithm, refuse_tensor_cores
 from jitdnn.kernels.cuda.gemm.code import Nothing
-from jitdnn.kernels.cuda.gemm.plan import TILES, Tile
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
 
 _MAX_TAPS = 1024
 _MAX_PHASES = 512
 _EXACT_I32 = 2**31 // 2**14  # products of two i8 whose sum an i32 holds
 
 
-class ImplicitGemm(Algorithm):
-    """K runs over taps, with channels inside; multistage tiles on the tensor cores, sums in f32 (i32 of i8)."""
+class ImplicitGemm(TensorCoreAlgorithm[Convolution]):
+    """K runs over taps, with channels inside."""
 
-    name: ClassVar[str] = "implicit_gemm"
-    problem: ClassVar[type[Problem]] = Convolution
-    deterministic: ClassVar[bool] = True
-    uses_workspace: ClassVar[bool] = True
+    name = "implicit_gemm"
+    problem = Convolution
 
-    def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
-        self._tiles = tiles
-
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         return refuse_tensor_cores(problem.x.dtype, problem.groups, device) or _refuse_extents(problem)
 
-    def arithmetic(self, problem: Problem) -> str:
-        return arithmetic_of(problem)
-
-    def error_bound(self, problem: Problem) -> float:
-        return tensor_core_bound(problem)
-
-    def plan(self, problem: Problem, device: Device) -> Plan:
+    def sizes(self, problem: Convolution, device: GpuDevice) -> Plan:
         """The plan that is expected to be fastest on this device."""
-        assert isinstance(problem, Convolution)
-        return plan_of(problem, device, self._tiles, self.uses_workspace)  # type: ignore[arg-type]
+        return plan_of(problem, device, self._tiles, self.uses_workspace)
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return self.plan(problem, device).workspace if problem.output.size else 0
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return self.plan(problem, device).seconds if problem.output.size else 1e-6
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        assert isinstance(problem, Convolution)
+    def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         if not problem.output.size:
-            return Nothing()
-        return kernel_of(self.plan(problem, device), problem.output, device, epilogue)
+            return PlannedKernel(0, 1e-6, Nothing)
+        plan, y = self.sizes(problem, device), problem.output
+        return PlannedKernel(plan.workspace, plan.seconds, lambda: kernel_of(plan, y, device, epilogue))
 
 
 class ImplicitGemmInPlace(ImplicitGemm):
     """The same without workspace: nothing is packed, and no tile is split along K."""
 
-    name: ClassVar[str] = "implicit_gemm_in_place"
-    uses_workspace: ClassVar[bool] = False
+    name = "implicit_gemm_in_place"
+    uses_workspace = False
 
 
 def _refuse_extents(problem: Convolution) -> str | None:
@@ -92,49 +71,30 @@ def _refuse_extents(problem: Convolution) -> str | None:
     return None
 
 
-class ImplicitGemmWgrad(Algorithm):
-    """Channels of dy by taps and channels of x; K runs over pixels; sums in f32."""
+class ImplicitGemmWgrad(TensorCoreAlgorithm[Convolution]):
+    """Channels of dy by taps and channels of x; K runs over pixels."""
 
-    name: ClassVar[str] = "implicit_gemm"
-    problem: ClassVar[type[Problem]] = Convolution
-    deterministic: ClassVar[bool] = True
-    uses_workspace: ClassVar[bool] = True
+    name = "implicit_gemm"
+    problem = Convolution
+    takes_no_epilogue = "a filter's gradient takes no epilogue here"
 
-    def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
-        self._tiles = tiles
-
-    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        assert isinstance(problem, Convolution)
-        if epilogue is not None:
-            return "a filter's gradient takes no epilogue here"
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         columns = math.prod(problem.w.shape[1:])
         if columns >= 2**30:
             return f"{columns} elements of a filter channel are more than the {2**30} that fit the kernel's indices"
         return refuse_tensor_cores(problem.x.dtype, problem.groups, device)
 
-    def arithmetic(self, problem: Problem) -> str:
-        return arithmetic_of(problem)
-
-    def error_bound(self, problem: Problem) -> float:
-        return tensor_core_bound(problem)
-
-    def plan(self, problem: Problem, device: Device) -> WgradPlan:
+    def sizes(self, problem: Convolution, device: GpuDevice) -> WgradPlan:
         """The plan that is expected to be fastest on this device."""
-        assert isinstance(problem, Convolution)
-        return wgrad_plan_of(problem, device, self._tiles, self.uses_workspace)  # type: ignore[arg-type]
+        return wgrad_plan_of(problem, device, self._tiles, self.uses_workspace)
 
-    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return self.plan(problem, device).workspace
-
-    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return self.plan(problem, device).seconds
-
-    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        return wgrad_kernel_of(self.plan(problem, device), device)
+    def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        plan = self.sizes(problem, device)
+        return PlannedKernel(plan.workspace, plan.seconds, lambda: wgrad_kernel_of(plan, device))
 
 
 class ImplicitGemmWgradInPlace(ImplicitGemmWgrad):
     """The same without workspace: nothing is packed, and no tile is split along K."""
 
-    name: ClassVar[str] = "implicit_gemm_in_place"
-    uses_workspace: ClassVar[bool] = False
+    name = "implicit_gemm_in_place"
+    uses_workspace = False

@@ -1,0 +1,260 @@
+"""Kernels of CUDA: launches of loaded machine code, which is unloaded when the GPU is done with it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from jitdnn import retention
+from jitdnn.devices.cuda_driver import (
+    LaunchConfig,
+    check,
+    current,
+    driver,
+    failure,
+    is_capturing,
+    is_current,
+    launcher,
+    relaxed,
+)
+from jitdnn.devices.gpu import Launch, Source
+from jitdnn.errors import DeviceError
+from jitdnn.locks import lock
+from jitdnn.settings import current as current_settings
+
+_STATIC_SHARED = 48 << 10  # bytes of dynamic group memory that need no leave
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_NOT_READY = 600
+_NO_CONTEXT = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
+
+
+class CudaKernel:
+    """Launches of one source's functions on a GPU, with the numbers that they always get.
+
+    `code` is the source compiled; `index` the number of the GPU, -1 for one on paper.
+    """
+
+    def __init__(
+        self, index: int, code: bytes, source: Source, launches: Sequence[Launch], pointers: int,
+        extras: Sequence[int], floats: Sequence[float],
+    ) -> None:  # fmt: skip
+        self._index, self._code, self._source, self._launches = index, code, source, tuple(launches)
+        self._numbers = struct.pack(f"{len(extras)}q{len(floats)}d", *extras, *floats)
+        self._head = struct.Struct(f"{pointers + 1}Q2d")
+        self._pack = self._head.pack_into
+        self._count = pointers + 3 + len(extras) + len(floats)
+        self._functions: list[int] = []
+        self._library: _Library | None = None
+        self._launch: Any = None
+        # with one GPU its context is mostly the current one already: where it is not, the driver refuses and says so
+        self._is_alone = False
+        self._free: list[_Block] = []
+        self._lock = lock()
+
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None:
+        try:
+            # list.pop is atomic: threads never share a block
+            block = self._free.pop()
+        except IndexError:
+            block = self._new_block()
+        self._pack(block.memory, 0, *pointers, workspace, alpha, beta)
+        if stream != block.stream:
+            block.set_stream(stream)
+        if self._is_alone or is_current(self._index):
+            for config, function in block.launches:
+                status = self._launch(config, function, block.parameters, None)
+                if status:
+                    self._launch_again(status, block, config, function)
+        else:
+            with current(self._index):
+                for config, function in block.launches:
+                    status = self._launch(config, function, block.parameters, None)
+                    if status:
+                        self._launch_again(status, block, config, function)
+        self._free.append(block)
+
+    def _launch_again(self, status: int, block: _Block, config: Any, function: Any) -> None:
+        """What the driver refused, with the GPU's context as the current one. Raises DeviceError if that is not why."""
+        if status in _NO_CONTEXT:
+            with current(self._index):
+                status = self._launch(config, function, block.parameters, None)
+        if status:
+            name = self._launches[block.launches.index((config, function))].function
+            raise failure(status, f"launch of {name} ({self._source.name})")
+
+    def _new_block(self) -> _Block:
+        if not self._functions:
+            self._load()
+        assert self._library is not None
+        return _Block(
+            self._count, self._head.size, self._numbers, self._launches, self._functions, self._library
+        )
+
+    def _load(self) -> None:
+        if self._index < 0:
+            raise DeviceError(
+                f"{self._source.name} was compiled for a device on paper: it cannot be launched"
+            )
+        with self._lock:
+            if not self._functions:
+                self._library = _library(self._index, self._code, self._source.name)
+                self._launch, self._is_alone = launcher(), _gpus() == 1
+                self._functions = [int(self._library.function(one)) for one in self._launches]
+
+
+class _Block:
+    """What the driver is given for the launches of a kernel, for one caller at a time."""
+
+    __slots__ = ("_addresses", "_configs", "_library", "launches", "memory", "parameters", "stream")
+
+    def __init__(
+        self, count: int, head: int, numbers: bytes, launches: Sequence[Launch], functions: Sequence[int],
+        library: _Library,
+    ) -> None:  # fmt: skip
+        self._library = library
+        #: the arguments: 8 bytes each, those that change first
+        self.memory = ctypes.create_string_buffer(8 * count)
+        start = ctypes.addressof(self.memory)
+        ctypes.memmove(start + head, numbers, len(numbers))
+        self._addresses = (ctypes.c_void_p * count)(*(start + 8 * n for n in range(count)))
+        self.parameters = ctypes.byref(self._addresses)
+        self._configs = [LaunchConfig(*one.grid, one.threads, 1, 1, one.shared) for one in launches]
+        self.launches = [
+            (ctypes.byref(config), ctypes.c_void_p(function))
+            for config, function in zip(self._configs, functions, strict=True)
+        ]
+        self.stream: Any = None  # the default one
+
+    def set_stream(self, stream: Any) -> None:
+        if stream not in _NEVER_CAPTURED:
+            self._library.keep()
+        for config in self._configs:
+            config.stream = stream
+        self.stream = stream
+
+
+class _Library:
+    """Machine code loaded on one GPU. It is unloaded some time after this object is gone, once the GPU is done with it.
+
+    Not if it was launched on a stream that can be captured: a graph may refer to it, of which nobody tells.
+    """
+
+    _library: Any = None  # until it is loaded
+
+    def __init__(self, index: int, code: bytes, name: str) -> None:
+        self._driver, self._index = driver(), index
+        unload_unused()
+        self._charge: retention.Charge | None = retention.code.charge(
+            len(code), current_settings().code_limit
+        )
+        with current(index), relaxed():
+            result = self._driver.cuLibraryLoadData(code, None, None, 0, None, None, 0)
+            (self._library,) = check(result, f"loading {name}")
+
+    def function(self, launch: Launch) -> Any:
+        functions = self._driver
+        with current(self._index), relaxed():
+            (kernel,) = check(
+                functions.cuLibraryGetKernel(self._library, launch.function.encode()), launch.function
+            )
+            (function,) = check(functions.cuKernelGetFunction(kernel), launch.function)
+            if launch.shared > _STATIC_SHARED:
+                attribute = functions.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                check(
+                    functions.cuFuncSetAttribute(function, attribute, launch.shared),
+                    f"{launch.function} with {launch.shared} bytes of shared memory",
+                )
+            return function
+
+    def keep(self) -> None:
+        """Have the code loaded as long as the process."""
+        if self._charge is not None:
+            _kept_for_graphs[id(self)] = self
+            self._charge = None
+
+    def __del__(self) -> None:
+        # work that the GPU was given may still run it, and this may be a collection in the middle of anything
+        if self._library is not None:
+            _unused.append((self._index, self._library, None))
+
+
+#: streams that nobody can capture: the default one, by both of its names
+_NEVER_CAPTURED = (None, 0, 1)
+_libraries: weakref.WeakValueDictionary[tuple[int, bytes], _Library] = weakref.WeakValueDictionary()
+_kept_for_graphs: dict[int, _Library] = {}
+#: code that no kernel has any more: GPU, library, and when the GPU is done with it, once that was asked
+_unused: deque[tuple[int, Any, Event | None]] = deque()
+
+
+def _library(index: int, code: bytes, name: str) -> _Library:
+    found = _libraries.get((index, code))
+    return found or _libraries.setdefault((index, code), _Library(index, code, name))
+
+
+def unload_unused() -> int:
+    """Unload the code that no kernel has any more and the GPU is done with; the number of libraries.
+
+    It was launched on the default stream alone, so an event there tells. Nothing is waited for.
+    """
+    count = 0
+    for _ in range(len(_unused)):
+        try:
+            index, library, done = _unused.popleft()
+        except IndexError:  # another thread was here
+            break
+        try:
+            with current(index), relaxed():
+                if done is None and not is_capturing(0):
+                    done = Event(index, 0)
+                if done is not None and done.is_done:
+                    driver().cuLibraryUnload(library)
+                    count += 1
+                    continue
+        except DeviceError:  # a capture of somebody else is in the way, or the GPU is lost
+            pass
+        _unused.append((index, library, done))
+    return count
+
+
+class Event:
+    """A point in a stream's work."""
+
+    def __init__(self, index: int, stream: int) -> None:
+        self._index = index
+        with current(index):
+            (self._event,) = check(driver().cuEventCreate(_NO_TIMING), "an event")
+            check(driver().cuEventRecord(self._event, stream), "an event")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stream got here. Failures count: they are raised by the next call."""
+        (status,) = driver().cuEventQuery(self._event)
+        return int(status) != _NOT_READY
+
+    def __del__(self) -> None:
+        try:
+            with current(self._index):
+                driver().cuEventDestroy(self._event)
+        except Exception:
+            return  # when Python ends, names and the driver may be gone
+
+
+def device_count() -> int:
+    """GPUs that the driver shows; 0 without a driver or the packages that call it."""
+    try:
+        (count,) = check(driver().cuDeviceGetCount(), "counting GPUs")
+    except DeviceError:
+        return 0
+    return int(count)
+
+
+@functools.cache
+def _gpus() -> int:
+    return device_count()

@@ -1,0 +1,148 @@
+"""`torch.ops.jitdnn.activation`: activations by name, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from jitdnn.frameworks.torch.double import derivatives_of_gradients
+from jitdnn.frameworks.torch.kinds import Computation, Ways
+from jitdnn.frameworks.torch.registry import define
+from jitdnn.handle import Handle
+from jitdnn.ops import activation as ours
+
+aten = torch.ops.aten
+
+
+class _Function(NamedTuple):
+    """An activation: ours, its gradient from (dy, x) or (dy, y), torch's, and torch's gradient of the same operands."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    stock: Callable[..., Any]
+    stock_backward: Callable[..., Any]
+    keeps_result: bool = False
+
+
+def _by_result(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A gradient of ours from dy and what the activation returned."""
+    return lambda dy, y, **named: backward(dy, y=y, **named)
+
+
+FUNCTIONS: dict[str, _Function] = {
+    "gelu": _Function(ours.gelu, ours.gelu_backward, F.gelu, aten.gelu_backward.default),
+    "gelu_tanh": _Function(
+        lambda x, **named: ours.gelu(x, "tanh", **named),
+        lambda dy, x, **named: ours.gelu_backward(dy, x, "tanh", **named),
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda dy, x: aten.gelu_backward.default(dy, x, approximate="tanh"),
+    ),
+    "silu": _Function(ours.swish, ours.swish_backward, F.silu, aten.silu_backward.default),
+    "mish": _Function(ours.mish, ours.mish_backward, F.mish, aten.mish_backward.default),
+    "hardswish": _Function(
+        ours.hard_swish, ours.hard_swish_backward, F.hardswish, aten.hardswish_backward.default
+    ),
+    "tanh": _Function(
+        ours.tanh, _by_result(ours.tanh_backward), torch.tanh, aten.tanh_backward.default, True
+    ),
+    "sigmoid": _Function(
+        ours.sigmoid, _by_result(ours.sigmoid_backward), torch.sigmoid, aten.sigmoid_backward.default, True
+    ),
+}
+"""Activations without parameters that ours compute faster than torch on some machine, by name."""
+
+
+def _forward_ways(handle: Handle, x: Tensor, name: str) -> Ways:
+    function = FUNCTIONS[name]
+
+    def mine(x: Tensor, _: str) -> Tensor:
+        y: Tensor = function.forward(x, handle=handle)
+        return y
+
+    def theirs(x: Tensor, _: str) -> Tensor:
+        y: Tensor = function.stock(x)
+        return y
+
+    return Ways(mine, theirs, what="of", refusal=_refusal(x))
+
+
+def _backward_ways(handle: Handle, dy: Tensor, kept: Tensor, name: str) -> Ways:
+    function = FUNCTIONS[name]
+
+    def mine(dy: Tensor, kept: Tensor, _: str) -> Tensor:
+        dx: Tensor = function.backward(dy, kept, handle=handle)
+        return dx
+
+    def theirs(dy: Tensor, kept: Tensor, _: str) -> Tensor:
+        dx: Tensor = function.stock_backward(dy, kept)
+        return dx
+
+    return Ways(mine, theirs, what="of", refusal=_refusal(dy) or _refusal(kept))
+
+
+def _refusal(x: Tensor) -> str | None:
+    if x.dim() == 0 or x.dim() > 8:
+        return "ours take 1 to 8 dimensions"
+    return None if _is_dense(x) else "the operand has gaps or overlaps in memory"
+
+
+def _is_dense(x: Tensor) -> bool:
+    return (
+        bool(torch._prims_common.is_non_overlapping_and_dense_or_false(x)) if not x.is_contiguous() else True
+    )
+
+
+_forward = Computation("forward", _forward_ways, 2)
+_gradient = Computation("data", _backward_ways, 3)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.name, ctx.options = inputs
+    ctx.save_for_backward(output if FUNCTIONS[ctx.name].keeps_result else x)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (kept,) = ctx.saved_tensors
+    if dy.stride() != kept.stride():
+        dy = torch.empty_like(kept).copy_(dy)
+    return activation_backward(dy, kept, ctx.name, ctx.options), None, None
+
+
+def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    dy, kept, ctx.name, _ = inputs
+    ctx.save_for_backward(dy, kept)
+
+
+def _double(ctx: Any, ddx: Tensor) -> tuple[Any, ...]:
+    dy, kept = ctx.saved_tensors
+    function = FUNCTIONS[ctx.name]
+    if function.keeps_result:  # torch's gradient of the same operands has a derivative
+        with torch.enable_grad():
+            dy, kept = (one.detach().requires_grad_() for one in (dy, kept))
+            found = torch.autograd.grad(function.stock_backward(dy, kept), (dy, kept), ddx)
+        return (*found, None, None)
+    return (
+        *derivatives_of_gradients(lambda x, *_: function.stock(x), (dy, kept, None), [ddx])[:2],
+        None,
+        None,
+    )
+
+
+activation_backward = define(
+    'activation_backward(Tensor dy, Tensor kept, str name, str options="") -> Tensor',
+    _gradient.kernel,
+    lambda dy, kept, name, options="": torch.empty_like(kept),
+    _save_gradient,
+    _double,
+)
+activation = define(
+    'activation(Tensor x, str name, str options="") -> Tensor',
+    _forward.kernel,
+    lambda x, name, options="": torch.empty_like(x),
+    _save,
+    _gradients,
+)

@@ -1,0 +1,123 @@
+"""A model, or a block of code, on our operators: `convert` and `revert`, `use`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from jitdnn import log
+from jitdnn.arguments import shown
+from jitdnn.errors import InvalidArgument, InvalidType
+from jitdnn.frameworks.torch.functional import routed
+from jitdnn.frameworks.torch.modules import CONVERTED, OPTIONS, REVERTED
+from jitdnn.frameworks.torch.options import Options, is_disabled
+
+Model = TypeVar("Model", bound=nn.Module)
+Choice = Collection[Any] | Callable[[str, nn.Module], bool] | None
+
+
+def convert(model: Model, include: Choice = None, exclude: Choice = None, **options: Any) -> Model:
+    """Let the layers of a model run by ours wherever that is faster; returns the same model, converted in place.
+
+        model = jitdnn.torch.convert(model)
+
+    Only the classes of its modules change: parameters, buffers, `state_dict`, hooks and the optimizer's references stay
+    what they are, and `revert` undoes it. Converted are convolutions and transposed convolutions of 1 to 3 axes, lazy
+    ones and all padding modes included; a module of a subclass of these is left alone, since it may compute something
+    else.
+
+    `include`, `exclude`: names of modules as `named_modules` gives them, classes of modules, or a function of
+    (name, module); without `include` all are. `options`: `measure`, and settings of this library (`workspace_limit`,
+    `total_workspace`, `math`, `accuracy`, `deterministic`, `threads`, ...): see `jitdnn.frameworks.torch.options`.
+    Converted again, a model has the new options. With the environment's JITDNN_DISABLE=1 nothing is converted.
+
+    Raises InvalidType for what is no module, InvalidArgument for unknown options or names.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
+    text = str(Options.of(**options))
+    names = {name for name, _ in model.named_modules()}
+    is_included = _predicate("include", include, names, True)
+    is_excluded = _predicate("exclude", exclude, names, False)
+    if is_disabled():
+        return model
+    for name, module in model.named_modules():
+        ours = CONVERTED.get(type(module), type(module) if type(module) in REVERTED else None)
+        if ours is None:
+            near = next((stock for stock in CONVERTED if isinstance(module, stock)), None)
+            if near is not None and not is_excluded(name, module) and is_included(name, module):
+                kind = type(module).__qualname__
+                log.fallback_once(
+                    ("torch module", kind),
+                    f"modules of {kind} stay as they are: only those of exactly torch.nn.{near.__name__} are "
+                    "converted, since a subclass may compute something else",
+                )
+        elif is_included(name, module) and not is_excluded(name, module):
+            module.__class__ = ours
+            module.__dict__[OPTIONS] = text
+    return model
+
+
+def revert(model: Model) -> Model:
+    """Give the modules of a converted model torch's classes back; returns the same model."""
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
+    for module in model.modules():
+        stock = REVERTED.get(type(module))
+        if stock is not None:
+            module.__class__ = stock
+            module.__dict__.pop(OPTIONS, None)
+    return model
+
+
+def is_converted(module: nn.Module) -> bool:
+    """Whether a module itself, not one inside of it, is of a converted class."""
+    return type(module) in REVERTED
+
+
+def _predicate(
+    argument: str, choice: Choice, names: Collection[str], default: bool
+) -> Callable[[str, nn.Module], bool]:
+    if choice is None:
+        return lambda name, module: default
+    if callable(choice) and not isinstance(choice, type):
+        return choice
+    if isinstance(choice, (str, type)) or not isinstance(choice, Collection):
+        choice = [choice]
+    wanted_names = {one for one in choice if isinstance(one, str)}
+    classes = tuple(one for one in choice if isinstance(one, type))
+    unknown = wanted_names - set(names)
+    if unknown or len(wanted_names) + len(classes) < len(set(choice)):
+        raise InvalidArgument(
+            f"{argument} has {shown(sorted(unknown) or choice)}: it must be names of modules of the model, classes, or "
+            "a function of (name, module)"
+        )
+    kinds = classes + tuple(CONVERTED[one] for one in classes if one in CONVERTED)
+    return lambda name, module: name in wanted_names or isinstance(module, kinds)
+
+
+class use(TorchFunctionMode):  # noqa: N801  a context manager that reads as a verb
+    """Run the convolutions of a `with` block by ours wherever that is faster; models stay as they are.
+
+        with jitdnn.torch.use():
+            loss = criterion(model(images), labels)
+        loss.backward()        # the gradients of what ran in the block are ours too
+
+    `options` are those of `convert`. It holds in the thread that entered it, compiled functions included, and may be
+    entered again.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._text = str(Options.of(**options))
+        self._is_disabled = is_disabled()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._is_disabled:
+            return function(*args, **(kwargs or {}))
+        return routed(function, args, kwargs or {}, self._text)

@@ -1,0 +1,245 @@
+"""The functions of `torch.nn.functional` that are ours: their arguments, checked and turned into those of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from jitdnn.frameworks.torch import operators
+
+PerAxis = int | Sequence[int]
+
+_STOCK = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_STOCK_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+def convolution(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: PerAxis = 1,
+    padding: PerAxis | str = 0,
+    dilation: PerAxis = 1,
+    groups: int = 1,
+    output_padding: PerAxis | None = None,
+    options: str = "",
+) -> Tensor:
+    """The convolution of x (N, C, space) or (C, space) by w, as `torch.nn.functional.conv2d` and its kin give it.
+
+    With `output_padding`, the transposed one. What torch refuses is refused by torch's own function.
+    """
+    space = w.dim() - 2
+    is_transposed = output_padding is not None
+    if x.dim() == space + 1 and space in _STOCK:
+        y = convolution(x.unsqueeze(0), w, bias, stride, padding, dilation, groups, output_padding, options)
+        return y.squeeze(0)
+    if x.dim() != space + 2 or space not in _STOCK or x.is_complex():
+        stock: Any = (_STOCK_TRANSPOSED if is_transposed else _STOCK).get(space, F.conv2d)
+        last = (output_padding, groups, dilation) if is_transposed else (dilation, groups)
+        result: Tensor = stock(x, w, bias, stride, padding, *last)
+        return result
+    strides, dilations = _each(stride, space), _each(dilation, space)
+    if isinstance(padding, str):
+        x, padding = _padded(x, w, padding, strides, dilations)
+    found: Tensor = operators.convolution(
+        x, w, bias, strides, _each(padding, space), dilations, is_transposed, _each(output_padding or 0, space),
+        groups, options,
+    )  # fmt: skip
+    return found
+
+
+def _each(value: PerAxis, space: int) -> list[int]:
+    """One number for each axis."""
+    if isinstance(value, int):
+        return [value] * space
+    return [*value] * (space if len(value) == 1 else 1)
+
+
+def _padded(
+    x: Tensor, w: Tensor, padding: str, stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[Tensor, list[int]]:
+    """x and the padding in numbers for "valid" and "same"; where the two sides differ x is padded before."""
+    if padding == "valid":
+        return x, [0] * len(dilation)
+    if padding != "same" or any(step != 1 for step in stride):
+        raise RuntimeError(
+            f"padding is {padding!r} with stride {tuple(stride)}: it must be 'valid', 'same' with stride 1, or numbers"
+        )
+    total = [d * (taps - 1) for d, taps in zip(dilation, w.shape[2:], strict=True)]
+    if any(one % 2 for one in total):
+        sides = [side for one in reversed(total) for side in (0, one % 2)]
+        x = F.pad(x, sides)
+    return x, [one // 2 for one in total]
+
+
+def conv(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: PerAxis = 1, padding: PerAxis | str = 0,
+    dilation: PerAxis = 1, groups: int = 1, *, options: str = "",
+) -> Tensor:  # fmt: skip
+    """`torch.nn.functional.conv2d` and its kin, by the dimensions of w."""
+    return convolution(input, weight, bias, stride, padding, dilation, groups, options=options)
+
+
+def conv_transpose(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: PerAxis = 1, padding: PerAxis = 0,
+    output_padding: PerAxis = 0, groups: int = 1, dilation: PerAxis = 1, *, options: str = "",
+) -> Tensor:  # fmt: skip
+    """`torch.nn.functional.conv_transpose2d` and its kin, by the dimensions of w."""
+    return convolution(input, weight, bias, stride, padding, dilation, groups, output_padding, options)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, options: str = "") -> Tensor:
+    """`torch.nn.functional.linear` of rows (..., K) by a weight (N, K)."""
+    if input.dim() < 1 or weight.dim() != 2 or input.is_complex():
+        return F.linear(input, weight, bias)
+    rows = input.reshape(-1, input.shape[-1])
+    y: Tensor = operators.linear(rows, weight, bias, options)
+    return y.view(*input.shape[:-1], weight.shape[0])
+
+
+def max_pool(
+    space: int, input: Tensor, kernel_size: PerAxis, stride: PerAxis | None = None, padding: PerAxis = 0,
+    dilation: PerAxis = 1, ceil_mode: bool = False, return_indices: bool = False, *, options: str = "",
+) -> Any:  # fmt: skip
+    """`torch.nn.functional.max_pool2d` and its kin, of so many axes of space."""
+    if (
+        return_indices
+        or input.dim() != space + 2
+        or not input.is_floating_point()
+        or not _has_axes(kernel_size, space)
+    ):
+        return NotImplemented
+    each = (
+        _each(one, space)
+        for one in (kernel_size, kernel_size if stride in (None, ()) else stride, padding, dilation)
+    )
+    return operators.max_pool(input, *each, ceil_mode, options)
+
+
+def avg_pool(
+    space: int, input: Tensor, kernel_size: PerAxis, stride: PerAxis | None = None, padding: PerAxis = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None, *, options: str = "",
+) -> Any:  # fmt: skip
+    """`torch.nn.functional.avg_pool2d` and its kin, of so many axes of space."""
+    if (
+        divisor_override is not None
+        or input.dim() != space + 2
+        or not input.is_floating_point()
+        or not _has_axes(kernel_size, space)
+    ):
+        return NotImplemented
+    each = (
+        _each(one, space) for one in (kernel_size, kernel_size if stride in (None, ()) else stride, padding)
+    )
+    return operators.avg_pool(input, *each, ceil_mode, count_include_pad, options)
+
+
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *,
+    options: str = "",
+) -> Any:  # fmt: skip
+    """`torch.nn.functional.batch_norm` with the batch's own statistics, which update the running ones."""
+    if not training or input.dim() < 2 or input.numel() <= input.shape[1] or not input.is_floating_point():
+        return NotImplemented
+    y, mean, _, var = operators.batch_norm(input, weight, bias, eps, options)
+    with torch.no_grad():
+        for running, new in ((running_mean, mean), (running_var, var)):
+            if running is not None:
+                running.add_((new.to(running.dtype) - running) * momentum)
+    found: Tensor = y
+    return found
+
+
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, *, options: str = "",
+) -> Any:  # fmt: skip
+    """`torch.nn.functional.layer_norm` of the last axes."""
+    axes = len(normalized_shape)
+    has_shape = tuple(input.shape[input.dim() - axes :]) == tuple(normalized_shape)
+    if (
+        not axes
+        or not has_shape
+        or not input.is_floating_point()
+        or torch.is_autocast_enabled(input.device.type)
+    ):
+        return NotImplemented
+    if (weight is None) != (bias is None):
+        return NotImplemented
+    found: Tensor = operators.layer_norm(input.contiguous(), weight, bias, axes, eps, options)[0]
+    return found
+
+
+def activation(input: Tensor, name: str, options: str = "") -> Any:
+    """An activation of `jitdnn.frameworks.torch.activation.FUNCTIONS`."""
+    if not input.is_floating_point():
+        return NotImplemented
+    y: Tensor = operators.activation(input, name, options)
+    return y
+
+
+def _has_axes(value: PerAxis, space: int) -> bool:
+    return isinstance(value, int) or len(value) in (1, space)
+
+
+def _activation(name: str) -> Any:
+    def route(input: Tensor, inplace: bool = False, *, options: str = "") -> Any:
+        if inplace:
+            return NotImplemented
+        return activation(input, name, options)
+
+    return route
+
+
+def _gelu(input: Tensor, approximate: str = "none", *, options: str = "") -> Any:
+    if approximate not in ("none", "tanh"):
+        return NotImplemented
+    return activation(input, "gelu" if approximate == "none" else "gelu_tanh", options)
+
+
+def routed(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> Any:
+    """Call a function of torch by ours if there is a route that takes the arguments, and torch's own otherwise."""
+    route = ROUTES.get(function)
+    if route is None:
+        return function(*args, **named)
+    result = route(*args, **named, options=options)
+    return function(*args, **named) if result is NotImplemented else result
+
+
+#: functions of torch -> ours
+ROUTES: dict[Any, Any] = {
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), conv),
+    **dict.fromkeys(
+        (
+            F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
+            torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d,
+        ),
+        conv_transpose,
+    ),
+    F.linear: linear,
+    **{
+        function: partial(max_pool, space)
+        for space, functions in enumerate(
+            ((F.max_pool1d, torch.max_pool1d), (F.max_pool2d, torch.max_pool2d), (F.max_pool3d, torch.max_pool3d)), 1
+        )
+        for function in functions
+    },
+    **{
+        function: partial(avg_pool, space)
+        for space, function in enumerate((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), 1)
+    },
+    F.batch_norm: batch_norm,
+    F.layer_norm: layer_norm,
+    F.gelu: _gelu,
+    F.silu: _activation("silu"),
+    F.mish: _activation("mish"),
+    F.hardswish: _activation("hardswish"),
+    **dict.fromkeys((torch.tanh, Tensor.tanh), _activation("tanh")),
+    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), _activation("sigmoid")),
+}  # fmt: skip

@@ -1,0 +1,148 @@
+"""Computations that there are two ways to run, ours and torch's: which one runs is known for each kind of call.
+
+A kind is told by the shapes, strides and types of the tensors, the other arguments, the options and torch's number of
+threads. Its first call prepares both ways and chooses (choice.py); every later one is a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitdnn.frameworks.torch.choice import Decision, decide
+from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
+from jitdnn.handle import Handle
+from jitdnn.problems.problem import Problem
+from jitdnn.retention import Recent
+
+DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Both ways to run a kind of call: functions of the same operands as the computation itself.
+
+    `problem`: what ours is as a problem of the library, where it is one; `has_bias` whether a bias is added by the same
+    kernel. `refusal`: why ours cannot run, in words. `what`: the kind in words where the problem does not tell it.
+    """
+
+    ours: Callable[..., Any]
+    stock: Callable[..., Any]
+    problem: Problem | None = None
+    has_bias: bool = False
+    refusal: str | None = None
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of call after its first one: who runs it, and why. `handle` is None where ours refuses."""
+
+    name: str
+    decision: Decision
+    run: Callable[..., Any]
+    problem: Problem | None = None
+    handle: Handle | None = None
+    has_bias: bool = False
+
+
+#: who wants to know of every call: gets its kind and its operands
+observers: list[Callable[[Kind, tuple[Any, ...]], None]] = []
+_kinds: Recent[tuple[Any, ...], Kind] = Recent(16384)
+
+
+class Computation:
+    """A function of tensors and other arguments that runs by ours or by torch's kernels.
+
+    `prepare(handle, *operands)` gives the two ways for so many operands of a kind.
+    """
+
+    def __init__(self, name: str, prepare: Callable[..., Ways], operands: int) -> None:
+        self.name = name
+        self._prepare = prepare
+        self._operands = operands
+
+    def kernel(self, *operands: Any) -> Any:
+        """The kernel of an operator whose last argument is the options, which are left out where they are empty."""
+        count = self._operands
+        return self(operands[count] if len(operands) > count else "", *operands[:count])
+
+    def __call__(self, options: str, *operands: Any) -> Any:
+        """Run it; `options` are the text of options.py."""
+        key = (self, options, torch.get_num_threads(), *map(_told, operands))
+        kind = _kinds.get(key)
+        if kind is None:
+            kind = _kinds.older(key) or _kinds.put(key, self._choose(options, operands))
+        for observe in observers:
+            observe(kind, operands)
+        return kind.run(*operands)
+
+    def _choose(self, options: str, operands: tuple[Any, ...]) -> Kind:
+        tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+        handle = handle_of(options)
+        ways = self._prepare(handle, *operands)
+        reason = ways.refusal or _refusal(tensors)
+        if reason is not None:
+            return Kind(self.name, Decision(False, f"refused: {reason}"), ways.stock)
+        shown = (
+            ways.problem
+            if ways.problem is not None and not ways.what
+            else f"{ways.what} {self._words(operands)}"
+        )
+        bias = " with a bias" if ways.has_bias else ""
+        what = f"torch {self.name} {shown}{bias}{' ' if options else ''}{options}"
+
+        def call(function: Callable[..., Any]) -> Callable[[], Any]:
+            return lambda: function(*operands)
+
+        decision = decide(
+            what, handle, tensors[0].device, parse(options).measure, call(ways.ours), call(ways.stock)
+        )
+        run = ways.ours if decision.is_ours else ways.stock
+        return Kind(self.name, decision, run, ways.problem, handle, ways.has_bias)
+
+    @staticmethod
+    def _words(operands: tuple[Any, ...]) -> str:
+        """Operands for the name of a kind in the store."""
+        return " ".join(
+            f"{DTYPES.get(one.dtype, one.dtype)} {tuple(one.shape)} by {one.stride()}"
+            if isinstance(one, Tensor)
+            else str(one)
+            for one in operands
+        )
+
+
+def forget() -> None:
+    """Choose anew at the next calls (with the times that are stored by then)."""
+    _kinds.clear()
+
+
+def _told(operand: Any) -> Any:
+    """What tells kinds of an operand apart."""
+    if isinstance(operand, Tensor):
+        return operand.shape, operand.stride(), operand.dtype, operand.device
+    return tuple(operand) if isinstance(operand, list) else operand
+
+
+def _refusal(operands: list[Tensor]) -> str | None:
+    """Why operands cannot be ours, in words; None if they can. What else ours refuses it says itself."""
+    first = operands[0]
+    if is_disabled():
+        return "JITDNN_DISABLE is set"
+    if first.device.type not in DEVICES:
+        return f"the operands are on {first.device.type}: ours run on {' and '.join(DEVICES)}"
+    for operand in operands:
+        if operand.dtype not in DTYPES:
+            return f"an operand is {operand.dtype}: it must be {', '.join(map(str, DTYPES))}"
+        if operand.dtype != first.dtype or operand.device != first.device:
+            return "the operands are of several types or devices"
+        if operand.layout is not torch.strided or operand.is_conj() or operand.is_neg():
+            return "an operand is sparse, or a view that is conjugated or negated when it is read"
+        if operand.numel() == 0:
+            return "an operand is empty"
+    return None

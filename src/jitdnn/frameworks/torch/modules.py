@@ -1,0 +1,305 @@
+"""Classes that modules of `torch.nn` are turned into, and back: the same parameters and buffers, another forward.
+
+Only the class of an instance changes and one attribute is added, so that `state_dict`, hooks, optimizers, pickling and
+`copy.deepcopy` see the module that they saw before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from jitdnn.frameworks.torch.functional import convolution, routed
+
+OPTIONS = "_jitdnn_options"
+
+
+class _Convolution:
+    """What the converted classes of convolutions have in common."""
+
+    _jitdnn_options: str
+    padding_mode: str
+    _reversed_padding_repeated_twice: list[int]
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+    groups: int
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        return convolution(
+            input,
+            weight,
+            bias,
+            self.stride,
+            padding,
+            self.dilation,
+            self.groups,
+            options=self._jitdnn_options,
+        )
+
+
+class Conv1d(_Convolution, nn.Conv1d):
+    """`torch.nn.Conv1d`."""
+
+
+class Conv2d(_Convolution, nn.Conv2d):
+    """`torch.nn.Conv2d`."""
+
+
+class Conv3d(_Convolution, nn.Conv3d):
+    """`torch.nn.Conv3d`."""
+
+
+class _Transposed:
+    """What the converted classes of transposed convolutions have in common."""
+
+    _jitdnn_options: str
+    _spatial: ClassVar[int]
+
+    def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, self._spatial, self.dilation
+        )
+        return convolution(
+            input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups,
+            output_padding=output_padding, options=self._jitdnn_options,
+        )  # fmt: skip
+
+
+class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d`."""
+
+    _spatial = 1
+
+
+class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d`."""
+
+    _spatial = 2
+
+
+class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
+    """`torch.nn.ConvTranspose3d`."""
+
+    _spatial = 3
+
+
+class LazyConv1d(nn.LazyConv1d):
+    """`torch.nn.LazyConv1d`, which becomes a converted `Conv1d`."""
+
+    cls_to_become = Conv1d
+
+
+class LazyConv2d(nn.LazyConv2d):
+    """`torch.nn.LazyConv2d`, which becomes a converted `Conv2d`."""
+
+    cls_to_become = Conv2d
+
+
+class LazyConv3d(nn.LazyConv3d):
+    """`torch.nn.LazyConv3d`, which becomes a converted `Conv3d`."""
+
+    cls_to_become = Conv3d
+
+
+class LazyConvTranspose1d(nn.LazyConvTranspose1d):
+    """`torch.nn.LazyConvTranspose1d`, which becomes a converted `ConvTranspose1d`."""
+
+    cls_to_become = ConvTranspose1d
+
+
+class LazyConvTranspose2d(nn.LazyConvTranspose2d):
+    """`torch.nn.LazyConvTranspose2d`, which becomes a converted `ConvTranspose2d`."""
+
+    cls_to_become = ConvTranspose2d
+
+
+class LazyConvTranspose3d(nn.LazyConvTranspose3d):
+    """`torch.nn.LazyConvTranspose3d`, which becomes a converted `ConvTranspose3d`."""
+
+    cls_to_become = ConvTranspose3d
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options)
+
+
+class _BatchNorm:
+    """What the converted classes of batch normalization have in common."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:  # the average of all batches
+                momentum = 1.0 / float(self.num_batches_tracked)
+        has_running = self.running_mean is not None or self.running_var is not None
+        updates = not self.training or self.track_running_stats
+        running = (self.running_mean, self.running_var) if updates else (None, None)
+        return routed(
+            F.batch_norm,
+            (
+                input, *running, self.weight, self.bias, self.training or not has_running, momentum, self.eps,
+            ),
+            {},
+            self._jitdnn_options,
+        )  # fmt: skip
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d`."""
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d`."""
+
+
+class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d`."""
+
+
+class LayerNorm(nn.LayerNorm):
+    """`torch.nn.LayerNorm`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        arguments = (input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return routed(F.layer_norm, arguments, {}, self._jitdnn_options)
+
+
+class _MaxPool:
+    """What the converted classes of maximum pooling have in common."""
+
+    _function: ClassVar[Any]
+
+    def forward(self: Any, input: Tensor) -> Any:
+        arguments = (
+            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices,
+        )  # fmt: skip
+        return routed(self._function, arguments, {}, self._jitdnn_options)
+
+
+class MaxPool1d(_MaxPool, nn.MaxPool1d):
+    """`torch.nn.MaxPool1d`."""
+
+    _function = staticmethod(F.max_pool1d)
+
+
+class MaxPool2d(_MaxPool, nn.MaxPool2d):
+    """`torch.nn.MaxPool2d`."""
+
+    _function = staticmethod(F.max_pool2d)
+
+
+class MaxPool3d(_MaxPool, nn.MaxPool3d):
+    """`torch.nn.MaxPool3d`."""
+
+    _function = staticmethod(F.max_pool3d)
+
+
+class _AvgPool:
+    """What the converted classes of average pooling have in common."""
+
+    _function: ClassVar[Any]
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        arguments = (
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+        )
+        divisor = getattr(self, "divisor_override", None)
+        named = {} if divisor is None else {"divisor_override": divisor}
+        return routed(self._function, arguments, named, self._jitdnn_options)
+
+
+class AvgPool1d(_AvgPool, nn.AvgPool1d):
+    """`torch.nn.AvgPool1d`."""
+
+    _function = staticmethod(F.avg_pool1d)
+
+
+class AvgPool2d(_AvgPool, nn.AvgPool2d):
+    """`torch.nn.AvgPool2d`."""
+
+    _function = staticmethod(F.avg_pool2d)
+
+
+class AvgPool3d(_AvgPool, nn.AvgPool3d):
+    """`torch.nn.AvgPool3d`."""
+
+    _function = staticmethod(F.avg_pool3d)
+
+
+class GELU(nn.GELU):
+    """`torch.nn.GELU`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return routed(F.gelu, (input,), {"approximate": self.approximate}, self._jitdnn_options)
+
+
+class _Activation:
+    """What the converted classes of activations have in common."""
+
+    _function: ClassVar[Any]
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        named = {"inplace": True} if getattr(self, "inplace", False) else {}
+        return routed(self._function, (input,), named, self._jitdnn_options)
+
+
+class SiLU(_Activation, nn.SiLU):
+    """`torch.nn.SiLU`."""
+
+    _function = staticmethod(F.silu)
+
+
+class Mish(_Activation, nn.Mish):
+    """`torch.nn.Mish`."""
+
+    _function = staticmethod(F.mish)
+
+
+class Hardswish(_Activation, nn.Hardswish):
+    """`torch.nn.Hardswish`."""
+
+    _function = staticmethod(F.hardswish)
+
+
+class Tanh(_Activation, nn.Tanh):
+    """`torch.nn.Tanh`."""
+
+    _function = staticmethod(torch.tanh)
+
+
+class Sigmoid(_Activation, nn.Sigmoid):
+    """`torch.nn.Sigmoid`."""
+
+    _function = staticmethod(torch.sigmoid)
+
+
+#: torch's class -> ours; only instances of exactly these are converted, for a subclass may compute something else
+CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
+    getattr(nn, ours.__name__): ours
+    for ours in (
+        Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
+        LazyConv1d, LazyConv2d, LazyConv3d, LazyConvTranspose1d, LazyConvTranspose2d, LazyConvTranspose3d,
+        Linear, BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm,
+        MaxPool1d, MaxPool2d, MaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d,
+        GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid,
+    )
+}  # fmt: skip
+REVERTED = {ours: stock for stock, ours in CONVERTED.items()}

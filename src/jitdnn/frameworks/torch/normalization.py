@@ -1,0 +1,256 @@
+"""`torch.ops.jitdnn.batch_norm` (with the batch's own statistics) and `layer_norm`, with their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitdnn.frameworks.torch.convolution import memory_format
+from jitdnn.frameworks.torch.double import derivatives_of_gradients
+from jitdnn.frameworks.torch.kinds import Computation, Ways
+from jitdnn.frameworks.torch.registry import define
+from jitdnn.handle import Handle
+from jitdnn.ops import batch_norm as batch
+from jitdnn.ops import layer_norm as layer
+
+aten = torch.ops.aten
+_NORMALIZED = "(Tensor x, Tensor? weight, Tensor? bias, "
+
+
+def _statistics_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+# ---- batch normalization ----
+
+
+def _batch_ways(
+    handle: Handle, x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float
+) -> Ways:
+    def states() -> list[Tensor]:
+        # with momentum 1 what is "running" becomes the batch's mean and its variance without bias
+        return [x.new_zeros(x.shape[1], dtype=_statistics_dtype(x)) for _ in range(2)]
+
+    def theirs(x: Tensor, weight: Tensor | None, bias: Tensor | None, _: float) -> tuple[Tensor, ...]:
+        running = states()
+        y, mean, rstd = aten.native_batch_norm.default(x, weight, bias, *running, True, 1.0, epsilon)
+        return y.contiguous(memory_format=memory_format(x)), mean, rstd, running[1]
+
+    def ours(x: Tensor, weight: Tensor | None, bias: Tensor | None, _: float) -> tuple[Tensor, ...]:
+        running = states()
+        y, mean, rstd = batch.batch_norm(
+            x, weight, bias, *running, factor=1.0, epsilon=epsilon, save=True, out=(torch.empty_like(x), None, None),
+            handle=handle,
+        )  # fmt: skip
+        return y, mean, rstd, running[1]
+
+    return Ways(ours, theirs, what="of batch normalization")
+
+
+def _batch_backward_ways(
+    handle: Handle, dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, epsilon: float
+) -> Ways:
+    def theirs(
+        dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, _: float
+    ) -> tuple[Tensor, ...]:
+        dx, dw, db = aten.native_batch_norm_backward.default(
+            dy, x, weight, None, None, mean, rstd, True, epsilon, [True] * 3
+        )
+        return dx.contiguous(memory_format=memory_format(x)), dw, db
+
+    def ours(
+        dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, _: float
+    ) -> tuple[Tensor, ...]:
+        scale = torch.ones_like(mean) if weight is None else weight
+        dx, dw, db = batch.batch_norm_backward(
+            dy, x, scale, mean, rstd, out=(torch.empty_like(x), None, None), handle=handle
+        )
+        return dx, dw, db
+
+    return Ways(ours, theirs, what="of batch normalization")
+
+
+_batch_forward = Computation("forward", _batch_ways, 4)
+_batch_gradient = Computation("gradients", _batch_backward_ways, 6)
+
+
+def _batch_fake(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, options: str = ""
+) -> tuple[Tensor, ...]:
+    statistics = [x.new_empty(x.shape[1], dtype=_statistics_dtype(x)) for _ in range(3)]
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x)), *statistics
+
+
+def _batch_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, _, ctx.epsilon, ctx.options = inputs
+    ctx.save_for_backward(x, weight, output[1], output[2])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _batch_gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+    x, weight, mean, rstd = ctx.saved_tensors
+    dy = dy.contiguous(memory_format=memory_format(x))
+    found = batch_norm_backward(dy, x, weight, mean, rstd, ctx.epsilon, ctx.options)
+    return (*_wanted(ctx, found), None, None)
+
+
+def _wanted(ctx: Any, found: tuple[Tensor, ...]) -> list[Tensor | None]:
+    """The gradients of x, weight and bias that somebody asks for."""
+    return [one if is_wanted else None for one, is_wanted in zip(found, ctx.needs_input_grad, strict=False)]
+
+
+def _batch_backward_fake(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    weight, mean = rest[0], rest[1]
+    like = mean if weight is None else weight
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+    return dx, torch.empty_like(like), torch.empty_like(like)
+
+
+def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    dy, x, weight, *ctx.rest = inputs
+    ctx.save_for_backward(dy, x, weight)
+    ctx.set_materialize_grads(False)
+
+
+def _batch_double(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    epsilon = ctx.rest[2]
+
+    def stock(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return torch.nn.functional.batch_norm(x, None, None, weight, bias, True, 0.0, epsilon)
+
+    return (*derivatives_of_gradients(stock, ctx.saved_tensors, grads), *[None] * 4)
+
+
+batch_norm_backward = define(
+    "batch_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, float epsilon, "
+    'str options="") -> (Tensor, Tensor, Tensor)',
+    _batch_gradient.kernel,
+    _batch_backward_fake,
+    _save_gradients,
+    _batch_double,
+)
+batch_norm = define(
+    f'batch_norm{_NORMALIZED}float epsilon, str options="") -> (Tensor, Tensor, Tensor, Tensor)',
+    _batch_forward.kernel,
+    _batch_fake,
+    _batch_save,
+    _batch_gradients,
+)
+
+
+# ---- layer normalization ----
+
+
+def _layer_ways(
+    handle: Handle, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, epsilon: float
+) -> Ways:
+    shape = list(x.shape[-axes:])
+
+    def theirs(x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = aten.native_layer_norm.default(x, shape, weight, bias, epsilon)
+        return found
+
+    def ours(x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+        y, mean, rstd = layer.layer_norm(
+            x, weight, bias, axis=-axes, epsilon=epsilon, save=True, handle=handle
+        )
+        return y, mean, rstd
+
+    refusal = None if x.is_contiguous() else "x is no dense tensor in the order of its axes"
+    return Ways(ours, theirs, what="of layer normalization", refusal=refusal)
+
+
+def _layer_backward_ways(
+    handle: Handle, dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, axes: int
+) -> Ways:
+    shape = list(x.shape[-axes:])
+
+    def theirs(
+        dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, _: int
+    ) -> tuple[Tensor, ...]:
+        scale = x.new_ones(shape) if weight is None else weight
+        found: tuple[Tensor, ...] = aten.native_layer_norm_backward.default(
+            dy, x, shape, mean, rstd, scale, scale, [True] * 3
+        )
+        return found
+
+    def ours(
+        dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, _: int
+    ) -> tuple[Tensor, ...]:
+        scale = x.new_ones(shape) if weight is None else weight
+        dx, dw, db = layer.layer_norm_backward(dy, x, scale, mean, rstd, axis=-axes, handle=handle)
+        return dx, dw, db
+
+    refusal = None if dy.is_contiguous() and x.is_contiguous() else "an operand is not dense"
+    return Ways(ours, theirs, what="of layer normalization", refusal=refusal)
+
+
+_layer_forward = Computation("forward", _layer_ways, 5)
+_layer_gradient = Computation("gradients", _layer_backward_ways, 6)
+
+
+def _layer_fake(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, epsilon: float, options: str = ""
+) -> tuple[Tensor, ...]:
+    shape = (*x.shape[: x.dim() - axes], *[1] * axes)
+    statistics = (x.new_empty(shape, dtype=_statistics_dtype(x)) for _ in range(2))
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), *statistics
+
+
+def _layer_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, _, ctx.axes, ctx.epsilon, ctx.options = inputs
+    ctx.save_for_backward(x, weight, output[1], output[2])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _layer_gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+    x, weight, mean, rstd = ctx.saved_tensors
+    found = layer_norm_backward(dy.contiguous(), x, weight, mean, rstd, ctx.axes, ctx.epsilon, ctx.options)
+    return (*_wanted(ctx, found), None, None, None)
+
+
+def _layer_backward_fake(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    weight, _, _, axes = rest[:4]
+    like = x.new_empty(x.shape[x.dim() - axes :]) if weight is None else weight
+    return (
+        torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        torch.empty_like(like),
+        torch.empty_like(like),
+    )
+
+
+def _layer_double(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    axes, epsilon = ctx.rest[2:4]
+
+    def stock(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[-axes:], weight, bias, epsilon)
+
+    return (*derivatives_of_gradients(stock, ctx.saved_tensors, grads), *[None] * 5)
+
+
+def _layer_backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, axes: int, epsilon: float,
+    options: str = "",
+) -> Any:  # fmt: skip
+    return _layer_gradient(
+        options, dy, x, weight, mean, rstd, axes
+    )  # epsilon is in rstd; derivatives need it
+
+
+layer_norm_backward = define(
+    "layer_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, int axes, float epsilon, "
+    'str options="") -> (Tensor, Tensor, Tensor)',
+    _layer_backward,
+    _layer_backward_fake,
+    _save_gradients,
+    _layer_double,
+)
+layer_norm = define(
+    f'layer_norm{_NORMALIZED}int axes, float epsilon, str options="") -> (Tensor, Tensor, Tensor)',
+    _layer_forward.kernel,
+    _layer_fake,
+    _layer_save,
+    _layer_gradients,
+)

@@ -1,0 +1,237 @@
+"""`torch.ops.jitdnn.max_pool` and `avg_pool` with their gradients: 1 to 3 axes of space, floor and ceil."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitdnn.frameworks.torch.convolution import memory_format
+from jitdnn.frameworks.torch.kinds import Computation, Ways
+from jitdnn.frameworks.torch.registry import define
+from jitdnn.handle import Handle
+from jitdnn.ops import pooling
+
+aten = torch.ops.aten
+_MAX = {1: aten.max_pool2d_with_indices, 2: aten.max_pool2d_with_indices, 3: aten.max_pool3d_with_indices}
+_MAX_BACKWARD = {
+    1: aten.max_pool2d_with_indices_backward,
+    2: aten.max_pool2d_with_indices_backward,
+    3: aten.max_pool3d_with_indices_backward,
+}
+_AVG = {1: aten.avg_pool2d, 2: aten.avg_pool2d, 3: aten.avg_pool3d}
+_AVG_BACKWARD = {1: aten.avg_pool2d_backward, 2: aten.avg_pool2d_backward, 3: aten.avg_pool3d_backward}
+
+
+def _as_image(x: Tensor, space: int) -> Tensor:
+    """One axis of space as an image of one row, which torch's kernels take."""
+    return x.unsqueeze(2) if space == 1 else x
+
+
+def _as_given(y: Tensor, space: int) -> Tensor:
+    return y.squeeze(2) if space == 1 else y
+
+
+def _wide(value: Sequence[int], fill: int) -> list[int]:
+    """The numbers of a window of one axis as those of an image of one row."""
+    return [fill, *value] if len(value) == 1 else list(value)
+
+
+def _rounding(is_ceil: bool) -> str:
+    return "ceil" if is_ceil else "floor"
+
+
+def _max_ways(
+    handle: Handle, x: Tensor, window: Any, stride: Any, padding: Any, dilation: Any, is_ceil: bool
+) -> Ways:
+    space = x.dim() - 2
+    form = memory_format(x)
+    arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), _wide(dilation, 1), is_ceil)
+
+    def theirs(x: Tensor, *_: Any) -> Tensor:
+        y: Tensor = _as_given(_MAX[space].default(_as_image(x, space), *arguments)[0], space)
+        return y.contiguous(memory_format=form)
+
+    def ours(x: Tensor, *_: Any) -> Tensor:
+        y: Tensor = pooling.max_pool(x, window, stride, padding, _rounding(is_ceil), dilation, handle=handle)
+        return y
+
+    return Ways(ours, theirs, what="of max pooling")
+
+
+def _max_backward_ways(
+    handle: Handle, dy: Tensor, x: Tensor, y: Tensor, window: Any, stride: Any, padding: Any, dilation: Any,
+    is_ceil: bool,
+) -> Ways:  # fmt: skip
+    space = x.dim() - 2
+    arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), _wide(dilation, 1), is_ceil)
+
+    def theirs(dy: Tensor, x: Tensor, y: Tensor, *_: Any) -> Tensor:
+        image = _as_image(x, space)
+        indices = _MAX[space].default(image, *arguments)[1]
+        dx = _MAX_BACKWARD[space].default(_as_image(dy, space), image, *arguments, indices)
+        return _as_given(dx, space).contiguous(memory_format=memory_format(x))
+
+    def ours(dy: Tensor, x: Tensor, y: Tensor, *_: Any) -> Tensor:
+        dx = torch.empty_like(x)
+        pooling.max_pool_backward(
+            dy, x, y, window, stride, padding, _rounding(is_ceil), dilation, out=dx, handle=handle
+        )
+        return dx
+
+    return Ways(ours, theirs, what="of max pooling")
+
+
+def _avg_ways(
+    handle: Handle, x: Tensor, window: Any, stride: Any, padding: Any, is_ceil: bool, counts_padding: bool
+) -> Ways:
+    space = x.dim() - 2
+    form = memory_format(x)
+    arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), is_ceil, counts_padding)
+
+    def theirs(x: Tensor, *_: Any) -> Tensor:
+        y: Tensor = _as_given(_AVG[space].default(_as_image(x, space), *arguments), space)
+        return y.contiguous(memory_format=form)
+
+    def ours(x: Tensor, *_: Any) -> Tensor:
+        y: Tensor = pooling.avg_pool(
+            x, window, stride, padding, counts_padding, _rounding(is_ceil), handle=handle
+        )
+        return y
+
+    return Ways(ours, theirs, what="of average pooling")
+
+
+def _avg_backward_ways(
+    handle: Handle, dy: Tensor, x_shape: Any, window: Any, stride: Any, padding: Any, is_ceil: bool,
+    counts_padding: bool,
+) -> Ways:  # fmt: skip
+    space = dy.dim() - 2
+    arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), is_ceil, counts_padding, None)
+    shape, form = tuple(x_shape), memory_format(dy)
+
+    def theirs(dy: Tensor, *_: Any) -> Tensor:
+        x = dy.new_empty(shape)
+        dx: Tensor = _AVG_BACKWARD[space].default(_as_image(dy, space), _as_image(x, space), *arguments)
+        return _as_given(dx, space).contiguous(memory_format=form)
+
+    def ours(dy: Tensor, *_: Any) -> Tensor:
+        dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=form)
+        pooling.avg_pool_backward(
+            dy, shape, window, stride, padding, counts_padding, _rounding(is_ceil), out=dx, handle=handle
+        )
+        return dx
+
+    return Ways(ours, theirs, what="of average pooling")
+
+
+_max_forward = Computation("forward", _max_ways, 6)
+_max_gradient = Computation("data", _max_backward_ways, 8)
+_avg_forward = Computation("forward", _avg_ways, 6)
+_avg_gradient = Computation("data", _avg_backward_ways, 7)
+
+
+def _fake_pool(x: Tensor, aten_pool: Any, arguments: tuple[Any, ...]) -> Tensor:
+    space = x.dim() - 2
+    found = aten_pool[space].default(_as_image(x, space), *arguments)
+    y = _as_given(found[0] if isinstance(found, tuple) else found, space)
+    return torch.empty(y.shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+
+
+def _max_fake(
+    x: Tensor, window: Any, stride: Any, padding: Any, dilation: Any, is_ceil: bool, options: str = ""
+) -> Tensor:
+    arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), _wide(dilation, 1), is_ceil)
+    return _fake_pool(x, _MAX, arguments)
+
+
+def _max_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, *ctx.rest = inputs
+    ctx.save_for_backward(x, output)
+
+
+def _max_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, y = ctx.saved_tensors
+    return (max_pool_backward(_packed(dy, y), x, y, *ctx.rest), *[None] * 6)
+
+
+def _packed(dy: Tensor, like: Tensor) -> Tensor:
+    """A gradient that is no view of fewer elements, in the order of the result."""
+    return dy if dy.stride() == like.stride() else dy.contiguous(memory_format=memory_format(like))
+
+
+def _avg_fake(
+    x: Tensor, window: Any, stride: Any, padding: Any, is_ceil: bool, counts_padding: bool, options: str = ""
+) -> Tensor:
+    return _fake_pool(
+        x, _AVG, (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), is_ceil, counts_padding)
+    )
+
+
+def _avg_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, *ctx.rest = inputs
+    ctx.shape, ctx.form = list(x.shape), memory_format(x)
+
+
+def _avg_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    return (avg_pool_backward(dy.contiguous(memory_format=ctx.form), ctx.shape, *ctx.rest), *[None] * 6)
+
+
+def _max_double_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, x, _, *ctx.rest = inputs
+    ctx.save_for_backward(x)
+
+
+def _max_double_gradients(ctx: Any, ddx: Tensor) -> tuple[Any, ...]:
+    """The gradient of a gradient: what was spread to the maxima is gathered from them."""
+    (x,) = ctx.saved_tensors
+    space, (window, stride, padding, dilation, is_ceil, _) = x.dim() - 2, ctx.rest
+    arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), _wide(dilation, 1), is_ceil)
+    indices = _as_given(_MAX[space].default(_as_image(x, space), *arguments)[1], space)
+    ddy = ddx.flatten(2).gather(2, indices.flatten(2)).view(indices.shape)
+    return (ddy, *[None] * 8)
+
+
+def _avg_double_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, _, *ctx.rest = inputs
+
+
+def _avg_double_gradients(ctx: Any, ddx: Tensor) -> tuple[Any, ...]:
+    return (avg_pool(ddx.contiguous(memory_format=memory_format(ddx)), *ctx.rest), *[None] * 7)
+
+
+_WINDOW = "int[] window, int[] stride, int[] padding"
+max_pool_backward = define(
+    f'max_pool_backward(Tensor dy, Tensor x, Tensor y, {_WINDOW}, int[] dilation, bool is_ceil, str options="") '
+    "-> Tensor",
+    _max_gradient.kernel,
+    lambda dy, x, y, *_: torch.empty_like(x),
+    _max_double_save,
+    _max_double_gradients,
+)
+max_pool = define(
+    f'max_pool(Tensor x, {_WINDOW}, int[] dilation, bool is_ceil, str options="") -> Tensor',
+    _max_forward.kernel,
+    _max_fake,
+    _max_save,
+    _max_gradients,
+)
+avg_pool_backward = define(
+    f'avg_pool_backward(Tensor dy, SymInt[] x_shape, {_WINDOW}, bool is_ceil, bool counts_padding, str options="") '
+    "-> Tensor",
+    _avg_gradient.kernel,
+    lambda dy, x_shape, *_: torch.empty(
+        x_shape, dtype=dy.dtype, device=dy.device, memory_format=memory_format(dy)
+    ),
+    _avg_double_save,
+    _avg_double_gradients,
+)
+avg_pool = define(
+    f'avg_pool(Tensor x, {_WINDOW}, bool is_ceil, bool counts_padding, str options="") -> Tensor',
+    _avg_forward.kernel,
+    _avg_fake,
+    _avg_save,
+    _avg_gradients,
+)

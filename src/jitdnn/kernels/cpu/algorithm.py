@@ -1,0 +1,80 @@
+"""Algorithms of processors that are one launch of traced code: they say which, and `CpuAlgorithm` does the rest."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import CpuKernel, Kept
+from jitdnn.kernels.algorithm import Epilogue, Kernel, OwnProblem, PlannedAlgorithm, summation_bound
+from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
+from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.builder import Module
+from jitdnn.rtcg.compile import load
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel before it is compiled: its code, how that is run, and what its time follows from.
+
+    ``name`` and ``key`` say what code is traced, together with the instruction set (`rtcg.compile.load`).
+    """
+
+    problem: Problem
+    name: str
+    key: Any
+    trace: Callable[[Module], Any]
+    phases: Sequence[tuple[str, int]]  # (function, tasks), one after the other
+    pointers: int  # operands, with those of the epilogue
+    cycles: float  # of all phases on one thread
+    tasks: int  # among which threads share the work
+    workspace: int = 0  # bytes
+    integers: Sequence[int] = ()  # that the code takes at run time
+    kept: Kept | None = None
+    threads: int | None = None  # if not as many as the cycles are worth
+    further_cycles: float = 0.0  # that the time has beside these; negative where the filter is prepacked
+
+
+class CpuAlgorithm(PlannedAlgorithm[OwnProblem, Launch, CpuDevice]):
+    """An algorithm that is one launch: it has a refusal, and the launch of a problem."""
+
+    deterministic = True
+
+    @abstractmethod
+    def launch(self, problem: OwnProblem, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
+        """What to trace and to run for a problem that is not refused."""
+
+    def plan(self, problem: OwnProblem, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
+        return _launch(self, problem, device, epilogue)
+
+    def workspace_of(self, plan: Launch, device: CpuDevice) -> int:
+        return plan.workspace
+
+    def seconds_of(self, plan: Launch, device: CpuDevice) -> float:
+        return seconds_of(plan.problem, device, plan.cycles + plan.further_cycles, plan.tasks)
+
+    def error_of(self, problem: OwnProblem) -> float:
+        return summation_bound(problem)
+
+    def kernel_of(self, plan: Launch, device: CpuDevice) -> Kernel:
+        library = load(plan.name, plan.key, device.isa, plan.trace)
+        threads = plan.threads or useful_threads(device, plan.cycles)
+        return CpuKernel(
+            library, plan.phases, plan.pointers, threads, plan.integers, plan.kept, plan.workspace
+        )
+
+
+@lru_cache(1024)
+def _launch(
+    algorithm: CpuAlgorithm[Any], problem: Problem, device: CpuDevice, epilogue: Epilogue | None
+) -> Launch:
+    return algorithm.launch(problem, device, epilogue)
+
+
+def pointer_count(problem: Problem, epilogue: Epilogue | None) -> int:
+    """Operands of a kernel: the problem's, then the epilogue's."""
+    return len(problem.operands) + (len(epilogue.operands) if epilogue else 0)

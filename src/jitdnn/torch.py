@@ -1,0 +1,29 @@
+"""PyTorch with this library's kernels wherever they are faster.
+
+    import jitdnn.torch as jt
+
+    model = jt.convert(model)          # in place, the same state_dict; jt.revert(model) undoes it
+    with jt.use(): ...                 # for a block
+    jt.install(); jt.uninstall()       # for the process
+    print(jt.explain(model, images))   # what runs, and how fast beside torch's own
+
+At the first call of each kind ours is measured beside torch's own kernel, and the faster runs from then on.
+"""
+
+from __future__ import annotations
+
+from jitdnn.frameworks.torch.convert import convert, is_converted, revert, use
+from jitdnn.frameworks.torch.explain import Explanation, explain
+from jitdnn.frameworks.torch.install import install, is_installed, uninstall
+
+__all__ = [
+    "Explanation",
+    "convert",
+    "explain",
+    "install",
+    "is_converted",
+    "is_installed",
+    "revert",
+    "uninstall",
+    "use",
+]
