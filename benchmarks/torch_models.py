@@ -36,8 +36,14 @@ def callables(model: Any, x: Any, peers: list[str], measure: str) -> dict[str, C
     from jitdnn.frameworks.torch.fused import fuse
 
     def compiled(is_frozen: bool) -> Callable[[], Any]:
-        torch._dynamo.reset()
-        function = torch.compile(copy.deepcopy(model))
+        own = copy.deepcopy(model)
+        # a function of its own for each: what Dynamo keeps for one piece of code it would hand to both
+        space: dict[str, Any] = {"own": own}
+        exec(
+            compile("def run(x):\n return own(x)", f"<{'freezing' if is_frozen else 'compile'}>", "exec"),
+            space,
+        )
+        function = torch.compile(space["run"])
         with inductor.patch(freezing=is_frozen):
             function(x)
         return lambda: function(x)

@@ -141,7 +141,7 @@ def _text(traced: GraphModule) -> str:
     return "\n".join(lines)
 
 
-class FusedModule(nn.Module):  # type: ignore[misc]
+class FusedModule(nn.Module):
     """What `fuse` makes: called like the model, it gives what the model gives without gradients.
 
     `model` is the model itself: its parameters and buffers are shared.

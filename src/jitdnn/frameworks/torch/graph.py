@@ -65,7 +65,7 @@ def capture(function: Callable[..., Any], tensors: Sequence[Tensor], what: str) 
     return traced
 
 
-class _FlatProducts(TorchFunctionMode):  # type: ignore[misc]
+class _FlatProducts(TorchFunctionMode):
     """Products of more than two axes as those of two, whatever lies where: torch makes batches of some of them."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from jitdnn.errors import NotSupported
-from jitdnn.frameworks.torch.convolution import DTYPES
 from jitdnn.frameworks.torch.fusion import Group, Tail, tail_of, through
+from jitdnn.frameworks.torch.kinds import DTYPES
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.tables import elementwise_kernel
