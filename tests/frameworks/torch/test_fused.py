@@ -357,4 +357,38 @@ def test_an_example_prepares_and_copies_work() -> None:
     x = torch.randn(1, 1, 4, 4)
     fused = fuse(model, example=(x,), measure="never")
     assert fused._functions
-    agrees(copy.deepcopy(model)(x), fused(x))
+    agrees(copy.deepcopy(fused)(x), model(x))
+
+
+def test_programs_of_several_shapes_share_what_is_prepared_of_weights() -> None:
+    model = settled(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(2), nn.Linear(16, 2)))
+    fused = ours(model)
+    for batch in (1, 2, 3):
+        x = torch.randn(batch, 2, 6, 6)
+        agrees(fused(x), model(x))
+    ((function, _),) = fused._functions.values()
+    assert len(function._programs) == 3
+    assert len(function._shared) == 3, "the folded weights, and two filters"
+
+
+def test_a_tensor_that_is_no_buffer_and_a_module_that_is_replaced() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.shift = nn.Linear(2, 2), torch.ones(2)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x) + self.shift
+
+    model = Model()
+    fused = ours(model)
+    x = torch.randn(3, 2)
+    agrees(fused(x), model(x))
+    model.shift.add_(1.0)
+    agrees(fused(x), model(x))
+    model.layer = nn.Linear(2, 2).eval()
+    agrees(fused(x), model(x))
+    with torch.no_grad():
+        one, other = model.layer.weight[0].clone(), model.layer.weight[1].clone()
+        model.layer.weight.data = torch.stack([other, one])
+    agrees(fused(x), model(x))

@@ -35,22 +35,27 @@ MOST_PROGRAMS = 16
 """Kinds of inputs for which one function keeps a program; what was not used for longest is prepared again."""
 
 
-def stamp(tensors: Sequence[Tensor]) -> tuple[int, int]:
-    """What changes when tensors are written to, or others take their place: sums of versions and of addresses."""
+def stamp(tensors: Sequence[Tensor]) -> tuple[int, list[int]]:
+    """What changes when tensors are written to, or others take their place: the sum of versions, and addresses."""
     try:
         versions = sum([tensor._version for tensor in tensors])
     except RuntimeError:  # tensors made in inference mode count no versions
         versions = sum([0 if tensor.is_inference() else tensor._version for tensor in tensors])
-    return versions, sum([tensor.data_ptr() for tensor in tensors])
+    return versions, [tensor.data_ptr() for tensor in tensors]
 
 
 @dataclass
 class _Prepared:
-    """A program, the graph that it was made of, and the weights that it was made with."""
+    """A program, the graph that it was made of, and the weights that it was made with.
 
-    program: Program
+    `lifted`: tensors that the function reads and that are none of its arguments. `program` is None where the weights
+    have changed.
+    """
+
+    program: Program | None
     traced: GraphModule
-    weights: tuple[int, int]
+    lifted: list[Tensor]
+    weights: tuple[int, list[int]]
 
 
 class FusedFunction:
@@ -62,6 +67,8 @@ class FusedFunction:
     def __init__(self, function: Callable[..., Any], options: str, what: str) -> None:
         self._function, self._options, self._what = function, options, what
         self._programs: Recent[tuple[Any, ...], _Prepared] = Recent(MOST_PROGRAMS)
+        self._weights: tuple[int, list[int]] | None = None
+        self._shared: dict[Any, Any] = {}  # what programs prepare of the weights
         self._lock = lock()
 
     def __call__(self, constants: Sequence[Tensor], inputs: Sequence[Tensor], more: Any = None) -> list[Any]:
@@ -77,20 +84,34 @@ class FusedFunction:
             *[(x.shape, x.stride(), x.dtype) for x in inputs],
         )
         found = self._programs.get(key) or self._programs.older(key)
-        if found is not None and found.weights == stamp(constants):
+        if found is not None and found.program is not None and found.weights == _stamp_of(found, constants):
             return found.program
         with self._lock, torch._guards.tracing(None):
             found = self._programs.recall(key)
             now = stamp(constants)
-            if found is None or found.weights != now:
+            if self._weights != now or (found is not None and found.weights != _stamp_of(found, constants)):
+                self._forget()
+                self._weights = now
+            if found is None or found.program is None or found.weights != _stamp_of(found, constants):
                 inputs = [x.detach() for x in inputs]
                 constants = [c.detach() for c in constants]
                 traced = None if found is None else found.traced
                 if traced is None or not _fits(traced, constants):
                     traced = capture(self._function, [*constants, *inputs], self._what)
-                found = _Prepared(self._made(traced, constants, inputs), traced, now)
+                lifted = [
+                    getattr(traced, node.target) for node in traced.graph.nodes if node.op == "get_attr"
+                ]
+                found = _Prepared(self._made(traced, constants, inputs), traced, lifted, now)
+                found.weights = _stamp_of(found, constants)
                 self._programs.put(key, found)
+            assert found.program is not None
             return found.program
+
+    def _forget(self) -> None:
+        """Let go of what was made of weights that are no more."""
+        self._shared = {}
+        for prepared in (*self._programs.young.values(), *self._programs.old.values()):
+            prepared.program = None
 
     def _made(self, traced: GraphModule, constants: Sequence[Tensor], inputs: Sequence[Tensor]) -> Program:
         """The program of a graph, with channels first or last, whichever is faster as a whole."""
@@ -99,7 +120,7 @@ class FusedFunction:
         def run(is_last: bool) -> Callable[[], Any]:
             def once() -> Any:
                 if is_last not in made:
-                    made[is_last] = Program(traced, constants, inputs, self._options, is_last)
+                    made[is_last] = Program(traced, constants, inputs, self._options, is_last, self._shared)
                 return made[is_last](*inputs)
 
             return once
@@ -113,8 +134,12 @@ class FusedFunction:
             )
             is_last = decision.is_ours
         if is_last not in made:
-            made[is_last] = Program(traced, constants, inputs, self._options, is_last)
+            made[is_last] = Program(traced, constants, inputs, self._options, is_last, self._shared)
         return made[is_last]
+
+
+def _stamp_of(prepared: _Prepared, constants: Sequence[Tensor]) -> tuple[int, list[int]]:
+    return stamp([*constants, *prepared.lifted] if prepared.lifted else constants)
 
 
 def _fits(traced: GraphModule, constants: Sequence[Tensor]) -> bool:
@@ -165,6 +190,11 @@ class FusedModule(nn.Module):
             for name in names
         ]
         self._parts = list(model.named_modules())
+        self._children = [
+            (module._modules, name, child)
+            for module in model.modules()
+            for name, child in module._modules.items()
+        ]
         self._functions: dict[Any, tuple[FusedFunction, list[Any]]] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -172,6 +202,8 @@ class FusedModule(nn.Module):
         for name, module in self._parts:
             if module.training:
                 raise NotSupported(_training(name, module))
+        if any(names.get(name) is not child for names, name, child in self._children):
+            self.__init__(self.model, self._options)  # type: ignore[misc]  # another module is in the place of one
         leaves, spec = pytree.tree_flatten((args, kwargs))
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         reason = _reason(inputs)
@@ -183,12 +215,18 @@ class FusedModule(nn.Module):
         others = tuple((place, leaf) for place, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
         key = (spec, repr(others))
         if key not in self._functions:
+            if len(self._functions) >= MOST_PROGRAMS:
+                self._functions.clear()
             self._functions[key] = self._function(spec, others)
         function, result_spec = self._functions[key]
         constants = [held for names, name in self._slots if (held := names[name]) is not None]
         with torch.no_grad():
-            results = function(constants, inputs, key)
+            results = function(constants, inputs)
         return pytree.tree_unflatten(results, result_spec[-1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies prepare their own."""
+        return FusedModule, (self.model, self._options)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Prepare for inputs of this kind, so that the first call does not."""

@@ -253,11 +253,11 @@ def through(group: Group, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def fold_batch_norms(graph: Graph, constants: dict[Node, Tensor]) -> None:
+def fold_batch_norms(graph: Graph, constants: dict[Node, Tensor], shared: dict[Any, Any]) -> None:
     """Fold normalizations by constant statistics into the convolution or product before them, in place.
 
     Others become a product and a sum by channel, which can be fused like every other. The folded weights are rounded
-    once to their type.
+    once to their type; they are kept in `shared` for other graphs of the same constants.
     """
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in BATCH_NORMS:
@@ -275,7 +275,7 @@ def fold_batch_norms(graph: Graph, constants: dict[Node, Tensor]) -> None:
         scale = scale if weight is None else scale * constants[weight].double()
         shift = -constants[mean].double() * scale
         shift = shift if bias is None else shift + constants[bias].double()
-        replacement = _folded(graph, node, x, scale, shift, constants)
+        replacement = _folded(graph, node, x, scale, shift, constants, shared)
         result.replace_all_uses_with(replacement)
         graph.erase_node(result)
         graph.erase_node(node)
@@ -284,16 +284,26 @@ def fold_batch_norms(graph: Graph, constants: dict[Node, Tensor]) -> None:
 
 
 def _folded(
-    graph: Graph, node: Node, x: Node, scale: Tensor, shift: Tensor, constants: dict[Node, Tensor]
+    graph: Graph,
+    node: Node,
+    x: Node,
+    scale: Tensor,
+    shift: Tensor,
+    constants: dict[Node, Tensor],
+    shared: dict[Any, Any],
 ) -> Node:
     held = value(x)
     if x.target is aten.convolution.default and not x.args[6] and len(x.users) == 1 and is_root(x):
         old_weight, old_bias = x.args[1], x.args[2]
         if old_weight in constants and (old_bias is None or old_bias in constants):
-            weight = constants[old_weight]
-            wide = scale.view(-1, *[1] * (weight.dim() - 1))
-            biased = shift if old_bias is None else shift + constants[old_bias].double() * scale
-            folded = [(weight.double() * wide).to(weight.dtype), biased.to(weight.dtype)]
+            key = ("folded", *(str(a) for a in (old_weight, old_bias, *node.args[1:])))
+            folded = shared.get(key)
+            if folded is None:
+                weight = constants[old_weight]
+                wide = scale.view(-1, *[1] * (weight.dim() - 1))
+                biased = shift if old_bias is None else shift + constants[old_bias].double() * scale
+                folded = [(weight.double() * wide).to(weight.dtype), biased.to(weight.dtype)]
+                shared[key] = folded
             names = [constant(graph, tensor, constants) for tensor in folded]
             with graph.inserting_before(node):
                 made = graph.call_function(x.target, (x.args[0], *names, *x.args[3:]))

@@ -68,13 +68,18 @@ def described(tensor: Tensor) -> TensorDescriptor:
 class Preparer:
     """Makes kernels of groups for tensors that are there.
 
-    `env` holds the tensor of each node that is known, `constants` those that never change, `filters` what is kept of
-    weights by the tensor's identity.
+    `env` holds the tensor of each node that is known, `constants` those that never change, `shared` what is prepared of
+    them, for all programs of the same constants.
     """
 
-    def __init__(self, env: Mapping[Node, Any], constants: Mapping[Node, Tensor], handle: Handle) -> None:
-        self._env, self._constants, self._handle = env, constants, handle
-        self._filters: dict[int, tuple[Tensor, KeptFilter]] = {}
+    def __init__(
+        self,
+        env: Mapping[Node, Any],
+        constants: Mapping[Node, Tensor],
+        handle: Handle,
+        shared: dict[Any, Any],
+    ) -> None:
+        self._env, self._constants, self._handle, self._shared = env, constants, handle, shared
 
     def kernel(self, group: Group, strides: Sequence[int] | None, is_last: bool) -> Kernel:
         """The kernel of a group. `strides` are what its result should have, None for channels first or last.
@@ -94,10 +99,12 @@ class Preparer:
         return self._env[operand] if found is None else found
 
     def _filter(self, weight: Tensor) -> KeptFilter:
-        found = self._filters.get(id(weight))
+        key = ("filter", weight.data_ptr(), weight.shape, weight.stride())
+        found = self._shared.get(key)
         if found is None:
-            found = self._filters[id(weight)] = (weight, KeptFilter(weight))
-        return found[1]
+            found = self._shared[key] = KeptFilter(weight)
+        kept: KeptFilter = found
+        return kept
 
     def _convolution(self, group: Group, strides: Sequence[int] | None, is_last: bool) -> Kernel:
         x, w, bias, stride, padding, dilation, _, _, groups = group.root.args[:9]

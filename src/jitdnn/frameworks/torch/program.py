@@ -34,7 +34,8 @@ class Program:
     """A graph ready to run for inputs of the kind that it was made with.
 
     `traced`: the graph; its placeholders are the constants, then the inputs. `is_last`: convolutions write channels
-    last. Raises what the operators raise. `decisions` says of each group and replaced operator who runs it.
+    last. `shared` holds what programs of the same constants prepare of them. `decisions` says of each group and
+    replaced operator who runs it. Raises what the operators raise.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class Program:
         inputs: Sequence[Tensor],
         options: str = "",
         is_last: bool = True,
+        shared: dict[Any, Any] | None = None,
     ) -> None:
+        self._shared = {} if shared is None else shared
         self.decisions: list[tuple[str, Decision]] = []
         with torch.no_grad():
             self._written = self._prepare(
@@ -77,13 +80,13 @@ class Program:
                 constants[node] = getattr(traced, node.target)
         _evaluate(graph, constants)
         simplify(graph)
-        fold_batch_norms(graph, constants)
+        fold_batch_norms(graph, constants, self._shared)
         env: dict[Node, Any] = dict(zip(given, inputs, strict=True))
         (output,) = (node for node in graph.nodes if node.op == "output")
         results = list(output.args[0]) if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
         group_at = {group.last: group for group in groups_of(graph, constants)}
         inner = {node for group in group_at.values() for node in group.nodes if node is not group.last}
-        steps = _Steps(env, constants, handle_of(options), options, is_last)
+        steps = _Steps(env, constants, handle_of(options), options, is_last, self._shared)
         steps.leaving = {r for r in results if isinstance(r, Node)}
         readers = {node: len(node.users) for node in graph.nodes}
         for node in graph.nodes:
@@ -111,7 +114,13 @@ class _Steps:
     """The steps of a program as they are found, node by node, with what they compute of the first inputs."""
 
     def __init__(
-        self, env: dict[Node, Any], constants: dict[Node, Any], handle: Handle, options: str, is_last: bool
+        self,
+        env: dict[Node, Any],
+        constants: dict[Node, Any],
+        handle: Handle,
+        options: str,
+        is_last: bool,
+        shared: dict[Any, Any],
     ) -> None:
         self.items: list[Item] = []
         self.decisions: list[tuple[str, Decision]] = []
@@ -120,7 +129,7 @@ class _Steps:
         self._env, self._constants = env, constants
         self._handle, self._options, self._is_last = handle, options, is_last
         self._bases: dict[Node, frozenset[Node]] = {node: frozenset([node]) for node in env}
-        self._preparer = Preparer(env, constants, handle)
+        self._preparer = Preparer(env, constants, handle, shared)
         self._weights: dict[Node, Tensor] = {}  # of torch's kernels, channels last
 
     def group(self, group: Group) -> None:
