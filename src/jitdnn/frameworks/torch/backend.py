@@ -150,7 +150,7 @@ def with_convolutions(graph: GraphModule, options: str) -> GraphModule:
             a["x"], a["w"], a["b"], each["stride"], each["padding"], each["dilation"], is_transposed,
             each["output_padding"], a["groups"], options,
         )  # fmt: skip
-        node.target, node.args, node.kwargs = convolution, arguments, {}
+        node.target, node.args, node.kwargs = convolution.default, arguments, {}
     graph.recompile()
     return graph
 
