@@ -95,7 +95,12 @@ def conv_transpose(
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, options: str = "") -> Tensor:
     """`torch.nn.functional.linear` of rows (..., K) by a weight (N, K)."""
-    if input.dim() < 1 or weight.dim() != 2 or input.is_complex():
+    if (
+        input.dim() < 1
+        or weight.dim() != 2
+        or input.is_complex()
+        or (bias is not None and bias.shape != weight.shape[:1])  # torch broadcasts it
+    ):
         return F.linear(input, weight, bias)
     rows = input.reshape(-1, input.shape[-1])
     y: Tensor = operators.linear(rows, weight, bias, options)
@@ -145,7 +150,10 @@ def batch_norm(
     options: str = "",
 ) -> Any:  # fmt: skip
     """`torch.nn.functional.batch_norm` with the batch's own statistics, which update the running ones."""
-    if not training or input.dim() < 2 or input.numel() <= input.shape[1] or not input.is_floating_point():
+    if not training or input.dim() < 2 or input.numel() <= input.shape[1]:
+        return NotImplemented
+    parameters = [one for one in (running_mean, running_var, weight, bias) if one is not None]
+    if not _is_normalized(input, weight, bias) or any(one.shape != input.shape[1:2] for one in parameters):
         return NotImplemented
     y, mean, _, var = operators.batch_norm(input, weight, bias, eps, options)
     with torch.no_grad():
@@ -166,7 +174,7 @@ def layer_norm(
     if (
         not axes
         or not has_shape
-        or not input.is_floating_point()
+        or not _is_normalized(input, weight, bias)
         or torch.is_autocast_enabled(input.device.type)
     ):
         return NotImplemented
@@ -174,6 +182,12 @@ def layer_norm(
         return NotImplemented
     found: Tensor = operators.layer_norm(input.contiguous(), weight, bias, axes, eps, options)[0]
     return found
+
+
+def _is_normalized(*operands: Tensor | None) -> bool:
+    """Whether ours normalize operands of these types: of one type, whose statistics have it too."""
+    types = {one.dtype for one in operands if one is not None}
+    return types in ({torch.float32}, {torch.float64})
 
 
 def activation(input: Tensor, name: str, options: str = "") -> Any:
