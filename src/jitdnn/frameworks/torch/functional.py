@@ -38,7 +38,7 @@ def convolution(
     if x.dim() == space + 1 and space in _STOCK:
         y = convolution(x.unsqueeze(0), w, bias, stride, padding, dilation, groups, output_padding, options)
         return y.squeeze(0)
-    if x.dim() != space + 2 or space not in _STOCK or x.is_complex():
+    if x.dim() != space + 2 or space not in _STOCK or x.is_complex() or not _have_one_type(x, w, bias):
         stock: Any = (_STOCK_TRANSPOSED if is_transposed else _STOCK).get(space, F.conv2d)
         last = (output_padding, groups, dilation) if is_transposed else (dilation, groups)
         result: Tensor = stock(x, w, bias, stride, padding, *last)
@@ -51,6 +51,13 @@ def convolution(
         groups, options,
     )  # fmt: skip
     return found
+
+
+def _have_one_type(x: Tensor, *operands: Tensor | None) -> bool:
+    """Whether all have the type of x, or are given it by autocast."""
+    return torch.is_autocast_enabled(x.device.type) or all(
+        one.dtype == x.dtype for one in operands if one is not None
+    )
 
 
 def _each(value: PerAxis, space: int) -> list[int]:
@@ -104,7 +111,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, options
         return F.linear(input, weight, bias)
     rows = input.reshape(-1, input.shape[-1])
     y: Tensor = operators.linear(rows, weight, bias, options)
-    return y.view(*input.shape[:-1], weight.shape[0])
+    return y if input.dim() == 2 else y.view(*input.shape[:-1], weight.shape[0])
 
 
 def max_pool(
