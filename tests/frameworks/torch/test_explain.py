@@ -103,4 +103,14 @@ def test_a_model_that_raises_leaves_no_hooks() -> None:
 def test_under_use() -> None:
     with jt.use(measure="never"):
         explained = jt.explain(small().eval(), random(1, 3, 6, 6))
-    assert [row.layer for row in explained.rows if row.direction == "forward"][0] == "0"
+    assert next(row.layer for row in explained.rows if row.direction == "forward") == "0"
+
+
+def test_layers_without_a_filter_have_their_names() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.SiLU(), nn.Flatten(), nn.Linear(16, 3))
+    explained = jt.explain(jt.convert(model, measure="never"), random(2, 3, 6, 6))
+    found = [(row.layer, row.direction) for row in explained.rows]
+    assert len(found) == len(set(found))
+    assert {("4", one) for one in ("forward", "data", "filter", "bias")} <= set(found)
+    assert {(layer, one) for layer in "12" for one in ("forward", "data")} <= set(found)
+    assert "" not in {layer for layer, _ in found}

@@ -1,4 +1,4 @@
-"""Converted modules against those of PyTorch: normalization with all its ways to keep statistics, pools, activations."""
+"""Converted modules against those of PyTorch: normalization and its statistics, pools, activations."""
 
 from __future__ import annotations
 
