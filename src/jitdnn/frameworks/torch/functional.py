@@ -14,6 +14,8 @@ from jitdnn.frameworks.torch import operators
 
 PerAxis = int | Sequence[int]
 
+NORMALIZED = (torch.float32, torch.float64)
+"""Types of what ours normalize: running statistics of half precision are left to torch."""
 _STOCK = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _STOCK_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -194,7 +196,7 @@ def layer_norm(
 def _is_normalized(*operands: Tensor | None) -> bool:
     """Whether ours normalize operands of these types: of one type, whose statistics have it too."""
     types = {one.dtype for one in operands if one is not None}
-    return types in ({torch.float32}, {torch.float64})
+    return len(types) == 1 and types <= set(NORMALIZED)
 
 
 def activation(input: Tensor, name: str, options: str = "") -> Any:

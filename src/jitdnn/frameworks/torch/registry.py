@@ -63,7 +63,9 @@ def _differentiable(
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
             *operands, keyset = given
-            result = below(keyset, *operands)
+            # the level beneath records too, which Function would keep it from
+            with torch.set_grad_enabled(torch._C._are_functorch_transforms_active()):
+                result = below(keyset, *operands)
             # the dispatcher leaves out arguments at the end that have their default
             save(ctx, (*operands, *defaults[len(operands) :]), result)
             return result
