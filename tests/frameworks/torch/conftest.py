@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from jitdnn.frameworks.torch import install, kinds
 
     threads = torch.get_num_threads()
