@@ -151,11 +151,15 @@ def bias_epilogue(problem: Problem, has_bias: bool) -> Epilogue | None:
 def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Ways:
     g = Geometry.of(x.dim() - 2, *arguments)
     form, named = memory_format(x, w), g.named
-    shape = g.output_shape(x.shape, w.shape)
 
     def theirs(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
         y: Tensor = stock(aten.convolution.default, x, w, bias, *g.arguments)
         return y if y.is_contiguous(memory_format=form) else y.contiguous(memory_format=form)
+
+    try:
+        shape = g.output_shape(x.shape, w.shape)
+    except (ValueError, ZeroDivisionError):  # what is wrong torch says
+        return Ways(theirs, theirs, refusal="the arguments do not fit each other")
 
     def ours(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
         y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
