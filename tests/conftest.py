@@ -36,4 +36,6 @@ def pytest_collection_finish() -> None:
     """What is collected stays to the end, half a million objects: no later collection of garbage goes over them."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000)  # tracing a kernel makes tens of thousands of objects, which live until it is compiled
+    gc.set_threshold(
+        50_000
+    )  # tracing a kernel makes tens of thousands of objects, which live until it is compiled

@@ -350,18 +350,19 @@ def interrupt() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenario", choices=SCENARIOS)
-    parser.add_argument("--how", choices=("interrupt", "call"), default="interrupt")
+    parser.add_argument("--how", choices=("interrupt", "call"), nargs="+", default=["interrupt"])
     parser.add_argument("--points", type=int, help="places to look at; all by default")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="jitdnn-interrupt-") as folder:
-        scenario = SCENARIOS[given.scenario](Path(folder))
-        act = interrupt if given.how == "interrupt" else scenario.handle
-        if given.how == "call":
-            scenario.handle()
-        with jd.settings(cache_dir=Path(folder) / "cache"):
-            done = at_every_place(scenario.prepare, scenario.check, act, given.points)
-            scenario.finish()
-    sys.stdout.write(f"{given.scenario}, {given.how}: {done} places, 0 faults\n")
+    for how in given.how:
+        with tempfile.TemporaryDirectory(prefix="jitdnn-interrupt-") as folder:
+            scenario = SCENARIOS[given.scenario](Path(folder))
+            act = interrupt if how == "interrupt" else scenario.handle
+            if how == "call":
+                scenario.handle()
+            with jd.settings(cache_dir=Path(folder) / "cache"):
+                done = at_every_place(scenario.prepare, scenario.check, act, given.points)
+                scenario.finish()
+        sys.stdout.write(f"{given.scenario}, {how}: {done} places, 0 faults\n")
     return 0
 
 
