@@ -78,7 +78,9 @@ FEW = settings(
 @pytest.mark.parametrize("words", CUT_OTHERWISE)
 def test_fused_kernels_stay_inside_their_workspace(words: str, kinds: Sequence[str]) -> None:
     problem = convolution(words)
-    check(problem, sum_of_sizes(problem, *kinds), threads=(1, 2, 4))
+    # how many tasks there are changes with the threads; two of three numbers each, and all three in turn
+    threads = [(1, 4), (2, 4), (1, 2)][CUT_OTHERWISE.index(words) % 3]
+    check(problem, sum_of_sizes(problem, *kinds), threads=threads)
 
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])

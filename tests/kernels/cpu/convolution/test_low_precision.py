@@ -156,7 +156,7 @@ def test_copies_between_all_types(cpu: str, source: str) -> None:
     for number, target in enumerate(DTYPES):
         # the widest set has every pair; of those of two integers, which LLVM converts alike on all, others have a third
         is_whole = source not in REAL_DTYPES and target not in REAL_DTYPES
-        turn = (number + DTYPES.index(source) + INSTRUCTION_SETS.index(cpu)) % 3
+        turn = (number + list(DTYPES).index(source) + INSTRUCTION_SETS.index(cpu)) % 3
         if is_whole and turn and cpu != INSTRUCTION_SETS[0]:
             continue
         dtype = numpy_dtype(target)
