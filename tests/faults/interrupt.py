@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dis
 import faulthandler
+import importlib
 import itertools
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 
 import jitdnn as jd
+from jitdnn.devices import openmp
 from jitdnn.devices import threads as threads_module
 from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.devices.threads import ThreadPool
@@ -237,6 +239,22 @@ class First(Launch):
         return two_threads
 
 
+class Shared(Scenario):
+    """The first call on PyTorch's threads, which finds them."""
+
+    points = 60
+
+    def prepare(self) -> Callable[[], object]:
+        importlib.import_module("torch")
+        openmp._shared = None
+        return two_threads
+
+    def check(self) -> None:
+        two_threads()
+        assert openmp._shared is not None, openmp._refusal
+        take_part()
+
+
 class Compile(Scenario):
     """The first call of a kernel: traced, compiled, put on disk, loaded."""
 
@@ -338,7 +356,7 @@ class OpenCl(Scenario):
 
 
 SCENARIOS: dict[str, type[Scenario]] = {
-    "launch": Launch, "first": First, "compile": Compile, "find": Find, "code": Code, "store": Rows,
+    "launch": Launch, "first": First, "shared": Shared, "compile": Compile, "find": Find, "code": Code, "store": Rows,
     "snapshot": Snapshot, "opencl": OpenCl,
 }  # fmt: skip
 
@@ -350,19 +368,18 @@ def interrupt() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenario", choices=SCENARIOS)
-    parser.add_argument("--how", choices=("interrupt", "call"), nargs="+", default=["interrupt"])
+    parser.add_argument("--how", choices=("interrupt", "call"), default="interrupt")
     parser.add_argument("--points", type=int, help="places to look at; all by default")
     given = parser.parse_args()
-    for how in given.how:
-        with tempfile.TemporaryDirectory(prefix="jitdnn-interrupt-") as folder:
-            scenario = SCENARIOS[given.scenario](Path(folder))
-            act = interrupt if how == "interrupt" else scenario.handle
-            if how == "call":
-                scenario.handle()
-            with jd.settings(cache_dir=Path(folder) / "cache"):
-                done = at_every_place(scenario.prepare, scenario.check, act, given.points)
-                scenario.finish()
-        sys.stdout.write(f"{given.scenario}, {how}: {done} places, 0 faults\n")
+    with tempfile.TemporaryDirectory(prefix="jitdnn-interrupt-") as folder:
+        scenario = SCENARIOS[given.scenario](Path(folder))
+        act = interrupt if given.how == "interrupt" else scenario.handle
+        if given.how == "call":
+            scenario.handle()
+        with jd.settings(cache_dir=Path(folder) / "cache"):
+            done = at_every_place(scenario.prepare, scenario.check, act, given.points)
+            scenario.finish()
+    sys.stdout.write(f"{given.scenario}, {given.how}: {done} places, 0 faults\n")
     return 0
 
 

@@ -82,16 +82,7 @@ def test_sigkill_loses_nothing_committed(subject: str, times: int) -> None:
     assert f"kills {times}," in harness("kill.py", subject, "--times", str(times), "--seed", seed)
 
 
-def interrupted(scenario: str, points: int) -> None:
-    """KeyboardInterrupt and calls from handlers, one after the other in one process."""
-    said = harness("interrupt.py", scenario, "--how", "interrupt", "call", "--points", str(points))
-    assert [line.split(": ")[0] for line in said.splitlines()] == [
-        f"{scenario}, interrupt",
-        f"{scenario}, call",
-    ]
-    assert said.count(" 0 faults") == 2
-
-
+@pytest.mark.parametrize("how", ["interrupt", "call"])
 @pytest.mark.parametrize(
     ("scenario", "points"),
     [
@@ -104,16 +95,17 @@ def interrupted(scenario: str, points: int) -> None:
         ("snapshot", 10),
     ],
 )
-def test_a_signal_anywhere_leaves_nothing_undone(scenario: str, points: int) -> None:
-    interrupted(scenario, points)
+def test_a_signal_anywhere_leaves_nothing_undone(scenario: str, points: int, how: str) -> None:
+    assert "0 faults" in harness("interrupt.py", scenario, "--how", how, "--points", str(points))
 
 
-def test_a_signal_anywhere_on_opencl() -> None:
+@pytest.mark.parametrize("how", ["interrupt", "call"])
+def test_a_signal_anywhere_on_opencl(how: str) -> None:
     from jitdnn.devices import opencl
 
     if opencl.missing():
         pytest.skip(str(opencl.missing()))
-    interrupted("opencl", 15)
+    assert "0 faults" in harness("interrupt.py", "opencl", "--how", how, "--points", "15")
 
 
 @pytest.mark.parametrize("copies", ["1", "2"])
@@ -224,7 +216,7 @@ def test_threads_inside_calls_at_exit(tmp_path: Path, daemon: bool, what: str) -
     script = f"""
     big = np.ones((32, 64, 56, 56), np.float32)
     filters = np.ones((64, 64, 3, 3), np.float32)
-    end = time.time() + 0.8
+    end = time.time() + 2.0
     def work(first):
         with jd.settings(threads=2):
             if {what!r} == "one long call":
@@ -241,7 +233,7 @@ def test_threads_inside_calls_at_exit(tmp_path: Path, daemon: bool, what: str) -
     time.sleep(0.3)
     print("fine", flush=True)
     """
-    for _ in range(2 if daemon else 1):  # where the others end in is a matter of luck only for daemons
+    for _ in range(2):
         fine(run(script, tmp_path))
 
 
