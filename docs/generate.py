@@ -350,6 +350,33 @@ def torch_samples() -> str:
     return "\n".join([head, "", *lines]) + "\n"
 
 
+def torch_operators() -> str:
+    """The modules of PyTorch that jitdnn.torch converts: on which types of elements, layouts and devices ours run."""
+    from jitdnn.frameworks.torch import functional
+    from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES
+    from jitdnn.frameworks.torch.modules import CONVERTED
+
+    kinds = [kind.__name__ for kind in CONVERTED]
+    lines = ["| modules | types | layouts | devices |", "| --- | --- | --- | --- |"]
+    for names, types, layouts in (
+        (r"(Lazy)?Conv\w*", DTYPES, "any strides"),
+        (r"Linear", DTYPES, "dense rows"),
+        (r"BatchNorm\w*", functional.NORMALIZED, "any strides"),
+        (r"LayerNorm", functional.NORMALIZED, "any strides (copied where not dense)"),
+        (r"(Max|Avg)Pool\w*", DTYPES, "any strides"),
+        (r"GELU|SiLU|Mish|Hardswish|Tanh|Sigmoid", DTYPES, "dense in any order of axes"),
+    ):
+        listed = [kind for kind in kinds if re.fullmatch(names, kind)]
+        kinds = [kind for kind in kinds if kind not in listed]
+        short = ", ".join(f"`{kind}`" for kind in listed)
+        lines.append(
+            f"| {short} | {', '.join(DTYPES[one] for one in types)} | {layouts} | {', '.join(DEVICES)} |"
+        )
+    if kinds:
+        raise KeyError(f"no row has {kinds}")
+    return "\n".join(lines) + "\n"
+
+
 SEVERAL = "(several)"  # tests of graphs of several operators
 TABLES: dict[str, Callable[[], str]] = {
     "settings": table_markdown,
@@ -357,6 +384,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "targets": targets_table,
     "onnx-counts": onnx_counts,
     "onnx-refused": onnx_refused,
+    "torch-operators": torch_operators,
     "torch-samples": torch_samples,
 }
 for _page in EXAMPLES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -29,3 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # once, not in every worker
         for store in _CACHE.glob("tuning-*"):
             store.unlink(missing_ok=True)
+
+
+def pytest_collection_finish() -> None:
+    """What is collected stays to the end, half a million objects: no later collection of garbage goes over them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(
+        50_000
+    )  # tracing a kernel makes tens of thousands of objects, which live until it is compiled

@@ -28,6 +28,7 @@ from jitdnn import targets
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, ParseError
 from jitdnn.host_memory import host_memory
+from jitdnn.locks import lock
 from jitdnn.retention import Recent
 
 _UNITS: Final = {
@@ -390,15 +391,17 @@ class Settings:
 _interned: Recent[Settings, Settings] = Recent(1024)
 _alive: weakref.WeakValueDictionary[Settings, Settings] = weakref.WeakValueDictionary()
 _serials = itertools.count()
+_intern_lock = lock()
 
 
 def _intern(values: Settings) -> Settings:
     known = _interned.recall(values)
     if known is None:
-        known = _alive.get(values)
-        if known is None:
-            # the key is another object than the value, which it must not keep alive
-            known = _alive.setdefault(values, replace(values, serial=next(_serials)))
+        with _intern_lock:  # two threads must not give equal values two serials
+            known = _alive.get(values)
+            if known is None:
+                # the key is another object than the value, which it must not keep alive
+                known = _alive[values] = replace(values, serial=next(_serials))
         _interned.put(values, known)
     return known
 

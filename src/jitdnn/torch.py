@@ -7,6 +7,9 @@
     jt.install(); jt.uninstall()       # for the process
     print(jt.explain(model, images))   # what runs, and how fast beside torch's own
 
+    fast = jt.fuse(model.eval())       # inference: the whole graph in few kernels, weights folded and prepared
+    fast = torch.compile(model, backend="jitdnn")
+
 At the first call of each kind ours is measured beside torch's own kernel, and the faster runs from then on.
 """
 
@@ -14,13 +17,16 @@ from __future__ import annotations
 
 from jitdnn.frameworks.torch.convert import convert, is_converted, revert, use
 from jitdnn.frameworks.torch.explain import Explanation, explain
+from jitdnn.frameworks.torch.fused import FusedModule, fuse
 from jitdnn.frameworks.torch.install import install, is_installed, uninstall
 from jitdnn.frameworks.torch.memory import limit_memory, unlimit_memory
 
 __all__ = [
     "Explanation",
+    "FusedModule",
     "convert",
     "explain",
+    "fuse",
     "install",
     "is_converted",
     "is_installed",

@@ -7,8 +7,10 @@ padding, of which nothing is promised: 0 times infinity is NaN, and some algorit
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,15 @@ from jitdnn.problems import Convolution
 
 VALUES = (np.nan, np.inf, -np.inf)
 
-Taps = Iterator[tuple[tuple[int, ...], list[tuple[AnyArray, AnyArray]]]]
+Tap = tuple[tuple[int, ...], list[tuple[AnyArray, AnyArray]]]
+Indices = tuple[AnyArray, ...]
 
 
-def _taps(problem: Convolution) -> Taps:
+@functools.lru_cache(maxsize=4)
+def _taps(problem: Convolution) -> list[Tap]:
     """Each tap's place in w, and on each axis the positions of y and of x that it pairs; taps on padding alone are left
     out."""
+    found = []
     for place in itertools.product(*map(range, problem.filter_spatial)):
         axes = []
         for axis, number in enumerate(place):
@@ -34,18 +39,30 @@ def _taps(problem: Convolution) -> Taps:
             inside = (i >= 0) & (i < problem.spatial[axis])
             axes.append((o[inside], i[inside]))
         if all(len(o) for o, _ in axes):
-            yield place, axes
+            found.append((place, axes))
+    return found
 
 
-def read_by(problem: Convolution, first: AnyArray, second: AnyArray) -> AnyArray:
-    """The results, as booleans, that read one of the elements marked in the two inputs."""
-    result, ones = np.zeros(problem.output.shape, bool), (1,) * len(problem.spatial)
+@functools.lru_cache(maxsize=4)  # one problem is asked about hundreds of times
+def _pairs(problem: Convolution) -> list[tuple[Indices, Indices, Indices]]:
+    """Of each tap and group: its elements in w, those of y and those of x that it pairs."""
+    found = []
     k, c = problem.k // problem.groups, problem.c // problem.groups
     for (place, axes), g in itertools.product(_taps(problem), range(problem.groups)):
         ks, cs = range(g * k, g * k + k), range(g * c, g * c + c)
         tap = np.ix_(ks, range(c), *([t] for t in place))
         in_y = np.ix_(range(problem.n), ks, *(o for o, _ in axes))
         in_x = np.ix_(range(problem.n), cs, *(i for _, i in axes))
+        found.append((tap, in_y, in_x))
+    return found
+
+
+def read_by(problem: Convolution, first: AnyArray, second: AnyArray) -> AnyArray:
+    """The results, as booleans, that read one of the elements marked in the two inputs."""
+    result, ones = np.zeros(problem.output.shape, bool), (1,) * len(problem.spatial)
+    k, c = problem.k // problem.groups, problem.c // problem.groups
+    rest = (0, *range(2, 2 + len(ones)))
+    for tap, in_y, in_x in _pairs(problem):
         if problem.direction == "fwd":
             of_w = second[tap].any(axis=1).reshape(1, k, *ones)
             result[in_y] |= first[in_x].any(axis=1, keepdims=True) | of_w
@@ -53,7 +70,6 @@ def read_by(problem: Convolution, first: AnyArray, second: AnyArray) -> AnyArray
             of_w = second[tap].any(axis=0).reshape(1, c, *ones)
             result[in_x] |= first[in_y].any(axis=1, keepdims=True) | of_w
         else:
-            rest = (0, *range(2, 2 + len(axes)))
             of_x, of_dy = first[in_x].any(axis=rest), second[in_y].any(axis=rest)
             result[tap] |= (of_x[None, :] | of_dy[:, None]).reshape(k, c, *ones)
     return result
@@ -85,28 +101,39 @@ def unread(problem: Convolution) -> AnyArray:
 Run = Callable[[list[Buffer], Buffer], None]
 
 
+@functools.lru_cache(maxsize=2)  # the algorithms of a problem are asked one after another
+def _trials(problem: Convolution, count: int, seed: int) -> list[tuple[int, AnyArray, AnyArray, AnyArray]]:
+    """Which input, its elements that are marked, the results that read them, and those that may meet them."""
+    rng = np.random.default_rng(seed)
+    shapes = [operand.descriptor.shape for operand in problem.inputs]
+    marked = [(0, unread(problem))]
+    for number, shape in enumerate(shapes):
+        size = math.prod(shape)
+        for flat in {0, size - 1, *rng.choice(size, min(count, size), replace=False)}:
+            marked.append((number, np.arange(size).reshape(shape) == flat))
+    trials = []
+    for number, mask in marked:
+        marks = [mask if i == number else np.zeros(shape, bool) for i, shape in enumerate(shapes)]
+        trials.append((number, mask, read_by(problem, *marks), met_by(problem, *marks)))
+    return trials
+
+
 def spread_of(problem: Convolution, run: Run, count: int = 8, seed: int = 0) -> bool:
     """Whether what is not finite reaches results that do not read it, tried at ``count`` places of each input.
 
     ``run`` fills the output from the inputs. Raises AssertionError if it does not reach a result that reads it.
     """
-    rng = np.random.default_rng(seed)
     case, output = make_case(problem), Buffer(problem.output)
     clean = [buffer.values.copy() for buffer in case.inputs]
     is_spread = False
-    trials = [(0, unread(problem))]
-    for number, array in enumerate(clean):
-        for flat in {0, array.size - 1, *rng.choice(array.size, min(count, array.size), replace=False)}:
-            trials.append((number, np.arange(array.size).reshape(array.shape) == flat))
-    for trial, (number, mask) in enumerate(trials):
+    for trial, (number, mask, read, met) in enumerate(_trials(problem, count, seed)):
         case.inputs[number].values[mask] = VALUES[trial % len(VALUES)]
         output.values[...] = 1.0
         run(case.inputs, output)
         case.inputs[number].values[...] = clean[number]
-        marks = [mask if i == number else np.zeros(array.shape, bool) for i, array in enumerate(clean)]
         found = ~np.isfinite(output.values.astype(np.float64))
-        assert found[read_by(problem, *marks)].all(), "something that is not finite is lost"
-        is_spread |= bool((found & ~met_by(problem, *marks)).any())
+        assert found[read].all(), "something that is not finite is lost"
+        is_spread |= bool((found & ~met).any())
     return is_spread
 
 

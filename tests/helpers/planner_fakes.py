@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import jitdnn
 from jitdnn import log, targets
 from jitdnn.errors import CompileError, DeviceError
 from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel
+from jitdnn.planner import find, sampling
 from jitdnn.planner.plan import Plan
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
@@ -38,8 +38,22 @@ DEVICE = Machine()
 
 
 @dataclass
+class Clock:
+    """What measurements read where fakes are `installed`: a busy machine must not decide which of them is fastest."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-5  # so that every deadline comes
+        return self.now
+
+
+CLOCK = Clock()
+
+
+@dataclass
 class Fake(Algorithm):
-    """An algorithm that says what it is told to say, and whose kernel sleeps as long as it is told to."""
+    """An algorithm that says what it is told to say, and whose kernel takes as long on `CLOCK` as it is told to."""
 
     name: str = "fake"  # type: ignore[misc]
     version: int = 1  # type: ignore[misc]
@@ -78,7 +92,7 @@ class Fake(Algorithm):
 
         def kernel(stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int) -> None:
             self.calls.append((tuple(pointers), alpha, beta, workspace))
-            time.sleep(self.sleep)
+            CLOCK.now += self.sleep
 
         return kernel
 
@@ -88,11 +102,14 @@ Table = Callable[..., None]
 
 @contextmanager
 def installed(*algorithms: Algorithm) -> Iterator[None]:
-    """The target `fake`, whose table for convolutions forward has these algorithms."""
+    """The target `fake`, whose table for convolutions forward has these algorithms; time is what `CLOCK` says."""
     table: Any = SimpleNamespace(ALGORITHMS={(Convolution, "fwd"): algorithms})
     targets.register(targets.Target("fake", _no_devices, lambda: table, is_gpu=False), replace=True)
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(find, "perf_counter", CLOCK)
+            patch.setattr(sampling, "perf_counter", CLOCK)
+            yield
     finally:
         targets.unregister("fake")
 

@@ -222,9 +222,8 @@ CASES = [
 
 def planned(problem: Problem, share: int, **words: Any) -> Plan:
     """The plan in so small a share of the workspace that the problem would take."""
-    with jitdnn.settings(cache=False):
-        unlimited = get(problem, Handle().device, Request(), store=Store(None)).workspace
-        plan = get(problem, Handle().device, limited(unlimited // share, **words), store=Store(None))
+    unlimited = get(problem, Handle().device, Request(), store=Store(None)).workspace
+    plan = get(problem, Handle().device, limited(unlimited // share, **words), store=Store(None))
     assert plan.workspace <= unlimited // share
     return plan
 

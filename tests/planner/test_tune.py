@@ -212,8 +212,9 @@ class TestWhatInvalidates(Planning):
         assert self.measured_again(table, back, Machine(name="theirs")) == set()
 
     def test_rows_of_a_small_limit_do_not_hide_what_needs_a_larger_one(self, table: Table) -> None:
-        small, large = Fake("small", sleep=4e-3), Fake("large", sleep=5e-4, needs=10**6)
-        table(small, large)
+        small = Fake("small", sleep=4e-3)
+        large = Fake("large", sleep=5e-4, needs=10**6, seconds=5e-3)  # it wins by what is measured alone
+        table(small, Fake("slow", sleep=9e-3), large)  # with a single one there is nothing to measure
         store = Store(None)
         options: dict[str, Any] = {"store": store, "seconds": 0.01, "is_fresh": False}
         undivided = Request(workspace_limit=100, division="undivided")

@@ -15,7 +15,7 @@ from parameter_cases import CASES
 from paths import HELPERS
 
 PROGRAM = HELPERS / "guarded_calls.py"
-SHARE = 8  # calls of one process, which takes a while to start
+SHARE = 20  # calls of one process, which takes a while to start
 GROUPS = [[case.name for case in CASES[first : first + SHARE]] for first in range(0, len(CASES), SHARE)]
 
 

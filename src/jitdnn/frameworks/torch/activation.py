@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch.double import derivatives_of_gradients
+from jitdnn.frameworks.torch.double import alone, derivatives_of_gradients
 from jitdnn.frameworks.torch.kinds import Computation, Ways
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
@@ -121,9 +121,11 @@ def _double(ctx: Any, ddx: Tensor) -> tuple[Any, ...]:
     dy, kept = ctx.saved_tensors
     function = FUNCTIONS[ctx.name]
     if function.keeps_result:  # torch's gradient of the same operands has a derivative
+        has_more = torch.is_grad_enabled()
         with torch.enable_grad():
-            dy, kept = (one.detach().requires_grad_() for one in (dy, kept))
-            found = torch.autograd.grad(function.stock_backward(dy, kept), (dy, kept), ddx)
+            dy, kept = alone(dy, has_more), alone(kept, has_more)
+            dx = function.stock_backward(dy, kept)
+            found = torch.autograd.grad(dx, (dy, kept), ddx, create_graph=has_more)
         return (*found, None, None)
     return (
         *derivatives_of_gradients(lambda x, *_: function.stock(x), (dy, kept, None), [ddx])[:2],

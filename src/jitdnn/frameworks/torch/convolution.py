@@ -121,24 +121,34 @@ def memory_format(*operands: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def _direct(
-    handle: Handle, problem: Problem | None, device: torch.device, bias: Tensor | None = None
-) -> Callable[..., None] | None:
+def _direct(handle: Handle, problem: Problem | None, operands: Sequence[Tensor]) -> _Direct:
     """What runs a problem's plan on the addresses of its operands, without looking at them; None if that cannot be.
 
-    Calls on GPUs have a short way of their own; plans within a sum of workspaces may change from call to call.
+    `operands` are tensors of the shapes, strides and types that all calls of the kind have, in the order of the plan:
+    the inputs, the result, the bias. Calls on GPUs have a short way of their own; plans within a sum of workspaces may
+    change from call to call.
     """
-    if problem is None or device.type != "cpu" or handle.settings.total_workspace is not None:
+    if problem is None or operands[0].device.type != "cpu" or handle.settings.total_workspace is not None:
         return None
+    expected = [operand.descriptor for operand in (*problem.inputs, *problem.outputs)]
+    has_bias = len(operands) > len(expected)
+    if has_bias and isinstance(problem, Convolution):
+        expected.append(TensorDescriptor((problem.y.shape[1],), (1,), problem.y.dtype))
+    if [_descriptor(operand) for operand in operands] != expected:
+        return None  # nothing may be read or written where no element is
     plan: Plan | None = None
 
     def run(*operands: Tensor) -> None:
         nonlocal plan
         if plan is None:
-            plan = handle.plan(problem, None, bias_epilogue(problem, bias is not None))
+            plan = handle.plan(problem, None, bias_epilogue(problem, has_bias))
         handle.run(plan, [operand.data_ptr() for operand in operands])
 
     return run
+
+
+def _descriptor(operand: Tensor) -> TensorDescriptor:
+    return TensorDescriptor(tuple(operand.shape), operand.stride(), DTYPES[operand.dtype]).normalized()
 
 
 def bias_epilogue(problem: Problem, has_bias: bool) -> Epilogue | None:
@@ -151,11 +161,15 @@ def bias_epilogue(problem: Problem, has_bias: bool) -> Epilogue | None:
 def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Ways:
     g = Geometry.of(x.dim() - 2, *arguments)
     form, named = memory_format(x, w), g.named
-    shape = g.output_shape(x.shape, w.shape)
 
     def theirs(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
         y: Tensor = stock(aten.convolution.default, x, w, bias, *g.arguments)
         return y if y.is_contiguous(memory_format=form) else y.contiguous(memory_format=form)
+
+    try:
+        shape = g.output_shape(x.shape, w.shape)
+    except (ValueError, ZeroDivisionError):  # what is wrong torch says
+        return Ways(theirs, theirs, refusal="the arguments do not fit each other")
 
     def ours(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
         y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
@@ -177,8 +191,7 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
     if g.transposed:
         what = "transposed with a bias" if bias is not None else ""
         return Ways(ours_transposed, theirs, problem, what=what)
-    is_dense = bias is None or bias.is_contiguous()
-    direct = _direct(handle, problem, x.device, bias) if is_dense else None
+    direct = _direct(handle, problem, (x, w, y) if bias is None else (x, w, y, bias))
     return Ways(ours, theirs, problem, bias is not None)
 
 
@@ -196,8 +209,16 @@ def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Ten
             found if like is None or found.stride() == like.stride() else torch.empty_like(like).copy_(found)
         )
 
-    problem = _problem(DIRECTIONS[1 + number], x, w, dy, g)
-    direct = _direct(handle, problem, x.device)
+    # gradients are dense: what an operand with gaps looks like is not what its gradient does
+    dx, dw, db = (
+        torch.empty_like(x, device="meta"),
+        torch.empty_like(w, device="meta"),
+        dy.new_empty(dy.shape[1], device="meta"),
+    )
+    forms = ((dx, w, dy), (x, dw, dy), (x, w, dy))[number]
+    problem = _problem(DIRECTIONS[1 + number], *forms, g)
+    wide, narrow = (dy, x) if g.transposed else (x, dy)
+    direct = _direct(handle, problem, ((dy, w, dx), (wide, narrow, dw), (dy, db))[number])
     ours = (_data_gradient, _filter_gradient, _bias_gradient)[number](g, handle, direct)
     return Ways(ours, theirs, problem)
 
@@ -253,10 +274,7 @@ def _problem(direction: str, x: Tensor, w: Tensor, y: Tensor, g: Geometry) -> Pr
     kinds = {"forward": "bwd_data", "data": "fwd"} if g.transposed else {"forward": "fwd", "data": "bwd_data"}
     wide, narrow = (y, x) if g.transposed else (x, y)
     try:
-        image, filter, result, dy = (
-            TensorDescriptor(tuple(t.shape), t.stride(), DTYPES[t.dtype]).normalized()
-            for t in (wide, w, narrow, y)
-        )
+        image, filter, result, dy = (_descriptor(t) for t in (wide, w, narrow, y))
         if direction == "bias":
             return BiasGradient.make(dy)
         return Convolution.make(kinds.get(direction, "bwd_filter"), image, filter, y=result, **g.named)

@@ -84,6 +84,7 @@ convolution = define(
     _save_convolution,
     _backward_of_convolution,
     is_lowered=True,
+    has_batching=True,
 )
 convolution_backward = define(
     f"convolution_backward(Tensor dy, Tensor x, Tensor w, {_ARGUMENTS}, bool[3] output_mask, "
@@ -92,6 +93,7 @@ convolution_backward = define(
     _fake_backward,
     _save_backward,
     _double_backward,
+    has_batching=True,
 )
 
 

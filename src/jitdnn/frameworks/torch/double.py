@@ -16,15 +16,16 @@ def derivatives_of_gradients(
 ) -> list[Any]:
     """The gradients of `operands` (dy, x, weight) through those, (dx, dweight, dbias), of `stock(x, weight, bias)`.
 
-    `grads` are those of the three; None where nothing depends on one. Third derivatives are not there.
+    `grads` are those of the three; None where nothing depends on one. They have derivatives where some are asked for.
     """
     dy, x, weight = operands
+    has_more = torch.is_grad_enabled()
     with torch.enable_grad():
-        dy, x = (one.detach().requires_grad_() for one in (dy, x))
+        dy, x = alone(dy, has_more), alone(x, has_more)
         given = [x]
         bias = None
         if weight is not None:
-            weight = weight.detach().requires_grad_()
+            weight = alone(weight, has_more)
             bias = torch.zeros_like(weight).requires_grad_()
             given += [weight, bias]
         y = stock(x, weight, bias)
@@ -32,6 +33,17 @@ def derivatives_of_gradients(
         pairs = [(one, grad) for one, grad in zip(first, grads, strict=False) if grad is not None]
         inputs = [dy, x] if weight is None else [dy, x, weight]
         found = torch.autograd.grad(
-            [one for one, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True
+            [one for one, _ in pairs],
+            inputs,
+            [grad for _, grad in pairs],
+            create_graph=has_more,
+            allow_unused=True,
         )
     return [*found, *[None] * (3 - len(found))]
+
+
+def alone(operand: Tensor, has_more: bool) -> Tensor:
+    """A tensor to differentiate by, on which no other operand depends; `has_more`: it keeps what led to it."""
+    return (
+        operand.view_as(operand) if has_more and operand.requires_grad else operand.detach().requires_grad_()
+    )

@@ -87,13 +87,21 @@ def explain(model: nn.Module, *inputs: Any, gradients: bool | None = None, **nam
     """
     rows: dict[tuple[str, str, str], Row] = {}
     names: dict[int, str] = {}
+    read: dict[int, str] = {}
     running: list[str] = []
 
     def observe(kind: Kind, operands: tuple[Any, ...]) -> None:
-        # the backward pass runs by itself: its operands tell of which layer it is
-        layer = running[-1] if running else next((names[p] for p in _addresses(operands) if p in names), "")
+        # the backward pass runs by itself: its operands tell of which layer it is, parameters before inputs
         if running:
+            layer = running[-1]
             names.update(dict.fromkeys(_addresses(operands[1:]), layer))
+            read.update(dict.fromkeys(_addresses(operands[:1]), layer))
+        else:
+            known = [names[p] for p in _addresses(operands) if p in names]
+            known += [read[p] for p in _addresses(operands[1:2]) if p in read]
+            if kind.name == "bias":  # of the gradient of the result alone, behind the filter's
+                known += [row.layer for row in rows.values()][-1:]
+            layer = known[0] if known else ""
         row = _row(layer, kind)
         rows.setdefault((row.layer, row.direction, row.problem), row)
 

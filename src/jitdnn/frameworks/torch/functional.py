@@ -14,6 +14,8 @@ from jitdnn.frameworks.torch import operators
 
 PerAxis = int | Sequence[int]
 
+NORMALIZED = (torch.float32, torch.float64)
+"""Types of what ours normalize: running statistics of half precision are left to torch."""
 _STOCK = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _STOCK_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -38,7 +40,7 @@ def convolution(
     if x.dim() == space + 1 and space in _STOCK:
         y = convolution(x.unsqueeze(0), w, bias, stride, padding, dilation, groups, output_padding, options)
         return y.squeeze(0)
-    if x.dim() != space + 2 or space not in _STOCK or x.is_complex():
+    if x.dim() != space + 2 or space not in _STOCK or x.is_complex() or not _have_one_type(x, w, bias):
         stock: Any = (_STOCK_TRANSPOSED if is_transposed else _STOCK).get(space, F.conv2d)
         last = (output_padding, groups, dilation) if is_transposed else (dilation, groups)
         result: Tensor = stock(x, w, bias, stride, padding, *last)
@@ -51,6 +53,13 @@ def convolution(
         groups, options,
     )  # fmt: skip
     return found
+
+
+def _have_one_type(x: Tensor, *operands: Tensor | None) -> bool:
+    """Whether all have the type of x, or are given it by autocast."""
+    return torch.is_autocast_enabled(x.device.type) or all(
+        one.dtype == x.dtype for one in operands if one is not None
+    )
 
 
 def _each(value: PerAxis, space: int) -> list[int]:
@@ -95,11 +104,16 @@ def conv_transpose(
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, options: str = "") -> Tensor:
     """`torch.nn.functional.linear` of rows (..., K) by a weight (N, K)."""
-    if input.dim() < 1 or weight.dim() != 2 or input.is_complex():
+    if (
+        input.dim() < 1
+        or weight.dim() != 2
+        or input.is_complex()
+        or (bias is not None and bias.shape != weight.shape[:1])  # torch broadcasts it
+    ):
         return F.linear(input, weight, bias)
     rows = input.reshape(-1, input.shape[-1])
     y: Tensor = operators.linear(rows, weight, bias, options)
-    return y.view(*input.shape[:-1], weight.shape[0])
+    return y if input.dim() == 2 else y.view(*input.shape[:-1], weight.shape[0])
 
 
 def max_pool(
@@ -145,7 +159,10 @@ def batch_norm(
     options: str = "",
 ) -> Any:  # fmt: skip
     """`torch.nn.functional.batch_norm` with the batch's own statistics, which update the running ones."""
-    if not training or input.dim() < 2 or input.numel() <= input.shape[1] or not input.is_floating_point():
+    if not training or input.dim() < 2 or input.numel() <= input.shape[1]:
+        return NotImplemented
+    parameters = [one for one in (running_mean, running_var, weight, bias) if one is not None]
+    if not _is_normalized(input, weight, bias) or any(one.shape != input.shape[1:2] for one in parameters):
         return NotImplemented
     y, mean, _, var = operators.batch_norm(input, weight, bias, eps, options)
     with torch.no_grad():
@@ -166,7 +183,7 @@ def layer_norm(
     if (
         not axes
         or not has_shape
-        or not input.is_floating_point()
+        or not _is_normalized(input, weight, bias)
         or torch.is_autocast_enabled(input.device.type)
     ):
         return NotImplemented
@@ -174,6 +191,12 @@ def layer_norm(
         return NotImplemented
     found: Tensor = operators.layer_norm(input.contiguous(), weight, bias, axes, eps, options)[0]
     return found
+
+
+def _is_normalized(*operands: Tensor | None) -> bool:
+    """Whether ours normalize operands of these types: of one type, whose statistics have it too."""
+    types = {one.dtype for one in operands if one is not None}
+    return len(types) == 1 and types <= set(NORMALIZED)
 
 
 def activation(input: Tensor, name: str, options: str = "") -> Any:

@@ -109,22 +109,25 @@ class LazyConv3d(nn.LazyConv3d):
     cls_to_become = Conv3d
 
 
-class LazyConvTranspose1d(nn.LazyConvTranspose1d):
+class LazyConvTranspose1d(_Transposed, nn.LazyConvTranspose1d):
     """`torch.nn.LazyConvTranspose1d`, which becomes a converted `ConvTranspose1d`."""
 
     cls_to_become = ConvTranspose1d
+    _spatial = 1
 
 
-class LazyConvTranspose2d(nn.LazyConvTranspose2d):
+class LazyConvTranspose2d(_Transposed, nn.LazyConvTranspose2d):
     """`torch.nn.LazyConvTranspose2d`, which becomes a converted `ConvTranspose2d`."""
 
     cls_to_become = ConvTranspose2d
+    _spatial = 2
 
 
-class LazyConvTranspose3d(nn.LazyConvTranspose3d):
+class LazyConvTranspose3d(_Transposed, nn.LazyConvTranspose3d):
     """`torch.nn.LazyConvTranspose3d`, which becomes a converted `ConvTranspose3d`."""
 
     cls_to_become = ConvTranspose3d
+    _spatial = 3
 
 
 class Linear(nn.Linear):

@@ -8,10 +8,12 @@ and gradient.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.library import Library
 from torch.nn import Parameter
 
@@ -51,12 +53,14 @@ def define(
     save: Callable[..., None] | None = None,
     gradient: Callable[..., Any] | None = None,
     is_lowered: bool = False,
+    has_batching: bool = False,
 ) -> Operator:
     """Define an operator and return it.
 
     `kernel` runs it on processors and GPUs alike, `fake` gives tensors of the result's form from those that have no
     data. `save(ctx, inputs, output)` keeps what `gradient(ctx, *grads)` needs; without them it has no derivative.
     `is_lowered`: under autocast its operands are cast to the type that autocast asks for.
+    `has_batching`: vmap has a rule of its own, which is registered elsewhere; others call it for each of the batch.
     """
     name = schema.partition("(")[0]
     library.define(schema)
@@ -64,29 +68,36 @@ def define(
         library.impl(name, kernel, key)
     full = f"jitdnn::{name}"
     torch.library.register_fake(full, fake, lib=library)
+    operator = getattr(torch.ops.jitdnn, name).default
     function = None
-    if save is not None and gradient is not None:
-        torch.library.register_autograd(full, gradient, setup_context=save, lib=library)
-        function = _function(name, kernel, save, gradient)
-    default = getattr(torch.ops.jitdnn, name).default
+    if gradient is not None and save is not None:
+        function = _function(operator, kernel, save, gradient)
+        library.impl(name, _differentiable(operator, save, gradient), "Autograd", with_keyset=True)
+    if not has_batching:
+        torch.library.register_vmap(full, partial(_one_by_one, operator), lib=library)
     if is_lowered:
         for device, key in KEYS.items():
-            library.impl(name, _lowering(default, device), f"Autocast{key}")
-    return Operator(default, kernel, function)
+            library.impl(name, _lowering(operator, device), f"Autocast{key}")
+    return Operator(operator, kernel, function)
 
 
 def _function(
-    name: str, kernel: Callable[..., Any], save: Callable[..., None], gradient: Callable[..., Any]
+    operator: Any, kernel: Callable[..., Any], save: Callable[..., None], gradient: Callable[..., Any]
 ) -> Any:
     """The `autograd.Function` of a kernel; with a `setup_context` it would bind its arguments anew at every call."""
 
+    defaults = [argument.default_value for argument in operator._schema.arguments]
+
     def forward(ctx: Any, *operands: Any) -> Any:
         output = kernel(*operands)
-        save(ctx, operands, output)
+        save(ctx, (*operands, *defaults[len(operands) :]), output)
         return output
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(gradient)}
-    return type(f"jitdnn_{name}", (torch.autograd.Function,), methods)
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return gradient(ctx, *grads)[: len(ctx.needs_input_grad)]
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(operator.name().replace("::", "_"), (torch.autograd.Function,), methods)
 
 
 def _is_plain(operands: tuple[Any, ...]) -> bool:
@@ -104,6 +115,64 @@ def _is_plain(operands: tuple[Any, ...]) -> bool:
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._get_tracing_state() is None
     )
+
+
+def _differentiable(
+    operator: Any, save: Callable[..., None], gradient: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The operator with a derivative, as `torch.library.register_autograd` makes it, and under `torch.func` too.
+
+    At this key a level of `torch.func.grad` or `vjp` is entered already, and nothing is left of it to dispatch: the
+    check of `Function.apply`, which keeps functions from being called above it, is left out.
+    """
+    defaults = [argument.default_value for argument in operator._schema.arguments]
+
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Any:
+            *operands, keyset = given
+            # the level beneath records too, which Function would keep it from
+            with torch.set_grad_enabled(torch._C._are_functorch_transforms_active()):
+                result = below(keyset, *operands)
+            # the dispatcher leaves out arguments at the end that have their default
+            save(ctx, (*operands, *defaults[len(operands) :]), result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            found = gradient(ctx, *grads)
+            return (*found[: len(ctx.needs_input_grad) - 1], None)
+
+    def below(keyset: Any, *operands: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *operands)
+
+    def differentiable(keyset: Any, *operands: Any) -> Any:
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*operands)):
+            return below(keyset, *operands)
+        if torch._C._are_functorch_transforms_active():
+            with enable_single_level_autograd_function():
+                return super(torch.autograd.Function, Differentiable).apply(*operands, keyset)
+        return Differentiable.apply(*operands, keyset)
+
+    return differentiable
+
+
+def _one_by_one(operator: Any, info: Any, in_dims: tuple[Any, ...], *operands: Any) -> tuple[Any, Any]:
+    """An operator over the batch of vmap: a call for each, since each has weights or statistics of its own."""
+    results = []
+    for number in range(info.batch_size):
+        results.append(
+            operator(
+                *(
+                    one.select(axis, number) if isinstance(one, Tensor) and axis is not None else one
+                    for one, axis in zip(operands, in_dims, strict=True)
+                )
+            )
+        )
+    if isinstance(results[0], Tensor):
+        return torch.stack(results), 0
+    return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
 
 
 def _lowering(operator: Any, device: str) -> Callable[..., Any]:

@@ -78,7 +78,9 @@ FEW = settings(
 @pytest.mark.parametrize("words", CUT_OTHERWISE)
 def test_fused_kernels_stay_inside_their_workspace(words: str, kinds: Sequence[str]) -> None:
     problem = convolution(words)
-    check(problem, sum_of_sizes(problem, *kinds), threads=(1, 2, 4))
+    # how many tasks there are changes with the threads; two of three numbers each, and all three in turn
+    threads = [(1, 4), (2, 4), (1, 2)][CUT_OTHERWISE.index(words) % 3]
+    check(problem, sum_of_sizes(problem, *kinds), threads=threads)
 
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
@@ -109,7 +111,9 @@ def test_any_fused_product(fused: tuple[Problem, Epilogue]) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
 def test_no_fused_kernel_touches_what_lies_behind() -> None:
-    every = [(words, kinds) for words in CUT_OTHERWISE for kinds in (("bias",), ("gaps", "row"))]
+    # with a bias they are those compiled above; every second also with others, whose operands end at pages as well
+    every = [(words, ("bias",)) for words in CUT_OTHERWISE]
+    every += [(words, ("gaps", "row")) for words in CUT_OTHERWISE[::2]]
     text = "\n".join(" + ".join([words, *kinds]) for words, kinds in every)
     run = subprocess.run(
         [sys.executable, str(GUARDED)], input=text, capture_output=True, text=True, check=False

@@ -15,6 +15,7 @@ product there is that of the last tap alone. An axis with a single tap has F(1, 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ class TileAxis:
     m: int
     segments: int = 1
 
-    @property
+    @functools.cached_property
     def r(self) -> int:
         """Taps of the longest subfilter."""
         return ceil_div(self.axis.taps.count, self.subfilters)
@@ -55,7 +56,7 @@ class TileAxis:
 
     # ---- residues
 
-    @property
+    @functools.cached_property
     def dilation(self) -> int:
         return self.axis.taps.shift if self.axis.taps.count > 1 and self.axis.step == 1 else 1
 
@@ -74,7 +75,7 @@ class TileAxis:
 
     # ---- subfilters
 
-    @property
+    @functools.cached_property
     def subfilters(self) -> int:
         count = self.axis.taps.count
         return self.segments if self.axis.step == 1 else min(self.axis.step, count) if count > 1 else 1
@@ -84,12 +85,12 @@ class TileAxis:
         """From one tap of a subfilter to the next."""
         return 1 if self.axis.step == 1 else self.subfilters
 
-    @property
+    @functools.cached_property
     def full_subfilters(self) -> int:
         """Subfilters, the first ones, with ``r`` taps; the others are short."""
         return self.axis.taps.count - (self.r - 1) * self.subfilters
 
-    @property
+    @functools.cached_property
     def subfilter_kinds(self) -> list[tuple[int, int, bool]]:
         """Subfilters as (first, end, whether they are short)."""
         kinds = [(0, self.full_subfilters, False), (self.full_subfilters, self.subfilters, True)]
@@ -123,11 +124,11 @@ class TileAxis:
 
     def filter_matrix(self, is_short: bool) -> Matrix:
         """G [alpha, r] of a subfilter."""
-        return _without_last(self.filtering().filter, is_short)
+        return _filter_matrix(self.m, self.r, is_short)
 
     def data_matrix(self, is_short: bool) -> Matrix:
         """B^T [alpha, alpha] of a subfilter."""
-        return _without_last(self.filtering().data, is_short)
+        return _data_matrix(self.m, self.r, is_short)
 
     @property
     def spreads(self) -> bool:
@@ -154,10 +155,29 @@ class Tiling(NamedTuple):
         return 3 - sum(self.tiled)
 
     def rows(self, c: Correlation) -> TileAxis:
-        return TileAxis(c.axes[self.tiled[0]], self.m[0], self.segments[0])
+        return _tile_axis(c.axes[self.tiled[0]], self.m[0], self.segments[0])
 
     def columns(self, c: Correlation) -> TileAxis:
-        return TileAxis(c.axes[self.tiled[1]], self.m[1], self.segments[1])
+        return _tile_axis(c.axes[self.tiled[1]], self.m[1], self.segments[1])
+
+
+# A search prices tens of thousands of plans of a few tilings: each axis and matrix is one object, whose numbers are
+# worked out once (constant_matrix.operations knows matrices by their identity).
+
+
+@functools.lru_cache(maxsize=1024)
+def _tile_axis(axis: Axis, m: int, segments: int) -> TileAxis:
+    return TileAxis(axis, m, segments)
+
+
+@functools.lru_cache(maxsize=256)
+def _filter_matrix(m: int, r: int, is_short: bool) -> Matrix:
+    return _without_last(minimal_filtering(m, r).filter, is_short)
+
+
+@functools.lru_cache(maxsize=256)
+def _data_matrix(m: int, r: int, is_short: bool) -> Matrix:
+    return _without_last(minimal_filtering(m, r).data, is_short)
 
 
 def _without_last(matrix: Matrix, is_short: bool) -> Matrix:

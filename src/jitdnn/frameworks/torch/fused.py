@@ -1,0 +1,314 @@
+"""`fuse(model)`: a model in evaluation mode whose whole graph runs by fused kernels.
+
+    fast = jitdnn.torch.fuse(model.eval())
+    y = fast(x)
+
+Weights are taken as constants: normalizations are folded into them, and what kernels prepare of them is kept. When
+they change they are prepared again, which each call finds out by their version counters and addresses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from jitdnn import log
+from jitdnn.arguments import shown
+from jitdnn.errors import InvalidType, NotSupported
+from jitdnn.frameworks.torch.choice import decide
+from jitdnn.frameworks.torch.graph import calling_module, capture
+from jitdnn.frameworks.torch.options import Options, handle_of, is_disabled, parse
+from jitdnn.frameworks.torch.program import Program
+from jitdnn.locks import lock
+from jitdnn.retention import Recent
+
+aten = torch.ops.aten
+MOST_PROGRAMS = 16
+"""Kinds of inputs for which one function keeps a program; what was not used for longest is prepared again."""
+
+
+def stamp(tensors: Sequence[Tensor]) -> tuple[int, list[int]]:
+    """What changes when tensors are written to, or others take their place: the sum of versions, and addresses."""
+    try:
+        versions = sum([tensor._version for tensor in tensors])
+    except RuntimeError:  # tensors made in inference mode count no versions
+        versions = sum([0 if tensor.is_inference() else tensor._version for tensor in tensors])
+    return versions, [tensor.data_ptr() for tensor in tensors]
+
+
+@dataclass
+class _Prepared:
+    """A program, the graph that it was made of, and the weights that it was made with.
+
+    `lifted`: tensors that the function reads and that are none of its arguments. `program` is None where the weights
+    have changed.
+    """
+
+    program: Program | None
+    traced: GraphModule
+    lifted: list[Tensor]
+    weights: tuple[int, list[int]]
+
+
+class FusedFunction:
+    """A function of constants and inputs, all tensors, that gives a list; a program for each kind of inputs.
+
+    `what` names it in errors. Raises NotSupported at the first call of a kind where it has no graph.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: str, what: str) -> None:
+        self._function, self._options, self._what = function, options, what
+        self._programs: Recent[tuple[Any, ...], _Prepared] = Recent(MOST_PROGRAMS)
+        self._weights: tuple[int, list[int]] | None = None
+        self._shared: dict[Any, Any] = {}  # what programs prepare of the weights
+        self._lock = lock()
+
+    def __call__(self, constants: Sequence[Tensor], inputs: Sequence[Tensor], more: Any = None) -> list[Any]:
+        """The results for these inputs; `more` is whatever else tells kinds of calls apart."""
+        return self.program(constants, inputs, more)(*inputs)
+
+    def program(self, constants: Sequence[Tensor], inputs: Sequence[Tensor], more: Any = None) -> Program:
+        """The program for inputs of this kind, prepared now where there is none."""
+        key = (
+            more,
+            torch.get_num_threads(),
+            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+            *[(x.shape, x.stride(), x.dtype) for x in inputs],
+        )
+        found = self._programs.get(key) or self._programs.older(key)
+        if found is not None and found.program is not None and found.weights == _stamp_of(found, constants):
+            return found.program
+        with self._lock, torch._guards.tracing(None):
+            found = self._programs.recall(key)
+            now = stamp(constants)
+            if self._weights != now or (found is not None and found.weights != _stamp_of(found, constants)):
+                self._forget()
+                self._weights = now
+            if found is None or found.program is None or found.weights != _stamp_of(found, constants):
+                inputs = [x.detach() for x in inputs]
+                constants = [c.detach() for c in constants]
+                traced = None if found is None else found.traced
+                if traced is None or not _fits(traced, constants):
+                    traced = capture(self._function, [*constants, *inputs], self._what)
+                lifted = [
+                    getattr(traced, node.target) for node in traced.graph.nodes if node.op == "get_attr"
+                ]
+                found = _Prepared(self._made(traced, constants, inputs), traced, lifted, now)
+                found.weights = _stamp_of(found, constants)
+                self._programs.put(key, found)
+            assert found.program is not None
+            return found.program
+
+    def _forget(self) -> None:
+        """Let go of what was made of weights that are no more."""
+        self._shared = {}
+        for prepared in (*self._programs.young.values(), *self._programs.old.values()):
+            prepared.program = None
+
+    def _made(self, traced: GraphModule, constants: Sequence[Tensor], inputs: Sequence[Tensor]) -> Program:
+        """The program of a graph, with channels first or last, whichever is faster as a whole."""
+        made: dict[bool, Program] = {}
+
+        def run(is_last: bool) -> Callable[[], Any]:
+            def once() -> Any:
+                if is_last not in made:
+                    made[is_last] = Program(traced, constants, inputs, self._options, is_last, self._shared)
+                return made[is_last](*inputs)
+
+            return once
+
+        is_last = True
+        if parse(self._options).measure != "never" and _has_images(traced):
+            kind = hashlib.sha256(_text(traced).encode()).hexdigest()[:24]
+            name = f"torch graph {kind} {self._options} channels last"
+            decision = decide(
+                name, handle_of(self._options), torch.device("cpu"), "first", run(True), run(False)
+            )
+            is_last = decision.is_ours
+        if is_last not in made:
+            made[is_last] = Program(traced, constants, inputs, self._options, is_last, self._shared)
+        return made[is_last]
+
+
+def _stamp_of(prepared: _Prepared, constants: Sequence[Tensor]) -> tuple[int, list[int]]:
+    return stamp([*constants, *prepared.lifted] if prepared.lifted else constants)
+
+
+def _fits(traced: GraphModule, constants: Sequence[Tensor]) -> bool:
+    """Whether a graph was captured with constants of these shapes and types."""
+    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    return all(
+        node.meta["val"].shape == c.shape and node.meta["val"].dtype == c.dtype
+        for node, c in zip(placeholders, constants, strict=False)
+    )
+
+
+def _has_images(traced: GraphModule) -> bool:
+    """Whether something in the graph may lie in memory with its channels first or last."""
+    return any(node.target is aten.convolution.default for node in traced.graph.nodes)
+
+
+def _text(traced: GraphModule) -> str:
+    """The graph with the shape and type of everything, the same in every process."""
+    lines = []
+    for node in traced.graph.nodes:
+        held = node.meta.get("val")
+        kind = f"{tuple(held.shape)} {held.stride()} {held.dtype}" if isinstance(held, Tensor) else ""
+        lines.append(f"{node.format_node()} {kind}")
+    return "\n".join(lines)
+
+
+class FusedModule(nn.Module):
+    """What `fuse` makes: called like the model, it gives what the model gives without gradients.
+
+    `model` is the model itself: its parameters and buffers are shared.
+    """
+
+    def __init__(self, model: nn.Module, options: str) -> None:
+        super().__init__()
+        self.model = model
+        self.training = False
+        self._options = options
+        self._slots = [
+            (names, name)
+            for module in model.modules()
+            for names in (module._parameters, module._buffers)
+            for name in names
+        ]
+        self._names = [
+            f"{prefix}{'.' if prefix else ''}{name}"
+            for prefix, module in model.named_modules()
+            for names in (module._parameters, module._buffers)
+            for name in names
+        ]
+        self._parts = list(model.named_modules())
+        self._children = [
+            (module._modules, name, child)
+            for module in model.modules()
+            for name, child in module._modules.items()
+        ]
+        self._functions: dict[Any, tuple[FusedFunction, list[Any]]] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result. Raises NotSupported in training mode, and where the model has no graph."""
+        for name, module in self._parts:
+            if module.training:
+                raise NotSupported(_training(name, module))
+        if any(names.get(name) is not child for names, name, child in self._children):
+            self.__init__(self.model, self._options)  # type: ignore[misc]  # another module is in the place of one
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        reason = _reason(inputs)
+        if reason is not None:
+            log.fallback_once(
+                ("fused", id(self), reason), f"{type(self.model).__name__} runs unfused: {reason}"
+            )
+            return self.model(*args, **kwargs)
+        others = tuple((place, leaf) for place, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
+        key = (spec, repr(others))
+        if key not in self._functions:
+            if len(self._functions) >= MOST_PROGRAMS:
+                self._functions.clear()
+            self._functions[key] = self._function(spec, others)
+        function, result_spec = self._functions[key]
+        constants = [held for names, name in self._slots if (held := names[name]) is not None]
+        with torch.no_grad():
+            results = function(constants, inputs)
+        return pytree.tree_unflatten(results, result_spec[-1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies prepare their own."""
+        return FusedModule, (self.model, self._options)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare for inputs of this kind, so that the first call does not."""
+        self(*args, **kwargs)
+
+    def _function(self, spec: Any, others: Sequence[tuple[int, Any]]) -> tuple[FusedFunction, list[Any]]:
+        """The model as a function of flat tensors, and the list that holds the form of its result once it ran."""
+        specs: list[Any] = []
+        present = [
+            name
+            for name, (names, place) in zip(self._names, self._slots, strict=True)
+            if names[place] is not None
+        ]
+
+        def run(*tensors: Tensor) -> list[Any]:
+            held = dict(zip(present, tensors, strict=False))
+            leaves: list[Any] = list(tensors[len(present) :])
+            for place, leaf in others:
+                leaves.insert(place, leaf)
+            args, kwargs = pytree.tree_unflatten(leaves, spec)
+            running: list[str] = []
+            with calling_module(self.model, running):
+                try:
+                    result = functional_call(self.model, held, args, kwargs, tie_weights=False)
+                except Exception as error:
+                    module = (
+                        f"module {running[-1]!r}" if running and running[-1] else "the model's own forward"
+                    )
+                    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                    raise NotSupported(
+                        f"{type(self.model).__name__} has no graph that is the same for all values of its inputs: "
+                        f"{module} raised {type(error).__name__}: {reason}. torch.compile(model, "
+                        'backend="jitdnn") compiles what lies between'
+                    ) from error
+            flat: list[Any]
+            flat, result_spec = pytree.tree_flatten(result)
+            specs.append(result_spec)
+            return flat
+
+        return FusedFunction(run, self._options, type(self.model).__name__), specs
+
+
+def _training(name: str, module: nn.Module) -> str:
+    return (
+        f"{type(module).__name__} {name or '(the model)'} is in training mode: its result depends on the batch, on "
+        "chance, or changes its state, and none of that is fused: call model.eval() first"
+    )
+
+
+def _reason(inputs: Sequence[Tensor]) -> str | None:
+    """Why a call cannot be fused, in words; None if it can."""
+    if is_disabled():
+        return "JITDNN_DISABLE is set"
+    for x in inputs:
+        if x.requires_grad and torch.is_grad_enabled():
+            return "an input requires its gradient"
+        if x.device.type != "cpu" or x.layout is not torch.strided or type(x) not in (Tensor, nn.Parameter):
+            return f"an input is a {type(x).__name__} on {x.device.type}: plain tensors of the processor are fused"
+    return None
+
+
+def fuse(model: nn.Module, *, example: Sequence[Any] | None = None, **options: Any) -> FusedModule:
+    """Return a module that computes what `model` does in evaluation mode, without gradients, by fused kernels.
+
+    Convolutions and products take normalizations, biases, activations and residuals into their end; results lie in
+    memory that is planned once. For each kind of inputs (shapes, strides, types) the graph is captured and prepared at
+    the first call, or now for the inputs `example`. `options` are those of `jitdnn.torch.convert`: with
+    measure="first" each kernel is measured beside torch's own, and the faster one runs.
+
+    The model is shared, not copied. When its parameters or buffers change they are folded and prepared again.
+    An input that requires its gradient, one on a GPU, or JITDNN_DISABLE=1 makes a call run the model itself.
+
+    Raises InvalidType for what is no module, NotSupported (here or at the first call) for a module in training mode,
+    and for a model in which values of tensors decide what is computed, with the name of the module; InvalidArgument
+    for unknown options.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
+    for name, module in model.named_modules():
+        if module.training:
+            raise NotSupported(_training(name, module))
+    fused = FusedModule(model, str(Options.of(**options)))
+    if example is not None:
+        fused.prepare(*example)
+    return fused

@@ -1,0 +1,350 @@
+"""A captured graph as a list of calls over memory that is planned once: what runs for one kind of inputs.
+
+Everything is prepared by running the graph once, node by node: which kernels run a group, ours or torch's, what lies
+where, which results share memory. Results that do not leave the graph lie in one block of memory, an arena, in places
+that are used again when their last reader has run. What runs later is one Python function that was written for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from jitdnn.errors import DeviceError, JitdnnError
+from jitdnn.frameworks.torch.choice import Decision, decide
+from jitdnn.frameworks.torch.fusion import Group, fold_batch_norms, groups_of
+from jitdnn.frameworks.torch.graph import is_random, value
+from jitdnn.frameworks.torch.kernels import Kernel, Preparer, described, is_dense
+from jitdnn.frameworks.torch.options import handle_of, parse
+from jitdnn.frameworks.torch.pointwise import VIEWS
+from jitdnn.frameworks.torch.replaced import replacement, simplify
+from jitdnn.frameworks.torch.writer import Item, Written
+from jitdnn.handle import Handle
+
+aten = torch.ops.aten
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class Program:
+    """A graph ready to run for inputs of the kind that it was made with.
+
+    `traced`: the graph; its placeholders are the constants, then the inputs. `is_last`: convolutions write channels
+    last. `shared` holds what programs of the same constants prepare of them. `decisions` says of each group and
+    replaced operator who runs it. Raises what the operators raise.
+    """
+
+    def __init__(
+        self,
+        traced: GraphModule,
+        constants: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        options: str = "",
+        is_last: bool = True,
+        shared: dict[Any, Any] | None = None,
+    ) -> None:
+        self._shared = {} if shared is None else shared
+        self.decisions: list[tuple[str, Decision]] = []
+        with torch.no_grad():
+            self._written = self._prepare(
+                copy.deepcopy(traced.graph), traced, constants, inputs, options, is_last
+            )
+
+    def __call__(self, *inputs: Tensor) -> list[Any]:
+        """The outputs of the graph, in memory of their own."""
+        return self._written(inputs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one arena."""
+        return self._written.nbytes
+
+    @property
+    def text(self) -> str:
+        """The function that runs the program."""
+        return self._written.text
+
+    def _prepare(
+        self, graph: Graph, traced: GraphModule, tensors: Sequence[Tensor], inputs: Sequence[Tensor], options: str,
+        is_last: bool,
+    ) -> Written:  # fmt: skip
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        constants: dict[Node, Any] = dict(zip(placeholders, tensors, strict=False))
+        given = placeholders[len(constants) :]
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                constants[node] = getattr(traced, node.target)
+        _evaluate(graph, constants)
+        simplify(graph)
+        fold_batch_norms(graph, constants, self._shared)
+        env: dict[Node, Any] = dict(zip(given, inputs, strict=True))
+        (output,) = (node for node in graph.nodes if node.op == "output")
+        results = list(output.args[0]) if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+        group_at = {group.last: group for group in groups_of(graph, constants)}
+        inner = {node for group in group_at.values() for node in group.nodes if node is not group.last}
+        steps = _Steps(env, constants, handle_of(options), options, is_last, self._shared)
+        steps.leaving = {r for r in results if isinstance(r, Node)}
+        readers = {node: len(node.users) for node in graph.nodes}
+        for node in graph.nodes:
+            if node.op in ("placeholder", "output") or node in constants or node in inner:
+                continue
+            group = group_at.get(node)
+            if group is None:
+                steps.alone(node)
+            else:
+                steps.group(group)
+            for read in (
+                r for one in ([node] if group is None else group.nodes) for r in one.all_input_nodes
+            ):
+                readers[read] -= 1
+                if readers[read] == 0 and read not in given:
+                    env.pop(read, None)  # what the whole graph holds at once may be more than memory
+        self.decisions = steps.decisions
+        wanted = [value(r) if isinstance(r, Node) else None for r in results]
+        return Written(
+            steps.items, given, constants, results, wanted, steps.strides, {n: frozenset([n]) for n in given}
+        )
+
+
+class _Steps:
+    """The steps of a program as they are found, node by node, with what they compute of the first inputs."""
+
+    def __init__(
+        self,
+        env: dict[Node, Any],
+        constants: dict[Node, Any],
+        handle: Handle,
+        options: str,
+        is_last: bool,
+        shared: dict[Any, Any],
+    ) -> None:
+        self.items: list[Item] = []
+        self.decisions: list[tuple[str, Decision]] = []
+        self.leaving: set[Node] = set()
+        self.strides: dict[Node, tuple[int, ...]] = {n: tuple(t.stride()) for n, t in env.items()}
+        self._env, self._constants = env, constants
+        self._handle, self._options, self._is_last = handle, options, is_last
+        self._bases: dict[Node, frozenset[Node]] = {node: frozenset([node]) for node in env}
+        self._preparer = Preparer(env, constants, handle, shared)
+        self._weights: dict[Node, Tensor] = {}  # of torch's kernels, channels last
+
+    def group(self, group: Group) -> None:
+        """Add what runs a group: our kernel, or torch's operators one by one."""
+        kernel = self._kernel(group)
+        if kernel is None:
+            short = _before_views(group)
+            if len(short.nodes) < len(group.nodes) and self._kernel(short) is not None:
+                self.group(short)
+                for node in group.nodes[len(short.nodes) :]:
+                    self.alone(node)
+                return
+            for node in group.nodes:
+                self.alone(node)
+            return
+        dtype = value(group.root).dtype
+        out = kernel.allocate(_empty(dtype))
+        tensors = [out if o is None else self._tensor(o) for o in kernel.operands]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        decision = self._decide(
+            f"torch fused {kernel.name} {'last' if self._is_last else 'first'} {group_text(group)}",
+            lambda: kernel.run(addresses),
+            lambda: self._stock(group),
+        )
+        if not decision.is_ours:
+            for node in group.nodes:
+                self.alone(node)
+            return
+        kernel.run(addresses)
+        self._add(
+            Item(
+                group.last, kernel.operands, kernel.run, frozenset([group.last]), kernel.allocate, True,
+                strides=tuple(out.stride()), dtype=dtype,
+            ),
+            out,
+        )  # fmt: skip
+
+    def _kernel(self, group: Group) -> Kernel | None:
+        """Our kernel for a group, None where ours refuses it or a view would have to copy."""
+        last = value(group.last)
+        strides = tuple(last.stride()) if group.last in self.leaving and is_dense(last) else None
+        try:
+            return self._preparer.kernel(group, strides, self._is_last)
+        except DeviceError:
+            raise
+        except (JitdnnError, RuntimeError):
+            return None
+
+    def _decide(self, name: str, ours: Callable[[], Any], stock: Callable[[], Any]) -> Decision:
+        measured = parse(self._options).measure
+        decision = decide(f"{name} {self._options}", self._handle, torch.device("cpu"), measured, ours, stock)
+        self.decisions.append((name, decision))
+        return decision
+
+    def _tensor(self, operand: Node | Tensor) -> Any:
+        if isinstance(operand, Tensor):
+            return operand
+        return self._constants[operand] if operand in self._constants else self._env[operand]
+
+    def _stock(self, group: Group) -> None:
+        """Run a group by torch's operators and forget what it gives."""
+        made: dict[Node, Any] = {}
+        for node in group.nodes:
+            reads = _reads(node)
+            tensors = [made[r] if r in made else self._tensor(r) for r in self._stock_reads(node, reads)]
+            made[node] = _caller(node, reads)(*tensors)
+            for earlier in list(made)[:-1]:
+                if earlier is not node and all(user in made for user in earlier.users):
+                    made.pop(earlier)
+
+    def _stock_reads(self, node: Node, reads: Sequence[Node]) -> list[Node | Tensor]:
+        """The operands of a call of torch's: weights lie as its kernels read them fastest."""
+        found: list[Node | Tensor] = list(reads)
+        weight = node.args[1] if node.target is aten.convolution.default else None
+        if self._is_last and isinstance(weight, Node) and weight in self._constants:
+            tensor = self._constants[weight]
+            form = _LAST.get(tensor.dim())
+            if form is not None:
+                if weight not in self._weights:
+                    self._weights[weight] = tensor.contiguous(memory_format=form)
+                found[reads.index(weight)] = self._weights[weight]
+        return found
+
+    def alone(self, node: Node) -> None:
+        """Add a node that is no part of a group that ours runs."""
+        reads = _reads(node)
+        operands = self._stock_reads(node, reads)
+        tensors = [self._tensor(read) for read in operands]
+        call = _caller(node, reads)
+        held = value(node)
+        if isinstance(held, Tensor) and held.numel() and all(isinstance(t, Tensor) for t in tensors):
+            found = None
+            if node.target is not aten.convolution.default:
+                found = replacement(node, tensors, self._handle)
+            if found is not None and self._replaced(node, found, call, tensors):
+                return
+        result = call(*tensors)
+        made = {_memory(tensor) for tensor in _tensors_in(result)}
+        shared = {
+            r: made & {_memory(t) for t in _tensors_in(read)}
+            for r, read in zip(operands, tensors, strict=True)
+        }
+        bases: frozenset[Node] = frozenset(
+            base
+            for r, same in shared.items()
+            if same and isinstance(r, Node)
+            for base in self._bases.get(r, ())
+        )
+        is_view = bool(made) and made == set().union(*shared.values())
+        if not is_view:
+            bases |= {node}
+        strides = tuple(result.stride()) if isinstance(result, Tensor) else None
+        self._add(Item(node, tuple(operands), call, bases, is_view=is_view, strides=strides), result)
+
+    def _replaced(self, node: Node, found: Any, call: Callable[..., Any], tensors: Sequence[Any]) -> bool:
+        held = value(node)
+
+        def allocate(empty: Callable[[Sequence[int], Sequence[int]], Tensor]) -> Tensor:
+            return empty(tuple(held.shape), found.strides)
+
+        out = allocate(_empty(held.dtype))
+        own = [self._tensor(read) for read in found.reads]
+        kinds = ", ".join(str(described(t)) for t in own)
+        decision = self._decide(
+            f"torch {node.target} {kinds} {_plain_arguments(node)}",
+            lambda: found.run(*own, out),
+            lambda: call(*tensors),
+        )
+        if not decision.is_ours:
+            return False
+        found.run(*own, out)
+        item = Item(
+            node,
+            (*found.reads, None),
+            found.run,
+            frozenset([node]),
+            allocate,
+            strides=found.strides,
+            dtype=held.dtype,
+        )
+        self._add(item, out)
+        return True
+
+    def _add(self, item: Item, result: Any) -> None:
+        self.items.append(item)
+        self._env[item.node] = result
+        self._bases[item.node] = item.bases
+        if item.strides is not None:
+            self.strides[item.node] = item.strides
+
+
+def group_text(group: Group) -> str:
+    """The operators of a group, in words that tell it from others that compute the same."""
+    return " ".join(str(node.target) for node in group.nodes)
+
+
+def _plain_arguments(node: Node) -> str:
+    plain = [a for a in node.args if not isinstance(a, Node)]
+    return f"{plain} { ({k: v for k, v in node.kwargs.items() if not isinstance(v, Node)}) }"
+
+
+def _before_views(group: Group) -> Group:
+    """The part of a group before its first view."""
+    for number, node in enumerate(group.nodes):
+        if node.target in VIEWS:
+            return Group(group.nodes[:number])
+    return group
+
+
+def _empty(dtype: torch.dtype) -> Callable[[Sequence[int], Sequence[int]], Tensor]:
+    return lambda shape, strides: torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
+
+
+def _tensors_in(held: Any) -> list[Tensor]:
+    """The tensors of a value of a graph, which is one or a list of such."""
+    parts = held if isinstance(held, (list, tuple)) else [held]
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+def _evaluate(graph: Graph, constants: dict[Node, Any]) -> None:
+    """Compute what depends on constants alone."""
+    for node in graph.nodes:
+        if node.op != "call_function" or is_random(node) or node in constants:
+            continue
+        reads = _reads(node)
+        if all(read in constants for read in reads):
+            constants[node] = _caller(node, reads)(*(constants[read] for read in reads))
+
+
+def _reads(node: Node) -> list[Node]:
+    return list(node.all_input_nodes)
+
+
+def _caller(node: Node, reads: Sequence[Node]) -> Callable[..., Any]:
+    """A function of what the node reads, in order: a call of its operator with the other arguments fixed."""
+    target: Any = node.target
+    if target in (aten.view.default, aten._unsafe_view.default):
+        target = aten.reshape.default  # of a tensor that lies otherwise than when captured it may be a copy
+    names = {read: f"a{number}" for number, read in enumerate(reads)}
+    space: dict[str, Any] = {"target": target}
+
+    def word(argument: Any) -> str:
+        if isinstance(argument, Node):
+            return names[argument]
+        if isinstance(argument, (list, tuple)) and any(isinstance(a, Node) for a in argument):
+            return f"[{', '.join(map(word, argument))}]"
+        key = f"k{len(space)}"
+        space[key] = list(argument) if isinstance(argument, list) else argument
+        return key
+
+    words = [word(a) for a in node.args] + [f"{name}={word(a)}" for name, a in node.kwargs.items()]
+    text = f"lambda {', '.join(names.values())}: target({', '.join(words)})"
+    made: Callable[..., Any] = eval(compile(text, "<jitdnn call>", "eval"), space)
+    return made

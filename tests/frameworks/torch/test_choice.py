@@ -1,0 +1,187 @@
+"""Never slower: which of the two runs, by times that these tests make up; what is stored; what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import jitdnn.torch as jt  # noqa: E402
+from jitdnn.errors import DeviceError, InvalidArgument, NotSupported  # noqa: E402
+from jitdnn.frameworks.torch import choice, functional, kinds  # noqa: E402
+from jitdnn.frameworks.torch.options import Options, handle_of, parse  # noqa: E402
+from jitdnn.planner.store import Store  # noqa: E402
+from torch_kernels import random, watched  # noqa: E402
+
+F = torch.nn.functional
+
+
+class Clock:
+    """In place of measuring: the times that it is told, and how often it was asked."""
+
+    def __init__(self, seconds: float, stock_seconds: float) -> None:
+        self.times = seconds, stock_seconds
+        self.asked = 0
+
+    def __call__(self, ours: Any, stock: Any, device: Any) -> tuple[float, float]:
+        ours(), stock()  # both must run
+        self.asked += 1
+        return self.times
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
+    made = Store(tmp_path / "times.sqlite")
+    monkeypatch.setattr(Store, "default", staticmethod(lambda: made))
+    return made
+
+
+def run(x: Any, w: Any) -> Any:
+    with watched() as seen:
+        torch.testing.assert_close(functional.conv(x, w), F.conv2d(x, w), rtol=1e-5, atol=1e-5)
+    (kind,) = seen
+    return kind
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stock_seconds", "is_ours"), [(1.0, 2.0, True), (2.0, 1.0, False), (1.0, 1.0, True)]
+)
+def test_the_faster_runs_and_is_remembered(
+    store: Store, monkeypatch: pytest.MonkeyPatch, seconds: float, stock_seconds: float, is_ours: bool
+) -> None:
+    clock = Clock(seconds, stock_seconds)
+    monkeypatch.setattr(choice, "_measured", clock)
+    x, w = random(1, 2, 5, 5), random(3, 2, 3, 3)
+    kind = run(x, w)
+    assert kind.decision.is_ours is is_ours
+    assert kind.decision.reason.startswith("measured")
+    assert (kind.decision.seconds, kind.decision.stock_seconds) == (seconds, stock_seconds)
+    assert kind.decision.ratio == stock_seconds / seconds
+    assert run(x, w) is kind  # known: neither measured nor looked up
+    assert clock.asked == 1
+    kinds.forget()  # as another process finds it
+    monkeypatch.setattr(choice, "_measured", lambda *_: pytest.fail("measured again"))
+    again = run(x, w)
+    assert again is not kind
+    assert again.decision.reason.startswith("stored")
+    assert (again.decision.is_ours, again.decision.seconds) == (is_ours, seconds)
+
+
+def test_the_loser_is_not_called(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    for seconds, expected in (((1.0, 2.0), "ours"), ((2.0, 1.0), "stock")):
+        ways = {name: (lambda *_, name=name: called.append(name)) for name in ("ours", "stock")}
+        made = kinds.Ways(ways["ours"], ways["stock"], what=f"of a test {seconds}")
+        computation = kinds.Computation("forward", lambda *_, made=made: made, 1)
+        monkeypatch.setattr(choice, "_measured", Clock(*seconds))
+        computation("", random(3))
+        called.clear()
+        for _ in range(3):
+            computation("", random(3))
+        assert called == [expected] * 3
+
+
+def test_what_makes_another_kind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(1.0, 2.0)
+    monkeypatch.setattr(choice, "_measured", clock)
+    x, w = random(1, 2, 5, 5), random(3, 2, 3, 3)
+    calls = [
+        lambda: functional.conv(x, w),
+        lambda: functional.conv(x[:, :, 1:], w),
+        lambda: functional.conv(x.contiguous(memory_format=torch.channels_last), w),
+        lambda: functional.conv(x.double(), w.double()),
+        lambda: functional.conv(x, w, padding=1),
+        lambda: functional.conv(x, w, random(3)),
+        lambda: functional.conv(x, w, options="math=fp64"),
+    ]
+    for number, call in enumerate(calls, 1):
+        for _ in range(2):
+            call()
+        assert clock.asked == number
+    torch.set_num_threads(2)
+    calls[0]()
+    assert clock.asked == len(calls) + 1
+
+
+def test_never_does_not_ask_the_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_measured", Clock(2.0, 1.0))
+    x, w = random(1, 2, 5, 5), random(3, 2, 3, 3)
+    assert not run(x, w).decision.is_ours
+    with watched() as seen:
+        functional.conv(x, w, options="measure=never")
+    assert seen[0].decision.is_ours
+    assert seen[0].decision.seconds is None
+
+
+def test_a_refusal_goes_to_torch_and_is_told_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    def refuses(*_: Any) -> Any:
+        raise NotSupported("ours cannot")
+
+    made = kinds.Ways(refuses, lambda x: x + 1, what="of a test that refuses")
+    for how in ("", "measure=never"):
+        computation = kinds.Computation("forward", lambda *_: made, 1)
+        caplog.clear()
+        for _ in range(3):
+            assert torch.equal(computation(how, torch.ones(2)), torch.full((2,), 2.0))
+            kinds.forget()
+        told = [record.message for record in caplog.records if "of a test that refuses" in record.message]
+        assert len(told) == 1
+        assert "ours cannot" in told[0]
+
+
+def test_a_broken_device_is_no_refusal(store: Store) -> None:
+    def breaks(*_: Any) -> Any:
+        raise DeviceError("gone")
+
+    made = kinds.Ways(breaks, lambda x: x, what="of a device")
+    for how in ("", "measure=never"):
+        with pytest.raises(DeviceError):
+            kinds.Computation("forward", lambda *_: made, 1)(how, torch.ones(2))
+
+
+def test_measuring_takes_both_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(
+        choice, "_seconds", lambda run, calls, device: run() or {"a": 3.0, "b": 2.0}[order[-1]]
+    )
+    monkeypatch.setattr(choice, "settle", lambda: None)
+    monkeypatch.setattr(choice, "SECONDS", 0.0)
+    found = choice._measured(lambda: order.append("a"), lambda: order.append("b"), torch.device("cpu"))
+    assert found == (3.0, 2.0)
+    assert order[:4] == ["a", "b", "a", "b"]
+    assert order[4:] == ["a", "a", "b", "b"] * choice._LEAST_ROUNDS
+
+
+def test_the_real_clock_gives_times(store: Store) -> None:
+    kind = run(random(1, 2, 5, 5), random(3, 2, 3, 3))
+    assert kind.decision.seconds is not None
+    assert 0 < kind.decision.seconds < 10
+    assert 0 < kind.decision.stock_seconds < 10
+    assert kind.decision.is_ours is (kind.decision.seconds <= kind.decision.stock_seconds)
+
+
+def test_options() -> None:
+    for options in (Options.of(), Options.of("never", threads=3, math="fp64", workspace_limit="1MiB")):
+        assert parse(str(options)) == options
+    for wrong in ("measure", "measure=perhaps", "speed=1", "threads=none"):
+        with pytest.raises(InvalidArgument):
+            parse(wrong)
+    assert handle_of("") is handle_of("")
+    assert handle_of("threads=1") is not handle_of("")
+    one = handle_of("")
+    torch.set_num_threads(2)
+    assert handle_of("") is not one
+    assert str(Options.of(measure="never")) == "measure=never"
+
+
+def test_the_options_of_a_model_reach_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    real = kinds.handle_of
+    monkeypatch.setattr(kinds, "handle_of", lambda text: given.append(text) or real(text))
+    model = jt.convert(torch.nn.Conv2d(2, 3, 3), measure="never", math="fp64")
+    model(random(1, 2, 5, 5)).sum().backward()
+    assert set(given) == {"measure=never;math=fp64"}
+    assert len(given) == 3

@@ -1,0 +1,292 @@
+"""`convert`, `revert` and `use`: what is converted, what is left alone, and that nothing else of a model changes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from threading import Thread
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import jitdnn.torch as jt  # noqa: E402
+from jitdnn.errors import InvalidArgument, InvalidType  # noqa: E402
+from jitdnn.frameworks.torch.modules import CONVERTED  # noqa: E402
+from torch_kernels import all_ours, random, watched  # noqa: E402
+
+nn = torch.nn
+
+
+class Subclass(nn.Conv2d):
+    """One that computes something else."""
+
+    def forward(self, input: Any) -> Any:
+        return 2 * super().forward(input)
+
+
+def small() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.SiLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 5),
+    )
+
+
+def names(model: Any) -> set[str]:
+    return {name for name, module in model.named_modules() if jt.is_converted(module)}
+
+
+def test_only_classes_change() -> None:
+    model = small()
+    parameters = {name: (id(one), one.data_ptr()) for name, one in model.named_parameters()}
+    state = {name: one.clone() for name, one in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert jt.convert(model, measure="never") is model
+    assert names(model) == {"0", "1", "2", "3", "5"}
+    assert {name: (id(one), one.data_ptr()) for name, one in model.named_parameters()} == parameters
+    assert list(model.state_dict()) == list(state)
+    with all_ours("forward", "filter", "gradients"):
+        model(random(2, 3, 6, 6)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model[0].weight, state["0.weight"])
+    model.load_state_dict(state)
+    fresh = small()
+    fresh.load_state_dict(model.state_dict())
+    assert jt.revert(model) is model
+    assert not names(model)
+    assert [type(one) for one in model] == [type(one) for one in fresh]
+    assert set(vars(model[0])) == set(vars(fresh[0]))
+    with watched() as seen:
+        assert torch.equal(model(random(2, 3, 6, 6)), fresh(random(2, 3, 6, 6)))
+    assert not seen
+
+
+def test_every_class_is_converted_and_reverted() -> None:
+    made = {
+        **{
+            kind: kind(2, 2, 3)
+            for kind in CONVERTED
+            if "Conv" in kind.__name__ and "Lazy" not in kind.__name__
+        },
+        **{kind: kind(2, 3) for kind in CONVERTED if "Lazy" in kind.__name__},
+        **{kind: kind(2) for kind in CONVERTED if "Norm" in kind.__name__ or "Pool" in kind.__name__},
+        nn.Linear: nn.Linear(2, 2),
+    }
+    for kind in CONVERTED:
+        module = made.get(kind) or kind()
+        assert type(jt.convert(module)) is CONVERTED[kind]
+        assert isinstance(module, kind)
+        assert type(jt.revert(module)) is kind
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        (["0"], None, {"0"}),
+        (None, ["0", "5"], {"1", "2", "3"}),
+        (nn.Conv2d, None, {"0"}),
+        ([nn.Linear, "2"], None, {"2", "5"}),
+        (lambda name, module: isinstance(module, nn.Linear), None, {"5"}),
+        ([nn.Linear, nn.Conv2d], nn.Linear, {"0"}),
+        ([], None, set()),
+    ],
+)
+def test_include_and_exclude(include: Any, exclude: Any, expected: set[str]) -> None:
+    assert names(jt.convert(small(), include, exclude)) == expected
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    for named in ({"include": ["7"]}, {"exclude": ["conv"]}, {"include": 3}):
+        with pytest.raises(InvalidArgument):
+            jt.convert(small(), **named)
+    for options in ({"measure": "always"}, {"speed": 1}, {"threads": 0}, {"math": "guess"}):
+        with pytest.raises(InvalidArgument):
+            jt.convert(small(), **options)
+        with pytest.raises(InvalidArgument):
+            jt.use(**options)
+    for function in (jt.convert, jt.revert):
+        with pytest.raises(InvalidType):
+            function(torch.zeros(3))
+
+
+def test_converted_again_has_the_new_options() -> None:
+    model = jt.convert(small(), measure="never")
+    kinds = [type(one) for one in model]
+    jt.convert(model, measure="never", math="fp64")
+    assert [type(one) for one in model] == kinds
+    assert model[0]._jitdnn_options == "measure=never;math=fp64"
+    jt.convert(model, include=nn.Conv2d)
+    assert model[0]._jitdnn_options == ""
+    assert model[5]._jitdnn_options == "measure=never;math=fp64"
+
+
+def test_a_subclass_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(Subclass(1, 1, 1), nn.Conv2d(1, 1, 1))
+    assert names(jt.convert(model)) == {"1"}
+    assert any("modules of Subclass stay as they are" in record.message for record in caplog.records)
+    assert type(model[0]) is Subclass
+
+
+def test_parametrizations_are_left_alone() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), nn.Conv2d(3, 2, 1))
+    assert names(jt.convert(model, measure="never")) == {"1"}
+    assert model(random(1, 2, 5, 5)).shape == (1, 2, 3, 3)
+    # an older one, by a hook, computes the weight before each call of whichever forward there is
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        hooked = nn.utils.weight_norm(nn.Conv2d(2, 3, 3))
+    x = random(1, 2, 5, 5)
+    before = hooked(x)
+    with all_ours("forward"):
+        torch.testing.assert_close(jt.convert(hooked, measure="never")(x), before, rtol=1e-4, atol=1e-4)
+
+
+def test_parametrized_after_conversion() -> None:
+    model = jt.convert(nn.Conv2d(2, 3, 3), measure="never")
+    x = random(1, 2, 5, 5)
+    before = model(x)
+    nn.utils.parametrizations.weight_norm(model)
+    with all_ours("forward"):
+        torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
+
+
+def test_hooks_copies_and_pickles() -> None:
+    model = jt.convert(small().eval(), measure="never")
+    called = []
+    model[0].register_forward_hook(lambda *_: called.append("hook"))
+    x = random(2, 3, 6, 6)
+    expected = model(x)
+    assert called == ["hook"]
+    twin = copy.deepcopy(model)
+    assert names(twin) == names(model)
+    assert twin[0].weight.data_ptr() != model[0].weight.data_ptr()
+    model[0]._forward_hooks.clear()
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for other in (twin, pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)):
+        with all_ours("forward"):
+            assert torch.equal(other(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even")  # torch's, of its own
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize("padding", [(1, 2), "same", "valid"])
+def test_padding_modes(mode: str, padding: Any) -> None:
+    stock = nn.Conv2d(2, 3, (3, 2), padding=padding, padding_mode=mode)
+    ours = jt.convert(copy.deepcopy(stock), measure="never")
+    x = random(1, 2, 5, 6)
+    with all_ours("forward"):
+        torch.testing.assert_close(ours(x), stock(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Conv2d(2, 3, 3), (2, 5, 6)),
+        (nn.Conv1d(2, 3, 3), (2, 6)),
+        (nn.ConvTranspose2d(2, 3, 3), (2, 5, 6)),
+        (nn.Linear(6, 3), (6,)),
+        (nn.MaxPool2d(2), (2, 5, 6)),
+        (nn.AvgPool2d(2), (2, 5, 6)),
+        (nn.MaxPool1d(2), (2, 6)),
+    ],
+)
+def test_inputs_without_a_batch(module: Any, shape: Any) -> None:
+    x = random(*shape)
+    expected = module(x)
+    torch.testing.assert_close(jt.convert(module, measure="never")(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_shape_that_a_transposed_convolution_is_asked_for() -> None:
+    stock = nn.ConvTranspose2d(2, 3, 3, stride=2)
+    ours = jt.convert(copy.deepcopy(stock), measure="never")
+    x = random(1, 2, 4, 4)
+    with all_ours("forward"):
+        torch.testing.assert_close(
+            ours(x, output_size=[10, 9]), stock(x, output_size=[10, 9]), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("kind", [nn.LazyConv2d, nn.LazyConvTranspose2d])
+def test_lazy_modules(kind: Any) -> None:
+    model = jt.convert(kind(3, 3), measure="never")
+    with all_ours("forward"):
+        y = model(random(1, 2, 5, 5))
+    assert type(model) in {CONVERTED[nn.Conv2d], CONVERTED[nn.ConvTranspose2d]}
+    assert model.weight.shape in {(3, 2, 3, 3), (2, 3, 3, 3)}
+    assert torch.equal(model(random(1, 2, 5, 5)), y)
+    assert type(jt.revert(model)) in {nn.Conv2d, nn.ConvTranspose2d}
+    untouched = jt.revert(jt.convert(kind(3, 3)))
+    assert type(untouched) is kind
+    assert type(untouched.cls_to_become(2, 3, 3)) in {nn.Conv2d, nn.ConvTranspose2d}
+
+
+def test_the_environment_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITDNN_DISABLE", "1")
+    assert not names(jt.convert(small()))
+    with watched() as seen, jt.use(measure="never"):
+        nn.functional.conv2d(random(1, 2, 5, 5), random(3, 2, 3, 3))
+    assert not seen
+    monkeypatch.delenv("JITDNN_DISABLE")
+    model = jt.convert(nn.Conv2d(2, 3, 3), measure="never")
+    monkeypatch.setenv("JITDNN_DISABLE", "1")
+    with watched() as seen:
+        model(random(1, 2, 5, 5))
+    assert ["JITDNN_DISABLE" in kind.decision.reason for kind in seen] == [True]
+    with pytest.raises(InvalidArgument):
+        jt.convert(small(), speed=1)
+
+
+def test_use() -> None:
+    x, w = random(1, 2, 5, 5).requires_grad_(), random(3, 2, 3, 3).requires_grad_()
+    expected = nn.functional.conv2d(x, w)
+    with watched() as seen:
+        with jt.use(measure="never"):
+            y = torch.conv2d(x, w)
+            assert len(seen) == 1
+            with jt.use(measure="never", math="fp64"):
+                nn.functional.conv2d(x, w)
+            assert len(seen) == 2
+        nn.functional.conv2d(x, w)
+        assert len(seen) == 2
+        y.sum().backward()  # after the block
+    assert [kind.name for kind in seen[2:]] == ["data", "filter"]
+    assert all(kind.decision.is_ours for kind in seen)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    mode = jt.use(measure="never")
+    for _ in range(2):  # entered again
+        with mode, all_ours("forward"):
+            torch.conv2d(x, w)
+
+
+def test_use_holds_in_its_own_thread() -> None:
+    x, w = random(1, 2, 5, 5), random(3, 2, 3, 3)
+    counts = {}
+
+    def other() -> None:
+        with watched() as seen:
+            torch.conv2d(x, w)
+        counts["outside"] = len(seen)
+        with watched() as seen, jt.use(measure="never"):
+            torch.conv2d(x, w)
+        counts["inside"] = len(seen)
+
+    with jt.use(measure="never"):
+        thread = Thread(target=other)
+        thread.start()
+        thread.join()
+    assert counts == {"outside": 0, "inside": 1}
+    with watched() as seen:
+        torch.conv2d(x, w)
+    assert not seen
