@@ -25,9 +25,9 @@ def convert(model: Model, include: Choice = None, exclude: Choice = None, **opti
         model = jitdnn.torch.convert(model)
 
     Only the classes of its modules change: parameters, buffers, `state_dict`, hooks and the optimizer's references stay
-    what they are, and `revert` undoes it. Converted are convolutions and transposed convolutions of 1 to 3 axes, lazy
-    ones and all padding modes included; a module of a subclass of these is left alone, since it may compute something
-    else.
+    what they are, and `revert` undoes it. Converted are the classes of `modules.CONVERTED`: convolutions, linear
+    layers, normalizations, pools and activations; a module of a subclass of these is left alone, since it may compute
+    something else.
 
     `include`, `exclude`: names of modules as `named_modules` gives them, classes of modules, or a function of
     (name, module); without `include` all are. `options`: `measure`, and settings of this library (`workspace_limit`,
