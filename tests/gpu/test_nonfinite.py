@@ -47,7 +47,7 @@ SPREADING = {
     ("depthwise_sliding", "bwd_filter"): "n1 c16 h11 w21 k16 r3 s3 g16 f16 nhwc",
     ("grouped", "fwd"): "n1 c32 h9 w7 k32 r3 s3 g8 bf16 nhwc",
     ("grouped", "bwd_data"): "n1 c32 h9 w7 k32 r3 s3 g8 bf16 nhwc",
-    ("grouped", "bwd_filter"): "n2 c32 h9 w7 k32 r3 s3 g8 bf16 nhwc",
+    ("grouped", "bwd_filter"): "n2 c32 h9 w7 k32 r3 s3 pad1 g8 bf16 nhwc",
     ("stem", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 bf16 nhwc",
     ("stem", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 bf16 nhwc",
 }

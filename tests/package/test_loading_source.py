@@ -42,6 +42,19 @@ ALLOWED = {
         "jitdnn/ops/worker.py",
         "-c",
     ): "a program of constants: this interpreter's path, the name of one of our modules",
+    **{
+        (
+            f"jitdnn/frameworks/torch/{module}.py",
+            what,
+        ): "calls of a captured graph's operators: names of ours and "
+        "numbers of constants, no text of anybody's"
+        for module, what in (
+            ("program", "eval"),
+            ("program", "compile"),
+            ("writer", "exec"),
+            ("writer", "compile"),
+        )
+    },
     ("jitdnn/__init__.py", "import_module"): "public names of the package, from a table in the same file",
     ("jitdnn/targets/__init__.py", "import_module"): "modules of that package, by the names in BUILT_IN",
     ("jitdnn/targets/target.py", "import_module"): "modules that the value of a target names",

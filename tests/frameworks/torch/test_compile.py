@@ -49,12 +49,13 @@ def test_without_breaks_and_with_any_batch() -> None:
     model = jt.convert(small(), measure="never")
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for batch in (2, 3, 5):
         x = random(batch, 3, 6, 6)
         with all_ours("forward", "data", "filter", "bias", "gradients"):
             found = trained(model, compiled, x)
         close(found, trained(twin, twin, x))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 1
 
 
 def test_inductor() -> None:
