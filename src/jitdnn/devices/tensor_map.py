@@ -1,0 +1,74 @@
+"""Tensor maps: what the copy engine of sm_90 and later (TMA) is told of a tensor in memory, and tables that hold them.
+
+A kernel of the "hopper" dialect takes `Tables` as its first argument: the maps, one after the other, then integers. In C
+they are one structure:
+
+    struct Tables { TensorMap maps[count]; i64 numbers[count]; };
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from jitdnn.tensor import DTYPES
+
+MAP_BYTES = 128
+"""Of a tensor map."""
+ALIGNMENT = 16
+"""What addresses and strides must be multiples of, in bytes."""
+WORKSPACE = -1
+"""In place of an operand's number."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """Boxes of a tensor as they are copied to shared memory, in rows of 128 bytes with the 128-byte swizzle.
+
+    Axes are innermost first. `operand`: its number among the kernel's pointers, or `WORKSPACE`; the tensor begins
+    `offset` bytes behind it. `strides`: bytes, of all axes but the innermost, which is contiguous. `steps`: elements
+    from one that is copied to the next.
+
+    `box`: elements of a box along each axis; or, of an im2col map, channels and pixels. Its `corners` are the lowest
+    position at which a window begins and, behind the last position of the tensor, the highest, along the axes between the innermost and
+    the outermost.
+    """
+
+    operand: int
+    offset: int
+    dtype: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    corners: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.extents)
+
+    @property
+    def box_bytes(self) -> int:
+        """What one copy brings, that of elements outside of the tensor included."""
+        size = DTYPES[self.dtype]
+        for extent in self.box:
+            size *= extent
+        return size
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The first argument of every kernel of a source: maps and integers."""
+
+    maps: tuple[TensorMap, ...]
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Of the structure, up to a multiple of its alignment."""
+        return -(-(MAP_BYTES * len(self.maps) + 8 * len(self.numbers)) // 64) * 64
+
+    @property
+    def packed_numbers(self) -> bytes:
+        """The integers, as they lie behind the maps."""
+        return struct.pack(f"{len(self.numbers)}q", *self.numbers)

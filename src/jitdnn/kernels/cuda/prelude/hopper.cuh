@@ -1,0 +1,196 @@
+// Behind instructions.cuh in the prelude of the "hopper" dialect: the instructions that only sm_90a has, one small
+// function each. Copies of boxes of a tensor (TMA) fill shared memory, barriers there (mbarrier) say when they have
+// arrived and when their memory may be filled again, and a warpgroup of 128 threads multiplies matrices in shared
+// memory (wgmma).
+
+// What the driver makes of a `TensorMap` of devices/tensor_map.py: an opaque description of a tensor in memory.
+struct __align__(64) TensorMap {
+    char opaque[128];
+};
+
+// The first argument of every kernel of this dialect: one block of bytes that is the same in each of its calls.
+#define TABLES(type, name) const __grid_constant__ type name
+
+// ---- Barriers in shared memory -----------------------------------------------------------------------------------
+// A barrier counts arrivals, and the bytes that copies bring; its phase ends, and the next begins, when both are
+// complete. A thread waits for the end of the phase of a parity: 0 for the first, 1 for the second, 0 for the third.
+// Waiting for parity 1 of a new barrier returns at once.
+
+FUNCTION void mbarrier_init(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+// Behind all mbarrier_init of a thread, before the barrier of the block that lets others use them.
+FUNCTION void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// One arrival, and the promise of `bytes` that copies bring in this phase.
+FUNCTION void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+FUNCTION void mbarrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+FUNCTION void mbarrier_wait(u32 barrier, u32 parity) {
+    u32 is_over;
+    do {
+        asm volatile("{\n.reg .pred over;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, over;\n}"
+                     : "=r"(is_over) : "r"(barrier), "r"(parity) : "memory");
+    } while (!is_over);
+}
+
+// A barrier of the 128 threads of a warpgroup: `number` is 1 to 15, another one for each warpgroup.
+FUNCTION void warpgroup_barrier(int number) { asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory"); }
+
+// ---- Copies of boxes of a tensor into shared memory (TMA) --------------------------------------------------------
+// One thread starts a copy; its bytes count at `barrier`, those of elements outside of the tensor too, which are zero.
+// `shared` is a multiple of 1024 bytes. Coordinates are those of the box's first element, innermost axis first.
+// Rows are 128 bytes, and their 16-byte pieces are permuted: piece p of row r lies at p ^ (r % 8) ("128B swizzle").
+
+FUNCTION void tma_load_3d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5}], [%2];"
+                 ::"r"(shared), "l"(&map), "r"(barrier), "r"(a), "r"(b), "r"(c) : "memory");
+}
+FUNCTION void tma_load_5d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, int d, int e) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+                 ::"r"(shared), "l"(&map), "r"(barrier), "r"(a), "r"(b), "r"(c), "r"(d), "r"(e) : "memory");
+}
+// im2col: the box is a run of pixels, along w, then h (then d), then the images, within the corners that the map
+// holds and in its steps; (c, w, h, n) is where the first pixel's window begins, (s, r) is the tap: where in each
+// window.
+FUNCTION void tma_load_im2col_4d(u32 shared, const TensorMap &map, u32 barrier, int c, int w, int h, int n, int s,
+                                 int r) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
+                 ::"r"(shared), "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((short)s), "h"((short)r)
+                 : "memory");
+}
+FUNCTION void tma_load_im2col_5d(u32 shared, const TensorMap &map, u32 barrier, int c, int w, int h, int d, int n,
+                                 int s, int r, int t) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], {%8, %9, %10};"
+                 ::"r"(shared), "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(d), "r"(n), "h"((short)s),
+                   "h"((short)r), "h"((short)t)
+                 : "memory");
+}
+FUNCTION void tma_prefetch_map(const TensorMap &map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// ---- d += a * b by a warpgroup (wgmma) ---------------------------------------------------------------------------
+// Both matrices lie in shared memory as copies left them. K-major: rows of 128 bytes along K; MN-major: rows of 64
+// elements along M or N, one for each k. Thread t of the warpgroup holds, in d[4 * j ... 4 * j + 3], the sums
+// D[g][8 * j + 2 * i, + 1] and D[g + 8][the same], with g = 16 * (t / 32) + t % 32 / 4 and i = t % 4.
+//
+// wgmma<...> only begins a product; wgmma_wait<n> waits until at most n of the groups that wgmma_commit ended are in
+// flight. Until then neither d nor the shared memory may be touched. wgmma_fence comes before the first product that
+// takes registers which were written otherwise.
+
+// The descriptor of a matrix whose first byte is at `address`. `repeat`: bytes from 64 elements along M or N to the
+// next 64, of an MN-major matrix.
+FUNCTION u64 wgmma_descriptor(u32 address, u32 repeat = 16) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(repeat >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+FUNCTION void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+FUNCTION void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int pending>
+FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory"); }
+
+#define W8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
+#define WREGS_32                                                                                                  \
+    W8(0, 1, 2, 3, 4, 5, 6, 7) "," W8(8, 9, 10, 11, 12, 13, 14, 15) ","                                           \
+    W8(16, 17, 18, 19, 20, 21, 22, 23) "," W8(24, 25, 26, 27, 28, 29, 30, 31)
+#define WREGS_48                                                                                                  \
+    WREGS_32 "," W8(32, 33, 34, 35, 36, 37, 38, 39) "," W8(40, 41, 42, 43, 44, 45, 46, 47)
+#define WREGS_64                                                                                                  \
+    WREGS_48 "," W8(48, 49, 50, 51, 52, 53, 54, 55) "," W8(56, 57, 58, 59, 60, 61, 62, 63)
+#define WREGS_96                                                                                                  \
+    WREGS_64 "," W8(64, 65, 66, 67, 68, 69, 70, 71) "," W8(72, 73, 74, 75, 76, 77, 78, 79) ","                    \
+    W8(80, 81, 82, 83, 84, 85, 86, 87) "," W8(88, 89, 90, 91, 92, 93, 94, 95)
+#define WREGS_128                                                                                                 \
+    WREGS_96 "," W8(96, 97, 98, 99, 100, 101, 102, 103) "," W8(104, 105, 106, 107, 108, 109, 110, 111) ","        \
+    W8(112, 113, 114, 115, 116, 117, 118, 119) "," W8(120, 121, 122, 123, 124, 125, 126, 127)
+#define WSUMS_8(n)                                                                                                \
+    "+f"(d[n]), "+f"(d[n + 1]), "+f"(d[n + 2]), "+f"(d[n + 3]), "+f"(d[n + 4]), "+f"(d[n + 5]), "+f"(d[n + 6]),   \
+        "+f"(d[n + 7])
+#define WSUMS_32 WSUMS_8(0), WSUMS_8(8), WSUMS_8(16), WSUMS_8(24)
+#define WSUMS_48 WSUMS_32, WSUMS_8(32), WSUMS_8(40)
+#define WSUMS_64 WSUMS_48, WSUMS_8(48), WSUMS_8(56)
+#define WSUMS_96 WSUMS_64, WSUMS_8(64), WSUMS_8(72), WSUMS_8(80), WSUMS_8(88)
+#define WSUMS_128 WSUMS_96, WSUMS_8(96), WSUMS_8(104), WSUMS_8(112), WSUMS_8(120)
+
+// d is 64 x n, a is 64 x 16 and b 16 x n (tf32: 8 instead of 16 along K). `is_added`: d += a * b, else d = a * b.
+#define WGMMA_HALF(n, type, count, a_at, b_at, p_at, a_major_at, b_major_at)                                      \
+    template <bool is_a_mn_major, bool is_b_mn_major>                                                             \
+    FUNCTION void wgmma_##type(f32(&d)[count], u64 a, u64 b, bool is_added) {                                     \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_at ", 0;\n"                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" WREGS_##count "}, "   \
+                     "%" #a_at ", %" #b_at ", p, 1, 1, %" #a_major_at ", %" #b_major_at ";\n}"                    \
+                     : WSUMS_##count                                                                              \
+                     : "l"(a), "l"(b), "r"((int)is_added), "n"((int)is_a_mn_major), "n"((int)is_b_mn_major));     \
+    }
+#define WGMMA_TF32(n, count, a_at, b_at, p_at)                                                                    \
+    template <bool is_a_mn_major, bool is_b_mn_major>                                                             \
+    FUNCTION void wgmma_tf32(f32(&d)[count], u64 a, u64 b, bool is_added) {                                       \
+        static_assert(!is_a_mn_major && !is_b_mn_major, "tf32 is K-major");                                       \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_at ", 0;\n"                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" WREGS_##count "}, "              \
+                     "%" #a_at ", %" #b_at ", p, 1, 1;\n}"                                                        \
+                     : WSUMS_##count                                                                              \
+                     : "l"(a), "l"(b), "r"((int)is_added));                                                       \
+    }
+#define WGMMA(n, count, a_at, b_at, p_at, a_major_at, b_major_at)                                                 \
+    WGMMA_HALF(n, bf16, count, a_at, b_at, p_at, a_major_at, b_major_at)                                          \
+    WGMMA_HALF(n, f16, count, a_at, b_at, p_at, a_major_at, b_major_at)                                           \
+    WGMMA_TF32(n, count, a_at, b_at, p_at)
+WGMMA(64, 32, 32, 33, 34, 35, 36)
+WGMMA(96, 48, 48, 49, 50, 51, 52)
+WGMMA(128, 64, 64, 65, 66, 67, 68)
+WGMMA(192, 96, 96, 97, 98, 99, 100)
+WGMMA(256, 128, 128, 129, 130, 131, 132)
+#undef WGMMA
+#undef WGMMA_HALF
+#undef WGMMA_TF32
+
+// ---- Registers of a warpgroup, and the way out -------------------------------------------------------------------
+
+template <int count>
+FUNCTION void registers_release() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count)); }
+template <int count>
+FUNCTION void registers_acquire() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count)); }
+
+// Writes four 8 x 8 matrices of 2-byte elements: lane l gives the address of row l % 8 of matrix l / 8, and holds, of
+// each, the two elements at row l / 4, columns 2 * (l % 4) and + 1.
+FUNCTION void stmatrix_x4(u32 row, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+// Reads and writes of shared memory by its address.
+FUNCTION uint4 shared_load16(u32 address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "r"(address) : "memory");
+    return value;
+}
+FUNCTION u32 shared_load4(u32 address) {
+    u32 value;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+FUNCTION u16 shared_load2(u32 address) {
+    u16 value;
+    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+    return value;
+}
+FUNCTION void shared_store8(u32 address, u32 low, u32 high) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(low), "r"(high) : "memory");
+}
+FUNCTION i64 shared_load_i64(u32 address) {
+    i64 value;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(address) : "memory");
+    return value;
+}
+FUNCTION void shared_store_i64(u32 address, i64 value) {
+    asm volatile("st.shared.b64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
+}
