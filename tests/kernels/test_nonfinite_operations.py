@@ -81,6 +81,10 @@ def check(problem: Problem, all_of_them: bool) -> None:
                     continue
                 found = ~np.isfinite(output.values.astype(np.float64))
                 reached = ~np.isfinite(np.asarray(result, np.float64))
+                if isinstance(problem, CtcLoss) and problem.direction == "fwd" and buffer is case.inputs[0]:
+                    # the loss of its sequence, even where the labels cannot be said
+                    is_own = np.arange(problem.x.shape[1]) == place[1] if problem.reduction == "none" else True
+                    reached = reached | is_own
                 if isinstance(problem, CtcLoss) and problem.direction == "bwd":
                     # all of a sequence's gradient hangs on its loss
                     reached = np.broadcast_to(reached.any(axis=(0, 2), keepdims=True), reached.shape)
