@@ -27,6 +27,7 @@ from jitdnn.devices.cuda_kernel import CudaKernel, Event, device_count, unload_u
 from jitdnn.devices.cuda_memory import DeviceMemory, trim
 from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
 from jitdnn.devices.gpu_facts import OLDEST, FromFacts, GpuFacts, architecture, as_stated, mma_rate, on_paper
+from jitdnn.devices.tensor_map import Tables
 from jitdnn.errors import DeviceError
 from jitdnn.tensor import DeviceId
 
@@ -75,8 +76,9 @@ class CudaDevice(FromFacts):
         pointers: int,
         extras: Sequence[int] = (),
         floats: Sequence[float] = (),
+        tables: Tables | None = None,
     ) -> Kernel:
-        return CudaKernel(self.index, self.compile(source), source, launches, pointers, extras, floats)
+        return CudaKernel(self.index, self.compile(source), source, launches, pointers, extras, floats, tables)
 
     @property
     def default_stream(self) -> int:

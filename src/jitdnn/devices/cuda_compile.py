@@ -20,8 +20,8 @@ _SCHEMA = "1"  # raise when the meaning of a cached binary changes without a cha
 
 @functools.cache
 def prelude(dialect: str) -> str:
-    plain = plain_prelude()
-    return plain if dialect == "plain" else read_text("cuda/prelude", "instructions.cuh") + plain
+    names = {"plain": (), "cuda": ("instructions.cuh",), "hopper": ("instructions.cuh", "hopper.cuh")}[dialect]
+    return read_text("cuda/prelude", *names) + plain_prelude()
 
 
 @functools.cache

@@ -31,7 +31,7 @@ _CAPTURE_IMPLICIT = (
     906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the default stream while another one is captured
 )
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-_FAST_VERSION = 12000  # of CUDA, in which the functions are those that `_fast` knows
+_FAST_VERSION = 12000  # of CUDA, in which the functions are those that `fast_function` knows
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
@@ -51,7 +51,7 @@ def driver() -> Any:
     return functions
 
 
-def _fast(name: str) -> Any:
+def fast_function(name: str) -> Any:
     """A function of the driver that takes objects of ctypes as they are, and returns its status as a number.
 
     The bindings look at every argument, which takes longer than some functions run.
@@ -74,22 +74,22 @@ class LaunchConfig(ctypes.Structure):
 @functools.cache
 def launcher() -> Any:
     """cuLaunchKernelEx(a LaunchConfig by reference, function, addresses of the arguments, None)."""
-    return _fast("cuLaunchKernelEx")
+    return fast_function("cuLaunchKernelEx")
 
 
 @functools.cache
 def _current_context() -> Any:
-    return _fast("cuCtxGetCurrent")
+    return fast_function("cuCtxGetCurrent")
 
 
 @functools.cache
 def _stream_state() -> Any:
-    return _fast("cuStreamIsCapturing")
+    return fast_function("cuStreamIsCapturing")
 
 
 @functools.cache
 def _pointer_attribute() -> Any:
-    return _fast("cuPointerGetAttribute")
+    return fast_function("cuPointerGetAttribute")
 
 
 def _words(functions: Any, status: Any) -> str:

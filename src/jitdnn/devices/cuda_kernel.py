@@ -22,7 +22,9 @@ from jitdnn.devices.cuda_driver import (
     launcher,
     relaxed,
 )
+from jitdnn.devices.cuda_tensor_map import EncodedTables
 from jitdnn.devices.gpu import Launch, Source
+from jitdnn.devices.tensor_map import Tables
 from jitdnn.errors import DeviceError
 from jitdnn.locks import lock
 from jitdnn.settings import current as current_settings
@@ -41,8 +43,9 @@ class CudaKernel:
 
     def __init__(
         self, index: int, code: bytes, source: Source, launches: Sequence[Launch], pointers: int,
-        extras: Sequence[int], floats: Sequence[float],
+        extras: Sequence[int], floats: Sequence[float], tables: Tables | None = None,
     ) -> None:  # fmt: skip
+        self._tables = tables
         self._index, self._code, self._source, self._launches = index, code, source, tuple(launches)
         self._numbers = struct.pack(f"{len(extras)}q{len(floats)}d", *extras, *floats)
         self._head = struct.Struct(f"{pointers + 1}Q2d")
@@ -65,6 +68,8 @@ class CudaKernel:
         except IndexError:
             block = self._new_block()
         self._pack(block.memory, 0, *pointers, workspace, alpha, beta)
+        if block.tables is not None:
+            block.tables.point(pointers, workspace)
         if stream != block.stream:
             block.set_stream(stream)
         if self._is_alone or is_current(self._index):
@@ -93,8 +98,9 @@ class CudaKernel:
         if not self._functions:
             self._load()
         assert self._library is not None
+        tables = EncodedTables(self._tables) if self._tables else None
         return _Block(
-            self._count, self._head.size, self._numbers, self._launches, self._functions, self._library
+            self._count, self._head.size, self._numbers, self._launches, self._functions, self._library, tables
         )
 
     def _load(self) -> None:
@@ -112,18 +118,20 @@ class CudaKernel:
 class _Block:
     """What the driver is given for the launches of a kernel, for one caller at a time."""
 
-    __slots__ = ("_addresses", "_configs", "_library", "launches", "memory", "parameters", "stream")
+    __slots__ = ("_addresses", "_configs", "_library", "launches", "memory", "parameters", "stream", "tables")
 
     def __init__(
         self, count: int, head: int, numbers: bytes, launches: Sequence[Launch], functions: Sequence[int],
-        library: _Library,
+        library: _Library, tables: EncodedTables | None,
     ) -> None:  # fmt: skip
-        self._library = library
+        self._library, self.tables = library, tables
         #: the arguments: 8 bytes each, those that change first
         self.memory = ctypes.create_string_buffer(8 * count)
         start = ctypes.addressof(self.memory)
         ctypes.memmove(start + head, numbers, len(numbers))
-        self._addresses = (ctypes.c_void_p * count)(*(start + 8 * n for n in range(count)))
+        addresses = [tables.address] if tables else []
+        addresses += [start + 8 * n for n in range(count)]
+        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
         self.parameters = ctypes.byref(self._addresses)
         self._configs = [LaunchConfig(*one.grid, one.threads, 1, 1, one.shared) for one in launches]
         self.launches = [

@@ -5,7 +5,8 @@ same arguments:
 
     pointers of the operands, workspace, alpha, beta, integers (i64), reals (SCALE)
 
-so that a launch is one block of bytes. Nothing here needs a driver, a compiler or a device.
+so that a launch is one block of bytes; before them, in the "hopper" dialect, a structure of tensor maps and integers
+(`devices/tensor_map.py`). Nothing here needs a driver, a compiler or a device.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from importlib.resources import files
 from typing import Any, Protocol
 
 from jitdnn.devices.gpu_facts import GpuFacts
+from jitdnn.devices.tensor_map import Tables
 from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.tensor import DeviceId
 
@@ -49,8 +51,8 @@ class Source:
     """The text of some kernels.
 
     `text` is complete but for what every kernel of its dialect has in front: `plain_prelude` before "plain" text, which
-    is in the C that all targets share; `instructions.cuh` and that before "cuda" text, which is CUDA C++. `defines`
-    come before everything. Registers that spill are an error unless `spills` says that they are known and accepted.
+    is in the C that all targets share; `instructions.cuh` and that before "cuda" text, which is CUDA C++, and
+    `hopper.cuh` too before "hopper" text, which is for sm_90a alone. `defines` come before everything. Registers that spill are an error unless `spills` says that they are known and accepted.
     """
 
     name: str
@@ -247,10 +249,11 @@ class GpuDevice(Protocol):
         pointers: int,
         extras: Sequence[int] = (),
         floats: Sequence[float] = (),
+        tables: Tables | None = None,
     ) -> Kernel:
         """Compile a source, or take it from the cache, and bind launches of it with their integers and reals.
 
-        Raises CompileError with the compiler's words.
+        `tables`: the first argument of functions of the "hopper" dialect. Raises CompileError with the compiler's words.
         """
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from jitdnn import retention
 from jitdnn.devices.gpu import Kernel, Launch, Memory, OutOfMemory, Source, plain_prelude, source_key
 from jitdnn.devices.gpu_facts import FromFacts, GpuFacts
+from jitdnn.devices.tensor_map import Tables
 from jitdnn.errors import CompileError, DeviceError, InvalidArgument
 from jitdnn.rtcg.cache import CodeCache, note_compiled
 from jitdnn.rtcg.recording import Generated, records
@@ -69,7 +70,10 @@ class OpenClDevice(FromFacts):
         pointers: int,
         extras: Sequence[int] = (),
         floats: Sequence[float] = (),
+        tables: Tables | None = None,
     ) -> Kernel:
+        if tables is not None:
+            raise DeviceError(f"{source.name} takes tensor maps, which OpenCL does not have")
         return OpenClKernel(self, source, launches, pointers, extras, floats)
 
     @property

@@ -1,7 +1,7 @@
-"""Tensor maps: what the copy engine of sm_90 and later (TMA) is told of a tensor in memory, and tables that hold them.
+"""Tensor maps: what the copy engine of sm_90 and later (TMA) is told of a tensor in memory; tables that hold them.
 
-A kernel of the "hopper" dialect takes `Tables` as its first argument: the maps, one after the other, then integers. In C
-they are one structure:
+A kernel of the "hopper" dialect takes `Tables` as its first argument: the maps, one after the other, then integers. In
+C they are one structure:
 
     struct Tables { TensorMap maps[count]; i64 numbers[count]; };
 """
@@ -29,9 +29,9 @@ class TensorMap:
     `offset` bytes behind it. `strides`: bytes, of all axes but the innermost, which is contiguous. `steps`: elements
     from one that is copied to the next.
 
-    `box`: elements of a box along each axis; or, of an im2col map, channels and pixels. Its `corners` are the lowest
-    position at which a window begins and, behind the last position of the tensor, the highest, along the axes between the innermost and
-    the outermost.
+    `box`: elements of a box along each axis; or, of an im2col map, channels and pixels. Its `corners`, along the axes
+    between the innermost and the outermost: the lowest position at which a window begins, and the highest, counted from
+    the last position of the tensor.
     """
 
     operand: int

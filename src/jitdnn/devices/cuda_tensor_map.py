@@ -1,0 +1,93 @@
+"""Tensor maps as NVIDIA's driver encodes them, in the memory that a launch takes its first argument from."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from jitdnn.devices.cuda_driver import failure, fast_function
+from jitdnn.devices.tensor_map import MAP_BYTES, WORKSPACE, Tables, TensorMap
+from jitdnn.errors import DeviceError
+
+# CUtensorMapDataType
+_TYPES = {"bool": 0, "u8": 0, "i8": 0, "f16": 6, "f32": 7, "bf16": 9}
+_NO_INTERLEAVE = 0
+_SWIZZLE_128B = 3
+_PROMOTE_TO_256_BYTES = 3  # what L2 fetches around what is read
+_ZEROS = 0  # outside of the tensor
+
+
+class EncodedTables:
+    """The tables of one caller at a time, encoded again where the operands lie elsewhere than before."""
+
+    __slots__ = ("_memory", "_seen", "_tables", "address")
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._memory = ctypes.create_string_buffer(tables.bytes + 64)
+        self.address = ctypes.addressof(self._memory) + 63 & ~63
+        numbers = tables.packed_numbers
+        ctypes.memmove(self.address + MAP_BYTES * len(tables.maps), numbers, len(numbers))
+        self._seen: list[int] = []
+
+    def point(self, pointers: Sequence[int], workspace: int) -> None:
+        """Have the maps describe operands at these addresses. Raises DeviceError."""
+        addresses = [
+            (workspace if one.operand == WORKSPACE else pointers[one.operand]) + one.offset
+            for one in self._tables.maps
+        ]
+        if addresses == self._seen:
+            return
+        at = self.address
+        if not self._seen:
+            for one, address in zip(self._tables.maps, addresses, strict=True):
+                _encode(one, at, address)
+                at += MAP_BYTES
+        else:
+            replace = _replace_address()
+            for address, before in zip(addresses, self._seen, strict=True):
+                if address != before:
+                    status = replace(ctypes.c_void_p(at), ctypes.c_void_p(address))
+                    if status:
+                        self._seen = []
+                        raise failure(status, f"a tensor map of memory at {address:#x}")
+                at += MAP_BYTES
+        self._seen = addresses
+
+
+@functools.cache
+def _replace_address() -> Any:
+    return fast_function("cuTensorMapReplaceAddress")
+
+
+@functools.cache
+def _encode_tiled() -> Any:
+    return fast_function("cuTensorMapEncodeTiled")
+
+
+@functools.cache
+def _encode_im2col() -> Any:
+    return fast_function("cuTensorMapEncodeIm2col")
+
+
+def _encode(one: TensorMap, at: int, address: int) -> None:
+    """Write the map of a tensor at `address` to the 128 bytes at `at`."""
+    rank = one.rank
+    common = (
+        ctypes.c_void_p(at), _TYPES[one.dtype], ctypes.c_uint32(rank), ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*one.extents), (ctypes.c_uint64 * (rank - 1))(*one.strides),
+    )  # fmt: skip
+    steps = (ctypes.c_uint32 * rank)(*one.steps)
+    ends = _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_TO_256_BYTES, _ZEROS
+    if one.corners is None:
+        status = _encode_tiled()(*common, (ctypes.c_uint32 * rank)(*one.box), steps, *ends)
+    else:
+        lower, upper = ((ctypes.c_int * (rank - 2))(*corner) for corner in one.corners)
+        channels, pixels = one.box
+        status = _encode_im2col()(
+            *common, lower, upper, ctypes.c_uint32(channels), ctypes.c_uint32(pixels), steps, *ends
+        )
+    if status:
+        raise DeviceError(f"{failure(status, 'encoding a tensor map')}: {one} at {address:#x}")

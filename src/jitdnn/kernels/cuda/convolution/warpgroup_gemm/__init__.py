@@ -1,0 +1,1 @@
+"""Convolutions and matrix products as implicit products by warpgroups: sm_90a."""

@@ -1,0 +1,114 @@
+"""Convolution in all directions as an implicit product by warpgroups (`wgmma`), on operands that TMA brings: sm_90a.
+
+Channels-last tensors at addresses that are multiples of 16 bytes are read where they are; others are packed into the
+workspace first, or refused where none is wanted. A product with too few tiles for the device is split along K, and the
+partial sums are added in a fixed order. Shapes are arguments of the kernels: few are compiled.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemmInPlace, ImplicitGemmWgradInPlace
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS, kernel_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
+from jitdnn.kernels.cuda.gemm.code import Nothing
+from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
+
+_MAX_EXTENT = 2**30
+
+
+def refuse_warpgroups(dtype: str, result: str, device: GpuDevice) -> str | None:
+    """What no product by warpgroups can do; None if they can."""
+    if device.arch != "sm_90a":
+        return f"wgmma is an instruction of sm_90a, and {device.name} is not one"
+    if dtype not in WGMMA_FUNCTIONS:
+        return f"wgmma multiplies {', '.join(WGMMA_FUNCTIONS)} here, and the tensors are {dtype}"
+    if result not in WGMMA_FUNCTIONS:
+        return f"results are {', '.join(WGMMA_FUNCTIONS)} here, not {result}"
+    return None
+
+
+class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
+    """fprop and dgrad: K runs over taps, with channels inside."""
+
+    name = "implicit_gemm_wgmma"
+    problem = Convolution
+    uses_workspace: ClassVar[bool] = True
+
+    def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
+        self._tiles = tiles
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        reason = refuse_warpgroups(problem.x.dtype, problem.output.dtype, device) or unplannable(problem)
+        if reason or not problem.output.size:
+            return reason
+        extents = (*problem.spatial, *problem.output_spatial, problem.n, problem.c, problem.k)
+        pixels = problem.n * max(_product(problem.spatial), _product(problem.output_spatial))
+        if max(*extents, pixels) >= _MAX_EXTENT:
+            return f"{max(*extents, pixels)} pixels or channels are more than the {_MAX_EXTENT} that fit the kernel's indices"
+        found = self.sizes(problem, device)
+        return found if isinstance(found, str) else None
+
+    def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | str:
+        """The plan that is expected to be fastest on this device, or why there is none."""
+        return plan_of(problem, device, self._tiles, self.uses_workspace)
+
+    def arithmetic(self, problem: Problem) -> str:
+        return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
+
+    def error_of(self, problem: Convolution) -> float:
+        return tensor_core_bound(problem)
+
+    def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        if not problem.output.size:
+            return PlannedKernel(0, 1e-6, Nothing)
+        plan = self.sizes(problem, device)
+        assert isinstance(plan, Plan), plan
+
+        def other() -> Kernel:
+            return self._other().build(problem, device, epilogue)
+
+        return PlannedKernel(
+            plan.workspace, plan.seconds, lambda: kernel_of(plan, problem.output, device, epilogue, other)
+        )
+
+    def _other(self) -> ImplicitGemmInPlace | ImplicitGemmWgradInPlace:
+        """What takes operands at any address."""
+        return ImplicitGemmInPlace()
+
+
+class WarpgroupGemmInPlace(WarpgroupGemm):
+    """The same without workspace: nothing is packed, and no tile is split along K."""
+
+    name = "implicit_gemm_wgmma_in_place"
+    uses_workspace = False
+
+
+class WarpgroupWgrad(WarpgroupGemm):
+    """Channels of dy by taps and channels of x; K runs over pixels."""
+
+    takes_no_epilogue = "a filter's gradient takes no epilogue here"
+
+    def _other(self) -> ImplicitGemmInPlace | ImplicitGemmWgradInPlace:
+        return ImplicitGemmWgradInPlace()
+
+
+class WarpgroupWgradInPlace(WarpgroupWgrad):
+    """The same without workspace: nothing is packed, and no tile is split along K."""
+
+    name = "implicit_gemm_wgmma_in_place"
+    uses_workspace = False
+
+
+def _product(numbers: tuple[int, ...]) -> int:
+    product = 1
+    for number in numbers:
+        product *= number
+    return product

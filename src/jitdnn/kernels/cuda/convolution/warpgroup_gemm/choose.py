@@ -1,0 +1,329 @@
+"""The plan of an implicit product by warpgroups that is expected to be fastest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.tensor_map import ALIGNMENT, Tables, TensorMap
+from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
+    Batch,
+    Geometry,
+    GeometryAxis,
+    PhaseAxis,
+    geometry_of,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
+    MAX_STEP,
+    Operand,
+    Pack,
+    filter_map,
+    fits_offsets,
+    pixel_map,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS
+from jitdnn.kernels.cuda.gemm.plan import three
+from jitdnn.kernels.cuda.warpgroup.cost import best_blocking
+from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Products, Tile
+from jitdnn.problems.convolution import Convolution
+from jitdnn.tensor import DTYPES, TensorDescriptor
+
+MAX_PHASES = 8
+_MAX_SPLITS = 16
+_MAX_WGRAD_SPLITS = 256
+_NO_PACK = (0,) * 12
+_Three = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a stride phase, its taps in the order of rising positions; see `Axis` of tables.cuh."""
+
+    results: int
+    base: int
+    input_stride: int
+    taps: int
+    dilation: int
+    first_tap: int
+    tap_step: int
+    first_result: int
+    result_stride: int
+
+    @staticmethod
+    def of(axis: GeometryAxis, phase: PhaseAxis) -> Axis:
+        dilation, step, first, base = axis.dilation, axis.filter_step, phase.first_tap, phase.data_offset
+        if dilation < 0 or phase.taps <= 1:  # from the last tap to the first: positions rise
+            base += dilation * max(0, phase.taps - 1)
+            first += step * max(0, phase.taps - 1)
+            dilation, step = -dilation, -step
+        return Axis(
+            phase.results, base, axis.input_stride, phase.taps, abs(dilation), first, step,
+            phase.first_result, axis.output_stride,
+        )  # fmt: skip
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (
+            self.results, self.base, self.input_stride, self.taps, self.dilation, self.first_tap, self.tap_step,
+            self.first_result, self.result_stride,
+        )  # fmt: skip
+
+    @property
+    def reach(self) -> int:
+        """The largest offset of a tap."""
+        return max(0, self.taps - 1) * self.dilation
+
+
+def unplannable(problem: Convolution, batch: Batch | None = None) -> str | None:
+    """Why no plan exists whatever the device, in words a user can act on; None if one may."""
+    size = DTYPES[problem.x.dtype]
+    block = STAGE_ROW // size
+    if max(problem.stride) > MAX_STEP:
+        return f"strides {problem.stride}: the copy engine takes steps of at most {MAX_STEP}"
+    if problem.direction == "bwd_data" and math.prod(problem.stride) > MAX_PHASES:
+        return f"strides {problem.stride} make {math.prod(problem.stride)} stride phases: at most {MAX_PHASES}"
+    groups = problem.groups
+    if groups > 1 and problem.direction != "bwd_filter":
+        inner = (problem.c if problem.direction == "fwd" else problem.k) // groups
+        if inner % block:
+            return f"{inner} channels of a group are summed: they must be a multiple of {block}"
+    if batch and problem.direction == "bwd_filter" and problem.y.shape[2] % block:
+        return f"sums of {problem.y.shape[2]} terms in a batch: they must be a multiple of {block}"
+    return None
+
+
+@lru_cache(512)
+def plan_of(
+    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, batch: Batch | None = None
+) -> Plan | str:
+    """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none."""
+    if problem.direction == "bwd_filter":
+        return _wgrad_plan(problem, device, tiles, uses_workspace, batch)
+    return _correlation_plan(problem, device, tiles, uses_workspace, batch)
+
+
+def _rank(axes: tuple[tuple[int, int], ...]) -> int:
+    """4 where the outermost axis of space has one position and one tap; else 5."""
+    return 4 if axes[0] == (1, 1) else 5
+
+
+def _packed(operands: list[Operand], is_direct: list[bool]) -> tuple[list[Operand], list[Pack | None], int]:
+    """The operands, packed where they are not read directly; the packs, and the bytes of all."""
+    found: list[Operand] = []
+    packs: list[Pack | None] = []
+    at = 0
+    for operand, direct in zip(operands, is_direct, strict=True):
+        pack = None if direct else Pack(operand, at)
+        packs.append(pack)
+        found.append(pack.operand if pack else operand)
+        at += pack.bytes if pack else 0
+    return found, packs, at
+
+
+def _pack_seconds(packs: list[Pack | None], device: GpuDevice) -> float:
+    """Expected time of packing."""
+    time = 0.0
+    for pack in packs:
+        if pack:
+            one = pack.source
+            moved = one.pixels * one.channels * one.size + pack.bytes
+            time += LAUNCH_SECONDS + 1.3 * moved / device.bandwidth
+    return time
+
+
+def _batched(operand: Operand, batch: Batch | None, step: int) -> Operand:
+    """The operand of one product as that of all: the products are its images."""
+    return replace(operand, images=batch.count, image=step) if batch else operand
+
+
+def _correlation_plan(
+    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, batch: Batch | None
+) -> Plan | str:
+    geometry = geometry_of(problem)
+    is_forward = problem.direction == "fwd"
+    data_tensor, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
+    size, result_bytes = DTYPES[problem.x.dtype], DTYPES[result.dtype]
+    data = _batched(Operand.of(data_tensor, 0), batch, batch.data if batch else 0)
+    weights, is_mn_major = _filter_operand(problem, batch)
+    is_direct = [data.is_direct, weights.is_direct]
+    if not all(is_direct) and (not uses_workspace or batch):
+        return "an operand must be packed, which takes workspace"
+    if not weights.is_direct:
+        # a packed filter has its channels, those that are summed, innermost
+        weights, is_mn_major = _filter_rows(problem), False
+    (a, b), packs, at = _packed([data, weights], is_direct)
+    phases = [
+        tuple(Axis.of(axis, one) for axis, one in zip(geometry.axes, phase, strict=True))
+        for phase in geometry.phases
+    ]
+    if len(phases) > MAX_PHASES:
+        return f"{len(phases)} stride phases are more than {MAX_PHASES}"
+    extents = tuple(
+        (max(extent, max(axes[n].results for axes in phases)), max(axes[n].taps for axes in phases))
+        for n, extent in enumerate(data.extents)
+    )
+    rank = _rank(extents)
+    if not all(fits_offsets(rank, [axis.reach for axis in axes]) for axes in phases):
+        return "taps are farther apart than the copy engine takes"
+    block = STAGE_ROW // size
+    channel_blocks = -(-geometry.in_channels // block)
+    rows = [geometry.images * math.prod(axis.results for axis in axes) for axes in phases]
+    blocks = [channel_blocks * math.prod(axis.taps for axis in axes) for axes in phases]
+    groups = batch.count if batch else geometry.groups
+    products = Products(tuple(rows), tuple(blocks), geometry.out_channels, groups)
+    bytes_moved = batch.nbytes if batch else sum(t.nbytes for t in (problem.x, problem.w, problem.y))
+    max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 else 1
+    found = best_blocking(products, tiles, device, bytes_moved, result_bytes, 1, max_splits)
+    if not found:
+        return "no tile fits into the shared memory of the device"
+    blocking, seconds = found
+    tile = blocking.tile
+    maps: list[TensorMap] = []
+    for axes in phases:
+        base, results, steps = (
+            _three_of(getattr(axis, name) for axis in axes) for name in ("base", "results", "input_stride")
+        )
+        one = pixel_map(a, rank, base, results, steps, tile.m)
+        if one is None:
+            return "windows begin farther outside of the image than the copy engine takes"
+        maps.append(one)
+    maps.append(filter_map(b, STAGE_ROW // size, 64 if is_mn_major else tile.wn))
+    strides = geometry.result
+    multiples = [geometry.out_channels, strides.image, strides.group, *strides.space]
+    is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
+    if batch:
+        is_vector = is_vector and batch.result * result_bytes % ALIGNMENT == 0
+    works = blocking.works(products)
+    tiles_before = 0
+    phase_numbers: list[int] = []
+    for n, axes in zip(rows, phases, strict=True):
+        phase_numbers += [tiles_before, n, *(number for axis in axes for number in axis.numbers)]
+        tiles_before += -(-n // tile.m)
+    numbers = (
+        *phase_numbers,
+        works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
+        max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
+        0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
+        at, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
+        *(packs[0].numbers if packs[0] else _NO_PACK), *(packs[1].numbers if packs[1] else _NO_PACK),
+        0, 0, 0, 0,
+    )  # fmt: skip
+    return Plan(
+        False, problem.x.dtype, result.dtype, rank, len(phases), is_mn_major, is_vector,
+        strides.channel != 1, blocking, works, (packs[0], packs[1]), Tables(tuple(maps), numbers),
+        (_alignment(a, packs[0]), _alignment(b, packs[1]), ALIGNMENT if is_vector else 1), at,
+        at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),
+    )  # fmt: skip
+
+
+def _three_of(numbers: object) -> _Three:
+    a, b, c = numbers  # type: ignore[misc]
+    return a, b, c
+
+
+def _alignment(operand: Operand, pack: Pack | None) -> int:
+    return 1 if pack else ALIGNMENT
+
+
+def _filter_operand(problem: Convolution, batch: Batch | None) -> tuple[Operand, bool]:
+    """The filter with its innermost axis as channels, and whether that is the columns' (MN-major)."""
+    weights = Operand.of(problem.w, 1)
+    if batch:  # one tap, in whose place the products are
+        weights = replace(weights, extents=(batch.count, 1, 1), space=(batch.filter, 0, 0))
+    swapped = replace(
+        weights, images=weights.channels, channels=weights.images, image=weights.channel, channel=weights.image
+    )
+    is_forward = problem.direction == "fwd"
+    along_sum, along_columns = (weights, swapped) if is_forward else (swapped, weights)
+    if along_sum.is_direct or DTYPES[problem.w.dtype] != 2 or not along_columns.is_direct:
+        return along_sum, False
+    return along_columns, True
+
+
+def _filter_rows(problem: Convolution) -> Operand:
+    """The filter whose channels are those that are summed, whatever its strides."""
+    weights = Operand.of(problem.w, 1)
+    if problem.direction == "fwd":
+        return weights
+    return replace(
+        weights, images=weights.channels, channels=weights.images, image=weights.channel, channel=weights.image
+    )
+
+
+def _filter_steps(geometry: Geometry, is_forward: bool, batch: Batch | None) -> tuple[int, int, int]:
+    """From group to group in the coordinates of the filter: columns, channels that are summed, outermost axis."""
+    if batch:
+        return 0, 0, 1
+    return (geometry.out_channels, 0, 0) if is_forward else (0, geometry.in_channels, 0)
+
+
+def _wgrad_plan(
+    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, batch: Batch | None
+) -> Plan | str:
+    groups = batch.count if batch else problem.groups
+    size, result_bytes = DTYPES[problem.x.dtype], DTYPES[problem.w.dtype]
+    if size != 2:
+        return "products of f32 tensors are read along K alone, and K runs over pixels here"
+    x = _batched(Operand.of(problem.x, 0), batch, batch.data if batch else 0)
+    dy = _batched(Operand.of(problem.y, 1), batch, batch.filter if batch else 0)
+    is_direct = [x.is_direct, dy.is_direct]
+    if not all(is_direct) and (not uses_workspace or batch):
+        return "an operand must be packed, which takes workspace"
+    (b, a), packs, at = _packed([x, dy], is_direct)
+    outputs, taps = three(problem.output_spatial, 1), three(problem.filter_spatial, 1)
+    strides, dilation = three(problem.stride, 1), three(problem.dilation, 1)
+    before = three([n for n, _ in problem.padding], 0)
+    axes = tuple(
+        Axis(outputs[n], -before[n], strides[n], taps[n], dilation[n], 0, 1, 0, 1) for n in range(3)
+    )
+    rank = _rank(tuple((max(x.extents[n], outputs[n]), taps[n]) for n in range(3)))
+    if not fits_offsets(rank, [axis.reach for axis in axes]):
+        return "taps are farther apart than the copy engine takes"
+    block = STAGE_ROW // size
+    out_channels, in_channels = problem.k // problem.groups, problem.c // problem.groups
+    channel_blocks = -(-in_channels // 64)
+    columns = math.prod(taps) * channel_blocks * 64
+    pixels = problem.n * math.prod(outputs)
+    products = Products((out_channels,), (-(-pixels // block),), columns, groups)
+    tensors = batch.tensors if batch else (problem.x, problem.y, problem.w)
+    bytes_moved = sum(tensor.nbytes for tensor in tensors)
+    max_splits = _MAX_WGRAD_SPLITS if uses_workspace else 1
+    found = best_blocking(products, tiles, device, bytes_moved, result_bytes, 1, max_splits)
+    if not found:
+        return "no tile fits into the shared memory of the device"
+    blocking, seconds = found
+    tile = blocking.tile
+    ones = (1, 1, 1)
+    base, results, steps = (-before[0], -before[1], -before[2]), outputs, strides
+    a_map = pixel_map(a, rank, (0, 0, 0), outputs, ones, block)
+    b_map = pixel_map(b, rank, base, results, steps, block)
+    if a_map is None or b_map is None:
+        return "windows begin farther outside of the image than the copy engine takes"
+    dw = problem.w
+    row, column, *space = dw.strides
+    sign = -1 if problem.mode == "convolution" else 1
+    first = sum((n - 1) * s for n, s in zip(problem.filter_spatial, space, strict=True)) if sign < 0 else 0
+    tap_space = three([sign * s for s in space], 0)
+    group = batch.result if batch else out_channels * row
+    used = [s for s, n in zip(space, problem.filter_spatial, strict=True) if n > 1]
+    multiples = [in_channels, row, group, first, *used]
+    is_vector = column == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
+    works = blocking.works(products)
+    numbers = (
+        0, pixels, *(number for axis in axes for number in axis.numbers),
+        works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
+        out_channels, columns, in_channels, channel_blocks,
+        0 if batch else out_channels, 1 if batch else 0, 0 if batch else in_channels, 0, 1 if batch else 0,
+        at, 0, group, row, column, 0, 0, 0,
+        *(packs[0].numbers if packs[0] else _NO_PACK), *(packs[1].numbers if packs[1] else _NO_PACK),
+        first, *tap_space,
+    )  # fmt: skip
+    return Plan(
+        True, problem.x.dtype, dw.dtype, rank, 1, True, is_vector, column != 1, blocking, works,
+        (packs[0], packs[1]), Tables((a_map, b_map), numbers),
+        (_alignment(b, packs[0]), _alignment(a, packs[1]), ALIGNMENT if is_vector else 1), at,
+        at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),
+    )  # fmt: skip

@@ -1,0 +1,132 @@
+"""Source text, launches and kernels of implicit products by warpgroups.
+
+The text knows the blocking, the types and the epilogue; extents, strides and what is packed are in its tables, so one
+compiled kernel serves every shape.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.devices.gpu import Kernel as GpuKernel
+from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
+from jitdnn.tensor import DTYPES, TensorDescriptor
+
+WGMMA_FUNCTIONS = {"bf16": "wgmma_bf16", "f16": "wgmma_f16", "f32": "wgmma_tf32"}
+"""The instruction that multiplies elements of each type."""
+_POINTERS = 3
+_REDUCTION_BLOCK = 256 * 4
+"""Sums that a thread block of the reduction adds."""
+
+
+def kernel_of(
+    plan: Plan, output: TensorDescriptor, device: Device, epilogue: Epilogue | None,
+    other: Callable[[], Kernel], indices: Sequence[str] | None = None,
+) -> Kernel:  # fmt: skip
+    """The kernel of a plan, with that of `other` for operands at addresses that the copy engine does not take.
+
+    `indices`: for the epilogue, C expressions of a result's index along every axis, in terms of `pixel.image`,
+    `channel` (over all groups) and the coordinates `pixel.a`, `pixel.b`, `pixel.c`; those of a convolution's result
+    without them.
+    """
+    gpu: GpuDevice = device  # type: ignore[assignment]
+    pointers = _POINTERS + (len(epilogue.operands) if epilogue else 0)
+    source = source_of(plan, output, epilogue, indices)
+    own = gpu.kernel(source, launches_of(plan, gpu.multiprocessors), pointers, tables=plan.tables)
+    return own if max(plan.alignments) == 1 else ByAddress(own, other, plan.alignments)
+
+
+def source_of(
+    plan: Plan, output: TensorDescriptor, epilogue: Epilogue | None, indices: Sequence[str] | None = None
+) -> Source:
+    """The text of the kernels."""
+    blocking, tile = plan.blocking, plan.blocking.tile
+    code = epilogue_source(epilogue, output, "f32", first=_POINTERS)
+    if indices is None:
+        indices = ["pixel.image", "channel_", *("pixel.a", "pixel.b", "pixel.c")[5 - len(output.shape) :]]
+    arguments = "".join(f", e{number}" for number in range(_POINTERS, _POINTERS + len(code.operands)))
+    body = "wgrad.cuh" if plan.is_wgrad else "correlation.cuh"
+    text = "\n".join(
+        (
+            "#define METHOD __device__ __forceinline__",
+            code.functions,
+            read_text("cuda/convolution/warpgroup_gemm", "tables.cuh"),
+            read_text("cuda/warpgroup", "sizes.cuh"),
+            read_text("cuda/convolution/warpgroup_gemm", body),
+            read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", "kernel.cuh", "pack.cu"),
+        )
+    )
+    defines = (
+        ("DTYPE", plan.dtype),
+        ("RESULT", plan.result),
+        ("ELEMENT_BYTES", DTYPES[plan.dtype]),
+        ("RESULT_BYTES", DTYPES[plan.result]),
+        ("PACK", "pack_f16" if plan.result == "f16" else "pack_bf16"),
+        ("MULTIPLY", WGMMA_FUNCTIONS[plan.dtype]),
+        ("WARPGROUPS_M", tile.down),
+        ("WARPGROUPS_N", tile.across),
+        ("ROWS", tile.rows),
+        ("WN", tile.wn),
+        ("STAGES", blocking.stages),
+        ("PARTS", blocking.parts),
+        ("IS_SPLIT", int(blocking.is_split)),
+        ("A_MN_MAJOR", int(plan.is_wgrad)),
+        ("B_MN_MAJOR", int(plan.is_b_mn_major)),
+        ("SPATIAL", plan.rank - 2),
+        ("PHASES", plan.phases),
+        ("A_MAPS", plan.phases * blocking.parts),
+        ("B_MAPS", blocking.parts),
+        ("IS_RESULT_VECTOR", int(plan.is_vector)),
+        ("ROWS_FIRST", int(plan.rows_first)),
+        ("HAS_EPILOGUE", int(epilogue is not None)),
+        ("EPILOGUE_PARAMETERS", code.parameters),
+        ("EPILOGUE_ARGUMENTS", arguments),
+        ("FINISH(sum, pixel, channel_)", f"({code.apply('(sum)', indices)})"),
+    )
+    return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, dialect="hopper")
+
+
+def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
+    """Packing, the product, and the sum of the splits."""
+    tile, names = plan.blocking.tile, ("pack_first", "pack_second")
+    launches = [
+        Launch(name, pack.blocks, 256) for name, pack in zip(names, plan.packs, strict=True) if pack
+    ]
+    launches.append(
+        Launch("multiply", min(multiprocessors, plan.works), tile.threads, plan.blocking.shared)
+    )
+    if plan.blocking.is_split:
+        sums = plan.works // plan.blocking.splits * tile.m * tile.n
+        launches.append(Launch("reduce_partials", sums // _REDUCTION_BLOCK, 256))
+    return launches
+
+
+@dataclass
+class ByAddress:
+    """A kernel for pointers that are multiples of `alignments` (bytes), and another one for all others.
+
+    The other is made when it is first needed: hardly any caller does.
+    """
+
+    aligned: GpuKernel
+    make_other: Callable[[], Kernel]
+    alignments: tuple[int, ...]
+    _other: Kernel | None = None
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None:
+        if not any(p % a for p, a in zip(pointers, self.alignments, strict=False)):
+            self.aligned(stream, pointers, alpha, beta, workspace)
+            return
+        if self._other is None:
+            with self._lock:
+                self._other = self._other or self.make_other()
+        self._other(stream, pointers, alpha, beta, workspace)

@@ -1,0 +1,115 @@
+// fprop, and dgrad by stride phases: rows are pixels of the result, columns its channels; K runs over taps, with the
+// channels of the data inside.
+
+// One piece of the work: a tile of a stride phase and a group, and which stages of its K.
+struct Work {
+    int phase, group, first_row, first_column, columns, first_block, last_block;
+
+    METHOD Work(const Tables &tables, int number) {
+        const int tiles_n = (int)tables.tiles_n, tiles = (int)tables.tiles_m * tiles_n;
+        const int split = number / (tiles * (int)tables.groups);
+        number -= split * tiles * (int)tables.groups;
+        group = number / tiles;
+        number -= group * tiles;
+        const int row_tile = number / tiles_n;
+        first_column = (number - row_tile * tiles_n) * BN;
+        phase = 0;
+#pragma unroll
+        for (int next = 1; next < PHASES; ++next) phase += row_tile >= (int)tables.phases[next].first_tile;
+        first_row = (row_tile - (int)tables.phases[phase].first_tile) * BM;
+        columns = min(BN, (int)tables.columns - first_column);
+        const Phase &own = tables.phases[phase];
+        const int blocks = (int)(own.axes[0].taps * own.axes[1].taps * own.axes[2].taps * tables.channel_blocks);
+        first_block = split * (int)tables.blocks_of_split;
+        last_block = min(blocks, first_block + (int)tables.blocks_of_split);
+        if (last_block < first_block) last_block = first_block;
+    }
+
+    // The channel of a column, over all groups.
+    METHOD int channel(int column, const Tables &tables) const {
+        return group * (int)tables.columns + first_column + column;
+    }
+    METHOD i64 column_place(const Tables &tables, int column) const {
+        return (first_column + column) * tables.result_column;
+    }
+    // Columns that there are from this one on.
+    METHOD int columns_from(const Tables &, int column) const { return columns - column; }
+};
+
+// The coordinates of a row in the result.
+struct Pixel {
+    int image, a, b, c;
+
+    METHOD Pixel(const Tables &tables, const Work &work, int row) {
+        const Phase &phase = tables.phases[work.phase];
+        const Position position(phase, row);
+        auto along = [&](int n) {
+            return (int)(phase.axes[n].first_result + position.at[n] * phase.axes[n].result_stride);
+        };
+        image = position.image, a = along(0), b = along(1), c = along(2);
+    }
+};
+
+// Where a row begins in the result; -1 if there is none.
+FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
+    if (row >= tables.phases[work.phase].rows) return -1;
+    const Pixel pixel(tables, work, row);
+    return pixel.image * tables.result_image + work.group * tables.result_group + pixel.a * tables.result_space[0] +
+           pixel.b * tables.result_space[1] + pixel.c * tables.result_space[2];
+}
+
+// Brings the stages of a piece of work, one after the other.
+struct Loader {
+    int image, w, h, d;    // where the window of the tile's first pixel begins
+    int channel, s, r, t;  // of the next stage
+    int phase, column, a_channel, b_channel, outer;
+
+    METHOD Loader(const Tables &tables, const Work &work) {
+        const Phase &own = tables.phases[phase = work.phase];
+        const Position position(own, work.first_row);
+        auto begin = [&](int n) { return (int)(own.axes[n].base + position.at[n] * own.axes[n].input_stride); };
+        image = position.image + work.group * (int)tables.a_image_step;
+        d = begin(0), h = begin(1), w = begin(2);
+        const int blocks = (int)tables.channel_blocks;
+        int tap = work.first_block / blocks;
+        channel = (work.first_block - tap * blocks) * BK;
+        const int taps_s = (int)own.axes[2].taps, taps_r = (int)own.axes[1].taps;
+        t = s = r = 0;
+        if (tap) {
+            s = tap % taps_s, tap /= taps_s;
+            r = tap % taps_r, t = tap / taps_r;
+        }
+        column = work.first_column + work.group * (int)tables.b_column_step;
+        a_channel = work.group * (int)tables.a_channel_step;
+        b_channel = work.group * (int)tables.b_channel_step;
+        outer = work.group * (int)tables.b_outer_step;
+    }
+
+    METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier) {
+        const Phase &own = tables.phases[phase];
+        const Axis &z = own.axes[0], &y = own.axes[1], &x = own.axes[2];
+        auto filter = [](const Axis &axis, int tap) { return (int)axis.first_tap + tap * (int)axis.tap_step; };
+        const int fs = filter(x, s), fr = filter(y, r), ft = filter(z, t) + outer;
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            LOAD_PIXELS(to_a + part * A_BYTES, tables.a(phase, part), barrier, a_channel + channel, w, h, d, image,
+                        s * (int)x.dilation, r * (int)y.dilation, t * (int)z.dilation);
+            const u32 to = to_b + part * B_BYTES;
+            if constexpr (B_MN_MAJOR) {
+#pragma unroll
+                for (int n = 0; n < BN; n += 64)
+                    tma_load_5d(to + n * 128, tables.b(part), barrier, column + n, fs, fr, ft, b_channel + channel);
+            } else {
+#pragma unroll
+                for (int n = 0; n < BN; n += WN)
+                    tma_load_5d(to + n * 128, tables.b(part), barrier, b_channel + channel, fs, fr, ft, column + n);
+            }
+        }
+        channel += BK;
+        if (channel >= (int)tables.channel_blocks * BK) {
+            channel = 0;
+            if (++s == (int)x.taps) s = 0, ++r;
+            if (r == (int)y.taps) r = 0, ++t;
+        }
+    }
+};

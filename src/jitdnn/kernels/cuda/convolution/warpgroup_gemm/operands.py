@@ -1,0 +1,151 @@
+"""Operands as the copy engine reads them: where they lie, or where a copy of them with channels innermost does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jitdnn.devices.tensor_map import ALIGNMENT, WORKSPACE, TensorMap
+from jitdnn.kernels.cuda.gemm.plan import three
+from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW
+from jitdnn.tensor import DTYPES, TensorDescriptor
+
+_Three = tuple[int, int, int]
+_PACK_TILE = 64
+"""Pixels, and channels, that a thread block of pack.cu copies."""
+MAX_STEP = 8
+"""Elements from one pixel to the next that an im2col map can take."""
+_LIMITS = {4: (-128, 127, 255), 5: (-16, 15, 31)}
+"""By rank: the corners of an im2col map, and the largest offset of a tap."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of `images` by `channels` by pixels of three axes, in elements from `offset` bytes behind a pointer.
+
+    `number`: of the pointer, or `WORKSPACE`. A filter is one whose images are the channels of the result.
+    """
+
+    number: int
+    offset: int
+    dtype: str
+    images: int
+    channels: int
+    extents: _Three
+    image: int
+    channel: int
+    space: _Three
+
+    @staticmethod
+    def of(tensor: TensorDescriptor, number: int) -> Operand:
+        """An (N, C, space) tensor or an (K, C, taps) filter."""
+        n, c, *space = tensor.strides
+        extents = three(tensor.shape[2:], 1)
+        return Operand(number, 0, tensor.dtype, tensor.shape[0], tensor.shape[1], extents, n, c, three(space, 0))
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.dtype]
+
+    @property
+    def pixels(self) -> int:
+        return self.images * math.prod(self.extents)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the copy engine reads it where it is."""
+        steps = [(self.images, self.image), *zip(self.extents, self.space, strict=True)]
+        return (self.channel == 1 or self.channels == 1) and all(
+            stride > 0 and stride * self.size % ALIGNMENT == 0 for extent, stride in steps if extent > 1
+        )
+
+    def byte_strides(self) -> list[int]:
+        """Of the axes of space, innermost first, and of the images; a multiple of 16 bytes where there is one element."""
+        nearest = -(-self.channels * self.size // ALIGNMENT) * ALIGNMENT
+        axes = [*zip(reversed(self.extents), reversed(self.space), strict=True), (self.images, self.image)]
+        return [stride * self.size if extent > 1 else nearest for extent, stride in axes]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A copy of an operand in the workspace, from byte `at` on; see pack.cu."""
+
+    source: Operand
+    at: int
+
+    @property
+    def channels(self) -> int:
+        """Those of the copy: whole pieces of 16 bytes."""
+        run = ALIGNMENT // self.source.size
+        return -(-self.source.channels // run) * run
+
+    @property
+    def operand(self) -> Operand:
+        """The copy. Its channels are those of the source: what is behind them is never read."""
+        one, pixel = self.source, self.channels
+        _, b, c = one.extents
+        space = (pixel * b * c, pixel * c, pixel)
+        return replace(
+            one, number=WORKSPACE, offset=self.at, image=pixel * math.prod(one.extents), channel=1, space=space
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Up to a multiple of 256."""
+        return -(-self.source.pixels * self.channels * self.source.size // 256) * 256
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks that copy it."""
+        return -(-self.source.pixels // _PACK_TILE) * -(-self.channels // _PACK_TILE)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """`Pack` of tables.cuh."""
+        one = self.source
+        return (
+            self.at, one.images, one.channels, self.channels, *one.extents, one.image, one.channel, *one.space,
+        )  # fmt: skip
+
+
+def pixel_map(
+    operand: Operand, rank: int, base: _Three, results: _Three, steps: _Three, pixels: int
+) -> TensorMap | None:
+    """Runs of `pixels` windows by a stage's row of channels; None beyond what such a map can say.
+
+    Windows begin at `base`, every `steps` positions, as many as `results` along each axis.
+    """
+    axes = slice(0, rank - 2)
+    extents = tuple(reversed(operand.extents))[axes]
+    lower = tuple(reversed(base))[axes]
+    last = tuple(b + (n - 1) * s for b, n, s in zip(base, results, steps, strict=True))
+    upper = tuple(n - e + 1 for n, e in zip(tuple(reversed(last))[axes], extents, strict=True))
+    least, most, _ = _LIMITS[rank]
+    if not all(least <= corner <= most for corner in (*lower, *upper)):
+        return None
+    strides = operand.byte_strides()
+    return TensorMap(
+        operand.number, operand.offset, operand.dtype,
+        (operand.channels, *extents, operand.images),
+        (*strides[axes], strides[3]),
+        (STAGE_ROW // operand.size, pixels),
+        (1, *tuple(reversed(steps))[axes], 1),
+        (lower, upper),
+    )  # fmt: skip
+
+
+def fits_offsets(rank: int, offsets: Sequence[int]) -> bool:
+    """Whether taps so far from their windows' beginnings can be said in a load."""
+    return max(offsets) <= _LIMITS[rank][2] and min(offsets) >= 0
+
+
+def filter_map(operand: Operand, box_channels: int, box_rows: int) -> TensorMap:
+    """Boxes of one tap: `box_channels` channels of `box_rows` of the result's."""
+    strides = operand.byte_strides()
+    return TensorMap(
+        operand.number, operand.offset, operand.dtype,
+        (operand.channels, *reversed(operand.extents), operand.images), tuple(strides),
+        (box_channels, 1, 1, 1, box_rows), (1,) * 5,
+    )  # fmt: skip

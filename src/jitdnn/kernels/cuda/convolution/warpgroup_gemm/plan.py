@@ -1,0 +1,46 @@
+"""Frozen sizes of implicit products by warpgroups: the blocking, what is packed, the tensor maps and the tables.
+
+A is the data and B the filter, or dy and x of a wgrad. The loops, with the names of the sizes:
+
+    for each thread block of the device            (persistent)
+        for each of its works                      a tile, `Blocking.splits` of its K: tile.m x tile.n
+            for each stage                         a tap and 128 bytes of channels; of wgrad, of pixels
+                for each consumer                  64 * tile.rows rows, sums in registers
+                    for each wgmma                 64 x tile.n x 32 bytes of K
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jitdnn.devices.tensor_map import Tables
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import Pack
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A product that is ready to be launched.
+
+    `dtype`, `result`: of the operands and of the result. `rank`: of the maps of pixels. `phases`: stride phases, each
+    with maps of A. `is_b_mn_major`: neighbours of B in memory are columns. `is_vector`: 16 bytes of a row are stored at
+    once. `rows_first`: neighbouring threads store neighbouring rows. `alignments`: what the operands' addresses must be
+    multiples of, in bytes. `partials`: the byte of the workspace at which the partial sums begin.
+    """
+
+    is_wgrad: bool
+    dtype: str
+    result: str
+    rank: int
+    phases: int
+    is_b_mn_major: bool
+    is_vector: bool
+    rows_first: bool
+    blocking: Blocking
+    works: int
+    packs: tuple[Pack | None, Pack | None]
+    tables: Tables
+    alignments: tuple[int, int, int]
+    partials: int
+    workspace: int
+    seconds: float

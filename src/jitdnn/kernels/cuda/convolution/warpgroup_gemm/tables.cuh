@@ -1,0 +1,53 @@
+// What the host says of the problem, in the order of `_numbers` in code.py.
+
+// An axis of space, in a stride phase. Result i is computed from positions base + i * input_stride + tap * dilation of
+// the data, tap < taps, with the taps first_tap + tap * tap_step of the filter; it is number first_result + i *
+// result_stride of the result.
+struct Axis {
+    i64 results, base, input_stride, taps, dilation, first_tap, tap_step, first_result, result_stride;
+};
+
+struct Phase {
+    i64 first_tile, rows;  // of the tiles along the rows of all phases; rows of the product
+    Axis axes[3];
+};
+
+// A tensor that is copied into the workspace, to byte `at`; see pack.cu. Strides are in elements.
+struct Pack {
+    i64 at, images, channels, packed_channels, extents[3], image, channel, space[3];
+};
+
+struct Tables {
+    TensorMap maps[A_MAPS + B_MAPS];  // of the phases of A, for each of its parts; then of B
+    Phase phases[PHASES];
+    i64 works, splits, groups, tiles_m, tiles_n, blocks_of_split;
+    i64 rows, columns, channels, channel_blocks;  // of a group: of the product; of the data or, of wgrad, of x
+    // from one group to the next in the coordinates of A, and of B: its columns, what is summed, its outermost axis
+    i64 a_channel_step, a_image_step, b_column_step, b_channel_step, b_outer_step;
+    i64 partials;  // byte of the workspace
+    i64 result_image, result_group, result_row, result_column, result_space[3];
+    Pack packs[2];                // of the first and the second operand
+    i64 tap_place, tap_space[3];  // of the result of a wgrad: the place of tap 0, and from tap to tap
+
+    METHOD const TensorMap &a(int phase, int part) const { return maps[phase * PARTS + part]; }
+    METHOD const TensorMap &b(int part) const { return maps[A_MAPS + part]; }
+};
+
+#if SPATIAL == 3
+#define LOAD_PIXELS(to, map, barrier, c, w, h, d, n, s, r, t) \
+    tma_load_im2col_5d(to, map, barrier, c, w, h, d, n, s, r, t)
+#else
+#define LOAD_PIXELS(to, map, barrier, c, w, h, d, n, s, r, t) tma_load_im2col_4d(to, map, barrier, c, w, h, n, s, r)
+#endif
+
+// The position of a pixel of a phase: its image, and its number along each axis of space.
+struct Position {
+    int image, at[3];
+
+    METHOD Position(const Phase &phase, int pixel) {
+        const int c = (int)phase.axes[2].results, b = (int)phase.axes[1].results, a = (int)phase.axes[0].results;
+        const int line = pixel / c, plane = line / b;
+        at[2] = pixel - line * c, at[1] = line - plane * b;
+        image = plane / a, at[0] = plane - image * a;
+    }
+};

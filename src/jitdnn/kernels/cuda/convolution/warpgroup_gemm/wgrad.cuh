@@ -1,0 +1,102 @@
+// wgrad: rows are channels of dy, columns taps with channels of x inside, each tap's extended to whole blocks of 64; K
+// runs over pixels. Both operands are read across: a stage has BK pixels, with their channels as neighbours.
+
+constexpr int NO_CHANNEL = 1 << 30;  // beyond those of every tensor
+
+// The tap along each axis, and the first of the 64 channels, that a column belongs to.
+struct Column {
+    int tap[3], channel;
+
+    METHOD Column(const Tables &tables, int column) {
+        const int block = column / 64, blocks = (int)tables.channel_blocks;
+        const int number = block / blocks;
+        channel = (block - number * blocks) * 64;
+        const int taps_s = (int)tables.phases[0].axes[2].taps, taps_r = (int)tables.phases[0].axes[1].taps;
+        const int line = number / taps_s, plane = line / taps_r;
+        tap[2] = number - line * taps_s, tap[1] = line - plane * taps_r, tap[0] = plane;
+    }
+};
+
+struct Work {
+    int group, first_row, first_column, columns, first_block, last_block;
+
+    METHOD Work(const Tables &tables, int number) {
+        const int tiles_n = (int)tables.tiles_n, tiles = (int)tables.tiles_m * tiles_n;
+        const int split = number / (tiles * (int)tables.groups);
+        number -= split * tiles * (int)tables.groups;
+        group = number / tiles;
+        number -= group * tiles;
+        first_row = number / tiles_n * BM;
+        first_column = number % tiles_n * BN;
+        columns = min(BN, (int)tables.columns - first_column);
+        const int blocks = ((int)tables.phases[0].rows + BK - 1) / BK;
+        first_block = split * (int)tables.blocks_of_split;
+        last_block = max(first_block, min(blocks, first_block + (int)tables.blocks_of_split));
+    }
+    METHOD int channel(int column, const Tables &) const { return column; }  // for no epilogue
+
+    // The place of a column in the result, from that of its row on.
+    METHOD i64 column_place(const Tables &tables, int column) const {
+        const Column one(tables, first_column + column);
+        return tables.tap_place + one.tap[0] * tables.tap_space[0] + one.tap[1] * tables.tap_space[1] +
+               one.tap[2] * tables.tap_space[2] + (one.channel + column % 64) * tables.result_column;
+    }
+    // Columns of the same tap that there are from this one on.
+    METHOD int columns_from(const Tables &tables, int column) const {
+        if (column >= columns) return 0;
+        return (int)tables.channels - Column(tables, first_column + column).channel - column % 64;
+    }
+};
+
+// Rows are channels here: there are no pixels.
+struct Pixel {
+    METHOD Pixel(const Tables &, const Work &, int) {}
+};
+
+FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
+    return row < tables.rows ? work.group * tables.result_group + row * tables.result_row : -1;
+}
+
+struct Loader {
+    int pixel, row, a_image, b_image, b_channel, columns;
+    Column first;  // of the tile
+
+    METHOD Loader(const Tables &tables, const Work &work) : first(tables, work.first_column) {
+        pixel = work.first_block * BK;
+        row = work.first_row + work.group * (int)tables.a_channel_step;
+        a_image = work.group * (int)tables.a_image_step, b_image = work.group * (int)tables.b_outer_step;
+        b_channel = work.group * (int)tables.b_column_step;
+        columns = work.columns;
+    }
+
+    METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier) {
+        const Phase &phase = tables.phases[0];
+        const Axis &z = phase.axes[0], &y = phase.axes[1], &x = phase.axes[2];
+        const Position at(phase, pixel);
+        auto begin = [&](int n) { return (int)(phase.axes[n].base + at.at[n] * phase.axes[n].input_stride); };
+        const int d = begin(0), h = begin(1), w = begin(2);
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+#pragma unroll
+            for (int m = 0; m < BM; m += 64)
+                LOAD_PIXELS(to_a + part * A_BYTES + m * 128, tables.a(0, part), barrier, row + m, at.at[2], at.at[1],
+                            at.at[0], at.image + a_image, 0, 0, 0);
+            Column one = first;
+#pragma unroll 1
+            for (int n = 0; n < BN; n += 64) {
+                const int channel = n < columns ? b_channel + one.channel : NO_CHANNEL;
+                const int s = n < columns ? one.tap[2] : 0, r = n < columns ? one.tap[1] : 0;
+                LOAD_PIXELS(to_b + part * B_BYTES + n * 128, tables.b(part), barrier, channel, w, h, d,
+                            at.image + b_image, s * (int)x.dilation, r * (int)y.dilation,
+                            n < columns ? one.tap[0] * (int)z.dilation : 0);
+                one.channel += 64;
+                if (one.channel >= tables.channel_blocks * 64) {
+                    one.channel = 0;
+                    if (++one.tap[2] == (int)x.taps) one.tap[2] = 0, ++one.tap[1];
+                    if (one.tap[1] == (int)y.taps) one.tap[1] = 0, ++one.tap[0];
+                }
+            }
+        }
+        pixel += BK;
+    }
+};

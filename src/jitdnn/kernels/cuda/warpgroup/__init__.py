@@ -1,0 +1,1 @@
+"""Matrix products by warpgroups (`wgmma`) on operands that the copy engine brings (TMA): sm_90a."""

@@ -1,0 +1,121 @@
+// The way out of a tile: sums in registers become results, 64 rows of 128 bytes (a chunk) go through shared memory, and
+// leave in whole lines of memory; or, where K is split, sums go to the workspace as they are.
+
+// Row of a tile that a thread of a warpgroup holds, in a slab: `half` 0, and 8 rows below it 1.
+FUNCTION int row_of(int slab, int half) {
+    return slab * 64 + threadIdx.x % 128 / 32 * 16 + half * 8 + threadIdx.x % 32 / 4;
+}
+
+constexpr int WORDS = WN * RESULT_BYTES / 8;  // of 4 bytes, in which a thread holds the results of a slab
+constexpr int CHUNKS_OF_SLAB = WN / CHUNK, CHUNKS = ROWS * CHUNKS_OF_SLAB;
+
+// Makes the results of a tile of its sums: f(sum), times alpha, plus beta times what is in memory. `rows`: address of
+// the places of the tile's rows in the result, -1 for rows that it does not have.
+FUNCTION void finish(Sums &sums, const Tables &tables, const Work &work, u32 rows, int first_row, int first_column,
+                     const RESULT *result, f32 alpha, f32 beta EPILOGUE_PARAMETERS) {
+    first_column += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int slab = 0; slab < ROWS; ++slab)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = row_of(slab, half);
+            const i64 place = shared_load_i64(rows + row * 8);
+            const Pixel pixel(tables, work, first_row + row);
+#pragma unroll
+            for (int j = 0; j < WN / 4; ++j) {
+                const int column = 8 * (j / 2) + first_column + j % 2;
+                f32 &value = sums[slab][4 * (j / 2) + 2 * half + j % 2];
+                const bool is_there = place >= 0 && work.columns_from(tables, column) > 0;
+                if constexpr (HAS_EPILOGUE) {
+                    if (is_there) value = FINISH(value, pixel, work.channel(column, tables));
+                }
+                value *= alpha;
+                if (beta != 0 && is_there)
+                    value += beta * LOAD(RESULT, result, place + work.column_place(tables, column));
+            }
+        }
+}
+
+// The results, `factor` times the sums, as they are stored: a thread's words of a slab. The product, though often by 1,
+// keeps the words in registers of their own: those of the sums are taken by products in flight while words leave.
+FUNCTION void round_results(const Sums &sums, f32 factor, u32 (&words)[ROWS][WORDS]) {
+#pragma unroll
+    for (int slab = 0; slab < ROWS; ++slab)
+#pragma unroll
+        for (int i = 0; i < WN / 2; i += 2) {
+            if constexpr (RESULT_BYTES == 2) {
+                words[slab][i / 2] = PACK(factor * sums[slab][i], factor * sums[slab][i + 1]);
+            } else {
+                words[slab][i] = __float_as_uint(factor * sums[slab][i]);
+                words[slab][i + 1] = __float_as_uint(factor * sums[slab][i + 1]);
+            }
+        }
+}
+
+// Writes a chunk, of which each thread holds 16 words, in rows whose 16-byte pieces are permuted as copies do it.
+FUNCTION void stage_chunk(u32 buffer, const u32 *words) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    if constexpr (RESULT_BYTES == 2) {
+        const int row = warp * 16 + lane % 16;
+#pragma unroll
+        for (int j = 0; j < 8; j += 2)
+            stmatrix_x4(buffer + row * 128 + ((j + lane / 16) ^ (row & 7)) * 16, words[2 * j], words[2 * j + 1],
+                        words[2 * j + 2], words[2 * j + 3]);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = row_of(0, half), piece = 2 * j + lane % 4 / 2;
+                shared_store8(buffer + row * 128 + (piece ^ (row & 7)) * 16 + lane % 2 * 8, words[4 * j + 2 * half],
+                              words[4 * j + 2 * half + 1]);
+            }
+    }
+}
+
+// Copies a staged chunk to the result: the rows at `rows` (see finish), columns from `column` on.
+FUNCTION void store_chunk(u32 buffer, u32 rows, const Tables &tables, const Work &work, int column, RESULT *result) {
+    const int thread = threadIdx.x % 128, count = work.columns_from(tables, column);
+    if constexpr (IS_RESULT_VECTOR) {
+        constexpr int run = 16 / RESULT_BYTES;
+        const int piece = thread % 8;
+        if (piece * run >= count) return;
+        RESULT *to = result + work.column_place(tables, column) + piece * run;
+#pragma unroll
+        for (int row = thread / 8; row < 64; row += 16) {
+            const i64 place = shared_load_i64(rows + row * 8);
+            if (place >= 0) store16(to + place, shared_load16(buffer + row * 128 + (piece ^ (row & 7)) * 16));
+        }
+    } else {
+        // neighbouring threads have neighbouring rows, or columns, whichever are neighbours in memory
+#pragma unroll 4
+        for (int at = thread; at < 64 * CHUNK; at += 128) {
+            const int row = ROWS_FIRST ? at % 64 : at / CHUNK, c = ROWS_FIRST ? at / 64 : at % CHUNK;
+            const i64 place = shared_load_i64(rows + row * 8);
+            if (place < 0 || c >= count) continue;
+            const u32 from = buffer + row * 128 + (c * RESULT_BYTES / 16 ^ (row & 7)) * 16 + c * RESULT_BYTES % 16;
+            const i64 to = place + work.column_place(tables, column + c);
+            if constexpr (RESULT_BYTES == 2)
+                ((u16 *)result)[to] = shared_load2(from);
+            else
+                ((u32 *)result)[to] = shared_load4(from);
+        }
+    }
+}
+
+// Partial sums of a split tile in the workspace, in the order of the registers:
+//
+//     split, tile, slab of 64 rows, 8 columns, thread of the warpgroup: four sums
+constexpr int SLAB_SUMS = 64 * WN;
+
+FUNCTION void store_partial(const Sums &sums, f32 *partials, const Tables &tables, int number, int warpgroup) {
+    f32 *to = partials + ((i64)number * WARPGROUPS + warpgroup) * ROWS * SLAB_SUMS + threadIdx.x % 128 * 4;
+#pragma unroll
+    for (int slab = 0; slab < ROWS; ++slab)
+#pragma unroll
+        for (int j = 0; j < WN / 8; ++j) {
+            const f32 *four = sums[slab] + 4 * j;
+            store16(to + slab * SLAB_SUMS + j * 512, uint4{__float_as_uint(four[0]), __float_as_uint(four[1]),
+                                                           __float_as_uint(four[2]), __float_as_uint(four[3])});
+        }
+}

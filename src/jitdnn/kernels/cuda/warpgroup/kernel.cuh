@@ -1,0 +1,103 @@
+// The kernels: the product, and the sum of the splits of K.
+
+KERNEL2(BLOCK_THREADS, 1)
+void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS,
+              u8 *workspace, SCALE alpha, SCALE beta) {
+    extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];
+    const Ring ring = {smem_address(shared_memory)};
+    if (threadIdx.x == 0) ring.initialize();
+    __syncthreads();
+    // the same in all lanes of a warp, which the compiler cannot know
+    const int warpgroup = shuffle((int)threadIdx.x / 128, 0);
+    if (warpgroup == WARPGROUPS) {
+        registers_release<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 128 * WARPGROUPS) produce(ring, tables);
+    } else {
+        registers_acquire<CONSUMER_REGISTERS>();
+        Consumer consumer(ring, warpgroup);
+        Sums sums;
+#if IS_SPLIT
+        f32 *partials = (f32 *)(workspace + tables.partials);
+        for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+            const Work work(tables, number);
+            consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
+            store_partial(sums, partials, tables, number, warpgroup);
+        }
+#else
+        const u32 staging = ring.shared + STAGING_AT + warpgroup * 2 * SLAB_BYTES;
+        const u32 rows = ring.shared + ROWS_AT + warpgroup * ROWS * 64 * 8;
+        const int rows_before = warpgroup / WARPGROUPS_N * ROWS * 64, first_column = warpgroup % WARPGROUPS_N * WN;
+        u32 words[ROWS][WORDS];
+        int done = -1;  // the tile whose results are in `words`
+        int buffer = 0;
+        auto send = [&](int chunk) {
+            const u32 to = staging + buffer * SLAB_BYTES;
+            buffer ^= 1;
+            stage_chunk(to, words[chunk / CHUNKS_OF_SLAB] + chunk % CHUNKS_OF_SLAB * 16);
+            warpgroup_barrier(warpgroup + 1);  // the buffer is written; the one before it was read
+            const Work work(tables, done);
+            store_chunk(to, rows + chunk / CHUNKS_OF_SLAB * 64 * 8, tables, work,
+                        first_column + chunk % CHUNKS_OF_SLAB * CHUNK, result);
+        };
+        for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+            const Work work(tables, number);
+            consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, done >= 0, send);
+            const int first_row = work.first_row + rows_before, row = threadIdx.x % 128;
+            warpgroup_barrier(warpgroup + 1);  // the rows of the tile before are no longer read
+            if (row < ROWS * 64) shared_store_i64(rows + row * 8, row_place(tables, work, first_row + row));
+            warpgroup_barrier(warpgroup + 1);
+            const bool is_plain = !HAS_EPILOGUE && beta == 0;
+            if (!is_plain)
+                finish(sums, tables, work, rows, first_row, first_column, result, (f32)alpha,
+                       (f32)beta EPILOGUE_ARGUMENTS);
+            round_results(sums, is_plain ? (f32)alpha : 1.0f, words);
+            done = number;
+        }
+        if (done >= 0) {
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
+        }
+#endif
+    }
+}
+
+#if IS_SPLIT
+// A thread has the four sums that a thread of a consumer had; a block 256 of them.
+KERNEL(256)
+void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
+                     RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
+    constexpr int fours = BM * BN / 4;  // of a tile
+    const i64 index = (i64)blockIdx.x * 256 + threadIdx.x, tiles = tables.works / tables.splits;
+    const int tile = (int)(index / fours), in_tile = (int)(index % fours);
+    const f32 *from = (const f32 *)(workspace + tables.partials) + index * 4;
+    f32 sums[4] = {};
+#pragma unroll 4
+    for (int split = 0; split < (int)tables.splits; ++split) {
+        const uint4 four = *(const uint4 *)(from + split * tiles * (BM * BN));
+        sums[0] += __uint_as_float(four.x), sums[1] += __uint_as_float(four.y);
+        sums[2] += __uint_as_float(four.z), sums[3] += __uint_as_float(four.w);
+    }
+    const Work work(tables, tile);
+    const int thread = in_tile % 128, j = in_tile / 128 % (WN / 8), slab = in_tile / (128 * (WN / 8)) % ROWS;
+    const int warpgroup = in_tile / (128 * (WN / 8) * ROWS);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = work.first_row + (warpgroup / WARPGROUPS_N * ROWS + slab) * 64 + thread / 32 * 16 +
+                        half * 8 + thread % 32 / 4;
+        const i64 place = row_place(tables, work, row);
+        if (place < 0) continue;
+        const Pixel pixel(tables, work, row);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int column = warpgroup % WARPGROUPS_N * WN + 8 * j + thread % 4 * 2 + e;
+            if (work.columns_from(tables, column) <= 0) continue;
+            const i64 at = place + work.column_place(tables, column);
+            f32 value = sums[2 * half + e];
+            if constexpr (HAS_EPILOGUE) value = FINISH(value, pixel, work.channel(column, tables));
+            value *= (f32)alpha;
+            if (beta != 0) value += (f32)beta * LOAD(RESULT, result, at);
+            STORE(RESULT, result, at, value);
+        }
+    }
+}
+#endif

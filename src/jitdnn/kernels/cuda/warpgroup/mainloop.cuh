@@ -1,0 +1,155 @@
+// Matrix products on the tensor cores of sm_90a: one thread copies, warpgroups multiply.
+//
+//     tile of a thread block   BM rows x BN columns of the product, sums in registers
+//
+//              BK  = 128 bytes along K                       a ring of STAGES stages in shared memory:
+//            +-----+                                         full[stage]   the operands of a stage have arrived
+//            |  B  | BN columns                              empty[stage]  all warps have read them
+//            +-----+
+//     +-----+  =  +---------------+
+//     |     |     |               |  64 * ROWS rows x WN columns of each consumer: a warpgroup, of which there are
+//     |  A  |     |  BM x BN sums |  WARPGROUPS_M down and WARPGROUPS_N across
+//     +-----+     +---------------+
+//
+// A thread block stays on its multiprocessor and takes one piece of work after the other: a tile, or one of the splits
+// of a tile's K. The results of a tile leave chunk by chunk while the tensor cores work on the next one.
+//
+// With PARTS 2 every operand comes as two halves whose sum it is: the products hi * hi, hi * lo and lo * hi are added,
+// and the sums of each stage are moved to f32 registers, since the tensor cores truncate as they add.
+//
+// What the kernel is for says the text behind this (convolution/warpgroup_gemm): `Work`, `Loader`, and where results lie.
+
+// The place in the ring: of the producer, or of a consumer.
+struct RingPlace {
+    int stage = 0;
+    u32 parity = 0;
+
+    METHOD void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+struct Ring {
+    u32 shared;  // address of the first stage
+
+    METHOD u32 a(int stage) const { return shared + stage * STAGE_BYTES; }
+    METHOD u32 b(int stage) const { return shared + stage * STAGE_BYTES + PARTS * A_BYTES; }
+    METHOD u32 full(int stage) const { return shared + BARRIERS_AT + 16 * stage; }
+    METHOD u32 empty(int stage) const { return shared + BARRIERS_AT + 16 * stage + 8; }
+
+    METHOD void initialize() const {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            mbarrier_init(full(stage), 1);
+            mbarrier_init(empty(stage), 4 * WARPGROUPS);
+        }
+        mbarrier_init_fence();
+    }
+};
+
+FUNCTION void produce(const Ring &ring, const Tables &tables) {
+    RingPlace place;
+    for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+        const Work work(tables, number);
+        Loader loader(tables, work);
+        for (int block = work.first_block; block < work.last_block; ++block) {
+            mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
+            mbarrier_arrive_expect(ring.full(place.stage), STAGE_BYTES);
+            loader.load(tables, ring.a(place.stage), ring.b(place.stage), ring.full(place.stage));
+            place.advance();
+        }
+    }
+}
+
+typedef f32 Sums[ROWS][WN / 2];  // of a thread; see wgmma
+
+// Begins the products of a stage for the slabs of one warpgroup. `is_added`: to the sums that there are.
+FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &sums, bool is_added) {
+    const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * SLAB_BYTES, SLAB_BYTES);
+    const u64 b = wgmma_descriptor(ring.b(stage) + warpgroup % WARPGROUPS_N * WN * 128, SLAB_BYTES);
+    wgmma_fence();
+    // the small products first: lo * hi, hi * lo, then hi * hi
+#pragma unroll
+    for (int product = PARTS == 1 ? 2 : 0; product < 3; ++product) {
+        const u64 a_part = a + (product == 0 ? A_BYTES / 16 : 0), b_part = b + (product == 1 ? B_BYTES / 16 : 0);
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row)
+                MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row], a_part + step * A_STEP + row * (SLAB_BYTES / 16),
+                                                 b_part + step * B_STEP, is_added);
+            is_added = true;
+        }
+    }
+    wgmma_commit();
+}
+
+// The loop over K of a consumer. `send(chunk)` sends a chunk of the tile before, while products are in flight.
+struct Consumer {
+    const Ring ring;
+    const int warpgroup, lane;
+    RingPlace place;
+
+    METHOD Consumer(const Ring &ring, int warpgroup) : ring(ring), warpgroup(warpgroup), lane(threadIdx.x % 32) {}
+
+    METHOD void release(int stage) const {
+        if (lane == 0) mbarrier_arrive(ring.empty(stage));
+    }
+
+    template <int CHUNKS, class Send>
+    METHOD void multiply(Sums &sums, int blocks, bool is_sending, Send send) {
+        int block = 0;
+#if PARTS == 1
+        // a stage is given back one step late, when the next products are in flight already
+        int previous = -1;
+        auto step = [&](auto during) {
+            mbarrier_wait(ring.full(place.stage), place.parity);
+            multiply_stage(ring, place.stage, warpgroup, sums, block > 0);
+            during();
+            wgmma_wait<1>();
+            if (previous >= 0) release(previous);
+            previous = place.stage;
+            place.advance();
+            ++block;
+        };
+#else
+        f32 stage_sums[ROWS][WN / 2];
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+            for (int i = 0; i < WN / 2; ++i) sums[row][i] = 0;
+        auto step = [&](auto during) {
+            mbarrier_wait(ring.full(place.stage), place.parity);
+            multiply_stage(ring, place.stage, warpgroup, stage_sums, false);
+            during();
+            wgmma_wait<0>();
+            release(place.stage);
+            place.advance();
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+                for (int i = 0; i < WN / 2; ++i) sums[row][i] += stage_sums[row][i];
+            ++block;
+        };
+#endif
+        if (is_sending) {
+            if (blocks >= CHUNKS) {
+#pragma unroll
+                for (int chunk = 0; chunk < CHUNKS; ++chunk) step([&] { send(chunk); });
+            } else {  // too few products to hide the chunks behind
+#pragma unroll
+                for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
+            }
+        }
+        while (block < blocks) step([] {});
+#if PARTS == 1
+        wgmma_wait<0>();
+        if (previous >= 0) release(previous);
+        if (!blocks) {
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+                for (int i = 0; i < WN / 2; ++i) sums[row][i] = 0;
+        }
+#endif
+    }
+};

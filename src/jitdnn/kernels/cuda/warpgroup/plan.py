@@ -1,0 +1,159 @@
+"""Sizes of a matrix product by warpgroups: tiles, their stages, and how K is split. See the drawing in mainloop.cuh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STAGE_ROW = 128
+"""Bytes of K in a stage: what a row of shared memory has under the swizzle that all operands use."""
+_MAX_STAGES = 8
+_BARRIER_BYTES = 16  # of a stage
+_STAGING_BYTES = 2 * 64 * STAGE_ROW  # of a consumer: two chunks of results
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Of a thread block: `down` by `across` consumers, each with `rows` slabs of 64 rows by `wn` columns."""
+
+    down: int
+    across: int
+    rows: int
+    wn: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups"
+
+    @property
+    def m(self) -> int:
+        return 64 * self.rows * self.down
+
+    @property
+    def n(self) -> int:
+        return self.wn * self.across
+
+    @property
+    def warpgroups(self) -> int:
+        return self.down * self.across
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.warpgroups + 1)
+
+    @property
+    def sums(self) -> int:
+        """Registers of a consumer's thread for the sums."""
+        return self.rows * self.wn // 2
+
+    def stage_bytes(self, parts: int) -> int:
+        return parts * (self.m + self.n) * STAGE_ROW
+
+    def other_bytes(self, is_split: bool) -> int:
+        """Shared memory beside the stages, without barriers."""
+        return 8 * 64 * self.rows * self.warpgroups + (0 if is_split else self.warpgroups * _STAGING_BYTES)
+
+    def stages(self, shared_bytes: int, parts: int, is_split: bool) -> int:
+        """Stages that fit into a multiprocessor's shared memory."""
+        room = shared_bytes - self.other_bytes(is_split)
+        return min(_MAX_STAGES, room // (self.stage_bytes(parts) + _BARRIER_BYTES))
+
+    def shared(self, stages: int, parts: int, is_split: bool) -> int:
+        return stages * (self.stage_bytes(parts) + _BARRIER_BYTES) + self.other_bytes(is_split)
+
+    def has_registers(self, parts: int, result_bytes: int, is_split: bool) -> bool:
+        """Whether a thread has the registers for the sums (twice with halves), and for results on their way out."""
+        words = 0 if is_split else self.sums * result_bytes // 4
+        most = 104 if self.warpgroups == 3 else 192
+        return self.sums * (2 if parts == 2 else 1) + words <= most
+
+
+TILES = (
+    Tile(2, 1, 1, 256),
+    Tile(2, 1, 2, 128),
+    Tile(2, 1, 1, 192),
+    Tile(2, 1, 1, 128),
+    Tile(3, 1, 1, 128),
+    Tile(2, 1, 2, 64),
+    Tile(3, 1, 1, 64),
+    Tile(2, 1, 1, 64),
+    Tile(1, 3, 1, 192),
+    Tile(1, 2, 1, 256),
+    Tile(1, 2, 1, 128),
+)
+"""Tiles worth trying."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """What a launch computes, `groups` times: `n` columns of each of some products of `rows` by `blocks` stages of K."""
+
+    rows: tuple[int, ...]
+    blocks: tuple[int, ...]
+    n: int
+    groups: int
+
+    def tiles_m(self, tile: Tile) -> int:
+        return sum(-(-rows // tile.m) for rows in self.rows)
+
+    def tiles_n(self, tile: Tile) -> int:
+        return -(-self.n // tile.n)
+
+    def tiles(self, tile: Tile) -> int:
+        return self.groups * self.tiles_m(tile) * self.tiles_n(tile)
+
+    @property
+    def longest(self) -> int:
+        return max(self.blocks)
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """A tile, its stages, and the splits of K, of `blocks_of_split` stages each. `parts`: 2 with halves."""
+
+    tile: Tile
+    stages: int
+    splits: int
+    blocks_of_split: int
+    parts: int
+
+    @property
+    def is_split(self) -> bool:
+        return self.splits > 1
+
+    @property
+    def shared(self) -> int:
+        return self.tile.shared(self.stages, self.parts, self.is_split)
+
+    def works(self, products: Products) -> int:
+        return products.tiles(self.tile) * self.splits
+
+    def partial_bytes(self, products: Products) -> int:
+        """Of the partial sums."""
+        return 4 * self.works(products) * self.tile.m * self.tile.n if self.is_split else 0
+
+
+def blockings(
+    products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
+    result_bytes: int, max_splits: int,
+) -> list[Blocking]:  # fmt: skip
+    """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
+    found = []
+    for tile in tiles:
+        count, longest = products.tiles(tile), products.longest
+        wanted = {1}
+        if len(products.rows) == 1:
+            for waves in (1, 2, 3, 4):
+                splits = multiprocessors * waves // max(1, count)
+                wanted.add(min(max_splits, splits, longest))
+        for splits in sorted(wanted):
+            if splits < 1:
+                continue
+            length = max(1, math.ceil(longest / splits))
+            splits = max(1, math.ceil(longest / length))
+            is_split = splits > 1
+            stages = tile.stages(shared_bytes, parts, is_split)
+            if stages < 2 or not tile.has_registers(parts, result_bytes, is_split):
+                continue
+            found.append(Blocking(tile, stages, splits, length, parts))
+    return found
