@@ -60,7 +60,8 @@ def built_source(source: Source, arch: str) -> Path:
     text = source.complete(f'{plain}\n#line 1 "{source.name}"')
     capability = re.sub(r"\D", "", arch)
     options = (*_OPTIONS, *_KERNEL_OPTIONS, f"-DEMULATION_ARCH={capability}0")
-    return _built(source.name, f'#include "cuda.h"\nnamespace {{\n{text}\n', options)
+    headers = '#include "cuda.h"\n' + '#include "hopper.h"\n' * (source.dialect == "hopper")
+    return _built(source.name, f"{headers}namespace {{\n{text}\n", options)
 
 
 @functools.cache
@@ -117,7 +118,7 @@ def _run(name: str, command: list[str]) -> str:
 def _as_cpp(text: str) -> str:
     """Preprocessed CUDA C++ as C++, and behind it what Python finds of its kernels."""
     kernels: dict[str, str] = {}
-    alignments = [128]
+    alignments: list[int] = []
 
     def kernel(found: re.Match[str]) -> str:
         if "__global__" not in found["words"]:
@@ -152,7 +153,9 @@ def _as_cpp(text: str) -> str:
     text = _STATIC.sub(static, _DYNAMIC.sub(dynamic, text))
     text = re.sub(r"\b__shared__\b", "static __attribute__((used))", text)
     exports = "\n".join(f"EMULATION_EXPORT({name}, {bounds})" for name, bounds in kernels.items())
-    return f'{text}\n}}\n#include "exports.h"\nEMULATION_ALIGNMENT({min(alignments)})\n{exports}\n'
+    return (
+        f'{text}\n}}\n#include "exports.h"\nEMULATION_ALIGNMENT({min(alignments, default=128)})\n{exports}\n'
+    )
 
 
 @functools.cache

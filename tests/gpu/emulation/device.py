@@ -26,8 +26,10 @@ from typing import Any
 import numpy as np
 
 from emulation.build import built_runtime, built_source, missing
+from emulation.tensor_maps import check, encoded
 from jitdnn.devices.gpu import Launch, Source
 from jitdnn.devices.gpu_facts import FromFacts, GpuFacts, on_paper
+from jitdnn.devices.tensor_map import Tables
 from jitdnn.errors import CompileError, DeviceError
 
 __all__ = ["EmulatedCudaDevice", "missing"]
@@ -64,8 +66,9 @@ class EmulatedCudaDevice(FromFacts):
         pointers: int,
         extras: Sequence[int] = (),
         floats: Sequence[float] = (),
+        tables: Tables | None = None,
     ) -> EmulatedKernel:
-        return EmulatedKernel(self, source, launches, pointers, extras, floats)
+        return EmulatedKernel(self, source, launches, pointers, extras, floats, tables)
 
     def allocate(self, size: int) -> HostMemory:
         return HostMemory(size)
@@ -99,10 +102,13 @@ class HostMemory:
 class EmulatedKernel:
     def __init__(
         self, device: EmulatedCudaDevice, source: Source, launches: Sequence[Launch], pointers: int,
-        extras: Sequence[int], floats: Sequence[float],
+        extras: Sequence[int], floats: Sequence[float], tables: Tables | None,
     ) -> None:  # fmt: skip
         self._device, self._source, self._launches = device, source, tuple(launches)
         self._pointers, self._extras, self._floats = pointers, tuple(extras), tuple(floats)
+        self._tables = tables
+        for tensor_map in tables.maps if tables else ():
+            check(tensor_map, pointers)
         self._library = _library(os.fsdecode(device.compile(source)))
         for launch in self._launches:
             self._check(launch)
@@ -113,9 +119,13 @@ class EmulatedKernel:
         if not hasattr(self._library, f"emulation_entry_{name}"):
             raise CompileError(f"{self._source.name} has no kernel {name}")
         takes = getattr(self._library, f"emulation_arity_{name}")()
-        gets = self._pointers + 3 + len(self._extras) + len(self._floats)
+        gets = (self._tables is not None) + self._pointers + 3 + len(self._extras) + len(self._floats)
         if takes != gets:
             raise CompileError(f"{name} takes {takes} arguments and is launched with {gets}")
+        structure = getattr(self._library, f"emulation_structure_{name}")()
+        given = self._tables.bytes if self._tables else 0
+        if structure != given:
+            raise CompileError(f"{name} takes tables of {structure} bytes and is launched with {given}")
         declared = getattr(self._library, f"emulation_threads_{name}")()
         if declared not in (0, launch.threads):
             raise DeviceError(f"{name} is declared for {declared} threads and launched with {launch.threads}")
@@ -133,12 +143,20 @@ class EmulatedKernel:
             raise DeviceError(
                 f"{self._source.name} is called with {len(pointers)} pointers of {self._pointers}"
             )
+        tables = ctypes.create_string_buffer(self._packed_tables(pointers, workspace))
+        first = (ctypes.addressof(tables),) if self._tables else ()
         slots = struct.pack(
-            f"{len(pointers) + 1}Q2d{len(self._extras)}q{len(self._floats)}d",
-            *pointers, workspace, alpha, beta, *self._extras, *self._floats,
+            f"{len(first) + len(pointers) + 1}Q2d{len(self._extras)}q{len(self._floats)}d",
+            *first, *pointers, workspace, alpha, beta, *self._extras, *self._floats,
         )  # fmt: skip
         for launch in self._launches:
             self._run(launch, slots)
+
+    def _packed_tables(self, pointers: Sequence[int], workspace: int) -> bytes:
+        if not self._tables:
+            return b""
+        maps = b"".join(encoded(one, pointers, workspace) for one in self._tables.maps)
+        return (maps + self._tables.packed_numbers).ljust(self._tables.bytes, b"\0")
 
     def _run(self, launch: Launch, slots: bytes) -> None:
         library, message, fault = self._library, ctypes.create_string_buffer(2000), ctypes.c_size_t()

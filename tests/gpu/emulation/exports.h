@@ -1,19 +1,20 @@
 // What Python finds of kernels, behind their text.
 
 namespace emulation {
-// A kernel's arguments lie in 8 bytes each.
-template <typename type>
-static inline type argument(const unsigned long long *slot) {
-    static_assert(sizeof(type) == 8, "arguments of kernels are pointers, SCALE and i64");
+// A kernel's arguments lie in 8 bytes each; a structure, which only the first may be, where these 8 bytes point.
+template <typename type, int number>
+static inline type argument(const unsigned long long *slots) {
+    static_assert(__is_class(type) ? number == 0 : sizeof(type) == 8,
+                  "arguments of kernels are pointers, SCALE and i64; a structure can be the first");
     type value;
-    __builtin_memcpy(&value, slot, sizeof value);
+    __builtin_memcpy(&value, __is_class(type) ? (const void *)slots[number] : slots + number, sizeof value);
     return value;
 }
 template <int... numbers>
 struct Numbers {};
 template <typename... types, int... numbers>
 static inline void call(void (*kernel)(types...), const unsigned long long *slots, Numbers<numbers...>) {
-    kernel(argument<types>(slots + numbers)...);
+    kernel(argument<types, numbers>(slots)...);
 }
 template <typename... types>
 static inline void call(void (*kernel)(types...), const void *slots) {
@@ -23,6 +24,11 @@ static constexpr int first(int threads, int = 0, int = 0) { return threads; }
 template <typename... types>
 static constexpr int arity(void (*)(types...)) {
     return (int)sizeof...(types);
+}
+// Bytes of the structure that is the first argument, or 0.
+template <typename type, typename... types>
+static constexpr int structure(void (*)(type, types...)) {
+    return __is_class(type) ? (int)sizeof(type) : 0;
 }
 }  // namespace emulation
 
@@ -38,4 +44,5 @@ EMULATION_VISIBLE void *emulation_shared_end() { return __stop_shared_arrays; }
 #define EMULATION_EXPORT(name, ...)                                                                                    \
     EMULATION_VISIBLE void emulation_entry_##name(const void *slots) { emulation::call(name, slots); }                 \
     EMULATION_VISIBLE int emulation_arity_##name() { return emulation::arity(name); }                                  \
+    EMULATION_VISIBLE int emulation_structure_##name() { return emulation::structure(name); }                          \
     EMULATION_VISIBLE int emulation_threads_##name() { return emulation::first(__VA_ARGS__); }

@@ -30,13 +30,15 @@ struct Copy {
     bool is_valid;
 };
 
-enum State { RUNNING, AT_BARRIER, IN_WARP, ENDED };
+enum State { RUNNING, AT_BARRIER, IN_WARP, AT_MBARRIER, AT_WARPGROUP_BARRIER, IN_WARPGROUP, ENDED };
 
 struct Fiber {
     void *stack_pointer;
     unsigned char *stack;
     State state;
     int line;          // where it waits
+    int wanted;        // the barrier of a number that it waits for
+    Word parity;       // of the phase of an mbarrier that it waits for
     Copy *copies;      // in the order in which they were started
     int count, room;   // of copies
     int *groups;       // copies in front of the end of each committed group
@@ -48,7 +50,7 @@ Warp warps[MOST_WARPS];
 int threads, warp_count, current, live_threads, arrived_threads, barrier_line;
 bool is_strict;  // ended threads may not miss a barrier
 unsigned char *arena;  // dynamic shared memory ends where its last page does
-size_t dynamic_bytes;
+size_t dynamic_bytes, dynamic_alignment;
 unsigned char *static_begin, *static_end;
 void (*kernel)(const void *);
 const void *arguments;
@@ -65,20 +67,20 @@ void set_current(int thread) {
     threadIdx = {static_cast<Word>(thread), 0, 0};
 }
 
-const char *name_of(Kind kind) {
-    switch (kind) {
-        case SYNC: return "__syncwarp";
-        case SHUFFLE: return "a shuffle";
-        case BALLOT: return "a vote";
-        case LDMATRIX: return "ldmatrix";
-        default: return "mma";
-    }
-}
+// Of mbarrier.h and wgmma.h, which come further down.
+int describe_wait(const Fiber &fiber, char *text, int room);
+bool deliver_copies();
+bool multiply();
+void show_mbarriers();
+void end_of_thread();
+void begin_block();
+void end_block();
 
 // Nobody can run: say who waits where.
 [[noreturn]] void report_deadlock() {
     char text[1500];
     int length = 0;
+    bool is_deadlock = false;
     static bool is_told[MOST_THREADS];
     memset(is_told, 0, sizeof is_told);
     for (int thread = 0; thread < threads; ++thread) {
@@ -88,6 +90,7 @@ const char *name_of(Kind kind) {
         for (int other = thread; other < threads; ++other) {
             if (fibers[other].state != fiber.state) continue;
             if (fiber.state != ENDED && fibers[other].line != fiber.line) continue;
+            if (fiber.state >= AT_MBARRIER && fiber.state < ENDED && fibers[other].wanted != fiber.wanted) continue;
             is_told[other] = true;
             ++alike;
         }
@@ -96,12 +99,14 @@ const char *name_of(Kind kind) {
                            length ? "; " : "", alike, thread);
         if (fiber.state == ENDED)
             length += snprintf(text + length, sizeof text - length, "have ended");
+        else if ((is_deadlock |= fiber.state >= AT_MBARRIER))
+            length += describe_wait(fiber, text + length, sizeof text - length);
         else
             length += snprintf(text + length, sizeof text - length, "wait at line %d for %s", fiber.line,
                                fiber.state == AT_BARRIER ? "all of the block"
                                                          : name_of(warps[thread / WARP].kind));
     }
-    emulation_fail(0, "barrier divergence: %s", text);
+    emulation_fail(0, "%s: %s", is_deadlock ? "deadlock" : "barrier divergence", text);
 }
 
 void switch_to(int thread) {
@@ -113,15 +118,17 @@ void switch_to(int thread) {
 
 // Goes on with the next thread that can run: of this warp, or of those behind it in a circle.
 void run_next() {
-    const int warp = current / WARP, lane = current % WARP;
-    if (const Word ready = warps[warp].ready) {
-        const Word behind = lane == WARP - 1 ? 0 : ready & ~((2u << lane) - 1);
-        return switch_to(warp * WARP + __builtin_ctz(behind ? behind : ready));
-    }
-    for (int step = 1; step < warp_count; ++step) {
-        const int other = (warp + step) % warp_count;
-        if (warps[other].ready) return switch_to(other * WARP + __builtin_ctz(warps[other].ready));
-    }
+    do {
+        const int warp = current / WARP, lane = current % WARP;
+        if (const Word ready = warps[warp].ready) {
+            const Word behind = lane == WARP - 1 ? 0 : ready & ~((2u << lane) - 1);
+            return switch_to(warp * WARP + __builtin_ctz(behind ? behind : ready));
+        }
+        for (int step = 1; step < warp_count; ++step) {
+            const int other = (warp + step) % warp_count;
+            if (warps[other].ready) return switch_to(other * WARP + __builtin_ctz(warps[other].ready));
+        }
+    } while (live_threads && (deliver_copies() || multiply()));
     if (live_threads) report_deadlock();
     void *nowhere;
     emulation_switch(&nowhere, main_stack_pointer);
@@ -132,6 +139,7 @@ void release_barrier() {
         emulation_fail(barrier_line, "%d threads ended without this barrier, which all threads must reach",
                        threads - live_threads);
     arrived_threads = 0;
+    show_mbarriers();
     for (int warp = 0; warp < warp_count; ++warp) warps[warp].ready = warps[warp].live;
     for (int thread = 0; thread < threads; ++thread)
         if (fibers[thread].state == AT_BARRIER) fibers[thread].state = RUNNING;
@@ -176,6 +184,12 @@ void complete(int index) {
             }
             ldmatrix(warp);
             break;
+        case STMATRIX:
+            for (int lane = 0; lane < WARP; ++lane)
+                check_shared(static_cast<Stmatrix *>(warp.operands[lane])->row, 16, index * WARP + lane, warp.line,
+                             "stmatrix");
+            stmatrix(warp);
+            break;
         case MMA_BF16:
             mma<16, 2, float>(warp, [](Word bits, int part) {
                 return f32_of_bits(part ? bits & 0xffff0000u : bits << 16);
@@ -201,6 +215,7 @@ void complete(int index) {
 
 void fiber_main() {
     kernel(arguments);
+    end_of_thread();
     Fiber &own = fibers[current];
     own.state = ENDED;
     const int index = current / WARP;
@@ -236,6 +251,7 @@ void run_block() {
     memset(warps, 0, sizeof warps);
     arrived_threads = 0;
     live_threads = threads;
+    begin_block();
     for (int thread = 0; thread < threads; ++thread) {
         Fiber &fiber = fibers[thread];
         reserve_stack(fiber);
@@ -248,6 +264,7 @@ void run_block() {
     for (int warp = 0; warp < warp_count; ++warp) warps[warp].ready = warps[warp].live;
     set_current(0);
     emulation_switch(&main_stack_pointer, fibers[0].stack_pointer);
+    end_block();
     if (!is_untouched(emulation_dynamic_shared - MARGIN, emulation_dynamic_shared))
         emulation_fail(0, "writes in front of dynamic shared memory");
     if (!is_untouched(emulation_dynamic_shared + dynamic_bytes, end))
@@ -275,6 +292,13 @@ void on_signal(int signal, siginfo_t *info, void *context) {
 }
 
 }  // namespace
+}  // namespace emulation
+
+#include "checks.h"
+#include "mbarrier.h"
+#include "wgmma.h"
+
+namespace emulation {
 
 // ---- What kernels call -------------------------------------------------------------------------------------------
 
@@ -383,22 +407,11 @@ void *emulation_shared_pointer(Word address) {
     return emulation_dynamic_shared + static_cast<int>(address);
 }
 
-// ---- What the compiler's checks call -----------------------------------------------------------------------------
-
-struct Place {
-    const char *file;
-    Word line, column;
-};
-#define CHECK(name, words) \
-    void __ubsan_handle_##name(Place *place, ...) { emulation_fail(int(place->line), "%s", words); }
-CHECK(type_mismatch_v1, "misaligned address of a load, a store or a reference")
-CHECK(out_of_bounds, "index out of the bounds of an array")
-CHECK(shift_out_of_bounds, "shift by a negative number or by all bits and more")
-CHECK(add_overflow, "signed overflow of an addition")
-CHECK(sub_overflow, "signed overflow of a subtraction")
-CHECK(mul_overflow, "signed overflow of a multiplication")
-CHECK(negate_overflow, "signed overflow of a negation")
-CHECK(divrem_overflow, "division by zero, or of the least integer by -1")
+void *emulation_shared_access(Word address, int bytes, const char *what, int line) {
+    void *pointer = emulation_shared_pointer(address);
+    check_shared(pointer, bytes, current, line, what);
+    return pointer;
+}
 
 // ---- What Python calls -------------------------------------------------------------------------------------------
 
@@ -414,6 +427,7 @@ int emulation_launch(void (*entry)(const void *), const void *slots, const unsig
     static_begin = static_cast<unsigned char *>(shared_begin);
     static_end = static_cast<unsigned char *>(shared_end);
     dynamic_bytes = shared;
+    dynamic_alignment = alignment;
     message = text;
     message_room = room;
     fault_address = 0;
@@ -426,8 +440,9 @@ int emulation_launch(void (*entry)(const void *), const void *slots, const unsig
         mprotect(arena - PAGE, PAGE, PROT_NONE);
         mprotect(arena + ARENA, PAGE, PROT_NONE);
     }
-    // aligned as it is declared and no better
-    emulation_dynamic_shared = arena + ARENA - (shared + MARGIN - 1) / MARGIN * MARGIN - alignment % MARGIN;
+    // aligned as it is declared and, up to MARGIN, no better
+    const size_t unit = alignment > MARGIN ? alignment : MARGIN;
+    emulation_dynamic_shared = arena + ARENA - (shared + unit - 1) / unit * unit - alignment % MARGIN;
 
     static const int caught[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGRTMIN + 3};
     constexpr int CAUGHT = sizeof caught / sizeof *caught;

@@ -10,7 +10,7 @@ struct Index {
 };
 
 // What the lanes of a warp do together. Each hands over the address of its operands.
-enum Kind { SYNC, SHUFFLE, BALLOT, LDMATRIX, MMA_BF16, MMA_F16, MMA_TF32, MMA_S8, MMA_F64 };
+enum Kind { SYNC, SHUFFLE, BALLOT, LDMATRIX, STMATRIX, MMA_BF16, MMA_F16, MMA_TF32, MMA_S8, MMA_F64 };
 
 struct Shuffle {
     unsigned long long value, result;
@@ -26,9 +26,30 @@ struct Ldmatrix {
     int matrices;
     bool is_transposed;
 };
+struct Stmatrix {
+    void *row;
+    Word values[4];
+};
 struct Mma {
     void *d;  // 4 sums, 2 of f64
     const void *a, *b;
+};
+
+// What a copy takes of the tensor that a map describes.
+struct Box {
+    const void *map;
+    bool is_im2col;
+    int rank, coordinates[5], taps[3];
+};
+
+// d += a * b of a warpgroup, as one of its threads asks for it. `a` and `b` are descriptors.
+enum Element { BF16, F16, TF32 };
+struct Product {
+    float *d;
+    unsigned long long a, b;
+    Element element;
+    int n;
+    bool is_a_mn_major, is_b_mn_major, is_added;
 };
 
 extern "C" {
@@ -44,6 +65,19 @@ void emulation_commit();
 void emulation_wait(int pending);
 Word emulation_shared_address(const void *shared, int line);
 void *emulation_shared_pointer(Word address);
+void *emulation_shared_access(Word address, int bytes, const char *what, int line);
+
+// Of sm_90a: hopper.h.
+void emulation_mbarrier_init(Word barrier, Word arrivals, int line);
+void emulation_mbarrier_fence();
+void emulation_mbarrier_arrive(Word barrier, Word bytes, int line);
+void emulation_mbarrier_wait(Word barrier, Word parity, int line);
+void emulation_warpgroup_barrier(int number, int line);
+void emulation_tma_load(Word shared, Word barrier, const Box *box, int line);
+void emulation_wgmma(const Product *product, int line);
+void emulation_wgmma_fence();
+void emulation_wgmma_commit(int line);
+void emulation_wgmma_wait(int pending, int line);
 }
 
 }  // namespace emulation

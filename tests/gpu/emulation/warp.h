@@ -13,6 +13,17 @@ struct Warp {
     void *operands[WARP];
 };
 
+inline const char *name_of(Kind kind) {
+    switch (kind) {
+        case SYNC: return "__syncwarp";
+        case SHUFFLE: return "a shuffle";
+        case BALLOT: return "a vote";
+        case LDMATRIX: return "ldmatrix";
+        case STMATRIX: return "stmatrix";
+        default: return "mma";
+    }
+}
+
 inline void shuffle(Warp &warp) {
     for (int lane = 0; lane < WARP; ++lane) {
         if (!(warp.arrived >> lane & 1)) continue;
@@ -44,6 +55,16 @@ inline void ldmatrix(Warp &warp) {
             const Word low = first.is_transposed ? row[pair][group] : row[group][pair];
             const Word high = first.is_transposed ? row[pair + 1][group] : row[group][pair + 1];
             own.result[matrix] = low | high << 16;
+        }
+    }
+}
+
+inline void stmatrix(Warp &warp) {
+    for (int lane = 0; lane < WARP; ++lane) {
+        const auto &own = *static_cast<Stmatrix *>(warp.operands[lane]);
+        for (int matrix = 0; matrix < 4; ++matrix) {
+            auto *row = static_cast<Word *>(static_cast<Stmatrix *>(warp.operands[8 * matrix + lane / 4])->row);
+            row[lane % 4] = own.values[matrix];
         }
     }
 }

@@ -1,0 +1,149 @@
+// Stands in for hopper.cuh, behind cuda.h, when a kernel of the "hopper" dialect is compiled for the CPU.
+#pragma once
+#include "cuda.h"
+
+struct __align__(64) TensorMap {
+    char opaque[128];
+};
+#define TABLES(type, name) const __grid_constant__ type name
+
+// ---- Barriers ----------------------------------------------------------------------------------------------------
+
+static inline void mbarrier_init(u32 barrier, u32 arrivals, EMULATION_LINE) {
+    emulation::emulation_mbarrier_init(barrier, arrivals, line);
+    emulation::fence();
+}
+static inline void mbarrier_init_fence() { emulation::emulation_mbarrier_fence(); }
+static inline void mbarrier_arrive_expect(u32 barrier, u32 bytes, EMULATION_LINE) {
+    emulation::fence();
+    emulation::emulation_mbarrier_arrive(barrier, bytes, line);
+    emulation::fence();
+}
+static inline void mbarrier_arrive(u32 barrier, EMULATION_LINE) { mbarrier_arrive_expect(barrier, 0, line); }
+static inline void mbarrier_wait(u32 barrier, u32 parity, EMULATION_LINE) {
+    emulation::fence();
+    emulation::emulation_mbarrier_wait(barrier, parity, line);
+    emulation::fence();
+}
+static inline void warpgroup_barrier(int number, EMULATION_LINE) {
+    emulation::fence();
+    emulation::emulation_warpgroup_barrier(number, line);
+    emulation::fence();
+}
+
+// ---- Copies of boxes ---------------------------------------------------------------------------------------------
+
+namespace emulation {
+static inline void load(u32 shared, u32 barrier, const Box &box, int line) {
+    fence();
+    emulation_tma_load(shared, barrier, &box, line);
+    fence();
+}
+// A tap as the instruction takes it: 16 bits.
+static inline int tap(int value) { return (short)value; }
+}  // namespace emulation
+
+static inline void tma_load_3d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, EMULATION_LINE) {
+    emulation::load(shared, barrier, {&map, false, 3, {a, b, c}, {}}, line);
+}
+static inline void tma_load_5d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, int d, int e,
+                               EMULATION_LINE) {
+    emulation::load(shared, barrier, {&map, false, 5, {a, b, c, d, e}, {}}, line);
+}
+static inline void tma_load_im2col_4d(u32 shared, const TensorMap &map, u32 barrier, int c, int w, int h, int n, int s,
+                                      int r, EMULATION_LINE) {
+    emulation::load(shared, barrier, {&map, true, 4, {c, w, h, n}, {emulation::tap(s), emulation::tap(r)}}, line);
+}
+static inline void tma_load_im2col_5d(u32 shared, const TensorMap &map, u32 barrier, int c, int w, int h, int d, int n,
+                                      int s, int r, int t, EMULATION_LINE) {
+    emulation::load(shared, barrier,
+                    {&map, true, 5, {c, w, h, d, n}, {emulation::tap(s), emulation::tap(r), emulation::tap(t)}}, line);
+}
+static inline void tma_prefetch_map(const TensorMap &) {}
+
+// ---- Products of a warpgroup -------------------------------------------------------------------------------------
+
+static inline u64 wgmma_descriptor(u32 address, u32 repeat = 16) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(repeat >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+static inline void wgmma_fence() {
+    emulation::emulation_wgmma_fence();
+    emulation::fence();
+}
+static inline void wgmma_commit(EMULATION_LINE) {
+    emulation::emulation_wgmma_commit(line);
+    emulation::fence();
+}
+template <int pending>
+static inline void wgmma_wait(EMULATION_LINE) {
+    static_assert(pending >= 0 && pending <= 7, "wgmma.wait_group takes 0 to 7");
+    emulation::fence();
+    emulation::emulation_wgmma_wait(pending, line);
+    emulation::fence();
+}
+
+#define EMULATION_WGMMA(name, element)                                                                              \
+    template <bool is_a_mn_major, bool is_b_mn_major, int count>                                                    \
+    static inline void name(f32 (&d)[count], u64 a, u64 b, bool is_added, EMULATION_LINE) {                         \
+        static_assert(count == 32 || count == 48 || count == 64 || count == 96 || count == 128,                     \
+                      "there are instructions for n = 64, 96, 128, 192 and 256");                                   \
+        static_assert(emulation::element != emulation::TF32 || (!is_a_mn_major && !is_b_mn_major),                  \
+                      "tf32 is K-major");                                                                           \
+        const emulation::Product product = {d, a, b, emulation::element, 2 * count, is_a_mn_major, is_b_mn_major,   \
+                                            is_added};                                                              \
+        emulation::fence();                                                                                         \
+        emulation::emulation_wgmma(&product, line);                                                                 \
+        emulation::fence();                                                                                         \
+    }
+EMULATION_WGMMA(wgmma_bf16, BF16)
+EMULATION_WGMMA(wgmma_f16, F16)
+EMULATION_WGMMA(wgmma_tf32, TF32)
+#undef EMULATION_WGMMA
+
+// ---- Registers of a warpgroup, and the way out -------------------------------------------------------------------
+
+template <int count>
+static inline void registers_release() {
+    static_assert(count % 8 == 0 && count >= 24 && count <= 256, "registers come in multiples of 8 from 24 to 256");
+}
+template <int count>
+static inline void registers_acquire() {
+    registers_release<count>();
+}
+
+static inline void stmatrix_x4(u32 row, u32 a, u32 b, u32 c, u32 d, EMULATION_LINE) {
+    emulation::Stmatrix operands = {emulation::emulation_shared_pointer(row), {a, b, c, d}};
+    emulation::collective(emulation::STMATRIX, line, &operands);
+}
+
+namespace emulation {
+template <typename type>
+static inline type loaded(u32 address, const char *what, int line) {
+    fence();
+    return *(const type *)emulation_shared_access(address, sizeof(type), what, line);
+}
+template <typename type>
+static inline void stored(u32 address, type value, const char *what, int line) {
+    *(type *)emulation_shared_access(address, sizeof(type), what, line) = value;
+    fence();
+}
+}  // namespace emulation
+
+static inline uint4 shared_load16(u32 address, EMULATION_LINE) {
+    return emulation::loaded<uint4>(address, "shared_load16", line);
+}
+static inline u32 shared_load4(u32 address, EMULATION_LINE) {
+    return emulation::loaded<u32>(address, "shared_load4", line);
+}
+static inline u16 shared_load2(u32 address, EMULATION_LINE) {
+    return emulation::loaded<u16>(address, "shared_load2", line);
+}
+static inline void shared_store8(u32 address, u32 low, u32 high, EMULATION_LINE) {
+    emulation::stored(address, uint2{low, high}, "shared_store8", line);
+}
+static inline i64 shared_load_i64(u32 address, EMULATION_LINE) {
+    return emulation::loaded<i64>(address, "shared_load_i64", line);
+}
+static inline void shared_store_i64(u32 address, i64 value, EMULATION_LINE) {
+    emulation::stored(address, value, "shared_store_i64", line);
+}

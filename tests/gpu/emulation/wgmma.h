@@ -1,0 +1,269 @@
+// Products of warpgroups: a part of runtime.cpp.
+//
+// A product is only noted when it is begun. It reads shared memory and adds when a wait demands it and nobody else can
+// run, so a stage that was given away too early shows. Threads note theirs one after the other; all 128 must have noted
+// the same.
+#pragma once
+#include "mbarrier.h"
+
+namespace emulation {
+namespace {
+
+constexpr int MOST_GROUPS = 64, ROWS = 64, MOST_COLUMNS = 256, MOST_DEPTH = 16;
+
+struct Begun {
+    Product product;
+    int line, thread;  // of the first that began it
+    float *d[WARPGROUP];
+};
+
+struct Warpgroup {
+    Begun *begun;
+    int count, room, pending;
+    bool is_demanded;  // all threads wait for products
+    Meeting meeting;
+};
+
+// What one thread has begun and not waited for.
+struct Noted {
+    int products, groups, last_line;
+    int ends[MOST_GROUPS];  // products in front of the end of each group
+    bool is_fenced;
+};
+
+Warpgroup warpgroups[MOST_WARPGROUPS];
+Noted noted[MOST_THREADS];
+
+void begin_warpgroups() {
+    for (Warpgroup &warpgroup : warpgroups) {
+        warpgroup.count = 0;
+        warpgroup.is_demanded = false;
+        warpgroup.meeting = {};
+    }
+    memset(noted, 0, threads * sizeof *noted);
+}
+
+void end_of_thread() {
+    if (noted[current].products)
+        emulation_fail(noted[current].last_line, "the thread ends with %d products of wgmma in flight",
+                       noted[current].products);
+}
+
+// ---- Copies into what is read -------------------------------------------------------------------------------------
+
+// Whether an operand has elements in a range of shared memory, by pieces of 8 rows.
+bool is_in(unsigned long long descriptor, bool is_mn_major, int extent, Word address, int bytes) {
+    const Word start = ((descriptor & 0x3fff) << 4) & ~1023u, leading = (descriptor >> 16 & 0x3fff) << 4;
+    const Word stride = (descriptor >> 32 & 0x3fff) << 4;
+    const auto overlaps = [&](Word at) { return at < address + bytes && address < at + 8 * ROW; };
+    if (!is_mn_major) {
+        for (int m = 0; m < extent; m += 8)
+            if (overlaps(start + m / 8 * stride)) return true;
+        return false;
+    }
+    for (int m = 0; m < extent; m += 64)
+        if (overlaps(start + m / 64 * leading) || overlaps(start + m / 64 * leading + stride)) return true;
+    return false;
+}
+
+bool reads(const Product &product, Word address, int bytes) {
+    return is_in(product.a, product.is_a_mn_major, ROWS, address, bytes) ||
+           is_in(product.b, product.is_b_mn_major, product.n, address, bytes);
+}
+
+// A copy must not begin to fill what products in flight read.
+void check_unread(Word address, int bytes, int line) {
+    for (const Warpgroup &warpgroup : warpgroups)
+        for (int n = 0; n < warpgroup.count; ++n)
+            if (reads(warpgroup.begun[n].product, address, bytes))
+                emulation_fail(line,
+                               "tma_load: the product of line %d, which warpgroup %td has yet to wait for, reads this",
+                               warpgroup.begun[n].line, &warpgroup - warpgroups);
+}
+
+// ---- Arithmetic --------------------------------------------------------------------------------------------------
+
+float element(const unsigned char *from, Element type) {
+    if (type == TF32) {
+        Word bits;
+        memcpy(&bits, from, sizeof bits);
+        return f32_of_bits(bits & ~0x1fffu);
+    }
+    unsigned short half;
+    memcpy(&half, from, sizeof half);
+    return type == BF16 ? f32_of_bits(Word(half) << 16) : f32_of_f16(half);
+}
+
+// Writes element (m, k) of an operand to out[m * m_step + k * k_step].
+void load_operand(unsigned long long descriptor, const Begun &begun, bool is_mn_major, int extent, float *out,
+                  int m_step, int k_step, const char *name) {
+    const Word start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
+    const Word stride = (descriptor >> 32 & 0x3fff) << 4;
+    const int line = begun.line;
+    set_current(begun.thread);
+    if ((descriptor & ~0x3fff3fff3fffull) != 1ull << 62)
+        emulation_fail(line, "wgmma: the descriptor %#llx of %s does not say 128-byte swizzle alone", descriptor, name);
+    if (is_mn_major ? start % 1024 != 0 : start % 32 != 0 || start % 1024 >= ROW)
+        emulation_fail(line, "wgmma: %s begins at %u: %s", name, start,
+                       is_mn_major ? "it must be a multiple of 1024"
+                                   : "that must be 0, 32, 64 or 96 behind a multiple of 1024");
+    const Element type = begun.product.element;
+    const int size = type == TF32 ? 4 : 2, each = 16 / size;
+    const auto piece = [&](Word address, float *to, int step) {
+        address = swizzled(address);
+        if (size_t(address) + 16 > dynamic_bytes)
+            emulation_fail(line, "wgmma: address %u of %s is out of range of dynamic shared memory, which has %zu",
+                           address, name, dynamic_bytes);
+        const unsigned char *from = emulation_dynamic_shared + address;
+        for (int n = 0; n < each; ++n) to[n * step] = element(from + n * size, type);
+    };
+    if (is_mn_major) {
+        for (int k = 0; k < 2 * each; ++k)
+            for (int m = 0; m < extent; m += each)
+                piece(start + m / 64 * leading + m % 64 * size + k / 8 * stride + k % 8 * ROW,
+                      out + m * m_step + k * k_step, m_step);
+    } else {
+        for (int m = 0; m < extent; ++m)
+            for (int part = 0; part < 2; ++part)
+                piece(start + m / 8 * stride + m % 8 * ROW + 16 * part, out + m * m_step + part * each * k_step,
+                      k_step);
+    }
+}
+
+alignas(64) float sums[ROWS][MOST_COLUMNS];
+
+// Calls with each pair of neighbours of the sums, in the matrix and in the registers of a thread.
+template <typename Each>
+void for_registers(const Begun &begun, Each each) {
+    for (int thread = 0; thread < WARPGROUP; ++thread) {
+        const int row = 16 * (thread / 32) + thread % 32 / 4, column = 2 * (thread % 4);
+        float *d = begun.d[thread];
+        for (int n = 0; n < begun.product.n / 8; ++n) {
+            each(&sums[row][8 * n + column], d + 4 * n);
+            each(&sums[row + 8][8 * n + column], d + 4 * n + 2);
+        }
+    }
+}
+
+void add_product(const Begun &begun) {
+    alignas(64) static float a[ROWS][MOST_DEPTH], b[MOST_DEPTH][MOST_COLUMNS];
+    const Product &product = begun.product;
+    const int depth = product.element == TF32 ? 8 : 16, n = product.n;
+    load_operand(product.a, begun, product.is_a_mn_major, ROWS, a[0], MOST_DEPTH, 1, "a");
+    load_operand(product.b, begun, product.is_b_mn_major, n, b[0], 1, MOST_COLUMNS, "b");
+    if (!product.is_added) memset(sums, 0, sizeof sums);
+    for (int row = 0; row < ROWS; ++row)
+        for (int k = 0; k < depth; ++k)
+            for (int column = 0; column < n; ++column) sums[row][column] += a[row][k] * b[k][column];
+}
+
+// The first `count` products of a warpgroup, all threads of which wait.
+void add_products(Warpgroup &warpgroup, int count) {
+    const int was = current;
+    const Begun *held = nullptr;  // whose registers `sums` stands for
+    const auto write = [](float *sum, float *registers) { memcpy(registers, sum, 2 * sizeof *sum); };
+    for (int n = 0; n < count; ++n) {
+        const Begun &begun = warpgroup.begun[n];
+        if (!held || held->product.n != begun.product.n || memcmp(held->d, begun.d, sizeof begun.d)) {
+            if (held) for_registers(*held, write);
+            for_registers(begun, [](float *sum, float *registers) { memcpy(sum, registers, 2 * sizeof *sum); });
+        }
+        held = &begun;
+        add_product(begun);
+    }
+    if (held) for_registers(*held, write);
+    set_current(was);
+    warpgroup.count -= count;
+    memmove(warpgroup.begun, warpgroup.begun + count, warpgroup.count * sizeof *warpgroup.begun);
+}
+
+bool is_alike(const Product &one, const Product &other) {
+    return one.a == other.a && one.b == other.b && one.element == other.element && one.n == other.n &&
+           one.is_a_mn_major == other.is_a_mn_major && one.is_b_mn_major == other.is_b_mn_major &&
+           one.is_added == other.is_added;
+}
+
+// Nobody can run: a warpgroup gets the products that it waits for. False if none waits.
+bool multiply() {
+    for (int index = 0; index < MOST_WARPGROUPS; ++index) {
+        Warpgroup &warpgroup = warpgroups[index];
+        if (!warpgroup.is_demanded) continue;
+        Noted *const first = noted + index * WARPGROUP;
+        const int done = first->groups - warpgroup.pending, count = first->ends[done - 1];
+        add_products(warpgroup, count);
+        for (Noted *own = first; own < first + WARPGROUP; ++own) {
+            own->products -= count;
+            own->groups = warpgroup.pending;
+            for (int group = 0; group < own->groups; ++group) own->ends[group] = own->ends[group + done] - count;
+        }
+        warpgroup.is_demanded = false;
+        let_go(warpgroup.meeting);
+        return true;
+    }
+    return false;
+}
+
+}  // namespace
+
+extern "C" {
+
+void emulation_wgmma_fence() { noted[current].is_fenced = true; }
+
+void emulation_wgmma(const Product *product, int line) {
+    Warpgroup &warpgroup = warpgroups[whole_warpgroup("wgmma", line)];
+    Noted &own = noted[current];
+    if (!own.is_fenced) emulation_fail(line, "wgmma: no wgmma_fence came before the first product");
+    if (own.products == warpgroup.count) {
+        if (warpgroup.count == warpgroup.room) {
+            warpgroup.room = warpgroup.room ? 2 * warpgroup.room : 16;
+            warpgroup.begun =
+                static_cast<Begun *>(realloc(warpgroup.begun, warpgroup.room * sizeof *warpgroup.begun));
+        }
+        for (int n = 0; n < flight_count; ++n)
+            if (reads(*product, flights[n].address, flights[n].bytes))
+                emulation_fail(line, "wgmma: the copy of line %d, which nobody has waited for, fills what this reads",
+                               flights[n].line);
+        warpgroup.begun[warpgroup.count++] = {*product, line, current, {}};
+    }
+    Begun &begun = warpgroup.begun[own.products++];
+    if (begun.line != line || !is_alike(begun.product, *product))
+        emulation_fail(line, "wgmma: thread %d of the same warpgroup begins another product at line %d", begun.thread,
+                       begun.line);
+    begun.d[current % WARPGROUP] = product->d;
+    own.last_line = line;
+}
+
+void emulation_wgmma_commit(int line) {
+    Noted &own = noted[current];
+    if (own.groups == MOST_GROUPS)
+        emulation_fail(line, "wgmma_commit: more than %d groups in flight are not emulated", MOST_GROUPS);
+    own.ends[own.groups++] = own.products;
+}
+
+void emulation_wgmma_wait(int pending, int line) {
+    Warpgroup &warpgroup = warpgroups[whole_warpgroup("wgmma_wait", line)];
+    const Noted &own = noted[current];
+    const int committed = own.groups ? own.ends[own.groups - 1] : 0;
+    if (committed != own.products)
+        emulation_fail(line, "wgmma_wait: %d products are in no group: wgmma_commit is missing",
+                       own.products - committed);
+    if (warpgroup.meeting.arrived && warpgroup.pending != pending)
+        emulation_fail(line, "wgmma_wait<%d>: others of the warpgroup wait for all but %d groups", pending,
+                       warpgroup.pending);
+    warpgroup.pending = pending;
+    if (!is_last_to_come(warpgroup.meeting, 0, IN_WARPGROUP, "wgmma_wait", line)) return;
+    const int first = current / WARPGROUP * WARPGROUP;
+    for (int n = 0; n < WARPGROUP; ++n) {
+        const Noted &other = noted[first + n];
+        if (other.products != own.products || other.groups != own.groups ||
+            memcmp(other.ends, own.ends, own.groups * sizeof *own.ends))
+            emulation_fail(line, "wgmma_wait: %d products in %d groups are in flight, thread %d has %d in %d",
+                           own.products, own.groups, first + n, other.products, other.groups);
+    }
+    if (own.groups <= pending) return let_go(warpgroup.meeting);
+    warpgroup.is_demanded = true;
+    run_next();
+}
+
+}  // extern "C"
+}  // namespace emulation

@@ -1,0 +1,45 @@
+"""A kernel of the "hopper" dialect around a few lines, run over three arrays of the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jitdnn.devices.gpu import Launch, Source
+from jitdnn.devices.tensor_map import Tables, TensorMap
+
+DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
+HEAD = "(TABLES(Tables, tables), const u8 *x, const u8 *w, u8 *y, u8 *workspace, SCALE alpha, SCALE beta)"
+BEGIN = """
+    extern __shared__ __align__(ALIGNMENT) u8 storage[];
+    const u32 shared = smem_address(storage);
+"""
+
+
+def run(
+    device: Any, body: str, x: np.ndarray, w: np.ndarray, y: np.ndarray, maps: tuple[TensorMap, ...],
+    threads: int = 128, shared: int = 65536, numbers: tuple[int, ...] = (1,), alignment: int = 1024,
+) -> None:  # fmt: skip
+    """Run `body`, whose lines count from 1, over three arrays: y is copied back."""
+    begin = BEGIN.replace("\n", " ").replace("ALIGNMENT", str(alignment))
+    tables = f"struct Tables {{ TensorMap maps[{len(maps)}]; i64 numbers[{len(numbers)}]; }}; "
+    text = f"{tables}KERNEL2({threads}, 1) void body{HEAD} {{ {begin} {body} }}"
+    source = Source("body", text, dialect="hopper")
+    kernel = device.kernel(source, [Launch("body", 1, threads, shared)], 3, tables=Tables(maps, numbers))
+    memories = [device.allocate(array.nbytes) for array in (x, w, y)]
+    for memory, array in zip(memories, (x, w, y), strict=True):
+        device.write(memory.pointer, array)
+    kernel(None, [memory.pointer for memory in memories], 1.0, 0.0, 0)
+    device.read(y, memories[-1].pointer)
+
+
+def row_major(
+    operand: int, x: np.ndarray, box: tuple[int, ...], extents: tuple[int, ...] = (), **more: Any
+) -> TensorMap:
+    """The map of an array, of which `extents` (innermost first) may be less than it has room for."""
+    dtype = next(name for name, dtype in DTYPES.items() if x.dtype == dtype)
+    extents = extents or x.shape[::-1]
+    more.setdefault("steps", (1,) * x.ndim)
+    return TensorMap(operand, 0, dtype, extents, x.strides[-2::-1], box, **more)
