@@ -98,7 +98,7 @@ class CudaKernel:
         if not self._functions:
             self._load()
         assert self._library is not None
-        tables = EncodedTables(self._tables) if self._tables else None
+        tables = EncodedTables(self._tables, self._index) if self._tables else None
         return _Block(
             self._count, self._head.size, self._numbers, self._launches, self._functions, self._library, tables
         )

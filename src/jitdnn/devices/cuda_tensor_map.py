@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.devices.cuda_driver import failure, fast_function
+from jitdnn.devices.cuda_driver import current, failure, fast_function
 from jitdnn.devices.tensor_map import MAP_BYTES, WORKSPACE, Tables, TensorMap
 from jitdnn.errors import DeviceError
 
@@ -22,10 +22,10 @@ _ZEROS = 0  # outside of the tensor
 class EncodedTables:
     """The tables of one caller at a time, encoded again where the operands lie elsewhere than before."""
 
-    __slots__ = ("_memory", "_seen", "_tables", "address")
+    __slots__ = ("_index", "_memory", "_seen", "_tables", "address")
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
+    def __init__(self, tables: Tables, index: int) -> None:
+        self._tables, self._index = tables, index
         self._memory = ctypes.create_string_buffer(tables.bytes + 64)
         self.address = ctypes.addressof(self._memory) + 63 & ~63
         numbers = tables.packed_numbers
@@ -38,8 +38,11 @@ class EncodedTables:
             (workspace if one.operand == WORKSPACE else pointers[one.operand]) + one.offset
             for one in self._tables.maps
         ]
-        if addresses == self._seen:
-            return
+        if addresses != self._seen:
+            with current(self._index):
+                self._encode(addresses)
+
+    def _encode(self, addresses: list[int]) -> None:
         at = self.address
         if not self._seen:
             for one, address in zip(self._tables.maps, addresses, strict=True):

@@ -13,6 +13,12 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmWgradInPlace,
 )
 from jitdnn.kernels.cuda.convolution.patch import Patch
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
+    WarpgroupGemm,
+    WarpgroupGemmInPlace,
+    WarpgroupWgrad,
+    WarpgroupWgradInPlace,
+)
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
 from jitdnn.kernels.gpu.table import ELEMENTWISE, PLAIN, REDUCTION, SCAN
 from jitdnn.kernels.reference import REFERENCE
@@ -25,6 +31,8 @@ __all__ = ["ALGORITHMS", "ELEMENTWISE", "REDUCTION", "SCAN"]
 _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseSliding(),
     DepthwiseBanded(),
+    WarpgroupGemm(),
+    WarpgroupGemmInPlace(),
     ImplicitGemm(),
     ImplicitGemmInPlace(),
     FewChannels(),
@@ -33,6 +41,8 @@ _CORRELATION: tuple[Algorithm, ...] = (
 _WGRAD: tuple[Algorithm, ...] = (
     DepthwiseSliding(),
     DepthwiseBanded(),
+    WarpgroupWgrad(),
+    WarpgroupWgradInPlace(),
     ImplicitGemmWgrad(),
     ImplicitGemmWgradInPlace(),
     FewChannels(),

@@ -10,7 +10,7 @@ constexpr int WORDS = WN * RESULT_BYTES / 8;  // of 4 bytes, in which a thread h
 constexpr int CHUNKS_OF_SLAB = WN / CHUNK, CHUNKS = ROWS * CHUNKS_OF_SLAB;
 
 // Makes the results of a tile of its sums: f(sum), times alpha, plus beta times what is in memory. `rows`: address of
-// the places of the tile's rows in the result, -1 for rows that it does not have.
+// the places of the tile's rows in the result, NO_PLACE for rows that it does not have.
 FUNCTION void finish(Sums &sums, const Tables &tables, const Work &work, u32 rows, int first_row, int first_column,
                      const RESULT *result, f32 alpha, f32 beta EPILOGUE_PARAMETERS) {
     first_column += threadIdx.x % 4 * 2;
@@ -25,7 +25,7 @@ FUNCTION void finish(Sums &sums, const Tables &tables, const Work &work, u32 row
             for (int j = 0; j < WN / 4; ++j) {
                 const int column = 8 * (j / 2) + first_column + j % 2;
                 f32 &value = sums[slab][4 * (j / 2) + 2 * half + j % 2];
-                const bool is_there = place >= 0 && work.columns_from(tables, column) > 0;
+                const bool is_there = place != NO_PLACE && work.columns_from(tables, column) > 0;
                 if constexpr (HAS_EPILOGUE) {
                     if (is_there) value = FINISH(value, pixel, work.channel(column, tables));
                 }
@@ -84,7 +84,7 @@ FUNCTION void store_chunk(u32 buffer, u32 rows, const Tables &tables, const Work
 #pragma unroll
         for (int row = thread / 8; row < 64; row += 16) {
             const i64 place = shared_load_i64(rows + row * 8);
-            if (place >= 0) store16(to + place, shared_load16(buffer + row * 128 + (piece ^ (row & 7)) * 16));
+            if (place != NO_PLACE) store16(to + place, shared_load16(buffer + row * 128 + (piece ^ (row & 7)) * 16));
         }
     } else {
         // neighbouring threads have neighbouring rows, or columns, whichever are neighbours in memory
@@ -92,7 +92,7 @@ FUNCTION void store_chunk(u32 buffer, u32 rows, const Tables &tables, const Work
         for (int at = thread; at < 64 * CHUNK; at += 128) {
             const int row = ROWS_FIRST ? at % 64 : at / CHUNK, c = ROWS_FIRST ? at / 64 : at % CHUNK;
             const i64 place = shared_load_i64(rows + row * 8);
-            if (place < 0 || c >= count) continue;
+            if (place == NO_PLACE || c >= count) continue;
             const u32 from = buffer + row * 128 + (c * RESULT_BYTES / 16 ^ (row & 7)) * 16 + c * RESULT_BYTES % 16;
             const i64 to = place + work.column_place(tables, column + c);
             if constexpr (RESULT_BYTES == 2)

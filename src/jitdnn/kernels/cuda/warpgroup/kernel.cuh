@@ -85,7 +85,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
         const int row = work.first_row + (warpgroup / WARPGROUPS_N * ROWS + slab) * 64 + thread / 32 * 16 +
                         half * 8 + thread % 32 / 4;
         const i64 place = row_place(tables, work, row);
-        if (place < 0) continue;
+        if (place == NO_PLACE) continue;
         const Pixel pixel(tables, work, row);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {

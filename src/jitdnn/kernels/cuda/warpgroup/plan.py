@@ -78,7 +78,6 @@ TILES = (
     Tile(3, 1, 1, 64),
     Tile(2, 1, 1, 64),
     Tile(1, 3, 1, 192),
-    Tile(1, 2, 1, 256),
     Tile(1, 2, 1, 128),
 )
 """Tiles worth trying."""

@@ -50,9 +50,9 @@ struct Pixel {
     }
 };
 
-// Where a row begins in the result; -1 if there is none.
+// Where a row begins in the result; NO_PLACE if there is none.
 FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
-    if (row >= tables.phases[work.phase].rows) return -1;
+    if (row >= tables.phases[work.phase].rows) return NO_PLACE;
     const Pixel pixel(tables, work, row);
     return pixel.image * tables.result_image + work.group * tables.result_group + pixel.a * tables.result_space[0] +
            pixel.b * tables.result_space[1] + pixel.c * tables.result_space[2];

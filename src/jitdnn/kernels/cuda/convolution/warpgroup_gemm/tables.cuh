@@ -1,3 +1,5 @@
+constexpr i64 NO_PLACE = 1ll << 62;  // in a tensor: strides may be negative
+
 // What the host says of the problem, in the order of `_numbers` in code.py.
 
 // An axis of space, in a stride phase. Result i is computed from positions base + i * input_stride + tap * dilation of

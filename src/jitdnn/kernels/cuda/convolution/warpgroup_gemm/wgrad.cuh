@@ -54,7 +54,7 @@ struct Pixel {
 };
 
 FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
-    return row < tables.rows ? work.group * tables.result_group + row * tables.result_row : -1;
+    return row < tables.rows ? work.group * tables.result_group + row * tables.result_row : NO_PLACE;
 }
 
 struct Loader {

@@ -1,0 +1,227 @@
+"""Convolutions by warpgroups: every layout of operands, every tile, splits, epilogues, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cases
+from cases import make_case
+from convolution_cases import convolution, fused
+from harness import run_algorithm
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
+    WarpgroupGemm,
+    WarpgroupGemmInPlace,
+    WarpgroupWgrad,
+    WarpgroupWgradInPlace,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, source_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.warpgroup.plan import TILES, Blocking, Tile
+from jitdnn.problems.convolution import Convolution
+from strategies import convolutions
+
+SMALL = Tile(2, 1, 1, 64)
+
+
+@pytest.fixture(autouse=True)
+def _hopper(request: pytest.FixtureRequest) -> None:
+    for name in ("cuda_device", "architecture"):
+        if name in request.fixturenames and request.getfixturevalue(name).arch != "sm_90a":
+            pytest.skip("wgmma is an instruction of sm_90a")
+
+
+@pytest.fixture(autouse=True)
+def _aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands at multiples of 16 bytes, which the copy engine takes; see test_any_address."""
+    monkeypatch.setattr(cases, "GUARD", 128)
+
+
+def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tuple[WarpgroupGemm, WarpgroupGemm]:
+    """With workspace and without."""
+    if problem.direction == "bwd_filter":
+        return WarpgroupWgrad(tiles), WarpgroupWgradInPlace(tiles)
+    return WarpgroupGemm(tiles), WarpgroupGemmInPlace(tiles)
+
+
+def check(problem: Convolution, device: Any, epilogue: Any = None, tiles: tuple[Tile, ...] = TILES) -> int:
+    """Check both algorithms; returns how many took the problem."""
+    case, count = make_case(problem, epilogue), 0
+    for algorithm in algorithms_of(problem, tiles):
+        if algorithm.refuse(problem, device, epilogue) is None:
+            run_algorithm(algorithm, case, device)
+            count += 1
+    return count
+
+
+PRODUCTS: dict[str, Callable[[Plan], bool]] = {
+    "conv_fwd n2 c64 h9 w7 k64 r1 s1 bf16 nhwc": lambda p: p.is_vector and not p.is_b_mn_major,
+    "conv_fwd n2 c24 h9 w7 k40 r3 s3 pad1 bf16 nhwc": lambda p: p.packs == (None, None),
+    "conv_fwd n3 c72 h13 w11 k72 r3 s5 pad1x2 stride2 bf16 nhwc": lambda p: p.rank == 4,
+    "conv_fwd n2 c6 h9 w7 k10 r3 s3 pad1 bf16 nhwc": lambda p: all(p.packs),
+    "conv_fwd n2 c3 h11 w9 k16 r3 s3 stride2 pad1 f16": lambda p: all(p.packs) and p.rows_first,
+    "conv_fwd n1 c16 w100 k8 s40 pad20 bf16 nhwc": lambda p: p.rank == 4,
+    "conv_fwd n1 c128 h5 w4 k128 r3 s3 pad2 dil2 g2 f16 nhwc": lambda p: p.works % 2 == 0,
+    "conv_fwd n1 c64 d3 h5 w4 k72 t3 r3 s3 pad1 f16 nhwc": lambda p: p.rank == 5,
+    "conv_fwd n1 c512 h4 w3 k8 r3 s3 pad1 bf16 nhwc": lambda p: p.blocking.is_split,
+    "conv_fwd n2 c40 h6 w7 k36 r3 s3 pad1 f32 nhwc flip": lambda p: p.is_vector,
+    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 bf16 nhwc": lambda p: p.is_b_mn_major,
+    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 bf16 nhwc": lambda p: p.phases == 4,
+    "conv_bwd_data n2 c5 h9 w9 k9 r2 s4 pad1 stride3x2 dil2x3 f16": lambda p: p.phases == 6,
+    "conv_bwd_data n1 c8 h9 w9 k8 r1 s1 stride2 bf16 nhwc flip": lambda p: p.phases == 4,
+    "conv_bwd_data n1 c64 h5 w4 k128 r3 s3 pad1 g2 bf16 nhwc": lambda p: p.is_b_mn_major,
+    "conv_bwd_data n1 c12 h6 w5 k8 r3 s3 pad1 f32 nhwc": lambda p: p.packs[1] is not None,
+    "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 bf16 nhwc": lambda p: p.is_vector,
+    "conv_bwd_filter n2 c20 h9 w7 k12 r3 s3 pad1 stride2 f16 nhwc": lambda p: all(p.packs),
+    "conv_bwd_filter n2 c72 h5 w7 k72 r3 s3 pad1 bf16 nhwc flip": lambda p: p.works > 1,
+    "conv_bwd_filter n1 c8 h9 w7 k16 r3 s3 pad1:0x0:2 bf16": lambda p: p.packs[0] is not None,
+    "conv_bwd_filter n1 c48 h9 w7 k48 r3 s2 dil1x2 g2 f16 nhwc": lambda p: p.packs == (None, None),
+    "conv_bwd_filter n1 c8 d3 h5 w4 k8 t2 r3 s3 pad1 f16 nhwc": lambda p: p.rank == 5,
+}
+
+
+@pytest.mark.parametrize("words", PRODUCTS)
+def test_every_plan(words: str, cuda_device: Any) -> None:
+    problem = convolution(words)
+    plan = algorithms_of(problem)[0].sizes(problem, cuda_device)
+    assert isinstance(plan, Plan), plan
+    if cuda_device.name.startswith("emulated"):  # a large device cuts otherwise
+        assert PRODUCTS[words](plan), f"the plan is no longer what it is there for: {plan}"
+    assert check(problem, cuda_device)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_fwd n1 c72 h20 w17 k288 r3 s1 pad1 bf16 nhwc",
+        "conv_fwd n1 c36 h20 w17 k72 r2 s1 f32 nhwc",
+        "conv_bwd_data n1 c264 h20 w17 k72 r2 s1 pad1 f16 nhwc",
+        "conv_bwd_filter n1 c72 h17 w20 k264 r3 s3 pad1 bf16 nhwc",
+    ],
+)
+def test_every_tile(words: str, tile: Tile, cuda_device: Any) -> None:
+    problem = convolution(words)
+    case = make_case(problem)
+    for algorithm in algorithms_of(problem, (tile,)):
+        if algorithm.refuse(problem, cuda_device) is None:
+            run_algorithm(algorithm, case, cuda_device, scales=((-0.75, 0.5),))
+
+
+@pytest.mark.parametrize("splits", [2, 3, 7])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_fwd n1 c96 h11 w12 k72 r3 s3 bf16 nhwc",
+        "conv_bwd_data n1 c72 h9 w11 k96 r3 s3 pad1 bf16 nhwc",
+        "conv_bwd_filter n3 c24 h17 w15 k72 r3 s1 pad1x0 bf16 nhwc",
+        "conv_bwd_filter n3 c24 h17 w15 k144 r3 s1 pad1x0 g2 f16 nhwc",
+    ],
+)
+def test_split_tiles(words: str, splits: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K split, also where the last split has fewer stages."""
+
+    def split(products: Any, *_: Any) -> tuple[Blocking, float]:
+        length = -(-products.longest // splits)
+        return Blocking(SMALL, 3, -(-products.longest // length), length, 1), 1e-5
+
+    monkeypatch.setattr(choose, "best_blocking", split)
+    choose.plan_of.cache_clear()
+    problem = convolution(words)
+    run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
+    choose.plan_of.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("expression", ["activation", "bias", "residual", "scalar"])
+def test_epilogues(expression: str, dtype: str, cuda_device: Any) -> None:
+    for words in (
+        f"conv_fwd n2 c16 h6 w7 k20 r3 s3 pad1 {dtype} nhwc",
+        f"conv_fwd n1 c512 h3 w2 k8 r3 s3 pad1 {dtype} nhwc",
+        f"conv_bwd_data n2 c10 h9 w7 k16 r3 s3 stride2 {dtype}",
+    ):
+        problem = convolution(words)
+        assert check(problem, cuda_device, fused(problem, expression))
+
+
+def test_more_works_than_thread_blocks(cuda_device: Any) -> None:
+    """Results of a tile leave while the next one is computed, with more and with fewer stages than chunks."""
+    for words in (
+        "conv_fwd n1 c64 h41 w40 k136 r1 s1 bf16 nhwc",
+        "conv_fwd n1 c64 h41 w40 k136 r3 s3 pad1 bf16 nhwc",
+    ):
+        problem = convolution(words)
+        for tile in (SMALL, Tile(2, 1, 1, 128)):
+            assert check(problem, cuda_device, tiles=(tile,))
+
+
+def test_any_address(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands at other addresses than the copy engine takes."""
+    monkeypatch.setattr(cases, "GUARD", 129)
+    for words in (
+        "conv_fwd n2 c64 h5 w7 k16 r3 s3 pad1 bf16 nhwc",
+        "conv_bwd_data n2 c64 h5 w7 k16 r3 s3 pad1 bf16 nhwc",
+        "conv_bwd_filter n2 c64 h5 w7 k16 r3 s3 pad1 bf16 nhwc",
+    ):
+        assert check(convolution(words), cuda_device)
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)  # fmt: skip
+@given(data=st.data())
+def test_any_problem(data: st.DataObject, cuda_device: Any) -> None:
+    problem = data.draw(convolutions())
+    check(problem, cuda_device, tiles=(SMALL, Tile(1, 2, 1, 64)))
+
+
+def test_refusals(cuda_device: Any) -> None:
+    def reason(words: str, algorithm: type[WarpgroupGemm] = WarpgroupGemm) -> str:
+        return str(algorithm().refuse(convolution(words), cuda_device))
+
+    assert "f64" in reason("conv_fwd n1 c8 h5 w5 k8 r1 s1 f64")
+    assert "steps of at most 8" in reason("conv_fwd n1 c8 h40 w40 k8 r9 s9 stride9 bf16")
+    assert "multiple of 64" in reason("conv_fwd n1 c64 h5 w5 k64 r3 s3 g2 bf16 nhwc")
+    assert "takes workspace" in reason("conv_fwd n1 c8 h5 w5 k8 r3 s3 bf16", WarpgroupGemmInPlace)
+    assert "stride phases" in reason("conv_bwd_data n1 c8 h40 w40 k8 r4 s4 stride4 bf16 nhwc")
+    assert "farther" in reason("conv_fwd n1 c8 w900 k8 s300 bf16 nhwc")
+    other = replace(cuda_device, arch="sm_100")
+    assert "sm_90a" in str(WarpgroupGemm().refuse(convolution("conv_fwd n1 c8 h5 w5 k8 r1 s1 bf16"), other))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_fwd n64 c128 h28 w28 k256 r3 s3 pad1 bf16 nhwc",
+        "conv_bwd_data n64 c128 h28 w28 k256 r3 s3 pad1 stride2 f16 nhwc",
+        "conv_bwd_filter n64 c128 h28 w28 k256 r3 s3 pad1 bf16 nhwc",
+        "conv_fwd n64 c128 h28 w28 k256 r3 s3 pad1 f32 nhwc",
+        "conv_fwd n4 c128 d8 h28 w28 k256 t3 r3 s3 pad1 bf16 nhwc",
+    ],
+)
+def test_compiles(words: str, architecture: Any) -> None:
+    """Every tile, without spilling registers."""
+    problem = convolution(words)
+    for tile in TILES:
+        for algorithm in algorithms_of(problem, (tile,)):
+            plan = algorithm.sizes(problem, architecture)
+            if isinstance(plan, Plan):
+                architecture.compile(source_of(plan, problem.output, None))
+
+
+def test_shapes_share_code(architecture: Any) -> None:
+    """What is compiled knows no shape."""
+    one, other = (
+        convolution(f"conv_fwd n{n} c{c} h{h} w{h} k{k} r{r} s{r} pad1 bf16 nhwc")
+        for n, c, h, k, r in ((64, 128, 28, 256, 3), (32, 256, 40, 512, 1))
+    )
+    plans: list[Any] = [WarpgroupGemm(TILES[:1]).sizes(p, architecture) for p in (one, other)]
+    texts = {source_of(plan, p.output, None) for plan, p in zip(plans, (one, other), strict=True)}
+    assert len(texts) == 1
+    assert launches_of(plans[0], 132) != launches_of(plans[1], 132) or plans[0].tables != plans[1].tables
