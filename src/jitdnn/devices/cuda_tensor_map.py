@@ -14,7 +14,7 @@ from jitdnn.errors import DeviceError
 # CUtensorMapDataType
 _TYPES = {"bool": 0, "u8": 0, "i8": 0, "f16": 6, "f32": 7, "bf16": 9}
 _NO_INTERLEAVE = 0
-_SWIZZLE_128B = 3
+_SWIZZLES = {32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle, by bytes of a row
 _PROMOTE_TO_256_BYTES = 3  # what L2 fetches around what is read
 _ZEROS = 0  # outside of the tensor
 
@@ -83,7 +83,7 @@ def _encode(one: TensorMap, at: int, address: int) -> None:
         (ctypes.c_uint64 * rank)(*one.extents), (ctypes.c_uint64 * (rank - 1))(*one.strides),
     )  # fmt: skip
     steps = (ctypes.c_uint32 * rank)(*one.steps)
-    ends = _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_TO_256_BYTES, _ZEROS
+    ends = _NO_INTERLEAVE, _SWIZZLES[one.row_bytes], _PROMOTE_TO_256_BYTES, _ZEROS
     if one.corners is None:
         status = _encode_tiled()(*common, (ctypes.c_uint32 * rank)(*one.box), steps, *ends)
     else:

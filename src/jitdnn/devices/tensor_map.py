@@ -23,7 +23,7 @@ WORKSPACE = -1
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Boxes of a tensor as they are copied to shared memory, in rows of 128 bytes with the 128-byte swizzle.
+    """Boxes of a tensor as they are copied to shared memory, in rows of 128, 64 or 32 bytes with the swizzle of that name.
 
     Axes are innermost first. `operand`: its number among the kernel's pointers, or `WORKSPACE`; the tensor begins
     `offset` bytes behind it. `strides`: bytes, of all axes but the innermost, which is contiguous. `steps`: elements
@@ -46,6 +46,11 @@ class TensorMap:
     @property
     def rank(self) -> int:
         return len(self.extents)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a box: 128, 64 or 32."""
+        return self.box[0] * DTYPES[self.dtype]
 
     @property
     def box_bytes(self) -> int:

@@ -43,8 +43,11 @@ FUNCTION void warpgroup_barrier(int number) { asm volatile("bar.sync %0, 128;" :
 
 // ---- Copies of boxes of a tensor into shared memory (TMA) --------------------------------------------------------
 // One thread starts a copy; its bytes count at `barrier`, those of elements outside of the tensor too, which are zero.
-// `shared` is a multiple of 1024 bytes. Coordinates are those of the box's first element, innermost axis first.
-// Rows are 128 bytes, and their 16-byte pieces are permuted: piece p of row r lies at p ^ (r % 8) ("128B swizzle").
+// Coordinates are those of the box's first element, innermost axis first. Rows are 128, 64 or 32 bytes, as the map says,
+// and their 16-byte pieces are permuted (the swizzle of the same name) within 1024, 512 or 256 bytes, of which `shared`
+// is a multiple: where a byte lies is its place in rows one behind the other, of whose address bits 7 and up, as many as
+// a row has bits of pieces, are added without carry to bits 4 and up: in rows of 128 bytes, piece p of row r lies at
+// p ^ r % 8; in rows of 64 at p ^ r / 2 % 4; in rows of 32 at p ^ r / 4 % 2.
 
 FUNCTION void tma_load_3d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -74,13 +77,25 @@ FUNCTION void tma_load_im2col_5d(u32 shared, const TensorMap &map, u32 barrier, 
                    "h"((short)r), "h"((short)t)
                  : "memory");
 }
+// The other way: a box of shared memory, in rows and pieces as above, into a tensor; what lies outside of the tensor is
+// left out. Behind writes by threads, async_proxy_fence in each of them and a barrier come first. The thread that stores
+// ends groups of stores by tma_store_commit, and waits until at most `pending` of the newest are still to be read.
+FUNCTION void tma_store_3d(u32 shared, const TensorMap &map, int a, int b, int c) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+                 ::"l"(&map), "r"(shared), "r"(a), "r"(b), "r"(c) : "memory");
+}
+FUNCTION void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int pending>
+FUNCTION void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory"); }
+// What this thread wrote to shared memory is seen by copies and products behind it.
+FUNCTION void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 FUNCTION void tma_prefetch_map(const TensorMap &map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 // ---- d += a * b by a warpgroup (wgmma) ---------------------------------------------------------------------------
-// Both matrices lie in shared memory as copies left them. K-major: rows of 128 bytes along K; MN-major: rows of 64
-// elements along M or N, one for each k. Thread t of the warpgroup holds, in d[4 * j ... 4 * j + 3], the sums
+// Both matrices lie in shared memory as copies left them. K-major: rows of 128, 64 or 32 bytes along K; MN-major: rows
+// of 64 elements along M or N, one for each k. Thread t of the warpgroup holds, in d[4 * j ... 4 * j + 3], the sums
 // D[g][8 * j + 2 * i, + 1] and D[g + 8][the same], with g = 16 * (t / 32) + t % 32 / 4 and i = t % 4.
 //
 // wgmma<...> only begins a product; wgmma_wait<n> waits until at most n of the groups that wgmma_commit ended are in
@@ -88,9 +103,10 @@ FUNCTION void tma_prefetch_map(const TensorMap &map) {
 // takes registers which were written otherwise.
 
 // The descriptor of a matrix whose first byte is at `address`. `repeat`: bytes from 64 elements along M or N to the
-// next 64, of an MN-major matrix.
-FUNCTION u64 wgmma_descriptor(u32 address, u32 repeat = 16) {
-    return (u64)((address & 0x3ffff) >> 4) | (u64)(repeat >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+// next 64, of an MN-major matrix. `row`: bytes of its rows.
+FUNCTION u64 wgmma_descriptor(u32 address, u32 repeat = 16, u32 row = 128) {
+    const u64 swizzle = row == 128 ? 1 : row == 64 ? 2 : 3;
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(repeat >> 4) << 16 | (u64)(8 * row >> 4) << 32 | swizzle << 62;
 }
 FUNCTION void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FUNCTION void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -105,6 +121,10 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
     WREGS_32 "," W8(32, 33, 34, 35, 36, 37, 38, 39) "," W8(40, 41, 42, 43, 44, 45, 46, 47)
 #define WREGS_64                                                                                                  \
     WREGS_48 "," W8(48, 49, 50, 51, 52, 53, 54, 55) "," W8(56, 57, 58, 59, 60, 61, 62, 63)
+#define WREGS_80                                                                                                  \
+    WREGS_64 "," W8(64, 65, 66, 67, 68, 69, 70, 71) "," W8(72, 73, 74, 75, 76, 77, 78, 79)
+#define WREGS_112                                                                                                 \
+    WREGS_96 "," W8(96, 97, 98, 99, 100, 101, 102, 103) "," W8(104, 105, 106, 107, 108, 109, 110, 111)
 #define WREGS_96                                                                                                  \
     WREGS_64 "," W8(64, 65, 66, 67, 68, 69, 70, 71) "," W8(72, 73, 74, 75, 76, 77, 78, 79) ","                    \
     W8(80, 81, 82, 83, 84, 85, 86, 87) "," W8(88, 89, 90, 91, 92, 93, 94, 95)
@@ -117,6 +137,8 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
 #define WSUMS_32 WSUMS_8(0), WSUMS_8(8), WSUMS_8(16), WSUMS_8(24)
 #define WSUMS_48 WSUMS_32, WSUMS_8(32), WSUMS_8(40)
 #define WSUMS_64 WSUMS_48, WSUMS_8(48), WSUMS_8(56)
+#define WSUMS_80 WSUMS_64, WSUMS_8(64), WSUMS_8(72)
+#define WSUMS_112 WSUMS_96, WSUMS_8(96), WSUMS_8(104)
 #define WSUMS_96 WSUMS_64, WSUMS_8(64), WSUMS_8(72), WSUMS_8(80), WSUMS_8(88)
 #define WSUMS_128 WSUMS_96, WSUMS_8(96), WSUMS_8(104), WSUMS_8(112), WSUMS_8(120)
 
@@ -147,7 +169,9 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
 WGMMA(64, 32, 32, 33, 34, 35, 36)
 WGMMA(96, 48, 48, 49, 50, 51, 52)
 WGMMA(128, 64, 64, 65, 66, 67, 68)
+WGMMA(160, 80, 80, 81, 82, 83, 84)
 WGMMA(192, 96, 96, 97, 98, 99, 100)
+WGMMA(224, 112, 112, 113, 114, 115, 116)
 WGMMA(256, 128, 128, 129, 130, 131, 132)
 #undef WGMMA
 #undef WGMMA_HALF
