@@ -129,7 +129,7 @@ def test_split_tiles(words: str, splits: int, cuda_device: Any, monkeypatch: pyt
 
     def split(products: Any, *_: Any) -> tuple[Blocking, float]:
         length = -(-products.longest // splits)
-        return Blocking(SMALL, 3, -(-products.longest // length), length, 1), 1e-5
+        return Blocking(SMALL, 3, -(-products.longest // length), length, 1, 2), 1e-5
 
     monkeypatch.setattr(choose, "best_blocking", split)
     choose.plan_of.cache_clear()

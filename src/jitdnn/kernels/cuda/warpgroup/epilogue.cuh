@@ -1,5 +1,5 @@
-// The way out of a tile: sums in registers become results, 64 rows of 128 bytes (a chunk) go through shared memory, and
-// leave in whole lines of memory; or, where K is split, sums go to the workspace as they are.
+// The way out of a tile: sums in registers become results, 64 rows of CHUNK_BYTES (a chunk) go through shared memory,
+// and leave in whole sectors of memory; or, where K is split, sums go to the workspace as they are.
 
 // Row of a tile that a thread of a warpgroup holds, in a slab: `half` 0, and 8 rows below it 1.
 FUNCTION int row_of(int slab, int half) {
@@ -7,7 +7,8 @@ FUNCTION int row_of(int slab, int half) {
 }
 
 constexpr int WORDS = WN * RESULT_BYTES / 8;  // of 4 bytes, in which a thread holds the results of a slab
-constexpr int CHUNKS_OF_SLAB = WN / CHUNK, CHUNKS = ROWS * CHUNKS_OF_SLAB;
+constexpr int CHUNKS_OF_SLAB = WN / CHUNK, CHUNKS = ROWS * CHUNKS_OF_SLAB, WORDS_OF_CHUNK = WORDS / CHUNKS_OF_SLAB;
+static_assert(WN % CHUNK == 0, "chunks are whole");
 
 // Makes the results of a tile of its sums: f(sum), times alpha, plus beta times what is in memory. `rows`: address of
 // the places of the tile's rows in the result, NO_PLACE for rows that it does not have.
@@ -25,13 +26,13 @@ FUNCTION void finish(Sums &sums, const Tables &tables, const Work &work, u32 row
             for (int j = 0; j < WN / 4; ++j) {
                 const int column = 8 * (j / 2) + first_column + j % 2;
                 f32 &value = sums[slab][4 * (j / 2) + 2 * half + j % 2];
-                const bool is_there = place != NO_PLACE && work.columns_from(tables, column) > 0;
+                const bool is_there = place != NO_PLACE && work.columns.from(tables, column) > 0;
                 if constexpr (HAS_EPILOGUE) {
                     if (is_there) value = FINISH(value, pixel, work.channel(column, tables));
                 }
                 value *= alpha;
                 if (beta != 0 && is_there)
-                    value += beta * LOAD(RESULT, result, place + work.column_place(tables, column));
+                    value += beta * LOAD(RESULT, result, place + work.columns.place(tables, column));
             }
         }
 }
@@ -52,39 +53,43 @@ FUNCTION void round_results(const Sums &sums, f32 factor, u32 (&words)[ROWS][WOR
         }
 }
 
-// Writes a chunk, of which each thread holds 16 words, in rows whose 16-byte pieces are permuted as copies do it.
+// Where a 16-byte piece of a row lies in a staging buffer: permuted as copies do it.
+FUNCTION u32 piece_place(int row, int piece) {
+    return row * CHUNK_BYTES + (CHUNK_BYTES == 128 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3)) * 16;
+}
+
+// Writes a chunk, of which each thread holds WORDS_OF_CHUNK words.
 FUNCTION void stage_chunk(u32 buffer, const u32 *words) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     if constexpr (RESULT_BYTES == 2) {
         const int row = warp * 16 + lane % 16;
 #pragma unroll
-        for (int j = 0; j < 8; j += 2)
-            stmatrix_x4(buffer + row * 128 + ((j + lane / 16) ^ (row & 7)) * 16, words[2 * j], words[2 * j + 1],
-                        words[2 * j + 2], words[2 * j + 3]);
+        for (int j = 0; j < CHUNK / 8; j += 2)
+            stmatrix_x4(buffer + piece_place(row, j + lane / 16), words[2 * j], words[2 * j + 1], words[2 * j + 2],
+                        words[2 * j + 3]);
     } else {
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
+        for (int j = 0; j < CHUNK / 8; ++j)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = row_of(0, half), piece = 2 * j + lane % 4 / 2;
-                shared_store8(buffer + row * 128 + (piece ^ (row & 7)) * 16 + lane % 2 * 8, words[4 * j + 2 * half],
-                              words[4 * j + 2 * half + 1]);
-            }
+            for (int half = 0; half < 2; ++half)
+                shared_store8(buffer + piece_place(row_of(0, half), 2 * j + lane % 4 / 2) + lane % 2 * 8,
+                              words[4 * j + 2 * half], words[4 * j + 2 * half + 1]);
     }
 }
 
-// Copies a staged chunk to the result: the rows at `rows` (see finish), columns from `column` on.
-FUNCTION void store_chunk(u32 buffer, u32 rows, const Tables &tables, const Work &work, int column, RESULT *result) {
-    const int thread = threadIdx.x % 128, count = work.columns_from(tables, column);
+// Copies a staged chunk to the result: the rows at `rows` (see finish), columns from `column` of the tile on.
+FUNCTION void store_chunk(u32 buffer, u32 rows, const Tables &tables, const Columns &columns, int column,
+                          RESULT *result) {
+    const int thread = threadIdx.x % 128, count = columns.from(tables, column);
     if constexpr (IS_RESULT_VECTOR) {
-        constexpr int run = 16 / RESULT_BYTES;
-        const int piece = thread % 8;
+        constexpr int run = 16 / RESULT_BYTES, pieces = CHUNK_BYTES / 16;
+        const int piece = thread % pieces;
         if (piece * run >= count) return;
-        RESULT *to = result + work.column_place(tables, column) + piece * run;
+        RESULT *to = result + columns.place(tables, column) + piece * run;
 #pragma unroll
-        for (int row = thread / 8; row < 64; row += 16) {
+        for (int row = thread / pieces; row < 64; row += 128 / pieces) {
             const i64 place = shared_load_i64(rows + row * 8);
-            if (place != NO_PLACE) store16(to + place, shared_load16(buffer + row * 128 + (piece ^ (row & 7)) * 16));
+            if (place != NO_PLACE) store16(to + place, shared_load16(buffer + piece_place(row, piece)));
         }
     } else {
         // neighbouring threads have neighbouring rows, or columns, whichever are neighbours in memory
@@ -93,8 +98,8 @@ FUNCTION void store_chunk(u32 buffer, u32 rows, const Tables &tables, const Work
             const int row = ROWS_FIRST ? at % 64 : at / CHUNK, c = ROWS_FIRST ? at / 64 : at % CHUNK;
             const i64 place = shared_load_i64(rows + row * 8);
             if (place == NO_PLACE || c >= count) continue;
-            const u32 from = buffer + row * 128 + (c * RESULT_BYTES / 16 ^ (row & 7)) * 16 + c * RESULT_BYTES % 16;
-            const i64 to = place + work.column_place(tables, column + c);
+            const u32 from = buffer + piece_place(row, c * RESULT_BYTES / 16) + c * RESULT_BYTES % 16;
+            const i64 to = place + columns.place(tables, column + c);
             if constexpr (RESULT_BYTES == 2)
                 ((u16 *)result)[to] = shared_load2(from);
             else

@@ -24,39 +24,56 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             store_partial(sums, partials, tables, number, warpgroup);
         }
 #else
-        const u32 staging = ring.shared + STAGING_AT + warpgroup * 2 * SLAB_BYTES;
+        const u32 staging = ring.shared + STAGING_AT + warpgroup * 2 * BUFFER_BYTES;
         const u32 rows = ring.shared + ROWS_AT + warpgroup * ROWS * 64 * 8;
         const int rows_before = warpgroup / WARPGROUPS_N * ROWS * 64, first_column = warpgroup % WARPGROUPS_N * WN;
+        const bool is_plain = !HAS_EPILOGUE && beta == 0;
+        const bool is_leader = threadIdx.x % 128 == 0;
         u32 words[ROWS][WORDS];
-        int done = -1;  // the tile whose results are in `words`
-        int buffer = 0;
+        bool is_leaving = false;
+        Columns columns = {0, 0};  // of the tile whose results are in `words`, as are its first row and its group
+        int leaving_row = 0, leaving_group = 0, buffer = 0;
         auto send = [&](int chunk) {
-            const u32 to = staging + buffer * SLAB_BYTES;
+            const u32 to = staging + buffer * BUFFER_BYTES;
+            const int slab = chunk / CHUNKS_OF_SLAB, column = first_column + chunk % CHUNKS_OF_SLAB * CHUNK;
             buffer ^= 1;
-            stage_chunk(to, words[chunk / CHUNKS_OF_SLAB] + chunk % CHUNKS_OF_SLAB * 16);
-            warpgroup_barrier(warpgroup + 1);  // the buffer is written; the one before it was read
-            const Work work(tables, done);
-            store_chunk(to, rows + chunk / CHUNKS_OF_SLAB * 64 * 8, tables, work,
-                        first_column + chunk % CHUNKS_OF_SLAB * CHUNK, result);
+            if constexpr (IS_RESULT_BOXES) {
+                if (is_leader) tma_store_wait_read<1>();  // the store that had this buffer
+                warpgroup_barrier(warpgroup + 1);
+            }
+            stage_chunk(to, words[slab] + chunk % CHUNKS_OF_SLAB * WORDS_OF_CHUNK);
+            if constexpr (IS_RESULT_BOXES) {
+                async_proxy_fence();
+                warpgroup_barrier(warpgroup + 1);
+                if (is_leader) {
+                    tma_store_3d(to, tables.result(), columns.first + column, leaving_group, leaving_row + slab * 64);
+                    tma_store_commit();
+                }
+            } else {
+                warpgroup_barrier(warpgroup + 1);  // the buffer is written; the one before it was read
+                store_chunk(to, rows + slab * 64 * 8, tables, columns, column, result);
+            }
         };
         for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
             const Work work(tables, number);
-            consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, done >= 0, send);
+            consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, is_leaving, send);
             const int first_row = work.first_row + rows_before, row = threadIdx.x % 128;
-            warpgroup_barrier(warpgroup + 1);  // the rows of the tile before are no longer read
-            if (row < ROWS * 64) shared_store_i64(rows + row * 8, row_place(tables, work, first_row + row));
-            warpgroup_barrier(warpgroup + 1);
-            const bool is_plain = !HAS_EPILOGUE && beta == 0;
+            if (!IS_RESULT_BOXES || !is_plain) {
+                warpgroup_barrier(warpgroup + 1);  // the rows of the tile before are no longer read
+                if (row < ROWS * 64) shared_store_i64(rows + row * 8, row_place(tables, work, first_row + row));
+                warpgroup_barrier(warpgroup + 1);
+            }
             if (!is_plain)
                 finish(sums, tables, work, rows, first_row, first_column, result, (f32)alpha,
                        (f32)beta EPILOGUE_ARGUMENTS);
             round_results(sums, is_plain ? (f32)alpha : 1.0f, words);
-            done = number;
+            is_leaving = true, columns = work.columns, leaving_row = first_row, leaving_group = work.group;
         }
-        if (done >= 0) {
+        if (is_leaving) {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
         }
+        if (IS_RESULT_BOXES && is_leader) tma_store_wait_read<0>();
 #endif
     }
 }
@@ -90,8 +107,8 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int column = warpgroup % WARPGROUPS_N * WN + 8 * j + thread % 4 * 2 + e;
-            if (work.columns_from(tables, column) <= 0) continue;
-            const i64 at = place + work.column_place(tables, column);
+            if (work.columns.from(tables, column) <= 0) continue;
+            const i64 at = place + work.columns.place(tables, column);
             f32 value = sums[2 * half + e];
             if constexpr (HAS_EPILOGUE) value = FINISH(value, pixel, work.channel(column, tables));
             value *= (f32)alpha;

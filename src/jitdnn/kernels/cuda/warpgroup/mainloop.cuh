@@ -62,10 +62,18 @@ FUNCTION void produce(const Ring &ring, const Tables &tables) {
 
 typedef f32 Sums[ROWS][WN / 2];  // of a thread; see wgmma
 
+// From the beginning of an operand's stage to that of a product along K, in units of a descriptor's address.
+template <bool IS_MN_MAJOR, int OPERAND_ROWS>
+FUNCTION constexpr u32 step_offset(int step) {
+    constexpr int steps = ROW_BYTES / 32;  // of a row
+    return (IS_MN_MAJOR ? step * 16 * 128 : step / steps * OPERAND_ROWS * ROW_BYTES + step % steps * 32) / 16;
+}
+
 // Begins the products of a stage for the slabs of one warpgroup. `is_added`: to the sums that there are.
 FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &sums, bool is_added) {
-    const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * SLAB_BYTES, SLAB_BYTES);
-    const u64 b = wgmma_descriptor(ring.b(stage) + warpgroup % WARPGROUPS_N * WN * 128, SLAB_BYTES);
+    constexpr int a_row = A_MN_MAJOR ? 128 : ROW_BYTES, b_row = B_MN_MAJOR ? 128 : ROW_BYTES;
+    const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * 64 * a_row, SLAB_BYTES, a_row);
+    const u64 b = wgmma_descriptor(ring.b(stage) + warpgroup % WARPGROUPS_N * WN * b_row, SLAB_BYTES, b_row);
     wgmma_fence();
     // the small products first: lo * hi, hi * lo, then hi * hi
 #pragma unroll
@@ -75,8 +83,9 @@ FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &s
         for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
-                MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row], a_part + step * A_STEP + row * (SLAB_BYTES / 16),
-                                                 b_part + step * B_STEP, is_added);
+                MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row],
+                                                 a_part + step_offset<A_MN_MAJOR, BM>(step) + row * (64 * a_row / 16),
+                                                 b_part + step_offset<B_MN_MAJOR, BN>(step), is_added);
             is_added = true;
         }
     }

@@ -10,7 +10,7 @@ STAGE_ROW = 128
 """Bytes of K in a stage: what a row of shared memory has under the swizzle that all operands use."""
 _MAX_STAGES = 8
 _BARRIER_BYTES = 16  # of a stage
-_STAGING_BYTES = 2 * 64 * STAGE_ROW  # of a consumer: two chunks of results
+_CHUNK_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,26 @@ class Tile:
         return self.rows * self.wn // 2
 
     def stage_bytes(self, parts: int) -> int:
-        return parts * (self.m + self.n) * STAGE_ROW
+        columns = -(-self.n // 64) * 64  # of an MN-major operand
+        return parts * (self.m + columns) * STAGE_ROW
 
-    def other_bytes(self, is_split: bool) -> int:
-        """Shared memory beside the stages, without barriers."""
-        return 8 * 64 * self.rows * self.warpgroups + (0 if is_split else self.warpgroups * _STAGING_BYTES)
+    def chunk_bytes(self, result_bytes: int) -> int:
+        """Of a row of the chunks in which results leave."""
+        return 128 if self.wn * result_bytes % 128 == 0 else 64
 
-    def stages(self, shared_bytes: int, parts: int, is_split: bool) -> int:
+    def other_bytes(self, is_split: bool, result_bytes: int) -> int:
+        """Shared memory beside the stages, without barriers: rows, and two chunks of results of each consumer."""
+        staging = 0 if is_split else self.warpgroups * 2 * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
+        return 8 * 64 * self.rows * self.warpgroups + staging
+
+    def stages(self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int) -> int:
         """Stages that fit into a multiprocessor's shared memory."""
-        room = shared_bytes - self.other_bytes(is_split)
+        room = shared_bytes - self.other_bytes(is_split, result_bytes)
         return min(_MAX_STAGES, room // (self.stage_bytes(parts) + _BARRIER_BYTES))
 
-    def shared(self, stages: int, parts: int, is_split: bool) -> int:
-        return stages * (self.stage_bytes(parts) + _BARRIER_BYTES) + self.other_bytes(is_split)
+    def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int) -> int:
+        return stages * (self.stage_bytes(parts) + _BARRIER_BYTES) + self.other_bytes(is_split, result_bytes)
+
 
     def has_registers(self, parts: int, result_bytes: int, is_split: bool) -> bool:
         """Whether a thread has the registers for the sums (twice with halves), and for results on their way out."""
@@ -72,8 +79,10 @@ TILES = (
     Tile(2, 1, 1, 256),
     Tile(2, 1, 2, 128),
     Tile(2, 1, 1, 192),
+    Tile(2, 1, 1, 160),
     Tile(2, 1, 1, 128),
     Tile(3, 1, 1, 128),
+    Tile(2, 1, 2, 96),
     Tile(2, 1, 2, 64),
     Tile(3, 1, 1, 64),
     Tile(2, 1, 1, 64),
@@ -108,13 +117,17 @@ class Products:
 
 @dataclass(frozen=True)
 class Blocking:
-    """A tile, its stages, and the splits of K, of `blocks_of_split` stages each. `parts`: 2 with halves."""
+    """A tile, its stages, and the splits of K, of `blocks_of_split` stages each.
+
+    `parts`: 2 with halves. `result_bytes`: of an element of the result.
+    """
 
     tile: Tile
     stages: int
     splits: int
     blocks_of_split: int
     parts: int
+    result_bytes: int
 
     @property
     def is_split(self) -> bool:
@@ -122,7 +135,7 @@ class Blocking:
 
     @property
     def shared(self) -> int:
-        return self.tile.shared(self.stages, self.parts, self.is_split)
+        return self.tile.shared(self.stages, self.parts, self.is_split, self.result_bytes)
 
     def works(self, products: Products) -> int:
         return products.tiles(self.tile) * self.splits
@@ -151,8 +164,8 @@ def blockings(
             length = max(1, math.ceil(longest / splits))
             splits = max(1, math.ceil(longest / length))
             is_split = splits > 1
-            stages = tile.stages(shared_bytes, parts, is_split)
+            stages = tile.stages(shared_bytes, parts, is_split, result_bytes)
             if stages < 2 or not tile.has_registers(parts, result_bytes, is_split):
                 continue
-            found.append(Blocking(tile, stages, splits, length, parts))
+            found.append(Blocking(tile, stages, splits, length, parts, result_bytes))
     return found

@@ -17,15 +17,17 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     MAX_STEP,
+    ROWS,
     Operand,
     Pack,
     filter_map,
     fits_offsets,
     pixel_map,
+    result_map,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS
-from jitdnn.kernels.cuda.gemm.plan import three
+from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.kernels.cuda.warpgroup.cost import best_blocking
 from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Products, Tile
 from jitdnn.problems.convolution import Convolution
@@ -35,6 +37,8 @@ MAX_PHASES = 8
 _MAX_SPLITS = 16
 _MAX_WGRAD_SPLITS = 256
 _NO_PACK = (0,) * 12
+_ROW_COST = {128: 1.0, 64: 1.05, 32: 1.15}
+"""How much longer stages of rows of so many bytes take."""
 _Three = tuple[int, int, int]
 
 
@@ -80,7 +84,7 @@ class Axis:
 def unplannable(problem: Convolution, batch: Batch | None = None) -> str | None:
     """Why no plan exists whatever the device, in words a user can act on; None if one may."""
     size = DTYPES[problem.x.dtype]
-    block = STAGE_ROW // size
+    least, block = ROWS[-1] // size, STAGE_ROW // size
     if max(problem.stride) > MAX_STEP:
         return f"strides {problem.stride}: the copy engine takes steps of at most {MAX_STEP}"
     if problem.direction == "bwd_data" and math.prod(problem.stride) > MAX_PHASES:
@@ -88,8 +92,8 @@ def unplannable(problem: Convolution, batch: Batch | None = None) -> str | None:
     groups = problem.groups
     if groups > 1 and problem.direction != "bwd_filter":
         inner = (problem.c if problem.direction == "fwd" else problem.k) // groups
-        if inner % block:
-            return f"{inner} channels of a group are summed: they must be a multiple of {block}"
+        if inner % least:
+            return f"{inner} channels of a group are summed: they must be a multiple of {least}"
     if batch and problem.direction == "bwd_filter" and problem.y.shape[2] % block:
         return f"sums of {problem.y.shape[2]} terms in a batch: they must be a multiple of {block}"
     return None
@@ -103,6 +107,12 @@ def plan_of(
     if problem.direction == "bwd_filter":
         return _wgrad_plan(problem, device, tiles, uses_workspace, batch)
     return _correlation_plan(problem, device, tiles, uses_workspace, batch)
+
+
+def _row_bytes(channels: int, size: int, is_exact: bool) -> int:
+    """Of the rows in which channels are brought. `is_exact`: behind them there are those of another group."""
+    choices = [row for row in ROWS if not is_exact or channels * size % row == 0]
+    return min(choices, key=lambda row: -(-channels * size // row) * row * _ROW_COST[row])
 
 
 def _rank(axes: tuple[tuple[int, int], ...]) -> int:
@@ -168,14 +178,17 @@ def _correlation_plan(
     rank = _rank(extents)
     if not all(fits_offsets(rank, [axis.reach for axis in axes]) for axes in phases):
         return "taps are farther apart than the copy engine takes"
-    block = STAGE_ROW // size
-    channel_blocks = -(-geometry.in_channels // block)
+    row_bytes = _row_bytes(geometry.in_channels, size, geometry.groups > 1)
+    channel_blocks = -(-geometry.in_channels * size // row_bytes)
     rows = [geometry.images * math.prod(axis.results for axis in axes) for axes in phases]
-    blocks = [channel_blocks * math.prod(axis.taps for axis in axes) for axes in phases]
+    pieces = [channel_blocks * math.prod(axis.taps for axis in axes) for axes in phases]
+    blocks = [-(-count * row_bytes // STAGE_ROW) for count in pieces]
     groups = batch.count if batch else geometry.groups
     products = Products(tuple(rows), tuple(blocks), geometry.out_channels, groups)
     bytes_moved = batch.nbytes if batch else sum(t.nbytes for t in (problem.x, problem.w, problem.y))
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 else 1
+    if is_mn_major:
+        tiles = tuple(tile for tile in tiles if tile.across == 1 or tile.wn % 64 == 0)
     found = best_blocking(products, tiles, device, bytes_moved, result_bytes, 1, max_splits)
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -186,16 +199,28 @@ def _correlation_plan(
         base, results, steps = (
             _three_of(getattr(axis, name) for axis in axes) for name in ("base", "results", "input_stride")
         )
-        one = pixel_map(a, rank, base, results, steps, tile.m)
+        one = pixel_map(a, rank, base, results, steps, row_bytes, tile.m)
         if one is None:
             return "windows begin farther outside of the image than the copy engine takes"
         maps.append(one)
-    maps.append(filter_map(b, STAGE_ROW // size, 64 if is_mn_major else tile.wn))
+    inner = row_bytes // size
+    maps.append(filter_map(b, 64, inner) if is_mn_major else filter_map(b, inner, tile.wn))
     strides = geometry.result
     multiples = [geometry.out_channels, strides.image, strides.group, *strides.space]
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     if batch:
         is_vector = is_vector and batch.result * result_bytes % ALIGNMENT == 0
+    boxes = None
+    if is_vector and len(phases) == 1 and not blocking.is_split:
+        extents_of_result = (geometry.images, *(axis.results for axis in phases[0]))
+        row_step = linear_step(extents_of_result, (strides.image, *strides.space))
+        group_step = batch.result if batch else strides.group
+        columns = tile.chunk_bytes(result_bytes) // result_bytes
+        boxes = result_map(
+            result.dtype, geometry.out_channels, groups, group_step, rows[0], row_step, columns
+        )
+    if boxes:
+        maps.append(boxes)
     works = blocking.works(products)
     tiles_before = 0
     phase_numbers: list[int] = []
@@ -213,7 +238,8 @@ def _correlation_plan(
     )  # fmt: skip
     return Plan(
         False, problem.x.dtype, result.dtype, rank, len(phases), is_mn_major, is_vector,
-        strides.channel != 1, blocking, works, (packs[0], packs[1]), Tables(tuple(maps), numbers),
+        strides.channel != 1, boxes is not None, row_bytes, blocking, works, (packs[0], packs[1]),
+        Tables(tuple(maps), numbers),
         (_alignment(a, packs[0]), _alignment(b, packs[1]), ALIGNMENT if is_vector else 1), at,
         at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),
     )  # fmt: skip
@@ -291,6 +317,7 @@ def _wgrad_plan(
     tensors = batch.tensors if batch else (problem.x, problem.y, problem.w)
     bytes_moved = sum(tensor.nbytes for tensor in tensors)
     max_splits = _MAX_WGRAD_SPLITS if uses_workspace else 1
+    tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
     found = best_blocking(products, tiles, device, bytes_moved, result_bytes, 1, max_splits)
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -298,8 +325,8 @@ def _wgrad_plan(
     tile = blocking.tile
     ones = (1, 1, 1)
     base, results, steps = (-before[0], -before[1], -before[2]), outputs, strides
-    a_map = pixel_map(a, rank, (0, 0, 0), outputs, ones, block)
-    b_map = pixel_map(b, rank, base, results, steps, block)
+    a_map = pixel_map(a, rank, (0, 0, 0), outputs, ones, STAGE_ROW, block)
+    b_map = pixel_map(b, rank, base, results, steps, STAGE_ROW, block)
     if a_map is None or b_map is None:
         return "windows begin farther outside of the image than the copy engine takes"
     dw = problem.w
@@ -322,7 +349,7 @@ def _wgrad_plan(
         first, *tap_space,
     )  # fmt: skip
     return Plan(
-        True, problem.x.dtype, dw.dtype, rank, 1, True, is_vector, column != 1, blocking, works,
+        True, problem.x.dtype, dw.dtype, rank, 1, True, is_vector, column != 1, False, STAGE_ROW, blocking, works,
         (packs[0], packs[1]), Tables((a_map, b_map), numbers),
         (_alignment(b, packs[0]), _alignment(a, packs[1]), ALIGNMENT if is_vector else 1), at,
         at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),

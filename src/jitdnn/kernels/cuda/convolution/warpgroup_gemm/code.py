@@ -59,7 +59,8 @@ def source_of(
             read_text("cuda/convolution/warpgroup_gemm", "tables.cuh"),
             read_text("cuda/warpgroup", "sizes.cuh"),
             read_text("cuda/convolution/warpgroup_gemm", body),
-            read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", "kernel.cuh", "pack.cu"),
+            read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", "kernel.cuh"),
+            read_text("cuda/warpgroup", "pack.cu") if any(plan.packs) else "",
         )
     )
     defines = (
@@ -72,6 +73,9 @@ def source_of(
         ("WARPGROUPS_M", tile.down),
         ("WARPGROUPS_N", tile.across),
         ("ROWS", tile.rows),
+        ("ROW_BYTES", plan.row_bytes),
+        ("CHUNK_BYTES", tile.chunk_bytes(DTYPES[plan.result])),
+        ("IS_RESULT_BOXES", int(plan.is_in_boxes)),
         ("WN", tile.wn),
         ("STAGES", blocking.stages),
         ("PARTS", blocking.parts),

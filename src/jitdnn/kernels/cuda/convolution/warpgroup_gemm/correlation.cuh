@@ -1,9 +1,19 @@
 // fprop, and dgrad by stride phases: rows are pixels of the result, columns its channels; K runs over taps, with the
 // channels of the data inside.
 
+// The columns of a tile.
+struct Columns {
+    int first, count;
+
+    METHOD i64 place(const Tables &tables, int column) const { return (first + column) * tables.result_column; }
+    // Columns that there are from this one on.
+    METHOD int from(const Tables &, int column) const { return count - column; }
+};
+
 // One piece of the work: a tile of a stride phase and a group, and which stages of its K.
 struct Work {
-    int phase, group, first_row, first_column, columns, first_block, last_block;
+    int phase, group, first_row, first_block, last_block;
+    Columns columns;
 
     METHOD Work(const Tables &tables, int number) {
         const int tiles_n = (int)tables.tiles_n, tiles = (int)tables.tiles_m * tiles_n;
@@ -12,14 +22,15 @@ struct Work {
         group = number / tiles;
         number -= group * tiles;
         const int row_tile = number / tiles_n;
-        first_column = (number - row_tile * tiles_n) * BN;
+        columns.first = (number - row_tile * tiles_n) * BN;
         phase = 0;
 #pragma unroll
         for (int next = 1; next < PHASES; ++next) phase += row_tile >= (int)tables.phases[next].first_tile;
         first_row = (row_tile - (int)tables.phases[phase].first_tile) * BM;
-        columns = min(BN, (int)tables.columns - first_column);
+        columns.count = min(BN, (int)tables.columns - columns.first);
         const Phase &own = tables.phases[phase];
-        const int blocks = (int)(own.axes[0].taps * own.axes[1].taps * own.axes[2].taps * tables.channel_blocks);
+        const int taps = (int)(own.axes[0].taps * own.axes[1].taps * own.axes[2].taps);
+        const int blocks = (taps * (int)tables.channel_blocks + SUBS - 1) / SUBS;
         first_block = split * (int)tables.blocks_of_split;
         last_block = min(blocks, first_block + (int)tables.blocks_of_split);
         if (last_block < first_block) last_block = first_block;
@@ -27,13 +38,8 @@ struct Work {
 
     // The channel of a column, over all groups.
     METHOD int channel(int column, const Tables &tables) const {
-        return group * (int)tables.columns + first_column + column;
+        return group * (int)tables.columns + columns.first + column;
     }
-    METHOD i64 column_place(const Tables &tables, int column) const {
-        return (first_column + column) * tables.result_column;
-    }
-    // Columns that there are from this one on.
-    METHOD int columns_from(const Tables &, int column) const { return columns - column; }
 };
 
 // The coordinates of a row in the result.
@@ -58,10 +64,10 @@ FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
            pixel.b * tables.result_space[1] + pixel.c * tables.result_space[2];
 }
 
-// Brings the stages of a piece of work, one after the other.
+// Brings the stages of a piece of work, one after the other: SUBS times a tap and SUB_K channels.
 struct Loader {
     int image, w, h, d;    // where the window of the tile's first pixel begins
-    int channel, s, r, t;  // of the next stage
+    int channel, s, r, t;  // of what comes next
     int phase, column, a_channel, b_channel, outer;
 
     METHOD Loader(const Tables &tables, const Work &work) {
@@ -70,16 +76,16 @@ struct Loader {
         auto begin = [&](int n) { return (int)(own.axes[n].base + position.at[n] * own.axes[n].input_stride); };
         image = position.image + work.group * (int)tables.a_image_step;
         d = begin(0), h = begin(1), w = begin(2);
-        const int blocks = (int)tables.channel_blocks;
-        int tap = work.first_block / blocks;
-        channel = (work.first_block - tap * blocks) * BK;
+        const int blocks = (int)tables.channel_blocks, first = work.first_block * SUBS;
+        int tap = first / blocks;
+        channel = (first - tap * blocks) * SUB_K;
         const int taps_s = (int)own.axes[2].taps, taps_r = (int)own.axes[1].taps;
         t = s = r = 0;
         if (tap) {
             s = tap % taps_s, tap /= taps_s;
             r = tap % taps_r, t = tap / taps_r;
         }
-        column = work.first_column + work.group * (int)tables.b_column_step;
+        column = work.columns.first + work.group * (int)tables.b_column_step;
         a_channel = work.group * (int)tables.a_channel_step;
         b_channel = work.group * (int)tables.b_channel_step;
         outer = work.group * (int)tables.b_outer_step;
@@ -89,27 +95,35 @@ struct Loader {
         const Phase &own = tables.phases[phase];
         const Axis &z = own.axes[0], &y = own.axes[1], &x = own.axes[2];
         auto filter = [](const Axis &axis, int tap) { return (int)axis.first_tap + tap * (int)axis.tap_step; };
-        const int fs = filter(x, s), fr = filter(y, r), ft = filter(z, t) + outer;
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part) {
-            LOAD_PIXELS(to_a + part * A_BYTES, tables.a(phase, part), barrier, a_channel + channel, w, h, d, image,
-                        s * (int)x.dilation, r * (int)y.dilation, t * (int)z.dilation);
-            const u32 to = to_b + part * B_BYTES;
-            if constexpr (B_MN_MAJOR) {
+        for (int sub = 0; sub < SUBS; ++sub) {
+            // behind the last tap there are zeros
+            const bool is_there = SUBS == 1 || t < (int)z.taps;
+            const int a = is_there ? a_channel + channel : NO_CHANNEL, b = is_there ? b_channel + channel : NO_CHANNEL;
+            const int fs = filter(x, s), fr = filter(y, r), ft = (is_there ? filter(z, t) : 0) + outer;
 #pragma unroll
-                for (int n = 0; n < BN; n += 64)
-                    tma_load_5d(to + n * 128, tables.b(part), barrier, column + n, fs, fr, ft, b_channel + channel);
-            } else {
+            for (int part = 0; part < PARTS; ++part) {
+                LOAD_PIXELS(to_a + part * A_BYTES + sub * BM * ROW_BYTES, tables.a(phase, part), barrier, a, w, h, d,
+                            image, s * (int)x.dilation, r * (int)y.dilation, is_there ? t * (int)z.dilation : 0);
+                const u32 to = to_b + part * B_BYTES;
+                if constexpr (B_MN_MAJOR) {
 #pragma unroll
-                for (int n = 0; n < BN; n += WN)
-                    tma_load_5d(to + n * 128, tables.b(part), barrier, b_channel + channel, fs, fr, ft, column + n);
+                    for (int n = 0; n < B_COLUMNS; n += 64)
+                        tma_load_5d(to + n * 128 + sub * SUB_K * 128, tables.b(part), barrier, column + n, fs, fr, ft,
+                                    b);
+                } else {
+#pragma unroll
+                    for (int n = 0; n < BN; n += WN)
+                        tma_load_5d(to + (sub * BN + n) * ROW_BYTES, tables.b(part), barrier, b, fs, fr, ft,
+                                    column + n);
+                }
             }
-        }
-        channel += BK;
-        if (channel >= (int)tables.channel_blocks * BK) {
-            channel = 0;
-            if (++s == (int)x.taps) s = 0, ++r;
-            if (r == (int)y.taps) r = 0, ++t;
+            channel += SUB_K;
+            if (channel >= (int)tables.channel_blocks * SUB_K) {
+                channel = 0;
+                if (++s == (int)x.taps) s = 0, ++r;
+                if (r == (int)y.taps) r = 0, ++t;
+            }
         }
     }
 };

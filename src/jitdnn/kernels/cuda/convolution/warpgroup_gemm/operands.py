@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 
 from jitdnn.devices.tensor_map import ALIGNMENT, WORKSPACE, TensorMap
 from jitdnn.kernels.cuda.gemm.plan import three
-from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
 _Three = tuple[int, int, int]
+_RESULT = 2
+"""The result among the pointers."""
 _PACK_TILE = 64
 """Pixels, and channels, that a thread block of pack.cu copies."""
 MAX_STEP = 8
 """Elements from one pixel to the next that an im2col map can take."""
+ROWS = (128, 64, 32)
+"""Bytes of a row of shared memory that copies can fill."""
 _LIMITS = {4: (-128, 127, 255), 5: (-16, 15, 31)}
 """By rank: the corners of an im2col map, and the largest offset of a tap."""
 
@@ -111,9 +114,9 @@ class Pack:
 
 
 def pixel_map(
-    operand: Operand, rank: int, base: _Three, results: _Three, steps: _Three, pixels: int
+    operand: Operand, rank: int, base: _Three, results: _Three, steps: _Three, row_bytes: int, pixels: int
 ) -> TensorMap | None:
-    """Runs of `pixels` windows by a stage's row of channels; None beyond what such a map can say.
+    """Runs of `pixels` windows by `row_bytes` of channels; None beyond what such a map can say.
 
     Windows begin at `base`, every `steps` positions, as many as `results` along each axis.
     """
@@ -130,7 +133,7 @@ def pixel_map(
         operand.number, operand.offset, operand.dtype,
         (operand.channels, *extents, operand.images),
         (*strides[axes], strides[3]),
-        (STAGE_ROW // operand.size, pixels),
+        (row_bytes // operand.size, pixels),
         (1, *tuple(reversed(steps))[axes], 1),
         (lower, upper),
     )  # fmt: skip
@@ -149,3 +152,15 @@ def filter_map(operand: Operand, box_channels: int, box_rows: int) -> TensorMap:
         (operand.channels, *reversed(operand.extents), operand.images), tuple(strides),
         (box_channels, 1, 1, 1, box_rows), (1,) * 5,
     )  # fmt: skip
+
+
+def result_map(
+    dtype: str, columns: int, groups: int, group_step: int, rows: int, row_step: int | None, box_columns: int
+) -> TensorMap | None:
+    """The result as boxes of `box_columns` columns of 64 rows; steps are in elements. None where rows are not linear."""
+    size = DTYPES[dtype]
+    nearest = -(-columns * size // ALIGNMENT) * ALIGNMENT
+    strides = group_step * size if groups > 1 else nearest, (row_step or 0) * size if rows > 1 else nearest
+    if row_step is None or any(stride <= 0 or stride % ALIGNMENT for stride in strides):
+        return None
+    return TensorMap(_RESULT, 0, dtype, (columns, groups, rows), strides, (box_columns, 1, 64), (1,) * 3)

@@ -24,7 +24,8 @@ class Plan:
 
     `dtype`, `result`: of the operands and of the result. `rank`: of the maps of pixels. `phases`: stride phases, each
     with maps of A. `is_b_mn_major`: neighbours of B in memory are columns. `is_vector`: 16 bytes of a row are stored at
-    once. `rows_first`: neighbouring threads store neighbouring rows. `alignments`: what the operands' addresses must be
+    once. `rows_first`: neighbouring threads store neighbouring rows. `is_in_boxes`: the copy engine stores the results.
+    `row_bytes`: of channels that one copy brings of each pixel. `alignments`: what the operands' addresses must be
     multiples of, in bytes. `partials`: the byte of the workspace at which the partial sums begin.
     """
 
@@ -36,6 +37,8 @@ class Plan:
     is_b_mn_major: bool
     is_vector: bool
     rows_first: bool
+    is_in_boxes: bool
+    row_bytes: int
     blocking: Blocking
     works: int
     packs: tuple[Pack | None, Pack | None]

@@ -1,4 +1,5 @@
 constexpr i64 NO_PLACE = 1ll << 62;  // in a tensor: strides may be negative
+constexpr int NO_CHANNEL = 1 << 30;  // beyond those of every tensor
 
 // What the host says of the problem, in the order of `_numbers` in code.py.
 
@@ -20,7 +21,7 @@ struct Pack {
 };
 
 struct Tables {
-    TensorMap maps[A_MAPS + B_MAPS];  // of the phases of A, for each of its parts; then of B
+    TensorMap maps[A_MAPS + B_MAPS + IS_RESULT_BOXES];  // of the phases of A, for each of its parts; of B; of the result
     Phase phases[PHASES];
     i64 works, splits, groups, tiles_m, tiles_n, blocks_of_split;
     i64 rows, columns, channels, channel_blocks;  // of a group: of the product; of the data or, of wgrad, of x
@@ -33,6 +34,7 @@ struct Tables {
 
     METHOD const TensorMap &a(int phase, int part) const { return maps[phase * PARTS + part]; }
     METHOD const TensorMap &b(int part) const { return maps[A_MAPS + part]; }
+    METHOD const TensorMap &result() const { return maps[A_MAPS + B_MAPS]; }
 };
 
 #if SPATIAL == 3

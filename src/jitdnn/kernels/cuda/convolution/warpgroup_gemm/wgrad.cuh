@@ -1,8 +1,6 @@
 // wgrad: rows are channels of dy, columns taps with channels of x inside, each tap's extended to whole blocks of 64; K
 // runs over pixels. Both operands are read across: a stage has BK pixels, with their channels as neighbours.
 
-constexpr int NO_CHANNEL = 1 << 30;  // beyond those of every tensor
-
 // The tap along each axis, and the first of the 64 channels, that a column belongs to.
 struct Column {
     int tap[3], channel;
@@ -17,8 +15,26 @@ struct Column {
     }
 };
 
+// The columns of a tile.
+struct Columns {
+    int first, count;
+
+    // The place of a column in the result, from that of its row on.
+    METHOD i64 place(const Tables &tables, int column) const {
+        const Column one(tables, first + column);
+        return tables.tap_place + one.tap[0] * tables.tap_space[0] + one.tap[1] * tables.tap_space[1] +
+               one.tap[2] * tables.tap_space[2] + (one.channel + column % 64) * tables.result_column;
+    }
+    // Columns of the same tap that there are from this one on.
+    METHOD int from(const Tables &tables, int column) const {
+        if (column >= count) return 0;
+        return (int)tables.channels - Column(tables, first + column).channel - column % 64;
+    }
+};
+
 struct Work {
-    int group, first_row, first_column, columns, first_block, last_block;
+    int group, first_row, first_block, last_block;
+    Columns columns;
 
     METHOD Work(const Tables &tables, int number) {
         const int tiles_n = (int)tables.tiles_n, tiles = (int)tables.tiles_m * tiles_n;
@@ -27,25 +43,13 @@ struct Work {
         group = number / tiles;
         number -= group * tiles;
         first_row = number / tiles_n * BM;
-        first_column = number % tiles_n * BN;
-        columns = min(BN, (int)tables.columns - first_column);
+        columns.first = number % tiles_n * BN;
+        columns.count = min(BN, (int)tables.columns - columns.first);
         const int blocks = ((int)tables.phases[0].rows + BK - 1) / BK;
         first_block = split * (int)tables.blocks_of_split;
         last_block = max(first_block, min(blocks, first_block + (int)tables.blocks_of_split));
     }
     METHOD int channel(int column, const Tables &) const { return column; }  // for no epilogue
-
-    // The place of a column in the result, from that of its row on.
-    METHOD i64 column_place(const Tables &tables, int column) const {
-        const Column one(tables, first_column + column);
-        return tables.tap_place + one.tap[0] * tables.tap_space[0] + one.tap[1] * tables.tap_space[1] +
-               one.tap[2] * tables.tap_space[2] + (one.channel + column % 64) * tables.result_column;
-    }
-    // Columns of the same tap that there are from this one on.
-    METHOD int columns_from(const Tables &tables, int column) const {
-        if (column >= columns) return 0;
-        return (int)tables.channels - Column(tables, first_column + column).channel - column % 64;
-    }
 };
 
 // Rows are channels here: there are no pixels.
@@ -61,12 +65,12 @@ struct Loader {
     int pixel, row, a_image, b_image, b_channel, columns;
     Column first;  // of the tile
 
-    METHOD Loader(const Tables &tables, const Work &work) : first(tables, work.first_column) {
+    METHOD Loader(const Tables &tables, const Work &work) : first(tables, work.columns.first) {
         pixel = work.first_block * BK;
         row = work.first_row + work.group * (int)tables.a_channel_step;
         a_image = work.group * (int)tables.a_image_step, b_image = work.group * (int)tables.b_outer_step;
         b_channel = work.group * (int)tables.b_column_step;
-        columns = work.columns;
+        columns = work.columns.count;
     }
 
     METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier) {
