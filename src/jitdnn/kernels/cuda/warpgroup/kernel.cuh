@@ -4,6 +4,10 @@ KERNEL2(BLOCK_THREADS, 1)
 void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS,
               u8 *workspace, SCALE alpha, SCALE beta) {
     extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];
+#if PARTS == 2
+    const Scales scales(tables, workspace);
+    if (!scales.is_finite) return;  // add_exactly has the work
+#endif
     const Ring ring = {smem_address(shared_memory)};
     if (threadIdx.x == 0) ring.initialize();
     __syncthreads();
@@ -63,6 +67,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
                 if (row < ROWS * 64) shared_store_i64(rows + row * 8, row_place(tables, work, first_row + row));
                 warpgroup_barrier(warpgroup + 1);
             }
+#if PARTS == 2
+#pragma unroll
+            for (int slab = 0; slab < ROWS; ++slab)
+#pragma unroll
+                for (int i = 0; i < WN / 2; ++i) sums[slab][i] = scales.power.times(sums[slab][i]);
+#endif
             if (!is_plain)
                 finish(sums, tables, work, rows, first_row, first_column, result, (f32)alpha,
                        (f32)beta EPILOGUE_ARGUMENTS);
@@ -94,6 +104,12 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
         sums[0] += __uint_as_float(four.x), sums[1] += __uint_as_float(four.y);
         sums[2] += __uint_as_float(four.z), sums[3] += __uint_as_float(four.w);
     }
+#if PARTS == 2
+    const Scales scales(tables, workspace);
+    if (!scales.is_finite) return;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) sums[n] = scales.power.times(sums[n]);
+#endif
     const Work work(tables, tile);
     const int thread = in_tile % 128, j = in_tile / 128 % (WN / 8), slab = in_tile / (128 * (WN / 8)) % ROWS;
     const int warpgroup = in_tile / (128 * (WN / 8) * ROWS);

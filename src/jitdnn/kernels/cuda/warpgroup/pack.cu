@@ -1,29 +1,68 @@
 // Copies tensors of any strides into the workspace, with their channels innermost and extended by zeros to a multiple of
 // 16 bytes: packed[image][pixel][channel]. A block takes 64 pixels, counted through all images, of 64 channels; they go
 // through shared memory, so that neighbouring threads read neighbours of the tensor and write neighbours of the copy.
+//
+// With PARTS 2 the copy is two: f32 numbers, times a power of two that brings the largest to 2^13, are the sum of a
+// number of half precision and of another for what that rounds away. Numbers 2^37 times smaller than the largest are
+// lost.
 
-FUNCTION void pack(const Pack &form, const DTYPE *tensor, u8 *workspace) {
+#if PARTS == 2
+// Writes the halves of a scaled number; `between`: elements from one copy to the other.
+FUNCTION void put(u16 *to, i64 at, i64 between, f32 value) {
+    const u16 high = to_f16(value);
+    to[at] = high;
+    to[at + between] = to_f16(value - to_f32_f16(high));
+}
+
+// A tensor whose copy has its elements in the same order: four at a time.
+FUNCTION void split_flat(const Pack &form, const f32 *tensor, u16 *to, const Power &scale) {
+    const i64 count = form.images * form.extents[0] * form.extents[1] * form.extents[2] * form.channels;
+    const i64 first = ((i64)blockIdx.x * 256 + threadIdx.x) * 4, step = (i64)gridDim.x * 1024;
+#pragma unroll 2
+    for (i64 at = first; at < count; at += step) {
+        const uint4 four = load16_streaming(tensor + at);
+        const f32 values[4] = {scale.times(__uint_as_float(four.x)), scale.times(__uint_as_float(four.y)),
+                               scale.times(__uint_as_float(four.z)), scale.times(__uint_as_float(four.w))};
+        u32 high[2], low[2];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            high[n] = pack_f16(values[2 * n], values[2 * n + 1]);
+            low[n] = pack_f16(values[2 * n] - f16_low(high[n]), values[2 * n + 1] - f16_high(high[n]));
+        }
+        store8(to + at, uint2{high[0], high[1]});
+        store8(to + at + form.between, uint2{low[0], low[1]});
+    }
+}
+#endif
+
+FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *workspace) {
+    const Pack &form = tables.packs[number];
+    PACKED *const copy = (PACKED *)(workspace + form.at);
+#if PARTS == 2
+    const Header header(tables, workspace);
+    if (blockIdx.x == 0 && threadIdx.x == 0) header.publish(tables, workspace);
+    const Power scale(header.shift(number));
+    if (form.is_flat && (u64)tensor % 16 == 0) {
+        split_flat(form, tensor, copy, scale);
+        return;
+    }
+#endif
     __shared__ DTYPE tile[64][64 + 4 / sizeof(DTYPE)];
     const int wide = ((int)form.packed_channels + 63) / 64;
     const i64 pixels = form.images * form.extents[0] * form.extents[1] * form.extents[2];
     const i64 first_pixel = (i64)(blockIdx.x / wide) * 64;
     const int first_channel = blockIdx.x % wide * 64, thread = threadIdx.x;
     if (first_pixel >= pixels) return;
-    auto place = [&](i64 pixel) {
-        const i64 line = pixel / form.extents[2], plane = line / form.extents[1], image = plane / form.extents[0];
-        return image * form.image + (plane - image * form.extents[0]) * form.space[0] +
-               (line - plane * form.extents[1]) * form.space[1] + (pixel - line * form.extents[2]) * form.space[2];
-    };
     if (form.channel == 1) {
         const int channel = first_channel + thread % 64;
 #pragma unroll 4
         for (int pixel = thread / 64; pixel < 64; pixel += 4) {
             const bool is_there = channel < form.channels && first_pixel + pixel < pixels;
-            tile[thread % 64][pixel] = is_there ? tensor[place(first_pixel + pixel) + channel] : (DTYPE)0;
+            tile[thread % 64][pixel] = is_there ? tensor[form.pixel(first_pixel + pixel) + channel] : (DTYPE)0;
         }
     } else {
         const bool is_pixel = first_pixel + thread % 64 < pixels;
-        const DTYPE *from = tensor + (is_pixel ? place(first_pixel + thread % 64) : 0);
+        const DTYPE *from = tensor + (is_pixel ? form.pixel(first_pixel + thread % 64) : 0);
 #pragma unroll 4
         for (int channel = thread / 64; channel < 64; channel += 4) {
             const bool is_there = is_pixel && first_channel + channel < form.channels;
@@ -31,19 +70,73 @@ FUNCTION void pack(const Pack &form, const DTYPE *tensor, u8 *workspace) {
         }
     }
     __syncthreads();
-    DTYPE *to = (DTYPE *)(workspace + form.at) + first_pixel * form.packed_channels + first_channel;
+    PACKED *to = copy + first_pixel * form.packed_channels + first_channel;
     const int channel = thread % 64;
     if (first_channel + channel >= form.packed_channels) return;
 #pragma unroll 4
-    for (int pixel = thread / 64; pixel < 64; pixel += 4)
-        if (first_pixel + pixel < pixels) to[pixel * form.packed_channels + channel] = tile[channel][pixel];
+    for (int pixel = thread / 64; pixel < 64; pixel += 4) {
+        if (first_pixel + pixel >= pixels) break;
+#if PARTS == 2
+        put(to, pixel * form.packed_channels + channel, form.between, scale.times(tile[channel][pixel]));
+#else
+        to[pixel * form.packed_channels + channel] = tile[channel][pixel];
+#endif
+    }
 }
 
 #define PACK_KERNEL(name, operand, number)                                                               \
     KERNEL(256)                                                                                          \
     void name(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,                           \
               RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {              \
-        pack(tables.packs[number], operand, workspace);                                                  \
+        pack(tables, number, operand, workspace);                                                        \
     }
 PACK_KERNEL(pack_first, first, 0)
 PACK_KERNEL(pack_second, second, 1)
+
+#if PARTS == 2
+// The largest finite magnitude of each operand, and whether all of its numbers are finite: MAXIMA blocks for each.
+KERNEL(256)
+void find_maxima(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
+                 RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
+    __shared__ u32 found[8];
+    const Pack &form = tables.packs[blockIdx.y];
+    const f32 *tensor = blockIdx.y ? second : first;
+    const i64 pixels = form.images * form.extents[0] * form.extents[1] * form.extents[2];
+    const i64 count = pixels * form.channels, step = (i64)gridDim.x * 256;
+    u32 most = 0;
+    bool is_finite = true;
+    auto take = [&](u32 bits) {
+        bits &= 0x7fffffffu;
+        if (bits < 0x7f800000u)
+            most = max(most, bits);
+        else
+            is_finite = false;
+    };
+    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (form.is_dense) {
+        i64 done = 0;
+        if ((u64)tensor % 16 == 0) {
+            done = count / 4 * 4;
+#pragma unroll 4
+            for (i64 four = at; four < count / 4; four += step) {
+                const uint4 bits = load16(tensor + four * 4);
+                take(bits.x), take(bits.y), take(bits.z), take(bits.w);
+            }
+        }
+        for (i64 one = done + at; one < count; one += step) take(__float_as_uint(tensor[one]));
+    } else {
+        for (; at < count; at += step) {
+            const i64 pixel = at / form.channels;
+            take(__float_as_uint(tensor[form.pixel(pixel) + (at - pixel * form.channels) * form.channel]));
+        }
+    }
+    most = warp_max(most) | (warp_any(!is_finite) ? 0x80000000u : 0u);
+    if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int warp = 1; warp < 8; ++warp)
+            most = max(most & 0x7fffffffu, found[warp] & 0x7fffffffu) | ((most | found[warp]) & 0x80000000u);
+        Header::maxima(tables, workspace)[blockIdx.y * MAXIMA + blockIdx.x] = most;
+    }
+}
+#endif

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel, storing_roundoff
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemmInPlace, ImplicitGemmWgradInPlace
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS, kernel_of
@@ -22,6 +22,8 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 
 _MAX_EXTENT = 2**30
+_HALVES_ERROR = 2.0**-20
+"""Of products of halves, which have 22 bits, and of sums that are moved to f32 after each stage."""
 
 
 def refuse_warpgroups(dtype: str, result: str, device: GpuDevice) -> str | None:
@@ -41,12 +43,13 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     name = "implicit_gemm_wgmma"
     problem = Convolution
     uses_workspace: ClassVar[bool] = True
+    parts: ClassVar[int] = 1
 
     def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
         self._tiles = tiles
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        reason = refuse_warpgroups(problem.x.dtype, problem.output.dtype, device) or unplannable(problem)
+        reason = refuse_warpgroups(problem.x.dtype, problem.output.dtype, device) or unplannable(problem, self.parts)
         if reason or not problem.output.size:
             return reason
         extents = (*problem.spatial, *problem.output_spatial, problem.n, problem.c, problem.k)
@@ -58,7 +61,7 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
 
     def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | str:
         """The plan that is expected to be fastest on this device, or why there is none."""
-        return plan_of(problem, device, self._tiles, self.uses_workspace)
+        return plan_of(problem, device, self._tiles, self.uses_workspace, self.parts)
 
     def arithmetic(self, problem: Problem) -> str:
         return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
@@ -106,6 +109,37 @@ class WarpgroupWgradInPlace(WarpgroupWgrad):
 
     name = "implicit_gemm_wgmma_in_place"
     uses_workspace = False
+
+
+class _Halves(WarpgroupGemm):
+    """f32 as two numbers of half precision, three products of which are added: nearly as exact as f32 products.
+
+    The sum of two f16 has 22 bits, of numbers down to 2^-37 of the largest. What is not finite is computed by
+    multiply-adds.
+    """
+
+    name = "implicit_gemm_3xf16"
+    parts = 2
+    has_exact_products = False
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.x.dtype != "f32":
+            return f"f32 is multiplied as two halves here, not {problem.x.dtype}"
+        return super().refusal(problem, device, epilogue)
+
+    def arithmetic(self, problem: Problem) -> str:
+        return "fp32"
+
+    def error_of(self, problem: Convolution) -> float:
+        return max(_HALVES_ERROR, 2.0 * storing_roundoff(problem))
+
+
+class WarpgroupGemmHalves(_Halves):
+    """fprop and dgrad of f32."""
+
+
+class WarpgroupWgradHalves(_Halves, WarpgroupWgrad):
+    """wgrad of f32."""
 
 
 def _product(numbers: tuple[int, ...]) -> int:

@@ -16,7 +16,9 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
     geometry_of,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
+    HEADER_BYTES,
     MAX_STEP,
+    NO_PACK,
     ROWS,
     Operand,
     Pack,
@@ -36,7 +38,6 @@ from jitdnn.tensor import DTYPES, TensorDescriptor
 MAX_PHASES = 8
 _MAX_SPLITS = 16
 _MAX_WGRAD_SPLITS = 256
-_NO_PACK = (0,) * 12
 _ROW_COST = {128: 1.0, 64: 1.05, 32: 1.15}
 """How much longer stages of rows of so many bytes take."""
 _Three = tuple[int, int, int]
@@ -81,9 +82,9 @@ class Axis:
         return max(0, self.taps - 1) * self.dilation
 
 
-def unplannable(problem: Convolution, batch: Batch | None = None) -> str | None:
+def unplannable(problem: Convolution, parts: int = 1, batch: Batch | None = None) -> str | None:
     """Why no plan exists whatever the device, in words a user can act on; None if one may."""
-    size = DTYPES[problem.x.dtype]
+    size = _element_bytes(problem, parts)
     least, block = ROWS[-1] // size, STAGE_ROW // size
     if max(problem.stride) > MAX_STEP:
         return f"strides {problem.stride}: the copy engine takes steps of at most {MAX_STEP}"
@@ -101,12 +102,13 @@ def unplannable(problem: Convolution, batch: Batch | None = None) -> str | None:
 
 @lru_cache(512)
 def plan_of(
-    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, batch: Batch | None = None
+    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, parts: int = 1,
+    batch: Batch | None = None,
 ) -> Plan | str:
     """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none."""
     if problem.direction == "bwd_filter":
-        return _wgrad_plan(problem, device, tiles, uses_workspace, batch)
-    return _correlation_plan(problem, device, tiles, uses_workspace, batch)
+        return _wgrad_plan(problem, device, tiles, uses_workspace, parts, batch)
+    return _correlation_plan(problem, device, tiles, uses_workspace, parts, batch)
 
 
 def _row_bytes(channels: int, size: int, is_exact: bool) -> int:
@@ -120,15 +122,17 @@ def _rank(axes: tuple[tuple[int, int], ...]) -> int:
     return 4 if axes[0] == (1, 1) else 5
 
 
-def _packed(operands: list[Operand], is_direct: list[bool]) -> tuple[list[Operand], list[Pack | None], int]:
-    """The operands, packed where they are not read directly; the packs, and the bytes of all."""
-    found: list[Operand] = []
+def _packed(
+    operands: list[Operand], is_direct: list[bool], parts: int
+) -> tuple[list[tuple[Operand, ...]], list[Pack | None], int]:
+    """The parts of each operand, packed where they are not read directly; the packs, and the bytes up to their end."""
+    found: list[tuple[Operand, ...]] = []
     packs: list[Pack | None] = []
-    at = 0
+    at = HEADER_BYTES if parts == 2 else 0
     for operand, direct in zip(operands, is_direct, strict=True):
-        pack = None if direct else Pack(operand, at)
+        pack = None if direct and parts == 1 else Pack(operand, at, parts)
         packs.append(pack)
-        found.append(pack.operand if pack else operand)
+        found.append(tuple(pack.operand(part) for part in range(parts)) if pack else (operand,))
         at += pack.bytes if pack else 0
     return found, packs, at
 
@@ -139,8 +143,13 @@ def _pack_seconds(packs: list[Pack | None], device: GpuDevice) -> float:
     for pack in packs:
         if pack:
             one = pack.source
-            moved = one.pixels * one.channels * one.size + pack.bytes
+            read = one.pixels * one.channels * one.size
+            moved = read + pack.bytes
+            if pack.parts == 2:  # the largest number is looked for first, and what fits stays in L2
+                moved += read
             time += LAUNCH_SECONDS + 1.3 * moved / device.bandwidth
+    if any(pack and pack.parts == 2 for pack in packs):
+        time += 2 * LAUNCH_SECONDS
     return time
 
 
@@ -150,21 +159,22 @@ def _batched(operand: Operand, batch: Batch | None, step: int) -> Operand:
 
 
 def _correlation_plan(
-    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, batch: Batch | None
+    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, parts: int,
+    batch: Batch | None,
 ) -> Plan | str:
     geometry = geometry_of(problem)
     is_forward = problem.direction == "fwd"
     data_tensor, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
-    size, result_bytes = DTYPES[problem.x.dtype], DTYPES[result.dtype]
+    size, result_bytes = _element_bytes(problem, parts), DTYPES[result.dtype]
     data = _batched(Operand.of(data_tensor, 0), batch, batch.data if batch else 0)
-    weights, is_mn_major = _filter_operand(problem, batch)
+    weights, is_mn_major = _filter_operand(problem, batch, size)
     is_direct = [data.is_direct, weights.is_direct]
-    if not all(is_direct) and (not uses_workspace or batch):
+    if (parts == 2 or not all(is_direct)) and not uses_workspace:
         return "an operand must be packed, which takes workspace"
-    if not weights.is_direct:
+    if not weights.is_direct or parts == 2:
         # a packed filter has its channels, those that are summed, innermost
         weights, is_mn_major = _filter_rows(problem), False
-    (a, b), packs, at = _packed([data, weights], is_direct)
+    (a, b), packs, at = _packed([data, weights], is_direct, parts)
     phases = [
         tuple(Axis.of(axis, one) for axis, one in zip(geometry.axes, phase, strict=True))
         for phase in geometry.phases
@@ -189,7 +199,7 @@ def _correlation_plan(
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 else 1
     if is_mn_major:
         tiles = tuple(tile for tile in tiles if tile.across == 1 or tile.wn % 64 == 0)
-    found = best_blocking(products, tiles, device, bytes_moved, result_bytes, 1, max_splits)
+    found = best_blocking(products, tiles, device, bytes_moved, result_bytes, parts, max_splits)
     if not found:
         return "no tile fits into the shared memory of the device"
     blocking, seconds = found
@@ -199,12 +209,13 @@ def _correlation_plan(
         base, results, steps = (
             _three_of(getattr(axis, name) for axis in axes) for name in ("base", "results", "input_stride")
         )
-        one = pixel_map(a, rank, base, results, steps, row_bytes, tile.m)
-        if one is None:
-            return "windows begin farther outside of the image than the copy engine takes"
-        maps.append(one)
+        for part in a:
+            one = pixel_map(part, rank, base, results, steps, row_bytes, tile.m)
+            if one is None:
+                return "windows begin farther outside of the image than the copy engine takes"
+            maps.append(one)
     inner = row_bytes // size
-    maps.append(filter_map(b, 64, inner) if is_mn_major else filter_map(b, inner, tile.wn))
+    maps += [filter_map(part, 64, inner) if is_mn_major else filter_map(part, inner, tile.wn) for part in b]
     strides = geometry.result
     multiples = [geometry.out_channels, strides.image, strides.group, *strides.space]
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
@@ -232,15 +243,15 @@ def _correlation_plan(
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
         max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
         0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
-        at, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
-        *(packs[0].numbers if packs[0] else _NO_PACK), *(packs[1].numbers if packs[1] else _NO_PACK),
+        at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
+        *(packs[0].numbers if packs[0] else NO_PACK), *(packs[1].numbers if packs[1] else NO_PACK),
         0, 0, 0, 0,
     )  # fmt: skip
     return Plan(
         False, problem.x.dtype, result.dtype, rank, len(phases), is_mn_major, is_vector,
         strides.channel != 1, boxes is not None, row_bytes, blocking, works, (packs[0], packs[1]),
         Tables(tuple(maps), numbers),
-        (_alignment(a, packs[0]), _alignment(b, packs[1]), ALIGNMENT if is_vector else 1), at,
+        (_alignment(packs[0]), _alignment(packs[1]), ALIGNMENT if is_vector else 1), at,
         at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),
     )  # fmt: skip
 
@@ -250,11 +261,16 @@ def _three_of(numbers: object) -> _Three:
     return a, b, c
 
 
-def _alignment(operand: Operand, pack: Pack | None) -> int:
+def _element_bytes(problem: Convolution, parts: int) -> int:
+    """Of what is multiplied."""
+    return 2 if parts == 2 else DTYPES[problem.x.dtype]
+
+
+def _alignment(pack: Pack | None) -> int:
     return 1 if pack else ALIGNMENT
 
 
-def _filter_operand(problem: Convolution, batch: Batch | None) -> tuple[Operand, bool]:
+def _filter_operand(problem: Convolution, batch: Batch | None, size: int) -> tuple[Operand, bool]:
     """The filter with its innermost axis as channels, and whether that is the columns' (MN-major)."""
     weights = Operand.of(problem.w, 1)
     if batch:  # one tap, in whose place the products are
@@ -264,7 +280,7 @@ def _filter_operand(problem: Convolution, batch: Batch | None) -> tuple[Operand,
     )
     is_forward = problem.direction == "fwd"
     along_sum, along_columns = (weights, swapped) if is_forward else (swapped, weights)
-    if along_sum.is_direct or DTYPES[problem.w.dtype] != 2 or not along_columns.is_direct:
+    if along_sum.is_direct or size != 2 or not along_columns.is_direct:
         return along_sum, False
     return along_columns, True
 
@@ -287,18 +303,19 @@ def _filter_steps(geometry: Geometry, is_forward: bool, batch: Batch | None) -> 
 
 
 def _wgrad_plan(
-    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, batch: Batch | None
+    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, parts: int,
+    batch: Batch | None,
 ) -> Plan | str:
     groups = batch.count if batch else problem.groups
-    size, result_bytes = DTYPES[problem.x.dtype], DTYPES[problem.w.dtype]
+    size, result_bytes = _element_bytes(problem, parts), DTYPES[problem.w.dtype]
     if size != 2:
         return "products of f32 tensors are read along K alone, and K runs over pixels here"
     x = _batched(Operand.of(problem.x, 0), batch, batch.data if batch else 0)
     dy = _batched(Operand.of(problem.y, 1), batch, batch.filter if batch else 0)
     is_direct = [x.is_direct, dy.is_direct]
-    if not all(is_direct) and (not uses_workspace or batch):
+    if (parts == 2 or not all(is_direct)) and not uses_workspace:
         return "an operand must be packed, which takes workspace"
-    (b, a), packs, at = _packed([x, dy], is_direct)
+    (b, a), packs, at = _packed([x, dy], is_direct, parts)
     outputs, taps = three(problem.output_spatial, 1), three(problem.filter_spatial, 1)
     strides, dilation = three(problem.stride, 1), three(problem.dilation, 1)
     before = three([n for n, _ in problem.padding], 0)
@@ -318,16 +335,17 @@ def _wgrad_plan(
     bytes_moved = sum(tensor.nbytes for tensor in tensors)
     max_splits = _MAX_WGRAD_SPLITS if uses_workspace else 1
     tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
-    found = best_blocking(products, tiles, device, bytes_moved, result_bytes, 1, max_splits)
+    found = best_blocking(products, tiles, device, bytes_moved, result_bytes, parts, max_splits)
     if not found:
         return "no tile fits into the shared memory of the device"
     blocking, seconds = found
     tile = blocking.tile
     ones = (1, 1, 1)
     base, results, steps = (-before[0], -before[1], -before[2]), outputs, strides
-    a_map = pixel_map(a, rank, (0, 0, 0), outputs, ones, STAGE_ROW, block)
-    b_map = pixel_map(b, rank, base, results, steps, STAGE_ROW, block)
-    if a_map is None or b_map is None:
+    found_maps = [pixel_map(part, rank, (0, 0, 0), outputs, ones, STAGE_ROW, block) for part in a]
+    found_maps += [pixel_map(part, rank, base, results, steps, STAGE_ROW, block) for part in b]
+    maps = tuple(one for one in found_maps if one)
+    if len(maps) < 2 * parts:
         return "windows begin farther outside of the image than the copy engine takes"
     dw = problem.w
     row, column, *space = dw.strides
@@ -344,13 +362,13 @@ def _wgrad_plan(
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
         out_channels, columns, in_channels, channel_blocks,
         0 if batch else out_channels, 1 if batch else 0, 0 if batch else in_channels, 0, 1 if batch else 0,
-        at, 0, group, row, column, 0, 0, 0,
-        *(packs[0].numbers if packs[0] else _NO_PACK), *(packs[1].numbers if packs[1] else _NO_PACK),
+        at, 0, 0, group, row, column, 0, 0, 0,
+        *(packs[0].numbers if packs[0] else NO_PACK), *(packs[1].numbers if packs[1] else NO_PACK),
         first, *tap_space,
     )  # fmt: skip
     return Plan(
         True, problem.x.dtype, dw.dtype, rank, 1, True, is_vector, column != 1, False, STAGE_ROW, blocking, works,
-        (packs[0], packs[1]), Tables((a_map, b_map), numbers),
-        (_alignment(b, packs[0]), _alignment(a, packs[1]), ALIGNMENT if is_vector else 1), at,
+        (packs[0], packs[1]), Tables(maps, numbers),
+        (_alignment(packs[0]), _alignment(packs[1]), ALIGNMENT if is_vector else 1), at,
         at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),
     )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import MAXIMA
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
 from jitdnn.tensor import DTYPES, TensorDescriptor
@@ -46,7 +47,7 @@ def source_of(
     plan: Plan, output: TensorDescriptor, epilogue: Epilogue | None, indices: Sequence[str] | None = None
 ) -> Source:
     """The text of the kernels."""
-    blocking, tile = plan.blocking, plan.blocking.tile
+    blocking, tile, parts = plan.blocking, plan.blocking.tile, plan.blocking.parts
     code = epilogue_source(epilogue, output, "f32", first=_POINTERS)
     if indices is None:
         indices = ["pixel.image", "channel_", *("pixel.a", "pixel.b", "pixel.c")[5 - len(output.shape) :]]
@@ -57,19 +58,21 @@ def source_of(
             "#define METHOD __device__ __forceinline__",
             code.functions,
             read_text("cuda/convolution/warpgroup_gemm", "tables.cuh"),
-            read_text("cuda/warpgroup", "sizes.cuh"),
+            read_text("cuda/warpgroup", "sizes.cuh", *(("halves.cuh",) if parts == 2 else ())),
             read_text("cuda/convolution/warpgroup_gemm", body),
             read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", "kernel.cuh"),
             read_text("cuda/warpgroup", "pack.cu") if any(plan.packs) else "",
+            read_text("cuda/convolution/warpgroup_gemm", "exact.cuh") if parts == 2 else "",
         )
     )
     defines = (
         ("DTYPE", plan.dtype),
         ("RESULT", plan.result),
-        ("ELEMENT_BYTES", DTYPES[plan.dtype]),
+        ("PACKED", "u16" if parts == 2 else plan.dtype),
+        ("ELEMENT_BYTES", 2 if parts == 2 else DTYPES[plan.dtype]),
         ("RESULT_BYTES", DTYPES[plan.result]),
         ("PACK", "pack_f16" if plan.result == "f16" else "pack_bf16"),
-        ("MULTIPLY", WGMMA_FUNCTIONS[plan.dtype]),
+        ("MULTIPLY", "wgmma_f16" if parts == 2 else WGMMA_FUNCTIONS[plan.dtype]),
         ("WARPGROUPS_M", tile.down),
         ("WARPGROUPS_N", tile.across),
         ("ROWS", tile.rows),
@@ -99,7 +102,9 @@ def source_of(
 def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     """Packing, the product, and the sum of the splits."""
     tile, names = plan.blocking.tile, ("pack_first", "pack_second")
-    launches = [
+    is_halved = plan.blocking.parts == 2
+    launches = [Launch("find_maxima", (MAXIMA, 2), 256)] if is_halved else []
+    launches += [
         Launch(name, pack.blocks, 256) for name, pack in zip(names, plan.packs, strict=True) if pack
     ]
     launches.append(
@@ -108,6 +113,8 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
         launches.append(Launch("reduce_partials", sums // _REDUCTION_BLOCK, 256))
+    if is_halved:
+        launches.append(Launch("add_exactly", min(4 * multiprocessors, plan.works), 256))
     return launches
 
 

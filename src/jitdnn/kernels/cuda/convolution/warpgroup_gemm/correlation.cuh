@@ -127,3 +127,37 @@ struct Loader {
         }
     }
 };
+
+#if PARTS == 2
+// The sum at a row and a column of a tile, of the operands as they are.
+FUNCTION f32 exact_sum(const Tables &tables, const Work &work, int row, int column, const f32 *data, const f32 *weights,
+                       const Pack &of_data, const Pack &of_weights) {
+    const Phase &phase = tables.phases[work.phase];
+    const Position position(phase, row);
+    const int of_column = work.columns.first + column + work.group * (int)tables.b_column_step;
+    const i64 of_result = of_column * (B_MN_MAJOR ? of_weights.channel : of_weights.image);
+    const i64 along = B_MN_MAJOR ? of_weights.image : of_weights.channel;
+    const i64 image = (position.image + work.group * tables.a_image_step) * of_data.image;
+    f32 sum = 0;
+    const int taps = (int)(phase.axes[0].taps * phase.axes[1].taps * phase.axes[2].taps);
+    for (int tap = 0; tap < taps; ++tap) {
+        int left = tap, number[3];
+        i64 from = image, filter = of_result + work.group * tables.b_outer_step * of_weights.space[0];
+        bool is_inside = true;
+        for (int n = 2; n >= 0; --n) {
+            const Axis &axis = phase.axes[n];
+            number[n] = left % (int)axis.taps, left /= (int)axis.taps;
+            const int at = (int)(axis.base + position.at[n] * axis.input_stride + number[n] * axis.dilation);
+            is_inside = is_inside && of_data.has(n, at);
+            from += at * of_data.space[n];
+            filter += (axis.first_tap + number[n] * axis.tap_step) * of_weights.space[n];
+        }
+        if (!is_inside) continue;
+        from += work.group * tables.a_channel_step * of_data.channel;
+        filter += work.group * tables.b_channel_step * along;
+        for (int c = 0; c < (int)tables.channels; ++c)
+            sum = fmaf(data[from + c * of_data.channel], weights[filter + c * along], sum);
+    }
+    return sum;
+}
+#endif

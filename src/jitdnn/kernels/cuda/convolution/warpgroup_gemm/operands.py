@@ -11,6 +11,10 @@ from jitdnn.kernels.cuda.gemm.plan import three
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
 _Three = tuple[int, int, int]
+MAXIMA = 256
+"""Thread blocks that look for the largest number of an operand; as in halves.cuh."""
+HEADER_BYTES = 256 * -(-(16 + 2 * MAXIMA * 4) // 256)
+"""Of what they find."""
 _RESULT = 2
 """The result among the pointers."""
 _PACK_TILE = 64
@@ -57,6 +61,18 @@ class Operand:
         return self.images * math.prod(self.extents)
 
     @property
+    def is_dense(self) -> bool:
+        """Whether its elements fill the memory from the first to the last."""
+        axes = [(self.images, self.image), (self.channels, self.channel)]
+        axes += zip(self.extents, self.space, strict=True)
+        step = 1
+        for stride, extent in sorted((stride, extent) for extent, stride in axes if extent > 1):
+            if stride != step:
+                return False
+            step *= extent
+        return True
+
+    @property
     def is_direct(self) -> bool:
         """Whether the copy engine reads it where it is."""
         steps = [(self.images, self.image), *zip(self.extents, self.space, strict=True)]
@@ -73,31 +89,48 @@ class Operand:
 
 @dataclass(frozen=True)
 class Pack:
-    """A copy of an operand in the workspace, from byte `at` on; see pack.cu."""
+    """A copy of an operand in the workspace, from byte `at` on, or two: its halves. See pack.cu."""
 
     source: Operand
     at: int
+    parts: int = 1
+
+    @property
+    def dtype(self) -> str:
+        return "f16" if self.parts == 2 else self.source.dtype
 
     @property
     def channels(self) -> int:
         """Those of the copy: whole pieces of 16 bytes."""
-        run = ALIGNMENT // self.source.size
+        run = ALIGNMENT // DTYPES[self.dtype]
         return -(-self.source.channels // run) * run
 
-    @property
-    def operand(self) -> Operand:
-        """The copy. Its channels are those of the source: what is behind them is never read."""
+    def operand(self, part: int = 0) -> Operand:
+        """A copy. Its channels are those of the source: what is behind them is never read."""
         one, pixel = self.source, self.channels
         _, b, c = one.extents
-        space = (pixel * b * c, pixel * c, pixel)
         return replace(
-            one, number=WORKSPACE, offset=self.at, image=pixel * math.prod(one.extents), channel=1, space=space
-        )
+            one, number=WORKSPACE, offset=self.at + part * self.bytes_of_part, dtype=self.dtype,
+            image=pixel * math.prod(one.extents), channel=1, space=(pixel * b * c, pixel * c, pixel),
+        )  # fmt: skip
+
+    @property
+    def bytes_of_part(self) -> int:
+        """Up to a multiple of 256."""
+        return -(-self.source.pixels * self.channels * DTYPES[self.dtype] // 256) * 256
 
     @property
     def bytes(self) -> int:
-        """Up to a multiple of 256."""
-        return -(-self.source.pixels * self.channels * self.source.size // 256) * 256
+        return self.parts * self.bytes_of_part
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the copy has the same elements in the same order."""
+        one, copy = self.source, self.operand()
+        own = [(1, one.channels), *zip(one.space, one.extents, strict=True), (one.image, one.images)]
+        copied = [(1, one.channels), *zip(copy.space, one.extents, strict=True), (copy.image, one.images)]
+        is_same = all(a[0] == b[0] for a, b in zip(own, copied, strict=True) if a[1] > 1)
+        return is_same and one.channel == 1 and self.channels == one.channels
 
     @property
     def blocks(self) -> int:
@@ -109,8 +142,13 @@ class Pack:
         """`Pack` of tables.cuh."""
         one = self.source
         return (
-            self.at, one.images, one.channels, self.channels, *one.extents, one.image, one.channel, *one.space,
+            self.at, self.bytes_of_part // DTYPES[self.dtype], one.is_dense, self.is_flat, one.images, one.channels,
+            self.channels, *one.extents, one.image, one.channel, *one.space,
         )  # fmt: skip
+
+
+NO_PACK = (0,) * 15
+"""The numbers of an operand that is not packed."""
 
 
 def pixel_map(

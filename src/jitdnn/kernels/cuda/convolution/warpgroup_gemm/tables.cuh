@@ -15,9 +15,19 @@ struct Phase {
     Axis axes[3];
 };
 
-// A tensor that is copied into the workspace, to byte `at`; see pack.cu. Strides are in elements.
+// A tensor that is copied into the workspace, to byte `at`, and a second copy `between` elements behind; see pack.cu.
+// Strides are in elements. `is_dense`: it has no gaps; `is_flat`: its copy has the same elements in the same order.
 struct Pack {
-    i64 at, images, channels, packed_channels, extents[3], image, channel, space[3];
+    i64 at, between, is_dense, is_flat, images, channels, packed_channels, extents[3], image, channel, space[3];
+
+    // Where the first channel of a pixel is, counted through all images.
+    METHOD i64 pixel(i64 number) const {
+        const i64 line = number / extents[2], plane = line / extents[1], of = plane / extents[0];
+        return of * image + (plane - of * extents[0]) * space[0] + (line - plane * extents[1]) * space[1] +
+               (number - line * extents[2]) * space[2];
+    }
+    // Whether there is a position along an axis.
+    METHOD bool has(int axis, int position) const { return position >= 0 && position < extents[axis]; }
 };
 
 struct Tables {
@@ -27,7 +37,7 @@ struct Tables {
     i64 rows, columns, channels, channel_blocks;  // of a group: of the product; of the data or, of wgrad, of x
     // from one group to the next in the coordinates of A, and of B: its columns, what is summed, its outermost axis
     i64 a_channel_step, a_image_step, b_column_step, b_channel_step, b_outer_step;
-    i64 partials;  // byte of the workspace
+    i64 partials, header;  // bytes of the workspace
     i64 result_image, result_group, result_row, result_column, result_space[3];
     Pack packs[2];                // of the first and the second operand
     i64 tap_place, tap_space[3];  // of the result of a wgrad: the place of tap 0, and from tap to tap

@@ -104,3 +104,30 @@ struct Loader {
         pixel += BK;
     }
 };
+
+#if PARTS == 2
+// The sum at a row and a column of a tile, of the operands as they are.
+FUNCTION f32 exact_sum(const Tables &tables, const Work &work, int row, int column, const f32 *x, const f32 *dy,
+                       const Pack &of_x, const Pack &of_dy) {
+    const Phase &phase = tables.phases[0];
+    const Column one(tables, work.columns.first + column);
+    const int channel = one.channel + (work.columns.first + column) % 64 + work.group * (int)tables.b_column_step;
+    f32 sum = 0;
+    for (int pixel = 0; pixel < (int)phase.rows; ++pixel) {
+        const Position position(phase, pixel);
+        i64 from = (position.image + work.group * tables.b_outer_step) * of_x.image + channel * of_x.channel;
+        i64 outer = (position.image + work.group * tables.a_image_step) * of_dy.image +
+                    (row + work.group * tables.a_channel_step) * of_dy.channel;
+        bool is_inside = true;
+        for (int n = 0; n < 3; ++n) {
+            const Axis &axis = phase.axes[n];
+            const int at = (int)(axis.base + position.at[n] * axis.input_stride + one.tap[n] * axis.dilation);
+            is_inside = is_inside && of_x.has(n, at);
+            from += at * of_x.space[n];
+            outer += position.at[n] * of_dy.space[n];
+        }
+        if (is_inside) sum = fmaf(x[from], dy[outer], sum);
+    }
+    return sum;
+}
+#endif

@@ -1,0 +1,25 @@
+// Results by plain multiply-adds, for operands that are not finite: as halves they would not be what they are in f32.
+
+KERNEL(256)
+void add_exactly(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
+                 RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
+    if (Scales(tables, workspace).is_finite) return;
+    const Pack &one = tables.packs[0], &other = tables.packs[1];
+    for (i64 tile = blockIdx.x; tile < tables.works / tables.splits; tile += gridDim.x) {
+        const Work work(tables, (int)tile);
+        for (int at = threadIdx.x; at < BM * BN; at += 256) {
+            const int row = work.first_row + at / BN, column = at % BN;
+            const i64 place = row_place(tables, work, row);
+            if (place == NO_PLACE || work.columns.from(tables, column) <= 0) continue;
+            f32 value = exact_sum(tables, work, row, column, first, second, one, other);
+            if constexpr (HAS_EPILOGUE) {
+                const Pixel pixel(tables, work, row);
+                value = FINISH(value, pixel, work.channel(column, tables));
+            }
+            value *= (f32)alpha;
+            const i64 to = place + work.columns.place(tables, column);
+            if (beta != 0) value += (f32)beta * LOAD(RESULT, result, to);
+            STORE(RESULT, result, to, value);
+        }
+    }
+}
